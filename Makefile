@@ -1,0 +1,50 @@
+# Everything installs itself into .venv with pip; PYTHON chooses the interpreter (3.11 or later).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help demo test lint format bench soak clean
+
+help:
+	@echo "make demo    a state survives a kill; time travel, a diff, a fork (under a minute)"
+	@echo "make test    install what the tests need, PostgreSQL included, and run them all"
+	@echo "make lint    ruff and mypy --strict"
+	@echo "make bench   speeds and sizes beside a peer and a floor measured in the same run"
+	@echo "make soak    the crash tests, for much longer than in 'make test'"
+
+# The stamp files say what is installed; a changed pyproject.toml installs again.
+$(VENV)/.base: pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or later is needed, this is {v[0]}.{v[1]}: make PYTHON=python3.12 …")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing holdfast into $(VENV) …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[cli]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	@echo "installing what tests and benchmarks need (a real PostgreSQL from PyPI among it) …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[cli,postgres,dev]'
+	@touch $@
+
+demo: $(VENV)/.base
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m bench
+
+soak: $(VENV)/.dev
+	HOLDFAST_SOAK=1 $(BIN)/python -m pytest tests/crash
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

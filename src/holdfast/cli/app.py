@@ -1,0 +1,82 @@
+"""`main`: from an argument list to an exit code.
+
+The one place where errors become exit codes. A user's mistake is one line on stderr and never a traceback; an error
+that is not Holdfast's is a defect and keeps its traceback. A store is only ever opened, never made: a typo must not
+make a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+import holdfast
+from holdfast.cli.looking import sqlite_file
+from holdfast.cli.parser import build
+from holdfast.cli.render import Output, complain
+from holdfast.errors import HoldfastError, NotFound, OpenError, UsageError
+
+DEFAULT_FILE = "agent.db"
+USAGE, NOT_FOUND, FAILED, INTERRUPTED, PIPE_CLOSED = 2, 3, 4, 130, 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code; `--help` and `--version` exit by themselves, as in argparse."""
+    # What the library logs (a damaged checkpoint that was passed over) the commands say in their own words.
+    logging.getLogger("holdfast").addHandler(logging.NullHandler())
+    try:
+        code = _run(argv)
+        sys.stdout.flush()
+        return code
+    except HoldfastError as error:
+        complain(str(error))
+        return _code(error)
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read has enough. Python flushes stdout once more at exit, which must not fail then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    parser = build()
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help()
+        return 0
+    args.store = _url(args)
+    out = Output(json=args.json, color=not args.no_color)
+    with _open(args) as store:
+        code: int = args.run(args, store, out)
+    return code
+
+
+def _code(error: HoldfastError) -> int:
+    if isinstance(error, NotFound):
+        return NOT_FOUND
+    return USAGE if isinstance(error, UsageError) else FAILED
+
+
+def _url(args: argparse.Namespace) -> str:
+    given: str | None = args.store if args.store is not None else os.environ.get("HOLDFAST_STORE") or None
+    if given is not None:
+        return given
+    if os.path.exists(DEFAULT_FILE):
+        return DEFAULT_FILE
+    raise UsageError(
+        f"which store? Give --store URL, or set HOLDFAST_STORE, or go where there is a file {DEFAULT_FILE}"
+    )
+
+
+def _open(args: argparse.Namespace) -> holdfast.Store:
+    path = sqlite_file(args.store)
+    if path is not None and not os.path.exists(path):
+        raise OpenError(f"there is no store at {path}; check --store or HOLDFAST_STORE")
+    if args.tenant is None:
+        return holdfast.open(args.store, create=False)
+    return holdfast.open(args.store, create=False, tenant=args.tenant)

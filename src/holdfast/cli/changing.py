@@ -1,0 +1,77 @@
+"""The commands that write: fork, rollback, prune, delete.
+
+What removes something asks first on a terminal and wants `--yes` anywhere else; the question says what will go. Nothing
+is removed before the answer.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+
+from holdfast import Store
+from holdfast.cli.looking import NO, OK, checkpoint_json
+from holdfast.cli.readable import plural
+from holdfast.cli.refs import existing, resolve
+from holdfast.cli.render import Output
+from holdfast.errors import UsageError
+
+
+def fork(args: Namespace, store: Store, out: Output) -> int:
+    thread = existing(store, args.thread)
+    at = resolve(thread, args.ref)
+    made = thread.fork(at, name=args.name)
+    if out.json:
+        out.document({"thread": made.name, "from": thread.name, "at": at.id, "step": at.step})
+    else:
+        out.line((f"forked {thread.name} at {at.id} (step {at.step}) as {made.name}", "green"))
+    return OK
+
+
+def rollback(args: Namespace, store: Store, out: Output) -> int:
+    thread = existing(store, args.thread)
+    to = resolve(thread, args.ref)
+    head = thread.rollback(to, note=args.note)
+    if out.json:
+        out.document(checkpoint_json(head) | {"rolled_back_to": to.id})
+    else:
+        out.line((f"{thread.name} is back at {to.id} (step {to.step}); the new head is {head.id}", "green"))
+    return OK
+
+
+def prune(args: Namespace, store: Store, out: Output) -> int:
+    thread = existing(store, args.thread)
+    question = f"Remove all but the newest {plural(args.keep, 'checkpoint')} of {args.thread!r}? This cannot be undone."
+    if not _agreed(args, out, question):
+        return NO
+    with out.progress("pruning") as progress:
+        pruned = thread.prune(keep=args.keep, progress=progress)
+    if out.json:
+        out.document({"thread": thread.name, "removed": pruned.removed, "rebased": pruned.rebased})
+    else:
+        out.line((f"{plural(pruned.removed, 'checkpoint')} of {thread.name} removed", "green"))
+    return OK
+
+
+def delete(args: Namespace, store: Store, out: Output) -> int:
+    thread = existing(store, args.thread)
+    if not _agreed(args, out, f"Delete thread {args.thread!r} and all its history? This cannot be undone."):
+        return NO
+    with out.progress("deleting") as progress:
+        pruned = store.delete(thread, progress=progress)
+    if out.json:
+        out.document({"thread": thread.name, "removed": pruned.removed})
+    else:
+        out.line((f"deleted {thread.name}: {plural(pruned.removed, 'record')} removed", "green"))
+    return OK
+
+
+def _agreed(args: Namespace, out: Output, question: str) -> bool:
+    if args.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UsageError(f"{args.command} removes for good: give --yes when there is no terminal to ask on")
+    if out.confirm(question):
+        return True
+    out.message("nothing was removed")
+    return False

@@ -1,0 +1,295 @@
+"""The commands, their options and their help, as one argparse parser.
+
+Every command has a summary, a description and examples; the page `docs/reference/cli.md` names each of them, which a
+test checks by walking this parser. Nothing is opened or printed here, and a usage error is raised, never an exit of
+argparse's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+from holdfast import __version__
+from holdfast.cli import changing, looking
+from holdfast.cli.readable import parse_since
+from holdfast.cli.refs import HELP as REF_HELP
+from holdfast.errors import UsageError
+
+EXIT_CODES = """\
+exit codes:
+  0    done
+  1    the answer is no: verify found problems, diff --exit-code found changes, a question was answered no
+  2    a usage error: an unknown command or option, no store named, --yes missing
+  3    no such thread, checkpoint or path
+  4    the store cannot be opened, or failed
+  130  interrupted (Ctrl-C); 141: whoever read the output closed it"""
+
+OVERVIEW = f"""\
+checkpoints (REF):
+  {REF_HELP}
+
+first steps:
+  holdfast threads                       what is in ./agent.db
+  holdfast log alice-001                 the checkpoints of a thread, newest first
+  holdfast show alice-001                its newest state
+  holdfast diff alice-001 head~1         what the last step changed
+
+the store: --store URL (a path, sqlite:///path, postgresql://user@host/database), else $HOLDFAST_STORE, else ./agent.db.
+Every command takes --json. `holdfast COMMAND --help` has examples.
+
+{EXIT_CODES}"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but a mistake is a UsageError with one line that helps."""
+
+    def error(self, message: str) -> NoReturn:
+        if found := re.match(r"argument COMMAND: invalid choice: (['\"])(.*?)\1 \(choose", message):
+            near = difflib.get_close_matches(found[2], COMMANDS, n=1, cutoff=0.5)
+            hint = f"did you mean `holdfast {near[0]}`?" if near else "`holdfast --help` lists them"
+            raise UsageError(f"there is no command {found[2]!r}; {hint}")
+        raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: what it says of itself, the arguments it adds, and what it does."""
+
+    summary: str
+    description: str
+    examples: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[..., int]
+
+
+def build() -> Parser:
+    """The parser of `holdfast`."""
+    parser = Parser(
+        prog="holdfast",
+        description="Look at and arrange the state of AI agents, in any Holdfast store.",
+        epilog=OVERVIEW,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
+    _add_common(parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for name, command in COMMANDS.items():
+        made = commands.add_parser(
+            name,
+            help=command.summary,
+            description=f"{command.summary[0].upper()}{command.summary[1:]}. {command.description}",
+            epilog="examples:\n" + command.examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        command.arguments(made)
+        _add_common(made, argparse.SUPPRESS)
+        made.set_defaults(run=command.run)
+    return parser
+
+
+def _add_common(parser: argparse.ArgumentParser, default: Any = None) -> None:
+    """The options of all commands. After a command they have no default: it would undo what came before it."""
+    group = parser.add_argument_group("options of all commands")
+    flag = False if default is None else default
+    group.add_argument("--store", metavar="URL", default=default, help="the store (or $HOLDFAST_STORE, or ./agent.db)")
+    group.add_argument("--tenant", metavar="NAME", default=default, help="whose threads (default: default)")
+    group.add_argument("--json", action="store_true", default=flag, help="print JSON, and nothing else, to stdout")
+    group.add_argument("--no-color", action="store_true", default=flag, help="no colours (or set $NO_COLOR)")
+
+
+# --- the types of arguments
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if (count := _count(text)) < 1:
+        raise argparse.ArgumentTypeError("keep at least 1, or use `holdfast delete`")
+    return count
+
+
+def _condition(text: str) -> tuple[str, Any]:
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise argparse.ArgumentTypeError(f"{text!r} is not key=value")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+def _since(text: str) -> datetime:
+    try:
+        return parse_since(text, datetime.now(UTC))
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write 45s, 30m, 2h, 3d, 1w or 2026-01-31") from None
+
+
+# --- the arguments of each command
+
+
+def _thread(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("thread", metavar="THREAD", help="the thread's name")
+
+
+def _yes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--yes", action="store_true", help="do not ask; needed where there is no terminal")
+
+
+def _threads_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--where",
+        metavar="KEY=VALUE",
+        type=_condition,
+        nargs="+",
+        action="extend",
+        default=[],
+        help="only threads whose metadata has this; the value is JSON if it can be, else text",
+    )
+    parser.add_argument("--since", metavar="TIME", type=_since, help="saved since: 30m, 2h, 3d, 1w or an ISO date")
+    parser.add_argument("--limit", metavar="N", type=_count, default=50, help="at most N (default 50; 0: all)")
+
+
+def _log_arguments(parser: argparse.ArgumentParser) -> None:
+    _thread(parser)
+    parser.add_argument("--limit", metavar="N", type=_count, default=50, help="at most N (default 50; 0: all)")
+    lines = parser.add_mutually_exclusive_group()
+    lines.add_argument("--start", metavar="REF", help=f"go back from here, not from the head: {REF_HELP}")
+    lines.add_argument("--branches", action="store_true", help="all lines of the thread, merged, newest first")
+
+
+def _show_arguments(parser: argparse.ArgumentParser) -> None:
+    _thread(parser)
+    parser.add_argument("ref", metavar="REF", nargs="?", help=f"{REF_HELP}; default: the newest valid checkpoint")
+    parser.add_argument("--path", metavar="PATH", help='a part of the state: plan.steps[3].title, limits."gpt-4.1"')
+
+
+def _diff_arguments(parser: argparse.ArgumentParser) -> None:
+    _thread(parser)
+    parser.add_argument("before", metavar="A", help=f"from this checkpoint: {REF_HELP}")
+    parser.add_argument("after", metavar="B", nargs="?", help="to this one (default: head)")
+    parser.add_argument("--exit-code", action="store_true", help="exit with 1 if anything differs")
+
+
+def _fork_arguments(parser: argparse.ArgumentParser) -> None:
+    _thread(parser)
+    parser.add_argument("ref", metavar="REF", nargs="?", help=f"where: {REF_HELP} (default: head)")
+    parser.add_argument("--name", metavar="NEW", required=True, help="the name of the new thread")
+
+
+def _rollback_arguments(parser: argparse.ArgumentParser) -> None:
+    _thread(parser)
+    parser.add_argument("ref", metavar="REF", help=f"back to: {REF_HELP}")
+    parser.add_argument("--note", metavar="TEXT", help="why; shown in the log")
+
+
+def _prune_arguments(parser: argparse.ArgumentParser) -> None:
+    _thread(parser)
+    parser.add_argument("--keep", metavar="N", type=_positive, required=True, help="how many of the newest to keep")
+    _yes(parser)
+
+
+def _delete_arguments(parser: argparse.ArgumentParser) -> None:
+    _thread(parser)
+    _yes(parser)
+
+
+def _verify_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("thread", metavar="THREAD", nargs="?", help="only this thread (default: the whole tenant)")
+
+
+def _no_arguments(parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+COMMANDS = {
+    "threads": Command(
+        "list the threads, the most recently saved first",
+        "With each its head, how many steps led\nthere, when it was saved last, and its metadata. "
+        "--json prints a line per thread.",
+        "  holdfast threads\n  holdfast threads --where user=alice --since 2h\n"
+        "  holdfast threads --json --limit 0 | jq .name",
+        _threads_arguments,
+        looking.threads,
+    ),
+    "log": Command(
+        "list the checkpoints of a thread, newest first",
+        "Marks the head, the ends of branches,\nand where lines split. --json prints a line per checkpoint.",
+        "  holdfast log alice-001\n  holdfast log alice-001 --branches --limit 0\n"
+        "  holdfast log alice-001 --start @12 --limit 5",
+        _log_arguments,
+        looking.log,
+    ),
+    "show": Command(
+        "show a checkpoint and its state",
+        "Needs none of your classes: they are shown as\n"
+        '{"<type>": …}. Bytes, times and other values that JSON lacks become text.',
+        "  holdfast show alice-001\n  holdfast show alice-001 head~3 --path messages[-1].content\n"
+        "  holdfast show alice-001 @12 --json | jq .state",
+        _show_arguments,
+        looking.show,
+    ),
+    "diff": Command(
+        "compare two checkpoints, path by path",
+        "+ was added, - was removed, ~ was changed.\nLong values are cut; --json has them in full.",
+        "  holdfast diff alice-001 head~1\n  holdfast diff alice-001 @3 @9\n"
+        "  holdfast diff alice-001 @3 --exit-code --json > changes.json",
+        _diff_arguments,
+        looking.diff,
+    ),
+    "fork": Command(
+        "make a thread that goes on from a checkpoint",
+        "Copies nothing, and the old thread does\nnot notice.",
+        "  holdfast fork alice-001 --name alice-try\n  holdfast fork alice-001 head~3 --name alice-retry",
+        _fork_arguments,
+        changing.fork,
+    ),
+    "rollback": Command(
+        "make an old checkpoint the newest",
+        "Adds a checkpoint that equals the old one; what came in\nbetween stays in the log.",
+        '  holdfast rollback alice-001 head~1\n  holdfast rollback alice-001 @12 --note "the tool had lied"',
+        _rollback_arguments,
+        changing.rollback,
+    ),
+    "verify": Command(
+        "check every hash and every record",
+        "Of one thread, or of the whole tenant and the\ndatabase file. Exits with 1 if there is a problem.",
+        "  holdfast verify\n  holdfast verify alice-001\n  holdfast verify --json | jq .problems",
+        _verify_arguments,
+        looking.verify,
+    ),
+    "prune": Command(
+        "remove all but the newest checkpoints of a thread",
+        "What a fork needs stays. Asks first\non a terminal; elsewhere it needs --yes.",
+        "  holdfast prune alice-001 --keep 100\n  holdfast prune alice-001 --keep 100 --yes --json",
+        _prune_arguments,
+        changing.prune,
+    ),
+    "delete": Command(
+        "delete a thread and its history",
+        "What a fork of it needs stays. Asks first on a terminal;\nelsewhere it needs --yes.",
+        "  holdfast delete alice-001\n  holdfast delete alice-001 --yes",
+        _delete_arguments,
+        changing.delete,
+    ),
+    "stats": Command(
+        "count threads, checkpoints and bytes",
+        "And compare with storing every state in full as JSON.",
+        "  holdfast stats\n  holdfast stats --tenant acme --json",
+        _no_arguments,
+        looking.stats,
+    ),
+}

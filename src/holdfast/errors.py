@@ -1,0 +1,120 @@
+"""Every error Holdfast raises, as one tree.
+
+A message says what happened, to what, and what to do now. Driver errors (SQLite's, PostgreSQL's) are
+translated where they arise, in `holdfast.storage`, and kept as `__cause__`.
+
+    HoldfastError
+    ├── UsageError             a call that cannot be right: a wrong URL, an option that does not exist
+    ├── NotFound               no such thread or checkpoint
+    │   └── ThreadDeleted      it existed, was deleted, and this handle is late
+    ├── Conflict               somebody else moved the head that you expected
+    ├── ValueProblem
+    │   ├── Unstorable         a value that cannot be saved; names its path; nothing was written
+    │   ├── UnknownType        a stored value of a class this process does not know or trust
+    │   └── Undecodable        stored text that is not ours, is cut short, or breaks a limit
+    ├── Damaged                a record failed its checks and no valid one could stand in for it
+    └── StoreError             the database below
+        ├── OpenError          it cannot be opened as a Holdfast store
+        ├── StoreClosed        the store was closed, or closed itself after a failure
+        ├── ForkedProcess      this store was opened by the parent process
+        ├── ReadOnlyStore      the disk or the file does not allow writing
+        ├── DiskFull           no space left; nothing of this operation was written
+        ├── Busy               another writer held the store longer than the deadline
+        ├── Unavailable        the server cannot be reached or went away; nothing was written
+        └── OutcomeUnknown     the connection broke during COMMIT and the outcome could not be looked up
+"""
+
+from __future__ import annotations
+
+
+class HoldfastError(Exception):
+    """The root of every error of Holdfast."""
+
+
+class UsageError(HoldfastError, ValueError):
+    """A call that cannot be right, whatever the store holds."""
+
+
+class NotFound(HoldfastError, LookupError):
+    """No such thread or checkpoint."""
+
+
+class ThreadDeleted(NotFound):
+    """The thread was deleted after this handle was made; late writes are refused."""
+
+
+class Conflict(HoldfastError):
+    """The head is not the one that was expected. Both are named, as checkpoint ids (None: no checkpoint)."""
+
+    def __init__(self, message: str, *, expected: str | None = None, actual: str | None = None) -> None:
+        super().__init__(message)
+        self.expected = expected
+        self.actual = actual
+
+
+class ValueProblem(HoldfastError):
+    """The root of errors about values."""
+
+
+class Unstorable(ValueProblem, TypeError):
+    """A value cannot be saved. `path` names it, for example `state["plan"][3].callback`."""
+
+    def __init__(self, message: str, *, path: str = "state") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class UnknownType(ValueProblem):
+    """A stored value belongs to a class that is neither registered nor trusted here."""
+
+    def __init__(self, message: str, *, type_name: str = "") -> None:
+        super().__init__(message)
+        self.type_name = type_name
+
+
+class Undecodable(ValueProblem):
+    """Stored text is not Holdfast's, is cut short, or breaks a limit."""
+
+
+class Damaged(HoldfastError):
+    """A record failed its checks. `checkpoints` lists the ids that could not be read."""
+
+    def __init__(self, message: str, *, checkpoints: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.checkpoints = checkpoints
+
+
+class StoreError(HoldfastError):
+    """The root of errors about the database below."""
+
+
+class OpenError(StoreError):
+    """The target cannot be opened as a Holdfast store."""
+
+
+class StoreClosed(StoreError):
+    """The store was closed, or closed itself after a failure that must not be retried."""
+
+
+class ForkedProcess(StoreError):
+    """The store was opened by the parent process; open it again in the child."""
+
+
+class ReadOnlyStore(StoreError):
+    """The disk or the file does not allow writing."""
+
+
+class DiskFull(StoreError):
+    """No space left on the device; nothing of this operation was written."""
+
+
+class Busy(StoreError):
+    """Another writer held the store longer than the deadline; nothing was written."""
+
+
+class Unavailable(StoreError):
+    """The database server cannot be reached or went away; nothing was written."""
+
+
+class OutcomeUnknown(StoreError):
+    """The connection broke during COMMIT: it may or may not have been written."""

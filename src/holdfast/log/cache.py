@@ -1,0 +1,110 @@
+"""What a save builds on: the base's text, kept in memory so that finding the difference reads nothing.
+
+One cache per store, shared by all its handles and threads, bounded in bytes. Nothing in it is ever changed; losing an
+entry costs one load.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+from holdfast.log.records import Record
+from holdfast.values.delta import Encoder
+from holdfast.values.dictionary import Dictionary
+from holdfast.values.text import Text, chunk_digests, split_text
+
+Key = tuple[int, int, int]  # tenant, tree, record
+_LEAVES_BYTES = 16 * 1024
+
+
+class Base:
+    """A record with its state's text, and what the next difference against it needs.
+
+    The leaves and the digests of a text that was loaded are worked out when a save first needs them.
+    """
+
+    __slots__ = ("_digests", "_encoders", "_text", "data", "dictionary", "generation", "key_size", "record")
+
+    def __init__(
+        self,
+        record: Record,
+        data: bytes,
+        dictionary: Dictionary,
+        key_size: int,
+        generation: int,
+        *,
+        text: Text | None = None,
+        digests: tuple[bytes, ...] | None = None,
+        encoder: Encoder | None = None,
+    ) -> None:
+        self.record = record
+        self.data = data
+        self.dictionary = dictionary
+        self.key_size = key_size
+        #: of the tree's threads, when this was known to be how the record is stored
+        self.generation = generation
+        self._text = text
+        self._digests = digests
+        self._encoders = [encoder] if encoder is not None else []
+
+    def take_encoder(self) -> Encoder:
+        """The encoder whose stream ends in this record, for whoever asks first; a new one for all others."""
+        try:
+            return self._encoders.pop()  # in one step: of two threads only one gets it
+        except IndexError:
+            return Encoder(self.dictionary)
+
+    @property
+    def text(self) -> Text:
+        if self._text is None:
+            self._text = split_text(self.data)
+        return self._text
+
+    @property
+    def digests(self) -> tuple[bytes, ...]:
+        if self._digests is None:
+            self._digests = chunk_digests(self.data)
+        return self._digests
+
+    @property
+    def weight_bytes(self) -> int:
+        """About what it keeps in memory."""
+        return len(self.data) + self.dictionary.memory_bytes + _LEAVES_BYTES
+
+
+class BaseCache:
+    """The most recently used bases, up to so many bytes. The newest is kept however large it is."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._bases: OrderedDict[Key, Base] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Key) -> Base | None:
+        with self._lock:
+            base = self._bases.get(key)
+            if base is not None:
+                self._bases.move_to_end(key)
+            return base
+
+    def put(self, key: Key, base: Base, *, instead_of: Key | None = None) -> None:
+        """Keep a base; `instead_of` names the one that the same writer needs no more."""
+        with self._lock:
+            for old in (key, instead_of):
+                if old is not None:
+                    self._drop(old)
+            self._bases[key] = base
+            self._bytes += base.weight_bytes
+            while self._bytes > self._bytes_max and len(self._bases) > 1:
+                self._drop(next(iter(self._bases)))
+
+    def drop(self, key: Key) -> None:
+        with self._lock:
+            self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        base = self._bases.pop(key, None)
+        if base is not None:
+            self._bytes -= base.weight_bytes

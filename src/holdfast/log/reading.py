@@ -1,0 +1,265 @@
+"""Reading a record's state: the keyframe, the differences since, and the check that they add up to what was saved.
+
+What is returned has been checked against the record's hash. A damaged keyframe is rebuilt from the one before it; when
+nothing can be rebuilt, `Damaged` names the record. Deciding what to offer instead is the caller's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from holdfast.errors import Damaged, Undecodable
+from holdfast.log.branches import ThreadRow, find_thread
+from holdfast.log.ids import show_id
+from holdfast.log.keyframes import RECORD_COST_BYTES
+from holdfast.log.records import COLUMNS, NO_HASH, Record, chain_hash, record_of, row_is_sound
+from holdfast.storage.program import Batch, Program, Rows, Sql, one_row
+from holdfast.values.compress import decompress_full
+from holdfast.values.delta import apply_all
+from holdfast.values.dictionary import Dictionary
+from holdfast.values.text import digest
+
+_WIDTH = len(Record._fields)
+_THIS = "tenant = :tenant AND tree = :tree AND id = :id"
+_COST_MAX = 1 << 60  # a damaged cost must not overflow what is computed from it
+
+# What is listed to be swept is gone: it may already have lost its base, though nobody got round to removing it.
+NOT_SWEPT = "NOT EXISTS (SELECT 1 FROM sweep s WHERE s.tenant = r.tenant AND s.tree = r.tree AND s.id = r.id)"
+
+RECORD = Sql(f"SELECT {COLUMNS} FROM record r WHERE {_THIS} AND {NOT_SWEPT}")
+_LIVE = Sql(f"SELECT {COLUMNS} FROM record r WHERE {_THIS} AND body IS NOT NULL AND {NOT_SWEPT}")
+# A record with its parent's hash, its salt, and the keyframe that its chain starts at: one search each.
+_WHOLE = Sql(
+    f"""SELECT {", ".join("r." + column.strip() for column in COLUMNS.split(","))},
+        p.hash, b.salt, k.base, k.size, f.full_text
+    FROM record r
+    LEFT JOIN record p ON p.tenant = r.tenant AND p.tree = r.tree AND p.id = r.parent
+    LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    LEFT JOIN record k ON k.tenant = r.tenant AND k.tree = r.tree AND k.id = r.key
+    LEFT JOIN body f ON f.tenant = r.tenant AND f.id = k.body
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = :id"""
+)
+_DIFF = Sql(f"SELECT diff FROM body WHERE tenant = :tenant AND id = (SELECT body FROM record WHERE {_THIS})")
+# Ids grow along a chain, so the chain lies in a range of ids, which is three times faster to read than following the
+# pointers. Other branches may lie in that range too: the limit is what the chain can have at most, with some room. It
+# must be a number also where there is no such record, or where its cost is damaged.
+_RANGE = Sql(
+    f"""SELECT r.id, r.base, r.keyframe, b.diff FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id <= :id
+      AND r.id > (SELECT key FROM record WHERE {_THIS})
+    ORDER BY r.id DESC LIMIT coalesce((
+        SELECT CASE WHEN cost BETWEEN 0 AND {_COST_MAX} THEN 2 * cost / {RECORD_COST_BYTES} + 64 ELSE 64 END
+        FROM record WHERE {_THIS}), 0)"""
+)
+# A base is older than what is built on it; damaged pointers that say otherwise must not lead in circles.
+_FOLLOW = Sql(
+    f"""WITH RECURSIVE chain (id, base, keyframe, body) AS (
+        SELECT id, base, keyframe, body FROM record WHERE {_THIS}
+        UNION ALL
+        SELECT r.id, r.base, r.keyframe, r.body FROM chain c
+        JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = c.base
+        WHERE c.keyframe = 0 AND c.base < c.id)
+    SELECT c.id, c.base, c.keyframe, b.diff FROM chain c JOIN body b ON b.tenant = :tenant AND b.id = c.body
+    ORDER BY c.id DESC"""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A record and its state's text, checked; and the keyframe's text, which the next difference needs."""
+
+    record: Record
+    data: bytes
+    salt: bytes
+    key_data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What the database holds of a record's state, unchecked."""
+
+    record: Record
+    parent_hash: bytes | None  # None: the parent's row is gone
+    salt: bytes
+    ids: list[int]  # after the keyframe, oldest first
+    diffs: list[bytes] | None  # theirs; None: the chain is broken
+    key_base: int | None
+    key_size: int
+    full: bytes | None
+
+
+def read_thread_state(
+    tenant: int, name: str, number: int | None, at: int | None
+) -> Program[tuple[ThreadRow, Loaded | None]]:
+    """A thread's row and the state at its head, or at another checkpoint, as of one moment. Raises Damaged."""
+    row = yield from find_thread(tenant, name, number)
+    target = row.head if at is None else at
+    loaded = (yield from read_state(tenant, row.tree, target)) if target is not None else None
+    if at is None and (loaded is None or loaded.record.hash != row.head_hash):
+        head = show_id(row.head or 0)
+        raise Damaged(f"the head of thread {name!r} ({head}) is missing or was changed", checkpoints=(head,))
+    return row, loaded
+
+
+def read_live(tenant: int, tree: int, record: int) -> Program[Record | None]:
+    """One row of the log, if it has a body and is not about to be removed: what a new record may build on."""
+    [rows] = yield Batch(_LIVE(tenant=tenant, tree=tree, id=record))
+    row = one_row(rows)
+    return record_of(row) if row else None
+
+
+def read_chain(tenant: int, tree: int, record: int) -> Program[Chain | None]:
+    """Everything that the state of a record is made of, in one batch unless other branches lie in between."""
+    this = {"tenant": tenant, "tree": tree, "id": record}
+    found, links = yield Batch(_WHOLE(**this), _RANGE(**this))
+    row = one_row(found)
+    if row is None:
+        return None
+    target = record_of(row[:_WIDTH])
+    parent_hash, salt, key_base, key_size, full = row[_WIDTH:]
+    ids, diffs = _follow(links, target)
+    if diffs is None:
+        [links] = yield Batch(_FOLLOW(**this))
+        ids, diffs = _follow(links, target)
+    if target.parent is None:
+        parent_hash = NO_HASH
+    return Chain(target, parent_hash, salt or b"", ids, diffs, key_base, key_size or 0, full)
+
+
+def _follow(links: Rows, record: Record) -> tuple[list[int], list[bytes] | None]:
+    """The differences from the keyframe to the record, oldest first; None if a link is missing."""
+    wanted: int | None = record.id
+    ids: list[int] = []
+    diffs: list[bytes] = []
+    for link, base, keyframe, diff in links:
+        if link == wanted and not keyframe and diff is not None:
+            ids.append(link)
+            diffs.append(diff)
+            wanted = base
+    ids.reverse()
+    diffs.reverse()
+    return ids, diffs if wanted == record.key else None
+
+
+def read_state(tenant: int, tree: int, record: int) -> Program[Loaded | None]:
+    """The state of a record, checked. None: there is no such record, or only its tombstone. Raises Damaged."""
+    chain = yield from read_chain(tenant, tree, record)
+    if chain is None or chain.record.body is None:
+        return None
+    key_data = _key_data(chain)
+    loaded = _rebuild(tenant, chain, key_data) if key_data is not None else None
+    if loaded is None:
+        # Either the keyframe's full text or something in between is damaged. The keyframe kept its difference.
+        key_data = yield from _recover_key(tenant, tree, chain)
+        loaded = _rebuild(tenant, chain, key_data) if key_data is not None else None
+    if loaded is None:
+        raise Damaged(
+            f"checkpoint {show_id(record)} is damaged: what is stored does not add up to what was saved",
+            checkpoints=(show_id(record),),
+        )
+    return loaded
+
+
+def _key_data(chain: Chain) -> bytes | None:
+    try:
+        return None if chain.full is None else decompress_full(chain.full, chain.key_size)
+    except Undecodable:
+        return None
+
+
+def _rebuild(tenant: int, chain: Chain, key_data: bytes) -> Loaded | None:
+    """Apply the differences and check the result. None: it is not what was saved."""
+    record = chain.record
+    if chain.diffs is None or chain.parent_hash is None or not row_is_sound(tenant, record):
+        return None
+    try:
+        data = apply_all(key_data, chain.diffs, Dictionary(key_data)) if chain.diffs else key_data
+    except Undecodable:
+        return None
+    content = digest(chain.salt, data)
+    expected = chain_hash(
+        chain.parent_hash,
+        record.id,
+        record.kind,
+        record.at,
+        record.step,
+        record.note,
+        record.metadata,
+        content,
+    )
+    if expected != record.hash:
+        return None
+    return Loaded(record, data, chain.salt, key_data)
+
+
+def _recover_key(tenant: int, tree: int, chain: Chain) -> Generator[Batch, list[Rows], bytes | None]:
+    """A keyframe's text from the keyframe before it and the difference that the keyframe kept."""
+    [rows] = yield Batch(_DIFF(tenant=tenant, tree=tree, id=chain.record.key))
+    if chain.key_base is None or not rows or rows[0][0] is None:
+        return None
+    before = yield from read_chain(tenant, tree, chain.key_base)
+    if (
+        before is None or before.diffs is None or before.record.key >= chain.record.key
+    ):  # damaged pointers may form a circle
+        return None
+    key_data = _key_data(before)
+    if key_data is None or _rebuild(tenant, before, key_data) is None:
+        key_data = yield from _recover_key(tenant, tree, before)
+    if key_data is None:
+        return None
+    try:
+        return apply_all(key_data, [*before.diffs, rows[0][0]], Dictionary(key_data))
+    except Undecodable:
+        return None
+
+
+LINE = Sql(
+    f"""WITH RECURSIVE line (at_id, depth) AS (
+        SELECT CAST(:id AS bigint), 0
+        UNION ALL
+        SELECT r.parent, l.depth + 1 FROM line l
+        JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id
+        WHERE r.parent IS NOT NULL AND r.parent < r.id AND l.depth < :limit - 1)
+    SELECT {", ".join("r." + column.strip() for column in COLUMNS.split(","))} FROM line l
+    JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id
+    WHERE {NOT_SWEPT} ORDER BY l.depth"""
+)
+
+
+def read_line(tenant: int, tree: int, record: int, limit: int) -> Program[list[Record]]:
+    """A record and its ancestors, newest first, at most `limit`; ends at a tombstone."""
+    [rows] = yield Batch(LINE(tenant=tenant, tree=tree, id=record, limit=limit), last=True)
+    line: list[Record] = []
+    for row in rows:
+        found = record_of(row)
+        if found.body is None:
+            break
+        line.append(found)
+    return line
+
+
+_OWN = Sql(
+    f"""SELECT id FROM record r WHERE tenant = :tenant AND tree = :tree AND thread = :thread AND id <= :upto
+      AND body IS NOT NULL AND {NOT_SWEPT} ORDER BY id DESC LIMIT :limit"""
+)
+
+
+def read_newest(tenant: int, tree: int, thread: int, upto: int, limit: int) -> Program[list[int]]:
+    """The newest records that a thread wrote, whatever the pointers between them say: for when those are damaged."""
+    [rows] = yield Batch(_OWN(tenant=tenant, tree=tree, thread=thread, upto=upto, limit=limit), last=True)
+    return [row[0] for row in rows]
+
+
+_TIPS = Sql(
+    f"""SELECT {", ".join("r." + column.strip() for column in COLUMNS.split(","))} FROM record r
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.thread = :thread AND r.body IS NOT NULL AND {NOT_SWEPT}
+      AND r.id NOT IN (SELECT parent FROM record WHERE tenant = :tenant AND tree = :tree AND parent IS NOT NULL)
+    ORDER BY r.id DESC"""
+)
+
+
+def read_tips(tenant: int, tree: int, thread: int) -> Program[list[Record]]:
+    """The records of a thread that nothing follows: its head, and the ends of its branches."""
+    [rows] = yield Batch(_TIPS(tenant=tenant, tree=tree, thread=thread), last=True)
+    return [record_of(row) for row in rows]

@@ -1,0 +1,78 @@
+"""What a record is: its columns, the hash that covers its meaning, the checksum that covers its row.
+
+The hash chains meaning: parent's hash, id, kind, time, note, metadata, step and the content's salted hash. Moving a base,
+re-keyframing, packing or encrypting changes no hash. The checksum covers the physical row, so that a flipped bit in a
+column that the hash does not cover shows too.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, NamedTuple
+
+import msgspec
+from blake3 import blake3
+
+NO_HASH = bytes(32)  # the parent's hash of a first record
+SALT_BYTES = 16
+COLUMNS = (
+    "tree, id, thread, parent, base, keyframe, key, kind, at, step, note, metadata, size, cost, hash, checksum, "
+    "body, stamp"
+)
+_pack = msgspec.msgpack.Encoder().encode
+
+
+class Record(NamedTuple):
+    """One row of the log, in the order of COLUMNS."""
+
+    tree: int
+    id: int
+    thread: int
+    parent: int | None
+    base: int | None
+    keyframe: int
+    key: int
+    kind: str
+    at: int
+    step: int
+    note: str | None
+    metadata: str | None
+    size: int
+    cost: int
+    hash: bytes
+    checksum: int
+    body: int | None
+    stamp: int
+
+
+def record_of(row: tuple[Any, ...]) -> Record:
+    """A record from a row that selected COLUMNS."""
+    return Record._make(row)
+
+
+def chain_hash(
+    parent_hash: bytes,
+    record: int,
+    kind: str,
+    at: int,
+    step: int,
+    note: str | None,
+    metadata: str | None,
+    content: bytes,
+) -> bytes:
+    """The hash of a record: what it says and, through its parent's hash, everything before it."""
+    meta = blake3(_pack((step, note, metadata))).digest()
+    return blake3(parent_hash + _pack((record, kind, at)) + meta + content).digest()
+
+
+def row_checksum(tenant: int, record: Record) -> int:
+    """The checksum of a row's own columns, without those that the database assigns (body, stamp).
+
+    The stored checksum is this plus body plus stamp, added by the database when it assigns them.
+    """
+    return zlib.crc32(_pack((tenant, *record[:15])))
+
+
+def row_is_sound(tenant: int, record: Record) -> bool:
+    """Whether no column of the row has changed since it was written."""
+    return record.checksum == row_checksum(tenant, record) + (record.body or 0) + record.stamp

@@ -1,0 +1,225 @@
+"""Checking everything that is stored: rows, bodies, hashes, keyframes, heads.
+
+One tree at a time, in one read transaction, in the order of the ids, in bounded pages. Each record's text is rebuilt from
+its base's and compared with its hash; a keyframe's full text must equal what its difference gives. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+from holdfast.errors import Damaged, Undecodable
+from holdfast.log.branches import ThreadRow, threads_in_tree
+from holdfast.log.reading import NOT_SWEPT, read_chain, read_state
+from holdfast.log.records import COLUMNS, NO_HASH, Record, chain_hash, record_of, row_is_sound
+from holdfast.storage.program import Batch, Flow, Program, Rows, Sql, read
+from holdfast.values.compress import decompress_full
+from holdfast.values.delta import Decoder, apply_splices
+from holdfast.values.dictionary import Dictionary
+from holdfast.values.text import digest
+
+Progress = Callable[[int, int], None]
+_PAGE = 200
+_PLACES_MAX = 4  # bases kept in memory; other branches' are read again
+
+_WIDTH = len(Record._fields)
+_COUNT = Sql(f"SELECT count(*) FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND {NOT_SWEPT}")
+_PAGE_OF = Sql(
+    f"""SELECT {", ".join("r." + column.strip() for column in COLUMNS.split(","))}, b.salt, b.diff, b.full_text
+    FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after AND {NOT_SWEPT} ORDER BY r.id LIMIT :limit"""
+)
+_TREES = Sql("SELECT DISTINCT tree FROM thread WHERE tenant = :tenant ORDER BY tree")
+_ORPHANS = Sql(
+    """SELECT count(*) FROM body WHERE tenant = :tenant
+    AND id NOT IN (SELECT body FROM record WHERE tenant = :tenant AND body IS NOT NULL)"""
+)
+# A record whose tree has changed is found by nobody; of a deleted thread's, which are swept, nothing is wrong.
+_STRAYS = Sql(
+    """SELECT count(*) FROM record WHERE tenant = :tenant
+    AND tree NOT IN (SELECT tree FROM thread WHERE tenant = :tenant)
+    AND tree NOT IN (SELECT tree FROM sweep WHERE tenant = :tenant)"""
+)
+_DATABASE = Sql(sqlite="PRAGMA quick_check(20)", postgres="SELECT 'ok'")
+
+
+@dataclass
+class Findings:
+    """What was looked at, and what is wrong: thread's name, record (None: the thread itself), what."""
+
+    threads: int = 0
+    records: int = 0
+    problems: list[tuple[str, int | None, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A record's text, and a decoder that can go on from there (None: it has gone on with another)."""
+
+    data: bytes
+    decoder: Decoder | None
+
+
+@dataclass
+class _Walk:
+    """What checking a record needs of those before it."""
+
+    tenant: int
+    tree: int
+    names: dict[int, str]
+    findings: Findings
+    hashes: dict[int, bytes] = field(default_factory=dict)
+    places: OrderedDict[int, _Place] = field(default_factory=OrderedDict)
+
+    def wrong(self, record: Record, what: str) -> None:
+        name = self.names.get(record.thread, f"(deleted thread {record.thread})")
+        self.findings.problems.append((name, record.id, what))
+
+    def keep(self, record: int, place: _Place) -> None:
+        self.places[record] = place
+        self.places.move_to_end(record)
+        while len(self.places) > _PLACES_MAX:
+            self.places.popitem(last=False)
+
+
+def verify_tree(tenant: int, tree: int, progress: Progress | None = None) -> Flow[Findings]:
+    """Check all records that a tree's threads share."""
+    return (yield from read(lambda: _verify_tree(tenant, tree, progress)))
+
+
+def verify_tenant(tenant: int, progress: Progress | None = None) -> Flow[list[Findings]]:
+    """Check the database itself and every tree of a tenant."""
+    trees, first = yield from read(lambda: _overview(tenant))
+    findings = [first]
+    for done, tree in enumerate(trees):
+        findings.append((yield from verify_tree(tenant, tree)))
+        if progress is not None:
+            progress(done + 1, len(trees))
+    return findings
+
+
+def _overview(tenant: int) -> Program[tuple[list[int], Findings]]:
+    trees, orphans, strays, answers = yield Batch(
+        _TREES(tenant=tenant), _ORPHANS(tenant=tenant), _STRAYS(tenant=tenant), _DATABASE(), last=True
+    )
+    findings = Findings()
+    if orphans[0][0]:
+        findings.problems.append(("(store)", None, f"{orphans[0][0]} bodies belong to no record"))
+    if strays[0][0]:
+        findings.problems.append(("(store)", None, f"{strays[0][0]} records belong to no thread"))
+    findings.problems += [("(store)", None, str(answer)) for (answer,) in answers if answer != "ok"]
+    return [tree for (tree,) in trees], findings
+
+
+def _verify_tree(tenant: int, tree: int, progress: Progress | None) -> Program[Findings]:
+    threads = yield from threads_in_tree(tenant, tree)
+    findings = Findings(threads=len(threads))
+    walk = _Walk(tenant, tree, {thread.thread: thread.name for thread in threads}, findings)
+    [[(total,)]] = yield Batch(_COUNT(tenant=tenant, tree=tree))
+    after = -1
+    while True:
+        [rows] = yield Batch(_PAGE_OF(tenant=tenant, tree=tree, after=after, limit=_PAGE))
+        for row in rows:
+            record = record_of(row[:_WIDTH])
+            yield from _check(walk, record, *row[_WIDTH:])
+            after = record.id
+        findings.records += len(rows)
+        if progress is not None:
+            progress(findings.records, total)
+        if len(rows) < _PAGE:
+            break
+    _check_heads(walk, threads)
+    return findings
+
+
+def _check_heads(walk: _Walk, threads: list[ThreadRow]) -> None:
+    for thread in threads:
+        if thread.head not in walk.hashes:
+            walk.findings.problems.append((thread.name, thread.head, "the head is missing"))
+        elif walk.hashes[thread.head] != thread.head_hash:
+            walk.findings.problems.append((thread.name, thread.head, "the head is not the record that was saved last"))
+
+
+def _check(
+    walk: _Walk, record: Record, salt: bytes | None, diff: bytes | None, full: bytes | None
+) -> Generator[Batch, list[Rows], None]:
+    if not row_is_sound(walk.tenant, record):
+        walk.wrong(record, "the row's checksum does not hold")
+    walk.hashes[record.id] = record.hash
+    if record.body is None:
+        return  # a tombstone: its hash is all there is
+    parent_hash = NO_HASH if record.parent is None else walk.hashes.get(record.parent)
+    if parent_hash is None:
+        walk.wrong(record, "its parent is missing")
+        return
+    if salt is None:
+        walk.wrong(record, "its body is missing")
+        return
+    data = yield from _text(walk, record, diff, full)
+    if data is None:
+        return
+    if len(data) != record.size:
+        walk.wrong(record, "the state's size is not what was saved")
+    content = digest(salt, data)
+    meaning = (record.id, record.kind, record.at, record.step, record.note, record.metadata)
+    if chain_hash(parent_hash, *meaning, content) != record.hash:
+        walk.wrong(record, "the hash does not hold: the state, the note or the history before it was changed")
+        return
+    if record.keyframe:
+        walk.keep(record.id, _Place(data, Decoder(Dictionary(data))))
+
+
+def _text(
+    walk: _Walk, record: Record, diff: bytes | None, full: bytes | None
+) -> Generator[Batch, list[Rows], bytes | None]:
+    """A record's text, from its difference and, for a keyframe, from its full text: both must agree."""
+    from_diff: bytes | None = None
+    if diff is not None and record.base is not None:
+        from_diff = yield from _apply(walk, record, diff)
+        if from_diff is None:
+            walk.wrong(record, "its difference cannot be applied")
+    elif not record.keyframe:
+        walk.wrong(record, "its difference is missing")
+    if not record.keyframe:
+        return from_diff
+    try:
+        from_full = decompress_full(full, record.size) if full is not None else None
+    except Undecodable:
+        from_full = None
+    if from_full is None:
+        walk.wrong(record, "the keyframe's full text cannot be read")
+    elif from_diff is not None and from_diff != from_full:
+        walk.wrong(record, "the keyframe's full text is not what its difference gives")
+    return from_full if from_full is not None else from_diff
+
+
+def _apply(walk: _Walk, record: Record, diff: bytes) -> Generator[Batch, list[Rows], bytes | None]:
+    """The text that a record's difference gives on its base, with the decoder that stands there."""
+    assert record.base is not None
+    try:
+        place = walk.places.pop(record.base, None)
+        if place is None or place.decoder is None:
+            place = yield from _stand(walk, record.base)
+        if place is None or place.decoder is None:
+            return None
+        [splices] = place.decoder.decode([diff])
+        data = apply_splices(place.data, splices)
+        # The base's text may be wanted again, by another branch; its decoder has gone on.
+        walk.keep(record.base, _Place(place.data, None))
+        walk.keep(record.id, _Place(data, None if record.keyframe else place.decoder))
+        return data
+    except (Undecodable, Damaged):
+        return None
+
+
+def _stand(walk: _Walk, record: int) -> Generator[Batch, list[Rows], _Place | None]:
+    """A record's text, and a decoder that has read its chain."""
+    loaded = yield from read_state(walk.tenant, walk.tree, record)
+    chain = yield from read_chain(walk.tenant, walk.tree, record)
+    if loaded is None or chain is None or chain.diffs is None:
+        return None
+    decoder = Decoder(Dictionary(loaded.key_data))
+    decoder.decode(chain.diffs)
+    return _Place(loaded.data, decoder)

@@ -1,0 +1,307 @@
+"""Appending a record: prepare the difference on the caller's thread, then one short transaction.
+
+`prepare` is pure. `append_to_head` is the path nearly every save takes: one batch that moves the head from the expected
+parent and inserts the record, or changes nothing. `append` is the careful path for everything else: a new thread, a
+branch, a lost race, an expectation to check, a COMMIT whose answer was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.errors import Conflict, NotFound
+from holdfast.log.branches import (
+    MINUTE_US,
+    ThreadRow,
+    create_thread,
+    find_thread,
+    merge_metadata,
+    try_thread,
+)
+from holdfast.log.cache import Base
+from holdfast.log.ids import show_id
+from holdfast.log.keyframes import difference_cost, keyframe_is_due
+from holdfast.log.reading import RECORD, read_live
+from holdfast.log.records import NO_HASH, Record, chain_hash, record_of, row_checksum
+from holdfast.storage.program import Batch, Program, Rows, Sql
+from holdfast.values.compress import compress_full
+from holdfast.values.delta import Encoder
+from holdfast.values.dictionary import Dictionary
+from holdfast.values.finding import find
+from holdfast.values.text import Text, chunk_digests, content_digest
+
+# name, PostgreSQL type: parameters in a SELECT list need their type said
+_RECORD_PARAMS = (
+    ("tenant", "bigint"),
+    ("tree", "bigint"),
+    ("id", "bigint"),
+    ("thread", "bigint"),
+    ("parent", "bigint"),
+    ("base", "bigint"),
+    ("keyframe", "smallint"),
+    ("key", "bigint"),
+    ("kind", "text"),
+    ("at", "bigint"),
+    ("step", "bigint"),
+    ("note", "text"),
+    ("metadata", "text"),
+    ("size", "bigint"),
+    ("cost", "bigint"),
+    ("hash", "bytea"),
+)
+_NAMES = ", ".join(name for name, _ in _RECORD_PARAMS)
+_SQLITE_VALUES = ", ".join(f":{name}" for name, _ in _RECORD_PARAMS)
+_POSTGRES_VALUES = ", ".join(f":{name}::{type_}" for name, type_ in _RECORD_PARAMS)
+_INSERT_RECORD = f"INSERT INTO record ({_NAMES}, checksum, body, stamp)"
+_SQLITE_RECORD = f"{_INSERT_RECORD} SELECT {_SQLITE_VALUES}, :checksum + last_insert_rowid() + {{stamp}}, last_insert_rowid(), {{stamp}}"
+_POSTGRES_RECORD = f"{_INSERT_RECORD} SELECT {_POSTGRES_VALUES}, :checksum::bigint + b.id + {{stamp}}, b.id, {{stamp}} FROM b RETURNING id"
+_BODY_SQLITE = "INSERT INTO body (tenant, salt, diff, full_text) SELECT :tenant, :salt, :diff, :full_text"
+_BODY_POSTGRES = (
+    "INSERT INTO body (tenant, salt, diff, full_text) "
+    "SELECT :tenant::bigint, :salt::bytea, :diff::bytea, :full_text::bytea"
+)
+_MOVE = "UPDATE thread SET head = :id, head_hash = :hash, updated_at = :at, active = :active WHERE tenant = :tenant AND thread = :thread"
+
+# The head moves from the expected parent, in the generation that the difference was made in, or nothing happens.
+_TO_HEAD = Sql(
+    sqlite=(
+        f"{_MOVE} AND head = :parent AND generation = :generation",
+        f"{_BODY_SQLITE} WHERE changes() = 1",
+        f"{_SQLITE_RECORD} WHERE changes() = 1 RETURNING id",
+    ),
+    postgres=f"""WITH t AS ({_MOVE} AND head = :parent AND generation = :generation RETURNING thread),
+        b AS ({_BODY_POSTGRES} FROM t RETURNING id)
+        {_POSTGRES_RECORD}""",
+)
+_INSERT = Sql(
+    sqlite=(_BODY_SQLITE, f"{_SQLITE_RECORD} RETURNING id"),
+    postgres=f"WITH b AS ({_BODY_POSTGRES} RETURNING id) {_POSTGRES_RECORD}",
+)
+_MOVE_HEAD = Sql(_MOVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A state made ready to be appended: all the work that needs no database."""
+
+    text: Text
+    digests: tuple[bytes, ...]
+    content: bytes
+    salt: bytes
+    base: Base | None
+    diff: bytes | None
+    full: bytes | None
+    cost: int
+    kind: str
+    note: str | None
+    metadata: str | None
+    encoder: Encoder | None = None  # goes on from this record, once it is written
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a record is to go. `thread` None: the thread is looked up by name, and made if there is none."""
+
+    tenant: int
+    name: str
+    thread: int | None
+    merge: Mapping[str, Any] | None = None  # metadata for the thread
+    parent: int | None = None  # the caller says which checkpoint it goes on from
+    expect: int | None = None  # the caller says what the head must be
+    cursor: int | None = None  # what the handle stood on
+    own: Container[int] = ()  # records that the same handle wrote: no race with those
+    lost_head: int | None = None  # a head whose record is gone: nothing to race with, the next save replaces it
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What became of a draft. `record` None: nothing was written. Either its base has moved: make the difference anew; or
+    `after` says which id it must follow: somebody made its parent a moment later, with a greater id."""
+
+    record: Record | None
+    thread: int
+    tree: int
+    generation: int
+    on_head: bool
+    after: int = 0
+
+
+def prepare(
+    text: Text,
+    base: Base | None,
+    salt: bytes,
+    *,
+    kind: str,
+    note: str | None,
+    metadata: str | None,
+    branching: bool = False,
+) -> Draft:
+    """The difference to the base, and the full text where a keyframe is due."""
+    if base is None:
+        digests = chunk_digests(text.data)
+        content = content_digest(salt, len(text.data), digests)
+        whole = compress_full(text.data)
+        return Draft(text, digests, content, salt, None, None, whole, 0, kind, note, metadata)
+    ops = find(base.text, text)
+    size = len(text.data)
+    digests = chunk_digests(text.data, base.digests, ops.common_head, ops.same(size))
+    content = content_digest(salt, size, digests)
+    encoder = base.take_encoder()
+    diff = encoder.encode(ops)
+    cost = base.record.cost + difference_cost(len(diff), len(ops.items))
+    full: bytes | None = None
+    if keyframe_is_due(cost=cost, size=size, key_size=base.key_size, branching=branching):
+        full, cost = compress_full(text.data), 0
+    return Draft(text, digests, content, salt, base, diff, full, cost, kind, note, metadata, encoder)
+
+
+def seal(draft: Draft, tenant: int, thread: int, tree: int, record: int, at: int, parent: Record | None) -> Record:
+    """The record's row: the hash over its parent's, the checksum over its columns (without body and stamp)."""
+    step = parent.step + 1 if parent else 0
+    hash_ = chain_hash(
+        parent.hash if parent else NO_HASH,
+        record,
+        draft.kind,
+        at,
+        step,
+        draft.note,
+        draft.metadata,
+        draft.content,
+    )
+    base = draft.base
+    sealed = Record(
+        tree=tree,
+        id=record,
+        thread=thread,
+        parent=parent.id if parent else None,
+        base=base.record.id if base else None,
+        keyframe=0 if draft.full is None else 1,
+        key=base.record.key if base and draft.full is None else record,
+        kind=draft.kind,
+        at=at,
+        step=step,
+        note=draft.note,
+        metadata=draft.metadata,
+        size=len(draft.text.data),
+        cost=draft.cost,
+        hash=hash_,
+        checksum=0,
+        body=None,
+        stamp=0,
+    )
+    return sealed._replace(checksum=row_checksum(tenant, sealed))
+
+
+def base_after(draft: Draft, record: Record, generation: int) -> Base:
+    """What the next save builds on, once this one is written."""
+    text = draft.text
+    base = draft.base
+    if base is None or draft.full is not None:
+        dictionary, key_size, encoder = Dictionary(text.data), len(text.data), None
+    else:
+        dictionary, key_size, encoder = base.dictionary, base.key_size, draft.encoder
+    return Base(record, text.data, dictionary, key_size, generation, text=text, digests=draft.digests, encoder=encoder)
+
+
+def append_to_head(draft: Draft, base: Base, tenant: int, record: Record) -> Program[bool]:
+    """Append if the head is the record's parent and no base has moved; else change nothing and say False."""
+    params = _params(draft, tenant, record)
+    [rows] = yield Batch(_TO_HEAD(generation=base.generation, active=record.at // MINUTE_US, **params), last=True)
+    return bool(rows)
+
+
+def append(draft: Draft, place: Place, record: int, at: int) -> Program[Appended]:
+    """Append, wherever it belongs: on the head, or as a branch. Safe to repeat with the same record id."""
+    thread, is_new = yield from _enter(place, at)
+    [rows] = yield Batch(RECORD(tenant=place.tenant, tree=thread.tree, id=record))
+    if rows:  # written before, by a COMMIT whose answer was lost
+        found = record_of(rows[0])
+        return _appended(found, thread, on_head=thread.head == found.id)
+    parent_id = _parent(place, thread)
+    parent = None
+    if parent_id is not None:
+        parent = yield from read_live(place.tenant, thread.tree, parent_id)
+        if parent is None:
+            raise NotFound(
+                f"checkpoint {show_id(parent_id)} of thread {place.name!r} is gone (pruned?): load() the thread again"
+            )
+    if parent is not None and parent.id > record:  # along a line ids grow
+        return Appended(None, thread.thread, thread.tree, thread.generation, on_head=False, after=parent.id)
+    if draft.base is not None:
+        base = yield from read_live(place.tenant, thread.tree, draft.base.record.id)
+        if base is None or base.key != draft.base.record.key:
+            return _appended(None, thread, on_head=False)
+    sealed = seal(draft, place.tenant, thread.thread, thread.tree, record, at, parent)
+    on_head = is_new or parent_id == thread.head or (place.parent is None and _head_is_lost(place, thread))
+    params = _params(draft, place.tenant, sealed)
+    statements = [_INSERT(**params)]
+    if on_head:
+        statements.append(
+            _MOVE_HEAD(
+                id=sealed.id,
+                hash=sealed.hash,
+                at=at,
+                active=at // MINUTE_US,
+                tenant=place.tenant,
+                thread=thread.thread,
+            )
+        )
+    yield Batch(*statements, last=True)
+    return _appended(sealed, thread, on_head=on_head)
+
+
+def _appended(record: Record | None, thread: ThreadRow, *, on_head: bool) -> Appended:
+    return Appended(record, thread.thread, thread.tree, thread.generation, on_head)
+
+
+def _enter(place: Place, at: int) -> Generator[Batch, list[Rows], tuple[ThreadRow, bool]]:
+    """The thread's row, locked; made if it is new; its metadata brought up to date."""
+    thread = yield from try_thread(place.tenant, place.name, place.thread, lock=True)
+    if thread is None:
+        thread = yield from create_thread(place.tenant, place.name, place.merge or {}, at)
+        if thread is not None:
+            if place.expect is not None:
+                raise _conflict(place, None)
+            return thread, True
+        # Somebody else made it in between.
+        thread = yield from find_thread(place.tenant, place.name, lock=True)
+    if place.merge:
+        yield from merge_metadata(place.tenant, thread, place.merge)
+    return thread, False
+
+
+def _parent(place: Place, thread: ThreadRow) -> int | None:
+    """Which record the new one follows. What the handle stood on, unless only the handle itself has moved the head."""
+    if place.expect is not None and thread.head != place.expect:
+        raise _conflict(place, thread.head)
+    if place.parent is not None:
+        return place.parent
+    if place.expect is not None:  # it is the head, and the caller knows it
+        return thread.head
+    if place.cursor is None or thread.head == place.cursor or thread.head in place.own:
+        return thread.head
+    return place.cursor
+
+
+def _head_is_lost(place: Place, thread: ThreadRow) -> bool:
+    return thread.head is not None and thread.head == place.lost_head
+
+
+def _conflict(place: Place, actual: int | None) -> Conflict:
+    expected = show_id(place.expect) if place.expect is not None else None
+    found = show_id(actual) if actual is not None else None
+    return Conflict(
+        f"the head of thread {place.name!r} is {found or 'not there yet'}, not {expected} as expected: nothing was written; "
+        "load() it, apply your change again and save",
+        expected=expected,
+        actual=found,
+    )
+
+
+def _params(draft: Draft, tenant: int, record: Record) -> dict[str, Any]:
+    params = record._asdict()
+    del params["body"], params["stamp"]
+    params.update(tenant=tenant, salt=draft.salt, diff=draft.diff, full_text=draft.full)
+    return params

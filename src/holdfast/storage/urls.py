@@ -1,0 +1,50 @@
+"""From a URL to a driver. The PostgreSQL driver, and psycopg with it, is imported only when it is asked for."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from urllib.parse import unquote
+
+from holdfast.errors import UsageError
+from holdfast.storage.program import Driver
+
+_POSTGRES = ("postgresql://", "postgres://")
+_HINT = 'a path such as "agent.db", ":memory:", or "postgresql://user@host/database"'
+
+
+def open_driver(url: str | os.PathLike[str], **options: Any) -> Driver:
+    """A driver for a path, `sqlite:///path`, `:memory:` or `postgresql://…`."""
+    text = os.fspath(url)
+    if not isinstance(text, str) or not text.strip():
+        raise UsageError(f"a store's URL is {_HINT}, not {url!r}")
+    try:
+        if text.startswith(_POSTGRES):
+            from holdfast.storage.postgres import PostgresDriver
+
+            return PostgresDriver(text, **options)
+        from holdfast.storage.sqlite import SqliteDriver
+
+        return SqliteDriver(sqlite_path(text), **options)
+    except TypeError as error:
+        if "unexpected keyword argument" in str(error):
+            raise UsageError(f"open(): {str(error).split(') ')[-1]}") from error
+        raise
+
+
+def sqlite_path(url: str) -> str:
+    """The path that a URL means for SQLite."""
+    if url == ":memory:":
+        return url
+    if url.startswith("sqlite://"):
+        rest = url.removeprefix("sqlite://")
+        if not rest.startswith("/"):
+            raise UsageError(f"{url!r} names no file: sqlite:///relative.db or sqlite:////absolute.db")
+        path = unquote(rest[1:])
+        if not path:
+            raise UsageError(f"{url!r} names no file: {_HINT}")
+        return path
+    scheme, separator, _ = url.partition("://")
+    if separator:
+        raise UsageError(f"no driver for {scheme}:// URLs; a store's URL is {_HINT}")
+    return url

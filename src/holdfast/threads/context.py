@@ -1,0 +1,73 @@
+"""What every flow of a store needs: the driver, the codec, the cache, the tenant, a clock and a source of chance.
+
+The clock and the source of chance are here, and only here, so that tests can set them and programs stay pure.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.log.branches import ensure_tenant, find_tenant
+from holdfast.log.cache import BaseCache
+from holdfast.log.ids import new_id
+from holdfast.storage.program import Driver, Flow, read, write
+from holdfast.values.registry import Codec
+
+
+def clock_us() -> int:
+    """Microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+@dataclass(slots=True)
+class Context:
+    """A store as one tenant sees it."""
+
+    driver: Driver
+    codec: Codec
+    cache: BaseCache
+    tenant_name: str
+    clock_us: Callable[[], int] = clock_us
+    entropy: Callable[[int], bytes] = os.urandom
+    _tenant: int | None = None
+
+    def tenant(self) -> Flow[int | None]:
+        """The tenant's number, or None while nothing was ever written for it."""
+        if self._tenant is None:
+            self._tenant = yield from read(lambda: find_tenant(self.tenant_name))
+        return self._tenant
+
+    def ensure_tenant(self) -> Flow[int]:
+        """The tenant's number; made on first use."""
+        found = yield from self.tenant()
+        if found is None:
+            found = self._tenant = yield from write(lambda: ensure_tenant(self.tenant_name))
+        return found
+
+    def new_record_id(self, at: int, after: int) -> int:
+        return new_id(at, int.from_bytes(self.entropy(4), "little"), after)
+
+
+@dataclass(slots=True)
+class Line:
+    """A handle's place on a thread. Shared by whoever uses the handle, in any thread of the process.
+
+    `cursor` is what the handle last loaded or saved: what its next save goes on from. If somebody else has moved the head
+    since, that save becomes a branch. Saves of the same handle at the same time (`own`) are no race.
+    """
+
+    name: str
+    merge: Mapping[str, Any] | None = None
+    thread: int | None = None
+    tree: int = 0
+    cursor: int | None = None
+    own: deque[int] = field(default_factory=lambda: deque(maxlen=1024))
+    lost_head: int | None = None  # a head whose record is gone: a load said so and offered `cursor` instead
+
+    def resolve(self, thread: int, tree: int) -> None:
+        self.thread, self.tree = thread, tree

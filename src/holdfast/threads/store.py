@@ -1,0 +1,191 @@
+"""The store: one database as one tenant sees it. Opens threads, lists them, deletes them, checks them.
+
+`holdfast.open` makes one; `store.tenant(name)` gives another view of the same database that can see and touch nothing
+else. A store may be used from any thread and any event loop of the process that opened it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from holdfast.errors import UsageError
+from holdfast.log import sweeping, verifying
+from holdfast.log.branches import list_threads, no_thread
+from holdfast.log.cache import BaseCache
+from holdfast.log.counting import count
+from holdfast.storage.program import Flow, adrive, drive, read
+from holdfast.storage.urls import open_driver
+from holdfast.threads.checks import check_limit, check_metadata, check_name
+from holdfast.threads.context import Context, Line
+from holdfast.threads.models import Pruned, Report, Stats, ThreadInfo
+from holdfast.threads.thread import Thread
+from holdfast.values.registry import Codec
+
+T = TypeVar("T")
+DEFAULT_TENANT = "default"
+CACHE_BYTES = 32 * 1024 * 1024
+
+
+def open_store(
+    url: str,
+    *,
+    trust: Sequence[str] = (),
+    durability: Literal["full", "normal"] = "full",
+    tenant: str = DEFAULT_TENANT,
+    timeout_s: float = 30.0,
+    create: bool = True,
+    cache_bytes: int = CACHE_BYTES,
+    **options: Any,
+) -> Store:
+    """Open a store: a path or `sqlite:///path` (made if it is not there), `:memory:`, or `postgresql://…`.
+
+    `trust` names module prefixes whose data classes may be saved and loaded without being registered one by one.
+    `durability="normal"` may lose the last commits at a power loss, never more, and never corrupts. `timeout_s` is how long
+    to wait for other writers. `create=False` refuses to make a new store. Further options go to the driver.
+    """
+    check_name(tenant, "tenant")
+    driver = open_driver(url, durability=durability, timeout_s=timeout_s, create=create, **options)
+    return Store(Context(driver, Codec(trust=tuple(trust)), BaseCache(cache_bytes), tenant))
+
+
+class Store:
+    """One database, as one tenant sees it."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def __repr__(self) -> str:
+        return f"<Store {self._context.driver!r}, tenant {self._context.tenant_name!r}>"
+
+    def tenant(self, name: str) -> Store:
+        """The same database as another tenant sees it: other threads, and none of these. Closing one closes all."""
+        return Store(replace(self._context, tenant_name=check_name(name, "tenant"), _tenant=None))
+
+    def thread(self, name: str, *, metadata: Mapping[str, Any] | None = None) -> Thread:
+        """A handle of a thread. Does no I/O: the thread is made by its first save, which also merges the metadata."""
+        return Thread(self._context, Line(check_name(name), merge=check_metadata(metadata)))
+
+    def threads(
+        self,
+        *,
+        where: Mapping[str, Any] | None = None,
+        since: datetime | None = None,
+        limit: int | None = 100,
+    ) -> list[ThreadInfo]:
+        """Threads, the most recently saved first: those whose metadata has all of `where`, saved at or after `since`."""
+        return self._run(self._threads(where, since, limit))
+
+    async def athreads(
+        self,
+        *,
+        where: Mapping[str, Any] | None = None,
+        since: datetime | None = None,
+        limit: int | None = 100,
+    ) -> list[ThreadInfo]:
+        """`threads`, awaited."""
+        return await self._arun(self._threads(where, since, limit))
+
+    def delete(self, thread: Thread | str, *, progress: Callable[[int, int], None] | None = None) -> Pruned:
+        """Delete a thread and every record that no fork of it needs. Late writes to it are refused."""
+        return self._run(self._delete(thread, progress))
+
+    async def adelete(self, thread: Thread | str, *, progress: Callable[[int, int], None] | None = None) -> Pruned:
+        """`delete`, awaited."""
+        return await self._arun(self._delete(thread, progress))
+
+    def verify(self, *, progress: Callable[[int, int], None] | None = None) -> Report:
+        """Check every record of this tenant, and the database file itself. `progress`: (done, of how many) trees."""
+        return self._run(self._verify(progress))
+
+    async def averify(self, *, progress: Callable[[int, int], None] | None = None) -> Report:
+        """`verify`, awaited."""
+        return await self._arun(self._verify(progress))
+
+    def stats(self) -> Stats:
+        """How much is stored, and how much storing every state in full would take."""
+        return self._run(self._stats())
+
+    async def astats(self) -> Stats:
+        """`stats`, awaited."""
+        return await self._arun(self._stats())
+
+    def close(self) -> None:
+        """Finish what is running and close the database. May be called twice."""
+        self._context.driver.close()
+
+    async def aclose(self) -> None:
+        """`close`, awaited."""
+        await self._context.driver.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # --- the same, as flows
+
+    def _run(self, flow: Flow[T]) -> T:
+        return drive(self._context.driver, flow)
+
+    async def _arun(self, flow: Flow[T]) -> T:
+        return await adrive(self._context.driver, flow)
+
+    def _threads(
+        self, where: Mapping[str, Any] | None, since: datetime | None, limit: int | None
+    ) -> Flow[list[ThreadInfo]]:
+        conditions = check_metadata(where) or {}
+        since_us = None if since is None else _microseconds(since)
+        most = check_limit(limit)
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            return []
+        rows = yield from read(partial(list_threads, tenant, conditions, since_us, 2**62 if most is None else most))
+        return [ThreadInfo.of(row) for row in rows]
+
+    def _delete(self, thread: Thread | str, progress: Callable[[int, int], None] | None) -> Flow[Pruned]:
+        if isinstance(thread, Thread):
+            if thread._context.tenant_name != self._context.tenant_name:
+                raise UsageError("this thread belongs to another tenant: delete it through that tenant's store")
+            name, number = thread.name, thread._line.thread
+        else:
+            name, number = check_name(thread), None
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            raise no_thread(name)
+        return Pruned((yield from sweeping.delete(tenant, name, number, progress)))
+
+    def _verify(self, progress: Callable[[int, int], None] | None) -> Flow[Report]:
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            return Report(0, 0)
+        return Report.of((yield from verifying.verify_tenant(tenant, progress)))
+
+    def _stats(self) -> Flow[Stats]:
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            return Stats(0, 0, 0, 0, 0, 0)
+        return Stats(*(yield from read(partial(count, tenant))))
+
+
+def _microseconds(since: datetime) -> int:
+    if not isinstance(since, datetime):
+        raise UsageError(f"since= wants a datetime, not {type(since).__name__}")
+    if since.tzinfo is None:
+        since = since.astimezone()  # naive means local time, as everywhere in Python
+    return int(since.timestamp() * 1_000_000)

@@ -1,0 +1,363 @@
+"""The handle of a thread: every operation blocking and async, each a line over the same flow.
+
+A handle is light and does no I/O when it is made. It may be used from any thread and any event loop of the process; it
+remembers only where it stands: the checkpoint that it last loaded or saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from holdfast.errors import UnknownType, UsageError
+from holdfast.log import sweeping, verifying
+from holdfast.log.ids import parse_id, show_id
+from holdfast.log.reading import Loaded
+from holdfast.log.records import Record
+from holdfast.storage.program import Flow, adrive, drive
+from holdfast.threads import flows
+from holdfast.threads.checks import check_limit, check_metadata, check_name, check_note
+from holdfast.threads.compare import compare
+from holdfast.threads.context import Context, Line
+from holdfast.threads.merging import merged
+from holdfast.threads.models import Change, Checkpoint, Pruned, Report, ThreadInfo
+from holdfast.values.codec import decode
+from holdfast.values.text import encode_text
+
+T = TypeVar("T")
+Path = str | Sequence[str | int]
+_PAGE = 100
+
+
+class Thread:
+    """A named line of work. Get one with `store.thread(name)`."""
+
+    def __init__(self, context: Context, line: Line) -> None:
+        self._context = context
+        self._line = line
+
+    @property
+    def name(self) -> str:
+        return self._line.name
+
+    def __repr__(self) -> str:
+        return f"<Thread {self.name!r} of tenant {self._context.tenant_name!r}>"
+
+    # --- save
+
+    def save(
+        self,
+        state: Any,
+        *,
+        note: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        parent: Checkpoint | str | None = None,
+        expect: Checkpoint | str | None = None,
+    ) -> Checkpoint:
+        """Save a state: durable when this returns, and independent of the live object.
+
+        It goes on from what this handle last loaded or saved, or from `parent`. If somebody else has moved the head since,
+        it becomes a branch (`is_head` is False) and nothing is lost. `expect` refuses that with a `Conflict` instead.
+        """
+        return self._run(self._save(state, note, metadata, parent, expect))
+
+    async def asave(
+        self,
+        state: Any,
+        *,
+        note: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        parent: Checkpoint | str | None = None,
+        expect: Checkpoint | str | None = None,
+    ) -> Checkpoint:
+        """`save`, awaited."""
+        return await self._arun(self._save(state, note, metadata, parent, expect))
+
+    def update(
+        self,
+        patch: Mapping[str, Any],
+        *,
+        remove: Iterable[Path] = (),
+        note: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Checkpoint:
+        """Change the newest state: nested mappings are merged, all else replaced; `remove` names paths to take out.
+
+        Done again from the start if somebody else saves in between, so no change is lost.
+        """
+        return self._run(self._update(patch, remove, note, metadata))
+
+    async def aupdate(
+        self,
+        patch: Mapping[str, Any],
+        *,
+        remove: Iterable[Path] = (),
+        note: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Checkpoint:
+        """`update`, awaited."""
+        return await self._arun(self._update(patch, remove, note, metadata))
+
+    def rollback(self, to: Checkpoint | str, *, note: str | None = None) -> Checkpoint:
+        """A new head that equals an old checkpoint; what came in between stays in the history."""
+        return self._run(self._rollback(to, note))
+
+    async def arollback(self, to: Checkpoint | str, *, note: str | None = None) -> Checkpoint:
+        """`rollback`, awaited."""
+        return await self._arun(self._rollback(to, note))
+
+    # --- read
+
+    def load(self, at: Checkpoint | str | None = None, *, strict: bool = False, raw: bool = False) -> Checkpoint:
+        """The newest valid checkpoint, or the one asked for, with its state.
+
+        What is damaged is never returned: the newest valid ancestor is, and its `skipped` names what was passed over;
+        `strict` raises `Damaged` instead. `raw` gives a readable form that needs none of your classes.
+        """
+        return self._run(self._load(at, strict, raw))
+
+    async def aload(self, at: Checkpoint | str | None = None, *, strict: bool = False, raw: bool = False) -> Checkpoint:
+        """`load`, awaited."""
+        return await self._arun(self._load(at, strict, raw))
+
+    def head(self) -> Checkpoint | None:
+        """The newest checkpoint, without decoding its state. None: nothing was saved yet."""
+        return self._run(self._head())
+
+    async def ahead(self) -> Checkpoint | None:
+        """`head`, awaited."""
+        return await self._arun(self._head())
+
+    def history(self, *, limit: int | None = None, start: Checkpoint | str | None = None) -> Iterator[Checkpoint]:
+        """The checkpoints that led here, newest first. States are decoded when asked for. Read in pages: nothing is held
+        open while you work on one."""
+        pages = _Pages(self, limit, start)
+        while pages.wanted:
+            yield from self._run(pages.flow())
+
+    async def ahistory(
+        self, *, limit: int | None = None, start: Checkpoint | str | None = None
+    ) -> AsyncIterator[Checkpoint]:
+        """`history`, as an async iterator."""
+        pages = _Pages(self, limit, start)
+        while pages.wanted:
+            for checkpoint in await self._arun(pages.flow()):
+                yield checkpoint
+
+    def branches(self) -> list[Checkpoint]:
+        """The ends of all lines of this thread, newest first: the head, and what became a branch."""
+        return self._run(self._branches())
+
+    async def abranches(self) -> list[Checkpoint]:
+        """`branches`, awaited."""
+        return await self._arun(self._branches())
+
+    def diff(self, before: Checkpoint | str, after: Checkpoint | str | None = None) -> list[Change]:
+        """What changed between two checkpoints (default: up to the head), path by path."""
+        return self._run(self._diff(before, after))
+
+    async def adiff(self, before: Checkpoint | str, after: Checkpoint | str | None = None) -> list[Change]:
+        """`diff`, awaited."""
+        return await self._arun(self._diff(before, after))
+
+    def info(self) -> ThreadInfo:
+        """The thread's metadata, head and times."""
+        return self._run(self._info())
+
+    async def ainfo(self) -> ThreadInfo:
+        """`info`, awaited."""
+        return await self._arun(self._info())
+
+    # --- arrange
+
+    def fork(
+        self, at: Checkpoint | str | None = None, *, name: str, metadata: Mapping[str, Any] | None = None
+    ) -> Thread:
+        """A thread of its own that goes on from a checkpoint (default: the head). Copies nothing."""
+        return self._run(self._fork(at, name, metadata))
+
+    async def afork(
+        self, at: Checkpoint | str | None = None, *, name: str, metadata: Mapping[str, Any] | None = None
+    ) -> Thread:
+        """`fork`, awaited."""
+        return await self._arun(self._fork(at, name, metadata))
+
+    def annotate(self, metadata: Mapping[str, Any]) -> ThreadInfo:
+        """Merge into the thread's metadata, by which `store.threads(where=…)` finds it; None removes a key."""
+        return self._run(self._annotate(metadata))
+
+    async def aannotate(self, metadata: Mapping[str, Any]) -> ThreadInfo:
+        """`annotate`, awaited."""
+        return await self._arun(self._annotate(metadata))
+
+    def prune(self, *, keep: int, progress: Callable[[int, int], None] | None = None) -> Pruned:
+        """Remove all but the newest `keep` checkpoints of this thread's line. What a fork needs stays.
+
+        `progress` is called with (done, of how many).
+        """
+        return self._run(self._prune(keep, progress))
+
+    async def aprune(self, *, keep: int, progress: Callable[[int, int], None] | None = None) -> Pruned:
+        """`prune`, awaited."""
+        return await self._arun(self._prune(keep, progress))
+
+    def verify(self, *, progress: Callable[[int, int], None] | None = None) -> Report:
+        """Check every record of this thread's tree: hashes, checksums, keyframes, the head."""
+        return self._run(self._verify(progress))
+
+    async def averify(self, *, progress: Callable[[int, int], None] | None = None) -> Report:
+        """`verify`, awaited."""
+        return await self._arun(self._verify(progress))
+
+    # --- the same, as flows
+
+    def _run(self, flow: Flow[T]) -> T:
+        return drive(self._context.driver, flow)
+
+    async def _arun(self, flow: Flow[T]) -> T:
+        return await adrive(self._context.driver, flow)
+
+    def _save(
+        self,
+        state: Any,
+        note: str | None,
+        metadata: Mapping[str, Any] | None,
+        parent: Checkpoint | str | None,
+        expect: Checkpoint | str | None,
+    ) -> Flow[Checkpoint]:
+        text = encode_text(state, self._context.codec)
+        record, on_head = yield from flows.save(
+            self._context,
+            self._line,
+            text,
+            note=check_note(note),
+            metadata=check_metadata(metadata),
+            parent=_id(parent),
+            expect=_id(expect),
+        )
+        return self._checkpoint(record, is_head=on_head)
+
+    def _update(
+        self,
+        patch: Mapping[str, Any],
+        remove: Iterable[Path],
+        note: str | None,
+        metadata: Mapping[str, Any] | None,
+    ) -> Flow[Checkpoint]:
+        codec = self._context.codec
+        paths = [(path,) if isinstance(path, str) else tuple(path) for path in remove]
+        record, on_head = yield from flows.update(
+            self._context,
+            self._line,
+            lambda data: encode_text(merged(decode(data, codec), patch, paths), codec),
+            check_note(note),
+            check_metadata(metadata),
+        )
+        return self._checkpoint(record, is_head=on_head)
+
+    def _rollback(self, to: Checkpoint | str, note: str | None) -> Flow[Checkpoint]:
+        record, on_head = yield from flows.rollback(self._context, self._line, _required(to), check_note(note))
+        return self._checkpoint(record, is_head=on_head)
+
+    def _load(self, at: Checkpoint | str | None, strict: bool, raw: bool) -> Flow[Checkpoint]:
+        row, loaded, skipped = yield from flows.load(self._context, self._line, _id(at), strict=strict)
+        return Checkpoint(
+            self.name,
+            loaded.record,
+            is_head=loaded.record.id == row.head,
+            state=decode(loaded.data, self._context.codec, raw=raw),
+            skipped=skipped,
+        )
+
+    def _head(self) -> Flow[Checkpoint | None]:
+        if (yield from self._context.tenant()) is None:
+            return None
+        head, records = yield from flows.newest(self._context, self._line)
+        return self._checkpoint(records[0], is_head=records[0].id == head) if records else None
+
+    def _branches(self) -> Flow[list[Checkpoint]]:
+        head, records = yield from flows.tips(self._context, self._line)
+        return [self._checkpoint(record, is_head=record.id == head) for record in records]
+
+    def _diff(self, before: Checkpoint | str, after: Checkpoint | str | None) -> Flow[list[Change]]:
+        _, old, _ = yield from flows.load(self._context, self._line, _required(before), strict=True)
+        _, new, _ = yield from flows.load(self._context, self._line, _id(after), strict=True, look=True)
+        if old.data == new.data:
+            return []
+        return compare(*self._decode_both(old, new))
+
+    def _decode_both(self, old: Loaded, new: Loaded) -> tuple[Any, Any]:
+        codec = self._context.codec
+        try:
+            return decode(old.data, codec), decode(new.data, codec)
+        except UnknownType:  # comparing needs no classes
+            return decode(old.data, codec, raw=True), decode(new.data, codec, raw=True)
+
+    def _info(self) -> Flow[ThreadInfo]:
+        _, row = yield from flows.locate(self._context, self._line)
+        return ThreadInfo.of(row)
+
+    def _fork(self, at: Checkpoint | str | None, name: str, metadata: Mapping[str, Any] | None) -> Flow[Thread]:
+        number, tree, head = yield from flows.fork(
+            self._context, self._line, _id(at), check_name(name), check_metadata(metadata) or {}
+        )
+        return Thread(self._context, Line(name, thread=number, tree=tree, cursor=head))
+
+    def _annotate(self, metadata: Mapping[str, Any]) -> Flow[ThreadInfo]:
+        yield from flows.annotate(self._context, self._line, check_metadata(metadata) or {})
+        return (yield from self._info())
+
+    def _prune(self, keep: int, progress: Callable[[int, int], None] | None) -> Flow[Pruned]:
+        if keep < 1:
+            raise UsageError(f"prune(keep={keep}): keep at least 1, or delete the thread with store.delete()")
+        tenant, row = yield from flows.locate(self._context, self._line)
+        removed, rebased = yield from sweeping.prune(tenant, row.thread, row.name, keep, progress)
+        return Pruned(removed, rebased)
+
+    def _verify(self, progress: Callable[[int, int], None] | None) -> Flow[Report]:
+        tenant, row = yield from flows.locate(self._context, self._line)
+        return Report.of([(yield from verifying.verify_tree(tenant, row.tree, progress))])
+
+    def _checkpoint(self, record: Record, *, is_head: bool) -> Checkpoint:
+        at = show_id(record.id)
+        return Checkpoint(self.name, record, is_head=is_head, fetch=lambda: self.load(at, strict=True).state)
+
+
+class _Pages:
+    """How far a history was read: what blocking and async iteration share."""
+
+    def __init__(self, thread: Thread, limit: int | None, start: Checkpoint | str | None) -> None:
+        self._thread = thread
+        self._left = check_limit(limit)
+        self._next = _id(start)
+        self._first_page = True
+        self.wanted = self._left is None or self._left > 0
+
+    def flow(self) -> Flow[list[Checkpoint]]:
+        thread = self._thread
+        size = _PAGE if self._left is None else min(_PAGE, self._left)
+        head, records = yield from flows.history(
+            thread._context, thread._line, self._next, size, first_page=self._first_page
+        )
+        self._first_page = False
+        parent = records[-1].parent if records else None
+        # Parents are older; a damaged pointer that says otherwise must not lead in circles.
+        self._next = parent if parent is not None and parent < records[-1].id else None
+        if self._left is not None:
+            self._left -= len(records)
+        self.wanted = len(records) == size and self._next is not None and self._left != 0
+        return [thread._checkpoint(record, is_head=record.id == head) for record in records]
+
+
+def _id(checkpoint: Checkpoint | str | None) -> int | None:
+    if checkpoint is None:
+        return None
+    return _required(checkpoint)
+
+
+def _required(checkpoint: Checkpoint | str) -> int:
+    if isinstance(checkpoint, Checkpoint):
+        return parse_id(checkpoint.id)
+    if isinstance(checkpoint, str):
+        return parse_id(checkpoint)
+    raise UsageError(f"a checkpoint or its id is wanted here, not {type(checkpoint).__name__}")

@@ -1,0 +1,72 @@
+"""Values to text and back.
+
+The text is compact JSON in UTF-8, with tags for what JSON cannot hold; any JSON parser reads it. Plain
+values take the fast path of `plain`, others go through `tagged`; `revive` reads the tags. A value and its
+text share nothing, and nothing is cached by identity, so whoever changes a value after encoding it changes
+nothing that was saved.
+
+Decoding never executes what it reads, and raises only UnknownType or Undecodable, whatever the bytes are. A
+key that occurs twice in an object is not searched for: the last one counts, as in most parsers. Stored text
+is checked against its hash before it comes here, so that such text cannot be Holdfast's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from holdfast.errors import Undecodable, UnknownType, Unstorable
+from holdfast.values.limits import DEPTH_MAX, NODES_MAX, SIZE_MAX
+from holdfast.values.plain import TooMany, encode_key, is_plain_dict, may_hold_tags, plain_text
+from holdfast.values.registry import Codec
+from holdfast.values.revive import Reviver
+from holdfast.values.tagged import lower_to_text
+
+__all__ = [
+    "DEPTH_MAX",
+    "NODES_MAX",
+    "SIZE_MAX",
+    "Codec",
+    "decode",
+    "encode",
+    "encode_at",
+    "encode_key",
+    "is_plain_dict",
+]
+
+
+def encode(value: object, codec: Codec) -> bytes:
+    """The text of a value. Unstorable, with the path and the fix, if it cannot be kept exactly."""
+    return encode_at(value, codec, ())
+
+
+def encode_at(value: object, codec: Codec, path: tuple[str, ...]) -> bytes:
+    """The text of a part of a state; `path` is the dict keys that lead to it, for depth and for errors."""
+    try:
+        text = plain_text(value, DEPTH_MAX - len(path))
+    except TooMany:
+        text = None
+    if text is None:
+        return lower_to_text(value, codec, path)
+    if len(text) > SIZE_MAX:
+        raise Unstorable(f"the text has {len(text):,} bytes, and the limit is {SIZE_MAX:,}; keep large data elsewhere")
+    return text
+
+
+def decode(text: bytes, codec: Codec, *, raw: bool = False) -> Any:
+    """The value of a text. With `raw`, classes become readable dicts (see `revive`); none need be known."""
+    if len(text) > SIZE_MAX:
+        raise Undecodable(f"stored text has {len(text):,} bytes, and the limit is {SIZE_MAX:,}")
+    try:
+        parsed = orjson.loads(text)
+    except ValueError as problem:
+        raise Undecodable(f"stored text is not JSON: {problem}") from problem
+    try:
+        # The parser refuses more than 1024 levels: deep enough for everything that was saved, and safe to walk.
+        return Reviver(codec, raw=raw).revive(parsed) if may_hold_tags(text) else parsed
+    except (Undecodable, UnknownType, MemoryError):
+        raise
+    except Exception as problem:
+        # Hostile text can take any shape, and rebuilding may run into any error of any library.
+        raise Undecodable(f"stored text does not hold a value: {problem!r}"[:500]) from problem

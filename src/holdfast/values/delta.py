@@ -1,0 +1,224 @@
+"""Differences as they are stored, and applied: without leaves, splice by splice.
+
+A difference is the MessagePack array `[skip, drop, insert, ...]` of its splices. It is stored as it is when it is
+small. Otherwise the differences of one chain are one zstd stream, with the dictionary of its keyframe: each stored
+difference is what the stream grew by. So what one said the next need not say again, and a chain is decompressed in
+one go. Whoever has no stream at hand (a new process, a fork, a writer that lost a race) starts a new one.
+
+A chain is applied with a gap: splices come again and again at the same place (the end of a list in the middle of a
+text), and what lies behind it is not moved each time.
+
+What must never happen here: a decoder that crashes, loops or allocates beyond its bound on bytes that are not
+ours. Everything malformed is `Undecodable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import Undecodable
+from holdfast.values.compress import Compressor, Decompressor, decompress_bounded, zstd
+from holdfast.values.dictionary import Dictionary
+from holdfast.values.finding import Ops
+from holdfast.values.limits import SIZE_MAX
+
+# Below this a difference is stored as it is: compressing would cost more than it saves.
+RAW_MAX = 96
+_START = b"\x01"  # first byte of a stored difference: it starts a stream
+_MORE = b"\x02"  # it goes on with the stream of the differences before it
+_RAW = 0x90  # from here on: the first byte of a MessagePack array
+_HEAD = 5  # the kind, and the length of the difference as four bytes
+_MAGIC = b"\x28\xb5\x2f\xfd"  # every zstd stream starts with it; not stored
+_BATCH_BYTES = 1 << 20
+# A splice that grows the text by more than this is where the next one is expected too: the gap is brought there,
+# unless it is near already.
+_GAP_MIN = 64
+_NEAR = 256
+
+Splices = list[int | bytes]  # skip, drop, insert, skip, drop, insert, ...
+_pack = msgspec.msgpack.Encoder().encode
+_unpack_all = msgspec.msgpack.Decoder(list[list[int | bytes]]).decode
+
+
+class Encoder:
+    """Encodes the differences of one chain, each on top of the one before. Not for two threads at once."""
+
+    __slots__ = ("_compressor", "_dictionary")
+
+    def __init__(self, dictionary: Dictionary) -> None:
+        self._dictionary = dictionary
+        self._compressor: Compressor | None = None
+
+    def encode(self, ops: Ops) -> bytes:
+        """A difference as it is stored. The next one goes on from here: if this one is not kept, drop the encoder."""
+        return self.encode_splices([part for op in ops.items for part in op])
+
+    def encode_splices(self, splices: Splices) -> bytes:
+        payload = _pack(splices)
+        size = len(payload)
+        if size < RAW_MAX or size >= 1 << 32:
+            return payload
+        if self._compressor is not None:
+            return _MORE + size.to_bytes(4, "little") + self._compressor.compress(payload, Compressor.FLUSH_BLOCK)
+        self._compressor = self._dictionary.compressor()
+        started = self._compressor.compress(payload, Compressor.FLUSH_BLOCK)
+        return _START + size.to_bytes(4, "little") + started[len(_MAGIC) :]
+
+
+class Decoder:
+    """Decodes the differences of one chain, in order. Raises Undecodable for anything that is not one."""
+
+    __slots__ = ("_decompressor", "_dictionary", "_payload_max")
+
+    def __init__(self, dictionary: Dictionary, size_max: int = SIZE_MAX) -> None:
+        self._dictionary = dictionary
+        self._decompressor: Decompressor | None = None
+        # Inserted bytes end up in a text of at most `size_max`; a splice around them takes at most 15 more.
+        self._payload_max = 2 * size_max + _BATCH_BYTES
+
+    def decode(self, diffs: Sequence[bytes]) -> list[Splices]:
+        """The splices of the next stored differences."""
+        # All payloads in one go: together, behind the header of an array of so many, they are one message.
+        pieces = [b"\xdd" + len(diffs).to_bytes(4, "big")]
+        waiting: list[bytes] = []
+        size = 0
+        try:
+            for diff in diffs:
+                kind = diff[:1]
+                if kind == _MORE:
+                    waiting.append(diff[_HEAD:])
+                    size += int.from_bytes(diff[1:_HEAD], "little")
+                    continue
+                if waiting:
+                    pieces.append(self._decompress(waiting, size))
+                    waiting, size = [], 0
+                if kind == _START:
+                    self._decompressor = self._dictionary.decompressor()
+                    waiting = [_MAGIC, diff[_HEAD:]]
+                    size = int.from_bytes(diff[1:_HEAD], "little")
+                elif diff and diff[0] >= _RAW:
+                    pieces.append(diff)
+                else:
+                    raise Undecodable(f"a difference starts with {kind!r}, which is no kind of difference")
+            if waiting:
+                pieces.append(self._decompress(waiting, size))
+            return _unpack_all(b"".join(pieces))
+        except (msgspec.MsgspecError, zstd.ZstdError, EOFError, ValueError, MemoryError, RecursionError) as problem:
+            raise Undecodable(f"a difference is malformed: {problem}") from problem
+
+    def _decompress(self, chunks: list[bytes], size: int) -> bytes:
+        if self._decompressor is None:
+            raise Undecodable("a difference goes on with a stream whose start is missing")
+        if size > self._payload_max:
+            raise Undecodable(f"differences claim {size} bytes where {self._payload_max} are allowed")
+        # One byte more than claimed, so that more shows.
+        payload = self._decompressor.decompress(b"".join(chunks), size + 1)
+        if len(payload) != size or self._decompressor.eof:
+            raise Undecodable("a difference is cut short, or holds more than it claims")
+        return payload
+
+
+def apply_all(
+    keyframe_text: bytes, diffs: Iterable[bytes], dictionary: Dictionary, *, size_max: int = SIZE_MAX
+) -> bytes:
+    """The text after a chain of stored differences, oldest first. None on the way may exceed `size_max` bytes."""
+    text = _Gapped(keyframe_text, size_max)
+    decoder = Decoder(dictionary, size_max)
+    waiting: list[bytes] = []
+    size = 0
+    for diff in diffs:
+        waiting.append(diff)
+        size += len(diff)
+        if size > _BATCH_BYTES:
+            text.apply(decoder.decode(waiting))
+            waiting, size = [], 0
+    text.apply(decoder.decode(waiting))
+    return text.whole()
+
+
+def apply_splices(text: bytes, splices: Splices, *, size_max: int = SIZE_MAX) -> bytes:
+    """The text after one difference."""
+    changed = _Gapped(text, size_max)
+    changed.apply([splices])
+    return changed.whole()
+
+
+class _Gapped:
+    """A text in two parts; where they meet, growing costs only what is inserted."""
+
+    __slots__ = ("_left", "_right", "_size_max")
+
+    def __init__(self, text: bytes, size_max: int) -> None:
+        self._left = bytearray(text)
+        self._right = bytearray()
+        self._size_max = size_max
+
+    def whole(self) -> bytes:
+        return bytes(self._left + self._right)
+
+    def apply(self, differences: list[Splices]) -> None:
+        """Apply differences in order. Raises Undecodable."""
+        try:
+            self._apply(differences)
+        except (TypeError, ValueError, OverflowError, MemoryError) as problem:
+            raise Undecodable(f"a difference is malformed: {problem}") from problem
+
+    def _apply(self, differences: list[Splices]) -> None:
+        # The hot loop of every load: lengths are kept in variables, and each splice is one slice assignment.
+        left, right, size_max = self._left, self._right, self._size_max
+        middle, size = len(left), len(left) + len(right)
+        skip: Any
+        drop: Any
+        insert: Any
+        for flat in differences:
+            if len(flat) % 3:
+                raise Undecodable("a difference does not consist of whole splices")
+            at = 0
+            parts = iter(flat)
+            for skip, drop, insert in zip(parts, parts, parts, strict=True):
+                at += skip
+                patched = drop < 0
+                if patched:
+                    drop = -1 - drop
+                end = at + drop
+                if skip < 0 or end > size:
+                    raise Undecodable(f"a difference reaches byte {end} of a text of {size}")
+                if patched:
+                    insert = self._unpatch(at, end, insert)
+                added = len(insert)
+                growth = added - drop
+                if end <= middle and (middle - end < _NEAR or growth <= _GAP_MIN):
+                    left[at:end] = insert
+                    middle += growth
+                elif at > middle and growth <= _GAP_MIN:
+                    right[at - middle : end - middle] = insert
+                else:
+                    self._move_gap(at, end)
+                    left += insert
+                    middle = at + added
+                at += added
+                size += growth
+                if size > size_max:
+                    raise Undecodable(f"a difference makes a text over the limit of {size_max} bytes")
+
+    def _move_gap(self, at: int, end: int) -> None:
+        """Drop what lies from `at` to `end`, and bring the gap there."""
+        left, right = self._left, self._right
+        middle = len(left)
+        if end <= middle:
+            right[:0] = left[end:]
+            del left[at:]
+        elif at <= middle:
+            del right[: end - middle], left[at:]
+        else:
+            left += right[: at - middle]
+            del right[: end - middle]
+
+    def _unpatch(self, at: int, end: int, frame: bytes) -> bytes:
+        """The new bytes of a patch, from the bytes that are there and its frame."""
+        middle = len(self._left)
+        old = bytes(self._left[at:end]) + bytes(self._right[max(0, at - middle) : max(0, end - middle)])
+        return decompress_bounded(frame, self._size_max, prefix=zstd.ZstdDict(old, is_raw=True))

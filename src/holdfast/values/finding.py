@@ -1,0 +1,325 @@
+"""Finding the difference between two texts, with the help of their leaves.
+
+A difference is a list of splices on the whole text, in ascending order: keep so many bytes, drop so many,
+insert these. Where one splice is poor, because both what goes and what comes is large, the place is split
+into several splices, or becomes a *patch*: a zstd frame of the new bytes with the old bytes as its prefix.
+Byte strings are compared as slices, at the speed of memory.
+
+What must never happen here: a difference that gives something else than the new text.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.values.compress import WINDOW_LOG_MAX, Parameter, zstd
+from holdfast.values.text import Text
+
+# (skip, drop, insert): keep `skip` bytes since the end of the last splice, drop `drop`, insert `insert`.
+# A negative drop is a patch: the -1 - drop bytes there are the prefix of the zstd frame `insert`.
+Op = tuple[int, int, bytes]
+
+# A changed place whose old or new side is at most this long is one splice; longer ones are looked into.
+POOR = 256
+# Kept bytes between two splices that are cheaper to store again than a splice is.
+MERGE_GAP = 8
+# Equal bytes that are searched to split a place in two, and the shortest run worth splitting for.
+ANCHOR = 32
+RUN_MIN = 64
+# Splits in one changed place before a patch is taken instead.
+SPLITS_MAX = 24
+# Where more than this was both dropped and inserted, something may have moved: a patch is tried as well.
+MOVED_MIN = 4096
+# Above this, long-distance matching finds what the match finder's tables forget.
+LONG_MIN = 1 << 20
+
+_COMPARE_FIRST = 256
+_COMPARE_STEP = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """A difference: its splices, and how many first bytes both whole texts share."""
+
+    items: list[Op]
+    common_head: int
+
+    def same(self, size: int) -> list[tuple[int, int]]:
+        """Ranges of the new text, which is `size` bytes long, that the old one has at the same offsets."""
+        ranges: list[tuple[int, int]] = []
+        old = new = 0
+        for skip, drop, insert in self.items:
+            if old == new:
+                ranges.append((new, new + skip))
+            if drop < 0:
+                drop, grown = -1 - drop, zstd.get_frame_info(insert).decompressed_size or 0
+            else:
+                grown = len(insert)
+            old += skip + drop
+            new += skip + grown
+        if old == new:
+            ranges.append((new, size))
+        return ranges
+
+
+def find(old: Text, new: Text) -> Ops:
+    """The difference that makes the text `new` from the text `old`; no splices if they are equal."""
+    a, b = old.data, new.data
+    shorter = min(len(a), len(b))
+    head = _common_head(a, 0, b, 0, shorter)
+    if head == len(a) == len(b):
+        return Ops([], head)
+    tail = _common_tail(a, len(a), b, len(b), shorter - head)
+    out = _Splices(a, b)
+    a_end, b_end = len(a) - tail, len(b) - tail
+    if min(a_end, b_end) - head <= ANCHOR:
+        out.splice(head, a_end, head, b_end)
+    else:
+        _walk(old, new, head, a_end, b_end, out)
+    return Ops(out.ops, head)
+
+
+class _Splices:
+    """The splices of one difference while they are found, near ones merged."""
+
+    __slots__ = ("a", "a_view", "b", "end", "ops")
+
+    def __init__(self, a: bytes, b: bytes) -> None:
+        self.a = a
+        self.a_view = memoryview(a)
+        self.b = b
+        self.end = 0
+        self.ops: list[Op] = []
+
+    def splice(self, a0: int, a1: int, b0: int, b1: int) -> None:
+        """Replace a[a0:a1] by b[b0:b1]."""
+        skip = a0 - self.end
+        insert = self.b[b0:b1]
+        if self.ops and skip < MERGE_GAP and self.ops[-1][1] >= 0:
+            before, dropped, inserted = self.ops[-1]
+            insert = inserted + self.a[self.end : a0] + insert
+            self.ops[-1] = (before, dropped + a1 - self.end, insert)
+        else:
+            self.ops.append((skip, a1 - a0, insert))
+        self.end = a1
+
+    def patch(self, a0: int, a1: int, frame: bytes) -> None:
+        """Replace a[a0:a1] by what `frame` holds."""
+        self.ops.append((a0 - self.end, -1 - (a1 - a0), frame))
+        self.end = a1
+
+
+def _walk(old: Text, new: Text, head: int, a_end: int, b_end: int, out: _Splices) -> None:
+    """Go from change to change; each ends at the latest where a leaf that both texts have begins or ends."""
+    a_stops, b_stops = _stops(old, new)
+    a_at = b_at = head
+    a, b = old.data, new.data
+    while a_at < a_end or b_at < b_end:
+        # The first stop that neither text is past; a pair of stops cuts both texts in two, whatever is in
+        # them.
+        stop = max(bisect_left(a_stops, a_at), bisect_left(b_stops, b_at))
+        if stop < len(a_stops) and a_stops[stop] == a_at and b_stops[stop] == b_at:
+            stop += 1
+        if stop < len(a_stops) and a_stops[stop] <= a_end and b_stops[stop] <= b_end:
+            a_next, b_next = a_stops[stop], b_stops[stop]
+        else:
+            a_next, b_next = a_end, b_end
+        _refine(a_at, a_next, b_at, b_next, out)
+        same = _common_head(a, a_next, b, b_next, min(a_end - a_next, b_end - b_next))
+        a_at, b_at = a_next + same, b_next + same
+
+
+def _stops(old: Text, new: Text) -> tuple[Sequence[int], Sequence[int]]:
+    """Offsets, ascending in both texts, where the same leaf begins or ends."""
+    if old.paths == new.paths:
+        return old.ends, new.ends
+    places = {path: number for number, path in enumerate(new.paths)}
+    a_stops: list[int] = []
+    b_stops: list[int] = []
+    last = -1
+    for path, start, end in zip(old.paths, old.starts, old.ends, strict=True):
+        place = places.get(path, -1)
+        # A leaf that moved to the front of others is left out, and is part of the change between its
+        # neighbours.
+        if place > last:
+            last = place
+            a_stops += (start, end)
+            b_stops += (new.starts[place], new.ends[place])
+    return a_stops, b_stops
+
+
+_Place = tuple[int, int, int, int]
+
+
+def _refine(a0: int, a1: int, b0: int, b1: int, out: _Splices) -> None:
+    """Write down how a[a0:a1] becomes b[b0:b1]."""
+    place = _trim((a0, a1, b0, b1), out)
+    if _is_good(place):
+        if place[0] < place[1] or place[2] < place[3]:
+            out.splice(*place)
+        return
+    places = _split(place, out)
+    if places is None or min(sum(p[1] - p[0] for p in places), sum(p[3] - p[2] for p in places)) > MOVED_MIN:
+        frame = _patch_frame(place, out)
+        if places is None or len(frame) < _estimate(places, out):
+            out.patch(place[0], place[1], frame)
+            return
+    for part in places:
+        _replace(part, out)
+
+
+def _replace(place: _Place, out: _Splices) -> None:
+    """Write down a place that cannot be split any more, as a splice or as a patch."""
+    if not _is_good(place):
+        frame = _patch_frame(place, out)
+        # A splice's bytes meet the shared dictionary when they are stored, a patch's do not: small texts
+        # that merely are of the same kind are better off as splices.
+        bar = 0.75 if place[3] - place[2] < 16 * 1024 else 1.0
+        if len(frame) < bar * _plain_size(out.b[place[2] : place[3]]):
+            out.patch(place[0], place[1], frame)
+            return
+    out.splice(*place)
+
+
+def _is_good(place: _Place) -> bool:
+    return place[1] - place[0] <= POOR or place[3] - place[2] <= POOR
+
+
+def _trim(place: _Place, out: _Splices) -> _Place:
+    """Take off what both sides begin with and end with."""
+    a0, a1, b0, b1 = place
+    head = _common_head(out.a, a0, out.b, b0, min(a1 - a0, b1 - b0))
+    a0, b0 = a0 + head, b0 + head
+    tail = _common_tail(out.a, a1, out.b, b1, min(a1 - a0, b1 - b0))
+    return a0, a1 - tail, b0, b1 - tail
+
+
+def _split(place: _Place, out: _Splices) -> list[_Place] | None:
+    """The place as smaller places in order, with equal runs between them; None if there are too many."""
+    todo = [place]
+    done: list[_Place] = []
+    splits = 0
+    while todo:
+        part = todo.pop()
+        run = None if _is_good(part) else _equal_run(part, out)
+        if run is None:
+            done.append(part)
+            continue
+        splits += 1
+        if splits > SPLITS_MAX:
+            return None
+        a0, a1, b0, b1 = part
+        left, right = (a0, run[0], b0, run[2]), (run[1], a1, run[3], b1)
+        todo += [p for p in (right, left) if p[0] < p[1] or p[2] < p[3]]
+    return done
+
+
+def _equal_run(place: _Place, out: _Splices) -> _Place | None:
+    """A long run of bytes that both sides have, found by a few samples of the new side."""
+    a0, a1, b0, b1 = place
+    a, b = out.a, out.b
+    best: _Place | None = None
+    best_size = RUN_MIN - 1
+    for quarter in (2, 0, 4, 1, 3):
+        at = b0 + (b1 - b0 - ANCHOR) * quarter // 4
+        anchor = b[at : at + ANCHOR]
+        # The same distance from either end first: it is right wherever lengths did not change before or
+        # after.
+        for guess in (a0 + at - b0, a1 - (b1 - at), -1):
+            found = guess if guess >= a0 and a.startswith(anchor, guess) else -1
+            if guess < 0:
+                found = a.find(anchor, a0, a1)
+            if found < a0 or found + ANCHOR > a1:
+                continue
+            right = _common_head(a, found, b, at, min(a1 - found, b1 - at))
+            left = _common_tail(a, found, b, at, min(found - a0, at - b0))
+            if left + right > best_size:
+                best_size = left + right
+                best = (found - left, found + right, at - left, at + right)
+                break
+        if best_size * 4 >= b1 - b0:
+            break
+    return best
+
+
+def _patch_frame(place: _Place, out: _Splices) -> bytes:
+    """The new side as a zstd frame that refers to the old side."""
+    a0, a1, b0, b1 = place
+    size = a1 - a0 + b1 - b0
+    options: dict[int, int] = {
+        Parameter.compression_level: 3,
+        # A wrong prefix decompresses to garbage without a word unless there is a checksum.
+        Parameter.checksum_flag: 1,
+        Parameter.window_log: min(max(size.bit_length(), 10), WINDOW_LOG_MAX),
+        Parameter.enable_long_distance_matching: 1 if size > LONG_MIN else 0,
+    }
+    prefix = zstd.ZstdDict(out.a[a0:a1], is_raw=True).as_prefix
+    return zstd.compress(out.b[b0:b1], options=options, zstd_dict=prefix)
+
+
+def _plain_size(data: bytes) -> int:
+    return len(zstd.compress(data, 3))
+
+
+def _estimate(places: list[_Place], out: _Splices) -> int:
+    """About what the places cost as splices."""
+    return 8 * len(places) + _plain_size(b"".join([out.b[place[2] : place[3]] for place in places]))
+
+
+def _common_head(a: bytes, a0: int, b: bytes, b0: int, size: int) -> int:
+    """How many of the `size` bytes from a[a0] and b[b0] on are equal, up to the first that are not."""
+    # `startswith` compares in place, at memory speed; slices of large texts cost more to copy than to
+    # compare, and comparing memoryviews goes byte by byte.
+    done, step = 0, _COMPARE_FIRST
+    if size > step:
+        view = memoryview(a)
+        while done < size:
+            step = min(step, size - done)
+            if not b.startswith(view[a0 + done : a0 + done + step], b0 + done):
+                break
+            done += step
+            step = min(step * 4, _COMPARE_STEP)
+        else:
+            return size
+        while step > _COMPARE_FIRST:
+            step //= 2
+            if b.startswith(view[a0 + done : a0 + done + step], b0 + done):
+                done += step
+        step = _COMPARE_FIRST + 1
+    step = min(step, size - done)
+    left = a[a0 + done : a0 + done + step]
+    right = b[b0 + done : b0 + done + step]
+    if left == right:
+        return done + step
+    # The highest bit in which two numbers differ is in the first byte in which their texts do.
+    odd = int.from_bytes(left, "big") ^ int.from_bytes(right, "big")
+    return done + step - (odd.bit_length() + 7) // 8
+
+
+def _common_tail(a: bytes, a1: int, b: bytes, b1: int, size: int) -> int:
+    """How many of the `size` bytes before a[a1] and b[b1] are equal, counted from the end."""
+    done, step = 0, _COMPARE_FIRST
+    if size > step:
+        view = memoryview(a)
+        while done < size:
+            step = min(step, size - done)
+            if not b.startswith(view[a1 - done - step : a1 - done], b1 - done - step):
+                break
+            done += step
+            step = min(step * 4, _COMPARE_STEP)
+        else:
+            return size
+        while step > _COMPARE_FIRST:
+            step //= 2
+            if b.startswith(view[a1 - done - step : a1 - done], b1 - done - step):
+                done += step
+        step = _COMPARE_FIRST + 1
+    step = min(step, size - done)
+    left = a[a1 - done - step : a1 - done]
+    right = b[b1 - done - step : b1 - done]
+    if left == right:
+        return done + step
+    odd = int.from_bytes(left, "little") ^ int.from_bytes(right, "little")
+    return done + step - (odd.bit_length() + 7) // 8

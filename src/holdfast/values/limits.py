@@ -1,0 +1,19 @@
+"""The limits on values, for saving and for loading.
+
+Each is far above what an agent's state needs, and exists so that a mistake (a list that holds itself) or
+hostile text ends in an error that names it, never in a crash. Only constants live here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Levels of nesting in the text. A list or a dict is one level, a tuple two (`{"^tuple":[…]}`), a dict with
+# keys that are not text and an object three. The fast encoder stops at 254, the fast decoder at 1024.
+DEPTH_MAX: Final = 200
+
+# Bytes of one text. PostgreSQL's largest field is 1 GiB; half of that leaves room for the difference.
+SIZE_MAX: Final = 512 * 1024 * 1024
+
+# Values in one text. Whoever has more numbers than this keeps them in a numpy array, which counts as one.
+NODES_MAX: Final = 8_000_000

@@ -1,0 +1,140 @@
+"""The real process: the script, closed pipes, terminals with and without rich, questions, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+
+MODULE = [sys.executable, "-m", "holdfast.cli"]
+WITHOUT_RICH = "import sys; sys.modules['rich'] = None; from holdfast.cli import main; sys.exit(main())"
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Path:
+    with holdfast.open(str(tmp_path / "agent.db")) as store:
+        alice = store.thread("alice", metadata={"user": "[red]alice[/red]"})
+        for n in range(3):
+            alice.save({"n": n, "text": "x" * 100_000}, note=f"turn {n}")
+    return tmp_path
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "HOLDFAST_STORE", "COLUMNS")}
+    return kept | {"TERM": "xterm-256color"} | more
+
+
+def on_terminal(
+    command: list[str], where: Path, *, answer: bytes = b"", env: dict[str, str] | None = None
+) -> tuple[int, str]:
+    """Run on a pseudo-terminal, type the answer once a question is asked: exit code and all that was shown."""
+    main_side, process_side = pty.openpty()
+    process = subprocess.Popen(
+        command,
+        cwd=where,
+        env=environment(**env or {}),
+        stdin=process_side,
+        stdout=process_side,
+        stderr=process_side,
+        start_new_session=True,
+    )
+    os.close(process_side)
+    shown = b""
+    try:
+        while piece := os.read(main_side, 65_536):
+            shown += piece
+            if answer and b"[y/N]" in shown:
+                os.write(main_side, answer)
+                answer = b""
+    except OSError:  # Linux: the other side is closed
+        pass
+    finally:
+        os.close(main_side)
+    return process.wait(30), shown.decode()
+
+
+def test_the_script_is_installed_and_knows_its_version() -> None:
+    script = Path(sys.executable).with_name("holdfast")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"holdfast {holdfast.__version__}\n"
+
+
+def test_in_a_pipe_there_is_plain_text_and_no_colour(where: Path) -> None:
+    done = subprocess.run([*MODULE, "log", "alice"], cwd=where, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    assert done.stdout.splitlines()[1].startswith("head  ")
+
+
+def test_a_reader_that_has_enough_is_no_error(where: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [*MODULE, "show", "alice"], cwd=where, env=environment(), stdout=writing, stderr=subprocess.PIPE
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_an_ascii_stdout_still_gets_valid_json(where: Path) -> None:
+    with holdfast.open(str(where / "agent.db")) as store:
+        store.thread("mañana").save({"é": "漢"}, note="ü")
+    env = environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    done = subprocess.run([*MODULE, "show", "mañana", "--json"], cwd=where, env=env, capture_output=True, check=True)
+    assert json.loads(done.stdout)["state"] == {"é": "漢"}
+    done = subprocess.run([*MODULE, "threads"], cwd=where, env=env, capture_output=True, check=True)
+    assert b"ma\\xf1ana" in done.stdout
+
+
+def test_a_terminal_gets_colour_and_text_is_never_markup(where: Path) -> None:
+    code, shown = on_terminal([*MODULE, "threads"], where, env={"COLUMNS": "120"})
+    assert code == 0, shown
+    assert "\x1b[" in shown
+    assert "user=[red]alice[/red]" in shown
+
+
+@pytest.mark.parametrize(("options", "env"), [(["--no-color"], {}), ([], {"NO_COLOR": "1"}), ([], {"TERM": "dumb"})])
+def test_colour_can_be_turned_off(where: Path, options: list[str], env: dict[str, str]) -> None:
+    for command in (["log", "alice"], ["show", "alice", "--path", "n"], ["diff", "alice", "@1"]):
+        code, shown = on_terminal([*MODULE, *command, *options], where, env=env)
+        assert code == 0
+        assert "\x1b" not in shown
+
+
+def test_without_rich_a_terminal_gets_plain_text(where: Path) -> None:
+    python = [sys.executable, "-c", WITHOUT_RICH]
+    code, shown = on_terminal([*python, "log", "alice"], where)
+    assert code == 0, shown
+    assert "\x1b" not in shown
+    assert "turn 2" in shown
+    code, shown = on_terminal([*python, "verify"], where)
+    assert code == 0, shown
+    assert "verifying 1/1" in shown
+    assert "no problems" in shown
+
+
+def test_a_terminal_is_asked_before_anything_is_removed(where: Path) -> None:
+    command = [*MODULE, "delete", "alice"]
+    code, shown = on_terminal(command, where, answer=b"n\n")
+    assert code == 1, shown
+    assert "nothing was removed" in shown
+    code, shown = on_terminal(command, where, answer=b"y\n")
+    assert code == 0, shown
+    assert "3 records removed" in shown
+
+
+def test_ctrl_c_is_130_and_no_traceback(where: Path) -> None:
+    """The question is asked in a session of its own, whose terminal turns the key into SIGINT."""
+    inner = [*MODULE, "prune", "alice", "--keep", "1"]
+    take = "import os,sys,fcntl,termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    code, shown = on_terminal([sys.executable, "-c", take, *inner], where, answer=b"\x03")
+    assert code == 130, shown
+    assert "interrupted" in shown
+    assert "Traceback" not in shown

@@ -1,0 +1,31 @@
+"""Fixtures shared by all tests: a real PostgreSQL, started once, and a fresh database for each test.
+
+A server that cannot start fails the tests that need it, here and in CI. It never skips them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.testing.postgres import PostgresServer
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A server for the whole test run. fsync is off: tests that pull the plug start a server of their own."""
+    with PostgresServer(fsync=False) as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """The URL of an empty database that is dropped after the test."""
+    name = f"test_{next(_numbers)}"
+    url = postgres_server.create_database(name)
+    yield url
+    postgres_server.drop_database(name)

@@ -1,0 +1,123 @@
+"""A COMMIT whose answer was lost: the save is looked up, done once, and never called unwritten by mistake.
+
+The driver under the store is the real one; between them stands one that loses answers when told to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+
+import holdfast
+from holdfast.errors import OutcomeUnknown, Unavailable
+from holdfast.log.cache import BaseCache
+from holdfast.storage.program import Dialect, Driver, Transaction
+from holdfast.storage.urls import open_driver
+from holdfast.threads.context import Context
+from holdfast.threads.store import CACHE_BYTES
+from holdfast.values.registry import Codec
+
+# What becomes of a write: it works; it is done and the answer lost; it is not done and the answer lost; refused.
+Fate = Literal["works", "done", "not done", "refused"]
+
+
+class LossyDriver:
+    """Writes meet the fates listed, in their order; after those everything works."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.fates: list[Fate] = []
+
+    @property
+    def dialect(self) -> Dialect:
+        return self.driver.dialect
+
+    def run(self, transaction: Transaction) -> Any:
+        fate: Fate = self.fates.pop(0) if transaction.write and self.fates else "works"
+        if fate == "refused":
+            raise Unavailable("the server is away. Nothing was written.")
+        answer = self.driver.run(transaction) if fate != "not done" else None
+        if fate != "works":
+            raise OutcomeUnknown("the connection broke during COMMIT.")
+        return answer
+
+    async def arun(self, transaction: Transaction) -> Any:
+        return self.run(transaction)
+
+    def close(self) -> None:
+        self.driver.close()
+
+    async def aclose(self) -> None:
+        self.close()
+
+
+@pytest.fixture
+def lossy() -> Iterator[LossyDriver]:
+    driver = LossyDriver(open_driver(":memory:", durability="full", timeout_s=5, create=True))
+    yield driver
+    driver.close()
+
+
+@pytest.fixture
+def store(lossy: LossyDriver) -> holdfast.Store:
+    made = holdfast.Store(Context(lossy, Codec(), BaseCache(CACHE_BYTES), "default"))
+    made.thread("other").save({})  # the tenant exists
+    return made
+
+
+FATES: list[list[Fate]] = [["done"], ["not done"], ["done", "done"], ["not done", "done"], ["not done", "not done"]]
+
+
+@pytest.mark.parametrize("fates", FATES)
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_lost_answer_is_looked_up_and_the_save_is_there_once(
+    store: holdfast.Store, lossy: LossyDriver, fates: list[Fate], before: int
+) -> None:
+    """Both the first save of a thread and later ones, which take another path."""
+    thread = store.thread("a")
+    for number in range(before):
+        thread.save({"number": number})
+    lossy.fates = list(fates)
+    try:
+        saved = thread.save({"number": before})
+    except OutcomeUnknown:
+        assert before == 0  # only two looks: it says that it does not know
+        assert len(fates) == 2
+        return
+    assert saved.is_head
+    assert [c.state["number"] for c in thread.history()] == list(range(before, -1, -1))
+    assert thread.load(strict=True).id == saved.id
+    assert thread.save({"number": before + 1}).parent == saved.id
+    assert store.verify().ok
+
+
+@pytest.mark.parametrize("fates", [["done", "refused"], ["not done", "refused"]])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_lost_answer_that_cannot_be_looked_up_is_never_called_unwritten(
+    store: holdfast.Store, lossy: LossyDriver, fates: list[Fate], before: int
+) -> None:
+    """`Unavailable` says that nothing was written; after a COMMIT was sent nobody knows that."""
+    thread = store.thread("a")
+    for number in range(before):
+        thread.save({"number": number})
+    lossy.fates = list(fates)
+    with pytest.raises(OutcomeUnknown, match="Looking for checkpoint"):
+        thread.save({"number": before})
+    again = thread.save({"number": "again"})  # by the same handle: no race, whatever became of the first
+    assert again.is_head
+    numbers = [c.state["number"] for c in thread.history()]
+    written = [before] if fates[0] == "done" else []
+    assert numbers == ["again", *written, *range(before - 1, -1, -1)]
+    assert len(thread.branches()) == 1
+
+
+def test_a_refused_save_is_not_there(store: holdfast.Store, lossy: LossyDriver) -> None:
+    thread = store.thread("a")
+    thread.save({"number": 0})
+    lossy.fates = ["refused"]
+    with pytest.raises(Unavailable):
+        thread.save({"number": 1})
+    thread.save({"number": 2})
+    assert [c.state["number"] for c in thread.history()] == [2, 0]

@@ -1,0 +1,113 @@
+"""The house rules: public names, layers, twins of sync and async, import time."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.threads.store import Store
+from holdfast.threads.thread import Thread
+
+SOURCE = Path(holdfast.__file__).parent
+# Lowest first: a module may import from its own layer and from those before it.
+LAYERS = ("errors", "values", "storage", "log", "threads", "testing", "cli")
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in SOURCE.rglob("*.py"))
+
+
+def layer(module: str) -> int:
+    """The layer of a dotted module name; the package itself stands on top of the domains."""
+    parts = module.split(".")
+    return LAYERS.index(parts[1]) if len(parts) > 1 else LAYERS.index("threads")
+
+
+def imports(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "holdfast":
+            names |= {node.module} if "." in node.module else {f"holdfast.{a.name}" for a in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names if alias.name.split(".")[0] == "holdfast"}
+    return names
+
+
+def test_all_names_exactly_what_is_public() -> None:
+    public = {
+        name
+        for name, value in vars(holdfast).items()
+        if not name.startswith("_") and not inspect.ismodule(value) and name != "annotations"
+    }
+    assert public | {"__version__"} == set(holdfast.__all__)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_layer_imports_only_downwards(path: Path) -> None:
+    name = "holdfast." + ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+    name = name.removesuffix(".__init__")
+    if name == "holdfast":
+        return
+    for imported in imports(path):
+        if imported.split(".")[1:2] and imported.split(".")[1] not in LAYERS:
+            assert layer(name) >= LAYERS.index("testing"), f"{name} imports the package root: {imported}"
+            continue
+        assert layer(imported) <= layer(name), f"{name} imports upwards: {imported}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_every_module_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_file_over_500_lines_no_function_over_70(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 500
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert (node.end_lineno or 0) - node.lineno <= 70, f"{path}:{node.lineno} {node.name}"
+
+
+def operations(handle: type) -> list[str]:
+    """The public methods that do I/O: all but those that only make a handle."""
+    without_io = {"tenant", "thread"}
+    names = [name for name, _ in inspect.getmembers(handle, inspect.isfunction) if not name.startswith("_")]
+    twins = {name for name in names if name.startswith("a") and name[1:] in names}
+    return [name for name in names if name not in twins and name not in without_io]
+
+
+@pytest.mark.parametrize(
+    ("handle", "name"), [(handle, name) for handle in (Store, Thread) for name in operations(handle)]
+)
+def test_every_operation_has_an_async_twin_with_the_same_signature(handle: type, name: str) -> None:
+    blocking = inspect.signature(getattr(handle, name))
+    twin = inspect.signature(getattr(handle, "a" + name))
+    assert blocking.parameters == twin.parameters
+    kinds = {"Iterator": "AsyncIterator"}
+    expected = str(blocking.return_annotation)
+    for sync_kind, async_kind in kinds.items():
+        expected = expected.replace(sync_kind, async_kind)
+    assert str(twin.return_annotation) == expected
+
+
+def test_import_is_under_100_ms_and_brings_no_face_or_extra() -> None:
+    """The best of five fresh interpreters: the machine may be busy, the import may not be slow."""
+    code = (
+        "import sys, time; t = time.perf_counter(); import holdfast; print(time.perf_counter() - t);"
+        "print(sorted(m for m in ('psycopg', 'rich', 'numpy', 'pydantic', 'langgraph', 'asyncio') if m in sys.modules))"
+    )
+    outputs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split("\n")
+        for _ in range(5)
+    ]
+    assert min(float(lines[0]) for lines in outputs) < 0.1
+    brought = outputs[0][1]
+    for name in ("psycopg", "rich", "numpy", "pydantic", "langgraph"):
+        assert name not in brought

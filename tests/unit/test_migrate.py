@@ -1,0 +1,67 @@
+"""Migrations: the files, which of them a store needs, and that replaying them gives the newest schema."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import get_args
+
+import apsw
+import pytest
+
+from holdfast.errors import OpenError
+from holdfast.storage import migrate, sqlite_open
+from holdfast.storage.program import Dialect
+from holdfast.storage.sqlite import SqliteDriver
+
+
+@pytest.mark.parametrize("dialect", get_args(Dialect))
+def test_both_dialects_ship_the_same_versions(dialect: Dialect) -> None:
+    shipped = migrate.migrations(dialect)
+    assert [(m.version, m.name) for m in shipped] == [(m.version, m.name) for m in migrate.migrations("sqlite")]
+    assert [m.version for m in shipped] == list(range(1, migrate.newest(dialect) + 1))
+    assert all(m.text.strip() for m in shipped)
+
+
+def test_pending_is_what_was_not_applied() -> None:
+    newest = migrate.newest("sqlite")
+    assert [m.version for m in migrate.pending("sqlite", [])] == list(range(1, newest + 1))
+    assert migrate.pending("sqlite", range(1, newest + 1)) == []
+
+
+def test_a_newer_schema_is_refused_with_both_numbers() -> None:
+    newest = migrate.newest("sqlite")
+    with pytest.raises(OpenError, match=f"newer Holdfast: schema {newest + 6}, this one knows {newest}; upgrade"):
+        migrate.pending("sqlite", range(1, newest + 7))
+
+
+@pytest.mark.parametrize("names", [["0001_a.sql", "0003_b.sql"], ["0001_a.sql", "0001_b.sql"], ["0002_a.sql"]])
+def test_numbers_have_no_holes_and_no_doubles(names: list[str]) -> None:
+    with pytest.raises(OpenError, match="not numbered"):
+        migrate._in_order((name, "") for name in names)
+
+
+def schema(path: Path) -> list[tuple[str, ...]]:
+    connection = sqlite3.connect(path)
+    rows = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name").fetchall()
+    connection.close()
+    return rows
+
+
+def test_the_newest_schema_is_all_migrations_replayed_one_by_one(tmp_path: Path) -> None:
+    SqliteDriver(tmp_path / "fresh.db").close()
+    for migration in migrate.migrations("sqlite"):
+        connection = apsw.Connection(str(tmp_path / "replayed.db"))  # each in a session of its own
+        sqlite_open.apply(connection, migration)
+        connection.close()
+    assert schema(tmp_path / "replayed.db") == schema(tmp_path / "fresh.db")
+    SqliteDriver(tmp_path / "replayed.db", create=False).close()
+
+
+def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    connection = apsw.Connection(str(tmp_path / "a.db"))
+    broken = migrate.Migration(1, "broken", "CREATE TABLE meta (key, value); CREATE TABLE meta (again)")
+    with pytest.raises(apsw.SQLError):
+        sqlite_open.apply(connection, broken)
+    assert list(connection.execute("SELECT name FROM sqlite_schema")) == []
+    connection.close()

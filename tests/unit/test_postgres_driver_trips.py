@@ -1,0 +1,215 @@
+"""What goes over the wire, as a proxy that reads the protocol sees it: round trips, and a pooler's no."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from holdfast.errors import OpenError, UsageError
+from holdfast.storage.postgres import PostgresDriver
+from holdfast.storage.postgres_wire import Compiled, encode
+from holdfast.storage.program import Batch, Program, Sql, Transaction
+from holdfast.testing.postgres import PostgresServer
+
+PUT = Sql("INSERT INTO note (id) VALUES (:id)")
+COUNT = Sql("SELECT count(*) FROM note")
+
+
+class Proxy:
+    """Stands between driver and server. Counts Sync messages, and turns: requests that follow an answer."""
+
+    def __init__(self, port: int, *, refuse_options: bool = False) -> None:
+        self.syncs = self.turns = 0
+        self.kinds: list[str] = []
+        self._refuse_options = refuse_options
+        self._server_port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets: list[socket.socket] = [self._listener]
+        self._threads: list[threading.Thread] = []
+        self._spawn(self._accept)
+
+    def url(self, database: str) -> str:
+        port = self._listener.getsockname()[1]
+        return f"postgresql://postgres@127.0.0.1:{port}/{database}?sslmode=disable&gssencmode=disable"
+
+    def reset(self) -> None:
+        self.syncs = self.turns = 0
+        self.kinds = []
+
+    def close(self) -> None:
+        for each in self._sockets:
+            try:
+                each.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+            each.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _spawn(self, target: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._server_port))
+            self._sockets += [client, server]
+            # Set by whoever speaks: a request counts as a turn if the server spoke last.
+            server_spoke = threading.Event()
+            self._spawn(self._requests, client, server, server_spoke)
+            self._spawn(self._answers, server, client, server_spoke)
+
+    def _requests(self, client: socket.socket, server: socket.socket, server_spoke: threading.Event) -> None:
+        started, buffer = False, b""
+        while data := _receive(client):
+            buffer += data
+            if server_spoke.is_set():
+                server_spoke.clear()
+                self.turns += 1
+            while len(buffer) >= (5 if started else 4):
+                length = struct.unpack_from("!I", buffer, 1 if started else 0)[0] + (1 if started else 0)
+                if len(buffer) < length:
+                    break
+                message, buffer = buffer[:length], buffer[length:]
+                if started:
+                    self.kinds.append(chr(message[0]))
+                    self.syncs += message[:1] == b"S"
+                elif self._refuse_options and b"\0options\0" in message:
+                    text = b"SFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
+                    client.sendall(b"E" + struct.pack("!I", len(text) + 4) + text)
+                    _hang_up(client)
+                    _hang_up(server)
+                    return
+                started = True
+            server.sendall(data)
+        _hang_up(server)
+
+    def _answers(self, server: socket.socket, client: socket.socket, server_spoke: threading.Event) -> None:
+        while data := _receive(server):
+            server_spoke.set()
+            try:
+                client.sendall(data)
+            except OSError:
+                break
+        _hang_up(client)
+
+
+def _receive(source: socket.socket) -> bytes:
+    try:
+        return source.recv(65536)
+    except OSError:
+        return b""
+
+
+def _hang_up(target: socket.socket) -> None:
+    try:
+        target.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+
+
+@pytest.fixture
+def proxy(postgres_server: PostgresServer) -> Iterator[Proxy]:
+    proxy = Proxy(postgres_server.port)
+    yield proxy
+    proxy.close()
+
+
+def database(url: str) -> str:
+    return url.rsplit("/", 1)[1]
+
+
+def program(*batches: Batch) -> Callable[[], Program[None]]:
+    def op() -> Program[None]:
+        for batch in batches:
+            _ = yield batch
+
+    return op
+
+
+CASES = {
+    "one statement": (True, [Batch(PUT(id=1), last=True)], 1),
+    "two statements": (True, [Batch(PUT(id=2), PUT(id=3), last=True)], 1),
+    "two batches": (True, [Batch(PUT(id=4)), Batch(PUT(id=5), last=True)], 2),
+    "not flagged": (True, [Batch(PUT(id=6))], 2),
+    "one read": (False, [Batch(COUNT(), last=True)], 1),
+    "two reads": (False, [Batch(COUNT(), COUNT(), last=True)], 1),
+    "no statement": (True, [], 0),
+}
+
+
+@pytest.mark.parametrize("mode", ["blocking", "async", "unprepared"])
+def test_round_trips(proxy: Proxy, postgres_url: str, mode: str) -> None:
+    """A single last batch is one round trip, the first time (with its preparation) and ever after."""
+    driver = PostgresDriver(proxy.url(database(postgres_url)), prepare=mode != "unprepared")
+    with psycopg.connect(postgres_url, options="-c search_path=holdfast") as connection:
+        connection.execute("CREATE TABLE note (id bigint)")
+
+    async def each() -> None:
+        await driver.arun(Transaction(program(Batch(COUNT(), last=True))))  # connects
+        for name, (write, batches, expected) in CASES.items():
+            for turn in range(2):
+                proxy.reset()
+                transaction = Transaction(program(*batches), write=write)
+                if mode == "async":
+                    await driver.arun(transaction)
+                else:
+                    driver.run(transaction)
+                assert (proxy.syncs, proxy.turns) == (expected, expected), (name, turn, proxy.kinds)
+                if name == "one statement" and turn == 1:
+                    # Bind, Describe, Execute, Sync; parsed again only if it must not be prepared.
+                    assert "".join(proxy.kinds) == ("PBDES" if mode == "unprepared" else "BDES")
+
+    asyncio.run(each())
+    driver.close()
+
+
+def test_names_become_numbers_and_casts_and_literals_stay() -> None:
+    text = """SELECT :a::bigint, ':b', "x:c", a[1], :d, :a -- :e
+    /* :f */ FROM t WHERE note LIKE '%it''s :g%' AND $$ :h $$ <> :d"""
+    compiled = Compiled(text, None)
+    assert compiled.names == ("a", "d")
+    assert compiled.text.decode() == text.replace(":a::", "$1::").replace(":a ", "$1 ").replace(":d", "$2")
+
+
+def test_text_that_postgres_would_cut_short_is_refused() -> None:
+    with pytest.raises(UsageError, match="NUL"):
+        encode(("name",), {"name": "a\0b"})
+    with pytest.raises(UsageError, match="Unicode"):
+        encode(("name",), {"name": "\ud800"})
+    with pytest.raises(UsageError, match="object"):
+        encode(("name",), {"name": object()})
+
+
+def test_a_pooler_that_refuses_settings_needs_the_role_to_have_them(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    proxy = Proxy(postgres_server.port, refuse_options=True)
+    name = database(postgres_url)
+    with pytest.raises(OpenError, match="ALTER ROLE postgres SET search_path = holdfast"):
+        PostgresDriver(proxy.url(name), prepare=False)
+    postgres_server.execute(f"ALTER ROLE postgres IN DATABASE {name} SET search_path = holdfast")
+    driver = PostgresDriver(proxy.url(name), prepare=False)
+    meta = Sql("SELECT value FROM meta WHERE key = 'store'")
+    seen: list[Any] = []
+
+    def op() -> Program[None]:
+        seen.append((yield Batch(meta(), last=True)))
+
+    driver.run(Transaction(op))
+    asyncio.run(driver.arun(Transaction(op)))
+    assert seen == [[[(driver.store_id,)]]] * 2
+    driver.close()
+    proxy.close()

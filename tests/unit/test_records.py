@@ -1,0 +1,123 @@
+"""Records: ids that grow, hashes that cover every word of meaning, checksums that cover every column."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import NotFound
+from holdfast.log.ids import ID_MAX, new_id, parse_id, show_id
+from holdfast.log.records import COLUMNS, NO_HASH, Record, chain_hash, record_of, row_checksum, row_is_sound
+
+MEANING: dict[str, Any] = {
+    "parent_hash": NO_HASH,
+    "record": 7,
+    "kind": "state",
+    "at": 1_700_000_000_000_000,
+    "step": 3,
+    "note": "a note",
+    "metadata": '{"a":1}',
+    "content": b"c" * 32,
+}
+RECORD = Record(
+    tree=1,
+    id=7,
+    thread=2,
+    parent=5,
+    base=6,
+    keyframe=0,
+    key=4,
+    kind="state",
+    at=1_700_000_000_000_000,
+    step=3,
+    note=None,
+    metadata=None,
+    size=100,
+    cost=2_000,
+    hash=b"h" * 32,
+    checksum=0,
+    body=11,
+    stamp=12,
+)
+SOUND = RECORD._replace(checksum=row_checksum(1, RECORD) + 11 + 12)
+
+
+def test_a_record_has_the_columns_that_are_read() -> None:
+    assert [column.strip() for column in COLUMNS.split(",")] == list(Record._fields)
+    assert record_of(tuple(RECORD)) == RECORD
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("parent_hash", b"p" * 32),
+        ("record", 8),
+        ("kind", "update"),
+        ("at", 1_700_000_000_000_001),
+        ("step", 4),
+        ("note", "a note."),
+        ("note", None),
+        ("note", ""),
+        ("metadata", None),
+        ("metadata", '{"a":2}'),
+        ("content", b"d" * 32),
+    ],
+)
+def test_the_hash_covers_every_part_of_the_meaning(field: str, value: Any) -> None:
+    assert chain_hash(**MEANING) == chain_hash(**MEANING)
+    assert chain_hash(**{**MEANING, field: value}) != chain_hash(**MEANING)
+
+
+def test_parts_cannot_be_shifted_into_each_other() -> None:
+    one = chain_hash(**{**MEANING, "note": "ab", "metadata": "c"})
+    assert one != chain_hash(**{**MEANING, "note": "a", "metadata": "bc"})
+
+
+@pytest.mark.parametrize("field", Record._fields)
+def test_the_checksum_covers_every_column(field: str) -> None:
+    assert row_is_sound(1, SOUND)
+    before: Any = getattr(SOUND, field)
+    changed: Any
+    changed = before + 1 if isinstance(before, int) else (b"x" * 32 if isinstance(before, bytes) else f"{before}!")
+    assert not row_is_sound(1, SOUND._replace(**{field: changed}))
+
+
+def test_the_checksum_covers_the_tenant() -> None:
+    assert not row_is_sound(2, SOUND)
+
+
+def test_a_tombstone_is_sound_without_its_body() -> None:
+    assert row_is_sound(1, SOUND._replace(body=None, checksum=SOUND.checksum - 11))
+
+
+@given(st.integers(1, ID_MAX))
+def test_ids_are_shown_in_13_characters_and_in_their_order(value: int) -> None:
+    assert len(show_id(value)) == 13
+    assert parse_id(show_id(value)) == parse_id(show_id(value).upper()) == value
+    assert (show_id(value) > show_id(value - 1)) or value == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0", "0" * 13, "0" * 12, "0" * 14, "u" * 13, "z" * 13, "8" + "0" * 12, "../../etc/pas", "0d3k9qx2m7w1é"],
+)
+def test_what_is_no_id_is_not_found(text: str) -> None:
+    with pytest.raises(NotFound):
+        parse_id(text)
+
+
+@given(
+    now=st.integers(0, 2**52),
+    chance=st.integers(0, 2**32 - 1),
+    after=st.integers(0, ID_MAX - 2**17),
+)
+def test_ids_grow_along_a_line_whatever_the_clock_does(now: int, chance: int, after: int) -> None:
+    assert after < new_id(now, chance, after) <= ID_MAX
+
+
+def test_ids_follow_the_clock() -> None:
+    now = 1_700_000_000_000_000
+    assert new_id(now + 1_000, 0, 0) > new_id(now, 2**32 - 1, 0)
