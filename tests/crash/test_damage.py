@@ -27,7 +27,7 @@ RECORD_COLUMNS = [
     "size", "cost", "hash", "checksum", "body", "stamp",
 ]
 # fmt: on
-BODY_COLUMNS = ["id", "tenant", "salt", "diff", "full_text"]
+BODY_COLUMNS = ["id", "tenant", "salt", "checksum", "diff", "full_text"]
 # A record whose key has changed is not found under it any more; nothing tells that from one that was pruned.
 KEYS = {"tenant", "tree", "id"}
 

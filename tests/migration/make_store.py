@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -124,19 +126,19 @@ def plain(value: Any) -> Any:
 
 
 def make(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "store.db"
-    for old in folder.glob("store.db*"):
-        old.unlink()
+    """Write both files, or, if anything is wrong with what was written, none."""
     expected = {}
-    with holdfast.open(str(path)) as store:
-        for tenant in TENANTS:
-            write(store.tenant(tenant))
-            expected[tenant] = describe(store.tenant(tenant))
-            assert store.tenant(tenant).verify().ok
-    for side in folder.glob("store.db-lock*"):
-        side.unlink()
-    assert [entry.name for entry in folder.glob("store.db*")] == ["store.db"], "not closed cleanly"
+    with tempfile.TemporaryDirectory() as scratch:
+        made = Path(scratch) / "store.db"
+        with holdfast.open(str(made)) as store:
+            for tenant in TENANTS:
+                write(store.tenant(tenant))
+                expected[tenant] = describe(store.tenant(tenant))
+                assert store.tenant(tenant).verify().ok
+        assert not list(made.parent.glob("*-wal")), "not closed cleanly"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "store.db"
+        shutil.copyfile(made, path)
     text = json.dumps({"holdfast": holdfast.__version__, "tenants": expected}, indent=1)
     (folder / "expected.json").write_text(text + "\n")
     print(f"{path}: {path.stat().st_size:,} bytes; {folder / 'expected.json'}: {len(text):,} bytes")

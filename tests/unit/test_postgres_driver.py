@@ -476,3 +476,14 @@ def test_prepared_statements_that_vanish_are_done_without(driver: PostgresDriver
     read(driver, once(Sql("DEALLOCATE ALL")))
     assert count(driver) == 0
     assert not driver._statements.prepare
+
+
+def test_a_batch_that_repeats_a_new_statement_keeps_preparing_on(driver: PostgresDriver) -> None:
+    """The same text twice in one pipeline is prepared once; twice would be an error, and switch preparing off."""
+
+    def op() -> Program[int]:
+        rows = yield Batch(*(PUT(id=number, body=b"x") for number in range(5)))
+        return len(rows)
+
+    assert driver.run(Transaction(op, write=True)) == 5
+    assert driver._statements.prepare

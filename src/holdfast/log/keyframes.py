@@ -22,8 +22,8 @@ def difference_cost(stored_bytes: int, splices: int) -> int:
 def keyframe_is_due(*, cost: int, size: int, key_size: int, branching: bool) -> bool:
     """Whether a record with this cost and size should carry its full text.
 
-    The first record of a branch has some slack, so that many forks of one long chain do not each write a keyframe: up to
-    three times its own size in all, keyframe included.
+    The first record of a branch has some slack, so that many forks of one long chain do not each write a keyframe:
+    up to three times its own size in all, keyframe included.
     """
     limit = min(2 * size, 3 * size - key_size) if branching else size
     return cost >= limit or key_size > 2 * size

@@ -13,7 +13,7 @@ from holdfast.errors import Damaged, Undecodable
 from holdfast.log.branches import ThreadRow, find_thread
 from holdfast.log.ids import show_id
 from holdfast.log.keyframes import RECORD_COST_BYTES
-from holdfast.log.records import COLUMNS, NO_HASH, Record, chain_hash, record_of, row_is_sound
+from holdfast.log.records import COLUMNS, NO_HASH, Record, chain_hash, record_of
 from holdfast.storage.program import Batch, Program, Rows, Sql, one_row
 from holdfast.values.compress import decompress_full
 from holdfast.values.delta import apply_all
@@ -148,11 +148,11 @@ def read_state(tenant: int, tree: int, record: int) -> Program[Loaded | None]:
     if chain is None or chain.record.body is None:
         return None
     key_data = _key_data(chain)
-    loaded = _rebuild(tenant, chain, key_data) if key_data is not None else None
+    loaded = _rebuild(chain, key_data) if key_data is not None else None
     if loaded is None:
         # Either the keyframe's full text or something in between is damaged. The keyframe kept its difference.
         key_data = yield from _recover_key(tenant, tree, chain)
-        loaded = _rebuild(tenant, chain, key_data) if key_data is not None else None
+        loaded = _rebuild(chain, key_data) if key_data is not None else None
     if loaded is None:
         raise Damaged(
             f"checkpoint {show_id(record)} is damaged: what is stored does not add up to what was saved",
@@ -168,14 +168,16 @@ def _key_data(chain: Chain) -> bytes | None:
         return None
 
 
-def _rebuild(tenant: int, chain: Chain, key_data: bytes) -> Loaded | None:
+def _rebuild(chain: Chain, key_data: bytes) -> Loaded | None:
     """Apply the differences and check the result. None: it is not what was saved."""
     record = chain.record
-    if chain.diffs is None or chain.parent_hash is None or not row_is_sound(tenant, record):
+    if chain.diffs is None or chain.parent_hash is None:
         return None
     try:
         data = apply_all(key_data, chain.diffs, Dictionary(key_data)) if chain.diffs else key_data
     except Undecodable:
+        return None
+    if len(data) != record.size:
         return None
     content = digest(chain.salt, data)
     expected = chain_hash(
@@ -204,7 +206,7 @@ def _recover_key(tenant: int, tree: int, chain: Chain) -> Generator[Batch, list[
     ):  # damaged pointers may form a circle
         return None
     key_data = _key_data(before)
-    if key_data is None or _rebuild(tenant, before, key_data) is None:
+    if key_data is None or _rebuild(before, key_data) is None:
         key_data = yield from _recover_key(tenant, tree, before)
     if key_data is None:
         return None

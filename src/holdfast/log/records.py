@@ -76,3 +76,9 @@ def row_checksum(tenant: int, record: Record) -> int:
 def row_is_sound(tenant: int, record: Record) -> bool:
     """Whether no column of the row has changed since it was written."""
     return record.checksum == row_checksum(tenant, record) + (record.body or 0) + record.stamp
+
+
+def body_checksum(*parts: bytes | None) -> int:
+    """The checksum of a body: those of its salt, difference and full text, added up, so that one can change without
+    reading the others."""
+    return sum(zlib.crc32(part) for part in parts if part is not None)

@@ -17,7 +17,7 @@ from holdfast.errors import Damaged
 from holdfast.log.branches import ThreadRow, find_thread, threads_in_tree
 from holdfast.log.ids import show_id
 from holdfast.log.reading import NOT_SWEPT, RECORD, Loaded, read_chain, read_state
-from holdfast.log.records import Record, record_of, row_checksum
+from holdfast.log.records import Record, body_checksum, record_of, row_checksum
 from holdfast.storage.program import Batch, Flow, Program, Rows, Sql, Statement, write
 from holdfast.values.compress import compress_full
 from holdfast.values.delta import Decoder, Encoder, Splices
@@ -32,22 +32,27 @@ _TREE = Sql(
 )
 _NEXT_GENERATION = Sql("UPDATE thread SET generation = generation + 1 WHERE tenant = :tenant AND tree = :tree")
 _DIFF = Sql("SELECT diff FROM body WHERE tenant = :tenant AND id = :body")
-_SET_DIFF = Sql("UPDATE body SET diff = :diff WHERE tenant = :tenant AND id = :body")
-_SET_FULL = Sql("UPDATE body SET diff = NULL, full_text = :full_text WHERE tenant = :tenant AND id = :body")
-_DROP_DIFF = Sql("UPDATE body SET diff = NULL WHERE tenant = :tenant AND id = :body")
+_SET_DIFF = Sql("UPDATE body SET diff = :diff, checksum = checksum + :change WHERE tenant = :tenant AND id = :body")
+_SET_FULL = Sql(
+    "UPDATE body SET diff = NULL, full_text = :full_text, checksum = checksum + :change"
+    " WHERE tenant = :tenant AND id = :body"
+)
+_DROP_DIFF = Sql("UPDATE body SET diff = NULL, checksum = checksum + :change WHERE tenant = :tenant AND id = :body")
 _SET_RECORD = Sql(
     """UPDATE record SET base = :base, keyframe = :keyframe, key = :key, cost = :cost, checksum = :checksum
     WHERE tenant = :tenant AND tree = :tree AND id = :id"""
 )
 _LIST = Sql("INSERT INTO sweep (tenant, tree, id) VALUES (:tenant, :tree, :id) ON CONFLICT DO NOTHING")
-# The checksum is the row's own plus body plus stamp: taking the body out of it needs no other column.
+# A row's checksum is its own plus body plus stamp: taking the body out of it needs no other column.
 _ENTOMB = Sql(
     sqlite=(
         "DELETE FROM body WHERE tenant = :tenant AND id = :body",
-        "UPDATE record SET checksum = checksum - body, body = NULL WHERE tenant = :tenant AND tree = :tree AND id = :id",
+        "UPDATE record SET checksum = checksum - body, body = NULL"
+        " WHERE tenant = :tenant AND tree = :tree AND id = :id",
     ),
     postgres="""WITH gone AS (DELETE FROM body WHERE tenant = :tenant AND id = :body)
-        UPDATE record SET checksum = checksum - body, body = NULL WHERE tenant = :tenant AND tree = :tree AND id = :id""",
+        UPDATE record SET checksum = checksum - body, body = NULL
+        WHERE tenant = :tenant AND tree = :tree AND id = :id""",
 )
 _FORGET = (
     Sql("DELETE FROM tag WHERE tenant = :tenant AND thread = :thread"),
@@ -209,31 +214,42 @@ def _rebase(
         raise Damaged(f"checkpoint {show_id(record)} has lost its body", checkpoints=(show_id(record),))
     lines = yield from _lines_after(tenant, tree, loaded, dependants)
     dictionary = Dictionary(loaded.data)
+    old = loaded.record
+    [[(diff,)]] = yield Batch(_DIFF(tenant=tenant, body=old.body))
+    full = compress_full(loaded.data)
     yield Batch(
-        _SET_FULL(tenant=tenant, body=loaded.record.body, full_text=compress_full(loaded.data)),
-        _store(tenant, loaded.record._replace(base=None, keyframe=1, key=record, cost=0)),
+        _SET_FULL(tenant=tenant, body=old.body, full_text=full, change=body_checksum(full) - body_checksum(diff)),
+        _store(tenant, old._replace(base=None, keyframe=1, key=record, cost=0)),
     )
     before, after = {record: loaded.record.cost}, {record: 0}  # what reading costs, along the chain
     for line in lines:
         encoder = Encoder(dictionary)
-        for following, stored_bytes, splices in line:
+        for following, stored, splices in line:
             assert following.base is not None
             diff = encoder.encode_splices(splices)
-            statements = [_SET_DIFF(tenant=tenant, body=following.body, diff=diff)]
+            moved = following
             if not following.keyframe:  # a keyframe's difference is moved too, but the chain ends there
                 before[following.id] = following.cost
-                own = following.cost - before[following.base] + len(diff) - stored_bytes
-                cost = after[following.id] = after[following.base] + own
-                statements.append(_store(tenant, following._replace(key=record, cost=cost)))
-            yield Batch(*statements)
+                own = following.cost - before[following.base] + len(diff) - len(stored)
+                after[following.id] = after[following.base] + own
+                moved = following._replace(key=record, cost=after[following.id])
+            yield Batch(
+                _SET_DIFF(
+                    tenant=tenant,
+                    body=following.body,
+                    diff=diff,
+                    change=body_checksum(diff) - body_checksum(stored),
+                ),
+                _store(tenant, moved),
+            )
 
 
 def _lines_after(
     tenant: int, tree: int, loaded: Loaded, dependants: dict[int, list[int]]
-) -> Generator[Batch, list[Rows], list[list[tuple[Record, int, Splices]]]]:
+) -> Generator[Batch, list[Rows], list[list[tuple[Record, bytes, Splices]]]]:
     """The chains of differences that build on a record, up to and with the next keyframes: each as a line of records
-    that no other line has, with the stored size and the splices of their differences."""
-    lines: list[list[tuple[Record, int, Splices]]] = []
+    that no other line has, with their differences as stored and as splices."""
+    lines: list[list[tuple[Record, bytes, Splices]]] = []
     seen: set[int] = {loaded.record.id}
     ends: list[Record] = []
     waiting = list(dependants.get(loaded.record.id, ()))
@@ -259,24 +275,27 @@ def _lines_after(
         for at in range(start, len(ids)):
             if ids[at] not in seen:
                 seen.add(ids[at])
-                line.append(((yield from _record(tenant, tree, ids[at])), len(diffs[at]), decoded[at]))
+                line.append(((yield from _record(tenant, tree, ids[at])), diffs[at], decoded[at]))
         lines.append(line)
     return lines
 
 
 def _unlink(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], None]:
     found = yield from _record(tenant, tree, record)
-    yield Batch(_DROP_DIFF(tenant=tenant, body=found.body), _store(tenant, found._replace(base=None)))
+    [[(diff,)]] = yield Batch(_DIFF(tenant=tenant, body=found.body))
+    yield Batch(
+        _DROP_DIFF(tenant=tenant, body=found.body, change=-body_checksum(diff)),
+        _store(tenant, found._replace(base=None)),
+    )
 
 
 def _store(tenant: int, record: Record) -> Statement:
-    checksum = row_checksum(tenant, record) + (record.body or 0) + record.stamp
     return _SET_RECORD(
         base=record.base,
         keyframe=record.keyframe,
         key=record.key,
         cost=record.cost,
-        checksum=checksum,
+        checksum=row_checksum(tenant, record) + (record.body or 0) + record.stamp,
         tenant=tenant,
         tree=record.tree,
         id=record.id,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from holdfast.errors import Damaged, Undecodable
 from holdfast.log.branches import ThreadRow, threads_in_tree
 from holdfast.log.reading import NOT_SWEPT, read_chain, read_state
-from holdfast.log.records import COLUMNS, NO_HASH, Record, chain_hash, record_of, row_is_sound
+from holdfast.log.records import COLUMNS, NO_HASH, Record, body_checksum, chain_hash, record_of, row_is_sound
 from holdfast.storage.program import Batch, Flow, Program, Rows, Sql, read
 from holdfast.values.compress import decompress_full
 from holdfast.values.delta import Decoder, apply_splices
@@ -27,7 +27,7 @@ _PLACES_MAX = 4  # bases kept in memory; other branches' are read again
 _WIDTH = len(Record._fields)
 _COUNT = Sql(f"SELECT count(*) FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND {NOT_SWEPT}")
 _PAGE_OF = Sql(
-    f"""SELECT {", ".join("r." + column.strip() for column in COLUMNS.split(","))}, b.salt, b.diff, b.full_text
+    f"""SELECT {", ".join("r." + column.strip() for column in COLUMNS.split(","))}, b.salt, b.checksum, b.diff, b.full_text
     FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after AND {NOT_SWEPT} ORDER BY r.id LIMIT :limit"""
 )
@@ -143,7 +143,12 @@ def _check_heads(walk: _Walk, threads: list[ThreadRow]) -> None:
 
 
 def _check(
-    walk: _Walk, record: Record, salt: bytes | None, diff: bytes | None, full: bytes | None
+    walk: _Walk,
+    record: Record,
+    salt: bytes | None,
+    checksum: int | None,
+    diff: bytes | None,
+    full: bytes | None,
 ) -> Generator[Batch, list[Rows], None]:
     if not row_is_sound(walk.tenant, record):
         walk.wrong(record, "the row's checksum does not hold")
@@ -157,6 +162,8 @@ def _check(
     if salt is None:
         walk.wrong(record, "its body is missing")
         return
+    if checksum != body_checksum(salt, diff, full):
+        walk.wrong(record, "the body's checksum does not hold")
     data = yield from _text(walk, record, diff, full)
     if data is None:
         return

@@ -24,7 +24,7 @@ from holdfast.log.cache import Base
 from holdfast.log.ids import show_id
 from holdfast.log.keyframes import difference_cost, keyframe_is_due
 from holdfast.log.reading import RECORD, read_live
-from holdfast.log.records import NO_HASH, Record, chain_hash, record_of, row_checksum
+from holdfast.log.records import NO_HASH, Record, body_checksum, chain_hash, record_of, row_checksum
 from holdfast.storage.program import Batch, Program, Rows, Sql
 from holdfast.values.compress import compress_full
 from holdfast.values.delta import Encoder
@@ -57,10 +57,10 @@ _POSTGRES_VALUES = ", ".join(f":{name}::{type_}" for name, type_ in _RECORD_PARA
 _INSERT_RECORD = f"INSERT INTO record ({_NAMES}, checksum, body, stamp)"
 _SQLITE_RECORD = f"{_INSERT_RECORD} SELECT {_SQLITE_VALUES}, :checksum + last_insert_rowid() + {{stamp}}, last_insert_rowid(), {{stamp}}"
 _POSTGRES_RECORD = f"{_INSERT_RECORD} SELECT {_POSTGRES_VALUES}, :checksum::bigint + b.id + {{stamp}}, b.id, {{stamp}} FROM b RETURNING id"
-_BODY_SQLITE = "INSERT INTO body (tenant, salt, diff, full_text) SELECT :tenant, :salt, :diff, :full_text"
+_BODY_SQLITE = "INSERT INTO body (tenant, salt, checksum, diff, full_text) SELECT :tenant, :salt, :body_checksum, :diff, :full_text"
 _BODY_POSTGRES = (
-    "INSERT INTO body (tenant, salt, diff, full_text) "
-    "SELECT :tenant::bigint, :salt::bytea, :diff::bytea, :full_text::bytea"
+    "INSERT INTO body (tenant, salt, checksum, diff, full_text) "
+    "SELECT :tenant::bigint, :salt::bytea, :body_checksum::bigint, :diff::bytea, :full_text::bytea"
 )
 _MOVE = "UPDATE thread SET head = :id, head_hash = :hash, updated_at = :at, active = :active WHERE tenant = :tenant AND thread = :thread"
 
@@ -117,8 +117,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What became of a draft. `record` None: nothing was written. Either its base has moved: make the difference anew; or
-    `after` says which id it must follow: somebody made its parent a moment later, with a greater id."""
+    """What became of a draft. `record` None: nothing was written. Either its base has moved: make the difference
+    anew; or `after` says which id it must follow: somebody made its parent a moment later, with a greater id."""
 
     record: Record | None
     thread: int
@@ -304,4 +304,5 @@ def _params(draft: Draft, tenant: int, record: Record) -> dict[str, Any]:
     params = record._asdict()
     del params["body"], params["stamp"]
     params.update(tenant=tenant, salt=draft.salt, diff=draft.diff, full_text=draft.full)
+    params["body_checksum"] = body_checksum(draft.salt, draft.diff, draft.full)
     return params

@@ -113,6 +113,7 @@ class Line:
         self.statements_sent = 0
         self._statements = statements
         self._prepared: set[bytes] = set()
+        self._preparing: set[bytes] = set()  # by the exchange under way: a batch may repeat a statement
         self._transformer = Transformer()
         self._expected: list[bytes | bool] = []
         self._results: list[Any] = []
@@ -134,6 +135,7 @@ class Line:
         encoded = [(self._statements.compiled(sql), params) for sql, params in statements]
         ready = [(compiled, *encode(compiled.names, params)) for compiled, params in encoded]
         pgconn, self._expected, self._results = self.pgconn, [], []
+        self._preparing.clear()
         self.pending, self.decisive, self.statements_sent = True, decisive, len(ready)
         try:
             if begin is not None:
@@ -155,7 +157,8 @@ class Line:
         if name is None or not self._statements.prepare:
             self.pgconn.send_query_params(compiled.text, values, param_formats=formats, result_format=_BINARY)
         else:
-            if name not in self._prepared:
+            if name not in self._prepared and name not in self._preparing:
+                self._preparing.add(name)
                 self.pgconn.send_prepare(name, compiled.text)
                 self._expected.append(name)
             self.pgconn.send_query_prepared(name, values, formats, _BINARY)

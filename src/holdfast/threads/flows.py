@@ -103,8 +103,10 @@ def save(
         line.own.append(record)
         try:
             done = yield from _append(line, draft, place, record, at, follows)
-        except ConstraintFailed:  # the id is taken: one chance in millions
-            continue
+        except ConstraintFailed as error:
+            if error.kind != "unique":
+                raise  # a defect of ours: saving again would not help, and would hide it
+            continue  # the id is taken: one chance in millions
         if done.record is None and done.after:  # its parent is newer than its id
             after = done.after
             continue

@@ -76,6 +76,7 @@ CREATE TABLE body (
     id bigint GENERATED ALWAYS AS IDENTITY,
     tenant bigint NOT NULL,
     salt bytea NOT NULL,
+    checksum bigint NOT NULL,
     diff bytea STORAGE EXTERNAL,
     full_text bytea STORAGE EXTERNAL,
     PRIMARY KEY (tenant, id)

@@ -80,6 +80,7 @@ CREATE TABLE body (
     id INTEGER PRIMARY KEY,
     tenant INTEGER NOT NULL,
     salt BLOB NOT NULL,             -- of the content's hash; erased with the body
+    checksum INTEGER NOT NULL,      -- over salt, diff and full_text
     diff BLOB,
     full_text BLOB
 );
