@@ -226,3 +226,11 @@ def test_a_store_in_use_by_another_user_can_be_read(shared_folder: Path) -> None
 def test_a_new_store_in_a_read_only_folder_is_refused(shared_folder: Path) -> None:
     shared_folder.chmod(0o555)
     assert "refused" in read_only_process(shared_folder / "a.db").stderr
+
+
+def test_a_file_that_is_not_sqlite_is_left_alone(tmp_path: Path) -> None:
+    """No lock files appear beside somebody else's file."""
+    path = tmp_path / "notes.txt"
+    path.write_text("these are notes, not a store")
+    refused(path, "not an SQLite file")
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]

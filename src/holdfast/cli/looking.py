@@ -191,7 +191,7 @@ def show(args: Namespace, store: Store, out: Output) -> int:
 def diff(args: Namespace, store: Store, out: Output) -> int:
     thread = existing(store, args.thread)
     before, after = resolve(thread, args.before), resolve(thread, args.after)
-    changes = thread.diff(before, after)
+    changes = thread.diff(before, after, raw=True)
     if out.json:
         out.document(
             {

@@ -11,7 +11,7 @@ from __future__ import annotations
 # What reading one more record costs beside its bytes, in bytes of a state that could be decompressed and decoded in
 # about that time: fetching it, and each splice of its difference. Measured by bench/loads.py.
 RECORD_COST_BYTES = 500
-SPLICE_COST_BYTES = 400
+SPLICE_COST_BYTES = 450
 
 
 def difference_cost(stored_bytes: int, splices: int) -> int:

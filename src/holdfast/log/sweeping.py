@@ -39,7 +39,7 @@ _SET_FULL = Sql(
 )
 _DROP_DIFF = Sql("UPDATE body SET diff = NULL, checksum = checksum + :change WHERE tenant = :tenant AND id = :body")
 _SET_RECORD = Sql(
-    """UPDATE record SET base = :base, keyframe = :keyframe, key = :key, cost = :cost, checksum = :checksum
+    """UPDATE record SET thread = :thread, base = :base, keyframe = :keyframe, key = :key, cost = :cost, checksum = :checksum
     WHERE tenant = :tenant AND tree = :tree AND id = :id"""
 )
 _LIST = Sql("INSERT INTO sweep (tenant, tree, id) VALUES (:tenant, :tree, :id) ON CONFLICT DO NOTHING")
@@ -121,8 +121,17 @@ def _prune(tenant: int, thread: int, name: str, keep: int) -> Program[Plan]:
     oldest = kept[-1] if kept else 0
     # What became a branch since the oldest kept checkpoint is as recent as what is kept.
     recent = [node.id for node in nodes.values() if node.thread == thread and node.id > oldest]
-    plan = make_plan(nodes, [*kept, *recent, *_needed_by(nodes, [t for t in threads if t.thread != thread])])
+    others = [other for other in threads if other.thread != thread]
+    plan = make_plan(nodes, [*kept, *recent, *_needed_by(nodes, others)])
     yield from _rearrange(tenant, row.tree, nodes, plan)
+    own = {*kept, *recent}
+    for other in others:
+        for record in _line(nodes, other.head):
+            if nodes[record].thread == thread and record not in own:
+                own.add(record)
+                # Kept for this fork alone: it goes when the fork goes.
+                found = yield from _record(tenant, row.tree, record)
+                yield Batch(_store(tenant, found._replace(thread=other.thread)))
     return plan
 
 
@@ -291,6 +300,7 @@ def _unlink(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows],
 
 def _store(tenant: int, record: Record) -> Statement:
     return _SET_RECORD(
+        thread=record.thread,
         base=record.base,
         keyframe=record.keyframe,
         key=record.key,

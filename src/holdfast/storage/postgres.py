@@ -216,8 +216,9 @@ class PostgresDriver:
         state = error.sqlstate
         if state in meaning.RETRIED:
             return True
-        if state in meaning.FOREIGN_SESSION and self._statements.prepare:
-            # Behind a pooler that does not know prepared statements; from here on we do without them.
+        if state in meaning.FOREIGN_SESSION and (self._statements.prepare or attempt == 0):
+            # Behind a pooler that does not know prepared statements; from here on we do without them. What was sent
+            # before another operation found that out is worth another attempt too.
             self._statements.prepare = False
             return True
         if state == meaning.STALE_PLAN and self._statements.prepare and attempt == 0:

@@ -22,6 +22,10 @@ _CONSTRAINT_KINDS: dict[int, ConstraintKind] = {
 }
 
 
+def not_sqlite(path: str) -> OpenError:
+    return OpenError(f"{path} is not an SQLite file (or is encrypted); choose another path")
+
+
 def translate(error: BaseException, path: str, timeout_s: float) -> BaseException:
     """A new error for `error` with it as the cause; anything that is not SQLite's is returned as it is.
 
@@ -48,7 +52,7 @@ def _translated(error: apsw.Error, path: str, timeout_s: float) -> HoldfastError
         case apsw.ReadOnlyError() | apsw.PermissionsError():
             return read_only(path)
         case apsw.NotADBError():
-            return OpenError(f"{path} is not an SQLite file (or is encrypted); choose another path")
+            return not_sqlite(path)
         case apsw.CorruptError():
             return Damaged(f"{path} is damaged: {error}; restore it from a backup")
         case apsw.CantOpenError():

@@ -18,7 +18,7 @@ import apsw
 
 from holdfast.errors import OpenError
 from holdfast.storage import migrate
-from holdfast.storage.sqlite_errors import read_only, translate
+from holdfast.storage.sqlite_errors import not_sqlite, read_only, translate
 from holdfast.storage.sqlite_lock import FileGate, Gate
 
 MEMORY = ":memory:"
@@ -109,11 +109,23 @@ def check_place(path: str, *, create: bool, mountinfo: str) -> None:
         raise OpenError(f"the folder {os.path.dirname(path)} does not exist; create it first")
     if not create and not os.path.exists(path):
         raise OpenError(f"there is no store at {path}; check the path, or open it with create=True")
+    if not _looks_like_sqlite(path):
+        raise not_sqlite(path)
     if kind := network_file_system(path, mountinfo):
         raise OpenError(
             f"{path} is on a network file system ({kind}), where SQLite's WAL is not safe; "
             "use a local disk, or PostgreSQL"
         )
+
+
+def _looks_like_sqlite(path: str) -> bool:
+    """Whether the file is SQLite's, or can become so. Without this the lock files of a store would be left beside it."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(16)
+    except OSError:
+        return True  # not there yet, or not readable: others say so better
+    return head in (b"", b"SQLite format 3\0")
 
 
 def choose_access(path: str) -> Access:

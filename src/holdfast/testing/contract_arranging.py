@@ -228,7 +228,7 @@ class PruningContract:
         await harness.delete(old)
         await harness.prune(fork, keep=1)
         assert await harness.state(fork) == {"own": 2}
-        await harness.prune(thread, keep=2)  # nobody needs now what the forks had kept
+        # Nobody needs now what the forks had kept: it went with them.
         assert (await harness.stats()).checkpoints == 3
 
     async def test_recent_branches_are_kept_and_old_ones_go(self, harness: Harness) -> None:

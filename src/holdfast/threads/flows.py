@@ -95,7 +95,7 @@ def save(
                 kind=kind,
                 note=note,
                 metadata=stored,
-                branching=found is not None and found.record.thread != line.thread,
+                branching=found is not None and (parent is not None or found.record.thread != line.thread),
             )
         place = Place(tenant, line.name, line.thread, line.merge, parent, expect, line.cursor, line.own, line.lost_head)
         at = ctx.clock_us()

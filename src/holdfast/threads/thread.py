@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from holdfast.errors import UnknownType, UsageError
 from holdfast.log import sweeping, verifying
 from holdfast.log.ids import parse_id, show_id
-from holdfast.log.reading import Loaded
 from holdfast.log.records import Record
 from holdfast.storage.program import Flow, adrive, drive
 from holdfast.threads import flows
@@ -152,13 +151,20 @@ class Thread:
         """`branches`, awaited."""
         return await self._arun(self._branches())
 
-    def diff(self, before: Checkpoint | str, after: Checkpoint | str | None = None) -> list[Change]:
-        """What changed between two checkpoints (default: up to the head), path by path."""
-        return self._run(self._diff(before, after))
+    def diff(
+        self, before: Checkpoint | str, after: Checkpoint | str | None = None, *, raw: bool = False
+    ) -> list[Change]:
+        """What changed between two checkpoints (default: up to the head), path by path.
 
-    async def adiff(self, before: Checkpoint | str, after: Checkpoint | str | None = None) -> list[Change]:
+        `raw` compares the readable form that needs none of your classes, and so goes into them too.
+        """
+        return self._run(self._diff(before, after, raw))
+
+    async def adiff(
+        self, before: Checkpoint | str, after: Checkpoint | str | None = None, *, raw: bool = False
+    ) -> list[Change]:
         """`diff`, awaited."""
-        return await self._arun(self._diff(before, after))
+        return await self._arun(self._diff(before, after, raw))
 
     def info(self) -> ThreadInfo:
         """The thread's metadata, head and times."""
@@ -279,19 +285,16 @@ class Thread:
         head, records = yield from flows.tips(self._context, self._line)
         return [self._checkpoint(record, is_head=record.id == head) for record in records]
 
-    def _diff(self, before: Checkpoint | str, after: Checkpoint | str | None) -> Flow[list[Change]]:
+    def _diff(self, before: Checkpoint | str, after: Checkpoint | str | None, raw: bool) -> Flow[list[Change]]:
         _, old, _ = yield from flows.load(self._context, self._line, _required(before), strict=True)
         _, new, _ = yield from flows.load(self._context, self._line, _id(after), strict=True, look=True)
         if old.data == new.data:
             return []
-        return compare(*self._decode_both(old, new))
-
-    def _decode_both(self, old: Loaded, new: Loaded) -> tuple[Any, Any]:
         codec = self._context.codec
         try:
-            return decode(old.data, codec), decode(new.data, codec)
+            return compare(decode(old.data, codec, raw=raw), decode(new.data, codec, raw=raw))
         except UnknownType:  # comparing needs no classes
-            return decode(old.data, codec, raw=True), decode(new.data, codec, raw=True)
+            return compare(decode(old.data, codec, raw=True), decode(new.data, codec, raw=True))
 
     def _info(self) -> Flow[ThreadInfo]:
         _, row = yield from flows.locate(self._context, self._line)

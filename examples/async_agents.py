@@ -1,0 +1,41 @@
+"""Many agents at once on one store: every operation has an async twin with an `a` in front.
+
+    python examples/async_agents.py
+
+Saves that are waiting at the same moment share one commit, and so one flush to the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import holdfast
+
+AGENTS = 50
+TURNS = 10
+
+
+async def agent(store: holdfast.Store, name: str) -> int:
+    """Talks for some turns and saves after each. The number of turns that are stored."""
+    thread = store.thread(name, metadata={"team": "demo"})
+    messages: list[str] = []
+    for turn in range(TURNS):
+        await asyncio.sleep(0)  # stands for waiting for a model
+        messages.append(f"{name} says {turn}")
+        await thread.asave({"messages": messages})
+    return len((await thread.aload()).state["messages"])
+
+
+async def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        async with holdfast.open(str(Path(folder, "agents.db"))) as store:
+            turns = await asyncio.gather(*(agent(store, f"agent-{number}") for number in range(AGENTS)))
+            threads = await store.athreads(where={"team": "demo"})
+            report = await store.averify()
+    print(f"{len(threads)} agents saved {sum(turns)} turns; {report.checkpoints} checkpoints verified: ok={report.ok}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

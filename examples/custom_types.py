@@ -1,0 +1,82 @@
+"""Your own classes in a state: registered under a name, with a version, brought up to date when loaded.
+
+    python examples/custom_types.py
+
+Loading never calls what it reads: a class is rebuilt only if it is registered, or lies under a module you trust.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import holdfast
+
+LAST_YEAR = """
+from dataclasses import dataclass
+from datetime import date
+import sys, holdfast
+
+@holdfast.register("travel.Trip")
+@dataclass
+class Trip:
+    to: str
+    day: date
+
+with holdfast.open(sys.argv[1]) as store:
+    store.thread("trip-42").save({"trip": Trip("Lisbon, PT", date(2026, 11, 16))})
+"""
+
+
+def split_place(fields: dict[str, Any]) -> dict[str, Any]:
+    """From version 1 to 2: "Lisbon, PT" became a city and a country."""
+    city, _, country = fields.pop("to").partition(", ")
+    return {**fields, "city": city, "country": country}
+
+
+@holdfast.register("travel.Trip", version=2, upgrade={1: split_place})
+@dataclass
+class Trip:
+    """The class as it is today. The name it is stored under outlives the module and the class."""
+
+    city: str
+    country: str
+    day: date
+    tags: set[str] = field(default_factory=set)  # new fields with a default need no upgrade
+
+
+class Money:
+    """Not a data class: say how it is kept."""
+
+    def __init__(self, cents: int) -> None:
+        self.cents = cents
+
+
+holdfast.register(Money, name="travel.Money", dump=lambda money: money.cents, load=Money)
+
+
+def main(path: str) -> None:
+    subprocess.run([sys.executable, "-c", LAST_YEAR, path], check=True)  # the old release saves …
+    with holdfast.open(path) as store:
+        thread = store.thread("trip-42")
+        trip = thread.load().state["trip"]  # … and this one loads
+        print("upgraded:", trip)
+        print("as stored:", thread.load(raw=True).state["trip"])
+
+        thread.save({"trip": trip, "price": Money(41900)})
+        print("price in cents:", thread.load().state["price"].cents)
+
+        try:
+            thread.save({"plan": [{"then": print}]})
+        except holdfast.Unstorable as problem:
+            print("refused, nothing written:", problem.path)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        main(str(Path(folder, "agent.db")))

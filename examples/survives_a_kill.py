@@ -1,0 +1,37 @@
+"""An agent that dies in the middle of its work, and goes on when the same line is run again.
+
+    python examples/survives_a_kill.py        # dies
+    python examples/survives_a_kill.py        # goes on
+
+It keeps its state in agent.db in the current directory. Delete that file to start over.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import holdfast
+
+CITIES = ["Lisbon", "Oslo", "Kyoto", "Quito", "Tunis"]
+
+
+def research(city: str) -> str:
+    """Stands for a call of a model or a tool: slow, and paid for."""
+    return f"{len(city)} places to see"
+
+
+with holdfast.open("agent.db") as store:
+    thread = store.thread("trip-42")
+    first_run = thread.head() is None
+    state = {"found": {}} if first_run else thread.load().state
+
+    for city in CITIES:
+        if city in state["found"]:
+            print(f"{city}: known already")
+            continue
+        if first_run and city == "Quito":
+            os.kill(os.getpid(), signal.SIGKILL)  # no exception, no cleanup: as if the machine had gone
+        state["found"][city] = research(city)
+        thread.save(state, note=city)  # durable when it returns
+        print(f"{city}: {state['found'][city]}", flush=True)

@@ -1,0 +1,61 @@
+"""Two writers on one thread: nothing is lost, and each says what it wants to happen.
+
+    python examples/two_writers.py
+"""
+
+from __future__ import annotations
+
+import threading
+
+import holdfast
+
+
+def branch(store: holdfast.Store) -> None:
+    """The default: whoever comes second becomes a branch, and is told so."""
+    store.thread("draft").save({"text": "Dear all"})
+    ann, bob = store.thread("draft"), store.thread("draft")
+    ann.load()
+    bob.load()
+
+    first = ann.save({"text": "Dear all, hello"}, note="ann")
+    second = bob.save({"text": "Dear friends"}, note="bob")
+    print(f"branch: ann is the head: {first.is_head}; bob is the head: {second.is_head}")
+    print("branch: kept are", sorted(end.state["text"] for end in ann.branches()))
+
+
+def refuse(store: holdfast.Store) -> None:
+    """`expect` refuses to save on anything but the checkpoint that was read."""
+    thread = store.thread("budget")
+    seen = thread.save({"left": 100})
+    store.thread("budget").save({"left": 60}, note="somebody else spent 40")
+    try:
+        thread.save({"left": 90}, expect=seen)
+    except holdfast.Conflict as conflict:
+        print("refuse: head was", "as expected" if conflict.actual == seen.id else "moved by somebody else")
+    print("refuse: left is", store.thread("budget").load().state["left"])
+
+
+def merge(store: holdfast.Store) -> None:
+    """`update` changes the newest state, and starts again if somebody was faster."""
+    store.thread("board").save({"votes": {}})
+
+    def vote(name: str) -> None:
+        store.thread("board").update({"votes": {name: "yes"}})
+
+    voters = [threading.Thread(target=vote, args=(f"voter-{number}",)) for number in range(8)]
+    for voter in voters:
+        voter.start()
+    for voter in voters:
+        voter.join()
+    print("merge: votes counted:", len(store.thread("board").load().state["votes"]))
+
+
+def main() -> None:
+    with holdfast.open(":memory:") as store:
+        branch(store)
+        refuse(store)
+        merge(store)
+
+
+if __name__ == "__main__":
+    main()
