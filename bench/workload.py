@@ -25,7 +25,7 @@ _LETTERS = "eeeeetttaaaooiinnsshhrrddlucmfwygpbvk"
 _ROLES = ("user", "assistant", "tool", "assistant")
 
 
-class _Writer:
+class Writer:
     """Made-up prose: some words are frequent, and stock phrases come again and again, as in agents' texts."""
 
     def __init__(self, seed: int) -> None:
@@ -53,7 +53,7 @@ class _Writer:
 
 def steps(n: int = STEPS, *, seed: int = SEED) -> Iterator[dict[str, object]]:
     """The state after each of `n` steps. It is one dict that goes on changing: encode it before the next."""
-    writer = _Writer(seed)
+    writer = Writer(seed)
     messages: list[dict[str, object]] = []
     scratch: dict[str, str] = {}
     counters = {"step": 0, "tokens": 0}

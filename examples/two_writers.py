@@ -1,6 +1,6 @@
 """Two writers on one thread: nothing is lost, and each says what it wants to happen.
 
-    python examples/two_writers.py
+python examples/two_writers.py
 """
 
 from __future__ import annotations

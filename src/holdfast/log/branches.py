@@ -1,8 +1,8 @@
 """Threads as the log sees them: a name, a head, and the tree whose records it shares with its forks.
 
-A fork is one row that points at a record: it copies nothing. `generation`, the same for all threads of a tree, grows when
-bases move under a writer's feet (pruning), so that a difference made against the old arrangement is refused. Numbers are never used twice: a late write
-to a deleted thread finds no row.
+A fork is one row that points at a record: it copies nothing. `generation`, the same for all threads of a tree, grows
+when bases move under a writer's feet (pruning), so that a difference made against the old arrangement is refused.
+Numbers are never used twice: a late write to a deleted thread finds no row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _NUMBER = Sql(
 _INSERT = Sql(
     """INSERT INTO thread (tenant, thread, tree, name, metadata, origin, generation, head, head_hash, created_at,
         updated_at, active, stamp)
-    VALUES (:tenant, :thread, :tree, :name, :metadata, :origin, :generation, :head, :head_hash, :at, :at, :active, {stamp})
+    VALUES (:tenant, :thread, :tree, :name, :metadata, :origin, :generation, :head, :head_hash, :at, :at, :active,
+        {stamp})
     ON CONFLICT (tenant, name) DO NOTHING RETURNING thread"""
 )
 _SET_METADATA = Sql("UPDATE thread SET metadata = :metadata WHERE tenant = :tenant AND thread = :thread")

@@ -8,15 +8,20 @@ within about three times its own cost; tests/unit/test_keyframes.py proves both.
 
 from __future__ import annotations
 
+from holdfast.values.delta import RAW_MAX
+
 # What reading one more record costs beside its bytes, in bytes of a state that could be decompressed and decoded in
-# about that time: fetching it, and each splice of its difference. Measured by bench/loads.py.
+# about that time: fetching it; decompressing it, unless it is small; each splice of its difference beyond the first.
+# Measured by `python -m bench load`.
 RECORD_COST_BYTES = 500
-SPLICE_COST_BYTES = 450
+COMPRESSED_COST_BYTES = 600
+SPLICE_COST_BYTES = 300
 
 
 def difference_cost(stored_bytes: int, splices: int) -> int:
     """What reading a difference adds to the cost of a chain."""
-    return stored_bytes + RECORD_COST_BYTES + SPLICE_COST_BYTES * max(0, splices - 1)
+    cost = stored_bytes + RECORD_COST_BYTES + SPLICE_COST_BYTES * max(0, splices - 1)
+    return cost + COMPRESSED_COST_BYTES if stored_bytes >= RAW_MAX else cost
 
 
 def keyframe_is_due(*, cost: int, size: int, key_size: int, branching: bool) -> bool:

@@ -30,16 +30,16 @@ RECORD = Sql(f"SELECT {COLUMNS} FROM record r WHERE {_THIS} AND {NOT_SWEPT}")
 _LIVE = Sql(f"SELECT {COLUMNS} FROM record r WHERE {_THIS} AND body IS NOT NULL AND {NOT_SWEPT}")
 # Searches by values that are known are twice as fast in SQLite as one statement that joins them all.
 _HASH = Sql(f"SELECT hash FROM record WHERE {_THIS}")
-_SALT = Sql("SELECT salt FROM body WHERE tenant = :tenant AND id = :body")
 _KEYFRAME = Sql(
-    """SELECT k.base, k.size, b.full_text FROM record k JOIN body b ON b.tenant = k.tenant AND b.id = k.body
+    """SELECT k.base, k.size, b.full_text, b.salt FROM record k JOIN body b ON b.tenant = k.tenant AND b.id = k.body
     WHERE k.tenant = :tenant AND k.tree = :tree AND k.id = :id"""
 )
 _DIFF = Sql(f"SELECT diff FROM body WHERE tenant = :tenant AND id = (SELECT body FROM record WHERE {_THIS})")
 # Ids grow along a chain, so the chain lies in a range of ids, which is three times faster to read than following the
 # pointers. Other branches may lie in that range too: the limit is what the chain can have at most, with some room.
 _RANGE = Sql(
-    """SELECT r.id, r.base, r.keyframe, b.diff FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    """SELECT r.id, r.base, r.keyframe, b.diff, CASE WHEN r.id = :id THEN b.salt END
+    FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id <= :id AND r.id > :key ORDER BY r.id DESC LIMIT :limit"""
 )
 # A base is older than what is built on it; damaged pointers that say otherwise must not lead in circles.
@@ -50,8 +50,8 @@ _FOLLOW = Sql(
         SELECT r.id, r.base, r.keyframe, r.body FROM chain c
         JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = c.base
         WHERE c.keyframe = 0 AND c.base < c.id)
-    SELECT c.id, c.base, c.keyframe, b.diff FROM chain c JOIN body b ON b.tenant = :tenant AND b.id = c.body
-    ORDER BY c.id DESC"""
+    SELECT c.id, c.base, c.keyframe, b.diff, CASE WHEN c.id = :id THEN b.salt END
+    FROM chain c JOIN body b ON b.tenant = :tenant AND b.id = c.body ORDER BY c.id DESC"""
 )
 
 
@@ -108,21 +108,27 @@ def read_chain(tenant: int, tree: int, record: int) -> Program[Chain | None]:
     if row is None:
         return None
     found = record_of(row)
-    # A damaged cost must not overflow what is computed from it.
-    limit = 64 + 2 * min(max(found.cost, 0), _COST_MAX) // RECORD_COST_BYTES
-    salts, keyframes, hashes, links = yield Batch(
-        _SALT(tenant=tenant, body=found.body),
-        _KEYFRAME(**this, id=found.key),
-        _HASH(**this, id=found.parent),
-        _RANGE(**this, id=record, key=found.key, limit=0 if found.keyframe else limit),
-    )
-    ids, diffs = _follow(links, found)
-    if diffs is None:
-        [links] = yield Batch(_FOLLOW(**this, id=record))
-        ids, diffs = _follow(links, found)
-    (salt,) = one_row(salts) or (b"",)
-    key_base, key_size, full = one_row(keyframes) or (None, 0, None)
-    (parent_hash,) = (NO_HASH,) if found.parent is None else (one_row(hashes) or (None,))
+    batch = [_KEYFRAME(**this, id=found.key)]
+    if found.parent is not None:
+        batch.append(_HASH(**this, id=found.parent))
+    if not found.keyframe:
+        # A damaged cost must not overflow what is computed from it.
+        limit = 64 + 2 * min(max(found.cost, 0), _COST_MAX) // RECORD_COST_BYTES
+        batch.append(_RANGE(**this, id=record, key=found.key, limit=limit))
+    keyframes, *rest = yield Batch(*batch)
+    key_base, key_size, full, salt = one_row(keyframes) or (None, 0, None, b"")
+    parent_hash = NO_HASH
+    if found.parent is not None:
+        (parent_hash,) = one_row(rest[0]) or (None,)
+    ids: list[int] = []
+    diffs: list[bytes] | None = []
+    if not found.keyframe:
+        ids, diffs = _follow(rest[-1], found)
+        links = rest[-1]
+        if diffs is None:
+            [links] = yield Batch(_FOLLOW(**this, id=record))
+            ids, diffs = _follow(links, found)
+        salt = links[0][4] if links and links[0][0] == record else b""
     return Chain(found, parent_hash, salt, ids, diffs, key_base, key_size, full)
 
 
@@ -131,7 +137,7 @@ def _follow(links: Rows, record: Record) -> tuple[list[int], list[bytes] | None]
     wanted: int | None = record.id
     ids: list[int] = []
     diffs: list[bytes] = []
-    for link, base, keyframe, diff in links:
+    for link, base, keyframe, diff, _ in links:
         if link == wanted and not keyframe and diff is not None:
             ids.append(link)
             diffs.append(diff)

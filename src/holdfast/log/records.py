@@ -1,8 +1,8 @@
 """What a record is: its columns, the hash that covers its meaning, the checksum that covers its row.
 
-The hash chains meaning: parent's hash, id, kind, time, note, metadata, step and the content's salted hash. Moving a base,
-re-keyframing, packing or encrypting changes no hash. The checksum covers the physical row, so that a flipped bit in a
-column that the hash does not cover shows too.
+The hash chains meaning: parent's hash, id, kind, time, note, metadata, step and the content's salted hash. Moving a
+base, re-keyframing, packing or encrypting changes no hash. The checksum covers the physical row, so that a flipped
+bit in a column that the hash does not cover shows too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Removing records: pruning a thread's line, deleting a thread. What lives never loses its base.
 
-One transaction decides and rearranges: a live record whose base is to go gets its full text, the differences after it are
-encoded anew (they shared the old keyframe's dictionary), records that are only parents of live ones become tombstones,
-and the rest is listed in `sweep`. From then on nothing builds on what is listed. The listed records are removed in bounded
-batches; a crash in between is taken up by the next prune or delete. No hash changes.
+One transaction decides and rearranges: a live record whose base is to go gets its full text, the differences after
+it are encoded anew (they shared the old keyframe's dictionary), records that are only parents of live ones become
+tombstones, and the rest is listed in `sweep`. From then on nothing builds on what is listed. The listed records are
+removed in bounded batches; a crash in between is taken up by the next prune or delete. No hash changes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _SET_FULL = Sql(
 )
 _DROP_DIFF = Sql("UPDATE body SET diff = NULL, checksum = checksum + :change WHERE tenant = :tenant AND id = :body")
 _SET_RECORD = Sql(
-    """UPDATE record SET thread = :thread, base = :base, keyframe = :keyframe, key = :key, cost = :cost, checksum = :checksum
+    """UPDATE record SET thread = :thread, base = :base, keyframe = :keyframe, key = :key, cost = :cost,
+        checksum = :checksum
     WHERE tenant = :tenant AND tree = :tree AND id = :id"""
 )
 _LIST = Sql("INSERT INTO sweep (tenant, tree, id) VALUES (:tenant, :tree, :id) ON CONFLICT DO NOTHING")

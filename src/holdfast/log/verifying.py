@@ -1,7 +1,8 @@
 """Checking everything that is stored: rows, bodies, hashes, keyframes, heads.
 
-One tree at a time, in one read transaction, in the order of the ids, in bounded pages. Each record's text is rebuilt from
-its base's and compared with its hash; a keyframe's full text must equal what its difference gives. Nothing is changed.
+One tree at a time, in one read transaction, in the order of the ids, in bounded pages. Each record's text is rebuilt
+from its base's and compared with its hash; a keyframe's full text must equal what its difference gives. Nothing is
+changed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _PLACES_MAX = 4  # bases kept in memory; other branches' are read again
 _WIDTH = len(Record._fields)
 _COUNT = Sql(f"SELECT count(*) FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND {NOT_SWEPT}")
 _PAGE_OF = Sql(
-    f"""SELECT {", ".join("r." + column.strip() for column in COLUMNS.split(","))}, b.salt, b.checksum, b.diff, b.full_text
+    f"""SELECT {", ".join("r." + column.strip() for column in COLUMNS.split(","))},
+        b.salt, b.checksum, b.diff, b.full_text
     FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after AND {NOT_SWEPT} ORDER BY r.id LIMIT :limit"""
 )

@@ -55,14 +55,26 @@ _NAMES = ", ".join(name for name, _ in _RECORD_PARAMS)
 _SQLITE_VALUES = ", ".join(f":{name}" for name, _ in _RECORD_PARAMS)
 _POSTGRES_VALUES = ", ".join(f":{name}::{type_}" for name, type_ in _RECORD_PARAMS)
 _INSERT_RECORD = f"INSERT INTO record ({_NAMES}, checksum, body, stamp)"
-_SQLITE_RECORD = f"{_INSERT_RECORD} SELECT {_SQLITE_VALUES}, :checksum + last_insert_rowid() + {{stamp}}, last_insert_rowid(), {{stamp}}"
-_POSTGRES_RECORD = f"{_INSERT_RECORD} SELECT {_POSTGRES_VALUES}, :checksum::bigint + b.id + {{stamp}}, b.id, {{stamp}} FROM b RETURNING id"
-_BODY_SQLITE = "INSERT INTO body (tenant, salt, checksum, diff, full_text) SELECT :tenant, :salt, :body_checksum, :diff, :full_text"
+_SQLITE_RECORD = (
+    f"{_INSERT_RECORD} SELECT {_SQLITE_VALUES}, "
+    ":checksum + last_insert_rowid() + {stamp}, last_insert_rowid(), {stamp}"
+)
+_POSTGRES_RECORD = (
+    f"{_INSERT_RECORD} SELECT {_POSTGRES_VALUES}, "
+    ":checksum::bigint + b.id + {stamp}, b.id, {stamp} FROM b RETURNING id"
+)
+_BODY_SQLITE = (
+    "INSERT INTO body (tenant, salt, checksum, diff, full_text) "
+    "SELECT :tenant, :salt, :body_checksum, :diff, :full_text"
+)
 _BODY_POSTGRES = (
     "INSERT INTO body (tenant, salt, checksum, diff, full_text) "
     "SELECT :tenant::bigint, :salt::bytea, :body_checksum::bigint, :diff::bytea, :full_text::bytea"
 )
-_MOVE = "UPDATE thread SET head = :id, head_hash = :hash, updated_at = :at, active = :active WHERE tenant = :tenant AND thread = :thread"
+_MOVE = (
+    "UPDATE thread SET head = :id, head_hash = :hash, updated_at = :at, active = :active "
+    "WHERE tenant = :tenant AND thread = :thread"
+)
 
 # The head moves from the expected parent, in the generation that the difference was made in, or nothing happens.
 _TO_HEAD = Sql(
@@ -293,8 +305,8 @@ def _conflict(place: Place, actual: int | None) -> Conflict:
     expected = show_id(place.expect) if place.expect is not None else None
     found = show_id(actual) if actual is not None else None
     return Conflict(
-        f"the head of thread {place.name!r} is {found or 'not there yet'}, not {expected} as expected: nothing was written; "
-        "load() it, apply your change again and save",
+        f"the head of thread {place.name!r} is {found or 'not there yet'}, not {expected} as expected: "
+        "nothing was written; load() it, apply your change again and save",
         expected=expected,
         actual=found,
     )

@@ -21,8 +21,8 @@ Dialect = Literal["sqlite", "postgres"]
 Row = tuple[Any, ...]
 Rows = list[Row]
 
-# {stamp}: the commit that a row belongs to. SQLite: a counter that the driver advances once per transaction. PostgreSQL:
-# the transaction's own 64-bit id, which pg_current_snapshot() can be compared with.
+# {stamp}: the commit that a row belongs to. SQLite: a counter that the driver advances once per transaction.
+# PostgreSQL: the transaction's own 64-bit id, which pg_current_snapshot() can be compared with.
 # FOR UPDATE: SQLite has one writer at a time and needs no row locks.
 _TOKENS: dict[Dialect, dict[str, str]] = {
     "sqlite": {"{stamp}": "(SELECT stamp FROM clock)", "{for_update}": ""},

@@ -119,7 +119,7 @@ def check_place(path: str, *, create: bool, mountinfo: str) -> None:
 
 
 def _looks_like_sqlite(path: str) -> bool:
-    """Whether the file is SQLite's, or can become so. Without this the lock files of a store would be left beside it."""
+    """Whether the file is SQLite's, or can become so. Otherwise the lock files of a store would be left beside it."""
     try:
         with open(path, "rb") as file:
             head = file.read(16)

@@ -57,8 +57,8 @@ class Context:
 class Line:
     """A handle's place on a thread. Shared by whoever uses the handle, in any thread of the process.
 
-    `cursor` is what the handle last loaded or saved: what its next save goes on from. If somebody else has moved the head
-    since, that save becomes a branch. Saves of the same handle at the same time (`own`) are no race.
+    `cursor` is what the handle last loaded or saved: what its next save goes on from. If somebody else has moved the
+    head since, that save becomes a branch. Saves of the same handle at the same time (`own`) are no race.
     """
 
     name: str

@@ -65,7 +65,7 @@ class Checkpoint:
         self.metadata: dict[str, Any] = orjson.loads(record.metadata) if record.metadata else {}
         self.kind: str = record.kind
         self.size_bytes: int = record.size
-        #: whether it was the thread's newest checkpoint when this object was made; False after a save: it became a branch
+        #: whether it was the thread's newest when this object was made; False after a save: it became a branch
         self.is_head: bool = is_head
         #: damaged checkpoints that `load` had to pass over to reach this one, newest first
         self.skipped: tuple[str, ...] = skipped

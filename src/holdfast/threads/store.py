@@ -45,8 +45,8 @@ def open_store(
     """Open a store: a path or `sqlite:///path` (made if it is not there), `:memory:`, or `postgresql://…`.
 
     `trust` names module prefixes whose data classes may be saved and loaded without being registered one by one.
-    `durability="normal"` may lose the last commits at a power loss, never more, and never corrupts. `timeout_s` is how long
-    to wait for other writers. `create=False` refuses to make a new store. Further options go to the driver.
+    `durability="normal"` may lose the last commits at a power loss, never more, and never corrupts. `timeout_s` is how
+    long to wait for other writers. `create=False` refuses to make a new store. Further options go to the driver.
     """
     check_name(tenant, "tenant")
     driver = open_driver(url, durability=durability, timeout_s=timeout_s, create=create, **options)
@@ -77,7 +77,7 @@ class Store:
         since: datetime | None = None,
         limit: int | None = 100,
     ) -> list[ThreadInfo]:
-        """Threads, the most recently saved first: those whose metadata has all of `where`, saved at or after `since`."""
+        """Threads, the most recently saved first: those whose metadata has all of `where`, saved since `since`."""
         return self._run(self._threads(where, since, limit))
 
     async def athreads(

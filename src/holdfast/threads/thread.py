@@ -55,8 +55,9 @@ class Thread:
     ) -> Checkpoint:
         """Save a state: durable when this returns, and independent of the live object.
 
-        It goes on from what this handle last loaded or saved, or from `parent`. If somebody else has moved the head since,
-        it becomes a branch (`is_head` is False) and nothing is lost. `expect` refuses that with a `Conflict` instead.
+        It goes on from what this handle last loaded or saved, or from `parent`. If somebody else has moved the head
+        since, it becomes a branch (`is_head` is False) and nothing is lost. `expect` refuses that with a `Conflict`
+        instead.
         """
         return self._run(self._save(state, note, metadata, parent, expect))
 
@@ -128,8 +129,8 @@ class Thread:
         return await self._arun(self._head())
 
     def history(self, *, limit: int | None = None, start: Checkpoint | str | None = None) -> Iterator[Checkpoint]:
-        """The checkpoints that led here, newest first. States are decoded when asked for. Read in pages: nothing is held
-        open while you work on one."""
+        """The checkpoints that led here, newest first. States are decoded when asked for. Read in pages: nothing is
+        held open while you work on one."""
         pages = _Pages(self, limit, start)
         while pages.wanted:
             yield from self._run(pages.flow())

@@ -32,7 +32,7 @@ Parameter = zstd.CompressionParameter
 # differences'.
 FULL_LEVEL = 6
 
-# The largest window a decoder accepts, as a power of two: 128 MiB, what our own compressor may use at most.
+# The largest window that zstd's decoder accepts, as a power of two (128 MiB): what our compressor may use at most.
 WINDOW_LOG_MAX = 27
 
 _FULL_OPTIONS: dict[int, int] = {
@@ -40,7 +40,6 @@ _FULL_OPTIONS: dict[int, int] = {
     Parameter.checksum_flag: 1,
     Parameter.content_size_flag: 1,
 }
-_DECODE_OPTIONS: dict[int, int] = {zstd.DecompressionParameter.window_log_max: WINDOW_LOG_MAX}
 
 
 def compress_full(text: bytes) -> bytes:
@@ -65,9 +64,7 @@ def decompress_bounded(
         claimed = zstd.get_frame_info(blob).decompressed_size
         if claimed is None or claimed > size_max or (exact and claimed != size_max):
             raise Undecodable(f"a compressed text claims {claimed} bytes where {size_max} are allowed; it is damaged")
-        decompressor = zstd.ZstdDecompressor(
-            zstd_dict=prefix.as_prefix if prefix is not None else None, options=_DECODE_OPTIONS
-        )
+        decompressor = zstd.ZstdDecompressor(zstd_dict=prefix.as_prefix if prefix is not None else None)
         # One byte more than claimed: a frame that gives more is caught, and an empty one still runs to its
         # end.
         text = decompressor.decompress(blob, claimed + 1)

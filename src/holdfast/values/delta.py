@@ -15,6 +15,7 @@ ours. Everything malformed is `Undecodable`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -27,16 +28,16 @@ from holdfast.values.limits import SIZE_MAX
 
 # Below this a difference is stored as it is: compressing would cost more than it saves.
 RAW_MAX = 96
-_START = b"\x01"  # first byte of a stored difference: it starts a stream
-_MORE = b"\x02"  # it goes on with the stream of the differences before it
+_START = 1  # first byte of a stored difference: it starts a stream
+_MORE = 2  # it goes on with the stream of the differences before it
 _RAW = 0x90  # from here on: the first byte of a MessagePack array
 _HEAD = 5  # the kind, and the length of the difference as four bytes
 _MAGIC = b"\x28\xb5\x2f\xfd"  # every zstd stream starts with it; not stored
 _BATCH_BYTES = 1 << 20
 # A splice that grows the text by more than this is where the next one is expected too: the gap is brought there,
-# unless it is near already.
+# unless it lies near behind it.
 _GAP_MIN = 64
-_NEAR = 256
+_NEAR = 1024
 
 Splices = list[int | bytes]  # skip, drop, insert, skip, drop, insert, ...
 _pack = msgspec.msgpack.Encoder().encode
@@ -62,10 +63,13 @@ class Encoder:
         if size < RAW_MAX or size >= 1 << 32:
             return payload
         if self._compressor is not None:
-            return _MORE + size.to_bytes(4, "little") + self._compressor.compress(payload, Compressor.FLUSH_BLOCK)
+            return _head(_MORE, size) + self._compressor.compress(payload, Compressor.FLUSH_BLOCK)
         self._compressor = self._dictionary.compressor()
-        started = self._compressor.compress(payload, Compressor.FLUSH_BLOCK)
-        return _START + size.to_bytes(4, "little") + started[len(_MAGIC) :]
+        return _head(_START, size) + self._compressor.compress(payload, Compressor.FLUSH_BLOCK)[len(_MAGIC) :]
+
+
+def _head(kind: int, size: int) -> bytes:
+    return bytes((kind,)) + size.to_bytes(_HEAD - 1, "little")
 
 
 class Decoder:
@@ -83,42 +87,38 @@ class Decoder:
         """The splices of the next stored differences."""
         # All payloads in one go: together, behind the header of an array of so many, they are one message.
         pieces = [b"\xdd" + len(diffs).to_bytes(4, "big")]
-        waiting: list[bytes] = []
-        size = 0
         try:
-            for diff in diffs:
-                kind = diff[:1]
-                if kind == _MORE:
-                    waiting.append(diff[_HEAD:])
-                    size += int.from_bytes(diff[1:_HEAD], "little")
-                    continue
-                if waiting:
-                    pieces.append(self._decompress(waiting, size))
-                    waiting, size = [], 0
+            for kind, run in groupby(diffs, _kind):
                 if kind == _START:
-                    self._decompressor = self._dictionary.decompressor()
-                    waiting = [_MAGIC, diff[_HEAD:]]
-                    size = int.from_bytes(diff[1:_HEAD], "little")
-                elif diff and diff[0] >= _RAW:
-                    pieces.append(diff)
+                    for diff in run:
+                        self._decompressor = self._dictionary.decompressor()
+                        pieces.append(self._decompress(_MAGIC, [diff]))
+                elif kind == _MORE:
+                    pieces.append(self._decompress(b"", list(run)))
+                elif kind >= _RAW:
+                    pieces += run
                 else:
-                    raise Undecodable(f"a difference starts with {kind!r}, which is no kind of difference")
-            if waiting:
-                pieces.append(self._decompress(waiting, size))
+                    raise Undecodable(f"a difference starts with {kind}, which is no kind of difference")
             return _unpack_all(b"".join(pieces))
         except (msgspec.MsgspecError, zstd.ZstdError, EOFError, ValueError, MemoryError, RecursionError) as problem:
             raise Undecodable(f"a difference is malformed: {problem}") from problem
 
-    def _decompress(self, chunks: list[bytes], size: int) -> bytes:
+    def _decompress(self, head: bytes, diffs: list[bytes]) -> bytes:
+        """The payloads of differences that follow each other in a stream."""
         if self._decompressor is None:
             raise Undecodable("a difference goes on with a stream whose start is missing")
+        size = sum([int.from_bytes(diff[1:_HEAD], "little") for diff in diffs])
         if size > self._payload_max:
             raise Undecodable(f"differences claim {size} bytes where {self._payload_max} are allowed")
-        # One byte more than claimed, so that more shows.
-        payload = self._decompressor.decompress(b"".join(chunks), size + 1)
+        stream = head + b"".join([diff[_HEAD:] for diff in diffs])
+        payload = self._decompressor.decompress(stream, size + 1)  # one byte more than claimed, so that more shows
         if len(payload) != size or self._decompressor.eof:
             raise Undecodable("a difference is cut short, or holds more than it claims")
         return payload
+
+
+def _kind(diff: bytes) -> int:
+    return diff[0] if diff else 0
 
 
 def apply_all(
@@ -157,7 +157,7 @@ class _Gapped:
         self._size_max = size_max
 
     def whole(self) -> bytes:
-        return bytes(self._left + self._right)
+        return b"".join((self._left, self._right))
 
     def apply(self, differences: list[Splices]) -> None:
         """Apply differences in order. Raises Undecodable."""

@@ -24,7 +24,7 @@ Op = tuple[int, int, bytes]
 # A changed place whose old or new side is at most this long is one splice; longer ones are looked into.
 POOR = 256
 # Kept bytes between two splices that are cheaper to store again than a splice is.
-MERGE_GAP = 8
+MERGE_GAP = 16
 # Equal bytes that are searched to split a place in two, and the shortest run worth splitting for.
 ANCHOR = 32
 RUN_MIN = 64

@@ -1,0 +1,100 @@
+"""The main workload: 1500 steps of an agent whose state grows to 1.4 MB. Bytes per step, and loading any version.
+
+Both bars belong to one run, because each alone is easy: keyframes everywhere load fast, keyframes nowhere are
+small. Bytes are the size of the file after closing, indexes and all, over the steps.
+
+Loads go through the store, by id, in a shuffled order, three times, best of three for each version: nothing that
+Holdfast could keep in memory from one load to the next helps. The floor has its blob in memory already and only
+decompresses and decodes it (zstd, orjson). The peer stores the full state of every step as one row and reads it
+back by its key.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import holdfast
+from bench.measure import KB, BareTable, Row, Run, file_bytes, mean, milliseconds, pack, seconds, unpack
+from bench.workload import STEPS, steps
+
+BYTES_BAR_KB = 0.85
+MEDIAN_BAR = 2.5
+WORST_BAR = 4.5
+EVERY = 5  # every fifth version is loaded, and saved by the peer
+BEST_OF = 3
+
+
+@dataclass(slots=True)
+class _Saved:
+    """What saving the workload took, and what loading it needs."""
+
+    ids: list[str] = field(default_factory=list)
+    blobs: list[bytes] = field(default_factory=list)
+    ours_s: list[float] = field(default_factory=list)
+    peer_s: list[float] = field(default_factory=list)
+
+
+def workload(run: Run) -> list[Row]:
+    count = run.count(STEPS, 60)
+    path = run.folder / "ours.db"
+    peer = BareTable(run.folder / "peer.db")
+    saved = _save(path, peer, count)
+    ours_kb, peer_kb = file_bytes(path) / count / KB, mean(map(len, saved.blobs)) / KB
+    ours_s, peer_s, floor_s = _load(path, peer, saved)
+    peer.close()
+    ratios = [ours / floor for ours, floor in zip(ours_s, floor_s, strict=True)]
+    worst = max(range(len(ratios)), key=ratios.__getitem__)
+    return [
+        Row("bytes per step, main workload", ours_kb, "KB", peer=peer_kb, ratio=ours_kb / peer_kb,
+            bar=BYTES_BAR_KB, judged="ours", note=f"{count} steps; ratio: to the peer"),
+        Row("  its saves, full durability", milliseconds(saved.ours_s), "ms", peer=milliseconds(saved.peer_s),
+            ratio=median(saved.ours_s) / median(saved.peer_s), note="ratio: to the peer; no bar"),
+        Row("load any version, median", milliseconds(ours_s), "ms", peer=milliseconds(peer_s),
+            floor=milliseconds(floor_s), ratio=median(ratios), bar=MEDIAN_BAR, note=f"{len(ratios)} versions"),
+        Row("load any version, worst", ours_s[worst] * 1000, "ms", peer=peer_s[worst] * 1000,
+            floor=floor_s[worst] * 1000, ratio=ratios[worst], bar=WORST_BAR, note=f"version {worst * EVERY + 1}"),
+    ]  # fmt: skip
+
+
+def _save(path: Path, peer: BareTable, count: int) -> _Saved:
+    saved = _Saved()
+    with holdfast.open(str(path)) as store:
+        thread = store.thread("agent")
+        for number, state in enumerate(steps(count)):
+            start = time.perf_counter()
+            checkpoint = thread.save(state)
+            took = time.perf_counter() - start
+            if number % EVERY:
+                continue
+            start = time.perf_counter()
+            blob = pack(state)
+            peer.insert(blob)
+            saved.peer_s.append(time.perf_counter() - start)
+            saved.ours_s.append(took)
+            saved.ids.append(checkpoint.id)
+            saved.blobs.append(blob)
+    return saved
+
+
+def _load(path: Path, peer: BareTable, saved: _Saved) -> tuple[list[float], list[float], list[float]]:
+    """The best time for each version: ours, the peer's, the floor's."""
+    count = len(saved.ids)
+    ours, theirs, floor = [[float("inf")] * count for _ in range(3)]
+    order = list(range(count))
+    with holdfast.open(str(path)) as store:
+        thread = store.thread("agent")
+        for attempt in range(BEST_OF):
+            random.Random(attempt).shuffle(order)
+            for version in order:
+                at, blob = saved.ids[version], saved.blobs[version]
+                floor[version] = min(floor[version], seconds(lambda blob=blob: unpack(blob)))  # type: ignore[misc]
+                ours[version] = min(ours[version], seconds(lambda at=at: thread.load(at).state))  # type: ignore[misc]
+                theirs[version] = min(theirs[version], seconds(lambda n=version + 1: unpack(peer.select(n))))  # type: ignore[misc]
+        first = order[0]
+        if thread.load(saved.ids[first]).state != unpack(saved.blobs[first]):
+            raise RuntimeError("what was loaded is not what was saved")
+    return ours, theirs, floor

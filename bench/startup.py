@@ -1,0 +1,37 @@
+"""How long `import holdfast` takes: every command line call and every short-lived worker pays it.
+
+Measured inside fresh interpreters around the import alone, best of ten, because anything above the best is noise of
+the machine. The floor, in turns, is the import of what Holdfast stands on (its five dependencies), so the difference
+is our own; the peer is a bare interpreter's start, for scale.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from bench.measure import Row, Run, seconds
+
+BAR_MS = 100.0
+_TIMED = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
+_ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+_DEPENDENCIES = f"apsw, msgspec, orjson, blake3, {_ZSTD}"
+
+
+def startup(run: Run) -> list[Row]:
+    ours: list[float] = []
+    floor: list[float] = []
+    bare: list[float] = []
+    for _ in range(run.count(10, 2)):
+        ours.append(_import_ms("holdfast"))
+        floor.append(_import_ms(_DEPENDENCIES))
+        bare.append(seconds(lambda: subprocess.run([sys.executable, "-c", ""], check=True)) * 1000)
+    return [
+        Row("import holdfast", min(ours), "ms", peer=min(bare), floor=min(floor), ratio=min(ours) / min(floor),
+            bar=BAR_MS, judged="ours", note="floor: importing its dependencies; peer: starting a bare interpreter")
+    ]  # fmt: skip
+
+
+def _import_ms(modules: str) -> float:
+    done = subprocess.run([sys.executable, "-c", _TIMED.format(modules)], check=True, capture_output=True)
+    return float(done.stdout) * 1000
