@@ -41,7 +41,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "memory": memory,
     "import": startup,
 }
-_LAYOUT = "{:<37}{:>16}{:>10}{:>10}{:>8}  {:<10}{:<6}{}"
+_LAYOUT = "{:<37}{:>16}{:>10}{:>10}{:>9}  {:<12}{:<6}{}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -92,12 +92,12 @@ def array_scattered(prose: Prose) -> Steps:
 def _array_changes(prose: Prose, *, scattered: bool) -> Steps:
     """1 MB of float32; each step gives 1 % of the elements new values."""
     chance = numpy.random.default_rng(prose.random.getrandbits(32))
-    array = chance.standard_normal(250_000, dtype=numpy.float32)
+    array = chance.standard_normal(125_000, dtype=numpy.float64)
     count = len(array) // 100
     state: State = {"shape": "250000", "array": array, "done": False}
     yield state, b""
     while True:
-        new = chance.standard_normal(count, dtype=numpy.float32)
+        new = chance.standard_normal(count, dtype=numpy.float64)
         if scattered:
             array[chance.choice(len(array), count, replace=False)] = new
         else:
@@ -131,6 +131,7 @@ def _row(name: str, steps: Steps, path: Path, count: int, bar: float) -> Row:
     first, _ = next(steps)
     with holdfast.open(str(path)) as store:
         store.thread("agent").save(first)
+        first_bytes = store.stats().keyframe_bytes
     before = file_bytes(path)
     floor: list[int] = []
     peer: list[int] = []
@@ -143,10 +144,13 @@ def _row(name: str, steps: Steps, path: Path, count: int, bar: float) -> Row:
             floor.append(len(zstd.compress(changed, PEER_LEVEL)) + ROW_BYTES)
             if number % PEER_EVERY == 0:
                 peer.append(len(zstd.compress(_as_json(state), PEER_LEVEL)))
-        keyframes = store.stats().keyframes - 1
+        stats = store.stats()
     ours = (file_bytes(path) - before) / count
+    differences, keyframes = stats.difference_bytes / count, (stats.keyframe_bytes - first_bytes) / count
+    rest = ours - differences - keyframes
     return Row(f"bytes: {name}", ours, "B", peer=mean(peer), floor=mean(floor), ratio=ours / mean(floor), bar=bar,
-               note=f"{count} steps, {keyframes} keyframes; floor: zstd of what changed + {ROW_BYTES} B")  # fmt: skip
+               note=f"differences {differences:.0f}, {stats.keyframes - 1} keyframes {keyframes:.0f}, "
+                    f"rows and pages {rest:.0f} B")  # fmt: skip
 
 
 def _as_json(state: State) -> bytes:

@@ -399,3 +399,24 @@ async def test_faults_strike_async_operations_alike(database: Database, operatio
         assert dump(plain) == after
         assert sound(plain)
     await asyncio.sleep(0)
+
+
+def test_an_id_that_somebody_else_took_is_never_mistaken_for_ones_own(tmp_path: Path) -> None:
+    """Two writers that draw the same id at the same moment: both records are kept, each under an id of its own."""
+    store = holdfast.open(str(tmp_path / "store.db"))
+    context = store._context
+    now = context.clock_us()
+    context.clock_us = lambda: now
+    salts = (bytes([number]) * 16 for number in range(100))
+    context.entropy = lambda size: next(salts) if size == 16 else b"same"
+    one, two = store.thread("t"), store.thread("t")
+    one.save({"n": 0})
+    two.load()
+    first = one.save({"n": 1})
+    context.entropy = lambda size: next(salts) if size == 16 else drawn.pop()
+    drawn = [b"else", b"same"]
+    second = two.save({"n": 2})
+    assert first.id != second.id
+    assert {checkpoint.state["n"] for checkpoint in store.thread("t").branches()} == {1, 2}
+    assert store.verify().ok
+    store.close()

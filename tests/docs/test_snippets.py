@@ -52,6 +52,7 @@ def masked(text: str) -> str:
     """Without what differs from run to run."""
     text = re.sub(r"\b0[0-9a-hjkmnp-tv-z]{12}\b", "<id>", text)
     text = re.sub(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)?", "<time>", text)
+    text = re.sub(r"just now|\d+ (s|min) ago", "<ago>", text)
     return "\n".join(line.rstrip() for line in text.strip().splitlines())
 
 

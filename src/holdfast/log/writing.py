@@ -92,6 +92,11 @@ _INSERT = Sql(
     postgres=f"WITH b AS ({_BODY_POSTGRES} RETURNING id) {_POSTGRES_RECORD}",
 )
 _MOVE_HEAD = Sql(_MOVE)
+# A salt is random and used once: whose record it is.
+_SALT = Sql(
+    """SELECT b.salt FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = :id"""
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +232,13 @@ def append_to_head(draft: Draft, base: Base, tenant: int, record: Record) -> Pro
 def append(draft: Draft, place: Place, record: int, at: int) -> Program[Appended]:
     """Append, wherever it belongs: on the head, or as a branch. Safe to repeat with the same record id."""
     thread, is_new = yield from _enter(place, at)
-    [rows] = yield Batch(RECORD(tenant=place.tenant, tree=thread.tree, id=record))
-    if rows:  # written before, by a COMMIT whose answer was lost
+    this = {"tenant": place.tenant, "tree": thread.tree, "id": record}
+    rows, salts = yield Batch(RECORD(**this), _SALT(**this))
+    if rows and salts and salts[0][0] == draft.salt:  # written before, by a COMMIT whose answer was lost
         found = record_of(rows[0])
         return _appended(found, thread, on_head=thread.head == found.id)
+    if rows:  # somebody else's, with the same id
+        return Appended(None, thread.thread, thread.tree, thread.generation, on_head=False, after=record)
     parent_id = _parent(place, thread)
     parent = None
     if parent_id is not None:

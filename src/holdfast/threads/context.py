@@ -69,5 +69,12 @@ class Line:
     own: deque[int] = field(default_factory=lambda: deque(maxlen=1024))
     lost_head: int | None = None  # a head whose record is gone: a load said so and offered `cursor` instead
 
+    def disown(self, record: int) -> None:
+        """An id that was drawn but not used. It may be somebody else's: then that is a race."""
+        try:
+            self.own.remove(record)
+        except ValueError:
+            pass
+
     def resolve(self, thread: int, tree: int) -> None:
         self.thread, self.tree = thread, tree

@@ -106,13 +106,15 @@ def save(
         except ConstraintFailed as error:
             if error.kind != "unique":
                 raise  # a defect of ours: saving again would not help, and would hide it
-            continue  # the id is taken: one chance in millions
-        if done.record is None and done.after:  # its parent is newer than its id
-            after = done.after
-            continue
-        if done.record is None:  # the base was moved by a prune
-            ctx.cache.drop((tenant, done.tree, anchor or 0))
-            draft = None
+            line.disown(record)
+            continue  # the id is taken: one chance in a million
+        if done.record is None:
+            line.disown(record)
+            if done.after:  # its parent is newer than its id, or the id is taken
+                after = done.after
+            else:  # the base was moved by a prune
+                ctx.cache.drop((tenant, done.tree, anchor or 0))
+                draft = None
             continue
         line.resolve(done.thread, done.tree)
         line.merge = None
