@@ -10,7 +10,7 @@ help:
 	@echo "make test    install what the tests need, PostgreSQL included, and run them all"
 	@echo "make lint    ruff and mypy --strict"
 	@echo "make bench   speeds and sizes beside a peer and a floor measured in the same run"
-	@echo "make soak    the crash tests, for much longer than in 'make test'"
+	@echo "make soak    the crash and state-machine tests, for much longer than in 'make test'"
 
 # The stamp files say what is installed; a changed pyproject.toml installs again.
 $(VENV)/.base: pyproject.toml
@@ -44,7 +44,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench
 
 soak: $(VENV)/.dev
-	HOLDFAST_SOAK=1 $(BIN)/python -m pytest tests/crash
+	HOLDFAST_SOAK=1 $(BIN)/python -m pytest --timeout 7200 tests/crash tests/contract/test_state_machine.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

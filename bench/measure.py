@@ -176,10 +176,10 @@ def small_states(count: int, size: int = KB, *, seed: int = 1) -> list[dict[str,
 
 
 def in_child(module: str, *arguments: object) -> subprocess.Popen[bytes]:
-    """`python -m module arguments…`, its answer on a pipe."""
+    """`python -m module arguments…`, with pipes to talk to it."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=environment)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=environment)
 
 
 def answer_of(child: subprocess.Popen[bytes], timeout_s: float = 120.0) -> Any:

@@ -2,7 +2,7 @@
 
 Each saves 1 KB states to a thread of its own, with full durability, for the same three seconds. The peer is plain
 SQLite: eight processes that insert the same bytes with a busy timeout, whose retries sleep and starve each other.
-Run as a module it is one of the processes: `python -m bench.processes ours|peer PATH NAME START_AT SECONDS`.
+Run as a module it is one of the processes: `python -m bench.processes ours|peer PATH NAME SECONDS`.
 """
 
 from __future__ import annotations
@@ -43,16 +43,20 @@ def _contend(kind: str, path: Path, length_s: float) -> tuple[list[int], float]:
         holdfast.open(str(path)).close()
     else:
         BareTable(path).close()
-    start_at = time.time() + 2.0  # the interpreters are up by then
     names = [f"agent-{number}" for number in range(PROCESSES)]
-    children = [in_child("bench.processes", kind, path, name, start_at, length_s) for name in names]
+    children = [in_child("bench.processes", kind, path, name, length_s) for name in names]
+    for child in children:  # all are up before any begins
+        assert child.stdout is not None
+        child.stdout.readline()
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write(b"go\n")
+        child.stdin.flush()
     answers = [answer_of(child) for child in children]
-    if any(answer["late"] for answer in answers):
-        raise RuntimeError("a process was not ready in time: the machine is too busy to tell anything")
     return [answer["saves"] for answer in answers], max(answer["longest_s"] for answer in answers)
 
 
-def _one_process(kind: str, path: str, name: str, start_at: float, length_s: float) -> None:
+def _one_process(kind: str, path: str, name: str, length_s: float) -> None:
     states = small_states(64)
     save: Callable[[dict[str, object]], object]
     if kind == "ours":
@@ -65,16 +69,16 @@ def _one_process(kind: str, path: str, name: str, start_at: float, length_s: flo
             bare.insert(orjson.dumps(state))
 
     save(states[0])
-    late = time.time() > start_at
-    time.sleep(max(0.0, start_at - time.time()))
+    print("ready", flush=True)
+    sys.stdin.readline()
     saves, longest_s = 0, 0.0
     end = time.perf_counter() + length_s
     while (now := time.perf_counter()) < end:
         save(states[saves % 64])
         longest_s = max(longest_s, time.perf_counter() - now)
         saves += 1
-    print(json.dumps({"saves": saves, "longest_s": longest_s, "late": late}))
+    print(json.dumps({"saves": saves, "longest_s": longest_s}))
 
 
 if __name__ == "__main__":
-    _one_process(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]), float(sys.argv[5]))
+    _one_process(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]))

@@ -1,12 +1,13 @@
 """Bytes per step for seven kinds of change: what the file grows by, against what changed.
 
-For each kind a store gets a first state and is closed; then some hundreds of steps; the growth of the closed
-file, over the steps, is our figure: rows, indexes, page waste and the keyframes that fall due are all in it.
+For each kind a store gets a first state and is closed; then hundreds of steps, and on until the next keyframe is
+written, so that keyframes count in full: it would be easy to stop just before one. The growth of the closed file, over
+the steps, is our figure: rows, indexes, page waste, keyframes, all in it.
 The floor is zstd level 3 of what changed (the JSON text of the new part; an array's new bytes) plus 150 B, the
 price of a row with its ids, hashes and times. The peer is the whole state as JSON, zstd level 3.
 
 Sizes are meant to be ordinary: a message has 60 words (0.4 KB), an edit replaces a sentence of 12 words, a key
-holds 8 words, the array is float32 (as embeddings are) and changes to fresh normal noise, which does not compress.
+holds 8 words, the array is float64 (numpy's default) and changes to fresh normal noise, which does not compress.
 The words repeat as words do, but no sentence ever comes again, so that a difference finds nothing to copy.
 """
 
@@ -25,6 +26,7 @@ from holdfast.values.compress import zstd
 
 ROW_BYTES = 150
 PEER_EVERY = 20
+STEPS_MAX = 4000
 State = dict[str, object]
 Steps = Iterator[tuple[State, bytes]]  # first the state to begin with, then each state and what is new in it
 
@@ -90,11 +92,11 @@ def array_scattered(prose: Prose) -> Steps:
 
 
 def _array_changes(prose: Prose, *, scattered: bool) -> Steps:
-    """1 MB of float32; each step gives 1 % of the elements new values."""
+    """1 MB of float64; each step gives 1 % of the elements new values."""
     chance = numpy.random.default_rng(prose.random.getrandbits(32))
     array = chance.standard_normal(125_000, dtype=numpy.float64)
     count = len(array) // 100
-    state: State = {"shape": "250000", "array": array, "done": False}
+    state: State = {"shape": "125000", "array": array, "done": False}
     yield state, b""
     while True:
         new = chance.standard_normal(count, dtype=numpy.float64)
@@ -106,7 +108,7 @@ def _array_changes(prose: Prose, *, scattered: bool) -> Steps:
         yield state, new.tobytes()
 
 
-# what, its steps, how many of them, the bar
+# what, its steps, how many of them at least, the bar
 CASES: tuple[tuple[str, Callable[[Prose], Steps], int, float], ...] = (
     ("append to a list three deep", nested_append, 400, 2.0),
     ("sliding window of 50 messages", sliding_window, 400, 2.0),
@@ -120,37 +122,42 @@ CASES: tuple[tuple[str, Callable[[Prose], Steps], int, float], ...] = (
 
 def sizes(run: Run) -> list[Row]:
     rows = []
-    for number, (name, steps, count, bar) in enumerate(CASES):
+    for number, (name, steps, least, bar) in enumerate(CASES):
         path = run.folder / f"{number}.db"
-        rows.append(_row(name, steps(Prose(number)), path, run.count(count, 12), bar))
+        rows.append(_row(name, steps(Prose(number)), path, run.count(least, 12), run.count(STEPS_MAX, 12), bar))
         path.unlink()
     return rows
 
 
-def _row(name: str, steps: Steps, path: Path, count: int, bar: float) -> Row:
+def _row(name: str, steps: Steps, path: Path, least: int, most: int, bar: float) -> Row:
     first, _ = next(steps)
     with holdfast.open(str(path)) as store:
         store.thread("agent").save(first)
-        first_bytes = store.stats().keyframe_bytes
-    before = file_bytes(path)
+        before = store.stats()
+    before_bytes = file_bytes(path)
     floor: list[int] = []
     peer: list[int] = []
     # "normal" writes the same bytes and waits less often.
     with holdfast.open(str(path), durability="normal") as store:
         thread = store.thread("agent")
-        for number in range(count):
+        after = before
+        while len(floor) < most:
             state, changed = next(steps)
             thread.save(state)
             floor.append(len(zstd.compress(changed, PEER_LEVEL)) + ROW_BYTES)
-            if number % PEER_EVERY == 0:
+            if len(floor) % PEER_EVERY == 1:
                 peer.append(len(zstd.compress(_as_json(state), PEER_LEVEL)))
-        stats = store.stats()
-    ours = (file_bytes(path) - before) / count
-    differences, keyframes = stats.difference_bytes / count, (stats.keyframe_bytes - first_bytes) / count
-    rest = ours - differences - keyframes
+            if len(floor) >= least:
+                after, earlier = store.stats(), after
+                if earlier is not before and after.keyframes > earlier.keyframes:
+                    break
+    count = len(floor)
+    ours = (file_bytes(path) - before_bytes) / count
+    differences = (after.difference_bytes - before.difference_bytes) / count
+    keyframes = (after.keyframe_bytes - before.keyframe_bytes) / count
     return Row(f"bytes: {name}", ours, "B", peer=mean(peer), floor=mean(floor), ratio=ours / mean(floor), bar=bar,
-               note=f"differences {differences:.0f}, {stats.keyframes - 1} keyframes {keyframes:.0f}, "
-                    f"rows and pages {rest:.0f} B")  # fmt: skip
+               note=f"{count} steps: differences {differences:.0f}, {after.keyframes - 1} keyframes {keyframes:.0f}, "
+                    f"rows and pages {ours - differences - keyframes:.0f} B")  # fmt: skip
 
 
 def _as_json(state: State) -> bytes:

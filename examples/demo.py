@@ -151,11 +151,13 @@ def small(store: holdfast.Store) -> None:
     say(f"stored here                     {kilobytes(stored):>12}", "1;32")
 
 
-def verify(store: holdfast.Store) -> None:
-    part(6, "Verify: every hash, checksum and keyframe is checked.")
-    report = store.verify()
-    say(f"{report.checkpoints} checkpoints of {report.threads} threads: {len(report.problems)} problems", "1;32")
-    assert report.ok
+def verify(*stores: holdfast.Store) -> None:
+    part(6, "Verify: every hash, checksum and keyframe of both files is checked.")
+    reports = [store.verify() for store in stores]
+    checkpoints, threads = sum(report.checkpoints for report in reports), sum(report.threads for report in reports)
+    problems = [problem for report in reports for problem in report.problems]
+    say(f"{checkpoints} checkpoints of {threads} threads: {len(problems)} problems", "1;32")
+    assert not problems
 
 
 def main() -> None:
@@ -164,14 +166,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
         path = str(Path(folder, "agent.db"))
         killed(path)
-        with holdfast.open(path) as store:
+        with holdfast.open(path) as store, holdfast.open(str(Path(folder, "chat.db"))) as chat:
             thread = store.thread("trip-42")
             early = time_travel(thread)
             differences(thread, early)
             fork(store, thread, early)
-        with holdfast.open(str(Path(folder, "chat.db"))) as store:
-            small(store)
-            verify(store)
+            small(chat)
+            verify(store, chat)
     here = Path(sys.prefix).name + "/bin/" if sys.prefix != sys.base_prefix else ""
     print(f"\n{paint('Done', '1')} in {time.monotonic() - started:.1f} s. Try next:")
     say(f"{here}python examples/survives_a_kill.py   run it twice: it dies, then goes on")
@@ -185,4 +186,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--agent"]:
         agent(sys.argv[2])
     else:
-        main()
+        try:
+            main()
+        except KeyboardInterrupt:
+            sys.exit(130)

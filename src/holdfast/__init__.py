@@ -1,4 +1,4 @@
-"""Holdfast keeps the state of AI agents: nothing lost, nothing done twice.
+"""Holdfast keeps the state of AI agents: what was saved is there, whatever happens to the process.
 
     import holdfast
 

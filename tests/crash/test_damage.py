@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -414,3 +415,18 @@ def test_states_that_do_not_compress_are_not_called_damaged(size: int) -> None:
         for at, state in saved.items():
             assert thread.load(at, strict=True).state == state
         assert store.verify().ok
+
+
+def test_a_save_after_a_fallback_builds_on_nothing_that_is_damaged(tmp_path: Path) -> None:
+    """The text of the damaged head is still in memory; a difference to it could never be read back."""
+    path = tmp_path / "store.db"
+    store = holdfast.open(str(path))
+    thread = store.thread("t")
+    for number in range(6):
+        thread.save({"n": number, "text": f"{number} " * 10_000})
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.execute("UPDATE body SET diff = zeroblob(length(diff)) WHERE id = (SELECT max(id) FROM body)")
+    assert thread.load().state["n"] == 4
+    thread.save({"n": 6, "text": "6 " * 10_000})
+    assert thread.load().state["n"] == 6
+    store.close()

@@ -262,7 +262,7 @@ _TIPS = Sql(
     f"""SELECT {", ".join("r." + column.strip() for column in COLUMNS.split(","))} FROM record r
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.thread = :thread AND r.body IS NOT NULL AND {NOT_SWEPT}
       AND r.id NOT IN (SELECT parent FROM record WHERE tenant = :tenant AND tree = :tree AND parent IS NOT NULL)
-    ORDER BY r.id DESC"""
+    ORDER BY r.at DESC, r.id DESC"""
 )
 
 

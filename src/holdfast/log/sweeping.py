@@ -59,6 +59,7 @@ _FORGET = (
     Sql("DELETE FROM tag WHERE tenant = :tenant AND thread = :thread"),
     Sql("DELETE FROM thread WHERE tenant = :tenant AND thread = :thread"),
 )
+_COUNT = Sql("SELECT count(*) FROM record WHERE tenant = :tenant AND tree = :tree AND body IS NOT NULL")
 _LISTED = Sql("SELECT tree, id FROM sweep WHERE tenant = :tenant ORDER BY tree, id LIMIT :limit")
 _COUNT_LISTED = Sql("SELECT count(*) FROM sweep WHERE tenant = :tenant")
 _ANY_IN_TREE = Sql("SELECT id, body FROM record WHERE tenant = :tenant AND tree = :tree ORDER BY id LIMIT :limit")
@@ -91,18 +92,19 @@ class Plan:
 
 def prune(tenant: int, thread: int, name: str, keep: int, progress: Progress | None = None) -> Flow[tuple[int, int]]:
     """Keep the newest `keep` records of a thread's line. How many went, how many got their full text."""
-    plan = yield from write(partial(_prune, tenant, thread, name, keep), solo=True)
+    counts = yield from write(partial(_prune, tenant, thread, name, keep), solo=True)
     yield from sweep(tenant, progress)
-    return len(plan.remove) + len(plan.entomb), len(plan.rebase)
+    return counts
 
 
 def delete(tenant: int, name: str, thread: int | None, progress: Progress | None = None) -> Flow[int]:
     """Remove a thread and every record that no other thread needs. How many records went."""
-    yield from write(partial(_delete, tenant, name, thread), solo=True)
-    return (yield from sweep(tenant, progress))
+    removed = yield from write(partial(_delete, tenant, name, thread), solo=True)
+    yield from sweep(tenant, progress)
+    return removed
 
 
-def sweep(tenant: int, progress: Progress | None = None) -> Flow[int]:
+def sweep(tenant: int, progress: Progress | None = None) -> Flow[None]:
     """Remove what is listed, in batches, until nothing is; also what an earlier process left half done."""
     removed = 0
     while True:
@@ -111,10 +113,10 @@ def sweep(tenant: int, progress: Progress | None = None) -> Flow[int]:
         if progress is not None:
             progress(removed, removed + left)
         if not left:
-            return removed
+            return
 
 
-def _prune(tenant: int, thread: int, name: str, keep: int) -> Program[Plan]:
+def _prune(tenant: int, thread: int, name: str, keep: int) -> Program[tuple[int, int]]:
     row = yield from find_thread(tenant, name, thread, lock=True)
     threads = yield from threads_in_tree(tenant, row.tree, lock=True)
     nodes = yield from _nodes(tenant, row.tree)
@@ -133,18 +135,25 @@ def _prune(tenant: int, thread: int, name: str, keep: int) -> Program[Plan]:
                 # Kept for this fork alone: it goes when the fork goes.
                 found = yield from _record(tenant, row.tree, record)
                 yield Batch(_store(tenant, found._replace(thread=other.thread)))
-    return plan
+    return _gone(nodes, plan), len(plan.rebase)
 
 
-def _delete(tenant: int, name: str, thread: int | None) -> Program[None]:
+def _gone(nodes: dict[int, Node], plan: Plan) -> int:
+    """How many checkpoints go: tombstones were none."""
+    return sum(nodes[record].body is not None for record in (*plan.remove, *plan.entomb))
+
+
+def _delete(tenant: int, name: str, thread: int | None) -> Program[int]:
     row = yield from find_thread(tenant, name, thread, lock=True)
     others = [t for t in (yield from threads_in_tree(tenant, row.tree, lock=True)) if t.thread != row.thread]
     yield Batch(*(statement(tenant=tenant, thread=row.thread) for statement in _FORGET))
     if not others:
-        yield Batch(_LIST(tenant=tenant, tree=row.tree, id=0))
-        return
+        [[(count,)], _] = yield Batch(_COUNT(tenant=tenant, tree=row.tree), _LIST(tenant=tenant, tree=row.tree, id=0))
+        return int(count)
     nodes = yield from _nodes(tenant, row.tree)
-    yield from _rearrange(tenant, row.tree, nodes, make_plan(nodes, _needed_by(nodes, others)))
+    plan = make_plan(nodes, _needed_by(nodes, others))
+    yield from _rearrange(tenant, row.tree, nodes, plan)
+    return _gone(nodes, plan)
 
 
 def _nodes(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, Node]]:

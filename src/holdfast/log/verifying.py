@@ -120,16 +120,17 @@ def _verify_tree(tenant: int, tree: int, progress: Progress | None) -> Program[F
     findings = Findings(threads=len(threads))
     walk = _Walk(tenant, tree, {thread.thread: thread.name for thread in threads}, findings)
     [[(total,)]] = yield Batch(_COUNT(tenant=tenant, tree=tree))
-    after = -1
+    after, done = -1, 0
     while True:
         [rows] = yield Batch(_PAGE_OF(tenant=tenant, tree=tree, after=after, limit=_PAGE))
         for row in rows:
             record = record_of(row[:_WIDTH])
             yield from _check(walk, record, *row[_WIDTH:])
             after = record.id
-        findings.records += len(rows)
+            findings.records += record.body is not None  # a tombstone is no checkpoint
+        done += len(rows)
         if progress is not None:
-            progress(findings.records, total)
+            progress(done, total)
         if len(rows) < _PAGE:
             break
     _check_heads(walk, threads)

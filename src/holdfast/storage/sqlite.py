@@ -96,6 +96,9 @@ class SqliteDriver:
         self._open(create)
         _drivers.add(self)
 
+    def __repr__(self) -> str:
+        return f"<SqliteDriver {self.path}>"
+
     @property
     def path(self) -> str:
         """The store's file, absolute and without symlinks, or ":memory:"."""

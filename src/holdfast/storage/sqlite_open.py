@@ -120,6 +120,8 @@ def check_place(path: str, *, create: bool, mountinfo: str) -> None:
 
 def _looks_like_sqlite(path: str) -> bool:
     """Whether the file is SQLite's, or can become so. Otherwise the lock files of a store would be left beside it."""
+    if any(os.path.exists(path + side) for side in ("-wal", "-journal")):
+        return True  # a crash may have torn the file's start: SQLite mends it from these
     try:
         with open(path, "rb") as file:
             head = file.read(16)

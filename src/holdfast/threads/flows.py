@@ -15,7 +15,7 @@ import orjson
 from holdfast.errors import Conflict, Damaged, NotFound, OutcomeUnknown, StoreError, ThreadDeleted, UsageError
 from holdfast.log.branches import ThreadRow, create_thread, find_thread, merge_metadata, try_thread
 from holdfast.log.cache import Base
-from holdfast.log.ids import ID_MAX, show_id
+from holdfast.log.ids import ID_MAX, parse_id, show_id
 from holdfast.log.reading import (
     Loaded,
     read_line,
@@ -300,6 +300,9 @@ def load(
             raise
         tenant, row = yield from locate(ctx, line)
         loaded, skipped = yield from _fall_back(line, tenant, row, at, damage)
+        # What is in memory may be fine, but nothing must be built on what cannot be read back.
+        for damaged in (row.head or 0, *map(parse_id, skipped)):
+            ctx.cache.drop((tenant, row.tree, damaged))
     line.resolve(row.thread, row.tree)
     if at is None and not look:
         # Also when an ancestor had to stand in: the next save follows the head, damaged or not.
@@ -336,7 +339,7 @@ def _fall_back(
                     continue
                 if loaded is not None:
                     _log.warning(
-                        "thread %r: %d damaged checkpoints were skipped, from %s on; loaded %s instead",
+                        "thread %r: damaged checkpoints were skipped (%d, from %s on); loaded %s instead",
                         line.name,
                         len(skipped),
                         next(iter(skipped)),

@@ -55,9 +55,9 @@ class Thread:
     ) -> Checkpoint:
         """Save a state: durable when this returns, and independent of the live object.
 
-        It goes on from what this handle last loaded or saved, or from `parent`. If somebody else has moved the head
-        since, it becomes a branch (`is_head` is False) and nothing is lost. `expect` refuses that with a `Conflict`
-        instead.
+        It goes on from the newest checkpoint that this handle loaded or saved, or from `parent`. If somebody else has
+        moved the head since, it becomes a branch (`is_head` is False) and nothing is lost. `expect` refuses that with
+        a `Conflict` instead.
         """
         return self._run(self._save(state, note, metadata, parent, expect))
 
