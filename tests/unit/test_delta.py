@@ -156,7 +156,7 @@ def test_the_dictionary_is_part_of_the_format() -> None:
     stored = hashlib.sha256(format_of.TABLES + format_of.COMMON).hexdigest()
     assert (stored, format_of.DICT_BYTES, format_of.DICT_BYTES_MIN) == (
         "a443e5a8cf7c98104d608f74db25c3a5baf0022783f8f53e7325dcda05725505",
-        64 * 1024,
+        32 * 1024,
         4096,
     )
     diff = bytes.fromhex("01c20000000040ec0000a30105afd123d7a82ecb4d3ea9d1b3a79fabd04a2f5a10010096909a63")

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.values.limits import SMALL_TEXT_BYTES
 from holdfast.values.registry import Codec
 from holdfast.values.text import (
     CHUNK_BYTES,
@@ -38,8 +39,14 @@ def test_text_is_the_json_of_the_state(state: dict[str, object]) -> None:
 
 @given(states | values)
 def test_split_finds_the_leaves_that_encode_knew(state: object) -> None:
-    text = encode_text(state, CODEC)
+    padded = {"padding": "x" * SMALL_TEXT_BYTES, **state} if isinstance(state, dict) else state
+    text = encode_text(padded, CODEC)
     assert split_text(text.data) == text
+
+
+def test_a_small_state_is_one_leaf() -> None:
+    text = encode_text({"a": 1, "b": {"c": "x"}}, CODEC)
+    assert text.leaves == [((), 0, len(text.data))]
 
 
 @given(states)
@@ -52,12 +59,13 @@ def test_leaves_are_in_order_and_within_the_text(state: dict[str, object]) -> No
 
 
 def test_leaf_paths_follow_nested_dicts() -> None:
-    text = encode_text({"a": {"b": [1, 2], "c": {}}, "d": "x"}, CODEC)
-    assert text.data == b'{"a":{"b":[1,2],"c":{}},"d":"x"}'
+    long = "x" * SMALL_TEXT_BYTES
+    text = encode_text({"a": {"b": [1, 2], "c": {}}, "d": long}, CODEC)
+    assert text.data == b'{"a":{"b":[1,2],"c":{}},"d":"%s"}' % long.encode()
     assert [(path, text.data[start:end]) for path, start, end in text.leaves] == [
         (("a", "b"), b"[1,2]"),
         (("a", "c"), b"{}"),
-        (("d",), b'"x"'),
+        (("d",), b'"%s"' % long.encode()),
     ]
 
 

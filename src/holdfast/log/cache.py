@@ -24,7 +24,17 @@ class Base:
     The leaves and the digests of a text that was loaded are worked out when a save first needs them.
     """
 
-    __slots__ = ("_digests", "_encoders", "_text", "data", "dictionary", "generation", "key_size", "record")
+    __slots__ = (
+        "_digests",
+        "_encoders",
+        "_text",
+        "data",
+        "dictionary",
+        "generation",
+        "key_size",
+        "record",
+        "weight_bytes",
+    )
 
     def __init__(
         self,
@@ -44,6 +54,8 @@ class Base:
         self.key_size = key_size
         #: of the tree's threads, when this was known to be how the record is stored
         self.generation = generation
+        #: about what it keeps in memory
+        self.weight_bytes = len(data) + dictionary.memory_bytes + _LEAVES_BYTES
         self._text = text
         self._digests = digests
         self._encoders = [encoder] if encoder is not None else []
@@ -67,11 +79,6 @@ class Base:
             self._digests = chunk_digests(self.data)
         return self._digests
 
-    @property
-    def weight_bytes(self) -> int:
-        """About what it keeps in memory."""
-        return len(self.data) + self.dictionary.memory_bytes + _LEAVES_BYTES
-
 
 class BaseCache:
     """The most recently used bases, up to so many bytes. The newest is kept however large it is."""
@@ -91,20 +98,18 @@ class BaseCache:
 
     def put(self, key: Key, base: Base, *, instead_of: Key | None = None) -> None:
         """Keep a base; `instead_of` names the one that the same writer needs no more."""
+        bases = self._bases
         with self._lock:
             for old in (key, instead_of):
-                if old is not None:
-                    self._drop(old)
-            self._bases[key] = base
+                if old is not None and (gone := bases.pop(old, None)) is not None:
+                    self._bytes -= gone.weight_bytes
+            bases[key] = base
             self._bytes += base.weight_bytes
-            while self._bytes > self._bytes_max and len(self._bases) > 1:
-                self._drop(next(iter(self._bases)))
+            while self._bytes > self._bytes_max and len(bases) > 1:
+                self._bytes -= bases.popitem(last=False)[1].weight_bytes
 
     def drop(self, key: Key) -> None:
         with self._lock:
-            self._drop(key)
-
-    def _drop(self, key: Key) -> None:
-        base = self._bases.pop(key, None)
-        if base is not None:
-            self._bytes -= base.weight_bytes
+            gone = self._bases.pop(key, None)
+            if gone is not None:
+                self._bytes -= gone.weight_bytes

@@ -13,6 +13,7 @@ _EPOCH_MS = 1_577_836_800_000  # 2020-01-01: 41 bits of milliseconds last until 
 _RANDOM_BITS = 22
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _VALUES = {character: value for value, character in enumerate(_ALPHABET)}
+_PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]
 ID_MAX = (1 << 63) - 1
 
 
@@ -27,7 +28,9 @@ def new_id(now_us: int, random: int, after: int) -> int:
 
 def show_id(record: int) -> str:
     """The 13 characters that people see."""
-    return "".join(_ALPHABET[(record >> shift) & 31] for shift in range(60, -1, -5))
+    first, pairs = _ALPHABET[record >> 60 & 31], _PAIRS
+    head = f"{first}{pairs[record >> 50 & 1023]}{pairs[record >> 40 & 1023]}{pairs[record >> 30 & 1023]}"
+    return f"{head}{pairs[record >> 20 & 1023]}{pairs[record >> 10 & 1023]}{pairs[record & 1023]}"
 
 
 def parse_id(text: str) -> int:

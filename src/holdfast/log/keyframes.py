@@ -8,20 +8,20 @@ within about three times its own cost; tests/unit/test_keyframes.py proves both.
 
 from __future__ import annotations
 
-from holdfast.values.delta import RAW_MAX
-
 # What reading one more record costs beside its bytes, in bytes of a state that could be decompressed and decoded in
-# about that time: fetching it; decompressing it, unless it is small; each splice of its difference beyond the first.
-# Measured by `python -m bench load`.
-RECORD_COST_BYTES = 500
-COMPRESSED_COST_BYTES = 600
-SPLICE_COST_BYTES = 300
+# about that time: fetching it, decompressing it (as much as it holds, but hardly more for a long one), and each splice
+# of its difference beyond the first. Measured by `python -m bench workload sizes`.
+RECORD_COST_BYTES = 300
+PAYLOAD_COST_BYTES_MAX = 1200
+SPLICE_COST_BYTES = 150
+# Below this a state is read in the time that finding it takes, whatever its differences cost.
+SMALL_BYTES = 16 * 1024
 
 
-def difference_cost(stored_bytes: int, splices: int) -> int:
-    """What reading a difference adds to the cost of a chain."""
-    cost = stored_bytes + RECORD_COST_BYTES + SPLICE_COST_BYTES * max(0, splices - 1)
-    return cost + COMPRESSED_COST_BYTES if stored_bytes >= RAW_MAX else cost
+def difference_cost(stored_bytes: int, payload_bytes: int, splices: int) -> int:
+    """What reading a difference adds to the cost of a chain. `payload_bytes`: as long as it is when decompressed."""
+    decompressing = min(payload_bytes * 11 // 10, PAYLOAD_COST_BYTES_MAX) if payload_bytes > stored_bytes else 0
+    return stored_bytes + RECORD_COST_BYTES + decompressing + SPLICE_COST_BYTES * max(0, splices - 1)
 
 
 def keyframe_is_due(*, cost: int, size: int, key_size: int, branching: bool) -> bool:
@@ -31,4 +31,4 @@ def keyframe_is_due(*, cost: int, size: int, key_size: int, branching: bool) -> 
     up to three times its own size in all, keyframe included.
     """
     limit = min(2 * size, 3 * size - key_size) if branching else size
-    return cost >= limit or key_size > 2 * size
+    return cost >= max(limit, SMALL_BYTES) or key_size > max(2 * size, SMALL_BYTES)

@@ -18,7 +18,7 @@ from holdfast.storage.program import Batch, Program, Rows, Sql, one_row
 from holdfast.values.compress import decompress_full
 from holdfast.values.delta import apply_all
 from holdfast.values.dictionary import Dictionary
-from holdfast.values.text import digest
+from holdfast.values.text import chunk_digests, content_digest
 
 _THIS = "tenant = :tenant AND tree = :tree AND id = :id"
 _COST_MAX = 1 << 60
@@ -61,6 +61,7 @@ class Loaded:
 
     record: Record
     data: bytes
+    digests: tuple[bytes, ...]
     salt: bytes
     key_data: bytes
 
@@ -184,7 +185,8 @@ def _rebuild(chain: Chain, key_data: bytes) -> Loaded | None:
         return None
     if len(data) != record.size:
         return None
-    content = digest(chain.salt, data)
+    digests = chunk_digests(data)
+    content = content_digest(chain.salt, len(data), digests)
     expected = chain_hash(
         chain.parent_hash,
         record.id,
@@ -197,7 +199,7 @@ def _rebuild(chain: Chain, key_data: bytes) -> Loaded | None:
     )
     if expected != record.hash:
         return None
-    return Loaded(record, data, chain.salt, key_data)
+    return Loaded(record, data, digests, chain.salt, key_data)
 
 
 def _recover_key(tenant: int, tree: int, chain: Chain) -> Generator[Batch, list[Rows], bytes | None]:

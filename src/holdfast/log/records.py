@@ -70,7 +70,12 @@ def row_checksum(tenant: int, record: Record) -> int:
 
     The stored checksum is this plus body plus stamp, added by the database when it assigns them.
     """
-    return zlib.crc32(_pack((tenant, *record[:15])))
+    return columns_checksum(tenant, record[:15])
+
+
+def columns_checksum(tenant: int, columns: tuple[Any, ...]) -> int:
+    """The checksum of a row that is being made: all columns up to and with the hash."""
+    return zlib.crc32(_pack((tenant, *columns)))
 
 
 def row_is_sound(tenant: int, record: Record) -> bool:

@@ -24,13 +24,13 @@ from holdfast.log.cache import Base
 from holdfast.log.ids import show_id
 from holdfast.log.keyframes import difference_cost, keyframe_is_due
 from holdfast.log.reading import RECORD, read_live
-from holdfast.log.records import NO_HASH, Record, body_checksum, chain_hash, record_of, row_checksum
+from holdfast.log.records import NO_HASH, Record, body_checksum, chain_hash, columns_checksum, record_of
 from holdfast.storage.program import Batch, Program, Rows, Sql
 from holdfast.values.compress import compress_full
-from holdfast.values.delta import Encoder
+from holdfast.values.delta import Encoder, payload_bytes
 from holdfast.values.dictionary import Dictionary
 from holdfast.values.finding import find
-from holdfast.values.text import Text, chunk_digests, content_digest
+from holdfast.values.text import CHUNK_BYTES, Text, chunk_digests, content_digest
 
 # name, PostgreSQL type: parameters in a SELECT list need their type said
 _RECORD_PARAMS = (
@@ -163,11 +163,12 @@ def prepare(
         return Draft(text, digests, content, salt, None, None, whole, 0, kind, note, metadata)
     ops = find(base.text, text)
     size = len(text.data)
-    digests = chunk_digests(text.data, base.digests, ops.common_head, ops.same(size))
+    same = ops.same(size) if size >= CHUNK_BYTES else ()
+    digests = chunk_digests(text.data, base.digests, ops.common_head, same)
     content = content_digest(salt, size, digests)
     encoder = base.take_encoder()
     diff = encoder.encode(ops)
-    cost = base.record.cost + difference_cost(len(diff), len(ops.items))
+    cost = base.record.cost + difference_cost(len(diff), payload_bytes(diff), len(ops.items))
     full: bytes | None = None
     if keyframe_is_due(cost=cost, size=size, key_size=base.key_size, branching=branching):
         full, cost = compress_full(text.data), 0
@@ -188,27 +189,24 @@ def seal(draft: Draft, tenant: int, thread: int, tree: int, record: int, at: int
         draft.content,
     )
     base = draft.base
-    sealed = Record(
-        tree=tree,
-        id=record,
-        thread=thread,
-        parent=parent.id if parent else None,
-        base=base.record.id if base else None,
-        keyframe=0 if draft.full is None else 1,
-        key=base.record.key if base and draft.full is None else record,
-        kind=draft.kind,
-        at=at,
-        step=step,
-        note=draft.note,
-        metadata=draft.metadata,
-        size=len(draft.text.data),
-        cost=draft.cost,
-        hash=hash_,
-        checksum=0,
-        body=None,
-        stamp=0,
+    columns = (
+        tree,
+        record,
+        thread,
+        parent.id if parent else None,
+        base.record.id if base else None,
+        0 if draft.full is None else 1,
+        base.record.key if base and draft.full is None else record,
+        draft.kind,
+        at,
+        step,
+        draft.note,
+        draft.metadata,
+        len(draft.text.data),
+        draft.cost,
+        hash_,
     )
-    return sealed._replace(checksum=row_checksum(tenant, sealed))
+    return Record(*columns, checksum=columns_checksum(tenant, columns), body=None, stamp=0)
 
 
 def base_after(draft: Draft, record: Record, generation: int) -> Base:

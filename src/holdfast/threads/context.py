@@ -6,6 +6,7 @@ The clock and the source of chance are here, and only here, so that tests can se
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -17,6 +18,29 @@ from holdfast.log.cache import BaseCache
 from holdfast.log.ids import new_id
 from holdfast.storage.program import Driver, Flow, read, write
 from holdfast.values.registry import Codec
+
+
+class Entropy:
+    """Random bytes of the operating system, fetched a page at a time: a call for each save would cost more than its
+    hashes, and give up the interpreter's lock in the middle."""
+
+    def __init__(self) -> None:
+        self._pages = _Page()
+
+    def __call__(self, size: int) -> bytes:
+        page = self._pages
+        at, end = page.at, page.at + size
+        if end > len(page.data) or page.pid != os.getpid():  # a forked process must not draw the same
+            page.data, page.pid = os.urandom(max(4096, size)), os.getpid()
+            at, end = 0, size
+        page.at = end
+        return page.data[at:end]
+
+
+class _Page(threading.local):
+    data = b""
+    at = 0
+    pid = 0
 
 
 def clock_us() -> int:
@@ -33,7 +57,7 @@ class Context:
     cache: BaseCache
     tenant_name: str
     clock_us: Callable[[], int] = clock_us
-    entropy: Callable[[int], bytes] = os.urandom
+    entropy: Callable[[int], bytes] = field(default_factory=Entropy)
     _tenant: int | None = None
 
     def tenant(self) -> Flow[int | None]:

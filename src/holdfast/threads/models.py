@@ -30,21 +30,7 @@ def moment(at_us: int) -> datetime:
 class Checkpoint:
     """One saved state: its id, its place in the history, its note; the state itself when asked for."""
 
-    __slots__ = (
-        "_fetch",
-        "_state",
-        "at",
-        "id",
-        "is_head",
-        "kind",
-        "metadata",
-        "note",
-        "parent",
-        "size_bytes",
-        "skipped",
-        "step",
-        "thread",
-    )
+    __slots__ = ("_fetch", "_metadata", "_record", "_state", "id", "is_head", "skipped", "thread")
 
     def __init__(
         self,
@@ -58,19 +44,49 @@ class Checkpoint:
     ) -> None:
         self.id: str = show_id(record.id)
         self.thread: str = thread
-        self.parent: str | None = show_id(record.parent) if record.parent is not None else None
-        self.step: int = record.step
-        self.at: datetime = moment(record.at)
-        self.note: str | None = record.note
-        self.metadata: dict[str, Any] = orjson.loads(record.metadata) if record.metadata else {}
-        self.kind: str = record.kind
-        self.size_bytes: int = record.size
         #: whether it was the thread's newest when this object was made; False after a save: it became a branch
         self.is_head: bool = is_head
         #: damaged checkpoints that `load` had to pass over to reach this one, newest first
         self.skipped: tuple[str, ...] = skipped
+        self._record = record
+        self._metadata: dict[str, Any] | None = None
         self._state = state
         self._fetch = fetch
+
+    @property
+    def parent(self) -> str | None:
+        """The id of the checkpoint that it goes on from; None for a thread's first."""
+        return show_id(self._record.parent) if self._record.parent is not None else None
+
+    @property
+    def step(self) -> int:
+        """How many checkpoints came before it on its line."""
+        return self._record.step
+
+    @property
+    def at(self) -> datetime:
+        """When it was saved, in UTC."""
+        return moment(self._record.at)
+
+    @property
+    def note(self) -> str | None:
+        return self._record.note
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        if self._metadata is None:
+            self._metadata = orjson.loads(self._record.metadata) if self._record.metadata else {}
+        return self._metadata
+
+    @property
+    def kind(self) -> str:
+        """How it came about: "state" (save), "update" or "rollback"."""
+        return self._record.kind
+
+    @property
+    def size_bytes(self) -> int:
+        """How long its state is as JSON text."""
+        return self._record.size
 
     @property
     def state(self) -> Any:

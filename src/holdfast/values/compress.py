@@ -11,6 +11,7 @@ it is made, because a claim can lie.
 from __future__ import annotations
 
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 from holdfast.errors import Undecodable
@@ -31,6 +32,8 @@ Parameter = zstd.CompressionParameter
 # 390 KB, level 6 14 ms for 337 KB. A keyframe is on the path of a save, and its bytes are few among the
 # differences'.
 FULL_LEVEL = 6
+_REUSED_BYTES_MAX = 16 * 1024
+_SMALL_LEVEL = 3  # a higher one takes longer to clear its tables than to compress
 
 # The largest window that zstd's decoder accepts, as a power of two (128 MiB): what our compressor may use at most.
 WINDOW_LOG_MAX = 27
@@ -42,9 +45,25 @@ _FULL_OPTIONS: dict[int, int] = {
 }
 
 
+class _Reused(threading.local):
+    """A compressor for each thread: making one takes longer than compressing a small text."""
+
+    compressor: Compressor | None = None
+
+    def get(self) -> Compressor:
+        if self.compressor is None:
+            self.compressor = Compressor(options={**_FULL_OPTIONS, Parameter.compression_level: _SMALL_LEVEL})
+        return self.compressor
+
+
+_reused = _Reused()
+
+
 def compress_full(text: bytes) -> bytes:
     """Compress the whole text of a keyframe: one frame with its content size and a checksum."""
-    return zstd.compress(text, options=_FULL_OPTIONS)
+    if len(text) > _REUSED_BYTES_MAX:  # its memory would be kept for good
+        return zstd.compress(text, options=_FULL_OPTIONS)
+    return _reused.get().compress(text, Compressor.FLUSH_FRAME)
 
 
 def decompress_full(blob: bytes, size: int) -> bytes:

@@ -72,6 +72,11 @@ def _head(kind: int, size: int) -> bytes:
     return bytes((kind,)) + size.to_bytes(_HEAD - 1, "little")
 
 
+def payload_bytes(diff: bytes) -> int:
+    """How long a stored difference is before it was compressed."""
+    return int.from_bytes(diff[1:_HEAD], "little") if diff[0] in (_START, _MORE) else len(diff)
+
+
 class Decoder:
     """Decodes the differences of one chain, in order. Raises Undecodable for anything that is not one."""
 

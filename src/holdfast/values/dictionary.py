@@ -9,9 +9,9 @@ from __future__ import annotations
 from holdfast.values.compress import Compressor, Decompressor, Parameter, zstd
 
 # How much of the keyframe's end the differences share as their dictionary, and the level. Measured on
-# bench/workload.py, per difference of 987 B: 64 KiB give 299 B in 6 µs, 32 KiB 301 B, 128 KiB 305 B; level 1 gives
-# a tenth more, level 6 a fortieth less in three times the time.
-DICT_BYTES = 64 * 1024
+# bench/workload.py, per difference of 987 B: 32 KiB give 301 B in 6 µs, 64 KiB 299 B but take twice as long to build;
+# level 1 gives a tenth more, level 6 a fortieth less in three times the time.
+DICT_BYTES = 32 * 1024
 DICT_LEVEL = 3
 # Below this all texts share one dictionary: they get a new keyframe every few records, and building the
 # tables for each (70 µs at 1 KB) would cost more than the rest of the save.
@@ -41,6 +41,8 @@ _OPTIONS: dict[int, int] = {
     Parameter.dict_id_flag: 0,
 }
 _SHORT = zstd.ZstdDict(TABLES + COMMON)
+# Short texts have short chains: level 1 is as small there, and its tables are built in less time.
+_SHORT_OPTIONS = {**_OPTIONS, Parameter.compression_level: 1, Parameter.window_log: 14}
 
 
 class Dictionary:
@@ -56,7 +58,7 @@ class Dictionary:
     @property
     def memory_bytes(self) -> int:
         """About what it and one encoder keep in memory: measured, most of it the compressor's tables."""
-        return 1024 * 1024 if self._content else 16 * 1024
+        return 768 * 1024 if self._content else 16 * 1024
 
     @property
     def zstd_dict(self) -> zstd.ZstdDict:
@@ -66,7 +68,8 @@ class Dictionary:
         return self._zstd_dict
 
     def compressor(self) -> Compressor:
-        return Compressor(options=_OPTIONS, zstd_dict=self.zstd_dict.as_digested_dict)
+        options = _OPTIONS if self._content else _SHORT_OPTIONS
+        return Compressor(options=options, zstd_dict=self.zstd_dict.as_digested_dict)
 
     def decompressor(self) -> Decompressor:
         return Decompressor(zstd_dict=self.zstd_dict)

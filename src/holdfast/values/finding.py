@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.values.compress import WINDOW_LOG_MAX, Parameter, zstd
+from holdfast.values.limits import SMALL_TEXT_BYTES
 from holdfast.values.text import Text
 
 # (skip, drop, insert): keep `skip` bytes since the end of the last splice, drop `drop`, insert `insert`.
@@ -22,7 +23,7 @@ from holdfast.values.text import Text
 Op = tuple[int, int, bytes]
 
 # A changed place whose old or new side is at most this long is one splice; longer ones are looked into.
-POOR = 256
+POOR = 512
 # Kept bytes between two splices that are cheaper to store again than a splice is.
 MERGE_GAP = 16
 # Equal bytes that are searched to split a place in two, and the shortest run worth splitting for.
@@ -30,10 +31,13 @@ ANCHOR = 32
 RUN_MIN = 64
 # Splits in one changed place before a patch is taken instead.
 SPLITS_MAX = 24
+# A place with an old or new side of at most this is never a patch.
+PATCH_MIN = 2048
 # Where more than this was both dropped and inserted, something may have moved: a patch is tried as well.
 MOVED_MIN = 4096
-# Above this, long-distance matching finds what the match finder's tables forget.
-LONG_MIN = 1 << 20
+# Above this, a patch is made with more effort; above that, long-distance matching finds what the tables forget.
+LARGE_MIN = 256 * 1024
+LONG_MIN = 8 << 20
 
 _COMPARE_FIRST = 256
 _COMPARE_STEP = 64 * 1024
@@ -74,7 +78,7 @@ def find(old: Text, new: Text) -> Ops:
     tail = _common_tail(a, len(a), b, len(b), shorter - head)
     out = _Splices(a, b)
     a_end, b_end = len(a) - tail, len(b) - tail
-    if min(a_end, b_end) - head <= ANCHOR:
+    if max(a_end, b_end) <= SMALL_TEXT_BYTES or min(a_end, b_end) - head <= ANCHOR:
         out.splice(head, a_end, head, b_end)
     else:
         _walk(old, new, head, a_end, b_end, out)
@@ -172,10 +176,10 @@ def _refine(a0: int, a1: int, b0: int, b1: int, out: _Splices) -> None:
 
 def _replace(place: _Place, out: _Splices) -> None:
     """Write down a place that cannot be split any more, as a splice or as a patch."""
-    if not _is_good(place):
+    # A splice's bytes meet the shared dictionary when they are stored, a patch's do not: small texts are better off as
+    # splices, and so are those that merely are of the same kind.
+    if min(place[1] - place[0], place[3] - place[2]) > PATCH_MIN:
         frame = _patch_frame(place, out)
-        # A splice's bytes meet the shared dictionary when they are stored, a patch's do not: small texts
-        # that merely are of the same kind are better off as splices.
         bar = 0.75 if place[3] - place[2] < 16 * 1024 else 1.0
         if len(frame) < bar * _plain_size(out.b[place[2] : place[3]]):
             out.patch(place[0], place[1], frame)
@@ -249,7 +253,9 @@ def _patch_frame(place: _Place, out: _Splices) -> bytes:
     a0, a1, b0, b1 = place
     size = a1 - a0 + b1 - b0
     options: dict[int, int] = {
-        Parameter.compression_level: 3,
+        # Many small edits all over a large place are lost on the faster levels (15 KB where this gives 12).
+        Parameter.compression_level: 9 if size > LARGE_MIN else 3,
+        Parameter.min_match: 7 if size > LARGE_MIN else 0,
         # A wrong prefix decompresses to garbage without a word unless there is a checksum.
         Parameter.checksum_flag: 1,
         Parameter.window_log: min(max(size.bit_length(), 10), WINDOW_LOG_MAX),

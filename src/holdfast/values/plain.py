@@ -38,6 +38,11 @@ _UNCHECKED_MAX: Final = 2048
 _CARETS_MAX: Final = 64
 
 
+# What counts as few values: more are not worth a try.
+_SMALL_LEVELS: Final = 8
+_SMALL_NODES: Final = 64
+
+
 class TooMany(Exception):
     """More values than the limit: very many, or a structure that holds itself or shares parts without end."""
 
@@ -88,6 +93,11 @@ def is_plain(value: object, room: int) -> bool:
     return not any(compress(last, map(CONTAINERS.__contains__, types)))
 
 
+def dumps_plain(value: object) -> bytes:
+    """The text of a value that is known to be plain. Raises TypeError for what JSON cannot hold."""
+    return orjson.dumps(value, option=OPTIONS)
+
+
 def plain_text(value: object, room: int) -> bytes | None:
     """The text of a plain value; None if it needs tags or cannot be stored. Raises TooMany."""
     if not is_plain(value, room):
@@ -99,6 +109,30 @@ def plain_text(value: object, room: int) -> bytes | None:
     if b"^" in text and _may_follow(text, b'"') and has_caret_key(value, room):
         return None
     return text
+
+
+def small_plain_text(value: object, size_max: int) -> bytes | None:
+    """The text of a plain dict of few values if it has at most `size_max` bytes; None for all others."""
+    if type(value) is not dict:
+        return None
+    level: list[Any] = [value]
+    types: list[type] = [dict]
+    for _ in range(_SMALL_LEVELS):
+        level = gc.get_referents(*compress(level, map(CONTAINERS.__contains__, types)))
+        types = list(map(type, level))
+        if len(level) > _SMALL_NODES or not PLAIN.issuperset(types):
+            return None
+        if float in types and not all(map(isfinite, compress(level, map(is_, types, repeat(float))))):
+            return None
+        if CONTAINERS.isdisjoint(types):
+            break
+    else:
+        return None
+    try:
+        text = orjson.dumps(value, option=OPTIONS)
+    except TypeError:
+        return None
+    return None if len(text) > size_max or b"^" in text else text
 
 
 def may_hold_tags(text: bytes) -> bool:

@@ -18,6 +18,9 @@ import msgspec
 from blake3 import blake3
 
 from holdfast.values.codec import encode_at, encode_key, is_plain_dict
+from holdfast.values.limits import DEPTH_MAX as CODEC_DEPTH_MAX
+from holdfast.values.limits import SIZE_MAX, SMALL_TEXT_BYTES
+from holdfast.values.plain import TooMany, dumps_plain, is_plain, small_plain_text
 from holdfast.values.registry import Codec
 
 __all__ = ["CHUNK_BYTES", "LEAVES_MAX", "Leaf", "Path", "Text", "chunk_digests", "content_digest", "digest"]
@@ -81,10 +84,50 @@ class _Table:
 
 def encode_text(state: object, codec: Codec) -> Text:
     """Encode a state to its text. Raises `Unstorable`, naming the path, for a value that cannot be stored."""
+    # A small state is encoded in one go, as one leaf: finding its differences does not look at leaves.
+    if (small := small_plain_text(state, SMALL_TEXT_BYTES)) is not None:
+        return Text(small, ((),), (0,), (len(small),))
+    if type(state) is dict and (plain := _encode_plain(state)) is not None:
+        return plain
     table = _Table()
     pieces: list[bytes] = []
     _encode(state, codec, (), 0, pieces, table)
     return table.text(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+
+def _encode_plain(state: dict[str, object]) -> Text | None:
+    """The text of a plain state, looked through once as a whole instead of leaf by leaf. None: it is not plain."""
+    table = _Table()
+    pieces: list[bytes] = []
+    try:
+        if not table.opens(len(state), 0) or not is_plain(state, CODEC_DEPTH_MAX):
+            return None
+        _walk_plain(state, (), 0, pieces, table)
+    except (TypeError, TooMany):  # keys that are not text, lone surrogates, integers beyond 64 bit
+        return None
+    data = b"".join(pieces)
+    # A key that starts with a caret would look like a tag, and errors want paths: the other way knows both.
+    return None if b"^" in data or len(data) > SIZE_MAX else table.text(data)
+
+
+def _walk_plain(value: dict[str, object], path: Path, at: int, pieces: list[bytes], table: _Table) -> int:
+    """Append the pieces of a plain dict that starts at offset `at`; returns the offset behind it."""
+    opening = b"{"
+    for key, inner in value.items():
+        piece = opening + dumps_plain(key) + b":"
+        pieces.append(piece)
+        start = at + len(piece)
+        here = (*path, key)
+        if type(inner) is dict and table.opens(len(inner), len(here)):
+            at = _walk_plain(inner, here, start, pieces, table)
+        else:
+            leaf = dumps_plain(inner)
+            pieces.append(leaf)
+            at = start + len(leaf)
+            table.add(here, start, at)
+        opening = b","
+    pieces.append(b"}")
+    return at + 1
 
 
 def _encode(value: object, codec: Codec, path: Path, at: int, pieces: list[bytes], table: _Table) -> int:
@@ -162,6 +205,8 @@ def chunk_digests(
     which would be most of a save.
     """
     size = len(data)
+    if size < CHUNK_BYTES:
+        return (blake3(data).digest(),) if size else ()
     view = memoryview(data)
     hasher: Callable[..., blake3] = blake3
     ranges = iter(((0, common_head), *same))
