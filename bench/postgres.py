@@ -20,8 +20,8 @@ import psycopg
 
 import holdfast
 from bench.measure import Row, Run, small_states
-from bench.wire import CountingProxy
 from holdfast.testing.postgres import PostgresServer
+from holdfast.testing.wire import WireProxy
 
 SAVERS = 32
 TRIPS_BAR = 1.0
@@ -46,7 +46,7 @@ def postgres(run: Run) -> list[Row]:
 
 def _trips(server: PostgresServer, saves: int) -> float:
     states = small_states(saves + 1)
-    with CountingProxy(server.port) as proxy, holdfast.open(proxy.url("bench")) as store:
+    with WireProxy(server.port) as proxy, holdfast.open(proxy.url("bench")) as store:
         thread = store.thread("counted")
         thread.save(states[0])
         before = proxy.turns

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import base64
 import random
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
+from bench import workload
 
 from holdfast.values.compress import zstd
 from holdfast.values.delta import Encoder, apply_all
@@ -16,10 +15,6 @@ from holdfast.values.dictionary import Dictionary
 from holdfast.values.finding import find
 from holdfast.values.registry import Codec
 from holdfast.values.text import encode_text, split_text
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-
-import workload  # type: ignore[import-not-found, unused-ignore]
 
 CODEC = Codec()
 RNG = random.Random(11)

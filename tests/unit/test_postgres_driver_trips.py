@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,112 +14,15 @@ from holdfast.storage.postgres import PostgresDriver
 from holdfast.storage.postgres_wire import Compiled, encode
 from holdfast.storage.program import Batch, Program, Sql, Transaction
 from holdfast.testing.postgres import PostgresServer
+from holdfast.testing.wire import WireProxy
 
 PUT = Sql("INSERT INTO note (id) VALUES (:id)")
 COUNT = Sql("SELECT count(*) FROM note")
 
 
-class Proxy:
-    """Stands between driver and server. Counts Sync messages, and turns: requests that follow an answer."""
-
-    def __init__(self, port: int, *, refuse_options: bool = False) -> None:
-        self.syncs = self.turns = 0
-        self.kinds: list[str] = []
-        self._refuse_options = refuse_options
-        self._server_port = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._sockets: list[socket.socket] = [self._listener]
-        self._threads: list[threading.Thread] = []
-        self._spawn(self._accept)
-
-    def url(self, database: str) -> str:
-        port = self._listener.getsockname()[1]
-        return f"postgresql://postgres@127.0.0.1:{port}/{database}?sslmode=disable&gssencmode=disable"
-
-    def reset(self) -> None:
-        self.syncs = self.turns = 0
-        self.kinds = []
-
-    def close(self) -> None:
-        for each in self._sockets:
-            try:
-                each.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-            each.close()
-        for thread in self._threads:
-            thread.join()
-
-    def _spawn(self, target: Callable[..., None], *args: Any) -> None:
-        thread = threading.Thread(target=target, args=args, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self._server_port))
-            self._sockets += [client, server]
-            # Set by whoever speaks: a request counts as a turn if the server spoke last.
-            server_spoke = threading.Event()
-            self._spawn(self._requests, client, server, server_spoke)
-            self._spawn(self._answers, server, client, server_spoke)
-
-    def _requests(self, client: socket.socket, server: socket.socket, server_spoke: threading.Event) -> None:
-        started, buffer = False, b""
-        while data := _receive(client):
-            buffer += data
-            if server_spoke.is_set():
-                server_spoke.clear()
-                self.turns += 1
-            while len(buffer) >= (5 if started else 4):
-                length = struct.unpack_from("!I", buffer, 1 if started else 0)[0] + (1 if started else 0)
-                if len(buffer) < length:
-                    break
-                message, buffer = buffer[:length], buffer[length:]
-                if started:
-                    self.kinds.append(chr(message[0]))
-                    self.syncs += message[:1] == b"S"
-                elif self._refuse_options and b"\0options\0" in message:
-                    text = b"SFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
-                    client.sendall(b"E" + struct.pack("!I", len(text) + 4) + text)
-                    _hang_up(client)
-                    _hang_up(server)
-                    return
-                started = True
-            server.sendall(data)
-        _hang_up(server)
-
-    def _answers(self, server: socket.socket, client: socket.socket, server_spoke: threading.Event) -> None:
-        while data := _receive(server):
-            server_spoke.set()
-            try:
-                client.sendall(data)
-            except OSError:
-                break
-        _hang_up(client)
-
-
-def _receive(source: socket.socket) -> bytes:
-    try:
-        return source.recv(65536)
-    except OSError:
-        return b""
-
-
-def _hang_up(target: socket.socket) -> None:
-    try:
-        target.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
-
-
 @pytest.fixture
-def proxy(postgres_server: PostgresServer) -> Iterator[Proxy]:
-    proxy = Proxy(postgres_server.port)
+def proxy(postgres_server: PostgresServer) -> Iterator[WireProxy]:
+    proxy = WireProxy(postgres_server.port)
     yield proxy
     proxy.close()
 
@@ -151,7 +51,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("mode", ["blocking", "async", "unprepared"])
-def test_round_trips(proxy: Proxy, postgres_url: str, mode: str) -> None:
+def test_round_trips(proxy: WireProxy, postgres_url: str, mode: str) -> None:
     """A single last batch is one round trip, the first time (with its preparation) and ever after."""
     driver = PostgresDriver(proxy.url(database(postgres_url)), prepare=mode != "unprepared")
     with psycopg.connect(postgres_url, options="-c search_path=holdfast") as connection:
@@ -196,7 +96,7 @@ def test_text_that_postgres_would_cut_short_is_refused() -> None:
 def test_a_pooler_that_refuses_settings_needs_the_role_to_have_them(
     postgres_server: PostgresServer, postgres_url: str
 ) -> None:
-    proxy = Proxy(postgres_server.port, refuse_options=True)
+    proxy = WireProxy(postgres_server.port, refuse_options=True)
     name = database(postgres_url)
     with pytest.raises(OpenError, match="ALTER ROLE postgres SET search_path = holdfast"):
         PostgresDriver(proxy.url(name), prepare=False)

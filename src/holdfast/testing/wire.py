@@ -1,0 +1,125 @@
+"""A proxy that reads PostgreSQL's protocol on its way: counts round trips, and can say no like a pooler.
+
+A round trip is a request that follows an answer: however many messages or packets it has, it is one turn until the
+server has spoken. A thread for each direction of each connection, on loopback only; for counting, not for speed.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+
+class WireProxy:
+    """Stands between a driver and a server on this machine: `with WireProxy(port) as proxy: … proxy.turns`.
+
+    `turns` counts requests that follow an answer, over all connections together; `syncs` and `kinds` what they held.
+    `refuse_options` says no to startup parameters, as some poolers do.
+    """
+
+    def __init__(self, port: int, *, refuse_options: bool = False) -> None:
+        self.syncs = self.turns = 0
+        self.kinds: list[str] = []
+        self._refuse_options = refuse_options
+        self._server_port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets: list[socket.socket] = [self._listener]
+        self._threads: list[threading.Thread] = []
+        self._spawn(self._accept)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def url(self, database: str) -> str:
+        port = self._listener.getsockname()[1]
+        # Encryption would be negotiated in turns of its own.
+        return f"postgresql://postgres@127.0.0.1:{port}/{database}?sslmode=disable&gssencmode=disable"
+
+    def reset(self) -> None:
+        self.syncs = self.turns = 0
+        self.kinds = []
+
+    def close(self) -> None:
+        for each in self._sockets:
+            try:
+                each.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+            each.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _spawn(self, target: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._server_port))
+            self._sockets += [client, server]
+            # Set by whoever speaks: a request counts as a turn if the server spoke last.
+            server_spoke = threading.Event()
+            self._spawn(self._requests, client, server, server_spoke)
+            self._spawn(self._answers, server, client, server_spoke)
+
+    def _requests(self, client: socket.socket, server: socket.socket, server_spoke: threading.Event) -> None:
+        started, buffer = False, b""
+        while data := _receive(client):
+            buffer += data
+            if server_spoke.is_set():
+                server_spoke.clear()
+                self.turns += 1
+            while len(buffer) >= (5 if started else 4):
+                length = struct.unpack_from("!I", buffer, 1 if started else 0)[0] + (1 if started else 0)
+                if len(buffer) < length:
+                    break
+                message, buffer = buffer[:length], buffer[length:]
+                if started:
+                    self.kinds.append(chr(message[0]))
+                    self.syncs += message[:1] == b"S"
+                elif self._refuse_options and b"\0options\0" in message:
+                    text = b"SFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
+                    client.sendall(b"E" + struct.pack("!I", len(text) + 4) + text)
+                    _hang_up(client)
+                    _hang_up(server)
+                    return
+                started = True
+            server.sendall(data)
+        _hang_up(server)
+
+    def _answers(self, server: socket.socket, client: socket.socket, server_spoke: threading.Event) -> None:
+        while data := _receive(server):
+            server_spoke.set()
+            try:
+                client.sendall(data)
+            except OSError:
+                break
+        _hang_up(client)
+
+
+def _receive(source: socket.socket) -> bytes:
+    try:
+        return source.recv(65536)
+    except OSError:
+        return b""
+
+
+def _hang_up(target: socket.socket) -> None:
+    try:
+        target.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
