@@ -6,6 +6,7 @@ The driver under the store is the real one; between them stands one that loses a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import holdfast
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.log.cache import BaseCache
-from holdfast.storage.program import Dialect, Driver, Transaction
+from holdfast.storage.program import Dialect, Driver, Flow, Transaction
 from holdfast.storage.urls import open_driver
 from holdfast.threads.context import Context
 from holdfast.threads.store import CACHE_BYTES
@@ -121,3 +122,35 @@ def test_a_refused_save_is_not_there(store: holdfast.Store, lossy: LossyDriver) 
         thread.save({"number": 1})
     thread.save({"number": 2})
     assert [c.state["number"] for c in thread.history()] == [2, 0]
+
+
+def test_a_lost_answer_and_a_prune_meanwhile(tmp_path: Path) -> None:
+    """The record was written, and then moved to a chain of its own: nothing may be built on how it was drafted."""
+    with holdfast.open(str(tmp_path / "a.db")) as store, holdfast.open(str(tmp_path / "a.db")) as other:
+        thread = store.thread("a")
+        state = {"words": [f"{number * 7919 % 10_007:05d}" for number in range(3_000)], "number": 0}
+        for number in range(6):
+            thread.save(state | {"number": number})
+        _lose_first_answer(store, thread._save(state | {"number": 6}, None, None, None, None), other)
+        for number in range(7, 10):
+            thread.save(state | {"number": number, "new": str(number) * 200})
+        assert [checkpoint.state["number"] for checkpoint in thread.history(limit=4)] == [9, 8, 7, 6]
+        assert other.verify().ok
+
+
+def _lose_first_answer(store: holdfast.Store, flow: Flow[Any], other: holdfast.Store) -> None:
+    """Drive a save whose first commit is done but not answered, and prune before it is looked up."""
+    lost = False
+    answer: Any = None
+    transaction = next(flow)
+    try:
+        while True:
+            answer = store._context.driver.run(transaction)
+            if transaction.write and not lost:
+                lost = True
+                other.thread("a").prune(keep=2)
+                transaction = flow.throw(OutcomeUnknown("the answer was lost"))
+            else:
+                transaction = flow.send(answer)
+    except StopIteration:
+        assert lost

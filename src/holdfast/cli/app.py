@@ -27,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code; `--help` and `--version` exit by themselves, as in argparse."""
     # What the library logs (a damaged checkpoint that was passed over) the commands say in their own words.
     logging.getLogger("holdfast").addHandler(logging.NullHandler())
+    if sys.stdout is None:  # closed by whoever started us
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         code = _run(argv)
         sys.stdout.flush()
@@ -39,8 +41,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read has enough. Python flushes stdout once more at exit, which must not fail then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return PIPE_CLOSED
+    except OSError as error:
+        complain(f"the output cannot be written: {error.strerror or error}")
+        _discard_output()
+        return FAILED
+
+
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: Sequence[str] | None) -> int:

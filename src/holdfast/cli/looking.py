@@ -19,7 +19,7 @@ from holdfast.cli import paths
 from holdfast.cli.readable import ago, local, moment, plural, readable, shorten, size, to_json
 from holdfast.cli.refs import all_lines, existing, resolve
 from holdfast.cli.render import Cell, Output
-from holdfast.errors import NotFound
+from holdfast.errors import Damaged, NotFound
 
 OK, NO = 0, 1
 VALUE_WIDTH = 160
@@ -50,7 +50,7 @@ def threads(args: Namespace, store: Store, out: Output) -> int:
 def _head_step(store: Store, info: ThreadInfo) -> int | None:
     try:
         head = store.thread(info.name).head()
-    except NotFound:  # deleted while we look
+    except (NotFound, Damaged):  # deleted while we look, or not to be trusted
         return None
     return None if head is None else head.step
 

@@ -41,7 +41,9 @@ _SET_METADATA = Sql("UPDATE thread SET metadata = :metadata WHERE tenant = :tena
 _DROP_TAGS = Sql("DELETE FROM tag WHERE tenant = :tenant AND thread = :thread")
 _ADD_TAG = Sql("INSERT INTO tag (tenant, key, value, thread) VALUES (:tenant, :key, :value, :thread)")
 _IN_TREE = Sql(f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND tree = :tree")
-_LOCK_IN_TREE = Sql(f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND tree = :tree {{for_update}}")
+_LOCK_IN_TREE = Sql(
+    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND tree = :tree ORDER BY thread {{for_update}}"
+)
 
 
 class ThreadRow(NamedTuple):
@@ -117,9 +119,15 @@ def no_thread(name: str, number: int | None = None) -> NotFound:
 
 
 def threads_in_tree(tenant: int, tree: int, *, lock: bool = False) -> Generator[Batch, list[Rows], list[ThreadRow]]:
-    """All threads that share the tree's records."""
-    [rows] = yield Batch((_LOCK_IN_TREE if lock else _IN_TREE)(tenant=tenant, tree=tree))
-    return [ThreadRow._make(row) for row in rows]
+    """All threads that share the tree's records. Locked in the order of their numbers, so that two never wait for each
+    other; and looked for again, because a fork that was being made while we waited is seen only then."""
+    locked: list[int] = []
+    while True:
+        [rows] = yield Batch((_LOCK_IN_TREE if lock else _IN_TREE)(tenant=tenant, tree=tree))
+        found = [row[0] for row in rows]
+        if not lock or found == locked:
+            return [ThreadRow._make(row) for row in rows]
+        locked = found
 
 
 def create_thread(

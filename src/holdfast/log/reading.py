@@ -262,8 +262,14 @@ def read_newest(tenant: int, tree: int, thread: int, upto: int, limit: int) -> P
 
 _TIPS = Sql(
     f"""SELECT {", ".join("r." + column.strip() for column in COLUMNS.split(","))} FROM record r
-    WHERE r.tenant = :tenant AND r.tree = :tree AND r.thread = :thread AND r.body IS NOT NULL AND {NOT_SWEPT}
-      AND r.id NOT IN (SELECT parent FROM record WHERE tenant = :tenant AND tree = :tree AND parent IS NOT NULL)
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id IN (
+        SELECT r.id FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.thread = :thread
+            AND r.body IS NOT NULL AND {NOT_SWEPT}
+        EXCEPT
+        SELECT r.parent FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.thread = :thread
+            AND r.parent IS NOT NULL AND {NOT_SWEPT}
+        UNION
+        SELECT head FROM thread WHERE tenant = :tenant AND thread = :thread)
     ORDER BY r.at DESC, r.id DESC"""
 )
 

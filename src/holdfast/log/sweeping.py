@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from holdfast.errors import Damaged
-from holdfast.log.branches import ThreadRow, find_thread, threads_in_tree
+from holdfast.log.branches import ThreadRow, find_thread, no_thread, threads_in_tree
 from holdfast.log.ids import show_id
 from holdfast.log.reading import NOT_SWEPT, RECORD, Loaded, read_chain, read_state
 from holdfast.log.records import Record, body_checksum, record_of, row_checksum
@@ -117,14 +117,12 @@ def sweep(tenant: int, progress: Progress | None = None) -> Flow[None]:
 
 
 def _prune(tenant: int, thread: int, name: str, keep: int) -> Program[tuple[int, int]]:
-    row = yield from find_thread(tenant, name, thread, lock=True)
-    threads = yield from threads_in_tree(tenant, row.tree, lock=True)
+    row, others = yield from _lock(tenant, name, thread)
     nodes = yield from _nodes(tenant, row.tree)
     kept = _line(nodes, row.head)[:keep]
     oldest = kept[-1] if kept else 0
     # What became a branch since the oldest kept checkpoint is as recent as what is kept.
     recent = [node.id for node in nodes.values() if node.thread == thread and node.id > oldest]
-    others = [other for other in threads if other.thread != thread]
     plan = make_plan(nodes, [*kept, *recent, *_needed_by(nodes, others)])
     yield from _rearrange(tenant, row.tree, nodes, plan)
     own = {*kept, *recent}
@@ -138,14 +136,25 @@ def _prune(tenant: int, thread: int, name: str, keep: int) -> Program[tuple[int,
     return _gone(nodes, plan), len(plan.rebase)
 
 
+def _lock(
+    tenant: int, name: str, thread: int | None
+) -> Generator[Batch, list[Rows], tuple[ThreadRow, list[ThreadRow]]]:
+    """A thread and all others of its tree, locked."""
+    row = yield from find_thread(tenant, name, thread)
+    threads = {found.thread: found for found in (yield from threads_in_tree(tenant, row.tree, lock=True))}
+    own = threads.pop(row.thread, None)
+    if own is None:  # deleted while we waited
+        raise no_thread(name, row.thread)
+    return own, list(threads.values())
+
+
 def _gone(nodes: dict[int, Node], plan: Plan) -> int:
     """How many checkpoints go: tombstones were none."""
     return sum(nodes[record].body is not None for record in (*plan.remove, *plan.entomb))
 
 
 def _delete(tenant: int, name: str, thread: int | None) -> Program[int]:
-    row = yield from find_thread(tenant, name, thread, lock=True)
-    others = [t for t in (yield from threads_in_tree(tenant, row.tree, lock=True)) if t.thread != row.thread]
+    row, others = yield from _lock(tenant, name, thread)
     yield Batch(*(statement(tenant=tenant, thread=row.thread) for statement in _FORGET))
     if not others:
         [[(count,)], _] = yield Batch(_COUNT(tenant=tenant, tree=row.tree), _LIST(tenant=tenant, tree=row.tree, id=0))
@@ -288,7 +297,8 @@ def _lines_after(
             [[(diff,)]] = yield Batch(_DIFF(tenant=tenant, body=end.body))
             ids.append(end.id)
             diffs.append(diff)
-        decoded = Decoder(Dictionary(loaded.key_data)).decode(diffs)
+        batches = Decoder(Dictionary(loaded.key_data)).batches(diffs)
+        decoded = [splices for batch in batches for splices in batch]
         start = ids.index(loaded.record.id) + 1 if loaded.record.id in ids else 0
         line = []
         for at in range(start, len(ids)):

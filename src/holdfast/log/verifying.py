@@ -35,8 +35,8 @@ _PAGE_OF = Sql(
 )
 _TREES = Sql("SELECT DISTINCT tree FROM thread WHERE tenant = :tenant ORDER BY tree")
 _ORPHANS = Sql(
-    """SELECT count(*) FROM body WHERE tenant = :tenant
-    AND id NOT IN (SELECT body FROM record WHERE tenant = :tenant AND body IS NOT NULL)"""
+    """SELECT count(*) FROM (SELECT id FROM body WHERE tenant = :tenant
+    EXCEPT SELECT body FROM record WHERE tenant = :tenant) orphan"""
 )
 # A record whose tree has changed is found by nobody; of a deleted thread's, which are swept, nothing is wrong.
 _STRAYS = Sql(
@@ -231,5 +231,6 @@ def _stand(walk: _Walk, record: int) -> Generator[Batch, list[Rows], _Place | No
     if loaded is None or chain is None or chain.diffs is None:
         return None
     decoder = Decoder(Dictionary(loaded.key_data))
-    decoder.decode(chain.diffs)
+    for _ in decoder.batches(chain.diffs):
+        pass
     return _Place(loaded.data, decoder)

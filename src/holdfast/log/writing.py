@@ -130,6 +130,7 @@ class Place:
     cursor: int | None = None  # what the handle stood on
     own: Container[int] = ()  # records that the same handle wrote: no race with those
     lost_head: int | None = None  # a head whose record is gone: nothing to race with, the next save replaces it
+    found_nothing: bool = False  # the handle looked when there was no checkpoint: it goes on from nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +208,13 @@ def seal(draft: Draft, tenant: int, thread: int, tree: int, record: int, at: int
         hash_,
     )
     return Record(*columns, checksum=columns_checksum(tenant, columns), body=None, stamp=0)
+
+
+def stored_as_drafted(draft: Draft, record: Record) -> bool:
+    """Whether a record lies in the chain that its difference was made for: a prune may have moved it since, if the
+    answer to its COMMIT was lost. Nothing must be built on a draft that does not say how it is stored."""
+    base = draft.base
+    return record.key == (record.id if base is None or draft.full is not None else base.record.key)
 
 
 def base_after(draft: Draft, record: Record, generation: int) -> Base:
@@ -297,10 +305,11 @@ def _parent(place: Place, thread: ThreadRow) -> int | None:
     if place.parent is not None:
         return place.parent
     if place.expect is not None:  # it is the head, and the caller knows it
+        return place.cursor if _head_is_lost(place, thread) else thread.head
+    if thread.head == place.cursor or thread.head in place.own:
         return thread.head
-    if place.cursor is None or thread.head == place.cursor or thread.head in place.own:
-        return thread.head
-    return place.cursor
+    # Nothing: a branch of its own from the start, beside what somebody else has begun meanwhile.
+    return thread.head if place.cursor is None and not place.found_nothing else place.cursor
 
 
 def _head_is_lost(place: Place, thread: ThreadRow) -> bool:

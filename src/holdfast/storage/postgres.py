@@ -32,7 +32,7 @@ from holdfast.storage.program import Batch, Dialect, Program, Rows, Transaction
 try:
     import psycopg
 except ImportError as missing:  # pragma: no cover - the extra is installed wherever the tests run
-    raise OpenError('PostgreSQL needs its driver: pip install "holdfast[postgres]"') from missing
+    raise OpenError('PostgreSQL needs its driver: pip install "psycopg[binary]>=3.2"') from missing
 
 from holdfast.storage import postgres_errors as meaning
 from holdfast.storage.postgres_open import (

@@ -24,6 +24,8 @@ from holdfast.storage.sqlite_lock import FileGate, Gate
 MEMORY = ":memory:"
 APPLICATION_ID = int.from_bytes(b"Hold", "big")  # in the file's header: how we, and `file`, recognise a store
 
+_HEADER_BYTES = 100  # SQLite's: the schema's cookie at 40 (0: no table was ever made), the application's id at 68
+
 Durability = Literal["full", "normal"]
 Access = Literal["write", "read", "immutable"]
 Role = Literal["writer", "reader"]
@@ -109,8 +111,10 @@ def check_place(path: str, *, create: bool, mountinfo: str) -> None:
         raise OpenError(f"the folder {os.path.dirname(path)} does not exist; create it first")
     if not create and not os.path.exists(path):
         raise OpenError(f"there is no store at {path}; check the path, or open it with create=True")
-    if not _looks_like_sqlite(path):
+    if (head := _header(path)) and not head.startswith(b"SQLite format 3\0"):
         raise not_sqlite(path)
+    if len(head) == _HEADER_BYTES and head[68:72] != APPLICATION_ID.to_bytes(4, "big") and head[40:44] != bytes(4):
+        raise not_ours(path, "it has tables of its own")
     if kind := network_file_system(path, mountinfo):
         raise OpenError(
             f"{path} is on a network file system ({kind}), where SQLite's WAL is not safe; "
@@ -118,16 +122,16 @@ def check_place(path: str, *, create: bool, mountinfo: str) -> None:
         )
 
 
-def _looks_like_sqlite(path: str) -> bool:
-    """Whether the file is SQLite's, or can become so. Otherwise the lock files of a store would be left beside it."""
+def _header(path: str) -> bytes:
+    """The start of a file that is there and whole. Looking at it first leaves no lock files beside a file that is not a
+    store."""
     if any(os.path.exists(path + side) for side in ("-wal", "-journal")):
-        return True  # a crash may have torn the file's start: SQLite mends it from these
+        return b""  # a crash may have torn the file's start: SQLite mends it from these
     try:
         with open(path, "rb") as file:
-            head = file.read(16)
+            return file.read(_HEADER_BYTES)
     except OSError:
-        return True  # not there yet, or not readable: others say so better
-    return head in (b"", b"SQLite format 3\0")
+        return b""  # not there yet, or not readable: others say so better
 
 
 def choose_access(path: str) -> Access:
@@ -200,6 +204,10 @@ def _pragmas(target: Target, role: Role) -> list[tuple[str, int | str]]:
     return pragmas
 
 
+def not_ours(path: str, what: str) -> OpenError:
+    return OpenError(f"{path} is an SQLite file but not a Holdfast store ({what}); choose another path")
+
+
 def applied_versions(connection: apsw.Connection, path: str, *, create: bool) -> list[int]:
     """The schema versions a file has, [] if it is new; OpenError if it is not a store of ours."""
     application = connection.pragma("application_id")
@@ -209,7 +217,7 @@ def applied_versions(connection: apsw.Connection, path: str, *, create: bool) ->
     if application == 0 and not tables and create:
         return []
     what = f"it has {', '.join(tables)}" if tables else "it is empty"
-    raise OpenError(f"{path} is an SQLite file but not a Holdfast store ({what}); choose another path")
+    raise not_ours(path, what)
 
 
 def prepare(connection: apsw.Connection, target: Target, gate: Gate | None, *, create: bool) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from holdfast.testing.contract_arranging import ArrangingContract, PruningContract
 from holdfast.testing.contract_history import HistoryContract, ListingContract
+from holdfast.testing.contract_placing import PlacingContract
 from holdfast.testing.contract_saving import RacingContract, SavingContract
 from holdfast.testing.contract_sharing import LifecycleContract, TenantContract
 from holdfast.testing.contract_values import LimitsContract, ValuesContract
@@ -30,6 +31,7 @@ __all__ = ["Harness", "Mode", "StoreContract"]
 class StoreContract(
     SavingContract,
     RacingContract,
+    PlacingContract,
     HistoryContract,
     ListingContract,
     ArrangingContract,

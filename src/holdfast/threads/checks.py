@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -13,6 +13,7 @@ from holdfast.errors import Unstorable, UsageError
 NAME_CHARACTERS_MAX = 512
 NOTE_CHARACTERS_MAX = 10_000
 METADATA_BYTES_MAX = 64 * 1024
+COUNT_MAX = 2**62
 
 
 def check_name(name: object, what: str = "thread") -> str:
@@ -83,6 +84,23 @@ def _check_plain(value: object, path: str) -> None:
 
 
 def check_limit(limit: int | None) -> int | None:
-    if limit is not None and (not isinstance(limit, int) or limit < 0):
+    if limit is not None and (not isinstance(limit, int) or not 0 <= limit <= COUNT_MAX):
         raise UsageError(f"limit={limit!r}: a count of 0 or more, or None for all")
     return limit
+
+
+def check_keep(keep: object) -> int:
+    if not isinstance(keep, int) or not 1 <= keep <= COUNT_MAX:
+        raise UsageError(f"prune(keep={keep!r}): a count of 1 or more; to remove all, delete the thread")
+    return keep
+
+
+def check_paths(paths: object) -> list[tuple[Any, ...]]:
+    """Paths into a state: each a key, or a sequence of keys and positions."""
+    if isinstance(paths, str) or not isinstance(paths, Iterable):
+        raise UsageError(f'update(remove=…) takes a list of paths, such as remove=["draft"], not {paths!r}')
+    found = [(path,) if isinstance(path, str) else path for path in paths]
+    for path in found:
+        if not isinstance(path, Sequence):
+            raise UsageError(f"update(remove=…): {path!r} is no path; a key, or a list of keys and positions")
+    return [tuple(path) for path in found]

@@ -90,6 +90,7 @@ class Line:
     thread: int | None = None
     tree: int = 0
     cursor: int | None = None
+    found_nothing: bool = False  # it looked, and the thread had no checkpoint: its first save goes on from nothing
     own: deque[int] = field(default_factory=lambda: deque(maxlen=1024))
     lost_head: int | None = None  # a head whose record is gone: a load said so and offered `cursor` instead
 

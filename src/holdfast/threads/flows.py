@@ -26,7 +26,17 @@ from holdfast.log.reading import (
     read_tips,
 )
 from holdfast.log.records import SALT_BYTES, Record, row_is_sound
-from holdfast.log.writing import Appended, Draft, Place, append, append_to_head, base_after, prepare, seal
+from holdfast.log.writing import (
+    Appended,
+    Draft,
+    Place,
+    append,
+    append_to_head,
+    base_after,
+    prepare,
+    seal,
+    stored_as_drafted,
+)
 from holdfast.storage.base import ConstraintFailed
 from holdfast.storage.program import Flow, Program, read, write
 from holdfast.threads.context import Context, Line
@@ -42,14 +52,22 @@ def tenant_of(ctx: Context, line: Line) -> Flow[int]:
     """The tenant's number, for an operation that only makes sense on a thread that exists."""
     tenant = yield from ctx.tenant()
     if tenant is None:
-        raise NotFound(f"thread {line.name!r} has no checkpoint: tenant {ctx.tenant_name!r} has saved nothing yet")
+        line.found_nothing = True
+        raise NotFound(
+            f"thread {line.name!r} has no checkpoint: nothing was ever saved in {ctx.driver!r} "
+            f"for tenant {ctx.tenant_name!r}; check the path, or save() first"
+        )
     return tenant
 
 
 def locate(ctx: Context, line: Line) -> Flow[tuple[int, ThreadRow]]:
     """The tenant's number and the thread's row. Raises NotFound, ThreadDeleted."""
     tenant = yield from tenant_of(ctx, line)
-    row = yield from read(partial(find_thread, tenant, line.name, line.thread))
+    try:
+        row = yield from read(partial(find_thread, tenant, line.name, line.thread))
+    except NotFound:
+        line.found_nothing = line.thread is None
+        raise
     line.resolve(row.thread, row.tree)
     return tenant, row
 
@@ -75,11 +93,12 @@ def save(
     """
     tenant = yield from ctx.ensure_tenant()
     follows = parent or expect or line.cursor
-    if follows is None:  # a handle that has neither loaded nor saved goes on from whatever the head is
+    if line.thread is None or follows is None:
         row = yield from read(partial(try_thread, tenant, line.name, line.thread))
         if row is not None:
             line.resolve(row.thread, row.tree)
-            follows = row.head
+            if follows is None and not line.found_nothing:
+                follows = row.head  # a handle that has neither looked nor saved goes on from whatever the head is
     anchor = base or follows
     stored = orjson.dumps(metadata).decode() if metadata else None
     salt = ctx.entropy(SALT_BYTES)
@@ -97,7 +116,18 @@ def save(
                 metadata=stored,
                 branching=found is not None and (parent is not None or found.record.thread != line.thread),
             )
-        place = Place(tenant, line.name, line.thread, line.merge, parent, expect, line.cursor, line.own, line.lost_head)
+        place = Place(
+            tenant,
+            line.name,
+            line.thread,
+            line.merge,
+            parent,
+            expect,
+            line.cursor,
+            line.own,
+            line.lost_head,
+            line.found_nothing,
+        )
         at = ctx.clock_us()
         record = ctx.new_record_id(at, after)
         line.own.append(record)
@@ -118,12 +148,16 @@ def save(
             continue
         line.resolve(done.thread, done.tree)
         line.merge = None
-        ctx.cache.put(
-            (tenant, done.tree, done.record.id),
-            base_after(draft, done.record, done.generation),
-            instead_of=(tenant, done.tree, anchor) if anchor and anchor == line.cursor else None,
-        )
-        line.cursor = done.record.id
+        if stored_as_drafted(draft, done.record):
+            ctx.cache.put(
+                (tenant, done.tree, done.record.id),
+                base_after(draft, done.record, done.generation),
+                instead_of=(tenant, done.tree, anchor) if anchor and anchor == line.cursor else None,
+            )
+        if not done.on_head:  # from here on the handle follows its branch: the head is no longer its own
+            line.own.clear()
+            line.own.append(done.record.id)
+        line.cursor, line.found_nothing = done.record.id, False
         return done.record, done.on_head
     raise Conflict(f"thread {line.name!r} is being rearranged without pause: nothing was written; save again")
 
@@ -211,6 +245,8 @@ def rollback(ctx: Context, line: Line, to: int, note: str | None) -> Flow[tuple[
         row, loaded = yield from read(partial(read_thread_state, tenant, line.name, line.thread, to))
         if loaded is None:
             raise gone(line, to)
+        if row.head is not None and not (yield from read(partial(read_live, tenant, row.tree, row.head))):
+            line.cursor, line.lost_head = to, row.head  # nothing to follow: this is how to mend it
         try:
             return (
                 yield from save(
@@ -295,6 +331,10 @@ def load(
         row, loaded = yield from read(partial(read_thread_state, tenant, line.name, line.thread, at))
         if loaded is None:
             raise gone(line, at or 0)
+    except NotFound:
+        # Another handle may make the thread meanwhile; this one's first save must not pass for its successor.
+        line.found_nothing = line.thread is None
+        raise
     except Damaged as damage:
         if strict:
             raise
@@ -306,11 +346,15 @@ def load(
     line.resolve(row.thread, row.tree)
     if at is None and not look:
         # Also when an ancestor had to stand in: the next save follows the head, damaged or not.
-        line.cursor, line.lost_head = row.head, None
+        line.cursor, line.lost_head, line.found_nothing = row.head, None, False
         if skipped and not (yield from read(partial(read_live, tenant, row.tree, row.head or 0))):
             # There is no row to follow: the next save follows what stands in, and becomes the head.
             line.cursor, line.lost_head = loaded.record.id, row.head
-        ctx.cache.put((tenant, row.tree, loaded.record.id), _base_of(loaded, row.generation))
+        key = (tenant, row.tree, loaded.record.id)
+        cached = ctx.cache.get(key)
+        # What is there already has leaves, digests and a stream to go on with: keep it if it is still how it is stored.
+        if cached is None or (cached.generation, cached.record.key) != (row.generation, loaded.record.key):
+            ctx.cache.put(key, _base_of(loaded, row.generation))
     return row, loaded, skipped
 
 

@@ -50,7 +50,7 @@ def open_store(
     """
     check_name(tenant, "tenant")
     driver = open_driver(url, durability=durability, timeout_s=timeout_s, create=create, **options)
-    return Store(Context(driver, Codec(trust=tuple(trust)), BaseCache(cache_bytes), tenant))
+    return Store(Context(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant))
 
 
 class Store:
@@ -160,8 +160,9 @@ class Store:
 
     def _delete(self, thread: Thread | str, progress: Callable[[int, int], None] | None) -> Flow[Pruned]:
         if isinstance(thread, Thread):
-            if thread._context.tenant_name != self._context.tenant_name:
-                raise UsageError("this thread belongs to another tenant: delete it through that tenant's store")
+            theirs, ours = thread._context, self._context
+            if theirs.driver is not ours.driver or theirs.tenant_name != ours.tenant_name:
+                raise UsageError("this thread belongs to another store or tenant: delete it there, or give its name")
             name, number = thread.name, thread._line.thread
         else:
             name, number = check_name(thread), None

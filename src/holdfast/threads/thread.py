@@ -15,7 +15,7 @@ from holdfast.log.ids import parse_id, show_id
 from holdfast.log.records import Record
 from holdfast.storage.program import Flow, adrive, drive
 from holdfast.threads import flows
-from holdfast.threads.checks import check_limit, check_metadata, check_name, check_note
+from holdfast.threads.checks import check_keep, check_limit, check_metadata, check_name, check_note, check_paths
 from holdfast.threads.compare import compare
 from holdfast.threads.context import Context, Line
 from holdfast.threads.merging import merged
@@ -252,7 +252,7 @@ class Thread:
         metadata: Mapping[str, Any] | None,
     ) -> Flow[Checkpoint]:
         codec = self._context.codec
-        paths = [(path,) if isinstance(path, str) else tuple(path) for path in remove]
+        paths = check_paths(remove)
         record, on_head = yield from flows.update(
             self._context,
             self._line,
@@ -278,6 +278,7 @@ class Thread:
 
     def _head(self) -> Flow[Checkpoint | None]:
         if (yield from self._context.tenant()) is None:
+            self._line.found_nothing = self._line.thread is None
             return None
         head, records = yield from flows.newest(self._context, self._line)
         return self._checkpoint(records[0], is_head=records[0].id == head) if records else None
@@ -312,10 +313,8 @@ class Thread:
         return (yield from self._info())
 
     def _prune(self, keep: int, progress: Callable[[int, int], None] | None) -> Flow[Pruned]:
-        if keep < 1:
-            raise UsageError(f"prune(keep={keep}): keep at least 1, or delete the thread with store.delete()")
         tenant, row = yield from flows.locate(self._context, self._line)
-        removed, rebased = yield from sweeping.prune(tenant, row.thread, row.name, keep, progress)
+        removed, rebased = yield from sweeping.prune(tenant, row.thread, row.name, check_keep(keep), progress)
         return Pruned(removed, rebased)
 
     def _verify(self, progress: Callable[[int, int], None] | None) -> Flow[Report]:

@@ -14,7 +14,7 @@ ours. Everything malformed is `Undecodable`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -74,7 +74,7 @@ def _head(kind: int, size: int) -> bytes:
 
 def payload_bytes(diff: bytes) -> int:
     """How long a stored difference is before it was compressed."""
-    return int.from_bytes(diff[1:_HEAD], "little") if diff[0] in (_START, _MORE) else len(diff)
+    return int.from_bytes(diff[1:_HEAD], "little") if diff[:1] in (b"\x01", b"\x02") else len(diff)
 
 
 class Decoder:
@@ -108,6 +108,18 @@ class Decoder:
         except (msgspec.MsgspecError, zstd.ZstdError, EOFError, ValueError, MemoryError, RecursionError) as problem:
             raise Undecodable(f"a difference is malformed: {problem}") from problem
 
+    def batches(self, diffs: Iterable[bytes]) -> Iterator[list[Splices]]:
+        """The splices of a chain of any length, so many at a time that memory stays bounded."""
+        waiting: list[bytes] = []
+        size = 0
+        for diff in diffs:
+            waiting.append(diff)
+            size += payload_bytes(diff)
+            if size > _BATCH_BYTES:
+                yield self.decode(waiting)
+                waiting, size = [], 0
+        yield self.decode(waiting)
+
     def _decompress(self, head: bytes, diffs: list[bytes]) -> bytes:
         """The payloads of differences that follow each other in a stream."""
         if self._decompressor is None:
@@ -131,16 +143,8 @@ def apply_all(
 ) -> bytes:
     """The text after a chain of stored differences, oldest first. None on the way may exceed `size_max` bytes."""
     text = _Gapped(keyframe_text, size_max)
-    decoder = Decoder(dictionary, size_max)
-    waiting: list[bytes] = []
-    size = 0
-    for diff in diffs:
-        waiting.append(diff)
-        size += len(diff)
-        if size > _BATCH_BYTES:
-            text.apply(decoder.decode(waiting))
-            waiting, size = [], 0
-    text.apply(decoder.decode(waiting))
+    for splices in Decoder(dictionary, size_max).batches(diffs):
+        text.apply(splices)
     return text.whole()
 
 

@@ -67,6 +67,9 @@ def _levels(value: object, room: int, nodes_max: int = NODES_MAX) -> Iterator[tu
         # What a list or a dict refers to is its values (for a dict with keys that are not text, the keys too,
         # which the encoder refuses anyway). One call in C; a view of each dict would cost four times that.
         level = gc.get_referents(*containers)
+        if len(level) < sum(map(len, containers)):
+            # A dict that shares its values with an object (`vars(obj)`, from Python 3.13 on) does not show them.
+            level = [inner for outer in containers for inner in (outer.values() if type(outer) is dict else outer)]
         count += len(level)
         if count > nodes_max:
             raise TooMany
@@ -118,7 +121,10 @@ def small_plain_text(value: object, size_max: int) -> bytes | None:
     level: list[Any] = [value]
     types: list[type] = [dict]
     for _ in range(_SMALL_LEVELS):
-        level = gc.get_referents(*compress(level, map(CONTAINERS.__contains__, types)))
+        containers = list(compress(level, map(CONTAINERS.__contains__, types)))
+        level = gc.get_referents(*containers)
+        if len(level) < sum(map(len, containers)):
+            return None  # see _levels
         types = list(map(type, level))
         if len(level) > _SMALL_NODES or not PLAIN.issuperset(types):
             return None

@@ -199,8 +199,8 @@ class Codec:
     """What a store knows of classes: the registry and the prefixes it trusts."""
 
     def __init__(self, trust: Iterable[str] = (), *, registry: Registry | None = None) -> None:
-        if isinstance(trust, str):
-            raise UsageError(f"trust is a list of module prefixes: trust=[{trust!r}]")
+        if isinstance(trust, str) or not isinstance(trust, Iterable):
+            raise UsageError(f'trust is a list of module prefixes such as trust=["myapp."], not {trust!r}')
         self.trust = tuple(dict.fromkeys(_prefix(item) for item in (*TRUST_DEFAULT, *trust)))
         self._registry = REGISTRY if registry is None else registry
         self._generation = self._registry.generation
