@@ -97,7 +97,7 @@ class StoreClosed(StoreError):
 
 
 class ForkedProcess(StoreError):
-    """The store was opened by the parent process; open it again in the child."""
+    """The store was opened by the parent process. Open stores after forking (PostgreSQL's may be opened again)."""
 
 
 class ReadOnlyStore(StoreError):

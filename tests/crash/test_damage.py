@@ -20,6 +20,7 @@ import apsw
 import pytest
 
 import holdfast
+from holdfast.log import keyframes as policy
 
 SOAK = bool(os.environ.get("HOLDFAST_SOAK"))
 # fmt: off
@@ -51,7 +52,9 @@ def build(path: Path, saves: int = 24) -> Sample:
     """Small states, so that keyframes come often; text that does not compress away."""
     chance = random.Random(7)
     sample = Sample(path, {}, {}, {"a": [], "b": []})
-    with holdfast.open(str(path)) as store:
+    with pytest.MonkeyPatch.context() as patch, holdfast.open(str(path)) as store:
+        patch.setattr(policy, "SMALL_BYTES", 0)  # keyframes also for states as small as these, and often
+        patch.setattr(policy, "RECORD_COST_BYTES", 700)
         thread = store.thread("a", metadata={"user": "ada"})
         state: dict[str, Any] = {"messages": [], "plan": {"step": 0}, "blob": chance.randbytes(600)}
 
@@ -322,7 +325,7 @@ def test_a_damaged_row_of_a_thread_is_an_error_of_ours(own: Sample) -> None:
         with own.raw() as raw:
             [(before,)] = raw.execute(f"SELECT {column} FROM thread WHERE name = 'a'").fetchall()
             raw.execute(f"UPDATE thread SET {column} = ? WHERE name = 'a'", (value,))
-        with holdfast.open(str(own.path)) as store, pytest.raises(holdfast.Damaged, match="row of thread 'a'"):
+        with holdfast.open(str(own.path)) as store, pytest.raises(holdfast.Damaged, match="of thread 'a'"):
             store.threads()
         with own.raw() as raw:
             raw.execute(f"UPDATE thread SET {column} = ? WHERE name = 'a'", (before,))

@@ -26,7 +26,7 @@ def modules() -> list[Path]:
 
 def layer(module: str) -> int:
     """The layer of a dotted module name; the package itself stands on top of the domains."""
-    parts = module.split(".")
+    parts = module.replace("__main__", "cli").split(".")
     return LAYERS.index(parts[1]) if len(parts) > 1 else LAYERS.index("threads")
 
 

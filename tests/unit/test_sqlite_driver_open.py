@@ -61,7 +61,7 @@ def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> 
     connection.execute("CREATE TABLE customers (a)")
     connection.close()
     before = path.read_bytes()
-    refused(path, "not a Holdfast store .*customers")
+    refused(path, "not a Holdfast store")
     assert path.read_bytes() == before
 
 

@@ -8,12 +8,13 @@ Numbers are never used twice: a late write to a deleted thread finds no row.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from itertools import product
 from typing import Any, NamedTuple
 
 import orjson
 from blake3 import blake3
 
-from holdfast.errors import NotFound, ThreadDeleted
+from holdfast.errors import Damaged, NotFound, ThreadDeleted
 from holdfast.storage.program import Batch, Program, Rows, Sql, Statement, one_row
 
 MINUTE_US = 60_000_000
@@ -61,9 +62,30 @@ class ThreadRow(NamedTuple):
     updated_at: int
 
 
+_INT, _MAYBE_INT = (int,), (int, type(None))
+_SHAPES = set(
+    product(_INT, _INT, (str,), (str,), _MAYBE_INT, _INT, _MAYBE_INT, (bytes, type(None)), _INT, _INT)
+)  # what the types of a row can be
+
+
+def thread_row(row: tuple[Any, ...]) -> ThreadRow:
+    """A thread from a row. Raises Damaged for one whose columns are not even of their types."""
+    if tuple(map(type, row)) not in _SHAPES:
+        raise Damaged(f"the row of thread {row[2]!r} is damaged; run `holdfast verify`")
+    return ThreadRow._make(row)
+
+
 def thread_of(rows: Rows) -> ThreadRow | None:
     row = one_row(rows)
-    return ThreadRow._make(row) if row else None
+    return thread_row(row) if row else None
+
+
+def metadata_of(row: ThreadRow) -> dict[str, Any]:
+    """A thread's metadata. Raises Damaged if it is not JSON."""
+    try:
+        return dict(orjson.loads(row.metadata))
+    except (ValueError, TypeError) as error:
+        raise Damaged(f"the metadata of thread {row.name!r} is damaged ({error})") from error
 
 
 def find_tenant(name: str) -> Program[int | None]:
@@ -126,7 +148,7 @@ def threads_in_tree(tenant: int, tree: int, *, lock: bool = False) -> Generator[
         [rows] = yield Batch((_LOCK_IN_TREE if lock else _IN_TREE)(tenant=tenant, tree=tree))
         found = [row[0] for row in rows]
         if not lock or found == locked:
-            return [ThreadRow._make(row) for row in rows]
+            return [thread_row(row) for row in rows]
         locked = found
 
 
@@ -171,7 +193,7 @@ def create_thread(
 
 def merge_metadata(tenant: int, row: ThreadRow, metadata: Mapping[str, Any]) -> Generator[Batch, list[Rows], None]:
     """Add to a thread's metadata what differs; a value of None removes the key."""
-    before = orjson.loads(row.metadata)
+    before = metadata_of(row)
     after = {key: value for key, value in {**before, **metadata}.items() if value is not None}
     if after == before:
         return
@@ -215,4 +237,4 @@ def list_threads(tenant: int, where: Mapping[str, Any], since_us: int | None, li
         )(**params),
         last=True,
     )
-    return [ThreadRow._make(row) for row in rows]
+    return [thread_row(row) for row in rows]

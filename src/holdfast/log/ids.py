@@ -15,6 +15,7 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _VALUES = {character: value for value, character in enumerate(_ALPHABET)}
 _PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]
 ID_MAX = (1 << 63) - 1
+ROOM = 1 << 32  # an id so near the end is damaged: none could follow it
 
 
 def new_id(now_us: int, random: int, after: int) -> int:

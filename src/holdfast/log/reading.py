@@ -22,6 +22,7 @@ from holdfast.values.text import chunk_digests, content_digest
 
 _THIS = "tenant = :tenant AND tree = :tree AND id = :id"
 _COST_MAX = 1 << 60
+_RECOVERED_MAX = 32  # damaged keyframes in a row that are worth rebuilding
 
 # What is listed to be swept is gone: it may already have lost its base, though nobody got round to removing it.
 NOT_SWEPT = "NOT EXISTS (SELECT 1 FROM sweep s WHERE s.tenant = r.tenant AND s.tree = r.tree AND s.id = r.id)"
@@ -130,7 +131,9 @@ def read_chain(tenant: int, tree: int, record: int) -> Program[Chain | None]:
             [links] = yield Batch(_FOLLOW(**this, id=record))
             ids, diffs = _follow(links, found)
         salt = links[0][4] if links and links[0][0] == record else b""
-    return Chain(found, parent_hash, salt, ids, diffs, key_base, key_size, full)
+    # A damaged row may hold anything: what is no blob is as good as lost.
+    salt, full = (part if type(part) is bytes else None for part in (salt, full))
+    return Chain(found, parent_hash, salt or b"", ids, diffs, key_base, key_size, full)
 
 
 def _follow(links: Rows, record: Record) -> tuple[list[int], list[bytes] | None]:
@@ -139,7 +142,7 @@ def _follow(links: Rows, record: Record) -> tuple[list[int], list[bytes] | None]
     ids: list[int] = []
     diffs: list[bytes] = []
     for link, base, keyframe, diff, _ in links:
-        if link == wanted and not keyframe and diff is not None:
+        if link == wanted and not keyframe and type(diff) is bytes:
             ids.append(link)
             diffs.append(diff)
             wanted = base
@@ -202,10 +205,12 @@ def _rebuild(chain: Chain, key_data: bytes) -> Loaded | None:
     return Loaded(record, data, digests, chain.salt, key_data)
 
 
-def _recover_key(tenant: int, tree: int, chain: Chain) -> Generator[Batch, list[Rows], bytes | None]:
+def _recover_key(
+    tenant: int, tree: int, chain: Chain, tries: int = _RECOVERED_MAX
+) -> Generator[Batch, list[Rows], bytes | None]:
     """A keyframe's text from the keyframe before it and the difference that the keyframe kept."""
     [rows] = yield Batch(_DIFF(tenant=tenant, tree=tree, id=chain.record.key))
-    if chain.key_base is None or not rows or rows[0][0] is None:
+    if tries == 0 or chain.key_base is None or not rows or type(rows[0][0]) is not bytes:
         return None
     before = yield from read_chain(tenant, tree, chain.key_base)
     if (
@@ -214,7 +219,7 @@ def _recover_key(tenant: int, tree: int, chain: Chain) -> Generator[Batch, list[
         return None
     key_data = _key_data(before)
     if key_data is None or _rebuild(before, key_data) is None:
-        key_data = yield from _recover_key(tenant, tree, before)
+        key_data = yield from _recover_key(tenant, tree, before, tries - 1)
     if key_data is None:
         return None
     try:

@@ -8,13 +8,18 @@ bit in a column that the hash does not cover shows too.
 from __future__ import annotations
 
 import zlib
+from itertools import product
 from typing import Any, NamedTuple
 
 import msgspec
 from blake3 import blake3
 
+from holdfast.errors import Damaged
+from holdfast.log.ids import ID_MAX, ROOM, show_id
+
 NO_HASH = bytes(32)  # the parent's hash of a first record
 SALT_BYTES = 16
+NUMBER_MAX = 1 << 61
 COLUMNS = (
     "tree, id, thread, parent, base, keyframe, key, kind, at, step, note, metadata, size, cost, hash, checksum, "
     "body, stamp"
@@ -45,9 +50,31 @@ class Record(NamedTuple):
     stamp: int
 
 
+_OPTIONAL = {"parent": int, "base": int, "note": str, "metadata": str, "body": int}
+_TYPES = [
+    (_OPTIONAL[name], type(None)) if name in _OPTIONAL else ({"kind": str, "hash": bytes}.get(name, int),)
+    for name in Record._fields
+]
+_SHAPES = set(product(*_TYPES))  # what the types of a row can be
+
+
+def _in_bounds(record: Record) -> bool:
+    """Whether the numbers that others are computed from leave room for that."""
+    return (
+        0 <= record.id <= ID_MAX - ROOM
+        and 0 <= record.step <= NUMBER_MAX
+        and 0 <= record.stamp <= NUMBER_MAX
+        and (record.body is None or 0 <= record.body <= NUMBER_MAX)
+    )
+
+
 def record_of(row: tuple[Any, ...]) -> Record:
-    """A record from a row that selected COLUMNS."""
-    return Record._make(row)
+    """A record from a row that selected COLUMNS. Raises Damaged for one whose columns are not even of their types."""
+    record = Record._make(row)
+    if tuple(map(type, row)) not in _SHAPES or not _in_bounds(record):
+        named = show_id(record.id) if type(record.id) is int and 0 <= record.id <= ID_MAX else repr(record.id)
+        raise Damaged(f"the row of checkpoint {named} is damaged; run `holdfast verify`", checkpoints=(named,))
+    return record
 
 
 def chain_hash(

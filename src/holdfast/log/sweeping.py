@@ -215,7 +215,7 @@ def _rearrange(tenant: int, tree: int, nodes: dict[int, Node], plan: Plan) -> Ge
     gone = {*plan.remove, *plan.entomb}
     dependants: dict[int, list[int]] = {}
     for node in nodes.values():
-        if node.base is not None and node.id not in gone:
+        if node.base is not None and node.body is not None and node.id not in gone:
             dependants.setdefault(node.base, []).append(node.id)
     # Newest first: a chain only reaches back, so what is still to be read has not been moved yet.
     for record in sorted(plan.rebase, reverse=True):
@@ -229,8 +229,17 @@ def _rearrange(tenant: int, tree: int, nodes: dict[int, Node], plan: Plan) -> Ge
 
 
 def _record(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], Record]:
-    [[row]] = yield Batch(RECORD(tenant=tenant, tree=tree, id=record))
-    return record_of(row)
+    [rows] = yield Batch(RECORD(tenant=tenant, tree=tree, id=record))
+    if not rows:
+        raise Damaged(f"checkpoint {show_id(record)} is missing; run `holdfast verify`")
+    return record_of(rows[0])
+
+
+def _diff(tenant: int, record: Record) -> Generator[Batch, list[Rows], bytes]:
+    [rows] = yield Batch(_DIFF(tenant=tenant, body=record.body))
+    if not rows or type(rows[0][0]) is not bytes:
+        raise Damaged(f"checkpoint {show_id(record.id)} has lost its difference", checkpoints=(show_id(record.id),))
+    return rows[0][0]
 
 
 def _rebase(
@@ -243,7 +252,7 @@ def _rebase(
     lines = yield from _lines_after(tenant, tree, loaded, dependants)
     dictionary = Dictionary(loaded.data)
     old = loaded.record
-    [[(diff,)]] = yield Batch(_DIFF(tenant=tenant, body=old.body))
+    diff = yield from _diff(tenant, old)
     full = compress_full(loaded.data)
     yield Batch(
         _SET_FULL(tenant=tenant, body=old.body, full_text=full, change=body_checksum(full) - body_checksum(diff)),
@@ -294,7 +303,7 @@ def _lines_after(
             raise Damaged(f"checkpoint {show_id(end.id)} has lost its base", checkpoints=(show_id(end.id),))
         ids, diffs = list(chain.ids), list(chain.diffs)
         if end.keyframe:
-            [[(diff,)]] = yield Batch(_DIFF(tenant=tenant, body=end.body))
+            diff = yield from _diff(tenant, end)
             ids.append(end.id)
             diffs.append(diff)
         batches = Decoder(Dictionary(loaded.key_data)).batches(diffs)
@@ -311,7 +320,7 @@ def _lines_after(
 
 def _unlink(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], None]:
     found = yield from _record(tenant, tree, record)
-    [[(diff,)]] = yield Batch(_DIFF(tenant=tenant, body=found.body))
+    diff = yield from _diff(tenant, found)
     yield Batch(
         _DROP_DIFF(tenant=tenant, body=found.body, change=-body_checksum(diff)),
         _store(tenant, found._replace(base=None)),

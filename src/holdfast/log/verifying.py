@@ -124,9 +124,13 @@ def _verify_tree(tenant: int, tree: int, progress: Progress | None) -> Program[F
     while True:
         [rows] = yield Batch(_PAGE_OF(tenant=tenant, tree=tree, after=after, limit=_PAGE))
         for row in rows:
-            record = record_of(row[:_WIDTH])
+            after = row[1]
+            try:
+                record = record_of(row[:_WIDTH])
+            except Damaged as error:
+                findings.problems.append(("(store)", None, str(error)))
+                continue
             yield from _check(walk, record, *row[_WIDTH:])
-            after = record.id
             findings.records += record.body is not None  # a tombstone is no checkpoint
         done += len(rows)
         if progress is not None:
@@ -164,6 +168,9 @@ def _check(
         return
     if salt is None:
         walk.wrong(record, "its body is missing")
+        return
+    if any(part is not None and type(part) is not bytes for part in (salt, diff, full)):
+        walk.wrong(record, "its body holds something else than bytes")
         return
     if checksum != body_checksum(salt, diff, full):
         walk.wrong(record, "the body's checksum does not hold")

@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 import apsw
 
-from holdfast.errors import ForkedProcess, StoreClosed, StoreError, UsageError
+from holdfast.errors import Damaged, ForkedProcess, StoreClosed, StoreError, UsageError
 from holdfast.storage import sqlite_open
 from holdfast.storage.group import CommitQueue
 from holdfast.storage.program import Batch, Program, Transaction
@@ -169,6 +169,7 @@ class SqliteDriver:
         if target.in_memory:
             self._gate = ThreadGate(target.path, target.timeout_s)
         else:
+            _refuse_inherited(target.path)
             sqlite_open.check_place(target.path, create=create, mountinfo=sqlite_open.read_mountinfo())
             self._access = sqlite_open.choose_access(target.path)
             if self._access == "write":
@@ -210,6 +211,8 @@ class SqliteDriver:
             return result
         except apsw.Error as error:
             raise self._explain_read(error) from error
+        except UnicodeDecodeError as error:
+            raise Damaged(f"{self.path} holds text that is not text ({error}); run `holdfast verify`") from error
         except Exception:
             healthy = True
             raise
@@ -354,8 +357,7 @@ class SqliteDriver:
 
     def _forked(self) -> ForkedProcess:
         return ForkedProcess(
-            f"{self.path} was opened by process {self._pid} and this is its forked child {os.getpid()}; "
-            "open the store again in the child"
+            f"{self.path} was opened by process {self._pid} and this is its forked child {os.getpid()}; {_AFTER_FORK}"
         )
 
     def _forget_in_child(self) -> None:
@@ -365,6 +367,12 @@ class SqliteDriver:
         import ctypes
 
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        if not self._target.in_memory and not self._given_back:
+            try:
+                found = os.stat(self._target.path)
+                _inherited.add((found.st_dev, found.st_ino))
+            except OSError:
+                pass  # the file is gone: it cannot be opened again either
         if self._gate is not None:
             self._gate.forget_in_child()
 
@@ -385,6 +393,24 @@ def _resume(program: Program[Any], batch: Batch) -> Callable[[], Program[Any]]:
 
 
 _drivers: WeakSet[SqliteDriver] = WeakSet()
+
+
+# SQLite keeps its locks per file and process, and a forked child inherits the book-keeping without the locks: a store
+# opened there on the same file would believe itself protected, and lose what it saved when somebody else closes.
+_AFTER_FORK = "open stores after forking, or start workers by spawning"
+_inherited: set[tuple[int, int]] = set()
+
+
+def _refuse_inherited(path: str) -> None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return
+    if (found.st_dev, found.st_ino) in _inherited:
+        raise ForkedProcess(
+            f"{path} was open in the process that this one was forked from, and SQLite cannot open the same file "
+            f"on both sides of a fork; {_AFTER_FORK}"
+        )
 
 
 def _forget_all_in_child() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from holdfast.errors import Conflict, Damaged, NotFound, OutcomeUnknown, StoreError, ThreadDeleted, UsageError
-from holdfast.log.branches import ThreadRow, create_thread, find_thread, merge_metadata, try_thread
+from holdfast.log.branches import ThreadRow, create_thread, find_thread, merge_metadata, metadata_of, try_thread
 from holdfast.log.cache import Base
 from holdfast.log.ids import ID_MAX, parse_id, show_id
 from holdfast.log.reading import (
@@ -92,13 +92,7 @@ def save(
     `base` names what the difference is made against, where that is not the parent.
     """
     tenant = yield from ctx.ensure_tenant()
-    follows = parent or expect or line.cursor
-    if line.thread is None or follows is None:
-        row = yield from read(partial(try_thread, tenant, line.name, line.thread))
-        if row is not None:
-            line.resolve(row.thread, row.tree)
-            if follows is None and not line.found_nothing:
-                follows = row.head  # a handle that has neither looked nor saved goes on from whatever the head is
+    follows = yield from _follows(line, tenant, parent or expect or line.cursor)
     anchor = base or follows
     stored = orjson.dumps(metadata).decode() if metadata else None
     salt = ctx.entropy(SALT_BYTES)
@@ -107,59 +101,71 @@ def save(
     for _ in range(_ATTEMPTS):
         if draft is None:
             found = yield from _base(ctx, line, tenant, anchor)
-            draft = prepare(
-                text,
-                found,
-                salt,
-                kind=kind,
-                note=note,
-                metadata=stored,
-                branching=found is not None and (parent is not None or found.record.thread != line.thread),
-            )
-        place = Place(
-            tenant,
-            line.name,
-            line.thread,
-            line.merge,
-            parent,
-            expect,
-            line.cursor,
-            line.own,
-            line.lost_head,
-            line.found_nothing,
-        )
+            branching = found is not None and (parent is not None or found.record.thread != line.thread)
+            draft = prepare(text, found, salt, kind=kind, note=note, metadata=stored, branching=branching)
         at = ctx.clock_us()
         record = ctx.new_record_id(at, after)
         line.own.append(record)
         try:
-            done = yield from _append(line, draft, place, record, at, follows)
+            done = yield from _append(line, draft, _place(line, tenant, parent, expect), record, at, follows)
         except ConstraintFailed as error:
             if error.kind != "unique":
-                raise  # a defect of ours: saving again would not help, and would hide it
+                raise  # damage, or a defect of ours: saving again would not help, and would hide it
             line.disown(record)
             continue  # the id is taken: one chance in a million
-        if done.record is None:
-            line.disown(record)
-            if done.after:  # its parent is newer than its id, or the id is taken
-                after = done.after
-            else:  # the base was moved by a prune
-                ctx.cache.drop((tenant, done.tree, anchor or 0))
-                draft = None
-            continue
-        line.resolve(done.thread, done.tree)
-        line.merge = None
-        if stored_as_drafted(draft, done.record):
-            ctx.cache.put(
-                (tenant, done.tree, done.record.id),
-                base_after(draft, done.record, done.generation),
-                instead_of=(tenant, done.tree, anchor) if anchor and anchor == line.cursor else None,
-            )
-        if not done.on_head:  # from here on the handle follows its branch: the head is no longer its own
-            line.own.clear()
-            line.own.append(done.record.id)
-        line.cursor, line.found_nothing = done.record.id, False
-        return done.record, done.on_head
+        if done.record is not None:
+            _settle(ctx, line, tenant, draft, done, done.record)
+            return done.record, done.on_head
+        line.disown(record)
+        if done.after:  # its parent is newer than its id, or the id is taken
+            after = done.after
+        else:  # the base was moved by a prune
+            ctx.cache.drop((tenant, done.tree, anchor or 0))
+            draft = None
     raise Conflict(f"thread {line.name!r} is being rearranged without pause: nothing was written; save again")
+
+
+def _follows(line: Line, tenant: int, stands_on: int | None) -> Flow[int | None]:
+    """What a save goes on from: where the handle stands; if it has neither looked nor saved, whatever the head is."""
+    if line.thread is not None and stands_on is not None:
+        return stands_on
+    row = yield from read(partial(try_thread, tenant, line.name, line.thread))
+    if row is None:
+        return stands_on
+    line.resolve(row.thread, row.tree)
+    return row.head if stands_on is None and not line.found_nothing else stands_on
+
+
+def _place(line: Line, tenant: int, parent: int | None, expect: int | None) -> Place:
+    return Place(
+        tenant,
+        line.name,
+        line.thread,
+        line.merge,
+        parent,
+        expect,
+        line.cursor,
+        line.own,
+        line.lost_head,
+        line.found_nothing,
+    )
+
+
+def _settle(ctx: Context, line: Line, tenant: int, draft: Draft, done: Appended, record: Record) -> None:
+    """Note where the handle stands now, and keep what its next save will build on."""
+    line.resolve(done.thread, done.tree)
+    line.merge = None
+    if stored_as_drafted(draft, record):
+        before = draft.base.record.id if draft.base is not None else None
+        ctx.cache.put(
+            (tenant, done.tree, record.id),
+            base_after(draft, record, done.generation),
+            instead_of=(tenant, done.tree, before) if before is not None and before == line.cursor else None,
+        )
+    if not done.on_head:  # from here on the handle follows its branch: the head is no longer its own
+        line.own.clear()
+        line.own.append(record.id)
+    line.cursor, line.found_nothing = record.id, False
 
 
 def _base(ctx: Context, line: Line, tenant: int, anchor: int | None) -> Flow[Base | None]:
@@ -290,7 +296,7 @@ def _fork(
     made = yield from create_thread(
         tenant,
         name,
-        {**orjson.loads(row.metadata), **metadata},
+        {**metadata_of(row), **metadata},
         now,
         tree=row.tree,
         origin=record.id,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import orjson
 
 from holdfast.errors import Damaged
-from holdfast.log.branches import ThreadRow
+from holdfast.log.branches import ThreadRow, metadata_of
 from holdfast.log.ids import show_id
 from holdfast.log.records import Record
 from holdfast.log.verifying import Findings
@@ -123,13 +123,13 @@ class ThreadInfo:
         try:
             return cls(
                 name=row.name,
-                metadata=orjson.loads(row.metadata),
+                metadata=metadata_of(row),
                 head=show_id(row.head) if row.head is not None else None,
                 created_at=moment(row.created_at),
                 updated_at=moment(row.updated_at),
                 forked_at=show_id(row.origin) if row.origin is not None else None,
             )
-        except (ValueError, OverflowError) as error:  # not JSON, or a time that no calendar has
+        except (ValueError, OverflowError, OSError) as error:  # not JSON, or a time that no calendar has
             raise Damaged(f"the row of thread {row.name!r} is damaged ({error}); run `holdfast verify`") from error
 
 
