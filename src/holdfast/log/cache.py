@@ -1,7 +1,6 @@
 """What a save builds on: the base's text, kept in memory so that finding the difference reads nothing.
 
-One cache per store, shared by all its handles and threads, bounded in bytes. Nothing in it is ever changed; losing an
-entry costs one load.
+One cache per store, shared by all its handles and threads, bounded in bytes. Losing an entry costs one load.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 A record stores its difference to a base. Reading it costs the keyframe plus the differences since. A new keyframe
 is due when these cost as much as the state itself, or when the last keyframe is more than twice the state (it
 shrank). So on a line the bytes written stay within about twice the bytes that changed, and any checkpoint is read
-within about three times its own cost; tests/unit/test_keyframes.py proves both.
+within about three times its own cost; tests/unit/test_keyframes.py proves both. States under 16 KiB are left out:
+there a full text is written when the differences cost 16 KiB, because less would be read no faster.
 """
 
 from __future__ import annotations

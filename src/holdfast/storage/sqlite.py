@@ -165,6 +165,11 @@ class SqliteDriver:
     # Opening
 
     def _open(self, create: bool) -> None:
+        # One at a time in this process: looking at a file's header must not meet a connection that is being made.
+        with _opening:
+            self._open_alone(create)
+
+    def _open_alone(self, create: bool) -> None:
         target = self._target
         if target.in_memory:
             self._gate = ThreadGate(target.path, target.timeout_s)
@@ -399,6 +404,7 @@ _drivers: WeakSet[SqliteDriver] = WeakSet()
 # opened there on the same file would believe itself protected, and lose what it saved when somebody else closes.
 _AFTER_FORK = "open stores after forking, or start workers by spawning"
 _inherited: set[tuple[int, int]] = set()
+_opening = Lock()
 
 
 def _refuse_inherited(path: str) -> None:
@@ -414,6 +420,8 @@ def _refuse_inherited(path: str) -> None:
 
 
 def _forget_all_in_child() -> None:
+    global _opening
+    _opening = Lock()  # another thread of the parent may have held it
     for driver in list(_drivers):
         driver._forget_in_child()
 

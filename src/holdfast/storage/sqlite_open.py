@@ -1,8 +1,8 @@
 """Opening an SQLite store: is this a place and a file we may use, and is its schema the one we know?
 
 Everything is checked before anything is changed: a file that is not ours is never switched to WAL or written
-to. The store's file itself is never opened by Python: closing any descriptor of it would drop the locks that
-SQLite holds in this process (POSIX locks belong to the process, not to the descriptor).
+to. Python opens the store's file itself only while nobody in this process has it open: closing any descriptor of it
+would drop the locks that SQLite holds here (POSIX locks belong to the process, not to the descriptor).
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ def _header(path: str) -> bytes:
     """The start of a file that is there and whole. Looking at it first leaves no lock files beside a file that is not a
     store."""
     if any(os.path.exists(path + side) for side in ("-wal", "-journal")):
-        return b""  # a crash may have torn the file's start: SQLite mends it from these
+        # Somebody has it open, maybe in this process; or a crash has torn the file's start, and SQLite mends it from
+        # these.
+        return b""
     try:
         with open(path, "rb") as file:
             return file.read(_HEADER_BYTES)
@@ -185,7 +187,7 @@ def connect(target: Target, access: Access, role: Role) -> apsw.Connection:
 
 def _pragmas(target: Target, role: Role) -> list[tuple[str, int | str]]:
     pragmas: list[tuple[str, int | str]] = [
-        ("foreign_keys", 1),  # off by default in SQLite; the schema relies on them
+        ("foreign_keys", 1),  # off by default in SQLite; where a schema has them, they are meant
         ("cell_size_check", 1),  # find a damaged page when it is read, not when it has spread
         ("trusted_schema", 0),  # a doctored file must not run functions from its views and triggers
         ("mmap_size", 0),  # a disk error would be a SIGBUS instead of an error

@@ -13,8 +13,8 @@ from holdfast.values.compress import Compressor, Decompressor, Parameter, zstd
 # level 1 gives a tenth more, level 6 a fortieth less in three times the time.
 DICT_BYTES = 32 * 1024
 DICT_LEVEL = 3
-# Below this all texts share one dictionary: they get a new keyframe every few records, and building the
-# tables for each (70 µs at 1 KB) would cost more than the rest of the save.
+# Below this all texts share one dictionary: building the tables for each (70 µs at 1 KB) would cost more than the rest
+# of the save.
 DICT_BYTES_MIN = 4096
 COMMON = (
     b'{"id":"","type":"tool","name":"","arguments":{"path":"","query":""},"status":"done","result":null,'
@@ -41,7 +41,7 @@ _OPTIONS: dict[int, int] = {
     Parameter.dict_id_flag: 0,
 }
 _SHORT = zstd.ZstdDict(TABLES + COMMON)
-# Short texts have short chains: level 1 is as small there, and its tables are built in less time.
+# Short texts: level 1 is as small there, and its tables are built in less time.
 _SHORT_OPTIONS = {**_OPTIONS, Parameter.compression_level: 1, Parameter.window_log: 14}
 
 

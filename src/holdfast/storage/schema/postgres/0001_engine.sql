@@ -37,7 +37,7 @@ CREATE UNIQUE INDEX thread_name ON thread (tenant, name);
 CREATE INDEX thread_active ON thread (tenant, active);
 CREATE INDEX thread_tree ON thread (tenant, tree);
 
--- One row per scalar of a thread's metadata, so that looking threads up by it is an index search.
+-- One row per key of a thread's metadata, so that looking threads up by it is an index search.
 CREATE TABLE tag (
     tenant bigint NOT NULL,
     key text NOT NULL,
@@ -47,7 +47,7 @@ CREATE TABLE tag (
 );
 CREATE INDEX tag_thread ON tag (tenant, thread);
 
--- The log. Immutable in meaning; base, keyframe, key, cost, body and checksum are physical and may move.
+-- The log. Immutable in meaning; thread, base, keyframe, key, cost, body and checksum are physical and may move.
 CREATE TABLE record (
     tenant bigint NOT NULL,
     tree bigint NOT NULL,

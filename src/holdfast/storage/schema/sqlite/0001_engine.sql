@@ -1,7 +1,7 @@
 -- The engine: tenants, threads, records and their bodies.
 -- The tenant is the first column of every key. What is immutable and what is a cache of the log is said per table.
 
--- store id, era
+-- The store's id.
 CREATE TABLE meta (
     key TEXT PRIMARY KEY,
     value TEXT NOT NULL
@@ -42,7 +42,7 @@ CREATE UNIQUE INDEX thread_name ON thread (tenant, name);
 CREATE INDEX thread_active ON thread (tenant, active);
 CREATE INDEX thread_tree ON thread (tenant, tree);
 
--- One row per scalar of a thread's metadata, so that looking threads up by it is an index search.
+-- One row per key of a thread's metadata, so that looking threads up by it is an index search.
 CREATE TABLE tag (
     tenant INTEGER NOT NULL,
     key TEXT NOT NULL,
@@ -52,12 +52,12 @@ CREATE TABLE tag (
 ) WITHOUT ROWID;
 CREATE INDEX tag_thread ON tag (tenant, thread);
 
--- The log. Immutable in meaning; base, keyframe, key, cost, body and checksum are physical and may move.
+-- The log. Immutable in meaning; thread, base, keyframe, key, cost, body and checksum are physical and may move.
 CREATE TABLE record (
     tenant INTEGER NOT NULL,
     tree INTEGER NOT NULL,
     id INTEGER NOT NULL,            -- time-ordered and unique in the tree
-    thread INTEGER NOT NULL,        -- who wrote it
+    thread INTEGER NOT NULL,        -- whose it is: it goes with that thread
     parent INTEGER,                 -- history
     base INTEGER,                   -- what the difference was made against
     keyframe INTEGER NOT NULL,      -- 1: the body holds the full text
