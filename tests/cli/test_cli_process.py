@@ -133,7 +133,11 @@ def test_a_terminal_is_asked_before_anything_is_removed(where: Path) -> None:
 def test_ctrl_c_is_130_and_no_traceback(where: Path) -> None:
     """The question is asked in a session of its own, whose terminal turns the key into SIGINT."""
     inner = [*MODULE, "prune", "alice", "--keep", "1"]
-    take = "import os,sys,fcntl,termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
+    take = (
+        "import os,sys,fcntl,signal,termios; signal.signal(signal.SIGINT, signal.SIG_DFL);"
+        "fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    )
     code, shown = on_terminal([sys.executable, "-c", take, *inner], where, answer=b"\x03")
     assert code == 130, shown
     assert "interrupted" in shown

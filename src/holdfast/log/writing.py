@@ -251,7 +251,8 @@ def append(draft: Draft, place: Place, record: int, at: int) -> Program[Appended
         parent = yield from read_live(place.tenant, thread.tree, parent_id)
         if parent is None:
             raise NotFound(
-                f"checkpoint {show_id(parent_id)} of thread {place.name!r} is gone (pruned?): load() the thread again"
+                f"thread {place.name!r} has no checkpoint {show_id(parent_id)} (pruned, or of another thread): "
+                "load() the thread again"
             )
     if parent is not None and parent.id > record:  # along a line ids grow
         return Appended(None, thread.thread, thread.tree, thread.generation, on_head=False, after=parent.id)

@@ -99,7 +99,9 @@ def not_opened(error: psycopg.Error, target: Target) -> StoreError:
     # default.
     if "the database system is" in said or "too many clients" in said:
         return Unavailable(f"{target} takes no connections now: {said}")
-    return OpenError(f"cannot open {target}: {said}. Check that the server runs and that the URL is right.")
+    if "FATAL" in said:  # the server has answered
+        return OpenError(f"cannot open {target}: {said}. Check the user, the password and the database's name.")
+    return OpenError(f"cannot open {target}: {said.rstrip('.')}. Check that the server runs and that the URL is right.")
 
 
 def not_connected(error: psycopg.Error, target: Target) -> Unavailable:

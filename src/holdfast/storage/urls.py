@@ -27,8 +27,10 @@ def open_driver(url: str | os.PathLike[str], **options: Any) -> Driver:
 
         return SqliteDriver(sqlite_path(text), **options)
     except TypeError as error:
-        if "unexpected keyword argument" in str(error):
-            raise UsageError(f"open(): {str(error).split(') ')[-1]}") from error
+        _, unexpected, option = str(error).partition("unexpected keyword argument ")
+        if unexpected:
+            kind = "PostgreSQL" if text.startswith(_POSTGRES) else "SQLite"
+            raise UsageError(f"open(): {option} is not an option of {kind} stores") from error
         raise
 
 
