@@ -138,6 +138,17 @@ def read_chain(tenant: int, tree: int, record: int) -> Program[Chain | None]:
 
 def _follow(links: Rows, record: Record) -> tuple[list[int], list[bytes] | None]:
     """The differences from the keyframe to the record, oldest first; None if a link is missing."""
+    if links:
+        ids, bases, keyframes, diffs, _ = zip(*links, strict=True)
+        # Nearly always the range is the chain and nothing else: then it is looked at as a whole.
+        whole = ids[0] == record.id and bases == (*ids[1:], record.key) and not any(keyframes)
+        if whole and set(map(type, diffs)) == {bytes}:
+            return list(ids[::-1]), list(diffs[::-1])
+    return _follow_links(links, record)
+
+
+def _follow_links(links: Rows, record: Record) -> tuple[list[int], list[bytes] | None]:
+    """The same where other branches lie in between: link by link."""
     wanted: int | None = record.id
     ids: list[int] = []
     diffs: list[bytes] = []

@@ -90,48 +90,57 @@ class Decoder:
 
     def decode(self, diffs: Sequence[bytes]) -> list[Splices]:
         """The splices of the next stored differences."""
-        # All payloads in one go: together, behind the header of an array of so many, they are one message.
-        pieces = [b"\xdd" + len(diffs).to_bytes(4, "big")]
+        return [splices for batch in self.batches(diffs) for splices in batch]
+
+    def batches(self, diffs: Iterable[bytes]) -> Iterator[list[Splices]]:
+        """The same for a chain of any length, so many at a time that memory stays bounded."""
+        pieces: list[bytes] = []
+        count = size = 0
         try:
-            for kind, run in groupby(diffs, _kind):
-                if kind == _START:
-                    for diff in run:
-                        self._decompressor = self._dictionary.decompressor()
-                        pieces.append(self._decompress(_MAGIC, [diff]))
-                elif kind == _MORE:
-                    pieces.append(self._decompress(b"", list(run)))
-                elif kind >= _RAW:
-                    pieces += run
-                else:
-                    raise Undecodable(f"a difference starts with {kind}, which is no kind of difference")
-            return _unpack_all(b"".join(pieces))
+            for kind, group in groupby(diffs, _kind):
+                run = list(group)
+                for part, claimed in self._runs(kind, run):
+                    pieces.append(self._payload(kind, part, claimed))
+                    count += len(part)
+                    size += claimed
+                    if size > _BATCH_BYTES:
+                        yield _unpack(pieces, count)
+                        pieces, count, size = [], 0, 0
+            yield _unpack(pieces, count)
         except (msgspec.MsgspecError, zstd.ZstdError, EOFError, ValueError, MemoryError, RecursionError) as problem:
             raise Undecodable(f"a difference is malformed: {problem}") from problem
 
-    def batches(self, diffs: Iterable[bytes]) -> Iterator[list[Splices]]:
-        """The splices of a chain of any length, so many at a time that memory stays bounded."""
-        waiting: list[bytes] = []
-        size = 0
-        for diff in diffs:
-            waiting.append(diff)
-            size += payload_bytes(diff)
-            if size > _BATCH_BYTES:
-                yield self.decode(waiting)
-                waiting, size = [], 0
-        yield self.decode(waiting)
+    def _runs(self, kind: int, run: list[bytes]) -> list[tuple[list[bytes], int]]:
+        """What is decompressed in one go, and how much it claims to be: all of a stream's, unless that is much."""
+        if kind not in (_START, _MORE):
+            return [([diff], len(diff)) for diff in run]
+        sizes = [int.from_bytes(diff[1:_HEAD], "little") for diff in run]
+        if kind == _MORE and (total := sum(sizes)) <= _BATCH_BYTES:
+            return [(run, total)]
+        return [([diff], size) for diff, size in zip(run, sizes, strict=True)]
 
-    def _decompress(self, head: bytes, diffs: list[bytes]) -> bytes:
-        """The payloads of differences that follow each other in a stream."""
+    def _payload(self, kind: int, diffs: list[bytes], size: int) -> bytes:
+        if kind >= _RAW:
+            return diffs[0]
+        stream = b"".join([diff[_HEAD:] for diff in diffs])
+        if kind == _START:
+            self._decompressor = self._dictionary.decompressor()
+            stream = _MAGIC + stream
+        elif kind != _MORE:
+            raise Undecodable(f"a difference starts with {kind}, which is no kind of difference")
         if self._decompressor is None:
             raise Undecodable("a difference goes on with a stream whose start is missing")
-        size = sum([int.from_bytes(diff[1:_HEAD], "little") for diff in diffs])
         if size > self._payload_max:
-            raise Undecodable(f"differences claim {size} bytes where {self._payload_max} are allowed")
-        stream = head + b"".join([diff[_HEAD:] for diff in diffs])
+            raise Undecodable(f"a difference claims {size} bytes where {self._payload_max} are allowed")
         payload = self._decompressor.decompress(stream, size + 1)  # one byte more than claimed, so that more shows
         if len(payload) != size or self._decompressor.eof:
             raise Undecodable("a difference is cut short, or holds more than it claims")
         return payload
+
+
+def _unpack(payloads: list[bytes], count: int) -> list[Splices]:
+    """All payloads in one go: together, behind the header of an array of so many, they are one message."""
+    return _unpack_all(b"".join((b"\xdd" + count.to_bytes(4, "big"), *payloads)))
 
 
 def _kind(diff: bytes) -> int:
@@ -189,14 +198,12 @@ class _Gapped:
             parts = iter(flat)
             for skip, drop, insert in zip(parts, parts, parts, strict=True):
                 at += skip
-                patched = drop < 0
-                if patched:
-                    drop = -1 - drop
-                end = at + drop
+                end = at + drop if drop >= 0 else at - 1 - drop
                 if skip < 0 or end > size:
                     raise Undecodable(f"a difference reaches byte {end} of a text of {size}")
-                if patched:
+                if drop < 0:
                     insert = self._unpatch(at, end, insert)
+                    drop = -1 - drop
                 added = len(insert)
                 growth = added - drop
                 if end <= middle and (middle - end < _NEAR or growth <= _GAP_MIN):
