@@ -463,3 +463,17 @@ def test_an_ordered_dict_keeps_an_order_that_was_changed() -> None:
     value = OrderedDict(a=1, b=2, c=3)
     value.move_to_end("a")
     assert list(again(value)) == ["b", "c", "a"]
+
+
+def test_the_dict_of_an_object_is_looked_through() -> None:
+    """From Python 3.13 on such a dict does not show its values to the garbage collector, which the walk asks."""
+
+    class Plain:
+        def __init__(self) -> None:
+            self.pair = (1, 2)
+            self.nothing = float("nan")
+
+    found = decode(encode({"v": vars(Plain())}, CODEC), CODEC)["v"]
+    assert found["pair"] == (1, 2)
+    assert type(found["pair"]) is tuple
+    assert found["nothing"] != found["nothing"]

@@ -54,7 +54,7 @@ class Base:
         #: of the tree's threads, when this was known to be how the record is stored
         self.generation = generation
         #: about what it keeps in memory
-        self.weight_bytes = len(data) + dictionary.memory_bytes + _LEAVES_BYTES
+        self.weight_bytes = len(data) + _LEAVES_BYTES + (dictionary.memory_bytes if encoder is not None else 0)
         self._text = text
         self._digests = digests
         self._encoders = [encoder] if encoder is not None else []

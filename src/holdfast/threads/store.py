@@ -28,7 +28,7 @@ from holdfast.values.registry import Codec
 
 T = TypeVar("T")
 DEFAULT_TENANT = "default"
-CACHE_BYTES = 32 * 1024 * 1024
+CACHE_BYTES = 64 * 1024 * 1024  # some seventy hot threads: a writer's compressor takes most of a megabyte
 
 
 def open_store(

@@ -58,7 +58,7 @@ class Dictionary:
     @property
     def memory_bytes(self) -> int:
         """About what it and one encoder keep in memory: measured, most of it the compressor's tables."""
-        return 768 * 1024 if self._content else 16 * 1024
+        return 900 * 1024 if self._content else 42 * 1024
 
     @property
     def zstd_dict(self) -> zstd.ZstdDict:
