@@ -56,7 +56,7 @@ def append(run: Run) -> list[Row]:
     """A message appended to a state of 1 MB, against `orjson.dumps` of that state plus one bare commit.
 
     The state is the workload's (messages of 0.9 KB, files, counters). The same with messages of 200 B, five times
-    as many, has no bar: it shows what many small leaves cost.
+    as many, has no bar: it shows what many small values cost.
     """
     size = run.count(MB, 30 * KB)
     rounds = run.count(150, 5)

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.values import dictionary as format_of
+from holdfast.values.codec import encode
 from holdfast.values.delta import Decoder, Encoder, apply_all, apply_splices
 from holdfast.values.dictionary import Dictionary
 from holdfast.values.finding import Ops, find
+from holdfast.values.hashing import chunk_digests
 from holdfast.values.registry import Codec
-from holdfast.values.text import Text, chunk_digests, encode_text, split_text
 
 CODEC = Codec()
 SIZE_MAX = 16 << 20
@@ -30,24 +31,24 @@ values = st.recursive(
 states = st.dictionaries(keys, values, max_size=7)
 
 
-def text_of(state: object) -> Text:
-    return encode_text(state, CODEC)
+def text_of(state: object) -> bytes:
+    return encode(state, CODEC)
 
 
-def check(old: Text, new: Text) -> bytes:
+def check(old: bytes, new: bytes) -> bytes:
     """The stored difference, after it was shown to be right."""
-    dictionary = Dictionary(old.data)
+    dictionary = Dictionary(old)
     ops = find(old, new)
-    assert apply_splices(old.data, [part for op in ops.items for part in op]) == new.data
-    assert ops.common_head == len(_common(old.data, new.data))
+    assert apply_splices(old, [part for op in ops.items for part in op]) == new
+    assert ops.common_head == len(_common(old, new))
     diff = Encoder(dictionary).encode(ops)
-    reader = Dictionary(old.data)
-    assert apply_all(old.data, [diff], reader, size_max=len(old.data) + len(new.data)) == new.data
-    known = chunk_digests(old.data)
-    same = ops.same(len(new.data))
-    assert chunk_digests(new.data, known, ops.common_head, same) == chunk_digests(new.data)
+    reader = Dictionary(old)
+    assert apply_all(old, [diff], reader, size_max=len(old) + len(new)) == new
+    known = chunk_digests(old)
+    same = ops.same(len(new))
+    assert chunk_digests(new, known, ops.common_head, same) == chunk_digests(new)
     for start, end in same:
-        assert old.data[start:end] == new.data[start:end]
+        assert old[start:end] == new[start:end]
     return diff
 
 
@@ -83,14 +84,14 @@ def test_keys_in_another_order(old: dict[str, object], rng: random.Random) -> No
 
 
 @given(st.binary(max_size=60), st.binary(max_size=60))
-def test_any_two_texts_without_leaves(old: bytes, new: bytes) -> None:
-    check(split_text(old), split_text(new))
+def test_any_two_texts(old: bytes, new: bytes) -> None:
+    check(old, new)
 
 
 @given(st.lists(st.sampled_from([b"A" * 300, b"BC" * 200, b"D" * 90, b"x", b"yz" * 500]), max_size=12), st.data())
 def test_moved_and_repeated_pieces(pieces: list[bytes], data: st.DataObject) -> None:
     other = data.draw(st.permutations(pieces)) + data.draw(st.lists(st.sampled_from([b"new", b"A" * 300])))
-    check(split_text(b"".join(pieces)), split_text(b"".join(other)))
+    check(b"".join(pieces), b"".join(other))
 
 
 @settings(max_examples=40)
@@ -98,32 +99,32 @@ def test_moved_and_repeated_pieces(pieces: list[bytes], data: st.DataObject) -> 
 def test_chains_of_fifty(parts: list[dict[str, object]], seed: int, length: int) -> None:
     rng = random.Random(seed)
     state: dict[str, object] = {}
-    texts: list[Text] = []
+    texts: list[bytes] = []
     for _ in range(50):
         other = rng.choice(parts)
         state = dict(other) if rng.random() < 0.2 else state
         for key in rng.sample(list(other), len(other) // 2):
             state = {key: other[key], **state} if rng.random() < 0.5 else {**state, key: other[key]}
         texts.append(text_of(state))
-    dictionary = Dictionary(texts[0].data)
+    dictionary = Dictionary(texts[0])
     encoder = Encoder(dictionary)
     diffs = [encoder.encode(find(old, new)) for old, new in pairwise(texts)]
-    first = texts[0].data
-    assert apply_all(first, diffs, dictionary, size_max=SIZE_MAX) == texts[-1].data
-    assert apply_all(first, diffs[: length - 1], dictionary, size_max=SIZE_MAX) == texts[length - 1].data
-    later = Dictionary(texts[length - 1].data)
+    first = texts[0]
+    assert apply_all(first, diffs, dictionary, size_max=SIZE_MAX) == texts[-1]
+    assert apply_all(first, diffs[: length - 1], dictionary, size_max=SIZE_MAX) == texts[length - 1]
+    later = Dictionary(texts[length - 1])
     again = Encoder(later)
     moved = [again.encode_splices(splices) for splices in Decoder(dictionary).decode(diffs)]
-    assert apply_all(first, moved, later) == texts[-1].data
+    assert apply_all(first, moved, later) == texts[-1]
 
 
 def test_equal_texts_have_an_empty_difference() -> None:
     text = text_of({"a": ["x" * 1000] * 1000})
-    assert find(text, split_text(bytes(bytearray(text.data)))).items == []
+    assert find(text, bytes(bytearray(text))).items == []
     assert check(text, text) == b"\x90"
 
 
-def test_leaves_added_removed_and_renamed() -> None:
+def test_keys_added_removed_and_renamed() -> None:
     rng = random.Random(5)
     big = {f"k{n}": rng.randbytes(400).hex() for n in range(40)}
     old = {"head": 1, **big, "tail": 1}
@@ -135,8 +136,8 @@ def test_leaves_added_removed_and_renamed() -> None:
 
 
 def test_near_splices_are_merged() -> None:
-    old = split_text(b"0" * 400 + b"a" + b"1" * 4 + b"b" + b"2" * 400)
-    new = split_text(b"0" * 400 + b"A" + b"1" * 4 + b"B" + b"2" * 400)
+    old = b"0" * 400 + b"a" + b"1" * 4 + b"b" + b"2" * 400
+    new = b"0" * 400 + b"A" + b"1" * 4 + b"B" + b"2" * 400
     assert find(old, new).items == [(400, 6, b"A1111B")]
 
 
@@ -144,8 +145,8 @@ def test_two_threads_share_a_dictionary() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     text = text_of({"m": [str(random.Random(n).random()) for n in range(9000)]})
-    dictionary = Dictionary(text.data)
-    ops = Ops([(5, 0, text.data[100:1100])], 5)
+    dictionary = Dictionary(text)
+    ops = Ops([(5, 0, text[100:1100])], 5)
     with ThreadPoolExecutor(8) as pool:
         diffs = set(pool.map(lambda _: Encoder(dictionary).encode(ops), range(200)))
     assert len(diffs) == 1

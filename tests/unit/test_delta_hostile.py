@@ -15,17 +15,16 @@ from holdfast.values.compress import compress_full, decompress_full, zstd
 from holdfast.values.delta import Encoder, apply_all
 from holdfast.values.dictionary import Dictionary
 from holdfast.values.finding import Ops, find
-from holdfast.values.text import split_text
 
 RNG = random.Random(3)
 WORDS = [RNG.randbytes(RNG.randint(1, 4)).hex() for _ in range(400)]
 OLD = " ".join(RNG.choices(WORDS, k=30_000)).encode()
 NEW = OLD[:70_000] + " ".join(RNG.choices(WORDS, k=300)).encode() + OLD[70_100:]
 DICTIONARY = Dictionary(OLD)
-DIFF = Encoder(DICTIONARY).encode(find(split_text(OLD), split_text(NEW)))
+DIFF = Encoder(DICTIONARY).encode(find(OLD, NEW))
 # Many scattered bytes changed: a patch.
 SCATTERED = bytes(byte ^ (at % 997 == 0) for at, byte in enumerate(OLD))
-PATCH = Encoder(DICTIONARY).encode(find(split_text(OLD), split_text(SCATTERED)))
+PATCH = Encoder(DICTIONARY).encode(find(OLD, SCATTERED))
 SIZE_MAX = 1 << 20
 
 
@@ -35,7 +34,7 @@ def packed(*parts: object) -> bytes:
 
 def test_the_samples_are_what_they_should_be() -> None:
     assert DIFF[0] == 1
-    [_, drop, _] = find(split_text(OLD), split_text(SCATTERED)).items[0]
+    [_, drop, _] = find(OLD, SCATTERED).items[0]
     assert drop < 0
     assert apply_all(OLD, [DIFF], DICTIONARY, size_max=SIZE_MAX) == NEW
     assert apply_all(OLD, [PATCH], DICTIONARY, size_max=SIZE_MAX) == SCATTERED
@@ -66,8 +65,8 @@ def test_a_difference_that_is_cut_short_gives_nothing_else(diff: bytes, right: b
 
 def test_a_stream_whose_start_is_missing_is_noticed() -> None:
     encoder = Encoder(DICTIONARY)
-    ops = find(split_text(OLD), split_text(NEW))
-    first, second = encoder.encode(ops), encoder.encode(find(split_text(NEW), split_text(OLD)))
+    ops = find(OLD, NEW)
+    first, second = encoder.encode(ops), encoder.encode(find(NEW, OLD))
     assert apply_all(OLD, [first, second], DICTIONARY, size_max=SIZE_MAX) == OLD
     with pytest.raises(Undecodable, match="start is missing"):
         apply_all(NEW, [second], DICTIONARY, size_max=SIZE_MAX)

@@ -11,16 +11,16 @@ from collections import OrderedDict
 from holdfast.log.records import Record
 from holdfast.values.delta import Encoder
 from holdfast.values.dictionary import Dictionary
-from holdfast.values.text import Text, chunk_digests, split_text
+from holdfast.values.hashing import chunk_digests
 
 Key = tuple[int, int, int]  # tenant, tree, record
-_LEAVES_BYTES = 16 * 1024
+_OVERHEAD_BYTES = 4 * 1024
 
 
 class Base:
     """A record with its state's text, and what the next difference against it needs.
 
-    The leaves and the digests of a text that was loaded are worked out when a save first needs them.
+    The digests of a text that was loaded are worked out when a save first needs them.
     """
 
     __slots__ = (
@@ -43,7 +43,6 @@ class Base:
         key_size: int,
         generation: int,
         *,
-        text: Text | None = None,
         digests: tuple[bytes, ...] | None = None,
         encoder: Encoder | None = None,
     ) -> None:
@@ -54,8 +53,7 @@ class Base:
         #: of the tree's threads, when this was known to be how the record is stored
         self.generation = generation
         #: about what it keeps in memory
-        self.weight_bytes = len(data) + _LEAVES_BYTES + (dictionary.memory_bytes if encoder is not None else 0)
-        self._text = text
+        self.weight_bytes = len(data) + _OVERHEAD_BYTES + (dictionary.memory_bytes if encoder is not None else 0)
         self._digests = digests
         self._encoders = [encoder] if encoder is not None else []
 
@@ -65,12 +63,6 @@ class Base:
             return self._encoders.pop()  # in one step: of two threads only one gets it
         except IndexError:
             return Encoder(self.dictionary)
-
-    @property
-    def text(self) -> Text:
-        if self._text is None:
-            self._text = split_text(self.data)
-        return self._text
 
     @property
     def digests(self) -> tuple[bytes, ...]:

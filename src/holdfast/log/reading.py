@@ -18,7 +18,7 @@ from holdfast.storage.program import Batch, Program, Rows, Sql, one_row
 from holdfast.values.compress import decompress_full
 from holdfast.values.delta import apply_all
 from holdfast.values.dictionary import Dictionary
-from holdfast.values.text import chunk_digests, content_digest
+from holdfast.values.hashing import chunk_digests, content_digest
 
 _THIS = "tenant = :tenant AND tree = :tree AND id = :id"
 _COST_MAX = 1 << 60

@@ -19,7 +19,7 @@ from holdfast.storage.program import Batch, Flow, Program, Rows, Sql, read
 from holdfast.values.compress import decompress_full
 from holdfast.values.delta import Decoder, apply_splices
 from holdfast.values.dictionary import Dictionary
-from holdfast.values.text import digest
+from holdfast.values.hashing import digest
 
 Progress = Callable[[int, int], None]
 _PAGE = 200

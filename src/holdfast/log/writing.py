@@ -30,7 +30,7 @@ from holdfast.values.compress import compress_full
 from holdfast.values.delta import Encoder, payload_bytes
 from holdfast.values.dictionary import Dictionary
 from holdfast.values.finding import find
-from holdfast.values.text import CHUNK_BYTES, Text, chunk_digests, content_digest
+from holdfast.values.hashing import CHUNK_BYTES, chunk_digests, content_digest
 
 # name, PostgreSQL type: parameters in a SELECT list need their type said
 _RECORD_PARAMS = (
@@ -103,7 +103,7 @@ _SALT = Sql(
 class Draft:
     """A state made ready to be appended: all the work that needs no database."""
 
-    text: Text
+    text: bytes
     digests: tuple[bytes, ...]
     content: bytes
     salt: bytes
@@ -147,7 +147,7 @@ class Appended:
 
 
 def prepare(
-    text: Text,
+    text: bytes,
     base: Base | None,
     salt: bytes,
     *,
@@ -158,21 +158,21 @@ def prepare(
 ) -> Draft:
     """The difference to the base, and the full text where a keyframe is due."""
     if base is None:
-        digests = chunk_digests(text.data)
-        content = content_digest(salt, len(text.data), digests)
-        whole = compress_full(text.data)
+        digests = chunk_digests(text)
+        content = content_digest(salt, len(text), digests)
+        whole = compress_full(text)
         return Draft(text, digests, content, salt, None, None, whole, 0, kind, note, metadata)
-    ops = find(base.text, text)
-    size = len(text.data)
+    ops = find(base.data, text)
+    size = len(text)
     same = ops.same(size) if size >= CHUNK_BYTES else ()
-    digests = chunk_digests(text.data, base.digests, ops.common_head, same)
+    digests = chunk_digests(text, base.digests, ops.common_head, same)
     content = content_digest(salt, size, digests)
     encoder = base.take_encoder()
     diff = encoder.encode(ops)
     cost = base.record.cost + difference_cost(len(diff), payload_bytes(diff), len(ops.items))
     full: bytes | None = None
     if keyframe_is_due(cost=cost, size=size, key_size=base.key_size, branching=branching):
-        full, cost = compress_full(text.data), 0
+        full, cost = compress_full(text), 0
     return Draft(text, digests, content, salt, base, diff, full, cost, kind, note, metadata, encoder)
 
 
@@ -203,7 +203,7 @@ def seal(draft: Draft, tenant: int, thread: int, tree: int, record: int, at: int
         step,
         draft.note,
         draft.metadata,
-        len(draft.text.data),
+        len(draft.text),
         draft.cost,
         hash_,
     )
@@ -222,10 +222,10 @@ def base_after(draft: Draft, record: Record, generation: int) -> Base:
     text = draft.text
     base = draft.base
     if base is None or draft.full is not None:
-        dictionary, key_size, encoder = Dictionary(text.data), len(text.data), None
+        dictionary, key_size, encoder = Dictionary(text), len(text), None
     else:
         dictionary, key_size, encoder = base.dictionary, base.key_size, draft.encoder
-    return Base(record, text.data, dictionary, key_size, generation, text=text, digests=draft.digests, encoder=encoder)
+    return Base(record, text, dictionary, key_size, generation, digests=draft.digests, encoder=encoder)
 
 
 def append_to_head(draft: Draft, base: Base, tenant: int, record: Record) -> Program[bool]:

@@ -41,7 +41,6 @@ from holdfast.storage.base import ConstraintFailed
 from holdfast.storage.program import Flow, Program, read, write
 from holdfast.threads.context import Context, Line
 from holdfast.values.dictionary import Dictionary
-from holdfast.values.text import Text, split_text
 
 _ATTEMPTS = 64  # somebody else succeeds each time one of these fails
 _FALLBACK_PAGE = 64
@@ -78,7 +77,7 @@ def locate(ctx: Context, line: Line) -> Flow[tuple[int, ThreadRow]]:
 def save(
     ctx: Context,
     line: Line,
-    text: Text,
+    text: bytes,
     *,
     kind: str = "state",
     note: str | None = None,
@@ -220,7 +219,7 @@ def _append(line: Line, draft: Draft, place: Place, record: int, at: int, follow
 def update(
     ctx: Context,
     line: Line,
-    merge: Callable[[Any], Text],
+    merge: Callable[[Any], bytes],
     note: str | None,
     metadata: Mapping[str, Any] | None,
 ) -> Flow[tuple[Record, bool]]:
@@ -258,7 +257,7 @@ def rollback(ctx: Context, line: Line, to: int, note: str | None) -> Flow[tuple[
                 yield from save(
                     ctx,
                     line,
-                    split_text(loaded.data),
+                    loaded.data,
                     kind="rollback",
                     note=note or f"rolled back to {show_id(to)}",
                     expect=row.head,
@@ -358,7 +357,7 @@ def load(
             line.cursor, line.lost_head = loaded.record.id, row.head
         key = (tenant, row.tree, loaded.record.id)
         cached = ctx.cache.get(key)
-        # What is there already has leaves, digests and a stream to go on with: keep it if it is still how it is stored.
+        # What is there already has digests and a stream to go on with: keep it if it is still how it is stored.
         if cached is None or (cached.generation, cached.record.key) != (row.generation, loaded.record.key):
             ctx.cache.put(key, _base_of(loaded, row.generation))
     return row, loaded, skipped

@@ -20,8 +20,7 @@ from holdfast.threads.compare import compare
 from holdfast.threads.context import Context, Line
 from holdfast.threads.merging import merged
 from holdfast.threads.models import Change, Checkpoint, Pruned, Report, ThreadInfo
-from holdfast.values.codec import decode
-from holdfast.values.text import encode_text
+from holdfast.values.codec import decode, encode
 
 T = TypeVar("T")
 Path = str | Sequence[str | int]
@@ -232,7 +231,7 @@ class Thread:
         parent: Checkpoint | str | None,
         expect: Checkpoint | str | None,
     ) -> Flow[Checkpoint]:
-        text = encode_text(state, self._context.codec)
+        text = encode(state, self._context.codec)
         record, on_head = yield from flows.save(
             self._context,
             self._line,
@@ -256,7 +255,7 @@ class Thread:
         record, on_head = yield from flows.update(
             self._context,
             self._line,
-            lambda data: encode_text(merged(decode(data, codec), patch, paths), codec),
+            lambda data: encode(merged(decode(data, codec), patch, paths), codec),
             check_note(note),
             check_metadata(metadata),
         )

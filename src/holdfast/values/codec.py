@@ -18,7 +18,7 @@ import orjson
 
 from holdfast.errors import Undecodable, UnknownType, Unstorable
 from holdfast.values.limits import DEPTH_MAX, NODES_MAX, SIZE_MAX
-from holdfast.values.plain import TooMany, encode_key, is_plain_dict, may_hold_tags, plain_text
+from holdfast.values.plain import TooMany, may_hold_tags, plain_text
 from holdfast.values.registry import Codec
 from holdfast.values.revive import Reviver
 from holdfast.values.tagged import lower_to_text
@@ -31,8 +31,6 @@ __all__ = [
     "decode",
     "encode",
     "encode_at",
-    "encode_key",
-    "is_plain_dict",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Differences as they are stored, and applied: without leaves, splice by splice.
+"""Differences as they are stored, and applied, splice by splice.
 
 A difference is the MessagePack array `[skip, drop, insert, ...]` of its splices. It is stored as it is when it is
 small. Otherwise the differences of one chain are one zstd stream, with the dictionary of its keyframe: each stored

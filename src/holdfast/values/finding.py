@@ -1,4 +1,4 @@
-"""Finding the difference between two texts, with the help of their leaves.
+"""Finding the difference between two texts.
 
 A difference is a list of splices on the whole text, in ascending order: keep so many bytes, drop so many,
 insert these. Where one splice is poor, because both what goes and what comes is large, the place is split
@@ -10,13 +10,10 @@ What must never happen here: a difference that gives something else than the new
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.values.compress import WINDOW_LOG_MAX, Parameter, zstd
 from holdfast.values.limits import SMALL_TEXT_BYTES
-from holdfast.values.text import Text
 
 # (skip, drop, insert): keep `skip` bytes since the end of the last splice, drop `drop`, insert `insert`.
 # A negative drop is a patch: the -1 - drop bytes there are the prefix of the zstd frame `insert`.
@@ -68,20 +65,19 @@ class Ops:
         return ranges
 
 
-def find(old: Text, new: Text) -> Ops:
-    """The difference that makes the text `new` from the text `old`; no splices if they are equal."""
-    a, b = old.data, new.data
+def find(a: bytes, b: bytes) -> Ops:
+    """The difference that makes the text `b` from the text `a`; no splices if they are equal."""
     shorter = min(len(a), len(b))
     head = _common_head(a, 0, b, 0, shorter)
     if head == len(a) == len(b):
         return Ops([], head)
     tail = _common_tail(a, len(a), b, len(b), shorter - head)
     out = _Splices(a, b)
-    a_end, b_end = len(a) - tail, len(b) - tail
-    if max(a_end, b_end) <= SMALL_TEXT_BYTES or min(a_end, b_end) - head <= ANCHOR:
-        out.splice(head, a_end, head, b_end)
+    place = (head, len(a) - tail, head, len(b) - tail)
+    if max(place[1], place[3]) <= SMALL_TEXT_BYTES or min(place[1], place[3]) - head <= ANCHOR:
+        out.splice(*place)
     else:
-        _walk(old, new, head, a_end, b_end, out)
+        _refine(place, out)
     return Ops(out.ops, head)
 
 
@@ -115,54 +111,13 @@ class _Splices:
         self.end = a1
 
 
-def _walk(old: Text, new: Text, head: int, a_end: int, b_end: int, out: _Splices) -> None:
-    """Go from change to change; each ends at the latest where a leaf that both texts have begins or ends."""
-    a_stops, b_stops = _stops(old, new)
-    a_at = b_at = head
-    a, b = old.data, new.data
-    while a_at < a_end or b_at < b_end:
-        # The first stop that neither text is past; a pair of stops cuts both texts in two, whatever is in
-        # them.
-        stop = max(bisect_left(a_stops, a_at), bisect_left(b_stops, b_at))
-        if stop < len(a_stops) and a_stops[stop] == a_at and b_stops[stop] == b_at:
-            stop += 1
-        if stop < len(a_stops) and a_stops[stop] <= a_end and b_stops[stop] <= b_end:
-            a_next, b_next = a_stops[stop], b_stops[stop]
-        else:
-            a_next, b_next = a_end, b_end
-        _refine(a_at, a_next, b_at, b_next, out)
-        same = _common_head(a, a_next, b, b_next, min(a_end - a_next, b_end - b_next))
-        a_at, b_at = a_next + same, b_next + same
-
-
-def _stops(old: Text, new: Text) -> tuple[Sequence[int], Sequence[int]]:
-    """Offsets, ascending in both texts, where the same leaf begins or ends."""
-    if old.paths == new.paths:
-        return old.ends, new.ends
-    places = {path: number for number, path in enumerate(new.paths)}
-    a_stops: list[int] = []
-    b_stops: list[int] = []
-    last = -1
-    for path, start, end in zip(old.paths, old.starts, old.ends, strict=True):
-        place = places.get(path, -1)
-        # A leaf that moved to the front of others is left out, and is part of the change between its
-        # neighbours.
-        if place > last:
-            last = place
-            a_stops += (start, end)
-            b_stops += (new.starts[place], new.ends[place])
-    return a_stops, b_stops
-
-
 _Place = tuple[int, int, int, int]
 
 
-def _refine(a0: int, a1: int, b0: int, b1: int, out: _Splices) -> None:
-    """Write down how a[a0:a1] becomes b[b0:b1]."""
-    place = _trim((a0, a1, b0, b1), out)
+def _refine(place: _Place, out: _Splices) -> None:
+    """Write down how a[a0:a1] becomes b[b0:b1], where nothing is equal at either end."""
     if _is_good(place):
-        if place[0] < place[1] or place[2] < place[3]:
-            out.splice(*place)
+        out.splice(*place)
         return
     places = _split(place, out)
     if places is None or min(sum(p[1] - p[0] for p in places), sum(p[3] - p[2] for p in places)) > MOVED_MIN:
@@ -189,15 +144,6 @@ def _replace(place: _Place, out: _Splices) -> None:
 
 def _is_good(place: _Place) -> bool:
     return place[1] - place[0] <= POOR or place[3] - place[2] <= POOR
-
-
-def _trim(place: _Place, out: _Splices) -> _Place:
-    """Take off what both sides begin with and end with."""
-    a0, a1, b0, b1 = place
-    head = _common_head(out.a, a0, out.b, b0, min(a1 - a0, b1 - b0))
-    a0, b0 = a0 + head, b0 + head
-    tail = _common_tail(out.a, a1, out.b, b1, min(a1 - a0, b1 - b0))
-    return a0, a1 - tail, b0, b1 - tail
 
 
 def _split(place: _Place, out: _Splices) -> list[_Place] | None:

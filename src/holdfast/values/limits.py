@@ -18,6 +18,6 @@ SIZE_MAX: Final = 512 * 1024 * 1024
 # Values in one text. Whoever has more numbers than this keeps them in a numpy array, which counts as one.
 NODES_MAX: Final = 8_000_000
 
-# Texts of at most this are compared without looking at their leaves, as one splice: looking closer takes longer than
-# the rest of the save, and what it saves is found again by the compressor.
-SMALL_TEXT_BYTES = 2048
+# A change in a text of at most this is one splice, from the first byte that differs to the last: looking closer takes
+# longer than the rest of the save, and what it saves is found again by the compressor.
+SMALL_TEXT_BYTES: Final = 2048

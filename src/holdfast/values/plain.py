@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import orjson
 
-from holdfast.errors import Unstorable
 from holdfast.values.limits import NODES_MAX
 
 ATOMS: Final = frozenset({type(None), bool, int, float, str})
@@ -36,11 +35,6 @@ _UNCHECKED_MAX: Final = 2048
 
 # So many carets are looked at one by one in a text before the keys are looked at instead.
 _CARETS_MAX: Final = 64
-
-
-# What counts as few values: more are not worth a try.
-_SMALL_LEVELS: Final = 8
-_SMALL_NODES: Final = 64
 
 
 class TooMany(Exception):
@@ -96,11 +90,6 @@ def is_plain(value: object, room: int) -> bool:
     return not any(compress(last, map(CONTAINERS.__contains__, types)))
 
 
-def dumps_plain(value: object) -> bytes:
-    """The text of a value that is known to be plain. Raises TypeError for what JSON cannot hold."""
-    return orjson.dumps(value, option=OPTIONS)
-
-
 def plain_text(value: object, room: int) -> bytes | None:
     """The text of a plain value; None if it needs tags or cannot be stored. Raises TooMany."""
     if not is_plain(value, room):
@@ -112,33 +101,6 @@ def plain_text(value: object, room: int) -> bytes | None:
     if b"^" in text and _may_follow(text, b'"') and has_caret_key(value, room):
         return None
     return text
-
-
-def small_plain_text(value: object, size_max: int) -> bytes | None:
-    """The text of a plain dict of few values if it has at most `size_max` bytes; None for all others."""
-    if type(value) is not dict:
-        return None
-    level: list[Any] = [value]
-    types: list[type] = [dict]
-    for _ in range(_SMALL_LEVELS):
-        containers = list(compress(level, map(CONTAINERS.__contains__, types)))
-        level = gc.get_referents(*containers)
-        if len(level) < sum(map(len, containers)):
-            return None  # see _levels
-        types = list(map(type, level))
-        if len(level) > _SMALL_NODES or not PLAIN.issuperset(types):
-            return None
-        if float in types and not all(map(isfinite, compress(level, map(is_, types, repeat(float))))):
-            return None
-        if CONTAINERS.isdisjoint(types):
-            break
-    else:
-        return None
-    try:
-        text = orjson.dumps(value, option=OPTIONS)
-    except TypeError:
-        return None
-    return None if len(text) > size_max or b"^" in text else text
 
 
 def may_hold_tags(text: bytes) -> bool:
@@ -193,11 +155,3 @@ def has_surrogates(value: str) -> bool:
     except UnicodeEncodeError:
         return True
     return False
-
-
-def encode_key(key: str) -> bytes:
-    """The JSON text of a key of a plain dict (see `is_plain_dict`)."""
-    try:
-        return orjson.dumps(key, option=OPTIONS)
-    except TypeError as problem:
-        raise Unstorable(f"a key cannot be written as text: {problem}; use a str without lone surrogates") from None
