@@ -98,7 +98,10 @@ class WireProxy:
                     _hang_up(server)
                     return
                 started = True
-            server.sendall(data)
+            try:
+                server.sendall(data)
+            except OSError:  # closed meanwhile
+                break
         _hang_up(server)
 
     def _answers(self, server: socket.socket, client: socket.socket, server_spoke: threading.Event) -> None:
