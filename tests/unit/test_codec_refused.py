@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from holdfast.errors import Unstorable
-from holdfast.values.codec import DEPTH_MAX, Codec, decode, encode, encode_at
+from holdfast.values.codec import DEPTH_MAX, Codec, decode, encode
 from holdfast.values.registry import register
 
 CODEC = Codec()
@@ -80,12 +80,6 @@ def test_what_cannot_be_kept_is_refused_with_its_path_and_the_fix(value: Any, pa
     assert caught.value.path == path
     assert path in str(caught.value)
     assert words in str(caught.value)
-
-
-def test_a_path_given_from_outside_leads_the_path_of_the_error() -> None:
-    with pytest.raises(Unstorable) as caught:
-        encode_at([len], CODEC, ("plan", 'a"b'))
-    assert caught.value.path == 'state["plan"]["a\\"b"][0]'
 
 
 def test_an_attribute_that_is_no_field_is_refused_rather_than_lost() -> None:

@@ -11,24 +11,19 @@ from collections import OrderedDict
 from holdfast.log.records import Record
 from holdfast.values.delta import Encoder
 from holdfast.values.dictionary import Dictionary
-from holdfast.values.hashing import chunk_digests
 
 Key = tuple[int, int, int]  # tenant, tree, record
 _OVERHEAD_BYTES = 4 * 1024
 
 
 class Base:
-    """A record with its state's text, and what the next difference against it needs.
-
-    The digests of a text that was loaded are worked out when a save first needs them.
-    """
+    """A record with its state's text, and what the next difference against it needs."""
 
     __slots__ = (
-        "_digests",
         "_encoders",
-        "_text",
         "data",
         "dictionary",
+        "digests",
         "generation",
         "key_size",
         "record",
@@ -39,22 +34,21 @@ class Base:
         self,
         record: Record,
         data: bytes,
+        digests: tuple[bytes, ...],
         dictionary: Dictionary,
         key_size: int,
         generation: int,
-        *,
-        digests: tuple[bytes, ...] | None = None,
         encoder: Encoder | None = None,
     ) -> None:
         self.record = record
         self.data = data
+        self.digests = digests
         self.dictionary = dictionary
         self.key_size = key_size
         #: of the tree's threads, when this was known to be how the record is stored
         self.generation = generation
         #: about what it keeps in memory
         self.weight_bytes = len(data) + _OVERHEAD_BYTES + (dictionary.memory_bytes if encoder is not None else 0)
-        self._digests = digests
         self._encoders = [encoder] if encoder is not None else []
 
     def take_encoder(self) -> Encoder:
@@ -63,12 +57,6 @@ class Base:
             return self._encoders.pop()  # in one step: of two threads only one gets it
         except IndexError:
             return Encoder(self.dictionary)
-
-    @property
-    def digests(self) -> tuple[bytes, ...]:
-        if self._digests is None:
-            self._digests = chunk_digests(self.data)
-        return self._digests
 
 
 class BaseCache:

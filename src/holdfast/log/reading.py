@@ -13,7 +13,7 @@ from holdfast.errors import Damaged, Undecodable
 from holdfast.log.branches import ThreadRow, find_thread
 from holdfast.log.ids import show_id
 from holdfast.log.keyframes import RECORD_COST_BYTES
-from holdfast.log.records import COLUMNS, NO_HASH, Record, chain_hash, record_of
+from holdfast.log.records import COLUMNS, NO_HASH, R_COLUMNS, Record, chain_hash, record_of
 from holdfast.storage.program import Batch, Program, Rows, Sql, one_row
 from holdfast.values.compress import decompress_full
 from holdfast.values.delta import apply_all
@@ -63,7 +63,6 @@ class Loaded:
     record: Record
     data: bytes
     digests: tuple[bytes, ...]
-    salt: bytes
     key_data: bytes
 
 
@@ -213,7 +212,7 @@ def _rebuild(chain: Chain, key_data: bytes) -> Loaded | None:
     )
     if expected != record.hash:
         return None
-    return Loaded(record, data, digests, chain.salt, key_data)
+    return Loaded(record, data, digests, key_data)
 
 
 def _recover_key(
@@ -246,7 +245,7 @@ LINE = Sql(
         SELECT r.parent, l.depth + 1 FROM line l
         JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id
         WHERE r.parent IS NOT NULL AND r.parent < r.id AND l.depth < :limit - 1)
-    SELECT {", ".join("r." + column.strip() for column in COLUMNS.split(","))} FROM line l
+    SELECT {R_COLUMNS} FROM line l
     JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id
     WHERE {NOT_SWEPT} ORDER BY l.depth"""
 )
@@ -277,7 +276,7 @@ def read_newest(tenant: int, tree: int, thread: int, upto: int, limit: int) -> P
 
 
 _TIPS = Sql(
-    f"""SELECT {", ".join("r." + column.strip() for column in COLUMNS.split(","))} FROM record r
+    f"""SELECT {R_COLUMNS} FROM record r
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id IN (
         SELECT r.id FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.thread = :thread
             AND r.body IS NOT NULL AND {NOT_SWEPT}

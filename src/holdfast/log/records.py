@@ -24,6 +24,7 @@ COLUMNS = (
     "tree, id, thread, parent, base, keyframe, key, kind, at, step, note, metadata, size, cost, hash, checksum, "
     "body, stamp"
 )
+R_COLUMNS = ", ".join(f"r.{column.strip()}" for column in COLUMNS.split(","))  # the same, of a record named r
 _pack = msgspec.msgpack.Encoder().encode
 
 

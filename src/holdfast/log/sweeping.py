@@ -8,7 +8,7 @@ removed in bounded batches; a crash in between is taken up by the next prune or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -18,12 +18,11 @@ from holdfast.log.branches import ThreadRow, find_thread, no_thread, threads_in_
 from holdfast.log.ids import show_id
 from holdfast.log.reading import NOT_SWEPT, RECORD, Loaded, read_chain, read_state
 from holdfast.log.records import Record, body_checksum, record_of, row_checksum
-from holdfast.storage.program import Batch, Flow, Program, Rows, Sql, Statement, write
+from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, write
 from holdfast.values.compress import compress_full
 from holdfast.values.delta import Decoder, Encoder, Splices
 from holdfast.values.dictionary import Dictionary
 
-Progress = Callable[[int, int], None]
 _BATCH = 500
 
 _TREE = Sql(

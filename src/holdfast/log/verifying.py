@@ -8,27 +8,26 @@ changed.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from holdfast.errors import Damaged, Undecodable
 from holdfast.log.branches import ThreadRow, threads_in_tree
 from holdfast.log.reading import NOT_SWEPT, read_chain, read_state
-from holdfast.log.records import COLUMNS, NO_HASH, Record, body_checksum, chain_hash, record_of, row_is_sound
-from holdfast.storage.program import Batch, Flow, Program, Rows, Sql, read
+from holdfast.log.records import NO_HASH, R_COLUMNS, Record, body_checksum, chain_hash, record_of, row_is_sound
+from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read
 from holdfast.values.compress import decompress_full
 from holdfast.values.delta import Decoder, apply_splices
 from holdfast.values.dictionary import Dictionary
 from holdfast.values.hashing import digest
 
-Progress = Callable[[int, int], None]
 _PAGE = 200
 _PLACES_MAX = 4  # bases kept in memory; other branches' are read again
 
 _WIDTH = len(Record._fields)
 _COUNT = Sql(f"SELECT count(*) FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND {NOT_SWEPT}")
 _PAGE_OF = Sql(
-    f"""SELECT {", ".join("r." + column.strip() for column in COLUMNS.split(","))},
+    f"""SELECT {R_COLUMNS},
         b.salt, b.checksum, b.diff, b.full_text
     FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after AND {NOT_SWEPT} ORDER BY r.id LIMIT :limit"""

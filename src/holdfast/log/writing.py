@@ -225,7 +225,7 @@ def base_after(draft: Draft, record: Record, generation: int) -> Base:
         dictionary, key_size, encoder = Dictionary(text), len(text), None
     else:
         dictionary, key_size, encoder = base.dictionary, base.key_size, draft.encoder
-    return Base(record, text, dictionary, key_size, generation, digests=draft.digests, encoder=encoder)
+    return Base(record, text, draft.digests, dictionary, key_size, generation, encoder)
 
 
 def append_to_head(draft: Draft, base: Base, tenant: int, record: Record) -> Program[bool]:

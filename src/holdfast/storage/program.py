@@ -79,6 +79,7 @@ class Batch:
 
 
 Program = Generator[Batch, list[Rows], T]
+Progress = Callable[[int, int], None]  # of long work: how much is done, of how much
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,7 @@ def _base(ctx: Context, line: Line, tenant: int, anchor: int | None) -> Flow[Bas
 
 def _base_of(loaded: Loaded, generation: int) -> Base:
     key = loaded.key_data
-    return Base(loaded.record, loaded.data, Dictionary(key), len(key), generation, digests=loaded.digests)
+    return Base(loaded.record, loaded.data, loaded.digests, Dictionary(key), len(key), generation)
 
 
 def _append(line: Line, draft: Draft, place: Place, record: int, at: int, follows: int | None) -> Flow[Appended]:

@@ -6,7 +6,7 @@ else. A store may be used from any thread and any event loop of the process that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -18,7 +18,7 @@ from holdfast.log import sweeping, verifying
 from holdfast.log.branches import list_threads, no_thread
 from holdfast.log.cache import BaseCache
 from holdfast.log.counting import count
-from holdfast.storage.program import Flow, adrive, drive, read
+from holdfast.storage.program import Flow, Progress, adrive, drive, read
 from holdfast.storage.urls import open_driver
 from holdfast.threads.checks import check_limit, check_metadata, check_name
 from holdfast.threads.context import Context, Line
@@ -90,19 +90,19 @@ class Store:
         """`threads`, awaited."""
         return await self._arun(self._threads(where, since, limit))
 
-    def delete(self, thread: Thread | str, *, progress: Callable[[int, int], None] | None = None) -> Pruned:
+    def delete(self, thread: Thread | str, *, progress: Progress | None = None) -> Pruned:
         """Delete a thread and every record that no fork of it needs. Late writes to it are refused."""
         return self._run(self._delete(thread, progress))
 
-    async def adelete(self, thread: Thread | str, *, progress: Callable[[int, int], None] | None = None) -> Pruned:
+    async def adelete(self, thread: Thread | str, *, progress: Progress | None = None) -> Pruned:
         """`delete`, awaited."""
         return await self._arun(self._delete(thread, progress))
 
-    def verify(self, *, progress: Callable[[int, int], None] | None = None) -> Report:
+    def verify(self, *, progress: Progress | None = None) -> Report:
         """Check every record of this tenant, and the database file itself. `progress`: (done, of how many) trees."""
         return self._run(self._verify(progress))
 
-    async def averify(self, *, progress: Callable[[int, int], None] | None = None) -> Report:
+    async def averify(self, *, progress: Progress | None = None) -> Report:
         """`verify`, awaited."""
         return await self._arun(self._verify(progress))
 
@@ -158,7 +158,7 @@ class Store:
         rows = yield from read(partial(list_threads, tenant, conditions, since_us, 2**62 if most is None else most))
         return [ThreadInfo.of(row) for row in rows]
 
-    def _delete(self, thread: Thread | str, progress: Callable[[int, int], None] | None) -> Flow[Pruned]:
+    def _delete(self, thread: Thread | str, progress: Progress | None) -> Flow[Pruned]:
         if isinstance(thread, Thread):
             theirs, ours = thread._context, self._context
             if theirs.driver is not ours.driver or theirs.tenant_name != ours.tenant_name:
@@ -171,7 +171,7 @@ class Store:
             raise no_thread(name)
         return Pruned((yield from sweeping.delete(tenant, name, number, progress)))
 
-    def _verify(self, progress: Callable[[int, int], None] | None) -> Flow[Report]:
+    def _verify(self, progress: Progress | None) -> Flow[Report]:
         tenant = yield from self._context.tenant()
         if tenant is None:
             return Report(0, 0)

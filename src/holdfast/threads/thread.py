@@ -6,14 +6,14 @@ remembers only where it stands: the checkpoint that it last loaded or saved.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from holdfast.errors import UnknownType, UsageError
 from holdfast.log import sweeping, verifying
 from holdfast.log.ids import parse_id, show_id
 from holdfast.log.records import Record
-from holdfast.storage.program import Flow, adrive, drive
+from holdfast.storage.program import Flow, Progress, adrive, drive
 from holdfast.threads import flows
 from holdfast.threads.checks import check_keep, check_limit, check_metadata, check_name, check_note, check_paths
 from holdfast.threads.compare import compare
@@ -196,22 +196,22 @@ class Thread:
         """`annotate`, awaited."""
         return await self._arun(self._annotate(metadata))
 
-    def prune(self, *, keep: int, progress: Callable[[int, int], None] | None = None) -> Pruned:
+    def prune(self, *, keep: int, progress: Progress | None = None) -> Pruned:
         """Remove all but the newest `keep` checkpoints of this thread's line. What a fork needs stays.
 
         `progress` is called with (done, of how many).
         """
         return self._run(self._prune(keep, progress))
 
-    async def aprune(self, *, keep: int, progress: Callable[[int, int], None] | None = None) -> Pruned:
+    async def aprune(self, *, keep: int, progress: Progress | None = None) -> Pruned:
         """`prune`, awaited."""
         return await self._arun(self._prune(keep, progress))
 
-    def verify(self, *, progress: Callable[[int, int], None] | None = None) -> Report:
+    def verify(self, *, progress: Progress | None = None) -> Report:
         """Check every record of this thread's tree: hashes, checksums, keyframes, the head."""
         return self._run(self._verify(progress))
 
-    async def averify(self, *, progress: Callable[[int, int], None] | None = None) -> Report:
+    async def averify(self, *, progress: Progress | None = None) -> Report:
         """`verify`, awaited."""
         return await self._arun(self._verify(progress))
 
@@ -311,12 +311,12 @@ class Thread:
         yield from flows.annotate(self._context, self._line, check_metadata(metadata) or {})
         return (yield from self._info())
 
-    def _prune(self, keep: int, progress: Callable[[int, int], None] | None) -> Flow[Pruned]:
+    def _prune(self, keep: int, progress: Progress | None) -> Flow[Pruned]:
         tenant, row = yield from flows.locate(self._context, self._line)
         removed, rebased = yield from sweeping.prune(tenant, row.thread, row.name, check_keep(keep), progress)
         return Pruned(removed, rebased)
 
-    def _verify(self, progress: Callable[[int, int], None] | None) -> Flow[Report]:
+    def _verify(self, progress: Progress | None) -> Flow[Report]:
         tenant, row = yield from flows.locate(self._context, self._line)
         return Report.of([(yield from verifying.verify_tree(tenant, row.tree, progress))])
 

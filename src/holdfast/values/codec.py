@@ -30,23 +30,17 @@ __all__ = [
     "Codec",
     "decode",
     "encode",
-    "encode_at",
 ]
 
 
 def encode(value: object, codec: Codec) -> bytes:
     """The text of a value. Unstorable, with the path and the fix, if it cannot be kept exactly."""
-    return encode_at(value, codec, ())
-
-
-def encode_at(value: object, codec: Codec, path: tuple[str, ...]) -> bytes:
-    """The text of a part of a state; `path` is the dict keys that lead to it, for depth and for errors."""
     try:
-        text = plain_text(value, DEPTH_MAX - len(path))
+        text = plain_text(value, DEPTH_MAX)
     except TooMany:
         text = None
     if text is None:
-        return lower_to_text(value, codec, path)
+        return lower_to_text(value, codec)
     if len(text) > SIZE_MAX:
         raise Unstorable(f"the text has {len(text):,} bytes, and the limit is {SIZE_MAX:,}; keep large data elsewhere")
     return text

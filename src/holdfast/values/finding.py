@@ -84,11 +84,10 @@ def find(a: bytes, b: bytes) -> Ops:
 class _Splices:
     """The splices of one difference while they are found, near ones merged."""
 
-    __slots__ = ("a", "a_view", "b", "end", "ops")
+    __slots__ = ("a", "b", "end", "ops")
 
     def __init__(self, a: bytes, b: bytes) -> None:
         self.a = a
-        self.a_view = memoryview(a)
         self.b = b
         self.end = 0
         self.ops: list[Op] = []

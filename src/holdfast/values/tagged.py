@@ -61,20 +61,14 @@ _WHOLE_MAX: Final = 3
 _HUNT_MAX: Final = 100_000
 
 
-def lower_to_text(value: object, codec: Codec, path: tuple[str, ...]) -> bytes:
-    """The text of any storable value; `path` is the dict keys that lead to it from the state."""
-    trail: Trail = None
-    for key in path:
-        trail = (trail, "item", key)
+def lower_to_text(value: object, codec: Codec) -> bytes:
+    """The text of any storable value."""
     try:
-        text = orjson.dumps(_lowered(value, codec, len(path), trail), option=OPTIONS)
+        text = orjson.dumps(_lowered(value, codec, 0, None), option=OPTIONS)
     except RecursionError:
-        _refuse("it is nested too deeply for this thread's stack; flatten it", trail)
+        _refuse("it is nested too deeply for this thread's stack; flatten it", None)
     if len(text) > SIZE_MAX:
-        _refuse(
-            f"its text has {len(text):,} bytes, and the limit is {SIZE_MAX:,}; keep large data elsewhere",
-            trail,
-        )
+        _refuse(f"its text has {len(text):,} bytes, and the limit is {SIZE_MAX:,}; keep large data elsewhere", None)
     return text
 
 
