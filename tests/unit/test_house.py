@@ -17,7 +17,7 @@ from holdfast.threads.thread import Thread
 
 SOURCE = Path(holdfast.__file__).parent
 # Lowest first: a module may import from its own layer and from those before it.
-LAYERS = ("errors", "values", "storage", "log", "threads", "testing", "cli")
+LAYERS = ("errors", "values", "storage", "log", "threads", "langgraph", "testing", "cli")
 
 
 def modules() -> list[Path]:

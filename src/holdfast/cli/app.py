@@ -1,8 +1,8 @@
 """`main`: from an argument list to an exit code.
 
 The one place where errors become exit codes. A user's mistake is one line on stderr and never a traceback; an error
-that is not Holdfast's is a defect and keeps its traceback. A store is only ever opened, never made: a typo must not
-make a file.
+that is not Holdfast's is a defect and keeps its traceback. A store is only ever opened, never made (but by an import):
+a typo must not make a file.
 """
 
 from __future__ import annotations
@@ -61,8 +61,12 @@ def _run(argv: Sequence[str] | None) -> int:
         return 0
     args.store = _url(args)
     out = Output(json=args.json, color=not args.no_color)
+    code: int
+    if not args.opens:
+        code = args.run(args, None, out)
+        return code
     with _open(args) as store:
-        code: int = args.run(args, store, out)
+        code = args.run(args, store, out)
     return code
 
 

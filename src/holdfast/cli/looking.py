@@ -15,11 +15,13 @@ from typing import Any
 from urllib.parse import unquote
 
 from holdfast import Change, Checkpoint, Stats, Store, Thread, ThreadInfo
-from holdfast.cli import paths
+from holdfast.cli import langgraph, messages, paths
 from holdfast.cli.readable import ago, local, moment, plural, readable, shorten, size, to_json
 from holdfast.cli.refs import all_lines, existing, resolve
 from holdfast.cli.render import Cell, Output
 from holdfast.errors import Damaged, NotFound
+from holdfast.threads.compare import compare
+from holdfast.threads.labelled import read_beside, read_spaces
 
 OK, NO = 0, 1
 VALUE_WIDTH = 160
@@ -160,19 +162,38 @@ def show(args: Namespace, store: Store, out: Output) -> int:
     thread = existing(store, args.thread)
     if args.path is not None:
         paths.parse(args.path)  # a path that makes no sense is said before anything is read
-    if args.ref is None:
+    newest = None if args.namespace is None else _newest_in(thread, args.namespace)
+    if args.ref is None and newest is None:
         checkpoint = thread.load(raw=True)
     else:  # who asks for one checkpoint gets that one, or an error; never an older one in its place
-        checkpoint = thread.load(resolve(thread, args.ref), raw=True, strict=True)
+        checkpoint = thread.load(resolve(thread, args.ref, newest), raw=True, strict=True)
     if checkpoint.skipped:
         out.message(f"damaged and passed over: {', '.join(checkpoint.skipped)}; this is the newest valid checkpoint")
     state = readable(checkpoint.state)
     value = state if args.path is None else paths.pick(state, args.path)
+    described = None
+    if args.path is None and langgraph.is_checkpoint(checkpoint.state):
+        described = _describe(thread, checkpoint, out)
     if out.json:
         part = {"state": value} if args.path is None else {"path": args.path, "value": value}
-        out.document(checkpoint_json(checkpoint) | part)
+        found = {} if described is None else {"langgraph": described[0]}
+        out.document(checkpoint_json(checkpoint) | part | found)
         return OK
-    out.line(
+    out.line(*_checkpoint_cells(checkpoint))
+    if described is None or args.all:
+        out.state(value)
+    else:
+        for cell in langgraph.value_lines(checkpoint.state, VALUE_WIDTH):
+            out.line(cell)
+        out.line()
+    if described is not None:
+        for cell in langgraph.status_lines(*described, VALUE_WIDTH):
+            out.line(cell)
+    return OK
+
+
+def _checkpoint_cells(checkpoint: Checkpoint) -> list[Cell]:
+    return [
         (checkpoint.id, "yellow"),
         (f"step {checkpoint.step}", ""),
         (local(checkpoint.at), "green"),
@@ -180,9 +201,32 @@ def show(args: Namespace, store: Store, out: Output) -> int:
         (size(checkpoint.size_bytes), ""),
         ("head" if checkpoint.is_head else "", _MARK_STYLES["head"]),
         (checkpoint.note or "", "bold"),
-    )
-    out.state(value)
-    return OK
+    ]
+
+
+def _newest_in(thread: Thread, name: str) -> Checkpoint:
+    """The newest checkpoint of a namespace, which may be named by a unique beginning. Raises NotFound."""
+    spaces = read_spaces(thread)
+    fitting = [space for space in spaces if space.name == name]
+    fitting = fitting or [space for space in spaces if space.name.startswith(name)]
+    if len(fitting) == 1:
+        return next(thread.history(start=fitting[0].newest, limit=1))
+    some = ", ".join(space.name or '""' for space in (fitting or spaces)[:3])
+    if not fitting:
+        raise NotFound(f"thread {thread.name!r} has no namespace {name!r}; it has {some}")
+    raise NotFound(f"{name!r} begins {len(fitting)} namespaces: {some}; write more of it")
+
+
+def _describe(thread: Thread, checkpoint: Checkpoint, out: Output) -> tuple[dict[str, Any], list[langgraph.Task]]:
+    """What LangGraph keeps beside the values of a checkpoint."""
+    state = checkpoint.state
+    beside = read_beside(thread, checkpoint, str(state[langgraph.BOOK].get("id")))
+    try:
+        tasks = langgraph.tasks_of(state, beside.pending())
+    except Damaged as error:
+        out.message(f"pending writes are left out: {error}")
+        tasks = langgraph.tasks_of(state, [])
+    return langgraph.describe(state, beside, tasks), tasks
 
 
 # --- diff
@@ -191,7 +235,8 @@ def show(args: Namespace, store: Store, out: Output) -> int:
 def diff(args: Namespace, store: Store, out: Output) -> int:
     thread = existing(store, args.thread)
     before, after = resolve(thread, args.before), resolve(thread, args.after)
-    changes = thread.diff(before, after, raw=True)
+    old, new = (thread.load(one, raw=True, strict=True).state for one in (before, after))
+    changes = compare(old, new) if args.all else messages.compare_states(_values(old), _values(new))
     if out.json:
         out.document(
             {
@@ -203,9 +248,16 @@ def diff(args: Namespace, store: Store, out: Output) -> int:
     else:
         for change in changes:
             out.line(_change_cell(change))
-        if not changes:
+        if not changes and not args.all and langgraph.is_checkpoint(old) and langgraph.is_checkpoint(new):
+            out.message(f"{before.id} and {after.id} hold the same values; --all shows LangGraph's bookkeeping")
+        elif not changes:
             out.message(f"{before.id} and {after.id} hold the same state")
     return NO if changes and args.exit_code else OK
+
+
+def _values(state: Any) -> Any:
+    """A state without LangGraph's bookkeeping."""
+    return langgraph.values_of(state, with_input=False) if langgraph.is_checkpoint(state) else state
 
 
 def _change_json(change: Change) -> dict[str, Any]:
@@ -221,15 +273,22 @@ def _change_json(change: Change) -> dict[str, Any]:
     return made
 
 
+_CHANGE_STYLES = {"added": "green", "removed": "red", "changed": "yellow"}
+
+
 def _change_cell(change: Change) -> Cell:
-    where, before, after = paths.show(change.path), _brief(change.before), _brief(change.after)
+    where, style = paths.show(change.path), _CHANGE_STYLES[change.kind]
+    held = [change.before] * (change.kind != "added") + [change.after] * (change.kind != "removed")
+    if all(isinstance(value, messages.Message) for value in held):
+        return messages.change_line(change, where, VALUE_WIDTH), style
+    before, after = _brief(change.before), _brief(change.after)
     match change.kind:
         case "added":
-            return f"+ {where} = {after}", "green"
+            return f"+ {where} = {after}", style
         case "removed":
-            return f"- {where} = {before}", "red"
+            return f"- {where} = {before}", style
         case _:
-            return f"~ {where}: {before} -> {after}", "yellow"
+            return f"~ {where}: {before} -> {after}", style
 
 
 def _brief(value: Any) -> str:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 from holdfast import __version__
-from holdfast.cli import changing, looking
+from holdfast.cli import changing, importing, looking
 from holdfast.cli.readable import parse_since
 from holdfast.cli.refs import HELP as REF_HELP
 from holdfast.errors import UsageError
@@ -67,6 +67,7 @@ class Command:
     examples: str
     arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[..., int]
+    opens: bool = True  # it is given an open store; else it opens one itself, and may make it
 
 
 def build() -> Parser:
@@ -92,7 +93,7 @@ def build() -> Parser:
         )
         command.arguments(made)
         _add_common(made, argparse.SUPPRESS)
-        made.set_defaults(run=command.run)
+        made.set_defaults(run=command.run, opens=command.opens)
     return parser
 
 
@@ -175,6 +176,8 @@ def _show_arguments(parser: argparse.ArgumentParser) -> None:
     _thread(parser)
     parser.add_argument("ref", metavar="REF", nargs="?", help=f"{REF_HELP}; default: the newest valid checkpoint")
     parser.add_argument("--path", metavar="PATH", help='a part of the state: plan.steps[3].title, limits."gpt-4.1"')
+    parser.add_argument("--namespace", metavar="NS", help="a subgraph's line in a LangGraph thread; head is its newest")
+    parser.add_argument("--all", action="store_true", help="LangGraph: the whole state as it is stored, nothing cut")
 
 
 def _diff_arguments(parser: argparse.ArgumentParser) -> None:
@@ -182,6 +185,7 @@ def _diff_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="A", help=f"from this checkpoint: {REF_HELP}")
     parser.add_argument("after", metavar="B", nargs="?", help="to this one (default: head)")
     parser.add_argument("--exit-code", action="store_true", help="exit with 1 if anything differs")
+    parser.add_argument("--all", action="store_true", help="also fields of messages, and LangGraph's bookkeeping")
 
 
 def _fork_arguments(parser: argparse.ArgumentParser) -> None:
@@ -291,5 +295,17 @@ COMMANDS = {
         "  holdfast stats\n  holdfast stats --tenant acme --json",
         _no_arguments,
         looking.stats,
+    ),
+    "import-langgraph": Command(
+        "take over the database of a LangGraph checkpointer",
+        "SqliteSaver's or PostgresSaver's,\nalso while it is in use: it is only read. Ids, parents, metadata, times "
+        "and pending writes stay\nas they are. Makes the store if there is none. Run again, it goes on where it was. "
+        "Nothing that is\nstored is executed.",
+        "  holdfast import-langgraph checkpoints.sqlite --store agent.db\n"
+        "  holdfast import-langgraph postgresql://app@db/app --store postgresql://app@db/app --trust myapp.\n"
+        "  holdfast import-langgraph checkpoints.sqlite --store agent.db --thread alice-001 --thread bob-007",
+        importing.arguments,
+        importing.import_langgraph,
+        opens=False,
     ),
 }

@@ -34,24 +34,24 @@ def existing(store: Store, name: str) -> Thread:
     return thread
 
 
-def resolve(thread: Thread, ref: str | None) -> Checkpoint:
-    """The checkpoint that a REF names (None: the head)."""
+def resolve(thread: Thread, ref: str | None, newest: Checkpoint | None = None) -> Checkpoint:
+    """The checkpoint that a REF names (None: the head). `newest`: the end of another line, which is meant by head."""
     found = _REF.fullmatch(ref or "head")
     if found is None:
         raise UsageError(f"{ref!r} names no checkpoint: write {HELP}")
-    base = _base(thread, found["base"].lower())
+    base = _base(thread, found["base"].lower(), newest)
     if found["back"] is None:
         return base
     return _back(thread, base, int(found["back"][1:] or 1))
 
 
-def _base(thread: Thread, base: str) -> Checkpoint:
+def _base(thread: Thread, base: str, newest: Checkpoint | None) -> Checkpoint:
     if base == "head":
-        if (head := thread.head()) is None:
+        if (head := newest or thread.head()) is None:
             raise NotFound(f"thread {thread.name!r} has no checkpoint yet")
         return head
     if base.startswith("@"):
-        return _at_step(thread, int(base[1:]))
+        return _at_step(thread, int(base[1:]), newest)
     if len(base) == ID_CHARACTERS:
         return next(thread.history(start=base, limit=1))
     return _beginning(thread, base)
@@ -68,9 +68,9 @@ def _back(thread: Thread, base: Checkpoint, count: int) -> Checkpoint:
     )
 
 
-def _at_step(thread: Thread, step: int) -> Checkpoint:
-    newest = oldest = None
-    for checkpoint in thread.history():
+def _at_step(thread: Thread, step: int, newest: Checkpoint | None) -> Checkpoint:
+    oldest = None
+    for checkpoint in thread.history(start=newest):
         if checkpoint.step == step:
             return checkpoint
         newest, oldest = newest or checkpoint, checkpoint

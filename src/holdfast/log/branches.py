@@ -215,9 +215,10 @@ def tag_value(value: object) -> str:
 
 
 def list_threads(tenant: int, where: Mapping[str, Any], since_us: int | None, limit: int) -> Program[list[ThreadRow]]:
-    """Threads, the most recently used first. Each condition is an index search."""
+    """Threads, the most recently used first. Each condition is an index search. One without a head only waits for its
+    first record: writes came before it."""
     joins: list[str] = []
-    conditions = ["t.tenant = :tenant"]
+    conditions = ["t.tenant = :tenant", "t.head IS NOT NULL"]
     params: dict[str, Any] = {"tenant": tenant, "limit": limit}
     for index, (key, value) in enumerate(where.items()):
         joins.append(

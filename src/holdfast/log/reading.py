@@ -10,7 +10,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from holdfast.errors import Damaged, Undecodable
-from holdfast.log.branches import ThreadRow, find_thread
+from holdfast.log.branches import ThreadRow, find_thread, no_thread
 from holdfast.log.ids import show_id
 from holdfast.log.keyframes import RECORD_COST_BYTES
 from holdfast.log.records import COLUMNS, NO_HASH, R_COLUMNS, Record, chain_hash, record_of
@@ -85,6 +85,8 @@ def read_thread_state(
 ) -> Program[tuple[ThreadRow, Loaded | None]]:
     """A thread's row and the state at its head, or at another checkpoint, as of one moment. Raises Damaged."""
     row = yield from find_thread(tenant, name, number)
+    if row.head is None:
+        raise no_thread(name)
     target = row.head if at is None else at
     loaded = (yield from read_state(tenant, row.tree, target)) if target is not None else None
     if at is None and (loaded is None or loaded.record.hash != row.head_hash):

@@ -8,7 +8,7 @@ removed in bounded batches; a crash in between is taken up by the next prune or 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Container, Generator, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from typing import NamedTuple
 from holdfast.errors import Damaged
 from holdfast.log.branches import ThreadRow, find_thread, no_thread, threads_in_tree
 from holdfast.log.ids import show_id
+from holdfast.log.labels import LABELLED_KIND, MAIN, LabelRow, bases_of_writes, drop_labels, labels_in
 from holdfast.log.reading import NOT_SWEPT, RECORD, Loaded, read_chain, read_state
 from holdfast.log.records import Record, body_checksum, record_of, row_checksum
 from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, write
@@ -54,10 +55,12 @@ _ENTOMB = Sql(
         UPDATE record SET checksum = checksum - body, body = NULL
         WHERE tenant = :tenant AND tree = :tree AND id = :id""",
 )
-_FORGET = (
-    Sql("DELETE FROM tag WHERE tenant = :tenant AND thread = :thread"),
-    Sql("DELETE FROM thread WHERE tenant = :tenant AND thread = :thread"),
-)
+_FORGET = [
+    Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND thread = :thread")
+    for table in ("tag", "write", "label", "space", "thread")
+]
+_OF_KIND = Sql("SELECT id FROM record WHERE tenant = :tenant AND tree = :tree AND thread = :thread AND kind = :kind")
+_SET_HEAD = Sql("UPDATE thread SET head = :head, head_hash = :head_hash WHERE tenant = :tenant AND thread = :thread")
 _COUNT = Sql("SELECT count(*) FROM record WHERE tenant = :tenant AND tree = :tree AND body IS NOT NULL")
 _LISTED = Sql("SELECT tree, id FROM sweep WHERE tenant = :tenant ORDER BY tree, id LIMIT :limit")
 _COUNT_LISTED = Sql("SELECT count(*) FROM sweep WHERE tenant = :tenant")
@@ -122,8 +125,12 @@ def _prune(tenant: int, thread: int, name: str, keep: int) -> Program[tuple[int,
     oldest = kept[-1] if kept else 0
     # What became a branch since the oldest kept checkpoint is as recent as what is kept.
     recent = [node.id for node in nodes.values() if node.thread == thread and node.id > oldest]
-    plan = make_plan(nodes, [*kept, *recent, *_needed_by(nodes, others)])
+    needed = yield from _needed_by(tenant, nodes, others)
+    needed |= yield from bases_of_writes(tenant, [thread])
+    plan = make_plan(nodes, [*kept, *recent, *needed])
     yield from _rearrange(tenant, row.tree, nodes, plan)
+    gone = {*plan.remove, *plan.entomb}
+    yield from _drop([label for label in (yield from labels_in(tenant, [thread])) if label.record in gone], tenant)
     own = {*kept, *recent}
     for other in others:
         for record in _line(nodes, other.head):
@@ -159,9 +166,66 @@ def _delete(tenant: int, name: str, thread: int | None) -> Program[int]:
         [[(count,)], _] = yield Batch(_COUNT(tenant=tenant, tree=row.tree), _LIST(tenant=tenant, tree=row.tree, id=0))
         return int(count)
     nodes = yield from _nodes(tenant, row.tree)
-    plan = make_plan(nodes, _needed_by(nodes, others))
+    plan = make_plan(nodes, (yield from _needed_by(tenant, nodes, others)))
     yield from _rearrange(tenant, row.tree, nodes, plan)
     return _gone(nodes, plan)
+
+
+def remove_labelled(
+    tenant: int, name: str, doomed: Container[tuple[int, bytes]], progress: Progress | None = None
+) -> Flow[int]:
+    """Remove labels of a thread (namespace and id), what is pending on them, and their records unless somebody else
+    needs these. Also records that lost their label to another one. How many records went."""
+    removed = yield from write(partial(_remove_labelled, tenant, name, doomed), solo=True)
+    yield from sweep(tenant, progress)
+    return removed
+
+
+def _remove_labelled(tenant: int, name: str, doomed: Container[tuple[int, bytes]]) -> Program[int]:
+    row, others = yield from _lock(tenant, name, None)
+    labels = yield from labels_in(tenant, [row.thread])
+    gone = [label for label in labels if (label.space, label.id) in doomed]
+    kept = [label for label in labels if (label.space, label.id) not in doomed]
+    if not kept:
+        return (yield from _delete(tenant, name, row.thread))
+    head = row.head
+    if any(label.record == head for label in gone):  # the newest of what stays
+        own = [label for label in kept if label.space == MAIN]
+        head = max(own, key=_by_id).record if own else None
+    nodes = yield from _nodes(tenant, row.tree)
+    needed = yield from _needed_by(tenant, nodes, others)
+    needed.update(label.record for label in kept)
+    needed |= yield from bases_of_writes(tenant, [row.thread])
+    # What a caller has put in other ways, without an id, stays; a record whose id now means another one does not.
+    unlabelled = yield from _unlabelled(tenant, row, {label.record for label in labels})
+    dead = ({label.record for label in gone} | unlabelled) - needed - {head}
+    plan = make_plan(nodes, nodes.keys() - dead)
+    yield from _rearrange(tenant, row.tree, nodes, plan)
+    yield from _drop(gone, tenant)
+    if head != row.head:
+        yield from _set_head(tenant, row, head)
+    return _gone(nodes, plan)
+
+
+def _by_id(label: LabelRow) -> bytes:
+    return label.id
+
+
+def _unlabelled(tenant: int, row: ThreadRow, labelled: set[int]) -> Generator[Batch, list[Rows], set[int]]:
+    [rows] = yield Batch(_OF_KIND(tenant=tenant, tree=row.tree, thread=row.thread, kind=LABELLED_KIND))
+    return {record for (record,) in rows} - labelled
+
+
+def _set_head(tenant: int, row: ThreadRow, head: int | None) -> Generator[Batch, list[Rows], None]:
+    found = (yield from _record(tenant, row.tree, head)) if head is not None else None
+    yield Batch(
+        _SET_HEAD(tenant=tenant, thread=row.thread, head=head, head_hash=found.hash if found is not None else None)
+    )
+
+
+def _drop(labels: list[LabelRow], tenant: int) -> Generator[Batch, list[Rows], None]:
+    for start in range(0, len(labels), _BATCH):
+        yield Batch(*drop_labels(tenant, labels[start : start + _BATCH]))
 
 
 def _nodes(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, Node]]:
@@ -180,8 +244,8 @@ def _line(nodes: dict[int, Node], head: int | None) -> list[int]:
     return line
 
 
-def _needed_by(nodes: dict[int, Node], threads: Iterable[ThreadRow]) -> set[int]:
-    """Everything that other threads of the tree can reach: their lines, and their branches'."""
+def _needed_by(tenant: int, nodes: dict[int, Node], threads: list[ThreadRow]) -> Generator[Batch, list[Rows], set[int]]:
+    """Everything that other threads of the tree can reach: their lines, their branches', and what they have ids for."""
     owners = {thread.thread for thread in threads}
     tips = [thread.head for thread in threads]
     tips += [node.id for node in nodes.values() if node.thread in owners]
@@ -190,6 +254,8 @@ def _needed_by(nodes: dict[int, Node], threads: Iterable[ThreadRow]) -> set[int]
         while tip is not None and tip not in needed and (node := nodes.get(tip)) and node.body is not None:
             needed.add(tip)
             tip = node.parent
+    needed.update(label.record for label in (yield from labels_in(tenant, sorted(owners))))
+    needed |= yield from bases_of_writes(tenant, sorted(owners))
     return needed
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from holdfast.errors import Damaged, Undecodable
 from holdfast.log.branches import ThreadRow, threads_in_tree
+from holdfast.log.labels import labels_in
 from holdfast.log.reading import NOT_SWEPT, read_chain, read_state
 from holdfast.log.records import NO_HASH, R_COLUMNS, Record, body_checksum, chain_hash, record_of, row_is_sound
 from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read
@@ -137,15 +138,25 @@ def _verify_tree(tenant: int, tree: int, progress: Progress | None) -> Program[F
         if len(rows) < _PAGE:
             break
     _check_heads(walk, threads)
+    yield from _check_labels(walk, threads)
     return findings
 
 
 def _check_heads(walk: _Walk, threads: list[ThreadRow]) -> None:
     for thread in threads:
+        if thread.head is None:  # it waits for its first record: writes came before it
+            continue
         if thread.head not in walk.hashes:
             walk.findings.problems.append((thread.name, thread.head, "the head is missing"))
         elif walk.hashes[thread.head] != thread.head_hash:
             walk.findings.problems.append((thread.name, thread.head, "the head is not the record that was saved last"))
+
+
+def _check_labels(walk: _Walk, threads: list[ThreadRow]) -> Generator[Batch, list[Rows], None]:
+    for thread in threads:
+        for label in (yield from labels_in(walk.tenant, [thread.thread])):
+            if label.record not in walk.hashes:
+                walk.findings.problems.append((thread.name, label.record, "an id points at it, but it is missing"))
 
 
 def _check(

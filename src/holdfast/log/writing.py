@@ -32,6 +32,7 @@ from holdfast.values.dictionary import Dictionary
 from holdfast.values.finding import find
 from holdfast.values.hashing import CHUNK_BYTES, chunk_digests, content_digest
 
+# The texts that `labels` uses too have public names.
 # name, PostgreSQL type: parameters in a SELECT list need their type said
 _RECORD_PARAMS = (
     ("tenant", "bigint"),
@@ -55,23 +56,23 @@ _NAMES = ", ".join(name for name, _ in _RECORD_PARAMS)
 _SQLITE_VALUES = ", ".join(f":{name}" for name, _ in _RECORD_PARAMS)
 _POSTGRES_VALUES = ", ".join(f":{name}::{type_}" for name, type_ in _RECORD_PARAMS)
 _INSERT_RECORD = f"INSERT INTO record ({_NAMES}, checksum, body, stamp)"
-_SQLITE_RECORD = (
+SQLITE_RECORD = (
     f"{_INSERT_RECORD} SELECT {_SQLITE_VALUES}, "
     ":checksum + last_insert_rowid() + {stamp}, last_insert_rowid(), {stamp}"
 )
-_POSTGRES_RECORD = (
+POSTGRES_RECORD = (
     f"{_INSERT_RECORD} SELECT {_POSTGRES_VALUES}, "
     ":checksum::bigint + b.id + {stamp}, b.id, {stamp} FROM b RETURNING id"
 )
-_BODY_SQLITE = (
+BODY_SQLITE = (
     "INSERT INTO body (tenant, salt, checksum, diff, full_text) "
     "SELECT :tenant, :salt, :body_checksum, :diff, :full_text"
 )
-_BODY_POSTGRES = (
+BODY_POSTGRES = (
     "INSERT INTO body (tenant, salt, checksum, diff, full_text) "
     "SELECT :tenant::bigint, :salt::bytea, :body_checksum::bigint, :diff::bytea, :full_text::bytea"
 )
-_MOVE = (
+MOVE = (
     "UPDATE thread SET head = :id, head_hash = :hash, updated_at = :at, active = :active "
     "WHERE tenant = :tenant AND thread = :thread"
 )
@@ -79,21 +80,21 @@ _MOVE = (
 # The head moves from the expected parent, in the generation that the difference was made in, or nothing happens.
 _TO_HEAD = Sql(
     sqlite=(
-        f"{_MOVE} AND head = :parent AND generation = :generation",
-        f"{_BODY_SQLITE} WHERE changes() = 1",
-        f"{_SQLITE_RECORD} WHERE changes() = 1 RETURNING id",
+        f"{MOVE} AND head = :parent AND generation = :generation",
+        f"{BODY_SQLITE} WHERE changes() = 1",
+        f"{SQLITE_RECORD} WHERE changes() = 1 RETURNING id",
     ),
-    postgres=f"""WITH t AS ({_MOVE} AND head = :parent AND generation = :generation RETURNING thread),
-        b AS ({_BODY_POSTGRES} FROM t RETURNING id)
-        {_POSTGRES_RECORD}""",
+    postgres=f"""WITH t AS ({MOVE} AND head = :parent AND generation = :generation RETURNING thread),
+        b AS ({BODY_POSTGRES} FROM t RETURNING id)
+        {POSTGRES_RECORD}""",
 )
-_INSERT = Sql(
-    sqlite=(_BODY_SQLITE, f"{_SQLITE_RECORD} RETURNING id"),
-    postgres=f"WITH b AS ({_BODY_POSTGRES} RETURNING id) {_POSTGRES_RECORD}",
+INSERT = Sql(
+    sqlite=(BODY_SQLITE, f"{SQLITE_RECORD} RETURNING id"),
+    postgres=f"WITH b AS ({BODY_POSTGRES} RETURNING id) {POSTGRES_RECORD}",
 )
-_MOVE_HEAD = Sql(_MOVE)
+MOVE_HEAD = Sql(MOVE)
 # A salt is random and used once: whose record it is.
-_SALT = Sql(
+SALT = Sql(
     """SELECT b.salt FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = :id"""
 )
@@ -167,7 +168,8 @@ def prepare(
     same = ops.same(size) if size >= CHUNK_BYTES else ()
     digests = chunk_digests(text, base.digests, ops.common_head, same)
     content = content_digest(salt, size, digests)
-    encoder = base.take_encoder()
+    # A branch does not take the stream that the base's own line goes on with.
+    encoder = Encoder(base.dictionary) if branching else base.take_encoder()
     diff = encoder.encode(ops)
     cost = base.record.cost + difference_cost(len(diff), payload_bytes(diff), len(ops.items))
     full: bytes | None = None
@@ -230,19 +232,19 @@ def base_after(draft: Draft, record: Record, generation: int) -> Base:
 
 def append_to_head(draft: Draft, base: Base, tenant: int, record: Record) -> Program[bool]:
     """Append if the head is the record's parent and no base has moved; else change nothing and say False."""
-    params = _params(draft, tenant, record)
+    params = insert_params(draft, tenant, record)
     [rows] = yield Batch(_TO_HEAD(generation=base.generation, active=record.at // MINUTE_US, **params), last=True)
     return bool(rows)
 
 
 def append(draft: Draft, place: Place, record: int, at: int) -> Program[Appended]:
     """Append, wherever it belongs: on the head, or as a branch. Safe to repeat with the same record id."""
-    thread, is_new = yield from _enter(place, at)
+    thread, is_new = yield from enter(place, at)
     this = {"tenant": place.tenant, "tree": thread.tree, "id": record}
-    rows, salts = yield Batch(RECORD(**this), _SALT(**this))
+    rows, salts = yield Batch(RECORD(**this), SALT(**this))
     if rows and salts and salts[0][0] == draft.salt:  # written before, by a COMMIT whose answer was lost
         found = record_of(rows[0])
-        return _appended(found, thread, on_head=thread.head == found.id)
+        return appended(found, thread, on_head=thread.head == found.id)
     if rows:  # somebody else's, with the same id
         return Appended(None, thread.thread, thread.tree, thread.generation, on_head=False, after=record)
     parent_id = _parent(place, thread)
@@ -259,14 +261,14 @@ def append(draft: Draft, place: Place, record: int, at: int) -> Program[Appended
     if draft.base is not None:
         base = yield from read_live(place.tenant, thread.tree, draft.base.record.id)
         if base is None or base.key != draft.base.record.key:
-            return _appended(None, thread, on_head=False)
+            return appended(None, thread, on_head=False)
     sealed = seal(draft, place.tenant, thread.thread, thread.tree, record, at, parent)
     on_head = is_new or parent_id == thread.head or (place.parent is None and _head_is_lost(place, thread))
-    params = _params(draft, place.tenant, sealed)
-    statements = [_INSERT(**params)]
+    params = insert_params(draft, place.tenant, sealed)
+    statements = [INSERT(**params)]
     if on_head:
         statements.append(
-            _MOVE_HEAD(
+            MOVE_HEAD(
                 id=sealed.id,
                 hash=sealed.hash,
                 at=at,
@@ -276,14 +278,15 @@ def append(draft: Draft, place: Place, record: int, at: int) -> Program[Appended
             )
         )
     yield Batch(*statements, last=True)
-    return _appended(sealed, thread, on_head=on_head)
+    return appended(sealed, thread, on_head=on_head)
 
 
-def _appended(record: Record | None, thread: ThreadRow, *, on_head: bool) -> Appended:
+def appended(record: Record | None, thread: ThreadRow, *, on_head: bool) -> Appended:
+    """What became of a draft, in a thread as it was found."""
     return Appended(record, thread.thread, thread.tree, thread.generation, on_head)
 
 
-def _enter(place: Place, at: int) -> Generator[Batch, list[Rows], tuple[ThreadRow, bool]]:
+def enter(place: Place, at: int) -> Generator[Batch, list[Rows], tuple[ThreadRow, bool]]:
     """The thread's row, locked; made if it is new; its metadata brought up to date."""
     thread = yield from try_thread(place.tenant, place.name, place.thread, lock=True)
     if thread is None:
@@ -328,7 +331,8 @@ def _conflict(place: Place, actual: int | None) -> Conflict:
     )
 
 
-def _params(draft: Draft, tenant: int, record: Record) -> dict[str, Any]:
+def insert_params(draft: Draft, tenant: int, record: Record) -> dict[str, Any]:
+    """The parameters of a record's insertion, with those of its body."""
     params = record._asdict()
     del params["body"], params["stamp"]
     params.update(tenant=tenant, salt=draft.salt, diff=draft.diff, full_text=draft.full)

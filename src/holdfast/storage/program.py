@@ -23,10 +23,14 @@ Rows = list[Row]
 
 # {stamp}: the commit that a row belongs to. SQLite: a counter that the driver advances once per transaction.
 # PostgreSQL: the transaction's own 64-bit id, which pg_current_snapshot() can be compared with.
-# FOR UPDATE: SQLite has one writer at a time and needs no row locks.
+# FOR UPDATE, FOR KEY SHARE: SQLite has one writer at a time and needs no row locks.
 _TOKENS: dict[Dialect, dict[str, str]] = {
-    "sqlite": {"{stamp}": "(SELECT stamp FROM clock)", "{for_update}": ""},
-    "postgres": {"{stamp}": "pg_current_xact_id()::text::bigint", "{for_update}": "FOR UPDATE"},
+    "sqlite": {"{stamp}": "(SELECT stamp FROM clock)", "{for_update}": "", "{for_key_share}": ""},
+    "postgres": {
+        "{stamp}": "pg_current_xact_id()::text::bigint",
+        "{for_update}": "FOR UPDATE",
+        "{for_key_share}": "FOR KEY SHARE",
+    },
 }
 
 
@@ -40,7 +44,8 @@ class Sql:
     """A statement's text with `:name` parameters: one text for both databases, or one for each.
 
     For SQLite it may be several statements, run in order with the same parameters; the rows are the last one's.
-    `{stamp}` stands for the stamp of the running transaction, `{for_update}` for a row lock.
+    `{stamp}` stands for the stamp of the running transaction, `{for_update}` for a row lock, `{for_key_share}` for one
+    that only keeps the row from being deleted.
     """
 
     __slots__ = ("postgres", "sqlite")

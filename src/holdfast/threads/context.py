@@ -6,7 +6,6 @@ The clock and the source of chance are here, and only here, so that tests can se
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -22,25 +21,20 @@ from holdfast.values.registry import Codec
 
 class Entropy:
     """Random bytes of the operating system, fetched a page at a time: a call for each save would cost more than its
-    hashes, and give up the interpreter's lock in the middle."""
+    hashes, and give up the interpreter's lock in the middle. Whoever draws takes a page, and puts it back."""
 
     def __init__(self) -> None:
-        self._pages = _Page()
+        self._pages: list[tuple[int, bytes, int]] = []  # whose process, the bytes, how many of them are used
 
     def __call__(self, size: int) -> bytes:
-        page = self._pages
-        at, end = page.at, page.at + size
-        if end > len(page.data) or page.pid != os.getpid():  # a forked process must not draw the same
-            page.data, page.pid = os.urandom(max(4096, size)), os.getpid()
-            at, end = 0, size
-        page.at = end
-        return page.data[at:end]
-
-
-class _Page(threading.local):
-    data = b""
-    at = 0
-    pid = 0
+        try:
+            pid, data, at = self._pages.pop()  # in one step: no two threads get the same
+        except IndexError:
+            pid, data, at = 0, b"", 0
+        if at + size > len(data) or pid != os.getpid():  # a forked process must not draw the same
+            pid, data, at = os.getpid(), os.urandom(max(4096, size)), 0
+        self._pages.append((pid, data, at + size))
+        return data[at : at + size]
 
 
 def clock_us() -> int:

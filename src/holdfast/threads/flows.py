@@ -13,9 +13,18 @@ from typing import Any
 import orjson
 
 from holdfast.errors import Conflict, Damaged, NotFound, OutcomeUnknown, StoreError, ThreadDeleted, UsageError
-from holdfast.log.branches import ThreadRow, create_thread, find_thread, merge_metadata, metadata_of, try_thread
+from holdfast.log.branches import (
+    ThreadRow,
+    create_thread,
+    find_thread,
+    merge_metadata,
+    metadata_of,
+    no_thread,
+    try_thread,
+)
 from holdfast.log.cache import Base
 from holdfast.log.ids import ID_MAX, parse_id, show_id
+from holdfast.log.labels import copy_labels
 from holdfast.log.reading import (
     Loaded,
     read_line,
@@ -38,7 +47,7 @@ from holdfast.log.writing import (
     stored_as_drafted,
 )
 from holdfast.storage.base import ConstraintFailed
-from holdfast.storage.program import Flow, Program, read, write
+from holdfast.storage.program import Batch, Flow, Program, read, write
 from holdfast.threads.context import Context, Line
 from holdfast.values.dictionary import Dictionary
 
@@ -64,6 +73,8 @@ def locate(ctx: Context, line: Line) -> Flow[tuple[int, ThreadRow]]:
     tenant = yield from tenant_of(ctx, line)
     try:
         row = yield from read(partial(find_thread, tenant, line.name, line.thread))
+        if row.head is None:
+            raise no_thread(line.name)
     except NotFound:
         line.found_nothing = line.thread is None
         raise
@@ -179,24 +190,42 @@ def _base(ctx: Context, line: Line, tenant: int, anchor: int | None) -> Flow[Bas
         return None  # the new record will carry its full text
     if loaded is None:
         return None
-    return _base_of(loaded, row.generation)
+    return base_of(loaded, row.generation)
 
 
-def _base_of(loaded: Loaded, generation: int) -> Base:
+def base_of(loaded: Loaded, generation: int) -> Base:
+    """What a save can build on, from a state that was loaded."""
     key = loaded.key_data
     return Base(loaded.record, loaded.data, loaded.digests, Dictionary(key), len(key), generation)
 
 
 def _append(line: Line, draft: Draft, place: Place, record: int, at: int, follows: int | None) -> Flow[Appended]:
-    """The short path where it applies, else the careful one, which also settles a COMMIT whose answer was lost."""
+    """The short path where it applies, else the careful one."""
     base = draft.base
-    unknown: OutcomeUnknown | None = None
+    quick: Callable[[], Program[bool]] | None = None
+    sealed: Record | None = None
     expected = place.expect in (None, follows) and not line.merge  # what the short path does not look at
     if expected and base is not None and base.record.id == follows and line.thread is not None:
         sealed = seal(draft, place.tenant, line.thread, line.tree, record, at, base.record)
+        quick = partial(append_to_head, draft, base, place.tenant, sealed)
+    done = yield from commit(record, quick, partial(append, draft, place, record, at))
+    if done is not None:
+        return done
+    assert sealed is not None
+    assert base is not None
+    return Appended(sealed, sealed.thread, sealed.tree, base.generation, on_head=True)
+
+
+def commit(
+    record: int, quick: Callable[[], Program[bool]] | None, careful: Callable[[], Program[Appended]]
+) -> Flow[Appended | None]:
+    """Write a record: the quick way, or what the careful one says became of it, which also settles a COMMIT whose
+    answer was lost. None: the quick way did it."""
+    unknown: OutcomeUnknown | None = None
+    if quick is not None:
         try:
-            if (yield from write(partial(append_to_head, draft, base, place.tenant, sealed))):
-                return Appended(sealed, line.thread, line.tree, base.generation, on_head=True)
+            if (yield from write(quick)):
+                return None
         except OutcomeUnknown as error:
             unknown = error
     for _ in range(2):
@@ -204,7 +233,7 @@ def _append(line: Line, draft: Draft, place: Place, record: int, at: int, follow
             _log.warning("a commit's answer was lost; looking for record %s", show_id(record))
         try:
             # It looks for the record before it writes.
-            return (yield from write(partial(append, draft, place, record, at)))
+            return (yield from write(careful))
         except OutcomeUnknown as error:
             unknown = error
         except StoreError as error:
@@ -304,6 +333,9 @@ def _fork(
     )
     if made is None:
         raise UsageError(f"a thread named {name!r} exists already: choose another name for the fork")
+    # What subgraphs have saved since the head belongs to the step that goes on from it.
+    upto = ID_MAX if record.id == row.head else record.id
+    yield Batch(*copy_labels(tenant, row.thread, made.thread, upto))
     return made.thread, made.tree, record.id
 
 
@@ -359,7 +391,7 @@ def load(
         cached = ctx.cache.get(key)
         # What is there already has digests and a stream to go on with: keep it if it is still how it is stored.
         if cached is None or (cached.generation, cached.record.key) != (row.generation, loaded.record.key):
-            ctx.cache.put(key, _base_of(loaded, row.generation))
+            ctx.cache.put(key, base_of(loaded, row.generation))
     return row, loaded, skipped
 
 

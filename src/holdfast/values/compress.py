@@ -11,7 +11,7 @@ it is made, because a claim can lie.
 from __future__ import annotations
 
 import sys
-import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.errors import Undecodable
@@ -22,7 +22,17 @@ if TYPE_CHECKING or sys.version_info < (3, 14):
 else:
     from compression import zstd
 
-__all__ = ["Compressor", "Decompressor", "Parameter", "compress_full", "decompress_bounded", "decompress_full", "zstd"]
+__all__ = [
+    "Compressor",
+    "Decompressor",
+    "Parameter",
+    "Shelf",
+    "compress_against",
+    "compress_full",
+    "decompress_bounded",
+    "decompress_full",
+    "zstd",
+]
 
 Compressor = zstd.ZstdCompressor
 Decompressor = zstd.ZstdDecompressor
@@ -32,10 +42,14 @@ Parameter = zstd.CompressionParameter
 # keyframe comes once in hundreds of saves, and its bytes are a third of all that is stored.
 FULL_LEVEL = 6
 _REUSED_BYTES_MAX = 16 * 1024
+_RESTING_MAX = 8
 _SMALL_LEVEL = 3  # a higher one takes longer to clear its tables than to compress
 
 # The largest window that zstd's decoder accepts, as a power of two (128 MiB): what our compressor may use at most.
 WINDOW_LOG_MAX = 27
+
+_LARGE_MIN = 256 * 1024
+_LONG_MIN = 8 << 20
 
 _FULL_OPTIONS: dict[int, int] = {
     Parameter.compression_level: FULL_LEVEL,
@@ -44,25 +58,49 @@ _FULL_OPTIONS: dict[int, int] = {
 }
 
 
-class _Reused(threading.local):
-    """A compressor for each thread: making one takes longer than compressing a small text."""
+class Shelf:
+    """Compressors that rest between two uses: making one takes longer than compressing a small text. For each
+    thread its own would not do: some programs use a thread once."""
 
-    compressor: Compressor | None = None
+    def __init__(self, make: Callable[[], Compressor]) -> None:
+        self._make = make
+        self._resting: list[Compressor] = []
 
-    def get(self) -> Compressor:
-        if self.compressor is None:
-            self.compressor = Compressor(options={**_FULL_OPTIONS, Parameter.compression_level: _SMALL_LEVEL})
-        return self.compressor
+    def compress(self, text: bytes) -> bytes:
+        """The text as one frame."""
+        try:
+            compressor = self._resting.pop()  # in one step: of two threads only one gets it
+        except IndexError:
+            compressor = self._make()
+        packed = compressor.compress(text, Compressor.FLUSH_FRAME)
+        if len(self._resting) < _RESTING_MAX:
+            self._resting.append(compressor)  # not after an error: its state is unknown then
+        return packed
 
 
-_reused = _Reused()
+_small = Shelf(lambda: Compressor(options={**_FULL_OPTIONS, Parameter.compression_level: _SMALL_LEVEL}))
 
 
 def compress_full(text: bytes) -> bytes:
     """Compress the whole text of a keyframe: one frame with its content size and a checksum."""
     if len(text) > _REUSED_BYTES_MAX:  # its memory would be kept for good
         return zstd.compress(text, options=_FULL_OPTIONS)
-    return _reused.get().compress(text, Compressor.FLUSH_FRAME)
+    return _small.compress(text)
+
+
+def compress_against(text: bytes, old: bytes) -> bytes:
+    """A text as a frame that refers to another one, its prefix: `decompress_bounded(…, prefix=…)` gives it back."""
+    size = len(text) + len(old)
+    options: dict[int, int] = {
+        # Many small edits all over a large place are lost on the faster levels (15 KB where this gives 12).
+        Parameter.compression_level: 9 if size > _LARGE_MIN else 3,
+        Parameter.min_match: 7 if size > _LARGE_MIN else 0,
+        # A wrong prefix decompresses to garbage without a word unless there is a checksum.
+        Parameter.checksum_flag: 1,
+        Parameter.window_log: min(max(size.bit_length(), 10), WINDOW_LOG_MAX),
+        Parameter.enable_long_distance_matching: 1 if size > _LONG_MIN else 0,
+    }
+    return zstd.compress(text, options=options, zstd_dict=zstd.ZstdDict(old, is_raw=True).as_prefix)
 
 
 def decompress_full(blob: bytes, size: int) -> bytes:
@@ -75,6 +113,7 @@ def decompress_bounded(
     size_max: int,
     *,
     prefix: zstd.ZstdDict | None = None,
+    dictionary: zstd.ZstdDict | None = None,
     exact: bool = False,
 ) -> bytes:
     """Decompress the one frame that `blob` must be, to at most (or exactly) `size_max` bytes."""
@@ -82,7 +121,7 @@ def decompress_bounded(
         claimed = zstd.get_frame_info(blob).decompressed_size
         if claimed is None or claimed > size_max or (exact and claimed != size_max):
             raise Undecodable(f"a compressed text claims {claimed} bytes where {size_max} are allowed; it is damaged")
-        decompressor = zstd.ZstdDecompressor(zstd_dict=prefix.as_prefix if prefix is not None else None)
+        decompressor = zstd.ZstdDecompressor(zstd_dict=prefix.as_prefix if prefix is not None else dictionary)
         # One byte more than claimed: a frame that gives more is caught, and an empty one still runs to its
         # end.
         text = decompressor.decompress(blob, claimed + 1)

@@ -238,3 +238,32 @@ class _Gapped:
         middle = len(self._left)
         old = bytes(self._left[at:end]) + bytes(self._right[max(0, at - middle) : max(0, end - middle)])
         return decompress_bounded(frame, self._size_max, prefix=zstd.ZstdDict(old, is_raw=True))
+
+
+def apply_undoable(text: bytes, splices: Splices, *, size_max: int = SIZE_MAX) -> tuple[bytes, Splices]:
+    """The text after one difference, and the difference that leads back. Raises Undecodable."""
+    parts: list[bytes] = []
+    back: Splices = []
+    at = 0
+    flat = iter(splices)
+    skip: Any
+    drop: Any
+    insert: Any
+    try:
+        for skip, drop, insert in zip(flat, flat, flat, strict=True):
+            start = at + skip
+            end = start + (drop if drop >= 0 else -1 - drop)
+            if skip < 0 or end > len(text):
+                raise Undecodable(f"a difference reaches byte {end} of a text of {len(text)}")
+            if drop < 0:
+                insert = decompress_bounded(insert, size_max, prefix=zstd.ZstdDict(text[start:end], is_raw=True))
+            parts += (text[at:start], insert)
+            back += (skip, len(insert), text[start:end])
+            at = end
+        parts.append(text[at:])
+        after = b"".join(parts)
+    except (TypeError, ValueError, OverflowError, MemoryError) as problem:
+        raise Undecodable(f"a difference is malformed: {problem}") from problem
+    if len(after) > size_max:
+        raise Undecodable(f"a difference makes a text over the limit of {size_max} bytes")
+    return after, back

@@ -6,7 +6,8 @@ Differences are small, and most of what they say was said before. `TABLES`, `COM
 
 from __future__ import annotations
 
-from holdfast.values.compress import Compressor, Decompressor, Parameter, zstd
+from holdfast.values.compress import Compressor, Decompressor, Parameter, Shelf, decompress_bounded, zstd
+from holdfast.values.limits import SIZE_MAX
 
 # How much of the keyframe's end the differences share as their dictionary, and the level. Measured on
 # bench/workload.py, per difference of 987 B: 32 KiB give 301 B in 6 µs, 64 KiB 299 B but take twice as long to build;
@@ -73,3 +74,19 @@ class Dictionary:
 
     def decompressor(self) -> Decompressor:
         return Decompressor(zstd_dict=self.zstd_dict)
+
+
+_ALONE_OPTIONS = {**_SHORT_OPTIONS, Parameter.compression_level: DICT_LEVEL, Parameter.content_size_flag: 1}
+_alone = Shelf(lambda: Compressor(options=_ALONE_OPTIONS, zstd_dict=_SHORT.as_digested_dict))
+
+
+def compress_alone(text: bytes) -> bytes:
+    """A text that belongs to no chain, as one frame with the dictionary that short texts share."""
+    if len(text) > DICT_BYTES:
+        return zstd.compress(text, options={Parameter.compression_level: DICT_LEVEL}, zstd_dict=_SHORT)
+    return _alone.compress(text)
+
+
+def decompress_alone(blob: bytes) -> bytes:
+    """Give back such a text. Raises Undecodable."""
+    return decompress_bounded(blob, SIZE_MAX, dictionary=_SHORT)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.values.compress import WINDOW_LOG_MAX, Parameter, zstd
+from holdfast.values.compress import compress_against, zstd
 from holdfast.values.limits import SMALL_TEXT_BYTES
 
 # (skip, drop, insert): keep `skip` bytes since the end of the last splice, drop `drop`, insert `insert`.
@@ -33,8 +33,6 @@ PATCH_MIN = 2048
 # Where more than this was both dropped and inserted, something may have moved: a patch is tried as well.
 MOVED_MIN = 4096
 # Above this, a patch is made with more effort; above that, long-distance matching finds what the tables forget.
-LARGE_MIN = 256 * 1024
-LONG_MIN = 8 << 20
 
 _COMPARE_FIRST = 256
 _COMPARE_STEP = 64 * 1024
@@ -196,18 +194,7 @@ def _equal_run(place: _Place, out: _Splices) -> _Place | None:
 def _patch_frame(place: _Place, out: _Splices) -> bytes:
     """The new side as a zstd frame that refers to the old side."""
     a0, a1, b0, b1 = place
-    size = a1 - a0 + b1 - b0
-    options: dict[int, int] = {
-        # Many small edits all over a large place are lost on the faster levels (15 KB where this gives 12).
-        Parameter.compression_level: 9 if size > LARGE_MIN else 3,
-        Parameter.min_match: 7 if size > LARGE_MIN else 0,
-        # A wrong prefix decompresses to garbage without a word unless there is a checksum.
-        Parameter.checksum_flag: 1,
-        Parameter.window_log: min(max(size.bit_length(), 10), WINDOW_LOG_MAX),
-        Parameter.enable_long_distance_matching: 1 if size > LONG_MIN else 0,
-    }
-    prefix = zstd.ZstdDict(out.a[a0:a1], is_raw=True).as_prefix
-    return zstd.compress(out.b[b0:b1], options=options, zstd_dict=prefix)
+    return compress_against(out.b[b0:b1], out.a[a0:a1])
 
 
 def _plain_size(data: bytes) -> int:

@@ -49,6 +49,11 @@ def _levels(value: object, room: int, nodes_max: int = NODES_MAX) -> Iterator[tu
     level: list[Any] = [value]
     count = 0
     for _ in range(room + 1):
+        first = type(level[0])
+        if first not in PLAIN:
+            # A list of objects is told from its first one; the walk ends here in any case.
+            yield level[:1], [first], {first}
+            return
         types = list(map(type, level))
         # A level of one type is common, and counting is ten times faster than making a set.
         kinds = {types[0]} if types.count(types[0]) == len(types) else set(types)
@@ -131,6 +136,20 @@ def has_caret_key(value: object, room: int) -> bool:
         if any(key.startswith("^") for key in set(chain.from_iterable(dicts))):
             return True
     return False
+
+
+def may_be_tagged(value: object, room: int) -> bool:
+    """Whether a parsed value holds a tag, or is nested too deeply or too large to say so at once."""
+    count = 0
+    try:
+        for level, types, _ in _levels(value, room):
+            count += 1
+            dicts = compress(level, map(is_, types, repeat(dict)))
+            if any(key.startswith("^") for key in set(chain.from_iterable(dicts))):
+                return True
+    except TooMany:
+        return True
+    return count > room
 
 
 def is_plain_dict(value: object) -> bool:

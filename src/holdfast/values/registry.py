@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, Final, TypeVar, overload
 
 from holdfast.errors import Undecodable, UnknownType, UsageError
+from holdfast.values.messages import NAMES, Shape, shape_of
 from holdfast.values.sorts import CustomSort, Sort, sort_of
 
 C = TypeVar("C", bound=type)
@@ -38,6 +39,7 @@ class Entry:
     cls: type
     sort: Sort
     upgrade: Mapping[int, Upgrade]
+    message: Shape | None = None  # of one of LangChain's messages, which have tags of their own
 
     def rebuild(self, version: int, body: Any, extras: dict[str, Any] | None) -> Any:
         """Bring fields of an older version up to date, one version at a time, and make the object."""
@@ -96,7 +98,8 @@ class Registry:
         name = default_name(cls) if name is None else name
         upgrade = dict(upgrade or {})
         _check(cls, name, version, upgrade)
-        entry = Entry(name, version, cls, _sort(cls, dump, load), upgrade)
+        sort = _sort(cls, dump, load)
+        entry = Entry(name, version, cls, sort, upgrade, shape_of(name, version, sort))
         with self._lock:
             other = self._by_name.get(name)
             if other is not None and other.cls is not cls and default_name(other.cls) != default_name(cls):
@@ -198,10 +201,18 @@ def register(target: Any = None, *, name: str | None = None, **options: Any) -> 
 class Codec:
     """What a store knows of classes: the registry and the prefixes it trusts."""
 
-    def __init__(self, trust: Iterable[str] = (), *, registry: Registry | None = None) -> None:
+    def __init__(
+        self,
+        trust: Iterable[str] = (),
+        *,
+        registry: Registry | None = None,
+        classes: Iterable[tuple[str, str]] = (),
+    ) -> None:
         if isinstance(trust, str) or not isinstance(trust, Iterable):
             raise UsageError(f'trust is a list of module prefixes such as trust=["myapp."], not {trust!r}')
         self.trust = tuple(dict.fromkeys(_prefix(item) for item in (*TRUST_DEFAULT, *trust)))
+        #: single classes that are trusted too: module and name
+        self.classes = frozenset(classes)
         self._registry = REGISTRY if registry is None else registry
         self._generation = self._registry.generation
         self._by_class: dict[type, Entry | None] = {}
@@ -223,8 +234,7 @@ class Codec:
 
     def entry_named(self, name: str) -> Entry:
         """The entry of a class named in stored text; UnknownType if it is neither registered nor trusted."""
-        self._refresh()
-        entry = self._by_name.get(name) or self._registry.named(name) or self._trusted(name)
+        entry = self._find(name)
         if entry is None:
             raise UnknownType(
                 f"a stored value has the type {name[:200]!r}, which is neither registered nor trusted "
@@ -234,7 +244,25 @@ class Codec:
                 f"raw=True reads the value without its class",
                 type_name=name,
             )
-        self._by_name[name] = entry
+        return entry
+
+    def entry_tagged(self, tag: str) -> Entry:
+        """The entry of LangChain's message with that tag, one of `messages.NAMES`; UnknownType without LangChain."""
+        name = NAMES[tag]
+        entry = self._find(name)
+        if entry is None:
+            raise UnknownType(
+                f"a stored message is a {name}, which is not installed here: pip install -U langchain-core; "
+                f"raw=True reads the value without its class",
+                type_name=name,
+            )
+        return entry
+
+    def _find(self, name: str) -> Entry | None:
+        self._refresh()
+        entry = self._by_name.get(name) or self._registry.named(name) or self._trusted(name)
+        if entry is not None:
+            self._by_name[name] = entry
         return entry
 
     def _refresh(self) -> None:
@@ -243,13 +271,18 @@ class Codec:
             self._by_class.clear()
             self._by_name.clear()
 
+    def with_classes(self, classes: Iterable[tuple[str, str]]) -> Codec:
+        """The same, with more single classes that are trusted."""
+        return Codec(self.trust, registry=self._registry, classes=self.classes | frozenset(classes))
+
     def _trusted(self, name: str) -> Entry | None:
-        for prefix in self.trust:
+        last = name.rpartition(".")[2]
+        for prefix in (*self.trust, *(f"{module}." for module, cls_name in self.classes if cls_name == last)):
             if name.startswith(prefix):
                 cls = _resolve(prefix, name)
                 sort = None if cls is None else sort_of(cls)
                 if cls is not None and sort is not None:
-                    return Entry(name, 1, cls, sort, {})
+                    return Entry(name, 1, cls, sort, {}, shape_of(name, 1, sort))
         return None
 
 

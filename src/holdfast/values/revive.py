@@ -20,7 +20,8 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
-from itertools import chain
+from functools import partial
+from itertools import chain, compress
 from math import isnan
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any, Final
@@ -30,9 +31,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 
 from holdfast.errors import Undecodable, UnknownType
-from holdfast.values import arrays
+from holdfast.values import arrays, messages
 from holdfast.values.limits import DEPTH_MAX
-from holdfast.values.plain import CONTAINERS
+from holdfast.values.plain import CONTAINERS, may_be_tagged
 from holdfast.values.registry import Codec
 from holdfast.values.tagged import FACTORIES
 
@@ -63,24 +64,52 @@ class Reviver:
             [(key, content)] = node.items()
             if key.startswith("^"):
                 return self._tag(key, content, depth)
-        for key, item in node.items():
-            if type(item) in CONTAINERS:
-                node[key] = self.revive(item, depth + 1)  # only values change, so the iteration stays valid
+        self.values(node, depth + 1)
         return node
 
     def _list(self, node: list[Any], depth: int) -> list[Any]:
         kinds = set(map(type, node))
-        if kinds.isdisjoint(CONTAINERS) or (kinds == {dict} and _flat(node)):
+        if kinds.isdisjoint(CONTAINERS):
             return node
+        if kinds == {dict}:
+            sizes = set(map(len, node))
+            if (1 not in sizes and _flat(node)) or (sizes == {1} and self._messages(node, depth)):
+                return node
         for at, item in enumerate(node):
             if type(item) in CONTAINERS:
                 node[at] = self.revive(item, depth + 1)
         return node
 
+    def _messages(self, node: list[Any], depth: int) -> bool:
+        """Whether this was a list of nothing but LangChain's messages; then it is read, all of them at once."""
+        tags: list[str] = list(chain.from_iterable(node))
+        kinds = set(tags)
+        if self.raw or depth + 3 > DEPTH_MAX or not kinds <= messages.NAMES.keys():
+            return False
+        shapes = {tag: self.codec.entry_tagged(tag).message for tag in kinds}
+        known = {tag: shape for tag, shape in shapes.items() if shape is not None}
+        bodies: list[Any] = list(chain.from_iterable(map(dict.values, node)))
+        if len(known) < len(kinds) or set(map(type, bodies)) != {dict}:
+            return False
+        if _may_be_tagged(bodies, depth + 3):
+            for body in bodies:
+                self.values(body, depth + 3)
+        node.clear()
+        node.extend(messages.make_all(tags, bodies, known))
+        return True
+
+    def values(self, node: dict[str, Any], depth: int) -> None:
+        """Read the tags in the values of a dict, which is none itself."""
+        for key, item in node.items():
+            if type(item) in CONTAINERS:
+                node[key] = self.revive(item, depth)  # only values change, so the iteration stays valid
+
     def _tag(self, tag: str, content: Any, depth: int) -> Any:
         reader = _READERS.get(tag)
         if reader is None:
-            raise Undecodable(f"stored text has the tag {tag[:50]!r}, which this version of Holdfast does not know")
+            if tag not in messages.NAMES:
+                raise Undecodable(f"stored text has the tag {tag[:50]!r}, which this version of Holdfast does not know")
+            reader = partial(_message, tag)
         try:
             return reader(self, content, depth + 1)
         except (Undecodable, UnknownType, RecursionError, MemoryError):
@@ -109,10 +138,16 @@ class Reviver:
 
 
 def _flat(node: list[dict[str, Any]]) -> bool:
-    """Whether these dicts hold neither tags nor containers: a list of messages, most often."""
-    if 1 in set(map(len, node)):
-        return False
+    """Whether these dicts hold no containers: a list of messages as dicts, most often."""
     return CONTAINERS.isdisjoint(map(type, chain.from_iterable(map(dict.values, node))))
+
+
+def _may_be_tagged(bodies: list[dict[str, Any]], depth: int) -> bool:
+    """Whether a value in these dicts may have to be read; `depth` is that of the values."""
+    held = list(chain.from_iterable(map(dict.values, bodies)))
+    if CONTAINERS.isdisjoint(map(type, held)):
+        return False
+    return may_be_tagged(list(compress(held, map(CONTAINERS.__contains__, map(type, held)))), DEPTH_MAX - depth)
 
 
 def _need(condition: bool) -> None:
@@ -273,6 +308,18 @@ def _object(run: Reviver, content: Any, depth: int) -> Any:
     if entry is None:
         return _readable(name, version, body, extras)
     return entry.rebuild(version, body, extras)
+
+
+def _message(tag: str, run: Reviver, content: Any, depth: int) -> Any:
+    _need(type(content) is dict)
+    entry = None if run.raw else run.codec.entry_tagged(tag)
+    run.values(content, depth + 1)
+    if entry is not None and entry.message is not None:
+        return entry.message.reader((*content,))(content)
+    extras = {name[1:]: content.pop(name) for name in (messages.SET, messages.EXTRA) if name in content}
+    if entry is None:
+        return _readable(messages.NAMES[tag], 1, content, extras)
+    return entry.rebuild(1, content, extras)
 
 
 def _readable(name: str, version: int, body: Any, extras: dict[str, Any] | None) -> dict[str, Any]:

@@ -269,23 +269,29 @@ class ModelSort:
         if len(stored) != len(self.fields):
             fields = {}
             for name, field in self.fields.items():
-                fields[name] = stored[name] if name in stored else _model_default(field, fields)
+                fields[name] = stored[name] if name in stored else model_default(field, fields)
         made: Any = object.__new__(self.cls)
         object.__setattr__(made, "__dict__", fields)
         object.__setattr__(made, "__pydantic_fields_set__", {n for n in names if n in fields or n in extra})
         object.__setattr__(made, "__pydantic_extra__", extra if self.allows_extra else None)
-        object.__setattr__(made, "__pydantic_private__", self._private())
+        object.__setattr__(made, "__pydantic_private__", self._private(fields))
         return made
 
-    def _private(self) -> dict[str, Any] | None:
+    def _private(self, fields: dict[str, Any]) -> dict[str, Any] | None:
         if not self.cls.__private_attributes__:
             return None
         undefined = sys.modules["pydantic_core"].PydanticUndefined
-        defaults = {name: item.get_default() for name, item in self.cls.__private_attributes__.items()}
-        return {name: value for name, value in defaults.items() if value is not undefined}
+        made: dict[str, Any] = {}
+        for name, item in self.cls.__private_attributes__.items():
+            # Older versions of pydantic call a factory unasked, newer ones only if they are told to.
+            told = hasattr(item, "default_factory_takes_validated_data")
+            value = model_default(item, {**fields, **made}) if told else item.get_default()
+            if value is not undefined:
+                made[name] = value
+        return made
 
 
-def _model_default(field: Any, before: dict[str, Any]) -> Any:
+def model_default(field: Any, before: dict[str, Any]) -> Any:
     if getattr(field, "default_factory_takes_validated_data", False):
         return field.get_default(call_default_factory=True, validated_data=before)
     return field.get_default(call_default_factory=True)

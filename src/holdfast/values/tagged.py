@@ -30,9 +30,12 @@ import orjson
 from holdfast.errors import Unstorable
 from holdfast.values import arrays
 from holdfast.values.limits import DEPTH_MAX, NODES_MAX, SIZE_MAX
+from holdfast.values.messages import EXTRA, Shape, text_of
 from holdfast.values.plain import (
     ATOMS,
+    CONTAINERS,
     OPTIONS,
+    PLAIN,
     TooMany,
     has_caret_key,
     has_surrogates,
@@ -59,6 +62,9 @@ _WHOLE_MAX: Final = 3
 
 # So many values are looked at to say where a value that has too many holds itself.
 _HUNT_MAX: Final = 100_000
+
+# So many messages are written at once: enough to be fast, and few enough that one which is not plain costs little.
+_BATCH: Final = 128
 
 
 def lower_to_text(value: object, codec: Codec) -> bytes:
@@ -94,9 +100,7 @@ class Lowering:
 
     def lower(self, value: Any, depth: int, trail: Trail) -> Any:
         """The value as a tree that the fast encoder writes as it is."""
-        self.nodes += 1
-        if self.nodes > self.nodes_max:
-            _refuse(f"it holds more than {NODES_MAX:,} values; keep large data in numpy arrays", trail)
+        self.count_nodes(1, trail)
         handler = _HANDLERS.get(type(value))
         if handler is not None:
             return handler(self, value, depth, trail)
@@ -109,6 +113,11 @@ class Lowering:
             return None
         self.count_bytes(text)
         return orjson.Fragment(text)
+
+    def count_nodes(self, count: int, trail: Trail) -> None:
+        self.nodes += count
+        if self.nodes > self.nodes_max:
+            _refuse(f"it holds more than {NODES_MAX:,} values; keep large data in numpy arrays", trail)
 
     def count_bytes(self, text: bytes) -> None:
         self.size_bytes += len(text)
@@ -127,25 +136,59 @@ class Lowering:
 
     def items(self, value: Any, values: list[Any], depth: int, trail: Trail) -> Any:
         """A JSON array of the values; `value` is the container they are from."""
-        if depth <= _WHOLE_MAX or ATOMS.issuperset(map(type, values)):
-            text = self.whole(values, depth)
-            if text is not None:
-                return text
-            text = None if self.hunting else self.objects(values, depth)
-            if text is not None:
-                return text
+        kinds = set(map(type, values))
+        text = None
+        if kinds <= PLAIN:
+            if depth <= _WHOLE_MAX or kinds <= ATOMS:
+                text = self.whole(values, depth)
+        elif not self.hunting and kinds.isdisjoint(_HANDLERS):
+            entries = {kind: self.codec.entry_of(kind) for kind in kinds}
+            shapes = {kind: entry.message for kind, entry in entries.items() if entry and entry.message}
+            if len(shapes) == len(kinds):
+                text = self.messages(value, values, shapes, depth, trail)
+            elif depth <= _WHOLE_MAX and not shapes:
+                text = self.objects(values, entries, depth)
+        if text is not None:
+            return text
         self.enter(value, depth + 1, trail)
         lowered = [self.lower(item, depth + 1, (trail, "item", at)) for at, item in enumerate(values)]
         self.leave(value)
         return lowered
 
-    def objects(self, values: list[Any], depth: int) -> orjson.Fragment | None:
-        """The finished text of a list of objects whose fields are plain: a list of messages, most often.
+    def messages(
+        self, value: Any, values: list[Any], shapes: dict[type, Shape], depth: int, trail: Trail
+    ) -> orjson.Fragment:
+        """The finished text of a list of LangChain's messages.
+
+        A message with a value that is not plain slows down those around it, not the whole list.
+        """
+        self.enter(value, depth + 1, trail)
+        room = DEPTH_MAX - depth - 4
+        texts: list[bytes] = []
+        for start in range(0, len(values), _BATCH):
+            batch = values[start : start + _BATCH]
+            try:
+                text = text_of(batch, shapes, room) if room >= 0 else None
+            except TooMany:
+                raise
+            except Exception:
+                text = None  # something is wrong with a message; one by one it is named
+            if text is None:
+                lowered = [self.lower(item, depth + 1, (trail, "item", at)) for at, item in enumerate(batch, start)]
+                text = orjson.dumps(lowered, option=OPTIONS)
+            else:
+                self.count_nodes(len(batch), trail)
+                self.count_bytes(text)
+            texts.append(text[1:-1])
+        self.leave(value)
+        return orjson.Fragment(b"".join((b"[", b",".join(texts), b"]")))
+
+    def objects(self, values: list[Any], entries: dict[type, Entry | None], depth: int) -> orjson.Fragment | None:
+        """The finished text of a list of objects whose fields are plain.
 
         All their fields are walked at once, which is several times faster than each object by itself. None if
         that does not do, for whatever reason; the way one by one then finds the reason, and its path.
         """
-        entries = {kind: self.codec.entry_of(kind) for kind in set(map(type, values)) - _HANDLERS.keys()}
         bodies: list[Any] = []
         lowered: list[Any] = []
         for item in values:
@@ -186,7 +229,7 @@ class Lowering:
     def _other(self, value: Any, depth: int, trail: Trail) -> Any:
         entry = self.codec.entry_of(type(value))
         if entry is not None:
-            return self._object(value, entry, depth, trail)
+            return self._message(value, entry, depth, trail) or self._object(value, entry, depth, trail)
         if arrays.is_numpy(value):
             try:
                 tag, content = arrays.dump(value)
@@ -198,6 +241,28 @@ class Lowering:
         if value is msgspec.UNSET:
             return {"^unset": None}
         return _refuse_type(type(value), trail)
+
+    def _message(self, value: Any, entry: Entry, depth: int, trail: Trail) -> Any:
+        """A LangChain message as its own tag; None if it is none, or not one as its class makes them."""
+        shape = entry.message
+        try:
+            body = None if shape is None else shape.take(value)
+        except Exception:
+            body = None  # whatever is wrong with it, the general way names it
+        if shape is None or body is None:
+            return None
+        self.enter(value, depth + 2, trail)
+        lowered: dict[str, Any] = {}
+        for name, item in body.items():
+            if name == EXTRA and is_plain_dict(item):
+                lowered[name] = {
+                    key: self.lower(part, depth + 3, (trail, "attribute", key)) for key, part in item.items()
+                }
+            else:
+                text = self.whole(item, depth + 2) if type(item) in CONTAINERS and item else None
+                lowered[name] = text or self.lower(item, depth + 2, (trail, "attribute", name))
+        self.leave(value)
+        return {shape.tag: lowered}
 
     def _object(self, value: Any, entry: Entry, depth: int, trail: Trail) -> Any:
         self.enter(value, depth + 3, trail)

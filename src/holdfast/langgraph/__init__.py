@@ -1,0 +1,21 @@
+"""Holdfast under LangGraph: a checkpointer that stores what changed.
+
+    from holdfast.langgraph import HoldfastSaver
+
+    graph = builder.compile(checkpointer=HoldfastSaver("agent.db"))
+
+Needs the extra: `pip install "holdfast[langgraph]"`.
+"""
+
+from __future__ import annotations
+
+from holdfast.errors import UsageError
+
+try:
+    import langgraph.checkpoint.base  # noqa: F401
+except ModuleNotFoundError as error:
+    raise UsageError('holdfast.langgraph needs LangGraph: pip install "holdfast[langgraph]"') from error
+
+from holdfast.langgraph.saver import HoldfastSaver
+
+__all__ = ["HoldfastSaver"]

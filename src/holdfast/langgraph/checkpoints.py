@@ -1,0 +1,125 @@
+"""A LangGraph checkpoint as the state of a Holdfast thread, and back. Pure.
+
+The state is the channel values, as any other state, plus one key, BOOK, with all that LangGraph keeps beside them: id,
+parent, versions, metadata. What changes at every step stands together at the end of the text, behind the channels that
+grow: there a step is one splice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+from blake3 import blake3
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from holdfast.errors import Undecodable, Unstorable, UsageError
+from holdfast.langgraph.serde import HoldfastSerde, load_opaque
+from holdfast.values.codec import Codec, decode, encode
+
+BOOK = "__langgraph__"
+_BOOK_START = b'"' + BOOK.encode() + b'":'
+
+
+class Parts(NamedTuple):
+    """What a stored checkpoint says."""
+
+    checkpoint: dict[str, Any]
+    metadata: dict[str, Any]
+    parent: str | None
+
+
+def run_key(run: str) -> bytes:
+    """What a run's checkpoints are found by: not the run's id itself, which may be hidden by encryption."""
+    return blake3(run.encode("utf-8", "surrogatepass")).digest(16)
+
+
+def to_text(
+    checkpoint: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+    parent: str | None,
+    serde: SerializerProtocol,
+    codec: Codec,
+) -> bytes:
+    """The text of a checkpoint. Raises Unstorable, which names channel and path."""
+    values = checkpoint.get("channel_values") or {}
+    if BOOK in values:
+        raise Unstorable(f"a channel cannot be named {BOOK!r}: rename it", path=BOOK)
+    book = {key: value for key, value in checkpoint.items() if key != "channel_values"}
+    book["parent"] = parent
+    book["metadata"] = dict(metadata)
+    state: dict[str, Any] = {name: values[name] for name in sorted(values, key=_is_fleeting)}
+    if not isinstance(serde, HoldfastSerde):
+        state = {name: serde.dumps_typed(value) for name, value in state.items()}
+        book["metadata"] = serde.dumps_typed(book["metadata"])
+        book["serde"] = True
+    else:
+        codec = serde.codec
+    state[BOOK] = book
+    try:
+        return encode(state, codec)
+    except Unstorable as error:
+        raise name_channel(error, state) from error
+
+
+def _is_fleeting(channel: str) -> bool:
+    """Whether a channel lives for one step: input, branches, tasks."""
+    return channel.startswith("__") or ":" in channel
+
+
+def name_channel(error: Unstorable, channels: Mapping[str, Any]) -> Unstorable:
+    """The same error, with the name of the channel that holds the value."""
+    for name in channels:
+        start = f"state[{orjson.dumps(name).decode()}]"
+        if error.path == start or error.path.startswith((f"{start}[", f"{start}.")):
+            where = "the metadata" if name == BOOK else f"channel {name!r}"
+            return Unstorable(f"{where} of this checkpoint cannot be saved: {error}", path=error.path)
+    return error
+
+
+def from_text(text: bytes, serde: SerializerProtocol, codec: Codec) -> Parts:
+    """The checkpoint of a text. Raises Undecodable, UnknownType; UsageError if it is no checkpoint of LangGraph's."""
+    if isinstance(serde, HoldfastSerde):
+        codec = serde.codec
+    state = decode(text, codec)
+    book = state.pop(BOOK, None) if type(state) is dict else None
+    if type(book) is not dict:
+        raise UsageError("this state was not saved by LangGraph: load it with store.thread(name).load()")
+    metadata = book.pop("metadata", {})
+    parent = book.pop("parent", None)
+    if book.pop("serde", False):
+        state = {name: load_opaque(value, serde) for name, value in state.items()}
+        metadata = load_opaque(metadata, serde)
+    return Parts({**book, "channel_values": state}, metadata, parent)
+
+
+def _book_text(text: bytes) -> bytes | None:
+    """The text of the bookkeeping alone; None if it is no checkpoint of LangGraph's.
+
+    It is the last value of the text. An object of the same name deeper inside has more behind it, so that only the
+    right place leaves valid JSON up to the last brace.
+    """
+    at = len(text)
+    while (at := text.rfind(_BOOK_START, 0, at)) >= 0:
+        book = text[at + len(_BOOK_START) : -1]
+        try:
+            return book if type(orjson.loads(book)) is dict else None
+        except ValueError:
+            continue
+    return None
+
+
+def metadata_of(text: bytes, serde: SerializerProtocol, codec: Codec) -> dict[str, Any]:
+    """The metadata of a checkpoint's text, without its values."""
+    book = decode(_book_text(text) or b"{}", codec)
+    metadata = book.get("metadata", {})
+    return load_opaque(metadata, serde) if book.get("serde") else metadata  # type: ignore[no-any-return]
+
+
+def id_of(text: bytes) -> str:
+    """The id of a checkpoint's text. Raises Undecodable."""
+    found = orjson.loads(_book_text(text) or b"{}").get("id")
+    if type(found) is not str:
+        raise Undecodable("a stored checkpoint of LangGraph's has no id")
+    return found

@@ -1,0 +1,402 @@
+"""What a saver does, as flows: put a checkpoint, put writes, get one, copy and delete threads.
+
+Transactions with encoding and comparing between them, driven blocking or async by `saver.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from holdfast.errors import Conflict, Damaged, NotFound, ThreadDeleted, Undecodable, UsageError
+from holdfast.langgraph.checkpoints import id_of
+from holdfast.langgraph.known import Known, Seen
+from holdfast.log.branches import create_thread, find_thread, metadata_of, try_thread
+from holdfast.log.cache import Base
+from holdfast.log.ids import ID_MAX
+from holdfast.log.ids import show_id as show_record
+from holdfast.log.label_ids import pack_id
+from holdfast.log.labels import (
+    LABELLED_KIND,
+    MAIN,
+    Found,
+    Mark,
+    copy_labels,
+    find_label,
+    find_space,
+    greatest_label,
+    put_labelled,
+    put_to_head,
+)
+from holdfast.log.pending import Against, Write, is_large, odd_bases, put_writes, select_writes, writes_of
+from holdfast.log.reading import Loaded, read_state, read_thread_state
+from holdfast.log.records import SALT_BYTES
+from holdfast.log.sweeping import delete as delete_records
+from holdfast.log.writing import Appended, Draft, Place, base_after, prepare, seal, stored_as_drafted
+from holdfast.storage.base import ConstraintFailed
+from holdfast.storage.program import Batch, Flow, Program, Rows, read, write
+from holdfast.threads.context import Context
+from holdfast.threads.flows import base_of, commit
+
+_ATTEMPTS = 64
+_log = logging.getLogger("holdfast")
+
+
+@dataclass(slots=True)
+class Keeper:
+    """A saver's side of a store: the engine's context, and what the saver remembers."""
+
+    ctx: Context
+    known: Known = field(default_factory=Known)
+    puts: int = 0  # since expired threads were last looked for
+
+
+class Entry(NamedTuple):
+    """A checkpoint as it is stored: where it is, its text, and what is pending on it."""
+
+    thread: str
+    space: str
+    id: bytes
+    text: bytes
+    writes: Sequence[Write]
+
+
+class _At(NamedTuple):
+    """What a read has found: the thread, the labelled record, and its state unless the cache has it."""
+
+    thread: int
+    tree: int
+    metadata: Mapping[str, Any]
+    generation: int
+    found: Found
+    state: Loaded | bytes
+    writes: Rows
+    bases: dict[int, bytes]
+
+
+# --- putting
+
+
+def put(keeper: Keeper, name: str, text: bytes, mark: Mark, note: str | None, tags: Mapping[str, Any]) -> Flow[None]:
+    """Store a checkpoint's text under its id, after its parent's."""
+    try:
+        yield from _put(keeper, name, text, mark, note, tags)
+    except ThreadDeleted:
+        if mark.parent is not None:
+            raise ThreadDeleted(
+                f"thread {name!r} was deleted while this run was going on: its checkpoint was not stored"
+            ) from None
+        keeper.known.forget(name)  # it has no parent: the thread starts anew
+        yield from _put(keeper, name, text, mark, note, tags)
+
+
+def _put(keeper: Keeper, name: str, text: bytes, mark: Mark, note: str | None, tags: Mapping[str, Any]) -> Flow[None]:
+    ctx = keeper.ctx
+    tenant = yield from ctx.ensure_tenant()
+    seen = yield from _seen(keeper, tenant, name)
+    if seen is None and mark.parent is not None and not mark.orphan:
+        raise ThreadDeleted(f"there is no thread {name!r}")
+    salt = ctx.entropy(SALT_BYTES)
+    parent = None
+    draft: Draft | None = None
+    after = 0
+    merge: Mapping[str, Any] | None = dict(tags) if tags and not _has(seen, tags) else None
+    for _ in range(_ATTEMPTS):
+        if draft is None:
+            base, parent = yield from _base(keeper, tenant, name, seen, mark)
+            draft = prepare(
+                text,
+                base,
+                salt,
+                kind=LABELLED_KIND,
+                note=note,
+                metadata=None,
+                branching=base is not None and base.record.id != parent,
+            )
+            after = max(after, base.record.id if base is not None else 0, parent or 0)
+        at = ctx.clock_us()
+        record = ctx.new_record_id(at, after)
+        try:
+            done = yield from _commit(draft, tenant, name, seen, mark, merge, record, at, parent)
+        except ConstraintFailed as error:
+            if error.kind != "unique":
+                raise
+            continue  # the id is taken: one chance in a million
+        if done.record is not None:
+            _settle(keeper, tenant, name, seen, draft, done, mark, merge)
+            return
+        if done.after:
+            after = done.after
+        else:  # the base was moved by a prune
+            if draft.base is not None:
+                ctx.cache.drop((tenant, done.tree, draft.base.record.id))
+            seen = keeper.known.note(name, done.thread, done.tree, seen.metadata if seen else {})
+            seen.tips.clear()
+            draft = None
+    raise Conflict(f"thread {name!r} is being rearranged without pause: nothing was written; put it again")
+
+
+def _has(seen: Seen | None, tags: Mapping[str, Any]) -> bool:
+    return seen is not None and tags.items() <= seen.metadata.items()
+
+
+def _seen(keeper: Keeper, tenant: int, name: str) -> Flow[Seen | None]:
+    """What is known of a thread, from memory or the store. None: there is none of that name."""
+    if (seen := keeper.known.get(name)) is not None:
+        return seen
+    row = yield from read(partial(try_thread, tenant, name))
+    return None if row is None else keeper.known.note(name, row.thread, row.tree, metadata_of(row))
+
+
+def _base(
+    keeper: Keeper, tenant: int, name: str, seen: Seen | None, mark: Mark
+) -> Flow[tuple[Base | None, int | None]]:
+    """What to make the difference against, and the parent's record. Where there is no parent, the thread's newest
+    state will do: a subgraph begins with much of what its caller has."""
+    if seen is None:
+        return None, None
+    tip = seen.tips.get(mark.space)
+    if mark.parent is not None and tip is not None and tip[0] == mark.parent:
+        record: int | None = tip[1]
+        if (cached := keeper.ctx.cache.get((tenant, seen.tree, tip[1]))) is not None:
+            return cached, record
+    try:
+        generation, record, loaded = yield from read(
+            partial(_read_base, tenant, name, seen, mark, _cached(keeper.ctx, tenant, seen.tree))
+        )
+    except Damaged:
+        return None, None  # the new record will carry its full text, and the careful path finds the parent
+    if isinstance(loaded, Loaded):
+        return base_of(loaded, generation), record
+    return loaded, record
+
+
+def _cached(ctx: Context, tenant: int, tree: int) -> Callable[[int], Base | None]:
+    return lambda record: ctx.cache.get((tenant, tree, record))
+
+
+def _read_base(
+    tenant: int, name: str, seen: Seen, mark: Mark, cached: Callable[[int], Base | None]
+) -> Program[tuple[int, int | None, Loaded | Base | None]]:
+    row = yield from try_thread(tenant, name, seen.thread)
+    assert row is not None  # a number that is gone raises
+    parent: Found | None = None
+    if mark.parent is not None and (space := (yield from find_space(tenant, row.thread, mark.space))) is not None:
+        parent = yield from find_label(tenant, row.thread, space[0], mark.parent)
+    wanted = parent.record if parent is not None else row.head
+    if wanted is None:
+        return row.generation, None, None
+    follows = parent.record if parent is not None else None
+    known = cached(wanted)
+    if known is not None and known.generation == row.generation:
+        return row.generation, follows, known
+    return row.generation, follows, (yield from read_state(tenant, row.tree, wanted))
+
+
+def _commit(
+    draft: Draft,
+    tenant: int,
+    name: str,
+    seen: Seen | None,
+    mark: Mark,
+    merge: Mapping[str, Any] | None,
+    record: int,
+    at: int,
+    parent: int | None,
+) -> Flow[Appended]:
+    base = draft.base
+    place = Place(tenant, name, seen.thread if seen is not None else None, merge)
+    quick: Callable[[], Program[bool]] | None = None
+    if merge is None and mark.space == "" and seen is not None and base is not None and base.record.id == parent:
+        sealed = seal(draft, tenant, seen.thread, seen.tree, record, at, base.record)
+        quick = partial(put_to_head, draft, base, tenant, sealed, mark)
+    done = yield from commit(record, quick, partial(put_labelled, draft, place, record, at, mark))
+    if done is not None:
+        return done
+    assert base is not None
+    return Appended(sealed, sealed.thread, sealed.tree, base.generation, on_head=True)
+
+
+def _settle(
+    keeper: Keeper,
+    tenant: int,
+    name: str,
+    seen: Seen | None,
+    draft: Draft,
+    done: Appended,
+    mark: Mark,
+    merge: Mapping[str, Any] | None,
+) -> None:
+    """Remember what the next put will build on."""
+    assert done.record is not None
+    known = {} if seen is None else seen.metadata
+    seen = keeper.known.note(name, done.thread, done.tree, {**known, **(merge or {})})
+    seen.puts += 1
+    if done.on_head:
+        seen.note_tip(mark.space, mark.id, done.record.id)
+    base = draft.base
+    if stored_as_drafted(draft, done.record):
+        replaced = base.record.id if base is not None and base.record.id == done.record.parent else None
+        keeper.ctx.cache.put(
+            (tenant, done.tree, done.record.id),
+            base_after(draft, done.record, done.generation),
+            instead_of=(tenant, done.tree, replaced) if replaced is not None else None,
+        )
+
+
+def put_pending(keeper: Keeper, name: str, space: str, id_: bytes, writes: Sequence[Write]) -> Flow[None]:
+    """Store what a task has written. Writes to a thread that was deleted meanwhile are dropped."""
+    ctx = keeper.ctx
+    tenant = yield from ctx.ensure_tenant()
+    seen = keeper.known.get(name)
+    if seen is None and keeper.known.is_too_late(name, id_):
+        _log.warning("thread %r was deleted: late writes of a task were dropped", name)
+        return
+    number = seen.thread if seen is not None else None
+    against = yield from _against(ctx, tenant, name, seen, space, id_, writes)
+    at = ctx.clock_us()
+    try:
+        found = yield from write(partial(put_writes, tenant, name, number, space, id_, writes, against, at))
+    except ThreadDeleted:
+        found = None
+    if found is None:
+        _log.warning("thread %r was deleted: late writes of a task were dropped", name)
+
+
+def _against(
+    ctx: Context, tenant: int, name: str, seen: Seen | None, space: str, id_: bytes, writes: Sequence[Write]
+) -> Flow[Against | None]:
+    """A record to compress writes against: their own, if its text is at hand. For large ones any of the thread will do,
+    because much of them stands there too."""
+    if seen is None:
+        return None
+    tip = seen.tips.get(space)
+    own = tip is not None and tip[0] == id_
+    if not own and not is_large(writes):
+        return None
+    for _, record in [tip] if own and tip is not None else reversed(list(seen.tips.values())):
+        if (base := ctx.cache.get((tenant, seen.tree, record))) is not None:
+            return Against(record, base.data)
+    if not is_large(writes):
+        return None
+    try:
+        _, loaded = yield from read(partial(read_thread_state, tenant, name, seen.thread, None))
+    except (NotFound, Damaged):
+        return None
+    return None if loaded is None else Against(loaded.record.id, loaded.data)
+
+
+# --- getting
+
+
+def get(keeper: Keeper, name: str, space: str, id_: bytes | None) -> Flow[Entry | None]:
+    """A checkpoint by its id, or the newest of a namespace, with what is pending on it."""
+    ctx = keeper.ctx
+    tenant = yield from ctx.tenant()
+    if tenant is None:
+        return None
+    try:
+        at = yield from read(partial(_find, tenant, name, space, id_, ctx))
+    except NotFound:
+        keeper.known.forget(name)
+        return None
+    if at is None:
+        return None
+    seen = keeper.known.note(name, at.thread, at.tree, at.metadata)
+    text = at.state.data if isinstance(at.state, Loaded) else at.state
+    if id_ is None:
+        seen.note_tip(space, at.found.id, at.found.record)
+        if isinstance(at.state, Loaded):
+            ctx.cache.put((tenant, at.tree, at.found.record), base_of(at.state, at.generation))
+    writes = writes_of(at.writes, {at.found.record: text, **at.bases})
+    return Entry(name, space, at.found.id, text, writes)
+
+
+def _find(tenant: int, name: str, space: str, id_: bytes | None, ctx: Context) -> Program[_At | None]:
+    row = yield from find_thread(tenant, name)
+    place = yield from find_space(tenant, row.thread, space)
+    if place is None:
+        return None
+    number, newest = place if place[0] != MAIN else (MAIN, row.head)
+    state: Loaded | bytes | None = None
+    if id_ is not None:
+        found = yield from find_label(tenant, row.thread, number, id_)
+    else:
+        found = yield from greatest_label(tenant, row.thread, number)
+        if found is not None and newest is not None and found.record != newest:
+            found, state = yield from _newest(tenant, row.thread, row.tree, found, newest)
+    if found is None:
+        return None
+    cached = ctx.cache.get((tenant, row.tree, found.record))
+    if state is None:
+        state = cached.data if cached is not None else (yield from read_state(tenant, row.tree, found.record))
+    if state is None:
+        record = show_record(found.record)
+        raise Damaged(f"thread {name!r}: checkpoint {record} is missing; run `holdfast verify`", checkpoints=(record,))
+    [writes] = yield Batch(select_writes(tenant, row.thread, number, found.id))
+    bases = yield from odd_bases(tenant, row.tree, writes, [found.record])
+    return _At(row.thread, row.tree, metadata_of(row), row.generation, found, state, writes, bases)
+
+
+def _newest(tenant: int, thread: int, tree: int, greatest: Found, head: int) -> Program[tuple[Found, Loaded | None]]:
+    """The head, where it is not what has the greatest id: a clock stepped back, or somebody rolled back. Not if it was
+    saved without LangGraph."""
+    loaded = yield from read_state(tenant, tree, head)
+    if loaded is None:
+        return greatest, None
+    try:
+        id_ = pack_id(id_of(loaded.data))
+    except Undecodable:
+        return greatest, None
+    return Found(greatest.space, id_, head), loaded
+
+
+# --- threads
+
+
+def delete(keeper: Keeper, name: str) -> Flow[None]:
+    """Delete a thread with all its checkpoints and writes. Late writes to it are refused as long as its number is
+    remembered: until somebody looks for it again."""
+    tenant = yield from keeper.ctx.tenant()
+    if tenant is None:
+        return
+    yield from _seen(keeper, tenant, name)
+    try:
+        yield from delete_records(tenant, name, None)
+    except NotFound:
+        return
+
+
+def copy(keeper: Keeper, source: str, target: str) -> Flow[None]:
+    """A thread of another name with the same checkpoints, ids and writes. Shares the records: states are not copied."""
+    tenant = yield from keeper.ctx.tenant()
+    if tenant is None:
+        raise _no_source(source)
+    yield from write(partial(_copy, tenant, source, target, keeper.ctx.clock_us()))
+    keeper.known.forget(target)
+
+
+def _copy(tenant: int, source: str, target: str, at: int) -> Program[None]:
+    row = yield from try_thread(tenant, source, lock=True)
+    if row is None or row.head is None:
+        raise _no_source(source)
+    made = yield from create_thread(
+        tenant,
+        target,
+        metadata_of(row),
+        at,
+        tree=row.tree,
+        origin=row.head,
+        head_hash=row.head_hash,
+        generation=row.generation,
+    )
+    if made is None:
+        raise UsageError(f"a thread named {target!r} exists already: delete it first, or copy to another name")
+    yield Batch(*copy_labels(tenant, row.thread, made.thread, ID_MAX))
+
+
+def _no_source(source: str) -> NotFound:
+    return NotFound(f"there is no thread {source!r} to copy")

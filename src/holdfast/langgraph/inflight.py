@@ -1,0 +1,61 @@
+"""What is being stored right now: a checkpoint that supersedes writes waits until those are stored.
+
+LangGraph hands pending writes and the next checkpoint to background threads or tasks, in no order. If the checkpoint
+were stored first and the process died, the finished tasks would run again (langgraph#8039).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+
+Key = tuple[str, ...]  # what is under way, and the thread, namespace and id of the checkpoint
+
+
+class InFlight:
+    """What is under way, by what it concerns."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_key: dict[Key, dict[Future[None], asyncio.AbstractEventLoop | None]] = {}
+
+    @contextmanager
+    def doing(self, key: Key) -> Iterator[None]:
+        """While this is open, `wait` and `await_` of the same key wait."""
+        done: Future[None] = Future()
+        done.set_running_or_notify_cancel()  # a waiter that is cancelled must not cancel it
+        with self._lock:
+            self._by_key.setdefault(key, {})[done] = _running_loop()
+        try:
+            yield
+        finally:
+            with self._lock:
+                of_key = self._by_key[key]
+                del of_key[done]
+                if not of_key:
+                    del self._by_key[key]
+            done.set_result(None)
+
+    def wait(self, key: Key) -> None:
+        """Blocking. Not for tasks of the event loop that this call blocks: they could never finish."""
+        here = _running_loop()
+        with self._lock:
+            waiting = [done for done, loop in self._by_key.get(key, {}).items() if loop is None or loop is not here]
+        if waiting:
+            wait(waiting)
+
+    async def await_(self, key: Key) -> None:
+        with self._lock:
+            waiting = list(self._by_key.get(key, ()))
+        for done in waiting:
+            await asyncio.wrap_future(done)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

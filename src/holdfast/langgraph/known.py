@@ -1,0 +1,75 @@
+"""What a saver remembers of the threads that it has seen. Bounded; losing an entry costs one read.
+
+A thread's number tells a late write of a deleted thread from an early one of a thread of the same name.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_THREADS_MAX = 10_000
+_TIPS_MAX = 64  # namespaces of one thread whose newest record is remembered
+
+
+@dataclass(slots=True)
+class Seen:
+    """A thread: its number, the tree of its records, its metadata, and the newest records by namespace."""
+
+    thread: int
+    tree: int
+    metadata: Mapping[str, Any]
+    tips: OrderedDict[str, tuple[bytes, int]] = field(default_factory=OrderedDict)
+    puts: int = 0  # since its history was last shortened
+
+    def note_tip(self, space: str, id_: bytes, record: int) -> None:
+        self.tips[space] = (id_, record)
+        self.tips.move_to_end(space)
+        while len(self.tips) > _TIPS_MAX:
+            self.tips.popitem(last=False)
+
+
+class Known:
+    """Threads by name."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: OrderedDict[str, Seen] = OrderedDict()
+        self._graves: OrderedDict[str, bytes] = OrderedDict()  # the newest ids of threads that are gone
+
+    def get(self, name: str) -> Seen | None:
+        with self._lock:
+            seen = self._seen.get(name)
+            if seen is not None:
+                self._seen.move_to_end(name)
+            return seen
+
+    def note(self, name: str, thread: int, tree: int, metadata: Mapping[str, Any]) -> Seen:
+        """What was found in the store: the same entry, unless the name now stands for another thread."""
+        with self._lock:
+            seen = self._seen.get(name)
+            if seen is None or seen.thread != thread:
+                seen = self._seen[name] = Seen(thread, tree, metadata)
+            seen.metadata = metadata
+            self._seen.move_to_end(name)
+            while len(self._seen) > _THREADS_MAX:
+                self._seen.popitem(last=False)
+            return seen
+
+    def forget(self, name: str) -> None:
+        """The thread is not there (any more). What is written on its checkpoints from now on comes too late."""
+        with self._lock:
+            seen = self._seen.pop(name, None)
+            if seen is not None and seen.tips:
+                newest = max(id_ for id_, _ in seen.tips.values())
+                self._graves[name] = max(newest, self._graves.get(name, b""))
+                while len(self._graves) > _THREADS_MAX:
+                    self._graves.popitem(last=False)
+
+    def is_too_late(self, name: str, id_: bytes) -> bool:
+        """Whether a checkpoint is one of a thread that is gone: ids grow with time, so an older one than its newest."""
+        with self._lock:
+            return id_ <= self._graves.get(name, b"")

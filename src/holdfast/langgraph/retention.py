@@ -1,0 +1,247 @@
+"""Which checkpoints stay: `ttl`, `keep_last`, prune, and the removal of whole runs.
+
+A checkpoint with a DeltaChannel holds only what changed, by LangGraph's own design, and is rebuilt from its
+ancestors' writes. So what a kept checkpoint needs stays, up to the nearest ancestor that holds the whole value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+import orjson
+
+from holdfast.errors import NotFound, UsageError
+from holdfast.langgraph import flows
+from holdfast.langgraph.checkpoints import BOOK, run_key
+from holdfast.langgraph.flows import Keeper
+from holdfast.langgraph.history import Texts
+from holdfast.log.branches import BY_NUMBER, ThreadRow, thread_of, try_thread
+from holdfast.log.label_ids import pack_id
+from holdfast.log.labels import MAIN, LabelRow, labels_in, labels_of_runs, spaces_of
+from holdfast.log.sweeping import remove_labelled
+from holdfast.storage.program import Batch, Flow, Program, Progress, Sql, read
+
+_PUTS_MIN = 16  # shortening a history costs a keyframe, so it is not done at every put
+_EXPIRE_EVERY = 256
+_EXPIRE_MOST = 8
+_PAGE = 500
+
+_EXPIRED = Sql(
+    """SELECT name FROM thread WHERE tenant = :tenant AND active <= :minute AND updated_at < :before
+    ORDER BY active LIMIT :limit"""
+)
+_NAMES = Sql("SELECT thread, name FROM thread WHERE tenant = :tenant AND thread > :after ORDER BY thread LIMIT :limit")
+
+
+class Retention(NamedTuple):
+    """How long things stay. None: for good."""
+
+    ttl_us: int | None = None
+    keep_last: int | None = None
+
+    @classmethod
+    def of(cls, ttl: float | timedelta | None, keep_last: int | None) -> Retention:
+        seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
+        if seconds is not None and not seconds > 0:
+            raise UsageError(f"ttl={ttl!r}: seconds, more than 0, or a timedelta")
+        if keep_last is not None and (type(keep_last) is not int or keep_last < 1):
+            raise UsageError(f"keep_last={keep_last!r}: a count of 1 or more")
+        return cls(None if seconds is None else int(seconds * 1_000_000), keep_last)
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What a compaction has removed."""
+
+    threads: int
+    checkpoints: int
+
+
+def after_put(keeper: Keeper, retention: Retention, name: str) -> Flow[None]:
+    """What retention asks for after a put: now and then, and bounded."""
+    seen = keeper.known.get(name)
+    tenant = yield from keeper.ctx.tenant()
+    if seen is None or tenant is None:
+        return
+    keep = retention.keep_last
+    if keep is not None and seen.puts >= max(_PUTS_MIN, keep):
+        seen.puts = 0
+        yield from _shorten(keeper, tenant, name, keep)
+    if retention.ttl_us is not None:
+        keeper.puts += 1
+        if keeper.puts % _EXPIRE_EVERY == 0:
+            yield from _expire_some(keeper, tenant, retention.ttl_us, _EXPIRE_MOST)
+
+
+def expire(keeper: Keeper, retention: Retention, name: str) -> Flow[None]:
+    """Delete a thread that has expired, before anybody reads it."""
+    if retention.ttl_us is None:
+        return
+    tenant = yield from keeper.ctx.tenant()
+    row = (yield from read(partial(try_thread, tenant, name))) if tenant is not None else None
+    if row is not None and row.updated_at < keeper.ctx.clock_us() - retention.ttl_us:
+        yield from flows.delete(keeper, name)
+
+
+def _expire_some(keeper: Keeper, tenant: int, ttl_us: int, limit: int) -> Flow[int]:
+    before = keeper.ctx.clock_us() - ttl_us
+
+    def program() -> Program[list[str]]:
+        minute = before // 60_000_000
+        [rows] = yield Batch(_EXPIRED(tenant=tenant, minute=minute, before=before, limit=limit), last=True)
+        return [name for (name,) in rows]
+
+    names = yield from read(program)
+    for name in names:
+        yield from flows.delete(keeper, name)
+    return len(names)
+
+
+def compact(keeper: Keeper, retention: Retention, progress: Progress | None) -> Flow[Compacted]:
+    """Apply retention to all threads."""
+    tenant = yield from keeper.ctx.tenant()
+    if tenant is None:
+        return Compacted(0, 0)
+    threads = checkpoints = 0
+    while retention.ttl_us is not None:
+        gone = yield from _expire_some(keeper, tenant, retention.ttl_us, _PAGE)
+        threads += gone
+        if gone < _PAGE:
+            break
+    after = done = 0
+    keep = retention.keep_last
+    while keep is not None:
+        page = yield from read(partial(_names, tenant, after))
+        for number, name in page:
+            checkpoints += yield from _shorten(keeper, tenant, name, keep)
+            after, done = number, done + 1
+            if progress is not None:
+                progress(done, done + (0 if len(page) < _PAGE else 1))
+        if len(page) < _PAGE:
+            break
+    return Compacted(threads, checkpoints)
+
+
+def _names(tenant: int, after: int) -> Program[list[tuple[int, str]]]:
+    [rows] = yield Batch(_NAMES(tenant=tenant, after=after, limit=_PAGE), last=True)
+    return [(row[0], row[1]) for row in rows]
+
+
+def prune(keeper: Keeper, threads: Sequence[str], strategy: str) -> Flow[None]:
+    """LangGraph's prune: "keep_latest" or "delete"."""
+    if strategy not in ("keep_latest", "delete"):
+        raise UsageError(f'strategy={strategy!r}: "keep_latest" or "delete"')
+    tenant = yield from keeper.ctx.tenant()
+    for thread in threads if tenant is not None else ():
+        if strategy == "delete":
+            yield from flows.delete(keeper, str(thread))
+        else:
+            assert tenant is not None
+            yield from _shorten(keeper, tenant, str(thread), 1, whole=True)
+
+
+def delete_for_runs(keeper: Keeper, runs: Sequence[str]) -> Flow[None]:
+    """Remove the checkpoints that runs have made, in all threads."""
+    tenant = yield from keeper.ctx.tenant()
+    if tenant is None or not runs:
+        return
+    found = yield from read(partial(labels_of_runs, tenant, [run_key(str(run)) for run in runs]))
+    by_thread: dict[int, set[tuple[int, bytes]]] = {}
+    for label in found:
+        by_thread.setdefault(label.thread, set()).add((label.space, label.id))
+    for number, doomed in by_thread.items():
+        row, labels, _ = yield from read(partial(_labels, tenant, None, number))
+        if row is not None:
+            yield from _remove(keeper, tenant, row, labels, doomed)
+
+
+def _shorten(keeper: Keeper, tenant: int, name: str, keep: int, *, whole: bool = False) -> Flow[int]:
+    """Keep the newest checkpoints of each namespace. `whole`: of every one; else a subgraph's namespace goes when it is
+    older than all that is kept of the thread itself."""
+    row, labels, _ = yield from read(partial(_labels, tenant, name, None))
+    if row is None:
+        return 0
+    by_space: dict[int, list[LabelRow]] = {}
+    for label in sorted(labels, key=lambda label: label.id, reverse=True):
+        by_space.setdefault(label.space, []).append(label)
+    main = by_space.get(MAIN, [])
+    newest = [label for label in main if label.record == row.head]
+    oldest = min((label.id for label in [*main[:keep], *newest]), default=b"")
+    doomed: set[tuple[int, bytes]] = set()
+    for space, line in by_space.items():
+        kept = line[:keep]
+        if space != MAIN and not whole and line[0].id < oldest:
+            kept = []
+        stay = {label.id for label in (*kept, *(newest if space == MAIN else ()))}
+        doomed |= {(space, label.id) for label in line if label.id not in stay}
+    return (yield from _remove(keeper, tenant, row, labels, doomed))
+
+
+def _labels(
+    tenant: int, name: str | None, number: int | None
+) -> Program[tuple[ThreadRow | None, list[LabelRow], dict[int, str]]]:
+    if name is not None:
+        row = yield from try_thread(tenant, name)
+    else:
+        [rows] = yield Batch(BY_NUMBER(tenant=tenant, thread=number))
+        row = thread_of(rows)
+    if row is None:
+        return None, [], {}
+    labels = yield from labels_in(tenant, [row.thread])
+    return row, labels, (yield from spaces_of(tenant, row.thread))
+
+
+def _remove(
+    keeper: Keeper, tenant: int, row: ThreadRow, labels: list[LabelRow], doomed: set[tuple[int, bytes]]
+) -> Flow[int]:
+    doomed -= yield from _needed(keeper, tenant, row, labels, doomed)
+    if not doomed:
+        return 0
+    try:
+        return (yield from remove_labelled(tenant, row.name, doomed))
+    except NotFound:
+        return 0  # somebody else has deleted it
+
+
+def _needed(
+    keeper: Keeper, tenant: int, row: ThreadRow, labels: list[LabelRow], doomed: Collection[tuple[int, bytes]]
+) -> Flow[set[tuple[int, bytes]]]:
+    """Which of the doomed are needed to rebuild delta channels of what stays."""
+    records = {(label.space, label.id): label.record for label in labels}
+    texts = Texts(keeper, tenant)
+    needed: set[tuple[int, bytes]] = set()
+    for label in sorted(labels, key=lambda label: label.id, reverse=True):
+        if (label.space, label.id) in doomed:
+            continue
+        key: tuple[int, bytes] | None = (label.space, label.id)
+        state = yield from _state(texts, row.tree, records[(label.space, label.id)])
+        # If its parent stays too, then that one's needs cover these.
+        missing = set(_delta_channels(state)) if _parent(state, label.space) in doomed else set()
+        while missing and (key := _parent(state, label.space)) is not None and key in records:
+            needed.add(key)
+            state = yield from _state(texts, row.tree, records[key])
+            missing -= state.keys()
+    return needed
+
+
+def _state(texts: Texts, tree: int, record: int) -> Flow[dict[str, Any]]:
+    """A checkpoint's state as plain JSON."""
+    text = yield from texts.of(tree, record)
+    state = orjson.loads(text)
+    return state if type(state) is dict else {}
+
+
+def _parent(state: dict[str, Any], space: int) -> tuple[int, bytes] | None:
+    parent = state.get(BOOK, {}).get("parent")
+    return (space, pack_id(parent)) if type(parent) is str else None
+
+
+def _delta_channels(state: dict[str, Any]) -> Iterable[str]:
+    """Channels that this checkpoint does not hold, but its ancestors' writes do."""
+    metadata = state.get(BOOK, {}).get("metadata")
+    counters = metadata.get("counters_since_delta_snapshot", {}) if type(metadata) is dict else {}
+    return [channel for channel in counters if channel not in state]

@@ -1,0 +1,401 @@
+"""The checkpointer: LangGraph's contract on a Holdfast store, blocking and async in one class."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator, Awaitable, Collection, Generator, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+    get_checkpoint_metadata,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+import holdfast.langgraph.types  # noqa: F401  (LangGraph's types become known)
+from holdfast.langgraph import flows, retention
+from holdfast.langgraph.checkpoints import run_key, to_text
+from holdfast.langgraph.configs import (
+    Address,
+    Written,
+    address_of,
+    note_of,
+    parent_of,
+    stored_config,
+    tags_of,
+    written_address,
+)
+from holdfast.langgraph.flows import Entry, Keeper
+from holdfast.langgraph.history import Ancestors, Listing
+from holdfast.langgraph.inflight import InFlight
+from holdfast.langgraph.replies import DeltaWalk, matches, tuple_of, wanted_of, writes_from
+from holdfast.langgraph.retention import Compacted, Retention
+from holdfast.langgraph.serde import HoldfastSerde
+from holdfast.langgraph.travels import Travels
+from holdfast.log.label_ids import pack_id
+from holdfast.log.labels import Mark
+from holdfast.log.pending import Write, is_large
+from holdfast.storage.program import Flow, Progress, adrive, drive
+from holdfast.threads.models import ThreadInfo
+from holdfast.threads.store import DEFAULT_TENANT, Store, open_store
+
+T = TypeVar("T")
+
+
+class HoldfastSaver(BaseCheckpointSaver[Any]):
+    """A LangGraph checkpointer that stores what changed. One class for SQLite and PostgreSQL, blocking and async.
+
+    `store` is a path or URL as for `holdfast.open`, or a store that is open already (then closing is its owner's).
+    `trust` names module prefixes whose data classes may be kept; others must be registered. `ttl` (seconds) deletes
+    threads that were not written for so long, `keep_last` keeps so many checkpoints per thread and namespace.
+    `single_writer` refuses a run's checkpoint if somebody else has written to its thread since it began.
+    """
+
+    def __init__(
+        self,
+        store: str | Store,
+        *,
+        serde: SerializerProtocol | None = None,
+        trust: Sequence[str] = (),
+        tenant: str | None = None,
+        ttl: float | timedelta | None = None,
+        keep_last: int | None = None,
+        single_writer: bool = False,
+        **options: Any,
+    ) -> None:
+        self._owned = not isinstance(store, Store)
+        if isinstance(store, Store):
+            opened = store if tenant is None else store.tenant(tenant)
+            if trust or options:
+                options_given = ", ".join(["trust"] * bool(trust) + sorted(options))
+                raise TypeError(f"give {options_given} to holdfast.open: this store is open already")
+        else:
+            opened = open_store(store, trust=trust, tenant=tenant or DEFAULT_TENANT, **options)
+        #: the engine underneath: the same threads, as Holdfast sees them
+        self.store: Store = opened
+        self._keeper = Keeper(opened._context)
+        self._in_flight = InFlight()
+        self._retention = Retention.of(ttl, keep_last)
+        self._single_writer = single_writer
+        self._travels = Travels()
+        super().__init__(serde=serde or HoldfastSerde(opened._context.codec))
+
+    def __repr__(self) -> str:
+        return f"<HoldfastSaver on {self.store!r}>"
+
+    @classmethod
+    def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
+        """The same as the class itself: use what it returns directly, or in a `with` or `async with`."""
+        return cls(conn_string, **options)
+
+    def setup(self) -> Awaitable[None]:
+        """Not needed: a store is made when it is opened. May be called, and awaited, as with other savers."""
+        return _Done()
+
+    def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> BaseCheckpointSaver[Any]:
+        """The same saver that also keeps these classes (module, name): LangGraph derives them from a graph's schema."""
+        if not isinstance(self.serde, HoldfastSerde):
+            return super().with_allowlist(extra_allowlist)
+        serde = self.serde.with_classes(extra_allowlist)
+        if serde is self.serde:
+            return self
+        clone = copy.copy(self)
+        clone.serde = serde
+        return clone
+
+    def get_next_version(self, current: Any, channel: None) -> Any:
+        """Versions are counted. Those of imported threads are text, and go on as text."""
+        if current is None:
+            return 1
+        if isinstance(current, str):
+            return f"{int(current.split('.')[0]) + 1:032}"
+        return int(current) + 1
+
+    # --- LangGraph's contract, blocking
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """A checkpoint by its id, or the newest of a thread and namespace."""
+        return self._run(self._get(config))
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Checkpoints, the newest first. Nothing is locked between two of them."""
+        listing = Listing(self._keeper, wanted_of(config, before))
+        left = limit
+        while left is None or left > 0:
+            rows = self._run(listing.rows())
+            if not rows:
+                return
+            for label, writes in rows:
+                entry = self._run(listing.entry(label, writes))
+                if entry is not None and matches(entry, filter, self.serde, self._codec):
+                    yield self._tuple(entry)
+                    left = None if left is None else left - 1
+                    if left == 0:
+                        return
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint. Waits for what is being written on its parent: it is stored first."""
+        address, flow = self._put(config, checkpoint, metadata)
+        if (parent := parent_of(config)) is not None:
+            self._in_flight.wait(("writes", address.thread, address.space, parent))
+        with self._in_flight.doing(("put", address.thread, address.space, checkpoint["id"])):
+            self._run(flow)
+        return stored_config(address, checkpoint["id"])
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Store what a task has written on a checkpoint."""
+        address = written_address(config)
+        with self._in_flight.doing(("writes", *address)):
+            packed = writes_from(writes, task_id, task_path, self.serde)
+            if is_large(packed):  # it shares what its checkpoint says, once that is stored
+                self._in_flight.wait(("put", *address))
+            self._run(self._put_writes(address, packed))
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete a thread with all its checkpoints and writes. Late writes to it are dropped."""
+        self._run(flows.delete(self._keeper, str(thread_id)))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints that runs have made, except those that a later one needs for a DeltaChannel."""
+        self._run(retention.delete_for_runs(self._keeper, run_ids))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """A thread of another name with the same checkpoints and writes. Their states are shared, not copied."""
+        self._run(flows.copy(self._keeper, str(source_thread_id), str(target_thread_id)))
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Keep only the newest checkpoint of each namespace ("keep_latest"), or nothing ("delete")."""
+        self._run(retention.prune(self._keeper, thread_ids, strategy))
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """What a checkpoint's ancestors have written to DeltaChannels since their last stored value."""
+        walk, ancestors, target = self._delta(config, channels)
+        walk.begin(self._run(target))
+        while (id_ := walk.next_id()) is not None:
+            walk.take(self._run(ancestors.entry(id_)))
+        return walk.result()
+
+    # --- the same, awaited
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """`get_tuple`, awaited."""
+        return await self._arun(self._get(config))
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """`list`, awaited."""
+        listing = Listing(self._keeper, wanted_of(config, before))
+        left = limit
+        while left is None or left > 0:
+            rows = await self._arun(listing.rows())
+            if not rows:
+                return
+            for label, writes in rows:
+                entry = await self._arun(listing.entry(label, writes))
+                if entry is not None and matches(entry, filter, self.serde, self._codec):
+                    yield self._tuple(entry)
+                    left = None if left is None else left - 1
+                    if left == 0:
+                        return
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """`put`, awaited."""
+        address, flow = self._put(config, checkpoint, metadata)
+        if (parent := parent_of(config)) is not None:
+            await self._in_flight.await_(("writes", address.thread, address.space, parent))
+        with self._in_flight.doing(("put", address.thread, address.space, checkpoint["id"])):
+            await self._arun(flow)
+        return stored_config(address, checkpoint["id"])
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """`put_writes`, awaited."""
+        address = written_address(config)
+        with self._in_flight.doing(("writes", *address)):
+            packed = writes_from(writes, task_id, task_path, self.serde)
+            if is_large(packed):
+                await self._in_flight.await_(("put", *address))
+            await self._arun(self._put_writes(address, packed))
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """`delete_thread`, awaited."""
+        await self._arun(flows.delete(self._keeper, str(thread_id)))
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """`delete_for_runs`, awaited."""
+        await self._arun(retention.delete_for_runs(self._keeper, run_ids))
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """`copy_thread`, awaited."""
+        await self._arun(flows.copy(self._keeper, str(source_thread_id), str(target_thread_id)))
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """`prune`, awaited."""
+        await self._arun(retention.prune(self._keeper, thread_ids, strategy))
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """`get_delta_channel_history`, awaited."""
+        walk, ancestors, target = self._delta(config, channels)
+        walk.begin(await self._arun(target))
+        while (id_ := walk.next_id()) is not None:
+            walk.take(await self._arun(ancestors.entry(id_)))
+        return walk.result()
+
+    # --- what other savers have not
+
+    def threads(
+        self, *, where: Mapping[str, Any] | None = None, since: datetime | None = None, limit: int | None = 100
+    ) -> Sequence[ThreadInfo]:
+        """Threads, the most recently written first: those whose metadata (`configurable` and `metadata` of their runs)
+        has all of `where`, written since `since`."""
+        return self.store.threads(where=where, since=since, limit=limit)
+
+    async def athreads(
+        self, *, where: Mapping[str, Any] | None = None, since: datetime | None = None, limit: int | None = 100
+    ) -> Sequence[ThreadInfo]:
+        """`threads`, awaited."""
+        return await self.store.athreads(where=where, since=since, limit=limit)
+
+    def compact(self, *, progress: Progress | None = None) -> Compacted:
+        """Apply `ttl` and `keep_last` to all threads, and give space back. `progress`: (done, of how many) threads."""
+        return self._run(retention.compact(self._keeper, self._retention, progress))
+
+    async def acompact(self, *, progress: Progress | None = None) -> Compacted:
+        """`compact`, awaited."""
+        return await self._arun(retention.compact(self._keeper, self._retention, progress))
+
+    def close(self) -> None:
+        """Close the store, if this saver opened it. May be called twice."""
+        if self._owned:
+            self.store.close()
+
+    async def aclose(self) -> None:
+        """`close`, awaited."""
+        if self._owned:
+            await self.store.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # --- the same, as flows
+
+    @property
+    def _codec(self) -> Any:
+        return self.store._context.codec
+
+    def _run(self, flow: Flow[T]) -> T:
+        return drive(self._keeper.ctx.driver, flow)
+
+    async def _arun(self, flow: Flow[T]) -> T:
+        return await adrive(self._keeper.ctx.driver, flow)
+
+    def _tuple(self, entry: Entry) -> CheckpointTuple:
+        return tuple_of(entry, self.serde, self._codec)
+
+    def _get(self, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
+        address = address_of(config)
+        id_ = pack_id(address.id) if address.id else None
+        yield from retention.expire(self._keeper, self._retention, address.thread)
+        entry = yield from flows.get(self._keeper, address.thread, address.space, id_)
+        if self._single_writer:
+            self._travels.read(address.thread, address.space, id_, entry.id if entry is not None else None)
+        return None if entry is None else self._tuple(entry)
+
+    def _put(
+        self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata
+    ) -> tuple[Address, Flow[None]]:
+        """The work that needs no store is done here, on the caller's thread: values are as they are at the call."""
+        address = address_of(config)
+        parent = parent_of(config)
+        stored = get_checkpoint_metadata(config, metadata)
+        text = to_text(checkpoint, stored, parent, self.serde, self._codec)
+        native = isinstance(self.serde, HoldfastSerde)
+        run = stored.get("run_id")
+        mark = Mark(
+            address.space,
+            pack_id(checkpoint["id"]),
+            pack_id(parent) if parent is not None else None,
+            run_key(str(run)) if run is not None else None,
+            self._single_writer and stored.get("source") != "fork",  # who forks says so
+            self._travels.allowed(address.thread, address.space),
+        )
+        if not native:  # what an assigned serializer hides is not shown elsewhere
+            return address, self._store(address.thread, text, mark, None, {})
+        return address, self._store(address.thread, text, mark, note_of(stored), tags_of(stored))
+
+    def _store(self, thread: str, text: bytes, mark: Mark, note: str | None, tags: Mapping[str, Any]) -> Flow[None]:
+        yield from flows.put(self._keeper, thread, text, mark, note, tags)
+        yield from retention.after_put(self._keeper, self._retention, thread)
+
+    def _put_writes(self, address: Written, writes: Sequence[Write]) -> Flow[None]:
+        return flows.put_pending(self._keeper, address.thread, address.space, pack_id(address.id), writes)
+
+    def _delta(
+        self, config: RunnableConfig, channels: Sequence[str]
+    ) -> tuple[DeltaWalk, Ancestors, Flow[Entry | None]]:
+        thread, space, id_ = address_of(config)
+        return (
+            DeltaWalk(channels, self.serde, self._codec),
+            Ancestors(self._keeper, thread, space),
+            flows.get(self._keeper, thread, space, pack_id(id_) if id_ else None),
+        )
+
+
+class _Done:
+    """Nothing to do, and nothing to wait for: what `setup()` gives."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()

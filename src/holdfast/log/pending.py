@@ -1,0 +1,223 @@
+"""Pending writes: what tasks have written on a labelled record before the next one is made of it.
+
+A write is found by its task and its index. Of regular writes the first one stays; special ones (index below 0: an
+error, an interrupt, an answer) are replaced. They may come before their record. A thread that was deleted takes none.
+
+Much of what is written is in the record's own text already: the input of a graph, the messages that a subgraph was
+given and gives back. So a value is compressed against that text where it is at hand.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from holdfast.errors import Damaged, Undecodable
+from holdfast.log.branches import create_thread, try_thread
+from holdfast.log.labels import MAIN, ensure_space
+from holdfast.log.reading import read_state
+from holdfast.storage.program import Batch, Program, Rows, Sql, Statement
+from holdfast.values.compress import compress_against, decompress_bounded, zstd
+from holdfast.values.dictionary import compress_alone, decompress_alone
+from holdfast.values.limits import SIZE_MAX
+
+#: From here on a value is compressed against the whole text of its record, below it against its end: where the newest
+#: input and messages stand.
+LARGE_BYTES = 4096
+_PLAIN, _ALONE, _END, _WHOLE = range(4)  # how a value is stored: its first byte
+_PACK_MIN_BYTES = 48
+
+_COLUMNS = "tenant, thread, space, id, task, idx, channel, path, base, value"
+# The thread's row is kept from being deleted until this is committed; a deletion that comes after sees the write.
+_INSERT = f"""INSERT INTO write ({_COLUMNS})
+    SELECT tenant, thread, {{space}}, {{id}}, {{task}}, {{idx}}, {{channel}}, {{path}}, {{base}}, {{value}}
+    FROM thread WHERE tenant = :tenant AND thread = :thread {{for_key_share}}
+    ON CONFLICT (tenant, thread, space, id, task, idx)"""
+_CASTS = {
+    "space": "bigint",
+    "id": "bytea",
+    "task": "bytea",
+    "idx": "bigint",
+    "channel": "text",
+    "path": "text",
+    "base": "bigint",
+    "value": "bytea",
+}
+_REPLACE = (
+    "DO UPDATE SET channel = excluded.channel, path = excluded.path, base = excluded.base, value = excluded.value"
+)
+
+
+def _insert(conflict: str) -> Sql:
+    postgres = sqlite = _INSERT
+    for name, kind in _CASTS.items():
+        postgres = postgres.replace(f"{{{name}}}", f":{name}::{kind}")
+        sqlite = sqlite.replace(f"{{{name}}}", f":{name}")
+    return Sql(sqlite=f"{sqlite} {conflict}", postgres=f"{postgres} {conflict}")
+
+
+_KEEP_FIRST = _insert("DO NOTHING")
+_TAKE_LAST = _insert(_REPLACE)
+_EXISTS = Sql("SELECT 1 FROM thread WHERE tenant = :tenant AND thread = :thread")
+_THIS = "tenant = :tenant AND thread = :thread AND space = :space"
+_OF = Sql(f"SELECT id, task, idx, channel, path, base, value FROM write WHERE {_THIS} AND id = :id")
+_BETWEEN = Sql(
+    f"SELECT id, task, idx, channel, path, base, value FROM write WHERE {_THIS} AND id BETWEEN :low AND :high"
+)
+
+
+class Write(NamedTuple):
+    """One pending write, its value as text."""
+
+    task: bytes
+    idx: int
+    channel: str
+    path: str
+    text: bytes
+
+
+class Against(NamedTuple):
+    """A record whose text is at hand."""
+
+    record: int
+    text: bytes
+
+
+def is_large(writes: Sequence[Write]) -> bool:
+    """Whether there is much in them that may stand in their record already."""
+    return any(len(write.text) >= LARGE_BYTES for write in writes)
+
+
+def put_writes(
+    tenant: int,
+    name: str,
+    number: int | None,
+    space: str,
+    id_: bytes,
+    writes: Sequence[Write],
+    against: Against | None,
+    at: int,
+) -> Program[int | None]:
+    """Store writes. The thread's number; None: it was deleted since the caller saw it, and nothing was written."""
+    if number is not None and space == "":
+        statements = _statements(tenant, number, MAIN, id_, writes, against)
+        *_, there = yield Batch(*statements, _EXISTS(tenant=tenant, thread=number), last=True)
+        return number if there else None
+    if number is not None:
+        [there] = yield Batch(_EXISTS(tenant=tenant, thread=number))
+        if not there:
+            return None
+    thread = yield from try_thread(tenant, name, number, lock=True)
+    if thread is None:  # they came before the first record: the thread waits for it, without a head
+        thread = yield from create_thread(tenant, name, {}, at)
+    if thread is None:
+        thread = yield from try_thread(tenant, name, lock=True)
+        assert thread is not None
+    place, _ = yield from ensure_space(tenant, thread.thread, space)
+    yield Batch(*_statements(tenant, thread.thread, place, id_, writes, against), last=True)
+    return thread.thread
+
+
+def _statements(
+    tenant: int, thread: int, space: int, id_: bytes, writes: Iterable[Write], against: Against | None
+) -> list[Statement]:
+    statements: list[Statement] = []
+    for write in writes:
+        base, value = _pack(write, against)
+        statements.append(
+            (_TAKE_LAST if write.idx < 0 else _KEEP_FIRST)(
+                tenant=tenant,
+                thread=thread,
+                space=space,
+                id=id_,
+                task=write.task,
+                idx=write.idx,
+                channel=write.channel,
+                path=write.path,
+                base=base,
+                value=value,
+            )
+        )
+    return statements
+
+
+def select_writes(tenant: int, thread: int, space: int, id_: bytes) -> Statement:
+    """Selects what is pending on one record, for `writes_of`."""
+    return _OF(tenant=tenant, thread=thread, space=space, id=id_)
+
+
+def select_writes_between(tenant: int, thread: int, space: int, low: bytes, high: bytes) -> Statement:
+    """The same for all records from one id to another."""
+    return _BETWEEN(tenant=tenant, thread=thread, space=space, low=low, high=high)
+
+
+def odd_bases(
+    tenant: int, tree: int, rows: Rows, own: Collection[int]
+) -> Generator[Batch, list[Rows], dict[int, bytes]]:
+    """The texts of records that writes were compressed against, except those that the caller has (`own`): others only
+    if an id was put again meanwhile."""
+    texts: dict[int, bytes] = {}
+    for base in {row[5] for row in rows if row[5] is not None} - set(own):
+        loaded = yield from read_state(tenant, tree, base)
+        if loaded is not None:
+            texts[base] = loaded.data
+    return texts
+
+
+def writes_of(rows: Rows, texts: Mapping[int, bytes]) -> list[Write]:
+    """The writes of one record, in the order in which a run applies them. `texts`: what they were compressed against,
+    by record. Raises Damaged."""
+    found = [
+        Write(task, idx, channel, path, _unpack((task, idx, channel, path), base, value, texts))
+        for _, task, idx, channel, path, base, value in rows
+    ]
+    found.sort(key=_order)
+    return found
+
+
+def _order(write: Write) -> tuple[str, bytes, int]:
+    return write.path, write.task, write.idx
+
+
+def _checksum(task: bytes, idx: int, channel: str, path: str, text: bytes) -> bytes:
+    meaning = b"\0".join((task, str(idx).encode(), channel.encode(), path.encode(), text))
+    return zlib.crc32(meaning).to_bytes(4, "little")
+
+
+def _pack(write: Write, against: Against | None) -> tuple[int | None, bytes]:
+    """A value as it is stored, and the record that it was compressed against."""
+    text, kind, base = write.text, _PLAIN, None
+    stored = text
+    if len(text) >= _PACK_MIN_BYTES:
+        if against is None:
+            kind, stored = _ALONE, compress_alone(text)
+        else:
+            kind, base = (_END if len(text) < LARGE_BYTES else _WHOLE), against.record
+            stored = compress_against(text, _prefix(kind, against.text))
+        if len(stored) >= len(text):
+            kind, base, stored = _PLAIN, None, text
+    return base, _checksum(*write[:4], text) + bytes((kind,)) + stored
+
+
+def _prefix(kind: int, text: bytes) -> bytes:
+    return text[-LARGE_BYTES:] if kind == _END else text
+
+
+def _unpack(meaning: tuple[bytes, int, str, str], base: int | None, value: bytes, texts: Mapping[int, bytes]) -> bytes:
+    kind, stored = value[4] if len(value) > 4 else -1, value[5:]
+    try:
+        if kind == _PLAIN:
+            text = stored
+        elif kind == _ALONE:
+            text = decompress_alone(stored)
+        elif kind in (_END, _WHOLE) and base is not None and base in texts:
+            prefix = zstd.ZstdDict(_prefix(kind, texts[base]), is_raw=True)
+            text = decompress_bounded(stored, SIZE_MAX, prefix=prefix)
+        else:
+            raise Undecodable("what it was stored against is gone")
+        if value[:4] != _checksum(*meaning, text):
+            raise Undecodable("it is not what was written")
+    except Undecodable as error:
+        raise Damaged(f"a pending write on channel {meaning[2]!r} is damaged: {error}") from error
+    return text

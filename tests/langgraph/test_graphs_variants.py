@@ -1,0 +1,132 @@
+"""Every scenario of the graph tests once more, on savers that must make no difference: an encrypting serializer, all
+options at once, one that remembers nothing from call to call, many threads and tasks on one saver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_graphs
+import test_graphs_features
+import test_graphs_flow
+import test_graphs_subgraphs
+from graph_kit import Scenario, at, human, normal, on_both, talking, texts
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from test_graphs_serde import Cipher
+
+import holdfast
+from holdfast.langgraph import HoldfastSaver
+
+SCENARIOS: list[Scenario] = [
+    *test_graphs.SCENARIOS,
+    *test_graphs_flow.SCENARIOS,
+    *test_graphs_subgraphs.SCENARIOS,
+    *test_graphs_features.SCENARIOS,
+]
+
+
+class Forgetful(BaseCheckpointSaver[Any]):
+    """Opens the store for each call, as if each were made by another process: nothing is remembered in between."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.url = url
+
+    def get_tuple(self, config: Any) -> CheckpointTuple | None:
+        with HoldfastSaver(self.url) as saver:
+            return saver.get_tuple(config)
+
+    def list(self, config: Any, **options: Any) -> Iterator[CheckpointTuple]:
+        with HoldfastSaver(self.url) as saver:
+            yield from list(saver.list(config, **options))
+
+    def put(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
+        with HoldfastSaver(self.url) as saver:
+            return saver.put(config, checkpoint, metadata, new_versions)
+
+    def put_writes(self, config: Any, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
+        with HoldfastSaver(self.url) as saver:
+            saver.put_writes(config, writes, task_id, task_path)
+
+    def get_delta_channel_history(self, *, config: Any, channels: Sequence[str]) -> Any:
+        with HoldfastSaver(self.url) as saver:
+            return saver.get_delta_channel_history(config=config, channels=channels)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+async def test_an_encrypting_serializer_makes_no_difference(scenario: Scenario, tmp_path: Path) -> None:
+    with HoldfastSaver(str(tmp_path / "a.db"), serde=EncryptedSerializer(Cipher(b"k" * 32))) as saver:
+        mine, theirs = await on_both(scenario, saver, "async")
+    assert mine == theirs
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+async def test_options_that_do_not_apply_make_no_difference(scenario: Scenario, tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with HoldfastSaver(path, ttl=3600, keep_last=1000, single_writer=True, tenant="me", durability="normal") as saver:
+        mine, theirs = await on_both(scenario, saver, "sync")
+    assert mine == theirs
+
+
+# A thousand openings of a store say no more than fifty.
+SHORT = [scenario for scenario in SCENARIOS if scenario is not test_graphs.a_long_history_is_read_in_pages]
+
+
+@pytest.mark.parametrize("scenario", SHORT, ids=lambda scenario: scenario.__name__)
+async def test_a_saver_that_remembers_nothing_makes_no_difference(scenario: Scenario, tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    mine = normal(await scenario(Forgetful(path), "sync"))
+    assert mine == normal(await scenario(InMemorySaver(), "sync"))
+    with holdfast.open(path) as store:
+        assert store.verify().ok
+
+
+TURNS = 4
+MANY = [f"thread {number}" for number in range(12)]
+EXPECTED = [part for turn in range(TURNS) for part in (f"m{turn}", f"Echo: m{turn}")]
+
+
+async def test_many_tasks_share_a_saver(saver: HoldfastSaver) -> None:
+    graph = talking(saver)
+
+    async def talk(name: str) -> list[str]:
+        for turn in range(TURNS):
+            result = await graph.ainvoke({"messages": [human(f"m{turn}")]}, at(name))
+        return texts(result)
+
+    assert await asyncio.gather(*map(talk, MANY)) == [EXPECTED] * len(MANY)
+    assert [texts((await graph.aget_state(at(name))).values) for name in MANY] == [EXPECTED] * len(MANY)
+    assert (await saver.store.averify()).ok
+
+
+def test_many_threads_share_a_saver(saver: HoldfastSaver) -> None:
+    graph = talking(saver)
+
+    def talk(name: str) -> list[str]:
+        for turn in range(TURNS):
+            result = graph.invoke({"messages": [human(f"m{turn}")]}, at(name))
+        return texts(result)
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(talk, MANY)) == [EXPECTED] * len(MANY)
+    assert [texts(graph.get_state(at(name)).values) for name in MANY] == [EXPECTED] * len(MANY)
+    assert saver.store.verify().ok
+
+
+def test_event_loops_come_and_go(saver: HoldfastSaver) -> None:
+    """A saver is bound to no event loop: one after the other may use it, and blocking calls in between."""
+    graph = talking(saver)
+    for turn in range(TURNS):
+        given = {"messages": [human(f"m{turn}")]}
+        if turn == 1:
+            graph.invoke(given, at("t"))
+        else:
+            asyncio.run(graph.ainvoke(given, at("t")))
+    assert texts(graph.get_state(at("t")).values) == EXPECTED
