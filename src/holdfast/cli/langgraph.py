@@ -16,11 +16,11 @@ from holdfast.cli.messages import are_messages, as_line, kind_of
 from holdfast.cli.readable import plural, readable, shorten, to_json
 from holdfast.cli.render import Cell
 from holdfast.log.label_ids import unpack_id
+from holdfast.log.labels import BOOK
 from holdfast.log.pending import Write
 from holdfast.threads.labelled import Beside, Space
 from holdfast.values.codec import Codec, decode
 
-BOOK = "__langgraph__"
 MESSAGES_SHOWN = 20
 SPACES_SHOWN = 20
 _START, _SENDS, _RETURN, _NOTHING = "__start__", "__pregel_tasks", "__return__", "__no_writes__"

@@ -20,6 +20,7 @@ from holdfast.cli.readable import ago, local, moment, plural, readable, shorten,
 from holdfast.cli.refs import all_lines, existing, resolve
 from holdfast.cli.render import Cell, Output
 from holdfast.errors import Damaged, NotFound
+from holdfast.log.labels import BOOK
 from holdfast.threads.compare import compare
 from holdfast.threads.labelled import read_beside, read_spaces
 
@@ -220,7 +221,7 @@ def _newest_in(thread: Thread, name: str) -> Checkpoint:
 def _describe(thread: Thread, checkpoint: Checkpoint, out: Output) -> tuple[dict[str, Any], list[langgraph.Task]]:
     """What LangGraph keeps beside the values of a checkpoint."""
     state = checkpoint.state
-    beside = read_beside(thread, checkpoint, str(state[langgraph.BOOK].get("id")))
+    beside = read_beside(thread, checkpoint, str(state[BOOK].get("id")))
     try:
         tasks = langgraph.tasks_of(state, beside.pending())
     except Damaged as error:

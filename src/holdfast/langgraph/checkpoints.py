@@ -7,7 +7,7 @@ grow: there a step is one splice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -16,9 +16,10 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from holdfast.errors import Undecodable, Unstorable, UsageError
 from holdfast.langgraph.serde import HoldfastSerde, load_opaque
+from holdfast.log.labels import BOOK
 from holdfast.values.codec import Codec, decode, encode
 
-BOOK = "__langgraph__"
+START = "__start__"  # the channel of a graph's input
 _BOOK_START = b'"' + BOOK.encode() + b'":'
 
 
@@ -68,13 +69,14 @@ def _is_fleeting(channel: str) -> bool:
     return channel.startswith("__") or ":" in channel
 
 
-def name_channel(error: Unstorable, channels: Mapping[str, Any]) -> Unstorable:
+def name_channel(error: Unstorable, channels: Iterable[str]) -> Unstorable:
     """The same error, with the name of the channel that holds the value."""
     for name in channels:
         start = f"state[{orjson.dumps(name).decode()}]"
         if error.path == start or error.path.startswith((f"{start}[", f"{start}.")):
-            where = "the metadata" if name == BOOK else f"channel {name!r}"
-            return Unstorable(f"{where} of this checkpoint cannot be saved: {error}", path=error.path)
+            where = "the metadata" if name == BOOK else f'channel "{name}"'
+            where += " (the graph's input)" if name == START else ""
+            return Unstorable(f"{where}: {error}", path=error.path)
     return error
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple, DeltaChannelHistory, PendingWrite
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import ERROR
 
 from holdfast.errors import Unstorable
-from holdfast.langgraph.checkpoints import from_text, metadata_of
+from holdfast.langgraph.checkpoints import from_text, metadata_of, name_channel
 from holdfast.langgraph.configs import Address, address_of, stored_config
 from holdfast.langgraph.flows import Entry
 from holdfast.langgraph.history import Wanted
@@ -50,9 +51,9 @@ def writes_from(
         try:
             text = value_to_text(value, serde)
         except Unstorable as error:
-            raise Unstorable(
-                f"what was written to channel {channel!r} cannot be saved: {error}", path=error.path
-            ) from error
+            path = f"state[{orjson.dumps(channel).decode()}]{error.path.removeprefix('state')}"
+            said = Unstorable(str(error).replace(error.path, path, 1), path=path)
+            raise name_channel(said, [channel]) from error
         packed.append(Write(task, WRITES_IDX_MAP.get(channel, position), channel, task_path, text))
     return packed
 

@@ -16,12 +16,12 @@ import orjson
 
 from holdfast.errors import NotFound, UsageError
 from holdfast.langgraph import flows
-from holdfast.langgraph.checkpoints import BOOK, run_key
+from holdfast.langgraph.checkpoints import run_key
 from holdfast.langgraph.flows import Keeper
 from holdfast.langgraph.history import Texts
 from holdfast.log.branches import BY_NUMBER, ThreadRow, thread_of, try_thread
 from holdfast.log.label_ids import pack_id
-from holdfast.log.labels import MAIN, LabelRow, labels_in, labels_of_runs, spaces_of
+from holdfast.log.labels import BOOK, MAIN, LabelRow, labels_in, labels_of_runs, spaces_of
 from holdfast.log.sweeping import remove_labelled
 from holdfast.storage.program import Batch, Flow, Program, Progress, Sql, read
 

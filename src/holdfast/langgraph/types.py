@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from langchain_core.documents import Document
+from langchain_core.messages.base import TextAccessor
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.store.base import GetOp, Item, SearchItem
 from langgraph.types import Command, Interrupt, Overwrite, PregelTask, Send, StateSnapshot, TimeoutPolicy
@@ -57,6 +58,7 @@ def register_types() -> None:
     REGISTRY.add(SearchItem, dump=_dump_slots((*_ITEM, "score")), load=lambda fields: SearchItem(**fields))
     for address in _ADDRESSES:
         REGISTRY.add(address, dump=str, load=address)
+    REGISTRY.add(TextAccessor, dump=lambda value: str.__str__(value), load=TextAccessor)  # what message.text gives
     REGISTRY.add(re.Pattern, dump=lambda value: [value.pattern, value.flags], load=_load_pattern)
 
 

@@ -7,6 +7,7 @@ import uuid
 from holdfast.errors import UsageError
 
 _TEXT = 0xFF  # first byte of an id that is no UUID
+_GREGORIAN = 0x01B2_1DD2_1381_4000  # from 1582 to 1970, in steps of 100 ns
 
 
 def pack_id(text: str) -> bytes:
@@ -30,3 +31,15 @@ def unpack_id(packed: bytes) -> str:
     if packed[:1] == bytes((_TEXT,)):
         return packed[1:].decode()
     return str(uuid.UUID(bytes=packed))
+
+
+def new_label_id(now_us: int, chance: bytes, after: bytes) -> bytes:
+    """An id as LangGraph makes them (a UUID of version 6: time first), greater than `after`."""
+    ticks = now_us * 10 + _GREGORIAN
+    number = (ticks >> 12 & 0xFFFF_FFFF_FFFF) << 80 | 6 << 76 | (ticks & 0xFFF) << 64
+    made = (number | 1 << 63 | int.from_bytes(chance, "big") & (1 << 62) - 1).to_bytes(16, "big")
+    if made > after:
+        return made
+    if len(after) == 16 and after[0] != _TEXT:
+        return (int.from_bytes(after, "big") + 1).to_bytes(16, "big")
+    return after + b"+"

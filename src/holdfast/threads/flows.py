@@ -51,7 +51,7 @@ from holdfast.storage.program import Batch, Flow, Program, read, write
 from holdfast.threads.context import Context, Line
 from holdfast.values.dictionary import Dictionary
 
-_ATTEMPTS = 64  # somebody else succeeds each time one of these fails
+ATTEMPTS = 64  # somebody else succeeds each time one of these fails
 _FALLBACK_PAGE = 64
 _log = logging.getLogger("holdfast")
 
@@ -108,7 +108,7 @@ def save(
     salt = ctx.entropy(SALT_BYTES)
     draft: Draft | None = None
     after = max(follows or 0, anchor or 0)
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         if draft is None:
             found = yield from _base(ctx, line, tenant, anchor)
             branching = found is not None and (parent is not None or found.record.thread != line.thread)
@@ -253,7 +253,7 @@ def update(
     metadata: Mapping[str, Any] | None,
 ) -> Flow[tuple[Record, bool]]:
     """Change the newest state, whoever saved it: load, merge, save if nobody was faster, else again."""
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         row, loaded, _ = yield from load(ctx, line)
         try:
             return (
@@ -270,32 +270,6 @@ def update(
         except Conflict:
             continue
     raise Conflict(f"thread {line.name!r} is saved to without pause: nothing was written; update it again")
-
-
-def rollback(ctx: Context, line: Line, to: int, note: str | None) -> Flow[tuple[Record, bool]]:
-    """A new head that equals an old checkpoint. Its difference to that checkpoint is empty."""
-    tenant, _ = yield from locate(ctx, line)
-    for _ in range(_ATTEMPTS):
-        row, loaded = yield from read(partial(read_thread_state, tenant, line.name, line.thread, to))
-        if loaded is None:
-            raise gone(line, to)
-        if row.head is not None and not (yield from read(partial(read_live, tenant, row.tree, row.head))):
-            line.cursor, line.lost_head = to, row.head  # nothing to follow: this is how to mend it
-        try:
-            return (
-                yield from save(
-                    ctx,
-                    line,
-                    loaded.data,
-                    kind="rollback",
-                    note=note or f"rolled back to {show_id(to)}",
-                    expect=row.head,
-                    base=to,
-                )
-            )
-        except Conflict:
-            continue
-    raise Conflict(f"thread {line.name!r} is saved to without pause: nothing was written; roll back again")
 
 
 def fork(

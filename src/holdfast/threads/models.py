@@ -210,10 +210,11 @@ class Stats:
     difference_bytes: int
     keyframe_bytes: int
     state_bytes: int = field(metadata={"doc": "what storing every state in full as JSON would take"})
+    pending_bytes: int = 0  # writes that are pending on LangGraph's checkpoints
 
     @property
     def stored_bytes(self) -> int:
-        return self.difference_bytes + self.keyframe_bytes
+        return self.difference_bytes + self.keyframe_bytes + self.pending_bytes
 
     @property
     def ratio(self) -> float:

@@ -14,7 +14,7 @@ from holdfast.log import sweeping, verifying
 from holdfast.log.ids import parse_id, show_id
 from holdfast.log.records import Record
 from holdfast.storage.program import Flow, Progress, adrive, drive
-from holdfast.threads import flows
+from holdfast.threads import flows, going_back
 from holdfast.threads.checks import check_keep, check_limit, check_metadata, check_name, check_note, check_paths
 from holdfast.threads.compare import compare
 from holdfast.threads.context import Context, Line
@@ -262,7 +262,7 @@ class Thread:
         return self._checkpoint(record, is_head=on_head)
 
     def _rollback(self, to: Checkpoint | str, note: str | None) -> Flow[Checkpoint]:
-        record, on_head = yield from flows.rollback(self._context, self._line, _required(to), check_note(note))
+        record, on_head = yield from going_back.rollback(self._context, self._line, _required(to), check_note(note))
         return self._checkpoint(record, is_head=on_head)
 
     def _load(self, at: Checkpoint | str | None, strict: bool, raw: bool) -> Flow[Checkpoint]:

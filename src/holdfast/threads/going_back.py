@@ -1,0 +1,88 @@
+"""Rolling back: a new head that equals an old checkpoint. History stays; nothing is undone but what comes next.
+
+A checkpoint of LangGraph's carries its id, and what its tasks have written is found by that id. So going back to one
+makes a new one, with an id of its own that follows it, as LangGraph's own forks do: nothing is pending on it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import orjson
+
+from holdfast.errors import Conflict, Undecodable
+from holdfast.log.ids import show_id
+from holdfast.log.label_ids import new_label_id, pack_id, unpack_id
+from holdfast.log.labels import BOOK, LABELLED_KIND, MAIN, Mark, greatest_label, put_labelled
+from holdfast.log.reading import Loaded, read_live, read_thread_state
+from holdfast.log.records import SALT_BYTES, Record
+from holdfast.log.writing import Place, prepare
+from holdfast.storage.program import Flow, read
+from holdfast.threads.context import Context, Line
+from holdfast.threads.flows import ATTEMPTS, base_of, commit, gone, locate, save
+
+
+def rollback(ctx: Context, line: Line, to: int, note: str | None) -> Flow[tuple[Record, bool]]:
+    """A new head that equals an old checkpoint. Its difference to that checkpoint is next to nothing."""
+    tenant, _ = yield from locate(ctx, line)
+    said = note or f"rolled back to {show_id(to)}"
+    for _ in range(ATTEMPTS):
+        row, loaded = yield from read(partial(read_thread_state, tenant, line.name, line.thread, to))
+        if loaded is None:
+            raise gone(line, to)
+        if row.head is not None and not (yield from read(partial(read_live, tenant, row.tree, row.head))):
+            line.cursor, line.lost_head = to, row.head  # nothing to follow: this is how to mend it
+        if loaded.record.kind == LABELLED_KIND:
+            made = yield from _put_again(ctx, line, tenant, loaded, row.generation, said)
+            if made is not None:
+                return made, True
+            continue
+        try:
+            return (yield from save(ctx, line, loaded.data, kind="rollback", note=said, expect=row.head, base=to))
+        except Conflict:
+            continue
+    raise Conflict(f"thread {line.name!r} is saved to without pause: nothing was written; roll back again")
+
+
+def _put_again(
+    ctx: Context, line: Line, tenant: int, loaded: Loaded, generation: int, note: str
+) -> Flow[Record | None]:
+    """The same checkpoint under a new id. None: somebody was faster, or the base has moved."""
+    assert line.thread is not None
+    greatest = yield from read(partial(greatest_label, tenant, line.thread, MAIN))
+    at = ctx.clock_us()
+    new = new_label_id(at, ctx.entropy(8), greatest.id if greatest is not None else b"")
+    text, old = renamed(loaded.data, new)
+    draft = prepare(
+        text,
+        base_of(loaded, generation),
+        ctx.entropy(SALT_BYTES),
+        kind=LABELLED_KIND,
+        note=note,
+        metadata=None,
+        branching=True,
+    )
+    record = ctx.new_record_id(at, loaded.record.id)
+    place = Place(tenant, line.name, line.thread)
+    mark = Mark("", new, pack_id(old), None)
+    done = yield from commit(record, None, partial(put_labelled, draft, place, record, at, mark))
+    if done is None or done.record is None:
+        return None
+    line.cursor, line.found_nothing = done.record.id, False
+    line.own.clear()
+    line.own.append(done.record.id)
+    return done.record
+
+
+def renamed(text: bytes, new: bytes) -> tuple[bytes, str]:
+    """The text of a checkpoint under a new id, as a fork of what it was; and its old id. Raises Undecodable."""
+    state: Any = orjson.loads(text)
+    book = state.get(BOOK) if type(state) is dict else None
+    if type(book) is not dict or type(book.get("id")) is not str:
+        raise Undecodable("a stored checkpoint of LangGraph's has no id")
+    old: str = book["id"]
+    book["id"], book["parent"] = unpack_id(new), old
+    if type(book.get("metadata")) is dict and "source" in book["metadata"]:
+        book["metadata"]["source"] = "fork"
+    return orjson.dumps(state), old
