@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.forks import forks
+from bench.langgraph import langgraph, langgraph_delta, langgraph_postgres, langgraph_short
 from bench.loads import workload
 from bench.measure import Benchmark, Row, Run
 from bench.memory import memory
@@ -40,6 +41,10 @@ BENCHMARKS: dict[str, Benchmark] = {
     "postgres": postgres,
     "memory": memory,
     "import": startup,
+    "langgraph": langgraph,
+    "langgraph-short": langgraph_short,
+    "langgraph-delta": langgraph_delta,
+    "langgraph-postgres": langgraph_postgres,
 }
 _LAYOUT = "{:<37}{:>16}{:>10}{:>10}{:>9}  {:<12}{:<6}{}"
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import holdfast
+import holdfast.langgraph
+from holdfast.langgraph import Compacted, HoldfastSaver, Imported, import_langgraph
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
 
@@ -33,8 +35,8 @@ def operations(handle: type) -> set[str]:
 
 def test_every_public_name_is_on_the_page_and_no_other() -> None:
     words = set(re.findall(r"`(?:holdfast\.)?(\w+)", PAGE.read_text()))
-    assert set(holdfast.__all__) <= words
-    assert set(re.findall(r"holdfast\.(\w+)", PAGE.read_text())) <= {*holdfast.__all__, "db"}
+    assert {*holdfast.__all__, *holdfast.langgraph.__all__} <= words
+    assert set(re.findall(r"holdfast\.(\w+)", PAGE.read_text())) <= {*holdfast.__all__, "langgraph", "db"}
 
 
 @pytest.mark.parametrize("handle", [holdfast.Store, holdfast.Thread])
@@ -51,7 +53,27 @@ def test_every_parameter_is_on_the_page(handle: type) -> None:
             assert not missing, f"{name}: {missing}"
 
 
-@pytest.mark.parametrize("model", [holdfast.ThreadInfo, holdfast.Change, holdfast.Problem, holdfast.Report])
+def test_the_saver_is_on_the_page_with_all_that_it_takes_and_has() -> None:
+    arguments = set(inspect.signature(HoldfastSaver).parameters)
+    contract = {name for name in dir(HoldfastSaver.__base__) if not name.startswith("_")}
+    assert documented("HoldfastSaver") == arguments | (operations(HoldfastSaver) - contract)
+    rows = dict(re.findall(r"^\| `(\w+)\((.*)$", section("HoldfastSaver"), flags=re.MULTILINE))
+    for name, row in rows.items():
+        taken = set(inspect.signature(getattr(HoldfastSaver, name)).parameters) - {"self"}
+        assert not [one for one in taken if one not in row], name
+    overridden = {name for name in vars(HoldfastSaver) if name in contract and f"a{name}" in vars(HoldfastSaver)}
+    assert overridden <= set(re.findall(r"`(\w+)`", section("HoldfastSaver")))
+
+
+def test_every_parameter_of_the_import_is_on_the_page() -> None:
+    [row] = re.findall(r"^\| `import_langgraph.*$", section("Importing from LangGraph"), flags=re.MULTILINE)
+    assert not [name for name in inspect.signature(import_langgraph).parameters if name not in row]
+
+
+MODELS = [holdfast.ThreadInfo, holdfast.Change, holdfast.Problem, holdfast.Report, holdfast.Stats, Compacted, Imported]
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_every_field_of_a_model_is_on_the_page(model: type) -> None:
     words = set(re.findall(r"`(\w+)`", section(model.__name__)))
     assert {field.name for field in dataclasses.fields(model)} <= words

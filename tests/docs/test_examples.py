@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -72,3 +73,26 @@ def test_old_classes_are_upgraded_and_unstorable_values_named(tmp_path: Path) ->
     assert "upgraded: Trip(city='Lisbon', country='PT'" in output
     assert "price in cents: 41900" in output
     assert 'refused, nothing written: state["plan"][0]["then"]' in output
+
+
+def test_a_langgraph_chat_travels_in_time_and_stays_small(tmp_path: Path) -> None:
+    for _ in range(2):  # what an earlier run left does not matter
+        output = run("langgraph_chat.py", tmp_path)
+        assert "6 checkpoints, the newest first" in output
+        assert "another way: ['Hello', 'To Oslo, please']" in output
+        assert "threads of alice: ['alice-001', 'long']" in output
+    in_full, stored = (int(size.replace(",", "")) for size in re.findall(r"([\d,]+) kB$", output, flags=re.MULTILINE))
+    assert in_full > 20 * stored
+    shown = re.findall(r"holdfast (show|log) (.*)", output)
+    assert [command for command, _ in shown] == ["show", "log"]
+    for command, arguments in shown:
+        done = subprocess.run(
+            [sys.executable, "-m", "holdfast.cli", command, *arguments.split()],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+    with holdfast.open(str(tmp_path / "chat.db")) as store:
+        assert store.verify().ok

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, TypedDict
 
+import psycopg
 import pydantic
 from graph_kit import AnyGraph, AnySaver, asking, at, counting, human, inner, long_talking, outer, talking
 from langgraph.checkpoint.base import CheckpointTuple
@@ -63,6 +65,10 @@ class Typed(TypedDict, total=False):
     results: Annotated[list[str], operator.add]
 
 
+class OneItem(TypedDict):
+    item: str
+
+
 def typed(saver: AnySaver) -> AnyGraph:
     """A state with classes of one's own, bytes, None and numbers."""
 
@@ -87,7 +93,7 @@ def typed(saver: AnySaver) -> AnyGraph:
 def fanning(saver: AnySaver) -> AnyGraph:
     """Branches that run in parallel, one of which fails."""
 
-    def one(state: dict[str, Any]) -> dict[str, Any]:
+    def one(state: OneItem) -> dict[str, Any]:
         if state["item"] == "bad":
             raise ValueError("bad item")
         return {"results": [state["item"]]}
@@ -158,21 +164,16 @@ def everything(saver: AnySaver) -> dict[Key, CheckpointTuple]:
 
 def raw_writes(url: str) -> dict[Key, set[tuple[str, str, int, str]]]:
     """The writes in a stock database: (task, path, index, channel) by checkpoint."""
-    with stock(url) as saver, saver.conn.cursor() if url.startswith("postgresql") else _closing(saver) as cursor:
-        table = "checkpoint_writes" if url.startswith("postgresql") else "writes"
-        cursor.execute(f"SELECT thread_id, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel FROM {table}")
-        found: dict[Key, set[tuple[str, str, int, str]]] = {}
-        for row in cursor.fetchall():
-            thread, space, id_, *write = row.values() if isinstance(row, dict) else row
-            found.setdefault((thread, space, id_), set()).add(tuple(write))
-        return found
-
-
-@contextmanager
-def _closing(saver: Any) -> Iterator[Any]:
-    cursor = saver.conn.cursor()
-    yield cursor
-    cursor.close()
+    postgres = url.startswith("postgresql://")
+    columns = "thread_id, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel"
+    query = f"SELECT {columns} FROM {'checkpoint_writes' if postgres else 'writes'}"
+    connection: Any = psycopg.connect(url) if postgres else sqlite3.connect(url)
+    rows = connection.execute(query).fetchall()
+    connection.close()
+    found: dict[Key, set[tuple[str, str, int, str]]] = {}
+    for thread, space, id_, *write in rows:
+        found.setdefault((thread, space, id_), set()).add(tuple(write))
+    return found
 
 
 def kept_writes(saver: HoldfastSaver, key: Key) -> set[tuple[str, str, int, str]]:

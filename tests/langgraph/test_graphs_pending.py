@@ -75,12 +75,6 @@ def fork_prune_and_delete(saver: HoldfastSaver) -> str:
     return "t2"
 
 
-def roll_back_to_the_head(saver: HoldfastSaver) -> str:
-    thread = saver.store.thread("t")
-    thread.rollback(thread.load())
-    return "t"
-
-
 def nothing(saver: HoldfastSaver) -> str:
     return "t"
 
@@ -92,7 +86,6 @@ EVENTS: list[Callable[[HoldfastSaver], str]] = [
     copy_and_delete,
     fork_and_delete,
     fork_prune_and_delete,
-    roll_back_to_the_head,
 ]
 
 

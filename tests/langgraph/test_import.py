@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import sqlite3
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,15 @@ from holdfast.testing.postgres import PostgresServer
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def source(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The place of a stock saver's database."""
     if request.param == "sqlite":
-        return str(tmp_path / "old.sqlite")
+        yield str(tmp_path / "old.sqlite")
+        return
     server: PostgresServer = request.getfixturevalue("postgres_server")
-    return server.create_database(f"stock_{os.urandom(6).hex()}")
+    name = f"stock_{os.urandom(6).hex()}"
+    yield server.create_database(name)
+    server.drop_database(name)
 
 
 @pytest.fixture
@@ -77,15 +81,11 @@ def test_graphs_go_on_from_where_they_were(source: str, saver_url: str) -> None:
         assert asking(mine).invoke(Command(resume="red"), at("asking"))["answer"] == "Bo likes red"
         assert asking(mine).invoke(Command(resume="blue"), at("halfway"))["answer"] == "Ann likes blue"
         nested = outer(mine, inner(ask=True), inner())
-        assert (
-            nested.invoke(Command(resume="sure"), at("nested"))["results"]
-            == [
-                "planned",
-                "tides: 1 notes, sure",
-                "tides: 2 notes, yes",
-            ]
-            or nested.get_state(at("nested")).next == ()
-        )
+        assert nested.invoke(Command(resume="sure"), at("nested"))["results"] == [
+            "planned",
+            "tides: 1 notes, sure",
+            "tides: 1 notes, yes",
+        ]
         long = long_talking(mine)
         assert texts(long.invoke({"messages": [human("more", id="more")]}, at("long")))[:2] == [
             "long 0",

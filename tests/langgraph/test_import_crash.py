@@ -15,6 +15,7 @@ from import_kit import assert_equal, everything, kept_writes, raw_writes, stock
 
 from holdfast.langgraph import HoldfastSaver
 from holdfast.langgraph.importing import import_langgraph
+from holdfast.storage.base import ConstraintFailed
 
 SCRIPT = Path(__file__).with_name("import_run.py")
 KILLS = 30 if os.environ.get("HOLDFAST_SOAK") else 4
@@ -56,24 +57,46 @@ def test_killed_and_run_again(tmp_path: Path, saver_url: str) -> None:
         assert mine.store.stats().checkpoints == count
 
 
-def test_a_run_that_was_rolled_back_is_forgotten(tmp_path: Path) -> None:
-    """A failure inside a transaction, after the flows have remembered what they did in it: the same import goes on."""
-    source = str(tmp_path / "old.sqlite")
-    with stock(source) as saver:
+@pytest.fixture
+def old(tmp_path: Path) -> str:
+    path = str(tmp_path / "old.sqlite")
+    with stock(path) as saver:
         for thread in ("a", "b"):
             talking(saver).invoke({"messages": [human("hi")]}, at(thread))
-    failures = iter([30, 60])
-    state = {"steps": 0, "next": next(failures)}
+    return path
 
-    def hook(step: str) -> None:
-        state["steps"] += 1
-        if state["steps"] == state["next"]:
-            state["next"] = next(failures, 0)
-            raise OSError("injected")
 
-    with HoldfastSaver(str(tmp_path / "new.db"), hook=hook) as mine, stock(source) as theirs:
-        for _ in range(2):
+class Fault:
+    """A driver's hook that raises once, at a step of a write transaction."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error, self.left = error, 0
+
+    def __call__(self, step: str) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+
+
+def test_a_failed_transaction_leaves_what_was_before_it(old: str, tmp_path: Path) -> None:
+    fault = Fault(OSError("injected"))
+    with HoldfastSaver(str(tmp_path / "new.db"), hook=fault) as mine, stock(old) as theirs:
+        for fault.left in (20, 40):
             with pytest.raises(OSError, match="injected"):
-                import_langgraph(source, mine)
-        assert import_langgraph(source, mine).ok
+                import_langgraph(old, mine)
+            assert everything(mine) == {}
+        assert import_langgraph(old, mine).ok
         assert_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("step", [15, 25, 35, 45])
+def test_a_transaction_that_is_run_again_starts_from_what_is_stored(old: str, saver_url: str, step: int) -> None:
+    """What the flows have remembered of it never happened: an id that was taken is drawn anew."""
+    fault = Fault(ConstraintFailed("the id is taken", kind="unique"))
+    with HoldfastSaver(saver_url, hook=fault) as mine, stock(old) as theirs:
+        fault.left = step
+        done = import_langgraph(old, mine)
+        assert (done.checkpoints, done.ok) == (6, True)
+        assert fault.left < 0
+        assert_equal(mine, theirs)
+        assert mine.store.stats().checkpoints == 6

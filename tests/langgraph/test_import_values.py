@@ -219,6 +219,8 @@ def test_types_that_are_not_trusted_are_all_named(path: str, new: str) -> None:
         assert "--trust import_kit." in said
         assert [key[0] for key in everything(saver)] == ["a"]  # what came before is there
         assert import_langgraph(path, saver, trust=TRUST).ok
+        with pytest.raises(UnknownType, match="--trust import_kit"):  # also where there is nothing left to do
+            import_langgraph(path, saver)
     with HoldfastSaver(new, trust=TRUST) as saver, stock(path) as theirs:
         assert_equal(saver, theirs)
 
@@ -406,3 +408,24 @@ def test_a_serializer_of_the_callers(path: str, new: str) -> None:
     """The way out for classes that are gone: what it gives is taken."""
     store_raw(path, "msgpack", with_ext(MODEL_2, "import_kit", "Vanished", {"a": 1}, "model_validate_json"))
     assert imported_value(path, new, serde=JsonPlusSerializer(allowed_msgpack_modules=None)) == [{"a": 1}]
+
+
+def test_a_value_that_differs_is_named(path: str, new: str) -> None:
+    """1 is not True: types count."""
+    with stock(path) as theirs:
+        parent = put(theirs, "t", {"n": 1})
+        put(theirs, "t", 2, parent)
+    with HoldfastSaver(new) as mine:
+        assert import_langgraph(path, mine).ok
+        with sqlite3.connect(path) as connection:
+            [(data,)] = connection.execute("SELECT checkpoint FROM checkpoints WHERE rowid = 1").fetchall()
+            changed = ormsgpack.unpackb(data)
+            changed["channel_values"] = {"value": {"n": True}, "more": 1}
+            changed["channel_versions"] = {"value": "2"}
+            connection.execute("UPDATE checkpoints SET checkpoint = ? WHERE rowid = 1", (ormsgpack.packb(changed),))
+        where = f"thread 't', checkpoint {parent}: "
+        assert import_langgraph(path, mine).differences == (
+            f"{where}channel 'more' is missing",
+            f"{where}channel 'value' differs",
+            f"{where}its 'channel_versions' differs",
+        )

@@ -16,6 +16,8 @@ try:
 except ModuleNotFoundError as error:
     raise UsageError('holdfast.langgraph needs LangGraph: pip install "holdfast[langgraph]"') from error
 
+from holdfast.langgraph.compacting import Compacted
+from holdfast.langgraph.importing import Imported, aimport_langgraph, import_langgraph
 from holdfast.langgraph.saver import HoldfastSaver
 
-__all__ = ["HoldfastSaver"]
+__all__ = ["Compacted", "HoldfastSaver", "Imported", "aimport_langgraph", "import_langgraph"]

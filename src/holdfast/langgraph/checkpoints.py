@@ -7,7 +7,7 @@ grow: there a step is one splice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -18,6 +18,7 @@ from holdfast.errors import Undecodable, Unstorable, UsageError
 from holdfast.langgraph.serde import HoldfastSerde, load_opaque
 from holdfast.log.labels import BOOK
 from holdfast.values.codec import Codec, decode, encode
+from holdfast.values.plain import is_plain_dict
 
 START = "__start__"  # the channel of a graph's input
 _BOOK_START = b'"' + BOOK.encode() + b'":'
@@ -36,6 +37,24 @@ def run_key(run: str) -> bytes:
     return blake3(run.encode("utf-8", "surrogatepass")).digest(16)
 
 
+class Span(NamedTuple):
+    """Where a channel's value stands in a text, and of which version it is."""
+
+    version: Any
+    start: int
+    end: int
+
+
+class Encoded(NamedTuple):
+    """A checkpoint's text, and where its channels are."""
+
+    text: bytes
+    spans: Mapping[str, Span]
+
+
+_NOTHING = Encoded(b"", {})
+
+
 def to_text(
     checkpoint: Mapping[str, Any],
     metadata: Mapping[str, Any],
@@ -44,6 +63,20 @@ def to_text(
     codec: Codec,
 ) -> bytes:
     """The text of a checkpoint. Raises Unstorable, which names channel and path."""
+    return encode_checkpoint(checkpoint, metadata, parent, serde, codec).text
+
+
+def encode_checkpoint(
+    checkpoint: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+    parent: str | None,
+    serde: SerializerProtocol,
+    codec: Codec,
+    new_versions: Container[str] = (),
+    before: Encoded = _NOTHING,
+) -> Encoded:
+    """The same, and where each channel is. A channel that is not among `new_versions`, and has the version that it had
+    in the parent (`before`), is taken from there as it is."""
     values = checkpoint.get("channel_values") or {}
     if BOOK in values:
         raise Unstorable(f"a channel cannot be named {BOOK!r}: rename it", path=BOOK)
@@ -57,7 +90,35 @@ def to_text(
         book["serde"] = True
     else:
         codec = serde.codec
-    state[BOOK] = book
+    if not is_plain_dict(state):  # odd names of channels: the whole needs a tag
+        return Encoded(_encode({**state, BOOK: book}, codec), {})
+    versions = checkpoint.get("channel_versions") or {}
+    parts: list[bytes] = []
+    spans: dict[str, Span] = {}
+    at = 1  # behind the brace
+    for name, value in (*state.items(), (BOOK, book)):
+        old, version = before.spans.get(name), versions.get(name)
+        if old is not None and version is not None and version == old.version and name not in new_versions:
+            text = before.text[old.start : old.end]
+        else:
+            text = _encode_channel(name, value, codec)
+        key = orjson.dumps(name) + b":"
+        start = at + len(key)
+        spans[name] = Span(version, start, start + len(text))
+        parts += (key, text, b",")
+        at = start + len(text) + 1
+    parts[-1] = b"}"
+    return Encoded(b"".join((b"{", *parts)), spans)
+
+
+def _encode_channel(name: str, value: Any, codec: Codec) -> bytes:
+    try:
+        return encode(value, codec)
+    except Unstorable:
+        return _encode({name: value}, codec)  # for the path
+
+
+def _encode(state: dict[str, Any], codec: Codec) -> bytes:
     try:
         return encode(state, codec)
     except Unstorable as error:

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from holdfast.errors import Conflict, Damaged, NotFound, ThreadDeleted, Undecodable, UsageError
-from holdfast.langgraph.checkpoints import id_of
-from holdfast.langgraph.known import Known, Seen
+from holdfast.langgraph.checkpoints import Encoded, id_of
+from holdfast.langgraph.known import Known, Seen, Tip
 from holdfast.log.branches import create_thread, find_thread, metadata_of, try_thread
 from holdfast.log.cache import Base
 from holdfast.log.ids import ID_MAX
@@ -80,20 +80,34 @@ class _At(NamedTuple):
 # --- putting
 
 
-def put(keeper: Keeper, name: str, text: bytes, mark: Mark, note: str | None, tags: Mapping[str, Any]) -> Flow[None]:
+def parent_text(keeper: Keeper, name: str, space: str, parent: bytes) -> Encoded:
+    """The text of a checkpoint that is about to be followed, if it is at hand: what did not change is taken from it."""
+    seen, tenant = keeper.known.get(name), keeper.ctx.known_tenant
+    tip = seen.tips.get(space) if seen is not None else None
+    if seen is None or tenant is None or tip is None or tip.id != parent or not tip.spans:
+        return Encoded(b"", {})
+    base = keeper.ctx.cache.get((tenant, seen.tree, tip.record))
+    return Encoded(b"", {}) if base is None else Encoded(base.data, tip.spans)
+
+
+def put(
+    keeper: Keeper, name: str, encoded: Encoded, mark: Mark, note: str | None, tags: Mapping[str, Any]
+) -> Flow[None]:
     """Store a checkpoint's text under its id, after its parent's."""
     try:
-        yield from _put(keeper, name, text, mark, note, tags)
+        yield from _put(keeper, name, encoded, mark, note, tags)
     except ThreadDeleted:
         if mark.parent is not None:
             raise ThreadDeleted(
                 f"thread {name!r} was deleted while this run was going on: its checkpoint was not stored"
             ) from None
         keeper.known.forget(name)  # it has no parent: the thread starts anew
-        yield from _put(keeper, name, text, mark, note, tags)
+        yield from _put(keeper, name, encoded, mark, note, tags)
 
 
-def _put(keeper: Keeper, name: str, text: bytes, mark: Mark, note: str | None, tags: Mapping[str, Any]) -> Flow[None]:
+def _put(
+    keeper: Keeper, name: str, encoded: Encoded, mark: Mark, note: str | None, tags: Mapping[str, Any]
+) -> Flow[None]:
     ctx = keeper.ctx
     tenant = yield from ctx.ensure_tenant()
     seen = yield from _seen(keeper, tenant, name)
@@ -108,7 +122,7 @@ def _put(keeper: Keeper, name: str, text: bytes, mark: Mark, note: str | None, t
         if draft is None:
             base, parent = yield from _base(keeper, tenant, name, seen, mark)
             draft = prepare(
-                text,
+                encoded.text,
                 base,
                 salt,
                 kind=LABELLED_KIND,
@@ -126,7 +140,7 @@ def _put(keeper: Keeper, name: str, text: bytes, mark: Mark, note: str | None, t
                 raise
             continue  # the id is taken: one chance in a million
         if done.record is not None:
-            _settle(keeper, tenant, name, seen, draft, done, mark, merge)
+            _settle(keeper, tenant, name, seen, draft, done, mark, merge, encoded)
             return
         if done.after:
             after = done.after
@@ -159,9 +173,9 @@ def _base(
     if seen is None:
         return None, None
     tip = seen.tips.get(mark.space)
-    if mark.parent is not None and tip is not None and tip[0] == mark.parent:
-        record: int | None = tip[1]
-        if (cached := keeper.ctx.cache.get((tenant, seen.tree, tip[1]))) is not None:
+    if mark.parent is not None and tip is not None and tip.id == mark.parent:
+        record: int | None = tip.record
+        if (cached := keeper.ctx.cache.get((tenant, seen.tree, tip.record))) is not None:
             return cached, record
     try:
         generation, record, loaded = yield from read(
@@ -229,6 +243,7 @@ def _settle(
     done: Appended,
     mark: Mark,
     merge: Mapping[str, Any] | None,
+    encoded: Encoded,
 ) -> None:
     """Remember what the next put will build on."""
     assert done.record is not None
@@ -236,7 +251,7 @@ def _settle(
     seen = keeper.known.note(name, done.thread, done.tree, {**known, **(merge or {})})
     seen.puts += 1
     if done.on_head:
-        seen.note_tip(mark.space, mark.id, done.record.id)
+        seen.note_tip(mark.space, Tip(mark.id, done.record.id, encoded.spans))
     base = draft.base
     if stored_as_drafted(draft, done.record):
         replaced = base.record.id if base is not None and base.record.id == done.record.parent else None
@@ -274,12 +289,12 @@ def _against(
     if seen is None:
         return None
     tip = seen.tips.get(space)
-    own = tip is not None and tip[0] == id_
+    own = tip is not None and tip.id == id_
     if not own and not is_large(writes):
         return None
-    for _, record in [tip] if own and tip is not None else reversed(list(seen.tips.values())):
-        if (base := ctx.cache.get((tenant, seen.tree, record))) is not None:
-            return Against(record, base.data)
+    for one in [tip] if own and tip is not None else reversed(seen.newest()):
+        if (base := ctx.cache.get((tenant, seen.tree, one.record))) is not None:
+            return Against(one.record, base.data)
     if not is_large(writes):
         return None
     try:
@@ -308,7 +323,7 @@ def get(keeper: Keeper, name: str, space: str, id_: bytes | None) -> Flow[Entry 
     seen = keeper.known.note(name, at.thread, at.tree, at.metadata)
     text = at.state.data if isinstance(at.state, Loaded) else at.state
     if id_ is None:
-        seen.note_tip(space, at.found.id, at.found.record)
+        seen.note_tip(space, Tip(at.found.id, at.found.record))
         if isinstance(at.state, Loaded):
             ctx.cache.put((tenant, at.tree, at.found.record), base_of(at.state, at.generation))
     writes = writes_of(at.writes, {at.found.record: text, **at.bases})

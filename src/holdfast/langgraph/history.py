@@ -130,15 +130,21 @@ class Listing:
 
     def entry(self, label: LabelRow, writes: Rows) -> Flow[Entry | None]:
         """The checkpoint behind a label. None: its thread was deleted meanwhile."""
-        assert self.texts is not None
         thread = self._threads.get(label.thread)
-        if thread is None:
+        text = yield from self.text(label)
+        if thread is None or text is None or self.texts is None:
             return None
-        text = yield from self.texts.of(thread.tree, label.record)
         bases = {label.record: text}
         if any(row[5] not in (None, label.record) for row in writes):
             bases |= yield from read(partial(odd_bases, self.texts.tenant, thread.tree, writes, [label.record]))
         return Entry(thread.name, thread.spaces.get(label.space, ""), label.id, text, writes_of(writes, bases))
+
+    def text(self, label: LabelRow) -> Flow[bytes | None]:
+        """The text behind a label. None: its thread was deleted meanwhile."""
+        thread = self._threads.get(label.thread)
+        if thread is None or self.texts is None:
+            return None
+        return (yield from self.texts.of(thread.tree, label.record))
 
     def _page(self, tenant: int) -> Program[tuple[list[LabelRow], dict[tuple[int, int, bytes], Rows]]]:
         wanted = self.wanted

@@ -13,8 +13,8 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import dropwhile, islice
+from typing import Any
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
@@ -29,6 +29,7 @@ from holdfast.langgraph.saver import HoldfastSaver
 from holdfast.log.label_ids import pack_id
 from holdfast.storage.program import Batch, Flow, Program, Progress, Sql, drive, read
 from holdfast.storage.urls import sqlite_path
+from holdfast.threads.checks import check_name
 from holdfast.threads.store import Store
 
 _LOOK_ON_MAX = 2000  # so many more checkpoints are searched for types, once one was met that is not trusted
@@ -114,19 +115,15 @@ async def aimport_langgraph(
         if progress is not None:
             loop.call_soon_threadsafe(progress, done, total)
 
-    work = asyncio.ensure_future(
-        asyncio.to_thread(
-            partial(import_langgraph, source, saver_or_store, trust=trust, threads=threads),
-            serde=serde,
-            verify=verify,
-            progress=report,
-        )
-    )
+    options: dict[str, Any] = {"trust": trust, "threads": threads, "serde": serde, "verify": verify, "progress": report}
+    work = asyncio.ensure_future(asyncio.to_thread(import_langgraph, source, saver_or_store, **options))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         stopped.set()
         await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # looked at: the cancellation is what counts
         raise
 
 
@@ -223,7 +220,7 @@ class _Import:
     # --- copying
 
     def _take(self, thread: str) -> None:
-        met = self._meeting.look(thread)
+        met = self._meeting.look(check_name(thread))
         if met is None:
             for space in self._source.spaces(thread):
                 for ids in pages(self._source, thread, space):

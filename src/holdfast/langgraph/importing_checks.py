@@ -35,11 +35,22 @@ class Checking:
 
     def checkpoint(self, thread: str, space: str, stored: Stored, *, lenient: bool) -> list[str]:
         """How one checkpoint differs from its row. `lenient`: it may have been written to since it was imported."""
-        return self._found(thread, space, stored, writes=True, lenient=lenient)
+        where = f"thread {thread!r}{f' (namespace {space!r})' if space else ''}, checkpoint {stored.id}"
+        try:
+            entry = self._entry(thread, space, stored.id)
+            if entry is None:
+                return [f"{where}: it is missing"]
+            found = list(self._of_checkpoint(thread, stored, entry))
+            found += self._of_writes(thread, space, stored, entry, lenient)
+        except HoldfastError as error:
+            found = [f"it cannot be compared: {error}"]
+        return [f"{where}: {difference}" for difference in found]
 
-    def content(self, thread: str, space: str, stored: Stored) -> list[str]:
-        """The same without its writes."""
-        return self._found(thread, space, stored, writes=False, lenient=True)
+    def content(self, thread: str, space: str, stored: Stored) -> str | None:
+        """What differs in one checkpoint, without its writes. Raises what makes it impossible to say."""
+        entry = self._entry(thread, space, stored.id)
+        found = self._of_checkpoint(thread, stored, entry) if entry is not None else iter(("it is missing",))
+        return next((f"checkpoint {stored.id}: {difference}" for difference in found), None)
 
     def lacking(self, thread: str, space: str, stored: Stored) -> list[Write]:
         """The writes of a row that the store lacks; and the questions, answers and errors that are others there: they
@@ -53,19 +64,6 @@ class Checking:
             for write in self._reading.writes(thread, space, stored)
             if (there := read.get(write[:2])) is None or (write.idx < 0 and not self._same_write(there, write))
         ]
-
-    def _found(self, thread: str, space: str, stored: Stored, *, writes: bool, lenient: bool) -> list[str]:
-        where = f"thread {thread!r}{f' (namespace {space!r})' if space else ''}, checkpoint {stored.id}"
-        try:
-            entry = self._entry(thread, space, stored.id)
-            if entry is None:
-                return [f"{where}: it is missing"]
-            found = list(self._of_checkpoint(thread, stored, entry))
-            if writes:
-                found += self._of_writes(thread, space, stored, entry, lenient)
-        except HoldfastError as error:
-            found = [f"it cannot be compared: {error}"]
-        return [f"{where}: {difference}" for difference in found]
 
     def newest(self, thread: str, space: str, id_: str, known: set[str]) -> Iterator[str]:
         """Whether a run would go on from the same checkpoint. One that is not of the source is a later run's."""

@@ -83,7 +83,7 @@ class Meeting:
                         went_on |= bool(there - keys)
             if newest is not None:
                 content, changed = self._newest(thread, space, newest)
-                if content:
+                if content is not None:
                     return Met(found, True, f"{content}, so the store has something else under the same id")
                 has_more |= changed
         if not found:
@@ -97,7 +97,7 @@ class Meeting:
         """Whether the newest common checkpoint of a namespace differs, and how; and whether it lacks writes."""
         for stored in self._source.checkpoints(thread, space, [id_]):
             content = self._checking.content(thread, space, stored)
-            return (content[0] if content else None), bool(self._checking.lacking(thread, space, stored))
+            return content, bool(self._checking.lacking(thread, space, stored))
         return None, False
 
     def present(self, thread: str, space: str, ids: Sequence[str]) -> Present:

@@ -25,7 +25,6 @@ from holdfast.langgraph.serde import HoldfastSerde, value_to_text
 from holdfast.log.label_ids import pack_id
 from holdfast.log.labels import Mark
 from holdfast.log.pending import Write
-from holdfast.threads.checks import check_name
 from holdfast.values.codec import Codec
 
 _EMPTY = "empty"  # the type of a channel's value that is none
@@ -77,7 +76,6 @@ class Reading:
         """All of a row. Raises UnknownType, Undecodable, Unstorable, which name the thread and the checkpoint."""
         decoded = self.decoded(thread, stored)
         with _naming(thread, stored.id):
-            check_name(thread)
             text = to_text(decoded.checkpoint, decoded.metadata, stored.parent, self.serde, self.codec)
             run = decoded.metadata.get("run_id")
             mark = Mark(

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from holdfast.langgraph import flows
+from holdfast.langgraph.checkpoints import Encoded
 from holdfast.langgraph.flows import Keeper
 from holdfast.langgraph.importing_rows import Item
 from holdfast.langgraph.saver import HoldfastSaver
@@ -81,7 +82,7 @@ class Writing:
         for item in items:
             if item.put is not None:
                 text, mark, note, tags, self._at_us = item.put
-                yield from _inside(flows.put(keeper, item.thread, text, mark, note, tags))
+                yield from _inside(flows.put(keeper, item.thread, Encoded(text, {}), mark, note, tags))
             if item.writes:
                 yield from _inside(flows.put_pending(keeper, item.thread, item.space, item.id, item.writes))
 

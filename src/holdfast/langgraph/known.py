@@ -9,10 +9,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 _THREADS_MAX = 10_000
 _TIPS_MAX = 64  # namespaces of one thread whose newest record is remembered
+
+
+class Tip(NamedTuple):
+    """The newest record of a namespace: its id, and where its channels stand in its text, if that is known."""
+
+    id: bytes
+    record: int
+    spans: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -22,11 +31,23 @@ class Seen:
     thread: int
     tree: int
     metadata: Mapping[str, Any]
-    tips: OrderedDict[str, tuple[bytes, int]] = field(default_factory=OrderedDict)
+    tips: OrderedDict[str, Tip] = field(default_factory=OrderedDict)
     puts: int = 0  # since its history was last shortened
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note_tip(self, space: str, id_: bytes, record: int) -> None:
-        self.tips[space] = (id_, record)
+    def note_tip(self, space: str, tip: Tip) -> None:
+        with self._lock:
+            self._note_tip(space, tip)
+
+    def newest(self) -> list[Tip]:
+        """All of them, the most recently used last."""
+        with self._lock:
+            return list(self.tips.values())
+
+    def _note_tip(self, space: str, tip: Tip) -> None:
+        known = self.tips.get(space)
+        if known is None or known.record != tip.record or tip.spans:
+            self.tips[space] = tip
         self.tips.move_to_end(space)
         while len(self.tips) > _TIPS_MAX:
             self.tips.popitem(last=False)
@@ -63,8 +84,8 @@ class Known:
         """The thread is not there (any more). What is written on its checkpoints from now on comes too late."""
         with self._lock:
             seen = self._seen.pop(name, None)
-            if seen is not None and seen.tips:
-                newest = max(id_ for id_, _ in seen.tips.values())
+            if seen is not None and (tips := seen.newest()):
+                newest = max(tip.id for tip in tips)
                 self._graves[name] = max(newest, self._graves.get(name, b""))
                 while len(self._graves) > _THREADS_MAX:
                     self._graves.popitem(last=False)

@@ -7,7 +7,6 @@ ancestors' writes. So what a kept checkpoint needs stays, up to the nearest ance
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from holdfast.log.branches import BY_NUMBER, ThreadRow, thread_of, try_thread
 from holdfast.log.label_ids import pack_id
 from holdfast.log.labels import BOOK, MAIN, LabelRow, labels_in, labels_of_runs, spaces_of
 from holdfast.log.sweeping import remove_labelled
-from holdfast.storage.program import Batch, Flow, Program, Progress, Sql, read
+from holdfast.storage.program import Batch, Flow, Program, Sql, read
 
 _PUTS_MIN = 16  # shortening a history costs a keyframe, so it is not done at every put
 _EXPIRE_EVERY = 256
@@ -34,7 +33,6 @@ _EXPIRED = Sql(
     """SELECT name FROM thread WHERE tenant = :tenant AND active <= :minute AND updated_at < :before
     ORDER BY active LIMIT :limit"""
 )
-_NAMES = Sql("SELECT thread, name FROM thread WHERE tenant = :tenant AND thread > :after ORDER BY thread LIMIT :limit")
 
 
 class Retention(NamedTuple):
@@ -51,14 +49,6 @@ class Retention(NamedTuple):
         if keep_last is not None and (type(keep_last) is not int or keep_last < 1):
             raise UsageError(f"keep_last={keep_last!r}: a count of 1 or more")
         return cls(None if seconds is None else int(seconds * 1_000_000), keep_last)
-
-
-@dataclass(frozen=True, slots=True)
-class Compacted:
-    """What a compaction has removed."""
-
-    threads: int
-    checkpoints: int
 
 
 def after_put(keeper: Keeper, retention: Retention, name: str) -> Flow[None]:
@@ -101,34 +91,22 @@ def _expire_some(keeper: Keeper, tenant: int, ttl_us: int, limit: int) -> Flow[i
     return len(names)
 
 
-def compact(keeper: Keeper, retention: Retention, progress: Progress | None) -> Flow[Compacted]:
-    """Apply retention to all threads."""
-    tenant = yield from keeper.ctx.tenant()
-    if tenant is None:
-        return Compacted(0, 0)
-    threads = checkpoints = 0
+def expire_all(keeper: Keeper, tenant: int, retention: Retention) -> Flow[int]:
+    """Delete every thread that has expired. How many."""
+    threads = 0
     while retention.ttl_us is not None:
         gone = yield from _expire_some(keeper, tenant, retention.ttl_us, _PAGE)
         threads += gone
         if gone < _PAGE:
             break
-    after = done = 0
-    keep = retention.keep_last
-    while keep is not None:
-        page = yield from read(partial(_names, tenant, after))
-        for number, name in page:
-            checkpoints += yield from _shorten(keeper, tenant, name, keep)
-            after, done = number, done + 1
-            if progress is not None:
-                progress(done, done + (0 if len(page) < _PAGE else 1))
-        if len(page) < _PAGE:
-            break
-    return Compacted(threads, checkpoints)
+    return threads
 
 
-def _names(tenant: int, after: int) -> Program[list[tuple[int, str]]]:
-    [rows] = yield Batch(_NAMES(tenant=tenant, after=after, limit=_PAGE), last=True)
-    return [(row[0], row[1]) for row in rows]
+def shorten_one(keeper: Keeper, tenant: int, retention: Retention, name: str) -> Flow[int]:
+    """Keep the last checkpoints of a thread. How many went."""
+    if retention.keep_last is None:
+        return 0
+    return (yield from _shorten(keeper, tenant, name, retention.keep_last))
 
 
 def prune(keeper: Keeper, threads: Sequence[str], strategy: str) -> Flow[None]:

@@ -21,8 +21,9 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 import holdfast.langgraph.types  # noqa: F401  (LangGraph's types become known)
-from holdfast.langgraph import flows, retention
-from holdfast.langgraph.checkpoints import run_key, to_text
+from holdfast.langgraph import compacting, flows, retention
+from holdfast.langgraph.checkpoints import Encoded, encode_checkpoint, run_key
+from holdfast.langgraph.compacting import Compacted
 from holdfast.langgraph.configs import (
     Address,
     Written,
@@ -37,7 +38,7 @@ from holdfast.langgraph.flows import Entry, Keeper
 from holdfast.langgraph.history import Ancestors, Listing
 from holdfast.langgraph.inflight import InFlight
 from holdfast.langgraph.replies import DeltaWalk, matches, tuple_of, wanted_of, writes_from
-from holdfast.langgraph.retention import Compacted, Retention
+from holdfast.langgraph.retention import Retention
 from holdfast.langgraph.serde import HoldfastSerde
 from holdfast.langgraph.travels import Travels
 from holdfast.log.label_ids import pack_id
@@ -156,7 +157,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Store a checkpoint. Waits for what is being written on its parent: it is stored first."""
-        address, flow = self._put(config, checkpoint, metadata)
+        address, flow = self._put(config, checkpoint, metadata, new_versions)
         if (parent := parent_of(config)) is not None:
             self._in_flight.wait(("writes", address.thread, address.space, parent))
         with self._in_flight.doing(("put", address.thread, address.space, checkpoint["id"])):
@@ -237,7 +238,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """`put`, awaited."""
-        address, flow = self._put(config, checkpoint, metadata)
+        address, flow = self._put(config, checkpoint, metadata, new_versions)
         if (parent := parent_of(config)) is not None:
             await self._in_flight.await_(("writes", address.thread, address.space, parent))
         with self._in_flight.doing(("put", address.thread, address.space, checkpoint["id"])):
@@ -297,12 +298,13 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         return await self.store.athreads(where=where, since=since, limit=limit)
 
     def compact(self, *, progress: Progress | None = None) -> Compacted:
-        """Apply `ttl` and `keep_last` to all threads, and give space back. `progress`: (done, of how many) threads."""
-        return self._run(retention.compact(self._keeper, self._retention, progress))
+        """Apply `ttl` and `keep_last` to all threads, pack what stays, and give space back to the file system.
+        Meant for quiet hours: it rewrites an SQLite file. `progress`: (done, of how many) threads."""
+        return self._run(compacting.compact(self._keeper, self._retention, progress))
 
     async def acompact(self, *, progress: Progress | None = None) -> Compacted:
         """`compact`, awaited."""
-        return await self._arun(retention.compact(self._keeper, self._retention, progress))
+        return await self._arun(compacting.compact(self._keeper, self._retention, progress))
 
     def close(self) -> None:
         """Close the store, if this saver opened it. May be called twice."""
@@ -355,19 +357,25 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         return None if entry is None else self._tuple(entry)
 
     def _put(
-        self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
     ) -> tuple[Address, Flow[None]]:
         """The work that needs no store is done here, on the caller's thread: values are as they are at the call."""
         address = address_of(config)
         parent = parent_of(config)
         stored = get_checkpoint_metadata(config, metadata)
-        text = to_text(checkpoint, stored, parent, self.serde, self._codec)
+        packed = pack_id(parent) if parent is not None else None
+        before = flows.parent_text(self._keeper, address.thread, address.space, packed) if packed else Encoded(b"", {})
+        text = encode_checkpoint(checkpoint, stored, parent, self.serde, self._codec, new_versions, before)
         native = isinstance(self.serde, HoldfastSerde)
         run = stored.get("run_id")
         mark = Mark(
             address.space,
             pack_id(checkpoint["id"]),
-            pack_id(parent) if parent is not None else None,
+            packed,
             run_key(str(run)) if run is not None else None,
             self._single_writer and stored.get("source") != "fork",  # who forks says so
             self._travels.allowed(address.thread, address.space),
@@ -376,7 +384,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             return address, self._store(address.thread, text, mark, None, {})
         return address, self._store(address.thread, text, mark, note_of(stored), tags_of(stored))
 
-    def _store(self, thread: str, text: bytes, mark: Mark, note: str | None, tags: Mapping[str, Any]) -> Flow[None]:
+    def _store(self, thread: str, text: Encoded, mark: Mark, note: str | None, tags: Mapping[str, Any]) -> Flow[None]:
         yield from flows.put(self._keeper, thread, text, mark, note, tags)
         yield from retention.after_put(self._keeper, self._retention, thread)
 

@@ -165,6 +165,37 @@ def odd_bases(
     return texts
 
 
+_LOOSE = Sql(
+    f"""SELECT 1 FROM write WHERE tenant = :tenant AND thread = :thread AND base IS NULL
+    AND length(value) >= {_PACK_MIN_BYTES} LIMIT 1"""
+)
+# Only if nobody has replaced it meanwhile.
+_REPACK = Sql(
+    f"""UPDATE write SET base = :base, value = :value
+    WHERE {_THIS} AND id = :id AND task = :task AND idx = :idx AND base IS NULL AND value = :old"""
+)
+
+
+def has_loose(tenant: int, thread: int) -> Program[bool]:
+    """Whether a thread has writes that were stored when their record's text was not at hand."""
+    [rows] = yield Batch(_LOOSE(tenant=tenant, thread=thread), last=True)
+    return bool(rows)
+
+
+def repacked(tenant: int, thread: int, space: int, rows: Rows, against: Against) -> list[tuple[Statement, int]]:
+    """Statements that store such writes of a record anew, against its text, and what each saves. Raises Damaged."""
+    found: list[tuple[Statement, int]] = []
+    for id_, task, idx, channel, path, base, old in rows:
+        if base is not None or len(old) < _PACK_MIN_BYTES:
+            continue
+        text = _unpack((task, idx, channel, path), None, old, {})
+        base, value = _pack(Write(task, idx, channel, path, text), against)
+        if len(value) < len(old):
+            key = {"tenant": tenant, "thread": thread, "space": space, "id": id_, "task": task, "idx": idx}
+            found.append((_REPACK(**key, base=base, value=value, old=old), len(old) - len(value)))
+    return found
+
+
 def writes_of(rows: Rows, texts: Mapping[int, bytes]) -> list[Write]:
     """The writes of one record, in the order in which a run applies them. `texts`: what they were compressed against,
     by record. Raises Damaged."""

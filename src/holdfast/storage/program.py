@@ -96,6 +96,15 @@ class Transaction:
     solo: bool = False  # long work: never joins a group commit
 
 
+class Reclaim:
+    """An operation that gives unused space back to the file system. SQLite rewrites the file, outside of any
+    transaction; for PostgreSQL it is an empty program, because the server does that by itself."""
+
+    def __call__(self) -> Program[None]:
+        return
+        yield
+
+
 Flow = Generator[Transaction, Any, T]
 
 

@@ -17,7 +17,7 @@ import apsw
 
 from holdfast.errors import OutcomeUnknown, StoreClosed
 from holdfast.storage.group import Group, Job
-from holdfast.storage.program import Program, Rows
+from holdfast.storage.program import Program, Reclaim, Rows
 from holdfast.storage.sqlite_errors import translate
 from holdfast.storage.sqlite_lock import Gate
 from holdfast.storage.sqlite_open import Target
@@ -90,7 +90,9 @@ class Writer:
         try:
             self._gate.acquire(first.deadline)
             left_s = first.deadline - monotonic()
-            if left_s > self._target.timeout_s - 0.05:
+            if isinstance(first.op, Reclaim):
+                self._reclaim(first)
+            elif left_s > self._target.timeout_s - 0.05:
                 self._transact(group)
             else:
                 self._transact_late(group, left_s)
@@ -101,6 +103,15 @@ class Writer:
             self._fail(group.jobs, error)
         finally:
             self._gate.release()
+
+    def _reclaim(self, job: Job) -> None:
+        if not self._target.in_memory:
+            self._execute("VACUUM")
+            try:
+                self.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            except apsw.BusyError:
+                pass  # readers: the log shrinks when they are done
+        self._finish([job])
 
     def close(self) -> None:
         """Closing a store's last connection moves the log into the store and removes it: SQLite does that."""

@@ -60,6 +60,11 @@ class Context:
             self._tenant = yield from read(lambda: find_tenant(self.tenant_name))
         return self._tenant
 
+    @property
+    def known_tenant(self) -> int | None:
+        """The tenant's number if it was asked for before."""
+        return self._tenant
+
     def ensure_tenant(self) -> Flow[int]:
         """The tenant's number; made on first use."""
         found = yield from self.tenant()

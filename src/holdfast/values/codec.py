@@ -18,6 +18,7 @@ import orjson
 
 from holdfast.errors import Undecodable, UnknownType, Unstorable
 from holdfast.values.limits import DEPTH_MAX, NODES_MAX, SIZE_MAX
+from holdfast.values.pause import collector_pause
 from holdfast.values.plain import TooMany, may_hold_tags, plain_text
 from holdfast.values.registry import Codec
 from holdfast.values.revive import Reviver
@@ -31,6 +32,8 @@ __all__ = [
     "decode",
     "encode",
 ]
+
+_PAUSE_MIN_BYTES = 16 * 1024
 
 
 def encode(value: object, codec: Codec) -> bytes:
@@ -50,6 +53,13 @@ def decode(text: bytes, codec: Codec, *, raw: bool = False) -> Any:
     """The value of a text. With `raw`, classes become readable dicts (see `revive`); none need be known."""
     if len(text) > SIZE_MAX:
         raise Undecodable(f"stored text has {len(text):,} bytes, and the limit is {SIZE_MAX:,}")
+    if len(text) < _PAUSE_MIN_BYTES:
+        return _decode(text, codec, raw)
+    with collector_pause:
+        return _decode(text, codec, raw)
+
+
+def _decode(text: bytes, codec: Codec, raw: bool) -> Any:
     try:
         parsed = orjson.loads(text)
     except ValueError as problem:

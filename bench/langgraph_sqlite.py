@@ -1,0 +1,104 @@
+"""LangGraph on a file: a long chat, many short ones, and the long one against LangGraph's own delta channel.
+
+The peer is `langgraph-checkpoint-sqlite`, as its documentation opens it; the floor of a time is the same graph with a
+saver that stores nothing, the floor of a size is all texts once, by zstd level 3. Sizes are of closed
+files, their logs included. Ours is opened without any option: full durability, as the peer's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.langgraph_chat import DeltaState, Rival, floor_bytes, long_chat, short_chats
+from bench.langgraph_history import readings
+from bench.measure import MB, Row, Run, file_bytes
+from holdfast.langgraph import HoldfastSaver
+
+SIZE_BAR = 400.0
+COMPACTED_BAR = 475.0
+TIME_BAR = 5.0
+OVERHEAD_BAR = 2.3
+HISTORY_BAR = 20.0
+STATE_BAR = 3.0
+SHORT_TIME_BAR = 1.5
+SHORT_SIZE_BAR = 3.0
+SHORT_TURNS = 3
+
+
+def langgraph(run: Run) -> list[Row]:
+    turns = run.count(1000, 8)
+    stock, ours = Rival("sqlite", str(run.folder / "stock.db")), Rival("holdfast", str(run.folder / "ours.db"))
+    nothing = Rival("nothing")
+    answers = long_chat([stock, ours, nothing], turns, get_states=run.count(21, 2))
+    floor = floor_bytes(answers) / MB
+    stock_mb, ours_mb = _mb(stock), _mb(ours)
+    peer, read = readings([stock, ours], turns)
+    compacted_mb = _compacted(ours)
+    name = f"LangGraph, {turns:,} turns"
+    return [
+        Row(f"{name}: size", ours_mb, "MB", stock_mb, floor, stock_mb / ours_mb, SIZE_BAR, "at least",
+            note="peer: stock SQLite saver; floor: the texts once, zstd"),
+        Row("  after compact()", compacted_mb, "MB", stock_mb, floor, stock_mb / compacted_mb, COMPACTED_BAR,
+            "at least"),
+        Row(f"{name}: time", ours.took_s, "s", stock.took_s, nothing.took_s, stock.took_s / ours.took_s, TIME_BAR,
+            "at least", note="floor: a saver that stores nothing"),
+        Row("  over a saver that stores nothing", ours.took_s, "s", None, nothing.took_s,
+            ours.took_s / nothing.took_s, OVERHEAD_BAR),
+        Row(f"  history of {read.states:,} states", read.history_s, "s", peer.history_s, None,
+            peer.history_s / read.history_s, HISTORY_BAR, "at least",
+            note=f"a new process, at most {read.peak_bytes / MB:.0f} MB; peer's {peer.peak_bytes / MB:.0f} MB"),
+        Row("  and every message in it read", read.all_s, "s", peer.all_s, None, peer.all_s / read.all_s),
+        Row("  get_state at the end", ours.get_state_ms, "ms", stock.get_state_ms, nothing.get_state_ms,
+            stock.get_state_ms / ours.get_state_ms, STATE_BAR, "at least"),
+        Row("  get_state in a new process", read.first_s * 1000, "ms", peer.first_s * 1000, None,
+            peer.first_s / read.first_s),
+    ]  # fmt: skip
+
+
+def langgraph_short(run: Run) -> list[Row]:
+    threads = run.count(1000, 10)
+    stock, ours = Rival("sqlite", str(run.folder / "stock.db")), Rival("holdfast", str(run.folder / "ours.db"))
+    nothing = Rival("nothing")
+    answers = short_chats([stock, ours, nothing], threads, SHORT_TURNS)
+    floor = floor_bytes(answers) / MB
+    stock_mb, ours_mb = _mb(stock), _mb(ours)
+    compacted_mb = _compacted(ours)
+    name = f"LangGraph, {threads:,} short threads"
+    return [
+        Row(f"{name}: size", ours_mb, "MB", stock_mb, floor, stock_mb / ours_mb, SHORT_SIZE_BAR, "at least",
+            note=f"{SHORT_TURNS} turns each; peer: stock SQLite saver"),
+        Row("  after compact()", compacted_mb, "MB", stock_mb, floor, stock_mb / compacted_mb),
+        Row(f"{name}: time", ours.took_s, "s", stock.took_s, nothing.took_s, stock.took_s / ours.took_s,
+            SHORT_TIME_BAR, "at least", note="floor: a saver that stores nothing"),
+    ]  # fmt: skip
+
+
+def langgraph_delta(run: Run) -> list[Row]:
+    turns = run.count(1000, 8)
+    stock = Rival("sqlite", str(run.folder / "stock.db"), DeltaState)
+    rivals = [stock, Rival("holdfast", str(run.folder / "ours.db"))]
+    rivals += [Rival("holdfast", str(run.folder / "ours-delta.db"), DeltaState)]
+    answers = long_chat(rivals, turns, get_states=run.count(21, 2))
+    floor = floor_bytes(answers) / MB
+    rows: list[Row] = []
+    note = "peer: stock SQLite saver with a delta channel"
+    for rival, ours in zip(rivals[1:], ("ours, plain messages", "ours, delta channel too"), strict=True):
+        mb, stock_mb = _mb(rival), _mb(stock)
+        rows += [
+            Row(f"LangGraph delta: {ours}", mb, "MB", stock_mb, floor, stock_mb / mb, note=f"{turns:,} turns; {note}"),
+            Row("  time", rival.took_s, "s", stock.took_s, None, stock.took_s / rival.took_s),
+            Row("  get_state at the end", rival.get_state_ms, "ms", stock.get_state_ms, None,
+                stock.get_state_ms / rival.get_state_ms),
+        ]  # fmt: skip
+    return rows
+
+
+def _mb(rival: Rival) -> float:
+    return file_bytes(Path(rival.location)) / MB
+
+
+def _compacted(rival: Rival) -> float:
+    """The size of our file after it was compacted and closed."""
+    with HoldfastSaver(rival.location) as saver:
+        saver.compact()
+    return _mb(rival)

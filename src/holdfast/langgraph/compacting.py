@@ -1,0 +1,100 @@
+"""`saver.compact()`: remove what retention says, pack what has come to rest, give the space back.
+
+What a put had no time for is done here: writes that were stored before their checkpoint's text was at hand are
+compressed against it, and keyframes are compressed again with more effort. Nothing changes what anybody reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from holdfast.errors import Damaged
+from holdfast.langgraph.flows import Keeper
+from holdfast.langgraph.history import Listing, Wanted
+from holdfast.langgraph.retention import Retention, expire_all, shorten_one
+from holdfast.log.compacting import reclaim, recompress
+from holdfast.log.labels import LabelRow
+from holdfast.log.pending import Against, has_loose, repacked
+from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, read, write
+
+_PAGE = 500
+_BATCH = 256
+_COUNT = Sql("SELECT count(*) FROM thread WHERE tenant = :tenant")
+_THREADS = Sql(
+    "SELECT thread, name FROM thread WHERE tenant = :tenant AND thread > :after ORDER BY thread LIMIT :limit"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What a compaction has removed, and how much smaller it made what stays."""
+
+    threads: int
+    checkpoints: int
+    saved_bytes: int
+
+
+def compact(keeper: Keeper, retention: Retention, progress: Progress | None) -> Flow[Compacted]:
+    """Retention for all threads, then packing, then the space."""
+    tenant = yield from keeper.ctx.tenant()
+    if tenant is None:
+        return Compacted(0, 0, 0)
+    expired = yield from expire_all(keeper, tenant, retention)
+    removed = saved = done = after = 0
+    total = yield from read(partial(_count, tenant))
+    while page := (yield from read(partial(_threads, tenant, after))):
+        for number, name in page:
+            removed += yield from shorten_one(keeper, tenant, retention, name)
+            if (yield from read(partial(has_loose, tenant, number))):
+                saved += yield from _repack(keeper, tenant, name)
+            after, done = number, done + 1
+            if progress is not None:
+                progress(done, max(done, total))
+    saved += yield from recompress(tenant)
+    yield from reclaim()
+    return Compacted(expired, removed, saved)
+
+
+def _count(tenant: int) -> Program[int]:
+    [[(count,)]] = yield Batch(_COUNT(tenant=tenant), last=True)
+    return int(count)
+
+
+def _threads(tenant: int, after: int) -> Program[list[tuple[int, str]]]:
+    [rows] = yield Batch(_THREADS(tenant=tenant, after=after, limit=_PAGE), last=True)
+    return [(row[0], row[1]) for row in rows]
+
+
+def _repack(keeper: Keeper, tenant: int, name: str) -> Flow[int]:
+    """Compress a thread's loose writes against their checkpoints' texts. How many bytes that saved."""
+    listing = Listing(keeper, Wanted(thread=name))
+    waiting: list[tuple[Statement, int]] = []
+    saved = 0
+    while rows := (yield from listing.rows()):
+        for label, writes in rows:
+            waiting += yield from _repacked(listing, tenant, label, writes)
+            if len(waiting) >= _BATCH:
+                saved += yield from _store(waiting)
+                waiting = []
+    return saved + (yield from _store(waiting))
+
+
+def _repacked(listing: Listing, tenant: int, label: LabelRow, writes: Rows) -> Flow[list[tuple[Statement, int]]]:
+    if all(row[5] is not None for row in writes):
+        return []
+    try:
+        text = yield from listing.text(label)
+        against = Against(label.record, text) if text is not None else None
+        return [] if against is None else repacked(tenant, label.thread, label.space, writes, against)
+    except Damaged:
+        return []  # that is for verify to say
+
+
+def _store(statements: list[tuple[Statement, int]]) -> Flow[int]:
+    def program() -> Program[None]:
+        yield Batch(*(statement for statement, _ in statements), last=True)
+
+    if statements:
+        yield from write(program)
+    return sum(gain for _, gain in statements)
