@@ -44,7 +44,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench
 
 soak: $(VENV)/.dev
-	HOLDFAST_SOAK=1 $(BIN)/python -m pytest --timeout 7200 tests/crash tests/contract/test_state_machine.py
+	HOLDFAST_SOAK=1 $(BIN)/python -m pytest --timeout 7200 tests/crash tests/contract/test_state_machine.py tests/langgraph/test_crash.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

@@ -278,3 +278,17 @@ def masked(text: str) -> str:
     """Without what differs from run to run."""
     text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{32}\b|\b0[0-9a-z]{12}\b", "<id>", text)
     return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\d+ B", "<time or size>", text)
+
+
+
+def test_langgraphs_own_id_names_a_checkpoint(run: Run, where: Path) -> None:
+    with HoldfastSaver("agent.db") as saver:
+        graph = talking(saver)
+        graph.invoke({"messages": [HumanMessage("hello")]}, at("t"))
+        ids = [one.config["configurable"]["checkpoint_id"] for one in graph.get_state_history(at("t"))]
+    for id_ in ids:
+        code, out, _ = run("show", "t", id_, "--store", "agent.db")
+        assert (code, id_ in out) == (0, True)
+    code, _, err = run("show", "t", "1f1e1546-0222-6663-8006-088b6041b473", "--store", "agent.db")
+    assert code != 0
+    assert "checkpoint_id" in err

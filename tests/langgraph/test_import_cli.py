@@ -69,7 +69,7 @@ def test_imports_and_says_so(where: Path) -> None:
         assert_equal(mine, theirs)
     again = run(where, "old.sqlite", "--store", "new.db", "--no-verify")
     assert again.returncode == 0
-    assert again.stdout.splitlines()[0].endswith("0 pending writes; 6 checkpoints were there already")
+    assert again.stdout.splitlines()[0].endswith("0 pending writes; 6 checkpoints already there")
     assert "verified" not in again.stdout
 
 

@@ -68,7 +68,7 @@ def _json(args: Namespace, done: Imported) -> dict[str, Any]:
 
 
 def _say(args: Namespace, done: Imported, out: Output) -> None:
-    there = f"; {plural(done.skipped, 'checkpoint')} were there already" if done.skipped else ""
+    there = f"; {plural(done.skipped, 'checkpoint')} already there" if done.skipped else ""
     out.line(
         (
             f"imported {plural(done.checkpoints, 'checkpoint')} of {plural(done.threads, 'thread')}, "

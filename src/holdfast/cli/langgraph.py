@@ -15,8 +15,8 @@ from typing import Any
 from holdfast.cli.messages import are_messages, as_line, kind_of
 from holdfast.cli.readable import plural, readable, shorten, to_json
 from holdfast.cli.render import Cell
+from holdfast.log.books import BOOK
 from holdfast.log.label_ids import unpack_id
-from holdfast.log.labels import BOOK
 from holdfast.log.pending import Write
 from holdfast.threads.labelled import Beside, Space
 from holdfast.values.codec import Codec, decode
@@ -322,7 +322,12 @@ def status_lines(found: dict[str, Any], tasks: Sequence[Task], width: int) -> It
     """What `describe` found, for people."""
     if found["serializer"]:
         yield "values are kept by a serializer that was assigned to the saver: only that can read them", "yellow"
-    yield f"next: {', '.join(found['next']) or '(nothing: the run has ended)'}", "bold"
+    ended = (
+        "(all tasks of this step are done: the run goes on from here)"
+        if found["tasks"]
+        else "(nothing: the run has ended)"
+    )
+    yield f"next: {', '.join(found['next']) or ended}", "bold"
     if tasks:
         yield "tasks:", "bold"
         for task in tasks:

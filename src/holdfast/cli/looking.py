@@ -20,7 +20,7 @@ from holdfast.cli.readable import ago, local, moment, plural, readable, shorten,
 from holdfast.cli.refs import all_lines, existing, resolve
 from holdfast.cli.render import Cell, Output
 from holdfast.errors import Damaged, NotFound
-from holdfast.log.labels import BOOK
+from holdfast.log.books import BOOK
 from holdfast.threads.compare import compare
 from holdfast.threads.labelled import read_beside, read_spaces
 

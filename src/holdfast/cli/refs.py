@@ -1,4 +1,4 @@
-"""Naming checkpoints on the command line: an id, a unique beginning of one, `head`, `head~3`, `@12`.
+"""Naming checkpoints on the command line: an id, a unique beginning of one, `head`, `head~3`, `@12`, LangGraph's id.
 
 Only reads. A name that fits nothing, or several, is a NotFound that says what was looked for and what was found; the
 nearest is never taken by guess.
@@ -14,11 +14,13 @@ from itertools import islice
 
 from holdfast import Checkpoint, Store, Thread
 from holdfast.errors import NotFound, UsageError
+from holdfast.threads.labelled import read_named
 
 ID_CHARACTERS = 13
 NAMES_COMPARED = 1000
-_REF = re.compile(r"(?P<base>head|@\d{1,18}|[0-9a-z]{1,13})(?P<back>~\d{0,18})?", re.IGNORECASE)
-HELP = "an id, a unique beginning of one, head, head~3 (3 back) or @12 (step 12)"
+_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # LangGraph's own id of a checkpoint
+_REF = re.compile(rf"(?P<base>head|@\d{{1,18}}|{_UUID}|[0-9a-z]{{1,13}})(?P<back>~\d{{0,18}})?", re.IGNORECASE)
+HELP = "an id, a unique beginning of one, head, head~3 (3 back), @12 (step 12) or LangGraph's checkpoint_id"
 
 
 def existing(store: Store, name: str) -> Thread:
@@ -52,6 +54,11 @@ def _base(thread: Thread, base: str, newest: Checkpoint | None) -> Checkpoint:
         return head
     if base.startswith("@"):
         return _at_step(thread, int(base[1:]), newest)
+    if "-" in base:
+        named = read_named(thread, base)
+        if named is None:
+            raise NotFound(f"thread {thread.name!r} has no checkpoint whose checkpoint_id is {base}")
+        return next(thread.history(start=named, limit=1))
     if len(base) == ID_CHARACTERS:
         return next(thread.history(start=base, limit=1))
     return _beginning(thread, base)

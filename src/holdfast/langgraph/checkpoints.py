@@ -14,14 +14,13 @@ import orjson
 from blake3 import blake3
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from holdfast.errors import Undecodable, Unstorable, UsageError
+from holdfast.errors import Unstorable, UsageError
 from holdfast.langgraph.serde import HoldfastSerde, load_opaque
-from holdfast.log.labels import BOOK
+from holdfast.log.books import BOOK, book_text
 from holdfast.values.codec import Codec, decode, encode
 from holdfast.values.plain import is_plain_dict
 
 START = "__start__"  # the channel of a graph's input
-_BOOK_START = b'"' + BOOK.encode() + b'":'
 
 
 class Parts(NamedTuple):
@@ -84,31 +83,38 @@ def encode_checkpoint(
     book["parent"] = parent
     book["metadata"] = dict(metadata)
     state: dict[str, Any] = {name: values[name] for name in sorted(values, key=_is_fleeting)}
+    native = isinstance(serde, HoldfastSerde)
     if not isinstance(serde, HoldfastSerde):
         state = {name: serde.dumps_typed(value) for name, value in state.items()}
         book["metadata"] = serde.dumps_typed(book["metadata"])
         book["serde"] = True
     else:
         codec = serde.codec
-    if not is_plain_dict(state):  # odd names of channels: the whole needs a tag
-        return Encoded(_encode({**state, BOOK: book}, codec), {})
+    if not is_plain_dict(state):
+        odd = next(name for name in state if not is_plain_dict({name: None}))
+        raise Unstorable(
+            f"a channel cannot be named {odd!r}: a name is text, valid Unicode, and does not begin with ^",
+            path=repr(odd),
+        )
     versions = checkpoint.get("channel_versions") or {}
     parts: list[bytes] = []
     spans: dict[str, Span] = {}
     at = 1  # behind the brace
     for name, value in (*state.items(), (BOOK, book)):
         old, version = before.spans.get(name), versions.get(name)
-        if old is not None and version is not None and version == old.version and name not in new_versions:
-            text = before.text[old.start : old.end]
+        if old is not None and version is not None and version == old.version and name not in new_versions and native:
+            part = before.text[old.start : old.end]
         else:
-            text = _encode_channel(name, value, codec)
+            part = _encode_channel(name, value, codec)
         key = orjson.dumps(name) + b":"
         start = at + len(key)
-        spans[name] = Span(version, start, start + len(text))
-        parts += (key, text, b",")
-        at = start + len(text) + 1
+        spans[name] = Span(version, start, start + len(part))
+        parts += (key, part, b",")
+        at = start + len(part) + 1
     parts[-1] = b"}"
-    return Encoded(b"".join((b"{", *parts)), spans)
+    text = b"".join((b"{", *parts))
+    # What an assigned serializer made is not taken over: the next one may be another.
+    return Encoded(text, spans if native else {})
 
 
 def _encode_channel(name: str, value: Any, codec: Codec) -> bytes:
@@ -157,32 +163,10 @@ def from_text(text: bytes, serde: SerializerProtocol, codec: Codec) -> Parts:
     return Parts({**book, "channel_values": state}, metadata, parent)
 
 
-def _book_text(text: bytes) -> bytes | None:
-    """The text of the bookkeeping alone; None if it is no checkpoint of LangGraph's.
-
-    It is the last value of the text. An object of the same name deeper inside has more behind it, so that only the
-    right place leaves valid JSON up to the last brace.
-    """
-    at = len(text)
-    while (at := text.rfind(_BOOK_START, 0, at)) >= 0:
-        book = text[at + len(_BOOK_START) : -1]
-        try:
-            return book if type(orjson.loads(book)) is dict else None
-        except ValueError:
-            continue
-    return None
-
-
 def metadata_of(text: bytes, serde: SerializerProtocol, codec: Codec) -> dict[str, Any]:
     """The metadata of a checkpoint's text, without its values."""
-    book = decode(_book_text(text) or b"{}", codec)
+    if isinstance(serde, HoldfastSerde):
+        codec = serde.codec
+    book = decode(book_text(text) or b"{}", codec)
     metadata = book.get("metadata", {})
     return load_opaque(metadata, serde) if book.get("serde") else metadata  # type: ignore[no-any-return]
-
-
-def id_of(text: bytes) -> str:
-    """The id of a checkpoint's text. Raises Undecodable."""
-    found = orjson.loads(_book_text(text) or b"{}").get("id")
-    if type(found) is not str:
-        raise Undecodable("a stored checkpoint of LangGraph's has no id")
-    return found

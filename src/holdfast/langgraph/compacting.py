@@ -52,7 +52,8 @@ def compact(keeper: Keeper, retention: Retention, progress: Progress | None) -> 
             if progress is not None:
                 progress(done, max(done, total))
     saved += yield from recompress(tenant)
-    yield from reclaim()
+    if expired or removed or saved:  # it rewrites the file
+        yield from reclaim()
     return Compacted(expired, removed, saved)
 
 
@@ -71,7 +72,7 @@ def _repack(keeper: Keeper, tenant: int, name: str) -> Flow[int]:
     listing = Listing(keeper, Wanted(thread=name))
     waiting: list[tuple[Statement, int]] = []
     saved = 0
-    while rows := (yield from listing.rows()):
+    while (rows := (yield from listing.rows())) is not None:
         for label, writes in rows:
             waiting += yield from _repacked(listing, tenant, label, writes)
             if len(waiting) >= _BATCH:

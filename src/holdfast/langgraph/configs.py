@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
@@ -78,7 +79,12 @@ def tags_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in metadata.items():
         if key in _OF_STEP or not _fits(key) or len(tags) == _TAGS_MAX:
             continue
-        if type(value) is bool or (type(value) is int and abs(value) < 2**63) or (type(value) is str and _fits(value)):
+        if (
+            type(value) is bool
+            or (type(value) is float and isfinite(value))
+            or (type(value) is int and abs(value) < 2**63)
+            or (type(value) is str and _fits(value))
+        ):
             tags[key] = value
     return tags
 

@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from holdfast.errors import Conflict, Damaged, NotFound, ThreadDeleted, Undecodable, UsageError
-from holdfast.langgraph.checkpoints import Encoded, id_of
+from holdfast.langgraph.checkpoints import Encoded
 from holdfast.langgraph.known import Known, Seen, Tip
+from holdfast.log.books import id_of
 from holdfast.log.branches import create_thread, find_thread, metadata_of, try_thread
 from holdfast.log.cache import Base
 from holdfast.log.ids import ID_MAX
 from holdfast.log.ids import show_id as show_record
-from holdfast.log.label_ids import pack_id
 from holdfast.log.labels import (
     LABELLED_KIND,
     MAIN,
@@ -275,7 +275,7 @@ def put_pending(keeper: Keeper, name: str, space: str, id_: bytes, writes: Seque
     at = ctx.clock_us()
     try:
         found = yield from write(partial(put_writes, tenant, name, number, space, id_, writes, against, at))
-    except ThreadDeleted:
+    except NotFound:
         found = None
     if found is None:
         _log.warning("thread %r was deleted: late writes of a task were dropped", name)
@@ -363,7 +363,7 @@ def _newest(tenant: int, thread: int, tree: int, greatest: Found, head: int) -> 
     if loaded is None:
         return greatest, None
     try:
-        id_ = pack_id(id_of(loaded.data))
+        id_ = id_of(loaded.data)
     except Undecodable:
         return greatest, None
     return Found(greatest.space, id_, head), loaded
@@ -372,15 +372,15 @@ def _newest(tenant: int, thread: int, tree: int, greatest: Found, head: int) -> 
 # --- threads
 
 
-def delete(keeper: Keeper, name: str) -> Flow[None]:
-    """Delete a thread with all its checkpoints and writes. Late writes to it are refused as long as its number is
-    remembered: until somebody looks for it again."""
+def delete(keeper: Keeper, name: str, *, idle_since: int | None = None) -> Flow[None]:
+    """Delete a thread with all its checkpoints and writes; if `idle_since` is given, only if nobody has written to it
+    from then on. Late writes to it are refused: its number and its newest id are remembered."""
     tenant = yield from keeper.ctx.tenant()
     if tenant is None:
         return
     yield from _seen(keeper, tenant, name)
     try:
-        yield from delete_records(tenant, name, None)
+        yield from delete_records(tenant, name, None, idle_since=idle_since)
     except NotFound:
         return
 

@@ -6,7 +6,7 @@ of a line come from a stretch of it that was read at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -108,25 +108,41 @@ class Listing:
 
     keeper: Keeper
     wanted: Wanted
+    expired_before: int = 0  # threads that were not written since are gone
     texts: Texts | None = None
-    page: int = _PAGE_MIN
-    last: LabelRow | None = None
-    ended: bool = False
+    _page: int = _PAGE_MIN
+    _last: LabelRow | None = None
+    _ended: bool = False
+    _waiting: Iterator[tuple[LabelRow, Rows]] = field(default_factory=lambda: iter(()))
     _threads: dict[int, _Thread | None] = field(default_factory=dict)
 
-    def rows(self) -> Flow[list[tuple[LabelRow, Rows]]]:
-        """The next page of labels with what is pending on them. Empty: that was all."""
+    def next(self, fits: Callable[[Entry], bool]) -> Flow[Entry | None]:
+        """The next checkpoint that fits. None: that was all."""
+        while True:
+            for label, writes in self._waiting:
+                entry = yield from self.entry(label, writes)
+                if entry is not None and fits(entry):
+                    return entry
+            rows = yield from self.rows()
+            if rows is None:
+                return None
+            self._waiting = iter(rows)
+
+    def rows(self) -> Flow[list[tuple[LabelRow, Rows]] | None]:
+        """The next page of labels with what is pending on them. None: that was all."""
         tenant = yield from self.keeper.ctx.tenant()
-        if tenant is None or self.ended:
-            return []
+        if tenant is None or self._ended:
+            return None
         if self.texts is None:
             self.texts = Texts(self.keeper, tenant)
-        labels, writes = yield from read(partial(self._page, tenant))
-        self.ended = len(labels) < self.page
-        self.page = min(self.page * 2, _PAGE_MAX)
+        labels, writes = yield from read(partial(self._read_page, tenant))
+        self._ended = len(labels) < self._page
+        self._page = min(self._page * 2, _PAGE_MAX)
         if labels:
-            self.last = labels[-1]
-        return [(label, writes.get((label.thread, label.space, label.id), [])) for label in labels]
+            self._last = labels[-1]
+        return [
+            (label, writes.get((label.thread, label.space, label.id), [])) for label in labels if self._is_wanted(label)
+        ]
 
     def entry(self, label: LabelRow, writes: Rows) -> Flow[Entry | None]:
         """The checkpoint behind a label. None: its thread was deleted meanwhile."""
@@ -146,7 +162,7 @@ class Listing:
             return None
         return (yield from self.texts.of(thread.tree, label.record))
 
-    def _page(self, tenant: int) -> Program[tuple[list[LabelRow], dict[tuple[int, int, bytes], Rows]]]:
+    def _read_page(self, tenant: int) -> Program[tuple[list[LabelRow], dict[tuple[int, int, bytes], Rows]]]:
         wanted = self.wanted
         number = space = None
         if wanted.thread is not None:
@@ -160,20 +176,22 @@ class Listing:
                     return [], {}
                 space = place[0]
         labels = yield from list_labels(
-            tenant, thread=number, space=space, before=wanted.before, id_=wanted.id, after=self.last, limit=self.page
+            tenant, thread=number, space=space, before=wanted.before, id_=wanted.id, after=self._last, limit=self._page
         )
         for thread in {label.thread for label in labels} - self._threads.keys():
             [rows] = yield Batch(BY_NUMBER(tenant=tenant, thread=thread))
             found = thread_of(rows)
             names = yield from spaces_of(tenant, thread)
-            self._threads[thread] = None if found is None else _Thread(found.name, found.tree, names)
-        if wanted.thread is None and wanted.space is not None:
-            labels = [label for label in labels if self._space(label) == wanted.space]
+            gone = found is None or found.updated_at < self.expired_before
+            self._threads[thread] = None if found is None or gone else _Thread(found.name, found.tree, names)
         return labels, (yield from _writes(tenant, labels))
 
-    def _space(self, label: LabelRow) -> str | None:
+    def _is_wanted(self, label: LabelRow) -> bool:
+        """Whether it is of the namespace that was asked for, in a list of all threads."""
+        if self.wanted.thread is not None or self.wanted.space is None:
+            return True
         thread = self._threads.get(label.thread)
-        return None if thread is None else thread.spaces.get(label.space)
+        return thread is not None and thread.spaces.get(label.space) == self.wanted.space
 
 
 def _writes(tenant: int, labels: list[LabelRow]) -> Program[dict[tuple[int, int, bytes], Rows]]:

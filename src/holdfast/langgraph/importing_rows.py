@@ -83,6 +83,7 @@ class Reading:
                 pack_id(stored.id),
                 pack_id(stored.parent) if stored.parent is not None else None,
                 run_key(str(run)) if run is not None else None,
+                orphan=True,  # its parent may have been pruned there
             )
             note, tags = note_of(decoded.metadata), tags_of(decoded.metadata)
             if not isinstance(self.serde, HoldfastSerde):  # what an assigned serializer hides is not shown elsewhere

@@ -11,7 +11,7 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple, DeltaChan
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import ERROR
 
-from holdfast.errors import Unstorable
+from holdfast.errors import Damaged, Unstorable
 from holdfast.langgraph.checkpoints import from_text, metadata_of, name_channel
 from holdfast.langgraph.configs import Address, address_of, stored_config
 from holdfast.langgraph.flows import Entry
@@ -25,6 +25,9 @@ from holdfast.values.codec import Codec
 def tuple_of(entry: Entry, serde: SerializerProtocol, codec: Codec) -> CheckpointTuple:
     """A checkpoint as LangGraph wants it. Nothing in it is shared with anybody."""
     parts = from_text(entry.text, serde, codec)
+    if pack_id(str(parts.checkpoint.get("id"))) != entry.id:
+        shown = unpack_id(entry.id)
+        raise Damaged(f"thread {entry.thread!r}: the id {shown} points at another checkpoint; run `holdfast verify`")
     address = Address(entry.thread, entry.space, None)
     return CheckpointTuple(
         stored_config(address, unpack_id(entry.id)),

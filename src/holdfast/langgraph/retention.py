@@ -6,7 +6,7 @@ ancestors' writes. So what a kept checkpoint needs stays, up to the nearest ance
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,9 +18,9 @@ from holdfast.langgraph import flows
 from holdfast.langgraph.checkpoints import run_key
 from holdfast.langgraph.flows import Keeper
 from holdfast.langgraph.history import Texts
-from holdfast.log.branches import BY_NUMBER, ThreadRow, thread_of, try_thread
-from holdfast.log.label_ids import pack_id
-from holdfast.log.labels import BOOK, MAIN, LabelRow, labels_in, labels_of_runs, spaces_of
+from holdfast.log.books import delta_channels, parent_of
+from holdfast.log.branches import BY_NUMBER, MINUTE_US, ThreadRow, thread_of, try_thread
+from holdfast.log.labels import MAIN, LabelRow, labels_in, labels_of_runs, spaces_of
 from holdfast.log.sweeping import remove_labelled
 from holdfast.storage.program import Batch, Flow, Program, Sql, read
 
@@ -41,10 +41,14 @@ class Retention(NamedTuple):
     ttl_us: int | None = None
     keep_last: int | None = None
 
+    def expired_before(self, now_us: int) -> int:
+        """Threads that were written before this are gone."""
+        return 0 if self.ttl_us is None else now_us - self.ttl_us
+
     @classmethod
     def of(cls, ttl: float | timedelta | None, keep_last: int | None) -> Retention:
         seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
-        if seconds is not None and not seconds > 0:
+        if seconds is not None and (type(seconds) not in (int, float) or not seconds > 0):
             raise UsageError(f"ttl={ttl!r}: seconds, more than 0, or a timedelta")
         if keep_last is not None and (type(keep_last) is not int or keep_last < 1):
             raise UsageError(f"keep_last={keep_last!r}: a count of 1 or more")
@@ -73,21 +77,21 @@ def expire(keeper: Keeper, retention: Retention, name: str) -> Flow[None]:
         return
     tenant = yield from keeper.ctx.tenant()
     row = (yield from read(partial(try_thread, tenant, name))) if tenant is not None else None
-    if row is not None and row.updated_at < keeper.ctx.clock_us() - retention.ttl_us:
-        yield from flows.delete(keeper, name)
+    if row is not None and row.updated_at < retention.expired_before(keeper.ctx.clock_us()):
+        yield from flows.delete(keeper, name, idle_since=row.updated_at + 1)
 
 
 def _expire_some(keeper: Keeper, tenant: int, ttl_us: int, limit: int) -> Flow[int]:
     before = keeper.ctx.clock_us() - ttl_us
 
     def program() -> Program[list[str]]:
-        minute = before // 60_000_000
+        minute = before // MINUTE_US
         [rows] = yield Batch(_EXPIRED(tenant=tenant, minute=minute, before=before, limit=limit), last=True)
         return [name for (name,) in rows]
 
     names = yield from read(program)
     for name in names:
-        yield from flows.delete(keeper, name)
+        yield from flows.delete(keeper, name, idle_since=before)
     return len(names)
 
 
@@ -113,6 +117,7 @@ def prune(keeper: Keeper, threads: Sequence[str], strategy: str) -> Flow[None]:
     """LangGraph's prune: "keep_latest" or "delete"."""
     if strategy not in ("keep_latest", "delete"):
         raise UsageError(f'strategy={strategy!r}: "keep_latest" or "delete"')
+    _check_many(threads, "prune", "thread_ids")
     tenant = yield from keeper.ctx.tenant()
     for thread in threads if tenant is not None else ():
         if strategy == "delete":
@@ -124,6 +129,7 @@ def prune(keeper: Keeper, threads: Sequence[str], strategy: str) -> Flow[None]:
 
 def delete_for_runs(keeper: Keeper, runs: Sequence[str]) -> Flow[None]:
     """Remove the checkpoints that runs have made, in all threads."""
+    _check_many(runs, "delete_for_runs", "run_ids")
     tenant = yield from keeper.ctx.tenant()
     if tenant is None or not runs:
         return
@@ -132,17 +138,23 @@ def delete_for_runs(keeper: Keeper, runs: Sequence[str]) -> Flow[None]:
     for label in found:
         by_thread.setdefault(label.thread, set()).add((label.space, label.id))
     for number, doomed in by_thread.items():
-        row, labels, _ = yield from read(partial(_labels, tenant, None, number))
+        row, labels = yield from read(partial(_labels, tenant, None, number))
         if row is not None:
             yield from _remove(keeper, tenant, row, labels, doomed)
 
 
+def _check_many(given: object, method: str, what: str) -> None:
+    if isinstance(given, str | bytes):  # its characters would be taken for names
+        raise UsageError(f"{method}({given!r}): {what} are a list: [{given!r}]")
+
+
 def _shorten(keeper: Keeper, tenant: int, name: str, keep: int, *, whole: bool = False) -> Flow[int]:
-    """Keep the newest checkpoints of each namespace. `whole`: of every one; else a subgraph's namespace goes when it is
-    older than all that is kept of the thread itself."""
-    row, labels, _ = yield from read(partial(_labels, tenant, name, None))
+    """Keep the newest checkpoints of each namespace. `whole`: of every one; else that of a single call of a subgraph
+    ("node:task") goes when it is older than all that is kept of the thread itself."""
+    row, labels = yield from read(partial(_labels, tenant, name, None))
     if row is None:
         return 0
+    names = yield from read(partial(spaces_of, tenant, row.thread))
     by_space: dict[int, list[LabelRow]] = {}
     for label in sorted(labels, key=lambda label: label.id, reverse=True):
         by_space.setdefault(label.space, []).append(label)
@@ -152,25 +164,22 @@ def _shorten(keeper: Keeper, tenant: int, name: str, keep: int, *, whole: bool =
     doomed: set[tuple[int, bytes]] = set()
     for space, line in by_space.items():
         kept = line[:keep]
-        if space != MAIN and not whole and line[0].id < oldest:
+        if not whole and ":" in names.get(space, "") and line[0].id < oldest:
             kept = []
         stay = {label.id for label in (*kept, *(newest if space == MAIN else ()))}
         doomed |= {(space, label.id) for label in line if label.id not in stay}
     return (yield from _remove(keeper, tenant, row, labels, doomed))
 
 
-def _labels(
-    tenant: int, name: str | None, number: int | None
-) -> Program[tuple[ThreadRow | None, list[LabelRow], dict[int, str]]]:
+def _labels(tenant: int, name: str | None, number: int | None) -> Program[tuple[ThreadRow | None, list[LabelRow]]]:
     if name is not None:
         row = yield from try_thread(tenant, name)
     else:
         [rows] = yield Batch(BY_NUMBER(tenant=tenant, thread=number))
         row = thread_of(rows)
     if row is None:
-        return None, [], {}
-    labels = yield from labels_in(tenant, [row.thread])
-    return row, labels, (yield from spaces_of(tenant, row.thread))
+        return None, []
+    return row, (yield from labels_in(tenant, [row.thread]))
 
 
 def _remove(
@@ -198,8 +207,8 @@ def _needed(
         key: tuple[int, bytes] | None = (label.space, label.id)
         state = yield from _state(texts, row.tree, records[(label.space, label.id)])
         # If its parent stays too, then that one's needs cover these.
-        missing = set(_delta_channels(state)) if _parent(state, label.space) in doomed else set()
-        while missing and (key := _parent(state, label.space)) is not None and key in records:
+        missing = set(delta_channels(state)) if _parent(label.space, state) in doomed else set()
+        while missing and (key := _parent(label.space, state)) is not None and key in records:
             needed.add(key)
             state = yield from _state(texts, row.tree, records[key])
             missing -= state.keys()
@@ -213,13 +222,6 @@ def _state(texts: Texts, tree: int, record: int) -> Flow[dict[str, Any]]:
     return state if type(state) is dict else {}
 
 
-def _parent(state: dict[str, Any], space: int) -> tuple[int, bytes] | None:
-    parent = state.get(BOOK, {}).get("parent")
-    return (space, pack_id(parent)) if type(parent) is str else None
-
-
-def _delta_channels(state: dict[str, Any]) -> Iterable[str]:
-    """Channels that this checkpoint does not hold, but its ancestors' writes do."""
-    metadata = state.get(BOOK, {}).get("metadata")
-    counters = metadata.get("counters_since_delta_snapshot", {}) if type(metadata) is dict else {}
-    return [channel for channel in counters if channel not in state]
+def _parent(space: int, state: dict[str, Any]) -> tuple[int, bytes] | None:
+    parent = parent_of(state)
+    return None if parent is None else (space, parent)

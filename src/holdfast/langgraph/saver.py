@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator, Awaitable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -21,6 +21,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 import holdfast.langgraph.types  # noqa: F401  (LangGraph's types become known)
+from holdfast.errors import UsageError
 from holdfast.langgraph import compacting, flows, retention
 from holdfast.langgraph.checkpoints import Encoded, encode_checkpoint, run_key
 from holdfast.langgraph.compacting import Compacted
@@ -45,7 +46,7 @@ from holdfast.log.label_ids import pack_id
 from holdfast.log.labels import Mark
 from holdfast.log.pending import Write, is_large
 from holdfast.storage.program import Flow, Progress, adrive, drive
-from holdfast.threads.models import ThreadInfo
+from holdfast.threads.models import ThreadInfo, moment
 from holdfast.threads.store import DEFAULT_TENANT, Store, open_store
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             opened = store if tenant is None else store.tenant(tenant)
             if trust or options:
                 options_given = ", ".join(["trust"] * bool(trust) + sorted(options))
-                raise TypeError(f"give {options_given} to holdfast.open: this store is open already")
+                raise UsageError(f"give {options_given} to holdfast.open: this store is open already")
         else:
             opened = open_store(store, trust=trust, tenant=tenant or DEFAULT_TENANT, **options)
         #: the engine underneath: the same threads, as Holdfast sees them
@@ -135,19 +136,11 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         """Checkpoints, the newest first. Nothing is locked between two of them."""
-        listing = Listing(self._keeper, wanted_of(config, before))
+        listing, fits = self._list(config, filter, before)
         left = limit
-        while left is None or left > 0:
-            rows = self._run(listing.rows())
-            if not rows:
-                return
-            for label, writes in rows:
-                entry = self._run(listing.entry(label, writes))
-                if entry is not None and matches(entry, filter, self.serde, self._codec):
-                    yield self._tuple(entry)
-                    left = None if left is None else left - 1
-                    if left == 0:
-                        return
+        while (left is None or left > 0) and (entry := self._run(listing.next(fits))) is not None:
+            yield self._tuple(entry)
+            left = None if left is None else left - 1
 
     def put(
         self,
@@ -216,19 +209,11 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """`list`, awaited."""
-        listing = Listing(self._keeper, wanted_of(config, before))
+        listing, fits = self._list(config, filter, before)
         left = limit
-        while left is None or left > 0:
-            rows = await self._arun(listing.rows())
-            if not rows:
-                return
-            for label, writes in rows:
-                entry = await self._arun(listing.entry(label, writes))
-                if entry is not None and matches(entry, filter, self.serde, self._codec):
-                    yield self._tuple(entry)
-                    left = None if left is None else left - 1
-                    if left == 0:
-                        return
+        while (left is None or left > 0) and (entry := await self._arun(listing.next(fits))) is not None:
+            yield self._tuple(entry)
+            left = None if left is None else left - 1
 
     async def aput(
         self,
@@ -289,13 +274,13 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     ) -> Sequence[ThreadInfo]:
         """Threads, the most recently written first: those whose metadata (`configurable` and `metadata` of their runs)
         has all of `where`, written since `since`."""
-        return self.store.threads(where=where, since=since, limit=limit)
+        return self.store.threads(where=where, since=self._since(since), limit=limit)
 
     async def athreads(
         self, *, where: Mapping[str, Any] | None = None, since: datetime | None = None, limit: int | None = 100
     ) -> Sequence[ThreadInfo]:
         """`threads`, awaited."""
-        return await self.store.athreads(where=where, since=since, limit=limit)
+        return await self.store.athreads(where=where, since=self._since(since), limit=limit)
 
     def compact(self, *, progress: Progress | None = None) -> Compacted:
         """Apply `ttl` and `keep_last` to all threads, pack what stays, and give space back to the file system.
@@ -346,6 +331,20 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
 
     def _tuple(self, entry: Entry) -> CheckpointTuple:
         return tuple_of(entry, self.serde, self._codec)
+
+    def _since(self, since: datetime | None) -> datetime | None:
+        """From when on threads are listed: not those that have expired."""
+        if self._retention.ttl_us is None:
+            return since
+        expired = moment(self._retention.expired_before(self._keeper.ctx.clock_us()))
+        return expired if since is None else max(since.astimezone(), expired)
+
+    def _list(
+        self, config: RunnableConfig | None, conditions: Mapping[str, Any] | None, before: RunnableConfig | None
+    ) -> tuple[Listing, Callable[[Entry], bool]]:
+        expired = self._retention.expired_before(self._keeper.ctx.clock_us())
+        listing = Listing(self._keeper, wanted_of(config, before), expired)
+        return listing, lambda entry: matches(entry, conditions, self.serde, self._codec)
 
     def _get(self, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
         address = address_of(config)

@@ -52,7 +52,7 @@ def value_to_text(value: Any, serde: SerializerProtocol) -> bytes:
 def value_from_text(text: bytes, serde: SerializerProtocol, codec: Codec) -> Any:
     """The value again."""
     if text[:1] != _OPAQUE:
-        return decode(text, codec)
+        return decode(text, serde.codec if isinstance(serde, HoldfastSerde) else codec)
     kind, _, data = text[1:].partition(_OPAQUE)
     return load_opaque((kind.decode(), data), serde)
 

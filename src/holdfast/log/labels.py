@@ -38,7 +38,6 @@ from holdfast.log.writing import (
 from holdfast.storage.program import Batch, Program, Rows, Sql, Statement, one_row
 
 MAIN = 0  # the number of namespace ""
-BOOK = "__langgraph__"  # the key of a labelled state that holds its id, its parent's and more
 LABELLED_KIND = "langgraph"  # the kind of record that lives by its label
 
 _KEY = "tenant = :tenant AND thread = :thread AND space = :space"

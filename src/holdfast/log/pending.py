@@ -14,7 +14,7 @@ from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from holdfast.errors import Damaged, Undecodable
-from holdfast.log.branches import create_thread, try_thread
+from holdfast.log.branches import create_thread, find_thread, try_thread
 from holdfast.log.labels import MAIN, ensure_space
 from holdfast.log.reading import read_state
 from holdfast.storage.program import Batch, Program, Rows, Sql, Statement
@@ -112,8 +112,7 @@ def put_writes(
     if thread is None:  # they came before the first record: the thread waits for it, without a head
         thread = yield from create_thread(tenant, name, {}, at)
     if thread is None:
-        thread = yield from try_thread(tenant, name, lock=True)
-        assert thread is not None
+        thread = yield from find_thread(tenant, name, lock=True)
     place, _ = yield from ensure_space(tenant, thread.thread, space)
     yield Batch(*_statements(tenant, thread.thread, place, id_, writes, against), last=True)
     return thread.thread

@@ -99,9 +99,12 @@ def prune(tenant: int, thread: int, name: str, keep: int, progress: Progress | N
     return counts
 
 
-def delete(tenant: int, name: str, thread: int | None, progress: Progress | None = None) -> Flow[int]:
-    """Remove a thread and every record that no other thread needs. How many records went."""
-    removed = yield from write(partial(_delete, tenant, name, thread), solo=True)
+def delete(
+    tenant: int, name: str, thread: int | None, progress: Progress | None = None, *, idle_since: int | None = None
+) -> Flow[int]:
+    """Remove a thread and every record that no other thread needs; with `idle_since`, only if it was not written to
+    from then on. How many records went."""
+    removed = yield from write(partial(_delete, tenant, name, thread, idle_since), solo=True)
     yield from sweep(tenant, progress)
     return removed
 
@@ -159,8 +162,10 @@ def _gone(nodes: dict[int, Node], plan: Plan) -> int:
     return sum(nodes[record].body is not None for record in (*plan.remove, *plan.entomb))
 
 
-def _delete(tenant: int, name: str, thread: int | None) -> Program[int]:
+def _delete(tenant: int, name: str, thread: int | None, idle_since: int | None = None) -> Program[int]:
     row, others = yield from _lock(tenant, name, thread)
+    if idle_since is not None and row.updated_at >= idle_since:
+        return 0
     yield Batch(*(statement(tenant=tenant, thread=row.thread) for statement in _FORGET))
     if not others:
         [[(count,)], _] = yield Batch(_COUNT(tenant=tenant, tree=row.tree), _LIST(tenant=tenant, tree=row.tree, id=0))
@@ -171,13 +176,11 @@ def _delete(tenant: int, name: str, thread: int | None) -> Program[int]:
     return _gone(nodes, plan)
 
 
-def remove_labelled(
-    tenant: int, name: str, doomed: Container[tuple[int, bytes]], progress: Progress | None = None
-) -> Flow[int]:
+def remove_labelled(tenant: int, name: str, doomed: Container[tuple[int, bytes]]) -> Flow[int]:
     """Remove labels of a thread (namespace and id), what is pending on them, and their records unless somebody else
     needs these. Also records that lost their label to another one. How many records went."""
     removed = yield from write(partial(_remove_labelled, tenant, name, doomed), solo=True)
-    yield from sweep(tenant, progress)
+    yield from sweep(tenant)
     return removed
 
 

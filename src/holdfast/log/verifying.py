@@ -12,8 +12,10 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from holdfast.errors import Damaged, Undecodable
+from holdfast.log.books import id_of
 from holdfast.log.branches import ThreadRow, threads_in_tree
-from holdfast.log.labels import labels_in
+from holdfast.log.labels import LabelRow, labels_in
+from holdfast.log.pending import odd_bases, select_writes, writes_of
 from holdfast.log.reading import NOT_SWEPT, read_chain, read_state
 from holdfast.log.records import NO_HASH, R_COLUMNS, Record, body_checksum, chain_hash, record_of, row_is_sound
 from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read
@@ -72,6 +74,7 @@ class _Walk:
     tree: int
     names: dict[int, str]
     findings: Findings
+    labels: dict[int, list[LabelRow]] = field(default_factory=dict)  # by record
     hashes: dict[int, bytes] = field(default_factory=dict)
     places: OrderedDict[int, _Place] = field(default_factory=OrderedDict)
 
@@ -119,6 +122,8 @@ def _verify_tree(tenant: int, tree: int, progress: Progress | None) -> Program[F
     threads = yield from threads_in_tree(tenant, tree)
     findings = Findings(threads=len(threads))
     walk = _Walk(tenant, tree, {thread.thread: thread.name for thread in threads}, findings)
+    for label in (yield from labels_in(tenant, walk.names)):
+        walk.labels.setdefault(label.record, []).append(label)
     [[(total,)]] = yield Batch(_COUNT(tenant=tenant, tree=tree))
     after, done = -1, 0
     while True:
@@ -138,7 +143,10 @@ def _verify_tree(tenant: int, tree: int, progress: Progress | None) -> Program[F
         if len(rows) < _PAGE:
             break
     _check_heads(walk, threads)
-    yield from _check_labels(walk, threads)
+    for number, labels in walk.labels.items():
+        if number not in walk.hashes:
+            name = walk.names[labels[0].thread]
+            findings.problems.append((name, number, "an id points at it, but it is missing"))
     return findings
 
 
@@ -150,13 +158,6 @@ def _check_heads(walk: _Walk, threads: list[ThreadRow]) -> None:
             walk.findings.problems.append((thread.name, thread.head, "the head is missing"))
         elif walk.hashes[thread.head] != thread.head_hash:
             walk.findings.problems.append((thread.name, thread.head, "the head is not the record that was saved last"))
-
-
-def _check_labels(walk: _Walk, threads: list[ThreadRow]) -> Generator[Batch, list[Rows], None]:
-    for thread in threads:
-        for label in (yield from labels_in(walk.tenant, [thread.thread])):
-            if label.record not in walk.hashes:
-                walk.findings.problems.append((thread.name, label.record, "an id points at it, but it is missing"))
 
 
 def _check(
@@ -196,6 +197,20 @@ def _check(
         return
     if record.keyframe:
         walk.keep(record.id, _Place(data, Decoder(Dictionary(data))))
+    for label in walk.labels.get(record.id, ()):
+        yield from _check_label(walk, record, label, data)
+
+
+def _check_label(walk: _Walk, record: Record, label: LabelRow, data: bytes) -> Generator[Batch, list[Rows], None]:
+    """Whether an id points at the record that has it, and what is pending on it can be read."""
+    try:
+        if id_of(data) != label.id:
+            walk.wrong(record, "an id points at it that is another checkpoint's")
+        [rows] = yield Batch(select_writes(walk.tenant, label.thread, label.space, label.id))
+        bases = yield from odd_bases(walk.tenant, walk.tree, rows, [record.id])
+        writes_of(rows, {record.id: data, **bases})
+    except (Damaged, Undecodable) as error:
+        walk.wrong(record, str(error))
 
 
 def _text(

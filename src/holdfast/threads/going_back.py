@@ -7,17 +7,16 @@ makes a new one, with an id of its own that follows it, as LangGraph's own forks
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-import orjson
-
-from holdfast.errors import Conflict, Undecodable
+from holdfast.errors import Conflict
+from holdfast.log.books import renamed
 from holdfast.log.ids import show_id
-from holdfast.log.label_ids import new_label_id, pack_id, unpack_id
-from holdfast.log.labels import BOOK, LABELLED_KIND, MAIN, Mark, greatest_label, put_labelled
+from holdfast.log.label_ids import new_label_id
+from holdfast.log.labels import LABELLED_KIND, MAIN, Mark, greatest_label, put_labelled
 from holdfast.log.reading import Loaded, read_live, read_thread_state
 from holdfast.log.records import SALT_BYTES, Record
 from holdfast.log.writing import Place, prepare
+from holdfast.storage.base import ConstraintFailed
 from holdfast.storage.program import Flow, read
 from holdfast.threads.context import Context, Line
 from holdfast.threads.flows import ATTEMPTS, base_of, commit, gone, locate, save
@@ -36,7 +35,7 @@ def rollback(ctx: Context, line: Line, to: int, note: str | None) -> Flow[tuple[
         if loaded.record.kind == LABELLED_KIND:
             made = yield from _put_again(ctx, line, tenant, loaded, row.generation, said)
             if made is not None:
-                return made, True
+                return made
             continue
         try:
             return (yield from save(ctx, line, loaded.data, kind="rollback", note=said, expect=row.head, base=to))
@@ -47,8 +46,8 @@ def rollback(ctx: Context, line: Line, to: int, note: str | None) -> Flow[tuple[
 
 def _put_again(
     ctx: Context, line: Line, tenant: int, loaded: Loaded, generation: int, note: str
-) -> Flow[Record | None]:
-    """The same checkpoint under a new id. None: somebody was faster, or the base has moved."""
+) -> Flow[tuple[Record, bool] | None]:
+    """The same checkpoint under a new id, and whether it is the head. None: the base has moved, or the id is taken."""
     assert line.thread is not None
     greatest = yield from read(partial(greatest_label, tenant, line.thread, MAIN))
     at = ctx.clock_us()
@@ -65,24 +64,16 @@ def _put_again(
     )
     record = ctx.new_record_id(at, loaded.record.id)
     place = Place(tenant, line.name, line.thread)
-    mark = Mark("", new, pack_id(old), None)
-    done = yield from commit(record, None, partial(put_labelled, draft, place, record, at, mark))
+    mark = Mark("", new, old, None)
+    try:
+        done = yield from commit(record, None, partial(put_labelled, draft, place, record, at, mark))
+    except ConstraintFailed as error:
+        if error.kind != "unique":
+            raise
+        return None
     if done is None or done.record is None:
         return None
     line.cursor, line.found_nothing = done.record.id, False
     line.own.clear()
     line.own.append(done.record.id)
-    return done.record
-
-
-def renamed(text: bytes, new: bytes) -> tuple[bytes, str]:
-    """The text of a checkpoint under a new id, as a fork of what it was; and its old id. Raises Undecodable."""
-    state: Any = orjson.loads(text)
-    book = state.get(BOOK) if type(state) is dict else None
-    if type(book) is not dict or type(book.get("id")) is not str:
-        raise Undecodable("a stored checkpoint of LangGraph's has no id")
-    old: str = book["id"]
-    book["id"], book["parent"] = unpack_id(new), old
-    if type(book.get("metadata")) is dict and "source" in book["metadata"]:
-        book["metadata"]["source"] = "fork"
-    return orjson.dumps(state), old
+    return done.record, done.on_head

@@ -48,6 +48,17 @@ def read_spaces(thread: Thread) -> list[Space]:
     return thread._run(_spaces(thread._context, thread._line))
 
 
+def read_named(thread: Thread, id_: str) -> str | None:
+    """The checkpoint, in Holdfast's sense, that a caller has named `id_`, in whatever namespace, or None."""
+    return thread._run(_named(thread._context, thread._line, pack_id(id_)))
+
+
+def _named(ctx: Context, line: Line, id_: bytes) -> Flow[str | None]:
+    tenant, row = yield from locate(ctx, line)
+    labels = yield from read(partial(labels_in, tenant, [row.thread]))
+    return next((show_id(label.record) for label in labels if label.id == id_), None)
+
+
 def read_beside(thread: Thread, checkpoint: Checkpoint, id_: str) -> Beside:
     """What stands beside a checkpoint whose caller named it `id_`."""
     return thread._run(_beside(thread._context, thread._line, parse_id(checkpoint.id), pack_id(id_)))
@@ -66,7 +77,7 @@ def _beside(ctx: Context, line: Line, record: int, id_: bytes) -> Flow[Beside]:
 
 def _read_beside(tenant: int, line: Line, record: int, id_: bytes) -> Program[Beside]:
     labels, spaces = yield from _look(tenant, line)
-    # A rollback has no id of its own: it goes on under that of the checkpoint it went back to.
+    # A record whose id was put again has none of its own any more.
     own = next((label for label in labels if label.record == record), None)
     space, named = (own.space, own.id) if own is not None else (MAIN, id_)
     assert line.thread is not None
