@@ -180,6 +180,7 @@ def main() -> None:
     say(f"{here}python examples/two_writers.py       branch, refuse or merge")
     say(f"{here}python examples/async_agents.py      fifty agents on one file")
     say("docs/tutorial/first-thread.md                   ten minutes, step by step")
+    say("docs/how-to/langgraph.md                        LangGraph: change one line")
 
 
 if __name__ == "__main__":

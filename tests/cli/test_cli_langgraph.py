@@ -280,7 +280,6 @@ def masked(text: str) -> str:
     return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\d+ B", "<time or size>", text)
 
 
-
 def test_langgraphs_own_id_names_a_checkpoint(run: Run, where: Path) -> None:
     with HoldfastSaver("agent.db") as saver:
         graph = talking(saver)

@@ -27,7 +27,8 @@ def one(saver: HoldfastSaver, values: dict[str, Any], *, thread: str = "t", **me
     checkpoint = empty_checkpoint()
     checkpoint["channel_values"] = values
     checkpoint["channel_versions"] = dict.fromkeys(values, 1)
-    return saver.put(config_of(thread), checkpoint, {"source": "loop", "step": 1, "parents": {}, **metadata}, {})  # type: ignore[typeddict-unknown-key, unused-ignore]
+    said: Any = {"source": "loop", "step": 1, "parents": {}, **metadata}
+    return saver.put(config_of(thread), checkpoint, said, {})
 
 
 def change(saver: HoldfastSaver, statement: str, **params: Any) -> None:

@@ -22,8 +22,6 @@ from message_samples import (
     ODD,
     SAMPLES,
     USAGE,
-    Mine,
-    Secret,
     assert_equal,
     assert_same,
     full,
@@ -308,7 +306,6 @@ def test_any_messages_come_back(many: list[Any]) -> None:
     for back, message in zip(decode(text, CODEC)["messages"], many, strict=True):
         assert_same(back, message)
         assert_same(trip(message), message)
-        assert_same(messages.clone(back), message)
     assert encode(decode(text, CODEC), CODEC) == text
     decode(text, CODEC, raw=True)
 
@@ -335,41 +332,3 @@ def test_rebuilt_messages_do_what_messages_do() -> None:
     called = trip([full("AIMessage")])[0]
     assert called.tool_calls == [CALL]
     assert called.content_blocks == full("AIMessage").content_blocks
-
-
-def test_a_clone_is_equal_and_shares_nothing() -> None:
-    originals = [*SAMPLES.values(), Mine("hi", mood="bad"), Secret("hi")]
-    clones = [messages.clone(message) for message in originals]
-    for made, message in zip(clones, originals, strict=True):
-        assert_equal(made, message)
-    found = containers([*originals, *clones, *map(messages.clone, clones)], [])
-    assert len(found) == len(set(found))
-    secret, twin = originals[-1], clones[-1]
-    assert twin._hidden == secret._hidden
-    assert twin._hidden is not secret._hidden
-
-
-@pytest.mark.parametrize("name", ODD)
-def test_a_clone_of_an_odd_message_is_isolated_too(name: str) -> None:
-    for kind in NEEDED:
-        for field in (*getattr(lc, kind).model_fields, "colour"):
-            message = make(kind)
-            setattr(message, field, copy.deepcopy(ODD[name]))
-            made = messages.clone(message)
-            assert_same(made, message)
-            found = containers([message, made], [])
-            assert len(found) == len(set(found))
-
-
-def test_a_clone_has_what_is_no_field_and_lacks_what_was_deleted() -> None:
-    message = lc.HumanMessage("hi")
-    message.__dict__["colour"] = [1]
-    made = messages.clone(message)
-    assert made.__dict__ == message.__dict__
-    assert made.__dict__["colour"] is not message.__dict__["colour"]
-    del message.__dict__["name"]
-    assert messages.clone(message).__dict__ == message.__dict__
-    del message.__dict__["colour"]
-    assert messages.clone(message).__dict__ == message.__dict__
-    object.__setattr__(message, "__pydantic_extra__", None)
-    assert messages.clone(message).__pydantic_extra__ is None

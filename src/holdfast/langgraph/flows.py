@@ -51,7 +51,7 @@ class Keeper:
 
     ctx: Context
     known: Known = field(default_factory=Known)
-    puts: int = 0  # since expired threads were last looked for
+    puts: int = 0  # of all threads: now and then expired ones are looked for
 
 
 class Entry(NamedTuple):

@@ -1,4 +1,4 @@
-"""From what is stored to what LangGraph expects: checkpoint tuples, pending writes, delta histories."""
+"""Between what is stored and what LangGraph hands over and expects: tuples, pending writes, lists, delta histories."""
 
 from __future__ import annotations
 

@@ -50,6 +50,8 @@ _SMALL_LEVEL = 3  # a higher one takes longer to clear its tables than to compre
 # The largest window that zstd's decoder accepts, as a power of two (128 MiB): what our compressor may use at most.
 WINDOW_LOG_MAX = 27
 
+# Above this, a frame that refers to another text is made with more effort; above that, long-distance matching finds
+# what the tables forget.
 _LARGE_MIN = 256 * 1024
 _LONG_MIN = 8 << 20
 

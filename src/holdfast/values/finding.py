@@ -32,7 +32,6 @@ SPLITS_MAX = 24
 PATCH_MIN = 2048
 # Where more than this was both dropped and inserted, something may have moved: a patch is tried as well.
 MOVED_MIN = 4096
-# Above this, a patch is made with more effort; above that, long-distance matching finds what the tables forget.
 
 _COMPARE_FIRST = 256
 _COMPARE_STEP = 64 * 1024
