@@ -16,7 +16,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from holdfast.errors import Unstorable, UsageError
 from holdfast.langgraph.serde import HoldfastSerde, load_opaque
-from holdfast.log.books import BOOK, book_text
+from holdfast.log.books import BOOK, COUNTERS, DELTAS, book_text
 from holdfast.values.codec import Codec, decode, encode
 from holdfast.values.plain import is_plain_dict
 
@@ -51,9 +51,6 @@ class Encoded(NamedTuple):
     spans: Mapping[str, Span]
 
 
-_NOTHING = Encoded(b"", {})
-
-
 def to_text(
     checkpoint: Mapping[str, Any],
     metadata: Mapping[str, Any],
@@ -72,7 +69,7 @@ def encode_checkpoint(
     serde: SerializerProtocol,
     codec: Codec,
     new_versions: Container[str] = (),
-    before: Encoded = _NOTHING,
+    before: Encoded | None = None,
 ) -> Encoded:
     """The same, and where each channel is. A channel that is not among `new_versions`, and has the version that it had
     in the parent (`before`), is taken from there as it is."""
@@ -88,6 +85,8 @@ def encode_checkpoint(
         state = {name: serde.dumps_typed(value) for name, value in state.items()}
         book["metadata"] = serde.dumps_typed(book["metadata"])
         book["serde"] = True
+        if counters := metadata.get(COUNTERS):
+            book[DELTAS] = list(counters)
     else:
         codec = serde.codec
     if not is_plain_dict(state):
@@ -101,8 +100,9 @@ def encode_checkpoint(
     spans: dict[str, Span] = {}
     at = 1  # behind the brace
     for name, value in (*state.items(), (BOOK, book)):
-        old, version = before.spans.get(name), versions.get(name)
-        if old is not None and version is not None and version == old.version and name not in new_versions and native:
+        version = versions.get(name)
+        old = before.spans.get(name) if native and before is not None else None
+        if before is not None and old is not None and _is_unchanged(name, version, old, new_versions):
             part = before.text[old.start : old.end]
         else:
             part = _encode_channel(name, value, codec)
@@ -115,6 +115,10 @@ def encode_checkpoint(
     text = b"".join((b"{", *parts))
     # What an assigned serializer made is not taken over: the next one may be another.
     return Encoded(text, spans if native else {})
+
+
+def _is_unchanged(name: str, version: Any, old: Span, new_versions: Container[str]) -> bool:
+    return version is not None and version == old.version and name not in new_versions
 
 
 def _encode_channel(name: str, value: Any, codec: Codec) -> bytes:
@@ -157,6 +161,7 @@ def from_text(text: bytes, serde: SerializerProtocol, codec: Codec) -> Parts:
         raise UsageError("this state was not saved by LangGraph: load it with store.thread(name).load()")
     metadata = book.pop("metadata", {})
     parent = book.pop("parent", None)
+    book.pop(DELTAS, None)
     if book.pop("serde", False):
         state = {name: load_opaque(value, serde) for name, value in state.items()}
         metadata = load_opaque(metadata, serde)

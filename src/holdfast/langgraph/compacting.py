@@ -86,7 +86,7 @@ def _repacked(listing: Listing, tenant: int, label: LabelRow, writes: Rows) -> F
         return []
     try:
         text = yield from listing.text(label)
-        against = Against(label.record, text) if text is not None else None
+        against = Against(label.record, text, 0) if text is not None else None
         return [] if against is None else repacked(tenant, label.thread, label.space, writes, against)
     except Damaged:
         return []  # that is for verify to say

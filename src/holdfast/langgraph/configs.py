@@ -14,6 +14,8 @@ from holdfast.threads.checks import check_name
 # Of one step or run, not of the thread.
 _OF_STEP = frozenset({"source", "step", "parents", "run_id", "writes", "counters_since_delta_snapshot"})
 _TAGS_MAX = 32
+_SPACE_BYTES_MAX = 2000  # it must fit an entry of PostgreSQL's indexes
+_KEY_CHARACTERS_MAX = 500
 _TAG_CHARACTERS_MAX = 1000
 
 
@@ -33,9 +35,19 @@ def address_of(config: RunnableConfig) -> Address:
     id_ = configurable.get("checkpoint_id")
     return Address(
         check_name(str(thread)),
-        str(configurable.get("checkpoint_ns") or ""),
+        _check_space(str(configurable.get("checkpoint_ns") or "")),
         str(id_) if id_ else None,
     )
+
+
+def _check_space(space: str) -> str:
+    try:
+        size = len(space.encode())
+    except UnicodeEncodeError as error:
+        raise UsageError(f"a checkpoint_ns must be valid Unicode, not {space[:60]!r}") from error
+    if size > _SPACE_BYTES_MAX or "\0" in space:
+        raise UsageError(f"a checkpoint_ns has at most {_SPACE_BYTES_MAX} bytes and no NUL: {space[:60]!r}…")
+    return space
 
 
 class Written(NamedTuple):
@@ -69,7 +81,7 @@ def stored_config(address: Address, id_: str) -> RunnableConfig:
 def note_of(metadata: Mapping[str, Any]) -> str | None:
     """What `holdfast log` shows of a checkpoint: where it came from, and the step."""
     source, step = metadata.get("source"), metadata.get("step")
-    parts = [str(part) for part in (source, step) if isinstance(part, str | int)]
+    parts = [str(part) for part in (source, step) if type(part) is int or _fits(part)]
     return " ".join(parts)[:200].replace("\0", "") or None
 
 
@@ -77,7 +89,7 @@ def tags_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """What of a checkpoint's metadata says something of the thread: it can be listed by that."""
     tags: dict[str, Any] = {}
     for key, value in metadata.items():
-        if key in _OF_STEP or not _fits(key) or len(tags) == _TAGS_MAX:
+        if key in _OF_STEP or not _fits(key) or len(key) > _KEY_CHARACTERS_MAX or len(tags) == _TAGS_MAX:
             continue
         if (
             type(value) is bool

@@ -15,7 +15,7 @@ from holdfast.errors import Conflict, Damaged, NotFound, ThreadDeleted, Undecoda
 from holdfast.langgraph.checkpoints import Encoded
 from holdfast.langgraph.known import Known, Seen, Tip
 from holdfast.log.books import id_of
-from holdfast.log.branches import create_thread, find_thread, metadata_of, try_thread
+from holdfast.log.branches import ThreadRow, create_thread, find_thread, metadata_of, try_thread
 from holdfast.log.cache import Base
 from holdfast.log.ids import ID_MAX
 from holdfast.log.ids import show_id as show_record
@@ -28,10 +28,11 @@ from holdfast.log.labels import (
     find_label,
     find_space,
     greatest_label,
+    list_labels,
     put_labelled,
     put_to_head,
 )
-from holdfast.log.pending import Against, Write, is_large, odd_bases, put_writes, select_writes, writes_of
+from holdfast.log.pending import Against, Stored, Write, is_large, odd_bases, put_writes, select_writes, writes_of
 from holdfast.log.reading import Loaded, read_state, read_thread_state
 from holdfast.log.records import SALT_BYTES
 from holdfast.log.sweeping import delete as delete_records
@@ -80,20 +81,21 @@ class _At(NamedTuple):
 # --- putting
 
 
-def parent_text(keeper: Keeper, name: str, space: str, parent: bytes) -> Encoded:
-    """The text of a checkpoint that is about to be followed, if it is at hand: what did not change is taken from it."""
+def parent_text(keeper: Keeper, name: str, space: str, parent: bytes) -> tuple[int, Encoded] | None:
+    """The record and the text of a checkpoint that is about to be followed, if they are at hand: what did not change is
+    taken from it."""
     seen, tenant = keeper.known.get(name), keeper.ctx.known_tenant
     tip = seen.tips.get(space) if seen is not None else None
     if seen is None or tenant is None or tip is None or tip.id != parent or not tip.spans:
-        return Encoded(b"", {})
+        return None
     base = keeper.ctx.cache.get((tenant, seen.tree, tip.record))
-    return Encoded(b"", {}) if base is None else Encoded(base.data, tip.spans)
+    return None if base is None else (tip.record, Encoded(base.data, tip.spans))
 
 
 def put(
     keeper: Keeper, name: str, encoded: Encoded, mark: Mark, note: str | None, tags: Mapping[str, Any]
 ) -> Flow[None]:
-    """Store a checkpoint's text under its id, after its parent's."""
+    """Store a checkpoint's text under its id, after its parent's. Raises ParentChanged."""
     try:
         yield from _put(keeper, name, encoded, mark, note, tags)
     except ThreadDeleted:
@@ -111,8 +113,10 @@ def _put(
     ctx = keeper.ctx
     tenant = yield from ctx.ensure_tenant()
     seen = yield from _seen(keeper, tenant, name)
-    if seen is None and mark.parent is not None and not mark.orphan:
-        raise ThreadDeleted(f"there is no thread {name!r}")
+    if mark.parent is not None and not mark.orphan:
+        late = seen is None or (yield from _is_too_late(keeper, tenant, name, mark.space, mark.parent))
+        if late:
+            raise ThreadDeleted(f"there is no thread {name!r} any more that this goes on with")
     salt = ctx.entropy(SALT_BYTES)
     parent = None
     draft: Draft | None = None
@@ -267,18 +271,34 @@ def put_pending(keeper: Keeper, name: str, space: str, id_: bytes, writes: Seque
     ctx = keeper.ctx
     tenant = yield from ctx.ensure_tenant()
     seen = keeper.known.get(name)
-    if seen is None and keeper.known.is_too_late(name, id_):
-        _log.warning("thread %r was deleted: late writes of a task were dropped", name)
-        return
     number = seen.thread if seen is not None else None
     against = yield from _against(ctx, tenant, name, seen, space, id_, writes)
     at = ctx.clock_us()
-    try:
-        found = yield from write(partial(put_writes, tenant, name, number, space, id_, writes, against, at))
-    except NotFound:
-        found = None
-    if found is None:
+    stored = Stored(None)
+    if not (yield from _is_too_late(keeper, tenant, name, space, id_)):
+        try:
+            stored = yield from write(partial(put_writes, tenant, name, number, space, id_, writes, against, at))
+            if stored.moved:
+                stored = yield from write(partial(put_writes, tenant, name, number, space, id_, writes, None, at))
+        except NotFound:
+            pass
+    if stored.thread is None:
         _log.warning("thread %r was deleted: late writes of a task were dropped", name)
+
+
+def _is_too_late(keeper: Keeper, tenant: int, name: str, space: str, id_: bytes) -> Flow[bool]:
+    """Whether a checkpoint belongs to a thread of this name that was deleted, and not to one that was begun since."""
+    if not keeper.known.is_too_late(name, id_):
+        return False
+
+    def program() -> Program[bool]:
+        row = yield from try_thread(tenant, name)
+        place = (yield from find_space(tenant, row.thread, space)) if row is not None else None
+        if row is None or place is None:
+            return True
+        return (yield from find_label(tenant, row.thread, place[0], id_)) is None
+
+    return (yield from read(program))
 
 
 def _against(
@@ -294,14 +314,14 @@ def _against(
         return None
     for one in [tip] if own and tip is not None else reversed(seen.newest()):
         if (base := ctx.cache.get((tenant, seen.tree, one.record))) is not None:
-            return Against(one.record, base.data)
+            return Against(one.record, base.data, base.generation)
     if not is_large(writes):
         return None
     try:
-        _, loaded = yield from read(partial(read_thread_state, tenant, name, seen.thread, None))
+        row, loaded = yield from read(partial(read_thread_state, tenant, name, seen.thread, None))
     except (NotFound, Damaged):
         return None
-    return None if loaded is None else Against(loaded.record.id, loaded.data)
+    return None if loaded is None else Against(loaded.record.id, loaded.data, row.generation)
 
 
 # --- getting
@@ -341,8 +361,8 @@ def _find(tenant: int, name: str, space: str, id_: bytes | None, ctx: Context) -
         found = yield from find_label(tenant, row.thread, number, id_)
     else:
         found = yield from greatest_label(tenant, row.thread, number)
-        if found is not None and newest is not None and found.record != newest:
-            found, state = yield from _newest(tenant, row.thread, row.tree, found, newest)
+        if newest is not None and (found is None or found.record != newest):
+            found, state = yield from _newest(tenant, row, number, found, newest)
     if found is None:
         return None
     cached = ctx.cache.get((tenant, row.tree, found.record))
@@ -356,17 +376,22 @@ def _find(tenant: int, name: str, space: str, id_: bytes | None, ctx: Context) -
     return _At(row.thread, row.tree, metadata_of(row), row.generation, found, state, writes, bases)
 
 
-def _newest(tenant: int, thread: int, tree: int, greatest: Found, head: int) -> Program[tuple[Found, Loaded | None]]:
-    """The head, where it is not what has the greatest id: a clock stepped back, or somebody rolled back. Not if it was
-    saved without LangGraph."""
-    loaded = yield from read_state(tenant, tree, head)
+def _newest(
+    tenant: int, row: ThreadRow, space: int, greatest: Found | None, head: int
+) -> Program[tuple[Found | None, Loaded | None]]:
+    """The head, where it is not what has the greatest id: a clock stepped back, or somebody has changed the state, or
+    made a fork, without LangGraph. Not if it is no checkpoint of LangGraph's, or of a namespace that was removed."""
+    loaded = yield from read_state(tenant, row.tree, head)
     if loaded is None:
         return greatest, None
     try:
         id_ = id_of(loaded.data)
     except Undecodable:
         return greatest, None
-    return Found(greatest.space, id_, head), loaded
+    label = yield from find_label(tenant, row.thread, space, id_)
+    if space != MAIN and (label is None or label.record != head):
+        return greatest, None
+    return Found(space, id_, head), loaded
 
 
 # --- threads
@@ -378,11 +403,19 @@ def delete(keeper: Keeper, name: str, *, idle_since: int | None = None) -> Flow[
     tenant = yield from keeper.ctx.tenant()
     if tenant is None:
         return
-    yield from _seen(keeper, tenant, name)
+    newest = yield from read(partial(_newest_id, tenant, name))
     try:
         yield from delete_records(tenant, name, None, idle_since=idle_since)
     except NotFound:
         return
+    if newest is not None and idle_since is None:
+        keeper.known.bury(name, newest)
+
+
+def _newest_id(tenant: int, name: str) -> Program[bytes | None]:
+    row = yield from try_thread(tenant, name)
+    labels = (yield from list_labels(tenant, thread=row.thread, limit=1)) if row is not None else []
+    return labels[0].id if labels else None
 
 
 def copy(keeper: Keeper, source: str, target: str) -> Flow[None]:
@@ -396,7 +429,7 @@ def copy(keeper: Keeper, source: str, target: str) -> Flow[None]:
 
 def _copy(tenant: int, source: str, target: str, at: int) -> Program[None]:
     row = yield from try_thread(tenant, source, lock=True)
-    if row is None or row.head is None:
+    if row is None:
         raise _no_source(source)
     made = yield from create_thread(
         tenant,

@@ -146,6 +146,19 @@ class Listing:
 
     def entry(self, label: LabelRow, writes: Rows) -> Flow[Entry | None]:
         """The checkpoint behind a label. None: its thread was deleted meanwhile."""
+        try:
+            return (yield from self._entry(label, writes))
+        except Damaged:
+            # Perhaps it was removed, or put again, since its label was read.
+            assert self.texts is not None
+            now = yield from read(partial(find_label, self.texts.tenant, label.thread, label.space, label.id))
+            if now is None:
+                return None
+            if now.record == label.record:
+                raise
+            return (yield from self._entry(label._replace(record=now.record), writes))
+
+    def _entry(self, label: LabelRow, writes: Rows) -> Flow[Entry | None]:
         thread = self._threads.get(label.thread)
         text = yield from self.text(label)
         if thread is None or text is None or self.texts is None:

@@ -7,6 +7,7 @@ were stored first and the process died, the finished tasks would run again (lang
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
@@ -20,6 +21,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._by_key: dict[Key, dict[Future[None], asyncio.AbstractEventLoop | None]] = {}
 
     @contextmanager
@@ -40,10 +42,13 @@ class InFlight:
             done.set_result(None)
 
     def wait(self, key: Key) -> None:
-        """Blocking. Not for tasks of the event loop that this call blocks: they could never finish."""
+        """Blocking. On an event loop's thread it does not wait for tasks: those of this loop could never finish, and
+        those of another may be waiting for one of this."""
+        if os.getpid() != self._pid:
+            return  # forked: what was under way is the parent's, and the store will say so
         here = _running_loop()
         with self._lock:
-            waiting = [done for done, loop in self._by_key.get(key, {}).items() if loop is None or loop is not here]
+            waiting = [done for done, loop in self._by_key.get(key, {}).items() if loop is None or here is None]
         if waiting:
             wait(waiting)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-_THREADS_MAX = 10_000
-_TIPS_MAX = 64  # namespaces of one thread whose newest record is remembered
+_THREADS_MAX = 4096
+_TIPS_MAX = 16  # namespaces of one thread whose newest record is remembered
 
 
 class Tip(NamedTuple):
@@ -85,10 +85,17 @@ class Known:
         with self._lock:
             seen = self._seen.pop(name, None)
             if seen is not None and (tips := seen.newest()):
-                newest = max(tip.id for tip in tips)
-                self._graves[name] = max(newest, self._graves.get(name, b""))
-                while len(self._graves) > _THREADS_MAX:
-                    self._graves.popitem(last=False)
+                self._bury(name, max(tip.id for tip in tips))
+
+    def bury(self, name: str, newest: bytes) -> None:
+        """A thread was deleted whose newest checkpoint had this id."""
+        with self._lock:
+            self._bury(name, newest)
+
+    def _bury(self, name: str, newest: bytes) -> None:
+        self._graves[name] = max(newest, self._graves.pop(name, b""))
+        while len(self._graves) > _THREADS_MAX:
+            self._graves.popitem(last=False)
 
     def is_too_late(self, name: str, id_: bytes) -> bool:
         """Whether a checkpoint is one of a thread that is gone: ids grow with time, so an older one than its newest."""

@@ -19,6 +19,7 @@ from holdfast.langgraph.history import Wanted
 from holdfast.langgraph.serde import value_from_text, value_to_text
 from holdfast.log.label_ids import pack_id, unpack_id
 from holdfast.log.pending import Write
+from holdfast.threads.checks import check_text
 from holdfast.values.codec import Codec
 
 
@@ -47,8 +48,10 @@ def writes_from(
 ) -> list[Write]:
     """A task's writes as they are stored. Raises Unstorable, which names the channel."""
     task = pack_id(task_id)
+    check_text(task_path, "a task's path")
     packed: list[Write] = []
     for position, (channel, value) in enumerate(writes):
+        check_text(channel, "a channel's name")
         if channel == ERROR and isinstance(value, BaseException):
             value = repr(value)  # as LangGraph's own savers keep it: an exception is not data
         try:

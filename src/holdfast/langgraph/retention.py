@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from holdfast.errors import NotFound, UsageError
+from holdfast.errors import Damaged, NotFound, UsageError
 from holdfast.langgraph import flows
 from holdfast.langgraph.checkpoints import run_key
 from holdfast.langgraph.flows import Keeper
 from holdfast.langgraph.history import Texts
 from holdfast.log.books import delta_channels, parent_of
 from holdfast.log.branches import BY_NUMBER, MINUTE_US, ThreadRow, thread_of, try_thread
-from holdfast.log.labels import MAIN, LabelRow, labels_in, labels_of_runs, spaces_of
+from holdfast.log.labels import MAIN, LabelRow, labels_in, labels_of_runs, space_heads, spaces_of
 from holdfast.log.sweeping import remove_labelled
 from holdfast.storage.program import Batch, Flow, Program, Sql, read
 
@@ -155,18 +155,21 @@ def _shorten(keeper: Keeper, tenant: int, name: str, keep: int, *, whole: bool =
     if row is None:
         return 0
     names = yield from read(partial(spaces_of, tenant, row.thread))
+    heads = {**(yield from read(partial(space_heads, tenant, row.thread))), MAIN: row.head}
     by_space: dict[int, list[LabelRow]] = {}
     for label in sorted(labels, key=lambda label: label.id, reverse=True):
         by_space.setdefault(label.space, []).append(label)
     main = by_space.get(MAIN, [])
-    newest = [label for label in main if label.record == row.head]
-    oldest = min((label.id for label in [*main[:keep], *newest]), default=b"")
+    newest = [label for label in labels if label.record == heads.get(label.space)]
+    oldest = min((label.id for label in [*main[:keep], *newest] if label.space == MAIN), default=b"")
     doomed: set[tuple[int, bytes]] = set()
     for space, line in by_space.items():
         kept = line[:keep]
         if not whole and ":" in names.get(space, "") and line[0].id < oldest:
             kept = []
-        stay = {label.id for label in (*kept, *(newest if space == MAIN else ()))}
+        stay = {label.id for label in kept}
+        if kept:  # also where a clock stepped back, and the newest has not the greatest id
+            stay |= {label.id for label in newest if label.space == space}
         doomed |= {(space, label.id) for label in line if label.id not in stay}
     return (yield from _remove(keeper, tenant, row, labels, doomed))
 
@@ -217,7 +220,10 @@ def _needed(
 
 def _state(texts: Texts, tree: int, record: int) -> Flow[dict[str, Any]]:
     """A checkpoint's state as plain JSON."""
-    text = yield from texts.of(tree, record)
+    try:
+        text = yield from texts.of(tree, record)
+    except Damaged:
+        return {}  # removed meanwhile, or lost: nothing can be said of its needs
     state = orjson.loads(text)
     return state if type(state) is dict else {}
 

@@ -23,7 +23,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 import holdfast.langgraph.types  # noqa: F401  (LangGraph's types become known)
 from holdfast.errors import UsageError
 from holdfast.langgraph import compacting, flows, retention
-from holdfast.langgraph.checkpoints import Encoded, encode_checkpoint, run_key
+from holdfast.langgraph.checkpoints import encode_checkpoint, run_key
 from holdfast.langgraph.compacting import Compacted
 from holdfast.langgraph.configs import (
     Address,
@@ -43,7 +43,7 @@ from holdfast.langgraph.retention import Retention
 from holdfast.langgraph.serde import HoldfastSerde
 from holdfast.langgraph.travels import Travels
 from holdfast.log.label_ids import pack_id
-from holdfast.log.labels import Mark
+from holdfast.log.labels import Mark, ParentChanged
 from holdfast.log.pending import Write, is_large
 from holdfast.storage.program import Flow, Progress, adrive, drive
 from holdfast.threads.models import ThreadInfo, moment
@@ -367,7 +367,10 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         parent = parent_of(config)
         stored = get_checkpoint_metadata(config, metadata)
         packed = pack_id(parent) if parent is not None else None
-        before = flows.parent_text(self._keeper, address.thread, address.space, packed) if packed else Encoded(b"", {})
+        known = None
+        if packed is not None and new_versions:  # who says what is new also says what is not
+            known = flows.parent_text(self._keeper, address.thread, address.space, packed)
+        reused, before = known or (None, None)
         text = encode_checkpoint(checkpoint, stored, parent, self.serde, self._codec, new_versions, before)
         native = isinstance(self.serde, HoldfastSerde)
         run = stored.get("run_id")
@@ -378,14 +381,20 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             run_key(str(run)) if run is not None else None,
             self._single_writer and stored.get("source") != "fork",  # who forks says so
             self._travels.allowed(address.thread, address.space),
+            reused=reused,
         )
-        if not native:  # what an assigned serializer hides is not shown elsewhere
-            return address, self._store(address.thread, text, mark, None, {})
-        return address, self._store(address.thread, text, mark, note_of(stored), tags_of(stored))
+        # What an assigned serializer hides is not shown elsewhere.
+        note, tags = (note_of(stored), tags_of(stored)) if native else (None, {})
 
-    def _store(self, thread: str, text: Encoded, mark: Mark, note: str | None, tags: Mapping[str, Any]) -> Flow[None]:
-        yield from flows.put(self._keeper, thread, text, mark, note, tags)
-        yield from retention.after_put(self._keeper, self._retention, thread)
+        def store() -> Flow[None]:
+            try:
+                yield from flows.put(self._keeper, address.thread, text, mark, note, tags)
+            except ParentChanged:  # somebody has put the parent's id again: nothing is taken over from what it was
+                whole = encode_checkpoint(checkpoint, stored, parent, self.serde, self._codec)
+                yield from flows.put(self._keeper, address.thread, whole, mark._replace(reused=None), note, tags)
+            yield from retention.after_put(self._keeper, self._retention, address.thread)
+
+        return address, store()
 
     def _put_writes(self, address: Written, writes: Sequence[Write]) -> Flow[None]:
         return flows.put_pending(self._keeper, address.thread, address.space, pack_id(address.id), writes)

@@ -14,6 +14,7 @@ from holdfast.log.label_ids import pack_id, unpack_id
 
 BOOK = "__langgraph__"
 COUNTERS = "counters_since_delta_snapshot"  # in the metadata: channels that ancestors' writes are needed for
+DELTAS = "deltas"  # their names, where the metadata cannot be read without a serializer
 _START = b'"' + BOOK.encode() + b'":'
 
 
@@ -49,9 +50,13 @@ def parent_of(state: dict[str, Any]) -> bytes | None:
 
 def delta_channels(state: dict[str, Any]) -> list[str]:
     """Channels that a state as plain JSON does not hold, but its ancestors' writes do."""
-    metadata = _book(state).get("metadata")
-    counters = metadata.get(COUNTERS) if type(metadata) is dict else None
-    return [channel for channel in counters if channel not in state] if type(counters) is dict else []
+    book = _book(state)
+    metadata, versions = book.get("metadata"), book.get("channel_versions")
+    counters = book.get(DELTAS) or (metadata.get(COUNTERS) if type(metadata) is dict else None)
+    if not isinstance(counters, dict | list) or type(versions) is not dict:
+        return []
+    # A channel without a version was never written: there is nothing to look for.
+    return [channel for channel in counters if channel in versions and channel not in state]
 
 
 def renamed(text: bytes, new: bytes) -> tuple[bytes, bytes]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import uuid
 
-from holdfast.errors import UsageError
+from holdfast.errors import Undecodable, UsageError
 
 _TEXT = 0xFF  # first byte of an id that is no UUID
+ID_BYTES_MAX = 1000  # two of them must fit an entry of PostgreSQL's indexes
 _GREGORIAN = 0x01B2_1DD2_1381_4000  # from 1582 to 1970, in steps of 100 ns
 
 
@@ -21,16 +22,22 @@ def pack_id(text: str) -> bytes:
             if packed.bytes[0] != _TEXT and str(packed) == text:
                 return packed.bytes
     try:
-        return bytes((_TEXT,)) + text.encode()
+        packed_text = bytes((_TEXT,)) + text.encode()
     except UnicodeEncodeError as error:
         raise UsageError(f"an id must be valid Unicode, not {text[:60]!r}") from error
+    if len(packed_text) > ID_BYTES_MAX:
+        raise UsageError(f"an id has at most {ID_BYTES_MAX} bytes, this one {len(packed_text)}: {text[:60]!r}…")
+    return packed_text
 
 
 def unpack_id(packed: bytes) -> str:
-    """The id again."""
-    if packed[:1] == bytes((_TEXT,)):
-        return packed[1:].decode()
-    return str(uuid.UUID(bytes=packed))
+    """The id again. Raises Undecodable."""
+    try:
+        if packed[:1] == bytes((_TEXT,)):
+            return packed[1:].decode()
+        return str(uuid.UUID(bytes=packed))
+    except ValueError as error:
+        raise Undecodable(f"a stored id is damaged: {packed[:40]!r}") from error
 
 
 def new_label_id(now_us: int, chance: bytes, after: bytes) -> bytes:

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Container, Generator, Iterable
 from typing import Any, NamedTuple
 
-from holdfast.errors import Conflict
+from holdfast.errors import Conflict, Damaged
 from holdfast.log.branches import MINUTE_US, ThreadRow
 from holdfast.log.cache import Base
+from holdfast.log.ids import ID_MAX
 from holdfast.log.reading import RECORD, read_live
 from holdfast.log.records import Record, record_of
 from holdfast.log.writing import (
@@ -53,6 +54,7 @@ _ADD_SPACE = Sql(
     ON CONFLICT (tenant, thread, name) DO NOTHING""",
 )
 _SET_SPACE_HEAD = Sql("UPDATE space SET head = :head WHERE tenant = :tenant AND thread = :thread AND space = :space")
+_TOUCH = Sql("UPDATE thread SET updated_at = :at, active = :active WHERE tenant = :tenant AND thread = :thread")
 _LABEL = Sql(f"SELECT record FROM label WHERE {_KEY} AND id = :id")
 _GREATEST = Sql(f"SELECT id, record FROM label WHERE {_KEY} ORDER BY id DESC LIMIT 1")
 _SET_LABEL = (
@@ -89,6 +91,11 @@ class Mark(NamedTuple):
     exclusive: bool = False  # refuse it if its parent is not the newest, unless that parent is among `free`
     free: Container[bytes] = ()
     orphan: bool = False  # it may have a parent that nobody has, also as a thread's first
+    reused: int | None = None  # the record whose text was taken over in part: it must be the parent
+
+
+class ParentChanged(Exception):
+    """The parent's id means another record than the one that was taken over in part: nothing was written."""
 
 
 class Found(NamedTuple):
@@ -136,6 +143,8 @@ def put_labelled(draft: Draft, place: Place, record: int, at: int, mark: Mark) -
         base = yield from read_live(tenant, thread.tree, draft.base.record.id)
         if base is None or base.key != draft.base.record.key:
             return appended(None, thread, on_head=False)
+    if mark.reused is not None and (parent is None or parent.id != mark.reused):
+        raise ParentChanged
     old = replaced[0][0] if replaced else None
     follows = head is None or old == head or (parent is not None and parent.id == head)
     if mark.exclusive and not follows and (mark.parent is None or mark.parent not in mark.free):
@@ -160,7 +169,11 @@ def _moved(tenant: int, thread: ThreadRow, space: int, record: Record, *, on_hea
     if not on_head:
         return []
     if space != MAIN:
-        return [_SET_SPACE_HEAD(tenant=tenant, thread=thread.thread, space=space, head=record.id)]
+        at = {"at": record.at, "active": record.at // MINUTE_US}
+        return [
+            _SET_SPACE_HEAD(tenant=tenant, thread=thread.thread, space=space, head=record.id),
+            _TOUCH(tenant=tenant, thread=thread.thread, **at),
+        ]
     return [
         MOVE_HEAD(
             id=record.id,
@@ -236,6 +249,12 @@ class LabelRow(NamedTuple):
     record: int
 
 
+def _label_row(row: tuple[Any, ...]) -> LabelRow:
+    if tuple(map(type, row)) != (int, int, bytes, int) or not 0 <= row[3] <= ID_MAX:
+        raise Damaged("the row of a label is damaged; run `holdfast verify`")
+    return LabelRow._make(row)
+
+
 def list_labels(
     tenant: int,
     *,
@@ -260,16 +279,17 @@ def list_labels(
         where.append("AND (id, thread, space) < (:last_id, :last_thread, :last_space)")
         params |= {"last_id": after.id, "last_thread": after.thread, "last_space": after.space}
     [rows] = yield Batch(Sql(_PAGE.format(where=" ".join(where)))(**params))
-    return [LabelRow._make(row) for row in rows]
+    return [_label_row(row) for row in rows]
 
 
 _OF_RUN = Sql("SELECT thread, space, id, record FROM label WHERE tenant = :tenant AND run = :run")
 _ALL = Sql("SELECT thread, space, id, record FROM label WHERE tenant = :tenant AND thread = :thread")
-# Records that a write was compressed against although its id means another one by now.
+# Records that a write was compressed against although its id means another one by now, or none yet.
 _ODD_BASES = Sql(
     """SELECT DISTINCT w.base FROM write w
-    JOIN label l ON l.tenant = w.tenant AND l.thread = w.thread AND l.space = w.space AND l.id = w.id
-    WHERE w.tenant = :tenant AND w.thread = :thread AND w.base <> l.record"""
+    LEFT JOIN label l ON l.tenant = w.tenant AND l.thread = w.thread AND l.space = w.space AND l.id = w.id
+    WHERE w.tenant = :tenant AND w.thread = :thread AND w.base IS NOT NULL
+        AND (l.record IS NULL OR w.base <> l.record)"""
 )
 _DROP_LABEL = Sql(f"DELETE FROM label WHERE {_KEY} AND id = :id")
 _DROP_WRITES = Sql(f"DELETE FROM write WHERE {_KEY} AND id = :id")
@@ -278,7 +298,7 @@ _DROP_WRITES = Sql(f"DELETE FROM write WHERE {_KEY} AND id = :id")
 def labels_of_runs(tenant: int, runs: Iterable[bytes]) -> Program[list[LabelRow]]:
     """The labels that runs have made, in all threads."""
     found = yield Batch(*(_OF_RUN(tenant=tenant, run=run) for run in runs), last=True)
-    return [LabelRow._make(row) for rows in found for row in rows]
+    return [_label_row(row) for rows in found for row in rows]
 
 
 def labels_in(tenant: int, threads: Iterable[int]) -> Generator[Batch, list[Rows], list[LabelRow]]:
@@ -287,7 +307,7 @@ def labels_in(tenant: int, threads: Iterable[int]) -> Generator[Batch, list[Rows
     if not batch:
         return []
     found = yield Batch(*batch)
-    return [LabelRow._make(row) for rows in found for row in rows]
+    return [_label_row(row) for rows in found for row in rows]
 
 
 def bases_of_writes(tenant: int, threads: Iterable[int]) -> Generator[Batch, list[Rows], set[int]]:

@@ -32,7 +32,8 @@ _COLUMNS = "tenant, thread, space, id, task, idx, channel, path, base, value"
 # The thread's row is kept from being deleted until this is committed; a deletion that comes after sees the write.
 _INSERT = f"""INSERT INTO write ({_COLUMNS})
     SELECT tenant, thread, {{space}}, {{id}}, {{task}}, {{idx}}, {{channel}}, {{path}}, {{base}}, {{value}}
-    FROM thread WHERE tenant = :tenant AND thread = :thread {{for_key_share}}
+    FROM thread WHERE tenant = :tenant AND thread = :thread AND generation = coalesce({{generation}}, generation)
+    {{for_key_share}}
     ON CONFLICT (tenant, thread, space, id, task, idx)"""
 _CASTS = {
     "space": "bigint",
@@ -43,6 +44,7 @@ _CASTS = {
     "path": "text",
     "base": "bigint",
     "value": "bytea",
+    "generation": "bigint",
 }
 _REPLACE = (
     "DO UPDATE SET channel = excluded.channel, path = excluded.path, base = excluded.base, value = excluded.value"
@@ -59,7 +61,7 @@ def _insert(conflict: str) -> Sql:
 
 _KEEP_FIRST = _insert("DO NOTHING")
 _TAKE_LAST = _insert(_REPLACE)
-_EXISTS = Sql("SELECT 1 FROM thread WHERE tenant = :tenant AND thread = :thread")
+_GENERATION = Sql("SELECT generation FROM thread WHERE tenant = :tenant AND thread = :thread")
 _THIS = "tenant = :tenant AND thread = :thread AND space = :space"
 _OF = Sql(f"SELECT id, task, idx, channel, path, base, value FROM write WHERE {_THIS} AND id = :id")
 _BETWEEN = Sql(
@@ -78,10 +80,19 @@ class Write(NamedTuple):
 
 
 class Against(NamedTuple):
-    """A record whose text is at hand."""
+    """A record whose text is at hand, and the generation of its tree in which it was there for sure."""
 
     record: int
     text: bytes
+    generation: int
+
+
+class Stored(NamedTuple):
+    """What became of writes. `thread` None: it was deleted since the caller saw it. `moved`: records were removed
+    meanwhile, perhaps what the writes were to be stored against; they must be stored again, alone."""
+
+    thread: int | None
+    moved: bool = False
 
 
 def is_large(writes: Sequence[Write]) -> bool:
@@ -98,24 +109,26 @@ def put_writes(
     writes: Sequence[Write],
     against: Against | None,
     at: int,
-) -> Program[int | None]:
-    """Store writes. The thread's number; None: it was deleted since the caller saw it, and nothing was written."""
+) -> Program[Stored]:
+    """Store writes. Safe to repeat."""
     if number is not None and space == "":
         statements = _statements(tenant, number, MAIN, id_, writes, against)
-        *_, there = yield Batch(*statements, _EXISTS(tenant=tenant, thread=number), last=True)
-        return number if there else None
-    if number is not None:
-        [there] = yield Batch(_EXISTS(tenant=tenant, thread=number))
-        if not there:
-            return None
+        *_, there = yield Batch(*statements, _GENERATION(tenant=tenant, thread=number), last=True)
+        return Stored(number if there else None, _has_moved(there, against))
     thread = yield from try_thread(tenant, name, number, lock=True)
     if thread is None:  # they came before the first record: the thread waits for it, without a head
         thread = yield from create_thread(tenant, name, {}, at)
     if thread is None:
         thread = yield from find_thread(tenant, name, lock=True)
+    if _has_moved([(thread.generation,)], against):
+        return Stored(thread.thread, moved=True)
     place, _ = yield from ensure_space(tenant, thread.thread, space)
     yield Batch(*_statements(tenant, thread.thread, place, id_, writes, against), last=True)
-    return thread.thread
+    return Stored(thread.thread)
+
+
+def _has_moved(rows: Rows, against: Against | None) -> bool:
+    return bool(rows) and against is not None and rows[0][0] != against.generation
 
 
 def _statements(
@@ -136,6 +149,7 @@ def _statements(
                 path=write.path,
                 base=base,
                 value=value,
+                generation=None if base is None or against is None else against.generation,
             )
         )
     return statements
@@ -157,7 +171,7 @@ def odd_bases(
     """The texts of records that writes were compressed against, except those that the caller has (`own`): others only
     if an id was put again meanwhile."""
     texts: dict[int, bytes] = {}
-    for base in {row[5] for row in rows if row[5] is not None} - set(own):
+    for base in {row[5] for row in rows if type(row[5]) is int} - set(own):
         loaded = yield from read_state(tenant, tree, base)
         if loaded is not None:
             texts[base] = loaded.data
@@ -171,7 +185,8 @@ _LOOSE = Sql(
 # Only if nobody has replaced it meanwhile.
 _REPACK = Sql(
     f"""UPDATE write SET base = :base, value = :value
-    WHERE {_THIS} AND id = :id AND task = :task AND idx = :idx AND base IS NULL AND value = :old"""
+    WHERE {_THIS} AND id = :id AND task = :task AND idx = :idx AND base IS NULL AND value = :old
+        AND EXISTS (SELECT 1 FROM label WHERE {_THIS} AND id = :id AND record = :base)"""
 )
 
 
@@ -198,12 +213,18 @@ def repacked(tenant: int, thread: int, space: int, rows: Rows, against: Against)
 def writes_of(rows: Rows, texts: Mapping[int, bytes]) -> list[Write]:
     """The writes of one record, in the order in which a run applies them. `texts`: what they were compressed against,
     by record. Raises Damaged."""
+    for row in rows:
+        if tuple(map(type, row)) not in _SHAPES:
+            raise Damaged("the row of a pending write is damaged; run `holdfast verify`")
     found = [
         Write(task, idx, channel, path, _unpack((task, idx, channel, path), base, value, texts))
         for _, task, idx, channel, path, base, value in rows
     ]
     found.sort(key=_order)
     return found
+
+
+_SHAPES = {(bytes, bytes, int, str, str, base, bytes) for base in (int, type(None))}
 
 
 def _order(write: Write) -> tuple[str, bytes, int]:

@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Container, Generator, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import orjson
 
 from holdfast.errors import Damaged
+from holdfast.log.books import delta_channels
 from holdfast.log.branches import ThreadRow, find_thread, no_thread, threads_in_tree
 from holdfast.log.ids import show_id
 from holdfast.log.labels import LABELLED_KIND, MAIN, LabelRow, bases_of_writes, drop_labels, labels_in
@@ -130,11 +133,14 @@ def _prune(tenant: int, thread: int, name: str, keep: int) -> Program[tuple[int,
     recent = [node.id for node in nodes.values() if node.thread == thread and node.id > oldest]
     needed = yield from _needed_by(tenant, nodes, others)
     needed |= yield from bases_of_writes(tenant, [thread])
-    plan = make_plan(nodes, [*kept, *recent, *needed])
+    labels = yield from labels_in(tenant, [thread])
+    live = {*kept, *recent, *needed}
+    deltas = yield from _needed_for_deltas(tenant, row.tree, nodes, live, {label.record for label in labels})
+    plan = make_plan(nodes, live | deltas)
     yield from _rearrange(tenant, row.tree, nodes, plan)
     gone = {*plan.remove, *plan.entomb}
-    yield from _drop([label for label in (yield from labels_in(tenant, [thread])) if label.record in gone], tenant)
-    own = {*kept, *recent}
+    yield from _drop([label for label in labels if label.record in gone], tenant)
+    own = {*kept, *recent, *deltas}
     for other in others:
         for record in _line(nodes, other.head):
             if nodes[record].thread == thread and record not in own:
@@ -143,6 +149,29 @@ def _prune(tenant: int, thread: int, name: str, keep: int) -> Program[tuple[int,
                 found = yield from _record(tenant, row.tree, record)
                 yield Batch(_store(tenant, found._replace(thread=other.thread)))
     return _gone(nodes, plan), len(plan.rebase)
+
+
+def _needed_for_deltas(
+    tenant: int, tree: int, nodes: dict[int, Node], live: set[int], labelled: set[int]
+) -> Generator[Batch, list[Rows], set[int]]:
+    """Ancestors whose writes rebuild what a live state of LangGraph's does not hold itself (its DeltaChannels)."""
+    needed: set[int] = set()
+    for record in live & labelled & nodes.keys():
+        parent = nodes[record].parent
+        missing: set[str] = set()
+        if parent is not None and parent not in live:
+            missing = set(delta_channels((yield from _plain_state(tenant, tree, record))))
+        while missing and parent is not None and (node := nodes.get(parent)) is not None and node.body is not None:
+            needed.add(node.id)
+            missing -= (yield from _plain_state(tenant, tree, node.id)).keys()
+            parent = node.parent
+    return needed
+
+
+def _plain_state(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], dict[str, Any]]:
+    loaded = yield from read_state(tenant, tree, record)
+    state = orjson.loads(loaded.data) if loaded is not None else None
+    return state if type(state) is dict else {}
 
 
 def _lock(
@@ -189,19 +218,21 @@ def _remove_labelled(tenant: int, name: str, doomed: Container[tuple[int, bytes]
     labels = yield from labels_in(tenant, [row.thread])
     gone = [label for label in labels if (label.space, label.id) in doomed]
     kept = [label for label in labels if (label.space, label.id) not in doomed]
-    if not kept:
+    nodes = yield from _nodes(tenant, row.tree)
+    unlabelled = yield from _unlabelled(tenant, row, {label.record for label in labels})
+    removed = {label.record for label in gone} | unlabelled
+    # What was saved in other ways, without an id, stays; a record whose id now means another one does not.
+    saved = {node.id for node in nodes.values() if node.thread == row.thread and node.body is not None} - removed
+    if not kept and not saved:
         return (yield from _delete(tenant, name, row.thread))
     head = row.head
-    if any(label.record == head for label in gone):  # the newest of what stays
+    if head in removed:  # the newest of what stays
         own = [label for label in kept if label.space == MAIN]
-        head = max(own, key=_by_id).record if own else None
-    nodes = yield from _nodes(tenant, row.tree)
+        head = max(own, key=_by_id).record if own else max(saved - {label.record for label in kept}, default=None)
     needed = yield from _needed_by(tenant, nodes, others)
     needed.update(label.record for label in kept)
     needed |= yield from bases_of_writes(tenant, [row.thread])
-    # What a caller has put in other ways, without an id, stays; a record whose id now means another one does not.
-    unlabelled = yield from _unlabelled(tenant, row, {label.record for label in labels})
-    dead = ({label.record for label in gone} | unlabelled) - needed - {head}
+    dead = removed - needed - {head}
     plan = make_plan(nodes, nodes.keys() - dead)
     yield from _rearrange(tenant, row.tree, nodes, plan)
     yield from _drop(gone, tenant)

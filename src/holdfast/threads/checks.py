@@ -22,7 +22,7 @@ def check_name(name: object, what: str = "thread") -> str:
         raise UsageError(f"a {what}'s name is a str, not {type(name).__name__}")
     if not name or len(name) > NAME_CHARACTERS_MAX:
         raise UsageError(f"a {what}'s name has 1 to {NAME_CHARACTERS_MAX} characters; this one has {len(name)}")
-    _check_text(name, f"a {what}'s name")
+    check_text(name, f"a {what}'s name")
     return str(name)
 
 
@@ -35,11 +35,12 @@ def check_note(note: object) -> str | None:
         raise UsageError(
             f"a note has at most {NOTE_CHARACTERS_MAX} characters, this one {len(note)}: put it in the state"
         )
-    _check_text(note, "a note")
+    check_text(note, "a note")
     return str(note)
 
 
-def _check_text(text: str, what: str) -> None:
+def check_text(text: str, what: str) -> None:
+    """Text that both databases can store: no NUL, no lone surrogates."""
     if "\0" in text:
         raise UsageError(f"{what} cannot contain a NUL character: {text[:60]!r}")
     try:

@@ -8,6 +8,7 @@ program's whole heap to go through it takes four times as long as the decoding.
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from types import TracebackType
 
@@ -36,5 +37,14 @@ class _Pause:
             if self._inside == 0 and self._resume:
                 gc.enable()
 
+    def after_fork(self) -> None:
+        """In the child nobody is inside: the threads that were are not there."""
+        self._lock = threading.Lock()
+        if self._inside and self._resume:
+            gc.enable()
+        self._inside = 0
+
 
 collector_pause = _Pause()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=collector_pause.after_fork)
