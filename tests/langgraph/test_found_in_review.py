@@ -155,3 +155,19 @@ def test_names_given_as_one_text_are_refused(saver: HoldfastSaver) -> None:
         saver.delete_for_runs("run")
     with pytest.raises(UsageError, match="ttl"):
         HoldfastSaver(saver.store, ttl="1d")  # type: ignore[arg-type]
+
+
+def test_a_put_that_is_stored_does_not_fail_because_old_ones_stay(
+    saver_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What retention could not remove is said in the log."""
+    with HoldfastSaver(saver_url, keep_last=1) as saver:
+        config = one(saver, {"x": "some text " * 20})
+        for number in range(14):
+            config = saver.put(config, empty_checkpoint(), {"step": number}, {})
+        blob = "bytea" if saver_url.startswith("postgres") else "BLOB"
+        change(saver, f"UPDATE body SET diff = CAST('x' AS {blob}) WHERE diff IS NOT NULL")
+        for number in range(4):
+            config = saver.put(config, empty_checkpoint(), {"step": number}, {})
+        assert config["configurable"]["checkpoint_id"]
+        assert "could not be removed" in caplog.text

@@ -6,6 +6,7 @@ ancestors' writes. So what a kept checkpoint needs stays, up to the nearest ance
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from datetime import timedelta
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from holdfast.errors import Damaged, NotFound, UsageError
+from holdfast.errors import Damaged, HoldfastError, NotFound, UsageError
 from holdfast.langgraph import flows
 from holdfast.langgraph.checkpoints import run_key
 from holdfast.langgraph.flows import Keeper
@@ -24,6 +25,7 @@ from holdfast.log.labels import MAIN, LabelRow, labels_in, labels_of_runs, space
 from holdfast.log.sweeping import remove_labelled
 from holdfast.storage.program import Batch, Flow, Program, Sql, read
 
+_log = logging.getLogger("holdfast")
 _PUTS_MIN = 16  # shortening a history costs a keyframe, so it is not done at every put
 _EXPIRE_EVERY = 256
 _EXPIRE_MOST = 8
@@ -56,7 +58,14 @@ class Retention(NamedTuple):
 
 
 def after_put(keeper: Keeper, retention: Retention, name: str) -> Flow[None]:
-    """What retention asks for after a put: now and then, and bounded."""
+    """What retention asks for after a put: now and then, and bounded. The put is stored: failing here is only said."""
+    try:
+        yield from _after_put(keeper, retention, name)
+    except HoldfastError as error:
+        _log.warning("thread %r: its checkpoint is stored, but old ones could not be removed: %s", name, error)
+
+
+def _after_put(keeper: Keeper, retention: Retention, name: str) -> Flow[None]:
     seen = keeper.known.get(name)
     tenant = yield from keeper.ctx.tenant()
     if seen is None or tenant is None:

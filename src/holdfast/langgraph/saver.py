@@ -48,6 +48,7 @@ from holdfast.log.pending import Write, is_large
 from holdfast.storage.program import Flow, Progress, adrive, drive
 from holdfast.threads.models import ThreadInfo, moment
 from holdfast.threads.store import DEFAULT_TENANT, Store, open_store
+from holdfast.values.codec import Codec
 
 T = TypeVar("T")
 
@@ -320,7 +321,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     # --- the same, as flows
 
     @property
-    def _codec(self) -> Any:
+    def _codec(self) -> Codec:
         return self.store._context.codec
 
     def _run(self, flow: Flow[T]) -> T:
