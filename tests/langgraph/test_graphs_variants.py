@@ -5,6 +5,7 @@ options at once, one that remembers nothing from call to call, many threads and 
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -48,6 +49,8 @@ class Forgetful(BaseCheckpointSaver[Any]):
             yield from list(saver.list(config, **options))
 
     def put(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
+        # LangGraph adds interrupts to the very dict that it hands over: opening takes long enough to see that.
+        checkpoint = copy.deepcopy(checkpoint)
         with HoldfastSaver(self.url) as saver:
             return saver.put(config, checkpoint, metadata, new_versions)
 
