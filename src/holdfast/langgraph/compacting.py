@@ -13,17 +13,14 @@ from holdfast.errors import Damaged
 from holdfast.langgraph.flows import Keeper
 from holdfast.langgraph.history import Listing, Wanted
 from holdfast.langgraph.retention import Retention, expire_all, shorten_one
+from holdfast.log.branches import count_threads, thread_names
 from holdfast.log.compacting import reclaim, recompress
 from holdfast.log.labels import LabelRow
 from holdfast.log.pending import Against, has_loose, repacked
-from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, read, write
+from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Statement, read, write
 
 _PAGE = 500
 _BATCH = 256
-_COUNT = Sql("SELECT count(*) FROM thread WHERE tenant = :tenant")
-_THREADS = Sql(
-    "SELECT thread, name FROM thread WHERE tenant = :tenant AND thread > :after ORDER BY thread LIMIT :limit"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +39,8 @@ def compact(keeper: Keeper, retention: Retention, progress: Progress | None) -> 
         return Compacted(0, 0, 0)
     expired = yield from expire_all(keeper, tenant, retention)
     removed = saved = done = after = 0
-    total = yield from read(partial(_count, tenant))
-    while page := (yield from read(partial(_threads, tenant, after))):
+    total = yield from read(partial(count_threads, tenant))
+    while page := (yield from read(partial(thread_names, tenant, after, _PAGE))):
         for number, name in page:
             removed += yield from shorten_one(keeper, tenant, retention, name)
             if (yield from read(partial(has_loose, tenant, number))):
@@ -55,16 +52,6 @@ def compact(keeper: Keeper, retention: Retention, progress: Progress | None) -> 
     if expired or removed or saved:  # it rewrites the file
         yield from reclaim()
     return Compacted(expired, removed, saved)
-
-
-def _count(tenant: int) -> Program[int]:
-    [[(count,)]] = yield Batch(_COUNT(tenant=tenant), last=True)
-    return int(count)
-
-
-def _threads(tenant: int, after: int) -> Program[list[tuple[int, str]]]:
-    [rows] = yield Batch(_THREADS(tenant=tenant, after=after, limit=_PAGE), last=True)
-    return [(row[0], row[1]) for row in rows]
 
 
 def _repack(keeper: Keeper, tenant: int, name: str) -> Flow[int]:

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from holdfast.errors import Damaged
 from holdfast.langgraph.flows import Entry, Keeper
-from holdfast.log.branches import BY_NUMBER, thread_of, try_thread
+from holdfast.log.branches import thread_numbered, try_thread
 from holdfast.log.ids import show_id as show_record
 from holdfast.log.labels import LabelRow, find_label, find_space, list_labels, spaces_of
 from holdfast.log.pending import odd_bases, select_writes, select_writes_between, writes_of
+from holdfast.log.reading import read_state
 from holdfast.log.records import Record
-from holdfast.log.scanning import Stretch, read_alone, read_stretch
+from holdfast.log.scanning import Stretch, read_stretch
 from holdfast.storage.program import Batch, Flow, Program, Rows, read
 
 _PAGE_MIN, _PAGE_MAX = 64, 4096
@@ -84,11 +85,12 @@ class Texts:
             stretch = yield from read(partial(read_stretch, self.tenant, tree, record))
             if stretch is not None and (text := self._begin(stretch)) is not None:
                 return text
-        loaded = yield from read(partial(read_alone, self.tenant, tree, record))
+        # By itself: this also mends a damaged keyframe, which a stretch cannot.
+        loaded = yield from read(partial(read_state, self.tenant, tree, record))
         if loaded is None:
             shown = show_record(record)
             raise Damaged(f"checkpoint {shown} is missing; run `holdfast verify`", checkpoints=(shown,))
-        return loaded[1]
+        return loaded.data
 
     def _begin(self, stretch: Stretch) -> bytes | None:
         """Start with a stretch at its newest record. None: something in it is damaged; each must be read alone."""
@@ -192,8 +194,7 @@ class Listing:
             tenant, thread=number, space=space, before=wanted.before, id_=wanted.id, after=self._last, limit=self._page
         )
         for thread in {label.thread for label in labels} - self._threads.keys():
-            [rows] = yield Batch(BY_NUMBER(tenant=tenant, thread=thread))
-            found = thread_of(rows)
+            found = yield from thread_numbered(tenant, thread)
             names = yield from spaces_of(tenant, thread)
             gone = found is None or found.updated_at < self.expired_before
             self._threads[thread] = None if found is None or gone else _Thread(found.name, found.tree, names)

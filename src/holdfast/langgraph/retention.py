@@ -20,21 +20,16 @@ from holdfast.langgraph.checkpoints import run_key
 from holdfast.langgraph.flows import Keeper
 from holdfast.langgraph.history import Texts
 from holdfast.log.books import delta_channels, parent_of
-from holdfast.log.branches import BY_NUMBER, MINUTE_US, ThreadRow, thread_of, try_thread
+from holdfast.log.branches import ThreadRow, idle_threads, thread_numbered, try_thread
 from holdfast.log.labels import MAIN, LabelRow, labels_in, labels_of_runs, space_heads, spaces_of
 from holdfast.log.sweeping import remove_labelled
-from holdfast.storage.program import Batch, Flow, Program, Sql, read
+from holdfast.storage.program import Flow, Program, read
 
 _log = logging.getLogger("holdfast")
 _PUTS_MIN = 16  # shortening a history costs a keyframe, so it is not done at every put
 _EXPIRE_EVERY = 256
 _EXPIRE_MOST = 8
 _PAGE = 500
-
-_EXPIRED = Sql(
-    """SELECT name FROM thread WHERE tenant = :tenant AND active <= :minute AND updated_at < :before
-    ORDER BY active LIMIT :limit"""
-)
 
 
 class Retention(NamedTuple):
@@ -92,13 +87,7 @@ def expire(keeper: Keeper, retention: Retention, name: str) -> Flow[None]:
 
 def _expire_some(keeper: Keeper, tenant: int, ttl_us: int, limit: int) -> Flow[int]:
     before = keeper.ctx.clock_us() - ttl_us
-
-    def program() -> Program[list[str]]:
-        minute = before // MINUTE_US
-        [rows] = yield Batch(_EXPIRED(tenant=tenant, minute=minute, before=before, limit=limit), last=True)
-        return [name for (name,) in rows]
-
-    names = yield from read(program)
+    names = yield from read(partial(idle_threads, tenant, before, limit))
     for name in names:
         yield from flows.delete(keeper, name, idle_since=before)
     return len(names)
@@ -187,8 +176,7 @@ def _labels(tenant: int, name: str | None, number: int | None) -> Program[tuple[
     if name is not None:
         row = yield from try_thread(tenant, name)
     else:
-        [rows] = yield Batch(BY_NUMBER(tenant=tenant, thread=number))
-        row = thread_of(rows)
+        row = yield from thread_numbered(tenant, number or 0)
     if row is None:
         return None, []
     return row, (yield from labels_in(tenant, [row.thread]))

@@ -11,16 +11,13 @@ from typing import NamedTuple
 
 from holdfast.errors import Undecodable
 from holdfast.log.records import body_checksum
-from holdfast.storage.program import Batch, Flow, Program, Progress, Reclaim, Sql, read, write
+from holdfast.storage.program import Batch, Flow, Program, Reclaim, Sql, read, write
 from holdfast.values.compress import compress_hard, decompress_full
 
 _BODIES = Sql(
     """SELECT b.id, b.checksum, r.size, b.full_text FROM record r
     JOIN body b ON b.tenant = r.tenant AND b.id = r.body
     WHERE r.tenant = :tenant AND r.keyframe = 1 AND b.id > :after ORDER BY b.id LIMIT :limit"""
-)
-_COUNT = Sql(
-    "SELECT count(*) FROM record WHERE tenant = :tenant AND keyframe = 1 AND body > :after",
 )
 # Only if nobody has changed it meanwhile.
 _SET = Sql(
@@ -39,31 +36,28 @@ class _Body(NamedTuple):
     full: bytes
 
 
-def recompress(tenant: int, progress: Progress | None = None) -> Flow[int]:
+def recompress(tenant: int) -> Flow[int]:
     """Compress the keyframes that are new since the last time again. How many bytes that saved."""
     key = f"recompressed {tenant}"
-    after, total = yield from read(partial(_start, tenant, key))
-    saved = done = 0
+    after = yield from read(partial(_start, key))
+    saved = 0
     while True:
         bodies = yield from read(partial(_bodies, tenant, after))
         for body in bodies:
-            after, done = body.id, done + 1
+            after = body.id
             packed = _packed(body)
             if packed is not None:
                 changed = yield from write(partial(_store, tenant, body, packed))
                 saved += len(body.full) - len(packed) if changed else 0
-            if progress is not None:
-                progress(done, max(total, done))
         yield from write(partial(_mark, key, after))
         if len(bodies) < _PAGE:
             return saved
 
 
-def _start(tenant: int, key: str) -> Program[tuple[int, int]]:
-    [rows] = yield Batch(_GET_MARK(key=key))
-    after = int(rows[0][0]) if rows and str(rows[0][0]).isdigit() else 0
-    [[(total,)]] = yield Batch(_COUNT(tenant=tenant, after=after), last=True)
-    return after, total
+def _start(key: str) -> Program[int]:
+    """How far the last time came."""
+    [rows] = yield Batch(_GET_MARK(key=key), last=True)
+    return int(rows[0][0]) if rows and str(rows[0][0]).isdigit() else 0
 
 
 def _bodies(tenant: int, after: int) -> Program[list[_Body]]:

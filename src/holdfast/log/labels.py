@@ -136,7 +136,7 @@ def put_labelled(draft: Draft, place: Place, record: int, at: int, mark: Mark) -
         return appended(found, thread, on_head=head == found.id)
     if rows:  # somebody else's, with the same id
         return Appended(None, thread.thread, thread.tree, thread.generation, on_head=False, after=record)
-    parent = yield from read_live(tenant, thread.tree, parents[0][0]) if parents else _none()
+    parent = (yield from read_live(tenant, thread.tree, parents[0][0])) if parents else None
     if parent is not None and parent.id > record:  # along a line ids grow
         return Appended(None, thread.thread, thread.tree, thread.generation, on_head=False, after=parent.id)
     if draft.base is not None:
@@ -158,11 +158,6 @@ def put_labelled(draft: Draft, place: Place, record: int, at: int, mark: Mark) -
         last=True,
     )
     return appended(sealed, thread, on_head=on_head)
-
-
-def _none() -> Generator[Batch, list[Rows], None]:
-    return
-    yield
 
 
 def _moved(tenant: int, thread: ThreadRow, space: int, record: Record, *, on_head: bool) -> list[Statement]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from holdfast.errors import Damaged, Undecodable
 from holdfast.log.ids import show_id
-from holdfast.log.reading import Chain, read_chain, read_state
+from holdfast.log.reading import Chain, read_chain
 from holdfast.log.records import NO_HASH, R_COLUMNS, Record, chain_hash, record_of
 from holdfast.storage.program import Batch, Program, Sql
 from holdfast.values.compress import decompress_full
@@ -102,9 +102,3 @@ def read_stretch(tenant: int, tree: int, record: int) -> Program[Stretch | None]
             salt, parent_hash = row[_WIDTH:]
             links[found.id] = Link(found, salt, NO_HASH if found.parent is None else parent_hash)
     return Stretch(chain, links)
-
-
-def read_alone(tenant: int, tree: int, record: int) -> Program[tuple[Record, bytes] | None]:
-    """One state by itself: what mends a damaged keyframe where a stretch cannot. Raises Damaged."""
-    loaded = yield from read_state(tenant, tree, record)
-    return None if loaded is None else (loaded.record, loaded.data)
