@@ -23,6 +23,9 @@ from bench.measure import Benchmark, Row, Run
 from bench.memory import memory
 from bench.postgres import postgres
 from bench.processes import processes
+from bench.runs import runs
+from bench.runs_claims import runs_claims
+from bench.runs_postgres import runs_postgres
 from bench.savers import savers
 from bench.saves import append, cold, later, small
 from bench.sizes import sizes
@@ -45,6 +48,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     "langgraph-short": langgraph_short,
     "langgraph-delta": langgraph_delta,
     "langgraph-postgres": langgraph_postgres,
+    "runs": runs,
+    "runs-postgres": runs_postgres,
+    "runs-claims": runs_claims,
 }
 _LAYOUT = "{:<37}{:>16}{:>10}{:>10}{:>9}  {:<12}{:<6}{}"
 

@@ -1,11 +1,17 @@
 """Holdfast keeps the state of AI agents: what was saved is there, whatever happens to the process.
 
-    import holdfast
+    import holdfast as hf
 
-    store = holdfast.open("agent.db")
-    thread = store.thread("alice-001")
-    thread.save({"messages": ["hi"]})
-    thread.load().state
+    @hf.effect
+    def book(flight: str, key: hf.Key) -> str: ...
+
+    @hf.durable
+    def travel(request: str) -> str:
+        return book(hf.ask("Which flight?", options=["LH400", "UA88"]))
+
+    store = hf.open("agent.db")
+    run = store.run(travel, "NYC tomorrow", id="trip-42")    # kill it anywhere, run the line again: it goes on
+    store.thread("alice-001").save({"messages": ["hi"]})     # or keep states yourself
 
 Everything public is named here; what is not in `__all__` may change.
 """
@@ -13,16 +19,31 @@ Everything public is named here; what is not in `__all__` may change.
 from __future__ import annotations
 
 from holdfast.errors import (
+    AnswerRefused,
+    BudgetExceeded,
     Busy,
     Conflict,
     Damaged,
     DiskFull,
     ForkedProcess,
     HoldfastError,
+    InDoubt,
+    JournalDamaged,
+    LeaseLost,
+    NonDeterministic,
+    NotApproved,
     NotFound,
+    NotInRun,
     OpenError,
     OutcomeUnknown,
     ReadOnlyStore,
+    RolledBack,
+    RunCancelled,
+    RunError,
+    RunFailed,
+    RunMismatch,
+    RunStuck,
+    StepFailed,
     StoreClosed,
     StoreError,
     ThreadDeleted,
@@ -33,31 +54,79 @@ from holdfast.errors import (
     UsageError,
     ValueProblem,
 )
+from holdfast.runs.calls import (
+    ask,
+    budget,
+    continue_as_new,
+    emit,
+    receive,
+    rollback,
+    send,
+    sleep,
+    sleep_until,
+    spawn,
+    spend,
+)
+from holdfast.runs.children import Child
+from holdfast.runs.decorators import durable, effect, step
+from holdfast.runs.doubt import Done, NotDone, Unknown
+from holdfast.runs.drawing import now, patched, random, uuid
+from holdfast.runs.handle import Run
+from holdfast.runs.keys import Key
+from holdfast.runs.keys import current_key as idempotency_key
+from holdfast.runs.models import Ask, Event, RunInfo, Step
+from holdfast.runs.resources import Resource, resource
+from holdfast.runs.store import Store
+from holdfast.runs.store import open_store as open
+from holdfast.runs.timeouts import timeout
 from holdfast.threads.models import Change, Checkpoint, Problem, Pruned, Report, Stats, ThreadInfo
-from holdfast.threads.store import Store
-from holdfast.threads.store import open_store as open
 from holdfast.threads.thread import Thread
 from holdfast.values.registry import register
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AnswerRefused",
+    "Ask",
+    "BudgetExceeded",
     "Busy",
     "Change",
     "Checkpoint",
+    "Child",
     "Conflict",
     "Damaged",
     "DiskFull",
+    "Done",
+    "Event",
     "ForkedProcess",
     "HoldfastError",
+    "InDoubt",
+    "JournalDamaged",
+    "Key",
+    "LeaseLost",
+    "NonDeterministic",
+    "NotApproved",
+    "NotDone",
     "NotFound",
+    "NotInRun",
     "OpenError",
     "OutcomeUnknown",
     "Problem",
     "Pruned",
     "ReadOnlyStore",
     "Report",
+    "Resource",
+    "RolledBack",
+    "Run",
+    "RunCancelled",
+    "RunError",
+    "RunFailed",
+    "RunInfo",
+    "RunMismatch",
+    "RunStuck",
     "Stats",
+    "Step",
+    "StepFailed",
     "Store",
     "StoreClosed",
     "StoreError",
@@ -66,11 +135,33 @@ __all__ = [
     "ThreadInfo",
     "Unavailable",
     "Undecodable",
+    "Unknown",
     "UnknownType",
     "Unstorable",
     "UsageError",
     "ValueProblem",
     "__version__",
+    "ask",
+    "budget",
+    "continue_as_new",
+    "durable",
+    "effect",
+    "emit",
+    "idempotency_key",
+    "now",
     "open",
+    "patched",
+    "random",
+    "receive",
     "register",
+    "resource",
+    "rollback",
+    "send",
+    "sleep",
+    "sleep_until",
+    "spawn",
+    "spend",
+    "step",
+    "timeout",
+    "uuid",
 ]

@@ -13,6 +13,21 @@ translated where they arise, in `holdfast.storage`, and kept as `__cause__`.
     │   ├── UnknownType        a stored value of a class this process does not know or trust
     │   └── Undecodable        stored text that is not ours, is cut short, or breaks a limit
     ├── Damaged                a record failed its checks and no valid one could stand in for it
+    ├── RunError               a durable run
+    │   ├── NotInRun           a call that needs a run, made where there is none
+    │   ├── NonDeterministic   the code took another way than its journal says
+    │   ├── RunMismatch        the id belongs to a run of another function or with other arguments
+    │   ├── RunFailed          the run ended with an error of its own code, which is the cause
+    │   ├── RunCancelled       it was cancelled
+    │   ├── RolledBack         it was rolled back: its effects were undone
+    │   ├── RunStuck           it cannot go on by itself; nothing was undone
+    │   ├── InDoubt            nobody knows whether an effect happened
+    │   ├── NotApproved        a person said no to an effect; it did not run
+    │   ├── StepFailed         a recorded error whose class this process does not have
+    │   ├── LeaseLost          another process has taken the run over
+    │   ├── JournalDamaged     a run's journal does not add up
+    │   ├── AnswerRefused      an answer that the question does not allow
+    │   └── BudgetExceeded     more was spent than the budget allows
     └── StoreError             the database below
         ├── OpenError          it cannot be opened as a Holdfast store
         ├── StoreClosed        the store was closed, or closed itself after a failure
@@ -118,3 +133,79 @@ class Unavailable(StoreError):
 
 class OutcomeUnknown(StoreError):
     """The connection broke during COMMIT: it may or may not have been written."""
+
+
+class RunError(HoldfastError):
+    """The root of errors about durable runs."""
+
+
+class NotInRun(RunError, RuntimeError):
+    """A call that needs a run was made where there is none: outside of one, or in a thread of the user's own."""
+
+
+class NonDeterministic(RunError):
+    """On replay the code took another way than the journal says. `expected` is what is recorded, `actual` what came."""
+
+    def __init__(self, message: str, *, path: str = "", expected: str = "", actual: str = "") -> None:
+        super().__init__(message)
+        self.path, self.expected, self.actual = path, expected, actual
+
+
+class RunMismatch(RunError, ValueError):
+    """The id belongs to a run of another function, or with other arguments."""
+
+
+class RunFailed(RunError):
+    """The run ended with an error of its own code: `__cause__`, and `error` as text."""
+
+    def __init__(self, message: str, *, error: str = "") -> None:
+        super().__init__(message)
+        self.error = error
+
+
+class RunCancelled(RunError):
+    """The run was cancelled. What its effects did stays done."""
+
+
+class RolledBack(RunError):
+    """The run was rolled back: what its effects did was undone."""
+
+
+class RunStuck(RunError):
+    """The run cannot go on by itself (changed code, an unstorable value, a lost store). Nothing was undone."""
+
+
+class InDoubt(RunError):
+    """Nobody knows whether an effect happened. `key` is its idempotency key."""
+
+    def __init__(self, message: str, *, run: str = "", step: str = "", key: str = "") -> None:
+        super().__init__(message)
+        self.run, self.step, self.key = run, step, key
+
+
+class NotApproved(RunError):
+    """A person said no to an effect; it did not run."""
+
+
+class StepFailed(RunError):
+    """A recorded error whose class this process does not have. `type_name` names it."""
+
+    def __init__(self, message: str, *, type_name: str = "") -> None:
+        super().__init__(message)
+        self.type_name = type_name
+
+
+class LeaseLost(RunError):
+    """Another process has taken the run over; this one may not write any more."""
+
+
+class JournalDamaged(RunError):
+    """A run's journal does not add up to what its row says: rows are missing, changed or added."""
+
+
+class AnswerRefused(RunError, ValueError):
+    """An answer that the question does not allow; says why."""
+
+
+class BudgetExceeded(RunError):
+    """The run has spent more than its budget allows."""

@@ -27,10 +27,10 @@ from holdfast.langgraph.importing_values import unloadable
 from holdfast.langgraph.importing_writing import Writing
 from holdfast.langgraph.saver import HoldfastSaver
 from holdfast.log.label_ids import pack_id
+from holdfast.runs.store import Store
 from holdfast.storage.program import Batch, Flow, Program, Progress, Sql, drive, read
 from holdfast.storage.urls import sqlite_path
 from holdfast.threads.checks import check_name
-from holdfast.threads.store import Store
 
 _LOOK_ON_MAX = 2000  # so many more checkpoints are searched for types, once one was met that is not trusted
 _DIFFERENCES_MAX = 100

@@ -24,12 +24,21 @@ Rows = list[Row]
 # {stamp}: the commit that a row belongs to. SQLite: a counter that the driver advances once per transaction.
 # PostgreSQL: the transaction's own 64-bit id, which pg_current_snapshot() can be compared with.
 # FOR UPDATE, FOR KEY SHARE: SQLite has one writer at a time and needs no row locks.
+# {now}: microseconds since 1970 by the clock that all writers share: the server's, or this machine's, passed as :now.
 _TOKENS: dict[Dialect, dict[str, str]] = {
-    "sqlite": {"{stamp}": "(SELECT stamp FROM clock)", "{for_update}": "", "{for_key_share}": ""},
+    "sqlite": {
+        "{stamp}": "(SELECT stamp FROM clock)",
+        "{for_update}": "",
+        "{for_key_share}": "",
+        "{skip_locked}": "",
+        "{now}": ":now",
+    },
     "postgres": {
         "{stamp}": "pg_current_xact_id()::text::bigint",
         "{for_update}": "FOR UPDATE",
         "{for_key_share}": "FOR KEY SHARE",
+        "{skip_locked}": "FOR UPDATE SKIP LOCKED",
+        "{now}": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
     },
 }
 
@@ -45,7 +54,8 @@ class Sql:
 
     For SQLite it may be several statements, run in order with the same parameters; the rows are the last one's.
     `{stamp}` stands for the stamp of the running transaction, `{for_update}` for a row lock, `{for_key_share}` for one
-    that only keeps the row from being deleted.
+    that only keeps the row from being deleted, `{skip_locked}` for one that passes over rows that others have locked.
+    `{now}` is the time by the clock that all writers share; SQLite's is the parameter `:now`.
     """
 
     __slots__ = ("postgres", "sqlite")

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from holdfast.errors import NotFound, StoreClosed, UsageError
+from holdfast.runs.store import Store
 from holdfast.testing.harness import Harness, call
-from holdfast.threads.store import Store
 
 
 class TenantContract:

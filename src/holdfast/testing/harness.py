@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+from holdfast.runs.store import Store
 from holdfast.threads.models import Change, Checkpoint, Pruned, Report, Stats, ThreadInfo
-from holdfast.threads.store import Store
 from holdfast.threads.thread import Thread
 
 Mode = Literal["blocking", "async"]

@@ -1,60 +1,35 @@
-"""The store: one database as one tenant sees it. Opens threads, lists them, deletes them, checks them.
+"""The store as far as threads go: opens them, lists them, deletes them, checks them.
 
-`holdfast.open` makes one; `store.tenant(name)` gives another view of the same database that can see and touch nothing
-else. A store may be used from any thread and any event loop of the process that opened it.
+`holdfast.open` makes a store (`runs/store.py`), of which this is the lower half. A store may be used from any thread
+and any event loop of the process that opened it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from holdfast.errors import UsageError
 from holdfast.log import sweeping, verifying
 from holdfast.log.branches import list_threads, no_thread
-from holdfast.log.cache import BaseCache
 from holdfast.log.counting import count
 from holdfast.storage.program import Flow, Progress, adrive, drive, read
-from holdfast.storage.urls import open_driver
 from holdfast.threads.checks import check_limit, check_metadata, check_name
 from holdfast.threads.context import Context, Line
 from holdfast.threads.models import Pruned, Report, Stats, ThreadInfo
 from holdfast.threads.thread import Thread
-from holdfast.values.registry import Codec
 
 T = TypeVar("T")
 DEFAULT_TENANT = "default"
 CACHE_BYTES = 64 * 1024 * 1024  # some seventy hot threads: a writer's compressor takes most of a megabyte
 
 
-def open_store(
-    url: str,
-    *,
-    trust: Sequence[str] = (),
-    durability: Literal["full", "normal"] = "full",
-    tenant: str = DEFAULT_TENANT,
-    timeout_s: float = 30.0,
-    create: bool = True,
-    cache_bytes: int = CACHE_BYTES,
-    **options: Any,
-) -> Store:
-    """Open a store: a path or `sqlite:///path` (made if it is not there), `:memory:`, or `postgresql://…`.
-
-    `trust` names module prefixes whose data classes may be saved and loaded without being registered one by one.
-    `durability="normal"` may lose the last commits at a power loss, never more, and never corrupts. `timeout_s` is how
-    long to wait for other writers. `create=False` refuses to make a new store. Further options go to the driver.
-    """
-    check_name(tenant, "tenant")
-    driver = open_driver(url, durability=durability, timeout_s=timeout_s, create=create, **options)
-    return Store(Context(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant))
-
-
-class Store:
-    """One database, as one tenant sees it."""
+class ThreadStore:
+    """One database, as one tenant sees it: its threads."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -62,9 +37,9 @@ class Store:
     def __repr__(self) -> str:
         return f"<Store {self._context.driver!r}, tenant {self._context.tenant_name!r}>"
 
-    def tenant(self, name: str) -> Store:
-        """The same database as another tenant sees it: other threads, and none of these. Closing one closes all."""
-        return Store(replace(self._context, tenant_name=check_name(name, "tenant"), _tenant=None))
+    def _for_tenant(self, name: str) -> Context:
+        """The same database as another tenant sees it."""
+        return replace(self._context, tenant_name=check_name(name, "tenant"), _tenant=None)
 
     def thread(self, name: str, *, metadata: Mapping[str, Any] | None = None) -> Thread:
         """A handle of a thread. Does no I/O: the thread is made by its first save, which also merges the metadata."""

@@ -1,0 +1,96 @@
+"""A travel agent that survives: kill it anywhere, run the same line again, and nothing is booked twice.
+
+    python examples/travel.py Lisbon      # searches flights, asks a person which one, and ends: nothing has to wait
+    holdfast asks                         # the question; it is on disk, not in a process
+    holdfast answer trip-Lisbon "LIS-0715 at 07:15, 109 EUR"
+    python examples/travel.py Lisbon      # goes on: books the flight and the hotel, and writes the itinerary
+
+Interrupt it, `kill -9` it, switch the machine off: the last line goes on from wherever it was. The run is kept in
+agent.db in the current directory, the pretend airline's ledger in airline.db. With `--sold-out` the hotel is full:
+the run fails, and the flight is cancelled again.
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from typing import Any
+
+import holdfast as hf
+from holdfast.testing.ledger import Airline, AirlineProcess
+
+EFFECT_S = 5.0  # after this time a request that was sent cannot arrive any more
+
+
+@hf.step(retries=2)
+def search(airline_url: str, dest: str) -> dict[str, Any]:
+    """Recorded once: the flights that the person sees are the flights that are booked."""
+    return Airline(airline_url).search(dest)
+
+
+def find(key: hf.Key, airline_url: str, item: str) -> hf.Done | hf.NotDone:
+    """After a crash in the middle of a booking: did the airline get it?"""
+    found = Airline(airline_url).bookings(key)
+    return hf.Done(found[0].booking) if found else hf.NotDone()
+
+
+def cancel(airline_url: str, result: str, key: hf.Key) -> None:
+    """If the run fails later on: the way back. `result` is what the effect gave, `key` the cancellation's own."""
+    Airline(airline_url).cancel(result, key=key)
+
+
+@hf.effect(reconcile=find, undo=cancel, timeout_s=EFFECT_S)
+def book_flight(airline_url: str, item: str, key: hf.Key) -> str:
+    """An effect: it touches the outside world. Holdfast makes the key; the airline books a key once."""
+    return Airline(airline_url, timeout_s=EFFECT_S - 1).book("flight", item, key=key)
+
+
+@hf.effect(reconcile=find, undo=cancel, timeout_s=EFFECT_S)
+def book_hotel(airline_url: str, item: str, key: hf.Key) -> str:
+    return Airline(airline_url, timeout_s=EFFECT_S - 1).book("hotel", item, key=key)
+
+
+@hf.step
+def itinerary(dest: str, flight: str, hotel: str) -> str:
+    """Stands for a call of a model."""
+    return f"To {dest}: your flight is {flight}, your hotel {hotel}. Have a good trip!"
+
+
+@hf.durable
+def travel(dest: str, airline_url: str) -> str:
+    """The agent: plain Python, with a question to a person in the middle."""
+    offers = search(airline_url, dest)
+    choice = hf.ask("Which flight?", options=offers["flights"])
+    flight = book_flight(airline_url, choice)
+    hotel = book_hotel(airline_url, offers["hotel"])  # sold out? Then the flight is cancelled
+    return itinerary(dest, f"{choice} ({flight})", f"{offers['hotel']} ({hotel})")
+
+
+def tell(store: hf.Store, run: hf.Run) -> None:
+    """What has become of the run, in words."""
+    for ask in store.asks(run.id):
+        print(f"{run.id} asks: {ask.question}", *(ask.options or []), sep="\n    ", flush=True)
+        return
+    try:
+        print(run.result(), flush=True)  # if it is still waiting for something else, so do we
+    except hf.RunFailed as error:
+        undone = [step.name for step in run.steps() if step.kind == "undo" and step.status == "done"]
+        print(error, *undone, sep="\n    ", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A travel agent that survives.")
+    parser.add_argument("dest", nargs="?", default="Lisbon")
+    parser.add_argument("--store", default="agent.db", help="where its runs are kept (default: agent.db)")
+    parser.add_argument("--airline", metavar="URL", help="default: starts one that keeps its ledger in airline.db")
+    parser.add_argument("--sold-out", action="store_true", help="no hotel is left")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        full = [f"Grand Hotel {options.dest}"] if options.sold_out else []
+        url = options.airline or stack.enter_context(AirlineProcess("airline.db", sold_out=full)).url
+        store = stack.enter_context(hf.open(options.store))
+        tell(store, store.run(travel, options.dest, url, id=f"trip-{options.dest}"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Acts: what a journaled call does, as a generator that yields what it wants and is driven blocking or async.
+
+    Transaction   run it in the database
+    Body          call the user's function
+    Pause         let a short time pass
+    Wait          wait for something that may take days: the run parks if nothing else is to be done
+
+So a step, an effect, a question are each written once. Must never happen here: a decision.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from holdfast.runs.scope import Scope, Unwind
+from holdfast.storage.program import Transaction
+
+if TYPE_CHECKING:
+    pass
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A call of the user's function: `call` gives the result, or for an async function an awaitable."""
+
+    call: Callable[[], Any]
+    is_async: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A short wait in this process."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A wait for something outside. `wake_at`: look again then at the latest, microseconds since 1970."""
+
+    path: str
+    what: dict[str, Any] = field(default_factory=dict)
+    wake_at: int | None = None
+
+
+Want = Transaction | Body | Pause | Wait
+Act = Generator[Want, Any, T]
+
+
+class Parked(Unwind):
+    """The run has nothing to do but wait: its code ends here and starts again from the top later."""
+
+    def __init__(self) -> None:
+        super().__init__("the run is parked: it goes on when what it waits for has come")
+
+
+def perform(scope: Scope, act: Act[T]) -> T:
+    """Drive an act to its end, blocking. A wait ends this branch."""
+    session = scope.session
+    run = session.ctx.driver.run
+    try:
+        want = next(act)
+        while True:
+            try:
+                if type(want) is Transaction:
+                    answer = run(want)
+                elif type(want) is Body:
+                    answer = _blocking(want)
+                elif type(want) is Pause:
+                    answer = time.sleep(want.seconds)  # type: ignore[func-returns-value]
+                else:
+                    assert isinstance(want, Wait)
+                    session.waits.append(want)
+                    scope.stop = Parked()
+                    raise scope.stop
+            except BaseException as error:
+                want = act.throw(error)
+            else:
+                want = act.send(answer)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+def _blocking(body: Body) -> Any:
+    if not body.is_async:
+        return body.call()
+    raise TypeError("an async function cannot be called from a blocking one: make the durable function async")
+
+
+async def aperform(scope: Scope, act: Act[T]) -> T:
+    """Drive an act to its end on the running event loop. A wait suspends this branch."""
+    session = scope.session
+    run = session.ctx.driver.arun
+    try:
+        want = next(act)
+        while True:
+            session.busy += 1
+            try:
+                if type(want) is Transaction:
+                    answer = await run(want)
+                elif type(want) is Body:
+                    answer = want.call()
+                    if want.is_async:
+                        answer = await answer
+                elif type(want) is Pause:
+                    answer = await session.loop_sleep(want.seconds)  # type: ignore[func-returns-value]
+                else:
+                    assert isinstance(want, Wait)
+                    session.busy -= 1
+                    try:
+                        answer = await session.suspend(want)  # type: ignore[func-returns-value]
+                    finally:
+                        session.busy += 1
+            except BaseException as error:
+                want = act.throw(error)
+            else:
+                want = act.send(answer)
+            finally:
+                session.busy -= 1
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]

@@ -1,0 +1,210 @@
+"""What user code calls inside a run: asking, sleeping, receiving, spawning. In an async run they are awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, NoReturn, TypeVar
+
+from holdfast.errors import UsageError
+from holdfast.runs import asking, children, signals
+from holdfast.runs.acting import Act, aperform, perform
+from holdfast.runs.entries import DONE, NOTE, WAIT, Entry
+from holdfast.runs.requests import ContinueAsNew, RollBack
+from holdfast.runs.scope import Scope, current, need_scope
+from holdfast.runs.session import completion, opening
+from holdfast.runs.steps import wait_until
+from holdfast.runs.timeouts import check_deadline, nearest
+
+T = TypeVar("T")
+
+
+def do(scope: Scope, act: Act[T]) -> Any:
+    """Drive an act the way the run is driven: its result, or in an async run something to await."""
+    return aperform(scope, act) if scope.is_async else perform(scope, act)
+
+
+def ask(
+    question: str,
+    *,
+    options: list[Any] | None = None,
+    schema: Any = None,
+    timeout_s: float | None = None,
+    on_timeout: Any = TimeoutError,
+    approvers: list[str] | None = None,
+    quorum: int = 1,
+    allow_self: bool = True,
+    asker: str | None = None,
+) -> Any:
+    """Ask a person, and wait. The run is parked meanwhile: no process is needed. Await it in an async run.
+
+    `options` lists the answers to choose from; `schema` is a type or a JSON schema that the answer must fit.
+    `approvers` names who may answer, `quorum` how many of them must give the same answer; with `allow_self=False` the
+    `asker` may not. After `timeout_s` the answer is `on_timeout`, or that is raised if it is an exception class.
+    """
+    scope = need_scope("hf.ask()")
+    scope.check()
+    path = scope.take()
+    act = asking.question_at(
+        scope,
+        path,
+        question,
+        options=options,
+        schema=schema,
+        timeout_s=timeout_s,
+        on_timeout=on_timeout,
+        approvers=approvers,
+        quorum=quorum,
+        allow_self=allow_self,
+        asker=asker,
+    )
+    return do(scope, act)
+
+
+def sleep(seconds: float) -> Any:
+    """Let time pass, also across restarts. The run is parked meanwhile. Await it in an async run."""
+    if not isinstance(seconds, int | float) or not seconds >= 0:
+        raise UsageError(f"hf.sleep({seconds!r}): a number of seconds from 0 on")
+    scope = need_scope("hf.sleep()")
+    return do(scope, _sleep_act(scope, lambda now: now + int(seconds * 1e6)))
+
+
+def sleep_until(when: datetime) -> Any:
+    """Let time pass until a moment. Await it in an async run."""
+    if not isinstance(when, datetime):
+        raise UsageError(f"hf.sleep_until() wants a datetime, not {type(when).__name__}")
+    due = int(when.timestamp() * 1e6)
+    scope = need_scope("hf.sleep_until()")
+    return do(scope, _sleep_act(scope, lambda _: due))
+
+
+def _sleep_act(scope: Scope, due_at: Callable[[int], int]) -> Act[None]:
+    scope.check()
+    session, path, name = scope.session, scope.take(), "hf.sleep"
+    yield from check_deadline(scope, path)
+    found = session.recorded(path, name, None)
+    if completion(found) is not None:
+        return
+    first = opening(found)
+    if first is None:
+        due = due_at((yield from session.now_us()))
+        yield from session.record((WAIT, Entry(path, name, session.ctx.clock_us(), more={"due": due})))
+    else:
+        due = int((first.more or {})["due"])
+    limit = nearest(scope)
+    until = due if limit is None else min(due, limit)
+    yield from wait_until(session, path, until, {"for": "sleep", "step": path, "until": until})
+    yield from session.record((DONE, Entry(path, name, session.ctx.clock_us())))
+
+
+def receive(topic: str = "", *, timeout_s: float | None = None, default: Any = None) -> Any:
+    """The next message that somebody sent to this run, in the order sent; waits for one. Await it in an async run.
+
+    After `timeout_s` it gives `default`.
+    """
+    scope = need_scope("hf.receive()")
+    return do(scope, signals.receive_act(scope, topic, timeout_s, default))
+
+
+def send(run_id: str, value: Any, topic: str = "") -> Any:
+    """Send a message to another run: once, whatever happens. Await it in an async run."""
+    scope = need_scope("hf.send()")
+    return do(scope, signals.send_act(scope, run_id, value, topic))
+
+
+def spawn(fn: Callable[..., Any], *args: Any, id: str | None = None, queue: str | None = None, **kwargs: Any) -> Any:
+    """Start a child run: once. Gives a `Child`; `child.result()` waits for its end. Await it in an async run."""
+    from holdfast.runs.decorators import durable_spec
+
+    scope = need_scope("hf.spawn()")
+    spec = durable_spec(fn)
+    act = _child_act(scope, children.spawn_act(scope, spec, args, kwargs, id, queue))
+    return do(scope, act)
+
+
+def _child_act(scope: Scope, act: Act[str]) -> Act[children.Child]:
+    return children.Child((yield from act), scope.session.ctx.codec)
+
+
+def emit(value: Any) -> None:
+    """Say something to whoever watches the run (`run.stream()`, `holdfast tail`): progress, a message, a chunk.
+
+    Written with the next entry; also inside a step's body. The code never reads it back.
+    """
+    scope = current.get()
+    if scope is None:
+        need_scope("hf.emit()")
+        raise AssertionError
+    session = scope.session
+    if scope.body is not None:
+        if session.on_chunk is not None:
+            session.on_chunk(scope.body.path, scope.body.name, value)
+        entry = Entry(f"{scope.body.path}~emit", "hf.emit", session.ctx.clock_us(), value=session.encoded(value))
+        if not session.replay:
+            session.later(NOTE, entry)
+        return
+    scope.check()
+    path = scope.take()
+    if session.recorded(path, "hf.emit", None):
+        return
+    session.later(NOTE, Entry(path, "hf.emit", session.ctx.clock_us(), value=session.encoded(value)))
+
+
+def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
+    """Begin this run again with new arguments and an empty journal: for agents that never end.
+
+    Everything recorded so far is dropped; hand on what is still needed. Effects of before are not undone any more.
+    """
+    scope = need_scope("hf.continue_as_new()")
+    scope.check()
+    scope.session.stop = ContinueAsNew(args, kwargs)
+    raise scope.session.stop
+
+
+def rollback(reason: str = "") -> NoReturn:
+    """Undo this run's effects, newest first, and end it. Cannot be caught away: every further call raises again."""
+    scope = need_scope("hf.rollback()")
+    scope.check()
+    scope.session.stop = RollBack(reason)
+    raise scope.session.stop
+
+
+class Budget:
+    """What a run may spend and has spent, counted once across crashes."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._session = scope.session
+
+    def __repr__(self) -> str:
+        return f"<Budget spent={self.spent} of {self.limits}>"
+
+    @property
+    def limits(self) -> dict[str, float]:
+        return dict(self._session.limits)
+
+    @property
+    def spent(self) -> dict[str, float]:
+        return dict(self._session.spent)
+
+    @property
+    def left(self) -> dict[str, float]:
+        return {unit: limit - self._session.spent.get(unit, 0) for unit, limit in self._session.limits.items()}
+
+
+def budget(*, tokens: float | None = None, usd: float | None = None, **units: float) -> Budget:
+    """Limit what this run may spend. A step says what it spent with `hf.spend(tokens=…, usd=…)`, recorded with the
+    step's completion. Once a limit is passed, the next step raises BudgetExceeded."""
+    scope = need_scope("hf.budget()")
+    given = {"tokens": tokens, "usd": usd, **units}
+    scope.session.limits.update({unit: float(limit) for unit, limit in given.items() if limit is not None})
+    return Budget(scope)
+
+
+def spend(**amounts: float) -> None:
+    """Say what a step's body has spent: `hf.spend(tokens=812, usd=0.004)`. Counted when its end is recorded."""
+    scope = current.get()
+    if scope is None or scope.body is None:
+        raise UsageError("hf.spend() is called inside a step's body: what is spent is recorded with its completion")
+    spent = scope.body.spent
+    for unit, amount in amounts.items():
+        spent[unit] = spent.get(unit, 0) + amount

@@ -1,0 +1,143 @@
+"""Child runs: started with the journal entry of the call in one commit, waited for like anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from functools import partial
+from typing import Any
+
+from holdfast.errors import RolledBack, RunCancelled, RunFailed, RunMismatch
+from holdfast.runs.acting import Act, Wait
+from holdfast.runs.entries import DONE, SPAWN, Entry, squeeze, unsqueeze
+from holdfast.runs.failures import error_text, rebuild
+from holdfast.runs.inputs import digest
+from holdfast.runs.rows import BY_ID, FINISHED, NewRun, RunRow, find, insert, value_of
+from holdfast.runs.scope import Scope, need_scope
+from holdfast.runs.session import Session, completion, opening
+from holdfast.runs.specs import DurableSpec
+from holdfast.runs.steps import answer
+from holdfast.runs.timeouts import check_deadline
+from holdfast.storage.program import Batch, Rows, read
+from holdfast.values.codec import decode
+from holdfast.values.registry import Codec
+
+NAME = "hf.spawn"
+
+
+def spawn_act(
+    scope: Scope,
+    spec: DurableSpec,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    child_id: str | None,
+    queue: str | None,
+) -> Act[str]:
+    """Start a child run; gives its id."""
+    scope.check()
+    session = scope.session
+    path = scope.take()
+    yield from check_deadline(scope, path)
+    text = spec.binder.text(spec.binder.bind(args, kwargs), session.ctx.codec)
+    wanted = digest(text)
+    found = session.recorded(path, f"{NAME}:{spec.name}", wanted)
+    first = opening(found)
+    if first is not None:
+        return str((first.more or {})["child"])
+    row = session.row
+    run_id = child_id or f"{row.id}/{path}"
+    new = NewRun(
+        run_id,
+        spec.name,
+        spec.version,
+        squeeze(text),
+        wanted,
+        session.ctx.entropy(16),
+        queue or row.queue,
+        row.priority,
+        parent=row.run,
+        parent_path=path,
+        root=row.root,
+    )
+    now = session.ctx.clock_us()
+    entry = Entry(path, f"{NAME}:{spec.name}", now, wanted, more={"child": run_id})
+    yield from session.record((SPAWN, entry), beside=partial(_insert, session, new, now))
+    return run_id
+
+
+def _insert(session: Session, new: NewRun, now: int) -> Generator[Batch, list[Rows], None]:
+    made = yield from insert(session.tenant, new, now=now)
+    if made:
+        return
+    [rows] = yield Batch(BY_ID(tenant=session.tenant, id=new.id))
+    found = RunRow._make(rows[0])
+    if (found.function, found.input) != (new.function, new.input):
+        raise RunMismatch(
+            f"hf.spawn(id={new.id!r}): this is a run of {found.function} already, with other arguments or of another "
+            "function; give the child an id of its own"
+        )
+
+
+class Child:
+    """A child run, as its parent sees it. `result()` waits for its end; in an async run, await it."""
+
+    __slots__ = ("_codec", "id")
+
+    def __init__(self, run_id: str, codec: Codec) -> None:
+        self.id = run_id
+        self._codec = codec
+
+    def __repr__(self) -> str:
+        return f"<Child {self.id!r}>"
+
+    def result(self) -> Any:
+        """What it returned; raises RunFailed if it failed."""
+        from holdfast.runs.calls import do
+
+        scope = need_scope("Child.result()")
+        return do(scope, result_act(scope, self.id))
+
+
+def result_act(scope: Scope, run_id: str) -> Act[Any]:
+    """Wait for a run's end and record it."""
+    scope.check()
+    session = scope.session
+    path = scope.take()
+    yield from check_deadline(scope, path)
+    name = "hf.result"
+    found = session.recorded(path, name, None)
+    ended = completion(found)
+    if ended is not None:
+        return (yield from answer(session, ended))
+    yield from session.flush()
+    while True:
+        row = yield from read(partial(find, session.tenant, run_id))
+        if row is not None and row.status in FINISHED:
+            break
+        yield Wait(path, {"for": "run", "step": path, "run": run_id}, None)
+    outcome = yield from read(partial(value_of, session.tenant, row.run, "outcome"))
+    now = session.ctx.clock_us()
+    if row.status == "done":
+        yield from session.record((DONE, Entry(path, name, now, value=outcome, more={"child": run_id})))
+        return session.decoded(unsqueeze(outcome or b"null"))
+    from holdfast.runs.failures import describe_error
+
+    error = outcome_error(row.status, run_id, outcome, session.ctx.codec)
+    more = {"error": describe_error(error, session.ctx.codec), "child": run_id}
+    yield from session.record((DONE, Entry(path, name, now, more=more)))
+    raise error
+
+
+def outcome_error(status: str, run_id: str, outcome: bytes | None, codec: Codec) -> Exception:
+    """The error that a run's end means to whoever waits for its result."""
+    described = decode(unsqueeze(outcome), codec) if outcome else {}
+    reason = error_text(described) if isinstance(described, dict) and described.get("type") else ""
+    if status == "cancelled":
+        return RunCancelled(f"run {run_id!r} was cancelled")
+    if status == "rolled_back":
+        return RolledBack(f"run {run_id!r} was rolled back{': ' + reason if reason else ''}")
+    if status == "exported":
+        return RunCancelled(f"run {run_id!r} was exported: it goes on in another store")
+    failed = RunFailed(f"run {run_id!r} failed: {reason}", error=reason)
+    if isinstance(described, dict) and described.get("type"):
+        failed.__cause__ = rebuild(described, codec)
+    return failed

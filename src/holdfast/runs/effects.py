@@ -1,0 +1,305 @@
+"""An effect: written down before it runs and after it ran. In between it is in doubt, which is a state with a policy.
+
+    no intent                 it runs
+    intent, no completion     in doubt: ask `reconcile`; without it, or if that does not know, `on_doubt` decides
+    completion                the recorded result or error; the body never runs again
+
+Not done and retry are acted on only after the intent's deadline: until then the old request may still land.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from blake3 import blake3
+
+from holdfast.errors import InDoubt, NotApproved, Unstorable
+from holdfast.runs import asking
+from holdfast.runs.acting import Act, Body
+from holdfast.runs.asking import Terms
+from holdfast.runs.doubt import Done, NotDone, Unknown, Verdict, check_verdict, is_ambiguous
+from holdfast.runs.entries import DONE, FAILED, INTENT, WAIT, Entry, squeeze
+from holdfast.runs.failures import describe_error
+from holdfast.runs.inputs import digest
+from holdfast.runs.keys import Key
+from holdfast.runs.scope import BodyFrame, Scope, current, describe, in_body
+from holdfast.runs.session import Session, completion
+from holdfast.runs.specs import StepSpec, flavour_of
+from holdfast.runs.steps import _spent as spent_in
+from holdfast.runs.steps import answer, check_budget, run_body, wait_until
+from holdfast.runs.timeouts import check_deadline
+
+_log = logging.getLogger("holdfast")
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of an effect: where, with what, under which key."""
+
+    scope: Scope
+    spec: StepSpec
+    path: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    text: bytes  # of the arguments
+    wanted: bytes  # their digest
+    key: Key
+    attempt: int = 0
+    deadline: int = 0
+
+    @property
+    def session(self) -> Session:
+        return self.scope.session
+
+    def entry(self, value: bytes | None = None, more: dict[str, Any] | None = None) -> Entry:
+        at = self.session.ctx.clock_us()
+        return Entry(self.path, self.spec.name, at, self.wanted, self.attempt, value, more)
+
+
+def effect_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Act[Any]:
+    """Call an effect: from the journal, or for real, or settle what became of it."""
+    scope.check()
+    path = scope.take()
+    yield from check_deadline(scope, path)
+    return (yield from effect_at(scope, spec, path, args, kwargs))
+
+
+def effect_at(scope: Scope, spec: StepSpec, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Act[Any]:
+    """The same at a path that was taken before."""
+    session = scope.session
+    text = spec.binder.text(spec.binder.bind(args, kwargs), session.ctx.codec)
+    wanted = digest(text)
+    found = session.recorded(path, spec.name, wanted)
+    ended = completion(found)
+    if ended is not None:
+        return (yield from answer(session, ended))
+    check_budget(session)
+    call = Call(scope, spec, path, args, kwargs, text, wanted, make_key(session, path, spec.name, wanted))
+    intents = [recorded.entry for recorded in found if recorded.kind == INTENT]
+    if intents and found[-1].kind == FAILED:  # an undo that failed for certain, and is tried again
+        call.key, call.attempt = Key((intents[-1].more or {})["key"]), intents[-1].attempt
+    elif intents:
+        # Never computed again: the key that went out is the one that was written down.
+        last = intents[-1]
+        more = last.more or {}
+        call.key, call.attempt, call.deadline = Key(more["key"]), last.attempt, int(more["deadline"])
+        settled, result = yield from settle(call)
+        if settled:
+            return result
+    elif spec.approve:
+        yield from _approval(call)
+    return (yield from _run(call))
+
+
+def make_key(session: Session, path: str, name: str, wanted: bytes) -> Key:
+    """What the receiver can tell a repeated request by: the same for every attempt, another one for every call."""
+    row = session.row
+    parts = (row.incarnation, session.ctx.tenant_name.encode(), path.encode(), name.encode(), wanted)
+    framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return Key("hf_" + blake3(framed).hexdigest()[:40])
+
+
+def _intent(call: Call) -> tuple[int, Entry]:
+    session, spec = call.session, call.spec
+    call.attempt += 1
+    call.deadline = session.shared_clock_us() + int(spec.deadline_s * 1e6)
+    more: dict[str, Any] = {"key": str(call.key), "deadline": call.deadline}
+    if spec.undo is not None:
+        more["undo"] = 1
+    return INTENT, call.entry(squeeze(call.text), more)
+
+
+def _run(call: Call) -> Act[Any]:
+    """Intent, body, completion; and again as the rules of the effect allow."""
+    session, spec = call.session, call.spec
+    drafts = [_intent(call)]
+    while True:
+        yield from session.record(*drafts, lease_us=int(spec.deadline_s * 1e6))
+        frame = BodyFrame(call.scope, call.path, spec.name, key=call.key, is_effect=True)
+        args, kwargs = spec.binder.call_with(call.args, call.kwargs, call.key)
+        limit = spec.timeout_s if not spec.is_async else (spec.timeout_s or spec.deadline_s)
+        try:
+            result = yield from run_body(call.scope, spec, frame, args, kwargs, call.attempt, limit)
+        except Exception as error:
+            if is_ambiguous(error, spec.ambiguous):
+                settled, result = yield from settle(call, error)
+                if settled:
+                    return result
+                drafts = [_intent(call)]
+                continue
+            described = describe_error(error, session.ctx.codec)
+            if not spec.retry.wants(error, call.attempt):
+                if call.path.startswith("undo:"):  # must not stand for ever: whoever resumes the run tries again
+                    yield from session.record((FAILED, call.entry(None, {"error": described})))
+                    raise
+                yield from ended(call, None, {"error": described, **spent_in(frame)})
+                raise
+            failed = (FAILED, call.entry(None, {"error": described, **spent_in(frame)}))
+            delay = spec.retry.delay_s(call.attempt, random.random())
+            due = session.shared_clock_us() + int(delay * 1e6)
+            yield from wait_until(session, call.path, due, {"for": "retry", "step": call.path, "name": spec.name})
+            drafts = [failed, _intent(call)]  # the failure and the next intent share one commit
+            continue
+        return (yield from _succeed(call, result, spent_in(frame)))
+
+
+def _succeed(call: Call, result: Any, more: dict[str, Any]) -> Act[Any]:
+    try:
+        value = call.session.encoded(result)
+    except Unstorable as error:
+        # It was done: that is what matters. The result is lost, and whoever asks for it is told.
+        described = describe_error(error, call.session.ctx.codec)
+        yield from ended(call, None, {"error": described, "done": True, **more})
+        raise
+    yield from ended(call, value, more or None)
+    return result
+
+
+def ended(call: Call, value: bytes | None, more: dict[str, Any] | None) -> Act[None]:
+    yield from call.session.record((DONE, call.entry(value, more)))
+
+
+# --- doubt
+
+
+def settle(call: Call, error: Exception | None = None) -> Act[tuple[bool, Any]]:
+    """Find out what became of an effect: (True, its result), or (False, None) if it may be run (again)."""
+    session, spec = call.session, call.spec
+    ask_path = f"{call.path}#{call.attempt}"
+    verdict = yield from _ask_person(call, ask_path, only_if_asked=True)
+    if verdict is None:
+        verdict = yield from _reconcile(call)
+    if isinstance(verdict, NotDone):
+        # What came late would be doubled: look once more when it can come no more.
+        if (yield from session.now_us()) < call.deadline:
+            yield from _until_deadline(call)
+            if spec.reconcile is not None:
+                verdict = yield from _reconcile(call)
+        if isinstance(verdict, NotDone):
+            return False, None
+    if isinstance(verdict, Unknown):
+        verdict = yield from _by_policy(call, ask_path, verdict, error)
+    if isinstance(verdict, Done):
+        more = {"settled": "reconciled" if spec.reconcile is not None else "resolved"}
+        return True, (yield from _succeed(call, verdict.result, more))
+    return False, None
+
+
+def _by_policy(call: Call, ask_path: str, unknown: Unknown, error: Exception | None) -> Act[Verdict]:
+    spec = call.spec
+    if spec.on_doubt == "retry":
+        yield from _until_deadline(call)
+        return NotDone()
+    if spec.on_doubt == "fail":
+        doubt = in_doubt(call, unknown.reason)
+        yield from ended(call, None, {"error": describe_error(doubt, call.session.ctx.codec), "doubt": True})
+        raise doubt from error
+    verdict = yield from _ask_person(call, ask_path, only_if_asked=False)
+    assert verdict is not None
+    if isinstance(verdict, NotDone):
+        yield from _until_deadline(call)
+    return verdict
+
+
+def in_doubt(call: Call, reason: str = "") -> InDoubt:
+    run = call.session.row.id
+    return InDoubt(
+        f"nobody knows whether {call.spec.name} at step {call.path} of run {run!r} happened (key {call.key})"
+        f"{': ' + reason if reason else ''}. Look at the receiver, then say which: "
+        f"`holdfast resolve {run} {call.path} --done VALUE` or `--not-done`",
+        run=run,
+        step=call.path,
+        key=str(call.key),
+    )
+
+
+def _until_deadline(call: Call) -> Act[None]:
+    what = {"for": "deadline", "step": call.path, "name": call.spec.name}
+    yield from wait_until(call.session, call.path, call.deadline, what)
+
+
+def _reconcile(call: Call) -> Act[Verdict]:
+    spec = call.spec
+    if spec.reconcile is None:
+        return Unknown()
+    fn = spec.reconcile
+    inner = in_body(call.scope, BodyFrame(call.scope, call.path, f"reconcile of {spec.name}", key=call.key))
+    is_async = flavour_of(fn) == "async"
+    try:
+        found = yield Body(partial(_call_in, inner, fn, (call.key, *call.args), call.kwargs, is_async), is_async)
+    except Exception as error:
+        _log.warning("reconcile of %s failed: %s", spec.name, error)
+        return Unknown(f"reconcile failed: {type(error).__name__}: {error}")
+    return check_verdict(found, getattr(fn, "__name__", "reconcile"))
+
+
+def _call_in(inner: Scope, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_async: bool) -> Any:
+    if is_async:
+        return _acall_in(inner, fn, args, kwargs)
+    token = current.set(inner)
+    try:
+        return fn(*args, **kwargs)
+    finally:
+        current.reset(token)
+
+
+async def _acall_in(inner: Scope, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    token = current.set(inner)
+    try:
+        return await fn(*args, **kwargs)
+    finally:
+        current.reset(token)
+
+
+def _ask_person(call: Call, ask_path: str, *, only_if_asked: bool) -> Act[Verdict | None]:
+    """A person's verdict. With `only_if_asked`, None if nobody was asked yet."""
+    session = call.session
+    state = yield from asking.look(session, ask_path)
+    if state is None:
+        if only_if_asked:
+            return None
+        question = (
+            f"Did {call.spec.name}{_shown(call)} happen? Its outcome is not known. Look at the receiver "
+            f"for the key {call.key}."
+        )
+        terms = Terms(step=call.path, key=str(call.key))
+        entry = call.entry(None, {"doubt": ask_path})
+        beside = partial(asking.open_ask, session, ask_path, "doubt", question, terms, None)
+        yield from session.record((WAIT, entry), beside=beside)
+    if state is not None and state.status != "answered" and only_if_asked and call.spec.reconcile is not None:
+        verdict = yield from _reconcile(call)  # while a person is being waited for, the receiver may know by now
+        if not isinstance(verdict, Unknown):
+            return verdict
+    what = {"for": "doubt", "step": call.path, "name": call.spec.name, "key": str(call.key)}
+    answered = yield from asking.await_answer(session, ask_path, what, None)
+    return Done(answered.get("done")) if "done" in answered else NotDone()
+
+
+def _shown(call: Call) -> str:
+    arguments = call.spec.binder.bind(call.args, call.kwargs).arguments
+    inside = ", ".join(f"{name}={describe(value, 40)}" for name, value in arguments.items())
+    return f"({inside})"
+
+
+# --- approval
+
+
+def _approval(call: Call) -> Act[None]:
+    """Ask whether it may run; the answer is recorded beside the effect."""
+    spec, path = call.spec, f"{call.path}~approve"
+    approve = spec.approve
+    question = approve if isinstance(approve, str) else f"May {spec.name}{_shown(call)} run?"
+    options = dict(approve) if isinstance(approve, dict) else {}
+    question = options.pop("question", question)
+    agreed = yield from asking.question_at(
+        call.scope, path, question, name="hf.approve", sort="approval", options=[True, False], **options
+    )
+    if agreed is not True:
+        error = NotApproved(f"{spec.name}{_shown(call)} was not approved; it did not run")
+        call.attempt = 1
+        yield from ended(call, None, {"error": describe_error(error, call.session.ctx.codec)})
+        raise error

@@ -1,0 +1,271 @@
+"""A handle of a run: its result, its steps, and what an operator can ask of it. Each operation blocking and async."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from holdfast.errors import RunStuck, UsageError
+from holdfast.runs import flows, journal
+from holdfast.runs.children import outcome_error
+from holdfast.runs.entries import KIND_NAMES, NOTE, Recorded, unsqueeze
+from holdfast.runs.models import Event, RunInfo, Step, moment, steps_of, value_text
+from holdfast.runs.rows import FINISHED, RunRow
+from holdfast.runs.runtime import runtime_of
+from holdfast.storage.program import Flow, adrive, drive, read
+from holdfast.values.codec import decode
+
+if TYPE_CHECKING:
+    from holdfast.runs.local import Job
+    from holdfast.threads.context import Context
+
+T = TypeVar("T")
+_POLL_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
+_NO_VALUE: Any = object()
+
+
+class Run:
+    """One execution of a durable function. `store.run` and `store.start` give it, and `store.get_run`."""
+
+    def __init__(self, ctx: Context, run_id: str, *, drives: bool = False, lease_us: int, keep_us: int | None) -> None:
+        self._ctx = ctx
+        self._drives = drives  # waiting for its result goes on with it here
+        self._lease_us = lease_us
+        self._keep_us = keep_us
+        self.id = run_id
+
+    def __repr__(self) -> str:
+        return f"<Run {self.id!r}>"
+
+    @property
+    def status(self) -> str:
+        """queued, running, waiting, paused, stuck, done, failed, cancelled, rolled_back or exported."""
+        return self._do(flows.locate(self._ctx, self.id))[1].status
+
+    async def astatus(self) -> str:
+        """`status`, awaited."""
+        return (await self._ado(flows.locate(self._ctx, self.id)))[1].status
+
+    def info(self) -> RunInfo:
+        """The run as it stands: what it waits for, how often it was taken up, when it changed."""
+        return RunInfo.of(self._do(flows.locate(self._ctx, self.id))[1])
+
+    async def ainfo(self) -> RunInfo:
+        """`info`, awaited."""
+        return RunInfo.of((await self._ado(flows.locate(self._ctx, self.id)))[1])
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """What the function returned. Waits for it; a run that this process may run is gone on with here meanwhile.
+
+        Raises RunFailed (the error is its cause), RunCancelled, RolledBack, RunStuck, or TimeoutError.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for pause in _pauses():
+            tenant, row = self._do(flows.locate(self._ctx, self.id))
+            if row.status in FINISHED:
+                return self._outcome(row, self._do(flows.outcome(tenant, row)))
+            self._check_waiting(row, deadline)
+            job = self._do(self._next_job(tenant, row)) if self._drives else None
+            if job is not None:
+                job.run()
+            else:
+                time.sleep(pause)
+        raise AssertionError("pauses never end")
+
+    async def aresult(self, timeout_s: float | None = None) -> Any:
+        """`result`, awaited."""
+        import asyncio
+
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for pause in _pauses():
+            tenant, row = await self._ado(flows.locate(self._ctx, self.id))
+            if row.status in FINISHED:
+                return self._outcome(row, await self._ado(flows.outcome(tenant, row)))
+            self._check_waiting(row, deadline)
+            job = await self._ado(self._next_job(tenant, row)) if self._drives else None
+            if job is not None:
+                await job.arun()
+            else:
+                await asyncio.sleep(pause)
+        raise AssertionError("pauses never end")
+
+    def steps(self) -> list[Step]:
+        """The journaled calls so far, in the order they began."""
+        return steps_of(self._do(flows.entries(self._ctx, self.id)), self._ctx.codec)
+
+    async def asteps(self) -> list[Step]:
+        """`steps`, awaited."""
+        return steps_of(await self._ado(flows.entries(self._ctx, self.id)), self._ctx.codec)
+
+    def stream(self, after: int = 0) -> Iterator[Event]:
+        """What happens in the run, from the beginning (or after an event's `seq`) until it ends: recorded entries, what
+        it emits, and the chunks of generator steps that run in this process."""
+        live: list[Event] = []
+        stop = self._listen(live)
+        try:
+            for pause in _pauses():
+                row, events = self._do(self._news(after))
+                after = max((event.seq or 0 for event in events), default=after)
+                yield from _drained(live)
+                yield from events
+                if row.status in FINISHED:
+                    yield Event("status", "", row.function, row.status, moment(row.changed_at))
+                    return
+                if not events:
+                    time.sleep(min(pause, 0.1))
+        finally:
+            stop()
+
+    async def astream(self, after: int = 0) -> AsyncIterator[Event]:
+        """`stream`, awaited."""
+        import asyncio
+
+        live: list[Event] = []
+        stop = self._listen(live)
+        try:
+            for pause in _pauses():
+                row, events = await self._ado(self._news(after))
+                after = max((event.seq or 0 for event in events), default=after)
+                for event in (*_drained(live), *events):
+                    yield event
+                if row.status in FINISHED:
+                    yield Event("status", "", row.function, row.status, moment(row.changed_at))
+                    return
+                if not events:
+                    await asyncio.sleep(min(pause, 0.1))
+        finally:
+            stop()
+
+    def cancel(self) -> str:
+        """Stop the run, and its children. Nothing is undone: `rollback` does that. Gives the status: "running" means
+        that whoever runs it was told."""
+        return self._do(flows.request(self._ctx, self.id, "cancel"))
+
+    async def acancel(self) -> str:
+        """`cancel`, awaited."""
+        return await self._ado(flows.request(self._ctx, self.id, "cancel"))
+
+    def pause(self) -> str:
+        """Stop the run at its next step, until `resume`."""
+        return self._do(flows.request(self._ctx, self.id, "pause"))
+
+    async def apause(self) -> str:
+        """`pause`, awaited."""
+        return await self._ado(flows.request(self._ctx, self.id, "pause"))
+
+    def resume(self) -> str:
+        """Let a paused or stuck run go on, or a waiting one look again: it is queued for a worker."""
+        return self._do(flows.request(self._ctx, self.id, "resume"))
+
+    async def aresume(self) -> str:
+        """`resume`, awaited."""
+        return await self._ado(flows.request(self._ctx, self.id, "resume"))
+
+    def rollback(self) -> str:
+        """Undo what the run did: its effects, newest first. A worker, or waiting for its result, does it."""
+        return self._do(flows.request(self._ctx, self.id, "rollback"))
+
+    async def arollback(self) -> str:
+        """`rollback`, awaited."""
+        return await self._ado(flows.request(self._ctx, self.id, "rollback"))
+
+    def resolve(self, step: str, *, done: Any = _NO_VALUE, not_done: bool = False, who: str = "operator") -> None:
+        """Settle an effect in doubt, by a person who looked: it happened, with this result; or it did not."""
+        self._do(flows.resolve(self._ctx, self.id, str(step), _verdict(done, not_done), who))
+
+    async def aresolve(
+        self, step: str, *, done: Any = _NO_VALUE, not_done: bool = False, who: str = "operator"
+    ) -> None:
+        """`resolve`, awaited."""
+        await self._ado(flows.resolve(self._ctx, self.id, str(step), _verdict(done, not_done), who))
+
+    # --- the same, as flows
+
+    def _do(self, flow: Flow[T]) -> T:
+        return drive(self._ctx.driver, flow)
+
+    async def _ado(self, flow: Flow[T]) -> T:
+        return await adrive(self._ctx.driver, flow)
+
+    def _next_job(self, tenant: int, row: RunRow) -> Flow[Job | None]:
+        """Something of this run's family to do here."""
+        from holdfast.runs.local import Job
+
+        runtime = runtime_of(self._ctx)
+        found = yield from flows.next_in_family(self._ctx, tenant, row.root, runtime, self._lease_us)
+        if found is None:
+            return None
+        claimed, spec = found
+        return Job(self._ctx, runtime, tenant, claimed, spec, lease_us=self._lease_us, keep_us=self._keep_us)
+
+    def _go_on(self, tenant: int, job: Job) -> None:
+        """Run it, and whatever of its family is due then, until all is finished or parked."""
+        next_job: Job | None = job
+        while next_job is not None:
+            next_job.run()
+            row = self._do(flows.locate(self._ctx, self.id))[1]
+            next_job = None if row.status in FINISHED else self._do(self._next_job(tenant, row))
+
+    async def _ago_on(self, tenant: int, job: Job) -> None:
+        next_job: Job | None = job
+        while next_job is not None:
+            await next_job.arun()
+            row = (await self._ado(flows.locate(self._ctx, self.id)))[1]
+            next_job = None if row.status in FINISHED else await self._ado(self._next_job(tenant, row))
+
+    def _outcome(self, row: RunRow, text: bytes | None) -> Any:
+        if row.status == "done":
+            return decode(unsqueeze(text or b"null"), self._ctx.codec)
+        raise outcome_error(row.status, self.id, text, self._ctx.codec)
+
+    def _check_waiting(self, row: RunRow, deadline: float | None) -> None:
+        info = RunInfo.of(row)
+        if row.status == "stuck":
+            what = info.waiting_for or {}
+            raise RunStuck(
+                f"run {self.id!r} is stuck: {what.get('type', '')}: {what.get('error', '')} "
+                f"(mend the cause, then run the same line again, or `holdfast resume {self.id}`)"
+            )
+        if deadline is not None and time.monotonic() >= deadline:
+            raise TimeoutError(f"run {self.id!r} is still {row.status}, waiting for {info.waiting_for or 'its end'}")
+
+    def _news(self, after: int) -> Flow[tuple[RunRow, list[Event]]]:
+        tenant, row = yield from flows.locate(self._ctx, self.id)
+        found: list[Recorded] = yield from read(partial(journal.read_journal, tenant, row, after=after))
+        return row, [self._event(recorded) for recorded in found]
+
+    def _event(self, recorded: Recorded) -> Event:
+        entry = recorded.entry
+        text = value_text(entry)
+        value = decode(text, self._ctx.codec, raw=True) if text is not None else entry.more
+        kind = "emit" if recorded.kind == NOTE else KIND_NAMES.get(recorded.kind, str(recorded.kind))
+        return Event(kind, entry.path, entry.name, value, moment(entry.at), recorded.seq)
+
+    def _listen(self, live: list[Event]) -> Any:
+        tenant, row = self._do(flows.locate(self._ctx, self.id))
+
+        def heard(path: str, name: str, chunk: Any) -> None:
+            live.append(Event("chunk", path, name, chunk, datetime.now(UTC)))
+
+        return runtime_of(self._ctx).listen(tenant, row.run, heard)
+
+
+def _drained(live: list[Event]) -> list[Event]:
+    taken = live[:]
+    del live[: len(taken)]
+    return taken
+
+
+def _pauses() -> Iterator[float]:
+    yield from _POLL_S
+    while True:
+        yield _POLL_S[-1]
+
+
+def _verdict(done: Any, not_done: bool) -> dict[str, Any]:
+    if (done is _NO_VALUE) != not_done:
+        raise UsageError("resolve(): say done=RESULT or not_done=True, one of them")
+    return {"not_done": True} if not_done else {"done": done}

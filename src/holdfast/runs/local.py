@@ -1,0 +1,116 @@
+"""Running a claimed run in this process, blocking or async, whatever its function is.
+
+A sync function runs on the caller's thread (for an async caller: on a thread of its own), an async one on the running
+loop, or for a blocking caller on a loop of its own.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from functools import partial
+from typing import Any
+
+from holdfast.runs import points
+from holdfast.runs.acting import aperform, perform
+from holdfast.runs.executing import life
+from holdfast.runs.rows import RunRow
+from holdfast.runs.runtime import Runtime
+from holdfast.runs.scope import current
+from holdfast.runs.session import Session
+from holdfast.runs.specs import DurableSpec
+from holdfast.threads.context import Context
+
+
+class Job:
+    """A claimed run, and what it takes to run it."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        runtime: Runtime,
+        tenant: int,
+        row: RunRow,
+        spec: DurableSpec,
+        *,
+        lease_us: int,
+        args: bytes | None = None,
+        keep_us: int | None = None,
+    ) -> None:
+        self.spec = spec
+        self.args = args
+        self.keep_us = keep_us
+        self.runtime = runtime
+        self.session = Session(ctx, tenant, row, is_async=spec.is_async, lease_us=lease_us)
+        if ctx.driver.dialect != "sqlite":
+            self.session.skew_us = row.lease_until - lease_us - ctx.clock_us()
+
+    def run(self) -> str:
+        """Go on with it as far as it goes, blocking. Gives its status then."""
+        if self.spec.is_async:
+            status: str = _on_a_loop(self.arun)
+            return status
+        session = self.session
+        self._begin()
+        try:
+            # A run inside a run's process is not part of it: it has a scope of its own.
+            return perform(session.root, life(session, self.spec, self.args, self.keep_us))
+        finally:
+            self._end()
+
+    async def arun(self) -> str:
+        """The same on the running loop."""
+        if not self.spec.is_async:
+            status: str = await _in_a_thread(self.run)
+            return status
+        from holdfast.runs.tasks import Supervisor
+
+        session = self.session
+        session.supervisor = Supervisor(session)
+        self._begin()
+        try:
+            return await aperform(session.root, life(session, self.spec, self.args, self.keep_us))
+        finally:
+            self._end()
+
+    def _begin(self) -> None:
+        self.runtime.add(self.session)
+        if points.hook is not None:
+            points.reach("claim", "", self.spec.name, self.session.row.fence, "after")
+
+    def _end(self) -> None:
+        self.session.alive = False
+        self.runtime.remove(self.session)
+
+
+def _on_a_loop(call: Any) -> Any:
+    """Run a coroutine to its end for a blocking caller, who may himself be on a loop's thread."""
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(call())
+    found: list[Any] = []
+    errors: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            found.append(asyncio.run(call()))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=partial(contextvars.copy_context().run, body), name="holdfast-run")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return found[0]
+
+
+async def _in_a_thread(call: Any) -> Any:
+    import asyncio
+
+    context = contextvars.copy_context()
+    context.run(current.set, None)
+    return await asyncio.get_running_loop().run_in_executor(None, partial(context.run, call))

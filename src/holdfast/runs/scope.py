@@ -1,0 +1,102 @@
+"""Where the code is: the scope of the running branch, found through a context variable.
+
+A step is its path in the call tree plus its name. Each branch (a task, a thread of `gather`) has a scope with a counter
+of its own, numbered when the branch is made, so that paths do not depend on who runs first. A raw thread of the user's
+has no scope.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import NotInRun, UsageError
+
+if TYPE_CHECKING:
+    from holdfast.runs.session import Session
+
+current: ContextVar[Scope | None] = ContextVar("holdfast_scope", default=None)
+
+
+class Unwind(BaseException):
+    """Ends the code of a run from inside, past every `except Exception`. Never reaches a user's caller."""
+
+
+class Scope:
+    """One branch of a run. `stop`, once set, is raised by every further journal call of the branch."""
+
+    __slots__ = ("body", "count", "deadlines", "is_async", "prefix", "session", "stop")
+
+    def __init__(
+        self, session: Session, prefix: str = "", *, is_async: bool, deadlines: tuple[tuple[str, int], ...] = ()
+    ) -> None:
+        self.session = session
+        self.prefix = prefix
+        self.is_async = is_async
+        self.count = 0
+        self.stop: BaseException | None = None
+        self.body: BodyFrame | None = None
+        self.deadlines = deadlines  # of hf.timeout: path and time
+
+    def take(self) -> str:
+        """The path of the next call."""
+        self.count += 1
+        return f"{self.prefix}{self.count}"
+
+    def branch(self) -> Scope:
+        """A scope for a new branch, numbered now."""
+        return Scope(self.session, f"{self.take()}.", is_async=self.is_async, deadlines=self.deadlines)
+
+    def check(self) -> None:
+        """Raise what ended this branch or the run, again and again: user code may catch everything."""
+        if self.session.stop is not None:
+            raise self.session.stop
+        if self.stop is not None:
+            raise self.stop
+
+
+class BodyFrame:
+    """What a running step's body may say: it has no scope of its own, journal calls in it are plain calls."""
+
+    __slots__ = ("is_effect", "key", "name", "path", "scope", "spent")
+
+    def __init__(self, scope: Scope, path: str, name: str, *, key: str | None = None, is_effect: bool = False) -> None:
+        self.scope = scope
+        self.path = path
+        self.name = name
+        self.key = key
+        self.is_effect = is_effect
+        self.spent: dict[str, float] = {}
+
+
+def in_body(scope: Scope, frame: BodyFrame) -> Scope:
+    """The scope that a body sees: the same run, marked as being inside a step."""
+    inner = Scope(scope.session, scope.prefix, is_async=scope.is_async, deadlines=scope.deadlines)
+    inner.body = frame
+    return inner
+
+
+def need_scope(what: str) -> Scope:
+    """The scope of the running branch. Raises NotInRun outside of a run, UsageError inside a step."""
+    scope = current.get()
+    if scope is None:
+        raise NotInRun(
+            f"{what} was called outside of a durable run: call it in a function that store.run() runs. A thread of "
+            "your own loses the run; use hf.gather or hf.map for parallel work"
+        )
+    if scope.body is not None:
+        raise UsageError(
+            f"{what} was called inside step {scope.body.name!r}: a step's body is recorded as a whole. "
+            "Call it in the durable function"
+        )
+    return scope
+
+
+def frame_of(scope: Scope | None) -> BodyFrame | None:
+    return None if scope is None else scope.body
+
+
+def describe(value: Any, limit: int = 60) -> str:
+    """A value in an error message: short, one line."""
+    text = repr(value).replace("\n", " ")
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,319 @@
+"""One run while this process has it: its journal as it was read, what is being written, and why it must stop.
+
+A session writes only with the fence that it claimed. If a write finds the fence moved, another process has the run:
+`stop` is set, and every further journal call raises it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any
+
+from holdfast.errors import LeaseLost, NonDeterministic, OutcomeUnknown, Unavailable
+from holdfast.runs import points, rows
+from holdfast.runs.acting import Act, Pause, Wait
+from holdfast.runs.blobs import BLOB_MIN_BYTES, blob_statements, out_of_line, read_blob
+from holdfast.runs.entries import (
+    CHANGE,
+    DONE,
+    KIND_NAMES,
+    SPAWN,
+    WAIT,
+    Entry,
+    Recorded,
+    entry_digest,
+    pack,
+    squeeze,
+    unsqueeze,
+)
+from holdfast.runs.requests import stop_for
+from holdfast.runs.rows import Hold, Line, RunRow
+from holdfast.runs.scope import Scope, Unwind
+from holdfast.storage.program import Batch, Program, Rows, Sql, Transaction, read, write
+from holdfast.threads.context import Context
+from holdfast.values.codec import decode, encode
+
+LEASE_US = 30_000_000
+_PATIENCE_PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)  # a database that is away: so long we try to write down
+_HAS_ROW = Sql("SELECT body FROM journal WHERE tenant = :tenant AND run = :run AND seq = :seq")
+Beside = Callable[[], Generator[Batch, list[Rows], Any]]
+
+
+class ReplayEnd(Unwind):
+    """Replay has come to the first call that is not recorded."""
+
+    def __init__(self, path: str, name: str) -> None:
+        super().__init__(f"{name} at {path} is not recorded")
+        self.path, self.name = path, name
+
+
+class Session:
+    """A claimed run in this process."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        tenant: int,
+        row: RunRow,
+        *,
+        is_async: bool,
+        lease_us: int = LEASE_US,
+        replay: bool = False,
+    ) -> None:
+        self.ctx = ctx
+        self.tenant = tenant
+        self.row = row
+        self.hold = Hold(tenant, row.run, row.fence)
+        self.is_async = is_async
+        self.lease_us = lease_us
+        self.replay = replay
+        self.root = Scope(self, is_async=is_async)
+        self.stop: BaseException | None = None
+        self.waits: list[Wait] = []
+        self.index: dict[str, list[Recorded]] = {}
+        self.unread: set[str] = set()
+        self.answered = 0  # calls that the journal answered
+        self.patches: dict[str, bool] = {}
+        self.limits: dict[str, float] = {}
+        self.spent: dict[str, float] = {}
+        self.stuck_by: BaseException | None = None
+        self.alive = True
+        self.skew_us = 0  # how far the database's clock is ahead of ours
+        self.busy = 0
+        self.touched_us = 0  # when the lease was last lengthened
+        self.on_stop: Callable[[], None] | None = None
+        self.on_chunk: Callable[[str, str, Any], None] | None = None
+        self.supervisor: Any = None  # of an async run: runs/tasks.py
+        self._seq = row.seq
+        self._pending: list[tuple[int, Entry]] = []
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Session of run {self.row.id!r}, fence {self.row.fence}>"
+
+    # --- what was recorded
+
+    def load(self, entries: Sequence[Recorded]) -> None:
+        """Take the journal as it was read: what is answered from it, by path."""
+        for recorded in entries:
+            self.index.setdefault(recorded.entry.path, []).append(recorded)
+            self._seq = max(self._seq, recorded.seq)
+        self.unread = {path for path in self.index if path[:1].isdigit()}
+
+    def recorded(self, path: str, name: str, digest: bytes | None) -> list[Recorded]:
+        """What the journal has at a path. Raises NonDeterministic if it is another call, or has other arguments."""
+        found = self.index.get(path)
+        if not found:
+            if self.replay:
+                raise ReplayEnd(path, name)
+            return []
+        self.unread.discard(path)
+        entry = found[0].entry
+        if entry.name != name:
+            raise self._differs(path, f"{entry.name}()", f"{name}()")
+        if digest is not None and entry.input is not None and entry.input != digest:
+            raise self._differs(path, f"{name}() with arguments {entry.input.hex()}", f"arguments {digest.hex()}")
+        self.answered += 1
+        return found
+
+    def _differs(self, path: str, expected: str, actual: str) -> NonDeterministic:
+        error = NonDeterministic(
+            f"run {self.row.id!r} did not go the way that its journal says: at step {path} it did {expected} before, "
+            f"and now {actual}. Either the code was changed (its version was {self.row.version}): guard the change "
+            "with hf.patched(), or finish the run with the old code; or it depends on something that is not recorded: "
+            "time, chance, a global, the order of a set. Use hf.now(), hf.random(), or a step",
+            path=path,
+            expected=expected,
+            actual=actual,
+        )
+        self.stop = self.stop or error
+        return error
+
+    def value(self, entry: Entry) -> Act[Any]:
+        """The value that an entry holds, from its body or from a blob."""
+        return self.decoded((yield from self.text(entry)))
+
+    def text(self, entry: Entry) -> Act[bytes]:
+        if entry.value is not None:
+            return unsqueeze(entry.value)
+        if entry.more is not None and "blob" in entry.more:
+            body = yield from read(partial(read_blob, self.tenant, entry.more["blob"]))
+            return unsqueeze(body)
+        return b"null"
+
+    def decoded(self, text: bytes) -> Any:
+        return decode(text, self.ctx.codec)
+
+    def encoded(self, value: Any) -> bytes:
+        return squeeze(encode(value, self.ctx.codec))
+
+    # --- what is being written
+
+    def later(self, kind: int, entry: Entry) -> None:
+        """Write an entry with the next one: for what nobody outside can have seen yet."""
+        if self.replay:
+            raise ReplayEnd(entry.path, entry.name)
+        with self._lock:
+            self._pending.append((kind, entry))
+
+    def flush(self) -> Act[None]:
+        """Write what was put off: before a body runs, so that the journal never lags behind the world."""
+        if self._pending:
+            yield from self.record()
+
+    def record(self, *drafts: tuple[int, Entry], beside: Beside | None = None, lease_us: int = 0) -> Act[None]:
+        """Write entries, and whatever else belongs to them, in one transaction. Durable when it returns."""
+        if self.replay and drafts:
+            raise ReplayEnd(drafts[0][1].path, drafts[0][1].name)
+        with self._lock:
+            taken, self._pending = [*self._pending, *drafts], []
+            first = self._seq + 1
+            self._seq += len(taken)
+        lines, statements = self._lines(taken, first)
+        if not lines:
+            return
+        kind, entry = drafts[0] if drafts else taken[-1]
+        about = (KIND_NAMES[kind], entry.path, entry.name, entry.attempt)
+        if points.hook is not None:
+            points.reach(*about, "before")
+        lease = max(self.lease_us, lease_us)
+        op = partial(_append, self.hold, lines, statements, beside, lease, self.ctx.clock_us())
+        answer = yield from self.surely(op, partial(self._is_written, lines[-1]))
+        if points.hook is not None:
+            points.reach(*about, "after")
+        if answer is None:
+            self.lose()
+        assert answer is not None
+        self.touched_us = self.ctx.clock_us()
+        for line, (kind, entry) in zip(lines, taken, strict=True):
+            self.index.setdefault(entry.path, []).append(Recorded(line.seq, kind, entry))
+        self.heed(answer[0])
+
+    def _lines(self, taken: Sequence[tuple[int, Entry]], first: int) -> tuple[list[Line], list[Any]]:
+        lines, statements = [], []
+        for seq, (kind, entry) in enumerate(taken, first):
+            if entry.value is not None and len(entry.value) >= BLOB_MIN_BYTES:
+                statements += blob_statements(self.tenant, self.row.run, entry.value)
+                entry = out_of_line(entry)
+            body = pack(entry)
+            lines.append(Line(seq, kind, body, entry_digest(self.row.run, seq, kind, body)))
+        return lines, statements
+
+    def closing_lines(self) -> list[Line]:
+        """What was put off, for the transaction that ends the session."""
+        with self._lock:
+            taken, self._pending = self._pending, []
+            first = self._seq + 1
+            self._seq += len(taken)
+        return self._lines(taken, first)[0]
+
+    def surely(self, op: Callable[[], Program[Any]], happened: Callable[[], Act[bool]]) -> Act[Any]:
+        """Write, also if the database is away for a while or the answer to COMMIT was lost.
+
+        A body has run by now: giving up at once would leave an effect in doubt that we know the end of.
+        """
+        unknown = False
+        for pause in (*_PATIENCE_PAUSES, None):
+            try:
+                if unknown and (yield from happened()):
+                    return (None,)
+                unknown = False
+                return (yield Transaction(op, write=True))
+            except OutcomeUnknown:
+                if pause is None:
+                    raise
+                unknown = True
+            except Unavailable:
+                if pause is None:
+                    raise
+            yield Pause(pause)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _is_written(self, line: Line) -> Act[bool]:
+        key = {"tenant": self.tenant, "run": self.row.run, "seq": line.seq}
+        body = yield from read(partial(_row, key))
+        return bool(body == line.body)
+
+    def lose(self) -> None:
+        """Another process has the run."""
+        self.stop = LeaseLost(
+            f"run {self.row.id!r} was taken over by another process (or cancelled) while this one held it; this one "
+            "stops here. What it had recorded stands, and what it had not is decided there"
+        )
+        if self.on_stop is not None:
+            self.on_stop()
+        raise self.stop
+
+    def heed(self, request: str | None) -> None:
+        """An operator asks for something: the next journal call ends the code."""
+        if request is not None and self.stop is None:
+            self.stop = stop_for(request)
+            if self.stop is not None and self.on_stop is not None:
+                self.on_stop()
+
+    # --- time
+
+    def shared_clock_us(self) -> int:
+        """About the time by that clock, without asking: for deadlines."""
+        return self.ctx.clock_us() + self.skew_us
+
+    def now_us(self) -> Act[int]:
+        """The time by the clock that all owners share."""
+        if self.ctx.driver.dialect == "sqlite":
+            return self.ctx.clock_us()
+        return (yield from read(partial(_now, self.ctx.clock_us())))
+
+    async def loop_sleep(self, seconds: float) -> None:
+        import asyncio
+
+        await asyncio.sleep(seconds)
+
+    async def suspend(self, wait: Wait) -> None:
+        """In an async run: wait until there may be news, or the run parks."""
+        await self.supervisor.suspend(wait)
+
+
+def completion(found: Sequence[Recorded]) -> Entry | None:
+    """How a call ended, if it did. The last word counts: a fork may have changed it."""
+    for recorded in reversed(found):
+        if recorded.kind in (DONE, CHANGE):
+            return recorded.entry
+    return None
+
+
+def opening(found: Sequence[Recorded]) -> Entry | None:
+    """The wait or spawn that a call began with, if it did."""
+    for recorded in found:
+        if recorded.kind in (WAIT, SPAWN):
+            return recorded.entry
+    return None
+
+
+def _append(
+    hold: Hold, lines: list[Line], statements: list[Any], beside: Beside | None, lease: int, now: int
+) -> Program[Any]:
+    if beside is None and not statements:
+        return (yield from rows.append(hold, lines, lease=lease, now=now))
+    answers = yield Batch(*rows.append_statements(hold, lines, lease=lease, now=now))
+    if not answers[0]:
+        return None
+    if statements:
+        yield Batch(*statements)
+    if beside is not None:
+        yield from beside()
+    return answers[0][0]
+
+
+def _row(key: dict[str, int]) -> Program[bytes | None]:
+    [found] = yield Batch(_HAS_ROW(**key), last=True)
+    return found[0][0] if found else None
+
+
+def _now(now: int) -> Program[int]:
+    [found] = yield Batch(rows.NOW(now=now), last=True)
+    return int(found[0][0])
+
+
+__all__ = ["LEASE_US", "ReplayEnd", "Session", "completion", "opening", "write"]

@@ -1,0 +1,113 @@
+"""Messages to runs: `store.send` and `hf.send` put them into a table, `hf.receive` takes them out, once."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from functools import partial
+from typing import Any
+
+from holdfast.errors import NotFound
+from holdfast.runs.acting import Act, Wait
+from holdfast.runs.entries import DONE, WAIT, Entry, unsqueeze
+from holdfast.runs.rows import BY_ID, NUDGE, RunRow
+from holdfast.runs.scope import Scope
+from holdfast.runs.session import Session, completion, opening
+from holdfast.runs.steps import answer
+from holdfast.runs.timeouts import check_deadline
+from holdfast.storage.program import Batch, Program, Rows, Sql, read
+
+NAME = "hf.receive"
+_NEXT = Sql(
+    """SELECT seq, value, {now} FROM signal WHERE tenant = :tenant AND run = :run AND topic = :topic AND received = 0
+    ORDER BY seq LIMIT 1"""
+)
+_TAKE = Sql(
+    """UPDATE signal SET received = 1 WHERE tenant = :tenant AND run = :run AND topic = :topic AND seq = :seq
+    AND received = 0"""
+)
+_PUT = Sql(
+    """INSERT INTO signal (tenant, run, topic, seq, key, value, at, received)
+    SELECT :tenant, :run, :topic, coalesce(max(seq), 0) + 1, :key, :value, {now}, 0 FROM signal
+    WHERE tenant = :tenant AND run = :run AND topic = :topic
+    ON CONFLICT (tenant, run, key) DO NOTHING""",
+    postgres="""INSERT INTO signal (tenant, run, topic, seq, key, value, at, received)
+    SELECT :tenant::bigint, :run::bigint, :topic::text, coalesce(max(seq), 0) + 1, :key::text, :value::bytea, {now}, 0
+    FROM signal WHERE tenant = :tenant AND run = :run AND topic = :topic
+    ON CONFLICT (tenant, run, key) DO NOTHING""",
+)
+_LOCK_RUN = Sql("SELECT run FROM run WHERE tenant = :tenant AND run = :run {for_update}")
+
+
+def put_signal(tenant: int, run_id: str, topic: str, key: str, value: bytes, now: int) -> Program[None]:
+    """Send a message to a run; one with the same key is there already and not sent again. Raises NotFound."""
+    yield from put_inside(tenant, run_id, topic, key, value, now)
+
+
+def put_inside(
+    tenant: int, run_id: str, topic: str, key: str, value: bytes, now: int
+) -> Generator[Batch, list[Rows], None]:
+    [rows] = yield Batch(BY_ID(tenant=tenant, id=run_id))
+    if not rows:
+        raise NotFound(f"there is no run {run_id!r} to send to")
+    run = RunRow._make(rows[0]).run
+    # The run's row is what senders queue up at: numbers have no holes and no doubles.
+    yield Batch(_LOCK_RUN(tenant=tenant, run=run))
+    yield Batch(_PUT(tenant=tenant, run=run, topic=topic, key=key, value=value, now=now), NUDGE(tenant=tenant, run=run))
+
+
+def receive_act(scope: Scope, topic: str, timeout_s: float | None, default: Any) -> Act[Any]:
+    """Take the oldest message of a topic; wait for one if there is none."""
+    scope.check()
+    session = scope.session
+    path = scope.take()
+    yield from check_deadline(scope, path)
+    found = session.recorded(path, NAME, None)
+    ended = completion(found)
+    if ended is not None:
+        return default if (ended.more or {}).get("late") else (yield from answer(session, ended))
+    first = opening(found)
+    deadline = None if first is None else (first.more or {}).get("deadline")
+    yield from session.flush()
+    opened = first is not None
+    while True:
+        row, now = yield from read(partial(_look, session.tenant, session.row.run, topic, session.ctx.clock_us()))
+        at = session.ctx.clock_us()
+        if row is not None:
+            entry = Entry(path, NAME, at, value=row[1], more={"topic": topic})
+            yield from session.record((DONE, entry), beside=partial(_take, session, topic, row[0]))
+            return session.decoded(unsqueeze(row[1]))
+        if not opened:
+            deadline = None if timeout_s is None else now + int(timeout_s * 1e6)
+            yield from session.record((WAIT, Entry(path, NAME, at, more={"topic": topic, "deadline": deadline})))
+            opened = True
+        if deadline is not None and now >= deadline:
+            yield from session.record((DONE, Entry(path, NAME, at, more={"late": True})))
+            return default
+        yield Wait(path, {"for": "signal", "step": path, "topic": topic}, deadline)
+
+
+def _look(tenant: int, run: int, topic: str, now: int) -> Program[tuple[tuple[int, bytes] | None, int]]:
+    from holdfast.runs.rows import NOW
+
+    rows, times = yield Batch(_NEXT(tenant=tenant, run=run, topic=topic, now=now), NOW(now=now), last=True)
+    return ((rows[0][0], rows[0][1]) if rows else None), int(times[0][0])
+
+
+def _take(session: Session, topic: str, seq: int) -> Generator[Batch, list[Rows], None]:
+    yield Batch(_TAKE(tenant=session.tenant, run=session.row.run, topic=topic, seq=seq))
+
+
+def send_act(scope: Scope, run_id: str, value: Any, topic: str) -> Act[None]:
+    """Send from inside a run: the message and the journal entry are one commit, so it is sent once."""
+    scope.check()
+    session = scope.session
+    path = scope.take()
+    yield from check_deadline(scope, path)
+    found = session.recorded(path, "hf.send", None)
+    if completion(found) is not None:
+        return
+    key = f"{session.row.incarnation.hex()}/{path}"
+    text = session.encoded(value)
+    now = session.ctx.clock_us()
+    beside = partial(put_inside, session.tenant, run_id, topic, key, text, now)
+    yield from session.record((DONE, Entry(path, "hf.send", now, more={"to": run_id, "topic": topic})), beside=beside)

@@ -1,0 +1,202 @@
+"""A plain step: one commit, made when its body has ended. Run again only if that was never recorded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from holdfast.errors import BudgetExceeded, UsageError
+from holdfast.runs import bodies, points
+from holdfast.runs.acting import Act, Body, Pause, Wait
+from holdfast.runs.caching import look_up, remember
+from holdfast.runs.entries import DONE, FAILED, Entry, Recorded
+from holdfast.runs.failures import describe_error, rebuild
+from holdfast.runs.inputs import digest
+from holdfast.runs.scope import BodyFrame, Scope, current, in_body
+from holdfast.runs.session import Session, completion
+from holdfast.runs.specs import StepSpec
+from holdfast.runs.timeouts import check_deadline
+
+LINGER_S = 1.0  # a shorter wait is not worth parking the run
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Act[Any]:
+    """Call a step: from the journal if its end is recorded, else for real."""
+    scope.check()
+    session = scope.session
+    path = scope.take()
+    yield from check_deadline(scope, path)
+    text = spec.binder.text(spec.binder.bind(args, kwargs), session.ctx.codec)
+    wanted = digest(text)
+    found = session.recorded(path, spec.name, wanted)
+    ended = completion(found)
+    if ended is not None:
+        return (yield from answer(session, ended))
+    check_budget(session)
+    if spec.cache is not None:
+        cached = yield from look_up(session, spec, args, kwargs, wanted)
+        if cached is not None:
+            yield from session.record((DONE, _entry(session, path, spec, wanted, 1, cached, {"cached": True})))
+            return session.decoded(cached)
+    yield from session.flush()
+    attempt = 1 + sum(recorded.kind == FAILED for recorded in found)
+    yield from _rest_of_backoff(session, path, found)
+    while True:
+        frame = BodyFrame(scope, path, spec.name)
+        try:
+            result = yield from run_body(scope, spec, frame, args, kwargs, attempt)
+        except Exception as error:
+            if not spec.retry.wants(error, attempt):
+                more = {"error": describe_error(error, session.ctx.codec), **_spent(frame)}
+                yield from session.record((DONE, _entry(session, path, spec, wanted, attempt, None, more)))
+                raise
+            yield from _try_again(session, path, spec, wanted, attempt, error, frame)
+            attempt += 1
+            continue
+        value = session.encoded(result)
+        entry = _entry(session, path, spec, wanted, attempt, value, _spent(frame) or None)
+        if spec.lazy:
+            session.later(DONE, entry)
+            return result
+        beside = partial(remember, session, spec, args, kwargs, wanted, value) if spec.cache is not None else None
+        yield from session.record((DONE, entry), beside=beside)
+        return result
+
+
+def _entry(
+    session: Session, path: str, spec: StepSpec, wanted: bytes, attempt: int, value: bytes | None, more: Any
+) -> Entry:
+    return Entry(path, spec.name, session.ctx.clock_us(), wanted, attempt, value, more)
+
+
+def answer(session: Session, ended: Entry) -> Act[Any]:
+    """The recorded end of a call: its result, or its error again."""
+    more = ended.more or {}
+    if "spent" in more:
+        spend(session, more["spent"])
+    if "error" in more:
+        raise rebuild(more["error"], session.ctx.codec)
+    return (yield from session.value(ended))
+
+
+def run_body(
+    scope: Scope,
+    spec: StepSpec,
+    frame: BodyFrame,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    attempt: int,
+    timeout_s: float | None = None,
+) -> Act[Any]:
+    """Call the user's function once, in a scope that says so."""
+    limit = timeout_s if timeout_s is not None else spec.timeout_s
+    if points.hook is not None:
+        points.reach("body", frame.path, spec.name, attempt, "before")
+    inner = in_body(scope, frame)
+    if spec.is_async:
+        result = yield Body(partial(_acall, inner, spec, args, kwargs, limit), is_async=True)
+    else:
+        result = yield Body(partial(_call, inner, spec, args, kwargs, limit))
+    if points.hook is not None:
+        points.reach("body", frame.path, spec.name, attempt, "after")
+    return result
+
+
+def _call(inner: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None) -> Any:
+    token = current.set(inner)
+    try:
+        fn: Callable[..., Any] = spec.fn
+        if spec.flavour == "generator":
+            return bodies.collect(fn(*args, **kwargs), partial(_chunk, inner))
+        if limit is None and not spec.process:
+            return fn(*args, **kwargs)
+        return bodies.call(fn, args, kwargs, timeout_s=limit, process=spec.process)
+    finally:
+        current.reset(token)
+
+
+async def _acall(
+    inner: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None
+) -> Any:
+    token = current.set(inner)
+    try:
+        if spec.flavour == "async generator":
+            return await bodies.acollect(spec.fn(*args, **kwargs), partial(_chunk, inner))
+        if limit is None:
+            return await spec.fn(*args, **kwargs)
+        return await bodies.acall(spec.fn, args, kwargs, timeout_s=limit, process=False)
+    finally:
+        current.reset(token)
+
+
+def _chunk(inner: Scope, chunk: Any) -> None:
+    frame, session = inner.body, inner.session
+    if session.on_chunk is not None and frame is not None:
+        session.on_chunk(frame.path, frame.name, chunk)
+
+
+def _try_again(
+    session: Session, path: str, spec: StepSpec, wanted: bytes, attempt: int, error: Exception, frame: BodyFrame
+) -> Act[None]:
+    """Write down that an attempt failed and when the next one is due, and wait for it."""
+    delay = spec.retry.delay_s(attempt, random.random())
+    due = session.ctx.clock_us() + int(delay * 1e6)
+    more = {"error": describe_error(error, session.ctx.codec), "due": due, **_spent(frame)}
+    yield from session.record((FAILED, _entry(session, path, spec, wanted, attempt, None, more)))
+    yield from wait_until(session, path, due, {"for": "retry", "step": path, "name": spec.name})
+
+
+def _rest_of_backoff(session: Session, path: str, found: list[Recorded]) -> Act[None]:
+    failed = [recorded.entry for recorded in found if recorded.kind == FAILED]
+    for entry in failed:
+        spend(session, (entry.more or {}).get("spent", {}))
+    if failed and failed[-1].more is not None:
+        yield from wait_until(session, path, int(failed[-1].more.get("due", 0)), {"for": "retry", "step": path})
+
+
+def wait_until(session: Session, path: str, due_us: int, what: dict[str, Any]) -> Act[None]:
+    """Let time pass: here if it is short, else the run parks."""
+    while True:
+        left = (due_us - (yield from session.now_us())) / 1e6
+        if left <= 0:
+            return
+        if left <= LINGER_S:
+            yield Pause(left)
+        else:
+            yield Wait(path, what, due_us)
+
+
+# --- what was spent
+
+
+def spend(session: Session, amounts: dict[str, float]) -> None:
+    for unit, amount in amounts.items():
+        session.spent[unit] = session.spent.get(unit, 0) + amount
+
+
+def _spent(frame: BodyFrame) -> dict[str, Any]:
+    """What the body spent, for its completion; counted from then on."""
+    if not frame.spent:
+        return {}
+    spend(frame.scope.session, frame.spent)
+    return {"spent": dict(frame.spent)}
+
+
+def check_budget(session: Session) -> None:
+    """Raise BudgetExceeded before the next body, if a limit is passed."""
+    for unit, limit in session.limits.items():
+        if session.spent.get(unit, 0) > limit:
+            raise BudgetExceeded(
+                f"run {session.row.id!r} has spent {session.spent[unit]:g} {unit} of {limit:g}; no further step is run"
+            )
+
+
+def refuse_nested(spec: StepSpec, scope: Scope) -> None:
+    assert scope.body is not None
+    raise UsageError(
+        f"effect {spec.name!r} was called inside step {scope.body.name!r}: a step may be run again, and the effect "
+        "with it. Call the effect in the durable function, or make the step an effect"
+    )

@@ -1,0 +1,267 @@
+"""The store with everything it offers: threads, and the running of durable functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+from holdfast.errors import UsageError
+from holdfast.log.cache import BaseCache
+from holdfast.runs import flows
+from holdfast.runs.asking import Given
+from holdfast.runs.decorators import durable_spec
+from holdfast.runs.handle import Run
+from holdfast.runs.local import Job
+from holdfast.runs.models import Ask, RunInfo, ask_of
+from holdfast.runs.rows import STATUSES, NewRun
+from holdfast.runs.runtime import runtime_of
+from holdfast.runs.session import LEASE_US
+from holdfast.runs.specs import DurableSpec
+from holdfast.storage.program import Flow
+from holdfast.storage.urls import open_driver
+from holdfast.threads.checks import check_limit, check_name
+from holdfast.threads.context import Context
+from holdfast.threads.store import CACHE_BYTES, DEFAULT_TENANT, ThreadStore
+from holdfast.values.registry import Codec
+
+
+def open_store(
+    url: str,
+    *,
+    trust: Sequence[str] = (),
+    durability: Literal["full", "normal"] = "full",
+    tenant: str = DEFAULT_TENANT,
+    timeout_s: float = 30.0,
+    create: bool = True,
+    cache_bytes: int = CACHE_BYTES,
+    lease_s: float = LEASE_US / 1e6,
+    keep_runs_s: float | None = None,
+    **options: Any,
+) -> Store:
+    """Open a store: a path or `sqlite:///path` (made if it is not there), `:memory:`, or `postgresql://…`.
+
+    `trust` names module prefixes whose data classes may be saved and loaded without being registered one by one.
+    `durability="normal"` may lose the last commits at a power loss, never more, and never corrupts. `timeout_s` is how
+    long to wait for other writers. `create=False` refuses to make a new store. `lease_s` is how long a run stays with a
+    process that says nothing; `keep_runs_s` how long finished runs keep their journals (None: until they are deleted).
+    Further options go to the driver.
+    """
+    check_name(tenant, "tenant")
+    if not lease_s > 0:
+        raise UsageError(f"lease_s={lease_s!r}: a number of seconds above 0")
+    driver = open_driver(url, durability=durability, timeout_s=timeout_s, create=create, **options)
+    context = Context(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant)
+    keep_us = None if keep_runs_s is None else int(keep_runs_s * 1e6)
+    return Store(context, lease_us=int(lease_s * 1e6), keep_us=keep_us)
+
+
+class Store(ThreadStore):
+    """One database, as one tenant sees it."""
+
+    def __init__(self, context: Context, *, lease_us: int = LEASE_US, keep_us: int | None = None) -> None:
+        super().__init__(context)
+        self._lease_us = lease_us
+        self._keep_us = keep_us
+
+    def tenant(self, name: str) -> Store:
+        """The same database as another tenant sees it: other threads and runs, and none of these. Closing one closes
+        all."""
+        return Store(self._for_tenant(name), lease_us=self._lease_us, keep_us=self._keep_us)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        id: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        **kwargs: Any,
+    ) -> Run:
+        """Start a durable function, or go on with it, in this process, until it is finished or parked.
+
+        The same id again: finished, its handle; live elsewhere, a handle whose `result()` waits; parked, stopped or
+        stuck, it goes on. Other arguments under the same id raise RunMismatch.
+        """
+        spec = durable_spec(fn)
+        new = flows.new_run(self._context, spec, args, kwargs, id, queue, priority)
+        tenant, handle, job = self._run(self._begin(spec, new))
+        if job is not None:
+            handle._go_on(tenant, job)
+        return handle
+
+    async def arun(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        id: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        **kwargs: Any,
+    ) -> Run:
+        """`run`, awaited."""
+        spec = durable_spec(fn)
+        new = flows.new_run(self._context, spec, args, kwargs, id, queue, priority)
+        tenant, handle, job = await self._arun(self._begin(spec, new))
+        if job is not None:
+            await handle._ago_on(tenant, job)
+        return handle
+
+    def start(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        id: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        delay_s: float = 0.0,
+        **kwargs: Any,
+    ) -> Run:
+        """Leave a durable function to a worker. The same id again gives the same run."""
+        return self._run(self._enqueue(fn, args, kwargs, id, queue, priority, delay_s))
+
+    async def astart(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        id: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        delay_s: float = 0.0,
+        **kwargs: Any,
+    ) -> Run:
+        """`start`, awaited."""
+        return await self._arun(self._enqueue(fn, args, kwargs, id, queue, priority, delay_s))
+
+    def get_run(self, id: str) -> Run:
+        """A handle of a run that exists. Raises NotFound."""
+        return self._run(self._get(id))
+
+    async def aget_run(self, id: str) -> Run:
+        """`get_run`, awaited."""
+        return await self._arun(self._get(id))
+
+    def runs(
+        self,
+        *,
+        status: str | None = None,
+        function: str | None = None,
+        queue: str | None = None,
+        limit: int | None = 100,
+    ) -> list[RunInfo]:
+        """Runs, the newest first."""
+        return self._run(self._runs(status, function, queue, limit))
+
+    async def aruns(
+        self,
+        *,
+        status: str | None = None,
+        function: str | None = None,
+        queue: str | None = None,
+        limit: int | None = 100,
+    ) -> list[RunInfo]:
+        """`runs`, awaited."""
+        return await self._arun(self._runs(status, function, queue, limit))
+
+    def asks(self, run: str | None = None, *, all: bool = False, limit: int = 1000) -> list[Ask]:
+        """Questions that runs wait for, oldest first; with `all` the answered ones too."""
+        return self._run(self._asks(run, all, limit))
+
+    async def aasks(self, run: str | None = None, *, all: bool = False, limit: int = 1000) -> list[Ask]:
+        """`asks`, awaited."""
+        return await self._arun(self._asks(run, all, limit))
+
+    def answer(self, run: str, value: Any, *, step: str | None = None, who: str = "operator") -> Given:
+        """Answer a question of a run: the only open one, or the one of this step. Raises AnswerRefused with the reason.
+
+        The run goes on at a worker, or where somebody waits for its result.
+        """
+        return self._run(self._answer(run, value, step, who))
+
+    async def aanswer(self, run: str, value: Any, *, step: str | None = None, who: str = "operator") -> Given:
+        """`answer`, awaited."""
+        return await self._arun(self._answer(run, value, step, who))
+
+    def send(self, run: str, value: Any, *, topic: str = "", key: str | None = None) -> None:
+        """Send a message to a run, which takes it with `hf.receive`. With a `key`, the same message twice is one."""
+        self._run(flows.send(self._context, _id(run), value, topic, key))
+
+    async def asend(self, run: str, value: Any, *, topic: str = "", key: str | None = None) -> None:
+        """`send`, awaited."""
+        await self._arun(flows.send(self._context, _id(run), value, topic, key))
+
+    # --- the same, as flows
+
+    def _handle(self, run_id: str, *, drives: bool) -> Run:
+        return Run(self._context, run_id, drives=drives, lease_us=self._lease_us, keep_us=self._keep_us)
+
+    def _begin(self, spec: DurableSpec, new: NewRun) -> Flow[tuple[int, Run, Job | None]]:
+        ctx, runtime = self._context, runtime_of(self._context)
+        tenant, row, made = yield from flows.begin(ctx, new, owner=runtime.owner.text, lease_us=self._lease_us)
+        args: bytes | None = new.args
+        handle = self._handle(row.id, drives=True)
+        if not made:
+            claimed = yield from flows.try_claim(ctx, tenant, row, runtime, self._lease_us, again=True)
+            if claimed is None:
+                return tenant, handle, None
+            row, args = claimed, None
+        make = partial(Job, ctx, runtime, tenant, row, spec, lease_us=self._lease_us, keep_us=self._keep_us)
+        return tenant, handle, make(args=args)
+
+    def _enqueue(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        run_id: str | None,
+        queue: str,
+        priority: int,
+        delay_s: float,
+    ) -> Flow[Run]:
+        wake_at = self._context.clock_us() + int(delay_s * 1e6) if delay_s else 0
+        spec = durable_spec(fn)
+        new = flows.new_run(self._context, spec, args, kwargs, run_id, queue, priority, wake_at)
+        _, row, _ = yield from flows.begin(self._context, new, owner=None, lease_us=0)
+        return self._handle(row.id, drives=False)
+
+    def _get(self, run_id: str) -> Flow[Run]:
+        _, row = yield from flows.locate(self._context, run_id)
+        return self._handle(row.id, drives=False)
+
+    def _runs(
+        self, status: str | None, function: str | None, queue: str | None, limit: int | None
+    ) -> Flow[list[RunInfo]]:
+        if status is not None and status not in STATUSES:
+            raise UsageError(f"status={status!r}: one of {', '.join(STATUSES)}")
+        most = check_limit(limit)
+        found = yield from flows.list_runs(
+            self._context,
+            status=status,
+            function=function,
+            queue=queue,
+            before=2**62,
+            limit=2**62 if most is None else most,
+        )
+        return [RunInfo.of(row) for row in found]
+
+    def _asks(self, run: str | None, everything: bool, limit: int) -> Flow[list[Ask]]:
+        found = yield from flows.list_asks(self._context, None if run is None else _id(run), everything, limit)
+        return [ask_of(row, self._context.codec) for row in found]
+
+    def _answer(self, run: str, value: Any, step: str | None, who: str) -> Flow[Given]:
+        run_id = _id(run)
+        if step is None:
+            open_asks = yield from flows.list_asks(self._context, run_id, False, 1000)
+            if len(open_asks) != 1:
+                yield from flows.locate(self._context, run_id)
+                paths = ", ".join(row[1] for row in open_asks)
+                raise UsageError(
+                    f"run {run_id!r} has {len(open_asks)} open questions"
+                    + (f" (steps {paths}): say which with step=" if open_asks else ": nothing to answer")
+                )
+            step = open_asks[0][1]
+        return (yield from flows.answer(self._context, run_id, step, value, who))
+
+
+def _id(run: str | Run) -> str:
+    return run.id if isinstance(run, Run) else check_name(run, "run")
