@@ -6,6 +6,7 @@ directory that is removed at the end. Colours only on a terminal, not with NO_CO
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -24,6 +25,7 @@ AGENT = Path(__file__).with_name("travel.py")
 TURNS = 300
 DRILL_KILLS = 6
 
+_numbers = itertools.count(1)
 _COLOURED = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
@@ -31,8 +33,8 @@ def paint(text: str, code: str) -> str:
     return f"\x1b[{code}m{text}\x1b[0m" if _COLOURED else text
 
 
-def part(number: int, what: str) -> None:
-    print(f"\n{paint(f'{number}. {what}', '1;36')}", flush=True)
+def part(what: str) -> None:
+    print(f"\n{paint(f'{next(_numbers)}. {what}', '1;36')}", flush=True)
 
 
 def say(text: str, code: str = "0") -> None:
@@ -70,7 +72,7 @@ class Scene:
             finally:
                 agent.kill()
         self.airline.client.behave(hold="")
-        say(f"killed (SIGKILL), exit code {agent.returncode}", "1;31")
+        say(f"killed, exit code {agent.returncode} (SIGKILL)", "1;31")
         assert agent.returncode == -signal.SIGKILL, agent.returncode
 
     def answer(self, store: hf.Store, dest: str) -> None:
@@ -88,36 +90,40 @@ class Scene:
 
 
 def drill(scene: Scene) -> None:
-    part(8, "The drill")
+    from holdfast.cli.parser import COMMANDS
+
+    if "drill" not in COMMANDS:
+        return
+    part("The drill")
 
 
 # --- the story
 
 
 def asked(scene: Scene, store: hf.Store) -> None:
-    part(1, "A travel agent searches flights, and asks a person. Nothing has to run while it waits.")
+    part("A travel agent searches flights, and asks a person. Nothing has to run while it waits.")
     scene.run("Lisbon")
     scene.answer(store, "Lisbon")
 
 
 def killed(scene: Scene, store: hf.Store) -> None:
-    part(2, "It books the flight, and is killed: the airline has booked, and the agent does not know.")
+    part("It books the flight, and is killed: the airline has booked, and the agent does not know.")
     scene.kill("Lisbon", when="after", outcome="booked", count=1)
     say(f"the agent's own record of book_flight: {scene.step(store, 'Lisbon', 'book_flight').status}", "33")
 
-    part(3, "The same line again. It finds the booking by its key, goes on, and is killed booking the hotel.")
+    part("The same line again. It finds the booking by its key, goes on, and is killed booking the hotel.")
     scene.kill("Lisbon", when="before", outcome="received", count=1)
     scene.airline.wait_for("booked", path="/book", count=2)
     say("its request was still on the way: the airline books the hotel for an agent that is dead", "33")
 
-    part(4, "The same line again.")
+    part("The same line again.")
     said = scene.run("Lisbon")
     assert "(flight-1)" in said, said
     assert "(hotel-1)" in said, said
 
 
 def rolled_back(scene: Scene, store: hf.Store) -> None:
-    part(5, "A second trip: the hotel is sold out, so the flight is cancelled again.")
+    part("A second trip: the hotel is sold out, so the flight is cancelled again.")
     scene.airline.client.behave(sold_out=["Grand Hotel Oslo"])
     scene.run("Oslo")
     scene.answer(store, "Oslo")
@@ -126,7 +132,7 @@ def rolled_back(scene: Scene, store: hf.Store) -> None:
 
 
 def shown_ledger(scene: Scene) -> None:
-    part(6, "The airline's ledger: what it was asked, and what it did.")
+    part("The airline's ledger: what it was asked, and what it did.")
     requests, bookings = scene.airline.requests(), scene.airline.bookings()
     for one in requests:
         key = f"key {one.key[:9]}…" if one.key else ""
@@ -140,7 +146,7 @@ def shown_ledger(scene: Scene) -> None:
 
 
 def timeline(store: hf.Store, dest: str) -> None:
-    part(7, f"The run's own timeline, trip-{dest}.")
+    part(f"The run's own timeline, trip-{dest}.")
     run = store.get_run(f"trip-{dest}")
     for one in run.steps():
         result = one.error or (one.result if isinstance(one.result, str) else "")
@@ -155,7 +161,7 @@ def timeline(store: hf.Store, dest: str) -> None:
 
 
 def states(store: hf.Store) -> None:
-    part(9, "Beneath it: states of your own, any of them loaded, compared and forked, stored as what changed.")
+    part("Beneath it: states of your own, any of them loaded, compared and forked, stored as what changed.")
     chance = random.Random(42)
     words = ["".join(chance.choices("eeeeetttaaaooiinnsshhrrddlucmfwygp", k=chance.randint(2, 9))) for _ in range(2000)]
     thread = store.thread("chat")

@@ -34,8 +34,9 @@ def find(key: hf.Key, airline_url: str, item: str) -> hf.Done | hf.NotDone:
     return hf.Done(found[0].booking) if found else hf.NotDone()
 
 
+@hf.effect(on_doubt="retry", timeout_s=EFFECT_S)  # cancelling again does no harm: no need to find out first
 def cancel(airline_url: str, result: str, key: hf.Key) -> None:
-    """If the run fails later on: the way back. `result` is what the effect gave, `key` the cancellation's own."""
+    """If the run fails later on: the way back. `result` is what the booking gave, `key` the cancellation's own."""
     Airline(airline_url).cancel(result, key=key)
 
 

@@ -63,10 +63,10 @@ def _run(argv: Sequence[str] | None) -> int:
     out = Output(json=args.json, color=not args.no_color)
     code: int
     if not args.opens:
-        code = args.run(args, None, out)
+        code = args.handler(args, None, out)
         return code
     with _open(args) as store:
-        code = args.run(args, store, out)
+        code = args.handler(args, store, out)
     return code
 
 

@@ -11,15 +11,15 @@ import argparse
 import difflib
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 from holdfast import __version__
-from holdfast.cli import changing, importing, looking
+from holdfast.cli import changing, importing, looking, steering
+from holdfast.cli.command import Command
 from holdfast.cli.readable import parse_since
 from holdfast.cli.refs import HELP as REF_HELP
+from holdfast.cli.run_commands import RUN_COMMANDS
 from holdfast.errors import UsageError
 
 EXIT_CODES = """\
@@ -36,7 +36,9 @@ checkpoints (REF):
   {REF_HELP}
 
 first steps:
-  holdfast threads                       what is in ./agent.db
+  holdfast runs                          what runs, waits or is stuck in ./agent.db
+  holdfast run trip-42                   one of them; `steps`, `asks`, `tail` show more
+  holdfast threads                       the threads of ./agent.db
   holdfast log alice-001                 the checkpoints of a thread, newest first
   holdfast show alice-001                its newest state
   holdfast diff alice-001 head~1         what the last step changed
@@ -56,18 +58,6 @@ class Parser(argparse.ArgumentParser):
             hint = f"did you mean `holdfast {near[0]}`?" if near else "`holdfast --help` lists them"
             raise UsageError(f"there is no command {found[2]!r}; {hint}")
         raise UsageError(f"{message}; see `{self.prog} --help`")
-
-
-@dataclass(frozen=True)
-class Command:
-    """One command: what it says of itself, the arguments it adds, and what it does."""
-
-    summary: str
-    description: str
-    examples: str
-    arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[..., int]
-    opens: bool = True  # it is given an open store; else it opens one itself, and may make it
 
 
 def build() -> Parser:
@@ -93,7 +83,7 @@ def build() -> Parser:
         )
         command.arguments(made)
         _add_common(made, argparse.SUPPRESS)
-        made.set_defaults(run=command.run, opens=command.opens)
+        made.set_defaults(handler=command.run, opens=command.opens)
     return parser
 
 
@@ -190,13 +180,17 @@ def _diff_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _fork_arguments(parser: argparse.ArgumentParser) -> None:
     _thread(parser)
-    parser.add_argument("ref", metavar="REF", nargs="?", help=f"where: {REF_HELP} (default: head)")
-    parser.add_argument("--name", metavar="NEW", required=True, help="the name of the new thread")
+    parser.add_argument("ref", metavar="REF", nargs="?", help=f"where: {REF_HELP} (default: head); of a run: a step")
+    parser.add_argument(
+        "--name", metavar="NEW", required=True, help="the name of the new thread, the id of the new run"
+    )
+    parser.add_argument("--keys", choices=("new", "same"), help="of a run: idempotency keys of the effects that follow")
+    parser.add_argument("--set", metavar="STEP=VALUE", action="append", help="of a run: another result for a kept step")
 
 
 def _rollback_arguments(parser: argparse.ArgumentParser) -> None:
     _thread(parser)
-    parser.add_argument("ref", metavar="REF", help=f"back to: {REF_HELP}")
+    parser.add_argument("ref", metavar="REF", nargs="?", help=f"back to: {REF_HELP}; a run takes none")
     parser.add_argument("--note", metavar="TEXT", help="why; shown in the log")
 
 
@@ -255,18 +249,21 @@ COMMANDS = {
         looking.diff,
     ),
     "fork": Command(
-        "make a thread that goes on from a checkpoint",
-        "Copies nothing, and the old thread does\nnot notice.",
-        "  holdfast fork alice-001 --name alice-try\n  holdfast fork alice-001 head~3 --name alice-retry",
+        "make a thread that goes on from a checkpoint, or a run from a step",
+        "Copies nothing, and the old one\ndoes not notice. THREAD may be a run's id: REF is the last step it shares.",
+        "  holdfast fork alice-001 --name alice-try\n  holdfast fork alice-001 head~3 --name alice-retry\n"
+        "  holdfast fork trip-42 4 --name trip-43 --keys new --set '4=\"UA88\"'",
         _fork_arguments,
-        changing.fork,
+        steering.fork,
     ),
     "rollback": Command(
-        "make an old checkpoint the newest",
-        "Adds a checkpoint that equals the old one; what came in\nbetween stays in the log.",
-        '  holdfast rollback alice-001 head~1\n  holdfast rollback alice-001 @12 --note "the tool had lied"',
+        "make an old checkpoint the newest; or undo a run",
+        "Adds a checkpoint that equals the old one;\nwhat came in between stays in the log. Of a run: its effects are "
+        "undone, newest first.",
+        '  holdfast rollback alice-001 head~1\n  holdfast rollback alice-001 @12 --note "the tool had lied"\n'
+        "  holdfast rollback trip-42",
         _rollback_arguments,
-        changing.rollback,
+        steering.rollback,
     ),
     "verify": Command(
         "check every hash and every record",
@@ -308,4 +305,5 @@ COMMANDS = {
         importing.import_langgraph,
         opens=False,
     ),
+    **RUN_COMMANDS,
 }

@@ -16,6 +16,7 @@ try:
 except ModuleNotFoundError as error:
     raise UsageError('holdfast.langgraph needs LangGraph: pip install "holdfast[langgraph]"') from error
 
+from holdfast.langgraph import nodes as _nodes  # noqa: F401 - lets steps and effects find the graph they run in
 from holdfast.langgraph.compacting import Compacted
 from holdfast.langgraph.importing import Imported, aimport_langgraph, import_langgraph
 from holdfast.langgraph.saver import HoldfastSaver

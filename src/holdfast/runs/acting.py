@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from holdfast.errors import InDoubt
 from holdfast.runs.scope import Scope, Unwind
 from holdfast.storage.program import Transaction
 
@@ -75,9 +76,11 @@ def perform(scope: Scope, act: Act[T]) -> T:
                     answer = time.sleep(want.seconds)  # type: ignore[func-returns-value]
                 else:
                     assert isinstance(want, Wait)
-                    session.waits.append(want)
-                    scope.stop = Parked()
-                    raise scope.stop
+                    if session.can_park:
+                        session.waits.append(want)
+                        scope.stop = Parked()
+                        raise scope.stop
+                    answer = time.sleep(_short_wait_s(session, want))  # type: ignore[func-returns-value]
             except BaseException as error:
                 want = act.throw(error)
             else:
@@ -111,11 +114,7 @@ async def aperform(scope: Scope, act: Act[T]) -> T:
                     answer = await session.loop_sleep(want.seconds)  # type: ignore[func-returns-value]
                 else:
                     assert isinstance(want, Wait)
-                    session.busy -= 1
-                    try:
-                        answer = await session.suspend(want)  # type: ignore[func-returns-value]
-                    finally:
-                        session.busy += 1
+                    answer = await _asuspend(session, want)  # type: ignore[func-returns-value]
             except BaseException as error:
                 want = act.throw(error)
             else:
@@ -124,3 +123,30 @@ async def aperform(scope: Scope, act: Act[T]) -> T:
                 session.busy -= 1
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+
+
+async def _asuspend(session: Session, wait: Wait) -> None:
+    if not session.can_park:
+        await session.loop_sleep(_short_wait_s(session, wait))
+        return
+    session.busy -= 1
+    try:
+        await session.suspend(wait)
+    finally:
+        session.busy += 1
+
+
+def _short_wait_s(session: Session, wait: Wait) -> float:
+    """Where the code around a call cannot be ended and started again: how long to wait here. Raises InDoubt where a
+    person is needed."""
+    if wait.wake_at is None:
+        run, step = session.row.id, str(wait.what.get("step", wait.path))
+        raise InDoubt(
+            f"nobody knows whether {wait.what.get('name', 'this')} happened (step {step} of {run!r}, key "
+            f"{wait.what.get('key')}). Look at the receiver, then say which: `holdfast resolve {run} {step} --done "
+            "VALUE` or `--not-done`, and run the graph again",
+            run=run,
+            step=step,
+            key=str(wait.what.get("key")),
+        )
+    return max(0.0, (wait.wake_at - session.shared_clock_us()) / 1e6)

@@ -171,7 +171,7 @@ def check_verdict(value: object, name: str = "reconcile") -> Verdict:
         "hf.Done(result) if it happened (with what the effect would have returned), hf.NotDone() if it did not and "
         "no longer can, hf.Unknown() if it cannot be told"
     )
-    if value in (Done, NotDone, Unknown):
+    if isinstance(value, type) and issubclass(value, Done | NotDone | Unknown):
         slip = f"the class hf.{value.__name__} instead of an instance"
     elif value is None:
         slip = "None, which could mean that it did not happen, or that nothing was found out"

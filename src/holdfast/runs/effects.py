@@ -27,10 +27,9 @@ from holdfast.runs.failures import describe_error
 from holdfast.runs.inputs import digest
 from holdfast.runs.keys import Key
 from holdfast.runs.scope import BodyFrame, Scope, current, describe, in_body
-from holdfast.runs.session import Session, completion
+from holdfast.runs.session import Session
 from holdfast.runs.specs import StepSpec, flavour_of
-from holdfast.runs.steps import _spent as spent_in
-from holdfast.runs.steps import answer, check_budget, run_body, wait_until
+from holdfast.runs.steps import LINGER_S, answer, check_budget, run_body, spent_in, wait_until
 from holdfast.runs.timeouts import check_deadline
 
 _log = logging.getLogger("holdfast")
@@ -50,6 +49,7 @@ class Call:
     key: Key
     attempt: int = 0
     deadline: int = 0
+    took: int = 0  # microseconds that the last body ran
 
     @property
     def session(self) -> Session:
@@ -57,13 +57,14 @@ class Call:
 
     def entry(self, value: bytes | None = None, more: dict[str, Any] | None = None) -> Entry:
         at = self.session.ctx.clock_us()
-        return Entry(self.path, self.spec.name, at, self.wanted, self.attempt, value, more)
+        return Entry(self.path, self.spec.name, at, self.wanted, self.attempt, value, more, self.took)
 
 
 def effect_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Act[Any]:
     """Call an effect: from the journal, or for real, or settle what became of it."""
     scope.check()
-    path = scope.take()
+    wanted = digest(spec.binder.text(spec.binder.bind(args, kwargs), scope.session.ctx.codec))
+    path = scope.take_for(spec.name, wanted)
     yield from check_deadline(scope, path)
     return (yield from effect_at(scope, spec, path, args, kwargs))
 
@@ -74,14 +75,15 @@ def effect_at(scope: Scope, spec: StepSpec, path: str, args: tuple[Any, ...], kw
     text = spec.binder.text(spec.binder.bind(args, kwargs), session.ctx.codec)
     wanted = digest(text)
     found = session.recorded(path, spec.name, wanted)
-    ended = completion(found)
+    ended = session.final(found)
     if ended is not None:
         return (yield from answer(session, ended))
     check_budget(session)
     call = Call(scope, spec, path, args, kwargs, text, wanted, make_key(session, path, spec.name, wanted))
     intents = [recorded.entry for recorded in found if recorded.kind == INTENT]
-    if intents and found[-1].kind == FAILED:  # an undo that failed for certain, and is tried again
+    if intents and found[-1].kind in (FAILED, DONE):  # it failed for certain, and is tried again: an undo, a node
         call.key, call.attempt = Key((intents[-1].more or {})["key"]), intents[-1].attempt
+        yield from _wait_for_retry(call, int((found[-1].entry.more or {}).get("due", 0)))
     elif intents:
         # Never computed again: the key that went out is the one that was written down.
         last = intents[-1]
@@ -105,7 +107,7 @@ def make_key(session: Session, path: str, name: str, wanted: bytes) -> Key:
 
 def _intent(call: Call) -> tuple[int, Entry]:
     session, spec = call.session, call.spec
-    call.attempt += 1
+    call.attempt, call.took = call.attempt + 1, 0
     call.deadline = session.shared_clock_us() + int(spec.deadline_s * 1e6)
     more: dict[str, Any] = {"key": str(call.key), "deadline": call.deadline}
     if spec.undo is not None:
@@ -125,26 +127,43 @@ def _run(call: Call) -> Act[Any]:
         try:
             result = yield from run_body(call.scope, spec, frame, args, kwargs, call.attempt, limit)
         except Exception as error:
+            call.took = frame.took
             if is_ambiguous(error, spec.ambiguous):
                 settled, result = yield from settle(call, error)
                 if settled:
                     return result
                 drafts = [_intent(call)]
-                continue
-            described = describe_error(error, session.ctx.codec)
-            if not spec.retry.wants(error, call.attempt):
-                if call.path.startswith("undo:"):  # must not stand for ever: whoever resumes the run tries again
-                    yield from session.record((FAILED, call.entry(None, {"error": described})))
-                    raise
-                yield from ended(call, None, {"error": described, **spent_in(frame)})
-                raise
-            failed = (FAILED, call.entry(None, {"error": described, **spent_in(frame)}))
-            delay = spec.retry.delay_s(call.attempt, random.random())
-            due = session.shared_clock_us() + int(delay * 1e6)
-            yield from wait_until(session, call.path, due, {"for": "retry", "step": call.path, "name": spec.name})
-            drafts = [failed, _intent(call)]  # the failure and the next intent share one commit
+            else:
+                drafts = yield from _failed(call, error, spent_in(frame))
             continue
+        call.took = frame.took
         return (yield from _succeed(call, result, spent_in(frame)))
+
+
+def _failed(call: Call, error: Exception, spent: dict[str, Any]) -> Act[list[tuple[int, Entry]]]:
+    """A definite failure: the end, or the entries that the next attempt begins with."""
+    session, spec = call.session, call.spec
+    described = describe_error(error, session.ctx.codec)
+    if not spec.retry.wants(error, call.attempt):
+        if call.path.startswith("undo:"):  # must not stand for ever: whoever resumes the run tries again
+            yield from session.record((FAILED, call.entry(None, {"error": described})))
+        else:
+            yield from ended(call, None, {"error": described, **spent})
+        raise error
+    delay = spec.retry.delay_s(call.attempt, random.random())
+    due = session.shared_clock_us() + int(delay * 1e6)
+    failed = (FAILED, call.entry(None, {"error": described, "due": due, **spent}))
+    if delay <= LINGER_S:
+        yield from _wait_for_retry(call, due)
+        return [failed, _intent(call)]  # the failure and the next intent share one commit
+    yield from session.record(failed)  # a run that parks meanwhile must know that this is no doubt
+    yield from _wait_for_retry(call, due)
+    return [_intent(call)]
+
+
+def _wait_for_retry(call: Call, due: int) -> Act[None]:
+    what = {"for": "retry", "step": call.path, "name": call.spec.name}
+    yield from wait_until(call.session, call.path, due, what)
 
 
 def _succeed(call: Call, result: Any, more: dict[str, Any]) -> Act[Any]:

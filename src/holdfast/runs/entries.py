@@ -52,6 +52,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True):
     attempt: int = 1
     value: bytes | None = None
     more: dict[str, Any] | None = None
+    took: int = 0  # microseconds that the body ran
 
 
 class Recorded(msgspec.Struct, frozen=True):

@@ -221,6 +221,14 @@ class Run:
             return decode(unsqueeze(text or b"null"), self._ctx.codec)
         raise outcome_error(row.status, self.id, text, self._ctx.codec)
 
+    def _raw_result(self) -> Any:
+        """The result of a finished run in a readable form that needs no classes: for tools."""
+        tenant, row = self._do(flows.locate(self._ctx, self.id))
+        text = self._do(flows.outcome(tenant, row))
+        if row.status == "done":
+            return decode(unsqueeze(text or b"null"), self._ctx.codec, raw=True)
+        raise outcome_error(row.status, self.id, text, self._ctx.codec)
+
     def _check_waiting(self, row: RunRow, deadline: float | None) -> None:
         info = RunInfo.of(row)
         if row.status == "stuck":

@@ -204,7 +204,7 @@ def steps_of(entries: Sequence[Recorded], codec: Codec) -> list[Step]:
                 _kind(group),
                 _status(group),
                 max(recorded.entry.attempt for recorded in group),
-                moment(first.entry.at),
+                moment(first.entry.at - (first.entry.took if first.kind in (DONE, FAILED) else 0)),
                 moment(last.entry.at) if ended else None,
                 None if text is None else decode(text, codec, raw=True),
                 error_text(errors[-1])

@@ -43,6 +43,11 @@ class Scope:
         self.count += 1
         return f"{self.prefix}{self.count}"
 
+    def take_for(self, name: str, wanted: bytes) -> str:
+        """The path of the next call, of this step with these arguments. Here the order of the calls is enough."""
+        del name, wanted
+        return self.take()
+
     def branch(self) -> Scope:
         """A scope for a new branch, numbered now."""
         return Scope(self.session, f"{self.take()}.", is_async=self.is_async, deadlines=self.deadlines)
@@ -58,7 +63,7 @@ class Scope:
 class BodyFrame:
     """What a running step's body may say: it has no scope of its own, journal calls in it are plain calls."""
 
-    __slots__ = ("is_effect", "key", "name", "path", "scope", "spent")
+    __slots__ = ("is_effect", "key", "name", "path", "scope", "spent", "took")
 
     def __init__(self, scope: Scope, path: str, name: str, *, key: str | None = None, is_effect: bool = False) -> None:
         self.scope = scope
@@ -67,6 +72,7 @@ class BodyFrame:
         self.key = key
         self.is_effect = is_effect
         self.spent: dict[str, float] = {}
+        self.took = 0  # microseconds that the body ran, once it has ended
 
 
 def in_body(scope: Scope, frame: BodyFrame) -> Scope:

@@ -79,6 +79,7 @@ class Session:
         self.limits: dict[str, float] = {}
         self.spent: dict[str, float] = {}
         self.stuck_by: BaseException | None = None
+        self.can_park = True  # False where only calls are ours, not the code around them: a LangGraph node
         self.alive = True
         self.skew_us = 0  # how far the database's clock is ahead of ours
         self.busy = 0
@@ -130,6 +131,14 @@ class Session:
         )
         self.stop = self.stop or error
         return error
+
+    def final(self, found: Sequence[Recorded]) -> Entry | None:
+        """How a call ended, if that stands: where others run the code again after an error, an error does not."""
+        ended = completion(found)
+        more = None if ended is None else ended.more
+        if more is not None and "error" in more and not self.can_park and not more.get("done"):
+            return None
+        return ended
 
     def value(self, entry: Entry) -> Act[Any]:
         """The value that an entry holds, from its body or from a blob."""

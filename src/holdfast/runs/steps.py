@@ -5,17 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
+from time import perf_counter_ns
 from typing import Any
 
 from holdfast.errors import BudgetExceeded, UsageError
 from holdfast.runs import bodies, points
 from holdfast.runs.acting import Act, Body, Pause, Wait
 from holdfast.runs.caching import look_up, remember
-from holdfast.runs.entries import DONE, FAILED, Entry, Recorded
+from holdfast.runs.entries import DONE, FAILED, Entry, Recorded, squeeze
 from holdfast.runs.failures import describe_error, rebuild
 from holdfast.runs.inputs import digest
 from holdfast.runs.scope import BodyFrame, Scope, current, in_body
-from holdfast.runs.session import Session, completion
+from holdfast.runs.session import Session
 from holdfast.runs.specs import StepSpec
 from holdfast.runs.timeouts import check_deadline
 
@@ -27,19 +28,19 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
     """Call a step: from the journal if its end is recorded, else for real."""
     scope.check()
     session = scope.session
-    path = scope.take()
-    yield from check_deadline(scope, path)
     text = spec.binder.text(spec.binder.bind(args, kwargs), session.ctx.codec)
     wanted = digest(text)
+    path = scope.take_for(spec.name, wanted)
+    yield from check_deadline(scope, path)
     found = session.recorded(path, spec.name, wanted)
-    ended = completion(found)
+    ended = session.final(found)
     if ended is not None:
         return (yield from answer(session, ended))
     check_budget(session)
     if spec.cache is not None:
         cached = yield from look_up(session, spec, args, kwargs, wanted)
         if cached is not None:
-            yield from session.record((DONE, _entry(session, path, spec, wanted, 1, cached, {"cached": True})))
+            yield from session.record((DONE, _entry(session, path, spec, wanted, 1, squeeze(cached), {"cached": True})))
             return session.decoded(cached)
     yield from session.flush()
     attempt = 1 + sum(recorded.kind == FAILED for recorded in found)
@@ -50,14 +51,14 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
             result = yield from run_body(scope, spec, frame, args, kwargs, attempt)
         except Exception as error:
             if not spec.retry.wants(error, attempt):
-                more = {"error": describe_error(error, session.ctx.codec), **_spent(frame)}
-                yield from session.record((DONE, _entry(session, path, spec, wanted, attempt, None, more)))
+                more = {"error": describe_error(error, session.ctx.codec), **spent_in(frame)}
+                yield from session.record((DONE, _entry(session, path, spec, wanted, attempt, None, more, frame.took)))
                 raise
             yield from _try_again(session, path, spec, wanted, attempt, error, frame)
             attempt += 1
             continue
         value = session.encoded(result)
-        entry = _entry(session, path, spec, wanted, attempt, value, _spent(frame) or None)
+        entry = _entry(session, path, spec, wanted, attempt, value, spent_in(frame) or None, frame.took)
         if spec.lazy:
             session.later(DONE, entry)
             return result
@@ -67,9 +68,16 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _entry(
-    session: Session, path: str, spec: StepSpec, wanted: bytes, attempt: int, value: bytes | None, more: Any
+    session: Session,
+    path: str,
+    spec: StepSpec,
+    wanted: bytes,
+    attempt: int,
+    value: bytes | None,
+    more: Any,
+    took: int = 0,
 ) -> Entry:
-    return Entry(path, spec.name, session.ctx.clock_us(), wanted, attempt, value, more)
+    return Entry(path, spec.name, session.ctx.clock_us(), wanted, attempt, value, more, took)
 
 
 def answer(session: Session, ended: Entry) -> Act[Any]:
@@ -96,10 +104,14 @@ def run_body(
     if points.hook is not None:
         points.reach("body", frame.path, spec.name, attempt, "before")
     inner = in_body(scope, frame)
-    if spec.is_async:
-        result = yield Body(partial(_acall, inner, spec, args, kwargs, limit), is_async=True)
-    else:
-        result = yield Body(partial(_call, inner, spec, args, kwargs, limit))
+    begun = perf_counter_ns()
+    try:
+        if spec.is_async:
+            result = yield Body(partial(_acall, inner, spec, args, kwargs, limit), is_async=True)
+        else:
+            result = yield Body(partial(_call, inner, spec, args, kwargs, limit))
+    finally:
+        frame.took = (perf_counter_ns() - begun) // 1000
     if points.hook is not None:
         points.reach("body", frame.path, spec.name, attempt, "after")
     return result
@@ -144,8 +156,8 @@ def _try_again(
     """Write down that an attempt failed and when the next one is due, and wait for it."""
     delay = spec.retry.delay_s(attempt, random.random())
     due = session.ctx.clock_us() + int(delay * 1e6)
-    more = {"error": describe_error(error, session.ctx.codec), "due": due, **_spent(frame)}
-    yield from session.record((FAILED, _entry(session, path, spec, wanted, attempt, None, more)))
+    more = {"error": describe_error(error, session.ctx.codec), "due": due, **spent_in(frame)}
+    yield from session.record((FAILED, _entry(session, path, spec, wanted, attempt, None, more, frame.took)))
     yield from wait_until(session, path, due, {"for": "retry", "step": path, "name": spec.name})
 
 
@@ -177,7 +189,7 @@ def spend(session: Session, amounts: dict[str, float]) -> None:
         session.spent[unit] = session.spent.get(unit, 0) + amount
 
 
-def _spent(frame: BodyFrame) -> dict[str, Any]:
+def spent_in(frame: BodyFrame) -> dict[str, Any]:
     """What the body spent, for its completion; counted from then on."""
     if not frame.spent:
         return {}

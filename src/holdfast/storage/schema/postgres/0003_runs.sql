@@ -39,11 +39,26 @@ CREATE TABLE run (
     PRIMARY KEY (tenant, run)
 ) WITH (fillfactor = 50);
 CREATE UNIQUE INDEX run_id ON run (tenant, id);
-CREATE INDEX run_due ON run (queue, priority DESC, wake_at) WHERE status IN ('queued', 'waiting');
+-- Two, because a store may hold very many runs that wait for people: what is due must be found without passing them.
+CREATE INDEX run_queued ON run (queue, priority DESC, wake_at) WHERE status = 'queued';
+CREATE INDEX run_waiting ON run (queue, wake_at) WHERE status = 'waiting';
 CREATE INDEX run_running ON run (owner) WHERE status = 'running';
 CREATE INDEX run_root ON run (tenant, root);
 CREATE INDEX run_listed ON run (tenant, status, run);
 CREATE INDEX run_origin ON run (tenant, origin) WHERE origin IS NOT NULL;
+CREATE INDEX run_kept ON run (tenant, keep_until) WHERE keep_until IS NOT NULL;
+
+-- Workers hear at once that a run is due (LISTEN); without it they look every half second. Steps write none of the
+-- columns named here, so that they neither fire this nor wait for the lock that NOTIFY takes.
+CREATE FUNCTION run_is_due() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify(left('holdfast_' || TG_TABLE_SCHEMA, 63), '');
+    RETURN NULL;
+END $$;
+CREATE TRIGGER run_started AFTER INSERT ON run FOR EACH ROW
+    WHEN (NEW.status = 'queued' AND NEW.wake_at = 0) EXECUTE FUNCTION run_is_due();
+CREATE TRIGGER run_woken AFTER UPDATE OF wake_at ON run FOR EACH ROW
+    WHEN (NEW.status IN ('queued', 'waiting') AND NEW.wake_at = 0) EXECUTE FUNCTION run_is_due();
 
 -- A run's arguments and its outcome: apart from the row, which every step writes again.
 CREATE TABLE run_value (

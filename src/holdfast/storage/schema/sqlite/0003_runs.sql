@@ -38,11 +38,14 @@ CREATE TABLE run (
     PRIMARY KEY (tenant, run)
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX run_id ON run (tenant, id);
-CREATE INDEX run_due ON run (queue, priority DESC, wake_at) WHERE status IN ('queued', 'waiting');
+-- Two, because a store may hold very many runs that wait for people: what is due must be found without passing them.
+CREATE INDEX run_queued ON run (queue, priority DESC, wake_at) WHERE status = 'queued';
+CREATE INDEX run_waiting ON run (queue, wake_at) WHERE status = 'waiting';
 CREATE INDEX run_running ON run (owner) WHERE status = 'running';
 CREATE INDEX run_root ON run (tenant, root);
 CREATE INDEX run_listed ON run (tenant, status, run);
 CREATE INDEX run_origin ON run (tenant, origin) WHERE origin IS NOT NULL;
+CREATE INDEX run_kept ON run (tenant, keep_until) WHERE keep_until IS NOT NULL;
 
 -- A run's arguments and its outcome: apart from the row, which every step writes again.
 CREATE TABLE run_value (

@@ -1,0 +1,339 @@
+"""The commands that look at runs: runs, run, steps, asks, tail, replay, check. Nothing here changes a run."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from datetime import UTC, datetime
+from typing import Any
+
+from holdfast import Ask, Event, RunInfo, Step, Store
+from holdfast.cli.readable import ago, local, moment, plural, readable, shorten, to_json
+from holdfast.cli.render import Cell, Output
+from holdfast.errors import NotFound, RunError
+
+OK, NO = 0, 1
+_WIDTH = 100
+_COLOURS = {
+    "done": "green",
+    "running": "cyan",
+    "queued": "cyan",
+    "waiting": "yellow",
+    "paused": "yellow",
+    "retrying": "yellow",
+    "stuck": "red",
+    "failed": "red",
+    "in doubt": "bold red",
+}
+
+
+def runs(args: Namespace, store: Store, out: Output) -> int:
+    limit = args.limit or None
+    found = store.runs(status=args.status, function=args.function, queue=args.queue, limit=limit)
+    if out.json:
+        for info in found:
+            out.json_line(info_json(info))
+        return OK
+    now = datetime.now(UTC)
+    rows: list[list[Cell]] = [
+        [
+            (info.id, "bold"),
+            (info.status, _COLOURS.get(info.status, "")),
+            (info.function, ""),
+            (ago(info.changed_at, now), "dim"),
+            (waits_for(info), ""),
+        ]
+        for info in found
+    ]
+    if rows:
+        out.table(("run", "status", "function", "changed", "waits for"), rows)
+    else:
+        out.message("no runs" + (" fit" if args.status or args.function or args.queue else " in this store yet"))
+    if limit is not None and len(found) == limit:
+        out.message(f"the newest {limit}; there may be more: --limit 0 lists all")
+    return OK
+
+
+def run(args: Namespace, store: Store, out: Output) -> int:
+    handle = store.get_run(args.run)
+    info, steps = handle.info(), handle.steps()
+    doubts = [step for step in steps if step.status == "in doubt"]
+    outcome = _outcome(store, args.run, info)
+    if out.json:
+        asks = [ask_json(ask) for ask in store.asks(args.run)]
+        counts = {"steps": len(steps), "in_doubt": [step.path for step in doubts]}
+        out.document(info_json(info) | outcome | counts | {"asks": asks})
+        return OK
+    out.line((info.id, "bold"), (info.status, _COLOURS.get(info.status, "")))
+    rows = [
+        ("function", f"{info.function} (version {info.version})"),
+        ("queue", f"{info.queue}, priority {info.priority}"),
+        ("started", local(info.created_at)),
+        ("changed", local(info.changed_at)),
+        ("taken up", plural(info.attempts, "time")),
+        ("steps", f"{len(steps)} ({plural(info.entries, 'journal entry').replace('entrys', 'entries')})"),
+        ("waits for", waits_for(info)),
+        ("result", shorten(to_json(outcome["result"]), _WIDTH) if "result" in outcome else ""),
+        ("error", outcome.get("error", "")),
+    ]
+    for name, value in rows:
+        if value:
+            out.line((f"{name:<10}", "dim"), (str(value), ""))
+    for step in doubts:
+        out.line(("in doubt  ", "bold red"), (f"step {step.path}: {step.name}, key {step.key}", ""))
+        out.line(
+            ("          ", ""), (f"settle it: holdfast resolve {info.id} {step.path} --done VALUE | --not-done", "")
+        )
+    for ask in store.asks(args.run):
+        if ask.kind != "doubt":
+            out.line(("question  ", "yellow"), (f"{ask.question}  (holdfast answer {info.id} {ask.path} VALUE)", ""))
+    return OK
+
+
+def _outcome(store: Store, run_id: str, info: RunInfo) -> dict[str, Any]:
+    if info.status not in ("done", "failed", "cancelled", "rolled_back"):
+        return {}
+    try:
+        return {"result": readable(store.get_run(run_id)._raw_result())}
+    except RunError as error:
+        return {"error": str(error)}
+
+
+def steps(args: Namespace, store: Store, out: Output) -> int:
+    found = store.get_run(args.run).steps()
+    if args.in_doubt:
+        found = [step for step in found if step.status == "in doubt"]
+    if out.json:
+        for step in found:
+            out.json_line(step_json(step))
+        return OK
+    rows: list[list[Cell]] = []
+    for step in found:
+        took = "" if step.ended_at is None else f"{(step.ended_at - step.started_at).total_seconds():.3f}"
+        said = step.error if step.error else _shown(step)
+        rows.append(
+            [
+                (step.path, "bold"),
+                (step.kind, "dim"),
+                (step.name, ""),
+                (
+                    step.status + (f" ({step.attempts} attempts)" if step.attempts > 1 else ""),
+                    _COLOURS.get(step.status, ""),
+                ),
+                (took, "dim"),
+                (shorten(said, _WIDTH), "red" if step.error else ""),
+            ]
+        )
+    if rows:
+        out.table(("step", "kind", "name", "status", "seconds", "result"), rows, right=(4,))
+    else:
+        out.message(f"run {args.run} has no steps" + (" in doubt" if args.in_doubt else " yet"))
+    return OK
+
+
+def _shown(step: Step) -> str:
+    if step.status == "in doubt":
+        return f"key {step.key}"
+    if step.result is None and step.note:
+        return to_json(readable(step.note))
+    return to_json(readable(step.result)) if step.ended_at is not None else ""
+
+
+def asks(args: Namespace, store: Store, out: Output) -> int:
+    found = store.asks(args.run, all=args.all)
+    if out.json:
+        for ask in found:
+            out.json_line(ask_json(ask))
+        return OK
+    now = datetime.now(UTC)
+    rows: list[list[Cell]] = []
+    for ask in found:
+        given = ", ".join(f"{who}: {to_json(readable(value))}" for who, value, _ in ask.answers)
+        rows.append(
+            [
+                (ask.run, "bold"),
+                (ask.path, "bold"),
+                (ask.kind if ask.status == "open" else ask.status, "yellow" if ask.status == "open" else "dim"),
+                (ago(ask.asked_at, now), "dim"),
+                (_what_is_allowed(ask), ""),
+                (shorten(ask.question + (f"  [{given}]" if given else ""), 3 * _WIDTH), ""),
+            ]
+        )
+    if rows:
+        out.table(("run", "step", "kind", "asked", "answers", "question"), rows)
+    else:
+        out.message("nobody is asked anything")
+    return OK
+
+
+def _what_is_allowed(ask: Ask) -> str:
+    if ask.kind == "doubt":
+        return "done, not done"
+    if ask.options is not None:
+        return shorten(" | ".join(to_json(readable(option)) for option in ask.options), 60)
+    return shorten(to_json(ask.schema), 60) if ask.schema is not None else "anything"
+
+
+def tail(args: Namespace, store: Store, out: Output) -> int:
+    handle = store.get_run(args.run)
+    for event in handle.stream(args.after):
+        if out.json:
+            out.json_line(event_json(event))
+        else:
+            colour = "green" if event.kind == "done" else "yellow" if event.kind in ("wait", "failed") else ""
+            at = event.at.astimezone().strftime("%H:%M:%S.%f")[:-3]
+            said = "" if event.value is None else shorten(to_json(readable(event.value)), _WIDTH)
+            out.line((at, "dim"), (f"{event.kind:<6}", colour), (event.path, "bold"), (event.name, ""), (said, ""))
+    return OK
+
+
+def replay(args: Namespace, store: Store, out: Output) -> int:
+    from holdfast.runs.loading import load_app
+
+    load_app(args.app)
+    found = store.replay(args.run)
+    if out.json:
+        result = (
+            {"result": readable(found.result)} if found.complete else {"stopped_at": found.path, "next": found.name}
+        )
+        out.document({"run": args.run, "complete": found.complete, "steps": found.steps} | result)
+    elif found.complete:
+        out.line((f"{args.run}: replayed to its end, {plural(found.steps, 'step')}, no body run", "green"))
+        out.state(readable(found.result))
+    else:
+        where = f"stops before {found.name} at step {found.path}, which is not recorded"
+        out.line(
+            (f"{args.run}: {plural(found.steps, 'step')} answered from the journal, no body run; {where}", "green")
+        )
+    return OK
+
+
+def check(args: Namespace, store: Store, out: Output) -> int:
+    from holdfast.runs.checking_code import check_code
+    from holdfast.runs.loading import load_app
+
+    module = load_app(args.app)
+    findings = check_code(store, module)
+    bad = [finding for finding in findings if not finding.ok]
+    if out.json:
+        for finding in findings:
+            out.json_line(
+                {
+                    "run": finding.run,
+                    "function": finding.function,
+                    "ok": finding.ok,
+                    "recorded_version": finding.old_version,
+                    "new_version": finding.new_version,
+                    "problem": finding.problem,
+                }
+            )
+    else:
+        for finding in findings:
+            mark: Cell = ("ok", "green") if finding.ok else ("differs", "bold red")
+            out.line(mark, (finding.run, "bold"), (finding.function, ""), (finding.problem or "", ""))
+        out.message(
+            f"{plural(len(findings), 'open run')} replayed against {args.app}: {len(bad)} would not go on"
+            if findings
+            else f"no open run of a function in {args.app}"
+        )
+    return NO if bad else OK
+
+
+# --- the same as JSON
+
+
+def waits_for(info: RunInfo) -> str:
+    """What a run waits for, for people."""
+    what = info.waiting_for or {}
+    kind = what.get("for")
+    if kind in ("question", "approval"):
+        return f"{what.get('question')} (step {what.get('step')})"
+    if kind == "doubt":
+        return f"a verdict on {what.get('name')} (step {what.get('step')}, key {what.get('key')})"
+    if kind == "help":
+        return f"{what.get('type')}: {what.get('error')}"
+    if kind == "signal":
+        return f"a message{' on ' + repr(what['topic']) if what.get('topic') else ''}"
+    if kind == "run":
+        return f"run {what.get('run')}"
+    if kind == "all":
+        return f"{len(what.get('of', []))} things"
+    if kind == "resume":
+        return "holdfast resume"
+    until = f" until {local(info.wake_at)}" if info.wake_at is not None else ""
+    return f"{kind}{until}" if kind else ""
+
+
+def info_json(info: RunInfo) -> dict[str, Any]:
+    return {
+        "id": info.id,
+        "function": info.function,
+        "version": info.version,
+        "status": info.status,
+        "queue": info.queue,
+        "priority": info.priority,
+        "waiting_for": info.waiting_for,
+        "wake_at": None if info.wake_at is None else moment(info.wake_at),
+        "attempts": info.attempts,
+        "entries": info.entries,
+        "created_at": moment(info.created_at),
+        "changed_at": moment(info.changed_at),
+        "is_fork": info.is_fork,
+        "is_child": info.is_child,
+        "request": info.request,
+    }
+
+
+def step_json(step: Step) -> dict[str, Any]:
+    return {
+        "number": step.number,
+        "path": step.path,
+        "name": step.name,
+        "kind": step.kind,
+        "status": step.status,
+        "attempts": step.attempts,
+        "started_at": moment(step.started_at),
+        "ended_at": None if step.ended_at is None else moment(step.ended_at),
+        "result": readable(step.result),
+        "error": step.error,
+        "key": step.key,
+        "shared": step.shared,
+        "note": readable(step.note),
+    }
+
+
+def ask_json(ask: Ask) -> dict[str, Any]:
+    return {
+        "run": ask.run,
+        "step": ask.path,
+        "kind": ask.kind,
+        "question": ask.question,
+        "options": readable(ask.options),
+        "schema": ask.schema,
+        "approvers": ask.approvers,
+        "quorum": ask.quorum,
+        "asked_at": moment(ask.asked_at),
+        "deadline": None if ask.deadline is None else moment(ask.deadline),
+        "status": ask.status,
+        "answers": [{"who": who, "value": readable(value), "at": moment(at)} for who, value, at in ask.answers],
+        "key": ask.key,
+    }
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    return {
+        "seq": event.seq,
+        "kind": event.kind,
+        "path": event.path,
+        "name": event.name,
+        "value": readable(event.value),
+        "at": moment(event.at),
+    }
+
+
+def has_run(store: Store, name: str) -> bool:
+    """Whether a name is a run's: some commands take threads and runs."""
+    try:
+        store.get_run(name)
+    except NotFound:
+        return False
+    return True

@@ -1,0 +1,66 @@
+"""Hearing that somebody else has written: what lets a worker look at once, and not at its next turn.
+
+A driver may offer `listen()`, which gives one of these. News are a hint and may be missed or empty: whoever waits must
+look by itself now and then.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Protocol
+
+_LOOK_S = 0.02
+
+
+class News(Protocol):
+    """Somebody's ear at a store; not shared between threads, but `close` may come from another one."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until there may be something new, at most so long. Raises StoreError if it cannot hear."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class FileNews:
+    """SQLite: every commit changes the log beside the store. Only its size and time are looked at, no lock is taken."""
+
+    def __init__(self, path: str) -> None:
+        self._log = path + "-wal"
+        self._seen = self._stat()
+        self._closed = False
+
+    def wait(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while not self._closed:
+            found = self._stat()
+            if found != self._seen:
+                self._seen = found
+                return True
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            time.sleep(min(_LOOK_S, left_s))
+        return False
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _stat(self) -> tuple[int, ...]:
+        try:
+            found = os.stat(self._log)
+        except OSError:
+            return ()
+        return (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+class NoNews:
+    """A store in memory has no file: looking again soon costs little."""
+
+    def wait(self, timeout_s: float) -> bool:
+        time.sleep(min(timeout_s, _LOOK_S))
+        return True
+
+    def close(self) -> None:
+        pass

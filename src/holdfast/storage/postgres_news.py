@@ -1,0 +1,63 @@
+"""LISTEN on a connection of its own: PostgreSQL tells as soon as a run is due (schema/postgres/0003_runs.sql).
+
+Behind a pooler in transaction mode nothing is heard, which is no error: whoever waits looks by itself now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg
+from psycopg import sql
+
+from holdfast.errors import StoreClosed, Unavailable
+from holdfast.storage.postgres_errors import Target, lost, not_connected
+from holdfast.storage.postgres_open import Connection
+
+_CHANNEL_MAX = 63  # a name's length on the server
+
+
+class PostgresNews:
+    """An ear at a store's schema. Connects when it is first waited on, and again after the connection broke."""
+
+    def __init__(self, connect: Callable[[], Connection], target: Target) -> None:
+        self._connect = connect
+        self._target = target
+        self._channel = f"holdfast_{target.schema}"[:_CHANNEL_MAX]
+        self._connection: Connection | None = None
+        self._closed = False
+
+    def wait(self, timeout_s: float) -> bool:
+        if self._closed:
+            raise StoreClosed("the store was closed")
+        if self._connection is None:
+            self._listen()
+            return True  # what came before is not told
+        try:
+            return any(True for _ in self._connection.notifies(timeout=timeout_s, stop_after=1))
+        except psycopg.Error as error:
+            self._drop()
+            if self._closed:
+                raise StoreClosed("the store was closed") from error
+            raise lost(str(error), self._target) from error
+
+    def close(self) -> None:
+        self._closed = True
+        self._drop()
+
+    def _listen(self) -> None:
+        try:
+            made = self._connect()
+        except psycopg.Error as error:
+            raise not_connected(error, self._target) from error
+        try:
+            made.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+        except psycopg.Error as error:
+            made.close()
+            raise Unavailable(f"{self._target} does not let us LISTEN: {type(error).__name__}") from error
+        self._connection = made
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()

@@ -1,0 +1,1048 @@
+"""Steps: recorded once, answered from the journal from then on; retries, deadlines, caches, streams, values."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from lab import MODES, PLACES, Interrupt, Lab, Once, hooked, open_place
+
+import holdfast as hf
+from holdfast.runs.blobs import BLOB_MIN_BYTES
+from holdfast.runs.points import Point
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[hf.Store]:
+    yield from open_place(request, tmp_path_factory)
+
+
+@pytest.fixture(params=MODES)
+def lab(request: pytest.FixtureRequest, store: hf.Store) -> Lab:
+    return Lab(store, request.param)
+
+
+class OutOfPaper(Exception):
+    """An error with an attribute of its own."""
+
+    def __init__(self, printer: str, left: int) -> None:
+        super().__init__(printer, left)
+        self.printer = printer
+        self.left = left
+
+
+class Flaky(Exception):
+    """Worth another attempt."""
+
+
+def again(lab: Lab, agent: Callable[..., Any], *args: Any, id: str) -> hf.Run:
+    """The same line twice: the first is interrupted, the second goes on."""
+    with pytest.raises(Interrupt):
+        lab.run(agent, *args, id=id)
+    assert lab.store.get_run(id).status == "queued"
+    return lab.run(agent, *args, id=id)
+
+
+# --- the record
+
+
+def test_a_step_is_recorded_once_and_answered_from_then_on(lab: Lab) -> None:
+    once = Once()
+
+    @lab.step()
+    def double(number: int) -> int:
+        lab.ran.append(number)
+        return number * 2
+
+    @lab.durable
+    async def agent(number: int) -> list[int]:
+        found = [await lab(double(number)), await lab(double(number + 1))]
+        once.interrupt()
+        return [*found, await lab(double(number + 2))]
+
+    run = again(lab, agent, 3, id="r")
+    assert run.result() == [6, 8, 10]
+    assert lab.ran == [3, 4, 5]
+    assert [(step.path, step.name, step.kind, step.status, step.result) for step in run.steps()] == [
+        ("1", "double", "step", "done", 6),
+        ("2", "double", "step", "done", 8),
+        ("3", "double", "step", "done", 10),
+    ]
+    assert lab.run(agent, 3, id="r").result() == [6, 8, 10]  # finished: its handle
+    assert lab.ran == [3, 4, 5]
+    assert run.info().attempts == 2
+
+
+def test_a_run_without_an_id_is_a_new_one_each_time(lab: Lab) -> None:
+    @lab.durable
+    async def agent() -> int:
+        return 1
+
+    first, second = lab.run(agent), lab.run(agent)
+    assert first.id != second.id
+    assert {info.id for info in lab.store.runs(function="agent")} == {first.id, second.id}
+
+
+def test_an_error_is_recorded_and_raised_again_with_its_class(lab: Lab) -> None:
+    once = Once()
+
+    @lab.step()
+    def printed() -> None:
+        lab.ran.append("printed")
+        try:
+            raise KeyError("tray 2")
+        except KeyError as error:
+            raise OutOfPaper("lobby", 3) from error
+
+    @lab.durable
+    async def agent() -> list[Any]:
+        try:
+            await lab(printed())
+        except OutOfPaper as error:
+            once.interrupt()
+            return [error.printer, error.left, list(error.args), repr(error.__cause__), str(error)]
+        return []
+
+    assert again(lab, agent, id="r").result() == ["lobby", 3, ["lobby", 3], "KeyError('tray 2')", "('lobby', 3)"]
+    assert lab.count("printed") == 1
+    [step] = lab.store.get_run("r").steps()
+    assert step.status == "failed"
+    assert step.error == "OutOfPaper: ('lobby', 3)"
+
+
+def test_an_error_that_nobody_catches_fails_the_run(lab: Lab) -> None:
+    @lab.step()
+    def printed() -> None:
+        lab.ran.append("printed")
+        raise OutOfPaper("lobby", 3)
+
+    @lab.durable
+    async def agent() -> None:
+        await lab(printed())
+
+    run = lab.run(agent, id="r")
+    assert run.status == "failed"
+    for handle in (run, lab.run(agent, id="r"), lab.store.get_run("r")):
+        with pytest.raises(hf.RunFailed, match="OutOfPaper") as caught:
+            handle.result()
+        assert isinstance(caught.value.__cause__, OutOfPaper)
+        assert caught.value.__cause__.printer == "lobby"
+    assert lab.count("printed") == 1
+
+
+def test_an_error_whose_class_is_gone_is_named(lab: Lab) -> None:
+    once = Once()
+
+    @lab.step()
+    def broken() -> None:
+        class Local(Exception):
+            """Nobody can find this class again."""
+
+        raise Local("sprocket")
+
+    @lab.durable
+    async def agent() -> str:
+        try:
+            await lab(broken())
+        except Exception as error:
+            once.interrupt()
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    found = again(lab, agent, id="r").result()
+    assert found.startswith("StepFailed: ")
+    assert "sprocket" in found
+    assert "Local" in found
+
+
+def test_large_results_are_kept_once_beside_the_journal(lab: Lab) -> None:
+    once = Once()
+    large = "".join(chr(33 + (i * i * 7 + i // 5) % 90) for i in range(BLOB_MIN_BYTES * 6))
+
+    @lab.step()
+    def page(number: int) -> str:
+        lab.ran.append(number)
+        return large
+
+    @lab.durable
+    async def agent() -> list[bool]:
+        found = [await lab(page(1)) == large, await lab(page(2)) == large]
+        once.interrupt()
+        return found
+
+    run = again(lab, agent, id="r")
+    assert run.result() == [True, True]
+    assert lab.ran == [1, 2]
+    assert len(run.steps()) == 2
+
+
+def test_a_run_of_thousands_of_steps(lab: Lab) -> None:
+    once = Once()
+
+    @lab.step()
+    def count(number: int) -> int:
+        lab.ran.append(number)
+        return number
+
+    @lab.durable
+    async def agent(steps: int) -> int:
+        total = 0
+        for number in range(steps):
+            total += await lab(count(number))
+            if number == steps - 2:
+                once.interrupt()
+        return total
+
+    steps = 2000
+    run = again(lab, agent, steps, id="r")
+    assert run.result() == sum(range(steps))
+    assert lab.ran == list(range(steps))
+    assert run.info().entries == steps
+
+
+def test_recursion_and_loops_are_numbered_by_the_call_tree(lab: Lab) -> None:
+    @lab.step()
+    def leaf(depth: int) -> int:
+        lab.ran.append(depth)
+        return depth
+
+    async def tree(depth: int) -> int:
+        found = await lab(leaf(depth))
+        if depth:
+            return int(found) + await tree(depth - 1) + await tree(depth - 1)
+        return int(found)
+
+    once = Once()
+
+    @lab.durable
+    async def agent() -> int:
+        found = await tree(3)
+        once.interrupt()
+        return found
+
+    assert again(lab, agent, id="r").result() == 11
+    assert len(lab.ran) == 15
+
+
+# --- retries
+
+
+def test_an_attempt_that_fails_is_tried_again_after_its_backoff(lab: Lab) -> None:
+    times: list[float] = []
+
+    @lab.step(retries=3, backoff_s=0.04, retry_on=(Flaky,))
+    def call() -> str:
+        times.append(time.monotonic())
+        if len(times) < 3:
+            raise Flaky(f"attempt {len(times)}")
+        return "ok"
+
+    @lab.durable
+    async def agent() -> Any:
+        return await lab(call())
+
+    run = lab.run(agent, id="r")
+    assert run.result() == "ok"
+    first, second, third = times
+    assert second - first >= 0.02  # half of the backoff, at least; then it doubles
+    assert third - second >= 0.04
+    [step] = run.steps()
+    assert (step.attempts, step.status, step.error) == (3, "done", None)
+
+
+@pytest.mark.parametrize(
+    ("options", "attempts"),
+    [
+        ({"retries": 2}, 3),
+        ({"retries": 2, "retry_on": (KeyError,)}, 1),
+        ({"retries": 2, "retry_on": lambda error: "Flaky" in repr(error)}, 3),
+        ({"retries": 2, "retry_on": Exception, "give_up_on": (Flaky,)}, 1),
+        ({}, 1),
+    ],
+)
+def test_which_errors_are_tried_again_and_how_often(lab: Lab, options: dict[str, Any], attempts: int) -> None:
+    @lab.step(backoff_s=0, **options)
+    def call() -> None:
+        lab.ran.append("call")
+        raise Flaky("no")
+
+    @lab.durable
+    async def agent() -> str:
+        try:
+            await lab(call())
+        except Flaky as error:
+            return f"gave up: {error}"
+        return ""
+
+    run = lab.run(agent, id="r")
+    assert run.result() == "gave up: no"
+    assert lab.count("call") == attempts
+    [step] = run.steps()
+    assert (step.status, step.attempts) == ("failed", attempts)
+
+
+def test_a_long_backoff_parks_the_run_and_the_attempts_go_on_counting(lab: Lab) -> None:
+    @lab.step(retries=1, backoff_s=3600, backoff_max_s=3600)
+    def call() -> None:
+        lab.ran.append("call")
+        raise Flaky("no")
+
+    @lab.durable
+    async def agent() -> None:
+        await lab(call())
+
+    run = lab.run(agent, id="r")
+    info = run.info()
+    assert info.status == "waiting"
+    assert info.waiting_for is not None
+    assert info.waiting_for["for"] == "retry"
+    assert info.wake_at is not None
+    assert timedelta(minutes=29) < info.wake_at - datetime.now(UTC) < timedelta(minutes=61)
+    assert lab.run(agent, id="r").status == "waiting"
+    assert run.resume() == "queued"
+    assert lab.run(agent, id="r").status == "waiting"  # it looked: still not due
+    assert lab.count("call") == 1
+    [step] = run.steps()
+    assert (step.status, step.attempts, step.error) == ("retrying", 1, "Flaky: no")
+
+
+# --- deadlines and processes
+
+
+def test_a_body_that_takes_too_long_is_given_up(lab: Lab) -> None:
+    release = threading.Event()
+
+    async def slow_async() -> None:
+        lab.ran.append("slow")
+        await asyncio.sleep(60)
+
+    def slow() -> None:
+        lab.ran.append("slow")
+        release.wait(60)
+
+    step = hf.step(timeout_s=0.05, retries=1, backoff_s=0)(slow_async if lab.is_async else slow)
+
+    @lab.durable
+    async def agent() -> str:
+        try:
+            await lab(step())
+        except TimeoutError as error:
+            return str(error)
+        return ""
+
+    try:
+        assert "0.05" in lab.run(agent, id="r").result()
+    finally:
+        release.set()
+    assert lab.count("slow") == 2
+
+
+@hf.step(process=True, timeout_s=30)
+def in_a_process(number: int) -> list[int]:
+    import os
+
+    return [number + 1, os.getpid()]
+
+
+@hf.step(process=True, timeout_s=0.5)
+def never_ends(path: str) -> None:
+    import os
+    from pathlib import Path
+
+    Path(path).write_text(str(os.getpid()))
+    while True:
+        pass
+
+
+@hf.durable
+def with_a_process(path: str) -> list[Any]:
+    import os
+
+    number, pid = in_a_process(1)
+    try:
+        never_ends(path)
+    except TimeoutError as error:
+        return [number, pid != os.getpid(), type(error).__name__]
+    return []
+
+
+def test_a_sync_body_may_run_in_a_process_that_can_be_stopped(store: hf.Store, tmp_path: Path) -> None:
+    lab, path = Lab(store, "sync"), tmp_path / "pid"
+    assert lab.run(with_a_process, str(path), id="r").result() == [2, True, "BodyTimeout"]
+    if path.exists():  # it had begun: it was killed
+        assert not Path(f"/proc/{path.read_text()}").exists()
+
+
+# --- caches
+
+
+def test_a_cached_result_serves_all_runs_of_the_tenant(lab: Lab) -> None:
+    @lab.step(cache=True)
+    def embed(text: str) -> int:
+        lab.ran.append(text)
+        return len(text)
+
+    @lab.durable
+    async def agent(texts: list[str]) -> list[int]:
+        return [await lab(embed(text)) for text in texts]
+
+    assert lab.run(agent, ["a", "bb", "a"], id="r").result() == [1, 2, 1]
+    run = lab.run(agent, ["bb", "ccc"], id="s")
+    assert run.result() == [2, 3]
+    assert lab.ran == ["a", "bb", "ccc"]
+    assert [step.note for step in run.steps()] == [{"cached": True}, None]
+    other = Lab(lab.store, "sync").store
+    assert other.run(agent, ["a"], id="r").result() == [1]
+    assert lab.ran == ["a", "bb", "ccc", "a"]
+
+
+def test_a_cache_has_a_time_and_a_key(lab: Lab) -> None:
+    @lab.step(cache=0.000001)
+    def brief(text: str) -> str:
+        lab.ran.append(text)
+        return text
+
+    @lab.step(cache=60, cache_key=lambda text, **_: text.lower())
+    def keyed(text: str) -> str:
+        lab.ran.append(text)
+        return text
+
+    @lab.durable
+    async def agent() -> list[str]:
+        return [await lab(step(text)) for step, text in ((brief, "x"), (brief, "x"), (keyed, "Y"), (keyed, "y"))]
+
+    assert lab.run(agent, id="r").result() == ["x", "x", "Y", "Y"]
+    assert lab.ran == ["x", "x", "Y"]
+
+
+def test_an_error_is_not_cached(lab: Lab) -> None:
+    @lab.step(cache=True)
+    def embed(text: str) -> int:
+        lab.ran.append(text)
+        if len(lab.ran) == 1:
+            raise Flaky("once")
+        return len(text)
+
+    @lab.durable
+    async def agent() -> Any:
+        try:
+            return await lab(embed("a"))
+        except Flaky:
+            return await lab(embed("a"))
+
+    assert lab.run(agent, id="r").result() == 1
+    assert lab.count("a") == 2
+
+
+# --- generators and what a run says
+
+
+def test_a_generator_streams_its_chunks_and_is_recorded_once(lab: Lab) -> None:
+    once = Once()
+
+    @lab.step()
+    def tokens(count: int) -> Iterator[str]:
+        for number in range(count):
+            lab.ran.append(number)
+            yield f"t{number}"
+
+    @lab.durable
+    async def agent() -> Any:
+        found = await lab(tokens(3))
+        once.interrupt()
+        return found
+
+    with pytest.raises(Interrupt):
+        lab.run(agent, id="r")
+    heard: list[hf.Event] = []
+    ready = threading.Event()
+
+    def listen() -> None:
+        stream = lab.store.get_run("r").stream()
+        ready.set()
+        heard.extend(stream)
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    ready.wait(10)
+    assert lab.run(agent, id="r").result() == ["t0", "t1", "t2"]
+    listener.join(30)
+    assert lab.ran == [0, 1, 2]
+    assert [(event.kind, event.value) for event in heard] == [("done", ["t0", "t1", "t2"]), ("status", "done")]
+
+
+def test_chunks_are_heard_while_the_step_runs(lab: Lab) -> None:
+    heard: list[tuple[str, Any]] = []
+    first, ended = threading.Event(), threading.Event()
+
+    def tokens() -> Iterator[str]:
+        yield "one"
+        assert first.wait(30)  # the listener has it before the step ends
+        yield "two"
+
+    def atokens() -> Any:
+        async def chunks() -> Any:
+            yield "one"
+            assert await asyncio.to_thread(first.wait, 30)
+            yield "two"
+
+        return chunks
+
+    step = hf.step(atokens()) if lab.is_async else hf.step(tokens)
+    begun = threading.Event()
+
+    @lab.durable
+    async def agent() -> Any:
+        begun.set()
+        assert ended.wait(30) or True
+        return await lab(step())
+
+    def listen() -> None:
+        for event in lab.store.get_run("r").stream():
+            heard.append((event.kind, event.value))
+            if event.value == "one":
+                first.set()
+
+    runner = threading.Thread(target=lambda: lab.run(agent, id="r"))
+    runner.start()
+    assert begun.wait(30)
+    listener = threading.Thread(target=listen)
+    listener.start()
+    while not listening(lab.store):
+        time.sleep(0.001)
+    ended.set()
+    runner.join(30)
+    listener.join(30)
+    assert heard == [("chunk", "one"), ("chunk", "two"), ("done", ["one", "two"]), ("status", "done")]
+
+
+def listening(store: hf.Store) -> bool:
+    from holdfast.runs.runtime import runtime_of
+
+    return bool(runtime_of(store._context)._listeners)
+
+
+def test_what_a_run_emits_is_recorded_and_never_read_by_it(lab: Lab) -> None:
+    once = Once()
+
+    @lab.step()
+    def work() -> int:
+        hf.emit({"half": True})
+        return 1
+
+    @lab.durable
+    async def agent() -> Any:
+        hf.emit("begun")
+        found = await lab(work())
+        hf.emit("done")
+        once.interrupt()
+        hf.emit("after")
+        return found
+
+    run = again(lab, agent, id="r")
+    assert run.result() == 1
+    said = [event.value for event in run.stream() if event.kind == "emit"]
+    assert said == ["begun", {"half": True}, "done", "after"]
+    assert [(step.path, step.kind) for step in run.steps() if step.kind != "emit"] == [("2", "step")]
+
+
+# --- methods, direct calls, what is no input
+
+
+class Printer:
+    """Something with methods that are steps."""
+
+    def __init__(self, lab: Lab, name: str, *, keyed: bool = False) -> None:
+        self.lab = lab
+        self.name = name
+        if keyed:
+            self.holdfast_key = name
+
+    @hf.step
+    def prints(self, text: str) -> str:
+        """What a page says."""
+        self.lab.ran.append((self.name, text))
+        return f"{self.name}: {text}"
+
+    @hf.step
+    async def aprints(self, text: str) -> str:
+        self.lab.ran.append((self.name, text))
+        return f"{self.name}: {text}"
+
+    def do(self, text: str) -> Any:
+        return self.aprints(text) if self.lab.is_async else self.prints(text)
+
+
+def test_methods_are_steps_and_self_counts_only_if_it_has_a_key(lab: Lab) -> None:
+    once = Once()
+
+    @lab.durable
+    async def agent() -> list[str]:
+        # Another object on every replay; without a key that does not matter.
+        name = "first" if not once.reached else "second"
+        found = [await lab(Printer(lab, name).do("a")), await lab(Printer(lab, "lobby", keyed=True).do("b"))]
+        once.interrupt()
+        return found
+
+    assert again(lab, agent, id="r").result() == ["first: a", "lobby: b"]
+    assert lab.ran == [("first", "a"), ("lobby", "b")]
+
+    changed = Once()
+
+    @lab.durable
+    async def other() -> Any:
+        found = await lab(Printer(lab, "lobby" if not changed.reached else "cellar", keyed=True).do("b"))
+        changed.interrupt()
+        return found
+
+    run = again(lab, other, id="s")
+    assert run.status == "stuck"  # the printer is an input now, and it is another one
+    with pytest.raises(hf.RunStuck, match="arguments"):
+        run.result()
+    assert Printer.prints.__doc__ == "What a page says."
+    assert asyncio.iscoroutinefunction(Printer.aprints)
+
+
+def test_ignored_arguments_are_no_input_and_need_not_be_storable(lab: Lab) -> None:
+    once = Once()
+
+    @lab.step(ignore=("client",))
+    def fetch(url: str, client: Any) -> str:
+        lab.ran.append(url)
+        assert isinstance(client, threading.Event)
+        return url.upper()
+
+    @lab.durable
+    async def agent() -> Any:
+        found = await lab(fetch("a", threading.Event()))
+        once.interrupt()
+        return found
+
+    assert again(lab, agent, id="r").result() == "A"
+    assert lab.ran == ["a"]
+
+
+def test_defaults_are_no_input(lab: Lab) -> None:
+    once = Once()
+
+    def fetch(url: str, tries: int = 1) -> list[Any]:
+        lab.ran.append((url, tries))
+        return [url, tries]
+
+    def changed(url: str, tries: int = 5) -> list[Any]:
+        return fetch(url, tries)
+
+    old, new = lab.step(name="fetch")(fetch), lab.step(name="fetch")(changed)
+
+    @lab.durable
+    async def agent() -> Any:
+        step = old if not once.reached else new
+        found = [await lab(step("a"))]
+        once.interrupt()
+        return [*found, await lab(step(url="b"))]
+
+    assert again(lab, agent, id="r").result() == [["a", 1], ["b", 5]]
+
+
+def test_a_step_is_a_plain_call_where_there_is_no_run_and_inside_a_step(lab: Lab) -> None:
+    @lab.step()
+    def inner(number: int) -> int:
+        lab.ran.append(number)
+        return number * 10
+
+    def outer_body(number: int) -> int:
+        return int(inner(number)) + 1
+
+    async def aouter_body(number: int) -> int:
+        return int(await inner(number)) + 1
+
+    outer = hf.step(name="outer")(aouter_body if lab.is_async else outer_body)
+
+    @lab.durable
+    async def agent() -> list[int]:
+        return [await lab(outer(1)), await lab(inner.direct(2))]
+
+    run = lab.run(agent, id="r")
+    assert run.result() == [11, 20]
+    assert [step.name for step in run.steps()] == ["outer"]
+    if lab.is_async:
+        assert asyncio.run(inner(3)) == asyncio.run(inner.direct(3)) == 30
+    else:
+        assert inner(3) == inner.direct(3) == 30
+
+
+def test_the_durable_function_called_directly_is_itself(lab: Lab) -> None:
+    @lab.durable
+    async def agent(number: int) -> int:
+        return number + 1
+
+    assert (asyncio.run(agent(1)) if lab.is_async else agent(1)) == 2
+
+
+# --- lazy ones and recorded values
+
+
+def test_values_that_a_run_draws_are_the_same_on_every_replay(lab: Lab) -> None:
+    once = Once()
+    seen: list[list[Any]] = []
+
+    @lab.step()
+    def work() -> None:
+        pass
+
+    @lab.durable
+    async def agent() -> list[Any]:
+        drawn = [hf.now(), hf.random(), hf.uuid(), hf.random()]
+        seen.append(drawn)
+        await lab(work())
+        once.interrupt()
+        return drawn
+
+    found = again(lab, agent, id="r").result()
+    assert found == seen[0] == seen[1]
+    when, chance, number, other = found
+    assert abs(when - datetime.now(UTC)) < timedelta(minutes=1)
+    assert 0 <= chance < 1
+    assert isinstance(number, UUID)
+    assert other != chance
+
+
+def test_a_lazy_step_is_written_with_the_next_entry_before_a_body_runs(lab: Lab) -> None:
+    entries: list[int] = []
+
+    @lab.step(lazy=True)
+    def parse(text: str) -> str:
+        lab.ran.append(text)
+        return text.upper()
+
+    @lab.step()
+    def work() -> None:
+        entries.append(lab.store.get_run("r").info().entries)
+
+    @lab.durable
+    async def agent() -> Any:
+        found = [await lab(parse("a")), await lab(parse("b"))]
+        entries.append(lab.store.get_run("r").info().entries)
+        await lab(work())
+        return found
+
+    run = lab.run(agent, id="r")
+    assert run.result() == ["A", "B"]
+    assert entries == [0, 2]
+    assert [step.name for step in run.steps()] == ["parse", "parse", "work"]
+
+
+def test_patched_sends_new_runs_the_new_way_and_old_runs_the_old_one(lab: Lab) -> None:
+    once, fresh = Once(), Once()
+
+    @lab.step()
+    def old() -> str:
+        hf.emit("at work")
+        return "old"
+
+    @lab.step()
+    def new() -> str:
+        return "new"
+
+    @lab.durable(name="changing", version="any")
+    async def before() -> list[str]:
+        found = [await lab(old()), await lab(old())]
+        once.interrupt()
+        return found
+
+    with pytest.raises(Interrupt):
+        lab.run(before, id="r")
+
+    @lab.durable(name="changing", version="any")
+    async def after() -> list[str]:
+        found = [await lab(new() if hf.patched("first") else old()), await lab(old())]
+        if hf.patched("tail"):  # both runs come here for the first time
+            found.append(await lab(new()))
+        fresh.interrupt()
+        return [*found, str(hf.patched("first")), str(hf.patched("tail"))]
+
+    assert again(lab, after, id="new").result() == ["new", "old", "new", "True", "True"]
+    assert lab.run(after, id="r").result() == ["old", "old", "new", "False", "True"]
+
+
+# --- budgets
+
+
+def test_a_budget_is_counted_once_across_interruptions(lab: Lab) -> None:
+    once = Once()
+    flaky = Once()
+
+    @lab.step(retries=1, backoff_s=0)
+    def think(tokens: int) -> int:
+        lab.ran.append(tokens)
+        hf.spend(tokens=tokens, usd=tokens / 100)
+        if tokens == 7 and not flaky.reached:
+            flaky.reached = 1
+            raise Flaky("paid for nothing")
+        return tokens
+
+    @lab.durable
+    async def agent() -> list[Any]:
+        budget = hf.budget(tokens=30)
+        await lab(think(10))
+        await lab(think(7))  # twice: the failed attempt was paid for too
+        once.interrupt()
+        spent = dict(budget.spent)
+        left = budget.left
+        await lab(think(10))
+        try:
+            await lab(think(1))
+        except hf.BudgetExceeded as error:
+            return [spent, left, budget.spent, str(error)]
+        return []
+
+    spent, left, total, said = again(lab, agent, id="r").result()
+    assert spent["tokens"] == 24
+    assert left == {"tokens": 6}
+    assert total["tokens"] == 34
+    assert "34 tokens of 30" in said
+    assert lab.ran == [10, 7, 7, 10]
+
+
+def test_a_run_over_its_budget_fails_before_the_next_body(lab: Lab) -> None:
+    @lab.step()
+    def think() -> None:
+        lab.ran.append("think")
+        hf.spend(tokens=6)
+
+    @lab.durable
+    async def agent() -> None:
+        hf.budget(tokens=10)
+        for _ in range(5):
+            await lab(think())
+
+    run = lab.run(agent, id="r")
+    with pytest.raises(hf.RunFailed) as caught:
+        run.result()
+    assert isinstance(caught.value.__cause__, hf.BudgetExceeded)
+    assert lab.count("think") == 2
+
+
+# --- deadlines of parts, new beginnings
+
+
+def test_a_timeout_is_recorded_and_raises_at_the_same_call_again(lab: Lab) -> None:
+    once = Once()
+
+    @lab.step()
+    def work(number: int) -> int:
+        lab.ran.append(number)
+        return number
+
+    @lab.durable
+    async def agent() -> list[Any]:
+        found: list[Any] = []
+        try:
+            with hf.timeout(0.05):
+                found.append(await lab(work(1)))
+                await lab(hf.sleep(0.06))
+                found.append(await lab(work(2)))
+        except TimeoutError:
+            found.append("late")
+        once.interrupt()
+        with hf.timeout(60):
+            found.append(await lab(work(3)))
+        return found
+
+    assert again(lab, agent, id="r").result() == [1, "late", 3]
+    assert lab.ran == [1, 3]
+
+
+def test_a_timeout_ends_a_wait(lab: Lab) -> None:
+    @lab.durable
+    async def asking() -> str:
+        try:
+            with hf.timeout(0.05):
+                return str(await lab(hf.ask("Who?")))
+        except TimeoutError:
+            return "late"
+
+    @lab.durable
+    async def receiving() -> str:
+        try:
+            with hf.timeout(0.05):
+                return str(await lab(hf.receive()))
+        except TimeoutError:
+            return "late"
+
+    for number, agent in enumerate((asking, receiving)):
+        assert lab.run(agent, id=f"r{number}").result(timeout_s=20) == "late"
+        assert lab.run(agent, id=f"r{number}").result() == "late"
+    assert lab.store.asks() == []
+
+
+def test_continue_as_new_begins_again_with_an_empty_journal(lab: Lab) -> None:
+    entries: list[int] = []
+
+    @lab.step()
+    def work(number: int) -> int:
+        lab.ran.append(number)
+        return number
+
+    @lab.durable
+    async def agent(round: int, total: int = 0) -> int:
+        entries.append(lab.store.get_run("r").info().entries)
+        hf.now()
+        total += await lab(work(round))
+        if round < 4:
+            hf.continue_as_new(round + 1, total=total)
+        return total
+
+    run = lab.run(agent, 1, id="r")
+    assert run.result() == 10
+    assert lab.ran == [1, 2, 3, 4]
+    assert entries == [0, 0, 0, 0]
+    assert [step.name for step in run.steps()] == ["hf.now", "work"]
+    assert lab.run(agent, 1, id="r").result() == 10  # the arguments that it was started with still name it
+
+
+# --- tasks
+
+
+def test_plain_tasks_of_asyncio_replay_right(store: hf.Store) -> None:
+    lab, once = Lab(store, "async"), Once()
+
+    @hf.step
+    async def work(name: str, turns: int) -> str:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        lab.ran.append(name)
+        return name
+
+    async def branch(name: str, turns: int) -> list[str]:
+        return [await work(name, turns), await work(name + "'", 0)]
+
+    @hf.durable
+    async def agent() -> list[Any]:
+        # The second time the branches take other times; each finds its own steps.
+        slow, fast = (50, 0) if not once.reached else (0, 50)
+        gathered = await asyncio.gather(branch("a", slow), branch("b", fast), work("c", slow))
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(branch(name, turns)) for name, turns in (("d", fast), ("e", slow))]
+        once.interrupt()
+        return [*gathered, *(task.result() for task in tasks), await work("f", 0)]
+
+    # What is passed to the steps differs, and must not: it is an input.
+    work.holdfast.ignore = ("turns",)
+    work.holdfast.__dict__.pop("binder", None)
+    run = again(lab, agent, id="r")
+    assert run.result() == [["a", "a'"], ["b", "b'"], "c", ["d", "d'"], ["e", "e'"], "f"]
+    assert sorted(lab.ran) == sorted(["a", "a'", "b", "b'", "c", "d", "d'", "e", "e'", "f"])
+    assert len({step.path for step in run.steps()}) == 10
+
+
+def test_a_sync_step_in_a_task_may_wait_for_its_next_attempt(store: hf.Store) -> None:
+    """A sync step of an async run cannot be suspended: it ends its branch, and the run parks."""
+    lab = Lab(store, "async")
+
+    @hf.step(retries=1, backoff_s=3600, backoff_max_s=3600)
+    def call() -> None:
+        lab.ran.append("call")
+        raise Flaky("no")
+
+    async def branch() -> None:
+        call()
+
+    @hf.durable
+    async def agent() -> None:
+        await asyncio.gather(branch(), branch())
+
+    run = lab.run(agent, id="r")
+    assert run.status == "waiting"
+    assert (run.info().waiting_for or {})["for"] in ("retry", "all")
+    assert lab.run(agent, id="r").status == "waiting"
+    assert lab.count("call") <= 2
+
+
+async def test_every_operation_has_an_async_twin(store: hf.Store) -> None:
+    lab = Lab(store, "async")
+
+    @hf.step
+    async def work(number: int) -> int:
+        return number * 2
+
+    @hf.durable
+    async def agent(number: int) -> int:
+        return await work(number) + int(await hf.ask("More?", schema=int))
+
+    run = await lab.store.arun(agent, 4, id="r")
+    assert await run.astatus() == "waiting"
+    [ask] = await lab.store.aasks("r")
+    assert ask.question == "More?"
+    assert (await lab.store.aanswer("r", 3, who="bob")).settled
+    assert await run.aresult() == 11
+    assert (await run.ainfo()).status == "done"
+    assert [step.name for step in await run.asteps()] == ["work", "hf.ask"]
+    assert [event.kind async for event in run.astream()][-1] == "status"
+    assert (await lab.store.aget_run("r")).id == "r"
+    assert [info.id for info in await lab.store.aruns()] == ["r"]
+    queued = await lab.store.astart(agent, 1, id="s")
+    assert await queued.apause() == "paused"
+    assert await queued.aresume() == "queued"
+    assert await queued.acancel() == "cancelled"
+    with pytest.raises(hf.RunCancelled):
+        await queued.aresult()
+
+
+async def test_a_sync_agent_runs_beside_an_async_caller(store: hf.Store) -> None:
+    lab = Lab(store, "sync")
+    ticks: list[int] = []
+
+    @hf.step
+    def work() -> int:
+        return threading.get_ident()
+
+    @hf.durable
+    def agent() -> int:
+        return work()
+
+    async def tick() -> None:
+        ticks.append(1)
+
+    run, _ = await asyncio.gather(lab.store.arun(agent, id="r"), tick())
+    assert await run.aresult() != threading.get_ident()
+
+
+def test_the_points_of_a_step(lab: Lab) -> None:
+    heard: list[str] = []
+
+    @lab.step(retries=1, backoff_s=0)
+    def work() -> int:
+        lab.ran.append("work")
+        if lab.count("work") == 1:
+            raise Flaky("once")
+        return 1
+
+    @lab.durable
+    async def agent() -> Any:
+        return await lab(work())
+
+    def hear(point: Point) -> None:
+        heard.append(f"{point.when} {point.kind} {point.attempt}")
+
+    with hooked(hear):
+        lab.run(agent, id="r")
+    assert heard == [
+        "after claim 1",
+        "before body 1",
+        "before failed 1",
+        "after failed 1",
+        "before body 2",
+        "after body 2",
+        "before done 2",
+        "after done 2",
+        "before finish 1",
+        "after finish 1",
+    ]
