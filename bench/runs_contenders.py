@@ -23,7 +23,6 @@ from bench.measure import Prose, in_child
 
 OURS = "bench.runs_ours"
 DBOS = "bench.runs_dbos"
-AT_ONCE = 32  # runs that a worker has at a time
 RESULT_BYTES = 1000
 ANSWER_TIMEOUT_S = 300.0
 TABLES = """

@@ -122,10 +122,10 @@ def _texts(store: hf.Store, count: int, run: str) -> float:
     return time.perf_counter() - start
 
 
-def _fork(store: hf.Store, run: str, at: int) -> float:
-    """Fork so that step `at` is the first new one; nobody runs it."""
+def _fork(store: hf.Store, run: str, kept: int) -> float:
+    """Fork with so many steps kept; nobody runs it."""
     start = time.perf_counter()
-    store.fork(run, at=at)
+    store.fork(run, at=kept)
     return time.perf_counter() - start
 
 

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from holdfast.testing.ledger import AirlineProcess
 
 AGENT = Path(__file__).with_name("travel.py")
 TURNS = 300
-DRILL_KILLS = 6
+DRILL_KILLS = 4  # beside those at named points, of which this agent has about thirty
 
 _numbers = itertools.count(1)
 _COLOURED = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
@@ -75,35 +76,33 @@ class Scene:
         say(f"killed, exit code {agent.returncode} (SIGKILL)", "1;31")
         assert agent.returncode == -signal.SIGKILL, agent.returncode
 
-    def answer(self, store: hf.Store, dest: str) -> None:
-        """Whoever answers needs nothing but the store: `holdfast answer` on another machine does it too."""
-        [ask] = store.asks(f"trip-{dest}")
+    def holdfast(self, *arguments: str) -> None:
+        """A command of the CLI, shown with what it says. It must succeed."""
+        say(f"$ holdfast {shlex.join(arguments)}", "1")
+        line = [sys.executable, "-m", "holdfast.cli", *arguments, "--store", self.store]
+        done = subprocess.run(line, cwd=AGENT.parents[1], capture_output=True, text=True, check=False)
+        for text in (*done.stdout.splitlines(), *done.stderr.splitlines()):
+            say(text, "2")
+        assert done.returncode == 0, done.returncode
+
+    def answer(self, dest: str) -> None:
+        """Whoever answers needs nothing but the store, and no process of the agent is running."""
+        with hf.open(self.store) as store:
+            [ask] = store.asks(f"trip-{dest}")
         assert ask.options
-        store.answer(ask.run, ask.options[0], who="ann")
-        say(f"ann answers: {ask.options[0]}", "33")
+        self.holdfast("answer", ask.run, ask.options[0], "--who", "ann")
 
     def step(self, store: hf.Store, dest: str, name: str) -> hf.Step:
         return next(one for one in store.get_run(f"trip-{dest}").steps() if one.name == name)
 
 
-# --- the drill
-
-
-def drill(scene: Scene) -> None:
-    from holdfast.cli.parser import COMMANDS
-
-    if "drill" not in COMMANDS:
-        return
-    part("The drill")
-
-
 # --- the story
 
 
-def asked(scene: Scene, store: hf.Store) -> None:
+def asked(scene: Scene) -> None:
     part("A travel agent searches flights, and asks a person. Nothing has to run while it waits.")
     scene.run("Lisbon")
-    scene.answer(store, "Lisbon")
+    scene.answer("Lisbon")
 
 
 def killed(scene: Scene, store: hf.Store) -> None:
@@ -126,7 +125,7 @@ def rolled_back(scene: Scene, store: hf.Store) -> None:
     part("A second trip: the hotel is sold out, so the flight is cancelled again.")
     scene.airline.client.behave(sold_out=["Grand Hotel Oslo"])
     scene.run("Oslo")
-    scene.answer(store, "Oslo")
+    scene.answer("Oslo")
     scene.run("Oslo")
     assert store.get_run("trip-Oslo").status == "failed"
 
@@ -160,6 +159,12 @@ def timeline(store: hf.Store, dest: str) -> None:
     say(f"taken up {run.info().attempts} times, {run.info().entries} journal entries", "2")
 
 
+def drill(scene: Scene) -> None:
+    part("The drill: the same agent, killed at every point of its life and at random times, and gone on with.")
+    arguments = json.dumps(["Lisbon", scene.airline.url])
+    scene.holdfast("drill", "examples/travel.py:travel", "--args", arguments, "--kills", str(DRILL_KILLS))
+
+
 def states(store: hf.Store) -> None:
     part("Beneath it: states of your own, any of them loaded, compared and forked, stored as what changed.")
     chance = random.Random(42)
@@ -190,7 +195,7 @@ def main() -> None:
         with AirlineProcess(folder / "airline.db") as airline, hf.open(str(folder / "agent.db")) as store:
             scene = Scene(folder, airline)
             say(f"the airline: a process of its own, {airline.url}", "2")
-            asked(scene, store)
+            asked(scene)
             killed(scene, store)
             rolled_back(scene, store)
             shown_ledger(scene)

@@ -73,7 +73,7 @@ def call(path: str, order: dict[str, Any] | None = None, headers: dict[str, str]
 # The key is honoured, so a repeated request does no harm; it waits until the first one can no longer arrive.
 @hf.effect(on_doubt="retry", timeout_s=1)
 def charge(order: str, cents: int) -> str:
-    headers = hf.http.idempotency_headers(api="stripe")
+    headers = hf.idempotency_headers(api="stripe")
     return str(call("/v1/charges", {"order": order, "amount": cents}, headers)["id"])
 
 

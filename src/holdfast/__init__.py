@@ -72,13 +72,21 @@ from holdfast.runs.decorators import durable, effect, step
 from holdfast.runs.doubt import Done, NotDone, Unknown
 from holdfast.runs.drawing import now, patched, random, uuid
 from holdfast.runs.handle import Run
+from holdfast.runs.http import idempotency_headers
 from holdfast.runs.keys import Key
 from holdfast.runs.keys import current_key as idempotency_key
 from holdfast.runs.models import Ask, Event, RunInfo, Step
+from holdfast.runs.progress import progress
+from holdfast.runs.progress_file import Progress
+from holdfast.runs.queues import Queue
+from holdfast.runs.replaying import Replay
 from holdfast.runs.resources import Resource, resource
+from holdfast.runs.state import State, state
 from holdfast.runs.store import Store
 from holdfast.runs.store import open_store as open
 from holdfast.runs.timeouts import timeout
+from holdfast.runs.tools import Tools, tools
+from holdfast.runs.worker import Worker
 from holdfast.threads.models import Change, Checkpoint, Problem, Pruned, Report, Stats, ThreadInfo
 from holdfast.threads.thread import Thread
 from holdfast.values.registry import register
@@ -112,8 +120,11 @@ __all__ = [
     "OpenError",
     "OutcomeUnknown",
     "Problem",
+    "Progress",
     "Pruned",
+    "Queue",
     "ReadOnlyStore",
+    "Replay",
     "Report",
     "Resource",
     "RolledBack",
@@ -124,6 +135,7 @@ __all__ = [
     "RunInfo",
     "RunMismatch",
     "RunStuck",
+    "State",
     "Stats",
     "Step",
     "StepFailed",
@@ -133,6 +145,7 @@ __all__ = [
     "Thread",
     "ThreadDeleted",
     "ThreadInfo",
+    "Tools",
     "Unavailable",
     "Undecodable",
     "Unknown",
@@ -140,6 +153,7 @@ __all__ = [
     "Unstorable",
     "UsageError",
     "ValueProblem",
+    "Worker",
     "__version__",
     "ask",
     "budget",
@@ -147,10 +161,12 @@ __all__ = [
     "durable",
     "effect",
     "emit",
+    "idempotency_headers",
     "idempotency_key",
     "now",
     "open",
     "patched",
+    "progress",
     "random",
     "receive",
     "register",
@@ -161,7 +177,9 @@ __all__ = [
     "sleep_until",
     "spawn",
     "spend",
+    "state",
     "step",
     "timeout",
+    "tools",
     "uuid",
 ]

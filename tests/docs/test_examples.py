@@ -64,6 +64,16 @@ def test_two_writers_lose_nothing(tmp_path: Path) -> None:
     assert "votes counted: 8" in output
 
 
+def test_an_agent_with_tools_is_killed_and_books_once(tmp_path: Path) -> None:
+    output = run("tool_agent.py", tmp_path)
+    assert f"killed, exit code {-signal.SIGKILL}" in output
+    assert [f"turn {turn}" in output for turn in (1, 2, 3, 4)] == [True] * 4
+    assert output.count("the model is called") == 4
+    assert "Error: SoldOut: Grand Hotel Lisbon is sold out" in output
+    assert "['LIS-0715', 'Pension Sol']" in output
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_many_agents_share_a_store(tmp_path: Path) -> None:
     assert "50 agents saved 500 turns; 500 checkpoints verified: ok=True" in run("async_agents.py", tmp_path)
 

@@ -59,7 +59,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if args.command is None:
         parser.print_help()
         return 0
-    args.store = _url(args)
+    args.store = _url(args) if args.wants_store else None
     out = Output(json=args.json, color=not args.no_color)
     code: int
     if not args.opens:

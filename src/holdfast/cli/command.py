@@ -17,3 +17,4 @@ class Command:
     arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[..., int]
     opens: bool = True  # it is given an open store; else it opens one itself, and may make it
+    wants_store: bool = True  # False: it needs none at all

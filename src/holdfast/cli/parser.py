@@ -17,9 +17,11 @@ from typing import Any, NoReturn
 from holdfast import __version__
 from holdfast.cli import changing, importing, looking, steering
 from holdfast.cli.command import Command
+from holdfast.cli.drilling import DRILL
 from holdfast.cli.readable import parse_since
 from holdfast.cli.refs import HELP as REF_HELP
 from holdfast.cli.run_commands import RUN_COMMANDS
+from holdfast.cli.working import WORKER
 from holdfast.errors import UsageError
 
 EXIT_CODES = """\
@@ -83,7 +85,7 @@ def build() -> Parser:
         )
         command.arguments(made)
         _add_common(made, argparse.SUPPRESS)
-        made.set_defaults(handler=command.run, opens=command.opens)
+        made.set_defaults(handler=command.run, opens=command.opens, wants_store=command.wants_store)
     return parser
 
 
@@ -306,4 +308,6 @@ COMMANDS = {
         opens=False,
     ),
     **RUN_COMMANDS,
+    "worker": WORKER,
+    "drill": DRILL,
 }

@@ -10,17 +10,18 @@ So a step, an effect, a question are each written once. Must never happen here: 
 
 from __future__ import annotations
 
+import contextvars
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import InDoubt
-from holdfast.runs.scope import Scope, Unwind
+from holdfast.runs.scope import Scope, Unwind, current
 from holdfast.storage.program import Transaction
 
 if TYPE_CHECKING:
-    pass
+    from holdfast.runs.session import Session
 
 T = TypeVar("T")
 
@@ -35,9 +36,11 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A short wait in this process."""
+    """A short wait in this process. `for_others`: for a branch of this run; raises CannotWait where none could go on
+    meanwhile, because a blocking call holds the event loop."""
 
     seconds: float
+    for_others: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,10 @@ class Wait:
 
 Want = Transaction | Body | Pause | Wait
 Act = Generator[Want, Any, T]
+
+
+class CannotWait(Exception):
+    """Other branches of the run go on only when this call has ended."""
 
 
 class Parked(Unwind):
@@ -73,12 +80,16 @@ def perform(scope: Scope, act: Act[T]) -> T:
                 elif type(want) is Body:
                     answer = _blocking(want)
                 elif type(want) is Pause:
+                    if want.for_others and session.supervisor is not None:
+                        raise CannotWait
                     answer = time.sleep(want.seconds)  # type: ignore[func-returns-value]
                 else:
                     assert isinstance(want, Wait)
                     if session.can_park:
                         session.waits.append(want)
                         scope.stop = Parked()
+                        if session.supervisor is not None:
+                            session.supervisor.park_for(scope.stop)
                         raise scope.stop
                     answer = time.sleep(_short_wait_s(session, want))  # type: ignore[func-returns-value]
             except BaseException as error:
@@ -99,13 +110,20 @@ async def aperform(scope: Scope, act: Act[T]) -> T:
     """Drive an act to its end on the running event loop. A wait suspends this branch."""
     session = scope.session
     run = session.ctx.driver.arun
+    cancelled: BaseException | None = None
+    here = current.get()
+    if here is not None:
+        here.calls += 1
     try:
         want = next(act)
         while True:
             session.busy += 1
             try:
+                if cancelled is not None:
+                    error, cancelled = cancelled, None
+                    raise error
                 if type(want) is Transaction:
-                    answer = await run(want)
+                    answer, cancelled = await _transact(run, want)
                 elif type(want) is Body:
                     answer = want.call()
                     if want.is_async:
@@ -122,7 +140,46 @@ async def aperform(scope: Scope, act: Act[T]) -> T:
             finally:
                 session.busy -= 1
     except StopIteration as stop:
+        if cancelled is not None:
+            raise cancelled from None  # it is recorded, and whoever wanted it does not any more
         return stop.value  # type: ignore[no-any-return]
+    except Unwind as end:
+        while end.waits:
+            await session.suspend(Wait(""))
+        raise
+    finally:
+        if here is not None:
+            here.calls -= 1
+
+
+async def _transact(run: Callable[[Transaction], Coroutine[Any, Any, Any]], want: Transaction) -> tuple[Any, Any]:
+    """Run a transaction without the run's scope: tasks that a driver makes are none of the run's. A write goes on to
+    its end also if this task is cancelled, because what was written must be known: gives its answer, and the
+    cancellation."""
+    if not want.write:
+        token = current.set(None)
+        try:
+            return await run(want), None
+        finally:
+            current.reset(token)
+    import asyncio
+
+    context = contextvars.copy_context()
+    context.run(current.set, None)
+    writing = asyncio.Task(run(want), context=context)
+    cancelled: BaseException | None = None
+    while not writing.done():
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError as error:
+            if writing.cancelled():
+                raise
+            cancelled = error
+        except BaseException:
+            break  # the write's own
+    if cancelled is not None and writing.exception() is not None:
+        raise cancelled
+    return writing.result(), cancelled
 
 
 async def _asuspend(session: Session, wait: Wait) -> None:
@@ -143,8 +200,8 @@ def _short_wait_s(session: Session, wait: Wait) -> float:
         run, step = session.row.id, str(wait.what.get("step", wait.path))
         raise InDoubt(
             f"nobody knows whether {wait.what.get('name', 'this')} happened (step {step} of {run!r}, key "
-            f"{wait.what.get('key')}). Look at the receiver, then say which: `holdfast resolve {run} {step} --done "
-            "VALUE` or `--not-done`, and run the graph again",
+            f"{wait.what.get('key')}). Look at the receiver, then say which: `holdfast resolve {run} {step} "
+            "--done VALUE` or `--not-done`, and run the graph again",
             run=run,
             step=step,
             key=str(wait.what.get("key")),

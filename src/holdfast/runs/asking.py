@@ -166,7 +166,7 @@ def question_at(
     answered = yield from await_answer(session, path, what, deadline)
     now = session.ctx.clock_us()
     if not answered:
-        beside = partial(_close, session, path)
+        beside = partial(close_ask, session, path)
         yield from session.record((DONE, Entry(path, name, now, more={"late": True})), beside=beside)
         return _late(question, on_timeout)
     value = answered["value"]
@@ -175,7 +175,7 @@ def question_at(
     return value
 
 
-def _close(session: Session, path: str) -> Generator[Batch, list[Rows], None]:
+def close_ask(session: Session, path: str) -> Generator[Batch, list[Rows], None]:
     yield Batch(_CLOSE(tenant=session.tenant, run=session.row.run, path=path))
 
 

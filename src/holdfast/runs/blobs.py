@@ -11,7 +11,9 @@ from holdfast.storage.program import Batch, Program, Sql, Statement
 
 BLOB_MIN_BYTES = 64 * 1024
 _HASH_BYTES = 20
-_ADD = Sql("INSERT INTO blob (tenant, hash, body) VALUES (:tenant, :hash, :body) ON CONFLICT (tenant, hash) DO NOTHING")
+_INSERT = "INSERT INTO blob (tenant, hash, body) VALUES (:tenant, :hash, :body) ON CONFLICT (tenant, hash) DO "
+# PostgreSQL: one that is there already is locked, so that a sweep cannot remove it before the reference is written.
+_ADD = Sql(sqlite=_INSERT + "NOTHING", postgres=_INSERT + "UPDATE SET hash = excluded.hash")
 _REFER = Sql(
     """INSERT INTO run_blob (tenant, run, hash) VALUES (:tenant, :run, :hash)
     ON CONFLICT (tenant, run, hash) DO NOTHING"""
@@ -43,3 +45,8 @@ def read_blob(tenant: int, key: bytes) -> Program[bytes]:
             f"the large result {key.hex()} is {'damaged' if rows else 'gone'}; restore it from a backup"
         )
     return bytes(rows[0][0])
+
+
+def refer_statement(tenant: int, run: int, key: bytes) -> Statement:
+    """What says that a run needs a blob that is there."""
+    return _REFER(tenant=tenant, run=run, hash=key)

@@ -13,14 +13,23 @@ from holdfast.runs.entries import DONE, NOTE, WAIT, Entry
 from holdfast.runs.requests import ContinueAsNew, RollBack
 from holdfast.runs.scope import Scope, current, need_scope
 from holdfast.runs.session import completion, opening
-from holdfast.runs.steps import wait_until
-from holdfast.runs.timeouts import check_deadline, nearest
+from holdfast.runs.steps import answer, wait_until
+from holdfast.runs.timeouts import check_deadline, limited
 
 T = TypeVar("T")
 
 
+def place(what: str) -> tuple[Scope, str]:
+    """Where a call is made: its branch and its path, taken now. What is awaited later, perhaps in a task of its own,
+    has the number of the call, whoever runs first."""
+    scope = need_scope(what)
+    scope.check()
+    return scope, scope.take()
+
+
 def do(scope: Scope, act: Act[T]) -> Any:
     """Drive an act the way the run is driven: its result, or in an async run something to await."""
+    act = limited(scope, act)
     return aperform(scope, act) if scope.is_async else perform(scope, act)
 
 
@@ -42,9 +51,7 @@ def ask(
     `approvers` names who may answer, `quorum` how many of them must give the same answer; with `allow_self=False` the
     `asker` may not. After `timeout_s` the answer is `on_timeout`, or that is raised if it is an exception class.
     """
-    scope = need_scope("hf.ask()")
-    scope.check()
-    path = scope.take()
+    scope, path = place("hf.ask()")
     act = asking.question_at(
         scope,
         path,
@@ -65,8 +72,8 @@ def sleep(seconds: float) -> Any:
     """Let time pass, also across restarts. The run is parked meanwhile. Await it in an async run."""
     if not isinstance(seconds, int | float) or not seconds >= 0:
         raise UsageError(f"hf.sleep({seconds!r}): a number of seconds from 0 on")
-    scope = need_scope("hf.sleep()")
-    return do(scope, _sleep_act(scope, lambda now: now + int(seconds * 1e6)))
+    scope, path = place("hf.sleep()")
+    return do(scope, _sleep_act(scope, path, lambda now: now + int(seconds * 1e6)))
 
 
 def sleep_until(when: datetime) -> Any:
@@ -74,16 +81,18 @@ def sleep_until(when: datetime) -> Any:
     if not isinstance(when, datetime):
         raise UsageError(f"hf.sleep_until() wants a datetime, not {type(when).__name__}")
     due = int(when.timestamp() * 1e6)
-    scope = need_scope("hf.sleep_until()")
-    return do(scope, _sleep_act(scope, lambda _: due))
+    scope, path = place("hf.sleep_until()")
+    return do(scope, _sleep_act(scope, path, lambda _: due))
 
 
-def _sleep_act(scope: Scope, due_at: Callable[[int], int]) -> Act[None]:
+def _sleep_act(scope: Scope, path: str, due_at: Callable[[int], int]) -> Act[None]:
     scope.check()
-    session, path, name = scope.session, scope.take(), "hf.sleep"
+    session, name = scope.session, "hf.sleep"
     yield from check_deadline(scope, path)
     found = session.recorded(path, name, None)
-    if completion(found) is not None:
+    ended = completion(found)
+    if ended is not None:
+        yield from answer(session, ended)
         return
     first = opening(found)
     if first is None:
@@ -91,9 +100,7 @@ def _sleep_act(scope: Scope, due_at: Callable[[int], int]) -> Act[None]:
         yield from session.record((WAIT, Entry(path, name, session.ctx.clock_us(), more={"due": due})))
     else:
         due = int((first.more or {})["due"])
-    limit = nearest(scope)
-    until = due if limit is None else min(due, limit)
-    yield from wait_until(session, path, until, {"for": "sleep", "step": path, "until": until})
+    yield from wait_until(session, path, due, {"for": "sleep", "step": path, "until": due})
     yield from session.record((DONE, Entry(path, name, session.ctx.clock_us())))
 
 
@@ -102,23 +109,24 @@ def receive(topic: str = "", *, timeout_s: float | None = None, default: Any = N
 
     After `timeout_s` it gives `default`.
     """
-    scope = need_scope("hf.receive()")
-    return do(scope, signals.receive_act(scope, topic, timeout_s, default))
+    scope, path = place("hf.receive()")
+    return do(scope, signals.receive_act(scope, path, topic, timeout_s, default))
 
 
 def send(run_id: str, value: Any, topic: str = "") -> Any:
     """Send a message to another run: once, whatever happens. Await it in an async run."""
-    scope = need_scope("hf.send()")
-    return do(scope, signals.send_act(scope, run_id, value, topic))
+    scope, path = place("hf.send()")
+    return do(scope, signals.send_act(scope, path, run_id, value, topic))
 
 
 def spawn(fn: Callable[..., Any], *args: Any, id: str | None = None, queue: str | None = None, **kwargs: Any) -> Any:
     """Start a child run: once. Gives a `Child`; `child.result()` waits for its end. Await it in an async run."""
     from holdfast.runs.decorators import durable_spec
 
-    scope = need_scope("hf.spawn()")
+    need_scope("hf.spawn()")
     spec = durable_spec(fn)
-    act = _child_act(scope, children.spawn_act(scope, spec, args, kwargs, id, queue))
+    scope, path = place("hf.spawn()")
+    act = _child_act(scope, children.spawn_act(scope, path, spec, args, kwargs, id, queue))
     return do(scope, act)
 
 
@@ -137,6 +145,8 @@ def emit(value: Any) -> None:
         raise AssertionError
     session = scope.session
     if scope.body is not None:
+        if scope.stop is not None:  # its time is over, and it goes on on a thread that nobody waits for
+            raise scope.stop
         if session.on_chunk is not None:
             session.on_chunk(scope.body.path, scope.body.name, value)
         entry = Entry(f"{scope.body.path}~emit", "hf.emit", session.ctx.clock_us(), value=session.encoded(value))

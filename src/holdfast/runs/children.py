@@ -6,13 +6,15 @@ from collections.abc import Generator
 from functools import partial
 from typing import Any
 
+from blake3 import blake3
+
 from holdfast.errors import RolledBack, RunCancelled, RunFailed, RunMismatch
 from holdfast.runs.acting import Act, Wait
 from holdfast.runs.entries import DONE, SPAWN, Entry, squeeze, unsqueeze
-from holdfast.runs.failures import error_text, rebuild
+from holdfast.runs.failures import describe_error, error_text, rebuild
 from holdfast.runs.inputs import digest
 from holdfast.runs.rows import BY_ID, FINISHED, NewRun, RunRow, find, insert, value_of
-from holdfast.runs.scope import Scope, need_scope
+from holdfast.runs.scope import Scope
 from holdfast.runs.session import Session, completion, opening
 from holdfast.runs.specs import DurableSpec
 from holdfast.runs.steps import answer
@@ -22,10 +24,12 @@ from holdfast.values.codec import decode
 from holdfast.values.registry import Codec
 
 NAME = "hf.spawn"
+_LOOK_US = 2_000_000  # how often a run looks for the end of a child that is not its own
 
 
 def spawn_act(
     scope: Scope,
+    path: str,
     spec: DurableSpec,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -35,14 +39,15 @@ def spawn_act(
     """Start a child run; gives its id."""
     scope.check()
     session = scope.session
-    path = scope.take()
     yield from check_deadline(scope, path)
     text = spec.binder.text(spec.binder.bind(args, kwargs), session.ctx.codec)
     wanted = digest(text)
     found = session.recorded(path, f"{NAME}:{spec.name}", wanted)
-    first = opening(found)
+    first, ended = opening(found), completion(found)
     if first is not None:
         return str((first.more or {})["child"])
+    if ended is not None:
+        yield from answer(session, ended)
     row = session.row
     run_id = child_id or f"{row.id}/{path}"
     new = NewRun(
@@ -51,7 +56,8 @@ def spawn_act(
         spec.version,
         squeeze(text),
         wanted,
-        session.ctx.entropy(16),
+        # Made from the parent's: a fork that keeps its keys has children that keep theirs.
+        blake3(row.incarnation + path.encode()).digest(16),
         queue or row.queue,
         row.priority,
         parent=row.run,
@@ -60,7 +66,12 @@ def spawn_act(
     )
     now = session.ctx.clock_us()
     entry = Entry(path, f"{NAME}:{spec.name}", now, wanted, more={"child": run_id})
-    yield from session.record((SPAWN, entry), beside=partial(_insert, session, new, now))
+    try:
+        yield from session.record((SPAWN, entry), beside=partial(_insert, session, new, now))
+    except RunMismatch as error:  # recorded: that run may be gone when this is replayed
+        more = {"error": describe_error(error, session.ctx.codec)}
+        yield from session.record((DONE, Entry(path, f"{NAME}:{spec.name}", now, wanted, more=more)))
+        raise
     return run_id
 
 
@@ -91,17 +102,16 @@ class Child:
 
     def result(self) -> Any:
         """What it returned; raises RunFailed if it failed."""
-        from holdfast.runs.calls import do
+        from holdfast.runs.calls import do, place
 
-        scope = need_scope("Child.result()")
-        return do(scope, result_act(scope, self.id))
+        scope, path = place("Child.result()")
+        return do(scope, result_act(scope, path, self.id))
 
 
-def result_act(scope: Scope, run_id: str) -> Act[Any]:
+def result_act(scope: Scope, path: str, run_id: str) -> Act[Any]:
     """Wait for a run's end and record it."""
     scope.check()
     session = scope.session
-    path = scope.take()
     yield from check_deadline(scope, path)
     name = "hf.result"
     found = session.recorded(path, name, None)
@@ -113,14 +123,15 @@ def result_act(scope: Scope, run_id: str) -> Act[Any]:
         row = yield from read(partial(find, session.tenant, run_id))
         if row is not None and row.status in FINISHED:
             break
-        yield Wait(path, {"for": "run", "step": path, "run": run_id}, None)
+        # Nobody tells this run when another one's child ends: the origin's, or one that has the same id.
+        foreign = row is None or row.parent != session.row.run
+        wake_at = (yield from session.now_us()) + _LOOK_US if foreign else None
+        yield Wait(path, {"for": "run", "step": path, "run": run_id}, wake_at)
     outcome = yield from read(partial(value_of, session.tenant, row.run, "outcome"))
     now = session.ctx.clock_us()
     if row.status == "done":
         yield from session.record((DONE, Entry(path, name, now, value=outcome, more={"child": run_id})))
         return session.decoded(unsqueeze(outcome or b"null"))
-    from holdfast.runs.failures import describe_error
-
     error = outcome_error(row.status, run_id, outcome, session.ctx.codec)
     more = {"error": describe_error(error, session.ctx.codec), "child": run_id}
     yield from session.record((DONE, Entry(path, name, now, more=more)))

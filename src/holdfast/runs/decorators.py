@@ -16,10 +16,12 @@ from holdfast.runs.ambient import outside_scope, some_run_is_active
 from holdfast.runs.bodies import acollect, collect
 from holdfast.runs.doubt import check_ambiguous
 from holdfast.runs.effects import effect_act
+from holdfast.runs.inputs import receiver_of, signature_of
 from holdfast.runs.retrying import Retry
 from holdfast.runs.scope import Scope, current
 from holdfast.runs.specs import DurableSpec, StepSpec, add_durable, add_step, plain_name
 from holdfast.runs.steps import refuse_nested, step_act
+from holdfast.runs.timeouts import limited
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -179,6 +181,11 @@ def _decorate_effect(
     _check(fn, "effect")
     if on_doubt not in ("ask", "retry", "fail"):
         raise UsageError(f'on_doubt is "ask", "retry" or "fail", not {on_doubt!r}')
+    if undo is not None and receiver_of(undo, signature_of(undo)) is not None:
+        raise UsageError(
+            f"undo={getattr(undo, '__name__', undo)} is a method, and a rollback has no self to call it on: give a "
+            "function, which gets the effect's arguments and result by name"
+        )
     limit = _seconds(timeout_s)
     spec = StepSpec(
         fn,
@@ -246,7 +253,7 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
             scope = _scope(spec)
             if scope is None:
                 return await _adirect(spec, args, kwargs)
-            return await aperform(scope, actor(scope, spec, args, kwargs))
+            return await aperform(scope, limited(scope, actor(scope, spec, args, kwargs)))
 
         made = journaled
     else:
@@ -256,7 +263,7 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
             scope = _scope(spec)
             if scope is None:
                 return _direct(spec, args, kwargs)
-            return perform(scope, actor(scope, spec, args, kwargs))
+            return perform(scope, limited(scope, actor(scope, spec, args, kwargs)))
 
         made = called
     made.holdfast = spec

@@ -56,9 +56,10 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, Final
+
+from msgspec import Struct
 
 from holdfast.errors import UsageError
 
@@ -75,20 +76,17 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Struct, frozen=True):
     """It happened, and this is what the effect would have returned."""
 
     result: Any
 
 
-@dataclass(frozen=True, slots=True)
-class NotDone:
+class NotDone(Struct, frozen=True):
     """It did not happen, and the request can no longer arrive."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(Struct, frozen=True):
     """It cannot be told now. The effect's `on_doubt` decides."""
 
     reason: str = ""

@@ -17,7 +17,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from holdfast.errors import InDoubt, NotApproved, Unstorable
+from holdfast.errors import InDoubt, NotApproved, RunStuck, Unstorable, UsageError
 from holdfast.runs import asking
 from holdfast.runs.acting import Act, Body
 from holdfast.runs.asking import Terms
@@ -29,7 +29,16 @@ from holdfast.runs.keys import Key
 from holdfast.runs.scope import BodyFrame, Scope, current, describe, in_body
 from holdfast.runs.session import Session
 from holdfast.runs.specs import StepSpec, flavour_of
-from holdfast.runs.steps import LINGER_S, answer, check_budget, run_body, spent_in, wait_until
+from holdfast.runs.steps import (
+    LINGER_S,
+    answer,
+    check_budget,
+    encode_result,
+    run_body,
+    spend_failed,
+    spent_in,
+    wait_until,
+)
 from holdfast.runs.timeouts import check_deadline
 
 _log = logging.getLogger("holdfast")
@@ -75,6 +84,7 @@ def effect_at(scope: Scope, spec: StepSpec, path: str, args: tuple[Any, ...], kw
     text = spec.binder.text(spec.binder.bind(args, kwargs), session.ctx.codec)
     wanted = digest(text)
     found = session.recorded(path, spec.name, wanted)
+    spend_failed(session, found)
     ended = session.final(found)
     if ended is not None:
         return (yield from answer(session, ended))
@@ -102,7 +112,7 @@ def make_key(session: Session, path: str, name: str, wanted: bytes) -> Key:
     row = session.row
     parts = (row.incarnation, session.ctx.tenant_name.encode(), path.encode(), name.encode(), wanted)
     framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-    return Key("hf_" + blake3(framed).hexdigest()[:40])
+    return Key("hf_" + blake3(framed).hexdigest()[:29])  # 32 characters: some receivers take no more
 
 
 def _intent(call: Call) -> tuple[int, Entry]:
@@ -118,26 +128,40 @@ def _intent(call: Call) -> tuple[int, Entry]:
 def _run(call: Call) -> Act[Any]:
     """Intent, body, completion; and again as the rules of the effect allow."""
     session, spec = call.session, call.spec
-    drafts = [_intent(call)]
+    drafts, task = [_intent(call)], _task(call)
     while True:
-        yield from session.record(*drafts, lease_us=int(spec.deadline_s * 1e6))
-        frame = BodyFrame(call.scope, call.path, spec.name, key=call.key, is_effect=True)
-        args, kwargs = spec.binder.call_with(call.args, call.kwargs, call.key)
-        limit = spec.timeout_s if not spec.is_async else (spec.timeout_s or spec.deadline_s)
+        session.acting.add(task)
         try:
-            result = yield from run_body(call.scope, spec, frame, args, kwargs, call.attempt, limit)
-        except Exception as error:
-            call.took = frame.took
-            if is_ambiguous(error, spec.ambiguous):
-                settled, result = yield from settle(call, error)
-                if settled:
-                    return result
-                drafts = [_intent(call)]
+            yield from session.record(*drafts, lease_us=int(spec.deadline_s * 1e6))
+            frame = BodyFrame(call.scope, call.path, spec.name, key=call.key, is_effect=True)
+            args, kwargs = spec.binder.call_with(call.args, call.kwargs, call.key)
+            limit = spec.timeout_s if not spec.is_async else (spec.timeout_s or spec.deadline_s)
+            try:
+                result = yield from run_body(call.scope, spec, frame, args, kwargs, call.attempt, limit)
+            except Exception as raised:
+                error = raised
             else:
-                drafts = yield from _failed(call, error, spent_in(frame))
-            continue
+                call.took = frame.took
+                return (yield from _succeed(call, result, spent_in(frame)))
+        finally:
+            session.acting.discard(task)
         call.took = frame.took
-        return (yield from _succeed(call, result, spent_in(frame)))
+        if is_ambiguous(error, spec.ambiguous):
+            settled, result = yield from settle(call, error)
+            if settled:
+                return result
+            drafts = [_intent(call)]
+        else:
+            drafts = yield from _failed(call, error, spent_in(frame))
+
+
+def _task(call: Call) -> Any:
+    """The task that an async effect runs in: it is not broken off because another branch has ended the run."""
+    if not (call.spec.is_async and call.session.is_async):
+        return None
+    import asyncio
+
+    return asyncio.current_task()
 
 
 def _failed(call: Call, error: Exception, spent: dict[str, Any]) -> Act[list[tuple[int, Entry]]]:
@@ -168,7 +192,7 @@ def _wait_for_retry(call: Call, due: int) -> Act[None]:
 
 def _succeed(call: Call, result: Any, more: dict[str, Any]) -> Act[Any]:
     try:
-        value = call.session.encoded(result)
+        value = encode_result(call.session, call.spec.name, call.path, result)
     except Unstorable as error:
         # It was done: that is what matters. The result is lost, and whoever asks for it is told.
         described = describe_error(error, call.session.ctx.codec)
@@ -253,7 +277,12 @@ def _reconcile(call: Call) -> Act[Verdict]:
     except Exception as error:
         _log.warning("reconcile of %s failed: %s", spec.name, error)
         return Unknown(f"reconcile failed: {type(error).__name__}: {error}")
-    return check_verdict(found, getattr(fn, "__name__", "reconcile"))
+    try:
+        return check_verdict(found, getattr(fn, "__name__", "reconcile"))
+    except UsageError as error:  # a defect of the code, which says nothing about the effect: nobody may catch it away
+        stuck = RunStuck(f"step {call.path} of run {call.session.row.id!r} is in doubt, and {error}")
+        call.session.stop = call.session.stop or stuck
+        raise stuck from error
 
 
 def _call_in(inner: Scope, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_async: bool) -> Any:

@@ -28,7 +28,7 @@ from holdfast.runs.acting import Act, Body, Parked
 from holdfast.runs.entries import squeeze, unsqueeze
 from holdfast.runs.failures import describe_error
 from holdfast.runs.journal import read_journal
-from holdfast.runs.requests import Cancelled, ContinueAsNew, Paused, RollBack
+from holdfast.runs.requests import Cancelled, ContinueAsNew, Interrupted, Paused, RollBack
 from holdfast.runs.scope import Unwind, current
 from holdfast.runs.session import ReplayEnd, Session
 from holdfast.runs.specs import DurableSpec
@@ -100,13 +100,18 @@ def _guarded(session: Session, act: Act[str]) -> Act[str]:
     except Parked:
         return (yield from _park(session))
     except Unwind as stop:
-        if isinstance(stop, Paused | Cancelled):
+        if isinstance(stop, Paused | Cancelled | Interrupted):
             return (yield from _conclude(session, None, None, None, stop, None))
         raise
     except LeaseLost:
         return "lost"
-    except _STUCK as error:
+    except GeneratorExit:
+        raise
+    except Exception as error:
         return (yield from _stuck(session, error))
+    except BaseException:  # the process is being interrupted: whoever runs it next goes on at once
+        yield from _give_back(session, "queued", 0, {"for": "a worker"})
+        raise
 
 
 def _conclude(
@@ -123,6 +128,8 @@ def _conclude(
         return (yield from _park(session))
     if isinstance(stop, Paused):
         return (yield from _give_back(session, "paused", _FAR_US, {"for": "resume"}))
+    if isinstance(stop, Interrupted):  # whoever runs it next goes on at once
+        return (yield from _give_back(session, "queued", 0, {"for": "a worker"}))
     if isinstance(stop, Cancelled):
         return (yield from _finish(session, "cancelled", None, keep_us))
     if isinstance(stop, ContinueAsNew):
@@ -141,8 +148,7 @@ def _conclude(
         session.root.stop = None
         described = describe_error(failure, session.ctx.codec)
         return (yield from _undo_and_finish(session, "failed", described, keep_us))
-    if failure is not None:  # the process is being interrupted: whoever runs it next goes on at once
-        yield from _give_back(session, "queued", 0, {"for": "a worker"})
+    if failure is not None:
         raise failure
     return (yield from _done(session, result, keep_us))
 
@@ -154,11 +160,13 @@ def _done(session: Session, result: Any, keep_us: int | None) -> Act[str]:
         return (yield from _stuck(session, error))
     if saga.open_calls(session):  # cancelled or given up in between: a run is not done while something is in doubt
         yield from saga.settle_open(session)
+    if session.state is not None:
+        yield from session.state.finish()
     return (yield from _finish(session, "done", squeeze(text), keep_us))
 
 
 def _undo_and_finish(session: Session, status: str, error: dict[str, Any] | None, keep_us: int | None) -> Act[str]:
-    session.stop = None
+    session.stop, session.undoing = None, True
     yield from saga.compensate(session, status, error)
     described = dict(error or {})
     undone = saga.undone_count(session)
@@ -169,12 +177,13 @@ def _undo_and_finish(session: Session, status: str, error: dict[str, Any] | None
 
 def _finish(session: Session, status: str, outcome: bytes | None, keep_us: int | None) -> Act[str]:
     name = session.row.function
+    lines = yield from session.closing_lines()
     if points.hook is not None:
         points.reach("finish", "", name, 1, "before")
     op = partial(
         rows.finish,
         session.hold,
-        session.closing_lines(),
+        lines,
         status=status,
         outcome=outcome if outcome is not None else b"{}",
         waiting=None,
@@ -184,7 +193,9 @@ def _finish(session: Session, status: str, outcome: bytes | None, keep_us: int |
     ended = yield from session.surely(op, partial(_has_status, session, status))
     if points.hook is not None:
         points.reach("finish", "", name, 1, "after")
-    return status if ended else "lost"
+    if ended is None:
+        return "lost"
+    return ended if isinstance(ended, str) else status
 
 
 def _has_status(session: Session, status: str) -> Act[bool]:
@@ -206,7 +217,16 @@ def _give_back(session: Session, status: str, wake_at: int, what: dict[str, Any]
     if points.hook is not None:
         points.reach("park", "", session.row.function, 1, "before")
     text = orjson.dumps(what, default=str).decode()
-    op = partial(rows.park, session.hold, status=status, wake_at=wake_at, waiting=text, now=session.ctx.clock_us())
+    heeded = "pause" if status == "paused" else "rollback" if session.undoing else ""
+    op = partial(
+        rows.park,
+        session.hold,
+        status=status,
+        wake_at=wake_at,
+        waiting=text,
+        now=session.ctx.clock_us(),
+        heeded=heeded,
+    )
     parked = yield from session.surely(op, partial(_has_status, session, status))
     if points.hook is not None:
         points.reach("park", "", session.row.function, 1, "after")
@@ -228,6 +248,8 @@ def _stuck(session: Session, error: BaseException) -> Act[str]:
 
 
 def _start_over(session: Session, spec: DurableSpec, new: ContinueAsNew) -> Act[str]:
+    session.stop = session.root.stop = None
+    yield from saga.settle_open(session)  # with the journal, what is in doubt would be forgotten
     bound = spec.binder.bind(new.args_given, new.kwargs_given)
     text = spec.binder.text(bound, session.ctx.codec)
     op = partial(

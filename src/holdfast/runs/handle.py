@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import RunStuck, UsageError
-from holdfast.runs import flows, journal
+from holdfast.runs import flows, journal, looking_back
 from holdfast.runs.children import outcome_error
 from holdfast.runs.entries import KIND_NAMES, NOTE, Recorded, unsqueeze
 from holdfast.runs.models import Event, RunInfo, Step, moment, steps_of, value_text
@@ -21,6 +21,7 @@ from holdfast.values.codec import decode
 if TYPE_CHECKING:
     from holdfast.runs.local import Job
     from holdfast.threads.context import Context
+    from holdfast.threads.models import Change
 
 T = TypeVar("T")
 _POLL_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
@@ -99,6 +100,25 @@ class Run:
     async def asteps(self) -> list[Step]:
         """`steps`, awaited."""
         return steps_of(await self._ado(flows.entries(self._ctx, self.id)), self._ctx.codec)
+
+    def state_at(self, step: Step | str | int | None = None) -> Any:
+        """What `hf.state()` was when a step had ended: its path, its number or a Step; None: the newest. Runs no code.
+
+        None if the run had no state by then. In a branch it is what that branch saw.
+        """
+        return self._do(looking_back.state_at(self._ctx, self.id, step))
+
+    async def astate_at(self, step: Step | str | int | None = None) -> Any:
+        """`state_at`, awaited."""
+        return await self._ado(looking_back.state_at(self._ctx, self.id, step))
+
+    def diff(self, a: Step | str | int, b: Step | str | int | None = None) -> list[Change]:
+        """What changed in `hf.state()` from step `a` to step `b` (None: the newest), path by path. 0: the beginning."""
+        return self._do(looking_back.diff(self._ctx, self.id, a, b))
+
+    async def adiff(self, a: Step | str | int, b: Step | str | int | None = None) -> list[Change]:
+        """`diff`, awaited."""
+        return await self._ado(looking_back.diff(self._ctx, self.id, a, b))
 
     def stream(self, after: int = 0) -> Iterator[Event]:
         """What happens in the run, from the beginning (or after an event's `seq`) until it ends: recorded entries, what

@@ -2,7 +2,7 @@
 
     @hf.effect
     def charge(order: str, cents: int) -> str:
-        reply = client.post("/v1/charges", json={…}, headers=hf.http.idempotency_headers(api="stripe"))
+        reply = client.post("/v1/charges", json={…}, headers=hf.idempotency_headers(api="stripe"))
 
 The receiver does the work once per key, and answers a repeated request with what it answered before. It does so
 only for as long as it remembers the key, which is not forever:
@@ -117,7 +117,7 @@ def _header_of(api: str) -> str:
         raise UsageError(f"{api!r} takes the key not in a header but as {_IN_BODY[name]}")
     raise UsageError(
         f"the API {api!r} is not known here; known are {', '.join(HEADERS)}; for another give its header: "
-        f'hf.http.idempotency_headers(header="X-Request-Id")'
+        f'hf.idempotency_headers(header="X-Request-Id")'
     )
 
 

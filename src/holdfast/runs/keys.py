@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from holdfast.values.registry import register
+
 
 class Key(str):
     """An idempotency key. A parameter with this type is filled in by Holdfast: `def book(flight: str, key: hf.Key)`.
@@ -11,6 +13,9 @@ class Key(str):
     """
 
     __slots__ = ()
+
+
+register(Key, name="holdfast.Key", dump=str, load=Key)  # whoever returns or passes on his key stores a text
 
 
 def current_key() -> Key:

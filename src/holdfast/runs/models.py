@@ -13,6 +13,7 @@ import orjson
 from holdfast.runs.asking import Terms
 from holdfast.runs.entries import CHANGE, DONE, FAILED, INTENT, NOTE, SPAWN, VALUE, WAIT, Entry, Recorded, unsqueeze
 from holdfast.runs.failures import error_text
+from holdfast.runs.journal import paths_in
 from holdfast.runs.rows import RunRow
 from holdfast.values.codec import decode
 from holdfast.values.registry import Codec
@@ -56,7 +57,7 @@ class RunInfo:
             what,
             moment(row.wake_at) if waiting and 0 < row.wake_at < 2**60 else None,
             row.fence,
-            row.entries + row.origin_entries,
+            row.entries + (row.origin_entries if row.since == 0 else 0),
             moment(row.created_at),
             moment(row.changed_at),
             row.origin is not None,
@@ -151,6 +152,7 @@ _KINDS = {
     "hf.timeout": "timeout",
     "hf.rollback": "rollback",
     "hf.patched": "patch",
+    "hf.fork": "fork",
 }
 
 
@@ -183,12 +185,8 @@ def value_text(entry: Entry) -> bytes | None:
 
 def steps_of(entries: Sequence[Recorded], codec: Codec) -> list[Step]:
     """The calls of a run, in the order they began."""
-    by_path: dict[str, list[Recorded]] = {}
-    for recorded in entries:
-        path = recorded.entry.path
-        by_path.setdefault(f"{path}@{recorded.seq}" if path.endswith("~emit") else path, []).append(recorded)
     found = []
-    for number, group in enumerate(by_path.values(), 1):
+    for number, group in enumerate(paths_in(entries).values(), 1):
         last, first = group[-1], group[0]
         ended = last.kind in (DONE, CHANGE, VALUE, NOTE, SPAWN)
         keys = [
@@ -208,7 +206,7 @@ def steps_of(entries: Sequence[Recorded], codec: Codec) -> list[Step]:
                 moment(last.entry.at) if ended else None,
                 None if text is None else decode(text, codec, raw=True),
                 error_text(errors[-1])
-                if errors and (last.kind != DONE or "error" in (last.entry.more or {}))
+                if errors and (last.kind not in (DONE, CHANGE) or "error" in (last.entry.more or {}))
                 else None,
                 keys[0] if keys else None,
                 not last.own,

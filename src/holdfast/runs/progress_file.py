@@ -172,17 +172,18 @@ def _noted(context: dict[str, Any], notes: list[str]) -> dict[str, Any]:
 
 # -- as Markdown
 
+# Patterns are compiled when they are first used: `import holdfast` has to be fast.
 _NONE: Final = "_None_"
 _NONE_WORDS: Final = frozenset({"", "-", "none", "no", "n/a", "nothing", "null"})
-_HEADING: Final = re.compile(r"##(?!#)\s*(.*?)[\s#:]*$")
-_TITLE: Final = re.compile(r"#(?!#)")
+_HEADING: Final = r"##(?!#)\s*(.*?)[\s#:]*$"
+_TITLE: Final = r"#(?!#)"
 # A line of text that looks like a heading, with or without backslashes before it; it gets one more.
-_LIKE_A_HEADING: Final = re.compile(r"\\*##(?!#)")
-_ITEM: Final = re.compile(r" ?(?:\d+[.)]|[-*+])(?:[ \t]+|$)(?:\[([ xX])\](?:[ \t]+|$))?(.*)$")
-_NAMED: Final = re.compile(r"\*\*((?:[^*\\]|\\.)+?):\*\* ?(.*)$", re.DOTALL)
-_LOOSELY_NAMED: Final = re.compile(r"([^:\n]{1,40}):[ \t]+(\S.*)$", re.DOTALL)
-_CODE: Final = re.compile(r"`([^`]*)`$")
-_NOT_CLEAN: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_LIKE_A_HEADING: Final = r"\\*##(?!#)"
+_ITEM: Final = r" ?(?:\d+[.)]|[-*+])(?:[ \t]+|$)(?:\[([ xX])\](?:[ \t]+|$))?(.*)$"
+_NAMED: Final = r"(?s)\*\*((?:[^*\\]|\\.)+?):\*\* ?(.*)$"
+_LOOSELY_NAMED: Final = r"(?s)([^:\n]{1,40}):[ \t]+(\S.*)$"
+_CODE: Final = r"`([^`]*)`$"
+_NOT_CLEAN: Final = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]"
 _SECTIONS: Final = {
     "goal": ("goal", "current goal", "objective"),
     "done": ("completed steps", "completed", "completed tasks", "done", "steps done"),
@@ -234,12 +235,12 @@ def _sections(text: str) -> tuple[dict[str, list[str]], list[tuple[str, Any]]]:
     others: dict[str, list[str]] = {NOTES: []}
     lines = others[NOTES]
     for line in text.replace("\r\n", "\n").split("\n"):
-        heading = _HEADING.match(line)
+        heading = re.match(_HEADING, line)
         if heading is not None:
             name = " ".join(heading[1].split()) or NOTES
             section = _SECTION_OF.get(name.lower())
             lines = known.setdefault(section, []) if section else others.setdefault(name, [])
-        elif known or not _TITLE.match(line):
+        elif known or not re.match(_TITLE, line):
             lines.append(line)
     texts = [(name, "\n".join(lines).strip()) for name, lines in others.items()]
     if "goal" not in known:  # a file without headings is a goal
@@ -252,12 +253,12 @@ def _block(text: str | None, empty: str | None) -> str:
     """A text as a paragraph, if it is read back as it is; else as JSON."""
     if text is None or text == empty:
         return _NONE
-    plain = "\n".join(f"\\{line}" if _LIKE_A_HEADING.match(line) else line for line in text.split("\n"))
+    plain = "\n".join(f"\\{line}" if re.match(_LIKE_A_HEADING, line) else line for line in text.split("\n"))
     return plain if _is_clean(text) and _read_block(plain.split("\n")) == text else _code(text)
 
 
 def _read_block(lines: list[str]) -> str | None:
-    plain = (line[1:] if line.startswith("\\") and _LIKE_A_HEADING.match(line) else line for line in lines)
+    plain = (line[1:] if line.startswith("\\") and re.match(_LIKE_A_HEADING, line) else line for line in lines)
     text = "\n".join(plain).strip()
     return None if _is_none(text) else _decoded_text(text)
 
@@ -277,7 +278,7 @@ def _items(lines: Iterable[str]) -> list[tuple[str, str]]:
     """The items of a list, each as its checkbox and its text. Lines that follow an item belong to it."""
     items: list[tuple[str, list[str]]] = []
     for line in lines:
-        found = _ITEM.match(line)
+        found = re.match(_ITEM, line)
         if found is not None:
             items.append((found[1] or "", [found[2]]))
         elif items:
@@ -319,13 +320,13 @@ def _read_context(lines: list[str]) -> Context:
     if isinstance(whole, dict) or (isinstance(whole, list) and all(isinstance(note, str) for note in whole)):
         return whole
     items = [text for _, text in _items(lines) if text]
-    found = [_NAMED.match(text) for text in items]
+    found = [re.match(_NAMED, text) for text in items]
     if not any(found):
         return items if items else {}
     context: dict[str, Any] = {}
     notes: list[str] = []
     for text, named in zip(items, found, strict=True):
-        loosely = _LOOSELY_NAMED.match(text)
+        loosely = re.match(_LOOSELY_NAMED, text)
         if named is not None:
             value = _decoded(named[2])
             context[re.sub(r"\\(.)", r"\1", named[1])] = named[2] if value is _MISSING else value
@@ -341,7 +342,7 @@ def _is_none(text: str) -> bool:
 
 
 def _is_clean(text: str) -> bool:
-    return _NOT_CLEAN.search(text) is None
+    return re.search(_NOT_CLEAN, text) is None
 
 
 def _json(value: Any) -> str:
@@ -354,13 +355,13 @@ def _json(value: Any) -> str:
 
 def _code(value: Any) -> str:
     """A value as JSON in a code span."""
-    text = _NOT_CLEAN.sub(lambda found: f"\\u{ord(found[0]):04x}", _json(value))
+    text = re.sub(_NOT_CLEAN, lambda found: f"\\u{ord(found[0]):04x}", _json(value))
     return "`" + text.replace("`", "\\u0060") + "`"
 
 
 def _decoded(text: str) -> Any:
     """The value in a code span; _MISSING if there is none."""
-    found = _CODE.match(text)
+    found = re.match(_CODE, text)
     try:
         return _MISSING if found is None else json.loads(found[1])
     except (ValueError, RecursionError):

@@ -15,6 +15,14 @@ class Paused(Unwind):
     """The run was paused: it goes on when it is resumed."""
 
 
+class Interrupted(Unwind):
+    """The process ends, or whoever waited for the run does not any more: the run is given back and can go on."""
+
+
+class Abandoned(Unwind):
+    """Nobody waits for this branch or body any more: another one was first, or its time is over."""
+
+
 class RollBack(Unwind):
     """The run's effects are to be undone."""
 

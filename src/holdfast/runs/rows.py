@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
+from holdfast.errors import RunError
 from holdfast.log.branches import next_number
 from holdfast.runs.entries import DIGEST_MASK
 from holdfast.storage.program import Batch, Program, Rows, Sql, Statement, one_row
@@ -143,16 +144,22 @@ _RENEW = Sql(
     """UPDATE run SET lease_until = {now} + :lease
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING request"""
 )
+# What an operator asked for in the last moment is not waited with, except for what the run is at already.
 _PARK = Sql(
     """UPDATE run SET status = :status, owner = NULL, waiting = :waiting, changed_at = {now},
-        wake_at = CASE WHEN nudged = 1 AND :status = 'waiting' THEN 0 ELSE CAST(:wake_at AS bigint) END, nudged = 0,
-        request = CASE WHEN :status = 'paused' THEN NULL ELSE request END
+        wake_at = CASE WHEN (nudged = 1 OR request <> :heeded) AND :status = 'waiting' THEN 0
+            ELSE CAST(:wake_at AS bigint) END, nudged = 0,
+        request = CASE WHEN request = :heeded THEN NULL ELSE request END
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING wake_at"""
 )
+# A rollback that was asked for while the last step ran: its owner was told too late, and the next one does it.
 _FINISH = Sql(
-    """UPDATE run SET status = :status, owner = NULL, waiting = :waiting, changed_at = {now}, request = NULL,
+    """UPDATE run SET owner = NULL, waiting = :waiting, changed_at = {now},
+        status = CASE WHEN request = 'rollback' AND :status = 'done' THEN 'queued' ELSE :status END,
+        wake_at = CASE WHEN request = 'rollback' AND :status = 'done' THEN 0 ELSE wake_at END,
+        request = CASE WHEN request = 'rollback' AND :status = 'done' THEN request ELSE NULL END,
         keep_until = CASE WHEN CAST(:keep AS bigint) IS NULL THEN NULL ELSE {now} + CAST(:keep AS bigint) END
-    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING parent"""
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING status"""
 )
 # What somebody may wait for has come. Also while the run is running: it may be about to wait.
 NUDGE = Sql(
@@ -166,8 +173,7 @@ _NUDGE_PARENT = Sql(
 _CLOSE_ASKS = Sql("UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND status = 'open'")
 _RENEWED_START = Sql(
     """UPDATE run SET status = 'queued', owner = NULL, wake_at = 0, waiting = NULL, nudged = 0, entries = 0, digest = 0,
-        since = seq, origin = NULL, origin_seq = 0, origin_entries = 0, origin_digest = 0, incarnation = :incarnation,
-        changed_at = {now}
+        since = seq, incarnation = :incarnation, changed_at = {now}
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING run"""
 )
 # What a fork shares must stay.
@@ -282,23 +288,26 @@ def renew(holds: Sequence[Hold], *, lease: int, now: int) -> Program[list[tuple[
     return [rows[0] if rows else None for rows in answers]
 
 
-def park(hold: Hold, *, status: str, wake_at: int, waiting: str, now: int) -> Program[int | None]:
-    """Give a run back until it is due. Gives the time it is due at; None: the fence has moved."""
-    [rows] = yield Batch(_PARK(**hold._asdict(), status=status, wake_at=wake_at, waiting=waiting, now=now), last=True)
+def park(hold: Hold, *, status: str, wake_at: int, waiting: str, now: int, heeded: str = "") -> Program[int | None]:
+    """Give a run back until it is due. Gives the time it is due at; None: the fence has moved. `heeded` is the request
+    of an operator that the run has followed."""
+    statement = _PARK(**hold._asdict(), status=status, wake_at=wake_at, waiting=waiting, heeded=heeded, now=now)
+    [rows] = yield Batch(statement, last=True)
     return rows[0][0] if rows else None
 
 
 def finish(
     hold: Hold, lines: Sequence[Line], *, status: str, outcome: bytes, waiting: str | None, keep: int | None, now: int
-) -> Program[bool]:
-    """End a run: the last journal rows, its outcome, and a nudge for the run that started it."""
+) -> Program[str | None]:
+    """End a run: the last journal rows, its outcome, and a nudge for the run that started it. Gives its status: queued
+    if it is to be rolled back after all; None: the fence has moved."""
     statements: list[Statement] = []
     if lines:
         statements = append_statements(hold, lines, lease=0, now=now)
     statements.append(_FINISH(**hold._asdict(), status=status, waiting=waiting, keep=keep, now=now))
     answers = yield Batch(*statements)
     if not answers[-1]:
-        return False
+        return None
     tenant, run, _ = hold
     yield Batch(
         ADD_VALUE(tenant=tenant, run=run, sort="outcome", value=outcome),
@@ -306,7 +315,7 @@ def finish(
         _CLOSE_ASKS(tenant=tenant, run=run),
         last=True,
     )
-    return True
+    return str(answers[-1][0][0])
 
 
 def start_over(hold: Hold, *, args: bytes, incarnation: bytes, now: int) -> Program[bool]:
@@ -398,6 +407,8 @@ def _after(request: str, row: RunRow) -> tuple[str | None, int, str | None]:
     """What a request makes of a run that nobody runs: its status, when it is due, what its next owner is told."""
     if request == "rollback":
         undoable = row.status in ("queued", "waiting", "paused", "stuck", "done")
+        if row.status == "done" and row.entries == 0 and 0 < row.seq == row.since:
+            raise RunError(f"run {row.id!r} cannot be undone: what it did is not on record any more (keep_runs_s)")
         return ("queued", 0, "rollback") if undoable else (None, 0, None)
     if row.status in FINISHED:
         return None, 0, None

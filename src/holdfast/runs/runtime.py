@@ -29,15 +29,19 @@ _REQUEST = Sql(
 )
 
 
+def new_owner(driver: Driver) -> Owner:
+    """An owner of runs in this database."""
+    if driver.dialect != "sqlite":
+        return Owner.for_place()
+    path = getattr(driver, "path", None)
+    return Owner.in_memory() if path == ":memory:" else Owner.for_sqlite(str(path))
+
+
 class Runtime:
     """The runs of this process in one database."""
 
     def __init__(self, driver: Driver) -> None:
-        path = getattr(driver, "path", None)
-        if driver.dialect != "sqlite":
-            self.owner = Owner.for_place()
-        else:
-            self.owner = Owner.in_memory() if path == ":memory:" else Owner.for_sqlite(str(path))
+        self.owner = new_owner(driver)
         self._driver = driver
         self._sessions: set[Session] = set()
         self._listeners: dict[tuple[int, int], list[Listener]] = {}

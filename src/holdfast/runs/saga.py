@@ -72,11 +72,13 @@ def _undoable(session: Session) -> list[tuple[int, Recorded]]:
 
 
 def _children(session: Session) -> list[tuple[int, Recorded]]:
+    """Children of this run's own, with the place where their end was seen, or else their start."""
+    everything = [recorded for entries in session.index.values() for recorded in entries if recorded.own]
+    ends = {(one.entry.more or {}).get("child"): one.seq for one in everything if one.kind == DONE}
     return [
-        (recorded.seq, recorded)
-        for entries in session.index.values()
-        for recorded in entries
-        if recorded.kind == SPAWN and recorded.own
+        (ends.get((recorded.entry.more or {})["child"], recorded.seq), recorded)
+        for recorded in everything
+        if recorded.kind == SPAWN
     ]
 
 
@@ -98,7 +100,7 @@ def settle_open(session: Session) -> Act[None]:
         entry = recorded.entry
         spec = _effect_named(entry.name)
         arguments = session.decoded((yield from session.text(entry)))
-        args, kwargs = spec.binder.restore(arguments)
+        args, kwargs = spec.binder.restore_by_position(arguments)
         more = entry.more or {}
         call = Call(
             session.root, spec, entry.path, args, kwargs, b"", entry.input or b"", Key(more["key"]), entry.attempt,
@@ -130,6 +132,11 @@ def _undo(session: Session, intent: Entry) -> Act[None]:
     ended_as = completion(session.index[intent.path])
     result = None if ended_as is None else (yield from session.value(ended_as))
     undo = _undo_spec(spec)
+    if undo.is_async and not session.is_async:
+        raise RunStuck(
+            f"run {session.row.id!r} is being undone, and {undo.name} is async in a blocking run, where nothing can "
+            f"await it: give effect {intent.name!r} a plain function as its undo, then `holdfast resume {session.row.id}`"
+        )
     args, kwargs = undo_arguments(undo.fn, arguments, result, str((intent.more or {})["key"]))
     try:
         yield from effect_at(session.root, undo, path, args, kwargs)
@@ -156,8 +163,8 @@ def _undo_spec(spec: StepSpec) -> StepSpec:
 def undo_arguments(
     undo: Callable[..., Any], arguments: dict[str, Any], result: Any, key: str
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What an undo is called with: by name the effect's arguments, its `result` and its `effect_key`; what has another
-    name gets what is left of the arguments, in order. A parameter of type Key is the undo's own key, filled in."""
+    """What an undo is called with: by name the effect's arguments, its `result` and its `effect_key`. One parameter
+    with another name is the result: `def cancel(booking)`. A parameter of type Key is the undo's own key, filled in."""
     parameters = signature_of(undo).parameters
     annotations = annotations_of(undo)
     kwargs: dict[str, Any] = {}
@@ -173,10 +180,12 @@ def undo_arguments(
             kwargs[name] = arguments[name]
         elif parameter.default is parameter.empty:
             unnamed.append(name)
-    left = [value for name, value in arguments.items() if name not in kwargs]
-    if unnamed and not left and "result" not in kwargs:
-        left = [result]  # `def cancel(booking)`: what the effect gave
-    kwargs.update(zip(unnamed, left, strict=False))
+    if len(unnamed) > 1 or (unnamed and "result" in kwargs):
+        raise RunStuck(
+            f"{getattr(undo, '__name__', undo)} cannot be called to undo: its parameters {', '.join(unnamed)} are neither "
+            "arguments of the effect nor named `result` or `effect_key`"
+        )
+    kwargs.update(dict.fromkeys(unnamed, result))
     return (), kwargs
 
 

@@ -21,11 +21,13 @@ current: ContextVar[Scope | None] = ContextVar("holdfast_scope", default=None)
 class Unwind(BaseException):
     """Ends the code of a run from inside, past every `except Exception`. Never reaches a user's caller."""
 
+    waits = False  # True: the branch that it ends waits until the others have come to their end too
+
 
 class Scope:
     """One branch of a run. `stop`, once set, is raised by every further journal call of the branch."""
 
-    __slots__ = ("body", "count", "deadlines", "is_async", "prefix", "session", "stop")
+    __slots__ = ("body", "calls", "count", "deadlines", "is_async", "parent", "prefix", "session", "stop", "view")
 
     def __init__(
         self, session: Session, prefix: str = "", *, is_async: bool, deadlines: tuple[tuple[str, int], ...] = ()
@@ -37,6 +39,9 @@ class Scope:
         self.stop: BaseException | None = None
         self.body: BodyFrame | None = None
         self.deadlines = deadlines  # of hf.timeout: path and time
+        self.parent: Scope | None = None
+        self.calls = 0  # of an async branch: journaled calls that it is in the middle of
+        self.view: Any = None  # its part of hf.state(): see state.py
 
     def take(self) -> str:
         """The path of the next call."""
@@ -50,14 +55,33 @@ class Scope:
 
     def branch(self) -> Scope:
         """A scope for a new branch, numbered now."""
-        return Scope(self.session, f"{self.take()}.", is_async=self.is_async, deadlines=self.deadlines)
+        return self.inside(f"{self.take()}.")
+
+    def inside(self, prefix: str) -> Scope:
+        """A scope for a new branch whose calls have paths that begin so."""
+        made = Scope(self.session, prefix, is_async=self.is_async, deadlines=self.deadlines)
+        made.parent = self
+        if self.session.state is not None:
+            self.session.state.branched(self, made)
+        return made
+
+    def ended(self) -> None:
+        """The branch has come to its end: what it changed in hf.state() is its maker's now. Not for one that was
+        cancelled or unwound: on replay it may not run at all."""
+        if self.view is not None and self.session.state is not None:
+            self.session.state.ended(self)
 
     def check(self) -> None:
         """Raise what ended this branch or the run, again and again: user code may catch everything."""
         if self.session.stop is not None:
             raise self.session.stop
-        if self.stop is not None:
-            raise self.stop
+        if self.session.closing is not None:
+            raise self.session.closing
+        scope: Scope | None = self
+        while scope is not None:  # what ended a branch ended those inside it
+            if scope.stop is not None:
+                raise scope.stop
+            scope = scope.parent
 
 
 class BodyFrame:

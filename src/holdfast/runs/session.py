@@ -9,17 +9,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import LeaseLost, NonDeterministic, OutcomeUnknown, Unavailable
+from holdfast.errors import LeaseLost, NonDeterministic, OutcomeUnknown, StoreError, Unavailable
 from holdfast.runs import points, rows
-from holdfast.runs.acting import Act, Pause, Wait
+from holdfast.runs.acting import Act, CannotWait, Pause, Wait
 from holdfast.runs.blobs import BLOB_MIN_BYTES, blob_statements, out_of_line, read_blob
 from holdfast.runs.entries import (
     CHANGE,
     DONE,
     KIND_NAMES,
+    NOTE,
     SPAWN,
+    VALUE,
     WAIT,
     Entry,
     Recorded,
@@ -28,21 +30,29 @@ from holdfast.runs.entries import (
     squeeze,
     unsqueeze,
 )
-from holdfast.runs.requests import stop_for
+from holdfast.runs.requests import Interrupted, stop_for
 from holdfast.runs.rows import Hold, Line, RunRow
 from holdfast.runs.scope import Scope, Unwind
+from holdfast.storage.base import ConstraintFailed
 from holdfast.storage.program import Batch, Program, Rows, Sql, Transaction, read, write
 from holdfast.threads.context import Context
 from holdfast.values.codec import decode, encode
 
+if TYPE_CHECKING:
+    from holdfast.runs.state import Keeper
+
 LEASE_US = 30_000_000
 _PATIENCE_PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)  # a database that is away: so long we try to write down
 _HAS_ROW = Sql("SELECT body FROM journal WHERE tenant = :tenant AND run = :run AND seq = :seq")
+_CARRIED_S = 0.0005  # how soon to look again whether another branch has written what was put off
 Beside = Callable[[], Generator[Batch, list[Rows], Any]]
+_ANSWERS = (DONE, CHANGE, VALUE, NOTE, SPAWN)
 
 
 class ReplayEnd(Unwind):
     """Replay has come to the first call that is not recorded."""
+
+    waits = True
 
     def __init__(self, path: str, name: str) -> None:
         super().__init__(f"{name} at {path} is not recorded")
@@ -51,6 +61,8 @@ class ReplayEnd(Unwind):
 
 class Session:
     """A claimed run in this process."""
+
+    ahead_us = 0  # a drill lets time pass faster: nobody wants to wait for a sleep of a day
 
     def __init__(
         self,
@@ -74,21 +86,32 @@ class Session:
         self.waits: list[Wait] = []
         self.index: dict[str, list[Recorded]] = {}
         self.unread: set[str] = set()
+        self.replay_end: ReplayEnd | None = None  # the first call that replay found no answer to
+        self.on_replay_end: Callable[[], None] | None = None
         self.answered = 0  # calls that the journal answered
         self.patches: dict[str, bool] = {}
+        self.state: Keeper | None = None  # once the code has asked for it: hf.state()
         self.limits: dict[str, float] = {}
         self.spent: dict[str, float] = {}
         self.stuck_by: BaseException | None = None
         self.can_park = True  # False where only calls are ours, not the code around them: a LangGraph node
         self.alive = True
+        self.undoing = False
         self.skew_us = 0  # how far the database's clock is ahead of ours
         self.busy = 0
+        self.acting: set[Any] = set()  # of an async run: the tasks whose effects are under way
+        self.closing: BaseException | None = None  # raised by branches that outlive the function
         self.touched_us = 0  # when the lease was last lengthened
         self.on_stop: Callable[[], None] | None = None
         self.on_chunk: Callable[[str, str, Any], None] | None = None
         self.supervisor: Any = None  # of an async run: runs/tasks.py
+        self.strays: list[Any] = []  # of a sync run: teams of threads that nobody waits for (runs/parallel_threads.py)
+        self.beaten: list[str] = []  # prefixes of branches whose waits do not count any more
         self._seq = row.seq
         self._pending: list[tuple[int, Entry]] = []
+        self._put_off = self._durable = 0  # how many entries were put off, and how many of these are written
+        self._carried: list[tuple[int, Entry]] | None = None  # those that a branch is writing right now
+        self._broken: StoreError | None = None  # they could not be written
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -101,14 +124,15 @@ class Session:
         for recorded in entries:
             self.index.setdefault(recorded.entry.path, []).append(recorded)
             self._seq = max(self._seq, recorded.seq)
-        self.unread = {path for path in self.index if path[:1].isdigit()}
+        # What belongs to a call (what its body emitted, who approved it) is not asked for by the code itself.
+        self.unread = {path for path in self.index if path[:1].isdigit() and "~" not in path and "#" not in path}
 
     def recorded(self, path: str, name: str, digest: bytes | None) -> list[Recorded]:
         """What the journal has at a path. Raises NonDeterministic if it is another call, or has other arguments."""
         found = self.index.get(path)
         if not found:
             if self.replay:
-                raise ReplayEnd(path, name)
+                raise self.end_of_replay(path, name)
             return []
         self.unread.discard(path)
         entry = found[0].entry
@@ -116,8 +140,21 @@ class Session:
             raise self._differs(path, f"{entry.name}()", f"{name}()")
         if digest is not None and entry.input is not None and entry.input != digest:
             raise self._differs(path, f"{name}() with arguments {entry.input.hex()}", f"arguments {digest.hex()}")
+        if self.replay and not any(recorded.kind in _ANSWERS for recorded in found):
+            raise self.end_of_replay(path, name)  # it began, and how it ended is not recorded
         self.answered += 1
+        if self.state is not None:
+            self.state.replayed(found)
         return found
+
+    def end_of_replay(self, path: str, name: str) -> ReplayEnd:
+        """What ends a replay at a call that has no answer yet. The first one counts, whatever the code does with it."""
+        end = ReplayEnd(path, name)
+        if self.replay_end is None:
+            self.replay_end = end
+            if self.on_replay_end is not None:
+                self.on_replay_end()
+        return end
 
     def _differs(self, path: str, expected: str, actual: str) -> NonDeterministic:
         error = NonDeterministic(
@@ -163,28 +200,95 @@ class Session:
     def later(self, kind: int, entry: Entry) -> None:
         """Write an entry with the next one: for what nobody outside can have seen yet."""
         if self.replay:
-            raise ReplayEnd(entry.path, entry.name)
+            raise self.end_of_replay(entry.path, entry.name)
+        if self.state is not None and kind == DONE:
+            entry = self.state.delta_into(entry)
         with self._lock:
             self._pending.append((kind, entry))
+            self._put_off += 1
 
     def flush(self) -> Act[None]:
         """Write what was put off: before a body runs, so that the journal never lags behind the world."""
-        if self._pending:
-            yield from self.record()
+        target = self._put_off
+        while self._durable < target and (yield from self._until_carried(target)):
+            if self._durable < target:
+                yield from self.record()
 
-    def record(self, *drafts: tuple[int, Entry], beside: Beside | None = None, lease_us: int = 0) -> Act[None]:
-        """Write entries, and whatever else belongs to them, in one transaction. Durable when it returns."""
+    def _until_carried(self, target: int) -> Act[bool]:
+        """Another branch is writing what was put off here: wait until it has. False: that cannot be waited for."""
+        while self._durable < target:
+            if self._broken is not None:
+                raise self._broken
+            if self._carried is None:
+                break
+            try:
+                yield Pause(_CARRIED_S, for_others=True)
+            except CannotWait:
+                # Then it is written twice and read as one: such an entry says the same at the same path.
+                with self._lock:
+                    copies = [draft for draft in (*(self._carried or ()), *self._pending) if draft[0] != NOTE]
+                yield from self._write((), copies)
+                return False
+        return True
+
+    def record(
+        self,
+        *drafts: tuple[int, Entry],
+        beside: Beside | None = None,
+        lease_us: int = 0,
+        stateless: bool = False,
+    ) -> Act[None]:
+        """Write entries, and whatever else belongs to them, in one transaction, and what was put off with them. Durable
+        when it returns."""
         if self.replay and drafts:
-            raise ReplayEnd(drafts[0][1].path, drafts[0][1].name)
+            raise self.end_of_replay(drafts[0][1].path, drafts[0][1].name)
+        if self.state is not None and drafts and not stateless:  # what changed in the state goes with it
+            yield from self.state.recording(drafts, beside, lease_us, partial(self.record, stateless=True))
+            return
+        # The end of a step brings nothing to light that its beginning did not: it need not wait for what was put off.
+        is_end = beside is None and bool(drafts) and all(kind == DONE for kind, _ in drafts)
+        target = self._put_off
+        while True:
+            with self._lock:
+                is_carrier = self._carried is None and bool(self._pending)
+                if is_carrier:
+                    put_off, self._pending = self._pending, []
+                    self._carried, until = put_off, self._put_off
+            if is_carrier or is_end or self._durable >= target or not (yield from self._until_carried(target)):
+                break
+        if not is_carrier:
+            yield from self._write((), drafts, beside, lease_us)
+            return
+        try:
+            yield from self._write(put_off, drafts, beside, lease_us)
+            self._durable = until
+        except StoreError as error:
+            self._broken = error  # the code has seen what is not recorded: it must not go on
+            self.stop = self.stop or error
+            raise
+        except BaseException:
+            with self._lock:  # what goes with it refused, and undid the transaction: this is still to be written
+                self._pending[:0] = put_off
+            raise
+        finally:
+            self._carried = None
+
+    def _write(
+        self,
+        put_off: Sequence[tuple[int, Entry]],
+        drafts: Sequence[tuple[int, Entry]],
+        beside: Beside | None = None,
+        lease_us: int = 0,
+    ) -> Act[None]:
+        taken = [*put_off, *drafts]
+        if not taken:
+            return
         with self._lock:
-            taken, self._pending = [*self._pending, *drafts], []
             first = self._seq + 1
             self._seq += len(taken)
-        lines, statements = self._lines(taken, first)
-        if not lines:
-            return
         kind, entry = drafts[0] if drafts else taken[-1]
         about = (KIND_NAMES[kind], entry.path, entry.name, entry.attempt)
+        lines, statements = self._lines(taken, first)
         if points.hook is not None:
             points.reach(*about, "before")
         lease = max(self.lease_us, lease_us)
@@ -210,10 +314,13 @@ class Session:
             lines.append(Line(seq, kind, body, entry_digest(self.row.run, seq, kind, body)))
         return lines, statements
 
-    def closing_lines(self) -> list[Line]:
+    def closing_lines(self) -> Act[list[Line]]:
         """What was put off, for the transaction that ends the session."""
+        if any(len(entry.value or b"") >= BLOB_MIN_BYTES for _, entry in self._pending):
+            yield from self.flush()  # it is more than a line
         with self._lock:
             taken, self._pending = self._pending, []
+            self._durable = self._put_off
             first = self._seq + 1
             self._seq += len(taken)
         return self._lines(taken, first)[0]
@@ -223,7 +330,7 @@ class Session:
 
         A body has run by now: giving up at once would leave an effect in doubt that we know the end of.
         """
-        unknown = False
+        unknown = doubted = False
         for pause in (*_PATIENCE_PAUSES, None):
             try:
                 if unknown and (yield from happened()):
@@ -233,7 +340,12 @@ class Session:
             except OutcomeUnknown:
                 if pause is None:
                     raise
-                unknown = True
+                unknown = doubted = True
+            except ConstraintFailed:
+                # It is there: the first attempt was still on its way when we looked.
+                if doubted and (yield from happened()):
+                    return (None,)
+                raise
             except Unavailable:
                 if pause is None:
                     raise
@@ -255,9 +367,16 @@ class Session:
             self.on_stop()
         raise self.stop
 
+    def interrupt(self) -> None:
+        """Whoever waited for the run does not any more: its code ends at its next journal call, async code at once."""
+        if self.stop is None:
+            self.stop = Interrupted("whoever ran it was interrupted")
+            if self.on_stop is not None:
+                self.on_stop()
+
     def heed(self, request: str | None) -> None:
         """An operator asks for something: the next journal call ends the code."""
-        if request is not None and self.stop is None:
+        if request is not None and self.stop is None and not (self.undoing and request == "rollback"):
             self.stop = stop_for(request)
             if self.stop is not None and self.on_stop is not None:
                 self.on_stop()
@@ -266,13 +385,13 @@ class Session:
 
     def shared_clock_us(self) -> int:
         """About the time by that clock, without asking: for deadlines."""
-        return self.ctx.clock_us() + self.skew_us
+        return self.ctx.clock_us() + self.skew_us + self.ahead_us
 
     def now_us(self) -> Act[int]:
         """The time by the clock that all owners share."""
         if self.ctx.driver.dialect == "sqlite":
-            return self.ctx.clock_us()
-        return (yield from read(partial(_now, self.ctx.clock_us())))
+            return self.ctx.clock_us() + self.ahead_us
+        return (yield from read(partial(_now, self.ctx.clock_us()))) + self.ahead_us
 
     async def loop_sleep(self, seconds: float) -> None:
         import asyncio

@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.errors import NotFound
 from holdfast.runs.acting import Act, Wait
 from holdfast.runs.entries import DONE, WAIT, Entry, unsqueeze
+from holdfast.runs.failures import describe_error
 from holdfast.runs.rows import BY_ID, NUDGE, RunRow
 from holdfast.runs.scope import Scope
 from holdfast.runs.session import Session, completion, opening
@@ -55,11 +56,10 @@ def put_inside(
     yield Batch(_PUT(tenant=tenant, run=run, topic=topic, key=key, value=value, now=now), NUDGE(tenant=tenant, run=run))
 
 
-def receive_act(scope: Scope, topic: str, timeout_s: float | None, default: Any) -> Act[Any]:
+def receive_act(scope: Scope, path: str, topic: str, timeout_s: float | None, default: Any) -> Act[Any]:
     """Take the oldest message of a topic; wait for one if there is none."""
     scope.check()
     session = scope.session
-    path = scope.take()
     yield from check_deadline(scope, path)
     found = session.recorded(path, NAME, None)
     ended = completion(found)
@@ -97,17 +97,23 @@ def _take(session: Session, topic: str, seq: int) -> Generator[Batch, list[Rows]
     yield Batch(_TAKE(tenant=session.tenant, run=session.row.run, topic=topic, seq=seq))
 
 
-def send_act(scope: Scope, run_id: str, value: Any, topic: str) -> Act[None]:
+def send_act(scope: Scope, path: str, run_id: str, value: Any, topic: str) -> Act[None]:
     """Send from inside a run: the message and the journal entry are one commit, so it is sent once."""
     scope.check()
     session = scope.session
-    path = scope.take()
     yield from check_deadline(scope, path)
-    found = session.recorded(path, "hf.send", None)
-    if completion(found) is not None:
+    ended = completion(session.recorded(path, "hf.send", None))
+    if ended is not None:
+        yield from answer(session, ended)
         return
     key = f"{session.row.incarnation.hex()}/{path}"
     text = session.encoded(value)
     now = session.ctx.clock_us()
     beside = partial(put_inside, session.tenant, run_id, topic, key, text, now)
-    yield from session.record((DONE, Entry(path, "hf.send", now, more={"to": run_id, "topic": topic})), beside=beside)
+    more: dict[str, Any] = {"to": run_id, "topic": topic}
+    try:
+        yield from session.record((DONE, Entry(path, "hf.send", now, more=more)), beside=beside)
+    except NotFound as error:  # recorded: such a run may be there when this is replayed
+        more["error"] = describe_error(error, session.ctx.codec)
+        yield from session.record((DONE, Entry(path, "hf.send", now, more=more)))
+        raise

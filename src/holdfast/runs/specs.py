@@ -108,6 +108,7 @@ def plain_name(fn: Callable[..., Any]) -> str:
 
 _durables: dict[str, DurableSpec] = {}
 _steps: dict[str, StepSpec] = {}
+_every_step: list[StepSpec] = []
 
 
 def add_durable(spec: DurableSpec) -> None:
@@ -119,6 +120,7 @@ def add_step(spec: StepSpec) -> None:
     # Two steps may share a name: a step is found through the code that calls it. An effect's undo is found by name.
     if spec.kind == "effect":
         _refuse_double(_steps.get(spec.name), spec)
+    _every_step.append(spec)
     _steps.setdefault(spec.name, spec)
     if spec.kind == "effect" or _steps[spec.name].kind == "step":
         _steps[spec.name] = spec
@@ -130,6 +132,11 @@ def find_durable(name: str) -> DurableSpec | None:
 
 def known_durables() -> dict[str, DurableSpec]:
     return dict(_durables)
+
+
+def every_step() -> list[StepSpec]:
+    """All that were ever decorated in this process: for the drill."""
+    return list(_every_step)
 
 
 def find_step(name: str) -> StepSpec | None:

@@ -8,7 +8,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
-from holdfast.errors import BudgetExceeded, UsageError
+from holdfast.errors import BudgetExceeded, Unstorable, UsageError
 from holdfast.runs import bodies, points
 from holdfast.runs.acting import Act, Body, Pause, Wait
 from holdfast.runs.caching import look_up, remember
@@ -33,6 +33,7 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
     path = scope.take_for(spec.name, wanted)
     yield from check_deadline(scope, path)
     found = session.recorded(path, spec.name, wanted)
+    spend_failed(session, found)
     ended = session.final(found)
     if ended is not None:
         return (yield from answer(session, ended))
@@ -57,7 +58,7 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
             yield from _try_again(session, path, spec, wanted, attempt, error, frame)
             attempt += 1
             continue
-        value = session.encoded(result)
+        value = encode_result(session, spec.name, path, result)
         entry = _entry(session, path, spec, wanted, attempt, value, spent_in(frame) or None, frame.took)
         if spec.lazy:
             session.later(DONE, entry)
@@ -65,6 +66,16 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
         beside = partial(remember, session, spec, args, kwargs, wanted, value) if spec.cache is not None else None
         yield from session.record((DONE, entry), beside=beside)
         return result
+
+
+def encode_result(session: Session, name: str, path: str, result: Any) -> bytes:
+    """The text of a result. Unstorable names the step."""
+    try:
+        return session.encoded(result)
+    except Unstorable as error:
+        where = f"the result of {name} at step {path}"
+        inside = error.path.removeprefix("state")
+        raise Unstorable(f"{where}{inside}: {error}", path=f"{name}(){inside}") from error
 
 
 def _entry(
@@ -100,18 +111,28 @@ def run_body(
     timeout_s: float | None = None,
 ) -> Act[Any]:
     """Call the user's function once, in a scope that says so."""
+    if scope.session.replay:
+        raise scope.session.end_of_replay(frame.path, frame.name)
     limit = timeout_s if timeout_s is not None else spec.timeout_s
     if points.hook is not None:
         points.reach("body", frame.path, spec.name, attempt, "before")
     inner = in_body(scope, frame)
+    state = scope.session.state
+    before = None if state is None else state.before_body(scope)
     begun = perf_counter_ns()
     try:
         if spec.is_async:
             result = yield Body(partial(_acall, inner, spec, args, kwargs, limit), is_async=True)
         else:
             result = yield Body(partial(_call, inner, spec, args, kwargs, limit))
+    except Exception:
+        if points.hook is not None:
+            points.reach("body", frame.path, spec.name, attempt, "after")
+        raise
     finally:
         frame.took = (perf_counter_ns() - begun) // 1000
+        if state is not None:
+            state.after_body(scope, before)
     if points.hook is not None:
         points.reach("body", frame.path, spec.name, attempt, "after")
     return result
@@ -163,8 +184,6 @@ def _try_again(
 
 def _rest_of_backoff(session: Session, path: str, found: list[Recorded]) -> Act[None]:
     failed = [recorded.entry for recorded in found if recorded.kind == FAILED]
-    for entry in failed:
-        spend(session, (entry.more or {}).get("spent", {}))
     if failed and failed[-1].more is not None:
         yield from wait_until(session, path, int(failed[-1].more.get("due", 0)), {"for": "retry", "step": path})
 
@@ -187,6 +206,13 @@ def wait_until(session: Session, path: str, due_us: int, what: dict[str, Any]) -
 def spend(session: Session, amounts: dict[str, float]) -> None:
     for unit, amount in amounts.items():
         session.spent[unit] = session.spent.get(unit, 0) + amount
+
+
+def spend_failed(session: Session, found: list[Recorded]) -> None:
+    """Count what recorded attempts spent that failed; the last one is counted with its end."""
+    for recorded in found:
+        if recorded.kind == FAILED:
+            spend(session, (recorded.entry.more or {}).get("spent", {}))
 
 
 def spent_in(frame: BodyFrame) -> dict[str, Any]:

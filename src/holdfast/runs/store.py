@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 from holdfast.errors import UsageError
 from holdfast.log.cache import BaseCache
-from holdfast.runs import flows
+from holdfast.runs import flows, forking, retention
 from holdfast.runs.asking import Given
 from holdfast.runs.decorators import durable_spec
 from holdfast.runs.handle import Run
 from holdfast.runs.local import Job
-from holdfast.runs.models import Ask, RunInfo, ask_of
-from holdfast.runs.rows import STATUSES, NewRun
+from holdfast.runs.models import Ask, RunInfo, Step, ask_of
+from holdfast.runs.progress import progress_of
+from holdfast.runs.progress_file import Progress
+from holdfast.runs.replaying import Rehearsal, Replay, spec_for
+from holdfast.runs.rows import STATUSES, NewRun, RunRow
 from holdfast.runs.runtime import runtime_of
 from holdfast.runs.session import LEASE_US
 from holdfast.runs.specs import DurableSpec
@@ -190,7 +193,97 @@ class Store(ThreadStore):
         """`send`, awaited."""
         await self._arun(flows.send(self._context, _id(run), value, topic, key))
 
+    def progress(self, run: str | Run) -> Progress | None:
+        """What a run last said with `hf.progress`; None if it said nothing. Raises NotFound."""
+        return self._run(progress_of(self._context, _id(run)))
+
+    async def aprogress(self, run: str | Run) -> Progress | None:
+        """`progress`, awaited."""
+        return await self._arun(progress_of(self._context, _id(run)))
+
+    def fork(
+        self,
+        run: str | Run,
+        *,
+        at: Step | str | int | None = None,
+        id: str | None = None,
+        changes: Mapping[Any, Any] | None = None,
+        keys: Literal["new", "same"] | None = None,
+    ) -> Run:
+        """A run of its own that shares a run's history up to and with a step, and goes on from there. Copies nothing.
+
+        `at` is a step's path, its number or a Step of `run.steps()`; None: everything recorded; 0: nothing. `changes`
+        gives kept steps other results: `changes={"3": "other"}`. If effects lie behind that point, say what the fork's
+        idempotency keys are: `keys="new"` (to receivers its effects are new ones) or `keys="same"` (those who honour
+        keys answer as before). What was open is not shared: a question is asked again. `result()` goes on with it here;
+        a worker may be faster. It undoes only its own effects. The same call with the same id gives the same fork.
+        """
+        return self._run(self._fork(run, at, id, changes, keys))
+
+    async def afork(
+        self,
+        run: str | Run,
+        *,
+        at: Step | str | int | None = None,
+        id: str | None = None,
+        changes: Mapping[Any, Any] | None = None,
+        keys: Literal["new", "same"] | None = None,
+    ) -> Run:
+        """`fork`, awaited."""
+        return await self._arun(self._fork(run, at, id, changes, keys))
+
+    def sweep_runs(self) -> int:
+        """Remove the journals of finished runs that were kept as long as `keep_runs_s` said; workers do it daily. The
+        runs stay, with their results. What a fork or an unfinished parent needs stays as well. How many runs."""
+        return self._run(self._sweep_runs())
+
+    async def asweep_runs(self) -> int:
+        """`sweep_runs`, awaited."""
+        return await self._arun(self._sweep_runs())
+
+    def delete_run(self, run: str) -> None:
+        """Delete a finished run with all that is known of it; its id is free then. Raises UsageError if it is not
+        finished, or a fork or an unfinished parent needs it."""
+        self._run(retention.delete_run(self._context, _id(run)))
+
+    async def adelete_run(self, run: str) -> None:
+        """`delete_run`, awaited."""
+        await self._arun(retention.delete_run(self._context, _id(run)))
+
+    def replay(self, run: str | Run, fn: Callable[..., Any] | None = None) -> Replay:
+        """Run a run's code with every call answered from its journal: no body runs, and nothing in the store changes.
+
+        It ends with the function, or at the first call that is not recorded; a question nobody has answered yet is
+        none. With `fn` it is other code that is tried. Raises NonDeterministic where the code goes another way.
+        """
+        return self._rehearsal(fn, self._run(flows.locate(self._context, _id(run)))).run()
+
+    async def areplay(self, run: str | Run, fn: Callable[..., Any] | None = None) -> Replay:
+        """`replay`, awaited."""
+        return await self._rehearsal(fn, await self._arun(flows.locate(self._context, _id(run)))).arun()
+
     # --- the same, as flows
+
+    def _rehearsal(self, fn: Callable[..., Any] | None, found: tuple[int, RunRow]) -> Rehearsal:
+        tenant, row = found
+        return Rehearsal(self._context, tenant, row, spec_for(row, fn))
+
+    def _sweep_runs(self) -> Flow[int]:
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            return 0
+        return (yield from retention.sweep_runs(tenant, self._keep_us, self._context.clock_us))
+
+    def _fork(
+        self,
+        run: str | Run,
+        at: Step | str | int | None,
+        run_id: str | None,
+        changes: Mapping[Any, Any] | None,
+        keys: str | None,
+    ) -> Flow[Run]:
+        wished = forking.wish(self._context, _id(run), at, run_id, changes, keys)
+        return self._handle((yield from forking.fork(self._context, wished)), drives=True)
 
     def _handle(self, run_id: str, *, drives: bool) -> Run:
         return Run(self._context, run_id, drives=drives, lease_us=self._lease_us, keep_us=self._keep_us)

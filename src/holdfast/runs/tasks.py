@@ -2,24 +2,39 @@
 
 Tasks are numbered when they are made, through the loop's task factory, so that plain `asyncio.gather` replays right. A
 branch that waits for something outside is suspended; when every branch waits, the run parks. Parking too early is never
-wrong: the run can always start again from its journal.
+wrong: the run can always start again from its journal. A run whose code waits for something in this process (the
+network, a timer, a queue) does not park, and looks for news meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Coroutine
-from typing import Any
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakSet
 
+from holdfast.errors import LeaseLost, RunError
 from holdfast.runs.acting import Parked, Wait
+from holdfast.runs.idleness import has_timer, resolved_by
+from holdfast.runs.requests import Interrupted, Paused, RollBack
 from holdfast.runs.scope import Scope, current
 from holdfast.runs.session import Session
 
 _LOOK_S = 0.01  # how soon after a branch began to wait to see whether all do
 _POLL_S = 0.25  # how often a waiting branch looks for news while others work
 _LINGER_US = 1_000_000  # a shorter wait is not worth parking
+_PATIENCE_S = 1.0  # for a task that was cancelled to end, before it is cancelled again
+_END_S = 100.0  # how long tasks that are cancelled may take to end
+
+
+class Team(Protocol):
+    """Who limits how many tasks work at once: told when one of them waits for something outside, and does not work."""
+
+    def pause(self) -> None: ...
+
+    def go_on(self) -> None: ...
 
 
 class Supervisor:
@@ -28,12 +43,12 @@ class Supervisor:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._makers: dict[asyncio.Task[Any], asyncio.Task[Any] | None] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()  # those that have not ended
+        self._teams: WeakKeyDictionary[asyncio.Task[Any], Team] = WeakKeyDictionary()
         self._waits: dict[asyncio.Future[None], Wait] = {}
+        self._joins: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._polled = self._loop.time()
-        self._main: asyncio.Task[Any] | None = None
         session.on_stop = self._stopped
 
     async def main(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -41,16 +56,16 @@ class Supervisor:
         session = self._session
         session.busy -= 1  # whoever drives us counts as busy, and only waits
         _install(self._loop)
-        context = contextvars.copy_context()
-        context.run(current.set, session.root)
-        task = self._main = asyncio.Task(call(), loop=self._loop, context=context)
-        self.adopt(task, None)
+        task = self.start(call(), session.root)
         try:
             return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.done() and session.stop is not None:
+        except asyncio.CancelledError as error:
+            if _is_cancelled():  # whoever waits for the run does not any more
+                session.interrupt()
+                raise
+            if session.stop is not None:
                 raise session.stop from None
-            raise
+            raise RunError("the durable function ended by asyncio.CancelledError, and nobody cancelled it") from error
         finally:
             await self._end()
             session.busy += 1
@@ -59,21 +74,75 @@ class Supervisor:
         """No task of a run outlives its session: they could write with a fence that is given back."""
         if self._timer is not None:
             self._timer.cancel()
-        for _ in range(100):
-            left = [task for task in self._tasks if not task.done()]
-            if not left:
+        session, loop = self._session, self._loop
+        session.closing = Parked()  # for branches that go on although they were cancelled
+        until, cancelled = loop.time() + _END_S, None
+        while left := set(self._tasks):
+            self.cancel(left)
+            if not session.acting and loop.time() > until:
                 break
-            for task in left:
-                task.cancel()
-            await asyncio.wait(left, timeout=1.0)
-        for task in self._tasks:
-            if task.done() and not task.cancelled():
-                task.exception()  # looked at: no complaint about errors that nobody awaited
+            try:
+                await asyncio.wait(left, timeout=_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError as error:
+                session.interrupt()
+                cancelled = error
+        session.closing = None
+        if cancelled is not None:
+            raise cancelled
 
-    def adopt(self, task: asyncio.Task[Any], maker: asyncio.Task[Any] | None) -> None:
+    def cancel(self, tasks: Iterable[asyncio.Task[Any]]) -> list[asyncio.Task[Any]]:
+        """Cancel tasks; gives those that were. An effect under way ends by itself, at its deadline at the latest, and so
+        does what waits for it: breaking it off would make a doubt of it. Not if the run is not ours any more."""
+        spared: set[Any] = set()
+        if not isinstance(self._session.stop, LeaseLost | Interrupted):
+            spared = self._with_those_who_wait(self._session.acting)
+        chosen = [task for task in tasks if not task.done() and task not in spared]
+        for task in chosen:
+            task.cancel()
+        return chosen
+
+    def _with_those_who_wait(self, tasks: set[Any]) -> set[Any]:
+        found = {task for task in tasks if task is not None and not task.done()}
+        while found:
+            ends = found | resolved_by(found)
+            more = {task for task in self._tasks if getattr(task, "_fut_waiter", None) in ends} - found
+            if not more:
+                break
+            found |= more
+        return found
+
+    def start(self, call: Coroutine[Any, Any, Any], scope: Scope, team: Team | None = None) -> asyncio.Task[Any]:
+        """A task of the run, in a scope that was made for it."""
+        context = contextvars.copy_context()
+        context.run(current.set, scope)
+        task = asyncio.Task(call, loop=self._loop, context=context)
+        self.adopt(task)
+        if team is not None:
+            self._teams[task] = team
+        return task
+
+    def adopt(self, task: asyncio.Task[Any], scope: Scope | None = None) -> None:
+        """Watch a task until it ends; `scope` is that of a branch that the code made by itself."""
         self._tasks.add(task)
-        self._makers[task] = maker
-        task.add_done_callback(self._makers.pop)
+        task.add_done_callback(partial(self._ended, scope))
+
+    def _ended(self, scope: Scope | None, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()  # looked at: no complaint about errors that nobody awaited
+        if scope is not None and (error is None or isinstance(error, Exception)):
+            scope.ended()
+
+    async def join(self, future: asyncio.Future[None]) -> None:
+        """Wait for a future that other tasks of the run resolve, and nothing else does."""
+        self._joins.add(future)
+        try:
+            await future
+        finally:
+            self._joins.discard(future)
+
+    # --- waiting for something outside
 
     async def suspend(self, wait: Wait) -> None:
         """Wait until there may be news. Raises Parked when the run has nothing else to do."""
@@ -82,10 +151,16 @@ class Supervisor:
         future: asyncio.Future[None] = self._loop.create_future()
         self._waits[future] = wait
         self._arm(_LOOK_S)
+        task = asyncio.current_task(self._loop)
+        team = None if task is None else self._teams.get(task)
+        if team is not None:
+            team.pause()
         try:
             await future
         finally:
             self._waits.pop(future, None)
+            if team is not None:
+                team.go_on()
 
     def _arm(self, seconds: float) -> None:
         if self._timer is not None:
@@ -117,29 +192,44 @@ class Supervisor:
             if not future.done():
                 future.set_result(None)
 
-    def _park(self) -> None:
-        session = self._session
-        session.waits = list(self._waits.values())
-        stop = session.stop = session.stop or Parked()
-        for future in list(self._waits):
-            if not future.done():
-                future.set_exception(stop)
-
     def _is_idle(self) -> bool:
         """Whether no task of the run can do anything until something comes from outside."""
         if self._session.busy > 0:
             return False
-        makers = {maker for task, maker in self._makers.items() if not task.done()}
+        ours: set[Any] = {*self._waits, *self._joins, *self._tasks}
+        others = set()
         for task in self._tasks:
             waiter = getattr(task, "_fut_waiter", None)
-            if task.done() or waiter in self._waits or waiter in self._tasks:
-                continue
-            if waiter is None or waiter.done() or task not in makers:
-                return False  # it runs, or waits for something that is not ours
-        return True
+            if waiter is None or waiter.done():
+                return False  # it runs
+            if waiter not in ours:
+                others.add(waiter)
+        if others and not others <= resolved_by([*self._tasks, *self._waits, *self._joins]):
+            return False  # it waits for something else in this process
+        return not has_timer(self._loop, self._tasks, others)
+
+    # --- stopping
+
+    def _park(self) -> None:
+        session = self._session
+        session.waits = list(self._waits.values())
+        session.stop = session.stop or Parked()
+        self._wake(session.stop)
+
+    def park_for(self, stop: Parked) -> None:
+        """A sync step of this run must wait and cannot be suspended: the whole run parks, with what others wait for."""
+        session = self._session
+        session.waits += [wait for wait in self._waits.values() if wait not in session.waits]
+        session.stop = session.stop or stop
+        self._stopped()
+
+    def _wake(self, stop: BaseException) -> None:
+        for future in list(self._waits):
+            if not future.done():
+                future.set_exception(stop)
 
     def _stopped(self) -> None:
-        """The run must stop (cancelled, taken over): wake what waits, also when it is busy with a long body."""
+        """The run must stop (cancelled, taken over, paused)."""
         try:
             self._loop.call_soon_threadsafe(self._interrupt)
         except RuntimeError:
@@ -147,36 +237,49 @@ class Supervisor:
 
     def _interrupt(self) -> None:
         stop = self._session.stop
-        for future in list(self._waits):
-            if not future.done() and stop is not None:
-                future.set_exception(stop)
-        if self._main is not None and not self._main.done() and not self._waits:
-            self._main.cancel()
+        if stop is None:
+            return
+        waiting = {task for task in self._tasks if getattr(task, "_fut_waiter", None) in self._waits}
+        self._wake(stop)
+        if not isinstance(stop, Parked | Paused | RollBack):  # for these, what is under way comes to its end
+            self.cancel(self._tasks - waiting)
 
 
-_installed: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+# --- tasks that the code makes
+
+_factories: WeakSet[Any] = WeakSet()
 
 
 def _install(loop: asyncio.AbstractEventLoop) -> None:
     """Give tasks that a run makes a scope of their own; all others are made as before."""
-    if loop in _installed:
-        return
     before = loop.get_task_factory()
-    _installed[loop] = before
+    if before is not None and before in _factories:
+        return
 
     def make(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         scope: Scope | None = current.get()
+        branch: Scope | None = None
         supervisor = None if scope is None or scope.body is not None else scope.session.supervisor
         if scope is not None and supervisor is not None:
-            context = options.pop("context", None) or contextvars.copy_context()
-            context.run(current.set, scope.branch())
+            context = options.get("context") or contextvars.copy_context()
+            # A callback of the loop, not the code, makes this one (to close an async generator): when is up to chance.
+            by_code = asyncio.current_task(loop) is not None
+            branch = scope.branch() if by_code else None
+            context.run(current.set, branch)
             options["context"] = context
-        if before is not None:
-            task = before(loop, coro, **options)
-        else:
-            task = asyncio.Task(coro, loop=loop, **options)
+        token = current.set(None)  # or a factory below us would number it again
+        try:
+            task = before(loop, coro, **options) if before is not None else asyncio.Task(coro, loop=loop, **options)
+        finally:
+            current.reset(token)
         if supervisor is not None and isinstance(task, asyncio.Task):
-            supervisor.adopt(task, asyncio.current_task(loop))
+            supervisor.adopt(task, branch)
         return task
 
+    _factories.add(make)
     loop.set_task_factory(make)

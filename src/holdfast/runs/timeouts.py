@@ -1,21 +1,38 @@
-"""`hf.timeout`: a deadline for a part of a run, checked at each journal call; that it passed is recorded.
+"""`hf.timeout`: a deadline for a part of a run, kept by its journal calls; that it passed is recorded.
 
-A body that is running is not interrupted: give the step its own `timeout_s` for that. On replay the same call raises
-again, whatever the clock says then.
+A call that begins after the deadline raises, and one that waits (for an answer, a message, a child, time) is woken by
+it. A body that is running is not interrupted: give the step its own `timeout_s` for that. An effect whose outcome is
+in doubt is not given up either. On replay the same call raises again, whatever the clock says then.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from holdfast.runs.entries import VALUE, Entry
+from holdfast.errors import UsageError
+from holdfast.runs.acting import Pause, Wait
+from holdfast.runs.entries import DONE, INTENT, VALUE, Entry
+from holdfast.runs.failures import describe_error
 from holdfast.runs.scope import Scope, need_scope
 
 if TYPE_CHECKING:
     from holdfast.runs.acting import Act
+    from holdfast.runs.session import Session
 
+T = TypeVar("T")
 NAME = "hf.timeout"
+_LINGER_US = 1_000_000  # a shorter wait is not worth parking the run
+# What a deadline ends: the names of calls that may have recorded nothing yet. Not a doubt: nobody may guess there.
+_ENDED = {
+    "question": "hf.ask",
+    "approval": "hf.approve",
+    "sleep": "hf.sleep",
+    "signal": "hf.receive",
+    "run": "hf.result",
+    "retry": "",
+}
 
 
 class TimedOut(TimeoutError):
@@ -26,31 +43,30 @@ class timeout:
     """`with hf.timeout(60): …`, and `async with`: the journal calls inside raise TimeoutError once it is over."""
 
     def __init__(self, seconds: float) -> None:
-        if not seconds >= 0:
-            raise ValueError(f"hf.timeout({seconds!r}): a number of seconds from 0 on")
+        if not isinstance(seconds, int | float) or not seconds >= 0:
+            raise UsageError(f"hf.timeout({seconds!r}): a number of seconds from 0 on")
         self._seconds = seconds
-        self._outer: tuple[tuple[str, int], ...] = ()
-        self._scope: Scope | None = None
+        self._entered: list[tuple[Scope, tuple[tuple[str, int], ...]]] = []
 
     def __enter__(self) -> Self:
-        scope = self._scope = need_scope("hf.timeout()")
-        self._outer = scope.deadlines
-        path = scope.take()
-        session = scope.session
-        found = session.recorded(path, NAME, None) if path in session.index or session.replay else []
+        scope = need_scope("hf.timeout()")
+        scope.check()
+        session, path = scope.session, scope.take()
+        found = session.recorded(path, NAME, None)
         if found:
             due = int((found[0].entry.more or {})["due"])
         else:
-            due = session.ctx.clock_us() + int(self._seconds * 1e6)
+            due = session.shared_clock_us() + int(self._seconds * 1e6)
             session.later(VALUE, Entry(path, NAME, session.ctx.clock_us(), more={"due": due}))
-        scope.deadlines = (*self._outer, (path, due))
+        self._entered.append((scope, scope.deadlines))
+        scope.deadlines = (*scope.deadlines, (path, due))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._scope is not None
-        self._scope.deadlines = self._outer
+        scope, before = self._entered.pop()
+        scope.deadlines = before
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -70,14 +86,74 @@ def check_deadline(scope: Scope, path: str) -> Act[None]:
     if found:
         if found[0].entry.name == NAME:
             session.unread.discard(path)
-            raise TimedOut(f"the time that hf.timeout gave is over (at step {path})")
+            raise _over(path)
         return
-    now = yield from session.now_us()
-    if any(due <= now for _, due in scope.deadlines):
-        yield from session.record((VALUE, Entry(path, NAME, now)))
-        raise TimedOut(f"the time that hf.timeout gave is over (at step {path})")
+    if f"{path}~approve" in session.index:
+        return  # an effect that waits for its approval
+    if _nearest(scope) <= session.shared_clock_us():
+        yield from session.record((VALUE, Entry(path, NAME, session.ctx.clock_us())))
+        raise _over(path)
 
 
-def nearest(scope: Scope) -> int | None:
-    """When the first deadline of this branch passes."""
-    return min((due for _, due in scope.deadlines), default=None)
+def limited(scope: Scope, act: Act[T]) -> Act[T]:
+    """An act whose waits end at the deadlines of its branch."""
+    return _limited(scope, act) if scope.deadlines else act
+
+
+def _limited(scope: Scope, act: Act[T]) -> Act[T]:
+    session = scope.session
+    try:
+        want = next(act)
+        while True:
+            if type(want) is Wait and _may_end(session, want):
+                limit = _nearest(scope)
+                left = limit - (yield from session.now_us())
+                if left <= 0:
+                    act.close()
+                    raise (yield from _give_up(scope, want))
+                want = Pause(left / 1e6) if left <= _LINGER_US else _until(want, limit)
+            try:
+                answer = yield want
+            except BaseException as error:
+                want = act.throw(error)
+            else:
+                want = act.send(answer)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+def _may_end(session: Session, wait: Wait) -> bool:
+    """Whether a deadline ends this wait. Not that of an effect under way: its outcome stays to be settled."""
+    if wait.what.get("for") not in _ENDED:
+        return False
+    return all(recorded.kind != INTENT for recorded in session.index.get(wait.path, ()))
+
+
+def _until(wait: Wait, limit: int) -> Wait:
+    return Wait(wait.path, wait.what, limit if wait.wake_at is None else min(limit, wait.wake_at))
+
+
+def _give_up(scope: Scope, wait: Wait) -> Act[TimedOut]:
+    """Record that a call which had begun to wait was ended by a deadline: for good, also on replay."""
+    session, path, sort = scope.session, wait.path, wait.what["for"]
+    found = session.index.get(path)
+    first = found[0].entry if found else Entry(path, _ENDED[sort], 0)
+    error = _over(path)
+    more: dict[str, Any] = {"error": describe_error(error, session.ctx.codec)}
+    entry = Entry(path, first.name, session.ctx.clock_us(), first.input, first.attempt, more=more)
+    beside = None
+    if sort in ("question", "approval"):
+        from holdfast.runs.asking import close_ask
+
+        beside = partial(close_ask, session, path)  # nobody need answer it any more
+    yield from session.record((DONE, entry), beside=beside)
+    return error
+
+
+def _nearest(scope: Scope) -> int:
+    """When the first deadline of a branch passes."""
+    return min(due for _, due in scope.deadlines)
+
+
+def _over(path: str) -> TimedOut:
+    return TimedOut(f"the time that hf.timeout gave is over (at step {path})")

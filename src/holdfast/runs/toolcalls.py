@@ -30,7 +30,7 @@ from holdfast.errors import UsageError
 
 STYLES: Final = ("openai", "responses", "anthropic", "plain")
 ERROR_CHARACTERS_MAX: Final = 2000
-_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_ID: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 _DEPTH_MAX: Final = 100
 
 
@@ -99,7 +99,7 @@ def label(call: ToolCall, position: int) -> str:
     """A tool call's part of a path: its id, made fit; its position if it has none, which no id looks like."""
     if call.id is None:
         return f"_{position}"
-    if _ID.fullmatch(call.id):
+    if re.fullmatch(_ID, call.id):
         return call.id
     readable = re.sub(r"[^A-Za-z0-9_-]", "-", call.id)[:32].lstrip("_-")
     return f"{readable or 'id'}-{blake3(call.id.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"

@@ -14,7 +14,7 @@ _LOOK_S = 0.02
 
 
 class News(Protocol):
-    """Somebody's ear at a store; not shared between threads, but `close` may come from another one."""
+    """Somebody's ear at a store. It belongs to one thread."""
 
     def wait(self, timeout_s: float) -> bool:
         """Block until there may be something new, at most so long. Raises StoreError if it cannot hear."""
@@ -29,23 +29,19 @@ class FileNews:
     def __init__(self, path: str) -> None:
         self._log = path + "-wal"
         self._seen = self._stat()
-        self._closed = False
 
     def wait(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
-        while not self._closed:
-            found = self._stat()
-            if found != self._seen:
-                self._seen = found
-                return True
+        while (found := self._stat()) == self._seen:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                break
+                return False
             time.sleep(min(_LOOK_S, left_s))
-        return False
+        self._seen = found
+        return True
 
     def close(self) -> None:
-        self._closed = True
+        pass
 
     def _stat(self) -> tuple[int, ...]:
         try:

@@ -35,6 +35,8 @@ except ImportError as missing:  # pragma: no cover - the extra is installed wher
     raise OpenError('PostgreSQL needs its driver: pip install "psycopg[binary]>=3.2"') from missing
 
 from holdfast.storage import postgres_errors as meaning
+from holdfast.storage.news import News
+from holdfast.storage.postgres_news import PostgresNews
 from holdfast.storage.postgres_open import (
     AsyncConnection,
     Connection,
@@ -186,6 +188,11 @@ class PostgresDriver:
         if self._closed:
             raise StoreClosed("the store was closed")
 
+    def listen(self) -> News:
+        """Hear that a run is due, on a connection of its own."""
+        self._check()
+        return PostgresNews(self._connect_plain, self._target)
+
     # One operation, until it succeeds or fails for good.
 
     def _attempts(self, transaction: Transaction) -> Generator[Wanted, Any, Any]:
@@ -292,9 +299,11 @@ class PostgresDriver:
     def _settings(self) -> dict[str, Any]:
         return {"options": self._target.options} if self._startup_options else {}
 
+    def _connect_plain(self) -> Connection:
+        return Connection.connect(self._target.conninfo, autocommit=True, **self._settings())
+
     def _connect(self) -> Line:
-        made = Connection.connect(self._target.conninfo, autocommit=True, **self._settings())
-        return Line(made, self._statements)
+        return Line(self._connect_plain(), self._statements)
 
     async def _aconnect(self) -> Line:
         made = await AsyncConnection.connect(self._target.conninfo, autocommit=True, **self._settings())

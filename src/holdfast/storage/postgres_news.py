@@ -10,7 +10,7 @@ from collections.abc import Callable
 import psycopg
 from psycopg import sql
 
-from holdfast.errors import StoreClosed, Unavailable
+from holdfast.errors import Unavailable
 from holdfast.storage.postgres_errors import Target, lost, not_connected
 from holdfast.storage.postgres_open import Connection
 
@@ -25,25 +25,21 @@ class PostgresNews:
         self._target = target
         self._channel = f"holdfast_{target.schema}"[:_CHANNEL_MAX]
         self._connection: Connection | None = None
-        self._closed = False
 
     def wait(self, timeout_s: float) -> bool:
-        if self._closed:
-            raise StoreClosed("the store was closed")
         if self._connection is None:
             self._listen()
             return True  # what came before is not told
         try:
             return any(True for _ in self._connection.notifies(timeout=timeout_s, stop_after=1))
         except psycopg.Error as error:
-            self._drop()
-            if self._closed:
-                raise StoreClosed("the store was closed") from error
+            self.close()
             raise lost(str(error), self._target) from error
 
     def close(self) -> None:
-        self._closed = True
-        self._drop()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def _listen(self) -> None:
         try:
@@ -56,8 +52,3 @@ class PostgresNews:
             made.close()
             raise Unavailable(f"{self._target} does not let us LISTEN: {type(error).__name__}") from error
         self._connection = made
-
-    def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()

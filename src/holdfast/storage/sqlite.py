@@ -24,6 +24,7 @@ import apsw
 from holdfast.errors import Damaged, ForkedProcess, StoreClosed, StoreError, UsageError
 from holdfast.storage import sqlite_open
 from holdfast.storage.group import CommitQueue
+from holdfast.storage.news import FileNews, News, NoNews
 from holdfast.storage.program import Batch, Program, Transaction
 from holdfast.storage.sqlite_errors import read_only, translate
 from holdfast.storage.sqlite_lock import Gate, ThreadGate
@@ -161,6 +162,10 @@ class SqliteDriver:
         from asyncio import to_thread
 
         await to_thread(self.close)
+
+    def listen(self) -> News:
+        """Hear of commits, of this process and of others."""
+        return NoNews() if self._target.in_memory else FileNews(self.path)
 
     # Opening
 

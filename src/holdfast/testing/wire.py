@@ -1,4 +1,4 @@
-"""A proxy that reads PostgreSQL's protocol on its way: counts round trips, and can say no like a pooler.
+"""A proxy that reads PostgreSQL's protocol on its way: counts round trips, says no like a pooler, fails like a network.
 
 A round trip is a request that follows an answer: however many messages or packets it has, it is one turn until the
 server has spoken. A thread for each direction of each connection, on loopback only; for counting, not for speed.
@@ -13,17 +13,25 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+_COMMITTED = b"Z\0\0\0\5I"  # ready for the next query, and in no transaction: the end of what was sent
+
 
 class WireProxy:
     """Stands between a driver and a server on this machine: `with WireProxy(port) as proxy: … proxy.turns`.
 
     `turns` counts requests that follow an answer, over all connections together; `syncs` and `kinds` what they held.
-    `refuse_options` says no to startup parameters, as some poolers do.
+    `refuse_options` says no to startup parameters, as some poolers do. `lose` loses one exchange, `cut` and `freeze`
+    all of them, until `mend`.
     """
 
     def __init__(self, port: int, *, refuse_options: bool = False) -> None:
         self.syncs = self.turns = 0
         self.kinds: list[str] = []
+        self.lost = 0
+        self._to_lose: tuple[bytes, bool] | None = None
+        self._flowing = threading.Event()
+        self._flowing.set()
+        self._is_cut = False
         self._refuse_options = refuse_options
         self._server_port = port
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -48,7 +56,28 @@ class WireProxy:
         self.syncs = self.turns = 0
         self.kinds = []
 
+    def lose(self, containing: bytes, *, delivered: bool = True) -> None:
+        """Break the connection of the next transaction that sends these bytes: after the server has committed it and
+        before its answer comes through, or (not `delivered`) before the server has seen them."""
+        self._to_lose = (containing, delivered)
+
+    def cut(self) -> None:
+        """Break every connection, and refuse new ones, until `mend`."""
+        self._is_cut = True
+        for each in self._sockets[1:]:
+            _hang_up(each)
+
+    def freeze(self) -> None:
+        """Let nothing through in either direction until `mend`, and break nothing: a network that swallows packets.
+        What was sent meanwhile arrives late."""
+        self._flowing.clear()
+
+    def mend(self) -> None:
+        self._is_cut = False
+        self._flowing.set()
+
     def close(self) -> None:
+        self.mend()
         for each in self._sockets:
             try:
                 each.shutdown(socket.SHUT_RDWR)
@@ -69,17 +98,29 @@ class WireProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            if self._is_cut:
+                client.close()
+                continue
             server = socket.create_connection(("127.0.0.1", self._server_port))
             self._sockets += [client, server]
             # Set by whoever speaks: a request counts as a turn if the server spoke last.
-            server_spoke = threading.Event()
-            self._spawn(self._requests, client, server, server_spoke)
-            self._spawn(self._answers, server, client, server_spoke)
+            server_spoke, doomed = threading.Event(), threading.Event()
+            self._spawn(self._requests, client, server, server_spoke, doomed)
+            self._spawn(self._answers, server, client, server_spoke, doomed)
 
-    def _requests(self, client: socket.socket, server: socket.socket, server_spoke: threading.Event) -> None:
-        started, buffer = False, b""
+    def _requests(
+        self, client: socket.socket, server: socket.socket, server_spoke: threading.Event, doomed: threading.Event
+    ) -> None:
+        started, buffer, recent = False, b"", b""
         while data := _receive(client):
             buffer += data
+            recent = data if server_spoke.is_set() else recent + data  # all of this turn
+            if self._to_lose is not None and self._to_lose[0] in recent:
+                (_, delivered), self._to_lose = self._to_lose, None
+                self.lost += 1
+                if not delivered:
+                    break
+                doomed.set()
             if server_spoke.is_set():
                 server_spoke.clear()
                 self.turns += 1
@@ -98,20 +139,30 @@ class WireProxy:
                     _hang_up(server)
                     return
                 started = True
+            self._flowing.wait()
             try:
                 server.sendall(data)
             except OSError:  # closed meanwhile
                 break
         _hang_up(server)
+        _hang_up(client)
 
-    def _answers(self, server: socket.socket, client: socket.socket, server_spoke: threading.Event) -> None:
+    def _answers(
+        self, server: socket.socket, client: socket.socket, server_spoke: threading.Event, doomed: threading.Event
+    ) -> None:
+        recent = b""
         while data := _receive(server):
             server_spoke.set()
+            recent = (recent + data)[-len(_COMMITTED) :]
+            if doomed.is_set() and recent == _COMMITTED:
+                break
+            self._flowing.wait()
             try:
                 client.sendall(data)
             except OSError:
                 break
         _hang_up(client)
+        _hang_up(server)
 
 
 def _receive(source: socket.socket) -> bytes:

@@ -40,7 +40,7 @@ CREATE TABLE run (
 ) WITH (fillfactor = 50);
 CREATE UNIQUE INDEX run_id ON run (tenant, id);
 -- Two, because a store may hold very many runs that wait for people: what is due must be found without passing them.
-CREATE INDEX run_queued ON run (queue, priority DESC, wake_at) WHERE status = 'queued';
+CREATE INDEX run_queued ON run (queue, priority DESC, wake_at, run) WHERE status = 'queued';
 CREATE INDEX run_waiting ON run (queue, wake_at) WHERE status = 'waiting';
 CREATE INDEX run_running ON run (owner) WHERE status = 'running';
 CREATE INDEX run_root ON run (tenant, root);

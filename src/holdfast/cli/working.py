@@ -1,0 +1,127 @@
+"""`holdfast worker`: runs what is due, with the functions of an app, until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import holdfast
+from holdfast import Store
+from holdfast.cli.command import Command
+from holdfast.cli.looking import sqlite_file
+from holdfast.cli.readable import plural, printable
+from holdfast.cli.render import Output
+from holdfast.errors import OpenError, UsageError
+
+OK = 0
+_SPARE_CONNECTIONS = 3  # for claiming, for leases, and for one more
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count of at least 1")
+    return int(text)
+
+
+def _duration(text: str) -> float:
+    number, unit = text[:-1], text[-1:]
+    if unit not in _SECONDS or not number.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration: write 45s, 30m, 2h, 3d or 1w")
+    return float(int(number) * _SECONDS[unit])
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "app", metavar="APP", help="where the functions are: app.py, myapp.agents, or app.py:travel for only one"
+    )
+    parser.add_argument(
+        "--queue", metavar="NAME", action="append", help="serve this queue; may be given again (default: default)"
+    )
+    parser.add_argument("--concurrency", metavar="N", type=_count, default=8, help="runs at once (default 8)")
+    parser.add_argument("--all-tenants", action="store_true", help="serve all tenants, not only --tenant's")
+    parser.add_argument("--once", action="store_true", help="end when nothing is due")
+    parser.add_argument(
+        "--drain", metavar="TIME", type=_duration, default=30.0, help="how long runs may go on after SIGTERM (30s)"
+    )
+    parser.add_argument(
+        "--keep-runs", metavar="TIME", type=_duration, help="how long finished runs keep their journals (30d; for ever)"
+    )
+
+
+def worker(args: argparse.Namespace, _store: None, out: Output) -> int:
+    from holdfast.runs.loading import load_named
+    from holdfast.runs.specs import known_durables
+
+    if args.all_tenants and args.tenant is not None:
+        raise UsageError("--all-tenants and --tenant: one of them")
+    named = load_named(args.app)
+    functions: list[Callable[..., Any]] | None = None
+    if hasattr(named, "holdfast_durable"):
+        functions = [named]
+    elif callable(named):
+        raise UsageError(f"{args.app} is not a durable function: put @hf.durable above it")
+    elif not known_durables():
+        raise UsageError(f"{args.app} has no durable function: put @hf.durable above what runs are made of")
+    _log_to_stderr()
+    with _open(args) as store:
+        made = holdfast.Worker(
+            store,
+            functions,
+            queues=args.queue or ("default",),
+            concurrency=args.concurrency,
+            all_tenants=args.all_tenants,
+            drain_s=args.drain,
+        )
+        names = sorted(known_durables()) if functions is None else [named.holdfast_durable.name]
+        out.message(
+            f"serving {plural(len(names), 'function')} ({', '.join(names)}) of queue {', '.join(made.queues)}, "
+            f"{args.concurrency} at once; " + ("until nothing is due" if args.once else "Ctrl-C ends it")
+        )
+        made.run(until_idle=args.once)
+    if out.json:
+        out.document(dict(sorted(made.counts.items())))
+    else:
+        said = ", ".join(f"{count} {status}" for status, count in sorted(made.counts.items()))
+        out.line((said or "nothing was due", "green" if made.counts else ""))
+    return OK
+
+
+def _open(args: argparse.Namespace) -> Store:
+    path = sqlite_file(args.store)
+    if path is not None and not os.path.exists(path):
+        raise OpenError(f"there is no store at {path}; check --store or HOLDFAST_STORE")
+    options: dict[str, Any] = {} if path is not None else {"pool_size": args.concurrency + _SPARE_CONNECTIONS}
+    if args.tenant is not None:
+        options["tenant"] = args.tenant
+    return holdfast.open(args.store, create=False, keep_runs_s=args.keep_runs, **options)
+
+
+class _Lines(logging.Handler):
+    """What a worker logs, a line each."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"holdfast: {printable(record.getMessage())}\n")
+
+
+def _log_to_stderr() -> None:
+    log = logging.getLogger("holdfast")
+    if not any(isinstance(handler, _Lines) for handler in log.handlers):
+        log.addHandler(_Lines())
+        log.setLevel(min(log.level or logging.INFO, logging.INFO))
+
+
+WORKER = Command(
+    "run what is due, with the functions of an app",
+    "Until SIGTERM or Ctrl-C: then its runs\nfinish, park, or are given back, and a second signal gives them back at "
+    "once. Several workers may\nserve one store. A run is taken only in the version of the code that it began with.",
+    "  holdfast worker app.py\n  holdfast worker myapp.agents --queue search --queue default --concurrency 32\n"
+    "  holdfast worker app.py --once",
+    arguments,
+    worker,
+    opens=False,
+)

@@ -1,0 +1,145 @@
+"""Agents for the drill: one that is right, and one for each known way to be wrong."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from pathlib import Path
+
+import holdfast as hf
+
+
+@hf.step
+def search(city: str) -> list[str]:
+    return [f"{city}-1", f"{city}-2"]
+
+
+@hf.effect(timeout_s=0.2)
+def book(flight: str, key: hf.Key) -> str:
+    return f"booked {flight} under {key}"
+
+
+def cancel(flight: str) -> None:
+    raise AssertionError("the drill has a stage of its own")
+
+
+@hf.effect(undo=cancel, reconcile=lambda key, flight: hf.Unknown(), timeout_s=0.2)
+def reserve(flight: str, key: hf.Key) -> str:
+    return f"reserved {flight} under {key}"
+
+
+@hf.durable
+def right(city: str) -> str:
+    flights = search(city)
+    choice = hf.ask("Which flight?", options=flights)
+    hf.sleep(86_400)
+    return f"{reserve(choice)} {book(choice)} {hf.now().year > 2000}"
+
+
+@hf.durable
+def undone(city: str) -> str:
+    reserve(city)
+    raise RuntimeError("sold out")
+
+
+@hf.step
+async def find(city: str) -> str:
+    return f"{city}!"
+
+
+@hf.durable
+async def right_async(city: str) -> str:
+    import asyncio
+
+    found = await asyncio.gather(find(city), find(city + "2"))
+    if await hf.ask("Go?", options=[True, False]):
+        return " ".join(found)
+    return "no"
+
+
+# --- an effect that nobody marked
+
+
+@hf.step
+def pay(url: str) -> str:
+    urllib.request.urlopen(urllib.request.Request(url, data=b"{}", method="POST"))
+    return "paid"
+
+
+@hf.durable
+def unmarked_post(url: str) -> str:
+    return pay(url)
+
+
+@hf.step
+def write_file(path: str) -> str:
+    Path(path).write_text("sent")
+    return "written"
+
+
+@hf.durable
+def unmarked_file(path: str) -> str:
+    return write_file(path)
+
+
+# --- an effect that does not use its key (with --real)
+
+
+@hf.effect(on_doubt="retry", timeout_s=0.1)
+def send_without_key(path: str, key: hf.Key) -> str:
+    with open(path, "a") as file:
+        file.write("sent\n")
+    return "sent"
+
+
+@hf.durable
+def key_not_used(path: str) -> str:
+    return send_without_key(path)
+
+
+@hf.effect(on_doubt="retry", timeout_s=0.1)
+def send_with_key(path: str, key: hf.Key) -> str:
+    lines = Path(path).read_text().splitlines() if Path(path).exists() else []
+    if key not in lines:
+        Path(path).write_text("\n".join([*lines, key]))
+    return "sent"
+
+
+@hf.durable
+def key_used(path: str) -> str:
+    return send_with_key(path)
+
+
+# --- state in a global
+
+_seen: list[str] = []
+
+
+@hf.step
+def look(what: str) -> str:
+    _seen.append(what)
+    return what.upper()
+
+
+@hf.durable
+def state_in_a_global(what: str) -> str:
+    look(what)
+    look(what + "2")
+    return f"{what}: {len(_seen)} seen"
+
+
+# --- an order that depends on time
+
+
+@hf.durable
+def order_by_time(city: str) -> str:
+    first = f"{city}-{time.time_ns()}"
+    search(first)
+    return "done"
+
+
+@hf.durable
+def result_by_time(city: str) -> str:
+    search(city)
+    return json.dumps({"at": time.time_ns()})

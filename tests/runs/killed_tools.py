@@ -1,0 +1,98 @@
+"""An agent with tools and progress for test_tools_killed.py: what it books stands in a file, by key."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import holdfast as hf
+from holdfast.runs import points
+from holdfast.runs.points import Point
+
+CALLS: list[dict[str, Any]] = [
+    {"id": "a", "name": "look", "arguments": {"city": "Rome"}},
+    {"id": "b", "name": "book", "arguments": {"folder": "", "room": "7"}},
+    {"id": "c", "name": "fail", "arguments": {}},
+    {"id": "d", "name": "unknown", "arguments": {}},
+]
+RESULT = [["seen Rome", "booked 7", "Error: LookupError: no", "Error: there is no tool 'unknown'"], ["all"]]
+
+
+def look(city: str) -> str:
+    return f"seen {city}"
+
+
+async def alook(city: str) -> str:
+    return f"seen {city}"
+
+
+def fail() -> None:
+    raise LookupError("no")
+
+
+def find(key: hf.Key, folder: str, room: str) -> hf.Done | hf.NotDone:
+    booked = f"{key} {room}" in ledger(folder)
+    return hf.Done(f"booked {room}") if booked else hf.NotDone()
+
+
+@hf.effect(reconcile=find, timeout_s=0.5)
+def book(folder: str, room: str, key: hf.Key) -> str:
+    with open(f"{folder}/ledger.txt", "a") as file:
+        file.write(f"{key} {room}\n")
+    return f"booked {room}"
+
+
+def ledger(folder: str) -> list[str]:
+    path = Path(folder) / "ledger.txt"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def calls(folder: str) -> list[dict[str, Any]]:
+    return [
+        {**call, "arguments": {**call["arguments"], "folder": folder}} if call["name"] == "book" else call
+        for call in CALLS
+    ]
+
+
+TOOLS = hf.tools([look, book, fail])
+ASYNC: dict[str, Any] = {"look": alook, "book": book, "fail": fail}
+ATOOLS = hf.tools(ASYNC)
+
+
+@hf.step
+def think(messages: list[Any]) -> list[str]:
+    return [message["content"].partition(": the tools")[0] for message in messages]
+
+
+@hf.durable
+def agent(folder: str) -> list[Any]:
+    hf.progress(goal="Rome", next="all", file=f"{folder}/PROGRESS.md")
+    said = think(TOOLS.call(calls(folder)))
+    return [said, hf.progress(done="all").done]
+
+
+@hf.durable
+async def aagent(folder: str) -> list[Any]:
+    await hf.progress(goal="Rome", next="all", file=f"{folder}/PROGRESS.md")
+    said = think(await ATOOLS.call(calls(folder)))
+    return [said, (await hf.progress(done="all")).done]
+
+
+def work(say: Any, url: str, folder: str, mode: str, deadly: int) -> None:
+    """Go on with the run; die at the so-manieth point. Says how it ended."""
+    count = 0
+
+    def hook(point: Point) -> None:
+        nonlocal count
+        count += 1
+        if count == deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    points.hook = hook
+    with hf.open(url, durability="normal", lease_s=1) as store:
+        run = store.run(agent if mode == "sync" else aagent, folder, id=f"{Path(folder).name}")
+        result = run.result(timeout_s=30)
+        found = store.progress(run)
+        say([result, None if found is None else found.done])

@@ -1,0 +1,118 @@
+"""The drill passes an agent that is right, and catches each known way to be wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import UsageError
+from holdfast.testing.drill import drill
+from holdfast.testing.ledger import AirlineProcess
+
+AGENTS = Path(__file__).with_name("drilled.py")
+
+
+def agent(name: str) -> str:
+    return f"{AGENTS}:{name}"
+
+
+@pytest.mark.parametrize("name", ["right", "right_async", "undone"])
+def test_an_agent_that_is_right_passes_at_every_point(name: str) -> None:
+    report = drill(agent(name), ["NYC"], random_kills=6)
+    assert report.ok, report.text()
+    assert report.kills >= report.points > 8
+    assert report.same_result == report.trials
+    assert report.recover_s
+    assert "power-loss" in report.text()
+
+
+def test_random_kills_do_kill() -> None:
+    report = drill(agent("right"), ["NYC"], random_kills=12, seed=5)
+    assert report.ok, report.text()
+    assert report.kills > report.points
+
+
+def test_a_post_in_a_plain_step_is_an_effect_nobody_marked(tmp_path: Path) -> None:
+    with AirlineProcess(tmp_path / "airline.db") as server:
+        report = drill(agent("unmarked_post"), [f"{server.url}/book"], random_kills=0)
+    assert not report.ok
+    assert any("pay" in found and "POST" in found for found in report.unmarked), report.text()
+
+
+def test_a_file_written_in_a_plain_step_is_an_effect_nobody_marked(tmp_path: Path) -> None:
+    report = drill(agent("unmarked_file"), [str(tmp_path / "out.txt")], random_kills=0)
+    assert not report.ok
+    assert any("write_file" in found for found in report.unmarked), report.text()
+
+
+def test_with_real_effects_one_that_does_not_use_its_key_is_done_twice(tmp_path: Path) -> None:
+    report = drill(agent("key_not_used"), [str(tmp_path / "sent.txt")], random_kills=0, real=True)
+    assert not report.ok
+    assert report.effects_twice > 0, report.text()
+    assert any("was done 2 times" in problem for failure in report.failures for problem in failure.problems)
+    assert report.failures[0].timeline
+
+
+def test_with_real_effects_one_that_uses_its_key_passes(tmp_path: Path) -> None:
+    report = drill(agent("key_used"), [str(tmp_path / "sent.txt")], random_kills=0, real=True)
+    assert report.effects_twice == 0, report.text()
+
+
+def test_state_in_a_global_gives_another_result() -> None:
+    report = drill(agent("state_in_a_global"), ["x"], random_kills=0)
+    assert not report.ok
+    assert report.same_result < report.trials, report.text()
+
+
+def test_an_order_that_depends_on_time_is_not_deterministic() -> None:
+    report = drill(agent("order_by_time"), ["NYC"], random_kills=0)
+    assert not report.ok
+    shown = report.text()
+    assert "did not go the way that its journal says" in shown, shown
+
+
+def test_a_result_that_depends_on_time_differs() -> None:
+    report = drill(agent("result_by_time"), ["NYC"], random_kills=0)
+    assert report.same_result < report.trials, report.text()
+
+
+def test_on_postgresql_the_database_is_restarted_too() -> None:
+    report = drill(agent("right"), ["NYC"], random_kills=4, postgres=True)
+    assert report.ok, report.text()
+    assert report.restarts >= 2
+
+
+def test_workers_are_killed_and_stopped() -> None:
+    report = drill(agent("right_async"), ["NYC"], random_kills=2, workers=3)
+    assert report.ok, report.text()
+    assert report.kills == 2
+
+
+def test_a_function_that_is_not_named_or_never_ends_is_refused() -> None:
+    with pytest.raises(UsageError, match="app.py:travel"):
+        drill("app.py", [])
+
+
+def test_the_command_prints_a_table_and_exits_with_1_on_failure(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "holdfast", "drill"]
+    done = subprocess.run(
+        [*command, agent("right"), "--args", "NYC", "--kills", "2", "--json"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ok"] is True
+    done = subprocess.run(
+        [*command, agent("state_in_a_global"), "--args", "x", "--kills", "0"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert "BAD" in done.stdout
+    assert "process" in done.stdout

@@ -1,0 +1,541 @@
+"""Forks: another run that shares history up to a step, copies nothing, and says whose keys its effects bear."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from lab import MODES, PLACES, Lab, hooked, open_place
+
+import holdfast as hf
+from holdfast.runs.blobs import BLOB_MIN_BYTES
+from holdfast.runs.points import Point
+from holdfast.storage.program import Batch, Program, Sql, drive, read
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[hf.Store]:
+    yield from open_place(request, tmp_path_factory)
+
+
+@pytest.fixture(params=MODES)
+def lab(request: pytest.FixtureRequest, store: hf.Store) -> Lab:
+    return Lab(store, request.param)
+
+
+def count_rows(lab: Lab, run: hf.Run) -> int:
+    """How many journal rows a run has of its own."""
+
+    def program() -> Program[int]:
+        [[(count,)]] = yield Batch(
+            Sql(
+                """SELECT count(*) FROM journal j JOIN run r ON r.tenant = j.tenant AND r.run = j.run
+                WHERE r.id = :id AND r.tenant = (SELECT tenant FROM tenant WHERE name = :name)"""
+            )(id=run.id, name=lab.store._context.tenant_name)
+        )
+        return int(count)
+
+    return drive(lab.store._context.driver, read(program))
+
+
+class Agents:
+    """An agent with steps, and one with effects."""
+
+    def __init__(self, lab: Lab) -> None:
+        @lab.step(name="add")
+        def add(number: int) -> int:
+            lab.ran.append(("add", number))
+            return number + 1
+
+        @lab.effect(name="book", undo=lambda flight: lab.ran.append(("cancel", flight)))
+        def book(flight: str, key: hf.Key) -> str:
+            lab.ran.append(("book", flight, str(key)))
+            return f"B-{flight}"
+
+        @lab.durable(name=f"counting-{id(self)}")
+        async def counting(start: int) -> int:
+            number = start
+            for _ in range(4):
+                number = await lab(add(number))
+            return number
+
+        @lab.durable(name=f"booking-{id(self)}")
+        async def booking(name: str, fail: bool = False) -> str:
+            number = await lab(add(1))
+            first = await lab(book(f"{name}{number}"))
+            number = await lab(add(number))
+            second = await lab(book(f"{name}{number}"))
+            if fail and not lab.ran.count("mended"):
+                raise RuntimeError("sold out")
+            return f"{first} {second}"
+
+        self.add, self.book, self.counting, self.booking = add, book, counting, booking
+
+
+def keys(lab: Lab) -> list[str]:
+    return [one[2] for one in lab.ran if one[0] == "book"]
+
+
+# --- what is shared
+
+
+def test_a_fork_shares_history_up_to_its_step_and_goes_on_from_there(lab: Lab) -> None:
+    agents = Agents(lab)
+    run = lab.run(agents.counting, 0, id="source")
+    assert run.result() == 4
+    fork = lab.store.fork(run, at="2", id="fork")
+    assert fork.status == "queued"
+    assert fork.result() == 4
+    assert lab.ran == [("add", n) for n in (0, 1, 2, 3, 2, 3)]
+    assert [(step.path, step.shared) for step in fork.steps() if step.kind == "step"] == [
+        ("1", True),
+        ("2", True),
+        ("3", False),
+        ("4", False),
+    ]
+    assert fork.info().is_fork
+    assert run.result() == 4
+
+
+def test_a_step_is_named_by_path_number_or_step(lab: Lab) -> None:
+    agents = Agents(lab)
+    run = lab.run(agents.counting, 0)
+    for at in ("3", 3, run.steps()[2]):
+        lab.ran.clear()
+        assert lab.store.fork(run, at=at).result() == 4
+        assert lab.ran == [("add", 3)]
+
+
+def test_a_fork_of_everything_runs_nothing_again_and_one_of_nothing_all(lab: Lab) -> None:
+    agents = Agents(lab)
+    run = lab.run(agents.counting, 0)
+    lab.ran.clear()
+    assert lab.store.fork(run).result() == 4
+    assert lab.ran == []
+    assert lab.store.fork(run, at=0).result() == 4
+    assert len(lab.ran) == 4
+
+
+def test_a_fork_copies_nothing(lab: Lab) -> None:
+    agents = Agents(lab)
+
+    @lab.durable(name=f"long-{id(lab)}")
+    async def long(count: int) -> int:
+        number = 0
+        for _ in range(count):
+            number = await lab(agents.add(number))
+        return number
+
+    run = lab.run(long, 60)
+    fork = lab.store.fork(run, at=59)
+    assert count_rows(lab, fork) == 1
+    assert fork.result() == 60
+    assert count_rows(lab, fork) == 2
+
+
+def test_forks_of_forks_find_their_whole_history(lab: Lab) -> None:
+    agents = Agents(lab)
+    run = lab.run(agents.counting, 0)
+    first = lab.store.fork(run, at="2", changes={"2": 12})
+    assert first.result() == 14
+    second = lab.store.fork(first, at="3", changes={"3": 103})
+    assert second.result() == 104
+    lab.ran.clear()
+    third = lab.store.fork(second)
+    assert third.result() == 104
+    assert lab.ran == []
+    assert [step.result for step in third.steps() if step.kind == "step"] == [1, 12, 103, 104]
+
+
+def test_a_fork_inside_what_a_fork_shares_keeps_the_changes_made_there(lab: Lab) -> None:
+    agents = Agents(lab)
+    run = lab.run(agents.counting, 0)
+    first = lab.store.fork(run, at="3", changes={"3": 50})
+    assert first.result() == 51
+    lab.ran.clear()
+    second = lab.store.fork(first, at="3")
+    assert second.result() == 51
+    assert lab.ran == [("add", 50)]
+    # The change was to a step behind this point: it is not part of what is shared.
+    lab.ran.clear()
+    assert lab.store.fork(first, at="2").result() == 4
+
+
+def test_a_fork_of_a_fork_survives_that_its_origin_begins_anew(lab: Lab) -> None:
+    agents = Agents(lab)
+
+    @lab.durable(name=f"endless-{id(lab)}")
+    async def endless(round: int) -> int:
+        number = await lab(agents.add(round))
+        number = await lab(agents.add(number))
+        if round == 0 and "go" in lab.ran:
+            hf.continue_as_new(10)
+        if "go" not in lab.ran:
+            await lab(hf.ask("Well?"))
+        return number
+
+    run = lab.run(endless, 0)
+    fork = lab.store.fork(run, at="1")
+    assert lab.store.fork(fork, at="1").status == "queued"
+    middle = lab.store.run(endless, 0, id="middle")
+    below = lab.store.fork(middle, at="1", id="below")
+    with pytest.raises(TimeoutError):
+        below.result(timeout_s=0.05)
+    last = lab.store.fork(below, at="2", id="last")
+    lab.ran.append("go")
+    lab.store.answer("below", 1)
+    assert below.result() == 12  # it began anew, with other arguments
+    assert [step.path for step in below.steps()] == ["1", "2"]
+    assert not lab.store.get_run("below").steps()[0].shared
+    assert [step.path for step in last.steps() if step.shared] == ["1", "2"]
+    assert last.result() == 12
+
+
+def test_a_large_result_is_shared_and_changed(lab: Lab) -> None:
+    @lab.step(name="make")
+    def make(size: int) -> str:
+        import random
+
+        return random.Random(size).randbytes(size).hex()
+
+    @lab.durable(name=f"large-{id(lab)}")
+    async def large() -> int:
+        return len(await lab(make(BLOB_MIN_BYTES * 2)))
+
+    run = lab.run(large)
+    assert lab.store.fork(run).result() == BLOB_MIN_BYTES * 4
+    import random
+
+    other = random.Random(1).randbytes(BLOB_MIN_BYTES * 3).hex()
+    fork = lab.store.fork(run, changes={"1": other})
+    assert fork.result() == len(other)
+    assert lab.store.fork(fork, at="1").result() == len(other)
+
+
+# --- other results
+
+
+def test_a_kept_step_may_have_another_result(lab: Lab) -> None:
+    agents = Agents(lab)
+    run = lab.run(agents.counting, 0)
+    fork = lab.store.fork(run, at="2", changes={"2": 40})
+    assert fork.result() == 42
+    assert run.result() == 4
+    assert lab.step_at(fork, "2").result == 40
+
+
+def test_a_changed_result_does_not_hide_that_the_code_goes_another_way(lab: Lab) -> None:
+    agents = Agents(lab)
+    run = lab.run(agents.counting, 0)
+    fork = lab.store.fork(run, at="3", changes={"1": 7})  # step 2 was called with 1, and is now called with 7
+    with pytest.raises(hf.RunStuck, match="at step 2 it did add"):
+        fork.result()
+
+
+def test_an_error_and_an_answer_may_be_changed_too(lab: Lab) -> None:
+    @lab.step(name="fails")
+    def fails() -> str:
+        raise ValueError("no")
+
+    @lab.durable(name=f"trying-{id(lab)}")
+    async def trying() -> list[Any]:
+        try:
+            found = await lab(fails())
+        except ValueError:
+            found = "failed"
+        return [found, await lab(hf.ask("Which?", options=["a", "b"])), hf.random()]
+
+    run = lab.run(trying, id="trying")
+    lab.store.answer("trying", "a")
+    run = lab.run(trying, id="trying")
+    found, answer, chance = run.result()
+    assert (found, answer) == ("failed", "a")
+    fork = lab.store.fork(run, changes={"1": "fine", "2": "b", "3": 0.5})
+    assert fork.result() == ["fine", "b", 0.5]
+    assert lab.step_at(fork, "1").error is None
+    assert run.result() == ["failed", "a", chance]
+
+
+def test_changes_that_cannot_be_are_refused(lab: Lab) -> None:
+    agents = Agents(lab)
+    run = lab.run(agents.counting, 0)
+    with pytest.raises(hf.UsageError, match="does not keep this step"):
+        lab.store.fork(run, at="2", changes={"3": 1})
+    with pytest.raises(hf.NotFound, match="no step '9'"):
+        lab.store.fork(run, at="2", changes={"9": 1})
+    with pytest.raises(hf.Unstorable):
+        lab.store.fork(run, at="2", changes={"2": object()})
+    with pytest.raises(hf.UsageError, match="mapping"):
+        lab.store.fork(run, changes=[1])  # type: ignore[arg-type]
+    assert len(lab.store.runs()) == 1
+
+
+# --- keys
+
+
+def test_whoever_forks_before_effects_must_say_whose_keys_they_bear(lab: Lab) -> None:
+    agents = Agents(lab)
+    run = lab.run(agents.booking, "LH")
+    with pytest.raises(hf.UsageError, match='keys="new".*keys="same"'):
+        lab.store.fork(run, at="1")
+    assert len(lab.store.runs()) == 1
+    before = keys(lab)
+    assert lab.store.fork(run, at="1", keys="new").result() == "B-LH2 B-LH3"
+    assert not set(keys(lab)[2:]) & set(before)
+    assert lab.store.fork(run, at="1", keys="same").result() == "B-LH2 B-LH3"
+    assert keys(lab)[4:] == before
+
+
+def test_no_keys_are_asked_for_where_no_effect_follows(lab: Lab) -> None:
+    agents = Agents(lab)
+    run = lab.run(agents.booking, "LH")
+    assert lab.store.fork(run).result() == "B-LH2 B-LH3"
+    assert len(keys(lab)) == 2
+
+
+def test_an_effect_in_a_child_behind_the_point_counts(lab: Lab) -> None:
+    agents = Agents(lab)
+
+    @lab.durable(name=f"parent-{id(lab)}")
+    async def parent() -> Any:
+        await lab(agents.add(1))
+        child = await lab(hf.spawn(agents.booking, "UA"))
+        return await lab(child.result())
+
+    run = lab.run(parent)
+    assert run.result() == "B-UA2 B-UA3"
+    before = keys(lab)
+    with pytest.raises(hf.UsageError, match="keys="):
+        lab.store.fork(run, at="1")
+    assert lab.store.fork(run, at="1", keys="same").result() == "B-UA2 B-UA3"
+    assert keys(lab)[2:] == before
+    # Forked behind the spawn, it waits for the child that the origin has started.
+    assert lab.store.fork(run, at="2").result() == "B-UA2 B-UA3"
+    assert len(keys(lab)) == 4
+
+
+def test_a_fork_undoes_only_its_own_effects(lab: Lab) -> None:
+    agents = Agents(lab)
+    run = lab.run(agents.booking, "LH", id="source")
+    assert run.result() == "B-LH2 B-LH3"
+    fork = lab.store.fork(run, at="3", id="fork", keys="new")
+    assert fork.result() == "B-LH2 B-LH3"
+    fork.rollback()
+    with pytest.raises(hf.RolledBack):
+        fork.result()
+    assert [one for one in lab.ran if one[0] == "cancel"] == [("cancel", "LH3")]
+    assert run.status == "done"
+
+
+def test_a_fork_of_what_was_undone_is_refused_and_one_before_it_is_not(lab: Lab) -> None:
+    agents = Agents(lab)
+    run = lab.run(agents.booking, "LH", fail=True)
+    with pytest.raises(hf.RunFailed):
+        run.result()
+    with pytest.raises(hf.UsageError, match="has undone step 2"):
+        lab.store.fork(run, keys="new")
+    with pytest.raises(hf.UsageError, match="belongs to its undoing"):
+        lab.store.fork(run, at="undo:2", keys="new")
+    lab.ran.append("mended")
+    assert lab.store.fork(run, at="1", keys="new").result() == "B-LH2 B-LH3"
+
+
+class Stop(BaseException):
+    """Ends the process's part where a test wants it."""
+
+
+def test_an_effect_in_doubt_is_not_shared_unless_the_keys_are(lab: Lab) -> None:
+    agents = Agents(lab)
+
+    def stop(point: Point) -> None:
+        if (point.kind, point.path, point.when) == ("body", "2", "after"):
+            raise Stop
+
+    with hooked(stop), pytest.raises(Stop):
+        lab.run(agents.booking, "LH", id="doubtful")
+    assert lab.step_at(lab.store.get_run("doubtful"), "2").status == "in doubt"
+    with pytest.raises(hf.UsageError, match="keys="):
+        lab.store.fork("doubtful")
+    [key] = keys(lab)
+    new = lab.store.fork("doubtful", keys="new")
+    assert [step.path for step in new.steps()] == ["1", "fork"]
+    assert new.result() == "B-LH2 B-LH3"
+    assert key not in keys(lab)[1:]
+    same = lab.store.fork("doubtful", keys="same", id="same")
+    assert lab.step_at(same, "2").status == "in doubt"
+    with pytest.raises(TimeoutError):
+        same.result(timeout_s=0.05)
+    [doubt] = lab.store.asks("same")
+    assert (doubt.kind, doubt.key) == ("doubt", key)
+    same.resolve("2", done="B-found")
+    assert same.result() == "B-found B-LH3"
+
+
+# --- what is open
+
+
+def test_an_open_question_is_asked_again_by_the_fork(lab: Lab) -> None:
+    @lab.durable(name=f"asking-{id(lab)}")
+    async def asking() -> Any:
+        return await lab(hf.ask("Which?", options=["a", "b"]))
+
+    run = lab.run(asking, id="asking")
+    assert run.status == "waiting"
+    fork = lab.store.fork(run, id="asked-again")
+    with pytest.raises(TimeoutError):
+        fork.result(timeout_s=0.05)
+    assert [ask.run for ask in lab.store.asks()] == ["asking", "asked-again"]
+    lab.store.answer("asked-again", "b")
+    assert fork.result() == "b"
+    assert run.status == "waiting"
+    assert lab.store.fork(run, changes={"1": "a"}).result() == "a"
+
+
+def test_an_approval_is_for_one_request(lab: Lab) -> None:
+    ran: list[str] = []
+
+    @lab.effect(name="pay", approve=True, on_doubt="fail")
+    def pay(amount: int, key: hf.Key) -> int:
+        ran.append(str(key))
+        return amount
+
+    @lab.durable(name=f"paying-{id(lab)}")
+    async def paying() -> int:
+        return int(await lab(pay(5)))
+
+    run = lab.run(paying, id="paying")
+    lab.store.answer("paying", True)
+    assert lab.run(paying, id="paying").result() == 5
+    approval = next(step for step in run.steps() if step.path == "1~approve")
+    fork = lab.store.fork(run, at=approval, keys="new", id="pays-again")
+    with pytest.raises(TimeoutError):
+        fork.result(timeout_s=0.05)
+    assert [ask.run for ask in lab.store.asks()] == ["pays-again"]
+    assert len(ran) == 1
+
+
+def test_a_run_that_lives_is_forked_while_it_goes_on(lab: Lab) -> None:
+    """Also in the middle of a commit: an entry that comes late, with a lower number, belongs to the run alone."""
+    reached, go_on = threading.Event(), threading.Event()
+
+    @lab.step(name="slow")
+    def slow(number: int) -> int:
+        if number == 2 and not reached.is_set():
+            reached.set()
+            assert go_on.wait(30)
+        return number * 10
+
+    @lab.durable(name=f"living-{id(lab)}")
+    async def living() -> list[int]:
+        return [await lab(slow(1)), await lab(slow(2)), await lab(slow(3))]
+
+    thread = threading.Thread(target=lambda: lab.run(living, id="living"))
+    thread.start()
+    assert reached.wait(30)
+    fork = lab.store.fork("living", id="fork")
+    assert fork.result() == [10, 20, 30]
+    assert lab.step_at(fork, "1").shared
+    assert not lab.step_at(fork, "2").shared
+    go_on.set()
+    thread.join()
+    assert lab.store.get_run("living").result() == [10, 20, 30]
+    assert [step.path for step in fork.steps()] == ["1", "fork", "2", "3"]
+
+
+def test_a_number_that_is_written_later_is_no_part_of_the_fork(store: hf.Store) -> None:
+    """Two branches commit in another order than they took their numbers in."""
+    import asyncio
+
+    lab = Lab(store, "async")
+    held, release = asyncio.Event(), asyncio.Event()
+
+    @hf.step(name="parallel")
+    async def parallel(number: int) -> int:
+        return number
+
+    @hf.durable(name=f"branches-{id(lab)}")
+    async def branches() -> list[int]:
+        return list(await asyncio.gather(parallel(1), parallel(2)))
+
+    async def main() -> None:
+        driver = lab.store._context.driver
+        before = type(driver).arun
+
+        async def arun(self: Any, transaction: Any) -> Any:
+            lines = getattr(transaction.op, "args", ((), ()))[1:2]
+            first = lines and isinstance(lines[0], list) and lines[0] and getattr(lines[0][0], "seq", 0)
+            if first == 1 and self is driver and not held.is_set():
+                held.set()
+                await release.wait()
+            return await before(self, transaction)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(driver), "arun", arun)
+            running = asyncio.create_task(lab.store.arun(branches, id="branches"))
+            await held.wait()
+            while len(await (await lab.store.aget_run("branches")).asteps()) < 1:
+                await asyncio.sleep(0.001)
+            fork = await lab.store.afork("branches", id="fork")
+            release.set()
+            await running
+        assert [step.path for step in await fork.asteps()] == ["2.1", "fork"]
+        assert await fork.aresult() == [1, 2]
+        assert {step.path: step.shared for step in await fork.asteps() if step.kind == "step"} == {
+            "2.1": True,
+            "1.1": False,
+        }
+
+    asyncio.run(main())
+
+
+# --- names
+
+
+def test_the_same_fork_under_the_same_id_is_one_and_another_is_refused(lab: Lab) -> None:
+    agents = Agents(lab)
+    run = lab.run(agents.counting, 0, id="source")
+    fork = lab.store.fork(run, at="2", id="fork", changes={"2": 5})
+    assert lab.store.fork(run, at="2", id="fork", changes={"2": 5}).id == fork.id
+    assert fork.result() == 7
+    assert lab.store.fork(run, at="2", id="fork", changes={"2": 5}).result() == 7
+    with pytest.raises(hf.RunMismatch, match="not this fork"):
+        lab.store.fork(run, at="3", id="fork")
+    with pytest.raises(hf.RunMismatch, match="not this fork"):
+        lab.store.fork(run, at="3", id="source")
+
+
+def test_bad_use_is_named(lab: Lab) -> None:
+    agents = Agents(lab)
+    run = lab.run(agents.counting, 0)
+    with pytest.raises(hf.NotFound, match="no run 'nobody'"):
+        lab.store.fork("nobody")
+    with pytest.raises(hf.NotFound, match="no step '17'"):
+        lab.store.fork(run, at="17")
+    with pytest.raises(hf.NotFound, match="no step number 17"):
+        lab.store.fork(run, at=17)
+    with pytest.raises(hf.UsageError, match="a step is its path"):
+        lab.store.fork(run, at=1.5)  # type: ignore[arg-type]
+    with pytest.raises(hf.UsageError, match="new"):
+        lab.store.fork(run, keys="old")  # type: ignore[arg-type]
+
+
+def test_a_tampered_origin_is_noticed(lab: Lab) -> None:
+    agents = Agents(lab)
+    run = lab.run(agents.counting, 0, id="source")
+    fork = lab.store.fork(run, at="3")
+
+    def program() -> Program[None]:
+        yield Batch(
+            Sql(
+                """DELETE FROM journal WHERE seq = 2 AND tenant = (SELECT tenant FROM tenant WHERE name = :name)
+                AND run = (SELECT min(run) FROM run WHERE id = 'source' AND tenant = journal.tenant)"""
+            )(name=lab.store._context.tenant_name)
+        )
+
+    from holdfast.storage.program import write
+
+    drive(lab.store._context.driver, write(program))
+    with pytest.raises(hf.RunStuck, match="does not add up"):
+        fork.result()

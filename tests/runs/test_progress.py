@@ -1,0 +1,435 @@
+"""hf.progress: a record that is merged, kept with the journal, and written to a file that is never ahead of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import MODES, PLACES, Interrupt, Lab, Once, hooked, open_place
+
+import holdfast as hf
+from holdfast.runs import progress_file
+from holdfast.runs.points import Point
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[hf.Store]:
+    yield from open_place(request, tmp_path_factory)
+
+
+@pytest.fixture(params=MODES)
+def lab(request: pytest.FixtureRequest, store: hf.Store) -> Lab:
+    return Lab(store, request.param)
+
+
+def dies_after_the_commit(number: int) -> Any:
+    """A hook that ends the code right after the commit of the so-manieth hf.progress."""
+    seen = []
+
+    def hook(point: Point) -> None:
+        if point.name == "hf.progress" and point.when == "after":
+            seen.append(point)
+            if len(seen) == number:
+                raise Interrupt
+
+    return hook
+
+
+# --- the record
+
+
+def test_the_record_is_merged_over_the_calls_and_kept_with_the_run(lab: Lab) -> None:
+    @lab.durable
+    async def agent() -> Any:
+        await lab(hf.progress(goal="Book a flight", next="Search", context={"from": "SFO"}))
+        await lab(hf.progress(done="Search", blocked="sold out"))
+        return await lab(hf.progress(done=["Ask", "Search"], blocked=None, next="Book", context={"to": ("NYC", 1)}))
+
+    run = lab.run(agent, id="r")
+    expected = hf.Progress("Book a flight", ["Search", "Ask"], None, "Book", {"from": "SFO", "to": ("NYC", 1)})
+    assert run.result() == expected
+    assert lab.store.progress("r") == expected
+    assert asyncio.run(lab.store.aprogress("r")) == expected
+    assert [(step.kind, step.result["done"]) for step in run.steps()] == [
+        ("progress", []),
+        ("progress", ["Search"]),
+        ("progress", ["Search", "Ask"]),
+    ]
+
+
+def test_a_replay_says_nothing_twice(lab: Lab) -> None:
+    once = Once()
+
+    @lab.durable
+    async def agent() -> Any:
+        first = await lab(hf.progress(done="one" if not once.reached else "reworded"))
+        first.done.append("the caller's own")
+        once.interrupt()
+        return await lab(hf.progress(done="two"))
+
+    with pytest.raises(Interrupt):
+        lab.run(agent, id="r")
+    run = lab.run(agent, id="r")
+    assert run.result().done == ["one", "two"]
+    assert len(run.steps()) == 2
+
+
+def test_a_call_is_one_commit(lab: Lab) -> None:
+    commits: list[Point] = []
+
+    @lab.durable
+    async def agent() -> None:
+        await lab(hf.progress(goal="one"))
+        await lab(hf.progress(done="two"))
+
+    with hooked(lambda point: commits.append(point) if point.name == "hf.progress" else None):
+        lab.run(agent).result()
+    assert [(point.kind, point.path, point.when) for point in commits] == [
+        ("value", path, when) for path in ("1", "2") for when in ("before", "after")
+    ]
+
+
+def test_what_a_run_said_is_there_when_it_begins_anew(lab: Lab, tmp_path: Path) -> None:
+    file = tmp_path / "P.md"
+
+    @lab.durable
+    async def agent(round_: int) -> Any:
+        if round_ == 0:
+            await lab(hf.progress(goal="for ever", done="round 0", file=file))
+            hf.continue_as_new(1)
+        before = await lab(hf.progress.read())
+        after = await lab(hf.progress(done="round 1"))
+        return before.done, after.done
+
+    assert lab.run(agent, 0, id="r").result() == (["round 0"], ["round 0", "round 1"])
+    assert "round 1" in file.read_text()
+
+
+def test_parallel_branches_lose_nothing(store: hf.Store, tmp_path: Path) -> None:
+    lab = Lab(store, "async")
+    file = tmp_path / "P.md"
+
+    @hf.durable
+    async def agent() -> list[str]:
+        await asyncio.gather(*(hf.progress(done=f"{number}", file=file) for number in range(8)))
+        found = await hf.progress.read()
+        return sorted(found.done)
+
+    assert lab.run(agent, id="r").result() == [str(number) for number in range(8)]
+    found = lab.store.progress("r")
+    assert found is not None
+    assert sorted(found.done) == [str(number) for number in range(8)]
+    assert progress_file.read(file) == found
+
+
+def test_parallel_tools_lose_nothing(lab: Lab, tmp_path: Path) -> None:
+    file = tmp_path / "P.md"
+
+    @lab.durable
+    async def note(text: str) -> None:
+        await lab(hf.progress(done=text, file=file))
+
+    tools = hf.tools([note])
+
+    @lab.durable
+    async def agent() -> None:
+        await lab(tools.call([{"id": f"{n}", "name": "note", "arguments": {"text": f"{n}"}} for n in range(8)]))
+
+    run = lab.run(agent)
+    run.result()
+    found = lab.store.progress(run)
+    assert found is not None
+    assert sorted(found.done) == [str(number) for number in range(8)]
+    assert progress_file.read(file) == found
+
+
+def test_a_fork_has_the_record_of_where_it_begins_and_goes_on_from_it(lab: Lab) -> None:
+    once = Once()
+
+    @lab.durable
+    async def agent(size: int) -> Any:
+        await lab(hf.progress(goal="g", context={"random": os.urandom(size)}))
+        await lab(hf.progress(done="one"))
+        await lab(hf.progress(done="two" if not once.reached else "another"))
+
+    for size in (10, 100_000):  # with its value in the journal, and beside it
+        once.reached = 0
+        lab.run(agent, size, id=f"{size}").result()
+        once.reached = 1
+        fork = lab.store.fork(f"{size}", at="2", id=f"fork-{size}")
+        before = lab.store.progress(fork.id)
+        assert before is not None
+        assert (before.goal, before.done) == ("g", ["one"])
+        lab.run(agent, size, id=fork.id).result()
+        after, source = lab.store.progress(fork.id), lab.store.progress(f"{size}")
+        assert after is not None
+        assert source is not None
+        assert (after.done, source.done) == (["one", "another"], ["one", "two"])
+
+
+def test_runs_that_said_nothing_or_do_not_exist(lab: Lab) -> None:
+    @lab.durable
+    async def agent() -> Any:
+        return await lab(hf.progress.read())
+
+    assert lab.run(agent, id="silent").result() is None
+    assert lab.store.progress("silent") is None
+    with pytest.raises(hf.NotFound):
+        lab.store.progress("nobody")
+
+
+def test_what_cannot_be_said_is_refused_and_the_rest_goes_on(lab: Lab) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"done": 3}, "done is a text"),
+        ({"goal": ["a"]}, "goal is a text"),
+        ({"git": True}, "name it with file="),
+    ]
+
+    @lab.durable
+    async def agent() -> list[str]:
+        reasons = []
+        for change, _ in wrong:
+            try:
+                await lab(hf.progress(**change))
+            except hf.UsageError as error:
+                reasons.append(str(error))
+        await lab(hf.progress(done="fine"))
+        return reasons
+
+    reasons = lab.run(agent, id="r").result()
+    assert all(expected in reason for (_, expected), reason in zip(wrong, reasons, strict=True))
+    found = lab.store.progress("r")
+    assert found is not None
+    assert found.done == ["fine"]
+    with pytest.raises(hf.NotInRun):
+        hf.progress(done="outside")
+
+
+# --- the file
+
+
+def test_the_file_says_what_the_record_says_and_is_remembered(lab: Lab, tmp_path: Path) -> None:
+    file = tmp_path / "notes" / "PROGRESS.md"
+
+    @lab.durable
+    async def agent() -> None:
+        await lab(hf.progress(goal="Fly", file=str(file)))
+        await lab(hf.progress(done="Packed", context={"bags": 2}))
+
+    lab.run(agent, id="r").result()
+    assert hf.progress.read(file) == lab.store.progress("r") == hf.Progress("Fly", ["Packed"], context={"bags": 2})
+    assert "1. [x] Packed" in file.read_text()
+    assert [one.name for one in file.parent.iterdir()] == ["PROGRESS.md"]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_file_that_was_not_written_before_the_crash_is_written_on_resume(
+    lab: Lab, tmp_path: Path, number: int
+) -> None:
+    file = tmp_path / "P.md"
+    texts: list[str] = []
+
+    @lab.durable
+    async def agent() -> None:
+        await lab(hf.progress(done="one", file=file))
+        await lab(hf.progress(done="two"))
+        texts.append(file.read_text())
+
+    with hooked(dies_after_the_commit(number)), pytest.raises(Interrupt):
+        lab.run(agent, id="r")
+    before = file.read_text() if file.exists() else ""
+    assert ("one" in before, "two" in before) == (number == 2, False)  # never ahead of the journal
+    run = lab.run(agent, id="r")
+    run.result()
+    assert progress_file.from_markdown(texts[-1]).done == ["one", "two"]
+    assert len(run.steps()) == 2
+
+
+def test_a_file_that_is_gone_is_written_again_and_one_that_somebody_changed_is_left(lab: Lab, tmp_path: Path) -> None:
+    file = tmp_path / "P.md"
+    at_resume: list[str | None] = []
+
+    @lab.durable
+    async def agent(run: str) -> None:
+        await lab(hf.progress(goal=run, done="one", file=file))
+        at_resume.append(file.read_text() if file.exists() else None)
+        once.interrupt()
+        await lab(hf.progress(done="two"))
+
+    once = Once()
+    with pytest.raises(Interrupt):
+        lab.run(agent, "a", id="a")
+    file.unlink()
+    lab.run(agent, "a", id="a").result()
+    assert at_resume[0] == at_resume[1]
+
+    once = Once()
+    with pytest.raises(Interrupt):
+        lab.run(agent, "b", id="b")
+    file.write_text(file.read_text() + "\n- by hand\n")
+    lab.run(agent, "b", id="b").result()
+    assert "by hand" in (at_resume[-1] or "")
+    found = progress_file.read(file)
+    assert found is not None
+    assert found.done == ["one", "two"]
+
+
+def test_a_replay_writes_no_file(lab: Lab, tmp_path: Path) -> None:
+    file = tmp_path / "P.md"
+
+    @lab.durable
+    async def agent() -> Any:
+        await lab(hf.progress(done="one", file=file))
+        return (await lab(hf.progress.read())).done
+
+    run = lab.run(agent)
+    run.result()
+    file.unlink()
+    assert lab.store.replay(run).result == ["one"]
+    assert not file.exists()
+
+
+def test_a_run_goes_on_from_a_file_that_somebody_else_began(lab: Lab, tmp_path: Path) -> None:
+    file = tmp_path / "P.md"
+    began = hf.Progress("Ship it", ["Design"], None, "Build", {"language": "Python"})
+
+    @lab.durable
+    async def worker(goal: str | None) -> Any:
+        return await lab(hf.progress(goal=goal, done="Build", file=file))
+
+    for goal, done in ((None, ["Design", "Build"]), ("Ship it", ["Design", "Build"]), ("Another", ["Build"])):
+        progress_file.write(file, began)
+        found = lab.run(worker, goal, id=f"w-{goal}").result()
+        assert (found.done, found.goal) == (done, goal or "Ship it")
+        assert progress_file.read(file) == found
+
+
+def test_a_file_that_cannot_be_written_does_not_fail_the_run(
+    lab: Lab, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    @lab.durable
+    async def agent() -> Any:
+        return await lab(hf.progress(done="one", file=tmp_path))  # a folder
+
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        assert lab.run(agent, id="r").result().done == ["one"]
+    assert "could not be written" in caplog.text
+    assert lab.store.progress("r") == hf.Progress(done=["one"])
+
+
+# --- git
+
+
+def git(folder: Path, *arguments: str) -> str:
+    environment = {**os.environ, "HOME": str(folder), "GIT_CONFIG_NOSYSTEM": "1"}
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, env=environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_every_call_is_a_commit_and_a_crash_before_it_is_made_up_for(lab: Lab, tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    file = tmp_path / "PROGRESS.md"
+
+    @lab.durable
+    async def agent() -> None:
+        await lab(hf.progress(goal="Fly", next="Pack", file=file, git=True))
+        await lab(hf.progress(done=["Pack", "Lock"]))
+        await lab(hf.progress(blocked="x" * 200))
+
+    with hooked(dies_after_the_commit(2)), pytest.raises(Interrupt):
+        lab.run(agent, id="r")
+    assert git(tmp_path, "log", "--format=%s").splitlines() == ["Goal: Fly"]
+    lab.run(agent, id="r").result()
+    assert git(tmp_path, "log", "--format=%s").splitlines() == [
+        f"Blocked: {'x' * 99}…",
+        "Done: Pack; Lock",
+        "Goal: Fly",
+    ]
+    assert git(tmp_path, "status", "--porcelain") == ""
+
+
+def test_a_file_that_was_written_and_not_committed_is_committed_on_resume(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(tmp_path, "init", "--quiet")
+    file = tmp_path / "PROGRESS.md"
+
+    @lab.durable
+    async def agent() -> None:
+        await lab(hf.progress(goal="Fly", file=file, git=True))
+
+    def dies(*_: Any) -> None:
+        raise Interrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress_file, "commit", dies)
+        with pytest.raises(Interrupt):
+            lab.run(agent, id="r")
+    assert file.exists()
+    lab.run(agent, id="r").result()
+    assert git(tmp_path, "log", "--format=%s") == "Goal: Fly\n"
+
+
+# --- reading
+
+
+def test_what_was_read_is_recorded(lab: Lab, tmp_path: Path) -> None:
+    file = tmp_path / "P.md"
+    once = Once()
+
+    @lab.durable
+    async def other() -> None:
+        await lab(hf.progress(done="elsewhere"))
+
+    @lab.step()
+    def use(found: list[hf.Progress | None]) -> list[Any]:
+        return [None if one is None else one.done for one in found]
+
+    @lab.durable
+    async def agent() -> Any:
+        await lab(hf.progress(done="mine"))
+        found = [
+            await lab(hf.progress.read()),
+            await lab(hf.progress.read(file)),
+            await lab(hf.progress.read(run="other")),
+            await lab(hf.progress.read(run="nobody")),
+        ]
+        used = await lab(use(found))
+        once.interrupt()
+        return used, found
+
+    progress_file.write(file, hf.Progress(done=["in the file"]))
+    lab.run(other, id="other").result()
+    with pytest.raises(Interrupt):
+        lab.run(agent, id="r")
+    file.unlink()
+    used, found = lab.run(agent, id="r").result()
+    assert used == [["mine"], ["in the file"], ["elsewhere"], None]
+    assert [one and one.done for one in found] == used
+
+
+def test_outside_of_a_run_only_files_are_read(lab: Lab, tmp_path: Path) -> None:
+    assert hf.progress.read(tmp_path / "none.md") is None
+    with pytest.raises(hf.NotInRun, match=r"store\.progress\(run\)"):
+        hf.progress.read()
+    with pytest.raises(hf.NotInRun):
+        hf.progress.read(run="r")
+    with pytest.raises(hf.UsageError, match="not both"):
+        hf.progress.read("P.md", run="r")
+
+    @lab.step()
+    def body() -> Any:
+        return hf.progress.read(tmp_path / "none.md")
+
+    @lab.durable
+    async def agent() -> Any:
+        return await lab(body())
+
+    assert lab.run(agent).result() is None

@@ -1,0 +1,509 @@
+"""Replay: the code with every call answered from the record, no body run, nothing written; and checking new code so."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+from lab import MODES, PLACES, Lab, hooked, open_place
+
+import holdfast as hf
+from holdfast.runs.checking_code import acheck_code, check_code
+from holdfast.runs.points import Point
+from holdfast.storage.program import Batch, Program, Sql, drive, read
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[hf.Store]:
+    yield from open_place(request, tmp_path_factory)
+
+
+@pytest.fixture(params=MODES)
+def lab(request: pytest.FixtureRequest, store: hf.Store) -> Lab:
+    return Lab(store, request.param)
+
+
+class Stop(BaseException):
+    """Ends the process's part where a test wants it."""
+
+
+def everything(lab: Lab) -> list[Any]:
+    """All rows of the run tables, to see that none was touched."""
+    tables = ("run", "run_value", "journal", "ask", "answer", "signal", "step_cache", "blob", "run_blob")
+
+    def program() -> Program[list[Any]]:
+        return (yield Batch(*(Sql(f"SELECT * FROM {table} ORDER BY 1, 2, 3")() for table in tables)))
+
+    return drive(lab.store._context.driver, read(program))
+
+
+class Broken:
+    """Steps whose bodies fail the test once `armed` is set."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.armed = False
+
+        @lab.step(name="search")
+        def search(place: str) -> list[str]:
+            assert not self.armed, "a body ran in a replay"
+            return [f"{place}1", f"{place}2"]
+
+        def look(key: str, flight: str) -> hf.Unknown:
+            assert not self.armed, "a reconcile ran in a replay"
+            return hf.Unknown()
+
+        @lab.effect(name="book", reconcile=look)
+        def book(flight: str, key: hf.Key) -> str:
+            assert not self.armed, "an effect ran in a replay"
+            return f"B-{flight}"
+
+        @lab.step(name="fails")
+        def fails() -> None:
+            assert not self.armed, "a body ran in a replay"
+            raise LookupError("sold out")
+
+        self.search, self.book, self.fails = search, book, fails
+
+
+def test_replay_runs_no_body_and_gives_the_result(lab: Lab) -> None:
+    steps = Broken(lab)
+
+    @lab.durable(name=f"travel-{id(lab)}")
+    async def travel(place: str) -> list[Any]:
+        flights = await lab(steps.search(place))
+        when, chance = hf.now(), hf.random()
+        hf.emit({"flights": flights})
+        booked = await lab(steps.book(flights[0]))
+        try:
+            await lab(steps.fails())
+        except LookupError as error:
+            booked += str(error)
+        return [booked, when, chance]
+
+    run = lab.run(travel, "NYC", id="trip")
+    steps.armed = True
+    before = everything(lab)
+    found = lab.store.replay("trip")
+    assert (found.status, found.is_complete, found.path) == ("complete", True, None)
+    assert found.result == run.result()
+    assert found.answered == 6
+    assert asyncio.run(lab.store.areplay(run)) == found
+    assert everything(lab) == before
+
+
+def test_replay_stops_at_the_first_call_that_is_not_recorded(lab: Lab) -> None:
+    steps = Broken(lab)
+
+    @lab.durable(name=f"stopping-{id(lab)}")
+    async def stopping() -> Any:
+        flights = await lab(steps.search("NYC"))
+        choice = await lab(hf.ask("Which?", options=flights))
+        return await lab(steps.book(choice))
+
+    run = lab.run(stopping, id="open")
+    assert run.status == "waiting"
+    steps.armed = True
+    before = everything(lab)
+    found = lab.store.replay(run)
+    assert (found.status, found.path, found.name) == ("stopped at step 2 (hf.ask)", "2", "hf.ask")
+    assert (found.result, found.answered) == (None, 1)
+    assert everything(lab) == before
+    lab.store.answer("open", "NYC1")  # given, and not recorded in the journal yet
+    assert lab.store.replay(run).path == "2"
+    assert run.status == "waiting"
+
+
+def test_an_effect_in_doubt_is_where_replay_stops_and_nobody_is_asked(lab: Lab) -> None:
+    steps = Broken(lab)
+
+    @lab.durable(name=f"doubting-{id(lab)}")
+    async def doubting() -> Any:
+        return await lab(steps.book("LH1"))
+
+    def stop(point: Point) -> None:
+        if (point.kind, point.when) == ("body", "after"):
+            raise Stop
+
+    with hooked(stop), pytest.raises(Stop):
+        lab.run(doubting, id="doubt")
+    steps.armed = True
+    assert lab.store.replay("doubt").status == "stopped at step 1 (book)"
+
+
+@pytest.mark.parametrize("wait", ["sleep", "receive", "child", "retry"])
+def test_waits_count_as_not_recorded(lab: Lab, wait: str) -> None:
+    attempts: list[int] = []
+
+    @lab.durable(name=f"child-{id(lab)}-{wait}")
+    async def child() -> int:
+        await lab(hf.receive())
+        return 1
+
+    @lab.step(name="tries", retries=3, backoff_s=3600, jitter=False)
+    def tries() -> None:
+        attempts.append(1)
+        raise LookupError
+
+    @lab.durable(name=f"waiting-{id(lab)}-{wait}")
+    async def waiting() -> None:
+        if wait == "sleep":
+            await lab(hf.sleep(3600))
+        elif wait == "receive":
+            await lab(hf.receive())
+        elif wait == "retry":
+            await lab(tries())
+        else:
+            started = await lab(hf.spawn(child))
+            await lab(started.result())
+
+    run = lab.run(waiting)
+    assert run.status == "waiting"
+    found = lab.store.replay(run)
+    assert not found.is_complete
+    assert found.path == ("2" if wait == "child" else "1")
+    assert len(attempts) <= 1
+
+
+def test_code_that_swallows_everything_does_not_hide_the_end(lab: Lab) -> None:
+    steps = Broken(lab)
+
+    @lab.durable(name=f"swallowing-{id(lab)}")
+    async def swallowing() -> str:
+        await lab(steps.search("NYC"))
+        try:
+            await lab(hf.receive())
+        except BaseException:
+            pass
+        return "fine"
+
+    run = lab.run(swallowing)
+    assert lab.store.replay(run).status == "stopped at step 2 (hf.receive)"
+
+
+def test_a_failed_run_replays_to_its_error(lab: Lab) -> None:
+    steps = Broken(lab)
+
+    @lab.durable(name=f"failing-{id(lab)}")
+    async def failing() -> None:
+        await lab(steps.book("LH1"))
+        await lab(steps.fails())
+
+    run = lab.run(failing)
+    with pytest.raises(hf.RunFailed):
+        run.result()
+    steps.armed = True
+    found = lab.store.replay(run)
+    assert found.is_complete
+    assert isinstance(found.error, LookupError)
+
+
+def test_a_run_that_began_anew_replays_its_present_round(lab: Lab) -> None:
+    steps = Broken(lab)
+
+    @lab.durable(name=f"endless-{id(lab)}")
+    async def endless(left: int) -> int:
+        await lab(steps.search(str(left)))
+        if left:
+            hf.continue_as_new(left - 1)
+        return left
+
+    run = lab.run(endless, 2)
+    assert run.result() == 0
+    steps.armed = True
+    assert lab.store.replay(run).result == 0
+
+
+def test_other_code_is_tried_with_fn_and_said_to_differ(lab: Lab) -> None:
+    steps = Broken(lab)
+
+    @lab.durable(name=f"original-{id(lab)}")
+    async def original(place: str) -> Any:
+        return await lab(steps.search(place))
+
+    run = lab.run(original, "NYC")
+    steps.armed = True
+
+    @lab.durable(name=f"other-{id(lab)}")
+    async def longer(place: str) -> Any:
+        flights = await lab(steps.search(place))
+        return await lab(steps.book(flights[0]))
+
+    @lab.durable(name=f"another-{id(lab)}")
+    async def renamed(place: str) -> Any:
+        return await lab(steps.book(place))
+
+    @lab.durable(name=f"third-{id(lab)}")
+    async def other_input(place: str) -> Any:
+        return await lab(steps.search(place + "!"))
+
+    @lab.durable(name=f"fourth-{id(lab)}")
+    async def shorter(place: str) -> Any:
+        return place
+
+    assert lab.store.replay(run, longer).path == "2"
+    with pytest.raises(hf.NonDeterministic, match="at step 1 it did search") as caught:
+        lab.store.replay(run, renamed)
+    assert (caught.value.path, caught.value.actual) == ("1", "book()")
+    with pytest.raises(hf.NonDeterministic, match="arguments"):
+        lab.store.replay(run, other_input)
+    with pytest.raises(hf.NonDeterministic, match="the function ends"):
+        lab.store.replay(run, shorter)
+
+
+def test_a_swallowed_difference_is_still_one(lab: Lab) -> None:
+    steps = Broken(lab)
+
+    @lab.durable(name=f"tried-{id(lab)}")
+    async def tried() -> Any:
+        return await lab(steps.search("NYC"))
+
+    run = lab.run(tried)
+
+    @lab.durable(name=f"tried-other-{id(lab)}")
+    async def careless() -> Any:
+        try:
+            return await lab(steps.search("LON"))
+        except Exception:
+            return None
+
+    with pytest.raises(hf.NonDeterministic):
+        lab.store.replay(run, careless)
+
+
+def test_an_unknown_function_and_an_unknown_run_are_named(lab: Lab) -> None:
+    from holdfast.runs import specs
+
+    @lab.durable(name=f"forgotten-{id(lab)}")
+    async def forgotten() -> None: ...
+
+    run = lab.run(forgotten)
+    del specs._durables[f"forgotten-{id(lab)}"]
+    with pytest.raises(hf.UsageError, match="import its module"):
+        lab.store.replay(run)
+    assert lab.store.replay(run, forgotten).is_complete
+    with pytest.raises(hf.NotFound):
+        lab.store.replay("nobody")
+
+
+def test_a_step_in_a_raw_thread_does_not_run_in_a_replay(lab: Lab) -> None:
+    steps = Broken(lab)
+    caught: list[BaseException] = []
+
+    @lab.durable(name=f"threads-{id(lab)}")
+    async def threads() -> None:
+        def body() -> None:
+            try:
+                found = steps.search("NYC")
+                if asyncio.iscoroutine(found):
+                    asyncio.run(found)
+            except BaseException as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=body)
+        thread.start()
+        thread.join()
+
+    run = lab.run(threads)
+    steps.armed = True
+    lab.store.replay(run)
+    assert [type(error) for error in caught] == [hf.NotInRun, hf.NotInRun]
+
+
+def test_a_fork_replays_with_what_it_shares_and_changes(lab: Lab) -> None:
+    steps = Broken(lab)
+
+    @lab.durable(name=f"forked-{id(lab)}")
+    async def forked() -> Any:
+        return (await lab(steps.search("NYC"))) + (await lab(steps.search("LON")))
+
+    run = lab.run(forked)
+    fork = lab.store.fork(run, at="1", changes={"1": ["X"]})
+    steps.armed = True
+    assert lab.store.replay(fork).path == "2"
+    steps.armed = False
+    assert fork.result() == ["X", "LON1", "LON2"]
+    steps.armed = True
+    assert lab.store.replay(fork).result == ["X", "LON1", "LON2"]
+
+
+# --- async branches
+
+
+def test_parallel_branches_are_all_replayed_as_far_as_they_go(store: hf.Store) -> None:
+    lab = Lab(store, "async")
+    armed = False
+
+    @hf.step(name="work")
+    async def work(number: int) -> int:
+        assert not armed
+        return number
+
+    @hf.durable(name=f"branches-{id(lab)}")
+    async def branches() -> list[Any]:
+        async def one(number: int) -> Any:
+            first = await work(number)
+            if number == 1:
+                await hf.receive()
+            return first + await work(number * 10)
+
+        return list(await asyncio.gather(one(1), one(2), one(3)))
+
+    run = lab.run(branches)
+    assert run.status == "waiting"
+    armed = True
+    found = lab.store.replay(run)
+    assert found.path == "1.2"
+    assert found.answered == 5
+
+
+def test_a_branch_that_waits_for_an_ended_one_does_not_keep_the_replay_from_ending(store: hf.Store) -> None:
+    lab = Lab(store, "async")
+
+    @hf.durable(name=f"events-{id(lab)}")
+    async def events() -> None:
+        done = asyncio.Event()
+
+        async def branch() -> None:
+            await hf.receive(timeout_s=3600)
+            done.set()
+
+        task = asyncio.create_task(branch())
+        await done.wait()
+        await task
+
+    async def main() -> None:
+        started = await lab.store.astart(events, id="events")
+        found = await lab.store.areplay(started)
+        assert found.path == "1.1"
+
+    asyncio.run(main())
+
+
+# --- checking new code
+
+
+def module_of(*functions: Any) -> ModuleType:
+    module = ModuleType("app")
+    for number, function in enumerate(functions):
+        setattr(module, f"function_{number}", function)
+    return module
+
+
+def test_new_code_is_checked_against_every_open_run(lab: Lab) -> None:
+    steps = Broken(lab)
+
+    @lab.durable(name=f"agent-{id(lab)}", version="1")
+    async def agent(place: str) -> Any:
+        flights = await lab(steps.search(place))
+        if place != "paused":
+            await lab(hf.ask("Which?"))
+        return flights
+
+    @lab.durable(name=f"gone-{id(lab)}")
+    async def gone() -> Any:
+        return await lab(hf.receive())
+
+    lab.run(agent, "waiting", id="waiting")
+    lab.store.start(agent, "queued", id="queued")
+    lab.run(agent, "done", id="done")
+    lab.store.answer("done", 1)
+    lab.run(agent, "done", id="done")
+    lab.store.start(agent, "paused", id="paused").pause()
+    lab.run(gone, id="of-another")
+    steps.armed = True
+    before = everything(lab)
+    found = {finding.run: finding for finding in check_code(lab.store, module_of(agent))}
+    assert {run: finding.verdict for run, finding in found.items()} == {
+        "waiting": "ok",
+        "queued": "ok",
+        "paused": "ok",
+        "of-another": "unknown",
+    }
+    assert everything(lab) == before
+
+    @lab.durable(name=f"agent-{id(lab)}", version="2")
+    async def changed(place: str) -> Any:
+        return await lab(steps.book(place))
+
+    later = {finding.run: finding for finding in check_code(lab.store, [changed, gone])}
+    assert {run: finding.verdict for run, finding in later.items()} == {
+        "waiting": "differs",
+        "queued": "ok",
+        "paused": "ok",
+        "of-another": "ok",
+    }
+    differs = later["waiting"]
+    assert (differs.path, differs.expected, differs.actual) == ("1", "search()", "book()")
+    assert (differs.old_version, differs.new_version) == ("1", "2")
+    assert "at step 1: search() before, and now book()" in str(differs)
+    assert everything(lab) == before
+    assert asyncio.run(acheck_code(lab.store, [changed, gone])) == list(later.values())
+
+
+def test_a_patch_makes_changed_code_fit_the_runs_that_are_under_way(lab: Lab) -> None:
+    steps = Broken(lab)
+
+    @lab.durable(name=f"patched-{id(lab)}", version="1")
+    async def agent() -> Any:
+        await lab(steps.search("NYC"))
+        await lab(hf.receive())
+
+    lab.run(agent, id="open")
+
+    @lab.durable(name=f"patched-{id(lab)}", version="2")
+    async def changed() -> Any:
+        if hf.patched("search the weather first"):
+            await lab(steps.search("weather"))
+        await lab(steps.search("NYC"))
+        await lab(hf.receive())
+
+    [finding] = check_code(lab.store, [changed])
+    assert finding.is_ok
+
+
+def test_code_that_now_fails_before_the_end_of_the_record_differs(lab: Lab) -> None:
+    steps = Broken(lab)
+
+    @lab.durable(name=f"raising-{id(lab)}")
+    async def agent() -> Any:
+        await lab(hf.receive())
+
+    lab.run(agent, id="open")
+
+    @lab.durable(name=f"raising-{id(lab)}")
+    async def changed() -> Any:
+        raise KeyError("new")
+
+    [finding] = check_code(lab.store, [changed])
+    assert finding.verdict == "differs"
+    assert "KeyError" in (finding.actual or "")
+    with pytest.raises(hf.UsageError, match="no durable function"):
+        check_code(lab.store, [steps.search])
+
+
+def test_a_run_that_is_being_undone_needs_only_its_undo(lab: Lab) -> None:
+    def cancel(flight: str) -> None:
+        raise RuntimeError("the airline is closed")
+
+    @lab.effect(name="reserve", undo=hf.effect(cancel))
+    def reserve(flight: str) -> str:
+        return flight
+
+    @lab.durable(name=f"undoing-{id(lab)}")
+    async def agent() -> Any:
+        await lab(reserve("LH1"))
+        raise KeyError("fails")
+
+    run = lab.run(agent, id="undoing")
+    assert run.status == "stuck"
+
+    @lab.durable(name=f"undoing-{id(lab)}")
+    async def changed() -> Any:
+        return await lab(hf.receive())
+
+    [finding] = check_code(lab.store, [changed])
+    assert finding.is_ok

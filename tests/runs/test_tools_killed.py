@@ -1,0 +1,49 @@
+"""Tools and progress under SIGKILL at every named point: what was booked is booked once, the file tells the record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import killed_tools
+import pytest
+from lab import MODES, PLACES
+
+from holdfast.runs import progress_file
+from holdfast.testing.processes import Nursery
+
+POINTS_MAX = 60
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery("killed_tools:work") as started:
+        yield started
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_kill_at_any_point_repeats_nothing_and_loses_nothing(
+    place: str, mode: str, nursery: Nursery, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = str(tmp_path / "store.db") if place == "sqlite" else request.getfixturevalue("postgres_url")
+    kills = 0
+    for deadly in range(1, POINTS_MAX):
+        folder = tmp_path / f"run-{deadly}"
+        folder.mkdir()
+        said = list(nursery.start(url, str(folder), mode, deadly).lines())
+        died = not said
+        if died:
+            kills += 1
+            said = list(nursery.start(url, str(folder), mode, 0).lines())
+        [[result, done]] = said
+        assert result == killed_tools.RESULT
+        assert done == ["all"]
+        booked = [line.partition(" ")[2] for line in killed_tools.ledger(str(folder))]
+        assert booked == ["7"], f"killed at point {deadly}"
+        found = progress_file.read(folder / "PROGRESS.md")
+        assert found is not None
+        assert (found.goal, found.done, found.next) == ("Rome", ["all"], None)
+        if not died:
+            break
+    assert 20 < kills < POINTS_MAX - 1
