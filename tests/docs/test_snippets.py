@@ -5,19 +5,27 @@ How a page is read, block by block, in one temporary directory:
     ```python              run, in one namespace per page
     ```text                right after it: what it printed
     ```console             `$ holdfast …` and `$ python …` are run; the lines below each are its output
+    ```python file trip.py written to this file of the reader's, in the temporary directory
+    ```python into trip.py its functions replace those of the same name in that file; new ones come in above them
     ```python some/file    the file's own text: must be in it word for word; not run here (tests/docs/test_examples.py)
 
-Other languages are not run. Ids, times and process numbers are masked. docs/reference/cli.md has a test of its own.
+A command that ends with `&` goes on in the background: the lines below it are the first that it says. `$ kill %1` ends
+the first of these as a shell does (SIGTERM), and waits for it. What a page leaves running is killed.
+
+Other languages are not run. Ids, keys, times and the width of columns are masked. docs/reference/cli.md has a test of
+its own.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,10 +35,14 @@ from typing import NamedTuple
 
 import pytest
 
+from holdfast.runs import specs
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 PAGES.remove(ROOT / "docs" / "reference" / "cli.md")
 POSTGRES = "postgresql://app@localhost/agents"  # what the pages write; replaced by the test server's URL
+PORT = "8321"  # where the pages' airline listens; replaced by a free one
+COMMAND_S_MAX = 180
 COMMANDS = {"python": [sys.executable], "holdfast": [sys.executable, "-m", "holdfast.cli"]}
 
 
@@ -53,8 +65,15 @@ def masked(text: str) -> str:
     text = re.sub(r"\b0[0-9a-hjkmnp-tv-z]{12}\b", "<id>", text)
     text = re.sub(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "<uuid>", text)  # LangGraph's ids
     text = re.sub(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)?", "<time>", text)
+    text = re.sub(r"\b\d\d:\d\d:\d\d\.\d{3}\b", "<time>", text)
     text = re.sub(r"^\S+ [KM]?B -> \S+ [KM]?B$", "<size> -> <size>", text, flags=re.MULTILINE)  # of an import
     text = re.sub(r"just now|\d+ (s|min) ago", "<ago>", text)
+    text = re.sub(r"\bhf_[0-9a-f]{29}\b", "<key>", text)
+    text = re.sub(r"\b(version|arguments) [0-9a-f]{12,}\b", r"\1 <hash>", text)
+    text = re.sub(r" \d+\.\d{3}(?= |$)", " <s>", text, flags=re.MULTILINE)  # how long a step took
+    text = re.sub(r"\b\d+\.\d ms\b", "<ms>", text)
+    text = re.sub(r"\b\d+ (?=\(at \d+ named points)", "<kills> ", text)  # some come when the run has ended
+    text = re.sub(r"(?<=\S)  +", "  ", text)  # columns are as wide as what they hold
     return "\n".join(line.rstrip() for line in text.strip().splitlines())
 
 
@@ -67,36 +86,93 @@ def run_python(block: Block, page: Path, module: ModuleType) -> str:
     return printed.getvalue()
 
 
-def run_command(command: str) -> str:
-    """Run a command as a shell would, and say "Killed" as a shell does."""
-    name, *arguments = shlex.split(command)
-    environment = {**os.environ, "NO_COLOR": "1"}
-    environment.pop("HOLDFAST_STORE", None)
-    done = subprocess.run(
-        [*COMMANDS[name], *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        env=environment,
-        timeout=60,
-    )
-    return done.stdout + ("Killed\n" if done.returncode == -signal.SIGKILL else "")
+class Shell:
+    """Runs the commands of a page, and ends what it left in the background."""
+
+    def __init__(self) -> None:
+        self._jobs: list[subprocess.Popen[str]] = []
+
+    def run(self, command: str, expected: str) -> str:
+        """Run a command as a shell would, and say "Killed" as a shell does. What it said."""
+        name, *arguments = shlex.split(command)
+        if name == "kill":
+            job = self._jobs[int(arguments[0].removeprefix("%")) - 1]
+            job.terminate()
+            said, _ = job.communicate(timeout=COMMAND_S_MAX)
+            return said
+        in_background = arguments[-1:] == ["&"]
+        job = self._start([*COMMANDS[name], *(arguments[:-1] if in_background else arguments)])
+        if in_background:
+            self._jobs.append(job)
+            assert job.stdout is not None
+            return "".join(job.stdout.readline() for _ in expected.splitlines())
+        try:
+            said, _ = job.communicate(timeout=COMMAND_S_MAX)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            raise
+        return said + ("Killed\n" if job.returncode == -signal.SIGKILL else "")
+
+    def _start(self, command: list[str]) -> subprocess.Popen[str]:
+        # No .pyc: a page changes its files faster than their times can tell.
+        environment = {**os.environ, "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1", "USER": "ann", "LOGNAME": "ann"}
+        environment.pop("HOLDFAST_STORE", None)
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
+
+    def close(self) -> None:
+        for job in self._jobs:
+            job.kill()
+            job.communicate()
 
 
-def run_console(block: Block) -> None:
+def run_console(block: Block, shell: Shell) -> None:
     first, *examples = re.split(r"^\$ ", block.text, flags=re.MULTILINE)
     assert not first, f"line {block.line}: a console block starts with $"
     for example in examples:
         command, _, expected = example.partition("\n")
-        assert masked(run_command(command)) == masked(expected), command
+        assert masked(shell.run(command, expected.strip())) == masked(expected), command
 
 
-def run_page(page: Path, text: str, module: ModuleType) -> None:
+def functions(text: str) -> dict[str, tuple[int, int]]:
+    """The functions of a file: the lines from the first decorator to the end."""
+    found = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return {
+        node.name: (min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1, node.end_lineno or node.lineno)
+        for node in found
+    }
+
+
+def put_into(old: str, new: str) -> str:
+    """What a reader makes of a file who is told to change it so: known functions are replaced, others come above."""
+    before, lines = "", new.splitlines()
+    for name, (start, end) in functions(new).items():
+        before += "\n".join(lines[start:end]) + "\n\n\n"
+        places, text = functions(old), old.splitlines()
+        if name in places:
+            first, last = places[name]
+            old = "\n".join([*text[:first], before.rstrip(), *text[last:]]) + "\n"
+            before = ""
+    assert not before, "a block that goes into a file ends with a function that is there already"
+    return old
+
+
+def run_page(page: Path, text: str, module: ModuleType, shell: Shell) -> None:
     printed: str | None = None
     for block in blocks(text):
         where = f"{page.relative_to(ROOT)}:{block.line}"
+        what, _, name = block.rest.partition(" ")
         match block.language:
+            case "python" if name and what == "file":
+                Path(name).write_text(block.text)
+            case "python" if name and what == "into":
+                Path(name).write_text(put_into(Path(name).read_text(), block.text))
             case "python" if block.rest:
                 assert block.text.strip() in (ROOT / block.rest).read_text(), f"{where}: {block.rest} says otherwise"
             case "python":
@@ -106,8 +182,13 @@ def run_page(page: Path, text: str, module: ModuleType) -> None:
                 assert masked(printed) == masked(block.text), where
                 printed = None
             case "console":
-                run_console(block)
+                run_console(block, shell)
     assert not printed, f"{page}: the last snippet printed something that is not shown"
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -117,13 +198,18 @@ def test_the_snippets_of_a_page_run_and_print_what_it_shows(
     text = page.read_text()
     if POSTGRES in text:
         text = text.replace(POSTGRES, request.getfixturevalue("postgres_url"))
+    text = text.replace(PORT, free_port()) if PORT in text else text
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
+    for known in ("_durables", "_steps"):  # a page is a program of its own: others have a `book` too
+        monkeypatch.setattr(specs, known, {})
     module = ModuleType(f"snippets_{page.stem.replace('-', '_')}")  # where its classes are defined
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    shell = Shell()
     try:
-        run_page(page, text, module)
+        run_page(page, text, module, shell)
     finally:
+        shell.close()
         close: Callable[[], None] | None = getattr(module.__dict__.get("store"), "close", None)
         if close is not None:
             close()

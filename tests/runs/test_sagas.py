@@ -170,8 +170,8 @@ def test_an_undo_gets_what_its_parameters_name(lab: Lab) -> None:
     def by_name(flight: str, result: str, effect_key: str, key: hf.Key) -> None:
         got.append([flight, result, effect_key == keys[0], key not in keys, key.startswith("hf_")])
 
-    def by_order(reservation: str, people: int) -> None:
-        got.append([reservation, people])
+    def by_rest(hotel: str, reservation: str) -> None:
+        got.append([hotel, reservation])
 
     def by_result(booking: str) -> None:
         got.append(booking)
@@ -184,9 +184,9 @@ def test_an_undo_gets_what_its_parameters_name(lab: Lab) -> None:
         keys.append(key)
         return f"{flight} for {seats}"
 
-    @lab.effect(name="two", undo=lab.body(by_order))
+    @lab.effect(name="two", undo=lab.body(by_rest))
     def two(hotel: str, guests: int = 2) -> str:
-        return "ignored"
+        return f"R-{guests}"
 
     @lab.effect(name="three", undo=lab.body(by_result))
     def three() -> str:
@@ -205,7 +205,7 @@ def test_an_undo_gets_what_its_parameters_name(lab: Lab) -> None:
         hf.rollback()
 
     assert lab.run(agent, id="r").status == "rolled_back"
-    assert got == [["UA88", "rolled back"], "B-7", ["Grand", 3], ["LH400", "LH400 for 2", True, True, True]]
+    assert got == [["UA88", "rolled back"], "B-7", ["Grand", "R-3"], ["LH400", "LH400 for 2", True, True, True]]
 
 
 def test_an_undo_that_needs_an_object_is_refused_when_it_is_given() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would cost more than the rest of its making
 class Body:
     """A call of the user's function: `call` gives the result, or for an async function an awaitable."""
 

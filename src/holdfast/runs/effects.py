@@ -72,23 +72,38 @@ class Call:
 def effect_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Act[Any]:
     """Call an effect: from the journal, or for real, or settle what became of it."""
     scope.check()
-    wanted = digest(spec.binder.text(spec.binder.bind(args, kwargs), scope.session.ctx.codec))
+    text = spec.binder.text(spec.binder.bind(args, kwargs), scope.session.ctx.codec)
+    wanted = digest(text)
     path = scope.take_for(spec.name, wanted)
-    yield from check_deadline(scope, path)
-    return (yield from effect_at(scope, spec, path, args, kwargs))
+    if scope.deadlines:
+        yield from check_deadline(scope, path)
+    return (yield from _effect(scope, spec, path, args, kwargs, text, wanted))
 
 
 def effect_at(scope: Scope, spec: StepSpec, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Act[Any]:
     """The same at a path that was taken before."""
+    text = spec.binder.text(spec.binder.bind(args, kwargs), scope.session.ctx.codec)
+    return (yield from _effect(scope, spec, path, args, kwargs, text, digest(text)))
+
+
+def _effect(
+    scope: Scope,
+    spec: StepSpec,
+    path: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    text: bytes,
+    wanted: bytes,
+) -> Act[Any]:
     session = scope.session
-    text = spec.binder.text(spec.binder.bind(args, kwargs), session.ctx.codec)
-    wanted = digest(text)
     found = session.recorded(path, spec.name, wanted)
-    spend_failed(session, found)
-    ended = session.final(found)
-    if ended is not None:
-        return (yield from answer(session, ended))
-    check_budget(session)
+    if found:
+        spend_failed(session, found)
+        ended = session.final(found)
+        if ended is not None:
+            return (yield from answer(session, ended))
+    if session.limits:
+        check_budget(session)
     call = Call(scope, spec, path, args, kwargs, text, wanted, make_key(session, path, spec.name, wanted))
     intents = [recorded.entry for recorded in found if recorded.kind == INTENT]
     if intents and found[-1].kind in (FAILED, DONE):  # it failed for certain, and is tried again: an undo, a node

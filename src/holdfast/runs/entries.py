@@ -8,6 +8,7 @@ Must never happen here: a changed meaning of a kind or a field that a released v
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Final
 
 import msgspec
@@ -40,9 +41,10 @@ INPUT_BYTES: Final = 8
 _COMPRESS_MIN_BYTES = 128
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"  # no JSON text begins with these
 _pack = msgspec.msgpack.Encoder().encode
+_head = struct.Struct(">QQH").pack
 
 
-class Entry(msgspec.Struct, array_like=True, frozen=True):
+class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One thing that happened. `value` is the text of a result, perhaps compressed; `more` what only some have."""
 
     path: str
@@ -55,7 +57,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True):
     took: int = 0  # microseconds that the body ran
 
 
-class Recorded(msgspec.Struct, frozen=True):
+class Recorded(msgspec.Struct, frozen=True, gc=False):
     """An entry with its place in the journal. `own` is False for what a fork shares with its origin."""
 
     seq: int
@@ -81,8 +83,7 @@ def unpack(body: bytes) -> Entry:
 
 def entry_digest(run: int, seq: int, kind: int, body: bytes) -> int:
     """What one entry adds to its run's sum. The run is in it: an entry cannot be moved to another journal."""
-    head = run.to_bytes(8, "big") + seq.to_bytes(8, "big") + kind.to_bytes(2, "big")
-    return int.from_bytes(blake3(head + body).digest(8), "big") & DIGEST_MASK
+    return int.from_bytes(blake3(_head(run, seq, kind) + body).digest(8), "big") & DIGEST_MASK
 
 
 def squeeze(text: bytes) -> bytes:

@@ -28,6 +28,7 @@ from holdfast.runs.acting import Act, Body, Parked
 from holdfast.runs.entries import squeeze, unsqueeze
 from holdfast.runs.failures import describe_error
 from holdfast.runs.journal import read_journal
+from holdfast.runs.parallel_threads import join_strays
 from holdfast.runs.requests import Cancelled, ContinueAsNew, Interrupted, Paused, RollBack
 from holdfast.runs.scope import Unwind, current
 from holdfast.runs.session import ReplayEnd, Session
@@ -87,10 +88,16 @@ def _main(session: Session, spec: DurableSpec, args: tuple[Any, ...], kwargs: di
     if spec.is_async:
         return session.supervisor.main(partial(spec.fn, *args, **kwargs))
     token = current.set(session.root)
+    failure: BaseException | None = None
     try:
         return spec.fn(*args, **kwargs)
+    except BaseException as error:
+        failure = error
+        raise
     finally:
         current.reset(token)
+        if session.strays:
+            join_strays(session, failure)
 
 
 def _guarded(session: Session, act: Act[str]) -> Act[str]:
@@ -129,6 +136,8 @@ def _conclude(
     if isinstance(stop, Paused):
         return (yield from _give_back(session, "paused", _FAR_US, {"for": "resume"}))
     if isinstance(stop, Interrupted):  # whoever runs it next goes on at once
+        if failure is not None and not isinstance(failure, Exception | Unwind):
+            raise failure  # Ctrl-C, which goes on to whoever called
         return (yield from _give_back(session, "queued", 0, {"for": "a worker"}))
     if isinstance(stop, Cancelled):
         return (yield from _finish(session, "cancelled", None, keep_us))
@@ -144,6 +153,10 @@ def _conclude(
     for error in (stop, failure):
         if isinstance(error, _STUCK):
             return (yield from _stuck(session, error))
+    if failure is None or isinstance(failure, Exception):
+        early = session.ended_early(f"the function {'returned' if failure is None else f'raised {failure!r}'}")
+        if early is not None:
+            return (yield from _stuck(session, early))
     if isinstance(failure, Exception):
         session.root.stop = None
         described = describe_error(failure, session.ctx.codec)
@@ -204,7 +217,7 @@ def _has_status(session: Session, status: str) -> Act[bool]:
 
 
 def _park(session: Session) -> Act[str]:
-    waits = session.waits
+    waits = [wait for wait in session.waits if not wait.path.startswith(tuple(session.beaten))]
     wake_at = min((wait.wake_at for wait in waits if wait.wake_at is not None), default=_FAR_US)
     what = [wait.what for wait in waits]
     return (

@@ -54,7 +54,9 @@ APPROVE = "~approve"
 _ASKS = ("hf.ask", "hf.approve")
 # Their entries hold no result that could be another one.
 _UNCHANGEABLE = ("hf.sleep", "hf.send", "hf.emit", "hf.progress", "hf.timeout", "hf.fork", "hf.rollback")
-_ADD_ROW = Sql("INSERT INTO journal (tenant, run, seq, kind, body) VALUES (:tenant, :run, :seq, :kind, :body)")
+_ADD_ROW = Sql(
+    "INSERT INTO journal (tenant, run, seq, kind, body, stamp) VALUES (:tenant, :run, :seq, :kind, :body, {stamp})"
+)
 _SET_SUM = Sql(
     """UPDATE run SET entries = :count, digest = :digest, seq = :last, origin_entries = :origin_entries,
         origin_digest = :origin_digest WHERE tenant = :tenant AND run = :run"""

@@ -225,14 +225,18 @@ class Run:
         """Run it, and whatever of its family is due then, until all is finished or parked."""
         next_job: Job | None = job
         while next_job is not None:
-            next_job.run()
+            status = next_job.run()
+            if status in FINISHED and next_job.session.row.id == self.id:
+                return
             row = self._do(flows.locate(self._ctx, self.id))[1]
             next_job = None if row.status in FINISHED else self._do(self._next_job(tenant, row))
 
     async def _ago_on(self, tenant: int, job: Job) -> None:
         next_job: Job | None = job
         while next_job is not None:
-            await next_job.arun()
+            status = await next_job.arun()
+            if status in FINISHED and next_job.session.row.id == self.id:
+                return
             row = (await self._ado(flows.locate(self._ctx, self.id)))[1]
             next_job = None if row.status in FINISHED else await self._ado(self._next_job(tenant, row))
 

@@ -1,8 +1,8 @@
 """Whether a task waits for nothing but other tasks of its run: what asyncio knows of that, it does not say.
 
 A task that awaits `asyncio.gather`, `wait`, `shield`, a task group or `as_completed` waits for a future that is
-resolved when some tasks end. The callbacks of those tasks lead to it. Any other future may be resolved by the network, a
-timer, another thread: a task that awaits one is at work.
+resolved when some tasks end. The callbacks of those tasks lead to it. Any other future may be resolved by the network,
+a timer, another thread: a task that awaits one is at work.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 from holdfast.errors import RunError
-from holdfast.log.branches import next_number
 from holdfast.runs.entries import DIGEST_MASK
 from holdfast.storage.program import Batch, Program, Rows, Sql, Statement, one_row
 
@@ -94,14 +93,37 @@ BY_ID = Sql(f"SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND id = :id")
 BY_NUMBER = Sql(f"SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND run = :run")
 LOCK = Sql(f"SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND run = :run {{for_update}}")
 NOW = Sql(sqlite="SELECT :now", postgres="SELECT {now}")
-_INSERT = Sql(
-    """INSERT INTO run (tenant, run, id, function, version, input, incarnation, parent, parent_path, root, origin,
+_NEW_COLUMNS = """tenant, run, id, function, version, input, incarnation, parent, parent_path, root, origin,
         origin_since, origin_seq, origin_entries, origin_digest, status, queue, priority, owner, fence, lease_until,
-        wake_at, nudged, request, waiting, entries, digest, seq, since, created_at, changed_at, keep_until, stamp)
-    VALUES (:tenant, :run, :id, :function, :version, :input, :incarnation, :parent, :parent_path, :root, :origin,
-        :origin_since, :origin_seq, :origin_entries, :origin_digest, :status, :queue, :priority, :owner, :fence,
-        {now} + :lease, :wake_at, 0, NULL, NULL, 0, 0, :origin_seq, 0, {now}, {now}, NULL, {stamp})
-    ON CONFLICT (tenant, id) DO NOTHING RETURNING run"""
+        wake_at, nudged, request, waiting, entries, digest, seq, since, created_at, changed_at, keep_until, stamp"""
+# One statement for PostgreSQL, so that starting a run is one round trip. It wants to be told the types in a SELECT list.
+_INSERT = Sql(
+    sqlite=(
+        "UPDATE clock SET number = number + 1",
+        f"""INSERT INTO run ({_NEW_COLUMNS})
+        SELECT :tenant, number, :id, :function, :version, :input, :incarnation, :parent, :parent_path,
+            coalesce(:root, number), :origin, :origin_since, :origin_seq, :origin_entries, :origin_digest, :status,
+            :queue, :priority, :owner, :fence, {{now}} + :lease, :wake_at, 0, NULL, NULL, 0, 0, :origin_seq, 0, {{now}},
+            {{now}}, NULL, {{stamp}} FROM clock WHERE true
+        ON CONFLICT (tenant, id) DO NOTHING RETURNING {_COLUMNS}""",
+    ),
+    postgres=f"""WITH n AS (SELECT nextval('number') AS number)
+        INSERT INTO run ({_NEW_COLUMNS})
+        SELECT :tenant::bigint, number, :id::text, :function::text, :version::text, :input::bytea, :incarnation::bytea,
+            :parent::bigint, :parent_path::text, coalesce(:root::bigint, number), :origin::bigint,
+            :origin_since::bigint, :origin_seq::bigint, :origin_entries::bigint, :origin_digest::bigint, :status::text,
+            :queue::text, :priority::bigint, :owner::text, :fence::bigint, {{now}} + :lease::bigint, :wake_at::bigint, 0,
+            NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL, {{stamp}} FROM n
+        ON CONFLICT (tenant, id) DO NOTHING RETURNING {_COLUMNS}""",
+)
+# The arguments of a run that was made a moment ago: a random incarnation is used once.
+_ADD_ARGS = Sql(
+    """INSERT INTO run_value (tenant, run, sort, value) SELECT tenant, run, 'args', CAST(:args AS bytea) FROM run
+    WHERE tenant = :tenant AND id = :id AND incarnation = :incarnation
+    ON CONFLICT (tenant, run, sort) DO NOTHING""",
+    sqlite="""INSERT INTO run_value (tenant, run, sort, value) SELECT tenant, run, 'args', :args FROM run
+    WHERE tenant = :tenant AND id = :id AND incarnation = :incarnation
+    ON CONFLICT (tenant, run, sort) DO NOTHING""",
 )
 ADD_VALUE = Sql(
     """INSERT INTO run_value (tenant, run, sort, value) VALUES (:tenant, :run, :sort, :value)
@@ -123,21 +145,21 @@ _TOUCH = (
     ":last), lease_until = {max}(lease_until, {now} + :lease) "
     "WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'"
 )
-_ROW = "INSERT INTO journal (tenant, run, seq, kind, body) SELECT "
+_ROW = "INSERT INTO journal (tenant, run, seq, kind, body, stamp) SELECT "
 _APPEND = Sql(
     sqlite=(
         _TOUCH.replace("{max}", "max"),
-        f"{_ROW} :tenant, :run, :seq, :kind, :body WHERE changes() = 1",
+        f"{_ROW} :tenant, :run, :seq, :kind, :body, {{stamp}} WHERE changes() = 1",
         "SELECT request FROM run WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'",
     ),
     postgres=f"""WITH u AS ({_TOUCH.replace("{max}", "greatest")} RETURNING request),
-        i AS ({_ROW} :tenant::bigint, :run::bigint, :seq::bigint, :kind::bigint, :body::bytea FROM u)
+        i AS ({_ROW} :tenant::bigint, :run::bigint, :seq::bigint, :kind::bigint, :body::bytea, {{stamp}} FROM u)
         SELECT request FROM u""",
 )
 _APPEND_MORE = Sql(
-    sqlite=f"""{_ROW} tenant, run, :seq, :kind, :body FROM run
+    sqlite=f"""{_ROW} tenant, run, :seq, :kind, :body, {{stamp}} FROM run
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'""",
-    postgres=f"""{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea FROM run
+    postgres=f"""{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea, {{stamp}} FROM run
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'""",
 )
 _RENEW = Sql(
@@ -205,26 +227,29 @@ def create(
     tenant: int, new: NewRun, *, now: int, owner: str | None = None, lease: int = 0
 ) -> Program[tuple[RunRow, bool]]:
     """Make a run, with an owner at once or queued; or find the one that has its id. Says whether it was made."""
-    made = yield from insert(tenant, new, now=now, owner=owner, lease=lease)
-    [rows] = yield Batch(BY_ID(tenant=tenant, id=new.id))
-    return RunRow._make(rows[0]), made
+    statements = _insert_statements(tenant, new, now, owner, lease)
+    made, _, found = yield Batch(*statements, BY_ID(tenant=tenant, id=new.id), last=True)
+    return RunRow._make(found[0]), bool(made)
+
+
+def _insert_statements(
+    tenant: int, new: NewRun, now: int, owner: str | None, lease: int
+) -> tuple[Statement, Statement]:
+    fields = new._asdict()
+    args = fields.pop("args")
+    status, fence = ("queued", 0) if owner is None else ("running", 1)
+    return (
+        _INSERT(tenant=tenant, status=status, owner=owner, fence=fence, lease=lease, now=now, **fields),
+        _ADD_ARGS(tenant=tenant, id=new.id, incarnation=new.incarnation, args=args),
+    )
 
 
 def insert(
     tenant: int, new: NewRun, *, now: int, owner: str | None = None, lease: int = 0
 ) -> Generator[Batch, list[Rows], bool]:
     """The rows of a new run, inside another transaction. False: the id is taken."""
-    number = yield from next_number()
-    fields = new._asdict()
-    args = fields.pop("args")
-    fields["root"] = number if new.root is None else new.root
-    status, fence = ("queued", 0) if owner is None else ("running", 1)
-    [rows] = yield Batch(
-        _INSERT(tenant=tenant, run=number, status=status, owner=owner, fence=fence, lease=lease, now=now, **fields)
-    )
-    if rows:
-        yield Batch(ADD_VALUE(tenant=tenant, run=number, sort="args", value=args))
-    return bool(rows)
+    made, _ = yield Batch(*_insert_statements(tenant, new, now, owner, lease))
+    return bool(made)
 
 
 def claim(

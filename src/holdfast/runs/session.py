@@ -169,6 +169,14 @@ class Session:
         self.stop = self.stop or error
         return error
 
+    def ended_early(self, how: str) -> NonDeterministic | None:
+        """What it means if the function has ended now: that it came further before is on record. None: it did not."""
+        # Only of the function itself: branches that lost a race, or were cancelled, need not come as far again.
+        ahead = min((int(path) for path in self.unread if path.isdigit()), default=0)
+        if ahead <= self.root.count or not self.can_park:
+            return None
+        return self._differs(str(ahead), f"{self.index[str(ahead)][0].entry.name}()", how)
+
     def final(self, found: Sequence[Recorded]) -> Entry | None:
         """How a call ended, if that stands: where others run the code again after an error, an error does not."""
         ended = completion(found)
@@ -206,6 +214,10 @@ class Session:
         with self._lock:
             self._pending.append((kind, entry))
             self._put_off += 1
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._pending)
 
     def flush(self) -> Act[None]:
         """Write what was put off: before a body runs, so that the journal never lags behind the world."""

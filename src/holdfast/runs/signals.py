@@ -50,7 +50,10 @@ def put_inside(
     [rows] = yield Batch(BY_ID(tenant=tenant, id=run_id))
     if not rows:
         raise NotFound(f"there is no run {run_id!r} to send to")
-    run = RunRow._make(rows[0]).run
+    row = RunRow._make(rows[0])
+    if row.status == "exported":
+        raise NotFound(f"run {run_id!r} was exported: it goes on in another store; send to it there")
+    run = row.run
     # The run's row is what senders queue up at: numbers have no holes and no doubles.
     yield Batch(_LOCK_RUN(tenant=tenant, run=run))
     yield Batch(_PUT(tenant=tenant, run=run, topic=topic, key=key, value=value, now=now), NUDGE(tenant=tenant, run=run))

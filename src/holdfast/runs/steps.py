@@ -31,21 +31,27 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
     text = spec.binder.text(spec.binder.bind(args, kwargs), session.ctx.codec)
     wanted = digest(text)
     path = scope.take_for(spec.name, wanted)
-    yield from check_deadline(scope, path)
+    if scope.deadlines:
+        yield from check_deadline(scope, path)
     found = session.recorded(path, spec.name, wanted)
-    spend_failed(session, found)
-    ended = session.final(found)
-    if ended is not None:
-        return (yield from answer(session, ended))
-    check_budget(session)
+    if found:
+        spend_failed(session, found)
+        ended = session.final(found)
+        if ended is not None:
+            return (yield from answer(session, ended))
+    if session.limits:
+        check_budget(session)
     if spec.cache is not None:
         cached = yield from look_up(session, spec, args, kwargs, wanted)
         if cached is not None:
             yield from session.record((DONE, _entry(session, path, spec, wanted, 1, squeeze(cached), {"cached": True})))
             return session.decoded(cached)
-    yield from session.flush()
-    attempt = 1 + sum(recorded.kind == FAILED for recorded in found)
-    yield from _rest_of_backoff(session, path, found)
+    if session.has_pending:
+        yield from session.flush()
+    attempt = 1
+    if found:
+        attempt += sum(recorded.kind == FAILED for recorded in found)
+        yield from _rest_of_backoff(session, path, found)
     while True:
         frame = BodyFrame(scope, path, spec.name)
         try:
@@ -58,7 +64,11 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
             yield from _try_again(session, path, spec, wanted, attempt, error, frame)
             attempt += 1
             continue
-        value = encode_result(session, spec.name, path, result)
+        try:
+            value = encode_result(session, spec.name, path, result)
+        except Unstorable as error:
+            session.stop = session.stop or error  # no failure of the step: its code cannot catch it and go on
+            raise
         entry = _entry(session, path, spec, wanted, attempt, value, spent_in(frame) or None, frame.took)
         if spec.lazy:
             session.later(DONE, entry)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from holdfast.errors import UsageError
 from holdfast.log.cache import BaseCache
-from holdfast.runs import flows, forking, retention
+from holdfast.runs import exporting, flows, forking, importing, retention
 from holdfast.runs.asking import Given
 from holdfast.runs.decorators import durable_spec
 from holdfast.runs.handle import Run
@@ -261,6 +262,34 @@ class Store(ThreadStore):
     async def areplay(self, run: str | Run, fn: Callable[..., Any] | None = None) -> Replay:
         """`replay`, awaited."""
         return await self._rehearsal(fn, await self._arun(flows.locate(self._context, _id(run)))).arun()
+
+    def export_run(self, run: str | Run, path: str | Path, *, keep: bool = False) -> Path:
+        """Take a run that is parked, paused, stuck, queued or finished, with all that belongs to it and the runs that it
+        has started, to a file, and end it here: its status is "exported", and no process can go on with it.
+
+        `import_run` takes it into another store. `keep=True`, for finished runs, leaves the source as it is. Called
+        again after a kill in the middle, it finishes what it began.
+        """
+        steps = exporting.export(self._context, _id(run), path, keep)
+        return exporting.drive_steps(self._context.driver, steps)
+
+    async def aexport_run(self, run: str | Run, path: str | Path, *, keep: bool = False) -> Path:
+        """`export_run`, awaited."""
+        steps = exporting.export(self._context, _id(run), path, keep)
+        return await exporting.adrive_steps(self._context.driver, steps)
+
+    def import_run(self, path: str | Path) -> Run:
+        """Take in a run that was exported: with its id, its keys, its history. `result()` goes on with it here.
+
+        Refuses an id that is taken, a file that was imported elsewhere, and one that is damaged or says what cannot be.
+        """
+        steps = importing.importing(self._context, path)
+        return self._handle(exporting.drive_steps(self._context.driver, steps), drives=True)
+
+    async def aimport_run(self, path: str | Path) -> Run:
+        """`import_run`, awaited."""
+        steps = importing.importing(self._context, path)
+        return self._handle(await exporting.adrive_steps(self._context.driver, steps), drives=True)
 
     # --- the same, as flows
 

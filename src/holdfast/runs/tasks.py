@@ -91,8 +91,8 @@ class Supervisor:
             raise cancelled
 
     def cancel(self, tasks: Iterable[asyncio.Task[Any]]) -> list[asyncio.Task[Any]]:
-        """Cancel tasks; gives those that were. An effect under way ends by itself, at its deadline at the latest, and so
-        does what waits for it: breaking it off would make a doubt of it. Not if the run is not ours any more."""
+        """Cancel tasks; gives those that were. An effect under way ends by itself, at its deadline at the latest, and
+        so does what waits for it: breaking it off would make a doubt of it. Not if the run is not ours any more."""
         spared: set[Any] = set()
         if not isinstance(self._session.stop, LeaseLost | Interrupted):
             spared = self._with_those_who_wait(self._session.acting)

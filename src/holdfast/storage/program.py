@@ -97,7 +97,7 @@ Program = Generator[Batch, list[Rows], T]
 Progress = Callable[[int, int], None]  # of long work: how much is done, of how much
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every step of every run, and that would double its cost
 class Transaction:
     """One transaction that a flow asks for. The operation is passed, not the generator, so it can be run again."""
 

@@ -33,6 +33,9 @@ OPTIONS: Final = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATET
 # itself grows by a power per level, so it passes this mark while still small.
 _UNCHECKED_MAX: Final = 2048
 
+_SCALARS: Final = frozenset((str, int, bool, type(None)))
+_SMALL: Final = 16
+
 # So many carets are looked at one by one in a text before the keys are looked at instead.
 _CARETS_MAX: Final = 64
 
@@ -97,7 +100,10 @@ def is_plain(value: object, room: int) -> bool:
 
 def plain_text(value: object, room: int) -> bytes | None:
     """The text of a plain value; None if it needs tags or cannot be stored. Raises TooMany."""
-    if not is_plain(value, room):
+    kind = type(value)
+    if kind in _SCALARS or (kind is dict and len(value) <= _SMALL and _SCALARS.issuperset(map(type, value.values()))):  # type: ignore[arg-type, attr-defined]
+        pass  # the arguments and results of most steps: the walk would take longer than encoding them
+    elif not is_plain(value, room):
         return None
     try:
         text = orjson.dumps(value, option=OPTIONS)

@@ -76,6 +76,7 @@ CREATE TABLE journal (
     seq bigint NOT NULL,
     kind bigint NOT NULL,
     body bytea STORAGE EXTERNAL NOT NULL, -- MessagePack: see runs/entries.py
+    stamp bigint NOT NULL,
     PRIMARY KEY (tenant, run, seq)
 );
 

@@ -63,6 +63,7 @@ CREATE TABLE journal (
     seq INTEGER NOT NULL,
     kind INTEGER NOT NULL,
     body BLOB NOT NULL,             -- MessagePack: see runs/entries.py
+    stamp INTEGER NOT NULL,
     PRIMARY KEY (tenant, run, seq)
 ) WITHOUT ROWID;
 
