@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: help demo test lint format bench soak clean
 
 help:
-	@echo "make demo    a state survives a kill; time travel, a diff, a fork (under a minute)"
+	@echo "make demo    an agent is killed in the middle of a booking, goes on, asks, is undone; then the drill (under a minute)"
 	@echo "make test    install what the tests need, PostgreSQL included, and run them all"
 	@echo "make lint    ruff and mypy --strict"
 	@echo "make bench   speeds and sizes beside a peer and a floor measured in the same run"
@@ -44,7 +44,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench
 
 soak: $(VENV)/.dev
-	HOLDFAST_SOAK=1 $(BIN)/python -m pytest --timeout 7200 tests/crash tests/contract/test_state_machine.py tests/langgraph/test_crash.py
+	HOLDFAST_SOAK=1 $(BIN)/python -m pytest --timeout 7200 tests/crash tests/contract/test_state_machine.py tests/langgraph/test_crash.py tests/runs/test_random_kills.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

@@ -76,6 +76,7 @@ from holdfast.runs.http import idempotency_headers
 from holdfast.runs.keys import Key
 from holdfast.runs.keys import current_key as idempotency_key
 from holdfast.runs.models import Ask, Event, RunInfo, Step
+from holdfast.runs.parallel import as_completed, first, gather, map
 from holdfast.runs.progress import progress
 from holdfast.runs.progress_file import Progress
 from holdfast.runs.queues import Queue
@@ -155,14 +156,18 @@ __all__ = [
     "ValueProblem",
     "Worker",
     "__version__",
+    "as_completed",
     "ask",
     "budget",
     "continue_as_new",
     "durable",
     "effect",
     "emit",
+    "first",
+    "gather",
     "idempotency_headers",
     "idempotency_key",
+    "map",
     "now",
     "open",
     "patched",

@@ -1,7 +1,8 @@
-"""Every example runs and does what it says."""
+"""Every example runs and does what it says, and what the README shows of `make demo` is what it prints."""
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -9,16 +10,20 @@ import sys
 import time
 from pathlib import Path
 
-import holdfast
+import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+import holdfast
+from holdfast.testing.ledger import Airline, SoldOut
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 DEMO_S_MAX = 60
 
 
-def run(name: str, folder: Path, *, code: int = 0) -> str:
+def run(name: str, folder: Path, *arguments: str, code: int = 0) -> str:
     """Run an example in a folder of its own. What it printed."""
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)],
+        [sys.executable, str(EXAMPLES / name), *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -34,14 +39,93 @@ def test_there_is_a_test_for_every_example() -> None:
     assert [path.name for path in EXAMPLES.glob("*.py") if f'run("{path.name}"' not in text] == []
 
 
-def test_the_demo_shows_everything_and_cleans_up(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What `make demo` prints. It is run once: it takes a while."""
+    folder = tmp_path_factory.mktemp("demo")
     started = time.monotonic()
-    output = run("demo.py", tmp_path)
+    output = run("demo.py", folder)
     assert time.monotonic() - started < DEMO_S_MAX
-    assert "\x1b" not in output  # no terminal, no colours
-    assert f"killed, exit code {-signal.SIGKILL}" in output
-    assert "all 10 tasks are done" in output
-    assert "0 problems" in output
+    assert list(folder.iterdir()) == []
+    return output
+
+
+def test_the_demo_shows_everything(demo: str) -> None:
+    assert "\x1b" not in demo  # no terminal, no colours
+    assert demo.count(f"killed, exit code {-signal.SIGKILL}") == 2
+    assert "book_flight: in doubt" in demo
+    assert "(flight-1), your hotel Grand Hotel Lisbon (hotel-1)" in demo
+    assert "undo book_flight" in demo
+    assert "each was done exactly once" in demo
+    assert re.search(r"book_flight +done +flight-1 \(reconciled\)", demo)
+    assert re.search(r"ok +effects done twice +0$", demo, flags=re.MULTILINE)
+    assert "BAD" not in demo
+    assert "0 problems" in demo
+
+
+def test_the_readme_shows_what_the_demo_prints(demo: str) -> None:
+    shown = re.findall(r"^```text make demo\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert len(shown) == 2
+    for excerpt in shown:
+        assert _masked(excerpt) in _masked(demo)
+
+
+def _masked(text: str) -> str:
+    """Without what differs from run to run: ports, durations, and how many kills at random times hit something."""
+    text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:<port>", text)
+    text = re.sub(r"\d+\.\d ms", "<ms>", text)
+    return re.sub(r"\b\d+ (\(at|of) \d+", r"<n> \1 <n>", text)
+
+
+def test_the_airline_keeps_a_ledger_and_books_a_key_once(tmp_path: Path) -> None:
+    assert json.loads(run("airline.py", tmp_path))["ledger"] == "airline.db"  # ends: nobody holds its input open
+    line = [sys.executable, str(EXAMPLES / "airline.py"), "--sold-out", "Grand Hotel Oslo"]
+    with subprocess.Popen(line, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        airline = Airline(json.loads(server.stdout.readline())["url"])
+        assert [airline.book("flight", "OSL-0715", key="k-1") for _ in range(2)] == ["flight-1", "flight-1"]
+        with pytest.raises(SoldOut, match="Grand Hotel Oslo"):
+            airline.book("hotel", "Grand Hotel Oslo", key="k-2")
+    assert server.returncode == 0
+
+
+def answer(folder: Path, trip: str, value: str) -> None:
+    """As the docstring of examples/travel.py says it."""
+    line = [sys.executable, "-m", "holdfast.cli", "answer", trip, value]
+    subprocess.run(line, cwd=folder, capture_output=True, timeout=60, check=True)
+
+
+def test_a_travel_agent_asks_and_goes_on_with_the_same_line(tmp_path: Path) -> None:
+    asked = run("travel.py", tmp_path, "Lisbon")
+    assert "trip-Lisbon asks: Which flight?\n    LIS-0715 at 07:15, 109 EUR" in asked
+    assert run("travel.py", tmp_path, "Lisbon") == asked  # nobody has answered yet
+    answer(tmp_path, "trip-Lisbon", "LIS-0715 at 07:15, 109 EUR")
+    told = run("travel.py", tmp_path, "Lisbon")
+    assert "(flight-1), your hotel Grand Hotel Lisbon (hotel-1)" in told
+    assert run("travel.py", tmp_path, "Lisbon") == told
+
+
+def test_a_travel_agent_cancels_the_flight_if_there_is_no_hotel(tmp_path: Path) -> None:
+    run("travel.py", tmp_path, "Oslo", "--sold-out")
+    answer(tmp_path, "trip-Oslo", "OSL-0715 at 07:15, 166 EUR")
+    output = run("travel.py", tmp_path, "Oslo", "--sold-out")
+    assert "run 'trip-Oslo' failed: SoldOut: sold out: Grand Hotel Oslo\n    undo book_flight" in output
+
+
+def test_a_shop_charges_and_ships_once_though_the_answers_are_lost(tmp_path: Path) -> None:
+    output = run("stripe_like.py", tmp_path)
+    assert output.count("network:  the answer is lost") == 2
+    assert "known key, the charge of before: ch_1" in output
+    assert "looked up, found 1" in output
+    assert "the run is done: {'charge': 'ch_1', 'parcel': 'parcel-1'}\ncharges: 1, parcels: 1" in output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sessions_without_memory_go_on_from_the_progress_file(tmp_path: Path) -> None:
+    output = run("progress_handoff.py", tmp_path)
+    assert [f"session {number}: did: " in output for number in (1, 2, 3)] == [True] * 3
+    assert "session 4: blocked: The release key is with Ann" in output
+    assert "3. [x] Write the tests" in output
     assert list(tmp_path.iterdir()) == []
 
 

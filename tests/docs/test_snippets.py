@@ -114,7 +114,6 @@ class Shell:
         return said + ("Killed\n" if job.returncode == -signal.SIGKILL else "")
 
     def _start(self, command: list[str]) -> subprocess.Popen[str]:
-        # No .pyc: a page changes its files faster than their times can tell.
         environment = {**os.environ, "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1", "USER": "ann", "LOGNAME": "ann"}
         environment.pop("HOLDFAST_STORE", None)
         return subprocess.Popen(
@@ -201,6 +200,8 @@ def test_the_snippets_of_a_page_run_and_print_what_it_shows(
     text = text.replace(PORT, free_port()) if PORT in text else text
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as in a Python shell
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a page changes its files faster than their times can tell
     for known in ("_durables", "_steps"):  # a page is a program of its own: others have a `book` too
         monkeypatch.setattr(specs, known, {})
     module = ModuleType(f"snippets_{page.stem.replace('-', '_')}")  # where its classes are defined
@@ -210,6 +211,8 @@ def test_the_snippets_of_a_page_run_and_print_what_it_shows(
         run_page(page, text, module, shell)
     finally:
         shell.close()
+        for name in {path.stem for path in tmp_path.glob("*.py")} & set(sys.modules):  # the reader's, not ours
+            del sys.modules[name]
         close: Callable[[], None] | None = getattr(module.__dict__.get("store"), "close", None)
         if close is not None:
             close()

@@ -21,7 +21,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, overload
 
 import pytest
 
@@ -50,15 +50,11 @@ def _opened(url: str) -> Iterator[hf.Store]:
         yield store
 
 
-class Lab:
-    """A store, as a tenant of its own, and how its agents are written."""
+class Code:
+    """How agents of one mode are written."""
 
-    def __init__(self, store: hf.Store, mode: str) -> None:
-        self.store = store.tenant(f"lab-{next(_numbers)}")
+    def __init__(self, mode: str) -> None:
         self.is_async = mode == "async"
-        self.ran: list[Any] = []  # for bodies: what ran, in order
-
-    # --- writing agents
 
     async def __call__(self, value: Any) -> Any:
         """What a journaled call gives: awaited in an async run, itself in a sync one."""
@@ -92,9 +88,18 @@ class Lab:
 
         return body
 
+    @overload
+    def durable(self, fn: Callable[..., Any], /) -> Any: ...
+
+    @overload
+    def durable(self, **options: Any) -> Callable[[Callable[..., Any]], Any]: ...
+
     def durable(self, fn: Callable[..., Any] | None = None, **options: Any) -> Any:
         if fn is None:
-            return functools.partial(self.durable, **options)
+            return functools.partial(self._durable, options)
+        return self._durable(options, fn)
+
+    def _durable(self, options: dict[str, Any], fn: Callable[..., Any]) -> Any:
         if self.is_async:
             return hf.durable(**options)(fn)
 
@@ -103,6 +108,15 @@ class Lab:
             return finished(fn(*args, **kwargs))
 
         return hf.durable(**options)(agent)
+
+
+class Lab(Code):
+    """A store, as a tenant of its own, and how its agents are written."""
+
+    def __init__(self, store: hf.Store, mode: str) -> None:
+        super().__init__(mode)
+        self.store = store.tenant(f"lab-{next(_numbers)}")
+        self.ran: list[Any] = []  # for bodies: what ran, in order
 
     # --- running them
 

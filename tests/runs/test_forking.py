@@ -278,7 +278,7 @@ def test_changes_that_cannot_be_are_refused(lab: Lab) -> None:
 def test_whoever_forks_before_effects_must_say_whose_keys_they_bear(lab: Lab) -> None:
     agents = Agents(lab)
     run = lab.run(agents.booking, "LH")
-    with pytest.raises(hf.UsageError, match='keys="new".*keys="same"'):
+    with pytest.raises(hf.UsageError, match=r'keys="new".*keys="same"'):
         lab.store.fork(run, at="1")
     assert len(lab.store.runs()) == 1
     before = keys(lab)

@@ -266,7 +266,9 @@ def test_a_state_that_is_computed_otherwise_on_replay_is_noticed_and_named(lab: 
         lab.run(impure, id="impure")
     run = lab.run(impure, id="impure")
     assert run.status == "stuck"
-    with pytest.raises(hf.RunStuck, match=r"state\['plan'\]\['step'\] = 0 before, and now state\['plan'\]\['step'\] = 1"):
+    with pytest.raises(
+        hf.RunStuck, match=r"state\['plan'\]\['step'\] = 0 before, and now state\['plan'\]\['step'\] = 1"
+    ):
         run.result()
     with pytest.raises(hf.NonDeterministic) as caught:
         lab.store.replay(run)
@@ -642,8 +644,11 @@ def test_a_step_inside_another_process_of_the_store_sees_classes_raw(lab: Lab) -
 
 _values = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text("abc", max_size=2), inner, max_size=4)
-    | st.tuples(inner, inner),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.dictionaries(st.text("abc", max_size=2), inner, max_size=4)
+        | st.tuples(inner, inner)
+    ),
     max_leaves=20,
 )
 _states = st.dictionaries(st.text("abc", max_size=2), _values, max_size=5)

@@ -1038,6 +1038,7 @@ def test_the_points_of_a_step(lab: Lab) -> None:
     assert heard == [
         "after claim 1",
         "before body 1",
+        "after body 1",
         "before failed 1",
         "after failed 1",
         "before body 2",

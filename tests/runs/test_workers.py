@@ -61,7 +61,7 @@ def claim(store: hf.Store, most: int, *, queue: str = "default", all_tenants: bo
     """One claim, as a worker makes it."""
     tenant = None if all_tenants else drive(store._context.driver, store._context.ensure_tenant())
     search = Search("m:test", (queue,), Known.of(known_durables()), tenant, ())
-    op = partial(claiming.claim, search, most, lease=60_000_000, dead=(), recover=False, now=store._context.clock_us())
+    op = partial(claiming.claim, search, most, lease=2**50, dead=(), recover=False, now=store._context.clock_us())
     found: Claimed = do(store, op)
     return found
 
@@ -416,7 +416,7 @@ def test_no_error_of_a_runs_code_ends_the_worker(store: hf.Store, tmp_path: Path
     def fails(kind: str) -> None:
         bad(kind)
 
-    @hf.durable(name="fails")
+    @hf.durable
     async def afails(kind: str) -> None:
         bad(kind)
 

@@ -20,7 +20,7 @@ from holdfast.runs import points
 from holdfast.runs.points import Point
 from holdfast.testing.processes import Child, Nursery, Say
 
-PATIENCE_S = 60.0
+PATIENCE_S = 30.0
 
 
 # --- what is run

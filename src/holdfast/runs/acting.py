@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.errors import InDoubt
+from holdfast.errors import InDoubt, RunStuck
 from holdfast.runs.scope import Scope, Unwind, current
 from holdfast.storage.program import Transaction
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from holdfast.runs.session import Session
 
 T = TypeVar("T")
+_OF_PEOPLE = ("question", "approval", "doubt")
 
 
 @dataclass(slots=True)  # not frozen: that would cost more than the rest of its making
@@ -194,16 +195,24 @@ async def _asuspend(session: Session, wait: Wait) -> None:
 
 
 def _short_wait_s(session: Session, wait: Wait) -> float:
-    """Where the code around a call cannot be ended and started again: how long to wait here. Raises InDoubt where a
-    person is needed."""
-    if wait.wake_at is None:
-        run, step = session.row.id, str(wait.what.get("step", wait.path))
-        raise InDoubt(
-            f"nobody knows whether {wait.what.get('name', 'this')} happened (step {step} of {run!r}, key "
-            f"{wait.what.get('key')}). Look at the receiver, then say which: `holdfast resolve {run} {step} "
-            "--done VALUE` or `--not-done`, and run the graph again",
-            run=run,
-            step=step,
-            key=str(wait.what.get("key")),
+    """Where the code around a call cannot be ended and started again: how long to wait here. Raises InDoubt or RunStuck
+    where a person is needed; `session.waits` then says what for."""
+    if wait.wake_at is not None and wait.what.get("for") not in _OF_PEOPLE:
+        return max(0.0, (wait.wake_at - session.shared_clock_us()) / 1e6)
+    from shlex import quote
+
+    session.waits.append(wait)
+    run, step = session.row.id, str(wait.what.get("step", wait.path))
+    if wait.what.get("for") != "doubt":
+        raise RunStuck(
+            f"{wait.what.get('question')} Nobody has answered yet: `holdfast answer {quote(run)} {quote(wait.path)} "
+            "VALUE`, and run the graph again"
         )
-    return max(0.0, (wait.wake_at - session.shared_clock_us()) / 1e6)
+    raise InDoubt(
+        f"nobody knows whether {wait.what.get('name', 'this')} happened (step {step} of {run!r}, key "
+        f"{wait.what.get('key')}). Look at the receiver, then say which: `holdfast resolve {quote(run)} {quote(step)} "
+        "--done VALUE` or `--not-done`, and run the graph again",
+        run=run,
+        step=step,
+        key=str(wait.what.get("key")),
+    )

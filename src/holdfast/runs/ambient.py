@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from holdfast.runs.scope import Scope
 
+if TYPE_CHECKING:
+    from holdfast.runs.specs import StepSpec
+
+Provider = Callable[["StepSpec"], Scope | None]
 _lock = threading.Lock()
 _active = 0
-_providers: list[Callable[[], Scope | None]] = []
+_providers: list[Provider] = []
 
 
 def enter() -> None:
@@ -30,14 +35,15 @@ def some_run_is_active() -> bool:
     return _active > 0
 
 
-def add_provider(provider: Callable[[], Scope | None]) -> None:
-    """Let an adapter say what stands for the run where there is none; it gives None where it does not know either."""
+def add_provider(provider: Provider) -> None:
+    """Let an adapter say what stands for the run of a step where there is none; it gives None where it does not know
+    either, and raises where an effect must not run."""
     _providers.append(provider)
 
 
-def outside_scope() -> Scope | None:
+def outside_scope(spec: StepSpec) -> Scope | None:
     for provider in _providers:
-        scope = provider()
+        scope = provider(spec)
         if scope is not None:
             return scope
     return None

@@ -145,7 +145,8 @@ def outcome_error(status: str, run_id: str, outcome: bytes | None, codec: Codec)
     if status == "cancelled":
         return RunCancelled(f"run {run_id!r} was cancelled")
     if status == "rolled_back":
-        return RolledBack(f"run {run_id!r} was rolled back{': ' + reason if reason else ''}")
+        why = reason.removeprefix("RolledBack").removeprefix(": ")  # said by hf.rollback(): no error of its own
+        return RolledBack(f"run {run_id!r} was rolled back{': ' + why if why else ''}")
     if status == "exported":
         return RunCancelled(f"run {run_id!r} was exported: it goes on in another store")
     failed = RunFailed(f"run {run_id!r} failed: {reason}", error=reason)

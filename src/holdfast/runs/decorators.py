@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from holdfast.errors import NotInRun, UsageError
 from holdfast.runs.acting import Act, aperform, perform
@@ -24,12 +24,13 @@ from holdfast.runs.steps import refuse_nested, step_act
 from holdfast.runs.timeouts import limited
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
 class Journaled(Protocol[P, R_co]):
-    """A decorated function: called like the original."""
+    """A decorated function: called like the original, also as a method."""
 
     @property
     def holdfast(self) -> StepSpec: ...
@@ -37,6 +38,14 @@ class Journaled(Protocol[P, R_co]):
     def direct(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Journaled[P, R_co]: ...
+
+    @overload
+    def __get__(
+        self: Journaled[Concatenate[Any, Q], R], instance: object, owner: type | None = None
+    ) -> Callable[Q, R]: ...
 
 
 class Effect(Protocol[R_co]):
@@ -253,7 +262,7 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
             scope = _scope(spec)
             if scope is None:
                 return await _adirect(spec, args, kwargs)
-            return await aperform(scope, limited(scope, actor(scope, spec, args, kwargs)))
+            return await aperform(scope, scope.around(limited(scope, actor(scope, spec, args, kwargs))))
 
         made = journaled
     else:
@@ -263,7 +272,7 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
             scope = _scope(spec)
             if scope is None:
                 return _direct(spec, args, kwargs)
-            return perform(scope, limited(scope, actor(scope, spec, args, kwargs)))
+            return perform(scope, scope.around(limited(scope, actor(scope, spec, args, kwargs))))
 
         made = called
     made.holdfast = spec
@@ -299,7 +308,7 @@ def _scope(spec: StepSpec) -> Scope | None:
     """The run that a call belongs to; None if it is a plain call. Raises NotInRun where that would be a mistake."""
     scope = current.get()
     if scope is None:
-        scope = outside_scope()
+        scope = outside_scope(spec)
     if scope is None:
         if spec.kind == "effect":
             raise NotInRun(

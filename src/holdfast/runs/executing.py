@@ -28,7 +28,6 @@ from holdfast.runs.acting import Act, Body, Parked
 from holdfast.runs.entries import squeeze, unsqueeze
 from holdfast.runs.failures import describe_error
 from holdfast.runs.journal import read_journal
-from holdfast.runs.parallel_threads import join_strays
 from holdfast.runs.requests import Cancelled, ContinueAsNew, Interrupted, Paused, RollBack
 from holdfast.runs.scope import Unwind, current
 from holdfast.runs.session import ReplayEnd, Session
@@ -97,6 +96,8 @@ def _main(session: Session, spec: DurableSpec, args: tuple[Any, ...], kwargs: di
     finally:
         current.reset(token)
         if session.strays:
+            from holdfast.runs.parallel_threads import join_strays
+
             join_strays(session, failure)
 
 

@@ -53,7 +53,9 @@ UNDO = "undo:"
 APPROVE = "~approve"
 _ASKS = ("hf.ask", "hf.approve")
 # Their entries hold no result that could be another one.
-_UNCHANGEABLE = ("hf.sleep", "hf.send", "hf.emit", "hf.progress", "hf.timeout", "hf.fork", "hf.rollback")
+_UNCHANGEABLE = (
+    "hf.sleep", "hf.send", "hf.emit", "hf.progress", "hf.timeout", "hf.fork", "hf.rollback", "thread.save"
+)  # fmt: skip
 _ADD_ROW = Sql(
     "INSERT INTO journal (tenant, run, seq, kind, body, stamp) VALUES (:tenant, :run, :seq, :kind, :body, {stamp})"
 )

@@ -40,7 +40,9 @@ _INSERT = Sql(
     f"""INSERT INTO run (tenant, {", ".join(_FIELDS)}, stamp)
     VALUES (:tenant, {", ".join(f":{name}" for name in _FIELDS)}, {{stamp}})"""
 )
-_ROW = Sql("INSERT INTO journal (tenant, run, seq, kind, body) VALUES (:tenant, :run, :seq, :kind, :body)")
+_ROW = Sql(
+    "INSERT INTO journal (tenant, run, seq, kind, body, stamp) VALUES (:tenant, :run, :seq, :kind, :body, {stamp})"
+)
 _ASK = Sql(
     """INSERT INTO ask (tenant, run, path, sort, question, terms, asked_at, deadline, status, answer)
     VALUES (:tenant, :run, :path, :sort, :question, :terms, :asked_at, :deadline, :status, :answer)"""

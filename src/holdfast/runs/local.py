@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,8 @@ from holdfast.runs.scope import current
 from holdfast.runs.session import Session
 from holdfast.runs.specs import DurableSpec
 from holdfast.threads.context import Context
+
+_INTERRUPTED_S = 5.0  # for a run that was interrupted to be given back
 
 
 class Job:
@@ -48,7 +51,7 @@ class Job:
     def run(self) -> str:
         """Go on with it as far as it goes, blocking. Gives its status then."""
         if self.spec.is_async:
-            status: str = _on_a_loop(self.arun)
+            status: str = _on_a_loop(self.arun, self.session.interrupt)
             return status
         session = self.session
         self._begin()
@@ -61,7 +64,7 @@ class Job:
     async def arun(self) -> str:
         """The same on the running loop."""
         if not self.spec.is_async:
-            status: str = await _in_a_thread(self.run)
+            status: str = await _in_a_thread(self.run, self.session.interrupt)
             return status
         from holdfast.runs.tasks import Supervisor
 
@@ -83,8 +86,9 @@ class Job:
         self.runtime.remove(self.session)
 
 
-def _on_a_loop(call: Any) -> Any:
-    """Run a coroutine to its end for a blocking caller, who may himself be on a loop's thread."""
+def _on_a_loop(call: Any, interrupt: Callable[[], None] | None = None) -> Any:
+    """Run a coroutine to its end for a blocking caller, who may himself be on a loop's thread. `interrupt` is called if
+    he is interrupted there."""
     import asyncio
 
     try:
@@ -102,15 +106,27 @@ def _on_a_loop(call: Any) -> Any:
 
     thread = threading.Thread(target=partial(contextvars.copy_context().run, body), name="holdfast-run")
     thread.start()
-    thread.join()
+    try:
+        thread.join()
+    except BaseException:
+        if interrupt is not None:
+            interrupt()
+            thread.join(_INTERRUPTED_S)
+        raise
     if errors:
         raise errors[0]
     return found[0]
 
 
-async def _in_a_thread(call: Any) -> Any:
+async def _in_a_thread(call: Any, interrupt: Callable[[], None] | None = None) -> Any:
+    """Call a function on a thread. If the task is cancelled, `interrupt` is called: the thread cannot be stopped."""
     import asyncio
 
     context = contextvars.copy_context()
     context.run(current.set, None)
-    return await asyncio.get_running_loop().run_in_executor(None, partial(context.run, call))
+    try:
+        return await asyncio.get_running_loop().run_in_executor(None, partial(context.run, call))
+    except asyncio.CancelledError:
+        if interrupt is not None:
+            interrupt()
+        raise

@@ -153,6 +153,7 @@ _KINDS = {
     "hf.rollback": "rollback",
     "hf.patched": "patch",
     "hf.fork": "fork",
+    "thread.save": "save",
 }
 
 

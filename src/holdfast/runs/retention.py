@@ -103,7 +103,7 @@ def sweep_runs(tenant: int, keep_us: int | None, clock_us: Callable[[], int]) ->
         swept += found
         if not found:
             break
-    yield from _drop_loose_blobs(tenant)
+    yield from drop_loose_blobs(tenant)
     return swept
 
 
@@ -153,7 +153,7 @@ def _drop_rest(tenant: int, run: int) -> Program[None]:
     yield Batch(*(sql(tenant=tenant, run=run) for sql in _DROP_REST), last=True)
 
 
-def _drop_loose_blobs(tenant: int) -> Flow[None]:
+def drop_loose_blobs(tenant: int) -> Flow[None]:
     while page := (yield from read(partial(_loose_blobs, tenant))):
         try:
             yield from write(partial(_drop_blobs, tenant, page))
@@ -181,7 +181,7 @@ def delete_run(ctx: Context, run_id: str) -> Flow[None]:
     yield from write(partial(_condemn, tenant, row))
     yield from _drop_history(tenant, row.run)
     yield from write(partial(_drop_run, tenant, row.run))
-    yield from _drop_loose_blobs(tenant)
+    yield from drop_loose_blobs(tenant)
 
 
 def _condemn(tenant: int, row: RunRow) -> Program[None]:

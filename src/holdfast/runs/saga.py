@@ -143,7 +143,7 @@ def _undo(session: Session, intent: Entry) -> Act[None]:
     except Exception as error:
         raise RunStuck(
             f"run {session.row.id!r} is being undone, and {undo.name} failed: {type(error).__name__}: {error}. "
-            f"Nothing after it was undone; mend the cause, then `holdfast resume {session.row.id}`"
+            f"What was done before that is not undone yet; mend the cause, then `holdfast resume {session.row.id}`"
         ) from error
 
 

@@ -53,6 +53,10 @@ class Scope:
         del name, wanted
         return self.take()
 
+    def around(self, act: Any) -> Any:
+        """An act of this scope, with what it needs before and after. Here nothing."""
+        return act
+
     def branch(self) -> Scope:
         """A scope for a new branch, numbered now."""
         return self.inside(f"{self.take()}.")

@@ -91,6 +91,7 @@ class Session:
         self.answered = 0  # calls that the journal answered
         self.patches: dict[str, bool] = {}
         self.state: Keeper | None = None  # once the code has asked for it: hf.state()
+        self.replayed_lines: set[int] = set()  # handles of threads whose saves were answered from the journal
         self.limits: dict[str, float] = {}
         self.spent: dict[str, float] = {}
         self.stuck_by: BaseException | None = None
@@ -181,7 +182,7 @@ class Session:
         """How a call ended, if that stands: where others run the code again after an error, an error does not."""
         ended = completion(found)
         more = None if ended is None else ended.more
-        if more is not None and "error" in more and not self.can_park and not more.get("done"):
+        if more is not None and "error" in more and not self.can_park and not (more.get("done") or more.get("doubt")):
             return None
         return ended
 
@@ -217,7 +218,7 @@ class Session:
 
     @property
     def has_pending(self) -> bool:
-        return bool(self._pending)
+        return self._durable < self._put_off
 
     def flush(self) -> Act[None]:
         """Write what was put off: before a body runs, so that the journal never lags behind the world."""
@@ -275,8 +276,7 @@ class Session:
             yield from self._write(put_off, drafts, beside, lease_us)
             self._durable = until
         except StoreError as error:
-            self._broken = error  # the code has seen what is not recorded: it must not go on
-            self.stop = self.stop or error
+            self._broken = error
             raise
         except BaseException:
             with self._lock:  # what goes with it refused, and undid the transaction: this is still to be written
@@ -305,7 +305,11 @@ class Session:
             points.reach(*about, "before")
         lease = max(self.lease_us, lease_us)
         op = partial(_append, self.hold, lines, statements, beside, lease, self.ctx.clock_us())
-        answer = yield from self.surely(op, partial(self._is_written, lines[-1]))
+        try:
+            answer = yield from self.surely(op, partial(self._is_written, lines[-1]))
+        except StoreError as error:
+            self.stop = self.stop or error  # the code has seen what is not recorded: it must not go on
+            raise
         if points.hook is not None:
             points.reach(*about, "after")
         if answer is None:

@@ -36,7 +36,7 @@ _PUT = Sql(
     FROM signal WHERE tenant = :tenant AND run = :run AND topic = :topic
     ON CONFLICT (tenant, run, key) DO NOTHING""",
 )
-_LOCK_RUN = Sql("SELECT run FROM run WHERE tenant = :tenant AND run = :run {for_update}")
+_LOCK_RUN = Sql("SELECT run, status FROM run WHERE tenant = :tenant AND run = :run {for_update}")
 
 
 def put_signal(tenant: int, run_id: str, topic: str, key: str, value: bytes, now: int) -> Program[None]:
@@ -50,12 +50,11 @@ def put_inside(
     [rows] = yield Batch(BY_ID(tenant=tenant, id=run_id))
     if not rows:
         raise NotFound(f"there is no run {run_id!r} to send to")
-    row = RunRow._make(rows[0])
-    if row.status == "exported":
-        raise NotFound(f"run {run_id!r} was exported: it goes on in another store; send to it there")
-    run = row.run
+    run = RunRow._make(rows[0]).run
     # The run's row is what senders queue up at: numbers have no holes and no doubles.
-    yield Batch(_LOCK_RUN(tenant=tenant, run=run))
+    [locked] = yield Batch(_LOCK_RUN(tenant=tenant, run=run))
+    if not locked or locked[0][1] == "exported":
+        raise NotFound(f"run {run_id!r} was exported: it goes on in another store; send to it there")
     yield Batch(_PUT(tenant=tenant, run=run, topic=topic, key=key, value=value, now=now), NUDGE(tenant=tenant, run=run))
 
 

@@ -15,6 +15,7 @@ from holdfast.runs.caching import look_up, remember
 from holdfast.runs.entries import DONE, FAILED, Entry, Recorded, squeeze
 from holdfast.runs.failures import describe_error, rebuild
 from holdfast.runs.inputs import digest
+from holdfast.runs.requests import Abandoned
 from holdfast.runs.scope import BodyFrame, Scope, current, in_body
 from holdfast.runs.session import Session
 from holdfast.runs.specs import StepSpec
@@ -153,12 +154,23 @@ def _call(inner: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str,
     try:
         fn: Callable[..., Any] = spec.fn
         if spec.flavour == "generator":
-            return bodies.collect(fn(*args, **kwargs), partial(_chunk, inner))
+            fn = partial(_collected, inner, fn)
         if limit is None and not spec.process:
             return fn(*args, **kwargs)
-        return bodies.call(fn, args, kwargs, timeout_s=limit, process=spec.process)
+        return bodies.call(fn, args, kwargs, timeout_s=limit, process=spec.process, name=spec.name)
+    except bodies.BodyTimeout as error:
+        inner.stop = Abandoned(str(error))  # it goes on on its thread, and has no part in the run any more
+        raise
     finally:
         current.reset(token)
+
+
+def _collected(inner: Scope, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return bodies.collect(fn(*args, **kwargs), partial(_chunk, inner))
+
+
+async def _acollected(inner: Scope, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return await bodies.acollect(fn(*args, **kwargs), partial(_chunk, inner))
 
 
 async def _acall(
@@ -167,16 +179,19 @@ async def _acall(
     token = current.set(inner)
     try:
         if spec.flavour == "async generator":
-            return await bodies.acollect(spec.fn(*args, **kwargs), partial(_chunk, inner))
+            args, kwargs = (inner, spec.fn, args, kwargs), {}
+        fn = _acollected if spec.flavour == "async generator" else spec.fn
         if limit is None:
-            return await spec.fn(*args, **kwargs)
-        return await bodies.acall(spec.fn, args, kwargs, timeout_s=limit, process=False)
+            return await fn(*args, **kwargs)
+        return await bodies.acall(fn, args, kwargs, timeout_s=limit, process=False, name=spec.name)
     finally:
         current.reset(token)
 
 
 def _chunk(inner: Scope, chunk: Any) -> None:
     frame, session = inner.body, inner.session
+    if inner.stop is not None:
+        raise inner.stop
     if session.on_chunk is not None and frame is not None:
         session.on_chunk(frame.path, frame.name, chunk)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from holdfast.errors import UsageError
 from holdfast.log.cache import BaseCache
-from holdfast.runs import exporting, flows, forking, importing, retention
+from holdfast.runs import exporting, flows, forking, importing, retention, saving
 from holdfast.runs.asking import Given
 from holdfast.runs.decorators import durable_spec
 from holdfast.runs.handle import Run
@@ -65,6 +65,7 @@ class Store(ThreadStore):
 
     def __init__(self, context: Context, *, lease_us: int = LEASE_US, keep_us: int | None = None) -> None:
         super().__init__(context)
+        saving.install()
         self._lease_us = lease_us
         self._keep_us = keep_us
 
@@ -264,8 +265,8 @@ class Store(ThreadStore):
         return await self._rehearsal(fn, await self._arun(flows.locate(self._context, _id(run)))).arun()
 
     def export_run(self, run: str | Run, path: str | Path, *, keep: bool = False) -> Path:
-        """Take a run that is parked, paused, stuck, queued or finished, with all that belongs to it and the runs that it
-        has started, to a file, and end it here: its status is "exported", and no process can go on with it.
+        """Take a run that is parked, paused, stuck, queued or finished to a file, with all that belongs to it and the
+        runs that it has started, and end it here: its status is "exported", and no process can go on with it.
 
         `import_run` takes it into another store. `keep=True`, for finished runs, leaves the source as it is. Called
         again after a kill in the middle, it finishes what it began.
@@ -325,7 +326,9 @@ class Store(ThreadStore):
         if not made:
             claimed = yield from flows.try_claim(ctx, tenant, row, runtime, self._lease_us, again=True)
             if claimed is None:
-                return tenant, handle, None
+                # It may wait for a child whose process died: what is due of its family goes on here.
+                job = (yield from handle._next_job(tenant, row)) if row.status == "waiting" else None
+                return tenant, handle, job
             row, args = claimed, None
         make = partial(Job, ctx, runtime, tenant, row, spec, lease_us=self._lease_us, keep_us=self._keep_us)
         return tenant, handle, make(args=args)

@@ -215,6 +215,7 @@ class Supervisor:
         session.waits = list(self._waits.values())
         session.stop = session.stop or Parked()
         self._wake(session.stop)
+        self._loop.call_later(_LOOK_S * 5, self._interrupt)  # code that caught it, and waits for something else
 
     def park_for(self, stop: Parked) -> None:
         """A sync step of this run must wait and cannot be suspended: the whole run parks, with what others wait for."""
@@ -241,7 +242,9 @@ class Supervisor:
             return
         waiting = {task for task in self._tasks if getattr(task, "_fut_waiter", None) in self._waits}
         self._wake(stop)
-        if not isinstance(stop, Parked | Paused | RollBack):  # for these, what is under way comes to its end
+        if isinstance(stop, Parked | Paused | RollBack) and self._session.busy > 0:
+            self._loop.call_later(_LOOK_S * 5, self._interrupt)  # what is under way comes to its end
+        else:
             self.cancel(self._tasks - waiting)
 
 

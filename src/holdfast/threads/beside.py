@@ -118,15 +118,34 @@ def held(program: Program[Any]) -> Generator[Batch, list[Rows], Any]:
         return stop.value
 
 
+@dataclass(frozen=True, slots=True)
+class Save:
+    """A save or an update, as a thread's handle was asked for it."""
+
+    ctx: Context
+    line: Line
+    wanted: bytes  # what was passed, as text
+    text: bytes | None = None
+    merge: Callable[[Any], bytes] | None = None  # an update: the text from what is there
+    note: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    parent: int | None = None
+    expect: int | None = None
+
+
 class Journal(Protocol):
-    """What a layer above makes of a save inside of it. `wants` says whether this one is its own."""
+    """What the layer above makes of a save inside of it. `wants` says whether it is its own."""
 
     def wants(self, ctx: Context) -> bool: ...
 
-    def save(self, ctx: Context, line: Line, text: bytes, **options: Any) -> tuple[Record, bool]: ...
+    def save(self, save: Save) -> tuple[Record, bool]: ...
 
-    async def asave(self, ctx: Context, line: Line, text: bytes, **options: Any) -> tuple[Record, bool]: ...
+    async def asave(self, save: Save) -> tuple[Record, bool]: ...
 
 
 journal: Journal | None = None
-Steps = Callable[[], Generator[Batch, list[Rows], Any]]
+
+
+def journal_of(ctx: Context) -> Journal | None:
+    """Who writes down what is saved here and now; None: nobody, it is a plain save."""
+    return journal if journal is not None and journal.wants(ctx) else None

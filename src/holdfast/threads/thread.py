@@ -15,6 +15,7 @@ from holdfast.log.ids import parse_id, show_id
 from holdfast.log.records import Record
 from holdfast.storage.program import Flow, Progress, adrive, drive
 from holdfast.threads import flows, going_back
+from holdfast.threads.beside import Save, journal_of
 from holdfast.threads.checks import check_keep, check_limit, check_metadata, check_name, check_note, check_paths
 from holdfast.threads.compare import compare
 from holdfast.threads.context import Context, Line
@@ -58,6 +59,9 @@ class Thread:
         moved the head since, it becomes a branch (`is_head` is False) and nothing is lost. `expect` refuses that with
         a `Conflict` instead.
         """
+        if (journal := journal_of(self._context)) is not None:
+            record, on_head = journal.save(self._journaled(state, note, metadata, parent, expect))
+            return self._checkpoint(record, is_head=on_head)
         return self._run(self._save(state, note, metadata, parent, expect))
 
     async def asave(
@@ -70,6 +74,9 @@ class Thread:
         expect: Checkpoint | str | None = None,
     ) -> Checkpoint:
         """`save`, awaited."""
+        if (journal := journal_of(self._context)) is not None:
+            record, on_head = await journal.asave(self._journaled(state, note, metadata, parent, expect))
+            return self._checkpoint(record, is_head=on_head)
         return await self._arun(self._save(state, note, metadata, parent, expect))
 
     def update(
@@ -84,6 +91,9 @@ class Thread:
 
         Done again from the start if somebody else saves in between, so no change is lost.
         """
+        if (journal := journal_of(self._context)) is not None:
+            record, on_head = journal.save(self._journaled_update(patch, remove, note, metadata))
+            return self._checkpoint(record, is_head=on_head)
         return self._run(self._update(patch, remove, note, metadata))
 
     async def aupdate(
@@ -95,6 +105,9 @@ class Thread:
         metadata: Mapping[str, Any] | None = None,
     ) -> Checkpoint:
         """`update`, awaited."""
+        if (journal := journal_of(self._context)) is not None:
+            record, on_head = await journal.asave(self._journaled_update(patch, remove, note, metadata))
+            return self._checkpoint(record, is_head=on_head)
         return await self._arun(self._update(patch, remove, note, metadata))
 
     def rollback(self, to: Checkpoint | str, *, note: str | None = None) -> Checkpoint:
@@ -242,6 +255,36 @@ class Thread:
             expect=_id(expect),
         )
         return self._checkpoint(record, is_head=on_head)
+
+    def _journaled(
+        self,
+        state: Any,
+        note: str | None,
+        metadata: Mapping[str, Any] | None,
+        parent: Checkpoint | str | None,
+        expect: Checkpoint | str | None,
+    ) -> Save:
+        """A save inside a durable run, which writes it down."""
+        text, about = encode(state, self._context.codec), check_metadata(metadata)
+        at = (_id(parent), _id(expect))
+        wanted = encode([check_note(note), about, *at], self._context.codec) + text
+        return Save(self._context, self._line, wanted, text, note=note, metadata=about, parent=at[0], expect=at[1])
+
+    def _journaled_update(
+        self,
+        patch: Mapping[str, Any],
+        remove: Iterable[Path],
+        note: str | None,
+        metadata: Mapping[str, Any] | None,
+    ) -> Save:
+        codec, paths, about = self._context.codec, check_paths(remove), check_metadata(metadata)
+        wanted = encode(["update", check_note(note), about, patch, paths], codec)
+        kept = decode(wanted, codec)[3]  # as it was passed: it may be merged more than once
+
+        def merge(data: Any) -> bytes:
+            return encode(merged(decode(data, codec), kept, paths), codec)
+
+        return Save(self._context, self._line, wanted, merge=merge, note=note, metadata=about)
 
     def _update(
         self,
