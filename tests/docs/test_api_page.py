@@ -5,13 +5,20 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, get_overloads
 
 import pytest
 
 import holdfast
 import holdfast.langgraph
 from holdfast.langgraph import Compacted, HoldfastSaver, Imported, import_langgraph
+from holdfast.runs import decorators
+from holdfast.runs.asking import Given
+from holdfast.runs.calls import Budget
+from holdfast.runs.rows import STATUSES
+from holdfast.testing import drill
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
 
@@ -33,24 +40,101 @@ def operations(handle: type) -> set[str]:
     return {name for name in names if not (name.startswith("a") and name[1:] in names)}
 
 
+def rows_of(text: str) -> dict[str, list[str]]:
+    """By name: what the rows of the tables say after it, up to the end of the line."""
+    found: dict[str, list[str]] = {}
+    for name, rest in re.findall(r"^\| `@?(\w+)(.*)$", text, flags=re.MULTILINE):
+        found.setdefault(name, []).append(rest)
+    return found
+
+
+def missing(function: Callable[..., Any], row: str) -> list[str]:
+    """Parameters that a row does not name as words of their own."""
+    words = set(re.findall(r"\w+", row))
+    return [name for name in inspect.signature(function).parameters if name != "self" and name not in words]
+
+
 def test_every_public_name_is_on_the_page_and_no_other() -> None:
-    words = set(re.findall(r"`(?:holdfast\.)?(\w+)", PAGE.read_text()))
+    words = set(re.findall(r"`@?(?:hf\.)?(\w+)", PAGE.read_text()))
     assert {*holdfast.__all__, *holdfast.langgraph.__all__} <= words
-    assert set(re.findall(r"holdfast\.(\w+)", PAGE.read_text())) <= {*holdfast.__all__, "langgraph", "db"}
+    assert set(re.findall(r"\bhf\.(\w+)", PAGE.read_text())) <= {*holdfast.__all__}
+    assert set(re.findall(r"holdfast\.(\w+)", PAGE.read_text())) <= {"langgraph", "testing"}
 
 
-@pytest.mark.parametrize("handle", [holdfast.Store, holdfast.Thread])
+def test_every_contents_entry_leads_to_a_section() -> None:
+    text = PAGE.read_text()
+    headings = {heading.lower().replace(" ", "-") for heading in re.findall(r"^## (.+)$", text, flags=re.MULTILINE)}
+    assert set(re.findall(r"\]\(#([\w-]+)\)", text)) <= headings
+
+
+HANDLES = [holdfast.Store, holdfast.Run, holdfast.Thread, holdfast.Tools, holdfast.Resource]
+
+
+@pytest.mark.parametrize("handle", HANDLES)
 def test_every_method_is_on_the_page_and_no_other(handle: type) -> None:
-    assert documented(handle.__name__) == operations(handle)
+    own = {"id"} if handle is holdfast.Run else set()  # an attribute of the object
+    assert documented(handle.__name__) == operations(handle) | own
 
 
-@pytest.mark.parametrize("handle", [holdfast.Store, holdfast.Thread])
+@pytest.mark.parametrize("handle", [*HANDLES, holdfast.Worker])
 def test_every_parameter_is_on_the_page(handle: type) -> None:
-    rows = dict(re.findall(r"^\| `(\w+)(.*)$", section(handle.__name__), flags=re.MULTILINE))
+    rows = rows_of(section(handle.__name__))
     for name, method in inspect.getmembers(handle, inspect.isfunction):
         if name in rows:
-            missing = [p for p in inspect.signature(method).parameters if p != "self" and p not in rows[name]]
-            assert not missing, f"{name}: {missing}"
+            assert not missing(method, rows[name][-1]), name
+
+
+def test_every_parameter_of_opening_a_store_is_on_the_page() -> None:
+    assert documented("Opening") >= set(inspect.signature(holdfast.open).parameters)
+
+
+FUNCTIONS = sorted(
+    name
+    for name in holdfast.__all__
+    if name[0].islower() and name not in ("register", "tools", "progress")  # their own ways of being called
+)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_is_on_the_page_with_its_parameters(name: str) -> None:
+    rows = [row for row in rows_of(PAGE.read_text()).get(name, []) if row.startswith("(")]
+    function = getattr(holdfast, name)
+    # Other handles have methods of the same name: one of the rows is the function's.
+    assert any(not missing(function, row) for row in rows), f"{name}{inspect.signature(function)}"
+
+
+def test_every_parameter_of_progress_is_on_the_page() -> None:
+    assert not missing(holdfast.progress.__call__, rows_of(section("Inside a run"))["progress"][0])
+
+
+@pytest.mark.parametrize("name", ["durable", "step", "effect"])
+def test_every_option_of_a_decorator_is_on_the_page_and_in_its_types(name: str) -> None:
+    taken = set(inspect.signature(getattr(decorators, f"_decorate_{name}")).parameters) - {"fn"}
+    typed = {option for each in get_overloads(getattr(holdfast, name)) for option in inspect.signature(each).parameters}
+    assert documented(f"Options of {name}") == taken == typed - {"fn"}
+
+
+@pytest.mark.parametrize("made", [holdfast.Worker, holdfast.Queue])
+def test_what_is_made_from_arguments_is_on_the_page_with_all_of_them(made: type) -> None:
+    methods = {name for name in operations(made) if callable(getattr(made, name))}
+    assert documented(made.__name__) == set(inspect.signature(made).parameters) | methods
+
+
+def test_every_status_of_a_run_is_on_the_page() -> None:
+    assert not [status for status in STATUSES if f"`{status}`" not in rows_of(section("Run"))["status"][0]]
+
+
+def test_the_drill_is_on_the_page_with_all_that_it_takes_and_gives() -> None:
+    [row] = rows_of(section("Testing"))["drill"]
+    assert not missing(drill.drill, row)
+    words = set(re.findall(r"`(\w+)", section("Testing")))
+    assert {field.name for field in dataclasses.fields(drill.Report)} | {"ok", "text"} <= words
+
+
+def test_what_is_given_back_without_a_section_of_its_own_is_in_its_row() -> None:
+    assert not [name for name in Given.__struct_fields__ if f"`{name}`" not in rows_of(section("Store"))["answer"][0]]
+    assert not [name for name in operations(Budget) if f"`{name}`" not in rows_of(section("Inside a run"))["budget"][0]]
+    assert {"id", "result"} == operations(holdfast.Child) <= set(re.findall(r"`(\w+)", section("Child")))
 
 
 def test_the_saver_is_on_the_page_with_all_that_it_takes_and_has() -> None:
@@ -70,13 +154,29 @@ def test_every_parameter_of_the_import_is_on_the_page() -> None:
     assert not [name for name in inspect.signature(import_langgraph).parameters if name not in row]
 
 
-MODELS = [holdfast.ThreadInfo, holdfast.Change, holdfast.Problem, holdfast.Report, holdfast.Stats, Compacted, Imported]
+MODELS = [
+    holdfast.RunInfo,
+    holdfast.Step,
+    holdfast.Ask,
+    holdfast.Event,
+    holdfast.Replay,
+    holdfast.Progress,
+    holdfast.ThreadInfo,
+    holdfast.Change,
+    holdfast.Problem,
+    holdfast.Report,
+    holdfast.Pruned,
+    holdfast.Stats,
+    Compacted,
+    Imported,
+]
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_field_of_a_model_is_on_the_page(model: type) -> None:
     words = set(re.findall(r"`(\w+)`", section(model.__name__)))
-    assert {field.name for field in dataclasses.fields(model)} <= words
+    properties = {name for name, _ in inspect.getmembers(model, lambda value: isinstance(value, property))}
+    assert {field.name for field in dataclasses.fields(model)} | properties <= words
 
 
 def test_every_field_of_a_checkpoint_is_on_the_page() -> None:

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 from lab import Code
@@ -20,7 +21,7 @@ from lab import Code
 # Everything that a child needs is imported before it is forked.
 import holdfast as hf
 import holdfast.storage.postgres
-import holdfast.storage.sqlite  # noqa: F401
+import holdfast.storage.sqlite
 from holdfast.runs import points, steps, tasks
 from holdfast.runs.parallel import gather
 from holdfast.runs.points import Point
@@ -93,8 +94,8 @@ def here() -> str:
 # --- the agents
 
 
-def agents(mode: str) -> dict[str, Callable[..., Any]]:
-    """One for each row of the matrix. Each does something before and after, which must not be done again."""
+def agents(mode: str) -> dict[str, Callable[[], Any]]:
+    """One for each row of the matrix, to be made. Most do something before and after, which must not be done again."""
     code = Code(mode)
 
     @code.step()
@@ -116,9 +117,10 @@ def agents(mode: str) -> dict[str, Callable[..., Any]]:
         return code.durable(name=f"{fn.__name__}_agent")(agent)
 
     made = [*steps_of(code), *effects_of(code), *waits_of(code), *others_of(code)]
-    found = {fn.__name__: around(fn) for fn in made}
-    found["undo"], found["undo_asked"] = undone_of(code, asked=False), undone_of(code, asked=True)
-    found["rounds"] = rounds_of(code)
+    found: dict[str, Callable[[], Any]] = {fn.__name__: partial(around, fn) for fn in made}
+    # Made last, and one of them only: a rollback finds the undo of an effect by the effect's name.
+    found["undo"], found["undo_asked"] = partial(undone_of, code, asked=False), partial(undone_of, code, asked=True)
+    found["rounds"] = partial(rounds_of, code)
     return found
 
 
@@ -360,7 +362,7 @@ def resume(say: Say, url: str, outside: str, mode: str, scenario: str, run_ids: 
 
 
 def child(say: Say, what: str, *arguments: Any) -> None:
-    {"live": live, "resume": resume}[what](say, *arguments)
+    (live if what == "live" else resume)(say, *arguments)
 
 
 def _prepared(outside: str, mode: str, scenario: str) -> Callable[[hf.Store, str], dict[str, Any]]:
@@ -369,7 +371,7 @@ def _prepared(outside: str, mode: str, scenario: str) -> Callable[[hf.Store, str
     if scenario == "sleep":  # a short sleep parks as well, so that nobody has to wait for a long one
         steps.LINGER_S = 0.0
         tasks._LINGER_US = 0
-    agent = agents(mode)[scenario.removesuffix("_short")]
+    agent = agents(mode)[scenario.removesuffix("_short")]()
     return lambda store, run_id: drive(store, agent, run_id)
 
 

@@ -7,7 +7,7 @@ runs the agent and kills itself there; another one runs the same line again. The
     intent, no completion     reconcile, or else the policy: it is never repeated by guess
     completion                never again
 
-and with it: the result is that of an undisturbed run, no step whose end was recorded ran again, and the journal adds up.
+and with it: the result is that of an undisturbed run, no step whose end is recorded ran again, the journal adds up.
 """
 
 from __future__ import annotations
@@ -329,12 +329,14 @@ def rows(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     wanted = {
         (params["place"], params["mode"], params["name"])
         for item in request.session.items
-        if (params := getattr(getattr(item, "callspec", None), "params", {})) and "rows" in item.fixturenames
+        if (params := getattr(getattr(item, "callspec", None), "params", {}))
+        and "rows" in getattr(item, "fixturenames", ())
     }
     wanted = wanted or set(ROWS)
     with ThreadPoolExecutor(2) as pool:
         parts = pool.map(
-            lambda place: killed(urls[place], folder, [row for row in ROWS if row in wanted and row[0] == place]), PLACES
+            lambda place: killed(urls[place], folder, [row for row in ROWS if row in wanted and row[0] == place]),
+            PLACES,
         )
         yield {key: row for part in parts for key, row in part.items()}
     server.drop_database("crash_matrix")

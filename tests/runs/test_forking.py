@@ -37,7 +37,7 @@ def count_rows(lab: Lab, run: hf.Run) -> int:
         )
         return int(count)
 
-    return drive(lab.store._context.driver, read(program))
+    return int(drive(lab.store._context.driver, read(program)))
 
 
 class Agents:
@@ -174,7 +174,7 @@ def test_a_fork_of_a_fork_survives_that_its_origin_begins_anew(lab: Lab) -> None
             hf.continue_as_new(10)
         if "go" not in lab.ran:
             await lab(hf.ask("Well?"))
-        return number
+        return int(number)
 
     run = lab.run(endless, 0)
     fork = lab.store.fork(run, at="1")

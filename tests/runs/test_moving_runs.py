@@ -247,7 +247,7 @@ def test_a_child_goes_along_and_is_not_exported_alone(lab: Lab, target: hf.Store
     async def child(name: str) -> str:
         await lab(reserve(name))
         below = await lab(hf.spawn(grandchild))
-        return name + await lab(below.result())
+        return f"{name}{await lab(below.result())}"
 
     @lab.durable(name=f"parent-{id(lab)}")
     async def parent() -> str:

@@ -239,7 +239,7 @@ def test_several_questions_at_once_are_told_apart(store: hf.Store) -> None:
 
     @hf.durable
     async def agent() -> list[str]:
-        return await asyncio.gather(one("a"), one("b"))
+        return list(await asyncio.gather(one("a"), one("b")))
 
     run = lab.run(agent, id="r")
     assert (run.info().waiting_for or {})["for"] == "all"
@@ -420,7 +420,7 @@ def test_runs_send_to_each_other_once(lab: Lab) -> None:
 
 
 def test_a_message_to_a_run_that_is_not_there(lab: Lab) -> None:
-    """The error is recorded: a run with that id that comes later changes nothing on replay. So are values drawn before."""
+    """The error is recorded: a run that comes later changes nothing on replay. So are values drawn before."""
     once = Once()
 
     @lab.step()

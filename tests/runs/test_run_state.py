@@ -689,3 +689,111 @@ def test_a_small_change_of_a_large_state_is_a_small_patch(lab: Lab) -> None:
         return int(size)
 
     assert drive(lab.store._context.driver, read(program)) < 300
+
+
+# --- branches that Holdfast makes
+
+
+def test_what_gathered_branches_change_is_there_when_they_have_ended(lab: Lab) -> None:
+    once = Once()
+
+    @lab.step(name="find")
+    def find(name: str) -> str:
+        lab.ran.append(name)
+        hf.state()["found"][name] = name.upper()
+        return name
+
+    @lab.durable(name=f"gathering-{id(lab)}")
+    async def gathering() -> Any:
+        state = hf.state({"found": {}})
+        calls = [(find(name) if lab.is_async else lambda name=name: find(name)) for name in "abc"]
+        await lab(hf.gather(*calls))
+        state["seen"] = list(state["found"])
+        await lab(find("z"))
+        once.interrupt()
+        return dict(state)
+
+    with pytest.raises(Interrupt):
+        lab.run(gathering, id="gathering")
+    run = lab.run(gathering, id="gathering")
+    assert run.result() == {"found": {"a": "A", "b": "B", "c": "C", "z": "Z"}, "seen": ["a", "b", "c"]}
+    assert sorted(lab.ran) == ["a", "b", "c", "z"]
+    assert lab.store.replay(run).result == run.result()
+    assert run.state_at("2.1") == {"found": {"b": "B"}}
+
+
+def test_of_a_race_only_the_winner_changes_the_state(lab: Lab) -> None:
+    once = Once()
+
+    @lab.step(name="try")
+    def attempt(name: str) -> str:
+        hf.state()[name] = True
+        if name == "loser":
+            raise LookupError(name)
+        return name
+
+    @lab.durable(name=f"racing-{id(lab)}")
+    async def racing() -> Any:
+        state = hf.state()
+        calls = [(attempt(name) if lab.is_async else lambda name=name: attempt(name)) for name in ("loser", "winner")]
+        won = await lab(hf.first(*calls))
+        once.interrupt()
+        return [won, dict(state)]
+
+    with pytest.raises(Interrupt):
+        lab.run(racing, id="racing")
+    run = lab.run(racing, id="racing")
+    assert run.result() == ["winner", {"winner": True}]
+    assert lab.store.replay(run).result == run.result()
+
+
+def test_gathered_branches_that_write_one_path_are_an_error(lab: Lab) -> None:
+    @lab.step(name="count")
+    def count() -> None:
+        hf.state()["count"] += 1
+
+    @lab.durable(name=f"counting-{id(lab)}")
+    async def counting() -> Any:
+        state = hf.state({"count": 0})
+        await lab(hf.gather(*((count() if lab.is_async else count) for _ in range(2))))
+        return dict(state)
+
+    with pytest.raises(hf.RunStuck, match=r"changed state\['count'\]"):
+        lab.run(counting).result()
+
+
+def test_tools_change_the_state_each_in_its_own_place(lab: Lab) -> None:
+    once = Once()
+
+    @lab.step(name="note")
+    def note(topic: str) -> str:
+        """Note a topic."""
+        hf.state()["topics"][topic] = len(topic)
+        return topic
+
+    @lab.durable(name=f"tooling-{id(lab)}")
+    async def tooling() -> Any:
+        state = hf.state({"topics": {}})
+        calls = [{"id": f"call_{topic}", "name": "note", "arguments": {"topic": topic}} for topic in ("a", "bb")]
+        await lab(hf.tools([note]).call(calls))
+        once.interrupt()
+        return dict(state)
+
+    with pytest.raises(Interrupt):
+        lab.run(tooling, id="tooling")
+    run = lab.run(tooling, id="tooling")
+    assert run.result() == {"topics": {"a": 1, "bb": 2}}
+
+
+def test_the_states_go_with_the_run(lab: Lab) -> None:
+    run = lab.run(agent_of(lab), ["a", "bb"], id="gone")
+    fork = lab.store.fork(lab.run(agent_of(lab), ["a", "bb"], id="source"), at="1", id="fork")
+    assert fork.result() == EXPECTED
+    with pytest.raises(hf.UsageError, match="fork"):
+        lab.store.delete_run("source")
+    lab.store.delete_run(run.id)
+    assert sorted(info.name for info in lab.store.threads()) == ["run:fork", "run:source"]
+    lab.store.delete_run(fork.id)
+    lab.store.delete_run("source")
+    assert lab.store.threads() == []
+    assert lab.store.verify().ok

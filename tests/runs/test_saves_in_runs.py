@@ -176,7 +176,7 @@ def test_another_state_on_replay_is_an_error(lab: Lab) -> None:
 
     with pytest.raises(Interrupt):
         lab.run(agent, id="impure")
-    with pytest.raises(hf.RunStuck, match="thread.save"):
+    with pytest.raises(hf.RunStuck, match=r"thread\.save"):
         lab.run(agent, id="impure").result()
     assert len(states(lab, "impure")) == 1
 

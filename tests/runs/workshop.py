@@ -93,6 +93,13 @@ def pay(folder: str, key: hf.Key) -> str:
     return str(key)
 
 
+@hf.effect
+def pay_slowly(folder: str, key: hf.Key) -> str:
+    note(folder, "pay")
+    gate(folder)
+    return str(key)
+
+
 @hf.durable
 def errand(folder: str) -> list[str]:
     return [mark(folder, "first"), hold(folder), mark(folder, "last")]
@@ -112,6 +119,13 @@ async def ashort(folder: str, what: str = "ashort") -> str:
 def paid(folder: str) -> str:
     mark(folder, "before")
     pay(folder)
+    return mark(folder, "after")
+
+
+@hf.durable
+def paid_slowly(folder: str) -> str:
+    mark(folder, "before")
+    pay_slowly(folder)
     return mark(folder, "after")
 
 
@@ -217,7 +231,8 @@ def working(worker: hf.Worker) -> Iterator[hf.Worker]:
     try:
         yield worker
     finally:
-        worker.stop()
+        if not worker._stopping:  # a second time would give its runs back at once
+            worker.stop()
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
     if errors:

@@ -193,16 +193,16 @@ def replay(args: Namespace, store: Store, out: Output) -> int:
     found = store.replay(args.run)
     if out.json:
         result = (
-            {"result": readable(found.result)} if found.complete else {"stopped_at": found.path, "next": found.name}
+            {"result": readable(found.result)} if found.is_complete else {"stopped_at": found.path, "next": found.name}
         )
-        out.document({"run": args.run, "complete": found.complete, "steps": found.steps} | result)
-    elif found.complete:
-        out.line((f"{args.run}: replayed to its end, {plural(found.steps, 'step')}, no body run", "green"))
+        out.document({"run": args.run, "complete": found.is_complete, "steps": found.answered} | result)
+    elif found.is_complete:
+        out.line((f"{args.run}: replayed to its end, {plural(found.answered, 'step')}, no body run", "green"))
         out.state(readable(found.result))
     else:
         where = f"stops before {found.name} at step {found.path}, which is not recorded"
         out.line(
-            (f"{args.run}: {plural(found.steps, 'step')} answered from the journal, no body run; {where}", "green")
+            (f"{args.run}: {plural(found.answered, 'step')} answered from the journal, no body run; {where}", "green")
         )
     return OK
 
@@ -213,14 +213,14 @@ def check(args: Namespace, store: Store, out: Output) -> int:
 
     module = load_app(args.app)
     findings = check_code(store, module)
-    bad = [finding for finding in findings if not finding.ok]
+    bad = [finding for finding in findings if not finding.is_ok]
     if out.json:
         for finding in findings:
             out.json_line(
                 {
                     "run": finding.run,
                     "function": finding.function,
-                    "ok": finding.ok,
+                    "ok": finding.is_ok,
                     "recorded_version": finding.old_version,
                     "new_version": finding.new_version,
                     "problem": finding.problem,
@@ -228,7 +228,7 @@ def check(args: Namespace, store: Store, out: Output) -> int:
             )
     else:
         for finding in findings:
-            mark: Cell = ("ok", "green") if finding.ok else ("differs", "bold red")
+            mark: Cell = (finding.verdict, "green" if finding.is_ok else "bold red")
             out.line(mark, (finding.run, "bold"), (finding.function, ""), (finding.problem or "", ""))
         out.message(
             f"{plural(len(findings), 'open run')} replayed against {args.app}: {len(bad)} would not go on"

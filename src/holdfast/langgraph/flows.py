@@ -37,8 +37,9 @@ from holdfast.log.reading import Loaded, read_state, read_thread_state
 from holdfast.log.records import SALT_BYTES
 from holdfast.log.sweeping import delete as delete_records
 from holdfast.log.writing import Appended, Draft, Place, base_after, prepare, seal, stored_as_drafted
+from holdfast.runs import graph_tasks
 from holdfast.storage.base import ConstraintFailed
-from holdfast.storage.program import Batch, Flow, Program, Rows, read, write
+from holdfast.storage.program import Batch, Flow, Program, Rows, Statement, read, write
 from holdfast.threads.context import Context
 from holdfast.threads.flows import base_of, commit
 
@@ -266,8 +267,11 @@ def _settle(
         )
 
 
-def put_pending(keeper: Keeper, name: str, space: str, id_: bytes, writes: Sequence[Write]) -> Flow[None]:
-    """Store what a task has written. Writes to a thread that was deleted meanwhile are dropped."""
+def put_pending(
+    keeper: Keeper, name: str, space: str, id_: bytes, writes: Sequence[Write], beside: Sequence[Statement] = ()
+) -> Flow[None]:
+    """Store what a task has written, and what goes with it (`beside`, safe to repeat). Writes to a thread that was
+    deleted meanwhile are dropped."""
     ctx = keeper.ctx
     tenant = yield from ctx.ensure_tenant()
     seen = keeper.known.get(name)
@@ -277,9 +281,10 @@ def put_pending(keeper: Keeper, name: str, space: str, id_: bytes, writes: Seque
     stored = Stored(None)
     if not (yield from _is_too_late(keeper, tenant, name, space, id_)):
         try:
-            stored = yield from write(partial(put_writes, tenant, name, number, space, id_, writes, against, at))
+            put = partial(put_writes, tenant, name, number, space, id_, writes, at=at, beside=beside)
+            stored = yield from write(partial(put, against=against))
             if stored.moved:
-                stored = yield from write(partial(put_writes, tenant, name, number, space, id_, writes, None, at))
+                stored = yield from write(partial(put, against=None))
         except NotFound:
             pass
     if stored.thread is None:
@@ -404,10 +409,12 @@ def delete(keeper: Keeper, name: str, *, idle_since: int | None = None) -> Flow[
     if tenant is None:
         return
     newest = yield from read(partial(_newest_id, tenant, name))
+    number = yield from graph_tasks.number_of(tenant, name)
     try:
         yield from delete_records(tenant, name, None, idle_since=idle_since)
     except NotFound:
         return
+    yield from graph_tasks.drop_of_thread(tenant, number)
     if newest is not None and idle_since is None:
         keeper.known.bury(name, newest)
 

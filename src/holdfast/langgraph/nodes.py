@@ -1,134 +1,181 @@
 """Steps and effects inside a LangGraph node: the thread, the checkpoint and the task stand for the run.
 
-A task's id follows from its checkpoint, so that a node which runs again after a crash finds what it had written down. A
-node's code is LangGraph's to run again, also after an error, so that a failure is no end here. Nothing parks: a short
-wait is waited for, and a doubt that a person must settle is raised as `InDoubt`. Calls are told apart by name and
-arguments, not by order, because a `ToolNode` runs its tools in parallel.
+A task's id follows from its checkpoint, so that a node which runs again after a crash finds what it had written down.
+That holds only for a checkpoint that is stored: the first step or effect of a task waits until it is. A node's code is
+LangGraph's to run again, also after an error, so that a failure is no end here. Nothing parks: a short wait is waited
+for, and a doubt that a person must settle is raised as `InDoubt`. Calls are told apart by name and arguments, not by
+order, because a `ToolNode` runs its tools in parallel.
+
+Must never happen here: an effect that runs under an identity which the next run of the node would not have.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
+import asyncio
+from collections.abc import Mapping
 from functools import partial
+from time import monotonic
 from typing import Any
 
-from holdfast.errors import LeaseLost
+from holdfast.errors import LeaseLost, NotInRun, UsageError
+from holdfast.langgraph import tasks
 from holdfast.langgraph.saver import HoldfastSaver
-from holdfast.runs import ambient, flows, rows
+from holdfast.langgraph.tasks import LOOK_S, NodeScope, Task
+from holdfast.log.branches import try_thread
+from holdfast.log.label_ids import pack_id
+from holdfast.log.labels import find_label, find_space
+from holdfast.runs import ambient, graph_tasks
+from holdfast.runs.acting import Act, Pause
 from holdfast.runs.journal import read_journal
-from holdfast.runs.rows import NewRun, RunRow
-from holdfast.runs.runtime import Runtime, runtime_of
+from holdfast.runs.rows import TASK, NewRun
+from holdfast.runs.runtime import runtime_of
 from holdfast.runs.scope import Scope
-from holdfast.runs.session import LEASE_US, Session
-from holdfast.storage.program import Flow, Program, Transaction, drive, read, write
-from holdfast.threads.context import Context
+from holdfast.runs.session import LEASE_US
+from holdfast.runs.specs import StepSpec
+from holdfast.storage.program import Program, read
 
-_ID_MAX = 400
-_SCOPES_MAX = 1024
-# By the identity of the task's scratchpad, which is kept alive by it, and the attempt.
-_scopes: OrderedDict[tuple[int, int], tuple[Any, NodeScope]] = OrderedDict()
-_lock = threading.Lock()
+_STORED_S = 30.0  # how long a checkpoint may take to be stored
 
 
-class NodeScope(Scope):
-    """The scope of one execution of a node: paths are names and arguments, with a count for equal calls."""
-
-    __slots__ = ("_counts",)
-
-    def __init__(self, session: Session) -> None:
-        super().__init__(session, is_async=False)
-        self._counts: dict[str, int] = {}
-
-    def take_for(self, name: str, wanted: bytes) -> str:
-        call = f"{name}-{wanted.hex()}"
-        with _lock:
-            number = self._counts[call] = self._counts.get(call, 0) + 1
-        return f"{call}-{number}"
-
-
-def scope_of_node() -> Scope | None:
-    """The scope of the node that is running, if it is a node of a graph with a Holdfast saver."""
+def scope_of_node(spec: StepSpec) -> Scope | None:
+    """The scope of the node that is running, if it is a node of a graph with a Holdfast saver. Raises where an effect
+    would not be found again after a crash; a step is a plain call there."""
     from langgraph.config import get_config
 
     try:
-        configurable = get_config().get("configurable", {})
+        configurable: Mapping[str, Any] = get_config().get("configurable", {})
     except RuntimeError:  # not inside a graph
         return None
-    saver = configurable.get("__pregel_checkpointer")
-    task, scratchpad = configurable.get("__pregel_task_id"), configurable.get("__pregel_scratchpad")
-    if not isinstance(saver, HoldfastSaver) or task is None or scratchpad is None:
+    scratchpad = configurable.get("__pregel_scratchpad")
+    if configurable.get("__pregel_task_id") is None or scratchpad is None:
         return None
-    # The scratchpad lives as long as the task; an attempt of LangGraph's own retries counts its calls anew.
+    problem = _problem(configurable, blocks=not spec.is_async and _is_on_a_loop())
+    if problem is not None:
+        if spec.kind != "effect":
+            return None
+        raise type(problem)(f"effect {spec.name!r}: {problem}; or say {spec.name}.direct(…) if you mean it")
+    # The scratchpad is the task's; an attempt of LangGraph's own retries counts its calls anew.
     info = getattr(configurable.get("__pregel_runtime"), "execution_info", None)
-    key = (id(scratchpad), int(getattr(info, "node_attempt", 1)))
-    with _lock:
-        known = _scopes.get(key)
-    if known is not None:
-        return known[1]
-    thread, space = str(configurable.get("thread_id")), str(configurable.get("checkpoint_ns") or task)
-    made = NodeScope(_session(saver.store._context, thread, space))
-    with _lock:
-        _, scope = _scopes.setdefault(key, (scratchpad, made))
-        while len(_scopes) > _SCOPES_MAX:
-            _scopes.popitem(last=False)
-        return scope
+    execution = (id(scratchpad), int(getattr(info, "node_attempt", 1)))
+    scope = tasks.find(execution)
+    if scope is None:
+        scope = tasks.add(execution, NodeScope(_task(configurable), scratchpad, _take))
+    return scope
 
 
-def _session(ctx: Context, thread: str, space: str) -> Session:
+def _problem(configurable: Mapping[str, Any], *, blocks: bool) -> Exception | None:
+    """Why what is written down here would not be found again. `blocks`: it is a blocking call on an event loop."""
+    saver = configurable.get("__pregel_checkpointer")
+    if not isinstance(saver, HoldfastSaver):
+        kept = "no checkpointer" if saver is None else f"a {type(saver).__name__} as its checkpointer"
+        return NotInRun(
+            f"this graph has {kept}, so nothing would be written down: compile it with checkpointer=HoldfastSaver(…)"
+        )
+    if configurable.get("__pregel_durability") == "exit":
+        return UsageError(
+            'with durability="exit" LangGraph stores no checkpoint before the graph ends, so that after a crash nobody '
+            'could tell that this is the same call: use durability="async" (its default) or "sync"'
+        )
+    if blocks and configurable.get("__pregel_durability") != "sync":
+        return UsageError(
+            "a blocking call in an async node keeps LangGraph from storing the checkpoint that this call belongs to: "
+            'make it an async function, or call it in a thread (await asyncio.to_thread(…)), or use durability="sync"'
+        )
+    thread = str(configurable.get("thread_id"))
+    for space, _ in _checkpoints(configurable):
+        if not saver._lines.has(thread, space):
+            return UsageError(
+                f"subgraph {space.rpartition('|')[2].partition(':')[0]!r} keeps no checkpoints (checkpointer=False), "
+                "so that after a crash nobody could tell that this is the same call: leave checkpointer= out there"
+            )
+    return None
+
+
+def _checkpoints(configurable: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The checkpoints that a task's id follows from: of the graphs around it, the outermost first."""
+    known: Mapping[str, str] = configurable.get("checkpoint_map") or {}
+    parts = str(configurable.get("checkpoint_ns") or "").split("|")
+    found: dict[str, str] = {}
+    for count in range(len(parts)):
+        space = "|".join(parts[:count])
+        if space in known:
+            found.setdefault(known[space], space)  # a task that a task calls stands on the same checkpoint
+    return tuple((space, id_) for id_, space in found.items())
+
+
+def _task(configurable: Mapping[str, Any]) -> Task:
+    return Task(
+        configurable["__pregel_checkpointer"].store._context,
+        str(configurable.get("thread_id")),
+        str(configurable.get("checkpoint_ns")),
+        str(configurable["__pregel_task_id"]),
+        _checkpoints(configurable),
+    )
+
+
+def _take(scope: NodeScope) -> Act[None]:
+    """Wait until the task's checkpoint is stored, then take the run that stands for it, and read what it has."""
+    task = scope.task
+    ctx = task.ctx
+    tenant = yield from ctx.ensure_tenant()
+    thread = yield from _stored(scope, tenant)
     runtime = runtime_of(ctx)
-    run_id = f"langgraph/{thread}/{space}"
-    if len(run_id) > _ID_MAX:
-        from blake3 import blake3
 
-        run_id = f"langgraph/{blake3(run_id.encode()).hexdigest()}"
-    tenant, row = drive(ctx.driver, _take(ctx, runtime, run_id, space))
-    session = Session(ctx, tenant, row, is_async=False)
-    session.can_park = False
+    def is_dead(owner: str) -> bool:
+        # Our own process has run the node before; it is done with it, unless a call of it is under way right now.
+        return not tasks.is_busy_elsewhere(scope) if runtime.owns(owner) else runtime.owner.is_dead(owner)
+
+    function = f"{TASK}{task.node}"
+    new = NewRun(task.run_id, function, "any", b"{}", b"", ctx.entropy(16), graph_tasks.QUEUE, root=thread)
+    row = yield from graph_tasks.take(
+        tenant, new, owner=runtime.owner.text, lease_us=LEASE_US, clock_us=ctx.clock_us, is_dead=is_dead
+    )
+    if row is None:
+        raise LeaseLost(
+            f"this task of the graph (run {new.id!r}) is being run by another process, or another thread of this one; "
+            f"it is given up {LEASE_US // 1_000_000} seconds after its last step, or when its effect's time is over"
+        )
+    scope.adopt(tenant, row)
     if row.fence > 1:
-        session.load(ctx.driver.run(Transaction(lambda: read_journal(tenant, row))))
-    return session
+        scope.session.load((yield from read(partial(read_journal, tenant, row))))
 
 
-def _take(ctx: Context, runtime: Runtime, run_id: str, space: str) -> Flow[tuple[int, RunRow]]:
-    """The run that stands for a task: made, or taken over from whoever ran the node before."""
-    node = space.rpartition("|")[2].partition(":")[0]
-    new = NewRun(run_id, f"langgraph:{node}", "any", b"{}", b"", ctx.entropy(16))
-    tenant, row, made = yield from flows.begin(ctx, new, owner=runtime.owner.text, lease_us=LEASE_US)
-    if made:
-        return tenant, row
-    for _ in range(10):
-        claimed = yield from _claim(ctx, tenant, row, runtime)
-        if claimed is not None:
-            return tenant, claimed
-        row = yield from read(partial(_again, tenant, run_id))
-    raise LeaseLost(
-        f"another process is running this task of the graph (run {run_id!r}); it is given up "
-        f"{LEASE_US // 1_000_000} seconds after its last step"
-    )
+def _stored(scope: NodeScope, tenant: int) -> Act[int]:
+    """Wait until the checkpoints that a task's id follows from are stored. The thread's number."""
+    task = scope.task
+    until = monotonic() + _STORED_S
+    pauses = iter(LOOK_S)
+    while True:
+        thread = yield from read(partial(_find, tenant, task))
+        if thread is not None:
+            return int(thread)
+        if (error := tasks.unsettled_in(task.ctx, task.thread)) is not None:
+            raise error  # a task before it cannot be finished, so that this one's checkpoint will never be stored
+        if monotonic() > until:
+            raise UsageError(
+                f"the checkpoint of this task of thread {task.thread!r} is not stored after {_STORED_S:.0f} seconds: "
+                "was the thread deleted, or is the database away?"
+            )
+        yield Pause(next(pauses, LOOK_S[-1]))
 
 
-def _claim(ctx: Context, tenant: int, row: RunRow, runtime: Runtime) -> Flow[RunRow | None]:
-    # Our own process has run the node before and is done with it: LangGraph runs a task once at a time.
-    dead = runtime.owns(row.owner) or (row.owner is not None and runtime.owner.is_dead(row.owner))
-    op = partial(
-        rows.claim,
-        tenant,
-        row.run,
-        fence=row.fence,
-        owner=runtime.owner.text,
-        lease=LEASE_US,
-        now=ctx.clock_us(),
-        early=True,
-        dead=dead,
-    )
-    return (yield from write(op))
+def _find(tenant: int, task: Task) -> Program[int | None]:
+    row = yield from try_thread(tenant, task.thread)
+    if row is None:
+        return None
+    for name, id_ in task.checkpoints:
+        space = yield from find_space(tenant, row.thread, name)
+        if space is None or (yield from find_label(tenant, row.thread, space[0], pack_id(id_))) is None:
+            return None
+    return row.thread
 
 
-def _again(tenant: int, run_id: str) -> Program[RunRow]:
-    row = yield from rows.find(tenant, run_id)
-    assert row is not None
-    return row
+def _is_on_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 ambient.add_provider(scope_of_node)

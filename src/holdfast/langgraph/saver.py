@@ -22,7 +22,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 import holdfast.langgraph.types  # noqa: F401  (LangGraph's types become known)
 from holdfast.errors import UsageError
-from holdfast.langgraph import compacting, flows, retention
+from holdfast.langgraph import compacting, flows, retention, tasks
 from holdfast.langgraph.checkpoints import encode_checkpoint, run_key
 from holdfast.langgraph.compacting import Compacted
 from holdfast.langgraph.configs import (
@@ -41,6 +41,7 @@ from holdfast.langgraph.inflight import InFlight
 from holdfast.langgraph.replies import DeltaWalk, matches, tuple_of, wanted_of, writes_from
 from holdfast.langgraph.retention import Retention
 from holdfast.langgraph.serde import HoldfastSerde
+from holdfast.langgraph.tasks import Ending
 from holdfast.langgraph.travels import Travels
 from holdfast.log.label_ids import pack_id
 from holdfast.log.labels import Mark, ParentChanged
@@ -87,6 +88,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         self.store: Store = opened
         self._keeper = Keeper(opened._context)
         self._in_flight = InFlight()
+        self._lines = tasks.Lines()
         self._retention = Retention.of(ttl, keep_last)
         self._single_writer = single_writer
         self._travels = Travels()
@@ -155,6 +157,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         address, flow = self._put(config, checkpoint, metadata, new_versions)
         if (parent := parent_of(config)) is not None:
             self._in_flight.wait(("writes", address.thread, address.space, parent))
+            self._check_settled(address, parent, metadata)
         with self._in_flight.doing(("put", address.thread, address.space, checkpoint["id"])):
             self._run(flow)
         return stored_config(address, checkpoint["id"])
@@ -168,7 +171,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             packed = writes_from(writes, task_id, task_path, self.serde)
             if is_large(packed):  # it shares what its checkpoint says, once that is stored
                 self._in_flight.wait(("put", *address))
-            self._run(self._put_writes(address, packed))
+            self._run(self._put_writes(address, packed, self._ending(address, task_id, writes)))
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread with all its checkpoints and writes. Late writes to it are dropped."""
@@ -228,6 +231,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         address, flow = self._put(config, checkpoint, metadata, new_versions)
         if (parent := parent_of(config)) is not None:
             await self._in_flight.await_(("writes", address.thread, address.space, parent))
+            self._check_settled(address, parent, metadata)
         with self._in_flight.doing(("put", address.thread, address.space, checkpoint["id"])):
             await self._arun(flow)
         return stored_config(address, checkpoint["id"])
@@ -241,7 +245,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             packed = writes_from(writes, task_id, task_path, self.serde)
             if is_large(packed):
                 await self._in_flight.await_(("put", *address))
-            await self._arun(self._put_writes(address, packed))
+            await self._arun(self._put_writes(address, packed, self._ending(address, task_id, writes)))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """`delete_thread`, awaited."""
@@ -345,11 +349,15 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         self, config: RunnableConfig | None, conditions: Mapping[str, Any] | None, before: RunnableConfig | None
     ) -> tuple[Listing, Callable[[Entry], bool]]:
         expired = self._retention.expired_before(self._keeper.ctx.clock_us())
-        listing = Listing(self._keeper, wanted_of(config, before), expired)
+        wanted = wanted_of(config, before)
+        if wanted.thread is not None and wanted.space is not None:
+            self._lines.note(wanted.thread, wanted.space)  # a subgraph that goes back looks for its checkpoint so
+        listing = Listing(self._keeper, wanted, expired)
         return listing, lambda entry: matches(entry, conditions, self.serde, self._codec)
 
     def _get(self, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
         address = address_of(config)
+        self._lines.note(address.thread, address.space)
         id_ = pack_id(address.id) if address.id else None
         yield from retention.expire(self._keeper, self._retention, address.thread)
         entry = yield from flows.get(self._keeper, address.thread, address.space, id_)
@@ -398,8 +406,26 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
 
         return address, store()
 
-    def _put_writes(self, address: Written, writes: Sequence[Write]) -> Flow[None]:
-        return flows.put_pending(self._keeper, address.thread, address.space, pack_id(address.id), writes)
+    def _put_writes(self, address: Written, writes: Sequence[Write], end: Ending | None) -> Flow[None]:
+        place = (self._keeper, address.thread, address.space, pack_id(address.id), writes)
+        if end is None:
+            yield from flows.put_pending(*place)
+        elif end.error is not None:
+            yield from tasks.settle(end)
+            raise end.error
+        else:
+            yield from flows.put_pending(*place, [end.statement])
+            tasks.over(end)
+
+    def _ending(self, address: Written, task: str, writes: Sequence[tuple[str, Any]]) -> Ending | None:
+        return tasks.ending(self._keeper.ctx, address.thread, task, writes, self.store._keep_us)
+
+    def _check_settled(self, address: Address, parent: str, metadata: CheckpointMetadata) -> None:
+        """Raise what a task left for a person: the checkpoint that follows it must not be stored. Somebody who changes
+        the state by hand, or forks it, knows."""
+        error = tasks.unsettled_in(self._keeper.ctx, address.thread, (address.space, parent))
+        if error is not None and metadata.get("source") == "loop":
+            raise error
 
     def _delta(
         self, config: RunnableConfig, channels: Sequence[str]

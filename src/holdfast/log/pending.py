@@ -109,11 +109,12 @@ def put_writes(
     writes: Sequence[Write],
     against: Against | None,
     at: int,
+    beside: Sequence[Statement] = (),
 ) -> Program[Stored]:
-    """Store writes. Safe to repeat."""
+    """Store writes, and whatever else goes with them. Safe to repeat."""
     if number is not None and space == "":
         statements = _statements(tenant, number, MAIN, id_, writes, against)
-        *_, there = yield Batch(*statements, _GENERATION(tenant=tenant, thread=number), last=True)
+        *_, there = yield Batch(*statements, *beside, _GENERATION(tenant=tenant, thread=number), last=True)
         return Stored(number if there else None, _has_moved(there, against))
     thread = yield from try_thread(tenant, name, number, lock=True)
     if thread is None:  # they came before the first record: the thread waits for it, without a head
@@ -123,7 +124,7 @@ def put_writes(
     if _has_moved([(thread.generation,)], against):
         return Stored(thread.thread, moved=True)
     place, _ = yield from ensure_space(tenant, thread.thread, space)
-    yield Batch(*_statements(tenant, thread.thread, place, id_, writes, against), last=True)
+    yield Batch(*_statements(tenant, thread.thread, place, id_, writes, against), *beside, last=True)
     return Stored(thread.thread)
 
 

@@ -78,12 +78,19 @@ def check(scope: Scope, branches: Sequence[Branch]) -> None:
     A branch that waits comes before any error: the error is raised when all have really ended.
     """
     scope.check()
-    for branch in branches:
-        if branch.is_broken or (isinstance(branch.error, Unwind) and not isinstance(branch.error, Parked)):
-            branch.result()
+    for branch in (*filter(_is_broken, branches), *filter(_is_unwound, branches)):
+        branch.result()
     if any(branch.is_parked for branch in branches):
         scope.stop = Parked()
         raise scope.stop
+
+
+def _is_broken(branch: Branch) -> bool:
+    return branch.is_broken
+
+
+def _is_unwound(branch: Branch) -> bool:
+    return isinstance(branch.error, Unwind) and not branch.is_parked
 
 
 def results(scope: Scope, branches: Sequence[Branch]) -> list[Any]:
@@ -118,11 +125,11 @@ def race(scope: Scope, branches: Sequence[Branch]) -> Hearing[Branch]:
 class Completion:
     """The order in which branches end: the recorded one as far as it goes, then a new one, which is recorded."""
 
-    def __init__(self, scope: Scope, path: str, branches: Sequence[Branch]) -> None:
+    def __init__(self, scope: Scope, path: str, branches: Sequence[Branch], order: Sequence[int]) -> None:
         self._scope = scope
         self._path = path
         self._branches = branches
-        self._order = deque(decided(scope, path, AS_COMPLETED, len(branches)))
+        self._order = deque(order)
         self._ready: list[Branch] = []
         self._heard = 0
         self._given = 0

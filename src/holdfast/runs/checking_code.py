@@ -36,17 +36,25 @@ class Finding:
     path: str | None = None  # where it goes another way
     expected: str | None = None  # what the journal says
     actual: str | None = None  # what the new code does
-    answered: int = 0
+    answered: int = 0  # how many recorded calls fit
 
     @property
     def is_ok(self) -> bool:
         return self.verdict == "ok"
 
+    ok = is_ok
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong, for people."""
+        if self.verdict == "differs":
+            where = f"at step {self.path}: " if self.path else ""
+            return f"{where}{self.expected} before, and now {self.actual}"
+        return self.actual
+
     def __str__(self) -> str:
         said = f"{self.run} ({self.function}, {self.status}): {self.verdict}"
-        if self.verdict == "differs":
-            return f"{said} at step {self.path}: {self.expected} before, and now {self.actual}"
-        return f"{said}: {self.actual}" if self.actual else said
+        return f"{said} {self.problem}" if self.problem else said
 
 
 Functions = ModuleType | Iterable[Callable[..., Any]] | None

@@ -287,14 +287,6 @@ def try_later(hold: Hold, wake_at: int, now: int) -> Program[bool]:
     return bool(rows)
 
 
-def hold_up(hold: Hold, error: str, now: int) -> Program[bool]:
-    """Keep a run that has just been given back from being claimed again: it would only do the same again."""
-    waiting = orjson.dumps({"for": "help", "type": error, "error": "its code ended the process that ran it"}).decode()
-    parts = {"status": "stuck", "before": "queued", "wake_at": 2**61, "waiting": waiting, "now": now}
-    [rows] = yield Batch(_HAND_BACK(**hold._asdict(), **parts), last=True)
-    return bool(rows)
-
-
 def tenants(after: int, limit: int) -> Program[list[tuple[int, str]]]:
     """Every tenant of a store, a page at a time."""
     [rows] = yield Batch(_TENANTS(after=after, limit=limit), last=True)

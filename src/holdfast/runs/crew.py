@@ -6,14 +6,18 @@ All threads are daemons: a body that cannot be stopped must not keep the process
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from holdfast.errors import RunStuck
 from holdfast.runs.local import Job
+from holdfast.runs.scope import Unwind
+from holdfast.runs.specs import DurableSpec
 
 if TYPE_CHECKING:
     import asyncio
@@ -21,6 +25,44 @@ if TYPE_CHECKING:
 Ended = Callable[[Job, str, BaseException | None], None]
 _JOIN_S = 2.0
 _log = logging.getLogger("holdfast")
+
+
+def guarded(spec: DurableSpec) -> DurableSpec:
+    """The function as a worker runs it: code that would end the process gets its run stuck.
+
+    Given back, as an interrupted process gives its runs back, it would only do the same to the next worker.
+    """
+    import asyncio
+
+    fn = spec.fn
+    passes = (Exception, Unwind, asyncio.CancelledError, GeneratorExit)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        except passes:
+            raise
+        except BaseException as error:
+            raise _ended_by(error) from error
+
+    async def acall(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await fn(*args, **kwargs)
+        except passes:
+            raise
+        except BaseException as error:
+            raise _ended_by(error) from error
+
+    made = copy.copy(spec)
+    made.__dict__.update(fn=acall if spec.is_async else call, binder=spec.binder, is_async=spec.is_async)
+    return made
+
+
+def _ended_by(error: BaseException) -> RunStuck:
+    kind = type(error).__name__
+    return RunStuck(
+        f"its code raised {kind}, which would have ended the process; a run ends by returning or by an error"
+    )
 
 
 class Crew:

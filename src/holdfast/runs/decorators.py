@@ -149,6 +149,7 @@ def effect(
     retries: int = 0,
     backoff_s: float = 1.0,
     backoff_max_s: float = 60.0,
+    jitter: bool | Literal["half", "full"] = True,
     retry_on: Any = (Exception,),
     give_up_on: Any = (),
     ignore: tuple[str, ...] = (),

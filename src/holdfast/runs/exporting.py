@@ -98,6 +98,7 @@ class Export:
         """1: what goes into the file."""
         ctx = self._ctx
         tenant, row = yield from flows.locate(ctx, self._id)
+        flows.check_no_task(row)
         if row.status == "exported":
             self._take_up(row)
             return

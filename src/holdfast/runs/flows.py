@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from holdfast.errors import NotFound, RunMismatch
+from holdfast.errors import NotFound, RunMismatch, UsageError
 from holdfast.runs import asking, rows, signals
 from holdfast.runs.entries import Recorded, squeeze
 from holdfast.runs.inputs import digest
 from holdfast.runs.journal import read_journal
-from holdfast.runs.rows import FINISHED, NewRun, RunRow
+from holdfast.runs.rows import FINISHED, TASK, NewRun, RunRow
 from holdfast.runs.runtime import Runtime
 from holdfast.runs.specs import DurableSpec, find_durable
 from holdfast.storage.program import Flow, read, write
@@ -125,8 +125,18 @@ def entries(ctx: Context, run_id: str) -> Flow[list[Recorded]]:
     return (yield from read(partial(read_journal, tenant, row)))
 
 
+def check_no_task(row: RunRow) -> None:
+    """Raise UsageError for a run that only its graph can go on with."""
+    if row.function.startswith(TASK):
+        raise UsageError(
+            f"run {row.id!r} stands for a task of a LangGraph graph: it goes on when the graph is run, and goes when "
+            "its thread is deleted"
+        )
+
+
 def request(ctx: Context, run_id: str, wish: str) -> Flow[str]:
     tenant, row = yield from locate(ctx, run_id)
+    check_no_task(row)
     status = yield from write(partial(rows.ask_for, tenant, row.run, wish, ctx.clock_us()))
     if wish == "cancel":
         yield from _cancel_children(ctx, tenant, row)
@@ -151,14 +161,13 @@ def list_runs(
     queue: str | None,
     before: int,
     limit: int,
+    tasks: bool = False,
 ) -> Flow[list[RunRow]]:
     tenant = yield from ctx.tenant()
     if tenant is None:
         return []
-    op = partial(
-        rows.listed, tenant, status=status, function=function, queue=queue, parent=None, before=before, limit=limit
-    )
-    return (yield from read(op))
+    wanted = {"status": status, "function": function, "queue": queue, "parent": None, "tasks": tasks}
+    return (yield from read(partial(rows.listed, tenant, before=before, limit=limit, **wanted)))
 
 
 def list_asks(ctx: Context, run_id: str | None, everything: bool, limit: int) -> Flow[list[tuple[Any, ...]]]:

@@ -34,7 +34,7 @@ from holdfast.runs.entries import (
     pack,
     squeeze,
 )
-from holdfast.runs.flows import no_run, tenant_of
+from holdfast.runs.flows import check_no_task, no_run, tenant_of
 from holdfast.runs.inputs import digest
 from holdfast.runs.journal import FORK, FORK_NAME, Segment, fork_terms, paths_in, read_segments
 from holdfast.runs.models import Step
@@ -128,6 +128,7 @@ def _fork(tenant: int, wished: Wish, incarnation: bytes, now: int) -> Program[st
     if taken:
         yield from _same_fork(tenant, RunRow._make(taken[0]), wished)
         return wished.id
+    check_no_task(RunRow._make(found[0]))
     number = RunRow._make(found[0]).run
     # Locked: it may begin anew at this moment, and would drop what the fork is going to share.
     [locked], args = yield Batch(

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from holdfast.errors import UsageError
 from holdfast.log.branches import try_thread
 from holdfast.runs import rows
 from holdfast.runs.retention import drop_loose_blobs
-from holdfast.runs.rows import Hold, NewRun, RunRow
+from holdfast.runs.rows import TASK, Hold, NewRun, RunRow
 from holdfast.storage.program import Batch, Flow, Program, Sql, Statement, read, write
 
-FUNCTION = "langgraph:"  # what the names of their functions begin with; then the node's
 QUEUE = "langgraph"  # not one that workers serve, nor one whose limits count them
 NEVER = 2**61
 _PAGE = 100
-_IS_TASK = f"function LIKE '{FUNCTION}%'"
+_TRIES = 3
+_IS_TASK = f"function LIKE '{TASK}%'"
 # A task that is done is run again only if somebody goes back to its checkpoint: what it did stands.
 _CLAIM = Sql(
     f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
@@ -49,32 +49,26 @@ _DROP = [
 ]
 
 
-def is_task(function: str) -> bool:
-    """Whether a run of this function stands for a task of a graph."""
-    return function.startswith(FUNCTION)
-
-
-def check_no_task(row: RunRow, verb: str) -> None:
-    """Raise UsageError for a run that only its graph can go on with."""
-    if is_task(row.function):
-        raise UsageError(
-            f"run {row.id!r} cannot be {verb}: it stands for a task of a LangGraph graph, and goes on when that is run"
-        )
-
-
 def take(
-    tenant: int, new: NewRun, *, owner: str, lease: int, now: int, is_dead: Callable[[str], bool]
-) -> Program[tuple[RunRow, bool]]:
-    """The run of a task: made, or taken over from whoever ran it before. False: its owner may be alive."""
-    row, made = yield from rows.create(tenant, new, now=now, owner=owner, lease=lease)
-    if made:
-        return row, True
-    dead = row.owner is not None and is_dead(row.owner)
-    [found] = yield Batch(
-        _CLAIM(tenant=tenant, run=row.run, fence=row.fence, owner=owner, lease=lease, now=now, dead=int(dead)),
-        last=True,
-    )
-    return (RunRow._make(found[0]), True) if found else (row, False)
+    tenant: int, new: NewRun, *, owner: str, lease_us: int, clock_us: Callable[[], int], is_dead: Callable[[str], bool]
+) -> Flow[RunRow | None]:
+    """The run of a task: made, or taken over from whoever ran it before. None: its owner may be alive."""
+    for _ in range(_TRIES):
+        create = partial(rows.create, tenant, new, now=clock_us(), owner=owner, lease=lease_us)
+        row, made = yield from write(create)
+        if made:
+            return row
+        dead = row.owner is not None and is_dead(row.owner)
+        params = {"fence": row.fence, "owner": owner, "lease": lease_us, "now": clock_us(), "dead": int(dead)}
+        claimed = yield from write(partial(_claim, tenant, row.run, params))
+        if claimed is not None:
+            return claimed
+    return None
+
+
+def _claim(tenant: int, run: int, params: dict[str, Any]) -> Program[RunRow | None]:
+    [found] = yield Batch(_CLAIM(tenant=tenant, run=run, **params), last=True)
+    return RunRow._make(found[0]) if found else None
 
 
 def end(hold: Hold, *, done: bool, waiting: str | None, keep_us: int | None, now: int) -> Statement:
@@ -87,6 +81,11 @@ def end(hold: Hold, *, done: bool, waiting: str | None, keep_us: int | None, now
         keep=keep_us if done else None,
         now=now,
     )
+
+
+def one(statement: Statement) -> Program[None]:
+    """A program of one statement."""
+    yield Batch(statement, last=True)
 
 
 def number_of(tenant: int, name: str) -> Flow[int | None]:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import RunStuck, UsageError
-from holdfast.runs import flows, journal, looking_back
+from holdfast.runs import flows, journal
 from holdfast.runs.children import outcome_error
 from holdfast.runs.entries import KIND_NAMES, NOTE, Recorded, unsqueeze
 from holdfast.runs.models import Event, RunInfo, Step, moment, steps_of, value_text
@@ -106,18 +106,26 @@ class Run:
 
         None if the run had no state by then. In a branch it is what that branch saw.
         """
+        from holdfast.runs import looking_back
+
         return self._do(looking_back.state_at(self._ctx, self.id, step))
 
     async def astate_at(self, step: Step | str | int | None = None) -> Any:
         """`state_at`, awaited."""
+        from holdfast.runs import looking_back
+
         return await self._ado(looking_back.state_at(self._ctx, self.id, step))
 
     def diff(self, a: Step | str | int, b: Step | str | int | None = None) -> list[Change]:
         """What changed in `hf.state()` from step `a` to step `b` (None: the newest), path by path. 0: the beginning."""
+        from holdfast.runs import looking_back
+
         return self._do(looking_back.diff(self._ctx, self.id, a, b))
 
     async def adiff(self, a: Step | str | int, b: Step | str | int | None = None) -> list[Change]:
         """`diff`, awaited."""
+        from holdfast.runs import looking_back
+
         return await self._ado(looking_back.diff(self._ctx, self.id, a, b))
 
     def stream(self, after: int = 0) -> Iterator[Event]:

@@ -34,8 +34,8 @@ def gather(*calls: Any) -> Any:
 
     All branches come to their end before the first error, by position, is raised: what they did is recorded.
     """
-    scope = need_scope("hf.gather()")
-    branches = branches_of(scope, _checked("hf.gather", scope, calls))
+    scope, checked = _checked("hf.gather", calls)
+    branches = branches_of(scope, checked)
     return _module(scope).gather(scope, branches, len(branches))
 
 
@@ -83,8 +83,7 @@ def first(*calls: Any) -> Any:
     The others are given up. In an async run they are cancelled; a thread comes to the end of the call that it is in.
     If all fail, the error of the first by position is raised.
     """
-    scope = need_scope("hf.first()")
-    checked = _checked("hf.first", scope, calls)
+    scope, checked = _checked("hf.first", calls)
     if not checked:
         raise UsageError("hf.first() wants at least one call")
     path = scope.take()
@@ -105,8 +104,7 @@ def as_completed(*calls: Any) -> Any:
     A branch's error is raised when it is its turn. A loop that stops early leaves the other branches working; the end
     of the run ends them.
     """
-    scope = need_scope("hf.as_completed()")
-    checked = _checked("hf.as_completed", scope, calls)
+    scope, checked = _checked("hf.as_completed", calls)
     path = scope.take()
     branches: Sequence[Branch] = branches_of(scope, checked)
     return _module(scope).Completed(scope, path, branches)
@@ -123,14 +121,26 @@ def _module(scope: Scope) -> Any:
     return parallel_threads
 
 
-def _checked(what: str, scope: Scope, calls: Sequence[Any]) -> _Calls:
-    """The calls, if they fit the run: functions in a sync one, awaitables in an async one."""
-    scope.check()
+def _checked(what: str, calls: Sequence[Any]) -> tuple[Scope, _Calls]:
+    """The running branch, and the calls if they fit it."""
+    try:
+        scope = need_scope(f"{what}()")
+        scope.check()
+        _check_kinds(what, scope, calls)
+    except BaseException:
+        for call in calls:
+            _drop(call)
+        raise
+    if not scope.is_async:
+        return scope, [(call, None) for call in calls]
+    return scope, [(partial(_itself, call), partial(_drop, call)) for call in calls]
+
+
+def _check_kinds(what: str, scope: Scope, calls: Sequence[Any]) -> None:
+    """Functions in a sync run, awaitables in an async one."""
     wrong = [call for call in calls if not _fits(scope, call)]
     if not wrong:
-        return [(partial(_itself, call), partial(_drop, call)) if scope.is_async else (call, None) for call in calls]
-    for call in calls:
-        _drop(call)
+        return
     kind = type(wrong[0]).__name__
     if scope.is_async:
         because = (

@@ -12,7 +12,19 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
 from holdfast.runs.acting import aperform
-from holdfast.runs.branches import FIRST, Branch, Completion, Hearing, all_of, decided, forget, race, results, win
+from holdfast.runs.branches import (
+    AS_COMPLETED,
+    FIRST,
+    Branch,
+    Completion,
+    Hearing,
+    all_of,
+    decided,
+    forget,
+    race,
+    results,
+    win,
+)
 from holdfast.runs.requests import Abandoned, Interrupted
 from holdfast.runs.scope import Scope
 from holdfast.runs.tasks import Supervisor
@@ -94,7 +106,7 @@ class Team:
         self._working -= 1
         branch = self._tasks[task]
         if task.cancelled():
-            branch.end(error=asyncio.CancelledError())
+            branch.end(error=branch.scope.stop or asyncio.CancelledError())
         else:
             error = task.exception()
             branch.end(task.result() if error is None else None, error)
@@ -109,9 +121,18 @@ async def _awaited(branch: Branch) -> Any:
     return await found if hasattr(found, "__await__") else found
 
 
-def _drop(branch: Branch) -> None:
-    if branch.drop is not None:
-        branch.drop()
+def _drop(*branches: Branch) -> None:
+    for branch in branches:
+        if branch.drop is not None:
+            branch.drop()
+
+
+def _decided(scope: Scope, path: str, name: str, branches: Sequence[Branch]) -> list[int]:
+    try:
+        return decided(scope, path, name, len(branches))
+    except BaseException:
+        _drop(*branches)
+        raise
 
 
 async def gather(scope: Scope, branches: Sequence[Branch], limit: int) -> list[Any]:
@@ -122,12 +143,11 @@ async def gather(scope: Scope, branches: Sequence[Branch], limit: int) -> list[A
 
 
 async def first(scope: Scope, path: str, branches: Sequence[Branch]) -> Any:
-    order = decided(scope, path, FIRST, len(branches))
+    order = _decided(scope, path, FIRST, branches)
     if order:
         winner = branches[order[-1]]
         losers = [branch for branch in branches if branch is not winner]
-        for loser in losers:
-            _drop(loser)
+        _drop(*losers)
         forget(scope, losers)
         return (await gather(scope, [winner], 1))[0]
     team = Team(scope, branches, len(branches))
@@ -144,7 +164,7 @@ class Completed(AsyncIterator[Any]):
     """The results of branches as they end. A loop may stop before all have: they go on until the run ends."""
 
     def __init__(self, scope: Scope, path: str, branches: Sequence[Branch]) -> None:
-        self._completion = Completion(scope, path, branches)
+        self._completion = Completion(scope, path, branches, _decided(scope, path, AS_COMPLETED, branches))
         self._team = Team(scope, branches, len(branches))
 
     async def __anext__(self) -> Any:

@@ -15,7 +15,19 @@ from typing import Any, TypeVar
 
 from holdfast.errors import LeaseLost, UsageError
 from holdfast.runs.acting import Parked, perform
-from holdfast.runs.branches import FIRST, Branch, Completion, Hearing, all_of, decided, forget, race, results, win
+from holdfast.runs.branches import (
+    AS_COMPLETED,
+    FIRST,
+    Branch,
+    Completion,
+    Hearing,
+    all_of,
+    decided,
+    forget,
+    race,
+    results,
+    win,
+)
 from holdfast.runs.requests import Abandoned, Interrupted
 from holdfast.runs.scope import Scope, Unwind, current
 from holdfast.runs.session import Session
@@ -158,7 +170,7 @@ class Completed(Iterator[Any]):
     """The results of branches as they end. A loop may stop before all have: they go on, and the run's end waits."""
 
     def __init__(self, scope: Scope, path: str, branches: Sequence[Branch]) -> None:
-        self._completion = Completion(scope, path, branches)
+        self._completion = Completion(scope, path, branches, decided(scope, path, AS_COMPLETED, len(branches)))
         self._team = Team(scope, branches, len(branches))
         self._started = False
 

@@ -13,9 +13,12 @@ from functools import partial
 from typing import NamedTuple
 
 from holdfast.errors import UsageError
+from holdfast.log import sweeping
+from holdfast.log.branches import metadata_of, try_thread
 from holdfast.log.compacting import reclaim, recompress
 from holdfast.runs import caching, claiming, flows, rows
 from holdfast.runs.rows import FINISHED, RunRow
+from holdfast.runs.state import RUN_KEY, thread_name
 from holdfast.storage.base import ConstraintFailed
 from holdfast.storage.program import Batch, Flow, Program, Sql, read, write
 from holdfast.threads.context import Context
@@ -139,9 +142,21 @@ def _one(sql: Sql, tenant: int, run: int) -> Program[None]:
 
 
 def _drop_history(tenant: int, run: int) -> Flow[None]:
+    yield from _drop_states(tenant, run)
     while (yield from write(partial(_drop_entries, tenant, run))) == _BATCH:
         pass
     yield from write(partial(_drop_rest, tenant, run))
+
+
+def _drop_states(tenant: int, run: int) -> Flow[None]:
+    """The thread that keeps a run's states goes with its journal; what a fork's thread needs of it stays."""
+    row = yield from read(partial(rows.numbered, tenant, run))
+    if row is None:
+        return
+    name = thread_name(row.id)
+    thread = yield from read(partial(try_thread, tenant, name))
+    if thread is not None and metadata_of(thread).get(RUN_KEY) == row.id:
+        yield from sweeping.delete(tenant, name, thread.thread)
 
 
 def _drop_entries(tenant: int, run: int) -> Program[int]:

@@ -16,6 +16,7 @@ from holdfast.storage.program import Batch, Program, Rows, Sql, Statement, one_r
 OPEN = ("queued", "running", "waiting", "paused", "stuck")
 FINISHED = ("done", "failed", "cancelled", "rolled_back", "exported")
 STATUSES = (*OPEN, *FINISHED)
+TASK = "langgraph:"  # the function of a run that stands for a task of a graph (graph_tasks.py) begins so
 _COLUMNS = (
     "run, id, function, version, input, incarnation, parent, parent_path, root, origin, origin_since, origin_seq, "
     "origin_entries, origin_digest, status, queue, priority, owner, fence, lease_until, wake_at, nudged, request, "
@@ -99,7 +100,9 @@ _NEW_COLUMNS = """tenant, run, id, function, version, input, incarnation, parent
 # One statement for PostgreSQL, so that starting a run is one round trip. It wants to be told the types in a SELECT list.
 _INSERT = Sql(
     sqlite=(
-        "UPDATE clock SET number = number + 1",
+        # Nothing is written, and no commit made, if the run is there: the same line again, mostly.
+        """UPDATE clock SET number = number + 1
+        WHERE NOT EXISTS (SELECT 1 FROM run WHERE tenant = :tenant AND id = :id)""",
         f"""INSERT INTO run ({_NEW_COLUMNS})
         SELECT :tenant, number, :id, :function, :version, :input, :incarnation, :parent, :parent_path,
             coalesce(:root, number), :origin, :origin_since, :origin_seq, :origin_entries, :origin_digest, :status,
@@ -362,8 +365,11 @@ _DUE_IN_FAMILY = Sql(
     f"""SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND root = :root
     AND status IN ('queued', 'waiting', 'running') AND (status = 'running' OR wake_at <= {{now}}) ORDER BY run DESC"""
 )
+# Tasks of graphs come in numbers and say little: only those that wait for a person are runs to look at.
 _LIST = Sql(
     f"""SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND run < :before
+    AND (:tasks = 1 OR function NOT LIKE '{TASK}%' OR EXISTS (
+        SELECT 1 FROM ask a WHERE a.tenant = run.tenant AND a.run = run.run AND a.status = 'open'))
     AND (CAST(:status AS text) IS NULL OR status = :status)
     AND (CAST(:function AS text) IS NULL OR function = :function)
     AND (CAST(:queue AS text) IS NULL OR queue = :queue) AND (CAST(:parent AS bigint) IS NULL OR parent = :parent)
@@ -395,12 +401,11 @@ def listed(
     parent: int | None,
     before: int,
     limit: int,
+    tasks: bool = False,
 ) -> Program[list[RunRow]]:
-    """Runs, the newest first."""
-    [found] = yield Batch(
-        _LIST(tenant=tenant, status=status, function=function, queue=queue, parent=parent, before=before, limit=limit),
-        last=True,
-    )
+    """Runs, the newest first; with `tasks` also those that stand for tasks of graphs."""
+    params = {"status": status, "function": function, "queue": queue, "parent": parent, "tasks": int(tasks)}
+    [found] = yield Batch(_LIST(tenant=tenant, before=before, limit=limit, **params), last=True)
     return [RunRow._make(row) for row in found]
 
 

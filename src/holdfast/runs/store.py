@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from holdfast.errors import UsageError
 from holdfast.log.cache import BaseCache
-from holdfast.runs import exporting, flows, forking, importing, retention, saving
+from holdfast.runs import flows, retention, saving
 from holdfast.runs.asking import Given
 from holdfast.runs.decorators import durable_spec
 from holdfast.runs.handle import Run
@@ -153,9 +153,11 @@ class Store(ThreadStore):
         function: str | None = None,
         queue: str | None = None,
         limit: int | None = 100,
+        tasks: bool = False,
     ) -> list[RunInfo]:
-        """Runs, the newest first."""
-        return self._run(self._runs(status, function, queue, limit))
+        """Runs, the newest first. `tasks`: also those that stand for tasks of LangGraph graphs, which are listed
+        otherwise only while they wait for a person."""
+        return self._run(self._runs(status, function, queue, limit, tasks))
 
     async def aruns(
         self,
@@ -164,9 +166,10 @@ class Store(ThreadStore):
         function: str | None = None,
         queue: str | None = None,
         limit: int | None = 100,
+        tasks: bool = False,
     ) -> list[RunInfo]:
         """`runs`, awaited."""
-        return await self._arun(self._runs(status, function, queue, limit))
+        return await self._arun(self._runs(status, function, queue, limit, tasks))
 
     def asks(self, run: str | None = None, *, all: bool = False, limit: int = 1000) -> list[Ask]:
         """Questions that runs wait for, oldest first; with `all` the answered ones too."""
@@ -271,11 +274,15 @@ class Store(ThreadStore):
         `import_run` takes it into another store. `keep=True`, for finished runs, leaves the source as it is. Called
         again after a kill in the middle, it finishes what it began.
         """
+        from holdfast.runs import exporting
+
         steps = exporting.export(self._context, _id(run), path, keep)
         return exporting.drive_steps(self._context.driver, steps)
 
     async def aexport_run(self, run: str | Run, path: str | Path, *, keep: bool = False) -> Path:
         """`export_run`, awaited."""
+        from holdfast.runs import exporting
+
         steps = exporting.export(self._context, _id(run), path, keep)
         return await exporting.adrive_steps(self._context.driver, steps)
 
@@ -284,11 +291,15 @@ class Store(ThreadStore):
 
         Refuses an id that is taken, a file that was imported elsewhere, and one that is damaged or says what cannot be.
         """
+        from holdfast.runs import exporting, importing
+
         steps = importing.importing(self._context, path)
         return self._handle(exporting.drive_steps(self._context.driver, steps), drives=True)
 
     async def aimport_run(self, path: str | Path) -> Run:
         """`import_run`, awaited."""
+        from holdfast.runs import exporting, importing
+
         steps = importing.importing(self._context, path)
         return self._handle(await exporting.adrive_steps(self._context.driver, steps), drives=True)
 
@@ -304,6 +315,16 @@ class Store(ThreadStore):
             return 0
         return (yield from retention.sweep_runs(tenant, self._keep_us, self._context.clock_us))
 
+    def _delete(self, thread: Thread | str, progress: Counted | None) -> Flow[Pruned]:
+        """With the thread go the runs that stand for tasks of its graph."""
+        tenant = yield from self._context.tenant()
+        name = thread if isinstance(thread, str) else thread.name
+        number = (yield from graph_tasks.number_of(tenant, name)) if tenant is not None else None
+        pruned = yield from super()._delete(thread, progress)
+        if tenant is not None:
+            yield from graph_tasks.drop_of_thread(tenant, number)
+        return pruned
+
     def _fork(
         self,
         run: str | Run,
@@ -312,6 +333,8 @@ class Store(ThreadStore):
         changes: Mapping[Any, Any] | None,
         keys: str | None,
     ) -> Flow[Run]:
+        from holdfast.runs import forking
+
         wished = forking.wish(self._context, _id(run), at, run_id, changes, keys)
         return self._handle((yield from forking.fork(self._context, wished)), drives=True)
 
@@ -354,7 +377,7 @@ class Store(ThreadStore):
         return self._handle(row.id, drives=False)
 
     def _runs(
-        self, status: str | None, function: str | None, queue: str | None, limit: int | None
+        self, status: str | None, function: str | None, queue: str | None, limit: int | None, tasks: bool
     ) -> Flow[list[RunInfo]]:
         if status is not None and status not in STATUSES:
             raise UsageError(f"status={status!r}: one of {', '.join(STATUSES)}")
@@ -366,6 +389,7 @@ class Store(ThreadStore):
             queue=queue,
             before=2**62,
             limit=2**62 if most is None else most,
+            tasks=tasks,
         )
         return [RunInfo.of(row) for row in found]
 

@@ -32,7 +32,7 @@ from holdfast.errors import (
 )
 from holdfast.runs import claiming, retention
 from holdfast.runs.claiming import Known, Search, Taken, View
-from holdfast.runs.crew import Crew
+from holdfast.runs.crew import Crew, guarded
 from holdfast.runs.decorators import durable_spec
 from holdfast.runs.local import Job
 from holdfast.runs.queues import Queue, declared, write_limits
@@ -185,6 +185,7 @@ class Worker:
         return pause_s
 
     def _find_work(self, most: int, until_idle: bool) -> float | None:
+        is_idle = not self._active  # before the look: a run that ends afterwards may leave something due
         search = self._search()
         dead: list[str] = []
         view: View | None = None
@@ -194,7 +195,7 @@ class Worker:
             late = any(left_us <= 0 for left_us in view.owners.values())
             if not (view.due or dead or late or self._recover):
                 self._warn_of_versions(search)
-                return None if until_idle and not self._active else self._pause_s(view)
+                return None if until_idle and is_idle else self._pause_s(view)
         op = partial(
             claiming.claim,
             search,
@@ -227,7 +228,7 @@ class Worker:
         return Search(self._owner.text, self.queues, self._known, self._tenant, tuple(self._active))
 
     def _start(self, taken: Taken) -> None:
-        spec = self._specs[taken.row.function]
+        spec = guarded(self._specs[taken.row.function])
         ctx = self._contexts.get(taken.tenant)
         if ctx is None:
             ctx = replace(self._ctx, tenant_name=taken.tenant_name, _tenant=taken.tenant)
@@ -270,11 +271,7 @@ class Worker:
         run_id, now = session.row.id, self._ctx.clock_us()
         try:
             if error is not None:
-                _log.error("run %s: %s came out of its code past everything", run_id, type(error).__name__)
-                # Unless the store is what failed, it was given back, and whoever claims it next would meet the same.
-                if not isinstance(error, Exception):
-                    held = self._do(write(partial(claiming.hold_up, session.hold, type(error).__name__, now)))
-                    status = "stuck" if held else status
+                _log.error("run %s: %s came past everything; it goes on when its lease is over", run_id, _kind(error))
             elif isinstance(session.stuck_by, _PASSING):
                 later = session.shared_clock_us() + _LATER_US
                 status = "queued" if self._do(write(partial(claiming.try_later, session.hold, later, now))) else status
@@ -284,7 +281,9 @@ class Worker:
             self._forget(job, status)
 
     def _forget(self, job: Job, status: str) -> None:
-        self._active.pop(job.session.row.run, None)
+        number = job.session.row.run
+        if self._active.get(number) is job:  # it may have been claimed again already
+            self._active.pop(number, None)
         self.counts[status] += 1
         self._news.put(None)
 
@@ -405,6 +404,10 @@ def _interrupt(session: Session) -> None:
         session.stop = Interrupted("the worker that ran it was told to stop")
         if session.on_stop is not None:
             session.on_stop()
+
+
+def _kind(error: BaseException) -> str:
+    return type(error).__name__
 
 
 class _Stopped(Exception):

@@ -1,0 +1,62 @@
+"""The front door: what README.md must begin with, promise, and be able to reproduce."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from bench.__main__ import BENCHMARKS
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+PROMISE = (
+    "a step is recorded once; an effect is performed once if the receiver honours the key or `reconcile` is accurate, "
+    "and otherwise the run is parked and asks; never repeated by guess."
+)
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_it_begins_with_one_sentence_of_at_most_15_words() -> None:
+    first = README.split("\n\n")[1]
+    assert first.count(".") == 1
+    assert len(first.split()) <= 15
+
+
+def test_the_problem_is_told_in_three_sentences() -> None:
+    assert len(re.findall(r"[.!?](?:\s|$)", README.split("\n\n")[2])) == 3
+
+
+def test_the_first_code_is_a_durable_run() -> None:
+    first = README[README.index("```python") :].split("```")[1]
+    assert "@hf.durable" in first
+    assert "store.run(" in first
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/explanation/guarantees.md"])
+def test_the_promise_is_in_these_words(page: str) -> None:
+    assert PROMISE in flat((ROOT / page).read_text()).replace("**A step", "**a step")
+
+
+def test_every_number_stands_beside_a_command_that_exists() -> None:
+    numbers = README[README.index("## Numbers") : README.index("## Guarantees")]
+    named = set(re.findall(r"^\| `([\w-]+)`:", numbers, flags=re.MULTILINE))
+    named |= {name for line in re.findall(r"`python -m bench ([\w -]+)`", numbers) for name in line.split()}
+    assert {"runs", "runs-postgres", "workload"} <= named <= set(BENCHMARKS)
+
+
+def test_every_target_of_make_that_it_names_exists() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert (
+        set(re.findall(r"\bmake (\w+)\b(?= |`|$)", README[README.index("## Tests") :], flags=re.MULTILINE)) <= targets
+    )
+
+
+def test_each_guarantee_names_the_test_that_tries_to_break_it() -> None:
+    part = README[README.index("## Guarantees") : README.index("What these words mean exactly")]
+    rows = [line for line in part.splitlines() if line.startswith("| ") and "proved by" not in line]
+    assert len(rows) > 15
+    assert [row for row in rows if not re.search(r"\]\(tests/\S+\.py\) \|$", row)] == []

@@ -1,0 +1,93 @@
+"""An agent with parallel branches for test_parallel_killed.py: what it books stands in a file, by key."""
+
+from __future__ import annotations
+
+import os
+import signal
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import holdfast as hf
+from holdfast.runs import points
+from holdfast.runs.points import Point
+
+
+def ledger(folder: str) -> list[str]:
+    path = Path(folder) / "ledger.txt"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def find(key: hf.Key, folder: str, room: str) -> hf.Done | hf.NotDone:
+    found = [line for line in ledger(folder) if line.startswith(f"{key} ")]
+    return hf.Done(f"booked {room}") if found else hf.NotDone()
+
+
+def _book(folder: str, room: str, key: hf.Key) -> str:
+    descriptor = os.open(f"{folder}/ledger.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, f"{key} {room}\n".encode())
+    os.close(descriptor)
+    return f"booked {room}"
+
+
+book = hf.effect(name="kb_book", reconcile=find, timeout_s=0.05)(_book)
+
+
+@hf.effect(name="kb_abook", reconcile=find, timeout_s=0.05)
+async def abook(folder: str, room: str, key: hf.Key) -> str:
+    return _book(folder, room, key)
+
+
+@hf.step
+def look(what: str) -> str:
+    return f"seen {what}"
+
+
+@hf.step
+async def alook(what: str) -> str:
+    return f"seen {what}"
+
+
+@hf.durable(name="kb_agent")
+def agent(folder: str) -> Any:
+    token = str(hf.uuid())
+
+    def trip(room: str) -> list[str]:
+        return [look(room + token), book(folder, room), str(hf.random())]
+
+    both = hf.gather(lambda: trip("1"), lambda: trip("2"))
+    fastest = hf.first(lambda: look("a"), lambda: look("b"), lambda: look("c"))
+    order = list(hf.as_completed(lambda: look("x"), lambda: look("y")))
+    rooms = hf.map(lambda room: book(folder, room), ["3", "4", "5"], concurrency=2)
+    again = look(str([both, fastest, order]))
+    return [both, fastest, order, rooms, again == f"seen {[both, fastest, order]}"]
+
+
+@hf.durable(name="kb_aagent")
+async def aagent(folder: str) -> Any:
+    token = str(hf.uuid())
+
+    async def trip(room: str) -> list[str]:
+        return [await alook(room + token), await abook(folder, room), str(hf.random())]
+
+    both = await hf.gather(trip("1"), trip("2"))
+    fastest = await hf.first(alook("a"), alook("b"), alook("c"))
+    order = [found async for found in hf.as_completed(alook("x"), alook("y"))]
+    rooms = await hf.map(lambda room: abook(folder, room), ["3", "4", "5"], concurrency=2)
+    again = await alook(str([both, fastest, order]))
+    return [both, fastest, order, rooms, again == f"seen {[both, fastest, order]}"]
+
+
+def work(say: Any, url: str, folder: str, mode: str, deadly: int) -> None:
+    """Run the agent; die at the point with this number, in the order in which branches come to them."""
+    numbers = count(1)
+
+    def hook(point: Point) -> None:
+        if next(numbers) == deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    points.hook = hook
+    with hf.open(url, durability="normal", lease_s=1) as store:
+        chosen: Any = aagent if mode == "async" else agent
+        run = store.run(chosen, folder, id=Path(folder).name)
+        say(run.result(timeout_s=60))

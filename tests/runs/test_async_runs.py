@@ -1,0 +1,677 @@
+"""Async runs: plain asyncio inside of them replays right, they park when all wait, and are given back when cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from lab import PLACES, Interrupt, Lab, Once, hooked, open_place
+
+import holdfast as hf
+from holdfast.runs.points import Point
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[hf.Store]:
+    yield from open_place(request, tmp_path_factory)
+
+
+@pytest.fixture
+def lab(store: hf.Store) -> Lab:
+    return Lab(store, "async")
+
+
+def again(lab: Lab, agent: Any, *args: Any, id: str = "r") -> hf.Run:
+    with pytest.raises(Interrupt):
+        lab.run(agent, *args, id=id)
+    return lab.run(agent, *args, id=id)
+
+
+def noting(lab: Lab) -> Any:
+    @hf.step
+    async def note(what: Any) -> Any:
+        lab.ran.append(what)
+        return what
+
+    return note
+
+
+async def until(condition: Any) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.001)
+
+
+# --- plain asyncio
+
+
+def test_asyncio_gather_task_groups_and_create_task_replay_right(lab: Lab) -> None:
+    once, note = Once(), noting(lab)
+
+    async def two(name: str) -> list[str]:
+        return [await note(name + "1"), await note(name + "2")]
+
+    @hf.durable
+    async def agent() -> Any:
+        found: list[Any] = list(await asyncio.gather(two("a"), two("b")))
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(two(name)) for name in "cd"]
+        found += [task.result() for task in tasks]
+        late = asyncio.create_task(two("e"))
+        found.append(await note("f"))
+        found.append(await late)
+        found.append(await asyncio.wait_for(two("g"), PATIENCE_S))
+        done, _ = await asyncio.wait([asyncio.create_task(two("h"))])
+        found += [task.result() for task in done]
+        found += [await earliest for earliest in asyncio.as_completed([two("i")])]
+        found.append(await asyncio.shield(asyncio.create_task(two("j"))))
+        once.interrupt()
+        return found
+
+    run = again(lab, agent)
+    pairs = [[name + "1", name + "2"] for name in "abcdeghij"]
+    assert run.result() == [*pairs[:4], "f", *pairs[4:]]
+    assert len(lab.ran) == 19
+    assert {step.path for step in run.steps()} >= {"1.1", "1.2", "2.1", "2.2", "3.1", "4.2", "5.1", "6"}
+
+
+def test_a_task_is_numbered_when_it_is_made_not_when_it_runs(lab: Lab) -> None:
+    """On replay the first step is answered at once, and the task begins later than it did before."""
+    once, note = Once(), noting(lab)
+
+    @hf.durable
+    async def agent() -> Any:
+        task = asyncio.create_task(note("task"))
+        sleep = asyncio.create_task(hf.sleep(0))
+        waits = hf.receive("now", timeout_s=0, default="nothing")
+        found = [await note("main"), hf.random(), await waits, await task, await sleep]
+        once.interrupt()
+        return found[2:]
+
+    run = again(lab, agent)
+    assert run.result() == ["nothing", "task", None]
+    assert {step.path: step.name for step in run.steps()} == {
+        "1.1": "note",
+        "2": "hf.sleep",
+        "4": "hf.receive",
+        "5": "note",
+        "6": "hf.random",
+    }
+
+
+def test_a_thousand_tasks(lab: Lab) -> None:
+    once, note = Once(), noting(lab)
+
+    @hf.durable
+    async def agent() -> int:
+        found = await asyncio.gather(*(note(number) for number in range(1000)))
+        once.interrupt()
+        return sum(found)
+
+    assert again(lab, agent).result() == sum(range(1000))
+    assert len(lab.ran) == 1000
+
+
+def test_a_task_that_the_code_did_not_make_takes_no_number(lab: Lab) -> None:
+    """An async generator that is dropped is closed by a task, whenever that happens."""
+    once, note = Once(), noting(lab)
+
+    async def chunks() -> AsyncIterator[int]:
+        try:
+            for number in range(10):
+                yield number
+                await asyncio.sleep(0)
+        finally:
+            await asyncio.sleep(0)
+            lab.ran.append("closed")
+
+    @hf.durable
+    async def agent() -> Any:
+        async for _ in chunks():
+            break
+        gc.collect()
+        await note("a")
+        await note("b")
+        once.interrupt()
+
+    run = again(lab, agent)
+    assert run.status == "done"
+    assert [step.path for step in run.steps()] == ["1", "2"]
+    assert lab.ran.count("closed") == 2
+
+
+def test_a_factory_of_tasks_that_was_there_is_kept(lab: Lab) -> None:
+    note, made = noting(lab), list[str]()
+
+    def factory(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        made.append(coro.__qualname__)
+        return asyncio.Task(coro, loop=loop, **options)
+
+    @hf.durable
+    async def agent() -> Any:
+        return await asyncio.gather(note("a"), note("b"))
+
+    async def main() -> Any:
+        asyncio.get_running_loop().set_task_factory(factory)
+        run = await lab.store.arun(agent, id="r")
+        before = len(made)
+        await asyncio.create_task(asyncio.sleep(0))
+        assert len(made) == before + 1
+        return await run.aresult(), [step.path for step in await run.asteps()]
+
+    assert asyncio.run(main()) == (["a", "b"], ["1.1", "2.1"])
+
+
+def test_the_drivers_own_tasks_take_no_numbers(store: hf.Store, postgres_url: str) -> None:
+    """A new connection of psycopg's is made with tasks, and when one is needed is up to chance."""
+    del store
+    with hf.open(postgres_url) as fresh:
+        lab = Lab(fresh, "async")
+        note = noting(lab)
+
+        @hf.durable
+        async def agent() -> Any:
+            return await asyncio.gather(*(note(number) for number in range(20)))
+
+        run = lab.run(agent, id="r")
+        assert run.result() == list(range(20))
+        assert {step.path for step in run.steps()} == {f"{number}.1" for number in range(1, 21)}
+
+
+def test_a_sync_step_works_in_an_async_run(lab: Lab) -> None:
+    once = Once()
+
+    @hf.step
+    def plain(number: int) -> int:
+        lab.ran.append(number)
+        return number
+
+    async def go(number: int) -> int:
+        return plain(number)
+
+    @hf.durable
+    async def agent() -> Any:
+        token = hf.random()
+        found = [plain(1), *await asyncio.gather(go(2), go(3)), await asyncio.to_thread(plain, 4)]
+        found += await hf.map(plain, [5, 6])  # type: ignore[misc]
+        once.interrupt()
+        return [found, token]
+
+    run = again(lab, agent)
+    assert run.result()[0] == [1, 2, 3, 4, 5, 6]
+    assert lab.ran == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_sync_step_does_not_wait_for_ever_for_what_another_branch_writes(lab: Lab) -> None:
+    """It holds the loop, so that the other one cannot go on: it writes what was drawn itself."""
+    once, drawn = Once(), list[float]()
+    note = noting(lab)
+
+    @hf.step
+    def plain(number: float) -> None:
+        drawn.append(number)
+
+    @hf.durable
+    async def agent() -> Any:
+        number = hf.random()
+        task = asyncio.create_task(note("other"))
+        for _ in range(3):
+            await asyncio.sleep(0)  # until the other one is writing
+        plain(number)
+        await task
+        once.interrupt()
+        return number
+
+    run = again(lab, agent)
+    assert drawn == [run.result()]
+    assert [(step.path, step.name) for step in run.steps() if step.name == "hf.random"] == [("1", "hf.random")]
+
+
+# --- parking
+
+
+def test_a_run_parks_when_all_of_its_tasks_wait(lab: Lab) -> None:
+    """Whatever way they are waited for."""
+
+    async def asks(question: str) -> Any:
+        return await hf.ask(question)
+
+    @hf.durable
+    async def agent() -> Any:
+        found = list(await asyncio.gather(asks("gather"), asyncio.gather(asks("in gather"), asks("too"))))
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(asks("group"))]
+        found += [task.result() for task in tasks]
+        done, _ = await asyncio.wait([asyncio.create_task(asks("wait"))])
+        found += [task.result() for task in done]
+        found.append(await asyncio.shield(asyncio.create_task(asks("shield"))))
+        found += [await earliest for earliest in asyncio.as_completed([asks("as_completed")])]
+        found.append(await asyncio.create_task(asks("task")))
+        found.append(await asyncio.wait_for(asks("for ever"), None))
+        return found
+
+    run = lab.run(agent, id="r")
+    parks = 0
+    while run.status == "waiting":
+        parks += 1
+        for ask in lab.store.asks("r"):
+            lab.store.answer("r", ask.question, step=ask.path)
+        run = lab.run(agent, id="r")
+    assert parks == 7
+    assert run.result() == [
+        "gather",
+        ["in gather", "too"],
+        "group",
+        "wait",
+        "shield",
+        "as_completed",
+        "task",
+        "for ever",
+    ]
+
+
+def test_a_branch_that_works_goes_on_to_its_end_before_the_run_parks(lab: Lab) -> None:
+    """Also where its work is nothing that Holdfast knows of."""
+    note = noting(lab)
+
+    async def works() -> Any:
+        await note("a")
+        await asyncio.sleep(0.2)
+        await note("b")
+        await asyncio.to_thread(time.sleep, 0.2)
+        return await note("c")
+
+    @hf.durable
+    async def agent() -> Any:
+        return await asyncio.gather(hf.ask("Which?"), works())
+
+    run = lab.run(agent, id="r")
+    assert run.status == "waiting"
+    assert lab.ran == ["a", "b", "c"]
+    lab.store.answer("r", 1)
+    assert run.result() == [1, "c"]
+    assert lab.ran == ["a", "b", "c"]
+
+
+def test_the_code_that_made_a_waiting_task_may_work_on_by_itself(lab: Lab) -> None:
+    @hf.durable
+    async def agent() -> Any:
+        question = asyncio.create_task(hf.ask("Which?"))
+        await asyncio.sleep(0.3)
+        lab.ran.append("worked")
+        return await question
+
+    run = lab.run(agent, id="r")
+    assert lab.ran == ["worked"]
+    assert run.status == "waiting"
+
+
+def test_a_run_that_waits_inside_the_process_does_not_park_and_hears_the_answer(lab: Lab) -> None:
+    """A queue between two branches: nobody knows who will put something into it."""
+
+    @hf.durable
+    async def agent() -> Any:
+        queue: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def asks() -> None:
+            await queue.put(await hf.ask("Which?"))
+
+        task = asyncio.create_task(asks())
+        found = await queue.get()
+        await task
+        return found
+
+    async def main() -> Any:
+        running = asyncio.create_task(lab.store.arun(agent, id="r"))
+        await until(lambda: running.done() or (lab.store.runs() and lab.store.asks("r")))
+        await lab.store.aanswer("r", "that")
+        return await (await running).aresult(timeout_s=PATIENCE_S)
+
+    assert asyncio.run(main()) == "that"
+
+
+def test_a_timeout_of_asyncios_own_is_waited_for_in_the_process(lab: Lab) -> None:
+    note = noting(lab)
+
+    @hf.durable
+    async def agent() -> Any:
+        found = []
+        try:
+            found.append(await asyncio.wait_for(hf.ask("Quick?"), 0.15))
+        except TimeoutError:
+            found.append(await note("too late"))
+        try:
+            async with asyncio.timeout(0.15):
+                await hf.receive()
+        except TimeoutError:
+            found.append(await note("nothing came"))
+        await asyncio.wait([asyncio.create_task(hf.ask("Slow?"))], timeout=0.15)
+        return [*found, await note("on")]
+
+    assert lab.run(agent, id="r").result() == ["too late", "nothing came", "on"]
+
+
+def test_a_parked_run_whose_code_catches_everything_and_waits_elsewhere_parks_all_the_same(lab: Lab) -> None:
+    @hf.durable
+    async def agent() -> Any:
+        while True:
+            try:
+                return await hf.ask("Which?")
+            except asyncio.CancelledError:
+                raise
+            except BaseException:
+                await asyncio.sleep(3600)
+
+    run = lab.run(agent, id="r")
+    assert run.status == "waiting"
+    lab.store.answer("r", 1)
+    assert run.result() == 1
+
+
+def test_a_sync_effect_that_must_wait_parks_the_whole_run(lab: Lab) -> None:
+    """Blocking code cannot be suspended."""
+
+    @hf.effect(approve=True)
+    def book(key: hf.Key) -> str:
+        return "booked"
+
+    async def books() -> str:
+        return book()
+
+    @hf.durable
+    async def agent() -> Any:
+        return await asyncio.gather(hf.ask("Which?"), books())
+
+    run = lab.run(agent, id="r")
+    assert run.status == "waiting"
+    for ask in lab.store.asks("r"):
+        lab.store.answer("r", True, step=ask.path)
+    assert run.result(timeout_s=PATIENCE_S) == [True, "booked"]
+
+
+# --- cancelling
+
+
+def test_cancelling_whoever_awaits_the_run_gives_it_back_and_it_goes_on(lab: Lab) -> None:
+    note = noting(lab)
+    begun = threading.Event()
+
+    @hf.step
+    async def slow() -> str:
+        if not begun.is_set():
+            begun.set()
+            await asyncio.sleep(3600)
+        return "slow"
+
+    @hf.durable
+    async def agent() -> Any:
+        await note("a")
+        return await asyncio.gather(slow(), note("b"))
+
+    async def main() -> Any:
+        running = asyncio.create_task(lab.store.arun(agent, id="r"))
+        await until(lambda: begun.is_set() and "b" in lab.ran)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert await (await lab.store.aget_run("r")).astatus() == "queued"
+        return await (await lab.store.arun(agent, id="r")).aresult()
+
+    assert asyncio.run(main()) == ["slow", "b"]
+    assert lab.ran == ["a", "b"]
+
+
+def test_cancelling_whoever_awaits_a_sync_run_gives_it_back_at_its_next_call(lab: Lab) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    @hf.step
+    def slow(number: int) -> int:
+        lab.ran.append(number)
+        begun.set()
+        go_on.wait(PATIENCE_S)
+        return number
+
+    @hf.durable
+    def agent() -> Any:
+        return [slow(1), slow(2)]
+
+    async def main() -> Any:
+        running = asyncio.create_task(lab.store.arun(agent, id="r"))
+        await until(begun.is_set)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        go_on.set()
+        await until(lambda: lab.store.get_run("r").status == "queued")
+        assert lab.ran == [1]
+        return await (await lab.store.arun(agent, id="r")).aresult()
+
+    assert asyncio.run(main()) == [1, 2]
+    assert lab.ran == [1, 2]
+
+
+def test_cancelled_while_it_is_written_a_step_is_recorded_and_nothing_is_lost(lab: Lab) -> None:
+    """What was drawn is written with the step. The task is cancelled in the middle of that."""
+    once, drawn = Once(), list[float]()
+    tasks: list[asyncio.Task[Any]] = []
+
+    @hf.step(lazy=True)
+    async def lazy() -> str:
+        return "lazy"
+
+    note = noting(lab)
+
+    def hook(point: Point) -> None:
+        if tasks and (point.kind, point.when) == ("value", "before"):
+            asyncio.get_running_loop().call_soon(tasks.pop().cancel)
+
+    @hf.durable
+    async def agent() -> Any:
+        drawn.append(hf.random())
+        tasks.append(task := asyncio.create_task(note("cancelled before its body")))
+        try:
+            await task
+        except asyncio.CancelledError:
+            lab.ran.append("cancelled")
+        await note("on")
+        once.interrupt()
+        tasks.clear()
+
+    with hooked(hook), pytest.raises(Interrupt):
+        lab.run(agent, id="r")
+    assert lab.ran == ["cancelled", "on"]
+    lab.run(agent, id="r")
+    assert drawn[0] == drawn[1]
+    del lazy
+
+
+def test_cancelling_a_run_stops_a_long_body(lab: Lab) -> None:
+    begun = threading.Event()
+
+    @hf.step
+    async def slow() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            lab.ran.append("stopped")
+
+    @hf.durable
+    async def agent() -> Any:
+        await asyncio.gather(slow(), hf.ask("Which?"))
+
+    async def main() -> Any:
+        running = asyncio.create_task(lab.store.arun(agent, id="r"))
+        await until(begun.is_set)
+        assert await (await lab.store.aget_run("r")).acancel() == "running"
+        return await (await running).astatus()
+
+    assert asyncio.run(main()) == "cancelled"
+    assert lab.ran == ["stopped"]
+
+
+def test_a_paused_run_finishes_the_body_that_it_is_in(lab: Lab) -> None:
+    begun, told = threading.Event(), threading.Event()
+
+    @hf.effect
+    async def book(key: hf.Key) -> str:
+        begun.set()
+        await until(told.is_set)
+        await asyncio.sleep(1.5)  # until the run has heard of it
+        lab.ran.append("booked")
+        return "booked"
+
+    @hf.durable
+    async def agent() -> Any:
+        event = asyncio.Event()  # nobody sets it once the branch is paused
+
+        async def books() -> Any:
+            await book()
+            await book()
+            event.set()
+
+        task = asyncio.create_task(books())
+        await event.wait()
+        await task
+
+    async def main() -> Any:
+        running = asyncio.create_task(lab.store.arun(agent, id="r"))
+        await until(begun.is_set)
+        await (await lab.store.aget_run("r")).apause()
+        told.set()
+        return await (await running).astatus()
+
+    assert asyncio.run(main()) == "paused"
+    assert lab.ran == ["booked"]
+    assert [(step.name, step.status) for step in lab.store.get_run("r").steps()] == [("book", "done")]
+
+
+def test_a_function_that_ends_by_a_cancellation_of_its_own_has_failed(lab: Lab) -> None:
+    @hf.durable
+    async def agent() -> None:
+        task = asyncio.create_task(asyncio.sleep(3600))
+        task.cancel()
+        await task
+
+    run = lab.run(agent, id="r")
+    with pytest.raises(hf.RunFailed, match="CancelledError"):
+        run.result()
+
+
+def test_tasks_that_are_left_when_the_function_ends_are_ended_and_write_nothing_more(lab: Lab) -> None:
+    note = noting(lab)
+
+    async def goes_on() -> None:
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except BaseException:
+                await note("after the end")
+
+    @hf.durable
+    async def agent() -> str:
+        task = asyncio.create_task(goes_on())
+        await asyncio.sleep(0)
+        assert not task.done()
+        return "done"
+
+    run = lab.run(agent, id="r")
+    assert run.result() == "done"
+    assert lab.ran == []
+    assert run.steps() == []
+
+
+def test_ctrl_c_gives_an_async_run_back(lab: Lab) -> None:
+    begun = threading.Event()
+
+    @hf.step
+    async def slow() -> str:
+        if not begun.is_set():
+            begun.set()
+            await asyncio.sleep(3600)
+        return "slow"
+
+    @hf.durable
+    async def agent() -> Any:
+        return await slow()
+
+    def press() -> None:
+        import os
+        import signal
+
+        assert begun.wait(PATIENCE_S)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    with pytest.raises(KeyboardInterrupt):
+        lab.run(agent, id="r")
+    presser.join()
+    assert lab.store.get_run("r").status == "queued"
+    assert lab.run(agent, id="r").result() == "slow"
+
+
+def test_a_keyboard_interrupt_that_the_code_raises_gives_the_run_back(lab: Lab) -> None:
+    once, note = Once(), noting(lab)
+
+    @hf.durable
+    async def agent() -> Any:
+        await note("a")
+        if not once.reached:
+            once.reached += 1
+            raise KeyboardInterrupt
+        return await note("b")
+
+    with pytest.raises(KeyboardInterrupt):
+        lab.run(agent, id="r")
+    assert lab.store.get_run("r").status == "queued"
+    assert lab.run(agent, id="r").result() == "b"
+    assert lab.ran == ["a", "b"]
+
+
+def test_a_blocking_call_on_a_loops_thread_can_be_interrupted(lab: Lab) -> None:
+    """As in a notebook: the run has a loop and a thread of its own."""
+    begun = threading.Event()
+
+    @hf.step
+    async def slow() -> str:
+        if not begun.is_set():
+            begun.set()
+            await asyncio.sleep(3600)
+        return "slow"
+
+    @hf.durable
+    async def agent() -> Any:
+        return await slow()
+
+    def press() -> None:
+        import _thread
+
+        assert begun.wait(PATIENCE_S)
+        _thread.interrupt_main()
+
+    async def main() -> str:
+        presser = threading.Thread(target=press)
+        presser.start()
+        try:
+            lab.run(agent, id="r")
+        except KeyboardInterrupt:
+            return lab.store.get_run("r").status
+        finally:
+            presser.join()
+        return "not interrupted"
+
+    runner = asyncio.new_event_loop()  # not asyncio.run: its handler would cancel the task
+    try:
+        assert runner.run_until_complete(main()) == "queued"
+    finally:
+        runner.close()
+    assert lab.run(agent, id="r").result() == "slow"
