@@ -19,7 +19,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import Send
 
 import holdfast as hf
-import holdfast.storage.postgres  # noqa: F401  the nursery imports everything once
+import holdfast.storage.postgres  # the nursery imports everything once
 from holdfast.langgraph import HoldfastSaver
 from holdfast.testing.ledger import Airline
 from holdfast.testing.processes import Say
@@ -49,7 +49,7 @@ class Agency:
             options["reconcile"] = self._look_async if self.is_async else self._look
         body = self._book_async if self.is_async else self._book
         search = self._search_async if self.is_async else self._search
-        self.book: Callable[[str], Any] = hf.effect(name="book", **options)(body)  # type: ignore[assignment]
+        self.book: Callable[[str], Any] = hf.effect(name="book", **options)(body)
         self.search: Callable[[], Any] = hf.step(name="search")(search)
         self.searched = 0
 
@@ -193,7 +193,7 @@ def booked(shape: str, result: Any) -> list[str]:
 def go(agency: Agency, graph: Any, saver: HoldfastSaver, **options: Any) -> Any:
     """The line that is run again after a crash: begins, or goes on."""
     config: Any = {"configurable": {"thread_id": "trip 1"}}
-    given = None if saver.get_tuple(config) is not None else {"booked": []}
+    given: Any = None if saver.get_tuple(config) is not None else {"booked": []}
     if agency.is_async:
         return asyncio.run(graph.ainvoke(given, config, **options))
     return graph.invoke(given, config, **options)

@@ -6,21 +6,28 @@ else: another turn of a loop, another thread, a fork.
 
 from __future__ import annotations
 
+import operator
 import re
 import shlex
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import effect_run
 import pytest
 from effect_run import FLIGHT, HOTEL
+from graph_kit import at
+from langgraph.graph import START, StateGraph
 
 import holdfast as hf
 from holdfast.cli import main
+from holdfast.langgraph import HoldfastSaver
+from holdfast.storage.program import Batch, Program, Sql, Transaction
 from holdfast.testing.ledger import AirlineProcess
 from holdfast.testing.processes import Nursery
+from holdfast.threads.store import ThreadStore
 
 WAYS = ["sync", "async"]
 
@@ -105,3 +112,172 @@ def test_where_nobody_knows_a_person_says_and_the_graph_goes_on(
         assert main([*shlex.split(line), "--done", "trip-1", "--store", saver_url]) == 0, capsys.readouterr()
         assert kill.again()["booked"] == ["trip-1", "trip-2"]
         assert times_booked(airline) == {FLIGHT: 1, HOTEL: 1}
+
+
+# --- the runs that stand for tasks
+
+
+class Trip(TypedDict, total=False):
+    booked: Annotated[list[str], operator.add]
+
+
+class Counted:
+    """A node that books once, and whatever a test lets it do then."""
+
+    def __init__(self, saver: HoldfastSaver, *, times: int = 1, then: Callable[[], None] = lambda: None) -> None:
+        self.keys: list[str] = []
+        self.during: Callable[[], None] = lambda: None
+
+        @hf.effect(name="book", timeout_s=60)
+        def book(item: int, key: hf.Key) -> str:
+            self.keys.append(str(key))
+            self.during()
+            return "x" * 100_000  # a blob
+
+        def trip(state: Trip) -> Trip:
+            found = [book(item) for item in range(times)]
+            then()
+            return {"booked": [text[:1] for text in found]}
+
+        builder = StateGraph(Trip)
+        builder.add_node("trip", trip)
+        builder.add_edge(START, "trip")
+        self.graph = builder.compile(checkpointer=saver)
+
+
+def test_tasks_are_no_runs_to_look_at_and_done_when_their_writes_are_stored(saver: HoldfastSaver) -> None:
+    Counted(saver).graph.invoke({}, at("t"))
+    store = saver.store
+    assert store.runs() == []
+    [info] = store.runs(tasks=True)
+    assert (info.status, info.function, info.queue) == ("done", "langgraph:trip", "langgraph")
+    assert info.id.startswith("langgraph/t/trip:")
+    [step] = store.get_run(info.id).steps()
+    assert (step.name, step.kind, step.status) == ("book", "effect", "done")
+    assert store.verify().ok
+
+
+def test_a_task_that_is_run_again_reads_large_results_back(saver: HoldfastSaver) -> None:
+    trouble = [RuntimeError("crash")]
+
+    def then() -> None:
+        if trouble:
+            raise trouble.pop()
+
+    counted = Counted(saver, times=2, then=then)
+    with pytest.raises(RuntimeError, match="crash"):
+        counted.graph.invoke({}, at("t"))
+    assert counted.graph.invoke(None, at("t"))["booked"] == ["x", "x"]
+    assert len(counted.keys) == 2
+
+
+def test_only_the_graph_steers_a_task(saver: HoldfastSaver) -> None:
+    Counted(saver).graph.invoke({}, at("t"))
+    [info] = saver.store.runs(tasks=True)
+    run = saver.store.get_run(info.id)
+    for steer in (run.cancel, run.pause, run.resume, run.rollback, lambda: saver.store.fork(info.id, id="new")):
+        with pytest.raises(hf.UsageError, match="stands for a task of a LangGraph graph"):
+            steer()
+
+
+@pytest.mark.parametrize("how", ["saver", "store", "handle", "ttl"])
+def test_tasks_go_with_their_thread(saver: HoldfastSaver, how: str) -> None:
+    """Their journals and their large results too; those of other threads stay."""
+    for thread in ("t", "t/x", "other"):
+        Counted(saver).graph.invoke({}, at(thread))
+    store = saver.store
+    if how == "saver":
+        saver.delete_thread("t")
+    elif how == "store":
+        store.delete("t")
+    elif how == "handle":
+        store.delete(store.thread("t"))
+    else:
+        expiring = HoldfastSaver(store, ttl=60)
+        clock, store._context.clock_us = store._context.clock_us, lambda: clock() + 61_000_000
+        assert expiring.get_tuple(at("t")) is None
+        store._context.clock_us = clock
+    assert {info.id.rpartition("/")[0] for info in store.runs(tasks=True)} == {"langgraph/t/x", "langgraph/other"}
+    for thread in ("t/x", "other"):
+        saver.delete_thread(thread)
+    assert counts(store) == {"run": 0, "run_value": 0, "journal": 0, "run_blob": 0, "blob": 0}
+
+
+def test_finished_tasks_are_kept_as_long_as_runs_are(saver_url: str) -> None:
+    """And a sweep finds those whose threads were deleted by somebody who was killed before he was done."""
+    with hf.open(saver_url, keep_runs_s=0.000001) as store:
+        saver = HoldfastSaver(store)
+        Counted(saver).graph.invoke({}, at("t"))
+        assert store.sweep_runs() == 1
+        Counted(HoldfastSaver(store)).graph.invoke({}, at("stray"))
+    with hf.open(saver_url) as store:
+        assert [info.status for info in store.runs(tasks=True)] == ["done"]
+        ThreadStore(store._context).delete("stray")  # the thread alone
+        HoldfastSaver(store).compact()
+        assert counts(store) == {"run": 0, "run_value": 0, "journal": 0, "run_blob": 0, "blob": 0}
+
+
+def counts(store: hf.Store) -> dict[str, int]:
+    def program() -> Program[dict[str, int]]:
+        tables = ("run", "run_value", "journal", "run_blob", "blob")
+        answers = yield Batch(*(Sql(f"SELECT count(*) FROM {table}")() for table in tables), last=True)
+        return {table: int(rows[0][0]) for table, rows in zip(tables, answers, strict=True)}
+
+    return store._context.driver.run(Transaction(program))  # type: ignore[no-any-return]
+
+
+def test_two_runs_of_the_same_task_at_once_do_not_both_book(saver: HoldfastSaver) -> None:
+    """Two requests resume the same thread: while the first is booking, the second is turned away."""
+    counted, booking, go_on = Counted(saver), threading.Event(), threading.Event()
+    fails = [RuntimeError("first")]
+
+    def during() -> None:
+        if fails:
+            raise fails.pop()
+        booking.set()
+        assert go_on.wait(30)
+
+    counted.during = during
+    with pytest.raises(RuntimeError, match="first"):
+        counted.graph.invoke({}, at("t"))
+    results: list[Any] = []
+    first = threading.Thread(target=lambda: results.append(counted.graph.invoke(None, at("t"))))
+    first.start()
+    assert booking.wait(30)
+    with pytest.raises(hf.LeaseLost, match="is being run by another"):
+        counted.graph.invoke(None, at("t"))
+    go_on.set()
+    first.join(30)
+    assert results == [{"booked": ["x"]}]
+    assert (len(counted.keys), len(set(counted.keys))) == (2, 1)
+
+
+def test_a_subgraph_that_a_node_calls_itself_is_found_again(saver: HoldfastSaver) -> None:
+    """Twice in one node: each call has a namespace of its own."""
+    keys: list[str] = []
+    trouble = [RuntimeError("crash")]
+
+    @hf.effect(name="book", timeout_s=60)
+    def book(item: str, key: hf.Key) -> str:
+        keys.append(str(key))
+        return item
+
+    inner = StateGraph(Trip)
+    inner.add_node("trip", lambda state: {"booked": [book("a")]})
+    inner.add_edge(START, "trip")
+    called = inner.compile()
+
+    def outer(state: Trip) -> Trip:
+        both = [*called.invoke({})["booked"], *called.invoke({})["booked"]]
+        if trouble:
+            raise trouble.pop()
+        return {"booked": both}
+
+    builder = StateGraph(Trip)
+    builder.add_node("outer", outer)
+    builder.add_edge(START, "outer")
+    graph = builder.compile(checkpointer=saver)
+    with pytest.raises(RuntimeError, match="crash"):
+        graph.invoke({}, at("t"))
+    assert graph.invoke(None, at("t"))["booked"] == ["a", "a"]
+    assert (len(keys), len(set(keys))) == (2, 2)

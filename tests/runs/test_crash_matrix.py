@@ -326,12 +326,9 @@ def rows(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("matrix")
     server = request.getfixturevalue("postgres_server")
     urls = {"sqlite": str(folder / "matrix.db"), "postgres": server.create_database("crash_matrix")}
-    wanted = {
-        (params["place"], params["mode"], params["name"])
-        for item in request.session.items
-        if (params := getattr(getattr(item, "callspec", None), "params", {}))
-        and "rows" in getattr(item, "fixturenames", ())
-    }
+    items = [item for item in request.session.items if "rows" in getattr(item, "fixturenames", ())]
+    params = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    wanted = {(found["place"], found["mode"], found["name"]) for found in params}
     wanted = wanted or set(ROWS)
     with ThreadPoolExecutor(2) as pool:
         parts = pool.map(

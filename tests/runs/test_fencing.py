@@ -33,7 +33,7 @@ from holdfast.errors import OutcomeUnknown
 from holdfast.log.cache import BaseCache
 from holdfast.runs import points, rows
 from holdfast.runs.points import Point
-from holdfast.runs.runtime import runtime_of
+from holdfast.runs.runtime import TICK_S, runtime_of
 from holdfast.runs.session import Session
 from holdfast.storage import postgres_pool
 from holdfast.storage.program import Driver, Transaction
@@ -126,6 +126,20 @@ def test_an_effect_that_a_killed_worker_had_begun_is_in_doubt_and_not_repeated(
     hf.Worker(store).run(until_idle=True)
     assert run.result() == "after"
     assert done(tmp_path) == ["before", "pay", "after"]
+
+
+@pytest.mark.parametrize(("lease_s", "tick_s"), [(0.6, 0.1), (60.0, TICK_S)])
+def test_the_shortest_lease_sets_the_pace_of_renewals(tmp_path: Path, lease_s: float, tick_s: float) -> None:
+    """A lease of a second must not run out between two looks."""
+    ticks: list[float] = []
+
+    @hf.durable
+    def watching() -> None:
+        ticks.append(runtime_of(opened._context)._tick_s())
+
+    with hf.open(str(tmp_path / "agent.db"), lease_s=lease_s) as opened:
+        opened.run(watching)
+    assert ticks == [pytest.approx(tick_s)]
 
 
 # --- clocks

@@ -797,3 +797,61 @@ def test_the_states_go_with_the_run(lab: Lab) -> None:
     lab.store.delete_run("source")
     assert lab.store.threads() == []
     assert lab.store.verify().ok
+
+
+@pytest.mark.parametrize("at", range(1, 10))
+def test_tasks_that_end_at_any_time_are_put_in_at_the_same_place_again(store: hf.Store, at: int) -> None:
+    """Background tasks end when they like; the run is stopped after each of its commits, and goes on the same way."""
+    import random
+
+    lab = Lab(store, "async")
+    chance = random.Random(at)
+    commits: list[Point] = []
+
+    @hf.step(name="work")
+    async def work(name: str) -> str:
+        for _ in range(chance.randrange(4)):
+            await asyncio.sleep(0)
+        hf.state()[name] = name
+        return name if len(name) < 3 else name * BLOB
+
+    @hf.durable(name=f"racy-{id(lab)}")
+    async def racy() -> Any:
+        state = hf.state({"seen": []})
+
+        async def background(name: str) -> None:
+            await work(name)
+            await asyncio.sleep(0)
+            state[f"{name}-end"] = sorted(state)
+
+        tasks = []
+        for number in range(3):
+            tasks.append(asyncio.create_task(background(f"b{number}")))
+            await work(f"main{number}")
+            state["seen"].append(sorted(state))
+        await asyncio.gather(*tasks)
+        state["seen"].append(sorted(state))
+        await work("z")
+        return dict(state)
+
+    def stop(point: Point) -> None:
+        if point.kind == "done" and point.when == "after":
+            commits.append(point)
+            if len(commits) == at:
+                raise Stop
+
+    with hooked(stop):
+        try:
+            run = lab.run(racy, id="racy")
+        except Stop:
+            run = lab.run(racy, id="racy")
+    assert run.status in ("done", "queued"), run.info()
+    result = run.result()
+    expected = {"main0", "main1", "main2", "z", "seen", *(f"b{n}{end}" for n in range(3) for end in ("", "-end"))}
+    assert set(result) == expected
+    assert set(result["seen"][3]) == expected - {"z"}
+    assert lab.store.replay(run).result == result
+    assert run.state_at() == result
+
+
+BLOB = 20_000

@@ -17,6 +17,7 @@ from holdfast.log.branches import count_threads, thread_names
 from holdfast.log.compacting import reclaim, recompress
 from holdfast.log.labels import LabelRow
 from holdfast.log.pending import Against, has_loose, repacked
+from holdfast.runs import graph_tasks
 from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Statement, read, write
 
 _PAGE = 500
@@ -48,8 +49,9 @@ def compact(keeper: Keeper, retention: Retention, progress: Progress | None) -> 
             after, done = number, done + 1
             if progress is not None:
                 progress(done, max(done, total))
+    removed_tasks = yield from graph_tasks.sweep(tenant, keeper.ctx.clock_us())
     saved += yield from recompress(tenant)
-    if expired or removed or saved:  # it rewrites the file
+    if expired or removed or saved or removed_tasks:  # it rewrites the file
         yield from reclaim()
     return Compacted(expired, removed, saved)
 

@@ -43,13 +43,14 @@ def scope_of_node(spec: StepSpec) -> Scope | None:
     from langgraph.config import get_config
 
     try:
-        configurable: Mapping[str, Any] = get_config().get("configurable", {})
+        config = get_config()
     except RuntimeError:  # not inside a graph
         return None
+    configurable: Mapping[str, Any] = config.get("configurable", {})
     scratchpad = configurable.get("__pregel_scratchpad")
     if configurable.get("__pregel_task_id") is None or scratchpad is None:
         return None
-    problem = _problem(configurable, blocks=not spec.is_async and _is_on_a_loop())
+    problem = _problem(configurable, blocks=not spec.is_async and _is_on_its_loop(config.get("callbacks")))
     if problem is not None:
         if spec.kind != "effect":
             return None
@@ -64,7 +65,7 @@ def scope_of_node(spec: StepSpec) -> Scope | None:
 
 
 def _problem(configurable: Mapping[str, Any], *, blocks: bool) -> Exception | None:
-    """Why what is written down here would not be found again. `blocks`: it is a blocking call on an event loop."""
+    """Why what is written down here would not be found again. `blocks`: it is a blocking call on the graph's loop."""
     saver = configurable.get("__pregel_checkpointer")
     if not isinstance(saver, HoldfastSaver):
         kept = "no checkpointer" if saver is None else f"a {type(saver).__name__} as its checkpointer"
@@ -154,7 +155,7 @@ def _stored(scope: NodeScope, tenant: int) -> Act[int]:
         if monotonic() > until:
             raise UsageError(
                 f"the checkpoint of this task of thread {task.thread!r} is not stored after {_STORED_S:.0f} seconds: "
-                "was the thread deleted, or is the database away?"
+                "was the thread deleted, is the database away, or does a blocking call hold up the event loop?"
             )
         yield Pause(next(pauses, LOOK_S[-1]))
 
@@ -170,12 +171,14 @@ def _find(tenant: int, task: Task) -> Program[int | None]:
     return row.thread
 
 
-def _is_on_a_loop() -> bool:
+def _is_on_its_loop(callbacks: Any) -> bool:
+    """Whether this thread runs the event loop that an async graph lives on. A blocking graph may be run on one too, in
+    a notebook, and stores its checkpoints elsewhere."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return False
-    return True
+    return bool(getattr(callbacks, "is_async", True))
 
 
 ambient.add_provider(scope_of_node)

@@ -112,9 +112,6 @@ async def aperform(scope: Scope, act: Act[T]) -> T:
     session = scope.session
     run = session.ctx.driver.arun
     cancelled: BaseException | None = None
-    here = current.get()
-    if here is not None:
-        here.calls += 1
     try:
         want = next(act)
         while True:
@@ -148,9 +145,6 @@ async def aperform(scope: Scope, act: Act[T]) -> T:
         while end.waits:
             await session.suspend(Wait(""))
         raise
-    finally:
-        if here is not None:
-            here.calls -= 1
 
 
 async def _transact(run: Callable[[Transaction], Coroutine[Any, Any, Any]], want: Transaction) -> tuple[Any, Any]:

@@ -166,8 +166,8 @@ def list_runs(
     tenant = yield from ctx.tenant()
     if tenant is None:
         return []
-    wanted = {"status": status, "function": function, "queue": queue, "parent": None, "tasks": tasks}
-    return (yield from read(partial(rows.listed, tenant, before=before, limit=limit, **wanted)))
+    wanted = partial(rows.listed, tenant, status=status, function=function, queue=queue, parent=None, tasks=tasks)
+    return (yield from read(partial(wanted, before=before, limit=limit)))
 
 
 def list_asks(ctx: Context, run_id: str | None, everything: bool, limit: int) -> Flow[list[tuple[Any, ...]]]:

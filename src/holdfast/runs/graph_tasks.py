@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.log.branches import try_thread
 from holdfast.runs import rows
-from holdfast.runs.retention import drop_loose_blobs
+from holdfast.runs.blobs import drop_loose_blobs
 from holdfast.runs.rows import TASK, Hold, NewRun, RunRow
 from holdfast.storage.program import Batch, Flow, Program, Sql, Statement, read, write
 

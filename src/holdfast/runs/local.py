@@ -97,22 +97,26 @@ def _on_a_loop(call: Any, interrupt: Callable[[], None] | None = None) -> Any:
         return asyncio.run(call())
     found: list[Any] = []
     errors: list[BaseException] = []
+    ended = threading.Event()
 
     def body() -> None:
         try:
             found.append(asyncio.run(call()))
         except BaseException as error:
             errors.append(error)
+        finally:
+            ended.set()
 
     thread = threading.Thread(target=partial(contextvars.copy_context().run, body), name="holdfast-run")
     thread.start()
     try:
-        thread.join()
+        ended.wait()  # not join: an interrupted one takes the thread for ended
     except BaseException:
         if interrupt is not None:
             interrupt()
-            thread.join(_INTERRUPTED_S)
+            ended.wait(_INTERRUPTED_S)
         raise
+    thread.join()
     if errors:
         raise errors[0]
     return found[0]

@@ -154,6 +154,7 @@ _KINDS = {
     "hf.patched": "patch",
     "hf.fork": "fork",
     "thread.save": "save",
+    "hf.state": "state",
 }
 
 

@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.log.ids import ID_MAX, ROOM
-from holdfast.runs.blobs import _hash as blob_hash
+from holdfast.runs.blobs import blob_hash
 from holdfast.runs.entries import KIND_NAMES, unpack
 from holdfast.runs.rows import FINISHED, STATUSES
 from holdfast.threads.checks import check_metadata, check_name, check_note, check_text

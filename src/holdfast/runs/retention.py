@@ -16,10 +16,10 @@ from holdfast.errors import UsageError
 from holdfast.log import sweeping
 from holdfast.log.branches import metadata_of, try_thread
 from holdfast.log.compacting import reclaim, recompress
-from holdfast.runs import caching, claiming, flows, rows
+from holdfast.runs import caching, claiming, flows, graph_tasks, rows
+from holdfast.runs.blobs import drop_loose_blobs
 from holdfast.runs.rows import FINISHED, RunRow
 from holdfast.runs.state import RUN_KEY, thread_name
-from holdfast.storage.base import ConstraintFailed
 from holdfast.storage.program import Batch, Flow, Program, Sql, read, write
 from holdfast.threads.context import Context
 
@@ -66,14 +66,6 @@ _DROP_REST = [
 ]
 _SWEPT = Sql("UPDATE run SET keep_until = NULL WHERE tenant = :tenant AND run = :run")
 _DROP_RUN = [Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run") for table in ("run_value", "run")]
-_LOOSE_BLOBS = Sql(
-    """SELECT b.hash FROM blob b WHERE b.tenant = :tenant AND NOT EXISTS (
-        SELECT 1 FROM run_blob u WHERE u.tenant = b.tenant AND u.hash = b.hash) LIMIT :limit"""
-)
-_DROP_BLOB = Sql(
-    """DELETE FROM blob WHERE tenant = :tenant AND hash = :hash AND NOT EXISTS (
-        SELECT 1 FROM run_blob u WHERE u.tenant = :tenant AND u.hash = :hash)"""
-)
 # One worker of many takes the day's turn.
 _TURN = Sql(
     """INSERT INTO meta (key, value) VALUES (:key, CAST({now} AS text))
@@ -99,7 +91,7 @@ def sweep_runs(tenant: int, keep_us: int | None, clock_us: Callable[[], int]) ->
     """Remove the journals of finished runs whose time is over, and what only they needed. How many runs."""
     if keep_us is not None:
         yield from write(partial(_date_cancelled, tenant, keep_us))
-    swept = 0
+    swept = yield from graph_tasks.sweep(tenant, clock_us())
     while True:
         # A fork that goes frees its origin, so what was needed before may not be any more: until nothing changes.
         found = yield from _sweep_round(tenant, clock_us)
@@ -166,25 +158,6 @@ def _drop_entries(tenant: int, run: int) -> Program[int]:
 
 def _drop_rest(tenant: int, run: int) -> Program[None]:
     yield Batch(*(sql(tenant=tenant, run=run) for sql in _DROP_REST), last=True)
-
-
-def drop_loose_blobs(tenant: int) -> Flow[None]:
-    while page := (yield from read(partial(_loose_blobs, tenant))):
-        try:
-            yield from write(partial(_drop_blobs, tenant, page))
-        except ConstraintFailed:
-            return  # a run has just come to need one of them: the next sweep looks again
-        if len(page) < _PAGE:
-            return
-
-
-def _loose_blobs(tenant: int) -> Program[list[bytes]]:
-    [found] = yield Batch(_LOOSE_BLOBS(tenant=tenant, limit=_PAGE), last=True)
-    return [bytes(row[0]) for row in found]
-
-
-def _drop_blobs(tenant: int, hashes: list[bytes]) -> Program[None]:
-    yield Batch(*(_DROP_BLOB(tenant=tenant, hash=key) for key in hashes), last=True)
 
 
 # --- one run

@@ -206,7 +206,12 @@ _DROP_JOURNAL = Sql(
     """DELETE FROM journal WHERE tenant = :tenant AND run = :run
     AND NOT EXISTS (SELECT 1 FROM run WHERE tenant = :tenant AND origin = :run)"""
 )
-_DROP_ASKS = Sql("DELETE FROM ask WHERE tenant = :tenant AND run = :run")
+_DROP_BLOBS = Sql(
+    """DELETE FROM run_blob WHERE tenant = :tenant AND run = :run
+    AND NOT EXISTS (SELECT 1 FROM run WHERE tenant = :tenant AND origin = :run)"""
+)
+# The answers too: a question of the next round has the same path, and they must not count for it.
+_DROP_ASKS = [Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run") for table in ("answer", "ask")]
 
 
 def find(tenant: int, run_id: str) -> Program[RunRow | None]:
@@ -354,7 +359,8 @@ def start_over(hold: Hold, *, args: bytes, incarnation: bytes, now: int) -> Prog
         return False
     yield Batch(
         _DROP_JOURNAL(tenant=tenant, run=run),
-        _DROP_ASKS(tenant=tenant, run=run),
+        _DROP_BLOBS(tenant=tenant, run=run),
+        *(drop(tenant=tenant, run=run) for drop in _DROP_ASKS),
         ADD_VALUE(tenant=tenant, run=run, sort="args", value=args),
         last=True,
     )

@@ -27,7 +27,7 @@ class Unwind(BaseException):
 class Scope:
     """One branch of a run. `stop`, once set, is raised by every further journal call of the branch."""
 
-    __slots__ = ("body", "calls", "count", "deadlines", "is_async", "parent", "prefix", "session", "stop", "view")
+    __slots__ = ("body", "count", "deadlines", "is_async", "parent", "prefix", "session", "stop", "view")
 
     def __init__(
         self, session: Session, prefix: str = "", *, is_async: bool, deadlines: tuple[tuple[str, int], ...] = ()
@@ -40,7 +40,6 @@ class Scope:
         self.body: BodyFrame | None = None
         self.deadlines = deadlines  # of hf.timeout: path and time
         self.parent: Scope | None = None
-        self.calls = 0  # of an async branch: journaled calls that it is in the middle of
         self.view: Any = None  # its part of hf.state(): see state.py
 
     def take(self) -> str:
@@ -69,11 +68,12 @@ class Scope:
             self.session.state.branched(self, made)
         return made
 
-    def ended(self) -> None:
-        """The branch has come to its end: what it changed in hf.state() is its maker's now. Not for one that was
-        cancelled or unwound: on replay it may not run at all."""
+    def ended(self, *, awaited: bool = True) -> None:
+        """The branch has come to its end, and its maker takes its result (or, not `awaited`, may do so at any time):
+        what it changed in hf.state() is its maker's. Not for one that was cancelled or unwound, which on replay may
+        not run at all."""
         if self.view is not None and self.session.state is not None:
-            self.session.state.ended(self)
+            self.session.state.ended(self, awaited=awaited)
 
     def check(self) -> None:
         """Raise what ended this branch or the run, again and again: user code may catch everything."""

@@ -5,9 +5,9 @@ entry, as a patch. With each entry that finds the state changed go its hash, whi
 the whole state: a record of the thread `run:<id>`, in the same commit.
 
 Every branch has a state of its own, a copy made when the branch was made: so what a branch sees does not depend on who
-runs first. When a branch ends, what it changed is put into the state of the code that made it; two branches that
-changed the same path are an error. A branch that ends while its maker is in the middle of a journaled call is put in
-with that call's entry, and recorded there.
+runs first. When a branch has ended, what it changed is put into the state of the code that made it: with the result of
+hf.gather and its like, and for a plain task the next time that code looks at its state, which is written down, so that
+a replay does it at the same place. Two branches that changed the same path are an error.
 """
 
 from __future__ import annotations
@@ -97,16 +97,16 @@ class State(MutableMapping[str, Any]):
 class View:
     """The state of one branch."""
 
-    __slots__ = ("base", "data", "is_joined", "later", "line", "pending", "ready", "saved")
+    __slots__ = ("base", "data", "is_joined", "line", "looks", "pending", "ready", "saved")
 
     def __init__(self, line: Line, *, data: dict[str, Any] | None = None, base: bytes = b"{}") -> None:
         self.line = line  # where its next checkpoint goes
         self.data = data  # None: nobody looked yet, it is `base`
         self.base = base  # as it was when the branch was made
         self.saved: bytes | None = None  # as it is recorded
-        self.pending: Ops = []  # what bodies and late branches changed, for the next entry
-        self.ready: list[tuple[Scope, Ops]] = []  # of branches that have ended
-        self.later: list[tuple[Scope, Ops]] = []  # of those that ended while this one was in a journaled call
+        self.pending: Ops = []  # what a body changed, for its entry
+        self.ready: list[tuple[Scope, Ops]] = []  # of tasks that have ended, not put in yet
+        self.looks = 0  # how often the code of the branch has looked: places between two calls
         self.is_joined = False
 
 
@@ -123,7 +123,14 @@ class Keeper:
         session.root.view = View(line, data=decode(encode(initial, self._codec), self._codec))
         entries = [recorded for found in session.index.values() for recorded in found]
         self._loaded = max((recorded.seq for recorded in entries), default=0)
-        self._recorded_joins = {prefix for recorded in entries for prefix in _info(recorded).get("j", ())}
+        self._joins: dict[tuple[str, int], dict[str, Any]] = {}  # by branch and look: what was put in there
+        self._last: dict[str, int] = {}  # by branch: its last recorded call
+        for recorded in entries:
+            prefix, number = _place(recorded.entry.path)
+            self._last[prefix] = max(number, self._last.get(prefix, 0))
+            if "j" in (info := _info(recorded)):
+                self._joins[prefix, int(info["n"])] = info
+        self._recorded_joins = {prefix for info in self._joins.values() for prefix in info["j"]}
         # A fork that gave kept steps other results computes another state than the shared entries have.
         self._is_changed = any(recorded.kind == CHANGE and recorded.entry.name != "hf.fork" for recorded in entries)
 
@@ -134,7 +141,32 @@ class Keeper:
         scope = current.get()
         if scope is None or scope.session is not self._session:
             raise NotInRun("the state of a run was used outside of it: in another run, or in a thread of your own")
-        return self._data(scope if scope.body is None else scope.body.scope)
+        return self._look(scope) if scope.body is None else self._data(scope.body.scope)
+
+    def _look(self, scope: Scope) -> dict[str, Any]:
+        """The code of a branch looks at its state: put in what tasks that have ended left, or what was put in here."""
+        data, view = self._data(scope), scope.view
+        view.looks += 1
+        info = self._joins.get((scope.prefix, view.looks))
+        if info is not None:
+            apply(data, decode(unsqueeze(info["d"]), self._codec))
+        # As long as there is something recorded ahead, it was not put in here.
+        elif view.ready and scope.count >= self._last.get(scope.prefix, 0):
+            with self._lock:
+                ready, view.ready = sorted(view.ready, key=_order), []
+            for branch, ops in ready:
+                self._join(view, branch, ops)
+            self._note_joins(scope, ready)
+        return data
+
+    def _note_joins(self, scope: Scope, joined: list[tuple[Scope, Ops]]) -> None:
+        session = self._session
+        if session.replay:
+            return
+        ops = squeeze(encode([op for _, ops in joined for op in ops], self._codec))
+        info = {"n": scope.view.looks, "j": [branch.prefix for branch, _ in joined], "d": ops}
+        path = f"{scope.prefix}{scope.count}~joined"
+        session.later(VALUE, Entry(path, "hf.state", session.ctx.clock_us(), more={"state": info}))
 
     def _view(self, scope: Scope) -> View:
         view: View | None = scope.view
@@ -146,34 +178,30 @@ class Keeper:
         view = self._view(scope)
         if view.data is None:
             view.data = decode(view.base, self._codec)
-        if view.ready:
-            with self._lock:
-                ready, view.ready = sorted(view.ready, key=_order), []
-                for branch, ops in ready:
-                    self._join(view, branch, ops)
-        assert view.data is not None
         return view.data
 
     def text(self, scope: Scope) -> bytes | None:
         """The state of a branch as text; None if it has none."""
         if scope.view is None:
             return None
-        if scope.view.data is None and not scope.view.ready:
+        if scope.view.data is None:
             return bytes(scope.view.base)
-        return encode(self._data(scope), self._codec)
+        return encode(scope.view.data, self._codec)
 
     # --- branches
 
     def branched(self, maker: Scope, branch: Scope) -> None:
         """A branch begins: with a copy of its maker's state."""
-        text = self.text(maker)
-        if text is not None:
-            line = maker.view.line
-            branch.view = View(Line(line.name, line.merge, line.thread, line.tree, line.cursor), base=text)
-            branch.view.saved = maker.view.saved
+        if maker.view is None:
+            return
+        self._look(maker)
+        text, line = self.text(maker), maker.view.line
+        assert text is not None
+        branch.view = View(Line(line.name, line.merge, line.thread, line.tree, line.cursor), base=text)
+        branch.view.saved = maker.view.saved
 
-    def ended(self, branch: Scope) -> None:
-        """A branch has ended: what it changed is put into its maker's state, at once or with the maker's next entry."""
+    def ended(self, branch: Scope, *, awaited: bool) -> None:
+        """A branch has ended. `awaited`: its maker takes its result here and now; else it may be doing anything."""
         view, maker = branch.view, branch.parent
         if view is None or maker is None or maker.view is None or branch.prefix in self._recorded_joins:
             return
@@ -181,11 +209,16 @@ class Keeper:
             if view.is_joined:
                 return
             view.is_joined = True
+            if view.data is not None:
+                self._look(branch)  # what its own tasks left
             text = self.text(branch)
             assert text is not None
             ops = difference(view.base, view.data, text, self._codec)
-            if ops:
-                (maker.view.later if maker.calls else maker.view.ready).append((branch, ops))
+            if ops and not awaited:
+                maker.view.ready.append((branch, ops))
+        if ops and awaited:
+            self._data(maker)
+            self._join(maker.view, branch, ops)
 
     def _join(self, view: View, branch: Scope, ops: Ops) -> None:
         data = view.data
@@ -237,35 +270,18 @@ class Keeper:
         if scope is None or scope.view is None:
             yield from write(*drafts, beside=beside, lease_us=lease_us)
             return
-        view = scope.view
-        pending, joined = list(view.pending), self._late_joins(view)
-        text = self.text(scope)
+        view, text = scope.view, self.text(scope)
+        pending = list(view.pending)
         assert text is not None
-        if text == view.saved and not pending and not joined:
+        if text == view.saved and not pending:
             yield from write(*drafts, beside=beside, lease_us=lease_us)
             return
         info: dict[str, Any] = {"h": _hash(text)}
-        if pending or joined:
-            joins = [op for _, ops in joined for op in ops]
-            info["d"] = squeeze(encode([*joins, *pending], self._codec))
-        if joined:
-            info["j"] = [branch.prefix for branch, _ in joined]
+        if pending:
+            info["d"] = squeeze(encode(pending, self._codec))
         yield from self._write(view, text, info, drafts, beside, lease_us, write)
         view.saved = text
         del view.pending[: len(pending)]
-        self._recorded_joins.update(info.get("j", ()))
-
-    def _late_joins(self, view: View) -> list[tuple[Scope, Ops]]:
-        """Put in what branches left that ended during this call. It is recorded, so that replay has it here too."""
-        if not view.later:
-            return []
-        with self._lock:
-            later, view.later = sorted(view.later, key=_order), []
-            if view.data is None:
-                view.data = decode(view.base, self._codec)
-            for branch, ops in later:
-                self._join(view, branch, ops)
-        return later
 
     def _write(
         self,
@@ -307,7 +323,8 @@ class Keeper:
     def finish(self) -> Act[None]:
         """Record the last changes of the function, which no call came after."""
         root, session = self._session.root, self._session
-        if self.text(root) != root.view.saved or root.view.later:
+        self._look(root)
+        if self.text(root) != root.view.saved:
             entry = Entry("state", "hf.state", session.ctx.clock_us())
             yield from self.recording(((VALUE, entry),), None, 0, partial(session.record, stateless=True), root)
 
@@ -322,7 +339,7 @@ class Keeper:
         entries: list[Entry] = []
         for recorded in found:
             info = _info(recorded)
-            if not info or recorded.seq > self._loaded or recorded.entry in entries:  # written twice: it is one
+            if not info or recorded.seq > self._loaded or recorded.entry in entries:  # what is written twice is one
                 continue
             entries.append(recorded.entry)
             if "d" in info:
@@ -385,6 +402,12 @@ class _Gone(Exception):
 
 def _hash(text: bytes) -> bytes:
     return blake3(text).digest(_HASH_BYTES)
+
+
+def _place(path: str) -> tuple[str, int]:
+    """The branch of a call, and its number there."""
+    prefix, _, number = path.partition("~")[0].partition("#")[0].rpartition(".")
+    return f"{prefix}." if prefix else "", int(number) if number.isdigit() else 0
 
 
 def _order(joined: tuple[Scope, Ops]) -> list[tuple[int, str]]:

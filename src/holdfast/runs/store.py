@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from holdfast.errors import UsageError
 from holdfast.log.cache import BaseCache
-from holdfast.runs import flows, retention, saving
+from holdfast.runs import flows, graph_tasks, retention, saving, verifying
 from holdfast.runs.asking import Given
 from holdfast.runs.decorators import durable_spec
 from holdfast.runs.handle import Run
@@ -22,11 +23,14 @@ from holdfast.runs.rows import STATUSES, NewRun, RunRow
 from holdfast.runs.runtime import runtime_of
 from holdfast.runs.session import LEASE_US
 from holdfast.runs.specs import DurableSpec
-from holdfast.storage.program import Flow
+from holdfast.storage.program import Flow, read
+from holdfast.storage.program import Progress as Counter
 from holdfast.storage.urls import open_driver
 from holdfast.threads.checks import check_limit, check_name
 from holdfast.threads.context import Context
+from holdfast.threads.models import Problem, Pruned, Report, Stats
 from holdfast.threads.store import CACHE_BYTES, DEFAULT_TENANT, ThreadStore
+from holdfast.threads.thread import Thread
 from holdfast.values.registry import Codec
 
 
@@ -315,7 +319,27 @@ class Store(ThreadStore):
             return 0
         return (yield from retention.sweep_runs(tenant, self._keep_us, self._context.clock_us))
 
-    def _delete(self, thread: Thread | str, progress: Counted | None) -> Flow[Pruned]:
+    def _verify(self, progress: Counter | None) -> Flow[Report]:
+        report = yield from super()._verify(progress)
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            return report
+        found = yield from verifying.verify_runs(tenant, progress)
+        problems = [
+            Problem(f"(run {run})", None, what, run) if run is not None else Problem("(store)", None, what)
+            for run, what in found.problems
+        ]
+        return replace(report, runs=found.runs, problems=(*report.problems, *problems))
+
+    def _stats(self) -> Flow[Stats]:
+        stats = yield from super()._stats()
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            return stats
+        runs, run_bytes = yield from read(partial(verifying.count_runs, tenant))
+        return replace(stats, runs=runs, run_bytes=run_bytes)
+
+    def _delete(self, thread: Thread | str, progress: Counter | None) -> Flow[Pruned]:
         """With the thread go the runs that stand for tasks of its graph."""
         tenant = yield from self._context.tenant()
         name = thread if isinstance(thread, str) else thread.name

@@ -132,7 +132,7 @@ class Supervisor:
             return
         error = task.exception()  # looked at: no complaint about errors that nobody awaited
         if scope is not None and (error is None or isinstance(error, Exception)):
-            scope.ended()
+            scope.ended(awaited=False)
 
     async def join(self, future: asyncio.Future[None]) -> None:
         """Wait for a future that other tasks of the run resolve, and nothing else does."""

@@ -56,6 +56,7 @@ _LISTEN_S = 0.5
 _UPKEEP_FIRST_S, _UPKEEP_EVERY_S = 60.0, 3600.0  # when to see whether the day's work is still to be done
 _VERSIONS_EVERY_S = 60.0
 _LATER_US = 5_000_000
+_GATHER_S, _SHARE = 0.005, 4  # a claim waits so long until this part (a half) of the places is free
 # What passes: the worker waits and goes on.
 _PASSING = (Unavailable, Busy, OutcomeUnknown, DiskFull)
 _log = logging.getLogger("holdfast")
@@ -103,9 +104,10 @@ class Worker:
         # put() may be called by a signal's handler while the same thread is inside of get().
         self._news: SimpleQueue[None] = SimpleQueue()
         self._working = threading.Lock()
-        self._stopping = self._hurry = self._ended = False
+        self._stopping = self._hurry = False
         self._recover = False
         self._eager = False
+        self._gather_until_s = 0.0
         self._troubles = 0
         self._told_versions: set[tuple[str, str]] = set()
 
@@ -144,20 +146,19 @@ class Worker:
             self._prepare()
             self._owner = new_owner(self._ctx.driver)
             self._crew = Crew(self._job_ended)
-            ear = threading.Thread(target=self._listen, name="holdfast-worker-news", daemon=True)
-            ear.start()
+            ended = threading.Event()
+            threading.Thread(target=self._listen, args=(ended,), name="holdfast-worker-news", daemon=True).start()
             try:
                 while not self._stopping and (pause_s := self._turn(until_idle)) is not None:
                     self._wait(pause_s)
             finally:
                 self._stopping = True
                 self._drain()
-                self._ended = True
+                ended.set()
                 self._crew.close()
-                ear.join(2 * _LISTEN_S)
                 self._owner.close()
         finally:
-            self._stopping = self._hurry = self._ended = False
+            self._stopping = self._hurry = False
             self._working.release()
 
     def _prepare(self) -> None:
@@ -174,7 +175,10 @@ class Worker:
         try:
             if not until_idle:
                 self._see_to_upkeep()
-            pause_s = self.poll_s if most <= 0 else self._find_work(most, until_idle)
+            pause_s: float | None = self.poll_s if most <= 0 else self._gather_s(most)
+            if most > 0 and not pause_s:
+                self._gather_until_s = 0.0
+                pause_s = self._find_work(most, until_idle)
         except _PASSING as error:
             self._troubles += 1
             self._recover = self._recover or isinstance(error, OutcomeUnknown)
@@ -183,6 +187,15 @@ class Worker:
             return float(min(_TROUBLE_PAUSE_MAX_S, self.poll_s * 2**self._troubles))
         self._troubles = 0
         return pause_s
+
+    def _gather_s(self, most: int) -> float:
+        """How long to wait for more free places: where there is plenty to do, one claim should take several runs."""
+        if not self._eager or most * _SHARE >= self.concurrency:
+            self._gather_until_s = 0.0
+            return 0.0
+        now_s = time.monotonic()
+        self._gather_until_s = self._gather_until_s or now_s + _GATHER_S
+        return max(0.0, self._gather_until_s - now_s)
 
     def _find_work(self, most: int, until_idle: bool) -> float | None:
         is_idle = not self._active  # before the look: a run that ends afterwards may leave something due
@@ -334,14 +347,14 @@ class Worker:
 
     # --- beside
 
-    def _listen(self) -> None:
+    def _listen(self, ended: threading.Event) -> None:
         """Hear of news, if the driver can. What is missed is found by looking."""
         listen = getattr(self._ctx.driver, "listen", None)
         if listen is None:
             return
         news = listen()
         try:
-            while not self._ended:
+            while not ended.is_set():
                 try:
                     if news.wait(_LISTEN_S):
                         self._news.put(None)
@@ -349,7 +362,7 @@ class Worker:
                     return
                 except StoreError as error:
                     _log.info("the worker hears no news and looks by itself: %s", error)
-                    time.sleep(_LISTEN_S)
+                    ended.wait(_LISTEN_S)
         finally:
             news.close()
 

@@ -160,6 +160,7 @@ class Problem:
     thread: str
     checkpoint: str | None
     what: str
+    run: str | None = None  # whose journal, questions or results it is about
 
     def __str__(self) -> str:
         where = f"{self.thread} {self.checkpoint}" if self.checkpoint else self.thread
@@ -173,6 +174,7 @@ class Report:
     threads: int
     checkpoints: int
     problems: tuple[Problem, ...] = ()
+    runs: int = 0
 
     @classmethod
     def of(cls, findings: Iterable[Findings]) -> Report:
@@ -211,6 +213,8 @@ class Stats:
     keyframe_bytes: int
     state_bytes: int = field(metadata={"doc": "what storing every state in full as JSON would take"})
     pending_bytes: int = 0  # writes that are pending on LangGraph's checkpoints
+    runs: int = 0
+    run_bytes: int = 0  # journals, arguments and results of runs
 
     @property
     def stored_bytes(self) -> int:

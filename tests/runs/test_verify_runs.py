@@ -1,0 +1,219 @@
+"""`store.verify()` looks at runs too: whatever somebody changes in the database behind our back is found and named.
+
+The damage is done with plain SQL, on SQLite and on PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.runs.blobs import BLOB_MIN_BYTES
+from holdfast.storage.program import Batch, Program, Sql, Transaction
+
+
+@hf.step(name="verify-search")
+def search(word: str) -> str:
+    return word * 3
+
+
+@hf.step(name="verify-large")
+def large(number: int) -> str:
+    return random.Random(number).randbytes(2 * BLOB_MIN_BYTES).hex()  # nothing that compresses
+
+
+@hf.effect(name="verify-book", timeout_s=5)
+def book(item: str, key: hf.Key) -> str:
+    return f"{item}-1"
+
+
+@hf.durable(name="verify-child")
+def child(word: str) -> str:
+    return search(word)
+
+
+@hf.durable(name="verify-agent")
+def agent(word: str) -> str:
+    found = search(word)
+    large(1)
+    booked = book(found)
+    kid = hf.spawn(child, word, id=f"child of {word}").result()
+    flight = hf.ask("Which?", options=["LH", "AF"])
+    return f"{booked} {kid} {flight}"
+
+
+@hf.durable(name="verify-fails")
+def fails() -> None:
+    raise ValueError("no")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[hf.Store]:
+    """A run that is done, one that waits for an answer, a fork, a child of each, one that failed, and an import."""
+    url = str(tmp_path / "a.db") if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
+    with hf.open(url, durability="normal") as opened:
+        opened.run(agent, "done", id="done")
+        opened.answer("done", "LH", who="maria")
+        assert opened.run(agent, "done", id="done").result() == "donedonedone-1 donedonedone LH"
+        opened.run(agent, "waits", id="waits")
+        opened.fork("done", at="2", id="fork", keys="new")
+        opened.run(fails, id="failed")
+        yield opened
+
+
+def run_sql(store: hf.Store, *statements: str, **params: Any) -> list[Any]:
+    def program() -> Program[list[Any]]:
+        answers = yield Batch(*(Sql(text)(**params) for text in statements), last=True)
+        return answers[-1]
+
+    found: list[Any] = store._context.driver.run(Transaction(program, write=True))
+    return found
+
+
+def problems(store: hf.Store) -> list[str]:
+    report = store.verify()
+    assert report.ok == (not report.problems)
+    return [str(problem) for problem in report.problems]
+
+
+NUMBER = "(SELECT run FROM run WHERE id = 'done')"
+
+
+def test_sound_runs_are_counted_and_nothing_is_found(store: hf.Store) -> None:
+    report = store.verify()
+    assert (report.ok, report.runs) == (True, 6)
+    stats = store.stats()
+    assert stats.runs == 6
+    assert stats.run_bytes > 1000
+    assert store.tenant("nobody").verify().runs == 0
+    assert store.tenant("nobody").stats().runs == 0
+
+
+async def test_the_same_awaited(store: hf.Store) -> None:
+    assert (await store.averify()).runs == 6
+    assert (await store.astats()).runs == 6
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (f"DELETE FROM journal WHERE run = {NUMBER} AND seq = 2", "does not add up"),
+        (f"UPDATE journal SET kind = 3 WHERE run = {NUMBER} AND seq = 2", "does not add up"),
+        (f"UPDATE journal SET body = :body WHERE run = {NUMBER} AND seq = 2", "cannot be read"),
+        ("UPDATE run SET entries = entries + 1 WHERE id = 'done'", "does not add up"),
+        ("UPDATE run SET digest = 5 WHERE id = 'done'", "does not add up"),
+        ("UPDATE run SET digest = -5 WHERE id = 'done'", "the counts in its row make no sense"),
+        ("UPDATE run SET since = seq + 1 WHERE id = 'done'", "the counts in its row make no sense"),
+        ("UPDATE run SET status = 'odd' WHERE id = 'done'", "its status 'odd' is none"),
+        ("UPDATE run SET status = 'running' WHERE id = 'done'", "its owner is nobody"),
+        ("UPDATE run SET owner = 'me' WHERE id = 'done'", "its owner is me"),
+        ("UPDATE run SET changed_at = -1 WHERE id = 'done'", "its times are none"),
+        ("UPDATE run SET incarnation = :body WHERE id = 'done'", "its incarnation"),
+        ("UPDATE run SET waiting = '{' WHERE id = 'done'", "what it waits for cannot be read"),
+        ("UPDATE run SET input = :body WHERE id = 'done'", "not those that it was started with"),
+        (f"UPDATE run_value SET value = :body WHERE run = {NUMBER} AND sort = 'args'", "its arguments cannot be read"),
+        (f"DELETE FROM run_value WHERE run = {NUMBER} AND sort = 'args'", "its arguments are missing"),
+        (f"DELETE FROM run_value WHERE run = {NUMBER} AND sort = 'outcome'", "it is done, and its result is missing"),
+        (f"UPDATE run_value SET value = :body WHERE run = {NUMBER} AND sort = 'outcome'", "its result cannot be read"),
+        (f"UPDATE ask SET status = 'open' WHERE run = {NUMBER}", "it is open, and the run is done"),
+        (f"UPDATE ask SET status = 'odd' WHERE run = {NUMBER}", "it is 'question' and 'odd'"),
+        (f"UPDATE ask SET terms = '[' WHERE run = {NUMBER}", "its terms cannot be read"),
+        (f"UPDATE ask SET answer = NULL WHERE run = {NUMBER}", "its answer cannot be read"),
+        (f"UPDATE ask SET asked_at = 0 WHERE run = {NUMBER}", "its time is none"),
+        (f"UPDATE answer SET value = :body WHERE run = {NUMBER}", "what maria said cannot be read"),
+        (f"DELETE FROM run_blob WHERE run = {NUMBER}", "nothing keeps its large result"),
+    ],
+)
+def test_damage_to_a_run_is_found_and_named(store: hf.Store, damage: str, what: str) -> None:
+    run_sql(store, damage, body=b"\xc1")
+    found = problems(store)
+    assert [line for line in found if line.startswith("(run done): ") and what in line], found
+    assert {problem.run for problem in store.verify().problems} <= {"done", "fork"}  # a fork shares what it has
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        ("UPDATE answer SET path = 'x'", "(store): 1 questions are answered that nobody asked"),
+        ("UPDATE journal SET run = -1 WHERE seq = 1", "(store): rows of journal belong to 1 runs that are not there"),
+        ("UPDATE ask SET run = -1 WHERE status = 'open'", "(store): rows of ask belong to 1 runs that are not there"),
+    ],
+)
+def test_what_belongs_to_nobody_is_found(store: hf.Store, damage: str, what: str) -> None:
+    if "journal" in damage:
+        damage += f" AND run = {NUMBER}"
+    run_sql(store, damage)
+    assert what in problems(store)
+
+
+def test_a_large_result_that_is_damaged_or_gone_is_found(store: hf.Store) -> None:
+    run_sql(store, "UPDATE blob SET body = :body", body=b"x")
+    [problem] = store.verify().problems
+    assert (problem.run, problem.what.endswith("is damaged")) == ("done", True)
+    run_sql(store, "DELETE FROM run_blob", "DELETE FROM blob")
+    found = [line for line in problems(store) if "its large result is missing" in line]
+    assert {line.partition(":")[0] for line in found} == {"(run done)", "(run waits)", "(run fork)"}
+
+
+def test_a_fork_whose_origin_is_gone_is_found(store: hf.Store) -> None:
+    run_sql(store, f"DELETE FROM journal WHERE run = {NUMBER}", "DELETE FROM run WHERE id = 'done'")
+    assert any(line.startswith("(run fork): ") and "forked from a run that is gone" in line for line in problems(store))
+
+
+def test_a_row_that_holds_something_else_does_not_stop_the_rest(tmp_path: Any) -> None:
+    """SQLite lets a column hold anything."""
+    with hf.open(str(tmp_path / "a.db")) as store:
+        for name in ("a", "b", "c"):
+            store.run(child, name, id=name)
+        run_sql(store, "UPDATE run SET entries = 'many', owner = 7 WHERE id = 'a'", "DELETE FROM journal WHERE seq = 1")
+        found = problems(store)
+        assert found[0] == "(run a): its row is damaged: owner, entries"
+        assert len(found) == 3
+        assert store.verify().runs == 3
+
+
+def test_pages_are_walked_to_their_end(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.runs.verifying._PAGE", 2)
+    monkeypatch.setattr("holdfast.runs.verifying._BLOB_PAGE", 1)
+    seen: list[tuple[int, int]] = []
+    with hf.open(str(tmp_path / "a.db"), durability="normal") as store:
+        for number in range(5):
+            store.run(stored, number, id=f"run {number}")
+        assert store.verify(progress=lambda done, total: seen.append((done, total))).runs == 5
+        assert seen[-1] == (5, 5)
+        run_sql(store, "UPDATE blob SET body = :body", body=b"x")
+        assert len(problems(store)) == 3
+
+
+@hf.durable(name="verify-stored")
+def stored(number: int) -> str:
+    return large(number // 2)[:1]  # two runs may share a large result
+
+
+# --- what a run that begins anew leaves behind
+
+
+@hf.durable(name="verify-rounds")
+def rounds(number: int) -> Any:
+    large(number)
+    said = hf.ask("Again?", quorum=2)
+    if said == "again":
+        hf.continue_as_new(number + 1)
+    return said
+
+
+def test_a_run_that_begins_anew_keeps_neither_answers_nor_large_results(store: hf.Store) -> None:
+    """An answer of the last round does not count for the question at the same place in the next one."""
+    store.run(rounds, 1, id="rounds")
+    for who in ("maria", "noor"):
+        store.answer("rounds", "again", who=who)
+    assert store.run(rounds, 1, id="rounds").status == "waiting"
+    assert store.answer("rounds", "again", who="omar").missing == 1
+    store.sweep_runs()
+    number = "(SELECT run FROM run WHERE id = 'rounds')"
+    assert run_sql(store, f"SELECT count(*) FROM run_blob WHERE run = {number}") == [(1,)]
+    assert store.verify().ok
