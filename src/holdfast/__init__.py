@@ -18,6 +18,8 @@ Everything public is named here; what is not in `__all__` may change.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from holdfast.errors import (
     AnswerRefused,
     BudgetExceeded,
@@ -72,27 +74,38 @@ from holdfast.runs.decorators import durable, effect, step
 from holdfast.runs.doubt import Done, NotDone, Unknown
 from holdfast.runs.drawing import now, patched, random, uuid
 from holdfast.runs.handle import Run
-from holdfast.runs.http import idempotency_headers
 from holdfast.runs.keys import Key
 from holdfast.runs.keys import current_key as idempotency_key
 from holdfast.runs.models import Ask, Event, RunInfo, Step
 from holdfast.runs.parallel import as_completed, first, gather, map
 from holdfast.runs.progress import progress
 from holdfast.runs.progress_file import Progress
-from holdfast.runs.queues import Queue
 from holdfast.runs.replaying import Replay
 from holdfast.runs.resources import Resource, resource
 from holdfast.runs.state import State, state
 from holdfast.runs.store import Store
 from holdfast.runs.store import open_store as open
 from holdfast.runs.timeouts import timeout
-from holdfast.runs.tools import Tools, tools
-from holdfast.runs.worker import Worker
 from holdfast.threads.models import Change, Checkpoint, Problem, Pruned, Report, Stats, ThreadInfo
 from holdfast.threads.thread import Thread
 from holdfast.values.registry import register
 
+if TYPE_CHECKING:
+    from holdfast.runs.http import idempotency_headers
+    from holdfast.runs.queues import Queue
+    from holdfast.runs.tools import Tools, tools
+    from holdfast.runs.worker import Worker
+
 __version__ = "0.1.0"
+
+# What not every program needs is imported when it is first asked for: a sixth of the time that importing all takes.
+_LATE = {
+    "Queue": "holdfast.runs.queues",
+    "Tools": "holdfast.runs.tools",
+    "Worker": "holdfast.runs.worker",
+    "idempotency_headers": "holdfast.runs.http",
+    "tools": "holdfast.runs.tools",
+}
 
 __all__ = [
     "AnswerRefused",
@@ -188,3 +201,12 @@ __all__ = [
     "tools",
     "uuid",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_LATE[name]), name)
+    return value

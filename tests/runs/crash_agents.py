@@ -23,7 +23,6 @@ import holdfast as hf
 import holdfast.storage.postgres
 import holdfast.storage.sqlite
 from holdfast.runs import points, steps, tasks
-from holdfast.runs.parallel import gather
 from holdfast.runs.points import Point
 from holdfast.runs.scope import current
 from holdfast.testing.processes import Say
@@ -244,8 +243,8 @@ def others_of(code: Code) -> list[Agent]:
 
     async def parallel() -> Any:
         if code.is_async:
-            return await gather(book("left"), middle(), book("right"))
-        return gather(lambda: book("left"), middle, lambda: book("right"))
+            return await hf.gather(book("left"), middle(), book("right"))
+        return hf.gather(lambda: book("left"), middle, lambda: book("right"))
 
     async def tasks_of_its_own() -> Any:
         """Plain asyncio; a sync run has no such thing."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import signal
 import threading
 import time
@@ -607,7 +606,7 @@ def test_ctrl_c_gives_an_async_run_back(lab: Lab) -> None:
 
     def press() -> None:
         assert begun.wait(PATIENCE_S)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     presser = threading.Thread(target=press)
     presser.start()
@@ -653,7 +652,7 @@ def test_a_blocking_call_on_a_loops_thread_can_be_interrupted(lab: Lab) -> None:
 
     def press() -> None:
         assert begun.wait(PATIENCE_S)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     async def main() -> str:
         presser = threading.Thread(target=press)

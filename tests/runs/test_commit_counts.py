@@ -274,10 +274,9 @@ def test_commits_of_waiting(meter: Meter) -> None:
     assert cost["commits"] in (4, 4 + 3)
 
 
+@pytest.mark.parametrize("meter", [(place, "async") for place in PLACES], ids="-".join, indirect=True)
 def test_branches_share_commits(meter: Meter) -> None:
     """Concurrent steps of an async run on SQLite are committed in groups: never more than one each, mostly fewer."""
-    if not meter.code.is_async:
-        pytest.skip("a sync run has no tasks")
 
     @hf.step
     async def work(number: int) -> int:

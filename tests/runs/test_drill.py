@@ -93,7 +93,7 @@ def test_workers_are_killed_and_stopped() -> None:
 
 
 def test_a_function_that_is_not_named_or_never_ends_is_refused() -> None:
-    with pytest.raises(UsageError, match="app.py:travel"):
+    with pytest.raises(UsageError, match=r"app\.py:travel"):
         drill("app.py", [])
 
 

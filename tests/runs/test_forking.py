@@ -539,3 +539,20 @@ def test_a_tampered_origin_is_noticed(lab: Lab) -> None:
     drive(lab.store._context.driver, write(program))
     with pytest.raises(hf.RunStuck, match="does not add up"):
         fork.result()
+
+
+def test_a_run_that_began_anew_starts_children_of_its_own(lab: Lab) -> None:
+    @lab.durable(name=f"kid-{id(lab)}")
+    async def kid() -> int:
+        lab.ran.append("kid")
+        return len(lab.ran)
+
+    @lab.durable(name=f"rounds-{id(lab)}")
+    async def rounds(left: int, before: list[int]) -> list[int]:
+        child = await lab(hf.spawn(kid))
+        found = [*before, await lab(child.result())]
+        if left:
+            hf.continue_as_new(left - 1, found)
+        return found
+
+    assert lab.run(rounds, 2, []).result() == [1, 2, 3]

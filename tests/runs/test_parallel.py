@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import threading
 import time
@@ -945,7 +944,7 @@ def test_ctrl_c_while_branches_work_gives_the_run_back(store: hf.Store) -> None:
 
     def press() -> None:
         assert begun.wait(PATIENCE_S)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     presser = threading.Thread(target=press)
     presser.start()

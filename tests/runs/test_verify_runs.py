@@ -169,7 +169,8 @@ def test_a_row_that_holds_something_else_does_not_stop_the_rest(tmp_path: Any) -
     with hf.open(str(tmp_path / "a.db")) as store:
         for name in ("a", "b", "c"):
             store.run(child, name, id=name)
-        run_sql(store, "UPDATE run SET entries = 'many', owner = 7 WHERE id = 'a'", "DELETE FROM journal WHERE seq = 1")
+        damage = "UPDATE run SET entries = 'many', owner = x'07' WHERE id = 'a'"
+        run_sql(store, damage, "DELETE FROM journal WHERE seq = 1")
         found = problems(store)
         assert found[0] == "(run a): its row is damaged: owner, entries"
         assert len(found) == 3

@@ -404,6 +404,27 @@ def test_two_claims_never_give_the_same_run(store: hf.Store, url: str, tmp_path:
     assert sorted(found) == sorted(f"r{number}" for number in range(60))
 
 
+def test_what_is_due_is_found_by_an_index_on_postgresql(postgres_url: str) -> None:
+    """A hundred thousand runs that wait for people must not be passed one by one. clock_timestamp() changes while a
+    statement runs, so that an index is searched by it only if it is taken once."""
+    import psycopg
+
+    from holdfast.storage.postgres_wire import Compiled
+
+    hf.open(postgres_url).close()
+    with psycopg.connect(postgres_url, options="-c search_path=holdfast", autocommit=True) as connection:
+        connection.execute("SET enable_seqscan = off")
+        for number, (sql, index) in enumerate(zip(claiming._DUE, ("run_queued", "run_waiting"), strict=True)):
+            text = Compiled(sql.postgres, None).text
+            connection.execute(f"PREPARE due{number} AS ".encode() + text)
+            given = ", ".join(["'default'", "NULL", "'[]'", "'[]'", "'[]'", "'[]'", "1", "8"])
+            connection.execute("SET plan_cache_mode = force_generic_plan")
+            plan = connection.execute(f"EXPLAIN EXECUTE due{number} ({given})".encode()).fetchall()
+            found = "\n".join(str(line[0]) for line in plan)
+            assert index in found
+            assert "(wake_at <= " in next(line for line in found.splitlines() if "Index Cond" in line)
+
+
 # --- errors
 
 

@@ -44,9 +44,14 @@ def test_all_names_exactly_what_is_public() -> None:
     public = {
         name
         for name, value in vars(holdfast).items()
-        if not name.startswith("_") and not inspect.ismodule(value) and name != "annotations"
+        if not name.startswith("_")
+        and not inspect.ismodule(value)
+        and name not in ("annotations", "Any", "TYPE_CHECKING")
     }
-    assert public | {"__version__"} == set(holdfast.__all__)
+    late = set(holdfast._LATE)
+    assert public | late | {"__version__"} == set(holdfast.__all__)
+    for name in late:
+        assert getattr(holdfast, name).__name__ == name
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))

@@ -17,10 +17,10 @@ import holdfast
 from holdfast.cli.looking import sqlite_file
 from holdfast.cli.parser import build
 from holdfast.cli.render import Output, complain
-from holdfast.errors import HoldfastError, NotFound, OpenError, UsageError
+from holdfast.errors import AnswerRefused, HoldfastError, NonDeterministic, NotFound, OpenError, UsageError
 
 DEFAULT_FILE = "agent.db"
-USAGE, NOT_FOUND, FAILED, INTERRUPTED, PIPE_CLOSED = 2, 3, 4, 130, 141
+NO, USAGE, NOT_FOUND, FAILED, INTERRUPTED, PIPE_CLOSED = 1, 2, 3, 4, 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,7 +73,9 @@ def _run(argv: Sequence[str] | None) -> int:
 def _code(error: HoldfastError) -> int:
     if isinstance(error, NotFound):
         return NOT_FOUND
-    return USAGE if isinstance(error, UsageError) else FAILED
+    if isinstance(error, NonDeterministic):
+        return NO
+    return USAGE if isinstance(error, UsageError | AnswerRefused) else FAILED
 
 
 def _url(args: argparse.Namespace) -> str:

@@ -18,3 +18,10 @@ class Command:
     run: Callable[..., int]
     opens: bool = True  # it is given an open store; else it opens one itself, and may make it
     wants_store: bool = True  # False: it needs none at all
+
+
+def count(text: str) -> int:
+    """The type of an argument: a count."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count")
+    return int(text)

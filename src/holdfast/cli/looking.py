@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 from urllib.parse import unquote
 
-from holdfast import Change, Checkpoint, Stats, Store, Thread, ThreadInfo
+from holdfast import Change, Checkpoint, Problem, Stats, Store, Thread, ThreadInfo
 from holdfast.cli import langgraph, messages, paths
 from holdfast.cli.readable import ago, local, moment, plural, readable, shorten, size, to_json
 from holdfast.cli.refs import all_lines, existing, resolve
@@ -309,14 +309,13 @@ def verify(args: Namespace, store: Store, out: Output) -> int:
                 "ok": report.ok,
                 "threads": report.threads,
                 "checkpoints": report.checkpoints,
-                "problems": [
-                    {"thread": found.thread, "checkpoint": found.checkpoint, "what": found.what}
-                    for found in report.problems
-                ],
+                **({"runs": report.runs} if args.thread is None else {}),
+                "problems": [_problem_json(found) for found in report.problems],
             }
         )
         return OK if report.ok else NO
-    checked = f"{plural(report.checkpoints, 'checkpoint')} of {plural(report.threads, 'thread')} checked"
+    runs = f" and {plural(report.runs, 'run')}" if report.runs else ""
+    checked = f"{plural(report.checkpoints, 'checkpoint')} of {plural(report.threads, 'thread')}{runs} checked"
     if report.ok:
         out.line((f"{checked}: no problems", "green"))
         return OK
@@ -327,6 +326,11 @@ def verify(args: Namespace, store: Store, out: Output) -> int:
     out.table(("thread", "checkpoint", "problem"), rows)
     out.line((f"{checked}: {plural(len(report.problems), 'problem')}", "bold red"))
     return NO
+
+
+def _problem_json(found: Problem) -> dict[str, Any]:
+    whose = {"thread": found.thread, "checkpoint": found.checkpoint} if found.run is None else {"run": found.run}
+    return whose | {"what": found.what}
 
 
 # --- stats
@@ -348,6 +352,8 @@ def stats(args: Namespace, store: Store, out: Output) -> int:
         [("full JSON", ""), (size(found.state_bytes), "bold")],
         [("ratio", ""), (f"{found.ratio:.1f}x", "bold green")],
     ]
+    if found.runs:
+        rows += [[("runs", ""), (f"{found.runs:,}", "bold")], [("  journals", ""), (size(found.run_bytes), "")]]
     if file_bytes is not None:
         rows.append([("file", ""), (size(file_bytes), "bold")])
     out.table(("what", "how much"), rows, right=(1,))
@@ -364,6 +370,8 @@ def _stats_json(found: Stats, file_bytes: int | None) -> dict[str, Any]:
         "keyframe_bytes": found.keyframe_bytes,
         "state_bytes": found.state_bytes,
         "ratio": round(found.ratio, 3),
+        "runs": found.runs,
+        "run_bytes": found.run_bytes,
         "file_bytes": file_bytes,
     }
 

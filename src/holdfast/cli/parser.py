@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from holdfast import __version__
 from holdfast.cli import changing, importing, looking, steering
-from holdfast.cli.command import Command
+from holdfast.cli.command import Command, count
 from holdfast.cli.drilling import DRILL
 from holdfast.cli.readable import parse_since
 from holdfast.cli.refs import HELP as REF_HELP
@@ -27,9 +27,10 @@ from holdfast.errors import UsageError
 EXIT_CODES = """\
 exit codes:
   0    done
-  1    the answer is no: verify found problems, diff --exit-code found changes, a question was answered no
-  2    a usage error: an unknown command or option, no store named, --yes missing
-  3    no such thread, checkpoint or path
+  1    the answer is no: verify found problems, check or replay that code goes another way, drill a defect,
+       diff --exit-code changes; a question was answered no
+  2    a usage error: an unknown command or option, no store named, --yes missing, an answer that is not allowed
+  3    no such thread, checkpoint, path, run, step or question
   4    the store cannot be opened, or failed
   130  interrupted (Ctrl-C); 141: whoever read the output closed it"""
 
@@ -40,6 +41,7 @@ checkpoints (REF):
 first steps:
   holdfast runs                          what runs, waits or is stuck in ./agent.db
   holdfast run trip-42                   one of them; `steps`, `asks`, `tail` show more
+  holdfast worker app.py                 run what is due
   holdfast threads                       the threads of ./agent.db
   holdfast log alice-001                 the checkpoints of a thread, newest first
   holdfast show alice-001                its newest state
@@ -94,7 +96,7 @@ def _add_common(parser: argparse.ArgumentParser, default: Any = None) -> None:
     group = parser.add_argument_group("options of all commands")
     flag = False if default is None else default
     group.add_argument("--store", metavar="URL", default=default, help="the store (or $HOLDFAST_STORE, or ./agent.db)")
-    group.add_argument("--tenant", metavar="NAME", default=default, help="whose threads (default: default)")
+    group.add_argument("--tenant", metavar="NAME", default=default, help="whose threads and runs (default: default)")
     group.add_argument("--json", action="store_true", default=flag, help="print JSON, and nothing else, to stdout")
     group.add_argument("--no-color", action="store_true", default=flag, help="no colours (or set $NO_COLOR)")
 
@@ -102,16 +104,10 @@ def _add_common(parser: argparse.ArgumentParser, default: Any = None) -> None:
 # --- the types of arguments
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a count")
-    return int(text)
-
-
 def _positive(text: str) -> int:
-    if (count := _count(text)) < 1:
+    if (given := count(text)) < 1:
         raise argparse.ArgumentTypeError("keep at least 1, or use `holdfast delete`")
-    return count
+    return given
 
 
 def _condition(text: str) -> tuple[str, Any]:
@@ -153,12 +149,12 @@ def _threads_arguments(parser: argparse.ArgumentParser) -> None:
         help="only threads whose metadata has this; the value is JSON if it can be, else text",
     )
     parser.add_argument("--since", metavar="TIME", type=_since, help="saved since: 30m, 2h, 3d, 1w or an ISO date")
-    parser.add_argument("--limit", metavar="N", type=_count, default=50, help="at most N (default 50; 0: all)")
+    parser.add_argument("--limit", metavar="N", type=count, default=50, help="at most N (default 50; 0: all)")
 
 
 def _log_arguments(parser: argparse.ArgumentParser) -> None:
     _thread(parser)
-    parser.add_argument("--limit", metavar="N", type=_count, default=50, help="at most N (default 50; 0: all)")
+    parser.add_argument("--limit", metavar="N", type=count, default=50, help="at most N (default 50; 0: all)")
     lines = parser.add_mutually_exclusive_group()
     lines.add_argument("--start", metavar="REF", help=f"go back from here, not from the head: {REF_HELP}")
     lines.add_argument("--branches", action="store_true", help="all lines of the thread, merged, newest first")
@@ -180,18 +176,36 @@ def _diff_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="also fields of messages, and LangGraph's bookkeeping")
 
 
+def _thread_or_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("thread", metavar="NAME", help="a thread's name, or a run's id")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--run", dest="as_run", action="store_true", help="NAME is a run, also if there is such a thread"
+    )
+    which.add_argument("--thread", dest="as_thread", action="store_true", help="NAME is a thread")
+
+
 def _fork_arguments(parser: argparse.ArgumentParser) -> None:
-    _thread(parser)
-    parser.add_argument("ref", metavar="REF", nargs="?", help=f"where: {REF_HELP} (default: head); of a run: a step")
+    _thread_or_run(parser)
+    parser.add_argument(
+        "ref", metavar="REF", nargs="?", help=f"where: {REF_HELP} (default: head); of a run: a step (default: its last)"
+    )
     parser.add_argument(
         "--name", metavar="NEW", required=True, help="the name of the new thread, the id of the new run"
     )
-    parser.add_argument("--keys", choices=("new", "same"), help="of a run: idempotency keys of the effects that follow")
-    parser.add_argument("--set", metavar="STEP=VALUE", action="append", help="of a run: another result for a kept step")
+    parser.add_argument(
+        "--keys",
+        metavar="new|same",
+        choices=("new", "same"),
+        help="of a run: are the effects that it does again new to their receivers (new), or answered as before (same)?",
+    )
+    parser.add_argument(
+        "--set", metavar="STEP=VALUE", action="append", help="of a run: another result for a kept step; may be repeated"
+    )
 
 
 def _rollback_arguments(parser: argparse.ArgumentParser) -> None:
-    _thread(parser)
+    _thread_or_run(parser)
     parser.add_argument("ref", metavar="REF", nargs="?", help=f"back to: {REF_HELP}; a run takes none")
     parser.add_argument("--note", metavar="TEXT", help="why; shown in the log")
 
@@ -252,7 +266,8 @@ COMMANDS = {
     ),
     "fork": Command(
         "make a thread that goes on from a checkpoint, or a run from a step",
-        "Copies nothing, and the old one\ndoes not notice. THREAD may be a run's id: REF is the last step it shares.",
+        "Copies nothing, and the old one\ndoes not notice. NAME may be a run's id: REF is then the last step that the "
+        "fork shares, and a worker\ngoes on with it.",
         "  holdfast fork alice-001 --name alice-try\n  holdfast fork alice-001 head~3 --name alice-retry\n"
         "  holdfast fork trip-42 4 --name trip-43 --keys new --set '4=\"UA88\"'",
         _fork_arguments,

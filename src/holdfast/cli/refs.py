@@ -11,6 +11,7 @@ import heapq
 import re
 from collections.abc import Iterator
 from itertools import islice
+from shlex import quote
 
 from holdfast import Checkpoint, Store, Thread
 from holdfast.errors import NotFound, UsageError
@@ -29,11 +30,21 @@ def existing(store: Store, name: str) -> Thread:
     try:
         thread.info()
     except NotFound:
+        if _is_run(store, name):
+            raise NotFound(f"there is no thread {name!r}, but a run: `holdfast run {quote(name)}`") from None
         names = [info.name for info in store.threads(limit=NAMES_COMPARED)]
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "`holdfast threads` lists what is there"
         raise NotFound(f"there is no thread {name!r}; {hint}") from None
     return thread
+
+
+def _is_run(store: Store, name: str) -> bool:
+    try:
+        store.get_run(name)
+    except NotFound:
+        return False
+    return True
 
 
 def resolve(thread: Thread, ref: str | None, newest: Checkpoint | None = None) -> Checkpoint:

@@ -106,6 +106,9 @@ class Output:
         console.print(what, soft_wrap=not wrap)  # what people copy is wrapped by the terminal, not by us
         self._write(page.getvalue().removesuffix("\n"))
 
+    def flush(self) -> None:
+        sys.stdout.flush()
+
     def _write(self, text: str) -> None:
         if self._ascii:
             encoding = sys.stdout.encoding or "ascii"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from holdfast.cli import runs, steering
-from holdfast.cli.command import Command
+from holdfast.cli.command import Command, count
 from holdfast.runs.rows import STATUSES
 
 
@@ -21,11 +21,16 @@ def _who(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--who", metavar="NAME", help="who says so (default: the user of this machine)")
 
 
+def _text(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--text", action="store_true", help="take VALUE as text, whatever it looks like")
+
+
 def _runs_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--status", choices=STATUSES, help="only these")
+    parser.add_argument("--status", metavar="STATUS", choices=STATUSES, help=f"only these: {', '.join(STATUSES)}")
     parser.add_argument("--function", metavar="NAME", help="only runs of this function")
     parser.add_argument("--queue", metavar="NAME", help="only runs of this queue")
-    parser.add_argument("--limit", metavar="N", type=int, default=50, help="at most N (default 50; 0: all)")
+    parser.add_argument("--all", action="store_true", help="also the tasks of LangGraph graphs")
+    parser.add_argument("--limit", metavar="N", type=count, default=50, help="at most N (default 50; 0: all)")
 
 
 def _steps_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +45,7 @@ def _asks_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _tail_arguments(parser: argparse.ArgumentParser) -> None:
     _run(parser)
-    parser.add_argument("--after", metavar="SEQ", type=int, default=0, help="begin after this entry")
+    parser.add_argument("--after", metavar="SEQ", type=count, default=0, help="begin after this entry of the journal")
 
 
 def _replay_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,8 +56,8 @@ def _replay_arguments(parser: argparse.ArgumentParser) -> None:
 def _answer_arguments(parser: argparse.ArgumentParser) -> None:
     _run(parser)
     parser.add_argument("step", metavar="STEP", nargs="?", help="which question, if the run has several")
-    parser.add_argument("value", metavar="VALUE", help="JSON if it can be, else text")
-    parser.add_argument("--text", action="store_true", help="take VALUE as text, whatever it looks like")
+    parser.add_argument("value", metavar="VALUE", help="JSON if it can be, else text: LH400, true, '{\"seat\": 4}'")
+    _text(parser)
     _who(parser)
 
 
@@ -61,7 +66,8 @@ def _resolve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("step", metavar="STEP", help="the step in doubt, as `holdfast steps` shows it")
     verdict = parser.add_mutually_exclusive_group(required=True)
     verdict.add_argument("--done", metavar="VALUE", help="it happened, with this result (JSON if it can be, else text)")
-    verdict.add_argument("--not-done", action="store_true", help="it did not happen")
+    verdict.add_argument("--not-done", action="store_true", help="it did not happen, and no longer can")
+    _text(parser)
     _who(parser)
 
 
@@ -85,7 +91,9 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
 RUN_COMMANDS = {
     "runs": Command(
         "list the runs, the newest first",
-        "With each its status and what it waits for.\n--json prints a line per run.",
+        "With each its status and what it waits for. Statuses:\nqueued (a worker may take it), running, waiting (for a "
+        "person, a time, a message, a child), paused,\nstuck (somebody must mend something), done, failed, cancelled, "
+        "rolled_back, exported.\n--json prints a line per run.",
         "  holdfast runs\n  holdfast runs --status stuck\n  holdfast runs --json --limit 0 | jq .id",
         _runs_arguments,
         runs.runs,
@@ -99,49 +107,55 @@ RUN_COMMANDS = {
     ),
     "steps": Command(
         "list the steps of a run, in the order they began",
-        "With results, errors, attempts and\nwhat is in doubt.",
+        "With results, errors, attempts and\nwhat is in doubt. Other commands name a step by its number here: 4, or "
+        "4.1 in a branch.",
         "  holdfast steps trip-42\n  holdfast steps trip-42 --in-doubt --json",
         _steps_arguments,
         runs.steps,
     ),
     "asks": Command(
         "list the questions that runs wait for",
-        "Oldest first, with the answers they allow.",
+        "Oldest first, with the answers they allow. What is in doubt is\namong them: `holdfast resolve` settles that, "
+        "`holdfast answer` all others.",
         "  holdfast asks\n  holdfast asks trip-42 --all",
         _asks_arguments,
         runs.asks,
     ),
     "answer": Command(
         "answer a question of a run",
-        "An answer that the question does not allow is refused,\nwith the reason. Who answered is on record.",
+        "An answer that the question does not allow is refused,\nwith the reason (exit code 2). Who answered is on "
+        "record. A worker goes on with the run, or whoever\nwaits for its result.",
         "  holdfast answer trip-42 LH400\n  holdfast answer trip-42 4 true --who maria",
         _answer_arguments,
         steering.answer,
     ),
     "resolve": Command(
         "settle an effect in doubt",
-        "Look at the receiver first: it knows the key that\n`holdfast run` shows.",
-        "  holdfast resolve trip-42 5 --done '\"B-1001\"'\n  holdfast resolve trip-42 5 --not-done",
+        "Its process died, or lost the connection, after the request\nmay have gone out. Look at the receiver first: "
+        "it knows the key that `holdfast run` shows.\n--done: the run goes on with VALUE as the effect's result. "
+        "--not-done: the effect is run.",
+        "  holdfast resolve trip-42 5 --done '\"B-1001\"'\n  holdfast resolve trip-42 5 --not-done --who maria",
         _resolve_arguments,
         steering.resolve,
     ),
     "send": Command(
         "send a message to a run",
-        "It takes it with hf.receive().",
-        '  holdfast send trip-42 \'{"gate": "B12"}\' --topic news',
+        "It takes it with hf.receive(), in the order sent; until then it is kept.",
+        '  holdfast send trip-42 \'{"gate": "B12"}\' --topic news\n  holdfast send trip-42 stop --key order-7',
         _send_arguments,
         steering.send,
     ),
     "tail": Command(
         "follow a run until it ends",
-        "What is recorded, and what the run emits.",
-        "  holdfast tail trip-42\n  holdfast tail trip-42 --json",
+        "What is recorded, and what the run emits, wherever it runs. A run that\nwaits is followed too: Ctrl-C ends "
+        "it.",
+        "  holdfast tail trip-42\n  holdfast tail trip-42 --json | jq .value",
         _tail_arguments,
         runs.tail,
     ),
     "cancel": Command(
         "stop a run and its children for good",
-        "Nothing is undone: `holdfast rollback` does that.",
+        "Nothing is undone: `holdfast rollback` does that. A run\nthat is running is told, and stops at its next step.",
         "  holdfast cancel trip-42",
         _run,
         steering.steer,
@@ -155,35 +169,37 @@ RUN_COMMANDS = {
     ),
     "resume": Command(
         "let a paused or stuck run go on",
-        "Or a waiting one look again. A worker takes it up.",
+        "Or a waiting one look again whether what it waits for has come.\nA worker takes it up.",
         "  holdfast resume trip-42",
         _run,
         steering.steer,
     ),
     "replay": Command(
         "run a run's code with every step answered from its journal",
-        "No body is run and nothing is\nwritten. Stops at the first step that is not recorded.",
+        "No body is run and nothing is\nwritten. Stops at the first step that is not recorded. Exits with 1 if the "
+        "code goes another way than\nthe journal says: it was changed, or depends on something that is not recorded.",
         "  holdfast replay app.py trip-42",
         _replay_arguments,
         runs.replay,
     ),
     "check": Command(
         "replay the open runs against new code, before it is deployed",
-        "Exits with 1 if one would not\ngo on with it.",
+        "Exits with 1 if one would not\ngo on with it; hf.patched() lets changed code meet old runs.",
         "  holdfast check app.py\n  holdfast check myapp.agents --json",
         _app,
         runs.check,
     ),
     "export-run": Command(
         "take a run with its history to a file",
-        "A parked, paused, stuck or finished one. It does not\nrun here any more, so that it cannot run twice.",
-        "  holdfast export-run trip-42 trip-42.run",
+        "A parked, paused, stuck or finished one, with the runs\nthat it has started. It does not run here any more, "
+        "so that it cannot run twice.",
+        "  holdfast export-run trip-42 trip-42.run\n  holdfast export-run trip-41 trip-41.run --keep",
         _export_arguments,
         steering.export_run,
     ),
     "import-run": Command(
         "bring a run from a file into this store",
-        "With its id, its history and its keys.",
+        "With its id, its history and its keys. Once: a file that\nwas imported is not imported again.",
         "  holdfast import-run trip-42.run --store other.db",
         _import_arguments,
         steering.import_run,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 from argparse import Namespace
 from datetime import UTC, datetime
+from shlex import quote
 from typing import Any
 
-from holdfast import Ask, Event, RunInfo, Step, Store
+from holdfast import Ask, Event, Run, RunInfo, Step, Store
 from holdfast.cli.readable import ago, local, moment, plural, readable, shorten, to_json
 from holdfast.cli.render import Cell, Output
-from holdfast.errors import NotFound, RunError
+from holdfast.errors import NotFound, RunError, UsageError
 
 OK, NO = 0, 1
+IDS_COMPARED = 1000
 _WIDTH = 100
 _COLOURS = {
     "done": "green",
@@ -26,9 +29,41 @@ _COLOURS = {
 }
 
 
+def existing_run(store: Store, name: str) -> Run:
+    """The handle of a run that is there. Raises NotFound, with the nearest id if there is one."""
+    try:
+        return store.get_run(name)
+    except NotFound:
+        pass
+    if _is_thread(store, name):
+        raise NotFound(f"there is no run {name!r}, but a thread of that name: `holdfast show {quote(name)}`")
+    near = difflib.get_close_matches(name, [info.id for info in store.runs(limit=IDS_COMPARED)], n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "`holdfast runs` lists what is there"
+    raise NotFound(f"there is no run {name!r}; {hint}")
+
+
+def _is_thread(store: Store, name: str) -> bool:
+    try:
+        store.thread(name).info()
+    except NotFound:
+        return False
+    return True
+
+
+def is_run(args: Namespace, store: Store) -> bool:
+    """Whether a command that takes threads and runs is given a run. Refuses to guess where it could be both."""
+    if args.as_run or args.as_thread:
+        return bool(args.as_run)
+    if not has_run(store, args.thread):
+        return False
+    if _is_thread(store, args.thread):
+        raise UsageError(f"{args.thread!r} is a thread and a run: say which with --thread or --run")
+    return True
+
+
 def runs(args: Namespace, store: Store, out: Output) -> int:
     limit = args.limit or None
-    found = store.runs(status=args.status, function=args.function, queue=args.queue, limit=limit)
+    found = store.runs(status=args.status, function=args.function, queue=args.queue, limit=limit, tasks=args.all)
     if out.json:
         for info in found:
             out.json_line(info_json(info))
@@ -54,10 +89,10 @@ def runs(args: Namespace, store: Store, out: Output) -> int:
 
 
 def run(args: Namespace, store: Store, out: Output) -> int:
-    handle = store.get_run(args.run)
+    handle = existing_run(store, args.run)
     info, steps = handle.info(), handle.steps()
     doubts = [step for step in steps if step.status == "in doubt"]
-    outcome = _outcome(store, args.run, info)
+    outcome = _outcome(handle, info)
     if out.json:
         asks = [ask_json(ask) for ask in store.asks(args.run)]
         counts = {"steps": len(steps), "in_doubt": [step.path for step in doubts]}
@@ -70,7 +105,7 @@ def run(args: Namespace, store: Store, out: Output) -> int:
         ("started", local(info.created_at)),
         ("changed", local(info.changed_at)),
         ("taken up", plural(info.attempts, "time")),
-        ("steps", f"{len(steps)} ({plural(info.entries, 'journal entry').replace('entrys', 'entries')})"),
+        ("steps", f"{len(steps)} ({info.entries} {'entry' if info.entries == 1 else 'entries'} in the journal)"),
         ("waits for", waits_for(info)),
         ("result", shorten(to_json(outcome["result"]), _WIDTH) if "result" in outcome else ""),
         ("error", outcome.get("error", "")),
@@ -80,26 +115,27 @@ def run(args: Namespace, store: Store, out: Output) -> int:
             out.line((f"{name:<10}", "dim"), (str(value), ""))
     for step in doubts:
         out.line(("in doubt  ", "bold red"), (f"step {step.path}: {step.name}, key {step.key}", ""))
-        out.line(
-            ("          ", ""), (f"settle it: holdfast resolve {info.id} {step.path} --done VALUE | --not-done", "")
-        )
+        settle = f"holdfast resolve {quote(info.id)} {quote(step.path)} --done VALUE | --not-done"
+        out.line(("settle it ", "dim"), (settle, ""))
     for ask in store.asks(args.run):
         if ask.kind != "doubt":
-            out.line(("question  ", "yellow"), (f"{ask.question}  (holdfast answer {info.id} {ask.path} VALUE)", ""))
+            out.line((f"{ask.kind:<10}", "yellow"), (ask.question, ""))
+            answer = f"holdfast answer {quote(info.id)} {quote(ask.path)} VALUE"
+            out.line(("answer it ", "dim"), (f"{answer}  ({_what_is_allowed(ask)})", ""))
     return OK
 
 
-def _outcome(store: Store, run_id: str, info: RunInfo) -> dict[str, Any]:
+def _outcome(handle: Run, info: RunInfo) -> dict[str, Any]:
     if info.status not in ("done", "failed", "cancelled", "rolled_back"):
         return {}
     try:
-        return {"result": readable(store.get_run(run_id)._raw_result())}
+        return {"result": readable(handle._raw_result())}
     except RunError as error:
         return {"error": str(error)}
 
 
 def steps(args: Namespace, store: Store, out: Output) -> int:
-    found = store.get_run(args.run).steps()
+    found = existing_run(store, args.run).steps()
     if args.in_doubt:
         found = [step for step in found if step.status == "in doubt"]
     if out.json:
@@ -139,6 +175,8 @@ def _shown(step: Step) -> str:
 
 
 def asks(args: Namespace, store: Store, out: Output) -> int:
+    if args.run is not None:
+        existing_run(store, args.run)
     found = store.asks(args.run, all=args.all)
     if out.json:
         for ask in found:
@@ -174,7 +212,7 @@ def _what_is_allowed(ask: Ask) -> str:
 
 
 def tail(args: Namespace, store: Store, out: Output) -> int:
-    handle = store.get_run(args.run)
+    handle = existing_run(store, args.run)
     for event in handle.stream(args.after):
         if out.json:
             out.json_line(event_json(event))
@@ -183,6 +221,7 @@ def tail(args: Namespace, store: Store, out: Output) -> int:
             at = event.at.astimezone().strftime("%H:%M:%S.%f")[:-3]
             said = "" if event.value is None else shorten(to_json(readable(event.value)), _WIDTH)
             out.line((at, "dim"), (f"{event.kind:<6}", colour), (event.path, "bold"), (event.name, ""), (said, ""))
+        out.flush()  # whoever reads a pipe wants to see it now
     return OK
 
 
@@ -190,7 +229,7 @@ def replay(args: Namespace, store: Store, out: Output) -> int:
     from holdfast.runs.loading import load_app
 
     load_app(args.app)
-    found = store.replay(args.run)
+    found = store.replay(existing_run(store, args.run))
     if out.json:
         result = (
             {"result": readable(found.result)} if found.is_complete else {"stopped_at": found.path, "next": found.name}
@@ -257,8 +296,10 @@ def waits_for(info: RunInfo) -> str:
         return f"run {what.get('run')}"
     if kind == "all":
         return f"{len(what.get('of', []))} things"
-    if kind == "resume":
+    if kind == "resume" or info.status == "paused":
         return "holdfast resume"
+    if kind == "graph":
+        return "its graph to be run again"
     until = f" until {local(info.wake_at)}" if info.wake_at is not None else ""
     return f"{kind}{until}" if kind else ""
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import getpass
 import json
 from argparse import Namespace
+from shlex import quote
 from typing import Any
 
 from holdfast import Store
 from holdfast.cli import changing
 from holdfast.cli.readable import plural
 from holdfast.cli.render import Output
-from holdfast.cli.runs import OK, has_run
-from holdfast.errors import UsageError
+from holdfast.cli.runs import OK, existing_run, is_run
+from holdfast.errors import AnswerRefused, UsageError
+from holdfast.runs.rows import FINISHED, TASK
 
 
 def value_of(text: str) -> Any:
@@ -24,8 +26,18 @@ def value_of(text: str) -> Any:
 
 
 def answer(args: Namespace, store: Store, out: Output) -> int:
+    existing_run(store, args.run)
+    step, who = args.step or _only_question(store, args.run), _who(args)
     value = args.value if args.text else value_of(args.value)
-    given = store.answer(args.run, value, step=args.step, who=_who(args))
+    try:
+        given = store.answer(args.run, value, step=step, who=who)
+    except AnswerRefused as refused:
+        if value == args.value:
+            raise
+        try:  # 2 can be meant as the text "2"; what was refused is not written
+            given = store.answer(args.run, args.value, step=step, who=who)
+        except AnswerRefused:
+            raise refused from None
     if out.json:
         out.document({"run": args.run, "settled": given.settled, "missing": given.missing})
     elif given.settled:
@@ -35,17 +47,34 @@ def answer(args: Namespace, store: Store, out: Output) -> int:
     return OK
 
 
+def _only_question(store: Store, run: str) -> str:
+    """The step of the only question that is open."""
+    found = [ask for ask in store.asks(run) if ask.kind != "doubt"]
+    if len(found) == 1:
+        return found[0].path
+    if found:
+        steps = ", ".join(ask.path for ask in found)
+        raise UsageError(
+            f"run {run!r} has {len(found)} open questions, at steps {steps}: name one, "
+            f"`holdfast answer {quote(run)} {quote(found[0].path)} VALUE`; `holdfast asks {quote(run)}` shows them"
+        )
+    if store.asks(run):
+        raise UsageError(f"run {run!r} asks nothing but what became of an effect: `holdfast run {quote(run)}` shows it")
+    raise UsageError(f"run {run!r} has no open question; `holdfast asks {quote(run)} --all` shows what it has asked")
+
+
 def resolve(args: Namespace, store: Store, out: Output) -> int:
-    handle = store.get_run(args.run)
+    handle = existing_run(store, args.run)
     if args.not_done:
         handle.resolve(args.step, not_done=True, who=_who(args))
     else:
-        handle.resolve(args.step, done=value_of(args.done), who=_who(args))
+        handle.resolve(args.step, done=args.done if args.text else value_of(args.done), who=_who(args))
     said = "not done" if args.not_done else "done"
     if out.json:
         out.document({"run": args.run, "step": args.step, "resolved": said})
     else:
-        out.line((f"step {args.step} of {args.run} counts as {said}; the run goes on", "green"))
+        goes_on = "run its graph again" if handle.info().function.startswith(TASK) else "the run goes on"
+        out.line((f"step {args.step} of {args.run} counts as {said}; {goes_on}", "green"))
     return OK
 
 
@@ -60,13 +89,15 @@ def _who(args: Namespace) -> str:
 
 def steer(args: Namespace, store: Store, out: Output) -> int:
     """cancel, pause, resume: one request each."""
-    handle = store.get_run(args.run)
+    handle = existing_run(store, args.run)
     before = handle.status
     status = {"cancel": handle.cancel, "pause": handle.pause, "resume": handle.resume}[args.command]()
     if out.json:
         out.document({"run": args.run, "before": before, "status": status})
         return OK
-    if status == "running":
+    if status == "running" and args.command == "resume":
+        out.line((f"{args.run} is running; if its process has died, a worker takes it over", "yellow"))
+    elif status == "running":
         out.line((f"{args.run} is running: its process was told to {args.command}", "yellow"))
     elif status == before:
         out.line((f"{args.run} is {status}: there is nothing to {args.command}", "yellow"))
@@ -76,6 +107,9 @@ def steer(args: Namespace, store: Store, out: Output) -> int:
 
 
 def send(args: Namespace, store: Store, out: Output) -> int:
+    status = existing_run(store, args.run).status
+    if status in FINISHED:
+        raise UsageError(f"run {args.run!r} is {status}: nobody would receive it")
     store.send(args.run, value_of(args.value), topic=args.topic, key=args.key)
     if out.json:
         out.document({"run": args.run, "topic": args.topic, "sent": True})
@@ -86,12 +120,13 @@ def send(args: Namespace, store: Store, out: Output) -> int:
 
 def fork(args: Namespace, store: Store, out: Output) -> int:
     """Of a thread, or of a run if the name is one's."""
-    if not has_run(store, args.thread):
+    if not is_run(args, store):
         if args.keys or args.set:
             raise UsageError(f"--keys and --set are for runs, and {args.thread!r} is none")
         return changing.fork(args, store, out)
-    changes = {step: value_of(value) for step, value in (item.split("=", 1) for item in args.set or ())}
-    made = store.fork(args.thread, at=args.ref, id=args.name, changes=changes or None, keys=args.keys)
+    source = existing_run(store, args.thread)
+    changes = dict(_change(item) for item in args.set or ())
+    made = store.fork(source, at=args.ref, id=args.name, changes=changes or None, keys=args.keys)
     if out.json:
         out.document({"run": made.id, "from": args.thread, "at": args.ref, "status": made.status})
     else:
@@ -100,17 +135,25 @@ def fork(args: Namespace, store: Store, out: Output) -> int:
     return OK
 
 
+def _change(item: str) -> tuple[str, Any]:
+    step, separator, value = item.partition("=")
+    if not separator or not step:
+        raise UsageError(f"--set {item!r}: write STEP=VALUE, with the value as JSON or text: --set '4=\"UA88\"'")
+    return step, value_of(value)
+
+
 def rollback(args: Namespace, store: Store, out: Output) -> int:
     """A thread back to a checkpoint; or a run: its effects are undone."""
-    if not has_run(store, args.thread):
+    if not is_run(args, store):
         if args.ref is None:
             raise UsageError("rollback of a thread wants a REF: the checkpoint to go back to")
         return changing.rollback(args, store, out)
-    if args.ref is not None:
+    if args.ref is not None or args.note is not None:
         raise UsageError(
-            "rollback of a run undoes all its effects and takes no REF; `holdfast fork` goes on from a step"
+            "rollback of a run undoes all its effects, and takes no REF and no --note; `holdfast fork` goes on from a "
+            "step"
         )
-    handle = store.get_run(args.thread)
+    handle = existing_run(store, args.thread)
     before, status = handle.status, handle.rollback()
     if out.json:
         out.document({"run": handle.id, "before": before, "status": status})
@@ -122,7 +165,7 @@ def rollback(args: Namespace, store: Store, out: Output) -> int:
 
 
 def export_run(args: Namespace, store: Store, out: Output) -> int:
-    store.export_run(args.run, args.file, keep=args.keep)
+    store.export_run(existing_run(store, args.run), args.file, keep=args.keep)
     if out.json:
         out.document({"run": args.run, "file": args.file, "kept": args.keep})
     else:

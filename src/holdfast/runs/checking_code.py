@@ -42,8 +42,6 @@ class Finding:
     def is_ok(self) -> bool:
         return self.verdict == "ok"
 
-    ok = is_ok
-
     @property
     def problem(self) -> str | None:
         """What is wrong, for people."""

@@ -49,7 +49,8 @@ def spawn_act(
     if ended is not None:
         yield from answer(session, ended)
     row = session.row
-    run_id = child_id or f"{row.id}/{path}"
+    # A run that began anew has other children at the same places.
+    run_id = child_id or (f"{row.id}/{path}" if row.since == 0 else f"{row.id}/{row.since}:{path}")
     new = NewRun(
         run_id,
         spec.name,

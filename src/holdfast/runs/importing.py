@@ -22,8 +22,7 @@ from holdfast.log.reading import read_live
 from holdfast.log.records import SALT_BYTES
 from holdfast.log.writing import Place, append, base_after, prepare
 from holdfast.runs import rows
-from holdfast.runs.blobs import blob_hash
-from holdfast.runs.blobs import blob_statements, refer_statement
+from holdfast.runs.blobs import blob_hash, blob_statements, refer_statement
 from holdfast.runs.entries import DIGEST_MASK, entry_digest, unpack
 from holdfast.runs.exporting import _store_id
 from holdfast.runs.packages import Package, RunPart, StatePart, read_package, sync_folder

@@ -7,9 +7,10 @@ does for real: a durable function that touches the world outside of steps touche
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from holdfast.errors import HoldfastError, NonDeterministic, UsageError
 from holdfast.runs import ambient, saga
@@ -28,8 +29,7 @@ _GRACE_S = 1.0  # how long other branches of an async run may go on after the fi
 _TICK_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(msgspec.Struct, frozen=True):
     """How far the record goes. `result` and `error` are what the function gave, if it came to its end."""
 
     run: str

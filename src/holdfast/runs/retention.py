@@ -38,7 +38,7 @@ _IS_NEEDED = f"""(EXISTS (SELECT 1 FROM run f WHERE f.tenant = r.tenant AND f.or
     OR EXISTS (SELECT 1 FROM run o WHERE o.tenant = r.tenant AND o.root = r.root AND o.run <> r.run
         AND (o.status NOT IN ({_OVER}) OR o.keep_until > {{now}} OR (o.keep_until IS NULL AND o.entries > 0))))"""
 _DUE = Sql(
-    f"""SELECT r.run FROM run r WHERE r.tenant = :tenant AND r.keep_until <= {{now}} AND r.run > :after
+    f"""SELECT r.run FROM run r WHERE r.tenant = :tenant AND r.keep_until <= (SELECT {{now}}) AND r.run > :after
     AND r.status IN ({_OVER}) AND NOT {_IS_NEEDED} ORDER BY r.run LIMIT :limit"""
 )
 # Decided again under the row's lock: a fork may have come in between.

@@ -97,7 +97,7 @@ NOW = Sql(sqlite="SELECT :now", postgres="SELECT {now}")
 _NEW_COLUMNS = """tenant, run, id, function, version, input, incarnation, parent, parent_path, root, origin,
         origin_since, origin_seq, origin_entries, origin_digest, status, queue, priority, owner, fence, lease_until,
         wake_at, nudged, request, waiting, entries, digest, seq, since, created_at, changed_at, keep_until, stamp"""
-# One statement for PostgreSQL, so that starting a run is one round trip. It wants to be told the types in a SELECT list.
+# One statement for PostgreSQL, so that starting a run is one round trip. A SELECT list wants to be told the types.
 _INSERT = Sql(
     sqlite=(
         # Nothing is written, and no commit made, if the run is there: the same line again, mostly.
@@ -115,8 +115,8 @@ _INSERT = Sql(
         SELECT :tenant::bigint, number, :id::text, :function::text, :version::text, :input::bytea, :incarnation::bytea,
             :parent::bigint, :parent_path::text, coalesce(:root::bigint, number), :origin::bigint,
             :origin_since::bigint, :origin_seq::bigint, :origin_entries::bigint, :origin_digest::bigint, :status::text,
-            :queue::text, :priority::bigint, :owner::text, :fence::bigint, {{now}} + :lease::bigint, :wake_at::bigint, 0,
-            NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL, {{stamp}} FROM n
+            :queue::text, :priority::bigint, :owner::text, :fence::bigint, {{now}} + :lease::bigint, :wake_at::bigint,
+            0, NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL, {{stamp}} FROM n
         ON CONFLICT (tenant, id) DO NOTHING RETURNING {_COLUMNS}""",
 )
 # The arguments of a run that was made a moment ago: a random incarnation is used once.
@@ -421,7 +421,7 @@ def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
         [found] = yield Batch(LOCK(tenant=tenant, run=run))
         row = RunRow._make(found[0])
         if row.status == "running":
-            yield Batch(_REQUEST(tenant=tenant, run=run, request=request))
+            yield Batch(_REQUEST(tenant=tenant, run=run, request=_wish(request, row.request)))
             return "running"
         status, wake_at, wish = _after(request, row)
         if status is None:
@@ -437,6 +437,13 @@ def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
                 _CLOSE_ASKS(tenant=tenant, run=run),
             )
         return status
+
+
+def _wish(request: str, before: str | None) -> str | None:
+    """What the owner of a running run is told: to resume takes back a pause, and nothing takes back an end."""
+    if request == "resume":
+        return None if before == "pause" else before
+    return before if request == "pause" and before is not None else request
 
 
 def _after(request: str, row: RunRow) -> tuple[str | None, int, str | None]:

@@ -135,7 +135,8 @@ def _undo(session: Session, intent: Entry) -> Act[None]:
     if undo.is_async and not session.is_async:
         raise RunStuck(
             f"run {session.row.id!r} is being undone, and {undo.name} is async in a blocking run, where nothing can "
-            f"await it: give effect {intent.name!r} a plain function as its undo, then `holdfast resume {session.row.id}`"
+            f"await it: give effect {intent.name!r} a plain function as its undo, then `holdfast resume "
+            f"{session.row.id}`"
         )
     args, kwargs = undo_arguments(undo.fn, arguments, result, str((intent.more or {})["key"]))
     try:
@@ -182,8 +183,8 @@ def undo_arguments(
             unnamed.append(name)
     if len(unnamed) > 1 or (unnamed and "result" in kwargs):
         raise RunStuck(
-            f"{getattr(undo, '__name__', undo)} cannot be called to undo: its parameters {', '.join(unnamed)} are neither "
-            "arguments of the effect nor named `result` or `effect_key`"
+            f"{getattr(undo, '__name__', undo)} cannot be called to undo: its parameters {', '.join(unnamed)} are "
+            "neither arguments of the effect nor named `result` or `effect_key`"
         )
     kwargs.update(dict.fromkeys(unnamed, result))
     return (), kwargs

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from holdfast.errors import UsageError
 from holdfast.log.cache import BaseCache
-from holdfast.runs import flows, graph_tasks, retention, saving, verifying
+from holdfast.runs import flows, graph_tasks, retention, saving
 from holdfast.runs.asking import Given
 from holdfast.runs.decorators import durable_spec
 from holdfast.runs.handle import Run
@@ -320,6 +320,8 @@ class Store(ThreadStore):
         return (yield from retention.sweep_runs(tenant, self._keep_us, self._context.clock_us))
 
     def _verify(self, progress: Counter | None) -> Flow[Report]:
+        from holdfast.runs import verifying
+
         report = yield from super()._verify(progress)
         tenant = yield from self._context.tenant()
         if tenant is None:
@@ -332,6 +334,8 @@ class Store(ThreadStore):
         return replace(report, runs=found.runs, problems=(*report.problems, *problems))
 
     def _stats(self) -> Flow[Stats]:
+        from holdfast.runs import verifying
+
         stats = yield from super()._stats()
         tenant = yield from self._context.tenant()
         if tenant is None:
@@ -342,7 +346,7 @@ class Store(ThreadStore):
     def _delete(self, thread: Thread | str, progress: Counter | None) -> Flow[Pruned]:
         """With the thread go the runs that stand for tasks of its graph."""
         tenant = yield from self._context.tenant()
-        name = thread if isinstance(thread, str) else thread.name
+        name = thread.name if isinstance(thread, Thread) else check_name(thread)
         number = (yield from graph_tasks.number_of(tenant, name)) if tenant is not None else None
         pruned = yield from super()._delete(thread, progress)
         if tenant is not None:

@@ -56,7 +56,6 @@ _LISTEN_S = 0.5
 _UPKEEP_FIRST_S, _UPKEEP_EVERY_S = 60.0, 3600.0  # when to see whether the day's work is still to be done
 _VERSIONS_EVERY_S = 60.0
 _LATER_US = 5_000_000
-_GATHER_S, _SHARE = 0.005, 4  # a claim waits so long until this part (a half) of the places is free
 # What passes: the worker waits and goes on.
 _PASSING = (Unavailable, Busy, OutcomeUnknown, DiskFull)
 _log = logging.getLogger("holdfast")
@@ -107,7 +106,6 @@ class Worker:
         self._stopping = self._hurry = False
         self._recover = False
         self._eager = False
-        self._gather_until_s = 0.0
         self._troubles = 0
         self._told_versions: set[tuple[str, str]] = set()
 
@@ -163,6 +161,8 @@ class Worker:
 
     def _prepare(self) -> None:
         self._tenant = None if self.all_tenants else self._do(self._ctx.ensure_tenant())
+        if self._tenant is not None:
+            self._contexts[self._tenant] = self._ctx
         limited = declared(self.queues)
         if limited:
             self._do(write(partial(write_limits, limited, self._ctx.clock_us())))
@@ -175,10 +175,7 @@ class Worker:
         try:
             if not until_idle:
                 self._see_to_upkeep()
-            pause_s: float | None = self.poll_s if most <= 0 else self._gather_s(most)
-            if most > 0 and not pause_s:
-                self._gather_until_s = 0.0
-                pause_s = self._find_work(most, until_idle)
+            pause_s = self.poll_s if most <= 0 else self._find_work(most, until_idle)
         except _PASSING as error:
             self._troubles += 1
             self._recover = self._recover or isinstance(error, OutcomeUnknown)
@@ -187,15 +184,6 @@ class Worker:
             return float(min(_TROUBLE_PAUSE_MAX_S, self.poll_s * 2**self._troubles))
         self._troubles = 0
         return pause_s
-
-    def _gather_s(self, most: int) -> float:
-        """How long to wait for more free places: where there is plenty to do, one claim should take several runs."""
-        if not self._eager or most * _SHARE >= self.concurrency:
-            self._gather_until_s = 0.0
-            return 0.0
-        now_s = time.monotonic()
-        self._gather_until_s = self._gather_until_s or now_s + _GATHER_S
-        return max(0.0, self._gather_until_s - now_s)
 
     def _find_work(self, most: int, until_idle: bool) -> float | None:
         is_idle = not self._active  # before the look: a run that ends afterwards may leave something due

@@ -8,9 +8,9 @@ inside of it are its own (see `runs/saving.py`); this layer knows nothing of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import orjson
 
 from holdfast.log.records import SALT_BYTES, Record
@@ -29,8 +29,7 @@ class Moved(Exception):
         self.after = after
 
 
-@dataclass(slots=True)
-class Saving:
+class Saving(msgspec.Struct):
     """A state that is ready to be written."""
 
     ctx: Context
@@ -118,8 +117,7 @@ def held(program: Program[Any]) -> Generator[Batch, list[Rows], Any]:
         return stop.value
 
 
-@dataclass(frozen=True, slots=True)
-class Save:
+class Save(msgspec.Struct, frozen=True):
     """A save or an update, as a thread's handle was asked for it."""
 
     ctx: Context
