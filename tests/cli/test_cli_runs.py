@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -588,3 +589,52 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         out = capsys.readouterr().out
         assert "examples:" in out
         assert max(map(len, textwrap.dedent(out).splitlines())) <= 120
+
+
+# --- tail
+
+
+def test_tail_follows_a_live_run_of_another_process_until_it_ends(store: hf.Store) -> None:
+    """Each line comes when it happens, also in a pipe."""
+    seen, go_on = threading.Event(), threading.Event()
+
+    @hf.step(name="cli-first")
+    def first() -> str:
+        return "a"
+
+    @hf.step(name="cli-slow")
+    def slow() -> str:
+        seen.set()
+        assert go_on.wait(60)
+        return "b"
+
+    @hf.durable(name="cli-tailed", version="1")
+    def tailed() -> str:
+        hf.emit({"begun": True})
+        return first() + slow()
+
+    running = threading.Thread(target=lambda: store.run(tailed, id="live"))
+    running.start()
+    assert seen.wait(60)
+    tail = subprocess.Popen(
+        [sys.executable, "-m", "holdfast.cli", "tail", "live", "--json"], stdout=subprocess.PIPE, text=True
+    )
+    assert tail.stdout is not None
+    begun = [json.loads(tail.stdout.readline()) for _ in range(2)]  # while the run is in the middle of its second step
+    assert [(event["kind"], event["value"]) for event in begun] == [("emit", {"begun": True}), ("done", "a")]
+    go_on.set()
+    running.join(60)
+    rest = [json.loads(line) for line in tail.stdout]
+    tail.stdout.close()
+    assert tail.wait(60) == 0
+    assert [(event["kind"], event["value"]) for event in rest] == [("done", "b"), ("status", "done")]
+
+
+def test_tail_goes_on_after_an_entry_and_shows_times_and_names(run: Run, store: hf.Store, app: ModuleType) -> None:
+    store.run(app.doubtful, "NYC", id="trip")
+    code, out, _ = run("tail", "trip")
+    assert code == 0
+    assert [line.split()[1:4] for line in out.splitlines()[:2]] == [["intent", "1", "book"], ["done", "1", "book"]]
+    assert out.splitlines()[-1].split()[1:] == ["status", "doubtful", '"done"']
+    after = lines(run("tail", "trip", "--json", "--after", "1")[1])
+    assert [event["kind"] for event in after] == ["done", "status"]
