@@ -15,7 +15,8 @@ from holdfast.runs.acting import Act, Parked
 from holdfast.runs.asking import close_ask
 from holdfast.runs.entries import DONE, VALUE, WAIT, Entry, unsqueeze
 from holdfast.runs.scope import Scope, Unwind
-from holdfast.storage.program import Batch, Rows
+from holdfast.runs.session import Session
+from holdfast.storage.program import Program
 
 T = TypeVar("T")
 FIRST = "hf.first"
@@ -199,19 +200,25 @@ def decision(scope: Scope, path: str, name: str, index: int, place: int = 0) -> 
 def win(scope: Scope, path: str, winner: Branch, losers: Sequence[Branch]) -> Act[None]:
     """Write down who was first; the questions of the others need no answer any more."""
     session = scope.session
-    prefixes = tuple(loser.scope.prefix for loser in losers)
-    open_asks = [
-        place
-        for place, found in list(session.index.items())
-        if place.startswith(prefixes) and found[0].kind == WAIT and all(recorded.kind != DONE for recorded in found)
-    ]
-    beside = partial(_close, scope, open_asks) if open_asks else None
+    paths = open_asks(session, [loser.scope.prefix for loser in losers])
+    beside = partial(close_asks, session, paths) if paths else None
     yield from session.record(decision(scope, path, FIRST, winner.index), beside=beside)
 
 
-def _close(scope: Scope, paths: Sequence[str]) -> Generator[Batch, list[Rows], None]:
+def open_asks(session: Session, prefixes: Sequence[str]) -> list[str]:
+    """Where branches wait for an answer, or for something else."""
+    return [
+        path
+        for path, found in list(session.index.items())
+        if path.startswith(tuple(prefixes))
+        and found[0].kind == WAIT
+        and all(recorded.kind != DONE for recorded in found)
+    ]
+
+
+def close_asks(session: Session, paths: Sequence[str]) -> Program[None]:
     for path in paths:
-        yield from close_ask(scope.session, path)
+        yield from close_ask(session, path)
 
 
 def forget(scope: Scope, losers: Sequence[Branch]) -> None:

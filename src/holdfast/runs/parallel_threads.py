@@ -10,6 +10,7 @@ import contextvars
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -22,8 +23,10 @@ from holdfast.runs.branches import (
     Completion,
     Hearing,
     all_of,
+    close_asks,
     decided,
     forget,
+    open_asks,
     race,
     results,
     win,
@@ -31,6 +34,7 @@ from holdfast.runs.branches import (
 from holdfast.runs.requests import Abandoned, Interrupted
 from holdfast.runs.scope import Scope, Unwind, current
 from holdfast.runs.session import Session
+from holdfast.storage.program import Transaction
 
 T = TypeVar("T")
 _leaving = threading.Lock()
@@ -199,6 +203,10 @@ def join_strays(session: Session, failure: BaseException | None) -> None:
     for team in session.strays:
         if not parks:
             team.stop(Abandoned("the run has come to its end"))
+    if hurries:
+        return
     for team in session.strays:
-        if not hurries:
-            team.join()
+        team.join()
+    paths = open_asks(session, session.beaten)
+    if paths:  # one that lost may have been about to ask
+        session.ctx.driver.run(Transaction(partial(close_asks, session, paths), write=True))
