@@ -597,7 +597,8 @@ def test_ctrl_c_gives_an_async_run_back(lab: Lab) -> None:
     async def slow() -> str:
         if not begun.is_set():
             begun.set()
-            await asyncio.sleep(3600)
+            while True:
+                await asyncio.sleep(0.01)  # a signal that comes just before the loop sleeps does not wake it
         return "slow"
 
     @hf.durable

@@ -189,7 +189,7 @@ def asks(args: Namespace, store: Store, out: Output) -> int:
         rows.append(
             [
                 (ask.run, "bold"),
-                (ask.path, "bold"),
+                (_step_of(ask), "bold"),
                 (ask.kind if ask.status == "open" else ask.status, "yellow" if ask.status == "open" else "dim"),
                 (ago(ask.asked_at, now), "dim"),
                 (_what_is_allowed(ask), ""),
@@ -201,6 +201,11 @@ def asks(args: Namespace, store: Store, out: Output) -> int:
     else:
         out.message("nobody is asked anything")
     return OK
+
+
+def _step_of(ask: Ask) -> str:
+    """What `holdfast resolve` or `holdfast answer` calls it."""
+    return ask.step if ask.kind == "doubt" and ask.step is not None else ask.path
 
 
 def _what_is_allowed(ask: Ask) -> str:
@@ -345,7 +350,7 @@ def step_json(step: Step) -> dict[str, Any]:
 def ask_json(ask: Ask) -> dict[str, Any]:
     return {
         "run": ask.run,
-        "step": ask.path,
+        "step": _step_of(ask),
         "kind": ask.kind,
         "question": ask.question,
         "options": readable(ask.options),

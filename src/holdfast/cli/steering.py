@@ -126,7 +126,12 @@ def fork(args: Namespace, store: Store, out: Output) -> int:
         return changing.fork(args, store, out)
     source = existing_run(store, args.thread)
     changes = dict(_change(item) for item in args.set or ())
-    made = store.fork(source, at=args.ref, id=args.name, changes=changes or None, keys=args.keys)
+    try:
+        made = store.fork(source, at=args.ref, id=args.name, changes=changes or None, keys=args.keys)
+    except UsageError as error:  # in the words of this side
+        raise UsageError(
+            str(error).replace('keys="new"', "--keys new").replace('keys="same"', "--keys same")
+        ) from error
     if out.json:
         out.document({"run": made.id, "from": args.thread, "at": args.ref, "status": made.status})
     else:

@@ -50,9 +50,12 @@ _GUARD = 'is the `if __name__ == "__main__":` of the script missing?'
 class BodyTimeout(TimeoutError):
     """A body did not end within its `timeout_s`. Whether it did its work is unknown."""
 
-    def __init__(self, message: str, *, name: str = "", timeout_s: float = 0.0) -> None:
+    def __init__(
+        self, message: str, *, name: str = "", timeout_s: float = 0.0, still: _Pending[Any] | None = None
+    ) -> None:
         super().__init__(message)
         self.name, self.timeout_s = name, timeout_s
+        self.still = still  # on a thread, which cannot be stopped: it goes on
 
 
 class BodyDied(RuntimeError):
@@ -80,7 +83,7 @@ def call(
         return fn(*args, **kwargs)
     pending = _Pending(lambda: fn(*args, **kwargs), name)
     if not pending.wait(timeout_s):
-        raise _late(name, timeout_s, "it goes on on its thread, and its result will be dropped")
+        raise _late(name, timeout_s, "it goes on on its thread", pending)
     return pending.result()
 
 
@@ -108,7 +111,7 @@ async def acall(
         return fn(*args, **kwargs)
     pending = _Pending(lambda: fn(*args, **kwargs), name)
     if not await pending.await_(timeout_s):
-        raise _late(name, timeout_s, "it goes on on its thread, and its result will be dropped")
+        raise _late(name, timeout_s, "it goes on on its thread", pending)
     return pending.result()
 
 
@@ -158,8 +161,9 @@ def _name(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__qualname__", None) or type(fn).__qualname__
 
 
-def _late(name: str, timeout_s: float, what: str) -> BodyTimeout:
-    return BodyTimeout(f"{name} did not end within timeout_s={timeout_s:g}; {what}", name=name, timeout_s=timeout_s)
+def _late(name: str, timeout_s: float, what: str, still: _Pending[Any] | None = None) -> BodyTimeout:
+    said = f"{name} did not end within timeout_s={timeout_s:g}; {what}"
+    return BodyTimeout(said, name=name, timeout_s=timeout_s, still=still)
 
 
 # On a helper thread

@@ -19,11 +19,12 @@ from blake3 import blake3
 
 from holdfast.errors import InDoubt, NotApproved, RunStuck, Unstorable, UsageError
 from holdfast.runs import asking
-from holdfast.runs.acting import Act, Body
+from holdfast.runs.acting import Act, Body, Pause
 from holdfast.runs.asking import Terms
+from holdfast.runs.bodies import BodyTimeout
 from holdfast.runs.doubt import Done, NotDone, Unknown, Verdict, check_verdict, is_ambiguous
 from holdfast.runs.entries import DONE, FAILED, INTENT, WAIT, Entry, squeeze
-from holdfast.runs.failures import describe_error
+from holdfast.runs.failures import describe_error, mark_recorded
 from holdfast.runs.inputs import digest
 from holdfast.runs.keys import Key
 from holdfast.runs.scope import BodyFrame, Scope, current, describe, in_body
@@ -102,7 +103,7 @@ def _effect(
         ended = session.final(found)
         if ended is not None:
             return (yield from answer(session, ended))
-    if session.limits:
+    if session.limits and not session.undoing:
         check_budget(session)
     call = Call(scope, spec, path, args, kwargs, text, wanted, make_key(session, path, spec.name, wanted))
     intents = [recorded.entry for recorded in found if recorded.kind == INTENT]
@@ -162,12 +163,35 @@ def _run(call: Call) -> Act[Any]:
             session.acting.discard(task)
         call.took = frame.took
         if is_ambiguous(error, spec.ambiguous):
+            still = error.still if isinstance(error, BodyTimeout) else None
+            if still is not None:
+                # Its request may be under way in this very process: nothing is known, or done again, before it ends.
+                yield from _until_ended(call, still)
+                error, result = _ended_late(still)
+                if error is None:
+                    return (yield from _succeed(call, result, spent_in(frame)))
+            if still is not None and not is_ambiguous(error, spec.ambiguous):
+                drafts = yield from _failed(call, error, spent_in(frame))
+                continue
             settled, result = yield from settle(call, error)
             if settled:
                 return result
             drafts = [_intent(call)]
         else:
             drafts = yield from _failed(call, error, spent_in(frame))
+
+
+def _until_ended(call: Call, still: Any) -> Act[None]:
+    while not still.wait(0):
+        yield Pause(0.05)
+
+
+def _ended_late(still: Any) -> tuple[Exception | None, Any]:
+    """How a body ended that had gone on after its time."""
+    try:
+        return None, still.result()
+    except Exception as error:
+        return error, None
 
 
 def _task(call: Call) -> Any:
@@ -188,6 +212,7 @@ def _failed(call: Call, error: Exception, spent: dict[str, Any]) -> Act[list[tup
             yield from session.record((FAILED, call.entry(None, {"error": described})))
         else:
             yield from ended(call, None, {"error": described, **spent})
+            mark_recorded(error)
         raise error
     delay = spec.retry.delay_s(call.attempt, random.random())
     due = session.shared_clock_us() + int(delay * 1e6)

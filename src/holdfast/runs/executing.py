@@ -26,7 +26,7 @@ from holdfast.errors import (
 from holdfast.runs import points, rows, saga
 from holdfast.runs.acting import Act, Body, Parked
 from holdfast.runs.entries import squeeze, unsqueeze
-from holdfast.runs.failures import describe_error
+from holdfast.runs.failures import describe_error, recorded
 from holdfast.runs.journal import read_journal
 from holdfast.runs.requests import Cancelled, ContinueAsNew, Interrupted, Paused, RollBack
 from holdfast.runs.scope import Unwind, current
@@ -152,7 +152,7 @@ def _conclude(
     if isinstance(stop, ReplayEnd):
         raise stop
     for error in (stop, failure):
-        if isinstance(error, _STUCK):
+        if isinstance(error, _STUCK) and not recorded(error):
             return (yield from _stuck(session, error))
     if failure is None or isinstance(failure, Exception):
         early = session.ended_early(f"the function {'returned' if failure is None else f'raised {failure!r}'}")

@@ -14,6 +14,7 @@ from holdfast.errors import StepFailed, ValueProblem
 from holdfast.values.codec import decode, encode
 from holdfast.values.registry import Codec
 
+_RECORDED = "__holdfast_recorded__"
 _TEXT_MAX = 10_000
 _DEPTH_MAX = 4
 
@@ -43,6 +44,19 @@ def _text(error: BaseException) -> str:
     except Exception:  # a broken __str__ must not hide the failure
         text = object.__repr__(error)
     return text[:_TEXT_MAX].encode("utf-8", "replace").decode().replace("\0", "�")
+
+
+def recorded(error: BaseException) -> bool:
+    """Whether an error is on record as the end of a call: then it is the run's own, whatever its class."""
+    return bool(getattr(error, _RECORDED, False))
+
+
+def mark_recorded(error: BaseException) -> None:
+    """Say that an error is on record."""
+    try:
+        setattr(error, _RECORDED, True)
+    except Exception:  # an error that takes no attributes is just not known as one
+        pass
 
 
 def error_name(found: dict[str, Any]) -> str:

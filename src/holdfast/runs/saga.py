@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.errors import RunError, RunStuck
 from holdfast.runs import rows
@@ -126,7 +126,8 @@ def _undo(session: Session, intent: Entry) -> Act[None]:
     if spec.undo is None:
         raise RunStuck(f"effect {intent.name!r} had an undo when it ran, and has none now; give it one again")
     path = f"undo:{intent.path}"
-    if completion(session.index.get(path, [])) is not None:
+    known = completion(session.index.get(path, []))
+    if known is not None and "error" not in (known.more or {}):
         return
     arguments = session.decoded((yield from session.text(intent)))
     ended_as = completion(session.index[intent.path])
@@ -155,10 +156,16 @@ def _undo_spec(spec: StepSpec) -> StepSpec:
     if isinstance(given, StepSpec):
         return StepSpec(
             given.fn, f"undo {spec.name}", "effect", given.ignore, given.retry, given.timeout_s,
-            reconcile=given.reconcile, on_doubt=given.on_doubt, deadline_s=given.deadline_s, ambiguous=given.ambiguous,
+            reconcile=given.reconcile, on_doubt=_doubt_of(given), deadline_s=given.deadline_s,
+            ambiguous=given.ambiguous,
         )  # fmt: skip
     retry = Retry(retries=3, backoff_s=0.2, backoff_max_s=5.0)
     return StepSpec(undo, f"undo {spec.name}", "effect", retry=retry, deadline_s=spec.deadline_s)
+
+
+def _doubt_of(given: StepSpec) -> Literal["ask", "retry", "fail"]:
+    """An undo whose outcome is open cannot just fail: somebody must say whether the effect still stands."""
+    return "ask" if given.on_doubt == "fail" else given.on_doubt
 
 
 def undo_arguments(
@@ -199,6 +206,8 @@ def _undo_child(session: Session, spawn: Entry) -> Act[None]:
     while True:
         row = yield from read(partial(rows.find, session.tenant, run_id))
         if row is None or row.status in ("failed", "cancelled", "rolled_back", "exported"):
+            break
+        if row.parent != session.row.run:  # it was there already, and is somebody else's: not ours to undo
             break
         now = session.ctx.clock_us()
         yield from write(partial(_roll_child, session.tenant, run_id, now))

@@ -24,7 +24,7 @@ _NEXT = Sql(
 )
 _TAKE = Sql(
     """UPDATE signal SET received = 1 WHERE tenant = :tenant AND run = :run AND topic = :topic AND seq = :seq
-    AND received = 0"""
+    AND received = 0 RETURNING seq"""
 )
 _PUT = Sql(
     """INSERT INTO signal (tenant, run, topic, seq, key, value, at, received)
@@ -58,6 +58,10 @@ def put_inside(
     yield Batch(_PUT(tenant=tenant, run=run, topic=topic, key=key, value=value, now=now), NUDGE(tenant=tenant, run=run))
 
 
+class _Taken(Exception):
+    """Somebody else has received the message: undoes the transaction that would have recorded it again."""
+
+
 def receive_act(scope: Scope, path: str, topic: str, timeout_s: float | None, default: Any) -> Act[Any]:
     """Take the oldest message of a topic; wait for one if there is none."""
     scope.check()
@@ -76,7 +80,10 @@ def receive_act(scope: Scope, path: str, topic: str, timeout_s: float | None, de
         at = session.ctx.clock_us()
         if row is not None:
             entry = Entry(path, NAME, at, value=row[1], more={"topic": topic})
-            yield from session.record((DONE, entry), beside=partial(_take, session, topic, row[0]))
+            try:
+                yield from session.record((DONE, entry), beside=partial(_take, session, topic, row[0]))
+            except _Taken:  # by another branch of this run, a moment ago
+                continue
             return session.decoded(unsqueeze(row[1]))
         if not opened:
             deadline = None if timeout_s is None else now + int(timeout_s * 1e6)
@@ -96,7 +103,9 @@ def _look(tenant: int, run: int, topic: str, now: int) -> Program[tuple[tuple[in
 
 
 def _take(session: Session, topic: str, seq: int) -> Generator[Batch, list[Rows], None]:
-    yield Batch(_TAKE(tenant=session.tenant, run=session.row.run, topic=topic, seq=seq))
+    [taken] = yield Batch(_TAKE(tenant=session.tenant, run=session.row.run, topic=topic, seq=seq))
+    if not taken:
+        raise _Taken
 
 
 def send_act(scope: Scope, path: str, run_id: str, value: Any, topic: str) -> Act[None]:

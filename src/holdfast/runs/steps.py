@@ -13,7 +13,7 @@ from holdfast.runs import bodies, points
 from holdfast.runs.acting import Act, Body, Pause, Wait
 from holdfast.runs.caching import look_up, remember
 from holdfast.runs.entries import DONE, FAILED, Entry, Recorded, squeeze
-from holdfast.runs.failures import describe_error, rebuild
+from holdfast.runs.failures import describe_error, mark_recorded, rebuild
 from holdfast.runs.inputs import digest
 from holdfast.runs.requests import Abandoned
 from holdfast.runs.scope import BodyFrame, Scope, current, in_body
@@ -61,6 +61,7 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
             if not spec.retry.wants(error, attempt):
                 more = {"error": describe_error(error, session.ctx.codec), **spent_in(frame)}
                 yield from session.record((DONE, _entry(session, path, spec, wanted, attempt, None, more, frame.took)))
+                mark_recorded(error)
                 raise
             yield from _try_again(session, path, spec, wanted, attempt, error, frame)
             attempt += 1
@@ -108,7 +109,10 @@ def answer(session: Session, ended: Entry) -> Act[Any]:
     if "spent" in more:
         spend(session, more["spent"])
     if "error" in more:
-        raise rebuild(more["error"], session.ctx.codec)
+        error = rebuild(more["error"], session.ctx.codec)
+        if not more.get("done"):  # an effect that was done, but its result could not be kept: a person must look
+            mark_recorded(error)
+        raise error
     return (yield from session.value(ended))
 
 

@@ -1,0 +1,164 @@
+"""What an attack on durable runs found: each defect with the test that shows it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast as hf
+
+_done: list[str] = []
+_undone: list[str] = []
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[hf.Store]:
+    _done.clear()
+    _undone.clear()
+    url = str(tmp_path / "runs.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    with hf.open(url) as opened:
+        yield opened
+
+
+def take_back(what: str) -> None:
+    _undone.append(what)
+
+
+@hf.effect(undo=take_back, name="attacked.pay")
+def pay(what: str) -> str:
+    _done.append(what)
+    return what
+
+
+# --- a body that goes on on its thread after its time
+
+
+def test_an_effect_is_not_run_again_while_its_body_still_runs(store: hf.Store) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    bodies: list[int] = []
+
+    def looks(key: str) -> hf.NotDone:
+        may_end.set()  # the receiver does not know of it yet: and the request is still under way
+        return hf.NotDone()
+
+    @hf.effect(timeout_s=0.05, reconcile=looks, name="attacked.slow")
+    def slow() -> str:
+        bodies.append(1)
+        begun.set()
+        threading.Timer(0.3, may_end.set).start()
+        may_end.wait(10)
+        return "paid"
+
+    @hf.durable(name="attacked.slow_run")
+    def run() -> str:
+        return slow()
+
+    assert store.run(run, id="slow").result(timeout_s=20) == "paid"
+    assert len(bodies) == 1
+
+
+# --- one message, two receivers
+
+
+def test_a_message_is_received_once_by_parallel_branches(store: hf.Store) -> None:
+    @hf.durable(name="attacked.receivers")
+    def run() -> list[str]:
+        found: list[str] = hf.gather(
+            lambda: hf.receive(timeout_s=0.2, default="none"), lambda: hf.receive(timeout_s=0.2, default="none")
+        )
+        return found
+
+    handle = store.start(run, id="receivers")
+    store.send("receivers", "the only one")
+    assert sorted(store.run(run, id="receivers").result(timeout_s=20)) == ["none", "the only one"]
+    assert handle.status == "done"
+
+
+# --- a run that is there already is not a child
+
+
+@hf.durable(name="attacked.job")
+def job(what: str) -> str:
+    return pay(what)
+
+
+def test_a_failing_parent_does_not_undo_a_run_that_is_not_its_child(store: hf.Store) -> None:
+    assert store.run(job, "A", id="shared").result() == "A"
+
+    @hf.durable(name="attacked.parent")
+    def parent() -> str:
+        hf.spawn(job, "A", id="shared").result()
+        raise ValueError("the parent fails")
+
+    handle = store.run(parent, id="parent")
+    with pytest.raises(hf.RunFailed, match="the parent fails"):
+        handle.result(timeout_s=20)
+    assert store.get_run("shared").status == "done"
+    assert _undone == []
+
+
+# --- undoing
+
+
+def test_the_budget_does_not_keep_a_run_from_being_undone(store: hf.Store) -> None:
+    @hf.step(name="attacked.think")
+    def think() -> None:
+        hf.spend(tokens=100)
+
+    @hf.durable(name="attacked.spender")
+    def run() -> None:
+        hf.budget(tokens=10)
+        pay("flight")
+        think()
+        think()
+
+    with pytest.raises(hf.RunFailed, match="BudgetExceeded"):
+        store.run(run, id="spender").result()
+    assert _undone == ["flight"]
+
+
+def test_an_undo_in_doubt_is_not_taken_for_done(store: hf.Store) -> None:
+    @hf.effect(on_doubt="fail", timeout_s=0.05, name="attacked.refund")
+    def refund(what: str) -> None:
+        raise TimeoutError("no answer")
+
+    @hf.effect(undo=refund, name="attacked.charge")
+    def charge(what: str) -> str:
+        return what
+
+    @hf.durable(name="attacked.refunded")
+    def run() -> None:
+        charge("card")
+        raise ValueError("sold out")
+
+    handle = store.run(run, id="refunded")
+    assert handle.status == "waiting"
+    assert [ask.kind for ask in store.asks("refunded")] == ["doubt"]
+    handle.resolve("undo:1", done=None)
+    with pytest.raises(hf.RunFailed, match="sold out"):
+        handle.result(timeout_s=20)
+
+
+# --- errors of a body are the run's own, whatever their class
+
+
+@pytest.mark.parametrize("error", [ImportError("no such module"), hf.Unavailable("another database is away")])
+def test_a_run_fails_by_the_recorded_error_of_a_step_and_is_undone(store: hf.Store, error: Exception) -> None:
+    bodies: list[int] = []
+
+    @hf.step(name="attacked.imports")
+    def imports() -> None:
+        bodies.append(1)
+        raise error
+
+    @hf.durable(name="attacked.importer")
+    def run() -> None:
+        pay("flight")
+        imports()
+
+    with pytest.raises(hf.RunFailed, match=str(error)):
+        store.run(run, id="importer").result()
+    assert (len(bodies), _undone) == (1, ["flight"])
