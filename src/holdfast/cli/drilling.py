@@ -121,14 +121,13 @@ def _as_json(report: Any) -> dict[str, Any]:
 
 
 DRILL = Command(
-    "kill an agent at every point of its life, resume it, compare",
+    "kill an agent at every point, resume it, compare",
     "In child processes, on a store of\nits own. Effects go to a ledger of the drill's (--real: to the world), results "
     "of plain steps are\ntaken from an undisturbed run. Exits with 1, and shows the timeline, if a finished step runs "
     "again,\nan effect is done twice, the result differs, or something touches the world without being an effect.",
     "  holdfast drill app.py:travel --args '[\"NYC\"]'\n"
     '  holdfast drill app.py:travel --args NYC --answer "Which flight?=LH400" --effect book=B-1\n'
-    "  holdfast drill app.py:travel --args NYC --postgres --kills 100\n"
-    "  holdfast drill app.py:travel --args NYC --workers 3",
+    "  holdfast drill app.py:travel --args NYC --postgres --workers 3 --kills 100",
     arguments,
     run,
     opens=False,

@@ -265,7 +265,7 @@ COMMANDS = {
         looking.diff,
     ),
     "fork": Command(
-        "make a thread that goes on from a checkpoint, or a run from a step",
+        "go on from a checkpoint or a step, in a new thread or run",
         "Copies nothing, and the old one\ndoes not notice. NAME may be a run's id: REF is then the last step that the "
         "fork shares, and a worker\ngoes on with it.",
         "  holdfast fork alice-001 --name alice-try\n  holdfast fork alice-001 head~3 --name alice-retry\n"

@@ -156,21 +156,21 @@ RUN_COMMANDS = {
     "cancel": Command(
         "stop a run and its children for good",
         "Nothing is undone: `holdfast rollback` does that. A run\nthat is running is told, and stops at its next step.",
-        "  holdfast cancel trip-42",
+        "  holdfast cancel trip-42\n  holdfast cancel trip-42 --json",
         _run,
         steering.steer,
     ),
     "pause": Command(
         "stop a run at its next step, until it is resumed",
         "No process is needed meanwhile.",
-        "  holdfast pause trip-42",
+        "  holdfast pause trip-42\n  holdfast pause trip-42 --json",
         _run,
         steering.steer,
     ),
     "resume": Command(
         "let a paused or stuck run go on",
         "Or a waiting one look again whether what it waits for has come.\nA worker takes it up.",
-        "  holdfast resume trip-42",
+        "  holdfast resume trip-42\n  holdfast resume trip-42 --json",
         _run,
         steering.steer,
     ),
@@ -178,12 +178,12 @@ RUN_COMMANDS = {
         "run a run's code with every step answered from its journal",
         "No body is run and nothing is\nwritten. Stops at the first step that is not recorded. Exits with 1 if the "
         "code goes another way than\nthe journal says: it was changed, or depends on something that is not recorded.",
-        "  holdfast replay app.py trip-42",
+        "  holdfast replay app.py trip-42\n  holdfast replay myapp.agents trip-42 --json | jq .stopped_at",
         _replay_arguments,
         runs.replay,
     ),
     "check": Command(
-        "replay the open runs against new code, before it is deployed",
+        "replay the open runs against new code before deploying it",
         "Exits with 1 if one would not\ngo on with it; hf.patched() lets changed code meet old runs.",
         "  holdfast check app.py\n  holdfast check myapp.agents --json",
         _app,
@@ -200,7 +200,7 @@ RUN_COMMANDS = {
     "import-run": Command(
         "bring a run from a file into this store",
         "With its id, its history and its keys. Once: a file that\nwas imported is not imported again.",
-        "  holdfast import-run trip-42.run --store other.db",
+        "  holdfast import-run trip-42.run\n  holdfast import-run trip-42.run --store postgresql://app@db/app",
         _import_arguments,
         steering.import_run,
     ),

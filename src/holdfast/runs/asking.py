@@ -16,13 +16,14 @@ import orjson
 from holdfast.errors import AnswerRefused, NotFound, UsageError
 from holdfast.runs.acting import Act, Wait
 from holdfast.runs.entries import DONE, WAIT, Entry, unsqueeze
-from holdfast.runs.rows import NUDGE
+from holdfast.runs.rows import LOCK, NUDGE
 from holdfast.runs.schemas import check_answer, schema_of
 from holdfast.runs.scope import Scope
 from holdfast.runs.session import Session, completion, opening
 from holdfast.runs.steps import answer as replayed
-from holdfast.runs.timeouts import check_deadline
+from holdfast.runs.timeouts import check_deadline, check_seconds
 from holdfast.storage.program import Batch, Program, Rows, Sql, read
+from holdfast.threads.checks import check_name, check_text
 from holdfast.values.codec import decode, encode
 from holdfast.values.registry import Codec
 
@@ -148,6 +149,8 @@ def question_at(
     session = scope.session
     yield from check_deadline(scope, path)
     terms = _terms(question, options, schema, approvers, quorum, allow_self, asker)
+    if timeout_s is not None:
+        check_seconds(timeout_s, "hf.ask(timeout_s=…)")
     found = session.recorded(path, name, None)
     ended = completion(found)
     if ended is not None:
@@ -163,13 +166,14 @@ def question_at(
     else:
         deadline = (first.more or {}).get("deadline")
     what = {"for": sort, "step": path, "question": question}
-    answered = yield from await_answer(session, path, what, deadline)
-    now = session.ctx.clock_us()
-    if not answered:
-        beside = partial(close_ask, session, path)
-        yield from session.record((DONE, Entry(path, name, now, more={"late": True})), beside=beside)
+    while not (answered := (yield from await_answer(session, path, what, deadline))):
+        late = Entry(path, name, session.ctx.clock_us(), more={"late": True})
+        try:
+            yield from session.record((DONE, late), beside=partial(give_up_ask, session, path))
+        except Answered:
+            continue
         return _late(question, on_timeout)
-    value = answered["value"]
+    value, now = answered["value"], session.ctx.clock_us()
     more = {"who": answered.get("who"), "answered_at": answered.get("at")}
     yield from session.record((DONE, Entry(path, name, now, value=session.encoded(value), more=more)))
     return value
@@ -177,6 +181,19 @@ def question_at(
 
 def close_ask(session: Session, path: str) -> Generator[Batch, list[Rows], None]:
     yield Batch(_CLOSE(tenant=session.tenant, run=session.row.run, path=path))
+
+
+class Answered(Exception):
+    """A question that is being given up was answered a moment ago: undoes the transaction. Whoever answered was told
+    that it counts, so it does."""
+
+
+def give_up_ask(session: Session, path: str) -> Generator[Batch, list[Rows], None]:
+    """Close a question whose time is over. Raises Answered if it has its answer."""
+    yield from close_ask(session, path)
+    [found] = yield Batch(_LOCK(tenant=session.tenant, run=session.row.run, path=path))
+    if found and found[0][0] == "answered":
+        raise Answered
 
 
 def _late(question: str, on_timeout: Any) -> Any:
@@ -196,17 +213,41 @@ def _terms(
 ) -> Terms:
     if not isinstance(question, str) or not question:
         raise UsageError(f"hf.ask() wants a question as text, not {question!r}")
+    check_text(question, "the question of hf.ask()")
     if options is not None and schema is not None:
         raise UsageError("hf.ask(): give options= or schema=, not both")
-    if not isinstance(quorum, int) or quorum < 1:
+    if not isinstance(quorum, int) or isinstance(quorum, bool) or quorum < 1:
         raise UsageError(f"hf.ask(quorum={quorum!r}): how many must agree, 1 or more")
+    if isinstance(approvers, str):
+        raise UsageError(f"hf.ask(approvers={approvers!r}): a list of names, such as approvers=[{approvers!r}]")
+    for name in approvers or ():
+        check_name(name, "approver")
+    if asker is not None:
+        check_name(asker, "asker")
+    elif not allow_self:
+        raise UsageError(
+            "hf.ask(allow_self=False): say who asks, so that this one can be refused: hf.ask(…, allow_self=False, "
+            'asker="ann")'
+        )
     if approvers is not None and quorum > len(set(approvers)):
         raise UsageError(f"hf.ask(): quorum={quorum} cannot be reached with {len(set(approvers))} approvers")
     shape = None if schema is None else schema_of(schema)
     listed = None if options is None else list(options)
-    if listed is not None and not listed:
-        raise UsageError("hf.ask(options=[]): there is nothing to choose from")
+    if listed is not None:
+        _check_options(listed)
     return Terms(listed, shape, None if approvers is None else list(approvers), quorum, allow_self, asker)
+
+
+def _check_options(options: list[Any]) -> None:
+    if not options:
+        raise UsageError("hf.ask(options=[]): there is nothing to choose from")
+    for option in options:
+        if isinstance(option, str):
+            check_text(option, "an option of hf.ask()")
+        try:
+            msgspec.json.encode(option)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"hf.ask(options=…): {type(option).__name__} cannot be shown as JSON: {error}") from error
 
 
 # --- the other side: whoever answers
@@ -227,7 +268,8 @@ def give(
     if not rows:
         raise NotFound(f"run {run_id!r} has no question {path!r}; `holdfast asks` lists the open ones")
     run, sort, _question, terms_text, _status, deadline, _owner, db_now = rows[0]
-    [[(status,)]] = yield Batch(_LOCK(tenant=tenant, run=run, path=path))
+    # The run's row first, as whoever writes to a run does; then what belongs to it.
+    _, [(status,)] = yield Batch(LOCK(tenant=tenant, run=run), _LOCK(tenant=tenant, run=run, path=path))
     if status != "open":
         raise AnswerRefused(f"question {path!r} of run {run_id!r} is {status} already")
     if deadline is not None and db_now >= deadline:
@@ -238,7 +280,7 @@ def give(
             + ("in doubt: say --done VALUE or --not-done with `holdfast resolve`" if sort == "doubt" else "a question")
         )
     terms = msgspec.json.decode(terms_text, type=Terms)
-    checked = value if verdict else _allowed(terms, value, who)
+    checked = value if verdict else _allowed(terms, value, who, codec)
     stored = encode(checked, codec)
     yield Batch(_ADD(tenant=tenant, run=run, path=path, who=who, value=stored, now=now))
     [answers] = yield Batch(_ANSWERS(tenant=tenant, run=run, path=path))
@@ -255,16 +297,23 @@ def give(
     return Given(True, 0)
 
 
-def _allowed(terms: Terms, value: Any, who: str) -> Any:
+def _allowed(terms: Terms, value: Any, who: str, codec: Codec) -> Any:
     if terms.approvers is not None and who not in terms.approvers:
         raise AnswerRefused(f"{who!r} may not answer this; it is for {', '.join(terms.approvers)}")
     if not terms.allow_self and terms.asker is not None and who == terms.asker:
         raise AnswerRefused(f"{who!r} asked for this, and somebody else must answer it")
     if terms.options is not None:
-        if value not in terms.options:
-            raise AnswerRefused(f"answer: must be one of {orjson.dumps(terms.options).decode()}, not {value!r}")
-        return value
+        text = encode(value, codec)
+        for option in terms.options:
+            if encode(option, codec) == text or (_is_number(value) and _is_number(option) and value == option):
+                return option
+        raise AnswerRefused(f"answer: must be one of {orjson.dumps(terms.options).decode()}, not {value!r}")
     return check_answer(value, terms.schema) if terms.schema is not None else value
+
+
+def _is_number(value: Any) -> bool:
+    """A number, which True is not: JSON writes 2.0 as 2, and never True as 1."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def list_asks(tenant: int, run_id: str | None, *, everything: bool, limit: int) -> Program[list[tuple[Any, ...]]]:

@@ -14,9 +14,11 @@ from holdfast.runs.requests import ContinueAsNew, RollBack
 from holdfast.runs.scope import Scope, current, need_scope
 from holdfast.runs.session import completion, opening
 from holdfast.runs.steps import answer, wait_until
-from holdfast.runs.timeouts import check_deadline, limited
+from holdfast.runs.timeouts import check_deadline, check_seconds, limited
+from holdfast.threads.checks import check_name
 
 T = TypeVar("T")
+_YEAR_MAX = 9000
 
 
 def place(what: str) -> tuple[Scope, str]:
@@ -72,6 +74,7 @@ def sleep(seconds: float) -> Any:
     """Let time pass, also across restarts. The run is parked meanwhile. Await it in an async run."""
     if not isinstance(seconds, int | float) or not seconds >= 0:
         raise UsageError(f"hf.sleep({seconds!r}): a number of seconds from 0 on")
+    check_seconds(seconds, "hf.sleep()")
     scope, path = place("hf.sleep()")
     return do(scope, _sleep_act(scope, path, lambda now: now + int(seconds * 1e6)))
 
@@ -80,6 +83,8 @@ def sleep_until(when: datetime) -> Any:
     """Let time pass until a moment. Await it in an async run."""
     if not isinstance(when, datetime):
         raise UsageError(f"hf.sleep_until() wants a datetime, not {type(when).__name__}")
+    if when.year > _YEAR_MAX:
+        raise UsageError(f"hf.sleep_until({when}): not after the year {_YEAR_MAX}")
     due = int(when.timestamp() * 1e6)
     scope, path = place("hf.sleep_until()")
     return do(scope, _sleep_act(scope, path, lambda _: due))
@@ -109,12 +114,17 @@ def receive(topic: str = "", *, timeout_s: float | None = None, default: Any = N
 
     After `timeout_s` it gives `default`.
     """
+    signals.check_topic(topic, "hf.receive()")
+    if timeout_s is not None:
+        check_seconds(timeout_s, "hf.receive(timeout_s=…)")
     scope, path = place("hf.receive()")
     return do(scope, signals.receive_act(scope, path, topic, timeout_s, default))
 
 
 def send(run_id: str, value: Any, topic: str = "") -> Any:
     """Send a message to another run: once, whatever happens. Await it in an async run."""
+    check_name(run_id, "run")
+    signals.check_topic(topic, "hf.send()")
     scope, path = place("hf.send()")
     return do(scope, signals.send_act(scope, path, run_id, value, topic))
 
@@ -125,6 +135,10 @@ def spawn(fn: Callable[..., Any], *args: Any, id: str | None = None, queue: str 
 
     need_scope("hf.spawn()")
     spec = durable_spec(fn)
+    if id is not None:
+        check_name(id, "run")
+    if queue is not None:
+        check_name(queue, "queue")
     scope, path = place("hf.spawn()")
     act = _child_act(scope, children.spawn_act(scope, path, spec, args, kwargs, id, queue))
     return do(scope, act)
@@ -205,8 +219,10 @@ def budget(*, tokens: float | None = None, usd: float | None = None, **units: fl
     """Limit what this run may spend. A step says what it spent with `hf.spend(tokens=…, usd=…)`, recorded with the
     step's completion. Once a limit is passed, the next step raises BudgetExceeded."""
     scope = need_scope("hf.budget()")
-    given = {"tokens": tokens, "usd": usd, **units}
-    scope.session.limits.update({unit: float(limit) for unit, limit in given.items() if limit is not None})
+    given = {unit: limit for unit, limit in {"tokens": tokens, "usd": usd, **units}.items() if limit is not None}
+    for unit, limit in given.items():
+        _check_amount("budget", unit, limit)
+    scope.session.limits.update({unit: float(limit) for unit, limit in given.items()})
     return Budget(scope)
 
 
@@ -217,4 +233,11 @@ def spend(**amounts: float) -> None:
         raise UsageError("hf.spend() is called inside a step's body: what is spent is recorded with its completion")
     spent = scope.body.spent
     for unit, amount in amounts.items():
+        _check_amount("spend", unit, amount)
         spent[unit] = spent.get(unit, 0) + amount
+
+
+def _check_amount(call: str, unit: str, amount: Any) -> None:
+    """A NaN is above no limit: whoever counts with one has no budget any more."""
+    if not isinstance(amount, int | float) or amount != amount:
+        raise UsageError(f"hf.{call}({unit}={amount!r}): a number")

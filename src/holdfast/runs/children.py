@@ -20,6 +20,7 @@ from holdfast.runs.specs import DurableSpec
 from holdfast.runs.steps import answer
 from holdfast.runs.timeouts import check_deadline
 from holdfast.storage.program import Batch, Rows, read
+from holdfast.threads.checks import NAME_CHARACTERS_MAX
 from holdfast.values.codec import decode
 from holdfast.values.registry import Codec
 
@@ -50,7 +51,7 @@ def spawn_act(
         yield from answer(session, ended)
     row = session.row
     # A run that began anew has other children at the same places.
-    run_id = child_id or (f"{row.id}/{path}" if row.since == 0 else f"{row.id}/{row.since}:{path}")
+    run_id = child_id or _child_id(f"{row.id}/{path}" if row.since == 0 else f"{row.id}/{row.since}:{path}")
     new = NewRun(
         run_id,
         spec.name,
@@ -74,6 +75,13 @@ def spawn_act(
         yield from session.record((DONE, Entry(path, f"{NAME}:{spec.name}", now, wanted, more=more)))
         raise
     return run_id
+
+
+def _child_id(name: str) -> str:
+    """An id that a run may have: of a long one the end is a hash of all of it."""
+    if len(name) <= NAME_CHARACTERS_MAX:
+        return name
+    return f"{name[: NAME_CHARACTERS_MAX - 33]}~{blake3(name.encode()).hexdigest()[:32]}"
 
 
 def _insert(session: Session, new: NewRun, now: int) -> Generator[Batch, list[Rows], None]:

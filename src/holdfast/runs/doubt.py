@@ -219,7 +219,10 @@ def is_ambiguous(error: BaseException, extra: Ambiguous = ()) -> bool:
             return True
         if answer is True or isinstance(answer, NotDone):
             return answer is True
-    return _chain_in_doubt(error, kinds)
+    try:
+        return _chain_in_doubt(error, kinds)
+    except Exception:  # an error that cannot be looked at says nothing
+        return True
 
 
 def _chain_in_doubt(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:

@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 
 from holdfast.runs.entries import VALUE, Entry, unsqueeze
 from holdfast.runs.scope import need_scope
+from holdfast.threads.checks import check_name
 
 
 def drawn(name: str, draw: Callable[[], Any]) -> Any:
@@ -49,6 +50,7 @@ def uuid() -> UUID:
 def patched(name: str) -> bool:
     """Whether this run takes the changed way: True for runs that come here for the first time with the new code, False
     for those that had gone past this place with the old one."""
+    check_name(name, "patch")
     scope = need_scope("hf.patched()")
     scope.check()
     session = scope.session

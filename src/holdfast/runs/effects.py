@@ -24,7 +24,7 @@ from holdfast.runs.asking import Terms
 from holdfast.runs.bodies import BodyTimeout
 from holdfast.runs.doubt import Done, NotDone, Unknown, Verdict, check_verdict, is_ambiguous
 from holdfast.runs.entries import DONE, FAILED, INTENT, WAIT, Entry, squeeze
-from holdfast.runs.failures import describe_error, mark_recorded
+from holdfast.runs.failures import describe_error, line_of, mark_recorded
 from holdfast.runs.inputs import digest
 from holdfast.runs.keys import Key
 from holdfast.runs.scope import BodyFrame, Scope, current, describe, in_body
@@ -315,8 +315,8 @@ def _reconcile(call: Call) -> Act[Verdict]:
     try:
         found = yield Body(partial(_call_in, inner, fn, (call.key, *call.args), call.kwargs, is_async), is_async)
     except Exception as error:
-        _log.warning("reconcile of %s failed: %s", spec.name, error)
-        return Unknown(f"reconcile failed: {type(error).__name__}: {error}")
+        _log.warning("reconcile of %s failed: %s", spec.name, line_of(error))
+        return Unknown(f"reconcile failed: {line_of(error)}")
     try:
         return check_verdict(found, getattr(fn, "__name__", "reconcile"))
     except UsageError as error:  # a defect of the code, which says nothing about the effect: nobody may catch it away

@@ -26,7 +26,7 @@ from holdfast.errors import (
 from holdfast.runs import points, rows, saga
 from holdfast.runs.acting import Act, Body, Parked
 from holdfast.runs.entries import squeeze, unsqueeze
-from holdfast.runs.failures import describe_error, recorded
+from holdfast.runs.failures import describe_error, line_of, recorded, safe_text
 from holdfast.runs.journal import read_journal
 from holdfast.runs.requests import Cancelled, ContinueAsNew, Interrupted, Paused, RollBack
 from holdfast.runs.scope import Unwind, current
@@ -155,7 +155,7 @@ def _conclude(
         if isinstance(error, _STUCK) and not recorded(error):
             return (yield from _stuck(session, error))
     if failure is None or isinstance(failure, Exception):
-        early = session.ended_early(f"the function {'returned' if failure is None else f'raised {failure!r}'}")
+        early = session.ended_early(f"the function {'returned' if failure is None else f'raised {line_of(failure)}'}")
         if early is not None:
             return (yield from _stuck(session, early))
     if isinstance(failure, Exception):
@@ -251,7 +251,7 @@ def _stuck(session: Session, error: BaseException) -> Act[str]:
     """Keep the run as it is, for a person to look at: nothing is undone, and it can be resumed."""
     if session.replay:
         raise error
-    _log.warning("run %s is stuck: %s", session.row.id, error)
+    _log.warning("run %s is stuck: %s", session.row.id, safe_text(error))
     session.stop = None
     session.stuck_by = error
     described = {"for": "help", "error": describe_error(error, session.ctx.codec)["text"], "type": type(error).__name__}

@@ -17,38 +17,73 @@ from holdfast.values.registry import Codec
 _RECORDED = "__holdfast_recorded__"
 _TEXT_MAX = 10_000
 _DEPTH_MAX = 4
+_MEMBERS_MAX = 100  # of a group; what comes after them is not kept
 
 
 def describe_error(error: BaseException, codec: Codec, depth: int = 0) -> dict[str, Any]:
-    """An error as plain data."""
+    """An error as plain data. Never raises: whatever a class of somebody else's does, its failure is kept."""
     cls = type(error)
-    found: dict[str, Any] = {"type": f"{cls.__module__}:{cls.__qualname__}", "text": _text(error)}
-    try:
-        found["args"] = encode(list(error.args), codec)
-    except ValueProblem:
-        pass  # its text must do
-    attributes = {name: value for name, value in vars(error).items() if not name.startswith("__")}
-    if attributes:
+    name = f"{cls.__module__}:{cls.__qualname__}".encode("utf-8", "replace").decode()
+    found: dict[str, Any] = {"type": name, "text": safe_text(error)}
+    for part, of in (("args", _arguments), ("attributes", _attributes)):
         try:
-            found["attributes"] = encode(attributes, codec)
-        except ValueProblem:
-            pass
-    if error.__cause__ is not None and depth < _DEPTH_MAX:
-        found["cause"] = describe_error(error.__cause__, codec, depth + 1)
+            given = of(error)
+            if given is not None:
+                found[part] = encode(given, codec)
+        except Exception:  # noqa: S112  # it cannot be kept, or not even be asked for: the text must do
+            continue
+    if depth < _DEPTH_MAX:
+        if isinstance(error, BaseExceptionGroup):
+            members = _own(BaseExceptionGroup.exceptions, error)[:_MEMBERS_MAX]
+            found["errors"] = [describe_error(member, codec, depth + 1) for member in members]
+        cause = _own(BaseException.__cause__, error)
+        if cause is not None:
+            found["cause"] = describe_error(cause, codec, depth + 1)
     return found
 
 
-def _text(error: BaseException) -> str:
+def _own(descriptor: Any, error: BaseException) -> Any:
+    """What the built-in class itself says, whatever the error's own class puts over it."""
+    return descriptor.__get__(error)
+
+
+def _arguments(error: BaseException) -> list[Any]:
+    """What the constructor of the built-in class makes the same error from."""
+    if isinstance(error, BaseExceptionGroup):
+        return [_own(BaseExceptionGroup.message, error)]  # its members are described one by one
+    args = list(_own(BaseException.args, error))
+    if isinstance(error, OSError) and len(args) == 2 and error.filename is not None:
+        args.append(error.filename)
+        if error.filename2 is not None:
+            args += [None, error.filename2]
+    return args
+
+
+def _attributes(error: BaseException) -> dict[str, Any] | None:
+    return {name: value for name, value in vars(error).items() if not name.startswith("__")} or None
+
+
+def safe_text(error: BaseException) -> str:
+    """The text of an error, in bounds and fit for both databases. Never raises."""
     try:
-        text = str(error)
+        text = str(error)[:_TEXT_MAX]
     except Exception:  # a broken __str__ must not hide the failure
         text = object.__repr__(error)
-    return text[:_TEXT_MAX].encode("utf-8", "replace").decode().replace("\0", "�")
+    return text.encode("utf-8", "replace").decode().replace("\0", "�")
+
+
+def line_of(error: BaseException) -> str:
+    """An error in one line, for people. Never raises."""
+    text = safe_text(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def recorded(error: BaseException) -> bool:
     """Whether an error is on record as the end of a call: then it is the run's own, whatever its class."""
-    return bool(getattr(error, _RECORDED, False))
+    try:
+        return bool(getattr(error, _RECORDED, False))
+    except Exception:
+        return False
 
 
 def mark_recorded(error: BaseException) -> None:
@@ -82,11 +117,10 @@ def rebuild(found: dict[str, Any], codec: Codec) -> Exception:
         return failed
     args = _decoded(found.get("args"), codec)
     arguments = tuple(args) if isinstance(args, list) else (found.get("text", ""),)
-    builtin = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    if issubclass(cls, BaseExceptionGroup):
+        arguments = (*arguments[:1], [rebuild(member, codec) for member in found.get("errors") or ({},)])
     try:
-        # The constructor of the built-in class below it: no code of the error's own class runs.
-        made: Exception = builtin.__new__(cls, *arguments)
-        made.args = arguments
+        made = _made(cls, arguments)
     except Exception:
         return StepFailed(f"a step had failed with {error_text(found)}", type_name=error_name(found))
     attributes = _decoded(found.get("attributes"), codec)
@@ -95,6 +129,17 @@ def rebuild(found: dict[str, Any], codec: Codec) -> Exception:
             if isinstance(name, str):
                 made.__dict__[name] = value
     _add_cause(made, found, codec)
+    return made
+
+
+def _made(cls: type[Exception], arguments: tuple[Any, ...]) -> Exception:
+    """Made by the constructor of the built-in class below it: no code of the error's own class runs."""
+    builtin = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    made: Exception = builtin.__new__(cls, *arguments)
+    try:
+        builtin.__init__(made, *arguments)  # type: ignore[misc]  # an OSError has its filename from there
+    except Exception:  # a class that calls it otherwise
+        made.args = arguments
     return made
 
 

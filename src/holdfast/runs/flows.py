@@ -14,7 +14,7 @@ from holdfast.runs.rows import FINISHED, TASK, NewRun, RunRow
 from holdfast.runs.runtime import Runtime
 from holdfast.runs.specs import DurableSpec, find_durable
 from holdfast.storage.program import Flow, read, write
-from holdfast.threads.checks import check_name
+from holdfast.threads.checks import check_name, check_text
 from holdfast.threads.context import Context
 from holdfast.values.codec import encode
 
@@ -178,12 +178,17 @@ def list_asks(ctx: Context, run_id: str | None, everything: bool, limit: int) ->
 
 
 def answer(ctx: Context, run_id: str, path: str, value: Any, who: str, *, verdict: bool = False) -> Flow[asking.Given]:
+    check_text(path, "a step's path")
+    check_name(who, "answerer")
     tenant = yield from tenant_of(ctx, run_id)
     op = partial(asking.give, tenant, run_id, path, value, who, ctx.codec, ctx.clock_us(), verdict=verdict)
     return (yield from write(op))
 
 
 def send(ctx: Context, run_id: str, value: Any, topic: str, key: str | None) -> Flow[None]:
+    signals.check_topic(topic, "store.send()")
+    if key is not None:
+        check_name(key, "key")
     tenant = yield from tenant_of(ctx, run_id)
     text = squeeze(encode(value, ctx.codec))
     chosen = key if key is not None else ctx.entropy(12).hex()

@@ -17,6 +17,7 @@ from holdfast.runs import ambient, saga
 from holdfast.runs.acting import Act, Body, Parked, aperform, perform
 from holdfast.runs.executing import _main as call_function
 from holdfast.runs.executing import prepare
+from holdfast.runs.failures import line_of
 from holdfast.runs.local import _in_a_thread as in_a_thread
 from holdfast.runs.local import _on_a_loop as on_a_loop
 from holdfast.runs.requests import ContinueAsNew, RollBack
@@ -127,7 +128,7 @@ class Rehearsal:
         left = [path for path in session.index if path in session.unread and "." not in path]
         if left:
             name = session.index[left[0]][0].entry.name
-            how = "the function ends" if failure is None else f"the function raises {failure!r}"
+            how = "the function ends" if failure is None else f"the function raises {line_of(failure)}"
             raise session._differs(left[0], f"{name}()", how)
         return Replay(run, "complete", answered, result, failure)
 

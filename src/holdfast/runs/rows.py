@@ -93,6 +93,14 @@ class Hold(NamedTuple):
 BY_ID = Sql(f"SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND id = :id")
 BY_NUMBER = Sql(f"SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND run = :run")
 LOCK = Sql(f"SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND run = :run {{for_update}}")
+# Whoever writes to two runs locks both first, the one with the lower number first: so none waits for the other in turn.
+LOCK_TWO = Sql(
+    "SELECT run FROM run WHERE tenant = :tenant AND (run = :run OR id = :other) ORDER BY run {for_update}",
+)
+_LOCK_WITH_PARENT = Sql(
+    """SELECT run FROM run WHERE tenant = :tenant
+    AND (run = :run OR run = (SELECT parent FROM run WHERE tenant = :tenant AND run = :run)) ORDER BY run {for_update}"""
+)
 NOW = Sql(sqlite="SELECT :now", postgres="SELECT {now}")
 _NEW_COLUMNS = """tenant, run, id, function, version, input, incarnation, parent, parent_path, root, origin,
         origin_since, origin_seq, origin_entries, origin_digest, status, queue, priority, owner, fence, lease_until,
@@ -317,8 +325,10 @@ def append(hold: Hold, lines: Sequence[Line], *, lease: int, now: int) -> Progra
 
 def renew(holds: Sequence[Hold], *, lease: int, now: int) -> Program[list[tuple[str | None] | None]]:
     """Lengthen leases: for each, what an operator asks for, or None if it is lost."""
-    answers = yield Batch(*(_RENEW(**hold._asdict(), lease=lease, now=now) for hold in holds), last=True)
-    return [rows[0] if rows else None for rows in answers]
+    in_order = sorted(set(holds), key=lambda hold: (hold.tenant, hold.run))
+    answers = yield Batch(*(_RENEW(**hold._asdict(), lease=lease, now=now) for hold in in_order), last=True)
+    found = {hold: rows[0] if rows else None for hold, rows in zip(in_order, answers, strict=True)}
+    return [found[hold] for hold in holds]
 
 
 def park(hold: Hold, *, status: str, wake_at: int, waiting: str, now: int, heeded: str = "") -> Program[int | None]:
@@ -334,9 +344,9 @@ def finish(
 ) -> Program[str | None]:
     """End a run: the last journal rows, its outcome, and a nudge for the run that started it. Gives its status: queued
     if it is to be rolled back after all; None: the fence has moved."""
-    statements: list[Statement] = []
+    statements = [_LOCK_WITH_PARENT(tenant=hold.tenant, run=hold.run)]
     if lines:
-        statements = append_statements(hold, lines, lease=0, now=now)
+        statements += append_statements(hold, lines, lease=0, now=now)
     statements.append(_FINISH(**hold._asdict(), status=status, waiting=waiting, keep=keep, now=now))
     answers = yield Batch(*statements)
     if not answers[-1]:
@@ -418,7 +428,7 @@ def listed(
 def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
     """Cancel, pause or roll back a run. Gives its status after: "running" means that its owner was told."""
     while True:
-        [found] = yield Batch(LOCK(tenant=tenant, run=run))
+        _, found = yield Batch(_LOCK_WITH_PARENT(tenant=tenant, run=run), LOCK(tenant=tenant, run=run))
         row = RunRow._make(found[0])
         if row.status == "running":
             yield Batch(_REQUEST(tenant=tenant, run=run, request=_wish(request, row.request)))

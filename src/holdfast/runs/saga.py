@@ -15,7 +15,7 @@ from holdfast.runs import rows
 from holdfast.runs.acting import Act, Wait
 from holdfast.runs.effects import Call, effect_at, ended, settle
 from holdfast.runs.entries import DONE, FAILED, INTENT, SPAWN, VALUE, Entry, Recorded, unsqueeze
-from holdfast.runs.failures import describe_error
+from holdfast.runs.failures import describe_error, line_of
 from holdfast.runs.inputs import annotations_of, is_key, signature_of
 from holdfast.runs.keys import Key
 from holdfast.runs.retrying import Retry
@@ -144,7 +144,7 @@ def _undo(session: Session, intent: Entry) -> Act[None]:
         yield from effect_at(session.root, undo, path, args, kwargs)
     except Exception as error:
         raise RunStuck(
-            f"run {session.row.id!r} is being undone, and {undo.name} failed: {type(error).__name__}: {error}. "
+            f"run {session.row.id!r} is being undone, and {undo.name} failed: {line_of(error)}. "
             f"What was done before that is not undone yet; mend the cause, then `holdfast resume {session.row.id}`"
         ) from error
 

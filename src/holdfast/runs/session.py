@@ -250,13 +250,14 @@ class Session:
         beside: Beside | None = None,
         lease_us: int = 0,
         stateless: bool = False,
+        other: str | None = None,
     ) -> Act[None]:
         """Write entries, and whatever else belongs to them, in one transaction, and what was put off with them. Durable
-        when it returns."""
+        when it returns. `other` is the id of a run that `beside` writes to."""
         if self.replay and drafts:
             raise self.end_of_replay(drafts[0][1].path, drafts[0][1].name)
         if self.state is not None and drafts and not stateless:  # what changed in the state goes with it
-            yield from self.state.recording(drafts, beside, lease_us, partial(self.record, stateless=True))
+            yield from self.state.recording(drafts, beside, lease_us, partial(self.record, stateless=True, other=other))
             return
         # The end of a step brings nothing to light that its beginning did not: it need not wait for what was put off.
         is_end = beside is None and bool(drafts) and all(kind == DONE for kind, _ in drafts)
@@ -270,10 +271,10 @@ class Session:
             if is_carrier or is_end or self._durable >= target or not (yield from self._until_carried(target)):
                 break
         if not is_carrier:
-            yield from self._write((), drafts, beside, lease_us)
+            yield from self._write((), drafts, beside, lease_us, other)
             return
         try:
-            yield from self._write(put_off, drafts, beside, lease_us)
+            yield from self._write(put_off, drafts, beside, lease_us, other)
             self._durable = until
         except StoreError as error:
             self._broken = error
@@ -291,6 +292,7 @@ class Session:
         drafts: Sequence[tuple[int, Entry]],
         beside: Beside | None = None,
         lease_us: int = 0,
+        other: str | None = None,
     ) -> Act[None]:
         taken = [*put_off, *drafts]
         if not taken:
@@ -304,7 +306,7 @@ class Session:
         if points.hook is not None:
             points.reach(*about, "before")
         lease = max(self.lease_us, lease_us)
-        op = partial(_append, self.hold, lines, statements, beside, lease, self.ctx.clock_us())
+        op = partial(_append, self.hold, lines, statements, beside, lease, self.ctx.clock_us(), other)
         try:
             answer = yield from self.surely(op, partial(self._is_written, lines[-1]))
         except StoreError as error:
@@ -436,18 +438,26 @@ def opening(found: Sequence[Recorded]) -> Entry | None:
 
 
 def _append(
-    hold: Hold, lines: list[Line], statements: list[Any], beside: Beside | None, lease: int, now: int
+    hold: Hold,
+    lines: list[Line],
+    statements: list[Any],
+    beside: Beside | None,
+    lease: int,
+    now: int,
+    other: str | None,
 ) -> Program[Any]:
     if beside is None and not statements:
         return (yield from rows.append(hold, lines, lease=lease, now=now))
-    answers = yield Batch(*rows.append_statements(hold, lines, lease=lease, now=now))
-    if not answers[0]:
+    locks = [] if other is None else [rows.LOCK_TWO(tenant=hold.tenant, run=hold.run, other=other)]
+    answers = yield Batch(*locks, *rows.append_statements(hold, lines, lease=lease, now=now))
+    appended = answers[len(locks)]
+    if not appended:
         return None
     if statements:
         yield Batch(*statements)
     if beside is not None:
         yield from beside()
-    return answers[0][0]
+    return appended[0]
 
 
 def _row(key: dict[str, int]) -> Program[bytes | None]:

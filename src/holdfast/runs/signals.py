@@ -16,6 +16,7 @@ from holdfast.runs.session import Session, completion, opening
 from holdfast.runs.steps import answer
 from holdfast.runs.timeouts import check_deadline
 from holdfast.storage.program import Batch, Program, Rows, Sql, read
+from holdfast.threads.checks import check_name
 
 NAME = "hf.receive"
 _NEXT = Sql(
@@ -37,6 +38,13 @@ _PUT = Sql(
     ON CONFLICT (tenant, run, key) DO NOTHING""",
 )
 _LOCK_RUN = Sql("SELECT run, status FROM run WHERE tenant = :tenant AND run = :run {for_update}")
+
+
+def check_topic(topic: object, what: str) -> str:
+    """A topic that both databases can store and find; the empty one is the default."""
+    if topic == "":
+        return ""
+    return check_name(topic, f"topic (of {what})")
 
 
 def put_signal(tenant: int, run_id: str, topic: str, key: str, value: bytes, now: int) -> Program[None]:
@@ -123,7 +131,7 @@ def send_act(scope: Scope, path: str, run_id: str, value: Any, topic: str) -> Ac
     beside = partial(put_inside, session.tenant, run_id, topic, key, text, now)
     more: dict[str, Any] = {"to": run_id, "topic": topic}
     try:
-        yield from session.record((DONE, Entry(path, "hf.send", now, more=more)), beside=beside)
+        yield from session.record((DONE, Entry(path, "hf.send", now, more=more)), beside=beside, other=run_id)
     except NotFound as error:  # recorded: such a run may be there when this is replayed
         more["error"] = describe_error(error, session.ctx.codec)
         yield from session.record((DONE, Entry(path, "hf.send", now, more=more)))

@@ -23,6 +23,7 @@ from holdfast.runs.rows import STATUSES, NewRun, RunRow
 from holdfast.runs.runtime import runtime_of
 from holdfast.runs.session import LEASE_US
 from holdfast.runs.specs import DurableSpec
+from holdfast.runs.timeouts import check_seconds
 from holdfast.storage.program import Flow, read
 from holdfast.storage.program import Progress as Counter
 from holdfast.storage.urls import open_driver
@@ -394,14 +395,14 @@ class Store(ThreadStore):
         priority: int,
         delay_s: float,
     ) -> Flow[Run]:
-        wake_at = self._context.clock_us() + int(delay_s * 1e6) if delay_s else 0
+        wake_at = self._context.clock_us() + int(check_seconds(delay_s, "start(delay_s=…)") * 1e6) if delay_s else 0
         spec = durable_spec(fn)
         new = flows.new_run(self._context, spec, args, kwargs, run_id, queue, priority, wake_at)
         _, row, _ = yield from flows.begin(self._context, new, owner=None, lease_us=0)
         return self._handle(row.id, drives=False)
 
     def _get(self, run_id: str) -> Flow[Run]:
-        _, row = yield from flows.locate(self._context, run_id)
+        _, row = yield from flows.locate(self._context, check_name(run_id, "run"))
         return self._handle(row.id, drives=False)
 
     def _runs(
@@ -409,6 +410,9 @@ class Store(ThreadStore):
     ) -> Flow[list[RunInfo]]:
         if status is not None and status not in STATUSES:
             raise UsageError(f"status={status!r}: one of {', '.join(STATUSES)}")
+        for what, name in (("function", function), ("queue", queue)):
+            if name is not None:
+                check_name(name, what)
         most = check_limit(limit)
         found = yield from flows.list_runs(
             self._context,

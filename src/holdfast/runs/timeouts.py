@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 NAME = "hf.timeout"
+SECONDS_MAX = 100 * 366 * 86_400
 _LINGER_US = 1_000_000  # a shorter wait is not worth parking the run
 # What a deadline ends: the names of calls that may have recorded nothing yet. Not a doubt: nobody may guess there.
 _ENDED = {
@@ -35,6 +36,16 @@ _ENDED = {
 }
 
 
+def check_seconds(seconds: Any, what: str) -> float:
+    """A time that a clock can count: a number, and not above a hundred years. Below 0 is over at once."""
+    if isinstance(seconds, int | float) and abs(seconds) <= SECONDS_MAX:
+        return seconds
+    raise UsageError(
+        f"{what}: {seconds!r} is no number of seconds up to {SECONDS_MAX:,} (a hundred years); to wait for ever, "
+        "give no time"
+    )
+
+
 class TimedOut(TimeoutError):
     """The time that `hf.timeout` gave a part of a run is over."""
 
@@ -45,7 +56,7 @@ class timeout:
     def __init__(self, seconds: float) -> None:
         if not isinstance(seconds, int | float) or not seconds >= 0:
             raise UsageError(f"hf.timeout({seconds!r}): a number of seconds from 0 on")
-        self._seconds = seconds
+        self._seconds = check_seconds(seconds, "hf.timeout()")
         self._entered: list[tuple[Scope, tuple[tuple[str, int], ...]]] = []
 
     def __enter__(self) -> Self:
@@ -109,8 +120,12 @@ def _limited(scope: Scope, act: Act[T]) -> Act[T]:
                 limit = _nearest(scope)
                 left = limit - (yield from session.now_us())
                 if left <= 0:
+                    over = yield from _give_up(scope, want)
+                    if over is None:  # what it waits for has come after all: it looks again
+                        want = act.send(None)
+                        continue
                     act.close()
-                    raise (yield from _give_up(scope, want))
+                    raise over
                 want = Pause(left / 1e6) if left <= _LINGER_US else _until(want, limit)
             try:
                 answer = yield want
@@ -133,8 +148,11 @@ def _until(wait: Wait, limit: int) -> Wait:
     return Wait(wait.path, wait.what, limit if wait.wake_at is None else min(limit, wait.wake_at))
 
 
-def _give_up(scope: Scope, wait: Wait) -> Act[TimedOut]:
-    """Record that a call which had begun to wait was ended by a deadline: for good, also on replay."""
+def _give_up(scope: Scope, wait: Wait) -> Act[TimedOut | None]:
+    """Record that a call which had begun to wait was ended by a deadline: for good, also on replay. None: it was not,
+    because its question has been answered."""
+    from holdfast.runs.asking import Answered, give_up_ask
+
     session, path, sort = scope.session, wait.path, wait.what["for"]
     found = session.index.get(path)
     first = found[0].entry if found else Entry(path, _ENDED[sort], 0)
@@ -143,10 +161,11 @@ def _give_up(scope: Scope, wait: Wait) -> Act[TimedOut]:
     entry = Entry(path, first.name, session.ctx.clock_us(), first.input, first.attempt, more=more)
     beside = None
     if sort in ("question", "approval"):
-        from holdfast.runs.asking import close_ask
-
-        beside = partial(close_ask, session, path)  # nobody need answer it any more
-    yield from session.record((DONE, entry), beside=beside)
+        beside = partial(give_up_ask, session, path)  # nobody need answer it any more
+    try:
+        yield from session.record((DONE, entry), beside=beside)
+    except Answered:
+        return None
     return error
 
 
