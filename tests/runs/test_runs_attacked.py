@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import holdfast as hf
+from holdfast.runs import points
+from holdfast.runs.handle import _Follower
 
 _done: list[str] = []
 _undone: list[str] = []
@@ -162,3 +167,112 @@ def test_a_run_fails_by_the_recorded_error_of_a_step_and_is_undone(store: hf.Sto
     with pytest.raises(hf.RunFailed, match=str(error)):
         store.run(run, id="importer").result()
     assert (len(bodies), _undone) == (1, ["flight"])
+
+
+def test_an_effect_is_not_undone_by_another_ones_undo(store: hf.Store) -> None:
+    def first_undo(what: str) -> None:
+        _undone.append(f"first {what}")
+
+    def second_undo(what: str) -> None:
+        _undone.append(f"second {what}")
+
+    first = hf.effect(name="attacked.twin", undo=first_undo)(lambda what: what)
+
+    @hf.durable(name="attacked.twins")
+    def run() -> None:
+        first("A")
+        hf.effect(name="attacked.twin", undo=second_undo)(lambda what: what)  # the name is another's from here on
+        raise ValueError("sold out")
+
+    handle = store.run(run, id="twins")
+    assert handle.status == "stuck"
+    assert "first_undo" in str(handle.info().waiting_for)
+    assert _undone == []
+
+
+# --- an operator's wish that comes at the last moment
+
+
+@pytest.mark.parametrize(("wish", "end"), [("cancel", "cancelled"), ("rollback", "rolled_back")])
+def test_an_end_that_is_asked_for_while_the_run_pauses_is_not_lost(
+    store: hf.Store, monkeypatch: pytest.MonkeyPatch, wish: str, end: str
+) -> None:
+    @hf.durable(name="attacked.paused")
+    def run() -> str:
+        pay("flight")
+        store.get_run("paused").pause()
+        return pay("hotel") + pay("car")
+
+    def at(point: points.Point) -> None:
+        if (point.kind, point.when) == ("park", "before"):
+            assert getattr(store.get_run("paused"), wish)() == "running"
+
+    monkeypatch.setattr(points, "hook", at)
+    handle = store.run(run, id="paused")
+    monkeypatch.setattr(points, "hook", None)
+    handle.resume()
+    with pytest.raises((hf.RunCancelled, hf.RolledBack)):
+        handle.result(timeout_s=20)
+    assert handle.status == end
+
+
+async def test_a_task_that_is_cancelled_while_its_intent_is_written_leaves_no_doubt(
+    store: hf.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies: list[str] = []
+
+    @hf.effect(name="attacked.never")
+    async def never(what: str) -> str:
+        bodies.append(what)
+        return what
+
+    @hf.durable(name="attacked.cancelling")
+    async def run() -> str:
+        task = asyncio.create_task(never("flight"))
+        tasks.append(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return "broken off"
+
+    tasks: list[asyncio.Task[str]] = []
+
+    def at(point: points.Point) -> None:
+        if (point.kind, point.when, point.name) == ("intent", "before", "attacked.never") and not tasks[0].cancelling():
+            tasks[0].cancel()
+
+    monkeypatch.setattr(points, "hook", at)
+    handle = await store.arun(run, id="cancelling")
+    assert await handle.aresult(timeout_s=20) == "broken off"
+    assert bodies == []
+    assert not await store.aasks("cancelling")
+
+
+# --- following a run
+
+
+def test_an_entry_that_is_committed_after_a_later_number_is_followed_too() -> None:
+    def event(seq: int) -> hf.Event:
+        return hf.Event("done", str(seq), "step", None, datetime.now(UTC), seq)
+
+    class Row:
+        since = origin_seq = 0
+
+    row: Any = Row()
+    follower = _Follower(0)
+    assert [one.seq for one in follower.fresh(row, [event(2)])] == [2]
+    assert follower.floor == 0
+    assert [one.seq for one in follower.fresh(row, [event(1), event(2), event(3)])] == [1, 3]
+    assert follower.floor == 3
+    assert follower.fresh(row, []) == []
+
+
+def test_a_closed_store_leaves_nothing_that_says_it_lives(tmp_path: Path) -> None:
+    @hf.durable(name="attacked.brief")
+    def run() -> int:
+        return 1
+
+    with hf.open(str(tmp_path / "brief.db")) as opened:
+        assert opened.run(run, id="brief").result() == 1
+        assert list(tmp_path.glob("*-owner-*"))
+    assert not list(tmp_path.glob("*-owner-*"))

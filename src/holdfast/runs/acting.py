@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import InDoubt, RunStuck
 from holdfast.runs.scope import Scope, Unwind, current
-from holdfast.storage.program import Transaction
+from holdfast.storage.program import Driver, Transaction
 
 if TYPE_CHECKING:
     from holdfast.runs.session import Session
@@ -110,7 +110,7 @@ def _blocking(body: Body) -> Any:
 async def aperform(scope: Scope, act: Act[T]) -> T:
     """Drive an act to its end on the running event loop. A wait suspends this branch."""
     session = scope.session
-    run = session.ctx.driver.arun
+    driver = session.ctx.driver
     cancelled: BaseException | None = None
     try:
         want = next(act)
@@ -121,7 +121,7 @@ async def aperform(scope: Scope, act: Act[T]) -> T:
                     error, cancelled = cancelled, None
                     raise error
                 if type(want) is Transaction:
-                    answer, cancelled = await _transact(run, want)
+                    answer, cancelled = await _transact(driver, want)
                 elif type(want) is Body:
                     answer = want.call()
                     if want.is_async:
@@ -147,21 +147,24 @@ async def aperform(scope: Scope, act: Act[T]) -> T:
         raise
 
 
-async def _transact(run: Callable[[Transaction], Coroutine[Any, Any, Any]], want: Transaction) -> tuple[Any, Any]:
+async def _transact(driver: Driver, want: Transaction) -> tuple[Any, Any]:
     """Run a transaction without the run's scope: tasks that a driver makes are none of the run's. A write goes on to
     its end also if this task is cancelled, because what was written must be known: gives its answer, and the
     cancellation."""
     if not want.write:
         token = current.set(None)
         try:
-            return await run(want), None
+            return await driver.arun(want), None
         finally:
             current.reset(token)
+    whole: Callable[[Transaction], Coroutine[Any, Any, tuple[Any, Any]]] | None = getattr(driver, "arun_whole", None)
+    if whole is not None:
+        return await whole(want)
     import asyncio
 
     context = contextvars.copy_context()
     context.run(current.set, None)
-    writing = asyncio.Task(run(want), context=context)
+    writing = asyncio.Task(driver.arun(want), context=context)
     cancelled: BaseException | None = None
     while not writing.done():
         try:

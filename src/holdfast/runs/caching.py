@@ -6,8 +6,9 @@ from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from holdfast.errors import UsageError
 from holdfast.runs.entries import squeeze, unsqueeze
-from holdfast.runs.inputs import digest
+from holdfast.runs.inputs import digest, key_of
 from holdfast.storage.program import Batch, Program, Rows, Sql, read
 from holdfast.values.codec import encode
 
@@ -28,8 +29,19 @@ _KEEP = Sql(
 _SWEEP = Sql("DELETE FROM step_cache WHERE tenant = :tenant AND expires_at <= {now}")
 
 
+def _name(spec: StepSpec) -> str:
+    """What a step's results are kept under: two steps of the same name do not share them."""
+    return f"{spec.fn.__module__}:{spec.fn.__qualname__}:{spec.name}"
+
+
 def _input(session: Session, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], wanted: bytes) -> bytes:
     if spec.cache_key is None:
+        receiver = spec.binder.plan.receiver
+        if receiver is not None and key_of(args[0] if args else kwargs.get(receiver)) is None:
+            raise UsageError(
+                f"{spec.name} is cached, and its result may depend on the object it is called on, which has no key: "
+                f"give the class a holdfast_key, or the step cache_key=lambda {receiver}, …: …"
+            )
         return wanted
     return digest(encode(spec.cache_key(*args, **kwargs), session.ctx.codec))
 
@@ -39,7 +51,7 @@ def look_up(
 ) -> Act[bytes | None]:
     """The text of a cached result, or None."""
     key = _input(session, spec, args, kwargs, wanted)
-    found = yield from read(partial(_read, session.tenant, spec.name, key, session.ctx.clock_us()))
+    found = yield from read(partial(_read, session.tenant, _name(spec), key, session.ctx.clock_us()))
     return None if found is None else unsqueeze(found)
 
 
@@ -56,7 +68,7 @@ def remember(
     ttl = int((spec.cache or 0) * 1e6)
     now = session.ctx.clock_us()
     stored = squeeze(unsqueeze(value))
-    yield Batch(_KEEP(tenant=session.tenant, name=spec.name, input=key, value=stored, ttl=ttl, now=now))
+    yield Batch(_KEEP(tenant=session.tenant, name=_name(spec), input=key, value=stored, ttl=ttl, now=now))
 
 
 def sweep_cache(tenant: int, now: int) -> Program[None]:

@@ -114,7 +114,7 @@ def receive(topic: str = "", *, timeout_s: float | None = None, default: Any = N
 
     After `timeout_s` it gives `default`.
     """
-    signals.check_topic(topic, "hf.receive()")
+    signals.check_topic(topic)
     if timeout_s is not None:
         check_seconds(timeout_s, "hf.receive(timeout_s=…)")
     scope, path = place("hf.receive()")
@@ -124,7 +124,7 @@ def receive(topic: str = "", *, timeout_s: float | None = None, default: Any = N
 def send(run_id: str, value: Any, topic: str = "") -> Any:
     """Send a message to another run: once, whatever happens. Await it in an async run."""
     check_name(run_id, "run")
-    signals.check_topic(topic, "hf.send()")
+    signals.check_topic(topic)
     scope, path = place("hf.send()")
     return do(scope, signals.send_act(scope, path, run_id, value, topic))
 

@@ -18,10 +18,12 @@ from holdfast.runs.doubt import check_ambiguous
 from holdfast.runs.effects import effect_act
 from holdfast.runs.inputs import receiver_of, signature_of
 from holdfast.runs.retrying import Retry
+from holdfast.runs.rows import TASK
 from holdfast.runs.scope import Scope, current
 from holdfast.runs.specs import DurableSpec, StepSpec, add_durable, add_step, plain_name
 from holdfast.runs.steps import refuse_nested, step_act
-from holdfast.runs.timeouts import limited
+from holdfast.runs.timeouts import check_seconds, limited
+from holdfast.threads.checks import check_name
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -116,7 +118,7 @@ def _decorate_step(
     keep = None if cache is None or cache is False else 0.0 if cache is True else float(cache)
     spec = StepSpec(
         fn,
-        name or plain_name(fn),
+        _name(name, fn),
         "step",
         ignore=_names(ignore),
         retry=Retry(retries, backoff_s, max(backoff_s, backoff_max_s), jitter, retry_on, give_up_on),
@@ -161,7 +163,8 @@ def effect(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
     The key comes as a parameter `key: hf.Key`, or from `hf.idempotency_key()`. `reconcile(key, *args)` finds out
     whether it happened: `Done(result)`, `NotDone()`, `Unknown()`; without it `on_doubt` decides: "ask" a person,
-    "retry" with the same key, "fail". `undo` takes it back when the run fails or is rolled back. `timeout_s` (default
+    "retry" with the same key, "fail". If its outcome is still open after ten attempts and `retries`, a person is asked
+    whatever the rule. `undo` takes it back when the run fails or is rolled back. `timeout_s` (default
     60) is how long a request may be under way; `ambiguous` adds error classes that leave the outcome open.
     `approve=True` (or a question, or the options of `hf.ask`) asks a person first.
     """
@@ -199,7 +202,7 @@ def _decorate_effect(
     limit = _seconds(timeout_s)
     spec = StepSpec(
         fn,
-        name or plain_name(fn),
+        _name(name, fn),
         "effect",
         ignore=_names(ignore),
         retry=Retry(retries, backoff_s, max(backoff_s, backoff_max_s), jitter, retry_on, give_up_on),
@@ -236,7 +239,7 @@ def durable(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 def _decorate_durable(fn: Callable[..., Any], *, name: str | None = None, version: str | None = None) -> Any:
     _check(fn, "durable")
-    spec = DurableSpec(fn, name or plain_name(fn), version)
+    spec = DurableSpec(fn, _name(name, fn), version)
     add_durable(spec)
     fn.holdfast_durable = spec  # type: ignore[attr-defined]
     return fn
@@ -337,6 +340,14 @@ def _check(fn: Any, what: str) -> None:
         raise UsageError(f"@hf.{what} is for functions, not {fn!r}")
 
 
+def _name(name: str | None, fn: Callable[..., Any]) -> str:
+    chosen = check_name(plain_name(fn) if name is None else name, "function")
+    for taken in ("hf.", TASK):
+        if chosen.startswith(taken):
+            raise UsageError(f"name={chosen!r}: names that begin with {taken!r} are Holdfast's own")
+    return chosen
+
+
 def _names(ignore: Any) -> tuple[str, ...]:
     if isinstance(ignore, str):
         raise UsageError(f"ignore takes a tuple of names: ignore=({ignore!r},)")
@@ -346,4 +357,6 @@ def _names(ignore: Any) -> tuple[str, ...]:
 def _seconds(timeout_s: float | None) -> float | None:
     if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s > 0):
         raise UsageError(f"timeout_s={timeout_s!r}: a number of seconds above 0")
+    if timeout_s is not None:
+        check_seconds(timeout_s, "timeout_s")
     return None if timeout_s is None else float(timeout_s)

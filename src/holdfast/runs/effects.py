@@ -29,7 +29,7 @@ from holdfast.runs.inputs import digest
 from holdfast.runs.keys import Key
 from holdfast.runs.scope import BodyFrame, Scope, current, describe, in_body
 from holdfast.runs.session import Session
-from holdfast.runs.specs import StepSpec, flavour_of
+from holdfast.runs.specs import StepSpec, flavour_of, plain_name
 from holdfast.runs.steps import (
     LINGER_S,
     answer,
@@ -41,7 +41,9 @@ from holdfast.runs.steps import (
     wait_until,
 )
 from holdfast.runs.timeouts import check_deadline
+from holdfast.values.codec import decode
 
+ATTEMPTS_MAX = 10  # and the retries of the effect: so often an effect whose outcome stays open is tried
 _log = logging.getLogger("holdfast")
 
 
@@ -115,7 +117,7 @@ def _effect(
         last = intents[-1]
         more = last.more or {}
         call.key, call.attempt, call.deadline = Key(more["key"]), last.attempt, int(more["deadline"])
-        settled, result = yield from settle(call)
+        settled, result = yield from _settle(call)
         if settled:
             return result
     elif spec.approve:
@@ -137,7 +139,7 @@ def _intent(call: Call) -> tuple[int, Entry]:
     call.deadline = session.shared_clock_us() + int(spec.deadline_s * 1e6)
     more: dict[str, Any] = {"key": str(call.key), "deadline": call.deadline}
     if spec.undo is not None:
-        more["undo"] = 1
+        more["undo"] = plain_name(spec.undo)
     return INTENT, call.entry(squeeze(call.text), more)
 
 
@@ -150,12 +152,18 @@ def _run(call: Call) -> Act[Any]:
         try:
             yield from session.record(*drafts, lease_us=int(spec.deadline_s * 1e6))
             frame = BodyFrame(call.scope, call.path, spec.name, key=call.key, is_effect=True)
-            args, kwargs = spec.binder.call_with(call.args, call.kwargs, call.key)
+            given = (call.args, call.kwargs) if call.attempt == 1 else _as_called(call)
+            args, kwargs = spec.binder.call_with(*given, call.key)
             limit = spec.timeout_s if not spec.is_async else (spec.timeout_s or spec.deadline_s)
             try:
                 result = yield from run_body(call.scope, spec, frame, args, kwargs, call.attempt, limit)
             except Exception as raised:
                 error = raised
+            except BaseException as broken:
+                # A task that was cancelled while its intent was written: the body never began, and that is no doubt.
+                if not frame.begun and type(broken).__name__ == "CancelledError":
+                    yield from session.record((FAILED, call.entry(None, {"begun": False})))
+                raise
             else:
                 call.took = frame.took
                 return (yield from _succeed(call, result, spent_in(frame)))
@@ -163,17 +171,22 @@ def _run(call: Call) -> Act[Any]:
             session.acting.discard(task)
         call.took = frame.took
         if is_ambiguous(error, spec.ambiguous):
+            settled, result = yield from _settle(call, error)
+            if settled:
+                return result
             still = error.still if isinstance(error, BodyTimeout) else None
-            if still is not None:
-                # Its request may be under way in this very process: nothing is known, or done again, before it ends.
-                yield from _until_ended(call, still)
-                error, result = _ended_late(still)
-                if error is None:
-                    return (yield from _succeed(call, result, spent_in(frame)))
-            if still is not None and not is_ambiguous(error, spec.ambiguous):
-                drafts = yield from _failed(call, error, spent_in(frame))
+            if still is None:
+                drafts = [_intent(call)]
                 continue
-            settled, result = yield from settle(call, error)
+            # Its request may be under way in this very process: it is not done again before that has ended.
+            yield from _until_ended(still)
+            late, result = _ended_late(still)
+            if late is None:
+                return (yield from _succeed(call, result, spent_in(frame)))
+            if not is_ambiguous(late, spec.ambiguous):
+                drafts = yield from _failed(call, late, spent_in(frame))
+                continue
+            settled, result = yield from _settle(call, late)
             if settled:
                 return result
             drafts = [_intent(call)]
@@ -181,7 +194,20 @@ def _run(call: Call) -> Act[Any]:
             drafts = yield from _failed(call, error, spent_in(frame))
 
 
-def _until_ended(call: Call, still: Any) -> Act[None]:
+def _as_called(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as they are on record: a body that has run may have changed them."""
+    binder, codec = call.spec.binder, call.session.ctx.codec
+    if not call.text:  # they were just read from there
+        return call.args, call.kwargs
+    try:
+        if binder.text(binder.bind(call.args, call.kwargs), codec) == call.text:
+            return call.args, call.kwargs
+    except Exception:  # what it made of them cannot even be written down
+        pass
+    return binder.overlaid(call.args, call.kwargs, decode(call.text, codec))
+
+
+def _until_ended(still: Any) -> Act[None]:
     while not still.wait(0):
         yield Pause(0.05)
 
@@ -249,26 +275,37 @@ def ended(call: Call, value: bytes | None, more: dict[str, Any] | None) -> Act[N
 # --- doubt
 
 
+def _settle(call: Call, error: Exception | None = None) -> Act[tuple[bool, Any]]:
+    """`settle`, of a call that is run again if it may be: not for ever. After so many attempts a person is asked."""
+    settled, result = yield from settle(call, error)
+    if settled or call.attempt < call.spec.retry.retries + ATTEMPTS_MAX:
+        return settled, result
+    verdict = yield from _ask_person(call, f"{call.path}#{call.attempt}", only_if_asked=False)
+    if isinstance(verdict, Done):
+        return True, (yield from _succeed(call, verdict.result, {"settled": "resolved"}))
+    return False, None
+
+
 def settle(call: Call, error: Exception | None = None) -> Act[tuple[bool, Any]]:
     """Find out what became of an effect: (True, its result), or (False, None) if it may be run (again)."""
     session, spec = call.session, call.spec
     ask_path = f"{call.path}#{call.attempt}"
     verdict = yield from _ask_person(call, ask_path, only_if_asked=True)
+    by = "resolved"
     if verdict is None:
-        verdict = yield from _reconcile(call)
+        verdict, by = (yield from _reconcile(call)), "reconciled"
     if isinstance(verdict, NotDone):
         # What came late would be doubled: look once more when it can come no more.
         if (yield from session.now_us()) < call.deadline:
             yield from _until_deadline(call)
             if spec.reconcile is not None:
-                verdict = yield from _reconcile(call)
+                verdict, by = (yield from _reconcile(call)), "reconciled"
         if isinstance(verdict, NotDone):
             return False, None
     if isinstance(verdict, Unknown):
-        verdict = yield from _by_policy(call, ask_path, verdict, error)
+        verdict, by = (yield from _by_policy(call, ask_path, verdict, error)), "resolved"
     if isinstance(verdict, Done):
-        more = {"settled": "reconciled" if spec.reconcile is not None else "resolved"}
-        return True, (yield from _succeed(call, verdict.result, more))
+        return True, (yield from _succeed(call, verdict.result, {"settled": by}))
     return False, None
 
 
@@ -313,7 +350,8 @@ def _reconcile(call: Call) -> Act[Verdict]:
     inner = in_body(call.scope, BodyFrame(call.scope, call.path, f"reconcile of {spec.name}", key=call.key))
     is_async = flavour_of(fn) == "async"
     try:
-        found = yield Body(partial(_call_in, inner, fn, (call.key, *call.args), call.kwargs, is_async), is_async)
+        args, kwargs = _as_called(call)
+        found = yield Body(partial(_call_in, inner, fn, (call.key, *args), kwargs, is_async), is_async)
     except Exception as error:
         _log.warning("reconcile of %s failed: %s", spec.name, line_of(error))
         return Unknown(f"reconcile failed: {line_of(error)}")

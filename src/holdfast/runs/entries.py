@@ -37,7 +37,6 @@ KIND_NAMES: Final = {
     CHANGE: "change",
 }
 DIGEST_MASK: Final = (1 << 62) - 1  # two of these add up without overflow in either database
-INPUT_BYTES: Final = 8
 _COMPRESS_MIN_BYTES = 128
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"  # no JSON text begins with these
 _pack = msgspec.msgpack.Encoder().encode

@@ -7,14 +7,12 @@ Only an error of the user's own code fails a run and undoes its effects; everyth
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import orjson
 
 from holdfast.errors import (
-    HoldfastError,
     JournalDamaged,
     LeaseLost,
     NonDeterministic,
@@ -27,6 +25,7 @@ from holdfast.runs import points, rows, saga
 from holdfast.runs.acting import Act, Body, Parked
 from holdfast.runs.entries import squeeze, unsqueeze
 from holdfast.runs.failures import describe_error, line_of, recorded, safe_text
+from holdfast.runs.flows import cancel_children
 from holdfast.runs.journal import read_journal
 from holdfast.runs.requests import Cancelled, ContinueAsNew, Interrupted, Paused, RollBack
 from holdfast.runs.scope import Unwind, current
@@ -141,6 +140,7 @@ def _conclude(
             raise failure  # Ctrl-C, which goes on to whoever called
         return (yield from _give_back(session, "queued", 0, {"for": "a worker"}))
     if isinstance(stop, Cancelled):
+        yield from cancel_children(session.ctx, session.tenant, session.row)
         return (yield from _finish(session, "cancelled", None, keep_us))
     if isinstance(stop, ContinueAsNew):
         assert spec is not None
@@ -274,7 +274,3 @@ def _start_over(session: Session, spec: DurableSpec, new: ContinueAsNew) -> Act[
         now=session.ctx.clock_us(),
     )
     return "queued" if (yield from write(op)) else "lost"
-
-
-Ended = Callable[[], Act[bool]]
-__all__ = ["HoldfastError", "life", "prepare"]

@@ -30,7 +30,7 @@ def describe_error(error: BaseException, codec: Codec, depth: int = 0) -> dict[s
             given = of(error)
             if given is not None:
                 found[part] = encode(given, codec)
-        except Exception:  # noqa: S112  # it cannot be kept, or not even be asked for: the text must do
+        except Exception:  # it cannot be kept, or not even be asked for: the text must do
             continue
     if depth < _DEPTH_MAX:
         if isinstance(error, BaseExceptionGroup):
@@ -118,7 +118,8 @@ def rebuild(found: dict[str, Any], codec: Codec) -> Exception:
     args = _decoded(found.get("args"), codec)
     arguments = tuple(args) if isinstance(args, list) else (found.get("text", ""),)
     if issubclass(cls, BaseExceptionGroup):
-        arguments = (*arguments[:1], [rebuild(member, codec) for member in found.get("errors") or ({},)])
+        members: list[dict[str, Any]] = found.get("errors") or [{}]
+        arguments = (*arguments[:1], [rebuild(member, codec) for member in members])
     try:
         made = _made(cls, arguments)
     except Exception:

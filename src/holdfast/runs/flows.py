@@ -139,18 +139,18 @@ def request(ctx: Context, run_id: str, wish: str) -> Flow[str]:
     check_no_task(row)
     status = yield from write(partial(rows.ask_for, tenant, row.run, wish, ctx.clock_us()))
     if wish == "cancel":
-        yield from _cancel_children(ctx, tenant, row)
+        yield from cancel_children(ctx, tenant, row)
     return status
 
 
-def _cancel_children(ctx: Context, tenant: int, row: RunRow) -> Flow[None]:
+def cancel_children(ctx: Context, tenant: int, row: RunRow) -> Flow[None]:
     op = partial(
         rows.listed, tenant, status=None, function=None, queue=None, parent=row.run, before=2**62, limit=10_000
     )
     for child in (yield from read(op)):
         if child.status not in FINISHED:
             yield from write(partial(rows.ask_for, tenant, child.run, "cancel", ctx.clock_us()))
-            yield from _cancel_children(ctx, tenant, child)
+            yield from cancel_children(ctx, tenant, child)
 
 
 def list_runs(
@@ -179,14 +179,14 @@ def list_asks(ctx: Context, run_id: str | None, everything: bool, limit: int) ->
 
 def answer(ctx: Context, run_id: str, path: str, value: Any, who: str, *, verdict: bool = False) -> Flow[asking.Given]:
     check_text(path, "a step's path")
-    check_name(who, "answerer")
+    check_name(who, "person")
     tenant = yield from tenant_of(ctx, run_id)
     op = partial(asking.give, tenant, run_id, path, value, who, ctx.codec, ctx.clock_us(), verdict=verdict)
     return (yield from write(op))
 
 
 def send(ctx: Context, run_id: str, value: Any, topic: str, key: str | None) -> Flow[None]:
-    signals.check_topic(topic, "store.send()")
+    signals.check_topic(topic)
     if key is not None:
         check_name(key, "key")
     tenant = yield from tenant_of(ctx, run_id)

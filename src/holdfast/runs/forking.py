@@ -137,6 +137,8 @@ def _fork(tenant: int, wished: Wish, incarnation: bytes, now: int) -> Program[st
     if not args:
         raise JournalDamaged(f"the arguments of run {wished.source!r} are gone; restore it from a backup")
     source = RunRow._make(locked)
+    if source.status == "exported":
+        raise UsageError(f"run {wished.source!r} was exported: it goes on in another store; fork it there")
     segments = yield from read_segments(tenant, source)
     plan = _plan(source, segments, wished)
     keys = wished.keys or ("new" if not (yield from _needs_keys(tenant, source, plan)) else None)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _POLL_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 _NO_VALUE: Any = object()
+_HOLE_S = 10.0  # how long to look for an entry whose number was passed over
 
 
 class Run:
@@ -132,11 +133,11 @@ class Run:
         """What happens in the run, from the beginning (or after an event's `seq`) until it ends: recorded entries, what
         it emits, and the chunks of generator steps that run in this process."""
         live: list[Event] = []
-        stop = self._listen(live)
+        stop, follower = self._listen(live), _Follower(after)
         try:
             for pause in _pauses():
-                row, events = self._do(self._news(after))
-                after = max((event.seq or 0 for event in events), default=after)
+                row, found = self._do(self._news(follower.floor))
+                events = follower.fresh(row, found)
                 yield from _drained(live)
                 yield from events
                 if row.status in FINISHED:
@@ -152,11 +153,11 @@ class Run:
         import asyncio
 
         live: list[Event] = []
-        stop = self._listen(live)
+        stop, follower = self._listen(live), _Follower(after)
         try:
             for pause in _pauses():
-                row, events = await self._ado(self._news(after))
-                after = max((event.seq or 0 for event in events), default=after)
+                row, found = await self._ado(self._news(follower.floor))
+                events = follower.fresh(row, found)
                 for event in (*_drained(live), *events):
                     yield event
                 if row.status in FINISHED:
@@ -291,6 +292,31 @@ class Run:
             live.append(Event("chunk", path, name, chunk, datetime.now(UTC)))
 
         return runtime_of(self._ctx).listen(tenant, row.run, heard)
+
+
+class _Follower:
+    """Which entries were not given yet. Parallel branches commit in any order: a number may come after a greater."""
+
+    def __init__(self, after: int) -> None:
+        self.floor = after  # all up to here were given
+        self._beyond: set[int] = set()
+        self._waiting_since: float | None = None
+
+    def fresh(self, row: RunRow, found: list[Event]) -> list[Event]:
+        self.floor = max(self.floor, row.since, row.origin_seq)  # its own numbers begin behind these
+        new = [event for event in found if event.seq not in self._beyond and (event.seq or 0) > self.floor]
+        self._beyond.update(event.seq or 0 for event in new)
+        while self.floor + 1 in self._beyond:
+            self.floor += 1
+            self._beyond.discard(self.floor)
+        if not self._beyond:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = time.monotonic()
+        elif time.monotonic() - self._waiting_since > _HOLE_S:  # whoever drew the number has not written anything
+            self.floor, self._waiting_since = max(self._beyond), None
+            self._beyond.clear()
+        return new
 
 
 def _drained(live: list[Event]) -> list[Event]:

@@ -99,7 +99,8 @@ LOCK_TWO = Sql(
 )
 _LOCK_WITH_PARENT = Sql(
     """SELECT run FROM run WHERE tenant = :tenant
-    AND (run = :run OR run = (SELECT parent FROM run WHERE tenant = :tenant AND run = :run)) ORDER BY run {for_update}"""
+    AND (run = :run OR run = (SELECT parent FROM run WHERE tenant = :tenant AND run = :run))
+    ORDER BY run {for_update}"""
 )
 NOW = Sql(sqlite="SELECT :now", postgres="SELECT {now}")
 _NEW_COLUMNS = """tenant, run, id, function, version, input, incarnation, parent, parent_path, root, origin,
@@ -174,13 +175,17 @@ _APPEND_MORE = Sql(
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'""",
 )
 _RENEW = Sql(
-    """UPDATE run SET lease_until = {now} + :lease
-    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING request"""
+    sqlite="""UPDATE run SET lease_until = max(lease_until, {now} + :lease)
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING request""",
+    postgres="""UPDATE run SET lease_until = greatest(lease_until, {now} + :lease)
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING request""",
 )
 # What an operator asked for in the last moment is not waited with, except for what the run is at already.
 _PARK = Sql(
-    """UPDATE run SET status = :status, owner = NULL, waiting = :waiting, changed_at = {now},
-        wake_at = CASE WHEN (nudged = 1 OR request <> :heeded) AND :status = 'waiting' THEN 0
+    """UPDATE run SET owner = NULL, waiting = :waiting, changed_at = {now},
+        status = CASE WHEN request IN ('cancel', 'rollback') AND request <> :heeded THEN 'queued' ELSE :status END,
+        wake_at = CASE WHEN request IN ('cancel', 'rollback') AND request <> :heeded THEN 0
+            WHEN (nudged = 1 OR request <> :heeded) AND :status = 'waiting' THEN 0
             ELSE CAST(:wake_at AS bigint) END, nudged = 0,
         request = CASE WHEN request = :heeded THEN NULL ELSE request END
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING wake_at"""
@@ -323,12 +328,12 @@ def append(hold: Hold, lines: Sequence[Line], *, lease: int, now: int) -> Progra
     return answers[0][0] if answers[0] else None
 
 
-def renew(holds: Sequence[Hold], *, lease: int, now: int) -> Program[list[tuple[str | None] | None]]:
-    """Lengthen leases: for each, what an operator asks for, or None if it is lost."""
-    in_order = sorted(set(holds), key=lambda hold: (hold.tenant, hold.run))
-    answers = yield Batch(*(_RENEW(**hold._asdict(), lease=lease, now=now) for hold in in_order), last=True)
-    found = {hold: rows[0] if rows else None for hold, rows in zip(in_order, answers, strict=True)}
-    return [found[hold] for hold in holds]
+def renew(holds: Sequence[tuple[Hold, int]], *, now: int) -> Program[list[tuple[str | None] | None]]:
+    """Lengthen leases, each by its own: for each, what an operator asks for, or None if it is lost."""
+    in_order = sorted(set(holds))
+    answers = yield Batch(*(_RENEW(**hold._asdict(), lease=lease, now=now) for hold, lease in in_order), last=True)
+    found = {hold: rows[0] if rows else None for (hold, _), rows in zip(in_order, answers, strict=True)}
+    return [found[hold] for hold, _ in holds]
 
 
 def park(hold: Hold, *, status: str, wake_at: int, waiting: str, now: int, heeded: str = "") -> Program[int | None]:
@@ -470,5 +475,6 @@ def _after(request: str, row: RunRow) -> tuple[str | None, int, str | None]:
     if request == "pause":
         return (None, 0, None) if row.status == "stuck" else ("paused", 2**61, None)
     if request == "resume":
-        return ("queued", 0, None) if row.status in ("paused", "stuck", "waiting") else (None, 0, None)
+        wish = row.request if row.request in ("cancel", "rollback") else None
+        return ("queued", 0, wish) if row.status in ("paused", "stuck", "waiting") else (None, 0, None)
     raise ValueError(request)

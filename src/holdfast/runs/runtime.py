@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from holdfast.errors import HoldfastError, LeaseLost
+from holdfast.errors import LeaseLost
 from holdfast.runs import ambient, rows
 from holdfast.runs.liveness import Owner
 from holdfast.runs.rows import Hold
@@ -105,8 +105,8 @@ class Runtime:
                     return
             try:
                 self._look_after(sessions)
-            except HoldfastError as error:  # the database is away: the runs notice by themselves
-                _log.warning("leases could not be lengthened: %s", error)
+            except Exception as error:  # the database is away: the runs notice by themselves, and the thread goes on
+                _log.warning("leases could not be lengthened: %s: %s", type(error).__name__, error)
 
     def _tick_s(self) -> float:
         """Often enough for the shortest lease: it is renewed when a third of it is over."""
@@ -117,9 +117,9 @@ class Runtime:
         late = [session for session in sessions if _is_late(session)]
         others = [session for session in sessions if session not in late]
         if late:
-            lease, now = late[0].lease_us, late[0].ctx.clock_us()
-            holds = [session.hold for session in late]
-            answers = self._driver.run(Transaction(partial(rows.renew, holds, lease=lease, now=now), write=True))
+            leases = [(session.hold, session.lease_us) for session in late]
+            op = partial(rows.renew, leases, now=late[0].ctx.clock_us())
+            answers = self._driver.run(Transaction(op, write=True))
             for session, answer in zip(late, answers, strict=True):
                 session.touched_us = session.ctx.clock_us()
                 _heed(session, answer)
@@ -160,3 +160,11 @@ def runtime_of(ctx: Context) -> Runtime:
         if found is None:
             found = _runtimes[ctx.driver] = Runtime(ctx.driver)
         return found
+
+
+def close_runtime(ctx: Context) -> None:
+    """The store is closed: give back what says that this process lives."""
+    with _making:
+        found = _runtimes.pop(ctx.driver, None)
+    if found is not None:
+        found.owner.close()

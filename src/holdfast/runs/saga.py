@@ -14,13 +14,13 @@ from holdfast.errors import RunError, RunStuck
 from holdfast.runs import rows
 from holdfast.runs.acting import Act, Wait
 from holdfast.runs.effects import Call, effect_at, ended, settle
-from holdfast.runs.entries import DONE, FAILED, INTENT, SPAWN, VALUE, Entry, Recorded, unsqueeze
+from holdfast.runs.entries import DONE, FAILED, INTENT, SPAWN, VALUE, Entry, Recorded
 from holdfast.runs.failures import describe_error, line_of
 from holdfast.runs.inputs import annotations_of, is_key, signature_of
 from holdfast.runs.keys import Key
 from holdfast.runs.retrying import Retry
 from holdfast.runs.session import Session, completion
-from holdfast.runs.specs import StepSpec, find_step
+from holdfast.runs.specs import StepSpec, find_step, plain_name
 from holdfast.storage.program import Batch, Program, Sql, read, write
 
 END = "end"  # the path of the entry that says how the run is ending
@@ -125,6 +125,12 @@ def _undo(session: Session, intent: Entry) -> Act[None]:
     spec = _effect_named(intent.name)
     if spec.undo is None:
         raise RunStuck(f"effect {intent.name!r} had an undo when it ran, and has none now; give it one again")
+    then, now = (intent.more or {}).get("undo"), plain_name(spec.undo)
+    if then != now:
+        raise RunStuck(
+            f"effect {intent.name!r} was to be undone by {then!r} when it ran, and is by {now!r} now: run it with the "
+            "code that it was started with"
+        )
     path = f"undo:{intent.path}"
     known = completion(session.index.get(path, []))
     if known is not None and "error" not in (known.more or {}):
@@ -223,6 +229,3 @@ def _roll_child(tenant: int, run_id: str, now: int) -> Program[None]:
 def undone_count(session: Session) -> int:
     """How many effects were undone."""
     return sum(path.startswith("undo:") and completion(found) is not None for path, found in session.index.items())
-
-
-__all__ = ["END", "compensate", "ending", "has_something_to_undo", "open_calls", "settle_open", "unsqueeze"]

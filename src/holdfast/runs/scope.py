@@ -91,7 +91,7 @@ class Scope:
 class BodyFrame:
     """What a running step's body may say: it has no scope of its own, journal calls in it are plain calls."""
 
-    __slots__ = ("is_effect", "key", "name", "path", "scope", "spent", "took")
+    __slots__ = ("begun", "is_effect", "key", "name", "path", "scope", "spent", "took")
 
     def __init__(self, scope: Scope, path: str, name: str, *, key: str | None = None, is_effect: bool = False) -> None:
         self.scope = scope
@@ -101,6 +101,7 @@ class BodyFrame:
         self.is_effect = is_effect
         self.spent: dict[str, float] = {}
         self.took = 0  # microseconds that the body ran, once it has ended
+        self.begun = False
 
 
 def in_body(scope: Scope, frame: BodyFrame) -> Scope:
@@ -124,10 +125,6 @@ def need_scope(what: str) -> Scope:
             "Call it in the durable function"
         )
     return scope
-
-
-def frame_of(scope: Scope | None) -> BodyFrame | None:
-    return None if scope is None else scope.body
 
 
 def describe(value: Any, limit: int = 60) -> str:

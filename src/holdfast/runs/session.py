@@ -34,7 +34,7 @@ from holdfast.runs.requests import Interrupted, stop_for
 from holdfast.runs.rows import Hold, Line, RunRow
 from holdfast.runs.scope import Scope, Unwind
 from holdfast.storage.base import ConstraintFailed
-from holdfast.storage.program import Batch, Program, Rows, Sql, Transaction, read, write
+from holdfast.storage.program import Batch, Program, Rows, Sql, Transaction, read
 from holdfast.threads.context import Context
 from holdfast.values.codec import decode, encode
 
@@ -114,6 +114,7 @@ class Session:
         self._carried: list[tuple[int, Entry]] | None = None  # those that a branch is writing right now
         self._broken: StoreError | None = None  # they could not be written
         self._lock = threading.Lock()
+        self.counting = threading.Lock()  # of what parallel branches spend
 
     def __repr__(self) -> str:
         return f"<Session of run {self.row.id!r}, fence {self.row.fence}>"
@@ -468,6 +469,3 @@ def _row(key: dict[str, int]) -> Program[bytes | None]:
 def _now(now: int) -> Program[int]:
     [found] = yield Batch(rows.NOW(now=now), last=True)
     return int(found[0][0])
-
-
-__all__ = ["LEASE_US", "ReplayEnd", "Session", "completion", "opening", "write"]

@@ -40,11 +40,11 @@ _PUT = Sql(
 _LOCK_RUN = Sql("SELECT run, status FROM run WHERE tenant = :tenant AND run = :run {for_update}")
 
 
-def check_topic(topic: object, what: str) -> str:
+def check_topic(topic: object) -> str:
     """A topic that both databases can store and find; the empty one is the default."""
     if topic == "":
         return ""
-    return check_name(topic, f"topic (of {what})")
+    return check_name(topic, "topic")
 
 
 def put_signal(tenant: int, run_id: str, topic: str, key: str, value: bytes, now: int) -> Program[None]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
+from weakref import WeakSet
 
 from holdfast.errors import UsageError
 from holdfast.runs.inputs import Binder
@@ -19,7 +20,7 @@ ANY_VERSION = "any"
 _CO_GENERATOR, _CO_COROUTINE, _CO_ASYNC_GENERATOR = 0x20, 0x80, 0x200
 
 
-@dataclass
+@dataclass(eq=False)
 class StepSpec:
     """A step or an effect."""
 
@@ -108,7 +109,7 @@ def plain_name(fn: Callable[..., Any]) -> str:
 
 _durables: dict[str, DurableSpec] = {}
 _steps: dict[str, StepSpec] = {}
-_every_step: list[StepSpec] = []
+_every_step: WeakSet[StepSpec] = WeakSet()
 
 
 def add_durable(spec: DurableSpec) -> None:
@@ -120,7 +121,7 @@ def add_step(spec: StepSpec) -> None:
     # Two steps may share a name: a step is found through the code that calls it. An effect's undo is found by name.
     if spec.kind == "effect":
         _refuse_double(_steps.get(spec.name), spec)
-    _every_step.append(spec)
+    _every_step.add(spec)
     _steps.setdefault(spec.name, spec)
     if spec.kind == "effect" or _steps[spec.name].kind == "step":
         _steps[spec.name] = spec

@@ -65,6 +65,7 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
                 raise
             yield from _try_again(session, path, spec, wanted, attempt, error, frame)
             attempt += 1
+            scope.check()  # nobody may want another attempt any more
             continue
         try:
             value = encode_result(session, spec.name, path, result)
@@ -155,6 +156,7 @@ def run_body(
 
 def _call(inner: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None) -> Any:
     token = current.set(inner)
+    _begin(inner)
     try:
         fn: Callable[..., Any] = spec.fn
         if spec.flavour == "generator":
@@ -163,10 +165,16 @@ def _call(inner: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str,
             return fn(*args, **kwargs)
         return bodies.call(fn, args, kwargs, timeout_s=limit, process=spec.process, name=spec.name)
     except bodies.BodyTimeout as error:
-        inner.stop = Abandoned(str(error))  # it goes on on its thread, and has no part in the run any more
+        if spec.kind == "step":  # it goes on on its thread and has no part in the run any more; an effect is waited for
+            inner.stop = Abandoned(str(error))
         raise
     finally:
         current.reset(token)
+
+
+def _begin(inner: Scope) -> None:
+    if inner.body is not None:
+        inner.body.begun = True
 
 
 def _collected(inner: Scope, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -181,6 +189,7 @@ async def _acall(
     inner: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None
 ) -> Any:
     token = current.set(inner)
+    _begin(inner)
     try:
         if spec.flavour == "async generator":
             args, kwargs = (inner, spec.fn, args, kwargs), {}
@@ -205,7 +214,7 @@ def _try_again(
 ) -> Act[None]:
     """Write down that an attempt failed and when the next one is due, and wait for it."""
     delay = spec.retry.delay_s(attempt, random.random())
-    due = session.ctx.clock_us() + int(delay * 1e6)
+    due = session.shared_clock_us() + int(delay * 1e6)
     more = {"error": describe_error(error, session.ctx.codec), "due": due, **spent_in(frame)}
     yield from session.record((FAILED, _entry(session, path, spec, wanted, attempt, None, more, frame.took)))
     yield from wait_until(session, path, due, {"for": "retry", "step": path, "name": spec.name})
@@ -233,8 +242,9 @@ def wait_until(session: Session, path: str, due_us: int, what: dict[str, Any]) -
 
 
 def spend(session: Session, amounts: dict[str, float]) -> None:
-    for unit, amount in amounts.items():
-        session.spent[unit] = session.spent.get(unit, 0) + amount
+    with session.counting:
+        for unit, amount in amounts.items():
+            session.spent[unit] = session.spent.get(unit, 0) + amount
 
 
 def spend_failed(session: Session, found: list[Recorded]) -> None:

@@ -20,7 +20,7 @@ from holdfast.runs.progress import progress_of
 from holdfast.runs.progress_file import Progress
 from holdfast.runs.replaying import Rehearsal, Replay, spec_for
 from holdfast.runs.rows import STATUSES, NewRun, RunRow
-from holdfast.runs.runtime import runtime_of
+from holdfast.runs.runtime import close_runtime, runtime_of
 from holdfast.runs.session import LEASE_US
 from holdfast.runs.specs import DurableSpec
 from holdfast.runs.timeouts import check_seconds
@@ -307,6 +307,16 @@ class Store(ThreadStore):
 
         steps = importing.importing(self._context, path)
         return self._handle(await exporting.adrive_steps(self._context.driver, steps), drives=True)
+
+    def close(self) -> None:
+        """Finish what is running and close the database. May be called twice."""
+        super().close()
+        close_runtime(self._context)
+
+    async def aclose(self) -> None:
+        """`close`, awaited."""
+        await super().aclose()
+        close_runtime(self._context)
 
     # --- the same, as flows
 

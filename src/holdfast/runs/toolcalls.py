@@ -41,6 +41,7 @@ class ToolCall(NamedTuple):
     id: str | None
     name: str
     arguments: Any
+    problem: str = ""  # why it is not made at all
 
 
 class Outcome(NamedTuple):
@@ -97,7 +98,7 @@ def _made(style: str, call_id: Any, name: Any, arguments: Any) -> ToolCall:
 
 def label(call: ToolCall, position: int) -> str:
     """A tool call's part of a path: its id, made fit; its position if it has none, which no id looks like."""
-    if call.id is None:
+    if call.id is None or call.problem:
         return f"_{position}"
     if re.fullmatch(_ID, call.id):
         return call.id

@@ -194,12 +194,9 @@ class Tools:
             return []
         path = scope.take()
         labels = [label(call, position) for position, call in enumerate(calls, 1)]
-        for call, name in zip(calls, labels, strict=True):
-            if labels.count(name) > 1:
-                raise UsageError(
-                    f"two tool calls have the id {call.id!r}: their results could not be told apart. "
-                    "Give each call of a message an id of its own"
-                )
+        if len(set(labels)) < len(labels):
+            calls = [_alone(call, labels.count(name)) for call, name in zip(calls, labels, strict=True)]
+            labels = [label(call, position) for position, call in enumerate(calls, 1)]
         scopes = [scope.inside(f"{path}.{name}.") for name in labels]
         return [Branch(at, own, partial(run, own, calls[at]), None) for at, own in enumerate(scopes)]
 
@@ -236,6 +233,8 @@ class Tools:
         """The tool and its arguments, or why not. What was refused once is refused again, whatever the code is now."""
         if f"{scope.prefix}refused" in scope.session.index:
             return _said(scope, "refused", "")
+        if call.problem:
+            return _said(scope, "refused", error_text("this call was not made", call.problem))
         tool = self._tools.get(call.name)
         if tool is None:
             known = ", ".join(self._tools) or "none"
@@ -252,6 +251,14 @@ class Tools:
         tool = self._tools.get(call.name)
         if tool is not None and tool.spec.is_async:
             raise UsageError(f"the tool {tool.name!r} is async: make the durable function that calls it async too")
+
+
+def _alone(call: ToolCall, count: int) -> ToolCall:
+    """A tool call; with its problem, for the model to mend, if others have the same id."""
+    if count == 1:
+        return call
+    problem = f"{count} calls have the id {call.id!r}, and their results could not be told apart: give each its own id"
+    return call._replace(problem=problem)
 
 
 def _tool(fn: Any, name: str | None) -> Tool:

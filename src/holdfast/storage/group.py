@@ -150,11 +150,39 @@ class CommitQueue:
 
     async def arun(self, op: Callable[[], Program[Any]], solo: bool) -> Any:
         """Commit one job for a task. After a cancellation the outcome is unknown: it may be written."""
+        job, future = self._queued(op, solo)
+        try:
+            return await future
+        finally:
+            job.dropped = True  # cancelled: if it was not started, it need not be
+
+    async def arun_whole(self, op: Callable[[], Program[Any]], solo: bool) -> tuple[Any, BaseException | None]:
+        """Commit one job for a task, to its end also if the task is cancelled: its result, and the cancellation."""
+        from asyncio import CancelledError
+
+        job, future = self._queued(op, solo)
+        loop = future.get_loop()
+        cancelled: CancelledError | None = None
+        while True:
+            try:
+                return await future, cancelled
+            except CancelledError as error:
+                cancelled = error
+            except BaseException as error:
+                if cancelled is None:
+                    raise
+                raise cancelled from error
+            # Only this thread resolves futures: a job that is not done by now finds the new one.
+            job.future = future = loop.create_future()
+            if job.done:
+                _resolve([job])
+
+    def _queued(self, op: Callable[[], Program[Any]], solo: bool) -> tuple[Job, Future[Any]]:
         from asyncio import get_running_loop
 
         job = Job(op, solo, monotonic() + self._timeout_s)
         job.loop = get_running_loop()
-        job.future = job.loop.create_future()
+        job.future = future = job.loop.create_future()
         with self._mutex:
             if self._refusal is not None:
                 raise self._refusal()
@@ -162,10 +190,7 @@ class CommitQueue:
             start, self._leading = not self._leading, True
         if start:
             self._start_background()
-        try:
-            return await job.future
-        finally:
-            job.dropped = True  # cancelled: if it was not started, it need not be
+        return job, future
 
     def pop(self, *, joins: bool = False) -> Job | None:
         """The next job that somebody still waits for; with `joins`, not one that must be alone."""

@@ -136,6 +136,12 @@ class SqliteDriver:
             raise StoreClosed(self._closed or "the interpreter is shutting down") from error
         return await answer
 
+    async def arun_whole(self, transaction: Transaction) -> tuple[Any, BaseException | None]:
+        """`arun` of a write, to its end also if the awaiting task is cancelled: the answer, and the cancellation."""
+        if os.getpid() != self._pid:
+            raise self._forked()
+        return await self._writing().arun_whole(transaction.op, transaction.solo)
+
     def close(self) -> None:
         """Wait for running work and give everything back. The last to close moves the log into the store."""
         if os.getpid() != self._pid:

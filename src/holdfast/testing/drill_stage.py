@@ -10,26 +10,43 @@ from __future__ import annotations
 import base64
 import dis
 import functools
+import inspect
 import json
 import os
 import sys
-import threading
+import sysconfig
 import time
 from collections.abc import Callable
+from contextlib import aclosing, closing
+from contextvars import ContextVar
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
+import holdfast
 from holdfast.runs import points
 from holdfast.runs.doubt import Done, NotDone
 from holdfast.runs.inputs import digest
 from holdfast.runs.points import Point
 from holdfast.runs.scope import BodyFrame, current
-from holdfast.runs.specs import StepSpec, every_step
+from holdfast.runs.specs import StepSpec, every_step, flavour_of, known_durables
 from holdfast.values.codec import decode, encode
 from holdfast.values.registry import Codec
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_CHANGES = {"subprocess.Popen", "os.system", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "shutil.rmtree", "ftplib.connect", "smtplib.send"}  # fmt: skip # noqa: E501
+_CHANGES = frozenset(
+    "subprocess.Popen os.system os.posix_spawn os.remove os.rename os.rmdir os.mkdir os.link os.symlink os.truncate "
+    "shutil.rmtree ftplib.connect smtplib.send".split()
+)
+_TALKS = frozenset(("socket.connect", "socket.sendto", "sqlite3.connect"))
+_EVENTS = _CHANGES | _TALKS | {"open", "http.client.send"}
 _READS = (b"GET ", b"HEAD ", b"OPTIONS ")
+_KEY_CALLS = ("idempotency_key", "current_key", "idempotency_headers")
+_OURS = str(Path(holdfast.__file__).parent) + os.sep
+_LIBRARY = tuple({sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep})
+_IMPORTS = "<frozen importlib."
+# The plain step whose body runs; None elsewhere. Tasks and threads that copy the context have it too.
+_inside: ContextVar[str | None] = ContextVar("holdfast_drill_inside", default=None)
 
 
 class Ledger:
@@ -54,6 +71,46 @@ def read_ledger(path: str) -> list[dict[str, Any]]:
         return []
 
 
+class _Played:
+    """One call of a plain step: what the undisturbed run had for it, and while it is entered, the step's name."""
+
+    def __init__(
+        self, ledger: Ledger, pins: dict[str, str] | None, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """`pins` None: nothing is looked up or kept."""
+        frame = _frame()  # None: called past the journal, by `.direct`
+        self._before = _inside.get()
+        self._name = self._before if frame is None or frame.is_effect else spec.name
+        self._pins = pins
+        self._pin = ""
+        self.known: list[Any] = []
+        if frame is None:
+            self._pins = None
+            return
+        ledger.note(body=frame.path, name=spec.name)
+        self._pin = f"{spec.name}@{frame.path}@{_input(spec, args, kwargs)}"
+        if pins is not None and self._pin in pins:
+            self.known.append(decode(base64.b64decode(pins[self._pin]), _codec))
+
+    def __enter__(self) -> None:
+        self._before = _inside.get()
+        _inside.set(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        _inside.set(self._before)
+
+    def keep(self, result: Any) -> None:
+        if self._pins is None:
+            return
+        try:
+            self._pins[self._pin] = base64.b64encode(encode(result, _codec)).decode()
+        except Exception:  # not storable: the run itself says so
+            pass
+
+
+_codec = Codec()
+
+
 class Stage:
     """Stands between the agent and the world."""
 
@@ -63,12 +120,16 @@ class Stage:
         self._real = real
         self._results = results
         self._rehearsal = rehearsal
-        self._codec = Codec()
-        self._inside = threading.local()
+        self._bodies: set[CodeType] = set()
+        self.listeners: list[Callable[[Point], None]] = []
         self.found: list[str] = []  # effects that nobody marked
+        self.notes: list[str] = []  # what may be one: nobody can tell from outside
 
     def install(self) -> None:
+        for durable in known_durables().values():
+            self._bodies |= _codes(durable.fn)
         for spec in every_step():
+            self._bodies |= _codes(spec.fn)
             self._replace(spec)
         points.hook = self._reached
         if self._rehearsal:
@@ -78,88 +139,138 @@ class Stage:
 
     def _replace(self, spec: StepSpec) -> None:
         spec.binder.plan, spec.flavour  # noqa: B018 - taken from the function while it is still the user's
-        play = self._effect if spec.kind == "effect" else self._step
-        body, flavour = spec.fn, spec.flavour
+        body = spec.fn
+        made = self._as_effect(spec, body) if spec.kind == "effect" else self._as_step(spec, body)
+        spec.fn = functools.wraps(body)(made)
+        spec.process = False
+        if spec.kind == "effect" and spec.reconcile is not None and not self._real:
+            spec.reconcile = self._reconcile
+        if spec.undo is not None and not isinstance(getattr(spec.undo, "holdfast", None), StepSpec):
+            spec.undo = self._undo(spec, spec.undo)  # one that is an effect is replaced as such
+
+    def _as_step(self, spec: StepSpec, body: Callable[..., Any]) -> Callable[..., Any]:
+        ledger, pins = self._ledger, None if self._real else self._pins
 
         def made(*args: Any, **kwargs: Any) -> Any:
-            return play(spec, body, args, kwargs)
+            call = _Played(ledger, pins, spec, args, kwargs)
+            if call.known and not self._rehearsal:
+                return call.known[0]
+            with call:
+                result = body(*args, **kwargs)
+            call.keep(result)
+            return result
 
         async def amade(*args: Any, **kwargs: Any) -> Any:
-            found = play(spec, body, args, kwargs)
-            return await found if hasattr(found, "__await__") else found
+            call = _Played(ledger, pins, spec, args, kwargs)
+            if call.known and not self._rehearsal:
+                return call.known[0]
+            with call:
+                result = await body(*args, **kwargs)
+            call.keep(result)
+            return result
 
         def generated(*args: Any, **kwargs: Any) -> Any:
-            yield from play(spec, body, args, kwargs) or ()
+            call = _Played(ledger, pins, spec, args, kwargs)
+            if call.known and not self._rehearsal:
+                yield from call.known[0][0]
+                return call.known[0][1]
+            chunks = []
+            with closing(body(*args, **kwargs)) as inner:
+                while True:
+                    try:
+                        with call:  # not across the yield: what comes between is not the step's
+                            chunk = next(inner)
+                    except StopIteration as stop:
+                        call.keep([chunks, stop.value])
+                        return stop.value
+                    chunks.append(chunk)
+                    yield chunk
 
         async def agenerated(*args: Any, **kwargs: Any) -> Any:
-            found = play(spec, body, args, kwargs)
-            if hasattr(found, "__aiter__"):
-                async for chunk in found:
+            call = _Played(ledger, pins, spec, args, kwargs)
+            if call.known and not self._rehearsal:
+                for chunk in call.known[0]:
                     yield chunk
-            else:
-                for chunk in found or ():
+                return
+            chunks = []
+            async with aclosing(body(*args, **kwargs)) as inner:
+                while True:
+                    try:
+                        with call:
+                            chunk = await anext(inner)
+                    except StopAsyncIteration:
+                        break
+                    chunks.append(chunk)
+                    yield chunk
+            call.keep(chunks)
+
+        choice: dict[str, Callable[..., Any]] = {"sync": made, "async": amade, "generator": generated}
+        return choice.get(spec.flavour, agenerated)
+
+    def _as_effect(self, spec: StepSpec, body: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*args: Any, **kwargs: Any) -> Any:
+            told = self._done(spec, body, args, kwargs)
+            return body(*args, **kwargs) if self._real else told
+
+        async def amade(*args: Any, **kwargs: Any) -> Any:
+            told = self._done(spec, body, args, kwargs)
+            return await body(*args, **kwargs) if self._real else told
+
+        def generated(*args: Any, **kwargs: Any) -> Any:
+            told = self._done(spec, body, args, kwargs)
+            if self._real:
+                told = yield from body(*args, **kwargs)
+            return told
+
+        async def agenerated(*args: Any, **kwargs: Any) -> Any:
+            told = self._done(spec, body, args, kwargs)
+            if not self._real:
+                for chunk in told if isinstance(told, list) else [told]:
+                    yield chunk
+                return
+            async with aclosing(body(*args, **kwargs)) as inner:
+                async for chunk in inner:
                     yield chunk
 
         choice: dict[str, Callable[..., Any]] = {"sync": made, "async": amade, "generator": generated}
-        spec.fn = functools.wraps(body)(choice.get(flavour, agenerated))
-        spec.process = False
-        if spec.kind == "effect" and not self._real:
-            if spec.reconcile is not None:
-                spec.reconcile = self._reconcile
-            if spec.undo is not None:
-                undo = getattr(spec.undo, "holdfast", None)
-                spec.undo = self._undo(spec, undo.fn if undo is not None else spec.undo)
+        return choice.get(spec.flavour, agenerated)
 
-    def _step(self, spec: StepSpec, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _done(self, spec: StepSpec, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Write down that an effect is done; gives what the stage's own receiver answers."""
         frame = _frame()
-        pin = f"{spec.name}@{frame.path}@{_input(spec, args, kwargs)}"
+        given = _input(spec, args, kwargs)
+        if frame is None:  # `.direct` in a run: done again whenever the run goes on
+            self._ledger.note(effect=spec.name, path="", key="", input=given, protected=False)
+            return self._result(spec, "")
         self._ledger.note(body=frame.path, name=spec.name)
-        if not self._real and not self._rehearsal and pin in self._pins:
-            return decode(base64.b64decode(self._pins[pin]), self._codec)
-        self._inside.name = spec.name
-        try:
-            result = body(*args, **kwargs)
-        finally:
-            self._inside.name = None
-        if self._rehearsal and not self._real and spec.flavour == "sync":
-            try:
-                self._pins[pin] = base64.b64encode(encode(result, self._codec)).decode()
-            except Exception:  # not storable: the run itself says so
-                pass
-        return result
-
-    def _effect(self, spec: StepSpec, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        frame = _frame()
-        self._ledger.note(body=frame.path, name=spec.name)
-        what = {"effect": spec.name, "path": frame.path, "key": str(frame.key), "input": _input(spec, args, kwargs)}
-        if self._real:
-            self._ledger.note(**what, protected=_uses_key(spec, body))
-            return body(*args, **kwargs)
-        known = self._act(str(frame.key))
-        self._ledger.note(**what, repeat=known is not None, protected=True)
+        # An undo that is repeated without a key cancels twice, whatever the receiver honours.
+        protected = _uses_key(spec, body) if self._real or frame.path.startswith("undo:") else True
+        repeat = protected and not self._real and self._act(str(frame.key)) is not None
+        what = {"effect": spec.name, "path": frame.path, "key": str(frame.key), "input": given}
+        self._ledger.note(**what, repeat=repeat, protected=protected)
         return self._result(spec, frame.path)
 
     def _act(self, key: str) -> dict[str, Any] | None:
         """The line of an effect that was done under this key: the ledger honours keys, as a good receiver does."""
         for line in self._ledger.lines():
-            if line.get("key") == key and "effect" in line and not line.get("repeat"):
+            if line.get("key") == key and ("effect" in line or "undo" in line) and not line.get("repeat"):
                 return line
         return None
 
     def _reconcile(self, key: str, *args: Any, **kwargs: Any) -> Done | NotDone:
         line = self._act(str(key))
-        if line is None:
-            return NotDone()
-        spec = next(spec for spec in every_step() if spec.kind == "effect" and spec.name == line["effect"])
-        return Done(self._result(spec, line["path"]))
+        return NotDone() if line is None else Done(self._answered(line))
 
     def verdict(self, key: str) -> dict[str, Any]:
         """What a person who looked at the ledger would say of an effect in doubt."""
         line = self._act(key)
-        if line is None:
-            return {"not_done": True}
+        return {"not_done": True} if line is None else {"done": self._answered(line)}
+
+    def _answered(self, line: dict[str, Any]) -> Any:
+        if "undo" in line:
+            return None
         spec = next(spec for spec in every_step() if spec.kind == "effect" and spec.name == line["effect"])
-        return {"done": self._result(spec, line["path"])}
+        return self._result(spec, line["path"])
 
     def _result(self, spec: StepSpec, path: str) -> Any:
         if spec.name in self._results:
@@ -171,11 +282,19 @@ class Stage:
         return f"{spec.name}#{path}"
 
     def _undo(self, spec: StepSpec, undo: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(undo)
-        def taken_back(*args: Any, **kwargs: Any) -> None:
-            self._ledger.note(undo=spec.name, path=_frame().path)
+        """A plain function as undo: to the ledger, and with real effects to the world."""
 
-        return taken_back
+        def taken_back(*args: Any, **kwargs: Any) -> Any:
+            frame = _frame()
+            if frame is not None:
+                self._ledger.note(undo=spec.name, path=frame.path, key=str(frame.key), protected=_names(undo, ()))
+            return undo(*args, **kwargs) if self._real else None
+
+        async def ataken_back(*args: Any, **kwargs: Any) -> Any:
+            found = taken_back(*args, **kwargs)
+            return await found if self._real else None
+
+        return functools.wraps(undo)(ataken_back if flavour_of(undo) == "async" else taken_back)
 
     # --- points
 
@@ -185,17 +304,78 @@ class Stage:
         for listener in self.listeners:
             listener(point)
 
-    listeners: list[Callable[[Point], None]] = []  # noqa: RUF012 - one stage per process
-
     # --- what nobody marked
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        name = getattr(self._inside, "name", None)
-        if name is None:
+        if event not in _EVENTS:
+            return
+        step, scope = _inside.get(), current.get()
+        if step is None and (scope is None or scope.body is not None):  # not in the run, or in an effect
             return
         said = _outside(event, args)
-        if said and f"{name}: {said}" not in self.found:
-            self.found.append(f"{name}: {said}")
+        talks = "" if said else _talks(event, args)
+        if not (said or talks) or not self._is_the_users(sys._getframe(1)):
+            return
+        if talks and event == "socket.connect" and _by_http_client(sys._getframe(1)):
+            return  # its requests are judged one by one
+        if step is not None:
+            line = f"{step}: {said or talks}"
+            line += f" by itself: if that changes something there, mark it as an effect" if talks else ""
+        else:
+            assert scope is not None
+            line = f"{scope.session.row.function} itself: {said or talks}: put it into "
+            line += "a step, or into an effect if that changes something there" if talks else "an effect"
+        known = self.found if said else self.notes
+        if line not in known:
+            known.append(line)
+
+    def _is_the_users(self, frame: FrameType | None) -> bool:
+        """Whether the user's code does this, and not Holdfast (its store, its database's driver) or an import."""
+        while frame is not None:
+            code = frame.f_code
+            file = code.co_filename
+            if code in self._bodies:
+                return True
+            if file.startswith((_OURS, _IMPORTS)):
+                return False
+            if code is _loop_runs():  # a task of a library's own: Holdfast's have no scope, or a frame of ours
+                return True
+            if not (file.startswith(("<", *_LIBRARY)) or f"{os.sep}site-packages{os.sep}" in file):
+                return True
+            frame = frame.f_back
+        return True  # a thread that a library began in the run's context
+
+
+def _codes(fn: Callable[..., Any]) -> set[CodeType]:
+    return {made.__code__ for made in (fn, inspect.unwrap(fn)) if hasattr(made, "__code__")}
+
+
+def _loop_runs() -> CodeType | None:
+    """The code that calls the callbacks of an event loop, if there may be one."""
+    events = sys.modules.get("asyncio.events")
+    return None if events is None else events.Handle._run.__code__
+
+
+def _by_http_client(frame: FrameType | None) -> bool:
+    client = sys.modules.get("http.client")
+    while frame is not None and client is not None:
+        if isinstance(frame.f_locals.get("self"), client.HTTPConnection):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _talks(event: str, args: tuple[Any, ...]) -> str:
+    """What an audit event may do to the outside world."""
+    if event == "sqlite3.connect":
+        return "" if str(args[0]) in (":memory:", "") else f"opens the database {args[0]}"
+    if event not in _TALKS:
+        return ""
+    address = args[1]
+    if isinstance(address, tuple) and len(address) > 1:
+        host = f"[{address[0]}]" if ":" in str(address[0]) else address[0]
+        return f"talks to {host}:{address[1]}"
+    return f"talks to {os.fsdecode(address) if isinstance(address, bytes | str) else address}"
 
 
 def _outside(event: str, args: tuple[Any, ...]) -> str:
@@ -208,16 +388,14 @@ def _outside(event: str, args: tuple[Any, ...]) -> str:
         return ""
     if event == "open":
         path, flags = str(args[0]), args[2] if isinstance(args[2], int) else 0
-        harmless = path.endswith((".pyc", ".db", ".db-wal", ".db-shm", ".jsonl")) or path in ("/dev/null",)
-        return f"writes {path}" if flags & _WRITES and not harmless and not path.isdecimal() else ""
+        return f"writes {path}" if flags & _WRITES and path != os.devnull and not path.isdecimal() else ""
     return f"does {event}" if event in _CHANGES else ""
 
 
-def _frame() -> BodyFrame:
+def _frame() -> BodyFrame | None:
+    """The step or effect that runs; None if it was called past the journal."""
     scope = current.get()
-    assert scope is not None
-    assert scope.body is not None
-    return scope.body
+    return None if scope is None else scope.body
 
 
 def _input(spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -230,15 +408,19 @@ def _input(spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str
 
 def _uses_key(spec: StepSpec, body: Callable[..., Any]) -> bool:
     """Whether an effect does anything with its key, or can look up what became of it."""
-    if spec.reconcile is not None:
-        return True
-    code = getattr(body, "__code__", None)
+    parameter = spec.binder.key_parameter
+    return spec.reconcile is not None or _names(body, () if parameter is None else (parameter,))
+
+
+def _names(body: Callable[..., Any], parameters: tuple[str, ...]) -> bool:
+    """Whether a function uses one of these parameters, the key of what it undoes, or asks for its own."""
+    code = getattr(inspect.unwrap(body), "__code__", None)
     if code is None:
         return True
-    parameter = spec.binder.key_parameter
+    wanted = (*parameters, "effect_key")
     for instruction in dis.get_instructions(code):
-        if parameter is not None and instruction.argval == parameter and instruction.opname.startswith("LOAD"):
+        if instruction.argval in wanted and instruction.opname.startswith("LOAD"):
             return True
-        if instruction.argval in ("idempotency_key", "current_key", "idempotency_headers"):
+        if instruction.argval in _KEY_CALLS:
             return True
-    return any(parameter in code.co_cellvars for _ in range(1)) if parameter else False
+    return any(name in code.co_cellvars for name in wanted)
