@@ -78,9 +78,6 @@ from holdfast.runs.keys import Key
 from holdfast.runs.keys import current_key as idempotency_key
 from holdfast.runs.models import Ask, Event, RunInfo, Step
 from holdfast.runs.parallel import as_completed, first, gather, map
-from holdfast.runs.progress import progress
-from holdfast.runs.progress_file import Progress
-from holdfast.runs.replaying import Replay
 from holdfast.runs.resources import Resource, resource
 from holdfast.runs.state import State, state
 from holdfast.runs.store import Store
@@ -92,7 +89,10 @@ from holdfast.values.registry import register
 
 if TYPE_CHECKING:
     from holdfast.runs.http import idempotency_headers
+    from holdfast.runs.progress import progress
+    from holdfast.runs.progress_file import Progress
     from holdfast.runs.queues import Queue
+    from holdfast.runs.replaying import Replay
     from holdfast.runs.tools import Tools, tools
     from holdfast.runs.worker import Worker
 
@@ -100,10 +100,13 @@ __version__ = "0.1.0"
 
 # What not every program needs is imported when it is first asked for: a sixth of the time that importing all takes.
 _LATE = {
+    "Progress": "holdfast.runs.progress_file",
     "Queue": "holdfast.runs.queues",
+    "Replay": "holdfast.runs.replaying",
     "Tools": "holdfast.runs.tools",
     "Worker": "holdfast.runs.worker",
     "idempotency_headers": "holdfast.runs.http",
+    "progress": "holdfast.runs.progress",
     "tools": "holdfast.runs.tools",
 }
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import time
 import urllib.request
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import holdfast as hf
@@ -50,8 +53,6 @@ async def find(city: str) -> str:
 
 @hf.durable
 async def right_async(city: str) -> str:
-    import asyncio
-
     found = await asyncio.gather(find(city), find(city + "2"))
     if await hf.ask("Go?", options=[True, False]):
         return " ".join(found)
@@ -81,6 +82,141 @@ def write_file(path: str) -> str:
 @hf.durable
 def unmarked_file(path: str) -> str:
     return write_file(path)
+
+
+@hf.step
+async def write_later(path: str) -> str:
+    await asyncio.sleep(0)
+    Path(path).write_text("sent")
+    return "written"
+
+
+@hf.step
+async def write_elsewhere(path: str) -> str:
+    await asyncio.to_thread(Path(path).write_text, "sent")
+    return "written"
+
+
+@hf.durable
+async def unmarked_async(path: str) -> str:
+    return await write_later(f"{path}.later") + await write_elsewhere(f"{path}.jsonl")
+
+
+@hf.step
+def write_in_parts(path: str) -> Iterator[str]:
+    yield "begun"
+    Path(path).write_text("sent")
+    yield "written"
+
+
+@hf.durable
+def unmarked_generator(path: str) -> list[str]:
+    return write_in_parts(path)  # type: ignore[return-value]
+
+
+@hf.step
+async def awrite_in_parts(path: str) -> AsyncIterator[str]:
+    yield "begun"
+    Path(path).write_text("sent")
+    yield "written"
+
+
+@hf.durable
+async def unmarked_async_generator(path: str) -> list[str]:
+    return await awrite_in_parts(path)  # type: ignore[misc, no-any-return]
+
+
+def _say_sent(path: str) -> None:
+    with open(path, "a") as file:
+        file.write("sent")
+
+
+@hf.durable
+def main_body(path: str) -> str:
+    search("NYC")
+    _say_sent(path)
+    search("LON")
+    return "written"
+
+
+@hf.durable
+async def async_main_body(path: str) -> str:
+    await find("NYC")
+    _say_sent(path)
+    return "written"
+
+
+# --- what may be one: a client that the drill does not know
+
+
+@hf.step
+def talk(port: int) -> str:
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+    return "said"
+
+
+@hf.step
+async def atalk(port: int) -> str:
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.close()
+    return "said"
+
+
+@hf.durable
+async def raw_sockets(port: int) -> str:
+    return talk(port) + await atalk(port)
+
+
+# --- results that differ every time: pinned
+
+
+@hf.step
+async def stamp() -> int:
+    return time.time_ns()
+
+
+@hf.step
+def stamps() -> Iterator[int]:
+    yield time.time_ns()
+    yield time.time_ns()
+
+
+@hf.step
+def stamped() -> Iterator[int]:
+    yield 1
+    return time.time_ns()
+
+
+@hf.step
+async def astamps() -> AsyncIterator[int]:
+    yield time.time_ns()
+
+
+@hf.durable
+async def pinned(city: str) -> str:
+    import json as lazily  # noqa: F401 - an import is no effect
+
+    return f"{city} {await stamp()} {stamps()} {stamped()} {await astamps()}"  # type: ignore[misc]
+
+
+# --- an undo that is repeated
+
+
+@hf.effect(on_doubt="retry", timeout_s=0.1)
+def give_back(flight: str) -> None:
+    raise AssertionError("the drill has a stage of its own")
+
+
+@hf.effect(undo=give_back, timeout_s=0.1)
+def take(flight: str, key: hf.Key) -> str:
+    return f"took {flight} under {key}"
+
+
+@hf.durable
+def undo_repeated(city: str) -> str:
+    take(city)
+    raise RuntimeError("sold out")
 
 
 # --- an effect that does not use its key (with --real)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ def agent(name: str) -> str:
     return f"{AGENTS}:{name}"
 
 
-@pytest.mark.parametrize("name", ["right", "right_async", "undone"])
+@pytest.mark.parametrize("name", ["right", "right_async", "undone", "pinned"])
 def test_an_agent_that_is_right_passes_at_every_point(name: str) -> None:
     report = drill(agent(name), ["NYC"], random_kills=6)
     assert report.ok, report.text()
@@ -41,12 +42,53 @@ def test_a_post_in_a_plain_step_is_an_effect_nobody_marked(tmp_path: Path) -> No
         report = drill(agent("unmarked_post"), [f"{server.url}/book"], random_kills=0)
     assert not report.ok
     assert any("pay" in found and "POST" in found for found in report.unmarked), report.text()
+    assert not report.notes  # a request that is judged is not noted too
 
 
 def test_a_file_written_in_a_plain_step_is_an_effect_nobody_marked(tmp_path: Path) -> None:
     report = drill(agent("unmarked_file"), [str(tmp_path / "out.txt")], random_kills=0)
     assert not report.ok
     assert any("write_file" in found for found in report.unmarked), report.text()
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("unmarked_async", ["write_later", "write_elsewhere"]),
+        ("unmarked_generator", ["write_in_parts"]),
+        ("unmarked_async_generator", ["awrite_in_parts"]),
+    ],
+)
+def test_nor_may_a_step_that_awaits_or_yields_write_one(name: str, steps: list[str], tmp_path: Path) -> None:
+    report = drill(agent(name), [str(tmp_path / "out")], random_kills=0)
+    assert not report.ok
+    assert [found.partition(": writes ")[0] for found in report.unmarked] == steps, report.text()
+    assert not report.failures, report.text()
+
+
+@pytest.mark.parametrize("name", ["main_body", "async_main_body"])
+def test_nor_may_the_durable_function_itself(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    report = drill(agent(name), [str(path)], random_kills=0)
+    assert not report.ok
+    assert report.unmarked == [f"{name} itself: writes {path}: put it into an effect"], report.text()
+
+
+def test_a_client_that_the_drill_does_not_know_is_noted() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        report = drill(agent("raw_sockets"), [port], random_kills=0)
+    assert report.ok, report.text()
+    advice = f"talks to 127.0.0.1:{port} by itself: if that changes something there, mark it as an effect"
+    assert report.notes == [f"talk: {advice}", f"atalk: {advice}"]
+    assert f"to be looked at: talk: {advice}" in report.text()
+
+
+def test_an_undo_that_is_repeated_without_a_key_is_done_twice() -> None:
+    report = drill(agent("undo_repeated"), ["NYC"], random_kills=0)
+    assert not report.ok
+    assert report.effects_twice > 0, report.text()
+    assert any("give_back was done 2 times" in problem for one in report.failures for problem in one.problems)
 
 
 def test_with_real_effects_one_that_does_not_use_its_key_is_done_twice(tmp_path: Path) -> None:

@@ -92,6 +92,8 @@ def run(args: argparse.Namespace, store: None, out: Output) -> int:
     )
     for what in report.unmarked:
         out.line((f"not marked as an effect: {what}", "red"))
+    for what in report.notes:
+        out.line((f"to be looked at: {what}", "yellow"))
     for failure in report.failures[:3]:
         out.line((f"run {failure.run}, killed {failure.killed}", "bold red"))
         for line in (*failure.problems, *(f"  {line}" for line in failure.timeline)):
@@ -110,6 +112,7 @@ def _as_json(report: Any) -> dict[str, Any]:
         "steps_again": report.steps_again,
         "effects_twice": report.effects_twice,
         "unmarked": report.unmarked,
+        "notes": report.notes,
         "same_result": report.same_result,
         "recover_s": report.recover_s,
         "lost_s": report.lost_s,

@@ -17,7 +17,6 @@ from holdfast.errors import AnswerRefused, NotFound, UsageError
 from holdfast.runs.acting import Act, Wait
 from holdfast.runs.entries import DONE, WAIT, Entry, unsqueeze
 from holdfast.runs.rows import LOCK, NUDGE
-from holdfast.runs.schemas import check_answer, schema_of
 from holdfast.runs.scope import Scope
 from holdfast.runs.session import Session, completion, opening
 from holdfast.runs.steps import answer as replayed
@@ -231,7 +230,7 @@ def _terms(
         )
     if approvers is not None and quorum > len(set(approvers)):
         raise UsageError(f"hf.ask(): quorum={quorum} cannot be reached with {len(set(approvers))} approvers")
-    shape = None if schema is None else schema_of(schema)
+    shape = None if schema is None else _schema_of(schema)
     listed = None if options is None else list(options)
     if listed is not None:
         _check_options(listed)
@@ -248,6 +247,12 @@ def _check_options(options: list[Any]) -> None:
             msgspec.json.encode(option)
         except (TypeError, ValueError, RecursionError) as error:
             raise UsageError(f"hf.ask(options=…): {type(option).__name__} cannot be shown as JSON: {error}") from error
+
+
+def _schema_of(schema: Any) -> dict[str, Any]:
+    from holdfast.runs.schemas import schema_of  # late: few questions have a schema
+
+    return schema_of(schema)
 
 
 # --- the other side: whoever answers
@@ -308,7 +313,11 @@ def _allowed(terms: Terms, value: Any, who: str, codec: Codec) -> Any:
             if encode(option, codec) == text or (_is_number(value) and _is_number(option) and value == option):
                 return option
         raise AnswerRefused(f"answer: must be one of {orjson.dumps(terms.options).decode()}, not {value!r}")
-    return check_answer(value, terms.schema) if terms.schema is not None else value
+    if terms.schema is None:
+        return value
+    from holdfast.runs.schemas import check_answer  # late: few questions have a schema
+
+    return check_answer(value, terms.schema)
 
 
 def _is_number(value: Any) -> bool:

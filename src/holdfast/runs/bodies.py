@@ -2,8 +2,7 @@
 
     async body                 on the loop; cancelled at its deadline
     plain body                 on the caller's thread
-    plain body, deadline       on a helper thread, which nothing can stop: at the deadline the caller goes on, the body
-                               runs to its end, and what it returns is dropped. It must not hold what others need
+    plain body, deadline       on a helper thread, which nothing can stop: at the deadline the caller goes on
     plain body, process=True   in a process of its own, which is killed at the deadline with all that it started, and
                                also if the caller dies
 
@@ -16,8 +15,7 @@ Arguments, results and errors go through pickle there, which runs code when it i
 both ends are the same program of the same user, joined by a pipe that no other process has; nothing that was
 stored, or came from elsewhere, is ever unpickled.
 
-Nothing is retried, recorded or decided here.
-"""
+Nothing is retried, recorded or decided here."""
 
 from __future__ import annotations
 
@@ -50,9 +48,7 @@ _GUARD = 'is the `if __name__ == "__main__":` of the script missing?'
 class BodyTimeout(TimeoutError):
     """A body did not end within its `timeout_s`. Whether it did its work is unknown."""
 
-    def __init__(
-        self, message: str, *, name: str = "", timeout_s: float = 0.0, still: _Pending[Any] | None = None
-    ) -> None:
+    def __init__(self, message: str, *, name: str = "", timeout_s: float = 0.0, still: Any = None) -> None:
         super().__init__(message)
         self.name, self.timeout_s = name, timeout_s
         self.still = still  # on a thread, which cannot be stopped: it goes on

@@ -23,7 +23,7 @@ def moment(microseconds: int) -> datetime:
     return datetime.fromtimestamp(microseconds / 1e6, UTC)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunInfo:
     """A run as it stands."""
 
@@ -66,7 +66,7 @@ class RunInfo:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Step:
     """One journaled call of a run."""
 
@@ -86,7 +86,7 @@ class Step:
     note: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ask:
     """A question that a run waits for."""
 
@@ -106,7 +106,7 @@ class Ask:
     step: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Event:
     """Something that happened in a run: a journal entry, or a chunk that a generator step streams right now."""
 

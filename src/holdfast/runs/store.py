@@ -6,19 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.errors import UsageError
 from holdfast.log.cache import BaseCache
-from holdfast.runs import flows, graph_tasks, retention, saving
+from holdfast.runs import flows, graph_tasks, saving
 from holdfast.runs.asking import Given
 from holdfast.runs.decorators import durable_spec
 from holdfast.runs.handle import Run
 from holdfast.runs.local import Job
 from holdfast.runs.models import Ask, RunInfo, Step, ask_of
-from holdfast.runs.progress import progress_of
-from holdfast.runs.progress_file import Progress
-from holdfast.runs.replaying import Rehearsal, Replay, spec_for
 from holdfast.runs.rows import STATUSES, NewRun, RunRow
 from holdfast.runs.runtime import close_runtime, runtime_of
 from holdfast.runs.session import LEASE_US
@@ -33,6 +30,10 @@ from holdfast.threads.models import Problem, Pruned, Report, Stats
 from holdfast.threads.store import CACHE_BYTES, DEFAULT_TENANT, ThreadStore
 from holdfast.threads.thread import Thread
 from holdfast.values.registry import Codec
+
+if TYPE_CHECKING:  # imported where they are used: most programs need none of them
+    from holdfast.runs.progress_file import Progress
+    from holdfast.runs.replaying import Rehearsal, Replay
 
 
 def open_store(
@@ -205,10 +206,14 @@ class Store(ThreadStore):
 
     def progress(self, run: str | Run) -> Progress | None:
         """What a run last said with `hf.progress`; None if it said nothing. Raises NotFound."""
+        from holdfast.runs.progress import progress_of
+
         return self._run(progress_of(self._context, _id(run)))
 
     async def aprogress(self, run: str | Run) -> Progress | None:
         """`progress`, awaited."""
+        from holdfast.runs.progress import progress_of
+
         return await self._arun(progress_of(self._context, _id(run)))
 
     def fork(
@@ -254,10 +259,15 @@ class Store(ThreadStore):
     def delete_run(self, run: str) -> None:
         """Delete a finished run with all that is known of it; its id is free then. Raises UsageError if it is not
         finished, or a fork or an unfinished parent needs it."""
+        from holdfast.runs import retention
+
         self._run(retention.delete_run(self._context, _id(run)))
 
     async def adelete_run(self, run: str) -> None:
         """`delete_run`, awaited."""
+
+        from holdfast.runs import retention
+
         await self._arun(retention.delete_run(self._context, _id(run)))
 
     def replay(self, run: str | Run, fn: Callable[..., Any] | None = None) -> Replay:
@@ -322,12 +332,17 @@ class Store(ThreadStore):
 
     def _rehearsal(self, fn: Callable[..., Any] | None, found: tuple[int, RunRow]) -> Rehearsal:
         tenant, row = found
+        from holdfast.runs.replaying import Rehearsal, spec_for
+
         return Rehearsal(self._context, tenant, row, spec_for(row, fn))
 
     def _sweep_runs(self) -> Flow[int]:
         tenant = yield from self._context.tenant()
         if tenant is None:
             return 0
+
+        from holdfast.runs import retention
+
         return (yield from retention.sweep_runs(tenant, self._keep_us, self._context.clock_us))
 
     def _verify(self, progress: Counter | None) -> Flow[Report]:
@@ -337,6 +352,7 @@ class Store(ThreadStore):
         tenant = yield from self._context.tenant()
         if tenant is None:
             return report
+
         found = yield from verifying.verify_runs(tenant, progress)
         problems = [
             Problem(f"(run {run})", None, what, run) if run is not None else Problem("(store)", None, what)
@@ -351,6 +367,7 @@ class Store(ThreadStore):
         tenant = yield from self._context.tenant()
         if tenant is None:
             return stats
+
         runs, run_bytes = yield from read(partial(verifying.count_runs, tenant))
         return replace(stats, runs=runs, run_bytes=run_bytes)
 

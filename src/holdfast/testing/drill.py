@@ -32,7 +32,6 @@ CAVEAT = (
     "SIGKILL cannot prove that a write reached the disk (a missing fsync): the engine's power-loss tests do, "
     "tests/crash/test_power_loss.py."
 )
-_RESUMES_MAX = 20
 Tell = Callable[[int, int], None]
 
 
@@ -62,6 +61,7 @@ class Report:
     unmarked: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     restarts: int = 0
+    notes: list[str] = field(default_factory=list)  # what may be an effect that nobody marked: a person must look
 
     @property
     def ok(self) -> bool:
@@ -81,6 +81,7 @@ class Report:
             ),
             ("time to recover", _times(self.recover_s), True),
             ("work lost", _times(self.lost_s), True),
+            *([("to be looked at", f"{len(self.notes)}", True)] if self.notes else []),
             *([("database restarts", f"{self.restarts}", True)] if self.restarts else []),
         ]
 
@@ -88,6 +89,7 @@ class Report:
         lines = [f"drill of {self.function}: {'passed' if self.ok else 'FAILED'}"]
         lines += [f"  {'ok ' if good else 'BAD'} {label:<36} {figure}" for label, figure, good in self.rows()]
         lines += [f"  not marked as an effect: {what}" for what in self.unmarked]
+        lines += [f"  to be looked at: {what}" for what in self.notes]
         for failure in self.failures[:3]:
             lines += [f"  run {failure.run}, killed {failure.killed}:"]
             lines += [f"    {problem}" for problem in failure.problems]
@@ -195,6 +197,7 @@ class _Drill:
         self._wanted, self._took_s = ends[0], ends[0]["took"]
         for line in said:
             self._report.unmarked += line.get("unmarked", [])
+            self._report.notes += line.get("notes", [])
         self._acts = _acts(read_ledger(self._ledger("rehearsal")))
         found: list[list[Any]] = []
         for line in said:
@@ -325,16 +328,18 @@ class _Drill:
 
 
 def _acts(ledger: list[dict[str, Any]]) -> Counter[str]:
-    """What was done to the world, by effect and input: repeats that a receiver recognises by their key do not count."""
+    """What was done to the world, by effect and input, and undone, by path: repeats that a receiver recognises by their
+    key do not count."""
     found: Counter[str] = Counter()
     seen: set[str] = set()
     for line in ledger:
-        if "effect" not in line or line.get("repeat"):
+        if ("effect" not in line and "undo" not in line) or line.get("repeat"):
             continue
         if line.get("protected") and line["key"] in seen:
             continue
         seen.add(line["key"])
-        found[f"{line['effect']}@{line['input']}"] += 1
+        undone = "undo" in line
+        found[f"undo of {line['undo']}@{line['path']}" if undone else f"{line['effect']}@{line['input']}"] += 1
     return found
 
 

@@ -57,7 +57,7 @@ def play(say: Any, plan: dict[str, Any]) -> None:
         say({**end, "took": time.monotonic() - ready})
     if plan.get("rehearsal"):
         _write(plan["pins"], json.dumps(pins))
-        say({"unmarked": stage.found})
+        say({"unmarked": stage.found, "notes": stage.notes})
 
 
 def _later(seconds: float, ledger: Ledger) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 import holdfast
 from holdfast.runs import points
 from holdfast.runs.doubt import Done, NotDone
-from holdfast.runs.inputs import digest
+from holdfast.runs.inputs import annotations_of, digest, is_key
 from holdfast.runs.points import Point
 from holdfast.runs.scope import BodyFrame, current
 from holdfast.runs.specs import StepSpec, every_step, flavour_of, known_durables
@@ -35,15 +35,33 @@ from holdfast.values.registry import Codec
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = frozenset(
-    "subprocess.Popen os.system os.posix_spawn os.remove os.rename os.rmdir os.mkdir os.link os.symlink os.truncate "
-    "shutil.rmtree ftplib.connect smtplib.send".split()
+    [
+        "subprocess.Popen",
+        "os.system",
+        "os.posix_spawn",
+        "os.remove",
+        "os.rename",
+        "os.rmdir",
+        "os.mkdir",
+        "os.link",
+        "os.symlink",
+        "os.truncate",
+        "shutil.rmtree",
+        "ftplib.connect",
+        "smtplib.send",
+    ]
 )
 _TALKS = frozenset(("socket.connect", "socket.sendto", "sqlite3.connect"))
 _EVENTS = _CHANGES | _TALKS | {"open", "http.client.send"}
 _READS = (b"GET ", b"HEAD ", b"OPTIONS ")
 _KEY_CALLS = ("idempotency_key", "current_key", "idempotency_headers")
 _OURS = str(Path(holdfast.__file__).parent) + os.sep
-_LIBRARY = tuple({sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep})
+_LIBRARY = (
+    "<",
+    *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")},
+    f"{Path(os.__file__).parent}/",
+)
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _IMPORTS = "<frozen importlib."
 # The plain step whose body runs; None elsewhere. Tasks and threads that copy the context have it too.
 _inside: ContextVar[str | None] = ContextVar("holdfast_drill_inside", default=None)
@@ -283,11 +301,13 @@ class Stage:
 
     def _undo(self, spec: StepSpec, undo: Callable[..., Any]) -> Callable[..., Any]:
         """A plain function as undo: to the ledger, and with real effects to the world."""
+        keys = tuple(name for name, annotation in annotations_of(undo).items() if is_key(annotation))
+        protected = _names(undo, keys)
 
         def taken_back(*args: Any, **kwargs: Any) -> Any:
             frame = _frame()
             if frame is not None:
-                self._ledger.note(undo=spec.name, path=frame.path, key=str(frame.key), protected=_names(undo, ()))
+                self._ledger.note(undo=spec.name, path=frame.path, key=str(frame.key), protected=protected)
             return undo(*args, **kwargs) if self._real else None
 
         async def ataken_back(*args: Any, **kwargs: Any) -> Any:
@@ -320,7 +340,7 @@ class Stage:
             return  # its requests are judged one by one
         if step is not None:
             line = f"{step}: {said or talks}"
-            line += f" by itself: if that changes something there, mark it as an effect" if talks else ""
+            line += " by itself: if that changes something there, mark it as an effect" if talks else ""
         else:
             assert scope is not None
             line = f"{scope.session.row.function} itself: {said or talks}: put it into "
@@ -340,7 +360,7 @@ class Stage:
                 return False
             if code is _loop_runs():  # a task of a library's own: Holdfast's have no scope, or a frame of ours
                 return True
-            if not (file.startswith(("<", *_LIBRARY)) or f"{os.sep}site-packages{os.sep}" in file):
+            if not (file.startswith(_LIBRARY) or any(part in file for part in _INSTALLED)):
                 return True
             frame = frame.f_back
         return True  # a thread that a library began in the run's context
@@ -419,8 +439,7 @@ def _names(body: Callable[..., Any], parameters: tuple[str, ...]) -> bool:
         return True
     wanted = (*parameters, "effect_key")
     for instruction in dis.get_instructions(code):
-        if instruction.argval in wanted and instruction.opname.startswith("LOAD"):
-            return True
-        if instruction.argval in _KEY_CALLS:
+        named = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+        if any(name in _KEY_CALLS or (name in wanted and "LOAD" in instruction.opname) for name in named):
             return True
     return any(name in code.co_cellvars for name in wanted)
