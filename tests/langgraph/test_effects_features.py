@@ -183,6 +183,26 @@ async def _araise(what: str) -> str:
     raise Broken(what)
 
 
+async def test_a_node_that_calls_with_other_arguments_the_next_time_is_warned_of(
+    saver: HoldfastSaver, office: Office, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody can tell that it is the same call: what decides the arguments must be a step."""
+    items = ["a", "b"]
+
+    async def trip(state: Trip) -> Trip:
+        booked = await office(office.book(items.pop(0)))
+        if items:
+            raise Broken
+        return {"booked": [booked]}
+
+    graph = office.line(saver, trip)
+    with pytest.raises(Broken):
+        await graph.invoke({}, at("t"))
+    await graph.invoke(None, at("t"))
+    [said] = [record.getMessage() for record in caplog.records if record.name == "holdfast"]
+    assert f"key {office.keys[0]}), and this one did not: make a step of what decides them" in said
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_an_interrupt_before_or_after_an_effect(saver: HoldfastSaver, office: Office, when: str) -> None:
     """The node runs again from its beginning when it is answered."""

@@ -23,7 +23,7 @@ from langgraph.graph import START, StateGraph
 
 import holdfast as hf
 from holdfast.cli import main
-from holdfast.langgraph import HoldfastSaver
+from holdfast.langgraph import HoldfastSaver, nodes
 from holdfast.storage.program import Batch, Program, Sql, Transaction
 from holdfast.testing.ledger import AirlineProcess
 from holdfast.testing.processes import Nursery
@@ -226,8 +226,11 @@ def counts(store: hf.Store) -> dict[str, int]:
     return store._context.driver.run(Transaction(program))  # type: ignore[no-any-return]
 
 
-def test_two_runs_of_the_same_task_at_once_do_not_both_book(saver: HoldfastSaver) -> None:
-    """Two requests resume the same thread: while the first is booking, the second is turned away."""
+def test_two_runs_of_the_same_task_at_once_do_not_both_book(
+    saver: HoldfastSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two requests resume the same thread: while the first is booking, the second waits, and is turned away then."""
+    monkeypatch.setattr(nodes, "_BUSY_S", 0.01)
     counted, booking, go_on = Counted(saver), threading.Event(), threading.Event()
     fails = [RuntimeError("first")]
 

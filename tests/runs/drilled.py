@@ -7,7 +7,7 @@ import json
 import socket
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import holdfast as hf
@@ -183,7 +183,7 @@ def stamps() -> Iterator[int]:
 
 
 @hf.step
-def stamped() -> Iterator[int]:
+def stamped() -> Generator[int, None, int]:
     yield 1
     return time.time_ns()
 
@@ -216,6 +216,22 @@ def take(flight: str, key: hf.Key) -> str:
 @hf.durable
 def undo_repeated(city: str) -> str:
     take(city)
+    raise RuntimeError("sold out")
+
+
+def put_back(path: str) -> None:
+    with open(f"{path}.undone", "a") as file:
+        file.write("undone\n")
+
+
+@hf.effect(undo=put_back, timeout_s=0.1)
+def put(path: str, key: hf.Key) -> str:
+    return f"put {path} under {key}"
+
+
+@hf.durable
+def really_undone(path: str) -> str:
+    put(path)
     raise RuntimeError("sold out")
 
 

@@ -25,6 +25,7 @@ def agent(name: str) -> str:
 def test_an_agent_that_is_right_passes_at_every_point(name: str) -> None:
     report = drill(agent(name), ["NYC"], random_kills=6)
     assert report.ok, report.text()
+    assert not report.notes, report.text()
     assert report.kills >= report.points > 8
     assert report.same_result == report.trials
     assert report.recover_s
@@ -104,6 +105,12 @@ def test_with_real_effects_one_that_uses_its_key_passes(tmp_path: Path) -> None:
     assert report.effects_twice == 0, report.text()
 
 
+def test_with_real_effects_undos_are_real_too_and_judged(tmp_path: Path) -> None:
+    report = drill(agent("really_undone"), [str(tmp_path / "put")], random_kills=0, real=True)
+    assert report.ok, report.text()
+    assert (tmp_path / "put.undone").read_text().count("undone") > 1  # the rehearsal's, and one of most trials
+
+
 def test_state_in_a_global_gives_another_result() -> None:
     report = drill(agent("state_in_a_global"), ["x"], random_kills=0)
     assert not report.ok
@@ -123,8 +130,9 @@ def test_a_result_that_depends_on_time_differs() -> None:
 
 
 def test_on_postgresql_the_database_is_restarted_too() -> None:
-    report = drill(agent("right"), ["NYC"], random_kills=4, postgres=True)
+    report = drill(agent("right_async"), ["NYC"], random_kills=2, postgres=True)
     assert report.ok, report.text()
+    assert not report.notes, report.text()  # what Holdfast itself does is not the agent's
     assert report.restarts >= 2
 
 

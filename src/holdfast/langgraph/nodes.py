@@ -35,6 +35,7 @@ from holdfast.runs.specs import StepSpec
 from holdfast.storage.program import Program, read
 
 _STORED_S = 30.0  # how long a checkpoint may take to be stored
+_BUSY_S = 10.0  # how long calls that an earlier execution of the task has left behind may take
 
 
 def scope_of_node(spec: StepSpec) -> Scope | None:
@@ -126,6 +127,10 @@ def _take(scope: NodeScope) -> Act[None]:
         # Our own process has run the node before; it is done with it, unless a call of it is under way right now.
         return not tasks.is_busy_elsewhere(scope) if runtime.owns(owner) else runtime.owner.is_dead(owner)
 
+    # A tool that failed ends its node while the others that ran beside it are not done yet.
+    until, pauses = monotonic() + _BUSY_S, iter(LOOK_S)
+    while tasks.is_busy_elsewhere(scope) and monotonic() < until:
+        yield Pause(next(pauses, LOOK_S[-1]))
     function = f"{TASK}{task.node}"
     new = NewRun(task.run_id, function, "any", b"{}", b"", ctx.entropy(16), graph_tasks.QUEUE, root=thread)
     row = yield from graph_tasks.take(

@@ -7,6 +7,7 @@ the error: else a model that is told "nobody knows" would book again.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -17,12 +18,14 @@ import orjson
 from holdfast.errors import InDoubt, RunStuck
 from holdfast.runs import graph_tasks
 from holdfast.runs.acting import Act, Pause
+from holdfast.runs.entries import INTENT, Recorded
 from holdfast.runs.rows import Hold, RunRow
 from holdfast.runs.scope import Scope
 from holdfast.runs.session import Session
 from holdfast.storage.program import Flow, Statement, write
 from holdfast.threads.context import Context
 
+_log = logging.getLogger("holdfast")
 LOOK_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02)
 _ID_MAX = 400
 _EXECUTIONS_MAX = 4096  # only those that never came to an end are left behind
@@ -119,6 +122,12 @@ class NodeScope(Scope):
     def has_run(self) -> bool:
         return self._is_open
 
+    def forgotten(self) -> list[Recorded]:
+        """Effects that an earlier execution has begun, and that this one did not ask for."""
+        taken = {f"{call}-{number + 1}" for call, count in self._counts.items() for number in range(count)}
+        begun = (found[0] for path, found in self.session.index.items() if path not in taken)
+        return [recorded for recorded in begun if recorded.kind == INTENT]
+
 
 class Ending(NamedTuple):
     """What becomes of a task's run when its writes are stored; `error`: they must not be."""
@@ -196,6 +205,15 @@ def ending(
         return None
     is_over = not any(channel in _UNFINISHED for channel, _ in writes)
     waits = scope.session.waits
+    for recorded in scope.forgotten() if is_over and not waits else ():
+        _log.warning(
+            "run %s: an earlier run of this node called %s with other arguments (step %s, key %s), and this one did "
+            "not: make a step of what decides them, else it may be done twice",
+            scope.session.row.id,
+            recorded.entry.name,
+            recorded.entry.path,
+            (recorded.entry.more or {}).get("key"),
+        )
     waiting = None
     if waits or not is_over:
         waiting = orjson.dumps(waits[-1].what if waits else {"for": "graph"}).decode()
