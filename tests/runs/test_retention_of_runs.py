@@ -40,7 +40,7 @@ def cached(text: str) -> str:
     return text
 
 
-@hf.effect
+@hf.effect(name="retained.book")
 def book(what: str) -> str:
     return what
 

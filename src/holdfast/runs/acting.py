@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextvars
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -151,15 +151,16 @@ async def _transact(driver: Driver, want: Transaction) -> tuple[Any, Any]:
     """Run a transaction without the run's scope: tasks that a driver makes are none of the run's. A write goes on to
     its end also if this task is cancelled, because what was written must be known: gives its answer, and the
     cancellation."""
-    if not want.write:
+    if not want.write or driver.dialect == "sqlite":
         token = current.set(None)
         try:
-            return await driver.arun(want), None
+            return await driver.arun(Transaction(want.op, want.write, want.solo, whole=True)), None
+        except BaseException as error:
+            if not hasattr(error, "answer"):
+                raise
+            return error.answer, error
         finally:
             current.reset(token)
-    whole: Callable[[Transaction], Coroutine[Any, Any, tuple[Any, Any]]] | None = getattr(driver, "arun_whole", None)
-    if whole is not None:
-        return await whole(want)
     import asyncio
 
     context = contextvars.copy_context()

@@ -156,8 +156,9 @@ class CommitQueue:
         finally:
             job.dropped = True  # cancelled: if it was not started, it need not be
 
-    async def arun_whole(self, op: Callable[[], Program[Any]], solo: bool) -> tuple[Any, BaseException | None]:
-        """Commit one job for a task, to its end also if the task is cancelled: its result, and the cancellation."""
+    async def arun_whole(self, op: Callable[[], Program[Any]], solo: bool) -> Any:
+        """Commit one job for a task, to its end also if the task is cancelled. Then the cancellation is raised, with the
+        result as its `answer`."""
         from asyncio import CancelledError
 
         job, future = self._queued(op, solo)
@@ -165,7 +166,8 @@ class CommitQueue:
         cancelled: CancelledError | None = None
         while True:
             try:
-                return await future, cancelled
+                result = await future
+                break
             except CancelledError as error:
                 cancelled = error
             except BaseException as error:
@@ -176,6 +178,10 @@ class CommitQueue:
             job.future = future = loop.create_future()
             if job.done:
                 _resolve([job])
+        if cancelled is not None:
+            cancelled.answer = result  # type: ignore[attr-defined]
+            raise cancelled
+        return result
 
     def _queued(self, op: Callable[[], Program[Any]], solo: bool) -> tuple[Job, Future[Any]]:
         from asyncio import get_running_loop

@@ -104,6 +104,8 @@ class Transaction:
     op: Callable[[], Program[Any]]
     write: bool = False
     solo: bool = False  # long work: never joins a group commit
+    # SQLite: a write that goes on to its end also if the awaiting task is cancelled; its answer is the error's `answer`.
+    whole: bool = False
 
 
 class Reclaim:

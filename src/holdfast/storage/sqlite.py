@@ -127,7 +127,8 @@ class SqliteDriver:
         if os.getpid() != self._pid:
             raise self._forked()
         if transaction.write:
-            return await self._writing().arun(transaction.op, transaction.solo)
+            queue = self._writing()
+            return await (queue.arun_whole if transaction.whole else queue.arun)(transaction.op, transaction.solo)
         from asyncio import get_running_loop
 
         try:
@@ -135,12 +136,6 @@ class SqliteDriver:
         except RuntimeError as error:  # shut down by another thread a moment ago
             raise StoreClosed(self._closed or "the interpreter is shutting down") from error
         return await answer
-
-    async def arun_whole(self, transaction: Transaction) -> tuple[Any, BaseException | None]:
-        """`arun` of a write, to its end also if the awaiting task is cancelled: the answer, and the cancellation."""
-        if os.getpid() != self._pid:
-            raise self._forked()
-        return await self._writing().arun_whole(transaction.op, transaction.solo)
 
     def close(self) -> None:
         """Wait for running work and give everything back. The last to close moves the log into the store."""
