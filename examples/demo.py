@@ -208,7 +208,8 @@ def main() -> None:
     say(f"{here}python examples/survives_a_kill.py   states of your own: it dies, then goes on")
     say(f"{here}python examples/two_writers.py       branch, refuse or merge")
     say(f"{here}python examples/async_agents.py      fifty agents on one file")
-    say("docs/tutorial/first-thread.md                   ten minutes, step by step")
+    say("docs/tutorial/an-agent-that-survives.md         this agent, built step by step")
+    say("docs/tutorial/first-thread.md                   states without runs, in ten minutes")
     say("docs/how-to/langgraph.md                        LangGraph: change one line")
 
 

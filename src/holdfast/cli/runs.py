@@ -113,16 +113,28 @@ def run(args: Namespace, store: Store, out: Output) -> int:
     for name, value in rows:
         if value:
             out.line((f"{name:<10}", "dim"), (str(value), ""))
+    open_asks = store.asks(args.run)
+    asked = {ask.step for ask in open_asks if ask.kind == "doubt"}
     for step in doubts:
         out.line(("in doubt  ", "bold red"), (f"step {step.path}: {step.name}, key {step.key}", ""))
-        settle = f"holdfast resolve {quote(info.id)} {quote(step.path)} --done VALUE | --not-done"
-        out.line(("settle it ", "dim"), (settle, ""))
-    for ask in store.asks(args.run):
+        out.line(("settle it ", "dim"), (_how_to_settle(info, step, asked), ""))
+    for ask in open_asks:
         if ask.kind != "doubt":
             out.line((f"{ask.kind:<10}", "yellow"), (ask.question, ""))
             answer = f"holdfast answer {quote(info.id)} {quote(ask.path)} VALUE"
             out.line(("answer it ", "dim"), (f"{answer}  ({_what_is_allowed(ask)})", ""))
     return OK
+
+
+def _how_to_settle(info: RunInfo, step: Step, asked: set[str | None]) -> str:
+    """What a person can do about an effect that has no end: most of the time nothing yet."""
+    if step.path in asked:
+        return f"holdfast resolve {quote(info.id)} {quote(step.path)} --done VALUE | --not-done"
+    if info.status == "running":
+        return "it is under way, or its process has died: whoever goes on with the run finds out, or asks"
+    if info.status == "cancelled":
+        return f"nobody will any more; holdfast rollback {quote(info.id)} finds out and undoes the run"
+    return "the run finds out when it goes on, or asks"
 
 
 def _outcome(handle: Run, info: RunInfo) -> dict[str, Any]:
@@ -170,7 +182,8 @@ def _shown(step: Step) -> str:
     if step.status == "in doubt":
         return f"key {step.key}"
     if step.result is None and step.note:
-        return to_json(readable(step.note))
+        note = {key: step.note[key] for key in ("of", "at", "keys")} if step.kind == "fork" else step.note
+        return to_json(readable(note))
     return to_json(readable(step.result)) if step.ended_at is not None else ""
 
 

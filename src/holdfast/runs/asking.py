@@ -30,7 +30,8 @@ NAME = "hf.ask"
 _OPEN = Sql(
     """INSERT INTO ask (tenant, run, path, sort, question, terms, asked_at, deadline, status, answer)
     VALUES (:tenant, :run, :path, :sort, :question, :terms, {now}, :deadline, 'open', NULL)
-    ON CONFLICT (tenant, run, path) DO NOTHING"""
+    ON CONFLICT (tenant, run, path) DO UPDATE SET status = 'open', asked_at = excluded.asked_at
+    WHERE ask.status = 'closed'"""  # a run that was cancelled, and is undone now, asks again
 )
 _LOOK = Sql("SELECT status, answer, deadline, {now} FROM ask WHERE tenant = :tenant AND run = :run AND path = :path")
 _FOR_ANSWER = Sql(

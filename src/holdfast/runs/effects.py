@@ -385,7 +385,7 @@ def _ask_person(call: Call, ask_path: str, *, only_if_asked: bool) -> Act[Verdic
     """A person's verdict. With `only_if_asked`, None if nobody was asked yet."""
     session = call.session
     state = yield from asking.look(session, ask_path)
-    if state is None:
+    if state is None or state.status == "closed":
         if only_if_asked:
             return None
         question = (
@@ -427,5 +427,5 @@ def _approval(call: Call) -> Act[None]:
     if agreed is not True:
         error = NotApproved(f"{spec.name}{_shown(call)} was not approved; it did not run")
         call.attempt = 1
-        yield from ended(call, None, {"error": describe_error(error, call.session.ctx.codec)})
+        yield from ended(call, None, {"error": describe_error(error, call.session.ctx.codec), "approved": False})
         raise error

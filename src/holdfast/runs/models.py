@@ -166,7 +166,7 @@ def _kind(entries: Sequence[Recorded]) -> str:
         return "spawn"
     if first.entry.name in _KINDS:
         return _KINDS[first.entry.name]
-    if any(recorded.kind == INTENT for recorded in entries):
+    if any(recorded.kind == INTENT or "approved" in (recorded.entry.more or {}) for recorded in entries):
         return "effect"
     return "value" if first.kind == VALUE else "step"
 

@@ -464,8 +464,8 @@ def _wish(request: str, before: str | None) -> str | None:
 def _after(request: str, row: RunRow) -> tuple[str | None, int, str | None]:
     """What a request makes of a run that nobody runs: its status, when it is due, what its next owner is told."""
     if request == "rollback":
-        undoable = row.status in ("queued", "waiting", "paused", "stuck", "done")
-        if row.status == "done" and row.entries == 0 and 0 < row.seq == row.since:
+        undoable = row.status in ("queued", "waiting", "paused", "stuck", "done", "cancelled")
+        if row.status in ("done", "cancelled") and row.entries == 0 and 0 < row.seq == row.since:
             raise RunError(f"run {row.id!r} cannot be undone: what it did is not on record any more (keep_runs_s)")
         return ("queued", 0, "rollback") if undoable else (None, 0, None)
     if row.status in FINISHED:

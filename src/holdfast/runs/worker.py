@@ -369,7 +369,11 @@ class Worker:
             for tenant in numbers:
                 done = drive(driver, retention.upkeep(tenant, self._store._keep_us, ctx.clock_us))
                 if done is not None:
-                    _log.info("upkeep: journals of %d finished runs removed, %d bytes saved", *done)
+                    _log.log(
+                        logging.INFO if any(done) else logging.DEBUG,
+                        "upkeep: journals of %d finished runs removed, %d bytes saved",
+                        *done,
+                    )
         except _Stopped:
             pass
         except HoldfastError as error:

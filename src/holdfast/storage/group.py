@@ -157,8 +157,8 @@ class CommitQueue:
             job.dropped = True  # cancelled: if it was not started, it need not be
 
     async def arun_whole(self, op: Callable[[], Program[Any]], solo: bool) -> Any:
-        """Commit one job for a task, to its end also if the task is cancelled. Then the cancellation is raised, with the
-        result as its `answer`."""
+        """Commit one job for a task, to its end also if the task is cancelled. Then the cancellation is raised, with
+        the result as its `answer`."""
         from asyncio import CancelledError
 
         job, future = self._queued(op, solo)

@@ -104,7 +104,7 @@ class Transaction:
     op: Callable[[], Program[Any]]
     write: bool = False
     solo: bool = False  # long work: never joins a group commit
-    # SQLite: a write that goes on to its end also if the awaiting task is cancelled; its answer is the error's `answer`.
+    # SQLite: a write goes on to its end also if the awaiting task is cancelled; the error's `answer` is its answer.
     whole: bool = False
 
 

@@ -26,8 +26,11 @@ _ROUNDS_MAX = 1000
 def play(say: Any, plan: dict[str, Any]) -> None:
     """Run the agent, or go on with it; say its points and its end. May be killed anywhere, by itself too."""
     begun = time.monotonic()
-    module = load_app(plan["app"])
-    function = getattr(module, plan["function"])
+    try:
+        function = durable_spec(getattr(load_app(plan["app"]), plan["function"])).fn
+    except (AttributeError, HoldfastError) as error:
+        say({"end": "refused", "why": str(error)})
+        return
     ledger = Ledger(plan["ledger"])
     pins = json.loads(_read(plan["pins"]) or "{}")
     stage = Stage(ledger, pins, real=plan["real"], results=plan["results"], rehearsal=bool(plan.get("rehearsal")))
@@ -51,9 +54,8 @@ def play(say: Any, plan: dict[str, Any]) -> None:
         if plan.get("worker"):
             _work(store, plan)
             return
-        spec = durable_spec(function)
         ready = time.monotonic()
-        end = _to_the_end(store, spec.fn, plan, stage)
+        end = _to_the_end(store, function, plan, stage)
         say({**end, "took": time.monotonic() - ready})
     if plan.get("rehearsal"):
         _write(plan["pins"], json.dumps(pins))

@@ -192,7 +192,7 @@ class Stage:
             if call.known and not self._rehearsal:
                 yield from call.known[0][0]
                 return call.known[0][1]
-            chunks = []
+            chunks: list[Any] = []
             with closing(body(*args, **kwargs)) as inner:
                 while True:
                     try:
@@ -210,7 +210,7 @@ class Stage:
                 for chunk in call.known[0]:
                     yield chunk
                 return
-            chunks = []
+            chunks: list[Any] = []
             async with aclosing(body(*args, **kwargs)) as inner:
                 while True:
                     try:
