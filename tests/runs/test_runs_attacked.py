@@ -276,3 +276,26 @@ def test_a_closed_store_leaves_nothing_that_says_it_lives(tmp_path: Path) -> Non
         assert opened.run(run, id="brief").result() == 1
         assert list(tmp_path.glob("*-owner-*"))
     assert not list(tmp_path.glob("*-owner-*"))
+
+
+def test_a_cancelled_run_can_be_undone_and_asks_again_what_it_did_not_know(store: hf.Store) -> None:
+    @hf.effect(timeout_s=0.05, name="attacked.risky")
+    def risky() -> str:
+        raise TimeoutError("no answer")
+
+    @hf.durable(name="attacked.shop")
+    def run() -> str:
+        pay("flight")
+        return risky()
+
+    handle = store.run(run, id="shop")
+    assert handle.cancel() == "cancelled"
+    assert store.asks("shop") == []
+    assert handle.rollback() == "queued"
+    with pytest.raises(TimeoutError, match="whether attacked"):
+        handle.result(timeout_s=0.5)
+    assert [ask.kind for ask in store.asks("shop")] == ["doubt"]
+    handle.resolve("2", not_done=True)
+    with pytest.raises(hf.RolledBack):
+        handle.result(timeout_s=20)
+    assert _undone == ["flight"]

@@ -317,8 +317,8 @@ def _scope(spec: StepSpec) -> Scope | None:
         if spec.kind == "effect":
             raise NotInRun(
                 f"effect {spec.name!r} was called without a run, so nothing would be written down: call it in a "
-                f"durable function that store.run(fn, …) runs, or say {spec.name}.direct(…) if you mean it. A thread of "
-                "your own loses the run: use hf.gather or hf.map"
+                f"durable function that store.run(fn, …) runs, or say {spec.name}.direct(…) if you mean it. A thread "
+                "of your own loses the run: use hf.gather or hf.map"
             )
         if some_run_is_active():
             raise NotInRun(

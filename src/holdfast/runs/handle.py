@@ -271,7 +271,7 @@ class Run:
                 f"(mend the cause, then run the same line again, or `holdfast resume {self.id}`)"
             )
         if deadline is not None and time.monotonic() >= deadline:
-            raise TimeoutError(f"run {self.id!r} is still {row.status}, waiting for {info.waiting_for or 'its end'}")
+            raise TimeoutError(f"run {self.id!r} is still {row.status}, waiting for {_said(info)}")
 
     def _news(self, after: int) -> Flow[tuple[RunRow, list[Event]]]:
         tenant, row = yield from flows.locate(self._ctx, self.id)
@@ -317,6 +317,19 @@ class _Follower:
             self.floor, self._waiting_since = max(self._beyond), None
             self._beyond.clear()
         return new
+
+
+def _said(info: RunInfo) -> str:
+    """What a run waits for, in one line."""
+    what = info.waiting_for or {}
+    kind = what.get("for")
+    if kind in ("question", "approval"):
+        return f"an answer to {what.get('question')!r} (step {what.get('step')})"
+    if kind == "doubt":
+        return f"a person to say whether {what.get('name')} happened (step {what.get('step')}, key {what.get('key')})"
+    if kind == "run":
+        return f"run {what.get('run')!r}"
+    return f"{kind} at step {what.get('step')}" if kind and what.get("step") else str(kind or "its end")
 
 
 def _drained(live: list[Event]) -> list[Event]:
