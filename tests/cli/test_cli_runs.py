@@ -638,3 +638,15 @@ def test_tail_goes_on_after_an_entry_and_shows_times_and_names(run: Run, store: 
     assert out.splitlines()[-1].split()[1:] == ["status", "doubtful", '"done"']
     after = lines(run("tail", "trip", "--json", "--after", "1")[1])
     assert [event["kind"] for event in after] == ["done", "status"]
+
+
+@pytest.mark.parametrize(("said", "meant"), [("yes", True), ("No", False), ("true", True)])
+def test_yes_and_no_answer_a_question_of_true_or_false(run: Run, store: hf.Store, said: str, meant: bool) -> None:
+    @hf.durable(name="asks-yes-or-no")
+    def agent() -> bool:
+        return bool(hf.ask("Go?", options=[True, False]))
+
+    handle = store.run(agent, id="go")
+    assert store.asks("go")[0].step == store.asks("go")[0].path  # what `answer` takes
+    assert run("answer", "go", said)[0] == 0
+    assert handle.result(timeout_s=10) is meant

@@ -28,7 +28,7 @@ def value_of(text: str) -> Any:
 def answer(args: Namespace, store: Store, out: Output) -> int:
     existing_run(store, args.run)
     step, who = args.step or _only_question(store, args.run), _who(args)
-    value = args.value if args.text else value_of(args.value)
+    value = args.value if args.text else _yes_or_no(store, args.run, step, value_of(args.value))
     try:
         given = store.answer(args.run, value, step=step, who=who)
     except AnswerRefused as refused:
@@ -45,6 +45,17 @@ def answer(args: Namespace, store: Store, out: Output) -> int:
     else:
         out.line((f"noted; {plural(given.missing, 'more answer')} of the same kind needed", "green"))
     return OK
+
+
+_YES_OR_NO = {"yes": True, "y": True, "no": False, "n": False}
+
+
+def _yes_or_no(store: Store, run: str, step: str, value: Any) -> Any:
+    """To a question of true or false, yes and no are answers."""
+    if not isinstance(value, str) or value.lower() not in _YES_OR_NO:
+        return value
+    asked = [ask for ask in store.asks(run) if ask.path == step and ask.options == [True, False]]
+    return _YES_OR_NO[value.lower()] if asked else value
 
 
 def _only_question(store: Store, run: str) -> str:

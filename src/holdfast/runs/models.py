@@ -136,7 +136,7 @@ def ask_of(row: tuple[Any, ...], codec: Codec) -> Ask:
         status,
         given,
         terms.key,
-        terms.step,
+        terms.step or path,
     )
 
 
