@@ -28,8 +28,9 @@ $(VENV)/.dev: $(VENV)/.base
 demo: $(VENV)/.base
 	@$(BIN)/python examples/demo.py
 
+# Most tests wait for disks and processes, so that four at a time take little more than a third of the time.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 4 --dist worksteal
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -862,6 +862,73 @@ def test_gather_of_children(lab: Lab) -> None:
     assert len(lab.store.runs(limit=None)) == 6
 
 
+# --- the state, and replays without running
+
+
+def test_what_branches_change_in_the_state_is_their_makers_when_it_has_their_results(lab: Lab) -> None:
+    once = Once()
+
+    async def sets(name: str) -> str:
+        hf.state()[name] = name.upper()
+        return name
+
+    async def fails() -> None:
+        hf.state()["failed"] = True
+        raise LookupError("no")
+
+    @lab.step()
+    def note(seen: dict[str, Any]) -> None:
+        lab.ran.append(seen)
+
+    @lab.durable
+    async def agent() -> Any:
+        state = hf.state({"start": 1})
+        await lab(hf.gather(*(branch(lab, sets, name) for name in "ab")))
+        await lab(note(dict(state)))
+        winner = await lab(hf.first(branch(lab, fails), branch(lab, sets, "c")))
+        assert dict(state)[winner] == "C"
+        await lab(completing(lab, branch(lab, sets, "d")))
+        await lab(note(dict(state)))
+        once.interrupt()
+        return dict(state)
+
+    run = again(lab, agent, id="r")
+    assert run.result() == {"start": 1, "a": "A", "b": "B", "c": "C", "d": "D"}
+    assert lab.ran[0] == {"start": 1, "a": "A", "b": "B"}
+    assert len(lab.ran) == 2
+
+
+def test_a_record_of_branches_can_be_replayed_without_running_anything(lab: Lab) -> None:
+    order = Order("a", "b", "c", "x", "y")
+    work = ordered(lab, order)
+
+    async def go(name: str) -> Any:
+        return await lab(work(name))
+
+    @lab.durable(name=f"agent-{id(lab)}")
+    async def agent() -> Any:
+        found = [await lab(hf.gather(*(branch(lab, go, name) for name in "abc")))]
+        order.free()
+        found.append(await lab(hf.first(branch(lab, go, "x"), branch(lab, go, "y"))))
+        found.append(await lab(completing(lab, branch(lab, go, "p"), branch(lab, go, "q"))))
+        return [*found, await lab(hf.gather(branch(lab, go, "z"), branch(lab, asks)))]
+
+    async def asks() -> Any:
+        return await lab(hf.ask("Which?"))
+
+    run = lab.run(agent, id="r")
+    assert run.status == "waiting"
+    ran = list(lab.ran)
+    found = lab.store.replay(run)
+    assert (found.name, found.is_complete) == ("hf.ask", False)
+    lab.store.answer("r", 1)
+    result = run.result()
+    found = lab.store.replay(run)
+    assert found.is_complete
+    assert found.result == result
+    assert lab.ran == ran
+
+
 # --- what was put off
 
 
@@ -914,6 +981,19 @@ def test_what_was_drawn_is_kept_if_what_goes_with_it_is_refused(lab: Lab) -> Non
     again(lab, agent, id="r")
     assert len(drawn) == 2
     assert drawn[0] == drawn[1]
+
+
+def test_what_was_put_off_until_the_end_is_written_with_it_however_large(lab: Lab) -> None:
+    @lab.step(lazy=True)
+    def large() -> str:
+        return "".join(str(hash((number, "a"))) for number in range(20_000))
+
+    @lab.durable(name=f"agent-{id(lab)}")
+    async def agent() -> int:
+        return len(await lab(large()))
+
+    run = lab.run(agent, id="r")
+    assert lab.store.replay(run).result == run.result()
 
 
 # --- interrupts

@@ -11,6 +11,7 @@ So a step, an effect, a question are each written once. Must never happen here: 
 from __future__ import annotations
 
 import contextvars
+import sys
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -81,7 +82,7 @@ def perform(scope: Scope, act: Act[T]) -> T:
                 elif type(want) is Body:
                     answer = _blocking(want)
                 elif type(want) is Pause:
-                    if want.for_others and session.supervisor is not None:
+                    if want.for_others and (session.supervisor is not None or _holds_a_loop()):
                         raise CannotWait
                     answer = time.sleep(want.seconds)  # type: ignore[func-returns-value]
                 else:
@@ -99,6 +100,12 @@ def perform(scope: Scope, act: Act[T]) -> T:
                 want = act.send(answer)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+
+
+def _holds_a_loop() -> bool:
+    """Whether tasks of this thread's event loop go on only when this call has ended."""
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def _blocking(body: Body) -> Any:

@@ -169,7 +169,7 @@ class Supervisor:
 
     def _look(self) -> None:
         self._timer = None
-        if not self._waits:
+        if not self._waits or self._session.stop is not None:
             return
         if self._is_idle():
             now = self._session.shared_clock_us()
