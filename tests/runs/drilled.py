@@ -18,7 +18,7 @@ def search(city: str) -> list[str]:
     return [f"{city}-1", f"{city}-2"]
 
 
-@hf.effect(timeout_s=0.2)
+@hf.effect(timeout_s=0.2, name="drilled.book")
 def book(flight: str, key: hf.Key) -> str:
     return f"booked {flight} under {key}"
 
@@ -27,7 +27,7 @@ def cancel(flight: str) -> None:
     raise AssertionError("the drill has a stage of its own")
 
 
-@hf.effect(undo=cancel, reconcile=lambda key, flight: hf.Unknown(), timeout_s=0.2)
+@hf.effect(undo=cancel, reconcile=lambda key, flight: hf.Unknown(), timeout_s=0.2, name="drilled.reserve")
 def reserve(flight: str, key: hf.Key) -> str:
     return f"reserved {flight} under {key}"
 

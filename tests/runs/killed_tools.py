@@ -37,7 +37,7 @@ def find(key: hf.Key, folder: str, room: str) -> hf.Done | hf.NotDone:
     return hf.Done(f"booked {room}") if booked else hf.NotDone()
 
 
-@hf.effect(reconcile=find, timeout_s=0.5)
+@hf.effect(reconcile=find, timeout_s=0.5, name="killed_tools.book")
 def book(folder: str, room: str, key: hf.Key) -> str:
     with open(f"{folder}/ledger.txt", "a") as file:
         file.write(f"{key} {room}\n")
@@ -56,7 +56,7 @@ def calls(folder: str) -> list[dict[str, Any]]:
     ]
 
 
-TOOLS = hf.tools([look, book, fail])
+TOOLS = hf.tools({"look": look, "book": book, "fail": fail})
 ASYNC: dict[str, Any] = {"look": alook, "book": book, "fail": fail}
 ATOOLS = hf.tools(ASYNC)
 
@@ -66,14 +66,14 @@ def think(messages: list[Any]) -> list[str]:
     return [message["content"].partition(": the tools")[0] for message in messages]
 
 
-@hf.durable
+@hf.durable(name="killed_tools.agent")
 def agent(folder: str) -> list[Any]:
     hf.progress(goal="Rome", next="all", file=f"{folder}/PROGRESS.md")
     said = think(TOOLS.call(calls(folder)))
     return [said, hf.progress(done="all").done]
 
 
-@hf.durable
+@hf.durable(name="killed_tools.aagent")
 async def aagent(folder: str) -> list[Any]:
     await hf.progress(goal="Rome", next="all", file=f"{folder}/PROGRESS.md")
     said = think(await ATOOLS.call(calls(folder)))

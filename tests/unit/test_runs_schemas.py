@@ -748,7 +748,7 @@ def test_of_several_forms_the_nearest_is_spoken_of(value: Any, reason: str) -> N
         {"$ref": "http://elsewhere/schema"},
         {"$ref": "#/$defs/missing"},
         {"anyOf": [{"properties": {"x": {"contains": {}}}}]},
-        {"default": {"an object"}},
+        {"default": NotData()},
     ],
     ids=str,
 )
