@@ -56,7 +56,8 @@ def calls(folder: str) -> list[dict[str, Any]]:
     ]
 
 
-TOOLS = hf.tools({"look": look, "book": book, "fail": fail})
+SYNC: dict[str, Any] = {"look": look, "book": book, "fail": fail}
+TOOLS = hf.tools(SYNC)
 ASYNC: dict[str, Any] = {"look": alook, "book": book, "fail": fail}
 ATOOLS = hf.tools(ASYNC)
 
