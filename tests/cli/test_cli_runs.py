@@ -22,6 +22,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.cli import main
+from holdfast.runs import specs
 
 Run = Callable[..., tuple[int, str, str]]
 APP = """
@@ -89,7 +90,9 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The agents, imported from an app.py in the current directory."""
+    """The agents, imported from an app.py in the current directory, in a process that knows no others."""
+    monkeypatch.setattr(specs, "_steps", {})
+    monkeypatch.setattr(specs, "_durables", {})
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HOLDFAST_STORE", raising=False)
     name = "cli_runs_app"
