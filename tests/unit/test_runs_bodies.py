@@ -530,7 +530,7 @@ def test_several_threads_at_once_and_no_descriptor_stays() -> None:
     for thread in threads:
         thread.join()
     assert sorted(results) == [1, 2, 3, 4]
-    assert len(os.listdir("/dev/fd")) == before
+    assert len(os.listdir("/dev/fd")) <= before  # others may have closed theirs meanwhile
 
 
 # Generators
