@@ -368,8 +368,8 @@ def _prepared(outside: str, mode: str, scenario: str) -> Callable[[hf.Store, str
     global world
     world = World(outside)
     if scenario == "sleep":  # a short sleep parks as well, so that nobody has to wait for a long one
-        steps.LINGER_S = 0.0
-        tasks._LINGER_US = 0
+        for module in (steps, tasks):
+            vars(module)["LINGER_S"] = 0.0
     agent = agents(mode)[scenario.removesuffix("_short")]()
     return lambda store, run_id: drive(store, agent, run_id)
 

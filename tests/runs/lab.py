@@ -168,3 +168,15 @@ def hooked(hook: Callable[[Point], None]) -> Iterator[None]:
         yield
     finally:
         points.hook = before
+
+
+class Flaky(Exception):
+    """Worth another attempt."""
+
+
+def again(lab: Lab, agent: Callable[..., Any], *args: Any, id: str) -> hf.Run:
+    """The same line twice: the first is interrupted, the second goes on."""
+    with pytest.raises(Interrupt):
+        lab.run(agent, *args, id=id)
+    assert lab.store.get_run(id).status == "queued"
+    return lab.run(agent, *args, id=id)

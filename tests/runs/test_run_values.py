@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
-from lab import MODES, PLACES, Interrupt, Lab, Once, open_place
+from lab import MODES, PLACES, Flaky, Interrupt, Lab, Once, again, open_place
 
 import holdfast as hf
 
@@ -23,18 +23,6 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(params=MODES)
 def lab(request: pytest.FixtureRequest, store: hf.Store) -> Lab:
     return Lab(store, request.param)
-
-
-class Flaky(Exception):
-    """Worth another attempt."""
-
-
-def again(lab: Lab, agent: Callable[..., Any], *args: Any, id: str) -> hf.Run:
-    """The same line twice: the first is interrupted, the second goes on."""
-    with pytest.raises(Interrupt):
-        lab.run(agent, *args, id=id)
-    assert lab.store.get_run(id).status == "queued"
-    return lab.run(agent, *args, id=id)
 
 
 # --- lazy ones and recorded values

@@ -6,13 +6,13 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import MODES, PLACES, Interrupt, Lab, Once, hooked, open_place
+from lab import MODES, PLACES, Flaky, Interrupt, Lab, Once, again, hooked, open_place
 
 import holdfast as hf
 from holdfast.runs.blobs import BLOB_MIN_BYTES
@@ -36,18 +36,6 @@ class OutOfPaper(Exception):
         super().__init__(printer, left)
         self.printer = printer
         self.left = left
-
-
-class Flaky(Exception):
-    """Worth another attempt."""
-
-
-def again(lab: Lab, agent: Callable[..., Any], *args: Any, id: str) -> hf.Run:
-    """The same line twice: the first is interrupted, the second goes on."""
-    with pytest.raises(Interrupt):
-        lab.run(agent, *args, id=id)
-    assert lab.store.get_run(id).status == "queued"
-    return lab.run(agent, *args, id=id)
 
 
 # --- the record

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from holdfast.runs.session import Session
 
 T = TypeVar("T")
+LINGER_S = 1.0  # a shorter wait is not worth parking the run
 _OF_PEOPLE = ("question", "approval", "doubt")
 
 

@@ -58,9 +58,6 @@ _LIST = Sql(
     WHERE a.tenant = :tenant AND (a.status = 'open' OR :all = 1) AND (CAST(:id AS text) IS NULL OR r.id = :id)
     ORDER BY a.asked_at LIMIT :limit"""
 )
-_WHO_ANSWERED = Sql(
-    "SELECT who, value, at FROM answer WHERE tenant = :tenant AND run = :run AND path = :path ORDER BY at"
-)
 
 
 class Terms(msgspec.Struct, omit_defaults=True):
@@ -331,6 +328,6 @@ def list_asks(tenant: int, run_id: str | None, *, everything: bool, limit: int) 
     [rows] = yield Batch(_LIST(tenant=tenant, id=run_id, all=int(everything), limit=limit))
     found = []
     for row in rows:
-        [answers] = yield Batch(_WHO_ANSWERED(tenant=tenant, run=row[9], path=row[1]))
+        [answers] = yield Batch(_ANSWERS(tenant=tenant, run=row[9], path=row[1]))
         found.append((*row[:9], answers))
     return found

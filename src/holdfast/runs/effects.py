@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from holdfast.errors import InDoubt, NotApproved, RunStuck, Unstorable, UsageError
 from holdfast.runs import asking
-from holdfast.runs.acting import Act, Body, Pause
+from holdfast.runs.acting import LINGER_S, Act, Body, Pause
 from holdfast.runs.asking import Terms
 from holdfast.runs.bodies import BodyTimeout
 from holdfast.runs.doubt import Done, NotDone, Unknown, Verdict, check_verdict, is_ambiguous
@@ -31,7 +31,6 @@ from holdfast.runs.scope import BodyFrame, Scope, current, describe, in_body
 from holdfast.runs.session import Session
 from holdfast.runs.specs import StepSpec, flavour_of, plain_name
 from holdfast.runs.steps import (
-    LINGER_S,
     answer,
     check_budget,
     encode_result,

@@ -34,7 +34,6 @@ from holdfast.runs.specs import DurableSpec
 from holdfast.storage.program import read, write
 from holdfast.values.codec import encode
 
-_FAR_US = 2**61  # a wait without an end of its own
 _log = logging.getLogger("holdfast")
 # What leaves a run stuck, resumable and not undone: it is not the run's own failure.
 _STUCK = (NonDeterministic, JournalDamaged, RunStuck, ValueProblem, StoreError, ImportError)
@@ -134,7 +133,7 @@ def _conclude(
     if isinstance(stop, Parked):
         return (yield from _park(session))
     if isinstance(stop, Paused):
-        return (yield from _give_back(session, "paused", _FAR_US, {"for": "resume"}))
+        return (yield from _give_back(session, "paused", rows.NEVER, {"for": "resume"}))
     if isinstance(stop, Interrupted):  # whoever runs it next goes on at once
         if failure is not None and not isinstance(failure, Exception | Unwind):
             raise failure  # Ctrl-C, which goes on to whoever called
@@ -219,7 +218,7 @@ def _has_status(session: Session, status: str) -> Act[bool]:
 
 def _park(session: Session) -> Act[str]:
     waits = [wait for wait in session.waits if not wait.path.startswith(tuple(session.beaten))]
-    wake_at = min((wait.wake_at for wait in waits if wait.wake_at is not None), default=_FAR_US)
+    wake_at = min((wait.wake_at for wait in waits if wait.wake_at is not None), default=rows.NEVER)
     what = [wait.what for wait in waits]
     return (
         yield from _give_back(session, "waiting", wake_at, what[0] if len(what) == 1 else {"for": "all", "of": what})
@@ -256,7 +255,7 @@ def _stuck(session: Session, error: BaseException) -> Act[str]:
     session.stuck_by = error
     described = {"for": "help", "error": describe_error(error, session.ctx.codec)["text"], "type": type(error).__name__}
     try:
-        return (yield from _give_back(session, "stuck", _FAR_US, described))
+        return (yield from _give_back(session, "stuck", rows.NEVER, described))
     except (StoreError, RunError):
         return "lost"  # the store is what failed: the lease runs out, and whoever comes next goes on
 

@@ -17,7 +17,6 @@ from holdfast.runs.rows import TASK, Hold, NewRun, RunRow
 from holdfast.storage.program import Batch, Flow, Program, Sql, Statement, read, write
 
 QUEUE = "langgraph"  # not one that workers serve, nor one whose limits count them
-NEVER = 2**61
 _PAGE = 100
 _TRIES = 3
 _IS_TASK = f"function LIKE '{TASK}%'"
@@ -77,7 +76,7 @@ def end(hold: Hold, *, done: bool, waiting: str | None, keep_us: int | None, now
         **hold._asdict(),
         status="done" if done else "waiting",
         waiting=waiting,
-        wake_at=0 if done else NEVER,
+        wake_at=0 if done else rows.NEVER,
         keep=keep_us if done else None,
         now=now,
     )

@@ -13,6 +13,7 @@ from holdfast.errors import RunError
 from holdfast.runs.entries import DIGEST_MASK
 from holdfast.storage.program import Batch, Program, Rows, Sql, Statement, one_row
 
+NEVER = 2**61  # a wake_at without an end of its own
 OPEN = ("queued", "running", "waiting", "paused", "stuck")
 FINISHED = ("done", "failed", "cancelled", "rolled_back", "exported")
 STATUSES = (*OPEN, *FINISHED)
@@ -473,7 +474,7 @@ def _after(request: str, row: RunRow) -> tuple[str | None, int, str | None]:
     if request == "cancel":
         return "cancelled", 0, None
     if request == "pause":
-        return (None, 0, None) if row.status == "stuck" else ("paused", 2**61, None)
+        return (None, 0, None) if row.status == "stuck" else ("paused", NEVER, None)
     if request == "resume":
         wish = row.request if row.request in ("cancel", "rollback") else None
         return ("queued", 0, wish) if row.status in ("paused", "stuck", "waiting") else (None, 0, None)

@@ -386,10 +386,10 @@ class Session:
             self.on_stop()
         raise self.stop
 
-    def interrupt(self) -> None:
-        """Whoever waited for the run does not any more: its code ends at its next journal call, async code at once."""
+    def interrupt(self, why: str = "whoever ran it was interrupted") -> None:
+        """The run is given back: its code ends at its next journal call, async code at once."""
         if self.stop is None:
-            self.stop = Interrupted("whoever ran it was interrupted")
+            self.stop = Interrupted(why)
             if self.on_stop is not None:
                 self.on_stop()
 

@@ -47,14 +47,11 @@ def check_topic(topic: object) -> str:
     return check_name(topic, "topic")
 
 
-def put_signal(tenant: int, run_id: str, topic: str, key: str, value: bytes, now: int) -> Program[None]:
-    """Send a message to a run; one with the same key is there already and not sent again. Raises NotFound."""
-    yield from put_inside(tenant, run_id, topic, key, value, now)
-
-
-def put_inside(
+def put_signal(
     tenant: int, run_id: str, topic: str, key: str, value: bytes, now: int
 ) -> Generator[Batch, list[Rows], None]:
+    """Send a message to a run; one with the same key is there already and not sent again. Raises NotFound. A program of
+    its own, or part of another."""
     [rows] = yield Batch(BY_ID(tenant=tenant, id=run_id))
     if not rows:
         raise NotFound(f"there is no run {run_id!r} to send to")
@@ -128,7 +125,7 @@ def send_act(scope: Scope, path: str, run_id: str, value: Any, topic: str) -> Ac
     key = f"{session.row.incarnation.hex()}/{path}"
     text = session.encoded(value)
     now = session.ctx.clock_us()
-    beside = partial(put_inside, session.tenant, run_id, topic, key, text, now)
+    beside = partial(put_signal, session.tenant, run_id, topic, key, text, now)
     more: dict[str, Any] = {"to": run_id, "topic": topic}
     try:
         yield from session.record((DONE, Entry(path, "hf.send", now, more=more)), beside=beside, other=run_id)

@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.errors import BudgetExceeded, Unstorable, UsageError
 from holdfast.runs import bodies, points
-from holdfast.runs.acting import Act, Body, Pause, Wait
+from holdfast.runs.acting import LINGER_S, Act, Body, Pause, Wait
 from holdfast.runs.caching import look_up, remember
 from holdfast.runs.entries import DONE, FAILED, Entry, Recorded, squeeze
 from holdfast.runs.failures import describe_error, mark_recorded, rebuild
@@ -21,7 +21,6 @@ from holdfast.runs.session import Session
 from holdfast.runs.specs import StepSpec
 from holdfast.runs.timeouts import check_deadline
 
-LINGER_S = 1.0  # a shorter wait is not worth parking the run
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from holdfast.errors import LeaseLost, RunError
-from holdfast.runs.acting import Parked, Wait
+from holdfast.runs.acting import LINGER_S, Parked, Wait
 from holdfast.runs.idleness import has_timer, resolved_by
 from holdfast.runs.requests import Interrupted, Paused, RollBack
 from holdfast.runs.scope import Scope, current
@@ -24,7 +24,6 @@ from holdfast.runs.session import Session
 
 _LOOK_S = 0.01  # how soon after a branch began to wait to see whether all do
 _POLL_S = 0.25  # how often a waiting branch looks for news while others work
-_LINGER_US = 1_000_000  # a shorter wait is not worth parking
 _PATIENCE_S = 1.0  # for a task that was cancelled to end, before it is cancelled again
 _END_S = 100.0  # how long tasks that are cancelled may take to end
 
@@ -174,7 +173,7 @@ class Supervisor:
         if self._is_idle():
             now = self._session.shared_clock_us()
             wake_at = min((wait.wake_at for wait in self._waits.values() if wait.wake_at is not None), default=None)
-            if wake_at is None or wake_at - now > _LINGER_US:
+            if wake_at is None or wake_at - now > LINGER_S * 1e6:
                 self._park()
                 return
             if wake_at > now:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from holdfast.errors import UsageError
-from holdfast.runs.acting import Pause, Wait
+from holdfast.runs.acting import LINGER_S, Pause, Wait
 from holdfast.runs.entries import DONE, INTENT, VALUE, Entry
 from holdfast.runs.failures import describe_error
 from holdfast.runs.scope import Scope, need_scope
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 NAME = "hf.timeout"
 SECONDS_MAX = 100 * 366 * 86_400
-_LINGER_US = 1_000_000  # a shorter wait is not worth parking the run
 # What a deadline ends: the names of calls that may have recorded nothing yet. Not a doubt: nobody may guess there.
 _ENDED = {
     "question": "hf.ask",
@@ -126,7 +125,7 @@ def _limited(scope: Scope, act: Act[T]) -> Act[T]:
                         continue
                     act.close()
                     raise over
-                want = Pause(left / 1e6) if left <= _LINGER_US else _until(want, limit)
+                want = Pause(left / 1e6) if left <= LINGER_S * 1e6 else _until(want, limit)
             try:
                 answer = yield want
             except BaseException as error:

@@ -36,9 +36,7 @@ from holdfast.runs.crew import Crew, guarded
 from holdfast.runs.decorators import durable_spec
 from holdfast.runs.local import Job
 from holdfast.runs.queues import Queue, declared, write_limits
-from holdfast.runs.requests import Interrupted
 from holdfast.runs.runtime import new_owner, runtime_of
-from holdfast.runs.session import Session
 from holdfast.runs.specs import DurableSpec, known_durables
 from holdfast.storage.program import Driver, Flow, Program, Transaction, drive, read, write
 from holdfast.threads.checks import check_name
@@ -295,7 +293,7 @@ class Worker:
         if not self._active:
             return
         for job in list(self._active.values()):
-            _interrupt(job.session)
+            job.session.interrupt("the worker that ran it was told to stop")
         self._wait_for_runs(_GRACE_S)
         left = list(self._active.values())
         if not left:
@@ -401,14 +399,6 @@ class Worker:
     def _read(self, op: Callable[[], Program[T]]) -> T:
         flow: Flow[T] = read(op)
         return self._do(flow)
-
-
-def _interrupt(session: Session) -> None:
-    """Let the code end at its next journal call; the run is given back."""
-    if session.stop is None:
-        session.stop = Interrupted("the worker that ran it was told to stop")
-        if session.on_stop is not None:
-            session.on_stop()
 
 
 def _kind(error: BaseException) -> str:
