@@ -28,12 +28,11 @@ $(VENV)/.dev: $(VENV)/.base
 demo: $(VENV)/.base
 	@$(BIN)/python examples/demo.py
 
-# Most tests wait for disks and processes, so that four at a time take little more than a third of the time. The one that
-# measures a time comes first and alone.
-IMPORT_TEST := tests/unit/test_house.py::test_import_is_under_100_ms_and_brings_no_face_or_extra
+# Most tests wait for disks and processes, so that four at a time take little more than a third of the time. Those that
+# measure a time come first and alone.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(IMPORT_TEST)
-	$(BIN)/python -m pytest -n 4 --dist worksteal --deselect $(IMPORT_TEST)
+	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -38,6 +38,7 @@ def start(call: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.alone
 def test_eight_processes_of_eight_threads_share_one_file(tmp_path: Path) -> None:
     """No lock error, nothing lost, nobody starved: the slowest process gets a quarter of the fastest."""
     path = str(tmp_path / "a.db")

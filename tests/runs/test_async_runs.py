@@ -672,3 +672,42 @@ def test_a_blocking_call_on_a_loops_thread_can_be_interrupted(lab: Lab) -> None:
     finally:
         runner.close()
     assert lab.run(agent, id="r").result() == "slow"
+
+
+def test_a_blocking_call_that_is_interrupted_while_its_thread_starts_gives_the_run_back(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thread.start waits for the thread: an interrupt that comes then must reach the run too."""
+    begun = threading.Event()
+
+    @hf.step(name="slow-while-starting")
+    async def slow() -> str:
+        if not begun.is_set():
+            begun.set()
+            await asyncio.sleep(3600)
+        return "slow"
+
+    @hf.durable(name="started-and-interrupted")
+    async def agent() -> Any:
+        return await slow()
+
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "holdfast-run" and not begun.is_set():
+            assert begun.wait(PATIENCE_S)
+            raise KeyboardInterrupt
+
+    async def main() -> str:
+        with pytest.raises(KeyboardInterrupt):
+            lab.run(agent, id="r")
+        return lab.store.get_run("r").status
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    runner = asyncio.new_event_loop()
+    try:
+        assert runner.run_until_complete(main()) == "queued"
+    finally:
+        runner.close()
+    assert lab.run(agent, id="r").result() == "slow"

@@ -103,6 +103,7 @@ def test_every_operation_has_an_async_twin_with_the_same_signature(handle: type,
     assert str(twin.return_annotation) == expected
 
 
+@pytest.mark.alone
 def test_import_is_under_100_ms_and_brings_no_face_or_extra(tmp_path: Path) -> None:
     """The best of seven fresh interpreters, with compiled files as an installation has them. CPU time: other tests run
     beside this one."""

@@ -80,6 +80,7 @@ driver.close()
 """
 
 
+@pytest.mark.alone
 def test_processes_take_turns(tmp_path: Path) -> None:
     processes = [start(HAMMER, tmp_path / "a.db") for _ in range(3)]
     assert [line(process) for process in processes] == ["ready"] * 3

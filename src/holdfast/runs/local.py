@@ -108,8 +108,8 @@ def _on_a_loop(call: Any, interrupt: Callable[[], None] | None = None) -> Any:
             ended.set()
 
     thread = threading.Thread(target=partial(contextvars.copy_context().run, body), name="holdfast-run")
-    thread.start()
     try:
+        thread.start()  # it waits too: for the thread's first breath
         ended.wait()  # not join: an interrupted one takes the thread for ended
     except BaseException:
         if interrupt is not None:
