@@ -56,6 +56,8 @@ from holdfast.errors import (
     UsageError,
     ValueProblem,
 )
+from holdfast.ops.store import Store
+from holdfast.ops.store import open_store as open
 from holdfast.runs.calls import (
     ask,
     budget,
@@ -80,8 +82,6 @@ from holdfast.runs.models import Ask, Event, RunInfo, Step
 from holdfast.runs.parallel import as_completed, first, gather, map
 from holdfast.runs.resources import Resource, resource
 from holdfast.runs.state import State, state
-from holdfast.runs.store import Store
-from holdfast.runs.store import open_store as open
 from holdfast.runs.timeouts import timeout
 from holdfast.threads.models import Change, Checkpoint, Problem, Pruned, Report, Stats, ThreadInfo
 from holdfast.threads.thread import Thread

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.runs.store import Store
+from holdfast.ops.store import Store
 from holdfast.threads.thread import Thread
 
 SOURCE = Path(holdfast.__file__).parent
 # Lowest first: a module may import from its own layer and from those before it.
-LAYERS = ("errors", "values", "storage", "log", "threads", "runs", "langgraph", "testing", "cli")
+LAYERS = ("errors", "values", "storage", "log", "threads", "runs", "ops", "langgraph", "testing", "cli")
 
 
 def modules() -> list[Path]:
@@ -27,7 +27,7 @@ def modules() -> list[Path]:
 def layer(module: str) -> int:
     """The layer of a dotted module name; the package itself stands on top of the domains."""
     parts = module.replace("__main__", "cli").split(".")
-    return LAYERS.index(parts[1]) if len(parts) > 1 else LAYERS.index("runs")
+    return LAYERS.index(parts[1]) if len(parts) > 1 else LAYERS.index("ops")
 
 
 def imports(path: Path) -> set[str]:

@@ -27,7 +27,7 @@ from holdfast.langgraph.importing_values import unloadable
 from holdfast.langgraph.importing_writing import Writing
 from holdfast.langgraph.saver import HoldfastSaver
 from holdfast.log.label_ids import pack_id
-from holdfast.runs.store import Store
+from holdfast.ops.store import Store
 from holdfast.storage.program import Batch, Flow, Program, Progress, Sql, drive, read
 from holdfast.storage.urls import sqlite_path
 from holdfast.threads.checks import check_name

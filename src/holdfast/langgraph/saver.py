@@ -46,7 +46,7 @@ from holdfast.langgraph.travels import Travels
 from holdfast.log.label_ids import pack_id
 from holdfast.log.labels import Mark, ParentChanged
 from holdfast.log.pending import Write, is_large
-from holdfast.runs.store import Store, open_store
+from holdfast.ops.store import Store, open_store
 from holdfast.storage.program import Flow, Progress, adrive, drive
 from holdfast.threads.models import ThreadInfo, moment
 from holdfast.threads.store import DEFAULT_TENANT

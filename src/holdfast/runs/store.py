@@ -1,15 +1,17 @@
-"""The store with everything it offers: threads, and the running of durable functions."""
+"""The store as far as runs go: threads, and the running of durable functions.
+
+`holdfast.open` makes a store (`ops/store.py`), of which this is the middle.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from holdfast.errors import UsageError
-from holdfast.log.cache import BaseCache
 from holdfast.runs import flows, graph_tasks, saving
 from holdfast.runs.asking import Given
 from holdfast.runs.decorators import durable_spec
@@ -23,51 +25,19 @@ from holdfast.runs.specs import DurableSpec
 from holdfast.runs.timeouts import check_seconds
 from holdfast.storage.program import Flow, read
 from holdfast.storage.program import Progress as Counter
-from holdfast.storage.urls import open_driver
 from holdfast.threads.checks import check_limit, check_name
 from holdfast.threads.context import Context
 from holdfast.threads.models import Problem, Pruned, Report, Stats
-from holdfast.threads.store import CACHE_BYTES, DEFAULT_TENANT, ThreadStore
+from holdfast.threads.store import ThreadStore
 from holdfast.threads.thread import Thread
-from holdfast.values.registry import Codec
 
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
     from holdfast.runs.progress_file import Progress
     from holdfast.runs.replaying import Rehearsal, Replay
 
 
-def open_store(
-    url: str,
-    *,
-    trust: Sequence[str] = (),
-    durability: Literal["full", "normal"] = "full",
-    tenant: str = DEFAULT_TENANT,
-    timeout_s: float = 30.0,
-    create: bool = True,
-    cache_bytes: int = CACHE_BYTES,
-    lease_s: float = LEASE_US / 1e6,
-    keep_runs_s: float | None = None,
-    **options: Any,
-) -> Store:
-    """Open a store: a path or `sqlite:///path` (made if it is not there), `:memory:`, or `postgresql://…`.
-
-    `trust` names module prefixes whose data classes may be saved and loaded without being registered one by one.
-    `durability="normal"` may lose the last commits at a power loss, never more, and never corrupts. `timeout_s` is how
-    long to wait for other writers. `create=False` refuses to make a new store. `lease_s` is how long a run stays with a
-    process that says nothing; `keep_runs_s` how long finished runs keep their journals (None: until they are deleted).
-    Further options go to the driver.
-    """
-    check_name(tenant, "tenant")
-    if not lease_s > 0:
-        raise UsageError(f"lease_s={lease_s!r}: a number of seconds above 0")
-    driver = open_driver(url, durability=durability, timeout_s=timeout_s, create=create, **options)
-    context = Context(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant)
-    keep_us = None if keep_runs_s is None else int(keep_runs_s * 1e6)
-    return Store(context, lease_us=int(lease_s * 1e6), keep_us=keep_us)
-
-
-class Store(ThreadStore):
-    """One database, as one tenant sees it."""
+class RunStore(ThreadStore):
+    """One database, as one tenant sees it: its threads and runs."""
 
     def __init__(self, context: Context, *, lease_us: int = LEASE_US, keep_us: int | None = None) -> None:
         super().__init__(context)
@@ -75,10 +45,10 @@ class Store(ThreadStore):
         self._lease_us = lease_us
         self._keep_us = keep_us
 
-    def tenant(self, name: str) -> Store:
+    def tenant(self, name: str) -> Self:
         """The same database as another tenant sees it: other threads and runs, and none of these. Closing one closes
         all."""
-        return Store(self._for_tenant(name), lease_us=self._lease_us, keep_us=self._keep_us)
+        return type(self)(self._for_tenant(name), lease_us=self._lease_us, keep_us=self._keep_us)
 
     def run(
         self,

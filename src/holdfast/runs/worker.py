@@ -45,7 +45,7 @@ from holdfast.threads.context import Context
 if TYPE_CHECKING:
     from types import FrameType
 
-    from holdfast.runs.store import Store
+    from holdfast.runs.store import RunStore
 
 T = TypeVar("T")
 _GRACE_S = 1.0  # for code that was told to stop to come to its next journal call
@@ -69,7 +69,7 @@ class Worker:
 
     def __init__(
         self,
-        store: Store,
+        store: RunStore,
         functions: Sequence[Callable[..., Any]] | None = None,
         *,
         queues: Sequence[str | Queue] | str | Queue = ("default",),

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from holdfast.errors import NotFound, StoreClosed, UsageError
-from holdfast.runs.store import Store
+from holdfast.ops.store import Store
 from holdfast.testing.harness import Harness, call
 
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import UsageError
+from holdfast.ops.store import Store, open_store
 from holdfast.runs.rows import FINISHED
-from holdfast.runs.store import Store, open_store
 from holdfast.testing.drill_stage import read_ledger
 from holdfast.testing.processes import Nursery
 

@@ -11,12 +11,12 @@ import time
 from typing import Any
 
 from holdfast.errors import HoldfastError
+from holdfast.ops.store import Store, open_store
 from holdfast.runs.decorators import durable_spec
 from holdfast.runs.loading import load_app
 from holdfast.runs.points import Point
 from holdfast.runs.rows import FINISHED
 from holdfast.runs.session import Session
-from holdfast.runs.store import Store, open_store
 from holdfast.testing.drill_stage import Ledger, Stage
 from holdfast.values.codec import encode
 

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-from holdfast.runs.store import Store
+from holdfast.ops.store import Store
 from holdfast.threads.models import Change, Checkpoint, Pruned, Report, Stats, ThreadInfo
 from holdfast.threads.thread import Thread
 

@@ -1,6 +1,6 @@
 """The store as far as threads go: opens them, lists them, deletes them, checks them.
 
-`holdfast.open` makes a store (`runs/store.py`), of which this is the lower half. A store may be used from any thread
+`holdfast.open` makes a store (`ops/store.py`), of which this is the lower half. A store may be used from any thread
 and any event loop of the process that opened it.
 """
 
