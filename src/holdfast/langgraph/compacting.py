@@ -1,7 +1,8 @@
 """`saver.compact()`: remove what retention says, pack what has come to rest, give the space back.
 
 What a put had no time for is done here: writes that were stored before their checkpoint's text was at hand are
-compressed against it, and keyframes are compressed again with more effort. Nothing changes what anybody reads.
+compressed against it, keyframes are compressed again with more effort, cold differences are packed together. Nothing
+changes what anybody reads.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from holdfast.langgraph.retention import Retention, expire_all, shorten_one
 from holdfast.log.branches import count_threads, thread_names
 from holdfast.log.compacting import reclaim, recompress
 from holdfast.log.labels import LabelRow
-from holdfast.log.pending import Against, has_loose, repacked
+from holdfast.log.packing import COLD_US, pack_tenant
+from holdfast.log.pending import Against, Repacked, has_loose, repacked, store_repacked
 from holdfast.runs import graph_tasks
-from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Statement, read, write
+from holdfast.storage.program import Flow, Progress, Rows, read, write
 
 _PAGE = 500
 _BATCH = 256
@@ -51,6 +53,7 @@ def compact(keeper: Keeper, retention: Retention, progress: Progress | None) -> 
                 progress(done, max(done, total))
     removed_tasks = yield from graph_tasks.sweep(tenant, keeper.ctx.clock_us())
     saved += yield from recompress(tenant)
+    saved += (yield from pack_tenant(tenant, keeper.ctx.clock_us() - COLD_US)).saved_bytes
     if expired or removed or saved or removed_tasks:  # it rewrites the file
         yield from reclaim()
     return Compacted(expired, removed, saved)
@@ -59,7 +62,7 @@ def compact(keeper: Keeper, retention: Retention, progress: Progress | None) -> 
 def _repack(keeper: Keeper, tenant: int, name: str) -> Flow[int]:
     """Compress a thread's loose writes against their checkpoints' texts. How many bytes that saved."""
     listing = Listing(keeper, Wanted(thread=name))
-    waiting: list[tuple[Statement, int]] = []
+    waiting: list[Repacked] = []
     saved = 0
     while (rows := (yield from listing.rows())) is not None:
         for label, writes in rows:
@@ -70,7 +73,7 @@ def _repack(keeper: Keeper, tenant: int, name: str) -> Flow[int]:
     return saved + (yield from _store(waiting))
 
 
-def _repacked(listing: Listing, tenant: int, label: LabelRow, writes: Rows) -> Flow[list[tuple[Statement, int]]]:
+def _repacked(listing: Listing, tenant: int, label: LabelRow, writes: Rows) -> Flow[list[Repacked]]:
     if all(row[5] is not None for row in writes):
         return []
     try:
@@ -81,10 +84,5 @@ def _repacked(listing: Listing, tenant: int, label: LabelRow, writes: Rows) -> F
         return []  # that is for verify to say
 
 
-def _store(statements: list[tuple[Statement, int]]) -> Flow[int]:
-    def program() -> Program[None]:
-        yield Batch(*(statement for statement, _ in statements), last=True)
-
-    if statements:
-        yield from write(program)
-    return sum(gain for _, gain in statements)
+def _store(found: list[Repacked]) -> Flow[int]:
+    return (yield from write(partial(store_repacked, found))) if found else 0

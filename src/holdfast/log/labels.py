@@ -18,7 +18,7 @@ from holdfast.log.branches import MINUTE_US, ThreadRow
 from holdfast.log.cache import Base
 from holdfast.log.ids import ID_MAX
 from holdfast.log.reading import RECORD, read_live
-from holdfast.log.records import Record, record_of
+from holdfast.log.records import INSERT_SEALS, Record, record_of
 from holdfast.log.writing import (
     BODY_POSTGRES,
     BODY_SQLITE,
@@ -32,8 +32,10 @@ from holdfast.log.writing import (
     Draft,
     Place,
     appended,
+    base_has_moved,
     enter,
     insert_params,
+    is_drafts,
     seal,
 )
 from holdfast.storage.program import Batch, Program, Rows, Sql, Statement, one_row
@@ -78,6 +80,7 @@ _TO_HEAD = Sql(
         r AS ({POSTGRES_RECORD})
         INSERT INTO label (tenant, thread, space, id, record, run)
         SELECT :tenant::bigint, :thread::bigint, 0, :label::bytea, r.id, :run::bytea FROM r {_SET_LABEL}""",
+    seals=INSERT_SEALS,
 )
 
 
@@ -131,8 +134,8 @@ def put_labelled(draft: Draft, place: Place, record: int, at: int, mark: Mark) -
         _LABEL(**this, id=mark.parent or b""),
     ]
     rows, salts, replaced, greatest, parents = yield Batch(*statements)
-    if rows and salts and salts[0][0] == draft.salt:  # written before, by a COMMIT whose answer was lost
-        found = record_of(rows[0])
+    if rows and (yield from is_drafts(draft, rows[0], salts, tenant, thread.tree)):
+        found = record_of(rows[0])  # written before, by a COMMIT whose answer was lost
         return appended(found, thread, on_head=head == found.id)
     if rows:  # somebody else's, with the same id
         return Appended(None, thread.thread, thread.tree, thread.generation, on_head=False, after=record)
@@ -141,7 +144,7 @@ def put_labelled(draft: Draft, place: Place, record: int, at: int, mark: Mark) -
         return Appended(None, thread.thread, thread.tree, thread.generation, on_head=False, after=parent.id)
     if draft.base is not None:
         base = yield from read_live(tenant, thread.tree, draft.base.record.id)
-        if base is None or base.key != draft.base.record.key:
+        if base is None or base_has_moved(draft.base, base, thread):
             return appended(None, thread, on_head=False)
     if mark.reused is not None and (parent is None or parent.id != mark.reused):
         raise ParentChanged

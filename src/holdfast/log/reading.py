@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast.errors import Damaged, Undecodable
 from holdfast.log.branches import ThreadRow, find_thread, no_thread
 from holdfast.log.ids import show_id
 from holdfast.log.keyframes import RECORD_COST_BYTES
-from holdfast.log.records import COLUMNS, NO_HASH, R_COLUMNS, Record, chain_hash, record_of
+from holdfast.log.packs import PACK, Packs
+from holdfast.log.records import COLUMNS, ERASED, NO_HASH, R_COLUMNS, RECORD_CELLS, Record, chain_hash, record_of
+from holdfast.storage import meters
+from holdfast.storage.cells import DIFF, FULL_TEXT, SALT
 from holdfast.storage.program import Batch, Program, Rows, Sql, one_row
 from holdfast.values.compress import decompress_full
 from holdfast.values.delta import apply_all
@@ -27,21 +31,34 @@ _RECOVERED_MAX = 32  # damaged keyframes in a row that are worth rebuilding
 # What is listed to be swept is gone: it may already have lost its base, though nobody got round to removing it.
 NOT_SWEPT = "NOT EXISTS (SELECT 1 FROM sweep s WHERE s.tenant = r.tenant AND s.tree = r.tree AND s.id = r.id)"
 
-RECORD = Sql(f"SELECT {COLUMNS} FROM record r WHERE {_THIS} AND {NOT_SWEPT}")
-_LIVE = Sql(f"SELECT {COLUMNS} FROM record r WHERE {_THIS} AND body IS NOT NULL AND {NOT_SWEPT}")
+RECORD = Sql(f"SELECT {COLUMNS} FROM record r WHERE {_THIS} AND {NOT_SWEPT}", opens=RECORD_CELLS, tolerant=True)
+_LIVE = Sql(
+    f"SELECT {COLUMNS} FROM record r WHERE {_THIS} AND body IS NOT NULL AND {NOT_SWEPT}",
+    opens=RECORD_CELLS,
+    tolerant=True,
+)
 # Searches by values that are known are twice as fast in SQLite as one statement that joins them all.
 _HASH = Sql(f"SELECT hash FROM record WHERE {_THIS}")
 _KEYFRAME = Sql(
     """SELECT k.base, k.size, b.full_text, b.salt FROM record k JOIN body b ON b.tenant = k.tenant AND b.id = k.body
-    WHERE k.tenant = :tenant AND k.tree = :tree AND k.id = :id"""
+    WHERE k.tenant = :tenant AND k.tree = :tree AND k.id = :id""",
+    opens={2: FULL_TEXT, 3: SALT},
+    tolerant=True,
 )
-_DIFF = Sql(f"SELECT diff FROM body WHERE tenant = :tenant AND id = (SELECT body FROM record WHERE {_THIS})")
+_DIFF = Sql(
+    f"SELECT diff FROM body WHERE tenant = :tenant AND id = (SELECT body FROM record WHERE {_THIS})",
+    opens={0: DIFF},
+    tolerant=True,
+)
 # Ids grow along a chain, so the chain lies in a range of ids, which is three times faster to read than following the
 # pointers. Other branches may lie in that range too: the limit is what the chain can have at most, with some room.
 _RANGE = Sql(
-    """SELECT r.id, r.base, r.keyframe, b.diff, CASE WHEN r.id = :id THEN b.salt END
-    FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
-    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id <= :id AND r.id > :key ORDER BY r.id DESC LIMIT :limit"""
+    """SELECT r.id, r.base, r.keyframe, b.diff, CASE WHEN r.id = :id THEN b.salt END, r.body
+    FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id <= :id AND r.id > :key AND r.body IS NOT NULL
+    ORDER BY r.id DESC LIMIT :limit""",
+    opens={3: DIFF, 4: SALT},
+    tolerant=True,
 )
 # A base is older than what is built on it; damaged pointers that say otherwise must not lead in circles.
 _FOLLOW = Sql(
@@ -51,8 +68,11 @@ _FOLLOW = Sql(
         SELECT r.id, r.base, r.keyframe, r.body FROM chain c
         JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = c.base
         WHERE c.keyframe = 0 AND c.base < c.id)
-    SELECT c.id, c.base, c.keyframe, b.diff, CASE WHEN c.id = :id THEN b.salt END
-    FROM chain c JOIN body b ON b.tenant = :tenant AND b.id = c.body ORDER BY c.id DESC"""
+    SELECT c.id, c.base, c.keyframe, b.diff, CASE WHEN c.id = :id THEN b.salt END, c.body
+    FROM chain c LEFT JOIN body b ON b.tenant = :tenant AND b.id = c.body
+    WHERE c.body IS NOT NULL ORDER BY c.id DESC""",
+    opens={3: DIFF, 4: SALT},
+    tolerant=True,
 )
 
 
@@ -66,6 +86,13 @@ class Loaded:
     key_data: bytes
 
 
+class Packed(NamedTuple):
+    """Where a packed difference is: which pack, which of its records."""
+
+    pack: int
+    place: int
+
+
 @dataclass(frozen=True, slots=True)
 class Chain:
     """What the database holds of a record's state, unchecked."""
@@ -74,10 +101,26 @@ class Chain:
     parent_hash: bytes | None  # None: the parent's row is gone
     salt: bytes
     ids: list[int]  # after the keyframe, oldest first
-    diffs: list[bytes] | None  # theirs; None: the chain is broken
+    stored: list[bytes | Packed] | None  # their differences, or where these are; None: the chain is broken
     key_base: int | None
     key_size: int
     full: bytes | None
+    packs: Packs | None = None  # None: none of them is packed
+
+    def diffs(self, key_data: bytes) -> list[bytes] | None:
+        """The differences from the keyframe to the record, oldest first. None: one is missing. Raises Undecodable."""
+        packs = self.packs
+        if self.stored is None or packs is None:
+            return self.stored  # type: ignore[return-value]
+        return [part if isinstance(part, bytes) else packs.diff(*part, key_data) for part in self.stored]
+
+    def packed_salts(self) -> dict[int, bytes]:
+        """The salts of the chain's records that are in packs. Raises Undecodable."""
+        packs = self.packs
+        if packs is None:
+            return {}
+        places = zip(self.ids, self.stored or (), strict=False)
+        return {record: packs.salt(*place) for record, place in places if isinstance(place, Packed)}
 
 
 def read_thread_state(
@@ -124,23 +167,37 @@ def read_chain(tenant: int, tree: int, record: int) -> Program[Chain | None]:
     if found.parent is not None:
         (parent_hash,) = one_row(rest[0]) or (None,)
     ids: list[int] = []
-    diffs: list[bytes] | None = []
+    stored: list[bytes | Packed] | None = []
+    packs: Packs | None = None
     if not found.keyframe:
-        ids, diffs = _follow(rest[-1], found)
         links = rest[-1]
-        if diffs is None:
+        ids, stored = _follow(links, found)
+        if stored is None:
             [links] = yield Batch(_FOLLOW(**this, id=record))
-            ids, diffs = _follow(links, found)
+            ids, stored = _follow(links, found)
         salt = links[0][4] if links and links[0][0] == record else b""
+        if stored is not None and Packed in set(map(type, stored)):
+            numbers = dict.fromkeys(place.pack for place in stored if isinstance(place, Packed))
+            rows_of_packs = yield Batch(*(PACK(tenant=tenant, pack=number) for number in numbers))
+            packs = Packs([row for rows in rows_of_packs for row in rows])
+            if isinstance(stored[-1], Packed):
+                salt = _packed_salt(packs, stored[-1])
     # A damaged row may hold anything: what is no blob is as good as lost.
     salt, full = (part if type(part) is bytes else None for part in (salt, full))
-    return Chain(found, parent_hash, salt or b"", ids, diffs, key_base, key_size, full)
+    return Chain(found, parent_hash, salt or b"", ids, stored, key_base, key_size, full, packs)
 
 
-def _follow(links: Rows, record: Record) -> tuple[list[int], list[bytes] | None]:
+def _packed_salt(packs: Packs, place: Packed) -> bytes:
+    try:
+        return packs.salt(*place)
+    except Undecodable:
+        return b""
+
+
+def _follow(links: Rows, record: Record) -> tuple[list[int], list[bytes | Packed] | None]:
     """The differences from the keyframe to the record, oldest first; None if a link is missing."""
     if links:
-        ids, bases, keyframes, diffs, _ = zip(*links, strict=True)
+        ids, bases, keyframes, diffs, _, _ = zip(*links, strict=True)
         # Nearly always the range is the chain and nothing else: then it is looked at as a whole.
         whole = ids[0] == record.id and bases == (*ids[1:], record.key) and not any(keyframes)
         if whole and set(map(type, diffs)) == {bytes}:
@@ -148,19 +205,24 @@ def _follow(links: Rows, record: Record) -> tuple[list[int], list[bytes] | None]
     return _follow_links(links, record)
 
 
-def _follow_links(links: Rows, record: Record) -> tuple[list[int], list[bytes] | None]:
-    """The same where other branches lie in between: link by link."""
+def _follow_links(links: Rows, record: Record) -> tuple[list[int], list[bytes | Packed] | None]:
+    """The same where other branches lie in between, or some are packed: link by link."""
     wanted: int | None = record.id
-    ids: list[int] = []
-    diffs: list[bytes] = []
-    for link, base, keyframe, diff, _ in links:
-        if link == wanted and not keyframe and type(diff) is bytes:
-            ids.append(link)
-            diffs.append(diff)
+    found: list[tuple[int, bytes | None, int]] = []
+    for link, base, keyframe, diff, _, body in links:
+        if link == wanted and not keyframe and (type(diff) is bytes or (type(body) is int and body < 0)):
+            found.append((link, diff, body))
             wanted = base
-    ids.reverse()
-    diffs.reverse()
-    return ids, diffs if wanted == record.key else None
+    found.reverse()
+    stored: list[bytes | Packed] = []
+    seen: dict[int, int] = {}  # a chain has a pack's records from the first on, without a hole
+    for _, diff, body in found:
+        if type(diff) is bytes:
+            stored.append(diff)
+        else:
+            stored.append(Packed(-body, seen.get(body, 0)))
+            seen[body] = seen.get(body, 0) + 1
+    return [link for link, _, _ in found], stored if wanted == record.key else None
 
 
 def read_state(tenant: int, tree: int, record: int) -> Program[Loaded | None]:
@@ -174,6 +236,10 @@ def read_state(tenant: int, tree: int, record: int) -> Program[Loaded | None]:
         # Either the keyframe's full text or something in between is damaged. The keyframe kept its difference.
         key_data = yield from _recover_key(tenant, tree, chain)
         loaded = _rebuild(chain, key_data) if key_data is not None else None
+        if (sink := meters.sink) is not None:
+            sink.record(meters.CORRUPTIONS, 1, "checkpoint")
+            if loaded is not None:
+                sink.record(meters.RECOVERIES, 1, "keyframe")
     if loaded is None:
         raise Damaged(
             f"checkpoint {show_id(record)} is damaged: what is stored does not add up to what was saved",
@@ -192,10 +258,11 @@ def _key_data(chain: Chain) -> bytes | None:
 def _rebuild(chain: Chain, key_data: bytes) -> Loaded | None:
     """Apply the differences and check the result. None: it is not what was saved."""
     record = chain.record
-    if chain.diffs is None or chain.parent_hash is None:
+    if chain.stored is None or chain.parent_hash is None:
         return None
     try:
-        data = apply_all(key_data, chain.diffs, Dictionary(key_data)) if chain.diffs else key_data
+        diffs = chain.diffs(key_data)
+        data = apply_all(key_data, diffs, Dictionary(key_data)) if diffs else key_data
     except Undecodable:
         return None
     if len(data) != record.size:
@@ -226,7 +293,7 @@ def _recover_key(
         return None
     before = yield from read_chain(tenant, tree, chain.key_base)
     if (
-        before is None or before.diffs is None or before.record.key >= chain.record.key
+        before is None or before.stored is None or before.record.key >= chain.record.key
     ):  # damaged pointers may form a circle
         return None
     key_data = _key_data(before)
@@ -235,7 +302,7 @@ def _recover_key(
     if key_data is None:
         return None
     try:
-        return apply_all(key_data, [*before.diffs, rows[0][0]], Dictionary(key_data))
+        return apply_all(key_data, [*(before.diffs(key_data) or ()), rows[0][0]], Dictionary(key_data))
     except Undecodable:
         return None
 
@@ -249,13 +316,33 @@ LINE = Sql(
         WHERE r.parent IS NOT NULL AND r.parent < r.id AND l.depth < :limit - 1)
     SELECT {R_COLUMNS} FROM line l
     JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id
-    WHERE {NOT_SWEPT} ORDER BY l.depth"""
+    WHERE {NOT_SWEPT} ORDER BY l.depth""",
+    opens=RECORD_CELLS,
+    tolerant=True,
+)
+
+
+# The same without what was erased: that is passed over, and does not count.
+_HISTORY = Sql(
+    f"""WITH RECURSIVE line (at_id, depth) AS (
+        SELECT CAST(:id AS bigint), 0
+        UNION ALL
+        SELECT r.parent, l.depth + CASE r.keyframe WHEN {ERASED} THEN 0 ELSE 1 END FROM line l
+        JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id
+        WHERE r.parent IS NOT NULL AND r.parent < r.id
+            AND l.depth + CASE r.keyframe WHEN {ERASED} THEN 0 ELSE 1 END < :limit)
+    SELECT {R_COLUMNS} FROM line l
+    JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id
+    WHERE r.keyframe <> {ERASED} AND {NOT_SWEPT} ORDER BY l.depth""",
+    opens=RECORD_CELLS,
+    tolerant=True,
 )
 
 
 def read_line(tenant: int, tree: int, record: int, limit: int) -> Program[list[Record]]:
-    """A record and its ancestors, newest first, at most `limit`; ends at a tombstone."""
-    [rows] = yield Batch(LINE(tenant=tenant, tree=tree, id=record, limit=limit), last=True)
+    """A record and its ancestors, newest first, at most `limit`. What was erased is passed over; another tombstone is
+    the end."""
+    [rows] = yield Batch(_HISTORY(tenant=tenant, tree=tree, id=record, limit=limit), last=True)
     line: list[Record] = []
     for row in rows:
         found = record_of(row)
@@ -287,7 +374,9 @@ _TIPS = Sql(
             AND r.parent IS NOT NULL AND {NOT_SWEPT}
         UNION
         SELECT head FROM thread WHERE tenant = :tenant AND thread = :thread)
-    ORDER BY r.at DESC, r.id DESC"""
+    ORDER BY r.at DESC, r.id DESC""",
+    opens=RECORD_CELLS,
+    tolerant=True,
 )
 
 

@@ -16,9 +16,12 @@ from blake3 import blake3
 
 from holdfast.errors import Damaged
 from holdfast.log.ids import ID_MAX, ROOM, show_id
+from holdfast.storage.cells import DIFF, FULL_TEXT, NOTE, RECORD_CHECKSUM, RECORD_METADATA, SALT
 
 NO_HASH = bytes(32)  # the parent's hash of a first record
 SALT_BYTES = 16
+# In column keyframe of a tombstone: it was erased, and the history goes on behind it. Behind others it has ended.
+ERASED = 2
 NUMBER_MAX = 1 << 61
 COLUMNS = (
     "tree, id, thread, parent, base, keyframe, key, kind, at, step, note, metadata, size, cost, hash, checksum, "
@@ -26,6 +29,15 @@ COLUMNS = (
 )
 R_COLUMNS = ", ".join(f"r.{column.strip()}" for column in COLUMNS.split(","))  # the same, of a record named r
 _pack = msgspec.msgpack.Encoder().encode
+# What is secret of a row that was selected as COLUMNS has it, and of one that is written.
+_AT = {name.strip(): index for index, name in enumerate(COLUMNS.split(","))}
+RECORD_CELLS = {
+    _AT["note"]: NOTE.at(_AT["tree"], _AT["id"]),
+    _AT["metadata"]: RECORD_METADATA.at(_AT["tree"], _AT["id"]),
+    _AT["checksum"]: RECORD_CHECKSUM.at(_AT["tree"], _AT["id"]),
+}
+RECORD_SEALS = {"note": NOTE, "metadata": RECORD_METADATA, "checksum": RECORD_CHECKSUM}
+INSERT_SEALS = {**RECORD_SEALS, "salt": SALT, "diff": DIFF, "full_text": FULL_TEXT}  # with its body
 
 
 class Record(NamedTuple):
@@ -65,7 +77,7 @@ def _in_bounds(record: Record) -> bool:
         0 <= record.id <= ID_MAX - ROOM
         and 0 <= record.step <= NUMBER_MAX
         and 0 <= record.stamp <= NUMBER_MAX
-        and (record.body is None or 0 <= record.body <= NUMBER_MAX)
+        and (record.body is None or -NUMBER_MAX <= record.body <= NUMBER_MAX)  # negative: a pack
     )
 
 

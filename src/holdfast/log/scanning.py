@@ -14,7 +14,8 @@ from typing import NamedTuple
 from holdfast.errors import Damaged, Undecodable
 from holdfast.log.ids import show_id
 from holdfast.log.reading import Chain, read_chain
-from holdfast.log.records import NO_HASH, R_COLUMNS, Record, chain_hash, record_of
+from holdfast.log.records import NO_HASH, R_COLUMNS, RECORD_CELLS, Record, chain_hash, record_of
+from holdfast.storage.cells import SALT
 from holdfast.storage.program import Batch, Program, Sql
 from holdfast.values.compress import decompress_full
 from holdfast.values.delta import Decoder, Splices, apply_undoable
@@ -24,8 +25,10 @@ from holdfast.values.hashing import chunk_digests, content_digest
 _ROWS = Sql(
     f"""SELECT {R_COLUMNS}, b.salt,
         (SELECT p.hash FROM record p WHERE p.tenant = r.tenant AND p.tree = r.tree AND p.id = r.parent)
-    FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
-    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id BETWEEN :low AND :high"""
+    FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id BETWEEN :low AND :high AND r.body IS NOT NULL""",
+    opens={**RECORD_CELLS, len(Record._fields): SALT},
+    tolerant=True,
 )
 _WIDTH = len(Record._fields)
 
@@ -50,18 +53,21 @@ class Stretch:
         chain = self.chain
         key = self.links.get(chain.record.key)
         try:
-            if chain.full is None or chain.diffs is None or key is None:
+            if chain.full is None or chain.stored is None or key is None:
                 raise Undecodable("its chain is broken")
             text = decompress_full(chain.full, chain.key_size)
+            diffs, salts = chain.diffs(text) or [], chain.packed_salts()
             steps: list[tuple[Link, Splices]] = []
             digests = self._check(key, text)
             decoder = Decoder(Dictionary(text))
             numbers = iter(chain.ids)
-            for batch in decoder.batches(chain.diffs):
+            for batch in decoder.batches(diffs):
                 for splices in batch:
                     common = splices[0] if splices else len(text)
                     text, before = apply_undoable(text, splices)
                     link = self.links[next(numbers)]
+                    if link.record.id in salts:
+                        link = link._replace(salt=salts[link.record.id])
                     digests = self._check(link, text, digests, common)  # type: ignore[arg-type]
                     steps.append((link, before))
         except (Undecodable, KeyError, StopIteration) as problem:

@@ -15,10 +15,21 @@ from holdfast.errors import Damaged, Undecodable
 from holdfast.log.books import id_of
 from holdfast.log.branches import ThreadRow, threads_in_tree
 from holdfast.log.labels import LabelRow, labels_in
+from holdfast.log.packs import PACK, Packs
 from holdfast.log.pending import odd_bases, select_writes, writes_of
 from holdfast.log.reading import NOT_SWEPT, read_chain, read_state
-from holdfast.log.records import NO_HASH, R_COLUMNS, Record, body_checksum, chain_hash, record_of, row_is_sound
-from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read
+from holdfast.log.records import (
+    NO_HASH,
+    R_COLUMNS,
+    RECORD_CELLS,
+    Record,
+    body_checksum,
+    chain_hash,
+    record_of,
+    row_is_sound,
+)
+from holdfast.storage.cells import DIFF, FULL_TEXT, SALT
+from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, read
 from holdfast.values.compress import decompress_full
 from holdfast.values.delta import Decoder, apply_splices
 from holdfast.values.dictionary import Dictionary
@@ -33,7 +44,14 @@ _PAGE_OF = Sql(
     f"""SELECT {R_COLUMNS},
         b.salt, b.checksum, b.diff, b.full_text
     FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
-    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after AND {NOT_SWEPT} ORDER BY r.id LIMIT :limit"""
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after AND {NOT_SWEPT} ORDER BY r.id LIMIT :limit""",
+    opens={**RECORD_CELLS, _WIDTH: SALT, _WIDTH + 2: DIFF, _WIDTH + 3: FULL_TEXT},
+    tolerant="all",
+)
+_LOST_PACKS = Sql(
+    """SELECT count(*) FROM pack p WHERE p.tenant = :tenant AND NOT EXISTS (SELECT 1 FROM record r
+        WHERE r.tenant = p.tenant AND r.tree = p.tree AND r.id = p.first AND r.body = -p.pack)
+    AND p.tree NOT IN (SELECT tree FROM sweep WHERE tenant = :tenant AND id = 0)"""
 )
 _TREES = Sql("SELECT DISTINCT tree FROM thread WHERE tenant = :tenant ORDER BY tree")
 _ORPHANS = Sql(
@@ -66,6 +84,14 @@ class _Place:
     decoder: Decoder | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A pack, and the keyframe's text that it is read with."""
+
+    packs: Packs
+    key_text: bytes
+
+
 @dataclass
 class _Walk:
     """What checking a record needs of those before it."""
@@ -77,6 +103,8 @@ class _Walk:
     labels: dict[int, list[LabelRow]] = field(default_factory=dict)  # by record
     hashes: dict[int, bytes] = field(default_factory=dict)
     places: OrderedDict[int, _Place] = field(default_factory=OrderedDict)
+    packs: OrderedDict[int, _Open] = field(default_factory=OrderedDict)
+    packed: dict[int, int] = field(default_factory=dict)  # how many records of each pack have been met
 
     def wrong(self, record: Record, what: str) -> None:
         name = self.names.get(record.thread, f"(deleted thread {record.thread})")
@@ -91,7 +119,7 @@ class _Walk:
 
 def verify_tree(tenant: int, tree: int, progress: Progress | None = None) -> Flow[Findings]:
     """Check all records that a tree's threads share."""
-    return (yield from read(lambda: _verify_tree(tenant, tree, progress)))
+    return (yield from check(lambda: _verify_tree(tenant, tree, progress)))
 
 
 def verify_tenant(tenant: int, progress: Progress | None = None) -> Flow[list[Findings]]:
@@ -106,16 +134,28 @@ def verify_tenant(tenant: int, progress: Progress | None = None) -> Flow[list[Fi
 
 
 def _overview(tenant: int) -> Program[tuple[list[int], Findings]]:
-    trees, orphans, strays, answers = yield Batch(
-        _TREES(tenant=tenant), _ORPHANS(tenant=tenant), _STRAYS(tenant=tenant), _DATABASE(), last=True
+    trees, orphans, strays, packs, answers = yield Batch(
+        _TREES(tenant=tenant),
+        _ORPHANS(tenant=tenant),
+        _STRAYS(tenant=tenant),
+        _LOST_PACKS(tenant=tenant),
+        _DATABASE(),
+        last=True,
     )
     findings = Findings()
     if orphans[0][0]:
         findings.problems.append(("(store)", None, f"{orphans[0][0]} bodies belong to no record"))
+    if packs[0][0]:
+        findings.problems.append(("(store)", None, f"{packs[0][0]} packs belong to no record"))
     if strays[0][0]:
         findings.problems.append(("(store)", None, f"{strays[0][0]} records belong to no thread"))
     findings.problems += [("(store)", None, str(answer)) for (answer,) in answers if answer != "ok"]
     return [tree for (tree,) in trees], findings
+
+
+def check_tree(tenant: int, tree: int) -> Program[Findings]:
+    """The same inside a transaction: for whoever is about to mend what is found."""
+    return (yield from _verify_tree(tenant, tree, None))
 
 
 def _verify_tree(tenant: int, tree: int, progress: Progress | None) -> Program[Findings]:
@@ -177,6 +217,13 @@ def _check(
     if parent_hash is None:
         walk.wrong(record, "its parent is missing")
         return
+    if record.body < 0:
+        try:
+            salt, diff = yield from _unpacked(walk, record)
+            checksum = body_checksum(salt, diff)
+        except (Undecodable, Damaged) as problem:
+            walk.wrong(record, str(problem))
+            return
     if salt is None:
         walk.wrong(record, "its body is missing")
         return
@@ -211,6 +258,23 @@ def _check_label(walk: _Walk, record: Record, label: LabelRow, data: bytes) -> G
         writes_of(rows, {record.id: data, **bases})
     except (Damaged, Undecodable) as error:
         walk.wrong(record, str(error))
+
+
+def _unpacked(walk: _Walk, record: Record) -> Generator[Batch, list[Rows], tuple[bytes, bytes]]:
+    """The salt and the difference of a packed record. Records come in order, so counting tells its place."""
+    pack = -(record.body or 0)
+    index = walk.packed.get(pack, 0)
+    walk.packed[pack] = index + 1
+    found = walk.packs.get(pack)
+    if found is None:
+        [rows] = yield Batch(PACK(tenant=walk.tenant, pack=pack))
+        keyframe = yield from read_state(walk.tenant, walk.tree, record.key)
+        if keyframe is None:
+            raise Undecodable("its keyframe is missing")
+        found = walk.packs[pack] = _Open(Packs(rows), keyframe.data)
+        while len(walk.packs) > _PLACES_MAX:
+            walk.packs.popitem(last=False)
+    return found.packs.salt(pack, index), found.packs.diff(pack, index, found.key_text)
 
 
 def _text(
@@ -260,9 +324,10 @@ def _stand(walk: _Walk, record: int) -> Generator[Batch, list[Rows], _Place | No
     """A record's text, and a decoder that has read its chain."""
     loaded = yield from read_state(walk.tenant, walk.tree, record)
     chain = yield from read_chain(walk.tenant, walk.tree, record)
-    if loaded is None or chain is None or chain.diffs is None:
+    diffs = chain.diffs(loaded.key_data) if loaded is not None and chain is not None else None
+    if loaded is None or diffs is None:
         return None
     decoder = Decoder(Dictionary(loaded.key_data))
-    for _ in decoder.batches(chain.diffs):
+    for _ in decoder.batches(diffs):
         pass
     return _Place(loaded.data, decoder)

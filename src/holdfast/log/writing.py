@@ -23,8 +23,18 @@ from holdfast.log.branches import (
 from holdfast.log.cache import Base
 from holdfast.log.ids import show_id
 from holdfast.log.keyframes import difference_cost, keyframe_is_due
+from holdfast.log.packs import packed_salt
 from holdfast.log.reading import RECORD, read_live
-from holdfast.log.records import NO_HASH, Record, body_checksum, chain_hash, columns_checksum, record_of
+from holdfast.log.records import (
+    INSERT_SEALS,
+    NO_HASH,
+    Record,
+    body_checksum,
+    chain_hash,
+    columns_checksum,
+    record_of,
+)
+from holdfast.storage.cells import SALT as SALT_CELL
 from holdfast.storage.program import Batch, Program, Rows, Sql
 from holdfast.values.compress import compress_full
 from holdfast.values.delta import Encoder, payload_bytes
@@ -87,16 +97,20 @@ _TO_HEAD = Sql(
     postgres=f"""WITH t AS ({MOVE} AND head = :parent AND generation = :generation RETURNING thread),
         b AS ({BODY_POSTGRES} FROM t RETURNING id)
         {POSTGRES_RECORD}""",
+    seals=INSERT_SEALS,
 )
 INSERT = Sql(
     sqlite=(BODY_SQLITE, f"{SQLITE_RECORD} RETURNING id"),
     postgres=f"WITH b AS ({BODY_POSTGRES} RETURNING id) {POSTGRES_RECORD}",
+    seals=INSERT_SEALS,
 )
 MOVE_HEAD = Sql(MOVE)
 # A salt is random and used once: whose record it is.
 SALT = Sql(
     """SELECT b.salt FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
-    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = :id"""
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = :id""",
+    opens={0: SALT_CELL},
+    tolerant=True,
 )
 
 
@@ -242,8 +256,8 @@ def append(draft: Draft, place: Place, record: int, at: int) -> Program[Appended
     thread, is_new = yield from enter(place, at)
     this = {"tenant": place.tenant, "tree": thread.tree, "id": record}
     rows, salts = yield Batch(RECORD(**this), SALT(**this))
-    if rows and salts and salts[0][0] == draft.salt:  # written before, by a COMMIT whose answer was lost
-        found = record_of(rows[0])
+    if rows and (yield from is_drafts(draft, rows[0], salts, place.tenant, thread.tree)):
+        found = record_of(rows[0])  # written before, by a COMMIT whose answer was lost
         return appended(found, thread, on_head=thread.head == found.id)
     if rows:  # somebody else's, with the same id
         return Appended(None, thread.thread, thread.tree, thread.generation, on_head=False, after=record)
@@ -260,7 +274,7 @@ def append(draft: Draft, place: Place, record: int, at: int) -> Program[Appended
         return Appended(None, thread.thread, thread.tree, thread.generation, on_head=False, after=parent.id)
     if draft.base is not None:
         base = yield from read_live(place.tenant, thread.tree, draft.base.record.id)
-        if base is None or base.key != draft.base.record.key:
+        if base is None or base_has_moved(draft.base, base, thread):
             return appended(None, thread, on_head=False)
     sealed = seal(draft, place.tenant, thread.thread, thread.tree, record, at, parent)
     on_head = is_new or parent_id == thread.head or (place.parent is None and _head_is_lost(place, thread))
@@ -279,6 +293,20 @@ def append(draft: Draft, place: Place, record: int, at: int) -> Program[Appended
         )
     yield Batch(*statements, last=True)
     return appended(sealed, thread, on_head=on_head)
+
+
+def base_has_moved(base: Base, found: Record, thread: ThreadRow) -> bool:
+    """Whether a difference must be made anew: another keyframe, or its stream may have been taken apart."""
+    return found.key != base.record.key or thread.generation != base.generation
+
+
+def is_drafts(
+    draft: Draft, row: tuple[Any, ...], salts: Rows, tenant: int, tree: int
+) -> Generator[Batch, list[Rows], bool]:
+    """Whether a record with the draft's id is the draft's: a salt is random and used once."""
+    if salts:
+        return bool(salts[0][0] == draft.salt)
+    return (yield from packed_salt(tenant, tree, record_of(row).id)) == draft.salt
 
 
 def appended(record: Record | None, thread: ThreadRow, *, on_head: bool) -> Appended:

@@ -72,6 +72,16 @@ def _head(kind: int, size: int) -> bytes:
     return bytes((kind,)) + size.to_bytes(_HEAD - 1, "little")
 
 
+def pack_splices(splices: Splices) -> bytes:
+    """A difference as it is stored when it is small, whatever its size: it needs no stream."""
+    return _pack(splices)
+
+
+def goes_on(diff: bytes) -> bool:
+    """Whether a stored difference can be read only behind those that its stream began with."""
+    return diff[:1] == b"\x02"
+
+
 def payload_bytes(diff: bytes) -> int:
     """How long a stored difference is before it was compressed."""
     return int.from_bytes(diff[1:_HEAD], "little") if diff[:1] in (b"\x01", b"\x02") else len(diff)

@@ -1,0 +1,108 @@
+"""What makes a text large: the paths of the parts that take most of it.
+
+Only looked for when somebody asks, or a state has passed a limit: the text is parsed and its parts are written again to
+measure them. Values never leave this module, only paths and sizes. A path holds keys of the state's mappings, which may
+be personal data: each is cut to 40 characters.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+KEY_CHARACTERS_MAX: Final = 40
+_NEARLY_ALL: Final = 0.9  # a part that is so much of what it lies in stands for that
+_MOST: Final = 0.5
+_SEQUENCES: Final = frozenset({"^tuple", "^set", "^frozenset"})
+_PAIRS: Final = frozenset({"^dict", "^odict", "^counter"})
+Inner = tuple[int, str, Any]  # the size of a part, the end of its path, its parsed text
+
+
+class Part(NamedTuple):
+    """A part of a state: `state["messages"][17].content`, and how many bytes of its text it takes."""
+
+    path: str
+    bytes: int
+
+
+def largest(text: bytes, count: int) -> list[Part]:
+    """The largest parts, the largest first. Sizes count what lies inside, so they do not add up."""
+    heap: list[tuple[int, int, str, Any]] = [(-len(text), 0, "state", orjson.loads(text))]
+    found: list[Part] = []
+    number = 0
+    while heap and len(found) < count:
+        negative, _, path, node = heapq.heappop(heap)
+        # Of the parts of one value, those behind the largest `count` cannot be among the largest `count` of all.
+        inner = heapq.nlargest(count, _parts(node), key=_size)
+        if not inner or (path != "state" and inner[0][0] < _NEARLY_ALL * -negative):
+            found.append(Part(path, -negative))
+        for size, label, part in inner:
+            number += 1
+            heapq.heappush(heap, (-size, number, path + label, part))
+    return found
+
+
+def culprit(text: bytes) -> Part:
+    """The smallest part that is most of the text; if there is none, the largest part of the state."""
+    path, size, node = "state", len(text), orjson.loads(text)
+    while True:
+        inner = max(_parts(node), key=_size, default=None)
+        if inner is None or (inner[0] < _MOST * len(text) and path != "state"):
+            return Part(path, size)
+        size, path, node = inner[0], path + inner[1], inner[2]
+
+
+def _size(part: Inner) -> int:
+    return part[0]
+
+
+def _parts(node: Any) -> Iterable[Inner]:
+    """What lies in a parsed value, tags read as what they stand for."""
+    if type(node) is list:
+        return _items(node)
+    if type(node) is not dict:
+        return ()
+    if len(node) == 1:
+        [(tag, content)] = node.items()
+        if tag.startswith("^"):
+            return _tagged(tag, content)
+    return ((len(orjson.dumps(value)), f"[{_shown(key)}]", value) for key, value in node.items())
+
+
+def _items(items: list[Any]) -> Iterable[Inner]:
+    return ((len(orjson.dumps(value)), f"[{at}]", value) for at, value in enumerate(items))
+
+
+def _tagged(tag: str, content: Any) -> Iterable[Inner]:
+    """The parts of a tagged value: fields of an object, items, what lies under keys that are no text."""
+    if tag == "^obj":
+        body = content[2]
+        return _fields(body) if type(body) is dict else _parts(body)
+    if tag.startswith("^msg."):
+        return _fields(content)
+    if tag in _SEQUENCES:
+        return _items(content)
+    if tag == "^deque":
+        return _items(content[0])
+    if tag in _PAIRS or tag == "^defaultdict":
+        pairs = content if tag in _PAIRS else content[1]
+        return ((len(orjson.dumps(value)), f"[{_shown(key)}]", value) for key, value in pairs)
+    return ()
+
+
+def _fields(body: dict[str, Any]) -> Iterable[Inner]:
+    return ((len(orjson.dumps(value)), f".{_cut(name)}", value) for name, value in body.items() if name[:1] != "^")
+
+
+def _shown(key: Any) -> str:
+    """A key as code would say it; one that is no text or number as "…"."""
+    if type(key) is str:
+        return orjson.dumps(_cut(key)).decode()
+    return str(key) if type(key) in (int, float, bool, type(None)) else "…"
+
+
+def _cut(key: str) -> str:
+    return key if len(key) <= KEY_CHARACTERS_MAX else key[: KEY_CHARACTERS_MAX - 1] + "…"
