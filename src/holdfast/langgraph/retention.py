@@ -23,6 +23,7 @@ from holdfast.log.books import delta_channels, parent_of
 from holdfast.log.branches import ThreadRow, idle_threads, thread_numbered, try_thread
 from holdfast.log.labels import MAIN, LabelRow, labels_in, labels_of_runs, space_heads, spaces_of
 from holdfast.log.sweeping import remove_labelled
+from holdfast.storage.events import event, said
 from holdfast.storage.program import Flow, Program, read
 
 _log = logging.getLogger("holdfast")
@@ -57,7 +58,12 @@ def after_put(keeper: Keeper, retention: Retention, name: str) -> Flow[None]:
     try:
         yield from _after_put(keeper, retention, name)
     except HoldfastError as error:
-        _log.warning("thread %r: its checkpoint is stored, but old ones could not be removed: %s", name, error)
+        _log.warning(
+            "thread %r: its checkpoint is stored, but old ones could not be removed: %s",
+            name,
+            said(error),
+            extra=event("retention.failed", thread=name, error=type(error).__name__),
+        )
 
 
 def _after_put(keeper: Keeper, retention: Retention, name: str) -> Flow[None]:

@@ -8,43 +8,56 @@ removed in bounded batches; a crash in between is taken up by the next prune or 
 
 from __future__ import annotations
 
-from collections.abc import Container, Generator, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Container, Generator
 from functools import partial
-from typing import Any, NamedTuple
 
 import orjson
 
 from holdfast.errors import Damaged
-from holdfast.log.books import delta_channels
 from holdfast.log.branches import ThreadRow, find_thread, no_thread, threads_in_tree
+from holdfast.log.choosing import (
+    Node,
+    Plan,
+    checkpoints_in,
+    choose,
+    choose_for,
+    inherited,
+    make_plan,
+    needed_by,
+    nodes_of,
+)
 from holdfast.log.ids import show_id
 from holdfast.log.labels import LABELLED_KIND, MAIN, LabelRow, bases_of_writes, drop_labels, labels_in
-from holdfast.log.reading import NOT_SWEPT, RECORD, Loaded, read_chain, read_state
+from holdfast.log.pins import pinned, pins_in
+from holdfast.log.reading import RECORD, Loaded, read_chain, read_state
 from holdfast.log.records import Record, body_checksum, record_of, row_checksum
+from holdfast.log.unpacking import drop_packs, release
+from holdfast.storage.cells import DIFF, FULL_TEXT, RECORD_CHECKSUM
 from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, write
 from holdfast.values.compress import compress_full
 from holdfast.values.delta import Decoder, Encoder, Splices
 from holdfast.values.dictionary import Dictionary
 
 _BATCH = 500
+_SWEPT_AT_ONCE = 200  # others can write in between
 
-_TREE = Sql(
-    f"""SELECT id, thread, parent, base, keyframe, body FROM record r
-    WHERE r.tenant = :tenant AND r.tree = :tree AND {NOT_SWEPT}"""
-)
 _NEXT_GENERATION = Sql("UPDATE thread SET generation = generation + 1 WHERE tenant = :tenant AND tree = :tree")
-_DIFF = Sql("SELECT diff FROM body WHERE tenant = :tenant AND id = :body")
-_SET_DIFF = Sql("UPDATE body SET diff = :diff, checksum = checksum + :change WHERE tenant = :tenant AND id = :body")
+_DIFF = Sql("SELECT diff FROM body WHERE tenant = :tenant AND id = :body", opens={0: DIFF}, tolerant=True)
+_SET_DIFF = Sql(
+    "UPDATE body SET diff = :diff, checksum = checksum + :change WHERE tenant = :tenant AND id = :body",
+    seals={"diff": DIFF},
+)
 _SET_FULL = Sql(
     "UPDATE body SET diff = NULL, full_text = :full_text, checksum = checksum + :change"
-    " WHERE tenant = :tenant AND id = :body"
+    " WHERE tenant = :tenant AND id = :body",
+    seals={"full_text": FULL_TEXT},
 )
 _DROP_DIFF = Sql("UPDATE body SET diff = NULL, checksum = checksum + :change WHERE tenant = :tenant AND id = :body")
 _SET_RECORD = Sql(
     """UPDATE record SET thread = :thread, base = :base, keyframe = :keyframe, key = :key, cost = :cost,
         checksum = :checksum
-    WHERE tenant = :tenant AND tree = :tree AND id = :id"""
+    WHERE tenant = :tenant AND tree = :tree AND id = :id""",
+    seals={"checksum": RECORD_CHECKSUM},
 )
 _LIST = Sql("INSERT INTO sweep (tenant, tree, id) VALUES (:tenant, :tree, :id) ON CONFLICT DO NOTHING")
 # A row's checksum is its own plus body plus stamp: taking the body out of it needs no other column.
@@ -60,7 +73,7 @@ _ENTOMB = Sql(
 )
 _FORGET = [
     Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND thread = :thread")
-    for table in ("tag", "write", "label", "space", "thread")
+    for table in ("tag", "write", "label", "space", "pin", "thread")
 ]
 _OF_KIND = Sql("SELECT id FROM record WHERE tenant = :tenant AND tree = :tree AND thread = :thread AND kind = :kind")
 _SET_HEAD = Sql("UPDATE thread SET head = :head, head_hash = :head_hash WHERE tenant = :tenant AND thread = :thread")
@@ -68,46 +81,58 @@ _COUNT = Sql("SELECT count(*) FROM record WHERE tenant = :tenant AND tree = :tre
 _LISTED = Sql("SELECT tree, id FROM sweep WHERE tenant = :tenant ORDER BY tree, id LIMIT :limit")
 _COUNT_LISTED = Sql("SELECT count(*) FROM sweep WHERE tenant = :tenant")
 _ANY_IN_TREE = Sql("SELECT id, body FROM record WHERE tenant = :tenant AND tree = :tree ORDER BY id LIMIT :limit")
-_UNLIST = Sql("DELETE FROM sweep WHERE tenant = :tenant AND tree = :tree AND id = :id")
-_BODY_OF = Sql("SELECT body FROM record WHERE tenant = :tenant AND tree = :tree AND id = :id")
-_REMOVE_BODY = Sql("DELETE FROM body WHERE tenant = :tenant AND id = :body")
-_REMOVE = Sql("DELETE FROM record WHERE tenant = :tenant AND tree = :tree AND id = :id")
+_IS_ANY = Sql("SELECT count(*) FROM (SELECT 1 FROM sweep WHERE tenant = :tenant LIMIT 1) AS found")
 
 
-class Node(NamedTuple):
-    """The pointers of a record."""
-
-    id: int
-    thread: int
-    parent: int | None
-    base: int | None
-    keyframe: int
-    body: int | None
+def _each(text: str) -> Sql:
+    """A statement on many records at once, given as JSON: one is faster than hundreds, and others wait for it."""
+    return Sql(
+        sqlite=text.format(ids="SELECT value FROM json_each(:ids)"),
+        postgres=text.format(ids="SELECT v::bigint FROM json_array_elements_text(:ids::json) v"),
+    )
 
 
-@dataclass
-class Plan:
-    """What is to become of a tree's records."""
+_LIST_MANY = Sql(
+    sqlite="""INSERT INTO sweep (tenant, tree, id) SELECT :tenant, :tree, value FROM json_each(:ids) WHERE true
+        ON CONFLICT DO NOTHING""",
+    postgres="""INSERT INTO sweep (tenant, tree, id)
+        SELECT :tenant::bigint, :tree::bigint, v::bigint FROM json_array_elements_text(:ids::json) v
+        ON CONFLICT DO NOTHING""",
+)
+_THESE = _each("SELECT id, body FROM record WHERE tenant = :tenant AND tree = :tree AND id IN ({ids})")
+_UNLIST = _each("DELETE FROM sweep WHERE tenant = :tenant AND tree = :tree AND id IN ({ids})")
+_REMOVE_BODIES = _each("DELETE FROM body WHERE tenant = :tenant AND id IN ({ids})")
+_REMOVE = _each("DELETE FROM record WHERE tenant = :tenant AND tree = :tree AND id IN ({ids})")
 
-    rebase: list[int] = field(default_factory=list)  # live, but their base goes: they get their full text
-    unlink: list[int] = field(default_factory=list)  # live keyframes whose base goes: they lose their difference
-    entomb: list[int] = field(default_factory=list)  # go, but are parents of live ones
-    remove: list[int] = field(default_factory=list)
 
-
-def prune(tenant: int, thread: int, name: str, keep: int, progress: Progress | None = None) -> Flow[tuple[int, int]]:
-    """Keep the newest `keep` records of a thread's line. How many went, how many got their full text."""
-    counts = yield from write(partial(_prune, tenant, thread, name, keep), solo=True)
+def prune(
+    tenant: int,
+    thread: int,
+    name: str,
+    keep: int,
+    progress: Progress | None = None,
+    *,
+    since: int | None = None,
+) -> Flow[tuple[int, int]]:
+    """Keep the newest `keep` records of a thread's line, and all from the record `since` on. How many went, how many
+    got their full text."""
+    counts = yield from write(partial(_prune, tenant, thread, name, keep, since), solo=True)
     yield from sweep(tenant, progress)
     return counts
 
 
 def delete(
-    tenant: int, name: str, thread: int | None, progress: Progress | None = None, *, idle_since: int | None = None
+    tenant: int,
+    name: str,
+    thread: int | None,
+    progress: Progress | None = None,
+    *,
+    idle_since: int | None = None,
+    force: bool = False,
 ) -> Flow[int]:
     """Remove a thread and every record that no other thread needs; with `idle_since`, only if it was not written to
-    from then on. How many records went."""
-    removed = yield from write(partial(_delete, tenant, name, thread, idle_since), solo=True)
+    from then on and has no pin. How many records went. Raises Pinned, unless `force`."""
+    removed = yield from write(partial(_delete, tenant, name, thread, idle_since, force=force), solo=True)
     yield from sweep(tenant, progress)
     return removed
 
@@ -116,7 +141,7 @@ def sweep(tenant: int, progress: Progress | None = None) -> Flow[None]:
     """Remove what is listed, in batches, until nothing is; also what an earlier process left half done."""
     removed = 0
     while True:
-        gone, left = yield from write(partial(_sweep_some, tenant))
+        gone, left = yield from write(partial(_sweep_some, tenant, count=progress is not None))
         removed += gone
         if progress is not None:
             progress(removed, removed + left)
@@ -124,57 +149,20 @@ def sweep(tenant: int, progress: Progress | None = None) -> Flow[None]:
             return
 
 
-def _prune(tenant: int, thread: int, name: str, keep: int) -> Program[tuple[int, int]]:
-    row, others = yield from _lock(tenant, name, thread)
-    nodes = yield from _nodes(tenant, row.tree)
-    kept = _line(nodes, row.head)[:keep]
-    oldest = kept[-1] if kept else 0
-    # What became a branch since the oldest kept checkpoint is as recent as what is kept.
-    recent = [node.id for node in nodes.values() if node.thread == thread and node.id > oldest]
-    needed = yield from _needed_by(tenant, nodes, others)
-    needed |= yield from bases_of_writes(tenant, [thread])
-    labels = yield from labels_in(tenant, [thread])
-    live = {*kept, *recent, *needed}
-    deltas = yield from _needed_for_deltas(tenant, row.tree, nodes, live, {label.record for label in labels})
-    plan = make_plan(nodes, live | deltas)
-    yield from _rearrange(tenant, row.tree, nodes, plan)
-    gone = {*plan.remove, *plan.entomb}
-    yield from _drop([label for label in labels if label.record in gone], tenant)
-    own = {*kept, *recent, *deltas}
-    for other in others:
-        for record in _line(nodes, other.head):
-            if nodes[record].thread == thread and record not in own:
-                own.add(record)
-                # Kept for this fork alone: it goes when the fork goes.
-                found = yield from _record(tenant, row.tree, record)
-                yield Batch(_store(tenant, found._replace(thread=other.thread)))
-    return _gone(nodes, plan), len(plan.rebase)
+def _prune(tenant: int, thread: int, name: str, keep: int, since: int | None = None) -> Program[tuple[int, int]]:
+    row, others = yield from lock_tree(tenant, name, thread)
+    nodes = yield from nodes_of(tenant, row.tree)
+    plan, labels, own = yield from choose(tenant, nodes, row, others, keep, since)
+    yield from rearrange(tenant, row.tree, nodes, plan)
+    yield from drop_all(labels, tenant)
+    for other, record in inherited(nodes, row, others, own):
+        # Kept for this fork alone: it goes when the fork goes.
+        found = yield from record_in(tenant, row.tree, record)
+        yield Batch(_store(tenant, found._replace(thread=other)))
+    return checkpoints_in(nodes, plan), len(plan.rebase)
 
 
-def _needed_for_deltas(
-    tenant: int, tree: int, nodes: dict[int, Node], live: set[int], labelled: set[int]
-) -> Generator[Batch, list[Rows], set[int]]:
-    """Ancestors whose writes rebuild what a live state of LangGraph's does not hold itself (its DeltaChannels)."""
-    needed: set[int] = set()
-    for record in live & labelled & nodes.keys():
-        parent = nodes[record].parent
-        missing: set[str] = set()
-        if parent is not None and parent not in live:
-            missing = set(delta_channels((yield from _plain_state(tenant, tree, record))))
-        while missing and parent is not None and (node := nodes.get(parent)) is not None and node.body is not None:
-            needed.add(node.id)
-            missing -= (yield from _plain_state(tenant, tree, node.id)).keys()
-            parent = node.parent
-    return needed
-
-
-def _plain_state(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], dict[str, Any]]:
-    loaded = yield from read_state(tenant, tree, record)
-    state = orjson.loads(loaded.data) if loaded is not None else None
-    return state if type(state) is dict else {}
-
-
-def _lock(
+def lock_tree(
     tenant: int, name: str, thread: int | None
 ) -> Generator[Batch, list[Rows], tuple[ThreadRow, list[ThreadRow]]]:
     """A thread and all others of its tree, locked."""
@@ -186,23 +174,32 @@ def _lock(
     return own, list(threads.values())
 
 
-def _gone(nodes: dict[int, Node], plan: Plan) -> int:
-    """How many checkpoints go: tombstones were none."""
-    return sum(nodes[record].body is not None for record in (*plan.remove, *plan.entomb))
-
-
-def _delete(tenant: int, name: str, thread: int | None, idle_since: int | None = None) -> Program[int]:
-    row, others = yield from _lock(tenant, name, thread)
+def _delete(
+    tenant: int, name: str, thread: int | None, idle_since: int | None = None, *, force: bool = False
+) -> Program[int]:
+    row, others = yield from lock_tree(tenant, name, thread)
     if idle_since is not None and row.updated_at >= idle_since:
         return 0
-    yield Batch(*(statement(tenant=tenant, thread=row.thread) for statement in _FORGET))
+    pins = [pin.name for pin in (yield from pins_in(tenant, row.tree)) if pin.thread == row.thread]
+    if pins and not force:
+        if idle_since is not None:
+            return 0
+        raise pinned(name, pins)
+    return (yield from remove_threads(tenant, row.tree, [row], others))
+
+
+def remove_threads(
+    tenant: int, tree: int, doomed: list[ThreadRow], others: list[ThreadRow]
+) -> Generator[Batch, list[Rows], int]:
+    """Remove threads of a tree whose threads are locked; the `others` stay, with all that they need."""
+    yield Batch(*(statement(tenant=tenant, thread=row.thread) for row in doomed for statement in _FORGET))
     if not others:
-        [[(count,)], _] = yield Batch(_COUNT(tenant=tenant, tree=row.tree), _LIST(tenant=tenant, tree=row.tree, id=0))
+        [[(count,)], _] = yield Batch(_COUNT(tenant=tenant, tree=tree), _LIST(tenant=tenant, tree=tree, id=0))
         return int(count)
-    nodes = yield from _nodes(tenant, row.tree)
-    plan = make_plan(nodes, (yield from _needed_by(tenant, nodes, others)))
-    yield from _rearrange(tenant, row.tree, nodes, plan)
-    return _gone(nodes, plan)
+    nodes = yield from nodes_of(tenant, tree)
+    plan = yield from choose_for(tenant, tree, nodes, others)
+    yield from rearrange(tenant, tree, nodes, plan)
+    return checkpoints_in(nodes, plan)
 
 
 def remove_labelled(tenant: int, name: str, doomed: Container[tuple[int, bytes]]) -> Flow[int]:
@@ -214,11 +211,12 @@ def remove_labelled(tenant: int, name: str, doomed: Container[tuple[int, bytes]]
 
 
 def _remove_labelled(tenant: int, name: str, doomed: Container[tuple[int, bytes]]) -> Program[int]:
-    row, others = yield from _lock(tenant, name, None)
+    row, others = yield from lock_tree(tenant, name, None)
     labels = yield from labels_in(tenant, [row.thread])
-    gone = [label for label in labels if (label.space, label.id) in doomed]
-    kept = [label for label in labels if (label.space, label.id) not in doomed]
-    nodes = yield from _nodes(tenant, row.tree)
+    pins = {pin.record for pin in (yield from pins_in(tenant, row.tree))}
+    gone = [label for label in labels if (label.space, label.id) in doomed and label.record not in pins]
+    kept = [label for label in labels if (label.space, label.id) not in doomed or label.record in pins]
+    nodes = yield from nodes_of(tenant, row.tree)
     unlabelled = yield from _unlabelled(tenant, row, {label.record for label in labels})
     removed = {label.record for label in gone} | unlabelled
     # What was saved in other ways, without an id, stays; a record whose id now means another one does not.
@@ -229,16 +227,16 @@ def _remove_labelled(tenant: int, name: str, doomed: Container[tuple[int, bytes]
     if head in removed:  # the newest of what stays
         own = [label for label in kept if label.space == MAIN]
         head = max(own, key=_by_id).record if own else max(saved - {label.record for label in kept}, default=None)
-    needed = yield from _needed_by(tenant, nodes, others)
+    needed = yield from needed_by(tenant, nodes, others)
     needed.update(label.record for label in kept)
-    needed |= yield from bases_of_writes(tenant, [row.thread])
+    needed |= pins | (yield from bases_of_writes(tenant, [row.thread]))
     dead = removed - needed - {head}
     plan = make_plan(nodes, nodes.keys() - dead)
-    yield from _rearrange(tenant, row.tree, nodes, plan)
-    yield from _drop(gone, tenant)
+    yield from rearrange(tenant, row.tree, nodes, plan)
+    yield from drop_all(gone, tenant)
     if head != row.head:
-        yield from _set_head(tenant, row, head)
-    return _gone(nodes, plan)
+        yield from set_head(tenant, row, head)
+    return checkpoints_in(nodes, plan)
 
 
 def _by_id(label: LabelRow) -> bytes:
@@ -250,68 +248,25 @@ def _unlabelled(tenant: int, row: ThreadRow, labelled: set[int]) -> Generator[Ba
     return {record for (record,) in rows} - labelled
 
 
-def _set_head(tenant: int, row: ThreadRow, head: int | None) -> Generator[Batch, list[Rows], None]:
-    found = (yield from _record(tenant, row.tree, head)) if head is not None else None
+def set_head(tenant: int, row: ThreadRow, head: int | None) -> Generator[Batch, list[Rows], None]:
+    found = (yield from record_in(tenant, row.tree, head)) if head is not None else None
     yield Batch(
         _SET_HEAD(tenant=tenant, thread=row.thread, head=head, head_hash=found.hash if found is not None else None)
     )
 
 
-def _drop(labels: list[LabelRow], tenant: int) -> Generator[Batch, list[Rows], None]:
+def drop_all(labels: list[LabelRow], tenant: int) -> Generator[Batch, list[Rows], None]:
     for start in range(0, len(labels), _BATCH):
         yield Batch(*drop_labels(tenant, labels[start : start + _BATCH]))
 
 
-def _nodes(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, Node]]:
-    [rows] = yield Batch(_TREE(tenant=tenant, tree=tree))
-    return {row[0]: Node._make(row) for row in rows}
-
-
-def _line(nodes: dict[int, Node], head: int | None) -> list[int]:
-    """A record and its ancestors that have a body, newest first."""
-    line: list[int] = []
-    seen: set[int] = set()
-    while head is not None and head not in seen and (node := nodes.get(head)) and node.body is not None:
-        line.append(head)
-        seen.add(head)
-        head = node.parent
-    return line
-
-
-def _needed_by(tenant: int, nodes: dict[int, Node], threads: list[ThreadRow]) -> Generator[Batch, list[Rows], set[int]]:
-    """Everything that other threads of the tree can reach: their lines, their branches', and what they have ids for."""
-    owners = {thread.thread for thread in threads}
-    tips = [thread.head for thread in threads]
-    tips += [node.id for node in nodes.values() if node.thread in owners]
-    needed: set[int] = set()
-    for tip in tips:
-        while tip is not None and tip not in needed and (node := nodes.get(tip)) and node.body is not None:
-            needed.add(tip)
-            tip = node.parent
-    needed.update(label.record for label in (yield from labels_in(tenant, sorted(owners))))
-    needed |= yield from bases_of_writes(tenant, sorted(owners))
-    return needed
-
-
-def make_plan(nodes: dict[int, Node], live_ids: Iterable[int]) -> Plan:
-    """What follows for every record if these, and only these, live. Pure."""
-    live = {record for record in live_ids if record in nodes and nodes[record].body is not None}
-    plan = Plan()
-    parents = {nodes[record].parent for record in live}
-    for node in nodes.values():
-        if node.id in live:
-            if node.base is not None and node.base not in live:
-                (plan.unlink if node.keyframe else plan.rebase).append(node.id)
-        elif node.id not in parents:
-            plan.remove.append(node.id)
-        elif node.body is not None:
-            plan.entomb.append(node.id)
-    return plan
-
-
-def _rearrange(tenant: int, tree: int, nodes: dict[int, Node], plan: Plan) -> Generator[Batch, list[Rows], None]:
+def rearrange(tenant: int, tree: int, nodes: dict[int, Node], plan: Plan) -> Generator[Batch, list[Rows], None]:
     yield Batch(_NEXT_GENERATION(tenant=tenant, tree=tree))
     gone = {*plan.remove, *plan.entomb}
+    moved = {nodes[record].key for record in plan.rebase}
+    changed, drops = yield from release(tenant, tree, nodes.values(), gone, moved)
+    if changed:
+        nodes = yield from nodes_of(tenant, tree)
     dependants: dict[int, list[int]] = {}
     for node in nodes.values():
         if node.base is not None and node.body is not None and node.id not in gone:
@@ -323,11 +278,13 @@ def _rearrange(tenant: int, tree: int, nodes: dict[int, Node], plan: Plan) -> Ge
         yield from _unlink(tenant, tree, record)
     for record in plan.entomb:
         yield Batch(_ENTOMB(tenant=tenant, tree=tree, id=record, body=nodes[record].body))
-    for start in range(0, len(plan.remove), _BATCH):
-        yield Batch(*(_LIST(tenant=tenant, tree=tree, id=record) for record in plan.remove[start : start + _BATCH]))
+    if drops:
+        yield Batch(*drops)
+    if plan.remove:
+        yield Batch(_LIST_MANY(tenant=tenant, tree=tree, ids=_json(plan.remove)))
 
 
-def _record(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], Record]:
+def record_in(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], Record]:
     [rows] = yield Batch(RECORD(tenant=tenant, tree=tree, id=record))
     if not rows:
         raise Damaged(f"checkpoint {show_id(record)} is missing; run `holdfast verify`")
@@ -390,7 +347,7 @@ def _lines_after(
     ends: list[Record] = []
     waiting = list(dependants.get(loaded.record.id, ()))
     while waiting:
-        following = yield from _record(tenant, tree, waiting.pop())
+        following = yield from record_in(tenant, tree, waiting.pop())
         after = [] if following.keyframe else dependants.get(following.id, ())
         waiting.extend(after)
         if not after:
@@ -398,9 +355,10 @@ def _lines_after(
     # An older end first: a newer one then only adds what lies beyond the place where they part.
     for end in sorted(ends):
         chain = yield from read_chain(tenant, tree, end.base if end.keyframe and end.base else end.id)
-        if chain is None or chain.diffs is None:
+        found = chain.diffs(loaded.key_data) if chain is not None else None
+        if chain is None or found is None:
             raise Damaged(f"checkpoint {show_id(end.id)} has lost its base", checkpoints=(show_id(end.id),))
-        ids, diffs = list(chain.ids), list(chain.diffs)
+        ids, diffs = list(chain.ids), list(found)
         if end.keyframe:
             diff = yield from _diff(tenant, end)
             ids.append(end.id)
@@ -412,13 +370,13 @@ def _lines_after(
         for at in range(start, len(ids)):
             if ids[at] not in seen:
                 seen.add(ids[at])
-                line.append(((yield from _record(tenant, tree, ids[at])), diffs[at], decoded[at]))
+                line.append(((yield from record_in(tenant, tree, ids[at])), diffs[at], decoded[at]))
         lines.append(line)
     return lines
 
 
 def _unlink(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], None]:
-    found = yield from _record(tenant, tree, record)
+    found = yield from record_in(tenant, tree, record)
     diff = yield from _diff(tenant, found)
     yield Batch(
         _DROP_DIFF(tenant=tenant, body=found.body, change=-body_checksum(diff)),
@@ -440,25 +398,30 @@ def _store(tenant: int, record: Record) -> Statement:
     )
 
 
-def _sweep_some(tenant: int) -> Program[tuple[int, int]]:
+def _sweep_some(tenant: int, *, count: bool) -> Program[tuple[int, int]]:
     """Remove a batch of listed records. How many went, how many are left (at least)."""
-    [listed] = yield Batch(_LISTED(tenant=tenant, limit=_BATCH))
+    [listed] = yield Batch(_LISTED(tenant=tenant, limit=_SWEPT_AT_ONCE))
     if not listed:
         return 0, 0
     tree = listed[0][0]
     if listed[0][1] == 0:  # the whole tree
-        [found] = yield Batch(_ANY_IN_TREE(tenant=tenant, tree=tree, limit=_BATCH))
-        doomed = [(tree, record, body) for record, body in found]
-        done = [(tree, 0)] if len(found) < _BATCH else []
+        [found] = yield Batch(_ANY_IN_TREE(tenant=tenant, tree=tree, limit=_SWEPT_AT_ONCE))
+        packs = 0 if found else (yield from drop_packs(tenant, tree))
+        done = [] if found or packs else [0]
     else:
-        bodies = yield Batch(*(_BODY_OF(tenant=tenant, tree=t, id=record) for t, record in listed if record))
-        named = [(t, record) for t, record in listed if record]
-        doomed = [(*name, rows[0][0]) for name, rows in zip(named, bodies, strict=True) if rows]
-        done = named
-    statements = [_REMOVE_BODY(tenant=tenant, body=body) for _, _, body in doomed if body is not None]
-    statements += [_REMOVE(tenant=tenant, tree=t, id=record) for t, record, _ in doomed]
-    statements += [_UNLIST(tenant=tenant, tree=t, id=record) for t, record in done]
-    if statements:
-        yield Batch(*statements)
-    [[(left,)]] = yield Batch(_COUNT_LISTED(tenant=tenant))
-    return len(doomed), left
+        done = [record for other, record in listed if other == tree]
+        [found] = yield Batch(_THESE(tenant=tenant, tree=tree, ids=_json(done)))
+    this = {"tenant": tenant, "tree": tree}
+    statements = [_UNLIST(**this, ids=_json(done))] if done else []
+    if found:
+        bodies = [body for _, body in found if body is not None]
+        statements += [
+            _REMOVE_BODIES(tenant=tenant, ids=_json(bodies)),
+            _REMOVE(**this, ids=_json([record for record, _ in found])),
+        ]
+    answers = yield Batch(*statements, (_COUNT_LISTED if count else _IS_ANY)(tenant=tenant))
+    return len(found), answers[-1][0][0]
+
+
+def _json(numbers: list[int]) -> str:
+    return orjson.dumps(numbers).decode()

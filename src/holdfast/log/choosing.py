@@ -1,0 +1,186 @@
+"""Which of a tree's records go if a thread is pruned or deleted: what its other threads, its pins, pending writes and
+LangGraph's channels need stays. Only looks; `sweeping.py` does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import orjson
+
+from holdfast.log.books import delta_channels
+from holdfast.log.branches import ThreadRow
+from holdfast.log.labels import LabelRow, bases_of_writes, labels_in
+from holdfast.log.pins import pins_in
+from holdfast.log.reading import NOT_SWEPT, read_state
+from holdfast.log.records import ERASED
+from holdfast.storage.program import Batch, Rows, Sql
+
+_TREE = Sql(
+    f"""SELECT id, thread, parent, base, keyframe, body, key FROM record r
+    WHERE r.tenant = :tenant AND r.tree = :tree AND {NOT_SWEPT}"""
+)
+
+
+class Node(NamedTuple):
+    """The pointers of a record."""
+
+    id: int
+    thread: int
+    parent: int | None
+    base: int | None
+    keyframe: int
+    body: int | None
+    key: int
+
+
+@dataclass
+class Plan:
+    """What is to become of a tree's records."""
+
+    rebase: list[int] = field(default_factory=list)  # live, but their base goes: they get their full text
+    unlink: list[int] = field(default_factory=list)  # live keyframes whose base goes: they lose their difference
+    entomb: list[int] = field(default_factory=list)  # go, but are parents of live ones
+    remove: list[int] = field(default_factory=list)
+
+
+def make_plan(nodes: dict[int, Node], live_ids: Iterable[int]) -> Plan:
+    """What follows for every record if these, and only these, live. Pure."""
+    live = {record for record in live_ids if record in nodes and nodes[record].body is not None}
+    plan = Plan()
+    parents = _parents(nodes, live)
+    for node in nodes.values():
+        if node.id in live:
+            if node.base is not None and node.base not in live:
+                (plan.unlink if node.keyframe else plan.rebase).append(node.id)
+        elif node.id not in parents:
+            plan.remove.append(node.id)
+        elif node.body is not None:
+            plan.entomb.append(node.id)
+    return plan
+
+
+def _parents(nodes: dict[int, Node], live: Iterable[int]) -> set[int]:
+    """The parents of live records; and of what was erased, because the history goes on behind it."""
+    parents: set[int] = set()
+    for record in live:
+        parent = nodes[record].parent
+        while parent is not None and parent not in parents:
+            parents.add(parent)
+            node = nodes.get(parent)
+            parent = node.parent if node is not None and _is_erased(node) else None
+    return parents
+
+
+def _is_erased(node: Node) -> bool:
+    return node.body is None and node.keyframe == ERASED
+
+
+def checkpoints_in(nodes: dict[int, Node], plan: Plan) -> int:
+    """How many checkpoints go: tombstones were none."""
+    return sum(nodes[record].body is not None for record in (*plan.remove, *plan.entomb))
+
+
+def choose(
+    tenant: int, nodes: dict[int, Node], row: ThreadRow, others: list[ThreadRow], keep: int, since: int | None
+) -> Generator[Batch, list[Rows], tuple[Plan, list[LabelRow], set[int]]]:
+    """What becomes of a tree's records if a thread keeps its newest ones: also which labels go, and which records stay
+    for its own sake."""
+    kept = line_of(nodes, row.head)[:keep]
+    oldest = kept[-1] if kept else 0
+    oldest = oldest if since is None else min(oldest, since - 1)
+    # What became a branch since the oldest kept checkpoint is as recent as what is kept.
+    recent = [node.id for node in nodes.values() if node.thread == row.thread and node.id > oldest]
+    pins = yield from pins_in(tenant, row.tree)
+    own = {*kept, *recent, *(pin.record for pin in pins if pin.thread == row.thread)}
+    needed = yield from needed_by(tenant, nodes, others)
+    needed |= {pin.record for pin in pins} | (yield from bases_of_writes(tenant, [row.thread]))
+    labels = yield from labels_in(tenant, [row.thread])
+    live = own | needed
+    own |= yield from needed_for_deltas(tenant, row.tree, nodes, live, {label.record for label in labels})
+    plan = make_plan(nodes, live | own)
+    gone = {*plan.remove, *plan.entomb}
+    return plan, [label for label in labels if label.record in gone], own
+
+
+def choose_for(
+    tenant: int, tree: int, nodes: dict[int, Node], others: list[ThreadRow]
+) -> Generator[Batch, list[Rows], Plan]:
+    """What becomes of a tree's records if only these of its threads are left."""
+    needed = yield from needed_by(tenant, nodes, others)
+    owners = {other.thread for other in others}
+    pins = yield from pins_in(tenant, tree)
+    return make_plan(nodes, needed | {pin.record for pin in pins if pin.thread in owners})
+
+
+def inherited(
+    nodes: dict[int, Node], row: ThreadRow, others: list[ThreadRow], own: set[int]
+) -> Iterable[tuple[int, int]]:
+    """Which records of a thread stay only because another one needs them, each with the number of that one."""
+    seen = set(own)
+    for other in others:
+        for record in line_of(nodes, other.head):
+            if nodes[record].thread == row.thread and record not in seen:
+                seen.add(record)
+                yield other.thread, record
+
+
+def nodes_of(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, Node]]:
+    [rows] = yield Batch(_TREE(tenant=tenant, tree=tree))
+    return {row[0]: Node._make(row) for row in rows}
+
+
+def line_of(nodes: dict[int, Node], head: int | None) -> list[int]:
+    """A record and its ancestors that have a body, newest first. What was erased is passed over."""
+    line: list[int] = []
+    seen: set[int] = set()
+    while head is not None and head not in seen and (node := nodes.get(head)):
+        if node.body is not None:
+            line.append(head)
+        elif not _is_erased(node):
+            break
+        seen.add(head)
+        head = node.parent
+    return line
+
+
+def needed_by(tenant: int, nodes: dict[int, Node], threads: list[ThreadRow]) -> Generator[Batch, list[Rows], set[int]]:
+    """Everything that other threads of the tree can reach: their lines, their branches', and what they have ids for."""
+    owners = {thread.thread for thread in threads}
+    tips = [thread.head for thread in threads]
+    tips += [node.id for node in nodes.values() if node.thread in owners]
+    needed: set[int] = set()
+    for tip in tips:
+        while tip is not None and tip not in needed and (node := nodes.get(tip)):
+            if node.body is None and not _is_erased(node):
+                break
+            needed.add(tip)
+            tip = node.parent
+    needed.update(label.record for label in (yield from labels_in(tenant, sorted(owners))))
+    needed |= yield from bases_of_writes(tenant, sorted(owners))
+    return needed
+
+
+def needed_for_deltas(
+    tenant: int, tree: int, nodes: dict[int, Node], live: set[int], labelled: set[int]
+) -> Generator[Batch, list[Rows], set[int]]:
+    """Ancestors whose writes rebuild what a live state of LangGraph's does not hold itself (its DeltaChannels)."""
+    needed: set[int] = set()
+    for record in live & labelled & nodes.keys():
+        parent = nodes[record].parent
+        missing: set[str] = set()
+        if parent is not None and parent not in live:
+            missing = set(delta_channels((yield from _plain_state(tenant, tree, record))))
+        while missing and parent is not None and (node := nodes.get(parent)) is not None and node.body is not None:
+            needed.add(node.id)
+            missing -= (yield from _plain_state(tenant, tree, node.id)).keys()
+            parent = node.parent
+    return needed
+
+
+def _plain_state(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], dict[str, Any]]:
+    loaded = yield from read_state(tenant, tree, record)
+    state = orjson.loads(loaded.data) if loaded is not None else None
+    return state if type(state) is dict else {}

@@ -1,0 +1,252 @@
+"""Erasing: a thread or one checkpoint goes with every byte that the database can be made to give up. It beats pins.
+
+One transaction decides, as in `sweeping.py`, and notes that the files are still to be scrubbed; then the records go in
+batches, then the files are scrubbed, then the note goes. Whoever is killed in between, or comes later, finds the note
+and finishes. An erased checkpoint leaves its row without body, note and metadata, so that its children's hashes can be
+checked: the salt went with the body, so that nobody can confirm a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from functools import partial
+from typing import NamedTuple
+
+from holdfast.errors import NotFound, StoreError, UsageError
+from holdfast.log.branches import ThreadRow
+from holdfast.log.choosing import Node, line_of, make_plan, needed_for_deltas, nodes_of
+from holdfast.log.ids import show_id
+from holdfast.log.labels import LabelRow, bases_of_writes, labels_in
+from holdfast.log.pins import drop_pins_on
+from holdfast.log.reading import RECORD
+from holdfast.log.records import ERASED, Record, record_of, row_checksum
+from holdfast.log.sweeping import drop_all, lock_tree, rearrange, remove_threads, set_head, sweep
+from holdfast.storage.cells import RECORD_CHECKSUM
+from holdfast.storage.program import Batch, Dialect, Flow, Program, Progress, Rows, Scrub, Sql, read, write
+
+_TRIES = 10
+# What a thread or a run has rows in.
+_TABLES = (
+    *("thread", "tag", "record", "body", "pack", "space", "label", "write", "pin"),
+    *("run", "run_value", "journal", "ask", "answer", "signal", "blob", "run_blob"),
+)
+# Removed rows are overwritten in the file at once. Until the file is scrubbed; PostgreSQL has no such thing.
+_SECURE = Sql(sqlite="PRAGMA secure_delete = ON", postgres="SELECT 1")
+_MARK = Sql("INSERT INTO meta (key, value) VALUES (:key, :at) ON CONFLICT (key) DO UPDATE SET value = :at")
+_MARKED = Sql("SELECT value FROM meta WHERE key = :key")
+# Not if somebody has erased something else meanwhile.
+_UNMARK = Sql("DELETE FROM meta WHERE key = :key AND value = :at")
+_NOTE = Sql(
+    """INSERT INTO erased (tenant, thread, record, records, head_hash, at)
+    VALUES (:tenant, :thread, :record, :records, :hash, :at) ON CONFLICT (tenant, thread, record) DO NOTHING"""
+)
+_TOMBS = Sql(
+    """SELECT id FROM record WHERE tenant = :tenant AND tree = :tree AND thread = :thread AND body IS NULL
+    AND (note IS NOT NULL OR metadata IS NOT NULL)"""
+)
+_EMPTY = Sql(
+    """UPDATE record SET note = NULL, metadata = NULL, keyframe = :keyframe, checksum = :checksum
+    WHERE tenant = :tenant AND tree = :tree AND id = :id""",
+    seals={"checksum": RECORD_CHECKSUM},
+)
+_SPACE_HEADS = Sql(
+    """UPDATE space SET head = (SELECT max(l.record) FROM label l
+        WHERE l.tenant = space.tenant AND l.thread = space.thread AND l.space = space.space)
+    WHERE tenant = :tenant AND head = :record AND thread IN (
+        SELECT thread FROM thread WHERE tenant = :tenant AND tree = :tree)"""
+)
+_FOREIGN = Sql(
+    sqlite="SELECT '' WHERE 0",
+    postgres="""SELECT c.relname::text FROM pg_class c WHERE c.relkind = 'r'
+    AND c.relnamespace = current_schema()::regnamespace AND NOT pg_has_role(c.relowner, 'USAGE')""",
+)
+
+
+class Wiped(NamedTuple):
+    """What is decided to go."""
+
+    tree: int
+    threads: list[ThreadRow]  # that go
+    records: int
+    stay: list[str]  # threads that the history before the fork is shared with
+
+
+def mark(tenant: int, at: int) -> Generator[Batch, list[Rows], None]:
+    """Inside the transaction that decides: what it removes is to be scrubbed."""
+    yield Batch(_SECURE(tenant=tenant), _MARK(tenant=tenant, key=_key(tenant), at=str(at)))
+
+
+def _key(tenant: int) -> str:
+    return f"scrub {tenant}"
+
+
+def marked(tenant: int) -> Program[str | None]:
+    """When something was erased whose scrubbing is not finished."""
+    [rows] = yield Batch(_MARKED(tenant=tenant, key=_key(tenant)), last=True)
+    return rows[0][0] if rows else None
+
+
+def note(tenant: int, number: int, record: int, records: int, hash_: bytes | None, at: int) -> Program[None]:
+    """Write down that something was erased: no name, no content."""
+    yield Batch(_NOTE(tenant=tenant, thread=number, record=record, records=records, hash=hash_, at=at))
+
+
+# --- a thread
+
+
+def wipe_thread(tenant: int, name: str, number: int | None, forks: bool, at: int) -> Program[Wiped]:
+    """Decide that a thread goes, with its forks if that is said. Raises UsageError that lists them."""
+    row, others = yield from lock_tree(tenant, name, number)
+    nodes = yield from nodes_of(tenant, row.tree)
+    shared = _forks(nodes, row, others)
+    if shared and not forks:
+        some = ", ".join(repr(fork.name) for fork in shared[:20]) + (", …" if len(shared) > 20 else "")
+        raise UsageError(
+            f"thread {name!r} was not erased: its forks hold its history ({some}). Erase them with it: forks=True "
+            "(`holdfast erase --forks`), or erase or delete them first"
+        )
+    doomed = [row, *shared]
+    numbers = {one.thread for one in doomed}
+    stay = [other for other in others if other.thread not in numbers]
+    yield from mark(tenant, at)
+    for one in doomed:
+        records = sum(node.thread == one.thread and node.body is not None for node in nodes.values())
+        yield from note(tenant, one.thread, 0, records, one.head_hash, at)
+    removed = yield from remove_threads(tenant, row.tree, doomed, stay)
+    for one in doomed if stay else ():
+        [tombs] = yield Batch(_TOMBS(tenant=tenant, tree=row.tree, thread=one.thread))
+        for (tomb,) in tombs:
+            yield from _empty(tenant, row.tree, tomb)
+    return Wiped(row.tree, doomed, removed, [other.name for other in stay])
+
+
+def _forks(nodes: dict[int, Node], row: ThreadRow, others: list[ThreadRow]) -> list[ThreadRow]:
+    """The threads that hold states of this one: all of its tree if it is where that began; else those that can reach
+    a record of its own, and those that can reach one of theirs."""
+    if row.thread == row.tree:
+        return others
+    reach = {other.thread: _owners_reached(nodes, other) for other in others}
+    doomed = {row.thread}
+    while found := {number for number, owners in reach.items() if number not in doomed and owners & doomed}:
+        doomed |= found
+    return [other for other in others if other.thread in doomed]
+
+
+def _owners_reached(nodes: dict[int, Node], thread: ThreadRow) -> set[int]:
+    tips = [thread.head, *(node.id for node in nodes.values() if node.thread == thread.thread)]
+    reached: set[int] = set()
+    for tip in tips:
+        reached.update(line_of(nodes, tip) if tip not in reached else ())
+    return {nodes[record].thread for record in reached}
+
+
+# --- one checkpoint
+
+
+def wipe_record(tenant: int, name: str, number: int, record: int, at: int) -> Program[Wiped]:
+    """Decide that a checkpoint goes, for all threads that share it. Its children get full texts of their own."""
+    row, others = yield from lock_tree(tenant, name, number)
+    nodes = yield from nodes_of(tenant, row.tree)
+    node = nodes.get(record)
+    if node is None or (node.thread != row.thread and record not in line_of(nodes, row.head)):
+        raise NotFound(f"thread {name!r} has no checkpoint {show_id(record)}: nothing was erased")
+    threads = [row, *others]
+    yield from mark(tenant, at)
+    labels = yield from labels_in(tenant, [thread.thread for thread in threads])
+    live = {other.id for other in nodes.values() if other.body is not None} - {record}
+    yield from _check_unneeded(tenant, row, threads, nodes, live, labels, record)
+    # As if it were a tombstone already: what was erased before it is still behind it.
+    plan = make_plan({**nodes, record: node._replace(body=None, keyframe=ERASED)}, live)
+    plan.entomb += [record] if node.body is not None and record not in plan.remove else []
+    found = yield from _read(tenant, row.tree, record)
+    yield from rearrange(tenant, row.tree, nodes, plan)
+    if record not in plan.remove:  # there, nothing follows it that would need its hash
+        yield from _empty(tenant, row.tree, record)
+    yield from drop_all([label for label in labels if label.record == record], tenant)
+    yield from drop_pins_on(tenant, row.tree, record)
+    for thread in threads:
+        if thread.head == record:
+            line = line_of(nodes, record)
+            yield from set_head(tenant, thread, next((other for other in line if other != record), None))
+    yield Batch(_SPACE_HEADS(tenant=tenant, tree=row.tree, record=record))
+    yield from note(tenant, row.thread, record, 1, found.hash, at)
+    return Wiped(row.tree, [], int(node.body is not None), [other.name for other in others])
+
+
+def _check_unneeded(
+    tenant: int,
+    row: ThreadRow,
+    threads: list[ThreadRow],
+    nodes: dict[int, Node],
+    live: set[int],
+    labels: list[LabelRow],
+    record: int,
+) -> Generator[Batch, list[Rows], None]:
+    """What LangGraph rebuilds from a checkpoint is lost without it: then it is all or nothing."""
+    numbers = [thread.thread for thread in threads]
+    labelled = {label.record for label in labels}
+    needed = yield from needed_for_deltas(tenant, row.tree, nodes, live, labelled)
+    if record in needed or record in (yield from bases_of_writes(tenant, numbers)):
+        raise UsageError(
+            f"checkpoint {show_id(record)} of thread {row.name!r} was not erased: later checkpoints are rebuilt from "
+            "it (a DeltaChannel, or pending writes). Erase those first, the newest first, or the whole thread"
+        )
+
+
+def _read(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], Record]:
+    [rows] = yield Batch(RECORD(tenant=tenant, tree=tree, id=record))
+    return record_of(rows[0])
+
+
+def _empty(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], None]:
+    """Take the note and the metadata from a tombstone, and say that the history goes on behind it."""
+    found = yield from _read(tenant, tree, record)
+    bare = found._replace(note=None, metadata=None, keyframe=ERASED)
+    checksum = row_checksum(tenant, bare) + (bare.body or 0) + bare.stamp
+    yield Batch(_EMPTY(tenant=tenant, tree=tree, id=record, keyframe=ERASED, checksum=checksum))
+
+
+# --- the bytes
+
+
+def finish(tenant: int, dialect: Dialect, *, full: bool = False, progress: Progress | None = None) -> Flow[list[str]]:
+    """Remove what is listed, scrub the files, take back the note that this is to be done. What was in the way."""
+    at = yield from read(partial(marked, tenant))
+    yield from sweep(tenant, progress)
+    problems = yield from _scrub(dialect, full)
+    if not problems and at is not None:
+        yield from write(partial(_unmark, tenant, at))
+    return problems
+
+
+def _unmark(tenant: int, at: str) -> Program[None]:
+    yield Batch(_UNMARK(tenant=tenant, key=_key(tenant), at=at), last=True)
+
+
+def _scrub(dialect: Dialect, full: bool) -> Flow[list[str]]:
+    if dialect == "sqlite":
+        problem = yield from write(Scrub(), solo=True)
+        for _ in range(_TRIES):
+            if not problem:
+                break
+            problem = yield from write(Scrub(log_only=True), solo=True)
+        return [problem] if problem else []
+    foreign = yield from read(_foreign)
+    problems = []
+    if foreign:
+        problems.append(
+            f"this role may not vacuum {', '.join(sorted(foreign))}: let the owner run VACUUM{' (FULL)' * full} on them"
+        )
+    for table in _TABLES:
+        if table not in foreign:
+            try:
+                yield from write(Scrub(table, full=full), solo=True)
+            except StoreError as error:
+                problems.append(f"table {table} could not be vacuumed ({error})")
+    return problems
+
+
+def _foreign() -> Program[set[str]]:
+    """Tables that this role may not vacuum."""
+    [rows] = yield Batch(_FOREIGN(), last=True)
+    return {name for (name,) in rows} & set(_TABLES)

@@ -1,0 +1,116 @@
+"""The commands about what stays: compact, retention, pin, unpin, pins, erase, delete --force."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from keeping_kit import fill, seen, steps
+
+import holdfast as hf
+from holdfast.cli import main
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "a.db")
+
+
+@pytest.fixture
+def call(path: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(*args: str, code: int = 0) -> str:
+        assert main([*args, "--store", path]) == code
+        captured = capsys.readouterr()
+        return captured.out + captured.err
+
+    return call
+
+
+@pytest.fixture
+def store(path: str) -> Any:
+    with hf.open(path) as made:
+        fill(made.thread("alice"), 6)
+        yield made
+
+
+def test_retention_is_shown_and_set_field_by_field(store: hf.Store, call: Any) -> None:
+    assert "stays for good" in call("retention")
+    call("retention", "--ttl", "30d")
+    assert "30 days" in call("retention", "--keep-last", "5")
+    assert json.loads(call("retention", "--json")) == {"thread": None, "ttl_s": 2592000.0, "keep_last": 5, "own": []}
+    call("retention", "alice", "--keep-last", "3")
+    told = call("retention", "alice")
+    assert "newest 3 checkpoints" in told
+    assert "(the store's)" in told
+    found = json.loads(call("retention", "alice", "--never", "--json"))
+    assert (found["ttl_s"], found["keep_last"], found["own"]) == (None, None, ["ttl", "keep_last"])
+    call("retention", "alice", "--inherit")
+    assert store.thread("alice").retention().keep_last == 5
+    call("retention", "--never")
+    assert store.retention() == hf.Retention()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("retention", "--ttl", "soon"),
+        ("retention", "--ttl", "0d"),
+        ("retention", "--keep-last", "0"),
+        ("retention", "--never", "--ttl", "3d"),
+        ("retention", "--inherit"),
+        ("erase",),
+        ("erase", "alice", "--run", "r"),
+        ("erase", "--run", "r", "--checkpoint", "head", "--yes"),
+        ("erase", "alice"),
+        ("pin", "alice"),
+    ],
+)
+def test_a_usage_error_says_what_to_do(store: hf.Store, call: Any, wrong: tuple[str, ...]) -> None:
+    call(*wrong, code=2)
+    assert len(steps(store.thread("alice"))) == 6
+
+
+def test_compact_and_its_dry_run(store: hf.Store, call: Any) -> None:
+    call("retention", "--keep-last", "2")
+    assert "would be" in call("compact", "--dry-run")
+    assert json.loads(call("compact", "--dry-run", "--json"))["checkpoints"] == 4
+    assert len(steps(store.thread("alice"))) == 6
+    found = json.loads(call("compact", "--vacuum", "--json"))
+    assert (found["checkpoints"], found["dry_run"], found["expired"]) == (4, False, [])
+    assert len(steps(store.thread("alice"))) == 2
+    assert "were" in call("compact")
+
+
+def test_pins(store: hf.Store, call: Any) -> None:
+    assert "has no pins" in call("pins", "alice")
+    call("pin", "alice", "@2", "--name", "good")
+    assert "good" in call("pins", "alice")
+    assert json.loads(call("pin", "alice", "--name", "head", "--json"))["name"] == "head"
+    assert [json.loads(line)["name"] for line in call("pins", "alice", "--json").splitlines()] == ["good", "head"]
+    assert "--force" in call("delete", "alice", "--yes", code=2)
+    call("unpin", "alice", "--name", "head")
+    call("unpin", "alice", "--name", "head", code=3)
+    call("delete", "alice", "--yes", "--force")
+    assert seen(store) == {}
+
+
+@hf.durable(name="cli.erased")
+def work(text: str) -> str:
+    return text
+
+
+def test_erase(store: hf.Store, call: Any) -> None:
+    told = call("erase", "alice", "--checkpoint", "@3", "--yes")
+    assert "erased 1 checkpoint" in told
+    assert "what may still hold it" in told
+    assert steps(store.thread("alice")) == [5, 4, 2, 1, 0]
+    store.thread("alice").fork(name="fork")
+    assert "'fork'" in call("erase", "alice", "--yes", code=2)
+    found = json.loads(call("erase", "alice", "--forks", "--yes", "--json"))
+    assert (found["threads"], found["checkpoints"]) == (["alice", "fork"], 5)
+    store.run(work, "a", id="r").result()
+    assert "run r" in call("erase", "--run", "r", "--yes")
+    call("erase", "--run", "r", "--yes", code=3)
+    call("erase", "nobody", "--yes", code=3)

@@ -1,0 +1,402 @@
+"""Retention: what `compact` removes, what it never removes, and that a dry run says what a real one does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from keeping_kit import PLACES, Clock, fill, hashes, opened, place, query, rows, seen, sound, steps, text
+
+import holdfast as hf
+from holdfast.errors import NotFound, UsageError
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(params=PLACES)
+def store(request: pytest.FixtureRequest, clock: Clock) -> Iterator[hf.Store]:
+    with opened(place(request, request.param), clock, keep_runs_s=86_400) as made:
+        yield made
+
+
+# --- policies
+
+
+def test_a_threads_own_fields_go_before_the_stores(store: hf.Store) -> None:
+    thread = store.thread("a")
+    fill(thread, 1)
+    assert store.retention() == hf.Retention()
+    assert thread.retention() == hf.Retention()
+    assert store.set_retention(ttl=timedelta(days=30), keep_last=10) == hf.Retention(timedelta(days=30), 10)
+    assert thread.retention() == hf.Retention(timedelta(days=30), 10)
+    assert thread.set_retention(ttl=3600) == hf.Retention(timedelta(hours=1), 10, ("ttl",))
+    assert thread.set_retention(ttl=None, keep_last=None) == hf.Retention(None, None, ("ttl", "keep_last"))
+    assert thread.set_retention() == hf.Retention(timedelta(days=30), 10)
+    assert store.set_retention() == hf.Retention()
+    assert thread.retention() == hf.Retention()
+
+
+def test_a_policy_is_the_tenants_own_and_outlives_the_process(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with hf.open(path) as store:
+        store.set_retention(keep_last=3)
+        assert store.tenant("other").retention() == hf.Retention()
+    with hf.open(path) as store:
+        assert store.retention() == hf.Retention(None, 3)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"ttl": 0}, {"ttl": -1}, {"ttl": "30d"}, {"ttl": True}, {"keep_last": 0}, {"keep_last": 1.5}]
+)
+def test_what_is_no_policy_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with hf.open(str(tmp_path / "a.db")) as store:
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            store.set_retention(**wrong)
+        fill(store.thread("a"), 1)
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            store.thread("a").set_retention(**wrong)
+
+
+async def test_the_async_twins(store: hf.Store) -> None:
+    thread = store.thread("a")
+    saved = fill(thread, 5)
+    await store.aset_retention(keep_last=2)
+    assert await store.aretention() == hf.Retention(None, 2)
+    await thread.aset_retention(keep_last=3)
+    assert (await thread.aretention()).keep_last == 3
+    assert (await thread.apin(saved[0], name="first")).checkpoint == saved[0].id
+    assert [pin.name for pin in await thread.apins()] == ["first"]
+    assert (await store.acompact(dry_run=True)).checkpoints == 1
+    assert (await store.acompact()).checkpoints == 1
+    await thread.aunpin("first")
+    assert await thread.apins() == []
+
+
+# --- what goes
+
+
+def test_without_a_policy_nothing_goes(store: hf.Store, clock: Clock) -> None:
+    fill(store.thread("a"), 5)
+    clock.days(10_000)
+    before = seen(store)
+    done = store.compact()
+    assert (done.threads, done.checkpoints, done.runs, done.held) == (0, 0, 0, 0)
+    assert seen(store) == before
+
+
+def test_a_thread_that_nobody_writes_to_expires(store: hf.Store, clock: Clock) -> None:
+    store.set_retention(ttl=timedelta(days=30))
+    fill(store.thread("old"), 3)
+    fill(store.thread("kept"), 3)
+    store.thread("kept").set_retention(ttl=None)
+    late = store.thread("old")
+    late.load()
+    clock.days(29)
+    fill(store.thread("new"), 3)
+    assert store.compact().threads == 0
+    clock.days(2)
+    done = store.compact()
+    assert (done.threads, done.checkpoints, done.expired) == (1, 3, ("old",))
+    assert set(seen(store)) == {"kept", "new"}
+    with pytest.raises(hf.ThreadDeleted):
+        late.save({"late": True})
+    sound(store)
+    assert store.compact().threads == 0
+    assert rows(store)["sweep"] == 0
+
+
+def test_the_newest_checkpoints_stay(store: hf.Store) -> None:
+    fill(store.thread("a"), 20)
+    fill(store.thread("all"), 20)
+    store.thread("all").set_retention(keep_last=None)
+    store.set_retention(keep_last=4)
+    before = hashes(store)
+    done = store.compact()
+    assert (done.threads, done.checkpoints) == (0, 16)
+    assert steps(store.thread("a")) == [19, 18, 17, 16]
+    assert len(steps(store.thread("all"))) == 20
+    sound(store)
+    after = hashes(store)
+    assert all(before[key] == found for key, found in after.items())
+    generation = query(store, "SELECT max(generation) FROM thread")
+    assert store.compact().checkpoints == 0
+    assert query(store, "SELECT max(generation) FROM thread") == generation  # writers noticed nothing
+    fill(store.thread("a"), 1, start=20)
+    assert store.compact().checkpoints == 1
+
+
+def test_what_a_fork_needs_stays_until_the_fork_goes(store: hf.Store, clock: Clock) -> None:
+    store.set_retention(ttl=timedelta(days=30))
+    saved = fill(store.thread("main"), 10)
+    clock.days(20)
+    fork = store.thread("main").fork(saved[5], name="fork")
+    fill(fork, 2, start=100)
+    clock.days(15)
+    line = seen(store)["fork"]
+    done = store.compact()
+    assert (done.threads, done.checkpoints) == (1, 4)
+    assert seen(store) == {"fork": line}
+    sound(store)
+    clock.days(30)
+    assert store.compact().checkpoints == 8
+    assert rows(store)["record"] == 0
+
+
+def test_a_fork_is_shortened_too(store: hf.Store) -> None:
+    saved = fill(store.thread("main"), 10)
+    fill(store.thread("main").fork(saved[5], name="fork"), 2, start=100)
+    store.set_retention(keep_last=1)
+    foreseen = store.compact(dry_run=True)
+    done = store.compact()
+    assert done.checkpoints == foreseen.checkpoints == 10
+    assert (steps(store.thread("main")), steps(store.thread("fork"))) == ([9], [7])
+    sound(store)
+    assert store.compact().checkpoints == 0
+
+
+# --- pins
+
+
+def test_a_pinned_checkpoint_stays_whatever_happens(store: hf.Store, clock: Clock) -> None:
+    thread = store.thread("a")
+    saved = fill(thread, 12)
+    pin = thread.pin(saved[3], name="good")
+    assert (pin.name, pin.checkpoint) == ("good", saved[3].id)
+    assert thread.pin(saved[3], name="good") == pin
+    assert thread.pin(name="newest").checkpoint == saved[11].id
+    state = saved[3].state
+    store.set_retention(ttl=timedelta(days=1), keep_last=2)
+    clock.days(3)
+    done = store.compact()
+    assert (done.threads, done.held, done.checkpoints) == (0, 1, 9)
+    assert steps(thread) == [11, 10]
+    assert thread.load(saved[3]).state == state
+    thread.prune(keep=1)
+    assert thread.load(saved[3]).state == state
+    sound(store)
+    with pytest.raises(hf.Pinned, match="'good'"):
+        store.delete("a")
+    thread.unpin("good")
+    thread.unpin("newest")
+    assert store.compact().threads == 1
+    assert rows(store)["record"] == 0
+
+
+def test_pins_are_refused_where_they_cannot_be(store: hf.Store) -> None:
+    thread = store.thread("a")
+    with pytest.raises(NotFound):
+        thread.pin(name="x")
+    saved = fill(thread, 3)
+    thread.pin(saved[0], name="x")
+    with pytest.raises(UsageError, match="unpin it first"):
+        thread.pin(saved[1], name="x")
+    with pytest.raises(NotFound, match="no pin 'y'"):
+        thread.unpin("y")
+    with pytest.raises(NotFound):
+        thread.pin("0000000000001", name="z")
+    with pytest.raises(UsageError):
+        thread.pin(saved[1], name="")
+
+
+def test_a_thread_with_pins_is_deleted_if_that_is_said(store: hf.Store) -> None:
+    thread = store.thread("a")
+    fill(thread, 3)
+    thread.pin(name="x")
+    assert store.delete("a", force=True).removed == 3
+    assert rows(store)["pin"] == 0
+    sound(store)
+
+
+def test_a_fork_keeps_what_it_has_pinned_of_its_origin(store: hf.Store) -> None:
+    saved = fill(store.thread("main"), 8)
+    fork = store.thread("main").fork(saved[5], name="fork")
+    fork.pin(saved[2], name="before")
+    fork.prune(keep=1)
+    store.thread("main").prune(keep=1)
+    assert fork.load(saved[2]).state == saved[2].state
+    store.delete("main")
+    assert fork.load(saved[2]).state == saved[2].state
+    sound(store)
+
+
+# --- unfinished runs
+
+
+@hf.durable(name="retention.saver")
+def saves_and_asks(url: str, name: str) -> str:
+    thread = _stores[url].thread(name)
+    thread.save({"by": "the run"}, note="first")
+    answer = hf.ask("Go on?", options=["yes", "no"])
+    thread.save({"by": "the run", "answer": answer}, note="second")
+    return str(answer)
+
+
+@hf.durable(name="retention.stateful")
+def keeps_a_state() -> str:
+    state = hf.state({"count": 0})
+    for number in range(5):
+        state["count"] = number
+        state_step(number)
+    return str(hf.ask("Go on?", options=["yes", "no"]))
+
+
+@hf.step(name="retention.step")
+def state_step(number: int) -> int:
+    return number
+
+
+_stores: dict[str, hf.Store] = {}
+
+
+def test_what_an_unfinished_run_saved_stays(store: hf.Store, clock: Clock) -> None:
+    _stores["here"] = store
+    run = store.run(saves_and_asks, "here", "notes", id="asks")
+    assert run.info().status == "waiting"
+    fill(store.thread("notes"), 6)
+    store.set_retention(ttl=timedelta(days=1), keep_last=2)
+    clock.days(5)
+    assert store.compact(dry_run=True).held == 1
+    done = store.compact()
+    assert (done.threads, done.held, done.checkpoints) == (0, 1, 0)
+    assert [one.note for one in store.thread("notes").history()][-1] == "first"
+    store.answer("asks", "yes")
+    assert store.get_run("asks").info().status in ("queued", "waiting")
+    store.run(saves_and_asks, "here", "notes", id="asks").result()
+    tips = {one.note for one in store.thread("notes").branches()}
+    assert "second" in tips
+    clock.days(5)
+    assert store.compact().threads == 1
+    sound(store)
+
+
+def test_the_states_of_a_run_go_with_its_journal_and_not_before(store: hf.Store, clock: Clock) -> None:
+    run = store.run(keeps_a_state, id="r")
+    assert run.info().status == "waiting", run.result()
+    assert len(steps(store.thread("run:r"))) > 3
+    before = seen(store)
+    store.set_retention(ttl=1, keep_last=1)
+    clock.days(400)
+    assert store.compact().threads == 0
+    assert seen(store) == before
+    store.answer("r", "yes")
+    store.run(keeps_a_state, id="r").result()
+    store.compact()
+    assert "run:r" in seen(store)
+    assert store.get_run("r").info().status == "done"
+
+
+def test_a_dry_run_counts_runs_as_a_sweep_does(request: pytest.FixtureRequest) -> None:
+    for where in PLACES:
+        with hf.open(place(request, where), keep_runs_s=0) as store:
+            for number in range(3):
+                store.run(saves_nothing, number, id=f"r{number}").result()
+            fork = store.fork("r0", at="1", id="fork", keys="new")
+            store.fork("fork", at="1", id="fork of fork", keys="new").result()
+            store.fork("r1", at="1", id="open", keys="new")
+            fork.result()
+            store.run(keeps_a_state, id="waiting")
+            foreseen = store.compact(dry_run=True)
+            done = store.compact()
+            assert foreseen.runs == done.runs == 4  # r0, r2, the fork, and its fork; r1's fork still runs
+            assert store.compact(dry_run=True).runs == store.compact().runs == 0
+
+
+@hf.durable(name="retention.plain")
+def saves_nothing(number: int) -> int:
+    return state_step(number)
+
+
+# --- the dry run, and the day's work
+
+
+def scene(store: hf.Store, clock: Clock) -> None:
+    """Old and new threads, forks of both, pins, branches, own policies."""
+    for name in ("old", "older", "pinned", "forked"):
+        saved = fill(store.thread(name), 9)
+        store.thread(name).save({"branch": name}, parent=saved[4], note="branch")
+    store.thread("pinned").pin(name="p")
+    clock.days(40)
+    fork = store.thread("forked").fork(next(c for c in store.thread("forked").history() if c.step == 5), name="fork")
+    fill(fork, 6, start=50)
+    fork.fork(name="fork of fork")
+    fill(store.thread("new"), 12)
+    fill(store.thread("mine"), 12)
+    store.thread("mine").set_retention(keep_last=7)
+    store.set_retention(ttl=timedelta(days=30), keep_last=3)
+
+
+def test_a_dry_run_writes_nothing_and_tells_the_truth(store: hf.Store, clock: Clock) -> None:
+    scene(store, clock)
+    before, counted = seen(store), rows(store)
+    foreseen = store.compact(dry_run=True)
+    assert (seen(store), rows(store)) == (before, counted)
+    assert foreseen.dry_run
+    assert foreseen.bytes_after < foreseen.bytes_before
+    done = store.compact()
+    assert (foreseen.threads, foreseen.checkpoints, foreseen.runs, foreseen.held, foreseen.expired) == (
+        done.threads,
+        done.checkpoints,
+        done.runs,
+        done.held,
+        done.expired,
+    )
+    assert done.threads == 3
+    assert done.held == 1
+    assert not done.dry_run
+    sound(store)
+    again = store.compact(dry_run=True)
+    assert (again.threads, again.checkpoints) == (0, 0)
+
+
+def test_progress_counts_threads(store: hf.Store, clock: Clock) -> None:
+    scene(store, clock)
+    told: list[tuple[int, int]] = []
+    store.compact(progress=lambda done, total: told.append((done, total)))
+    assert told[-1][0] == told[-1][1] == 8
+    assert told == sorted(told)
+
+
+def test_vacuum_gives_space_back(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with hf.open(str(path)) as store:
+        thread = store.thread("a")
+        for number in range(300):
+            thread.save({"n": number, "text": text(number, 3000)})
+        store.set_retention(keep_last=1)
+        size = path.stat().st_size
+        done = store.compact()
+        assert done.bytes_after < done.bytes_before
+        store.compact(vacuum=True)
+        assert path.stat().st_size < size / 2
+
+
+def test_a_worker_does_it_daily(store: hf.Store, clock: Clock) -> None:
+    store.set_retention(ttl=timedelta(days=30))
+    fill(store.thread("old"), 3)
+    clock.days(31)
+    worker = hf.Worker(store, [saves_nothing], poll_s=0.01)
+    worker.run(until_idle=True)
+    worker._upkeep()
+    assert seen(store) == {}
+
+
+def test_a_large_store_is_gone_through_in_pages(store: hf.Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.ops import retention
+
+    monkeypatch.setattr(retention, "_PAGE", 3)
+    for number in range(7):
+        saved = fill(store.thread(f"t{number}"), 3)
+        for fork in range(number % 4):
+            fill(store.thread(f"t{number}").fork(saved[1], name=f"t{number}-{fork}"), 1)
+    store.set_retention(ttl=timedelta(days=1))
+    clock.days(2)
+    foreseen = store.compact(dry_run=True)
+    done = store.compact()
+    assert (foreseen.threads, foreseen.checkpoints) == (done.threads, done.checkpoints) == (16, 30)
+    assert seen(store) == {}

@@ -1,0 +1,231 @@
+"""The store's retention over LangGraph's threads: what a graph needs stays; the saver's own settings live beside it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from keeping_kit import PLACES, Clock, opened, place, sound
+from langchain_core.messages import HumanMessage
+from langgraph.channels.delta import DeltaChannel
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph.message import _messages_delta_reducer
+from langgraph.types import Command, interrupt
+
+import holdfast as hf
+from holdfast.langgraph import HoldfastSaver
+
+
+class Total(TypedDict):
+    total: Annotated[int, operator.add]
+
+
+class Deltas(TypedDict):
+    messages: Annotated[list[Any], DeltaChannel(_messages_delta_reducer)]
+
+
+def at(thread: str) -> Any:
+    return {"configurable": {"thread_id": thread}}
+
+
+@pytest.fixture(params=PLACES)
+def url(request: pytest.FixtureRequest) -> str:
+    return place(request, request.param)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(url: str, clock: Clock) -> Iterator[hf.Store]:
+    with opened(url, clock) as made:
+        yield made
+
+
+@pytest.fixture
+def saver(url: str, clock: Clock) -> Iterator[HoldfastSaver]:
+    with HoldfastSaver(url) as made:
+        made._keeper.ctx.clock_us = clock
+        yield made
+
+
+def asks(state: Total) -> Total:
+    return {"total": int(interrupt("how many?"))}
+
+
+def adds(state: Total) -> Total:
+    return {"total": 1}
+
+
+def graph_of(saver: HoldfastSaver, node: Any, shape: Any = Total) -> Any:
+    builder = StateGraph(shape)
+    builder.add_node("node", node)
+    builder.add_edge(START, "node")
+    return builder.compile(checkpointer=saver)
+
+
+def test_a_graph_that_waits_for_a_person_does_not_expire(store: hf.Store, saver: HoldfastSaver, clock: Clock) -> None:
+    waits, done = graph_of(saver, asks), graph_of(saver, adds)
+    waits.invoke({"total": 1}, at("waits"))
+    done.invoke({"total": 1}, at("done"))
+    store.set_retention(ttl=timedelta(days=1), keep_last=1)
+    clock.days(3)
+    foreseen = store.compact(dry_run=True)
+    found = store.compact()
+    assert (found.threads, found.held, found.expired) == (1, 1, ("done",))
+    assert (foreseen.threads, foreseen.held, foreseen.checkpoints) == (1, 1, found.checkpoints)
+    assert waits.invoke(Command(resume=4), at("waits"))["total"] == 5
+    sound(store)
+    clock.days(3)
+    assert store.compact().threads == 1
+
+
+@hf.effect(name="retention.graph.book")
+def book(what: str) -> str:
+    raise TimeoutError("nobody knows")
+
+
+def books(state: Total) -> Total:
+    book("a seat")
+    return {"total": 1}
+
+
+def test_a_task_in_doubt_holds_its_thread_as_it_is(store: hf.Store, saver: HoldfastSaver, clock: Clock) -> None:
+    graph = graph_of(saver, books)
+    with pytest.raises(hf.InDoubt):
+        graph.invoke({"total": 1}, at("doubt"))
+    count = len(list(graph.get_state_history(at("doubt"))))
+    store.set_retention(ttl=timedelta(days=1), keep_last=1)
+    clock.days(3)
+    found = store.compact()
+    assert (found.threads, found.held, found.checkpoints) == (0, 1, 0)
+    assert len(list(graph.get_state_history(at("doubt")))) == count
+    assert len(store.asks()) == 1
+    sound(store)
+
+
+def test_a_thread_takes_the_tasks_of_its_graph_with_it(store: hf.Store, saver: HoldfastSaver, clock: Clock) -> None:
+    graph = graph_of(saver, counts)
+    graph.invoke({"total": 1}, at("t"))
+    assert len(store.runs(tasks=True)) == 1
+    store.set_retention(ttl=timedelta(days=1))
+    clock.days(3)
+    foreseen = store.compact(dry_run=True)
+    found = store.compact()
+    assert (found.threads, found.runs) == (foreseen.threads, foreseen.runs) == (1, 1)
+    assert store.runs(tasks=True) == []
+    sound(store)
+
+
+@hf.step(name="retention.graph.count")
+def count_one() -> int:
+    return 1
+
+
+def counts(state: Total) -> Total:
+    return {"total": count_one()}
+
+
+def test_delta_channels_are_still_rebuilt(store: hf.Store, saver: HoldfastSaver) -> None:
+    def node(state: Deltas) -> Any:
+        return {"messages": [HumanMessage(f"answer {len(state['messages'])}")]}
+
+    graph = graph_of(saver, node, Deltas)
+    for number in range(6):
+        graph.invoke({"messages": [HumanMessage(f"question {number}")]}, at("t"))
+    before = [message.content for message in graph.get_state(at("t")).values["messages"]]
+    store.set_retention(keep_last=1)
+    store.compact()
+    sound(store)
+    assert [message.content for message in graph.get_state(at("t")).values["messages"]] == before
+    graph.invoke({"messages": [HumanMessage("one more")]}, at("t"))
+    assert len(graph.get_state(at("t")).values["messages"]) == len(before) + 2
+
+
+def test_keep_last_counts_the_threads_own_line(store: hf.Store, saver: HoldfastSaver) -> None:
+    def node(state: MessagesState) -> Any:
+        return {"messages": [HumanMessage("answer")]}
+
+    graph = graph_of(saver, node, MessagesState)
+    for number in range(5):
+        graph.invoke({"messages": [HumanMessage(f"question {number}")]}, at("t"))
+    store.set_retention(keep_last=2)
+    assert store.compact().checkpoints > 0
+    assert len(list(graph.get_state_history(at("t")))) == 2
+    assert len(list(store.thread("t").history())) == 2
+    assert len(graph.invoke({"messages": []}, at("t"))["messages"]) == 11
+    sound(store)
+
+
+def test_pins_hold_against_the_savers_own_retention(url: str, clock: Clock, store: hf.Store) -> None:
+    with HoldfastSaver(url, ttl=timedelta(days=1), keep_last=2) as saver:
+        saver._keeper.ctx.clock_us = clock
+        graph = graph_of(saver, adds)
+        for _ in range(4):
+            graph.invoke({"total": 1}, at("t"))
+        thread = store.thread("t")
+        oldest = list(thread.history())[-1]
+        thread.pin(oldest, name="first")
+        first = list(graph.get_state_history(at("t")))[-1].config
+        saver.compact()
+        assert thread.load(oldest).state == oldest.state
+        assert graph.get_state(first).config == first
+        clock.days(3)
+        saver.compact()
+        assert graph.get_state(at("t")).values["total"] == 8
+        with pytest.raises(hf.Pinned):
+            saver.delete_thread("t")
+        thread.unpin("first")
+        saver.compact()
+        assert store.threads() == []
+    sound(store)
+
+
+def test_an_erased_checkpoint_is_unknown_to_the_graph(store: hf.Store, saver: HoldfastSaver) -> None:
+    graph = graph_of(saver, adds)
+    for _ in range(3):
+        graph.invoke({"total": 1}, at("t"))
+    history = list(graph.get_state_history(at("t")))
+    gone = history[3]
+    thread = store.thread("t")
+    checkpoint = list(thread.history())[3]
+    thread.erase(checkpoint)
+    sound(store)
+    left = [found.config for found in graph.get_state_history(at("t"))]
+    assert left == [found.config for found in history if found is not gone]
+    assert graph.get_state(gone.config).values == {}
+    assert graph.invoke({"total": 1}, at("t"))["total"] == 8
+    newest = thread.load()
+    thread.erase(newest)
+    assert graph.get_state(at("t")).config != newest
+    sound(store)
+    store.erase("t")
+    assert graph.get_state(at("t")).values == {}
+
+
+def test_a_checkpoint_that_others_are_rebuilt_from_is_not_erased(store: hf.Store, saver: HoldfastSaver) -> None:
+    def node(state: Deltas) -> Any:
+        return {"messages": [HumanMessage("answer")]}
+
+    graph = graph_of(saver, node, Deltas)
+    for number in range(3):
+        graph.invoke({"messages": [HumanMessage(f"question {number}")]}, at("t"))
+    thread = store.thread("t")
+    line = list(thread.history())
+    with pytest.raises(hf.UsageError, match="rebuilt"):
+        thread.erase(line[1])
+    sound(store)
+    thread.erase(line[0])
+    thread.erase(line[1])
+    sound(store)
+
+
+def test_tables_that_no_graph_uses_cost_nothing(tmp_path: Path) -> None:
+    with hf.open(str(tmp_path / "a.db")) as store:
+        assert store.compact() == hf.Compacted(0, 0, 0, 0, 0, 0, 0, 0)
