@@ -1,0 +1,204 @@
+"""`holdfast keys`: make, list, change and forget the keys that a store is encrypted with. Never prints a key."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+import holdfast
+from holdfast.cli.command import Command, objects_option
+from holdfast.cli.readable import local, plural
+from holdfast.cli.render import Output
+from holdfast.errors import KeyMissing, UsageError
+from holdfast.threads.store import DEFAULT_TENANT
+
+if TYPE_CHECKING:
+    from holdfast.ops.keys import KeyInfo, Rotated
+    from holdfast.storage.keyring import KeyFile
+
+OK, NO = 0, 1
+ENVIRONMENT = "HOLDFAST_KEYS"
+
+
+def arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "what",
+        metavar="ACTION",
+        choices=("new", "list", "encrypt", "rotate", "remove", "forget"),
+        help="new, list, encrypt, rotate, remove, forget",
+    )
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="new, forget: the tenant (or --tenant); remove: a key's id"
+    )
+    parser.add_argument("--keys", metavar="FILE", help=f"the key file (or ${ENVIRONMENT})")
+    parser.add_argument("--new", action="store_true", help="rotate: make a new key first")
+    parser.add_argument("--yes", action="store_true", help="do not ask; needed where there is no terminal")
+
+
+def keys(args: Namespace, _store: holdfast.Store | None, out: Output) -> int:
+    actions = {"new": _new, "list": _list, "encrypt": _renew, "rotate": _renew, "remove": _remove, "forget": _forget}
+    if args.name is not None and args.what not in ("new", "forget", "remove"):
+        raise UsageError(f"`holdfast keys {args.what}` takes no name; the tenant is --tenant")
+    if args.new and args.what != "rotate":
+        raise UsageError("--new goes with `holdfast keys rotate`")
+    return actions[args.what](args, _file(args), out)
+
+
+def _file(args: Namespace) -> KeyFile:
+    from holdfast.storage.keyring import KeyFile
+
+    path = args.keys or os.environ.get(ENVIRONMENT)
+    if not path:
+        raise UsageError(f"which key file? Give --keys FILE, or set {ENVIRONMENT}")
+    return KeyFile(path)
+
+
+def _tenant(args: Namespace) -> str:
+    if args.name is not None and args.tenant is not None and args.name != args.tenant:
+        raise UsageError(f"which tenant: {args.name!r} or {args.tenant!r}?")
+    return args.name or args.tenant or DEFAULT_TENANT
+
+
+def _open(args: Namespace, file: KeyFile) -> holdfast.Store:
+    from holdfast.cli.app import store_url
+
+    tenant = args.tenant or DEFAULT_TENANT
+    return holdfast.open(store_url(args), create=False, tenant=tenant, keys=file, **objects_option(args))
+
+
+def _new(args: Namespace, file: KeyFile, out: Output) -> int:
+    tenant = _tenant(args)
+    made = file.new(tenant)
+    if out.json:
+        out.document({"tenant": tenant, "key": made, "file": str(file.path)})
+        return OK
+    out.line((f"key {made} of tenant {tenant} is in {file.path}", "green"))
+    out.message("keep a copy of this file apart from the store's backups: without it the data cannot be read")
+    return OK
+
+
+def _list(args: Namespace, file: KeyFile, out: Output) -> int:
+    rows = [
+        (tenant, key, made, at == 0)
+        for tenant, entries in sorted(file.tenants().items())
+        for at, (key, made) in enumerate(entries)
+        if args.tenant in (None, tenant)
+    ]
+    used: list[KeyInfo] = []
+    if args.store is not None:
+        with _open(args, file) as store:
+            used = store.list_keys()
+    if out.json:
+        keys = [dict(zip(("tenant", "key", "made", "current"), row, strict=True)) for row in rows]
+        out.document({"file": str(file.path), "keys": keys, "store": [_info(info) for info in used]})
+        return OK
+    out.table(
+        ("tenant", "key", "made", ""),
+        [
+            [(tenant, "bold"), (key, ""), (made, "dim"), ("in use" if current else "", "")]
+            for tenant, key, made, current in rows
+        ],
+    )
+    for info in used:
+        state = "in use" if info.current else "may still be in use" if info.retired_at is None else "retired"
+        given = "" if info.given else "not in the key file"
+        out.line(("store", "dim"), (info.id, ""), (f"since {local(info.since)}", "dim"), (state, ""), (given, "red"))
+    return OK
+
+
+def _info(info: KeyInfo) -> dict[str, object]:
+    return {
+        "key": info.id,
+        "since": info.since.isoformat(),
+        "retired_at": None if info.retired_at is None else info.retired_at.isoformat(),
+        "current": info.current,
+        "given": info.given,
+    }
+
+
+def _renew(args: Namespace, file: KeyFile, out: Output) -> int:
+    if args.what == "rotate" and args.new:
+        file.new(args.tenant or DEFAULT_TENANT)
+    with _open(args, file) as store, out.progress("encrypting") as progress:
+        done = store.encrypt(progress=progress) if args.what == "encrypt" else store.rotate_keys(progress=progress)
+    if out.json:
+        out.document(_rotated(done))
+    else:
+        out.line((f"{plural(done.rows, 'row')} encrypted with key {done.key}", "green"))
+        for key in done.retired:
+            out.line((f"nothing is encrypted with key {key} any more: `holdfast keys remove {key}`", ""))
+        for key in done.waiting:
+            out.message(
+                f"a running process may still use key {key}: keep it, and run `holdfast keys rotate` in a minute"
+            )
+        if done.unreadable:
+            out.message(f"{plural(done.unreadable, 'row')} could not be opened: run `holdfast verify`")
+    return NO if done.unreadable else OK
+
+
+def _rotated(done: Rotated) -> dict[str, object]:
+    return {
+        "key": done.key,
+        "rows": done.rows,
+        "retired": list(done.retired),
+        "waiting": list(done.waiting),
+        "unreadable": done.unreadable,
+    }
+
+
+def _remove(args: Namespace, file: KeyFile, out: Output) -> int:
+    if args.name is None:
+        raise UsageError("which key? `holdfast keys list` shows their ids")
+    tenant = args.tenant or DEFAULT_TENANT
+    if not args.yes:
+        with _open(args, file) as store:
+            found = [info for info in store.list_keys() if info.id == args.name]
+        if found and found[0].retired_at is None:
+            raise UsageError(f"data may still be encrypted with key {args.name}: run `holdfast keys rotate` first")
+    file.remove(tenant, args.name)
+    if out.json:
+        out.document({"tenant": tenant, "removed": args.name})
+    else:
+        out.line((f"key {args.name} of tenant {tenant} is gone from {file.path}", "green"))
+    return OK
+
+
+def _forget(args: Namespace, file: KeyFile, out: Output) -> int:
+    tenant = _tenant(args)
+    if not file.tenants().get(tenant):
+        raise KeyMissing(f"tenant {tenant!r} has no key in {file.path}", tenant=tenant)
+    question = f"Forget all keys of tenant {tenant!r}? Nobody will ever read its data again, not from a backup either."
+    if not args.yes:
+        if not sys.stdin.isatty():
+            raise UsageError("keys forget removes for good: give --yes when there is no terminal to ask on")
+        if not out.confirm(question):
+            out.message("nothing was removed")
+            return NO
+    gone = file.forget(tenant)
+    if out.json:
+        out.document({"tenant": tenant, "forgotten": gone})
+    else:
+        out.line((f"tenant {tenant} is unreadable from now on: {plural(len(gone), 'key')} forgotten", "green"))
+        out.message("copies of the key file still open it: remove the keys there too")
+    return OK
+
+
+KEYS = Command(
+    "make, list, change and forget the keys that a store is encrypted with",
+    "A key file holds a key for each\ntenant; only its owner may read it. Name it with --keys or $HOLDFAST_KEYS; with "
+    "the variable set, all\ncommands open encrypted stores.\n\n"
+    "new      make a key for a tenant; the older ones still open what they encrypted\n"
+    "list     the keys in the file; with --store, those that the store uses\n"
+    "encrypt  encrypt a store that was used without keys; stop its users first\n"
+    "rotate   encrypt everything with the newest key, while others work\n"
+    "remove   remove an older key that nothing is encrypted with any more\n"
+    "forget   remove all keys of a tenant: its data can never be read again",
+    "  export HOLDFAST_KEYS=~/.config/agent-keys.json\n  holdfast keys new\n  holdfast keys encrypt --store agent.db\n"
+    "  holdfast keys rotate --new --store agent.db\n  holdfast keys forget acme --yes",
+    arguments,
+    keys,
+    opens=False,
+    wants_store=False,
+)

@@ -1,0 +1,307 @@
+"""Changing the key of a tenant, and encrypting what was stored without one: a walk over all its secret cells.
+
+A page at a time: the rows whose cells are not under the key in use are read and written again in one transaction. Rows
+that somebody else has locked are passed over and come again in the next round, so that the walk never waits for a
+writer. It may be stopped anywhere, and begun again: what is done is passed over. When a round finds nothing, and every
+writer has had the time to hear of the new key, the older keys are marked as retired: then they may be thrown away.
+
+Statements here say nothing of cells (`Sql(…)` without `seals`), so that they see them as they are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import Damaged, UsageError
+from holdfast.storage.cells import TABLES, Cell, Table
+from holdfast.storage.far_cells import MARK as FAR
+from holdfast.storage.program import Batch, Driver, Flow, Program, Progress, Reclaim, Row, Sql, Statement, read, write
+from holdfast.threads.context import Context
+
+if TYPE_CHECKING:
+    from holdfast.storage.sealing import Vault
+    from holdfast.storage.vault import Locks
+
+GRACE_S = 60.0  # a writer looks at the keys every second; one whose transaction takes longer than this is stopped
+_ROUNDS = 4
+_ROWS_MAX = 200
+_BYTES_MAX = 4 << 20
+_FAR_BYTES = 256 << 10
+_KEYS = Sql("SELECT key, since, retired_at FROM seal WHERE tenant = :tenant ORDER BY since, key")
+_RETIRE = Sql(
+    """UPDATE seal SET retired_at = :now WHERE tenant = :tenant AND key <> :key AND retired_at IS NULL
+    AND since < :since RETURNING key"""
+)
+_NEWEST = Sql("SELECT key FROM seal WHERE tenant = :tenant ORDER BY since DESC, key DESC LIMIT 1")
+# What a cache holds need not be encrypted: it is made again.
+_DROP_CACHED = Sql("DELETE FROM step_cache WHERE tenant = :tenant AND substr(input, 1, 2) <> :mark")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyInfo:
+    """A key that a tenant's data is, or was, encrypted with; never the key itself."""
+
+    id: str
+    since: datetime
+    retired_at: datetime | None
+    current: bool
+    """Whether new data is encrypted with it."""
+    given: bool
+    """Whether this process has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rotated:
+    """What became of a rotation: how many rows were encrypted anew, and which keys may go."""
+
+    key: str
+    rows: int
+    retired: tuple[str, ...]
+    """Keys that nothing is encrypted with any more: remove them from the keys."""
+    waiting: tuple[str, ...]
+    """Older keys that may still be in use: rotate again later, after a minute at the earliest."""
+    unreadable: int
+    """Rows that could not be opened: run `holdfast verify`."""
+
+
+def encrypting(keys: object) -> Callable[[Driver], Driver]:
+    """What makes a driver encrypt, with what `open(keys=…)` gave. Raises UsageError, also without the extra."""
+    from holdfast.storage.keyring import provider_of
+    from holdfast.storage.sealing import SealedDriver, Vault
+
+    vault = Vault(provider_of(keys))
+    return lambda driver: SealedDriver(driver, vault)
+
+
+def _vault(ctx: Context) -> Vault:
+    vault: Vault | None = getattr(ctx.driver, "vault", None)
+    if vault is None:
+        raise UsageError("the store was opened without keys: open(url, keys=…)")
+    return vault
+
+
+def list_keys(ctx: Context) -> Flow[list[KeyInfo]]:
+    """The keys that the tenant's data is or was encrypted with, the oldest first."""
+    vault = _vault(ctx)
+    tenant = yield from ctx.tenant()
+    if tenant is None:
+        return []
+    rows = yield from read(partial(_seals, tenant))
+    given = set(vault.provider.keys_for(ctx.tenant_name).by_id) if rows else set()
+    newest = rows[-1][0] if rows else b""
+    return [
+        KeyInfo(bytes(key).hex(), _time(since), None if end is None else _time(end), key == newest, bytes(key) in given)
+        for key, since, end in rows
+    ]
+
+
+def _seals(tenant: int) -> Program[list[Row]]:
+    [rows] = yield Batch(_KEYS(tenant=tenant), last=True)
+    return rows
+
+
+def _time(at: int) -> datetime:
+    return datetime.fromtimestamp(at / 1e6, UTC)
+
+
+def rotate(
+    ctx: Context, progress: Progress | None = None, *, plain: bool = False, grace_s: float = GRACE_S
+) -> Flow[Rotated]:
+    """Encrypt everything of the tenant with the newest key. `plain`: also what is not encrypted at all."""
+    vault = _vault(ctx)
+    tenant = yield from ctx.ensure_tenant()
+    locks: Locks = yield from write(partial(_begin, vault, tenant, plain))
+    vault.forget()
+    since = locks.rows[locks.current]
+    if plain:
+        from holdfast.storage.vault import INDEX_MARK
+
+        yield from write(partial(_drop_cached, tenant, INDEX_MARK))
+    walk = _Walk(locks, tenant, plain)
+    total = (yield from read(partial(_count, walk))) if progress is not None else 0
+    began = ctx.clock_us()
+    for _ in range(_ROUNDS):
+        began = ctx.clock_us()
+        walk.found = 0
+        for table in TABLES:
+            yield from _walk_table(walk, table, progress, total)
+        if walk.found == walk.unreadable:
+            break
+        walk.unreadable = 0
+    retired: list[str] = []
+    if walk.found == 0 and began - since >= grace_s * 1e6:
+        retired = yield from write(partial(_retire, tenant, locks.current, since, ctx.clock_us()))
+    if plain and walk.done:
+        yield from write(Reclaim(), solo=True)  # what was there before must not stay in pages that nothing uses
+        from holdfast.ops.objects import remove_now
+
+        yield from remove_now(ctx, tenant, began)
+    left = [bytes(key).hex() for key, _, end in (yield from read(partial(_seals, tenant))) if end is None]
+    current = locks.current.hex()
+    waiting = tuple(key for key in left if key != current)
+    return Rotated(current, walk.done, tuple(retired), waiting, walk.unreadable)
+
+
+class _Walk:
+    """What is known while walking."""
+
+    def __init__(self, locks: Locks, tenant: int, plain: bool) -> None:
+        self.locks, self.tenant, self.plain = locks, tenant, plain
+        self.done = 0  # rows that were encrypted anew
+        self.found = 0  # in this round: those that needed to be
+        self.unreadable = 0
+
+
+def _begin(vault: Vault, tenant: int, plain: bool) -> Program[Locks]:
+    from holdfast.storage.sealing import load
+
+    return (yield from load(vault, tenant, write=True, again=True, plain=plain))
+
+
+def _drop_cached(tenant: int, mark: bytes) -> Program[None]:
+    yield Batch(_DROP_CACHED(tenant=tenant, mark=mark), last=True)
+
+
+def _retire(tenant: int, key: bytes, since: int, now: int) -> Program[list[str]]:
+    [rows] = yield Batch(_RETIRE(tenant=tenant, key=key, since=since, now=now), last=True)
+    return [bytes(row[0]).hex() for row in rows]
+
+
+def _walk_table(walk: _Walk, table: Table, progress: Progress | None, total: int) -> Flow[None]:
+    after: Row | None = None
+    while True:
+        page: list[Row] = yield from read(partial(_page, walk, table, after))
+        if not page:
+            return
+        last = _cut(page, _FAR_BYTES if any(cell.far for cell in table.cells) else 0)
+        done, found, unreadable = yield from write(partial(_renew, walk, table, after, last))
+        walk.done += done
+        walk.found += found
+        walk.unreadable += unreadable
+        after = last
+        if progress is not None:
+            progress(walk.done, max(total, walk.done))
+
+
+def _cut(page: list[Row], least: int) -> Row:
+    """The last row of a page that still fits: large cells are done a few at a time. What is in an object store is small
+    in its column: it counts as `least`."""
+    size = 0
+    for row in page:
+        size += max(row[-1] or 0, least)
+        last = row[:-1]
+        if size > _BYTES_MAX:
+            break
+    return last
+
+
+def _page(walk: _Walk, table: Table, after: Row | None) -> Program[list[Row]]:
+    """Which rows need it: their keys, and how large they are."""
+    sql = _texts(table, walk.plain, after is not None)[0]
+    [rows] = yield Batch(sql(**_params(walk, table, after), limit=_ROWS_MAX), last=True)
+    return rows
+
+
+def _count(walk: _Walk) -> Program[int]:
+    counts = yield Batch(*(_counting(table, walk.plain)(**_params(walk, table, None)) for table in TABLES), last=True)
+    return sum(int(rows[0][0]) for rows in counts)
+
+
+def _renew(walk: _Walk, table: Table, after: Row | None, last: Row) -> Program[tuple[int, int, int]]:
+    """One page: read as stored, encrypt anew, write. How many rows were written, found, and could not be opened."""
+    _, select, update = _texts(table, walk.plain, after is not None)
+    bounds = {f"to_{column}": value for column, value in zip(table.key, last, strict=True)}
+    rows, [(newest,)] = yield Batch(select(**_params(walk, table, after), **bounds), _NEWEST(tenant=walk.tenant))
+    if newest != walk.locks.current:
+        raise UsageError("another key has come into use since this rotation began: rotate again")
+    statements: list[Statement] = []
+    unreadable = 0
+    width = len(table.key)
+    for row in rows:
+        key = dict(zip(table.key, row[:width], strict=True))
+        try:
+            cells = _renewed(walk, table, key, row[width:])
+        except Damaged:
+            unreadable += 1
+            continue
+        statements.append(update(tenant=walk.tenant, **key, **cells))
+    if statements:
+        yield Batch(*statements, last=True)
+    return len(statements), len(rows), unreadable
+
+
+def _renewed(walk: _Walk, table: Table, key: Mapping[str, Any], values: Row) -> dict[str, Any]:
+    from holdfast.storage.vault import UnknownKey
+
+    cells: dict[str, Any] = {}
+    for column, cell, value in zip(table.columns(), table.cells, values, strict=True):
+        by = tuple([key[name] for name in cell.by if isinstance(name, str)])
+        try:
+            cells[f"new_{column}"] = walk.locks.renewed(cell, value, by, plain=walk.plain)
+        except UnknownKey as unknown:
+            raise walk.locks.unknown(unknown.key, cell) from None
+    return cells
+
+
+def _params(walk: _Walk, table: Table, after: Row | None) -> dict[str, Any]:
+    params: dict[str, Any] = {"tenant": walk.tenant}
+    for column, start in walk.locks.prefixes(table).items():
+        if start is not None:
+            params[f"start_{column}"] = start
+    if after is not None:
+        params.update({f"after_{column}": value for column, value in zip(table.key, after, strict=True)})
+    return params
+
+
+def _needs(table: Table, plain: bool) -> str:
+    """The condition for a row that is not all under the key in use."""
+    from holdfast.storage.vault import INDEX_TEXT_MARK, MARK, MASKED_FROM, TEXT_MARK
+
+    widths = {"blob": len(MARK) + 8, "text": len(TEXT_MARK) + 16}
+    parts: list[str] = []
+    for column, cell in zip(table.columns(), table.cells, strict=True):
+        if cell.far:  # one in an object store says in its column how the object begins
+            begins = [f"substr({column}, {at}, {widths[cell.sort]}) <> :start_{column}" for at in (1, len(FAR) + 1)]
+            parts.append(f"({' AND '.join(begins)})")
+        elif cell.sort in widths:
+            parts.append(f"substr({column}, 1, {widths[cell.sort]}) <> :start_{column}")
+        elif cell.sort == "mask" and plain:
+            parts.append(f"{column} < {MASKED_FROM}")
+        elif cell.sort == "index" and plain and table.name == "tag":
+            parts.append(f"substr({column}, 1, {len(INDEX_TEXT_MARK)}) <> '{INDEX_TEXT_MARK}'")
+    return f"({' OR '.join(parts)})" if parts else "1 = 0"
+
+
+@cache
+def _texts(table: Table, plain: bool, after: bool) -> tuple[Sql, Sql, Sql]:
+    """What finds a page of rows, what reads it, and what writes one of its rows."""
+    key, columns = ", ".join(table.key), table.columns()
+    where = f"tenant = :tenant AND {_needs(table, plain)}"
+    if after:
+        where += f" AND ({key}) > ({', '.join(f':after_{column}' for column in table.key)})"
+    size = " + ".join(f"coalesce(length({column}), 0)" for column, cell in _sized(table)) or "0"
+    find = Sql(f"SELECT {key}, {size} FROM {table.name} WHERE {where} ORDER BY {key} LIMIT :limit")
+    select = Sql(
+        f"SELECT {key}, {', '.join(columns)} FROM {table.name} WHERE {where}"
+        f" AND ({key}) <= ({', '.join(f':to_{column}' for column in table.key)}) ORDER BY {key} {{skip_locked}}",
+        far=tuple([len(table.key) + at for at, cell in enumerate(table.cells) if cell.far]),
+    )
+    update = Sql(
+        f"UPDATE {table.name} SET {', '.join(f'{column} = :new_{column}' for column in columns)}"
+        f" WHERE tenant = :tenant AND {' AND '.join(f'{column} = :{column}' for column in table.key)}"
+    )
+    return find, select, update
+
+
+def _sized(table: Table) -> list[tuple[str, Cell]]:
+    pairs = zip(table.columns(), table.cells, strict=True)
+    return [(column, cell) for column, cell in pairs if cell.sort in ("blob", "text")]
+
+
+@cache
+def _counting(table: Table, plain: bool) -> Sql:
+    return Sql(f"SELECT count(*) FROM {table.name} WHERE tenant = :tenant AND {_needs(table, plain)}")

@@ -1,0 +1,99 @@
+"""Which columns are secret, and what identifies the row that each belongs to. Only names: no key is known here.
+
+A statement says which of its parameters are such cells (`Sql(…, seals=…)`) and which columns of its rows (`opens=…`);
+`sealing.py` then encrypts and decrypts around programs, which never see a key. `TABLES` says the same of the tables as
+such, for whoever walks over all of them to encrypt them anew.
+
+Not secret, because the database searches, orders or counts by them: names of tenants, threads, runs, functions,
+topics and metadata keys; times, sizes, counts, statuses, hashes (salted where they could confirm a guess).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+# blob: bytes. text: the same in a column for text. index: one way, the same for the same value, so that it can be
+# searched for. mask: a number that the database adds to. lock: says which key a tenant's data needs; opens to None.
+Sort = Literal["blob", "text", "index", "mask", "lock"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A secret column. `by` is what identifies its row: names of parameters, numbers of result columns."""
+
+    label: str
+    sort: Sort = "blob"
+    by: tuple[str | int, ...] = ()
+    loose: str = ""  # a row with this in its `by` is bound to that alone: the rest is not known when it is made
+    far: bool = False  # it may stand in an object store, and the column say where (`far.py`)
+
+    def at(self, *by: str | int) -> Cell:
+        """The same column, in a statement that identifies the row so: by as much, in the same order."""
+        assert len(by) == len(self.by), self.label
+        return replace(self, by=by)
+
+
+class Unreadable:
+    """Stands for a cell that cannot be read, where whoever reads it looks at types."""
+
+    def __repr__(self) -> str:
+        return "<unreadable>"
+
+
+UNREADABLE = Unreadable()
+
+SALT = Cell("body.salt")  # of a body, the number is given by the database; the record's hash tells a swap
+DIFF = Cell("body.diff")
+FULL_TEXT = Cell("body.full_text")
+PACK = Cell("pack.data", far=True)
+NOTE = Cell("record.note", "text", ("tree", "id"))
+RECORD_METADATA = Cell("record.metadata", "text", ("tree", "id"))
+RECORD_CHECKSUM = Cell("record.checksum", "mask", ("tree", "id"))
+THREAD_METADATA = Cell("thread.metadata", "text", ("thread",))
+TAG = Cell("tag.value", "index", ("key",))
+WRITE = Cell("write.value", "blob", ("space", "id", "task", "idx"))  # not the thread: a copy of it has the same
+INPUT = Cell("run.input")
+WAITING = Cell("run.waiting", "text", ("run",))
+RUN_VALUE = Cell("run_value.value", "blob", ("run", "sort"), "args")
+# A run's arguments are written before it has a number: bound to their sort alone, and checked against their digest.
+ARGS = Cell("run_value.value", "blob", (), "args")
+JOURNAL = Cell("journal.body", "blob", ("run", "seq"))
+QUESTION = Cell("ask.question", "text", ("run", "path"))
+TERMS = Cell("ask.terms", "text", ("run", "path"))
+ASK_ANSWER = Cell("ask.answer", "blob", ("run", "path"))
+ANSWER = Cell("answer.value", "blob", ("run", "path", "who"))
+SIGNAL = Cell("signal.value", "blob", ("run", "topic", "key"))
+CACHED_INPUT = Cell("step_cache.input", "index", ("name",))
+CACHED = Cell("step_cache.value", "blob", ("name", "input"))
+BLOB = Cell("blob.body", "blob", ("hash",), far=True)
+NEEDED = Cell("seal.key", "lock")
+
+
+class Table(NamedTuple):
+    """A table with secret cells: its key without the tenant (the order to walk it in), and the cells by column."""
+
+    name: str
+    key: tuple[str, ...]
+    cells: tuple[Cell, ...]
+
+    def columns(self) -> tuple[str, ...]:
+        return tuple(cell.label.partition(".")[2] for cell in self.cells)
+
+
+TABLES = (
+    Table("thread", ("thread",), (THREAD_METADATA,)),
+    Table("tag", ("thread", "key"), (TAG,)),
+    Table("record", ("tree", "id"), (NOTE, RECORD_METADATA, RECORD_CHECKSUM)),
+    Table("body", ("id",), (SALT, DIFF, FULL_TEXT)),
+    Table("pack", ("pack",), (PACK,)),
+    Table("write", ("thread", "space", "id", "task", "idx"), (WRITE,)),
+    Table("run", ("run",), (INPUT, WAITING)),
+    Table("run_value", ("run", "sort"), (RUN_VALUE,)),
+    Table("journal", ("run", "seq"), (JOURNAL,)),
+    Table("ask", ("run", "path"), (QUESTION, TERMS, ASK_ANSWER)),
+    Table("answer", ("run", "path", "who"), (ANSWER,)),
+    Table("signal", ("run", "topic", "key"), (SIGNAL,)),
+    Table("step_cache", ("name", "input"), (CACHED_INPUT, CACHED)),
+    Table("blob", ("hash",), (BLOB,)),
+)

@@ -1,0 +1,245 @@
+"""Where keys come from: a file, a mapping, or whatever gives `keys_for(tenant)`.
+
+A tenant has one key that is in use and perhaps older ones, with which its data was encrypted before. A key is 32 random
+bytes; its id is a hash of it, safe to show. Must never happen here: a key in an error, a log or a repr.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any, Protocol, runtime_checkable
+
+import orjson
+from blake3 import blake3
+
+from holdfast.errors import KeyMissing, UsageError
+
+KEY_BYTES = 32
+ID_BYTES = 8
+ENVIRONMENT = "HOLDFAST_KEYS"
+_FORMAT = 1
+
+
+def key_id(key: bytes) -> bytes:
+    """What a key is called: says nothing about the key."""
+    return blake3(key, derive_key_context="holdfast 2026 id of a key").digest(ID_BYTES)
+
+
+class Keys:
+    """A tenant's keys: the one in use, and older ones that its data may still be encrypted with."""
+
+    __slots__ = ("by_id", "current")
+
+    def __init__(self, current: bytes, older: Iterable[bytes] = ()) -> None:
+        keys = [_check(key) for key in (current, *older)]
+        self.by_id: dict[bytes, bytes] = {key_id(key): key for key in keys}
+        self.current = key_id(keys[0])
+
+    def __repr__(self) -> str:
+        return f"<Keys {', '.join(number.hex() for number in self.by_id)}>"
+
+
+@runtime_checkable
+class KeyProvider(Protocol):
+    """What gives a store its keys. Called rarely: when a tenant is first met, and when its keys have changed."""
+
+    def keys_for(self, tenant: str) -> Keys:
+        """The keys of a tenant. Raises KeyMissing if it has none."""
+        ...
+
+
+def _check(key: object) -> bytes:
+    if not isinstance(key, bytes | bytearray) or len(key) != KEY_BYTES:
+        what = f"{len(key)} bytes" if isinstance(key, bytes | bytearray) else f"a {type(key).__name__}"
+        raise UsageError(f"a key is {KEY_BYTES} random bytes (os.urandom({KEY_BYTES})), not {what}")
+    return bytes(key)
+
+
+def no_key(tenant: str, where: str) -> KeyMissing:
+    """The error for a tenant without a key."""
+    return KeyMissing(
+        f"there is no key for tenant {tenant!r} in {where}: make one with `holdfast keys new {tenant}`, or, if it was "
+        "forgotten, its data can never be read again",
+        tenant=tenant,
+    )
+
+
+class StaticKeys:
+    """Keys that the program has itself: one for all tenants, or a mapping from tenants to theirs.
+
+    Instead of a key there may be a list of keys, the one in use first: the others still open what is older.
+    """
+
+    def __init__(self, keys: bytes | Iterable[bytes] | Mapping[str, bytes | Iterable[bytes]]) -> None:
+        self._by_tenant: dict[str, Keys] | None = None
+        self._for_all: Keys | None = None
+        if isinstance(keys, Mapping):
+            self._by_tenant = {tenant: _keys(value) for tenant, value in keys.items()}
+        else:
+            self._for_all = _keys(keys)
+
+    def __repr__(self) -> str:
+        return f"<StaticKeys {self._for_all or sorted(self._by_tenant or ())}>"
+
+    def keys_for(self, tenant: str) -> Keys:
+        """The tenant's keys. Raises KeyMissing."""
+        found = self._for_all or (self._by_tenant or {}).get(tenant)
+        if found is None:
+            raise no_key(tenant, "the keys that were given")
+        return found
+
+
+def _keys(value: bytes | Iterable[bytes]) -> Keys:
+    if isinstance(value, bytes | bytearray):
+        return Keys(bytes(value))
+    given = list(value)
+    if not given:
+        raise UsageError("an empty list of keys: give at least the one in use")
+    return Keys(given[0], given[1:])
+
+
+class KeyFile:
+    """Keys in a JSON file that only its owner may read; made and changed by `holdfast keys`.
+
+    The file is read again when it has changed, so that a running process learns of a new key.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._lock = Lock()
+        self._state: tuple[int, ...] = ()
+        self._tenants: dict[str, list[dict[str, str]]] = {}
+
+    def __repr__(self) -> str:
+        return f"<KeyFile {self.path}>"
+
+    def keys_for(self, tenant: str) -> Keys:
+        """The tenant's keys. Raises KeyMissing."""
+        entries = self._read().get(tenant)
+        if not entries:
+            raise no_key(tenant, str(self.path))
+        try:
+            keys = [base64.b64decode(entry["key"], validate=True) for entry in entries]
+            return _keys(keys)
+        except (KeyError, TypeError, ValueError):
+            raise UsageError(f"{self.path}: the keys of tenant {tenant!r} are damaged") from None
+
+    def tenants(self) -> dict[str, list[tuple[str, str]]]:
+        """Every tenant, with the ids of its keys and when each was made; the one in use first."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for tenant, entries in self._read().items():
+            ids = list(self.keys_for(tenant).by_id) if entries else []
+            found[tenant] = [(number.hex(), entry.get("made", "")) for number, entry in zip(ids, entries, strict=True)]
+        return found
+
+    def new(self, tenant: str) -> str:
+        """Make a key that is the tenant's from now on, and keep the older ones. Its id. Makes the file."""
+        key = os.urandom(KEY_BYTES)
+        made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+        def add(tenants: dict[str, list[dict[str, str]]]) -> None:
+            entry = {"key": base64.b64encode(key).decode(), "made": made}
+            tenants[tenant] = [entry, *tenants.get(tenant, [])]
+
+        self._change(add, make=True)
+        return key_id(key).hex()
+
+    def forget(self, tenant: str) -> list[str]:
+        """Remove every key of a tenant: what is encrypted with them can never be read again. Their ids."""
+        ids = [number.hex() for number in self.keys_for(tenant).by_id]
+        self._change(lambda tenants: tenants.pop(tenant, None))
+        return ids
+
+    def remove(self, tenant: str, key: str) -> None:
+        """Remove one older key of a tenant. Raises UsageError for the one in use, KeyMissing for one it has not."""
+        keys = self.keys_for(tenant)
+        wanted = [number for number in keys.by_id if number.hex() == key]
+        if not wanted:
+            raise KeyMissing(f"tenant {tenant!r} has no key {key} in {self.path}", tenant=tenant, key=key)
+        if wanted[0] == keys.current:
+            raise UsageError(f"key {key} is in use: make a new one and rotate first, or forget the whole tenant")
+
+        def drop(tenants: dict[str, list[dict[str, str]]]) -> None:
+            tenants[tenant] = [
+                entry for entry in tenants[tenant] if key_id(base64.b64decode(entry["key"])).hex() != key
+            ]
+
+        self._change(drop)
+
+    def _read(self) -> dict[str, list[dict[str, str]]]:
+        with self._lock:
+            try:
+                found = os.stat(self.path)
+            except FileNotFoundError:
+                raise KeyMissing(f"there is no key file {self.path}: make one with `holdfast keys new`") from None
+            if os.name == "posix" and found.st_mode & 0o077:
+                raise UsageError(f"others may read {self.path}: chmod 600 {self.path}, and make new keys if they did")
+            state = (found.st_mtime_ns, found.st_size, found.st_ino)
+            if state != self._state:
+                self._tenants = _parse(self.path)
+                self._state = state
+            return self._tenants
+
+    def _change(self, change: Any, *, make: bool = False) -> None:
+        """Write the file anew, or leave it as it is. One at a time: a lost key is lost data."""
+        fresh = self.path.with_name(self.path.name + ".new")
+        try:
+            handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            raise UsageError(
+                f"{fresh} is there: another process is changing the keys; if none is, remove it and try again"
+            ) from None
+        try:
+            with os.fdopen(handle, "wb") as file:
+                tenants = dict(_parse(self.path)) if self.path.exists() or not make else {}
+                change(tenants)
+                file.write(orjson.dumps({"holdfast_keys": _FORMAT, "tenants": tenants}, option=orjson.OPT_INDENT_2))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(fresh, self.path)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+        if os.name == "posix":
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+
+def _parse(path: Path) -> dict[str, list[dict[str, str]]]:
+    try:
+        found = orjson.loads(path.read_bytes())
+        tenants = found["tenants"] if found["holdfast_keys"] == _FORMAT else None
+        if not isinstance(tenants, dict) or not all(isinstance(entries, list) for entries in tenants.values()):
+            raise ValueError
+    except FileNotFoundError:
+        raise KeyMissing(f"there is no key file {path}: make one with `holdfast keys new`") from None
+    except (ValueError, KeyError, TypeError):  # the reason may quote what is in the file
+        raise UsageError(f"{path} is not a key file of Holdfast, or it is damaged") from None
+    return tenants
+
+
+def provider_of(keys: object) -> KeyProvider:
+    """What `open(keys=…)` may be: a provider, a key, keys by tenant, or "env" for the file that HOLDFAST_KEYS names."""
+    if keys == "env":
+        path = os.environ.get(ENVIRONMENT)
+        if not path:
+            raise UsageError(f'keys="env": set {ENVIRONMENT} to the path of a key file')
+        return KeyFile(path)
+    if isinstance(keys, bytearray):
+        keys = bytes(keys)
+    if isinstance(keys, bytes | Mapping | list | tuple):
+        return StaticKeys(keys)
+    if isinstance(keys, KeyProvider):
+        return keys
+    raise UsageError(
+        f'keys= takes a KeyFile, StaticKeys, {KEY_BYTES} bytes, "env", or an object with keys_for(tenant), '
+        f"not a {type(keys).__name__}"
+    )

@@ -1,0 +1,169 @@
+"""Encrypted stores for tests: something secret everywhere through the public API, and the database as it is stored."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+import psycopg
+
+import holdfast as hf
+from holdfast import Store
+from holdfast.log.packing import pack_tenant
+from holdfast.storage.cells import TABLES, Cell, Table
+from holdfast.storage.program import drive
+from holdfast.storage.vault import INDEX_MARK, INDEX_TEXT_MARK, MARK, MASKED_FROM, TEXT_MARK
+
+OLD, NEW, OTHER = bytes(range(32)), bytes(range(1, 33)), bytes(range(2, 34))
+CANARY = "Kanarienvogel"
+_words = itertools.count()
+LARGE = 70_000  # bytes: results from 64 KB on are kept apart
+
+
+def secret() -> str:
+    """A word that is nowhere else. Different each time, so that compression leaves it as it is."""
+    return f"{CANARY}{next(_words):x}"
+
+
+@hf.step(name="sealed_kit.look", cache=3600)
+def look(word: str) -> str:
+    return f"{word} {secret()}"
+
+
+@hf.effect(name="sealed_kit.book")
+def book(word: str) -> str:
+    return f"{word} {secret()}"
+
+
+@hf.step(name="sealed_kit.large")
+def large(word: str) -> str:
+    return f"{word} {os.urandom(LARGE).hex()} {word}"
+
+
+@hf.durable(name="sealed_kit.travel")
+def travel(word: str) -> str:
+    look(word)
+    book(word)
+    large(word)
+    state = hf.state()
+    state["secret"] = word
+    hf.emit(f"{word} emitted")
+    answer = hf.ask(f"{secret()}?", options=[secret(), CANARY])
+    heard = hf.receive("topic")
+    return f"{answer} {heard} {secret()}"
+
+
+@hf.durable(name="sealed_kit.waiting")
+def waiting(word: str) -> str:
+    return str(hf.ask(f"{secret()}?", options=[CANARY, secret()]))
+
+
+def fill(store: Store) -> None:
+    """Something secret in every table that can hold any."""
+    thread = store.thread("alice", metadata={"user": secret(), "long": secret() * 40})
+    for number in range(12):
+        thread.save(
+            {"messages": [secret() for _ in range(number)], "n": number}, note=secret(), metadata={"why": secret()}
+        )
+    grown = store.thread("packed")
+    for number in range(40):
+        grown.save({"messages": [f"{CANARY} {at}" for at in range(number)]})
+    pack(store)
+    thread.fork(name="bob", metadata={"user": secret()}).save({"other": secret()})
+    word = secret()
+    store.run(travel, word, id="trip")
+    store.answer("trip", CANARY, who="carol")
+    store.send("trip", secret(), topic="topic")
+    store.send("trip", secret(), topic="other")
+    store.run(travel, word, id="trip").result(timeout_s=30)
+    store.run(waiting, secret(), id="waits")
+
+
+def pack(store: Store) -> None:
+    """Pack everything, as a compaction does with what has come to rest."""
+    tenant = drive(store._context.driver, store._context.ensure_tenant())
+    drive(store._context.driver, pack_tenant(tenant, 2**61))
+
+
+def fill_langgraph(store: Store) -> None:
+    """The same through LangGraph's checkpointer, with writes that are pending."""
+    from langgraph.checkpoint.base import empty_checkpoint
+
+    from holdfast.langgraph import HoldfastSaver
+
+    saver = HoldfastSaver(store)
+    config: Any = {"configurable": {"thread_id": "graph", "checkpoint_ns": ""}}
+    checkpoint = empty_checkpoint()
+    checkpoint["channel_values"] = {"messages": [secret()]}
+    checkpoint["channel_versions"] = {"messages": 1}
+    stored = saver.put(config, checkpoint, {"source": "input", "step": -1, "parents": {}}, {"messages": 1})
+    saver.put_writes(stored, [("messages", secret()), ("__error__", secret())], "task-1")
+
+
+class Raw:
+    """The database itself, past Holdfast."""
+
+    def __init__(self, url: str) -> None:
+        self.is_postgres = url.startswith("postgres")
+        self._url = url
+
+    def __call__(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        if self.is_postgres:
+            with psycopg.connect(self._url, options="-c search_path=holdfast", autocommit=True) as connection:
+                cursor = connection.execute(sql.replace("?", "%s"), params, binary=True)
+                return cursor.fetchall() if cursor.description else []
+        file = apsw.Connection(self._url)
+        file.set_busy_timeout(10_000)
+        try:
+            return list(file.execute(sql, tuple(params)))
+        finally:
+            file.close()
+
+    def everything(self) -> Iterable[bytes]:
+        """All bytes that are stored: the files, or every value of every table."""
+        if not self.is_postgres:
+            folder, name = Path(self._url).parent, Path(self._url).name
+            yield from (path.read_bytes() for path in folder.iterdir() if path.name.startswith(name))
+            return
+        tables = self("SELECT table_name FROM information_schema.tables WHERE table_schema = 'holdfast'")
+        for (table,) in tables:
+            for row in self(f'SELECT * FROM "{table}"'):
+                yield from (value if isinstance(value, bytes) else str(value).encode() for value in row)
+
+    def cells(self, table: Table) -> Iterable[tuple[Cell, Any]]:
+        for row in self(f"SELECT {', '.join(table.columns())} FROM {table.name}"):
+            yield from zip(table.cells, row, strict=True)
+
+    def swap(self, table: str, column: str, key: str, one: Any, other: Any) -> None:
+        """Exchange a cell of two rows."""
+        [(first,)] = self(f"SELECT {column} FROM {table} WHERE {key} = ?", (one,))
+        [(second,)] = self(f"SELECT {column} FROM {table} WHERE {key} = ?", (other,))
+        assert first != second
+        self(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (second, one))
+        self(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (first, other))
+
+
+def is_sealed(cell: Cell, value: Any, key: bytes | None = None) -> bool:
+    """Whether a stored cell is encrypted; with `key`, by that one."""
+    if value is None:
+        return True
+    if cell.sort == "mask":
+        return bool(value >= MASKED_FROM)
+    if cell.sort == "index":
+        return bool(value.startswith(INDEX_MARK if isinstance(value, bytes) else INDEX_TEXT_MARK))
+    start: Any = MARK + (key or b"") if cell.sort == "blob" else TEXT_MARK + (key or b"").hex()
+    return bool(value.startswith(start))
+
+
+def assert_sealed(raw: Raw, key: bytes | None = None) -> dict[str, int]:
+    """Every secret cell of every table is encrypted. How many there are, by column."""
+    counts: dict[str, int] = {}
+    for table in TABLES:
+        for cell, value in raw.cells(table):
+            assert is_sealed(cell, value, key if cell.sort in ("blob", "text") else None), (cell.label, value)
+            counts[cell.label] = counts.get(cell.label, 0) + (value is not None)
+    return counts
