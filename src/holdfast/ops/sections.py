@@ -1,0 +1,142 @@
+"""Files of our own: a line that says what they are, blocks of sections, and a hash over all of it.
+
+    holdfast-thread 1         one line: what it is, and the version of the format
+    blocks                    one byte: the section; four bytes: how long; so many bytes: one Zstandard frame
+    the last block            section 0: BLAKE3 of everything before it
+
+A block is decompressed with a bound, and a file is read once for its hash before anything of it is believed: what was
+cut short or changed is refused before the first byte is used. The hash finds damage; it is no signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from blake3 import blake3
+
+from holdfast.errors import Undecodable, UsageError
+from holdfast.storage.program import Progress
+from holdfast.values.compress import Parameter, decompress_bounded, zstd
+from holdfast.values.limits import SIZE_MAX
+
+VERSION = 1
+BLOCK_BYTES_MAX = SIZE_MAX + (64 << 20)  # one text, and what stands beside it; uncompressed
+_LEVEL = 3
+_END = 0
+_HEAD_BYTES = 5
+_HASH_BYTES = 32
+_READ_BYTES = 4 << 20
+_OPTIONS: dict[int, int] = {
+    Parameter.compression_level: _LEVEL,
+    Parameter.checksum_flag: 1,
+    Parameter.content_size_flag: 1,
+}
+
+
+class SectionWriter:
+    """Writes a file from its first line to its last block."""
+
+    def __init__(self, file: BinaryIO, kind: str) -> None:
+        self._file = file
+        self._hash = blake3()
+        self.bytes = 0
+        self._put(_first_line(kind, VERSION))
+
+    def block(self, section: str, data: bytes) -> None:
+        """One block. What it holds is compressed here."""
+        packed = zstd.compress(data, options=_OPTIONS)
+        self._put(_head(ord(section), len(packed)))
+        self._put(packed)
+
+    def end(self) -> None:
+        self._put(_head(_END, _HASH_BYTES) + self._hash.digest())
+
+    def _put(self, data: bytes) -> None:
+        self._hash.update(data)
+        self._file.write(data)
+        self.bytes += len(data)
+
+
+class SectionReader:
+    """Reads a file that a `SectionWriter` wrote. Raises UsageError for anything else."""
+
+    def __init__(self, path: Path, kind: str, verb: str) -> None:
+        self.path = path
+        self._verb = verb
+        try:
+            self._file: BinaryIO = open(path, "rb")  # noqa: SIM115
+            self.bytes = path.stat().st_size
+        except OSError as error:
+            raise self.refused(error.strerror or str(error)) from error
+        try:
+            self._start = self._check_first_line(kind)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._file.close()
+
+    def refused(self, reason: str) -> UsageError:
+        return UsageError(f"{self.path} cannot be {self._verb}: {reason}. Nothing was written")
+
+    def check(self, progress: Progress | None = None) -> None:
+        """Read all of it once and compare its hash."""
+        body = self.bytes - _HEAD_BYTES - _HASH_BYTES
+        self._file.seek(0)
+        found, left = blake3(), body
+        while left > 0:
+            data = self._file.read(min(left, _READ_BYTES))
+            if not data:
+                break
+            found.update(data)
+            left -= len(data)
+            if progress is not None:
+                progress(body - left, body)
+        ending = self._file.read()
+        if body < self._start or ending[:_HEAD_BYTES] != _head(_END, _HASH_BYTES):
+            raise self.refused("it is cut short")
+        if ending[_HEAD_BYTES:] != found.digest():
+            raise self.refused("it is damaged: its hash is not that of its content")
+
+    def blocks(self) -> Iterator[tuple[str, bytes]]:
+        """Every block in order: its section and what it holds. After `check`."""
+        self._file.seek(self._start)
+        while True:
+            head = self._file.read(_HEAD_BYTES)
+            size = int.from_bytes(head[1:], "little")
+            if len(head) < _HEAD_BYTES:
+                raise self.refused("it is cut short")
+            if head[0] == _END:
+                return
+            packed = self._file.read(size)
+            if len(packed) < size:
+                raise self.refused("it is cut short")
+            try:
+                yield chr(head[0]), decompress_bounded(packed, BLOCK_BYTES_MAX)
+            except Undecodable as error:
+                raise self.refused(str(error)) from error
+
+    def at(self) -> int:
+        """How many bytes were read by now."""
+        return self._file.tell()
+
+    def _check_first_line(self, kind: str) -> int:
+        line = self._file.readline(64)
+        if line == _first_line(kind, VERSION):
+            return len(line)
+        if line.startswith(f"holdfast-{kind} ".encode()):
+            raise self.refused("a newer Holdfast wrote it; upgrade Holdfast to read it")
+        if line.startswith(b"holdfast-"):
+            raise self.refused(f"it is a file of another sort ({line.split()[0].decode('ascii', 'replace')})")
+        raise self.refused(f"it is no file of Holdfast's of the sort {kind!r}")
+
+
+def _first_line(kind: str, version: int) -> bytes:
+    return f"holdfast-{kind} {version}\n".encode()
+
+
+def _head(section: int, size: int) -> bytes:
+    return bytes((section,)) + size.to_bytes(_HEAD_BYTES - 1, "little")
