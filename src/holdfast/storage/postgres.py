@@ -27,13 +27,14 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeAlias
 
 from holdfast.errors import ForkedProcess, OpenError, StoreClosed, UsageError
-from holdfast.storage.program import Batch, Dialect, Program, Rows, Transaction
+from holdfast.storage.program import Batch, Dialect, Program, Rows, Scrub, Transaction
 
 try:
     import psycopg
 except ImportError as missing:  # pragma: no cover - the extra is installed wherever the tests run
     raise OpenError('PostgreSQL needs its driver: pip install "psycopg[binary]>=3.2"') from missing
 
+from holdfast.storage import meters
 from holdfast.storage import postgres_errors as meaning
 from holdfast.storage.news import News
 from holdfast.storage.postgres_news import PostgresNews
@@ -46,6 +47,7 @@ from holdfast.storage.postgres_open import (
     prepare_store,
 )
 from holdfast.storage.postgres_pool import BlockingPool, LoopLine, LoopPool, wait
+from holdfast.storage.postgres_tenants import Tenancy, tenancy_of
 from holdfast.storage.postgres_wire import Line, LineLost, NoAnswer, Statements
 
 _BEGIN_READ = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -93,6 +95,7 @@ class PostgresDriver:
         connection, self._startup_options = first_connection(self._target)
         try:
             self.store_id = prepare_store(connection, self._target, create=create, pooled=not self._startup_options)
+            self._statements.tenancy = tenancy_of(connection, self._target)
         except BaseException as error:
             connection.close()
             if isinstance(error, psycopg.Error):
@@ -107,6 +110,11 @@ class PostgresDriver:
     @property
     def dialect(self) -> Dialect:
         return "postgres"
+
+    @property
+    def tenancy(self) -> Tenancy | None:
+        """What the database holds this store's role to; None: it sees every tenant."""
+        return self._statements.tenancy
 
     def run(self, transaction: Transaction) -> Any:
         self._check()
@@ -125,6 +133,8 @@ class PostgresDriver:
                         answer = line = pool.acquire()
                     elif isinstance(wanted, Line):
                         wait(wanted, self._timeout_s)
+                        if (sink := meters.sink) is not None:
+                            sink.record(meters.ROUND_TRIPS, 1, "postgresql")
                     else:
                         time.sleep(wanted)
                 except BaseException as error:
@@ -155,6 +165,8 @@ class PostgresDriver:
                         answer = held.line
                     elif held is not None and wanted is held.line:
                         await held.wait(self._timeout_s)
+                        if (sink := meters.sink) is not None:
+                            sink.record(meters.ROUND_TRIPS, 1, "postgresql")
                     else:
                         await asyncio.sleep(float(wanted))  # type: ignore[arg-type]
                 except BaseException as error:
@@ -201,22 +213,40 @@ class PostgresDriver:
             line: Line | None = None
             try:
                 line = yield None
-                if self._hook is None:
-                    return (yield from self._transact(line, transaction))
-                return (yield from self._stepwise(line, transaction, self._hook))
+                if (sink := meters.sink) is not None and transaction.write:
+                    return (yield from _timed(sink, self._attempt(line, transaction)))
+                return (yield from self._attempt(line, transaction))
             except LineLost as error:
                 if line is not None and line.decisive:
                     raise meaning.unknown(str(error), self._target) from error
                 losses += 1
                 if losses > 1 or isinstance(error, NoAnswer):
                     raise meaning.lost(str(error), self._target) from error
+                reason = "lost"
             except psycopg.Error as error:
                 if line is None:
                     raise meaning.not_connected(error, self._target) from error
                 if attempt + 1 == _ATTEMPTS_MAX or not self._worth_another(error, attempt):
                     raise meaning.translated(error, self._target, self._timeout_s) from error
+                reason = "conflict" if error.sqlstate in meaning.RETRIED else "plan"
+            if (sink := meters.sink) is not None:
+                sink.record(meters.RETRIES, 1, "postgresql", reason)
             yield backoff_s(attempt)
         raise AssertionError("the last attempt returns or raises")
+
+    def _attempt(self, line: Line, transaction: Transaction) -> Generator[Wanted, Any, Any]:
+        if self._hook is None:
+            return self._transact(line, transaction)
+        if isinstance(transaction.op, Scrub):
+            return self._alone(line, transaction, self._hook)
+        return self._stepwise(line, transaction, self._hook)
+
+    def _alone(self, line: Line, transaction: Transaction, hook: Hook) -> Generator[Wanted, Any, Any]:
+        """What PostgreSQL refuses to do inside a transaction."""
+        hook("statement:0")
+        answer = yield from self._transact(line, transaction)
+        hook("committed")
+        return answer
 
     def _worth_another(self, error: psycopg.Error, attempt: int) -> bool:
         """Whether the statement, which was rolled back, may succeed if the operation is run again."""
@@ -323,6 +353,14 @@ class PostgresDriver:
                 self._loop_pools.pop(ended).close()
             self._loop_pools[loop] = pool
         return pool
+
+
+def _timed(sink: meters.Meter, attempt: Generator[Wanted, Any, Any]) -> Generator[Wanted, Any, Any]:
+    """An attempt to commit; what failed is not counted."""
+    begun_s = time.perf_counter()
+    answer = yield from attempt
+    sink.record(meters.COMMIT, time.perf_counter() - begun_s, "postgresql")
+    return answer
 
 
 class _Returned(NamedTuple):

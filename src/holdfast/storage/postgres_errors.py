@@ -70,8 +70,13 @@ def translated(error: psycopg.Error, target: Target, timeout_s: float) -> Holdfa
         return ReadOnlyStore(f"{target} takes no writes: {said}. Connect to the primary server.")
     if state in ("42P01", "3F000"):
         return OpenError(f'{target} has no Holdfast store in schema "{target.schema}": {said}.')
+    if state == "42501" and "row-level security" in said:
+        return OpenError(f"{target} may not write the rows of this tenant: {said}. See `holdfast roles check`.")
     if state == "42501":
-        return OpenError(f"{target} lacks a privilege: {said}. Grant it, or open the store with another role.")
+        return OpenError(
+            f"{target} lacks a privilege: {said}. Let the owner grant it (`holdfast roles` makes all the grants that a "
+            "role needs), or open the store with another role."
+        )
     if not state or state.startswith(("08", "53", "57P")):
         return Unavailable(f"{target}: {said}. Nothing was written; try again later.")
     if state in ("42P08", "42P18"):

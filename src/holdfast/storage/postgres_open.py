@@ -25,9 +25,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from holdfast.errors import OpenError, UsageError
 from holdfast.storage.migrate import CREATE_TABLE, Migration, pending
 from holdfast.storage.postgres_errors import Target, not_opened
+from holdfast.storage.postgres_roles import place_of, renew_grants
 
 Durability = Literal["full", "normal"]
 SERVER_VERSION_MIN = 140000
+ROLES_SINCE = 5  # the schema version that brought row-level security, and roles with it
 _SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
 
 
@@ -129,6 +131,18 @@ def prepare_store(connection: Connection, target: Target, *, create: bool, poole
     waiting = _pending(applied, target)
     if waiting and not create:
         raise OpenError(f'the store in schema "{target.schema}" of {target} needs an update: open it with create=True')
+    if waiting:
+        try:
+            _migrate(connection, target, applied, waiting)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise _not_the_owner(error, target, is_new=applied is None) from error
+    if pooled:
+        _check_search_path(connection, target)
+    return _store_id(connection, target)
+
+
+def _migrate(connection: Connection, target: Target, applied: list[int] | None, waiting: list[Migration]) -> None:
+    had_roles = applied is not None and ROLES_SINCE in applied
     while waiting:
         # One transaction each; whoever waited for the lock finds it done and looks again.
         with connection.transaction():
@@ -138,10 +152,18 @@ def prepare_store(connection: Connection, target: Target, *, create: bool, poole
             waiting = _pending(_applied(connection, target), target)
             if waiting:
                 _apply(connection, waiting.pop(0))
+                if had_roles and not waiting:
+                    renew_grants(connection, place_of(connection, target.schema))
         applied = _applied(connection, target)
-    if pooled:
-        _check_search_path(connection, target)
-    return _store_id(connection, target)
+
+
+def _not_the_owner(error: psycopg.Error, target: Target, *, is_new: bool) -> OpenError:
+    what = "is not there yet" if is_new else "needs an update"
+    said = error.diag.message_primary or type(error).__name__
+    return OpenError(
+        f'the store in schema "{target.schema}" of {target} {what}, and this role may not do it ({said}): open it once '
+        "as its owner, with this version of Holdfast"
+    )
 
 
 def _table(target: Target, name: str) -> sql.Identifier:

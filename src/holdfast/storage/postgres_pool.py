@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from holdfast.errors import Busy, StoreClosed
+from holdfast.storage import meters
 from holdfast.storage.postgres_wire import Line, LineLost, NoAnswer
 
 # On top of the server's own timeouts, which answer first unless the server or the network hangs.
@@ -69,8 +70,8 @@ class BlockingPool:
         self.closed = False
 
     def acquire(self) -> Line:
-        if not self._permits.acquire(timeout=self._timeout_s):
-            raise _exhausted(self._size, self._timeout_s)
+        if not self._permits.acquire(blocking=False):
+            self._wait_for_permit()
         try:
             while True:
                 if self.closed:
@@ -85,6 +86,13 @@ class BlockingPool:
         except BaseException:
             self._permits.release()
             raise
+
+    def _wait_for_permit(self) -> None:
+        begun_s = time.monotonic()
+        if not self._permits.acquire(timeout=self._timeout_s):
+            raise _exhausted(self._size, self._timeout_s)
+        if (sink := meters.sink) is not None:
+            sink.record(meters.LOCK_WAIT, time.monotonic() - begun_s, "postgresql", "pool")
 
     def add(self, line: Line) -> None:
         """A line that was made elsewhere; whoever comes first uses it."""
@@ -220,8 +228,11 @@ class LoopPool:
         turn: asyncio.Future[None] = loop.create_future()
         self._waiting.append(turn)
         timer = loop.call_later(self._timeout_s, _give_up, turn)
+        begun_s = time.monotonic()
         try:
             await turn
+            if (sink := meters.sink) is not None:
+                sink.record(meters.LOCK_WAIT, time.monotonic() - begun_s, "postgresql", "pool")
         except NoAnswer:
             raise _exhausted(self._size, self._timeout_s) from None
         except asyncio.CancelledError:
@@ -275,6 +286,8 @@ def _give_up(future: asyncio.Future[None]) -> None:
 
 
 def _exhausted(size: int, timeout_s: float) -> Busy:
+    if (sink := meters.sink) is not None:
+        sink.record(meters.LOCK_TIMEOUTS, 1, "postgresql")
     return Busy(
         f"all {size} connections of the pool were in use for {timeout_s:g} s; nothing was written. "
         "Open the store with a larger pool_size, or use fewer callers at once."

@@ -23,6 +23,7 @@ from psycopg import errors, pq
 from psycopg.adapt import Transformer
 
 from holdfast.errors import UsageError
+from holdfast.storage.postgres_tenants import Tenancy
 from holdfast.storage.program import Rows, Sql, Statement
 
 # More distinct texts than this are not a program's own but made up on the fly; they go unprepared, so that
@@ -63,6 +64,7 @@ class Statements:
 
     def __init__(self, *, prepare: bool) -> None:
         self.prepare = prepare
+        self.tenancy: Tenancy | None = None  # of a role that must say whose rows a statement is about
         self._by_sql: dict[Sql, Compiled] = {}
         self._by_text: dict[str, Compiled] = {}
         self._edition = 0
@@ -117,6 +119,7 @@ class Line:
         self._transformer = Transformer()
         self._expected: list[bytes | bool] = []
         self._results: list[Any] = []
+        self._told: dict[str, Any] = {}  # whose rows the running transaction is about
 
     @property
     def reusable(self) -> bool:
@@ -132,6 +135,11 @@ class Line:
         decisive: bool = False,
     ) -> None:
         """Hand everything to libpq with one Sync at its end. Whoever waits must flush."""
+        asides: set[int] = set()
+        if self._statements.tenancy is not None:
+            if self.pgconn.transaction_status == _IDLE:
+                self._told = {}
+            statements, asides = self._statements.tenancy.told(statements, self._told)
         encoded = [(self._statements.compiled(sql), params) for sql, params in statements]
         ready = [(compiled, *encode(compiled.names, params)) for compiled, params in encoded]
         pgconn, self._expected, self._results = self.pgconn, [], []
@@ -140,8 +148,10 @@ class Line:
         try:
             if begin is not None:
                 self._control(begin)
-            for compiled, values, formats in ready:
+            for index, (compiled, values, formats) in enumerate(ready):
                 self._statement(compiled, values, formats)
+                if index in asides:
+                    self._expected[-1] = False
             if end is not None:
                 self._control(end)
             pgconn.pipeline_sync()

@@ -1,0 +1,148 @@
+"""Everything a store promises, as roles that the database holds: the contract suite, durable runs, LangGraph."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pytest
+
+pytest.register_assert_rewrite(
+    *(f"holdfast.testing.contract_{part}" for part in ("arranging", "history", "saving", "sharing", "values")),
+    "holdfast.testing.harness",
+)
+
+from langgraph.graph import END, START, StateGraph  # noqa: E402
+from role_kit import Roles, roles_of  # noqa: E402
+
+import holdfast as hf  # noqa: E402
+from holdfast.langgraph import HoldfastSaver  # noqa: E402
+from holdfast.testing.contract import Harness, StoreContract  # noqa: E402
+
+
+@pytest.fixture
+def roles(postgres_url: str) -> Iterator[Roles]:
+    yield from roles_of(postgres_url)
+
+
+@pytest.fixture
+async def harness(roles: Roles) -> AsyncIterator[Harness]:
+    """As the application's role. Async: blocking goes the same way through the driver."""
+    made = Harness(partial(hf.open, roles.app, durability="normal"), "async")
+    yield made
+    await made.finish()
+
+
+class TestStoreAsTheApplication(StoreContract):
+    """Everything a store promises."""
+
+
+@pytest.fixture(params=["app", "tenant", "operator"])
+def url(request: pytest.FixtureRequest, roles: Roles) -> str:
+    made: str = roles.tenant("acme") if request.param == "tenant" else getattr(roles, request.param)
+    return made
+
+
+def test_a_run_that_asks_sleeps_and_is_undone(url: str) -> None:
+    done: list[str] = []
+
+    @hf.effect(name="held booking", undo=lambda what: done.append(f"undo {what}"))
+    def book(what: str) -> str:
+        done.append(what)
+        return what
+
+    @hf.step(name="held large step")
+    def large() -> str:
+        return "x" * 2_000_000
+
+    @hf.durable(name="held trip")
+    def trip() -> str:
+        book("flight")
+        large()
+        hf.sleep(0.01)
+        if hf.ask("go on?", options=["yes", "no"]) == "no":
+            raise ValueError("they said no")
+        return str(hf.receive("word"))
+
+    with hf.open(url, tenant="acme") as store:
+        for answer in ("yes", "no"):
+            run = store.start(trip, id=f"trip {answer}")
+            worker = hf.Worker(store, [trip])
+            while not store.asks(run.id):
+                worker.run(until_idle=True)
+            store.answer(run.id, answer)
+            store.send(run.id, "hello", topic="word")
+            worker.run(until_idle=True)
+        assert store.get_run("trip yes").result() == "hello"
+        assert store.get_run("trip no").status == "failed"
+        assert done == ["flight", "flight", "undo flight"]
+        fork = store.fork("trip yes", at=2, id="trip again", keys="same")
+        assert fork.id == "trip again"
+        assert store.verify().ok
+        store.sweep_runs()
+        store.delete_run("trip no")
+
+
+def test_the_days_upkeep(url: str) -> None:
+    from holdfast.runs.retention import upkeep
+    from holdfast.storage.program import drive
+
+    with hf.open(url, tenant="acme") as store:
+        store.thread("t").save({"n": 1})
+        context = store._context
+        tenant = drive(context.driver, context.ensure_tenant())
+        assert drive(context.driver, upkeep(tenant, None, context.clock_us)) is not None
+        assert drive(context.driver, upkeep(tenant, None, context.clock_us)) is None
+
+
+def test_operating_ones_own_tenant(url: str, tmp_path: Path) -> None:
+    with hf.open(url, tenant="acme") as store:
+        thread = store.thread("t")
+        for number in range(200):
+            thread.save({"n": number, "text": "word " * number})
+        store.set_retention(keep_last=100)
+        assert store.retention().keep_last == 100
+        thread.pin(name="kept")
+        store.compact(dry_run=True)
+        store.compact()
+        assert thread.load().state["n"] == 199
+        assert store.verify().ok
+        assert store.health().threads == 1
+        exported = store.export_thread("t", tmp_path / "t.holdfast")
+        store.import_thread(exported.path, name="copied")
+        assert store.thread("copied").load().state["n"] == 199
+        store.erase("t")
+        assert [info.name for info in store.threads()] == ["copied"]
+
+
+def test_what_is_encrypted_stays_so(url: str) -> None:
+    with hf.open(url, tenant="acme", keys=b"k" * 32) as store:
+        store.thread("t").save({"secret": "word"})
+        assert store.thread("t").load().state == {"secret": "word"}
+
+
+class _State(TypedDict):
+    count: int
+
+
+def _graph(saver: HoldfastSaver) -> Any:
+    builder = StateGraph(_State)
+    builder.add_node("add", lambda state: {"count": state["count"] + 1})
+    builder.add_edge(START, "add")
+    builder.add_edge("add", END)
+    return builder.compile(checkpointer=saver)
+
+
+def test_langgraph(url: str, tmp_path: Path) -> None:
+    config: Any = {"configurable": {"thread_id": "graph"}}
+    with HoldfastSaver(url, tenant="acme") as saver:
+        graph = _graph(saver)
+        assert graph.invoke({"count": 1}, config) == {"count": 2}
+        assert asyncio.run(graph.ainvoke({"count": 5}, config)) == {"count": 6}
+        assert len(list(graph.get_state_history(config))) == 6
+        saver.compact()
+        saver.delete_thread("graph")
+        assert list(graph.get_state_history(config)) == []

@@ -1,0 +1,165 @@
+"""Behind a pooler in transaction mode: the tenant of one client never reaches the next one on the same session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psycopg
+import pytest
+from role_kit import Roles, fill, roles_of
+from transaction_pooler import TransactionPooler
+
+import holdfast as hf
+from holdfast.errors import StoreError
+from holdfast.ops.roles import make_role
+from holdfast.storage.program import Batch, Program, Sql, Transaction
+from holdfast.testing.postgres import PostgresServer
+
+NAMES = ("acme", "globex", "initech")
+
+
+@pytest.fixture
+def roles(postgres_url: str) -> Iterator[Roles]:
+    yield from roles_of(postgres_url)
+
+
+@pytest.fixture
+def pooler(roles: Roles, postgres_server: PostgresServer) -> Iterator[TransactionPooler]:
+    """One session of the server for all clients that log in as the application's role."""
+    role = roles.name("app")
+    assert roles.app
+    make_role(roles.owner, "app", role, pooled=True, apply=True)
+    with TransactionPooler(postgres_server.port, role, roles.database) as made:
+        yield made
+
+
+@contextmanager
+def stranger(pooler: TransactionPooler) -> Iterator[psycopg.Connection[Any]]:
+    """Another client of the same pool, that sets nothing."""
+    with psycopg.connect(pooler.url, autocommit=True, prepare_threshold=None) as connection:
+        yield connection
+
+
+def sees_nothing(connection: psycopg.Connection[Any]) -> bool:
+    setting = "current_setting('holdfast.tenant', true), current_setting('holdfast.tenant_name', true)"
+    rows = "(SELECT count(*) FROM thread) + (SELECT count(*) FROM record) + (SELECT count(*) FROM tenant)"
+    [tenant, name, count] = connection.execute(f"SELECT {setting}, {rows}".encode()).fetchone() or [0, 0, 0]
+    return {tenant, name} <= {None, ""} and count == 0
+
+
+def test_after_every_operation_the_next_client_sees_nothing(pooler: TransactionPooler) -> None:
+    with stranger(pooler) as watcher, hf.open(pooler.url, tenant="acme", prepare=False) as store:
+        assert sees_nothing(watcher)
+        thread = store.thread("t", metadata={"who": "acme"})
+        for number in range(3):
+            thread.save({"n": number})
+            assert sees_nothing(watcher)
+        for look in (thread.load, thread.branches, store.threads, store.verify, store.stats, store.runs):
+            look()
+            assert sees_nothing(watcher)
+        fill(store, "acme")
+        assert sees_nothing(watcher)
+        thread.prune(keep=1)
+        store.delete("t")
+        assert sees_nothing(watcher)
+
+
+def test_after_a_transaction_that_failed_too(pooler: TransactionPooler) -> None:
+    broken = Sql("SELECT 1 / :zero + count(*) FROM thread")
+    with stranger(pooler) as watcher, hf.open(pooler.url, tenant="acme", prepare=False) as store:
+        store.thread("t").save({"n": 1})
+        driver: Any = store._context.driver
+
+        def program(last: bool) -> Program[None]:
+            yield Batch(Sql("SELECT 1")(tenant=1))
+            yield Batch(broken(tenant=1, zero=0), last=last)
+
+        for last in (True, False):
+            with pytest.raises(StoreError, match="division by zero"):
+                driver.run(Transaction(lambda last=last: program(last), write=True))  # type: ignore[misc]
+            assert sees_nothing(watcher)
+        assert store.thread("t").load().state == {"n": 1}
+
+
+def test_after_a_fault_at_every_statement(pooler: TransactionPooler) -> None:
+    """A client that dies in the middle of a transaction, wherever: the pooler rolls back, and the tenant is gone."""
+    points: list[str] = []
+    faults: set[int] = set()
+
+    def hook(point: str) -> None:
+        points.append(point)
+        if len(points) in faults:
+            raise RuntimeError(point)
+
+    with stranger(pooler) as watcher, hf.open(pooler.url, tenant="acme", prepare=False, hook=hook) as store:
+        store.thread("t").save({"n": 0})
+        before = 0
+        for number in range(1, 40):
+            points.clear()
+            faults = {number}
+            with suppress(RuntimeError):
+                store.thread("t").save({"n": number})
+            struck, faults = len(points) >= number, set()
+            assert sees_nothing(watcher)
+            found = store.thread("t").load().state["n"]
+            assert found == number or (struck and found == before)
+            before = found
+        assert not struck  # there was none left: every point of a save was struck
+
+
+def test_tenants_that_take_turns_on_one_session_never_meet(pooler: TransactionPooler) -> None:
+    stores = {name: hf.open(pooler.url, tenant=name, prepare=False) for name in NAMES}
+
+    def work(name: str) -> list[Any]:
+        thread = stores[name].thread("same name")
+        for number in range(20):
+            thread.save({"whose": name, "number": number})
+            assert thread.load().state == {"whose": name, "number": number}
+        return [info.name for info in stores[name].threads()]
+
+    def watch(_: str) -> list[Any]:
+        with stranger(pooler) as connection:
+            assert all(sees_nothing(connection) for _ in range(60))
+        return ["same name"]
+
+    with ThreadPoolExecutor(len(NAMES) + 1) as pool:
+        found = list(pool.map(lambda job: job[0](job[1]), [*((work, name) for name in NAMES), (watch, "")]))
+    assert found == [["same name"]] * (len(NAMES) + 1)
+    assert pooler.served > 100
+    for store in stores.values():
+        assert store.verify().ok
+        store.close()
+
+
+def test_async_and_cancelled_clients_leave_nothing_behind(pooler: TransactionPooler) -> None:
+    async def work(store: hf.Store) -> None:
+        thread = store.thread("t")
+        for number in range(1000):
+            await thread.asave({"n": number})
+
+    async def main() -> None:
+        async with hf.open(pooler.url, tenant="acme", prepare=False) as store:
+            await store.thread("t").asave({"n": -1})
+            for _ in range(5):
+                task = asyncio.create_task(work(store))
+                while (await store.thread("t").aload()).state["n"] < 1 and not task.done():
+                    await asyncio.sleep(0)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                await store.thread("t").asave({"n": -1})
+
+    asyncio.run(main())
+    with stranger(pooler) as watcher:
+        assert sees_nothing(watcher)
+
+
+def test_a_setting_that_outlives_its_transaction_would_be_seen(pooler: TransactionPooler) -> None:
+    """The test of the test: the pooler does hand sessions on, with all that was set in them."""
+    with stranger(pooler) as careless, stranger(pooler) as watcher:
+        careless.execute("SELECT set_config('holdfast.tenant', '1', false)")
+        assert not sees_nothing(watcher)
