@@ -1,0 +1,39 @@
+"""An agent that changes its state freely and lets Holdfast decide when to save it. Killed, it goes on.
+
+python examples/autosave.py        # reads nine chapters, and is killed in the middle of its notes
+python examples/autosave.py        # the same line again: goes on with what was saved, and ends
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import holdfast as hf
+
+CHAPTERS = 12
+
+
+def main() -> None:
+    store = hf.open("autosave.db")
+    thread = store.thread("reading")
+    is_first_time = thread.head() is None
+    with thread.autosave(hf.autosave.every(4), background=True, initial={"read": [], "notes": {}}) as state:
+        known = len(state["read"])
+        print(f"{known} chapters were read before")
+        for chapter in range(known + 1, CHAPTERS + 1):
+            with state.together():  # no save falls between the two
+                state["read"].append(chapter)
+                state["notes"][f"chapter {chapter}"] = f"what chapter {chapter} says"
+            if chapter == 8:
+                state.save()  # before something that cannot be undone
+            if chapter == 9 and is_first_time:
+                cost = store.health()
+                print(f"a crash now would cost {cost.unsaved_changes} changes", flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+    print(f"{len(thread.load().state['notes'])} chapters have notes")
+    store.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""`kill -9` in the middle of an autosave: what was durable is there, the next process goes on from it, and counts."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import autosaver
+import pytest
+
+import holdfast as hf
+from holdfast.testing.processes import Nursery
+
+KILLS = 12
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_url"))
+    return str(tmp_path / "a.db")
+
+
+@pytest.mark.parametrize("mode", autosaver.POLICIES)
+def test_killed_anywhere_it_goes_on_from_what_was_durable(url: str, mode: str) -> None:
+    chance, durable, reached = random.Random(mode), 0, 0
+    with Nursery("autosaver:work") as nursery:
+        for _ in range(KILLS):
+            child = nursery.start(url, mode)
+            wanted = durable + chance.randint(1, 20)
+            for number, unsaved in child.lines():
+                durable, reached = max(durable, number - unsaved), number
+                if durable >= wanted:
+                    break
+            for number, unsaved in child.kill():
+                durable, reached = max(durable, number - unsaved), number
+            with hf.open(url) as store:
+                state = store.thread(mode).load(strict=True).state
+            assert durable <= state["n"] <= reached + 1
+            assert state["log"] == autosaver.log_of(state["n"])
+    with hf.open(url) as store:
+        states = [checkpoint.state for checkpoint in store.thread(mode).history()]
+        assert all(each["log"] == autosaver.log_of(each["n"]) for each in states)
+        assert store.verify().ok
+        if mode == "adaptive":
+            head = store.thread(mode).head()
+            assert head is not None
+            assert head.metadata["autosave"]["failures"] == KILLS - 1  # nobody came after the last one
+            assert "ended" not in head.metadata["autosave"]
