@@ -1,0 +1,48 @@
+"""For the tests of the doctor: a store, what the doctor says of it, and raw writes that make it ill."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Any
+
+import holdfast as hf
+from holdfast.ops.doctor import Finding, Machine, examine
+from holdfast.storage.program import Batch, Rows, Sql, Transaction, drive
+
+DAY_US = 86_400_000_000
+LEVELS = ("ok", "note", "warning", "problem")
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def raw(store: hf.Store, text: str, **params: Any) -> Rows:
+    """A statement as it is, in a write transaction of its own."""
+
+    def program() -> Generator[Batch, list[Rows], Rows]:
+        [rows] = yield Batch(Sql(text)(**params))
+        return rows
+
+    found: Rows = store._context.driver.run(Transaction(program, write=True))
+    return found
+
+
+def said(store: hf.Store, **machine: Any) -> dict[str, list[Finding]]:
+    """What the doctor says, by check. Every line that is not fine says what to do."""
+    found: dict[str, list[Finding]] = {}
+    for finding in drive(store._context.driver, examine(store._context, Machine(**machine))):
+        assert finding.level in LEVELS
+        assert finding.says
+        assert finding.level in ("ok", "note") or finding.do, finding
+        found.setdefault(finding.check, []).append(finding)
+    return found
+
+
+def worst(findings: list[Finding]) -> str:
+    return max((finding.level for finding in findings), key=LEVELS.index)
+
+
+def text_of(findings: list[Finding]) -> str:
+    return " | ".join(f"{finding.says} -> {finding.do}" for finding in findings)

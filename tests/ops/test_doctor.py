@@ -1,0 +1,219 @@
+"""The doctor on both databases: each line of its list in a real situation, and that it never changes anything."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doctor_kit import DAY_US, now_us, raw, said, text_of, worst
+
+import holdfast as hf
+from holdfast.log.measuring import Sample, add_sample, size_and_samples
+from holdfast.ops import doctor
+from holdfast.ops.copied import CopyRow, add_copy, mark_restored
+from holdfast.storage.program import Transaction
+
+GB = 1024**3
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "d.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+
+
+@pytest.fixture
+def store(url: str) -> Any:
+    with hf.open(url) as opened:
+        opened.thread("t").save({"n": 1})
+        yield opened
+
+
+CHECKS = {
+    "place",
+    "durability",
+    "log",
+    "backups",
+    "retention",
+    "disk",
+    "clock",
+    "schema",
+    "runs",
+    "deletions",
+    "encryption",
+    "python",
+    "extras",
+    "damage",
+}
+
+
+def test_every_line_of_the_list_is_there(store: hf.Store) -> None:
+    own = (
+        {"permissions", "sqlite"}
+        if store._context.driver.dialect == "sqlite"
+        else {"connections", "roles", "postgresql"}
+    )
+    found = said(store)
+    assert CHECKS | own <= set(found)
+    assert not [
+        finding for findings in found.values() for finding in findings if "could not be looked at" in finding.says
+    ]
+
+
+async def test_awaited_it_says_the_same(url: str) -> None:
+    async with hf.open(url) as store:
+        found = await store.adoctor()
+    assert {finding.check for finding in found} >= CHECKS
+    assert all(isinstance(finding, hf.Finding) for finding in found)
+
+
+def test_it_only_reads(store: hf.Store) -> None:
+    class OnlyReads:
+        def __init__(self, inner: Any) -> None:
+            self._below = inner
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "inner":
+                raise AttributeError
+            return getattr(self._below, name)
+
+        def run(self, transaction: Transaction) -> Any:
+            assert not transaction.write
+            return self._below.run(transaction)
+
+    driver = store._context.driver
+    store._context.driver = OnlyReads(driver)
+    try:
+        assert said(store)
+    finally:
+        store._context.driver = driver
+
+
+def test_durability_that_was_lowered_is_named(url: str) -> None:
+    with hf.open(url, durability="normal") as store:
+        assert worst(said(store)["durability"]) in ("warning", "problem")  # the tests' server has fsync off
+        assert "normal" in text_of(said(store)["durability"]) or "fsync" in text_of(said(store)["durability"])
+
+
+def test_backups(store: hf.Store) -> None:
+    run = store._context.driver.run
+    [never] = said(store)["backups"]
+    assert (never.level, "never" in never.says or "no backup" in never.says) == ("warning", True)
+    run(Transaction(lambda: add_copy(CopyRow("b1", "backup", "/b", None, now_us() - 5 * DAY_US, 1, 10)), write=True))
+    assert (worst(said(store)["backups"]), "5 days ago" in text_of(said(store)["backups"])) == ("warning", True)
+    run(Transaction(lambda: add_copy(CopyRow("b2", "backup", "/b", None, now_us(), 2, 10)), write=True))
+    found = said(store)
+    assert found["backups"][0].level == "ok"
+    assert "no backup was ever restored" in text_of(found["restore"])
+    run(Transaction(lambda: mark_restored("b2", now_us() - 200 * DAY_US), write=True))
+    assert worst(said(store)["restore"]) == "warning"
+    run(Transaction(lambda: mark_restored("b2", now_us()), write=True))
+    assert worst(said(store)["restore"]) == "ok"
+
+
+def test_checkpoints_that_are_kept_for_ever(store: hf.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert worst(said(store)["retention"]) == "note"
+    monkeypatch.setattr(doctor, "_LARGE_BYTES", 1000)
+    assert worst(said(store)["retention"]) == "warning"
+    raw(store, "UPDATE thread SET retention = '{}'")
+    assert worst(said(store)["retention"]) == "ok"
+
+
+def test_growth_and_when_the_disk_is_full(store: hf.Store) -> None:
+    """From the sizes that were noted, which here were smaller by a gigabyte each day back."""
+    context = store._context
+    size, _ = context.driver.run(Transaction(lambda: size_and_samples(now_us())))
+    for days in (4, 3, 2, 1):
+        sample = Sample(now_us() - days * DAY_US, size.bytes - days * GB, 0)
+        context.driver.run(Transaction(partial(add_sample, sample), write=True))
+    [found] = said(store, disk=lambda path: (100 * GB, 5 * GB))["disk"]
+    assert "it grows by 1.0 GB a day" in found.says
+    if context.driver.dialect == "sqlite" or "cannot be seen" not in found.says:
+        assert (found.level, "the disk is full in 5 days" in found.says) == ("problem", True)
+        assert worst(said(store, disk=lambda path: (100 * GB, 40 * GB))["disk"]) == "warning"
+        assert worst(said(store, disk=lambda path: (1000 * GB, 400 * GB))["disk"]) == "ok"
+
+
+def test_a_disk_that_is_nearly_full(tmp_path: Path) -> None:
+    with hf.open(str(tmp_path / "f.db")) as store:
+        assert worst(said(store, disk=lambda path: (100 * GB, 100 * 1024**2))["disk"]) == "problem"
+        assert worst(said(store, disk=lambda path: (100 * GB, 4 * GB))["disk"]) == "warning"
+        assert worst(said(store, disk=lambda path: (100 * GB, 50 * GB))["disk"]) == "ok"
+
+
+def test_checkpoints_from_the_future(store: hf.Store) -> None:
+    assert worst(said(store, clock_is_kept=lambda: True)["clock"]) == "ok"
+    raw(store, "UPDATE thread SET active = active + 600")
+    found = said(store)["clock"]
+    assert (worst(found), "in the future" in text_of(found)) == ("warning", True)
+
+
+def test_a_clock_that_nothing_keeps_right(store: hf.Store) -> None:
+    assert "nothing keeps" in text_of(said(store, clock_is_kept=lambda: False)["clock"])
+
+
+def test_a_schema_that_another_process_made_newer(store: hf.Store) -> None:
+    raw(store, "INSERT INTO migration (version, name, applied_at) VALUES (99, 'future', 0)")
+    assert worst(said(store)["schema"]) == "problem"
+
+
+@hf.durable(name="doctor_stuck")
+def stuck() -> Any:
+    return object()  # cannot be stored
+
+
+@hf.effect(name="doctor_doubtful", on_doubt="ask")
+def doubtful() -> None:
+    raise TimeoutError
+
+
+@hf.durable(name="doctor_in_doubt")
+def in_doubt() -> None:
+    doubtful()
+
+
+@hf.durable(name="doctor_waits")
+def waits() -> Any:
+    return hf.ask("?")
+
+
+def test_runs_that_need_somebody(store: hf.Store) -> None:
+    assert worst(said(store)["runs"]) == "ok"
+    assert store.run(stuck, id="s").status == "stuck"
+    assert "1 run stuck" in text_of(said(store)["runs"])
+    store.start(waits, id="late")
+    raw(store, "UPDATE run SET wake_at = 1, changed_at = 1 WHERE id = 'late'")
+    assert "due for more than" in text_of(said(store)["runs"])
+    raw(store, "UPDATE run SET status = 'running', owner = 'x', lease_until = 1 WHERE id = 'late'")
+    found = text_of(said(store)["runs"])
+    assert "nobody took over" in found
+    assert "due for more than" not in found
+
+
+def test_effects_in_doubt(store: hf.Store) -> None:
+    store.run(in_doubt, id="d")
+    found = said(store)["runs"]
+    assert (worst(found), "in doubt" in text_of(found)) == ("warning", True)
+
+
+def test_deletions_that_were_not_finished(store: hf.Store) -> None:
+    raw(store, "INSERT INTO sweep (tenant, tree, id) VALUES (1, 1, 5)")
+    assert worst(said(store)["deletions"]) == "note"
+
+
+def test_encryption_is_seen_without_the_key(url: str) -> None:
+    assert importlib.util.find_spec("cryptography") is not None
+    with hf.open(url, keys=bytes(range(32))) as store:
+        store.thread("t").save({"n": 1})
+        assert worst(said(store)["encryption"]) == "ok"
+    with hf.open(url) as store:
+        assert worst(said(store)["encryption"]) == "ok"
+
+
+def test_a_check_that_fails_takes_no_other_with_it(store: hf.Store) -> None:
+    raw(store, "DROP TABLE copy")
+    found = said(store)
+    assert "could not be looked at" in text_of(found["backups"])
+    assert found["schema"][0].level == "ok"

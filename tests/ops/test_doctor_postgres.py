@@ -1,0 +1,154 @@
+"""The doctor on PostgreSQL: settings, connections, roles, transactions, the log, the clock, and the command."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from datetime import date
+
+import psycopg
+import pytest
+from doctor_kit import said, text_of, worst
+from role_kit import Roles, roles_of
+
+import holdfast as hf
+from holdfast.cli import main
+from holdfast.ops import doctor_postgres
+from holdfast.storage.migrate import CREATE_TABLE, migrations
+from holdfast.testing.postgres import PostgresServer
+from holdfast.testing.wire import WireProxy
+
+
+@pytest.fixture
+def roles(postgres_url: str) -> Iterator[Roles]:
+    yield from roles_of(postgres_url)
+
+
+def test_a_server_that_does_not_sync_is_a_problem(postgres_url: str) -> None:
+    """The tests' own server: fast, and not for data."""
+    with hf.open(postgres_url) as store:
+        found = said(store)["durability"]
+    assert worst(found) == "problem"
+    assert "fsync and full_page_writes off" in text_of(found)
+
+
+def test_a_server_as_it_should_be_and_commits_that_are_not() -> None:
+    with PostgresServer(fsync=True, max_connections=20) as server:
+        url = server.create_database("doctor")
+        with hf.open(url) as store:
+            assert worst(said(store)["durability"]) in ("ok", "note")  # note: pages without checksums
+        with hf.open(url, durability="normal") as store:
+            assert "synchronous_commit is off" in text_of(said(store)["durability"])
+        with hf.open(url, pool_size=100) as store:
+            assert worst(said(store)["connections"]) == "problem"
+        others = [psycopg.connect(url) for _ in range(14)]
+        with hf.open(url) as store:
+            assert worst(said(store)["connections"]) == "warning"
+        for other in others:
+            other.close()
+
+
+def test_a_pooler_that_refuses_settings_is_named(postgres_server: PostgresServer, postgres_url: str) -> None:
+    hf.open(postgres_url).close()
+    name = postgres_url.rsplit("/", 1)[1]
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"ALTER ROLE postgres IN DATABASE {name} SET search_path = holdfast".encode())
+    pooler = WireProxy(postgres_server.port, refuse_options=True)
+    with pooler as proxy, hf.open(proxy.url(name), prepare=False) as store:
+        assert "PgBouncer" in text_of(said(store)["connections"])
+
+
+def test_a_transaction_that_somebody_forgot(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with hf.open(postgres_url) as store, psycopg.connect(postgres_url) as other:
+        assert worst(said(store)["transactions"]) == "ok"
+        other.execute("SELECT 1")
+        monkeypatch.setattr(doctor_postgres, "_LONG_S", 0)
+        [found] = said(store)["transactions"]
+        assert found.level == "warning"
+        assert f"pg_terminate_backend({other.info.backend_pid})" in found.do
+        assert "idle in transaction" in found.says
+        other.rollback()
+        assert worst(said(store)["transactions"]) == "ok"
+
+
+def test_a_replication_slot_that_nobody_uses(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_postgres, "_SLOT_LARGE", -1)
+    with hf.open(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as other:
+        other.execute("SELECT pg_create_physical_replication_slot('doctor_slot', true)")
+        try:
+            found = said(store)["log"]
+            assert 'replication slot "doctor_slot" holds back' in text_of(found)
+            assert "unused" in text_of(found)
+        finally:
+            other.execute("SELECT pg_drop_replication_slot('doctor_slot')")
+
+
+def test_roles_and_tenants(roles: Roles) -> None:
+    with hf.open(roles.owner) as store, hf.open(roles.owner, tenant="acme") as other:
+        store.thread("t").save({})
+        assert worst(said(store)["roles"]) == "note"
+        other.thread("t").save({})
+        assert "only the application keeps them apart" in text_of(said(store)["roles"])
+    with hf.open(roles.app, tenant="acme") as store:
+        found = said(store)
+        assert worst(found["roles"]) == "ok"
+        assert "one tenant at a time" in text_of(found["roles"])
+        assert not [each for findings in found.values() for each in findings if "could not be looked at" in each.says]
+    with hf.open(roles.tenant("acme"), tenant="acme") as store:
+        found = said(store)
+        assert "to tenant 'acme'" in text_of(found["roles"])
+        assert not [each for findings in found.values() for each in findings if "could not be looked at" in each.says]
+    roles.execute("ALTER TABLE holdfast.record NO FORCE ROW LEVEL SECURITY")
+    with hf.open(roles.owner) as store:
+        assert (worst(said(store)["roles"]), "record" in text_of(said(store)["roles"])) == ("problem", True)
+
+
+def test_a_clock_that_is_an_hour_off(postgres_url: str) -> None:
+    with hf.open(postgres_url) as store:
+        found = said(store, clock_us=lambda: time.time_ns() // 1000 + 3_600_000_000)["clock"]
+        assert worst(found) == "problem"
+        found = said(store, clock_us=lambda: time.time_ns() // 1000 - 5_000_000)["clock"]
+        assert worst(found) == "warning"
+
+
+@pytest.mark.parametrize(
+    ("number", "today", "level"),
+    [
+        (140003, date(2026, 1, 1), "warning"),
+        (140020, date(2026, 1, 1), "ok"),
+        (140020, date(2026, 10, 1), "note"),
+        (140020, date(2026, 11, 16), "warning"),
+        (180001, date(2026, 11, 16), "ok"),
+        (990000, date(2026, 11, 16), "ok"),
+    ],
+)
+def test_versions_of_postgresql(number: int, today: date, level: str) -> None:
+    assert doctor_postgres.version_finding(number, f"{number // 10000}.x", today).level == level
+
+
+def test_an_old_schema_is_said_and_left_as_it_is(postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("CREATE SCHEMA holdfast")
+        connection.execute("SET search_path = holdfast")
+        connection.execute(CREATE_TABLE.encode())
+        for migration in migrations("postgres")[:3]:
+            connection.execute(migration.text.encode())
+            connection.execute("INSERT INTO migration VALUES (%s, %s, 0)", (migration.version, migration.name))
+    assert main(["doctor", "--store", postgres_url]) == 1
+    assert "needs an update" in capsys.readouterr().out
+    with psycopg.connect(postgres_url) as connection:
+        assert connection.execute("SELECT max(version) FROM holdfast.migration").fetchone() == (3,)
+
+
+def test_a_server_that_is_not_there_and_no_password_in_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--store", "postgresql://app:sesame@127.0.0.1:1/app", "--json"]) == 1
+    text = capsys.readouterr().out
+    assert json.loads(text)["findings"][0]["check"] == "open"
+    assert "sesame" not in text
+
+
+def test_the_command(postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    hf.open(postgres_url).close()
+    assert main(["doctor", "--store", postgres_url]) == 1  # fsync is off
+    assert "problem  durability" in capsys.readouterr().out

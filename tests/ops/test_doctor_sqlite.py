@@ -1,0 +1,279 @@
+"""The doctor on SQLite: the place, the log, permissions, old and foreign files, and the command."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from doctor_kit import raw, said, text_of, worst
+
+import holdfast as hf
+from holdfast.cli import main
+from holdfast.ops import doctor_sqlite
+from holdfast.storage import migrate, sqlite_open
+from holdfast.testing.processes import Nursery, Say
+
+MOUNTS = "25 1 8:1 / / rw - {} /dev/sda1 rw\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "agent.db"
+    with hf.open(str(made)) as store:
+        store.thread("t").save({"n": 1})
+    made.chmod(0o600)
+    return made
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """What is in a folder, without the memory that readers share."""
+    files = [file for file in sorted(folder.iterdir()) if not file.name.endswith("-shm")]
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = main(["doctor", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+# --- the place
+
+
+def test_a_store_in_memory_is_a_problem() -> None:
+    with hf.open(":memory:") as store:
+        found = said(store)
+    assert worst(found["place"]) == "problem"
+    assert "PostgreSQL" in text_of(found["place"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "level"),
+    [("ext4", "ok"), ("nfs4", "problem"), ("tmpfs", "warning"), ("overlay", "warning"), ("fuse.mergerfs", "warning")],
+)
+def test_the_file_system(path: Path, kind: str, level: str) -> None:
+    with hf.open(str(path)) as store:
+        assert worst(said(store, mountinfo=lambda: MOUNTS.format(kind))["place"]) == level
+
+
+@hf.durable(name="doctor_elsewhere")
+def elsewhere() -> Any:
+    return hf.ask("?")
+
+
+def test_a_run_of_a_process_that_this_machine_does_not_see(path: Path) -> None:
+    with hf.open(str(path)) as store:
+        store.start(elsewhere, id="r")
+        raw(
+            store,
+            "UPDATE run SET status = 'running', owner = :owner, lease_until = :until",
+            owner="f:" + "a" * 32,
+            until=2**60,
+        )
+        found = said(store, mountinfo=lambda: "")["place"]
+        assert (worst(found), "PostgreSQL" in text_of(found)) == ("warning", True)
+        Path(f"{path}-owner-{'a' * 32}").touch()
+        assert worst(said(store, mountinfo=lambda: "")["place"]) == "ok"
+
+
+def test_who_may_read_the_file(path: Path) -> None:
+    with hf.open(str(path)) as store:
+        path.parent.chmod(0o755)
+        assert worst(said(store)["permissions"]) == "ok"
+        path.chmod(0o644)
+        assert worst(said(store)["permissions"]) == "warning"
+        path.parent.chmod(0o700)  # nobody gets that far
+        assert worst(said(store)["permissions"]) == "ok"
+        path.chmod(0o666)
+        assert worst(said(store)["permissions"]) == "problem"
+        path.chmod(0o600)
+        path.parent.chmod(0o777)
+        assert worst(said(store)["permissions"]) == "problem"
+        path.parent.chmod(0o700)
+
+
+# --- the log
+
+
+def hold_open(say: Say, path: str) -> None:
+    connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+    connection.execute("BEGIN")
+    connection.execute("SELECT count(*) FROM meta").fetchall()
+    say("open")
+    sys.stdin.read()
+
+
+def test_a_reader_that_holds_back_the_log_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_sqlite, "_LOG_LARGE", 1024 * 1024)
+    with Nursery("test_doctor_sqlite:hold_open") as nursery, hf.open(str(path)) as store:
+        store.thread("t").save({"n": 2})
+        assert worst(said(store)["log"]) == "ok"
+        child = nursery.start(str(path))
+        assert next(child.lines()) == "open"
+        assert f"process {child.pid}" in text_of(said(store)["log"])
+        for number in range(30):
+            store.thread("t").save({"n": number, "noise": os.urandom(60_000).hex()})
+        [found] = said(store)["log"]
+        assert found.level == "warning"
+        assert f"look at process {child.pid}" in found.do
+        child.kill()
+        assert "process" not in said(store)["log"][0].says
+        monkeypatch.setattr(doctor_sqlite, "_LOG_HUGE", 1024 * 1024)
+        assert worst(said(store)["log"]) == "problem"
+
+
+def test_a_clock_that_was_set_back(path: Path) -> None:
+    future = path.stat().st_mtime + 3600
+    with hf.open(str(path)) as store:
+        os.utime(path, (future, future))
+        found = said(store)["clock"]
+    assert "set back" in text_of(found)
+
+
+def test_space_that_nothing_uses(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_sqlite, "_UNUSED_MIN", 1024 * 1024)
+    with hf.open(str(path)) as store:
+        for number in range(3):
+            store.thread(f"big-{number}").save({"noise": os.urandom(1_000_000).hex()})
+        assert "space" not in said(store)
+        for number in range(3):
+            store.delete(f"big-{number}")
+        [found] = said(store)["space"]
+    assert (found.level, "unused" in found.says) == ("note", True)
+
+
+@pytest.mark.parametrize(("version", "level"), [("3.51.2", "warning"), ("3.51.3", "ok"), ("3.46.1", "warning")])
+def test_versions_of_sqlite_with_the_wal_reset_bug(version: str, level: str) -> None:
+    assert doctor_sqlite._version(version).level == level
+
+
+# --- the command
+
+
+def test_the_command_changes_nothing_and_says_what_to_do(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = digest(path.parent)
+    code, text = command(capsys, "--store", str(path))
+    assert code == 0
+    assert "no backup was ever made" in text
+    assert "run `holdfast backup`" in text
+    assert "0 problems" in text
+    after = digest(path.parent)
+    assert {name: after[name] for name in before} == before
+    assert set(after) - set(before) <= {"agent.db-lock", "agent.db-lock-next"}
+
+
+def test_warnings_fail_only_with_strict(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(capsys, "--store", str(path))[0] == 0
+    assert command(capsys, "--store", str(path), "--strict")[0] == 1
+    path.chmod(0o666)
+    assert command(capsys, "--store", str(path))[0] == 1
+
+
+def test_as_json(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = command(capsys, "--store", str(path), "--json")
+    found = json.loads(text)
+    assert (code, found["ok"], found["counts"]["problem"]) == (0, True, 0)
+    assert {"check", "level", "says", "do"} == set(found["findings"][0])
+
+
+def old_store(path: Path, version: int) -> None:
+    connection = apsw.Connection(str(path))
+    connection.pragma("journal_mode", "wal")
+    for migration in migrate.migrations("sqlite")[:version]:
+        sqlite_open.apply(connection, migration)
+    connection.close()
+
+
+@pytest.mark.parametrize("in_use", [False, True])
+def test_an_old_schema_is_said_and_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], in_use: bool
+) -> None:
+    path = tmp_path / "old.db"
+    old_store(path, 3)
+    user = apsw.Connection(str(path)) if in_use else None
+    if user is not None:
+        user.execute("INSERT INTO meta VALUES ('k', 'v')")
+    before = digest(tmp_path)
+    code, text = command(capsys, "--store", str(path))
+    assert (code, "make a backup" in text) == (0, True)
+    assert command(capsys, "--store", str(path), "--strict")[0] == 1
+    assert digest(tmp_path) == before
+    if user is not None:
+        assert user.execute("SELECT max(version) FROM migration").fetchall() == [(3,)]
+        user.close()
+
+
+def test_a_newer_schema(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    connection = apsw.Connection(str(path))
+    connection.execute("INSERT INTO migration VALUES (99, 'x', 0)")
+    connection.close()
+    code, text = command(capsys, "--store", str(path))
+    assert (code, "upgrade Holdfast" in text) == (1, True)
+
+
+@pytest.mark.parametrize("what", ["missing", "text", "foreign", "folder", "damaged"])
+def test_a_store_that_cannot_be_opened(path: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
+    other = path.parent / "other.db"
+    if what == "text":
+        other.write_text("these are notes, not a store")
+    elif what == "foreign":
+        connection = apsw.Connection(str(other))
+        connection.execute("CREATE TABLE users (id)")
+        connection.close()
+    elif what == "folder":
+        other.mkdir()
+    elif what == "damaged":
+        data = bytearray(path.read_bytes())
+        data[100:8192] = bytes(8092)
+        other.write_bytes(data)
+    code, text = command(capsys, "--store", str(other))
+    assert code == 1
+    assert "problem  open" in text
+    assert "Python" in text
+    if what == "missing":
+        assert "agent.db: is it one of these?" in text
+
+
+READ_ONLY = """
+import os, sys
+import holdfast.cli, holdfast.ops.doctor, holdfast.ops.doctor_sqlite
+holdfast.open(":memory:").doctor()  # everything is imported before the rights are given up
+holdfast.cli.main(["doctor", "--store", "/nowhere/a.db"])
+if os.getuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+sys.exit(holdfast.cli.main(["doctor", "--store", sys.argv[1]]))
+"""
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def test_a_store_that_can_only_be_read(shared_folder: Path) -> None:
+    path = shared_folder / "a.db"
+    with hf.open(str(path)) as store:
+        store.thread("t").save({"n": 1})
+    shared_folder.chmod(0o555)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ONLY, str(path)], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "schema" in done.stdout
+    assert "could not be looked at" not in done.stdout
