@@ -1,0 +1,299 @@
+"""Reading the rows of a damaged SQLite file page by page, without SQLite: whatever can be read is read.
+
+SQLite stops at the first page that is wrong. Here a table's tree is walked from its root, what is wrong is noted and
+passed over, and leaves that a damaged page above has cut off are found by what their rows look like. Nothing is
+believed that is not inside its page, so that no damage leads in circles or out of bounds. Which rows are good is for
+others to say. The format: https://sqlite.org/fileformat2.html.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+_LEAF_TABLE, _INNER_TABLE, _LEAF_INDEX, _INNER_INDEX = 0x0D, 0x05, 0x0A, 0x02
+_HEADER_BYTES = 100
+PAGE_BYTES = 4096  # what a store's pages have, unless its header says otherwise
+_PAYLOAD_MAX = 1 << 30
+
+
+class Column(NamedTuple):
+    """A column as a row stores it."""
+
+    name: str
+    type: str  # INTEGER, TEXT, BLOB, REAL
+    nullable: bool
+
+
+class Shape(NamedTuple):
+    """A table: its columns in the order in which its rows store them."""
+
+    name: str
+    columns: tuple[Column, ...]
+    rowid: str | None  # the column that is the row's number, and stored as NULL; "" if there is one without a name
+
+
+class Row(NamedTuple):
+    """A row of a table as it is stored: columns that are missing at its end are missing here."""
+
+    number: int | None
+    values: tuple[Any, ...]
+
+
+class Bad(Exception):
+    """Something that cannot be read. Stays inside this module."""
+
+
+@dataclass
+class Salvage:
+    """What was found wrong on the way."""
+
+    pages: dict[int, str] = field(default_factory=dict)  # by number: why it cannot be used
+    rows: list[tuple[str, int, int, str]] = field(default_factory=list)  # table, page, cell, why
+
+    def bad_page(self, number: int, why: str) -> None:
+        self.pages.setdefault(number, why)
+
+
+class PageFile:
+    """A file of pages, read as it is on the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: BinaryIO = open(path, "rb")  # noqa: SIM115
+        head = self._file.read(_HEADER_BYTES)
+        size = int.from_bytes(head[16:18], "big") if head[:16] == b"SQLite format 3\0" else 0
+        size = 65536 if size == 1 else size
+        self.page_bytes = size if 512 <= size <= 65536 and size & (size - 1) == 0 else PAGE_BYTES
+        reserved = head[20] if len(head) > 20 and head[20] <= 64 else 0
+        self.usable = self.page_bytes - reserved
+        self.count = self._file.seek(0, 2) // self.page_bytes
+
+    def close(self) -> None:
+        self._file.close()
+
+    def page(self, number: int) -> bytes:
+        """One page. Raises Bad."""
+        if not 1 <= number <= self.count:
+            raise Bad(f"page {number} does not exist")
+        self._file.seek((number - 1) * self.page_bytes)
+        return self._file.read(self.page_bytes)
+
+    def raw(self, number: int) -> bytes:
+        try:
+            return self.page(number)
+        except Bad:
+            return b""
+
+    def free_pages(self) -> set[int]:
+        """Pages that hold nothing any more, as far as the list of them can be read."""
+        free: set[int] = set()
+        trunk = int.from_bytes(self.raw(1)[32:36], "big")
+        while trunk and trunk not in free and trunk <= self.count:
+            free.add(trunk)
+            page = self.raw(trunk)
+            count = min(int.from_bytes(page[4:8], "big"), self.usable // 4 - 2)
+            free.update(struct.unpack(f">{count}I", page[8 : 8 + 4 * count]))
+            trunk = int.from_bytes(page[:4], "big")
+        return free
+
+
+class _Cells(NamedTuple):
+    kind: int
+    cells: list[int]  # offsets
+    right: int  # the last child, of an inner page
+
+
+def _cells(file: PageFile, number: int, page: bytes) -> _Cells:
+    start = _HEADER_BYTES if number == 1 else 0
+    kind = page[start]
+    if kind not in (_LEAF_TABLE, _INNER_TABLE, _LEAF_INDEX, _INNER_INDEX):
+        raise Bad(f"its first byte is {kind}, which is no kind of page")
+    count = int.from_bytes(page[start + 3 : start + 5], "big")
+    inner = kind in (_INNER_TABLE, _INNER_INDEX)
+    array = start + (12 if inner else 8)
+    count = min(count, (file.usable - array) // 2)
+    right = int.from_bytes(page[start + 8 : start + 12], "big") if inner else 0
+    offsets = struct.unpack(f">{count}H", page[array : array + 2 * count])
+    return _Cells(kind, [offset for offset in offsets if array + 2 <= offset < file.usable], right)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for length in range(9):
+        if at + length >= len(data):
+            raise Bad("a number is cut off")
+        byte = data[at + length]
+        if length == 8:
+            value = value << 8 | byte
+            return (value - (1 << 64) if value >> 63 else value), at + 9
+        value = value << 7 | byte & 0x7F
+        if byte < 0x80:
+            return value, at + length + 1
+    raise AssertionError
+
+
+def _payload(file: PageFile, page: bytes, at: int, size: int, *, index: bool) -> bytes:
+    """A row's bytes, with those on pages of their own. Raises Bad."""
+    if not 0 <= size <= min(_PAYLOAD_MAX, file.count * file.page_bytes):
+        raise Bad(f"a row claims {size} bytes")
+    usable = file.usable
+    most = (usable - 12) * 64 // 255 - 23 if index else usable - 35
+    local = size
+    if size > most:
+        least = (usable - 12) * 32 // 255 - 23
+        local = least + (size - least) % (usable - 4)
+        local = local if local <= most else least
+    if at + local + (4 if local < size else 0) > len(page):
+        raise Bad("a row reaches beyond its page")
+    parts = [page[at : at + local]]
+    left = size - local
+    following = int.from_bytes(page[at + local : at + local + 4], "big") if left else 0
+    seen: set[int] = set()
+    while left > 0:
+        if following in seen:
+            raise Bad("a row's pages lead in a circle")
+        seen.add(following)
+        more = file.page(following)
+        parts.append(more[4 : 4 + min(left, usable - 4)])
+        left -= usable - 4
+        following = int.from_bytes(more[:4], "big")
+    return b"".join(parts)
+
+
+_INTEGER_BYTES = (0, 1, 2, 3, 4, 6, 8)
+
+
+def _values(payload: bytes) -> tuple[Any, ...]:
+    """The columns of a row. Text that is no UTF-8 comes as bytes. Raises Bad."""
+    header, at = _varint(payload, 0)
+    if not at <= header <= len(payload):
+        raise Bad("a row's header is longer than the row")
+    kinds: list[int] = []
+    while at < header:
+        kind, at = _varint(payload, at)
+        kinds.append(kind)
+    values: list[Any] = []
+    place = header
+    for kind in kinds:
+        if kind in (0, 8, 9):
+            values.append(None if kind == 0 else kind - 8)
+            continue
+        if kind < 0 or kind in (10, 11):
+            raise Bad("a column is of no kind")
+        size = _INTEGER_BYTES[kind] if kind <= 6 else 8 if kind == 7 else (kind - 12) // 2
+        data = payload[place : place + size]
+        if len(data) != size:
+            raise Bad("a column is cut off")
+        place += size
+        if kind <= 6:
+            values.append(int.from_bytes(data, "big", signed=True))
+        elif kind == 7:
+            values.append(struct.unpack(">d", data)[0])
+        elif kind % 2:
+            values.append(_text(data))
+        else:
+            values.append(data)
+    return tuple(values)
+
+
+def _text(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _rows_of(file: PageFile, page: bytes, cells: _Cells) -> Iterator[tuple[int, Row | Bad]]:
+    """The rows of a page: leaves, and inner pages of trees that keep rows there too."""
+    index = cells.kind in (_LEAF_INDEX, _INNER_INDEX)
+    for place, offset in enumerate(cells.cells):
+        try:
+            at = offset + (4 if cells.kind == _INNER_INDEX else 0)
+            size, at = _varint(page, at)
+            number = None
+            if not index:
+                number, at = _varint(page, at)
+            yield place, Row(number, _values(_payload(file, page, at, size, index=index)))
+        except (Bad, struct.error, IndexError) as problem:
+            yield place, problem if isinstance(problem, Bad) else Bad(str(problem))
+
+
+def walk(file: PageFile, root: int, name: str, salvage: Salvage, seen: set[int]) -> Iterator[Row]:
+    """All rows of a tree that can be reached from its root. `seen` gets the pages that were used."""
+    waiting = [root]
+    family: frozenset[int] | None = None  # a tree's pages are of two kinds
+    while waiting:
+        number = waiting.pop()
+        if number in seen:
+            continue
+        try:
+            page = file.page(number)
+            cells = _cells(file, number, page)
+            kinds = frozenset((_LEAF_TABLE, _INNER_TABLE) if cells.kind & 1 else (_LEAF_INDEX, _INNER_INDEX))
+            if family is not None and kinds != family:
+                raise Bad("it belongs to another tree")
+        except Bad as problem:
+            salvage.bad_page(number, f"{name}: {problem}")
+            continue
+        family = kinds
+        seen.add(number)
+        if cells.kind in (_INNER_TABLE, _INNER_INDEX):
+            children = [int.from_bytes(page[offset : offset + 4], "big") for offset in cells.cells]
+            waiting += [cells.right, *children[::-1]]
+        if cells.kind != _INNER_TABLE:
+            yield from _told(file, number, page, cells, name, salvage)
+
+
+def _told(file: PageFile, number: int, page: bytes, cells: _Cells, name: str, salvage: Salvage) -> Iterator[Row]:
+    for place, row in _rows_of(file, page, cells):
+        if isinstance(row, Bad):
+            salvage.rows.append((name, number, place, str(row)))
+        else:
+            yield row
+
+
+def lost_leaves(
+    file: PageFile, seen: set[int], shapes: Sequence[Shape], salvage: Salvage
+) -> Iterator[tuple[Shape, Row]]:
+    """Rows on pages that no tree reaches and that are not free, where it is clear which table they are of."""
+    passed = seen | file.free_pages()
+    for number in range(2, file.count + 1):
+        if number in passed:
+            continue
+        try:
+            page = file.page(number)
+            cells = _cells(file, number, page)
+        except Bad:
+            continue
+        if cells.kind == _INNER_TABLE or not cells.cells:
+            continue
+        rows = [row for _, row in _rows_of(file, page, cells) if not isinstance(row, Bad)]
+        of_table = cells.kind == _LEAF_TABLE
+        fitting = [shape for shape in shapes if (shape.rowid is not None) == of_table and _fit(shape, rows)]
+        if len(fitting) == 1:
+            yield from ((fitting[0], row) for row in _told(file, number, page, cells, fitting[0].name, salvage))
+
+
+_KINDS: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "TEXT": (str,), "BLOB": (bytes,), "REAL": (float, int)}
+
+
+def _fit(shape: Shape, rows: list[Row]) -> bool:
+    """Whether most of a page's rows look like a table's."""
+    good = sum(fits(shape, row) for row in rows)
+    return good > 0 and 2 * good >= len(rows)
+
+
+def fits(shape: Shape, row: Row) -> bool:
+    """Whether a row has the columns of a table, of the right types."""
+    if len(row.values) != len(shape.columns):
+        return False
+    for column, value in zip(shape.columns, row.values, strict=True):
+        if value is None:
+            if not column.nullable and column.name != shape.rowid:
+                return False
+        elif type(value) not in _KINDS[column.type] or (column.name == "head_hash" and len(value) != 32):
+            return False  # a hash's length is all that tells erased from journal
+    return True

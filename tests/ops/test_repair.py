@@ -1,0 +1,452 @@
+"""Repair: each kind of damage alone, on both databases.
+
+Nothing that could be loaded is lost, what is loaded is what was saved, the result verifies, and what is lost is named
+and in quarantine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from repair_kit import MENDED, Scene, Scenes, build
+
+import holdfast
+from holdfast.cli.app import main
+from holdfast.log.ids import parse_id
+from holdfast.testing.postgres import PostgresServer
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory, postgres_server: PostgresServer) -> Iterator[Scenes]:
+    made = Scenes(tmp_path_factory.mktemp("scenes"), postgres_server)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def scene(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenes: Scenes) -> Scene:
+    monkeypatch.chdir(tmp_path)
+    made = scenes.new(request.param)
+    if made.is_file:
+        os.rename(made.url, tmp_path / "a.db")
+        made.url = str(tmp_path / "a.db")
+    return made
+
+
+def thread_a(scene: Scene) -> int:
+    return int(scene.execute("SELECT thread FROM thread WHERE name = 'a'")[0][0])
+
+
+def ids(scene: Scene, where: str) -> list[tuple[int, int]]:
+    """Records and their bodies, oldest first."""
+    return scene.execute(f"SELECT id, body FROM record WHERE body IS NOT NULL AND {where} ORDER BY id")
+
+
+def flip(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 0x5A]) + data[at + 1 :]
+
+
+def set_body(scene: Scene, body: int, column: str, change: Callable[[bytes], bytes]) -> None:
+    [(value,)] = scene.execute(f"SELECT {column} FROM body WHERE id = ?", (body,))
+    scene.execute(f"UPDATE body SET {column} = ? WHERE id = ?", (change(bytes(value)), body))
+
+
+# --- what is damaged, and how much of it is lost for good
+
+
+def full_text(scene: Scene) -> None:
+    for _, body in ids(scene, "keyframe = 1 AND base IS NOT NULL")[1:4]:
+        set_body(scene, body, "full_text", lambda data: bytes(len(data)))
+
+
+def kept_difference(scene: Scene) -> None:
+    for _, body in ids(scene, "keyframe = 1 AND base IS NOT NULL")[1:4]:
+        set_body(scene, body, "diff", lambda data: bytes(len(data)))
+
+
+def one_byte_of_a_difference(scene: Scene) -> None:
+    for _, body in ids(scene, "keyframe = 0 AND body > 0"):
+        set_body(scene, body, "diff", lambda data: flip(data, len(data) // 2))
+
+
+def one_byte_of_a_salt(scene: Scene) -> None:
+    for _, body in ids(scene, "body > 0"):
+        set_body(scene, body, "salt", lambda data: flip(data, 3))
+
+
+def one_byte_of_a_first_text(scene: Scene) -> None:
+    for _, body in ids(scene, "keyframe = 1 AND base IS NULL"):
+        set_body(scene, body, "full_text", lambda data: flip(data, len(data) // 2))
+
+
+def one_byte_of_a_pack(scene: Scene) -> None:
+    for pack, data in scene.execute("SELECT pack, data FROM pack"):
+        scene.execute("UPDATE pack SET data = ? WHERE pack = ?", (flip(bytes(data), len(data) // 2), pack))
+
+
+def places_of_packs(scene: Scene) -> None:
+    scene.execute("UPDATE pack SET first = first + 7, last = 3, key = key + 1")
+
+
+def checksum_of_a_body(scene: Scene) -> None:
+    scene.execute("UPDATE body SET checksum = checksum + 1")
+
+
+def columns(scene: Scene) -> None:
+    """One column of each row, another one in each."""
+    changes = [
+        ("at", "at + 64"),
+        ("step", "step + 1024"),
+        ("size", "size + 4096"),
+        ("cost", "cost + 65536"),
+        ("parent", "parent + 1048576"),
+        ("base", "id"),
+        ("key", "key + 65536"),
+        ("thread", "thread + 256"),
+        ("checksum", "checksum + 99"),
+        ("note", "'turn 0'"),
+    ]
+    rows = ids(scene, f"thread = {thread_a(scene)} AND base IS NOT NULL AND parent IS NOT NULL AND note IS NULL")
+    for (record, _), (column, value) in zip(rows, changes[:-1], strict=False):
+        scene.execute(f"UPDATE record SET {column} = {value} WHERE id = ?", (record,))
+
+
+def body_pointer(scene: Scene) -> None:
+    record, body = ids(scene, "keyframe = 0 AND body > 0")[1]
+    scene.execute("UPDATE record SET body = ? WHERE id = ?", (body + 1, record))
+
+
+def pack_pointer(scene: Scene) -> None:
+    """A record that seems to be in a pack: the others in it must not lose their places."""
+    [(pack,)] = scene.execute("SELECT min(pack) FROM pack")
+    record, _ = ids(scene, f"thread = {thread_a(scene)}")[5]
+    scene.execute("UPDATE record SET body = ? WHERE id = ?", (-pack, record))
+
+
+def hash_of_a_record(scene: Scene) -> None:
+    record, _ = ids(scene, f"thread = {thread_a(scene)}")[7]
+    scene.execute("UPDATE record SET hash = ? WHERE id = ?", (bytes(32), record))
+
+
+def head(scene: Scene) -> None:
+    scene.execute("UPDATE thread SET head = head + 12345 WHERE name = 'a'")
+
+
+def head_hash(scene: Scene) -> None:
+    scene.execute("UPDATE thread SET head_hash = ? WHERE name = 'a'", (bytes(32),))
+
+
+def head_of_another(scene: Scene) -> None:
+    scene.execute("UPDATE thread SET head = origin WHERE name = 'b'")
+
+
+def times(scene: Scene) -> None:
+    scene.execute("UPDATE thread SET updated_at = 1152921504606846976, active = 5 WHERE name = 'a'")
+
+
+def tags(scene: Scene) -> None:
+    scene.execute("DELETE FROM tag")
+
+
+def orphans(scene: Scene) -> None:
+    scene.execute("INSERT INTO body (tenant, salt, checksum, diff) VALUES (1, ?, 5, ?)", (b"s", b"d"))
+    scene.execute(
+        "INSERT INTO pack (tenant, tree, key, first, last, checksum, data) VALUES (1, 2, 3, 4, 5, 6, ?)", (b"x",)
+    )
+
+
+def a_sweep_that_was_not_finished(scene: Scene) -> None:
+    [(tree,)] = scene.execute("SELECT tree FROM thread WHERE name = 'c'")
+    scene.execute("INSERT INTO sweep (tenant, tree, id) VALUES (1, ?, 77)", (tree,))
+    scene.execute("DELETE FROM tag")
+
+
+MENDABLE = [
+    full_text,
+    kept_difference,
+    one_byte_of_a_difference,
+    one_byte_of_a_salt,
+    one_byte_of_a_first_text,
+    one_byte_of_a_pack,
+    places_of_packs,
+    checksum_of_a_body,
+    columns,
+    body_pointer,
+    pack_pointer,
+    hash_of_a_record,
+    head,
+    head_hash,
+    head_of_another,
+    times,
+    tags,
+    orphans,
+    a_sweep_that_was_not_finished,
+]
+
+
+@pytest.mark.parametrize("damage", MENDABLE, ids=lambda damage: damage.__name__)
+def test_what_can_be_proved_is_mended(scene: Scene, damage: Callable[[Scene], None]) -> None:
+    damage(scene)
+    before = scene.loadable()
+    done = scene.repair()
+    assert done.changed
+    assert not done.lost, [str(mend) for mend in done.lost]
+    assert scene.check(done, before) == scene.states.keys()
+    with scene.open(done) as store:
+        for name, at in scene.heads.items():
+            assert store.thread(name).load(strict=True).id == at
+        assert {info.name for info in store.threads(where={"user": "ada"})} == {"a", "b"}
+        assert store.thread("c").pins()[0].checkpoint == ids_of(scene, "c")[0]
+        saved = store.thread("a").save({"goes": "on"})
+        assert saved.is_head
+        assert store.verify().ok
+    assert scene.loadable() == before, "the store itself was changed"
+
+
+def ids_of(scene: Scene, name: str) -> list[str]:
+    return [at for thread, at in scene.states if thread == name]
+
+
+# --- what cannot be saved
+
+
+def a_difference(scene: Scene) -> None:
+    _, body = ids(scene, f"keyframe = 0 AND body > 0 AND thread = {thread_a(scene)}")[0]
+    set_body(scene, body, "diff", lambda data: bytes(len(data)))
+
+
+def a_head(scene: Scene) -> None:
+    [(body,)] = scene.execute(
+        "SELECT r.body FROM record r JOIN thread t ON t.head = r.id AND t.tree = r.tree WHERE t.name = 'c'"
+    )
+    assert body > 0
+    scene.execute("UPDATE body SET salt = ? WHERE id = ?", (bytes(16), body))
+
+
+def a_row(scene: Scene) -> None:
+    record, _ = ids(scene, f"keyframe = 0 AND thread = {thread_a(scene)}")[2]
+    scene.execute("DELETE FROM record WHERE id = ?", (record,))
+
+
+def a_row_of_a_keyframe(scene: Scene) -> None:
+    record, _ = ids(scene, f"keyframe = 1 AND base IS NOT NULL AND thread = {thread_a(scene)}")[2]
+    scene.execute("DELETE FROM record WHERE id = ?", (record,))
+
+
+def a_body(scene: Scene) -> None:
+    _, body = ids(scene, f"thread = {thread_a(scene)}")[5]
+    scene.execute("DELETE FROM body WHERE id = ?", (body,))
+
+
+def a_note(scene: Scene) -> None:
+    record, _ = ids(scene, f"thread = {thread_a(scene)} AND note IS NOT NULL")[2]
+    scene.execute("UPDATE record SET note = 'nobody wrote this' WHERE id = ?", (record,))
+
+
+def a_pack(scene: Scene) -> None:
+    scene.execute("UPDATE pack SET data = ? WHERE pack = (SELECT min(pack) FROM pack)", (b"nothing",))
+
+
+def a_row_in_a_pack(scene: Scene) -> None:
+    record, _ = ids(scene, "body < 0")[4]
+    scene.execute("DELETE FROM record WHERE id = ?", (record,))
+
+
+def circles(scene: Scene) -> None:
+    """Base pointers of two records at each other, and absurd sizes."""
+    rows = ids(scene, f"thread = {thread_a(scene)} AND base IS NOT NULL")
+    (one, _), (two, _) = rows[3], rows[4]
+    scene.execute("UPDATE record SET base = ?, parent = ?, keyframe = 0 WHERE id = ?", (two, two, one))
+    scene.execute("UPDATE record SET base = ?, keyframe = 0, size = 4611686018427387904 WHERE id = ?", (one, two))
+
+
+def everything_of_a_thread(scene: Scene) -> None:
+    for record, body in ids(scene, "tree = (SELECT tree FROM thread WHERE name = 'c')"):
+        set_body(scene, body, "salt", lambda data: bytes(len(data)))
+        scene.execute("UPDATE record SET note = 'x', at = 7 WHERE id = ?", (record,))
+
+
+LOSSES = [
+    (a_difference, 1),
+    (a_head, 1),
+    (a_row, 2),
+    (a_row_of_a_keyframe, 99),
+    (a_body, 1),
+    (a_note, 1),
+    (a_pack, 99),
+    (a_row_in_a_pack, 99),
+    (circles, 2),
+    (everything_of_a_thread, 2),
+]
+
+
+@pytest.mark.parametrize(("damage", "most"), LOSSES, ids=lambda value: getattr(value, "__name__", ""))
+def test_what_cannot_be_saved_is_named_and_kept(scene: Scene, damage: Callable[[Scene], None], most: int) -> None:
+    damage(scene)
+    before = scene.loadable()
+    done = scene.repair()
+    assert done.lost
+    assert not done.ok
+    after = scene.check(done, before)
+    assert len(scene.states) - len(after) <= most
+    assert done.quarantine is not None
+    kept = [json.loads(line) for line in Path(done.quarantine).read_text().splitlines()]
+    rows = {line["row"]["id"] for line in kept if line["table"] == "record"}
+    for mend in done.lost:
+        assert mend.checkpoint is None or parse_id(mend.checkpoint) in rows, mend
+    assert os.stat(done.quarantine).st_mode & 0o77 == 0, "others can read it"
+    again = holdfast.repair(
+        done.place if scene.is_file else scene.url, to="again.db" if scene.is_file else "again", **schema_of(scene)
+    )
+    assert not again.changed
+
+
+def schema_of(scene: Scene) -> dict[str, Any]:
+    return {} if scene.is_file else {"schema": MENDED}
+
+
+def test_the_history_before_a_loss_is_still_there(scene: Scene) -> None:
+    a_body(scene)
+    done = scene.repair()
+    with scene.open(done) as store:
+        history = [checkpoint.id for checkpoint in store.thread("a").history(limit=None)]
+        wanted = [at for name, at in scene.states if name == "a"][:-1]  # the last is on a branch
+    lost = {mend.checkpoint for mend in done.lost}
+    assert history == [at for at in reversed(wanted) if at not in lost]
+
+
+def test_a_lost_thread_is_found_again_by_its_records(scene: Scene) -> None:
+    before = scene.loadable()
+    number = thread_a(scene)
+    scene.execute("DELETE FROM thread WHERE name = 'a'")
+    done = scene.repair()
+    assert done.report.ok
+    with scene.open(done) as store:
+        thread = store.thread(f"recovered-{number}")
+        assert thread.info().metadata == {"user": "ada", "n": 1}
+        for name, at in before:
+            if name == "a":
+                assert thread.load(at, strict=True).state == scene.states["a", at]
+
+
+def test_a_thread_that_was_deleted_does_not_come_back(scene: Scene) -> None:
+    with scene.open() as store:
+        store.delete("a")
+    scene.execute("DELETE FROM tag")
+    done = scene.repair()
+    with scene.open(done) as store:
+        assert {info.name for info in store.threads()} == {"b", "c", "p"}
+
+
+def test_a_sound_store_is_not_touched(scene: Scene, tmp_path: Path) -> None:
+    before = Path(scene.url).read_bytes() if scene.is_file else b""
+    files = set(tmp_path.iterdir())
+    for options in ({}, {"in_place": True}, {"dry_run": True}):
+        done = holdfast.repair(scene.url, **options)  # type: ignore[arg-type]
+        assert done.ok
+        assert not done.changed
+        assert done.quarantine is None
+        assert done.report.checkpoints == len(scene.states)
+    assert before == (Path(scene.url).read_bytes() if scene.is_file else b"")
+    assert {path for path in tmp_path.iterdir() if "-lock" not in path.name} == {
+        path for path in files if "-lock" not in path.name
+    }
+
+
+def test_a_dry_run_says_the_same_and_leaves_nothing(scene: Scene, tmp_path: Path) -> None:
+    a_body(scene)
+    files = {path.name for path in tmp_path.iterdir()}
+    tried = holdfast.repair(scene.url, dry_run=True)
+    assert {path.name for path in tmp_path.iterdir() if "-lock" not in path.name} <= files
+    done = scene.repair()
+    assert (tried.mended, tried.lost) == (done.mended, done.lost)
+    if not scene.is_file:
+        schemas = scene.execute("SELECT nspname FROM pg_namespace WHERE starts_with(nspname::text, 'holdfast')")
+        assert schemas == [("holdfast",)]
+
+
+def test_in_place_mends_the_store_itself(scene: Scene) -> None:
+    a_head(scene)
+    full_text(scene)
+    before = scene.loadable()
+    done = holdfast.repair(scene.url, in_place=True)
+    assert done.in_place
+    assert done.damaged is None
+    scene.check(done, before)
+    assert not holdfast.repair(scene.url, in_place=True).changed
+
+
+# --- runs
+
+
+def test_a_run_whose_journal_does_not_add_up_is_stopped(scene: Scene) -> None:
+    scene.execute("DELETE FROM journal WHERE run = (SELECT run FROM run WHERE id = 'done') AND seq = 1")
+    [(run,)] = scene.execute("SELECT run FROM run WHERE id = 'asks'")
+    scene.execute("UPDATE run SET entries = entries + 1 WHERE run = ?", (run,))
+    done = scene.repair()
+    assert {mend.run for mend in done.lost} == {"done", "asks"}
+    assert any("stuck" in mend.what for mend in done.mended if mend.run == "asks")
+    assert {problem.run for problem in done.report.problems} == {"done", "asks"}
+    with scene.open(done) as store:
+        assert store.get_run("asks").status == "stuck"
+        with pytest.raises(holdfast.RunStuck, match="does not add up"):
+            store.get_run("asks").result(timeout_s=0)
+    place = done.place if scene.is_file else scene.url
+    again = holdfast.repair(place, to="again.db" if scene.is_file else "again", **schema_of(scene))
+    assert not again.mended
+
+
+def test_rows_of_runs_that_are_gone_are_set_aside(scene: Scene) -> None:
+    scene.execute("DELETE FROM run WHERE id = 'done'")
+    done = scene.repair()
+    assert done.report.ok
+    assert done.quarantine is not None
+    tables = {json.loads(line)["table"] for line in Path(done.quarantine).read_text().splitlines()}
+    assert tables == {"journal", "run_value"}
+
+
+# --- the command
+
+
+def test_the_command(scene: Scene, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["repair", "--store", scene.url]) == 0
+    assert "nothing is wrong" in capsys.readouterr().out
+    a_body(scene)
+    target = str(tmp_path / "to.db") if scene.is_file else "elsewhere"
+    assert main(["repair", "--store", scene.url, "--dry-run"]) == 1
+    assert "would be lost" in capsys.readouterr().out
+    assert main(["repair", "--store", scene.url, "--to", target, "--json"]) == 1
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert answer["verify"]["ok"]
+    assert len(answer["lost"]) == 1
+    assert main(["repair", "--store", scene.url, "--in-place"]) == 2
+    assert "--yes" in capsys.readouterr().err
+    assert main(["repair", "--store", scene.url, "--in-place", "--yes"]) == 1
+    assert "1 would" not in capsys.readouterr().out
+    assert main(["verify", "--store", scene.url]) == 0
+
+
+async def test_awaited(scene: Scene) -> None:
+    a_head(scene)
+    done = await holdfast.arepair(scene.url, in_place=True)
+    assert done.report.ok
+    assert len(done.lost) == 1
+
+
+def test_mistakes_are_said(tmp_path: Path) -> None:
+    with pytest.raises(holdfast.OpenError, match="there is no store"):
+        holdfast.repair(str(tmp_path / "none.db"))
+    with pytest.raises(holdfast.UsageError, match="in memory"):
+        holdfast.repair(":memory:")
+    with pytest.raises(holdfast.UsageError, match="goes with neither"):
+        holdfast.repair("a.db", in_place=True, dry_run=True)
+    scene = build(str(tmp_path / "a.db"), saves=8)
+    (tmp_path / "there.db").write_text("mine")
+    with pytest.raises(holdfast.UsageError, match="exists already"):
+        holdfast.repair(scene.url, to=tmp_path / "there.db")
+    assert (tmp_path / "there.db").read_text() == "mine"
