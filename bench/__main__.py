@@ -16,6 +16,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.backup import backup
+from bench.compaction import compaction
+from bench.encryption import encryption
 from bench.forks import forks
 from bench.langgraph import langgraph, langgraph_delta, langgraph_postgres, langgraph_short
 from bench.loads import workload
@@ -33,6 +36,9 @@ from bench.startup import startup
 
 BENCHMARKS: dict[str, Benchmark] = {
     "workload": workload,
+    "compaction": compaction,
+    "backup": backup,
+    "encryption": encryption,
     "sizes": sizes,
     "small": small,
     "append": append,

@@ -31,13 +31,17 @@ from holdfast.errors import (
     HoldfastError,
     InDoubt,
     JournalDamaged,
+    KeyMissing,
     LeaseLost,
     NonDeterministic,
     NotApproved,
+    NotEncrypted,
     NotFound,
     NotInRun,
+    ObjectMissing,
     OpenError,
     OutcomeUnknown,
+    Pinned,
     ReadOnlyStore,
     RolledBack,
     RunCancelled,
@@ -83,11 +87,22 @@ from holdfast.runs.parallel import as_completed, first, gather, map
 from holdfast.runs.resources import Resource, resource
 from holdfast.runs.state import State, state
 from holdfast.runs.timeouts import timeout
+from holdfast.threads.keeping import Erased, Pin, Retention
 from holdfast.threads.models import Change, Checkpoint, Problem, Pruned, Report, Stats, ThreadInfo
 from holdfast.threads.thread import Thread
 from holdfast.values.registry import register
 
 if TYPE_CHECKING:
+    from holdfast.ops import logs, metrics
+    from holdfast.ops.compaction import Compacted
+    from holdfast.ops.copied import Backup, Exported, Imported, Restored
+    from holdfast.ops.doctor import Finding
+    from holdfast.ops.health import Health
+    from holdfast.ops.keys import KeyInfo, Rotated
+    from holdfast.ops.objects import Moved, ObjectsInfo
+    from holdfast.ops.repair import arepair, repair
+    from holdfast.ops.repaired import Mend, Repaired
+    from holdfast.ops.restoring import arestore, restore
     from holdfast.runs.http import idempotency_headers
     from holdfast.runs.progress import progress
     from holdfast.runs.progress_file import Progress
@@ -95,47 +110,98 @@ if TYPE_CHECKING:
     from holdfast.runs.replaying import Replay
     from holdfast.runs.tools import Tools, tools
     from holdfast.runs.worker import Worker
+    from holdfast.storage.keyring import KeyFile, KeyProvider, Keys, StaticKeys
+    from holdfast.storage.objects import Objects
+    from holdfast.threads.autosave import AutoState
+    from holdfast.threads.policies import autosave
 
 __version__ = "0.1.0"
 
 # What not every program needs is imported when it is first asked for: a sixth of the time that importing all takes.
 _LATE = {
+    "Compacted": "holdfast.ops.compaction",
+    "Backup": "holdfast.ops.copied",
+    "Exported": "holdfast.ops.copied",
+    "Finding": "holdfast.ops.doctor",
+    "Health": "holdfast.ops.health",
+    "Imported": "holdfast.ops.copied",
+    "KeyFile": "holdfast.storage.keyring",
+    "KeyInfo": "holdfast.ops.keys",
+    "KeyProvider": "holdfast.storage.keyring",
+    "Keys": "holdfast.storage.keyring",
+    "Moved": "holdfast.ops.objects",
+    "Objects": "holdfast.storage.objects",
+    "ObjectsInfo": "holdfast.ops.objects",
     "Progress": "holdfast.runs.progress_file",
     "Queue": "holdfast.runs.queues",
     "Replay": "holdfast.runs.replaying",
+    "Mend": "holdfast.ops.repaired",
+    "Repaired": "holdfast.ops.repaired",
+    "Restored": "holdfast.ops.copied",
+    "Rotated": "holdfast.ops.keys",
+    "StaticKeys": "holdfast.storage.keyring",
     "Tools": "holdfast.runs.tools",
     "Worker": "holdfast.runs.worker",
+    "arepair": "holdfast.ops.repair",
+    "arestore": "holdfast.ops.restoring",
+    "AutoState": "holdfast.threads.autosave",
+    "autosave": "holdfast.threads.policies",
     "idempotency_headers": "holdfast.runs.http",
+    "logs": "holdfast.ops",
+    "metrics": "holdfast.ops",
     "progress": "holdfast.runs.progress",
+    "repair": "holdfast.ops.repair",
+    "restore": "holdfast.ops.restoring",
     "tools": "holdfast.runs.tools",
 }
 
 __all__ = [
     "AnswerRefused",
     "Ask",
+    "AutoState",
+    "Backup",
     "BudgetExceeded",
     "Busy",
     "Change",
     "Checkpoint",
     "Child",
+    "Compacted",
     "Conflict",
     "Damaged",
     "DiskFull",
     "Done",
+    "Erased",
     "Event",
+    "Exported",
+    "Finding",
     "ForkedProcess",
+    "Health",
     "HoldfastError",
+    "Imported",
     "InDoubt",
     "JournalDamaged",
     "Key",
+    "KeyFile",
+    "KeyInfo",
+    "KeyMissing",
+    "KeyProvider",
+    "Keys",
     "LeaseLost",
+    "Mend",
+    "Moved",
     "NonDeterministic",
     "NotApproved",
     "NotDone",
+    "NotEncrypted",
     "NotFound",
     "NotInRun",
+    "ObjectMissing",
+    "Objects",
+    "ObjectsInfo",
     "OpenError",
     "OutcomeUnknown",
+    "Pin",
+    "Pinned",
     "Problem",
     "Progress",
     "Pruned",
@@ -144,7 +210,11 @@ __all__ = [
     "Replay",
     "Report",
     "Resource",
+    "Repaired",
+    "Restored",
+    "Retention",
     "RolledBack",
+    "Rotated",
     "Run",
     "RunCancelled",
     "RunError",
@@ -153,6 +223,7 @@ __all__ = [
     "RunMismatch",
     "RunStuck",
     "State",
+    "StaticKeys",
     "Stats",
     "Step",
     "StepFailed",
@@ -172,8 +243,11 @@ __all__ = [
     "ValueProblem",
     "Worker",
     "__version__",
+    "arepair",
+    "arestore",
     "as_completed",
     "ask",
+    "autosave",
     "budget",
     "continue_as_new",
     "durable",
@@ -183,7 +257,9 @@ __all__ = [
     "gather",
     "idempotency_headers",
     "idempotency_key",
+    "logs",
     "map",
+    "metrics",
     "now",
     "open",
     "patched",
@@ -192,6 +268,8 @@ __all__ = [
     "receive",
     "register",
     "resource",
+    "repair",
+    "restore",
     "rollback",
     "send",
     "sleep",

@@ -5,6 +5,7 @@ translated where they arise, in `holdfast.storage`, and kept as `__cause__`.
 
     HoldfastError
     ├── UsageError             a call that cannot be right: a wrong URL, an option that does not exist
+    │   └── Pinned             what was to be deleted holds pinned checkpoints
     ├── NotFound               no such thread or checkpoint
     │   └── ThreadDeleted      it existed, was deleted, and this handle is late
     ├── Conflict               somebody else moved the head that you expected
@@ -30,12 +31,15 @@ translated where they arise, in `holdfast.storage`, and kept as `__cause__`.
     │   └── BudgetExceeded     more was spent than the budget allows
     └── StoreError             the database below
         ├── OpenError          it cannot be opened as a Holdfast store
+        ├── KeyMissing         it is encrypted, and the key is not there, is wrong or was replaced
+        ├── NotEncrypted       data that is not encrypted, met where everything must be
         ├── StoreClosed        the store was closed, or closed itself after a failure
         ├── ForkedProcess      this store was opened by the parent process
         ├── ReadOnlyStore      the disk or the file does not allow writing
         ├── DiskFull           no space left; nothing of this operation was written
         ├── Busy               another writer held the store longer than the deadline
         ├── Unavailable        the server cannot be reached or went away; nothing was written
+        │   └── ObjectMissing  what was moved to an object store is not there
         └── OutcomeUnknown     the connection broke during COMMIT and the outcome could not be looked up
 """
 
@@ -48,6 +52,10 @@ class HoldfastError(Exception):
 
 class UsageError(HoldfastError, ValueError):
     """A call that cannot be right, whatever the store holds."""
+
+
+class Pinned(UsageError):
+    """A thread with pinned checkpoints is deleted only if that is said: `force=True`, or `unpin` first."""
 
 
 class NotFound(HoldfastError, LookupError):
@@ -107,6 +115,18 @@ class OpenError(StoreError):
     """The target cannot be opened as a Holdfast store."""
 
 
+class KeyMissing(StoreError):
+    """Data is encrypted with a key that is not there, is another one, or was replaced. `key` is the key's id."""
+
+    def __init__(self, message: str, *, tenant: str = "", key: str = "") -> None:
+        super().__init__(message)
+        self.tenant, self.key = tenant, key
+
+
+class NotEncrypted(StoreError):
+    """Encryption is on, and what was read is not encrypted: nothing of it was used."""
+
+
 class StoreClosed(StoreError):
     """The store was closed, or closed itself after a failure that must not be retried."""
 
@@ -129,6 +149,14 @@ class Busy(StoreError):
 
 class Unavailable(StoreError):
     """The database server cannot be reached or went away; nothing was written."""
+
+
+class ObjectMissing(Unavailable):
+    """What was moved to an object store is not there, or nobody said where that is (`open(objects=…)`)."""
+
+    def __init__(self, message: str, *, name: str = "", place: str = "") -> None:
+        super().__init__(message)
+        self.name, self.place = name, place
 
 
 class OutcomeUnknown(StoreError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any, get_overloads
 
@@ -67,6 +67,15 @@ def test_every_contents_entry_leads_to_a_section() -> None:
     assert set(re.findall(r"\]\(#([\w-]+)\)", text)) <= headings
 
 
+def test_autosave_is_on_the_page_with_all_that_it_takes() -> None:
+    mapping = {name for name in dir(MutableMapping) if not name.startswith("_")}
+    policies = {name for name in dir(holdfast.autosave) if not name.startswith("_")}
+    assert documented("AutoState") == (operations(holdfast.AutoState) - mapping) | policies
+    rows = rows_of(section("AutoState"))
+    for name in policies:
+        assert not missing(getattr(holdfast.autosave, name), rows[name][0]), name
+
+
 HANDLES = [holdfast.Store, holdfast.Run, holdfast.Thread, holdfast.Tools, holdfast.Resource]
 
 
@@ -91,8 +100,19 @@ def test_every_parameter_of_opening_a_store_is_on_the_page() -> None:
 FUNCTIONS = sorted(
     name
     for name in holdfast.__all__
-    if name[0].islower() and name not in ("register", "tools", "progress")  # their own ways of being called
+    if name[0].islower()
+    and name not in ("register", "tools", "progress", "autosave")  # their own ways of being called
+    and not inspect.ismodule(getattr(holdfast, name))
 )
+
+
+@pytest.mark.parametrize("module", ["logs", "metrics"])
+def test_every_function_of_a_module_is_on_the_page_with_its_parameters(module: str) -> None:
+    found = getattr(holdfast, module)
+    for name in found.__all__:
+        [row] = re.findall(rf"^\| `hf\.{module}\.{name}\b(.*)$", section("Metrics and logs"), flags=re.MULTILINE)
+        if name[0].islower():
+            assert not missing(getattr(found, name), row)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -159,8 +179,10 @@ MODELS = [
     holdfast.Step,
     holdfast.Ask,
     holdfast.Event,
+    holdfast.Finding,
     holdfast.Replay,
     holdfast.Progress,
+    holdfast.Health,
     holdfast.ThreadInfo,
     holdfast.Change,
     holdfast.Problem,

@@ -139,6 +139,14 @@ def test_an_agent_that_was_killed_goes_on(tmp_path: Path) -> None:
         assert store.verify().ok
 
 
+def test_a_state_that_saves_itself_goes_on_after_a_kill(tmp_path: Path) -> None:
+    first = run("autosave.py", tmp_path, code=-signal.SIGKILL)
+    assert first == "0 chapters were read before\na crash now would cost 2 changes\n"
+    assert run("autosave.py", tmp_path) == "8 chapters were read before\n12 chapters have notes\n"
+    with holdfast.open(str(tmp_path / "autosave.db")) as store:
+        assert store.verify().ok
+
+
 def test_two_writers_lose_nothing(tmp_path: Path) -> None:
     output = run("two_writers.py", tmp_path)
     assert "ann is the head: True; bob is the head: False" in output

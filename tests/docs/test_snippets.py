@@ -40,7 +40,9 @@ from holdfast.runs import specs
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 PAGES.remove(ROOT / "docs" / "reference" / "cli.md")
-POSTGRES = "postgresql://app@localhost/agents"  # what the pages write; replaced by the test server's URL
+# What the pages write; replaced by the test server's URL. `app` and `owner` are its superuser there, other roles are
+# those that the page makes.
+POSTGRES = re.compile(r"postgresql://(\w+)@localhost/agents\b")
 PORT = "8321"  # where the pages' airline listens; replaced by a free one
 COMMAND_S_MAX = 180
 COMMANDS = {"python": [sys.executable], "holdfast": [sys.executable, "-m", "holdfast.cli"]}
@@ -69,6 +71,8 @@ def masked(text: str) -> str:
     text = re.sub(r"^\S+ [KM]?B -> \S+ [KM]?B$", "<size> -> <size>", text, flags=re.MULTILINE)  # of an import
     text = re.sub(r"just now|\d+ (s|min) ago", "<ago>", text)
     text = re.sub(r"\bhf_[0-9a-f]{29}\b", "<key>", text)
+    text = re.sub(r"\bkey [0-9a-f]{16}\b", "key <id>", text)  # of encryption
+    text = re.sub(r"^default  [0-9a-f]{16}\b", "default  <id>", text, flags=re.MULTILINE)
     text = re.sub(r"\b(version|arguments) [0-9a-f]{12,}\b", r"\1 <hash>", text)
     text = re.sub(r" \d+\.\d{3}(?= |$)", " <s>", text, flags=re.MULTILINE)  # how long a step took
     text = re.sub(r"\b\d+\.\d ms\b", "<ms>", text)
@@ -195,8 +199,11 @@ def test_the_snippets_of_a_page_run_and_print_what_it_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     text = page.read_text()
-    if POSTGRES in text:
-        text = text.replace(POSTGRES, request.getfixturevalue("postgres_url"))
+    if POSTGRES.search(text):
+        url = str(request.getfixturevalue("postgres_url"))
+        superuser = url.partition("//")[2].partition("@")[0]
+        who = {"app": superuser, "owner": superuser}
+        text = POSTGRES.sub(lambda found: url.replace(f"//{superuser}@", f"//{who.get(found[1], found[1])}@"), text)
     text = text.replace(PORT, free_port()) if PORT in text else text
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)

@@ -522,7 +522,7 @@ def test_a_cancelled_task_leaves_its_effect_to_be_settled(store: hf.Store) -> No
     """asyncio.wait_for stops a booking: the run is not done before it is known what became of it."""
     lab, receiver = Lab(store, "async"), Receiver()
 
-    @hf.effect(reconcile=receiver.find, timeout_s=DEADLINE_S)
+    @hf.effect(reconcile=receiver.find, timeout_s=2)
     async def book(flight: str, key: hf.Key) -> str:
         receiver.act(key, flight)
         await asyncio.sleep(60)
@@ -531,7 +531,7 @@ def test_a_cancelled_task_leaves_its_effect_to_be_settled(store: hf.Store) -> No
     @hf.durable
     async def agent() -> str:
         try:
-            return await asyncio.wait_for(book("LH400"), 0.02)
+            return await asyncio.wait_for(book("LH400"), 0.5)
         except TimeoutError:
             return "too slow"
 
@@ -663,7 +663,7 @@ def test_continue_as_new_does_not_forget_a_doubt(store: hf.Store) -> None:
         if round == 2:
             return round
         try:
-            await asyncio.wait_for(book("LH400"), 0.02)
+            await asyncio.wait_for(book("LH400"), 0.5)
         except TimeoutError:
             pass
         return hf.continue_as_new(2)

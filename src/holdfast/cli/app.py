@@ -12,8 +12,10 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import holdfast
+from holdfast.cli.command import objects_option
 from holdfast.cli.looking import sqlite_file
 from holdfast.cli.parser import build
 from holdfast.cli.render import Output, complain
@@ -59,7 +61,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if args.command is None:
         parser.print_help()
         return 0
-    args.store = _url(args) if args.wants_store else None
+    args.store = store_url(args) if args.wants_store else args.store
     out = Output(json=args.json, color=not args.no_color)
     code: int
     if not args.opens:
@@ -78,7 +80,8 @@ def _code(error: HoldfastError) -> int:
     return USAGE if isinstance(error, UsageError | AnswerRefused) else FAILED
 
 
-def _url(args: argparse.Namespace) -> str:
+def store_url(args: argparse.Namespace) -> str:
+    """Which store a command is about. Raises UsageError."""
     given: str | None = args.store if args.store is not None else os.environ.get("HOLDFAST_STORE") or None
     if given is not None:
         return given
@@ -93,6 +96,7 @@ def _open(args: argparse.Namespace) -> holdfast.Store:
     path = sqlite_file(args.store)
     if path is not None and not os.path.exists(path):
         raise OpenError(f"there is no store at {path}; check --store or HOLDFAST_STORE")
-    if args.tenant is None:
-        return holdfast.open(args.store, create=False)
-    return holdfast.open(args.store, create=False, tenant=args.tenant)
+    options: dict[str, Any] = {"keys": "env"} if os.environ.get("HOLDFAST_KEYS") else {}
+    if args.tenant is not None:
+        options["tenant"] = args.tenant
+    return holdfast.open(args.store, create=False, **options, **objects_option(args))

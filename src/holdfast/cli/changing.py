@@ -42,7 +42,7 @@ def rollback(args: Namespace, store: Store, out: Output) -> int:
 def prune(args: Namespace, store: Store, out: Output) -> int:
     thread = existing(store, args.thread)
     question = f"Remove all but the newest {plural(args.keep, 'checkpoint')} of {args.thread!r}? This cannot be undone."
-    if not _agreed(args, out, question):
+    if not agreed(args, out, question):
         return NO
     with out.progress("pruning") as progress:
         pruned = thread.prune(keep=args.keep, progress=progress)
@@ -55,10 +55,10 @@ def prune(args: Namespace, store: Store, out: Output) -> int:
 
 def delete(args: Namespace, store: Store, out: Output) -> int:
     thread = existing(store, args.thread)
-    if not _agreed(args, out, f"Delete thread {args.thread!r} and all its history? This cannot be undone."):
+    if not agreed(args, out, f"Delete thread {args.thread!r} and all its history? This cannot be undone."):
         return NO
     with out.progress("deleting") as progress:
-        pruned = store.delete(thread, progress=progress)
+        pruned = store.delete(thread, force=args.force, progress=progress)
     if out.json:
         out.document({"thread": thread.name, "removed": pruned.removed})
     else:
@@ -66,7 +66,7 @@ def delete(args: Namespace, store: Store, out: Output) -> int:
     return OK
 
 
-def _agreed(args: Namespace, out: Output, question: str) -> bool:
+def agreed(args: Namespace, out: Output, question: str) -> bool:
     if args.yes:
         return True
     if not sys.stdin.isatty():

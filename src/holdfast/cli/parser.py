@@ -17,9 +17,17 @@ from typing import Any, NoReturn
 from holdfast import __version__
 from holdfast.cli import changing, importing, looking, steering
 from holdfast.cli.command import Command, count
+from holdfast.cli.copies import COPY_COMMANDS
+from holdfast.cli.doctor import DOCTOR
 from holdfast.cli.drilling import DRILL
+from holdfast.cli.health import HEALTH
+from holdfast.cli.keeping import KEEPING_COMMANDS
+from holdfast.cli.keys import KEYS
+from holdfast.cli.objects import OBJECTS
 from holdfast.cli.readable import parse_since
 from holdfast.cli.refs import HELP as REF_HELP
+from holdfast.cli.repair import REPAIR
+from holdfast.cli.roles import ROLES
 from holdfast.cli.run_commands import RUN_COMMANDS
 from holdfast.cli.working import WORKER
 from holdfast.errors import UsageError
@@ -27,7 +35,7 @@ from holdfast.errors import UsageError
 EXIT_CODES = """\
 exit codes:
   0    done
-  1    the answer is no: verify found problems, check or replay that code goes another way, drill a defect,
+  1    the answer is no: verify or doctor found problems, check or replay that code goes another way, drill a defect,
        diff --exit-code changes; a question was answered no
   2    a usage error: an unknown command or option, no store named, --yes missing, an answer that is not allowed
   3    no such thread, checkpoint, path, run, step or question
@@ -97,6 +105,7 @@ def _add_common(parser: argparse.ArgumentParser, default: Any = None) -> None:
     flag = False if default is None else default
     group.add_argument("--store", metavar="URL", default=default, help="the store (or $HOLDFAST_STORE, or ./agent.db)")
     group.add_argument("--tenant", metavar="NAME", default=default, help="whose threads and runs (default: default)")
+    group.add_argument("--objects", metavar="URL", default=default, help="its object store (or $HOLDFAST_OBJECTS)")
     group.add_argument("--json", action="store_true", default=flag, help="print JSON, and nothing else, to stdout")
     group.add_argument("--no-color", action="store_true", default=flag, help="no colours (or set $NO_COLOR)")
 
@@ -218,6 +227,7 @@ def _prune_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _delete_arguments(parser: argparse.ArgumentParser) -> None:
     _thread(parser)
+    parser.add_argument("--force", action="store_true", help="also if it has pinned checkpoints")
     _yes(parser)
 
 
@@ -310,6 +320,9 @@ COMMANDS = {
         _no_arguments,
         looking.stats,
     ),
+    **KEEPING_COMMANDS,
+    "health": HEALTH,
+    **COPY_COMMANDS,
     "import-langgraph": Command(
         "take over the database of a LangGraph checkpointer",
         "SqliteSaver's or PostgresSaver's,\nalso while it is in use: it is only read. Ids, parents, metadata, times "
@@ -324,5 +337,10 @@ COMMANDS = {
     ),
     **RUN_COMMANDS,
     "worker": WORKER,
+    "repair": REPAIR,
+    "doctor": DOCTOR,
+    "keys": KEYS,
+    "objects": OBJECTS,
+    "roles": ROLES,
     "drill": DRILL,
 }

@@ -6,12 +6,13 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import holdfast
 from holdfast import Store
-from holdfast.cli.command import Command
+from holdfast.cli.command import Command, count, objects_option
 from holdfast.cli.looking import sqlite_file
 from holdfast.cli.readable import plural, printable
 from holdfast.cli.render import Output
@@ -49,6 +50,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--drain", metavar="TIME", type=_duration, default=30.0, help="how long runs may go on after SIGTERM (30s)"
     )
     parser.add_argument(
+        "--metrics", metavar="PORT", type=count, help="show metrics for Prometheus at http://127.0.0.1:PORT/metrics"
+    )
+    parser.add_argument("--log-json", action="store_true", help="log as JSON, an object per line")
+    parser.add_argument(
         "--keep-runs", metavar="TIME", type=_duration, help="how long finished runs keep their journals (30d; for ever)"
     )
 
@@ -67,8 +72,8 @@ def worker(args: argparse.Namespace, _store: None, out: Output) -> int:
         raise UsageError(f"{args.app} is not a durable function: put @hf.durable above it")
     elif not known_durables():
         raise UsageError(f"{args.app} has no durable function: put @hf.durable above what runs are made of")
-    _log_to_stderr()
-    with _open(args) as store:
+    _log_to_stderr(as_json=args.log_json)
+    with _open(args) as store, _metrics(args.metrics, out):
         made = holdfast.Worker(
             store,
             functions,
@@ -91,6 +96,16 @@ def worker(args: argparse.Namespace, _store: None, out: Output) -> int:
     return OK
 
 
+@contextmanager
+def _metrics(port: int | None, out: Output) -> Iterator[None]:
+    if port is None:
+        yield
+        return
+    with holdfast.metrics.serve(port) as endpoint:
+        out.message(f"metrics at {endpoint.url}")
+        yield
+
+
 def _open(args: argparse.Namespace) -> Store:
     path = sqlite_file(args.store)
     if path is not None and not os.path.exists(path):
@@ -98,7 +113,9 @@ def _open(args: argparse.Namespace) -> Store:
     options: dict[str, Any] = {} if path is not None else {"pool_size": args.concurrency + _SPARE_CONNECTIONS}
     if args.tenant is not None:
         options["tenant"] = args.tenant
-    return holdfast.open(args.store, create=False, keep_runs_s=args.keep_runs, **options)
+    if os.environ.get("HOLDFAST_KEYS"):
+        options["keys"] = "env"
+    return holdfast.open(args.store, create=False, keep_runs_s=args.keep_runs, **options, **objects_option(args))
 
 
 class _Lines(logging.Handler):
@@ -108,9 +125,11 @@ class _Lines(logging.Handler):
         sys.stderr.write(f"holdfast: {printable(record.getMessage())}\n")
 
 
-def _log_to_stderr() -> None:
+def _log_to_stderr(*, as_json: bool) -> None:
     log = logging.getLogger("holdfast")
-    if not any(isinstance(handler, _Lines) for handler in log.handlers):
+    if as_json:
+        holdfast.logs.json_lines()
+    elif not any(isinstance(handler, _Lines) for handler in log.handlers):
         log.addHandler(_Lines())
         log.setLevel(min(log.level or logging.INFO, logging.INFO))
 

@@ -38,10 +38,14 @@ from holdfast.log.records import SALT_BYTES
 from holdfast.log.sweeping import delete as delete_records
 from holdfast.log.writing import Appended, Draft, Place, base_after, prepare, seal, stored_as_drafted
 from holdfast.runs import graph_tasks
+from holdfast.storage import meters
 from holdfast.storage.base import ConstraintFailed
+from holdfast.storage.events import event
 from holdfast.storage.program import Batch, Flow, Program, Rows, Statement, read, write
 from holdfast.threads.context import Context
 from holdfast.threads.flows import base_of, commit
+from holdfast.threads.large import warn_if_large
+from holdfast.threads.telling import tell_size
 
 _ATTEMPTS = 64
 _log = logging.getLogger("holdfast")
@@ -93,10 +97,13 @@ def parent_text(keeper: Keeper, name: str, space: str, parent: bytes) -> tuple[i
     return None if base is None else (tip.record, Encoded(base.data, tip.spans))
 
 
+@meters.operation("save")
 def put(
     keeper: Keeper, name: str, encoded: Encoded, mark: Mark, note: str | None, tags: Mapping[str, Any]
 ) -> Flow[None]:
     """Store a checkpoint's text under its id, after its parent's. Raises ParentChanged."""
+    if len(encoded.text) > keeper.ctx.warn_bytes:
+        warn_if_large(keeper.ctx, name, encoded.text)
     try:
         yield from _put(keeper, name, encoded, mark, note, tags)
     except ThreadDeleted:
@@ -251,6 +258,8 @@ def _settle(
     encoded: Encoded,
 ) -> None:
     """Remember what the next put will build on."""
+    if (sink := meters.sink) is not None:
+        tell_size(keeper.ctx, draft, sink)
     assert done.record is not None
     known = {} if seen is None else seen.metadata
     seen = keeper.known.note(name, done.thread, done.tree, {**known, **(merge or {})})
@@ -288,7 +297,8 @@ def put_pending(
         except NotFound:
             pass
     if stored.thread is None:
-        _log.warning("thread %r was deleted: late writes of a task were dropped", name)
+        found = event("writes.dropped", thread=name)
+        _log.warning("thread %r was deleted: late writes of a task were dropped", name, extra=found)
 
 
 def _is_too_late(keeper: Keeper, tenant: int, name: str, space: str, id_: bytes) -> Flow[bool]:
@@ -332,6 +342,7 @@ def _against(
 # --- getting
 
 
+@meters.operation("load")
 def get(keeper: Keeper, name: str, space: str, id_: bytes | None) -> Flow[Entry | None]:
     """A checkpoint by its id, or the newest of a namespace, with what is pending on it."""
     ctx = keeper.ctx

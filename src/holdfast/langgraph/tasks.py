@@ -22,6 +22,7 @@ from holdfast.runs.entries import INTENT, Recorded
 from holdfast.runs.rows import Hold, RunRow
 from holdfast.runs.scope import Scope
 from holdfast.runs.session import Session
+from holdfast.storage.events import event
 from holdfast.storage.program import Flow, Statement, write
 from holdfast.threads.context import Context
 
@@ -213,6 +214,7 @@ def ending(
             recorded.entry.name,
             recorded.entry.path,
             (recorded.entry.more or {}).get("key"),
+            extra=event("effect.forgotten", run=scope.session.row.id, step=recorded.entry.path),
         )
     waiting = None
     if waits or not is_over:

@@ -14,19 +14,31 @@ from typing import Any, NamedTuple
 import orjson
 from blake3 import blake3
 
-from holdfast.errors import Damaged, NotFound, ThreadDeleted
+from holdfast.errors import Damaged, KeyMissing, NotFound, ThreadDeleted
+from holdfast.storage.cells import NEEDED, TAG, THREAD_METADATA
 from holdfast.storage.program import Batch, Program, Rows, Sql, Statement, one_row
 
 MINUTE_US = 60_000_000
 _TAG_BYTES_MAX = 200  # with a key of 512 characters it must fit PostgreSQL's index entries of 2704 bytes
 _COLUMNS = "thread, tree, name, metadata, origin, generation, head, head_hash, created_at, updated_at"
 
-BY_NAME = Sql(f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND name = :name")
-BY_NUMBER = Sql(f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND thread = :thread")
-LOCK = Sql(f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND thread = :thread {{for_update}}")
-LOCK_BY_NAME = Sql(f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND name = :name {{for_update}}")
-_TENANT = Sql("SELECT tenant FROM tenant WHERE name = :name")
-_ADD_TENANT = Sql("INSERT INTO tenant (tenant, name) VALUES (:number, :name) ON CONFLICT (name) DO NOTHING")
+# What is secret of a row that was selected as _COLUMNS has it.
+THREAD_CELLS = {3: THREAD_METADATA.at(0)}
+BY_NAME = Sql(f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND name = :name", opens=THREAD_CELLS)
+BY_NUMBER = Sql(f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND thread = :thread", opens=THREAD_CELLS)
+LOCK = Sql(
+    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND thread = :thread {{for_update}}", opens=THREAD_CELLS
+)
+LOCK_BY_NAME = Sql(
+    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND name = :name {{for_update}}", opens=THREAD_CELLS
+)
+# With the key that its data needs, if it is encrypted: who has keys sees none here.
+_TENANT = Sql(
+    """SELECT t.tenant, (SELECT s.key FROM seal s WHERE s.tenant = t.tenant ORDER BY s.since DESC LIMIT 1)
+    FROM tenant t WHERE t.name = :tenant_name""",
+    opens={1: NEEDED},
+)
+_ADD_TENANT = Sql("INSERT INTO tenant (tenant, name) VALUES (:number, :tenant_name) ON CONFLICT (name) DO NOTHING")
 _NUMBER = Sql(
     sqlite="UPDATE clock SET number = number + 1 RETURNING number",
     postgres="SELECT nextval('number')",
@@ -36,21 +48,29 @@ _INSERT = Sql(
         updated_at, active, stamp)
     VALUES (:tenant, :thread, :tree, :name, :metadata, :origin, :generation, :head, :head_hash, :at, :at, :active,
         {stamp})
-    ON CONFLICT (tenant, name) DO NOTHING RETURNING thread"""
+    ON CONFLICT (tenant, name) DO NOTHING RETURNING thread""",
+    seals={"metadata": THREAD_METADATA},
 )
-_SET_METADATA = Sql("UPDATE thread SET metadata = :metadata WHERE tenant = :tenant AND thread = :thread")
+_SET_METADATA = Sql(
+    "UPDATE thread SET metadata = :metadata WHERE tenant = :tenant AND thread = :thread",
+    seals={"metadata": THREAD_METADATA},
+)
 _DROP_TAGS = Sql("DELETE FROM tag WHERE tenant = :tenant AND thread = :thread")
-_ADD_TAG = Sql("INSERT INTO tag (tenant, key, value, thread) VALUES (:tenant, :key, :value, :thread)")
-_IN_TREE = Sql(f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND tree = :tree")
+_ADD_TAG = Sql(
+    "INSERT INTO tag (tenant, key, value, thread) VALUES (:tenant, :key, :value, :thread)", seals={"value": TAG}
+)
+_IN_TREE = Sql(f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND tree = :tree", opens=THREAD_CELLS)
 _LOCK_IN_TREE = Sql(
-    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND tree = :tree ORDER BY thread {{for_update}}"
+    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND tree = :tree ORDER BY thread {{for_update}}",
+    opens=THREAD_CELLS,
 )
 
 
 _COUNT = Sql("SELECT count(*) FROM thread WHERE tenant = :tenant")
 _NAMES = Sql("SELECT thread, name FROM thread WHERE tenant = :tenant AND thread > :after ORDER BY thread LIMIT :limit")
 _IDLE = Sql(
-    """SELECT name FROM thread WHERE tenant = :tenant AND active <= :minute AND updated_at < :before
+    """SELECT name FROM thread t WHERE tenant = :tenant AND active <= :minute AND updated_at < :before
+        AND NOT EXISTS (SELECT 1 FROM pin p WHERE p.tenant = t.tenant AND p.thread = t.thread)
     ORDER BY active LIMIT :limit"""
 )
 
@@ -97,19 +117,36 @@ def metadata_of(row: ThreadRow) -> dict[str, Any]:
 
 
 def find_tenant(name: str) -> Program[int | None]:
-    [rows] = yield Batch(_TENANT(name=name), last=True)
+    [rows] = yield Batch(_TENANT(tenant_name=name), last=True)
+    return _tenant_in(rows, name)
+
+
+def _tenant_in(rows: Rows, name: str) -> int | None:
+    """A tenant's number. Raises KeyMissing if its data is encrypted and the store was opened without keys."""
     row = one_row(rows)
-    return row[0] if row else None
+    if row is None:
+        return None
+    number, key = row
+    if key is not None:
+        raise KeyMissing(
+            f"the data of tenant {name!r} is encrypted, with key {bytes(key).hex()}, and the store was opened without "
+            "keys: open(url, keys=…), or on the command line set HOLDFAST_KEYS to the key file",
+            tenant=name,
+            key=bytes(key).hex(),
+        )
+    return int(number)
 
 
 def ensure_tenant(name: str) -> Program[int]:
     """The tenant's number; made on first use."""
-    [found] = yield Batch(_TENANT(name=name))
+    [found] = yield Batch(_TENANT(tenant_name=name))
     if not found:
         number = yield from next_number()
-        yield Batch(_ADD_TENANT(number=number, name=name))
-        [found] = yield Batch(_TENANT(name=name))  # somebody else's, if they were first
-    return int(found[0][0])
+        yield Batch(_ADD_TENANT(number=number, tenant_name=name))
+        [found] = yield Batch(_TENANT(tenant_name=name))  # somebody else's, if they were first
+    number_found = _tenant_in(found, name)
+    assert number_found is not None
+    return number_found
 
 
 def next_number() -> Generator[Batch, list[Rows], int]:
@@ -242,7 +279,9 @@ def list_threads(tenant: int, where: Mapping[str, Any], since_us: int | None, li
     [rows] = yield Batch(
         Sql(
             f"SELECT {columns} FROM thread t {' '.join(joins)} WHERE {' AND '.join(conditions)}"
-            " ORDER BY t.active DESC, t.updated_at DESC, t.thread DESC LIMIT :limit"
+            " ORDER BY t.active DESC, t.updated_at DESC, t.thread DESC LIMIT :limit",
+            seals={f"value{index}": TAG.at(f"key{index}") for index in range(len(where))},
+            opens=THREAD_CELLS,
         )(**params),
         last=True,
     )
@@ -267,7 +306,7 @@ def thread_names(tenant: int, after: int, limit: int) -> Program[list[tuple[int,
 
 
 def idle_threads(tenant: int, before: int, limit: int) -> Program[list[str]]:
-    """Names of threads that were last written before a time, the longest idle first."""
+    """Names of threads without a pin that were last written before a time, the longest idle first."""
     minute = before // MINUTE_US
     [rows] = yield Batch(_IDLE(tenant=tenant, minute=minute, before=before, limit=limit), last=True)
     return [name for (name,) in rows]

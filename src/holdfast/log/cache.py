@@ -87,6 +87,12 @@ class BaseCache:
             while self._bytes > self._bytes_max and len(bases) > 1:
                 self._bytes -= bases.popitem(last=False)[1].weight_bytes
 
+    def forget(self, tenant: int, tree: int) -> None:
+        """Drop everything of a tree: it was erased."""
+        with self._lock:
+            for key in [key for key in self._bases if key[:2] == (tenant, tree)]:
+                self._bytes -= self._bases.pop(key).weight_bytes
+
     def drop(self, key: Key) -> None:
         with self._lock:
             gone = self._bases.pop(key, None)

@@ -11,18 +11,22 @@ from typing import NamedTuple
 
 from holdfast.errors import Undecodable
 from holdfast.log.records import body_checksum
+from holdfast.storage.cells import FULL_TEXT
 from holdfast.storage.program import Batch, Flow, Program, Reclaim, Sql, read, write
 from holdfast.values.compress import compress_hard, decompress_full
 
 _BODIES = Sql(
     """SELECT b.id, b.checksum, r.size, b.full_text FROM record r
     JOIN body b ON b.tenant = r.tenant AND b.id = r.body
-    WHERE r.tenant = :tenant AND r.keyframe = 1 AND b.id > :after ORDER BY b.id LIMIT :limit"""
+    WHERE r.tenant = :tenant AND r.keyframe = 1 AND b.id > :after ORDER BY b.id LIMIT :limit""",
+    opens={3: FULL_TEXT},
+    tolerant=True,
 )
 # Only if nobody has changed it meanwhile.
 _SET = Sql(
     """UPDATE body SET full_text = :full_text, checksum = checksum + :change
-    WHERE tenant = :tenant AND id = :id AND checksum = :checksum RETURNING id"""
+    WHERE tenant = :tenant AND id = :id AND checksum = :checksum RETURNING id""",
+    seals={"full_text": FULL_TEXT},
 )
 _GET_MARK = Sql("SELECT value FROM meta WHERE key = :key")
 _SET_MARK = Sql("INSERT INTO meta (key, value) VALUES (:key, :value) ON CONFLICT (key) DO UPDATE SET value = :value")
@@ -39,7 +43,7 @@ class _Body(NamedTuple):
 def recompress(tenant: int) -> Flow[int]:
     """Compress the keyframes that are new since the last time again. How many bytes that saved."""
     key = f"recompressed {tenant}"
-    after = yield from read(partial(_start, key))
+    after = yield from read(partial(_start, tenant, key))
     saved = 0
     while True:
         bodies = yield from read(partial(_bodies, tenant, after))
@@ -49,14 +53,14 @@ def recompress(tenant: int) -> Flow[int]:
             if packed is not None:
                 changed = yield from write(partial(_store, tenant, body, packed))
                 saved += len(body.full) - len(packed) if changed else 0
-        yield from write(partial(_mark, key, after))
+        yield from write(partial(_mark, tenant, key, after))
         if len(bodies) < _PAGE:
             return saved
 
 
-def _start(key: str) -> Program[int]:
+def _start(tenant: int, key: str) -> Program[int]:
     """How far the last time came."""
-    [rows] = yield Batch(_GET_MARK(key=key), last=True)
+    [rows] = yield Batch(_GET_MARK(tenant=tenant, key=key), last=True)
     return int(rows[0][0]) if rows and str(rows[0][0]).isdigit() else 0
 
 
@@ -82,8 +86,8 @@ def _store(tenant: int, body: _Body, packed: bytes) -> Program[bool]:
     return bool(rows)
 
 
-def _mark(key: str, after: int) -> Program[None]:
-    yield Batch(_SET_MARK(key=key, value=str(after)), last=True)
+def _mark(tenant: int, key: str, after: int) -> Program[None]:
+    yield Batch(_SET_MARK(tenant=tenant, key=key, value=str(after)), last=True)
 
 
 def reclaim() -> Flow[None]:

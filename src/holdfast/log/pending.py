@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.errors import Damaged, Undecodable
 from holdfast.log.branches import create_thread, find_thread, try_thread
 from holdfast.log.labels import MAIN, ensure_space
 from holdfast.log.reading import read_state
+from holdfast.storage.cells import WRITE
 from holdfast.storage.program import Batch, Program, Rows, Sql, Statement
 from holdfast.values.compress import compress_against, decompress_bounded, zstd
 from holdfast.values.dictionary import compress_alone, decompress_alone
@@ -56,16 +57,23 @@ def _insert(conflict: str) -> Sql:
     for name, kind in _CASTS.items():
         postgres = postgres.replace(f"{{{name}}}", f":{name}::{kind}")
         sqlite = sqlite.replace(f"{{{name}}}", f":{name}")
-    return Sql(sqlite=f"{sqlite} {conflict}", postgres=f"{postgres} {conflict}")
+    return Sql(sqlite=f"{sqlite} {conflict}", postgres=f"{postgres} {conflict}", seals={"value": WRITE})
 
 
 _KEEP_FIRST = _insert("DO NOTHING")
 _TAKE_LAST = _insert(_REPLACE)
 _GENERATION = Sql("SELECT generation FROM thread WHERE tenant = :tenant AND thread = :thread")
 _THIS = "tenant = :tenant AND thread = :thread AND space = :space"
-_OF = Sql(f"SELECT id, task, idx, channel, path, base, value FROM write WHERE {_THIS} AND id = :id")
+_OPENS = {6: WRITE.at("space", 0, 1, 2)}
+_OF = Sql(
+    f"SELECT id, task, idx, channel, path, base, value FROM write WHERE {_THIS} AND id = :id",
+    opens=_OPENS,
+    tolerant=True,
+)
 _BETWEEN = Sql(
-    f"SELECT id, task, idx, channel, path, base, value FROM write WHERE {_THIS} AND id BETWEEN :low AND :high"
+    f"SELECT id, task, idx, channel, path, base, value FROM write WHERE {_THIS} AND id BETWEEN :low AND :high",
+    opens=_OPENS,
+    tolerant=True,
 )
 
 
@@ -183,12 +191,23 @@ _LOOSE = Sql(
     f"""SELECT 1 FROM write WHERE tenant = :tenant AND thread = :thread AND base IS NULL
     AND length(value) >= {_PACK_MIN_BYTES} LIMIT 1"""
 )
-# Only if nobody has replaced it meanwhile.
+_ONE = f"{_THIS} AND id = :id AND task = :task AND idx = :idx AND base IS NULL"
+# Compared here, not in the database: there it may be encrypted.
+_STORED = Sql(f"SELECT value FROM write WHERE {_ONE} {{for_update}}", opens={0: WRITE}, tolerant=True)
 _REPACK = Sql(
     f"""UPDATE write SET base = :base, value = :value
-    WHERE {_THIS} AND id = :id AND task = :task AND idx = :idx AND base IS NULL AND value = :old
-        AND EXISTS (SELECT 1 FROM label WHERE {_THIS} AND id = :id AND record = :base)"""
+    WHERE {_ONE} AND EXISTS (SELECT 1 FROM label WHERE {_THIS} AND id = :id AND record = :base)""",
+    seals={"value": WRITE},
 )
+
+
+class Repacked(NamedTuple):
+    """A write as it is stored, and as it is to be stored."""
+
+    key: dict[str, Any]
+    base: int | None
+    value: bytes
+    old: bytes
 
 
 def has_loose(tenant: int, thread: int) -> Program[bool]:
@@ -197,18 +216,27 @@ def has_loose(tenant: int, thread: int) -> Program[bool]:
     return bool(rows)
 
 
-def repacked(tenant: int, thread: int, space: int, rows: Rows, against: Against) -> list[tuple[Statement, int]]:
-    """Statements that store such writes of a record anew, against its text, and what each saves. Raises Damaged."""
-    found: list[tuple[Statement, int]] = []
+def repacked(tenant: int, thread: int, space: int, rows: Rows, against: Against) -> list[Repacked]:
+    """How such writes of a record are stored against its text, where that is shorter. Raises Damaged."""
+    found: list[Repacked] = []
     for id_, task, idx, channel, path, base, old in rows:
-        if base is not None or len(old) < _PACK_MIN_BYTES:
+        if base is not None or type(old) is not bytes or len(old) < _PACK_MIN_BYTES:
             continue
         text = _unpack((task, idx, channel, path), None, old, {})
         base, value = _pack(Write(task, idx, channel, path, text), against)
         if len(value) < len(old):
             key = {"tenant": tenant, "thread": thread, "space": space, "id": id_, "task": task, "idx": idx}
-            found.append((_REPACK(**key, base=base, value=value, old=old), len(old) - len(value)))
+            found.append(Repacked(key, base, value, old))
     return found
+
+
+def store_repacked(found: Sequence[Repacked]) -> Program[int]:
+    """Store them so, unless somebody has replaced one meanwhile. How many bytes that saves."""
+    stored = yield Batch(*(_STORED(**one.key) for one in found))
+    same = [one for one, rows in zip(found, stored, strict=True) if rows and rows[0][0] == one.old]
+    if same:
+        yield Batch(*(_REPACK(**one.key, base=one.base, value=one.value) for one in same), last=True)
+    return sum(len(one.old) - len(one.value) for one in same)
 
 
 def writes_of(rows: Rows, texts: Mapping[int, bytes]) -> list[Write]:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.errors import UsageError
 from holdfast.log.cache import BaseCache
+from holdfast.ops.copying import CopyStore
+from holdfast.ops.far_store import FarStore
+from holdfast.ops.keeping import KeepStore
 from holdfast.runs.session import LEASE_US
-from holdfast.runs.store import RunStore
+from holdfast.storage.program import Driver, Flow, Progress
 from holdfast.storage.urls import open_driver
 from holdfast.threads.checks import check_name
-from holdfast.threads.context import Context
+from holdfast.threads.context import WARN_BYTES, Context
 from holdfast.threads.store import CACHE_BYTES, DEFAULT_TENANT
 from holdfast.values.registry import Codec
+
+if TYPE_CHECKING:  # imported where it is used
+    from holdfast.ops.doctor import Finding
+    from holdfast.ops.health import Health
+    from holdfast.ops.keys import KeyInfo, Rotated
+    from holdfast.storage.keyring import KeyProvider
+    from holdfast.storage.objects import Objects
 
 
 def open_store(
@@ -27,6 +37,9 @@ def open_store(
     cache_bytes: int = CACHE_BYTES,
     lease_s: float = LEASE_US / 1e6,
     keep_runs_s: float | None = None,
+    warn_bytes: int = WARN_BYTES,
+    keys: KeyProvider | bytes | Sequence[bytes] | Mapping[str, Any] | Literal["env"] | None = None,
+    objects: Objects | str | None = None,
     **options: Any,
 ) -> Store:
     """Open a store: a path or `sqlite:///path` (made if it is not there), `:memory:`, or `postgresql://…`.
@@ -35,16 +48,97 @@ def open_store(
     `durability="normal"` may lose the last commits at a power loss, never more, and never corrupts. `timeout_s` is how
     long to wait for other writers. `create=False` refuses to make a new store. `lease_s` is how long a run stays with a
     process that says nothing; `keep_runs_s` how long finished runs keep their journals (None: until they are deleted).
-    Further options go to the driver.
+    A state whose text is longer than `warn_bytes` is told of in the log, with the path that makes it so. With `keys` (a
+    `KeyFile`, `StaticKeys`, 32 bytes, or "env" for the file that HOLDFAST_KEYS names) what is stored is encrypted, and
+    what is not encrypted is refused. With `objects` (`s3://bucket/prefix`, `gs://…`, `az://…`, `file:///folder`, or an
+    `Objects`) `compact` moves cold data there, and reading it is as before. Further options go to the driver.
     """
     check_name(tenant, "tenant")
     if not lease_s > 0:
         raise UsageError(f"lease_s={lease_s!r}: a number of seconds above 0")
+    wrapped = _encrypting(keys) if keys is not None else None  # before the store is opened: keys may be wrong
+    far = _far(objects, url) if objects is not None else None
     driver = open_driver(url, durability=durability, timeout_s=timeout_s, create=create, **options)
-    context = Context(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant)
+    if far is not None:  # below what encrypts: objects hold what the database would
+        driver = far(driver)
+    if wrapped is not None:
+        driver = wrapped(driver)
+    context = Context(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant, warn_bytes=warn_bytes)
     keep_us = None if keep_runs_s is None else int(keep_runs_s * 1e6)
     return Store(context, lease_us=int(lease_s * 1e6), keep_us=keep_us)
 
 
-class Store(RunStore):
+def _encrypting(keys: object) -> Callable[[Driver], Driver]:
+    from holdfast.ops.keys import encrypting
+
+    return encrypting(keys)
+
+
+def _far(objects: object, url: str) -> Callable[[Driver], Driver]:
+    from holdfast.ops.objects import with_objects
+
+    return with_objects(objects, url)
+
+
+class Store(KeepStore, CopyStore, FarStore):
     """One database, as one tenant sees it."""
+
+    def doctor(self) -> list[Finding]:
+        """The checklist of a deployment: for each line how it stands, and what to do. Changes nothing."""
+        return self._run(self._doctor())
+
+    async def adoctor(self) -> list[Finding]:
+        """`doctor`, awaited."""
+        return await self._arun(self._doctor())
+
+    def health(self) -> Health:
+        """How the store is doing, and what a crash of this process would cost now. Cheap: it may be asked often."""
+        return self._run(self._health())
+
+    async def ahealth(self) -> Health:
+        """`health`, awaited."""
+        return await self._arun(self._health())
+
+    def list_keys(self) -> list[KeyInfo]:
+        """The keys that this tenant's data is or was encrypted with, the oldest first; never the keys themselves."""
+        return self._run(self._list_keys())
+
+    async def alist_keys(self) -> list[KeyInfo]:
+        """`list_keys`, awaited."""
+        return await self._arun(self._list_keys())
+
+    def rotate_keys(self, *, progress: Progress | None = None) -> Rotated:
+        """Encrypt everything of this tenant with the key in use now, while others read and write. Safe to repeat."""
+        return self._run(self._rotate_keys(progress))
+
+    async def arotate_keys(self, *, progress: Progress | None = None) -> Rotated:
+        """`rotate_keys`, awaited."""
+        return await self._arun(self._rotate_keys(progress))
+
+    def encrypt(self, *, progress: Progress | None = None) -> Rotated:
+        """Encrypt what this tenant has stored without a key, while nobody else uses it. Safe to repeat."""
+        return self._run(self._rotate_keys(progress, plain=True))
+
+    async def aencrypt(self, *, progress: Progress | None = None) -> Rotated:
+        """`encrypt`, awaited."""
+        return await self._arun(self._rotate_keys(progress, plain=True))
+
+    def _list_keys(self) -> Flow[list[KeyInfo]]:
+        from holdfast.ops.keys import list_keys
+
+        return list_keys(self._context)
+
+    def _rotate_keys(self, progress: Progress | None, *, plain: bool = False) -> Flow[Rotated]:
+        from holdfast.ops.keys import rotate
+
+        return rotate(self._context, progress, plain=plain)
+
+    def _doctor(self) -> Flow[list[Finding]]:
+        from holdfast.ops.doctor import examine
+
+        return examine(self._context)
+
+    def _health(self) -> Flow[Health]:
+        from holdfast.ops.health import health
+
+        return health(self._context)

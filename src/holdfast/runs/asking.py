@@ -21,6 +21,7 @@ from holdfast.runs.scope import Scope
 from holdfast.runs.session import Session, completion, opening
 from holdfast.runs.steps import answer as replayed
 from holdfast.runs.timeouts import check_deadline, check_seconds
+from holdfast.storage.cells import ANSWER, ASK_ANSWER, QUESTION, TERMS
 from holdfast.storage.program import Batch, Program, Rows, Sql, read
 from holdfast.threads.checks import check_name, check_text
 from holdfast.values.codec import decode, encode
@@ -31,22 +32,32 @@ _OPEN = Sql(
     """INSERT INTO ask (tenant, run, path, sort, question, terms, asked_at, deadline, status, answer)
     VALUES (:tenant, :run, :path, :sort, :question, :terms, {now}, :deadline, 'open', NULL)
     ON CONFLICT (tenant, run, path) DO UPDATE SET status = 'open', asked_at = excluded.asked_at
-    WHERE ask.status = 'closed'"""  # a run that was cancelled, and is undone now, asks again
+    WHERE ask.status = 'closed'""",  # a run that was cancelled, and is undone now, asks again
+    seals={"question": QUESTION, "terms": TERMS},
 )
-_LOOK = Sql("SELECT status, answer, deadline, {now} FROM ask WHERE tenant = :tenant AND run = :run AND path = :path")
+_LOOK = Sql(
+    "SELECT status, answer, deadline, {now} FROM ask WHERE tenant = :tenant AND run = :run AND path = :path",
+    opens={1: ASK_ANSWER},
+)
 _FOR_ANSWER = Sql(
     """SELECT a.run, a.sort, a.question, a.terms, a.status, a.deadline, r.owner, {now} FROM ask a
     JOIN run r ON r.tenant = a.tenant AND r.run = a.run
-    WHERE a.tenant = :tenant AND r.id = :id AND a.path = :path"""
+    WHERE a.tenant = :tenant AND r.id = :id AND a.path = :path""",
+    opens={2: QUESTION.at(0, "path"), 3: TERMS.at(0, "path")},
 )
-_ANSWERS = Sql("SELECT who, value, at FROM answer WHERE tenant = :tenant AND run = :run AND path = :path ORDER BY at")
+_ANSWERS = Sql(
+    "SELECT who, value, at FROM answer WHERE tenant = :tenant AND run = :run AND path = :path ORDER BY at",
+    opens={1: ANSWER.at("run", "path", 0)},
+)
 _ADD = Sql(
     """INSERT INTO answer (tenant, run, path, who, value, at) VALUES (:tenant, :run, :path, :who, :value, {now})
-    ON CONFLICT (tenant, run, path, who) DO UPDATE SET value = excluded.value, at = excluded.at"""
+    ON CONFLICT (tenant, run, path, who) DO UPDATE SET value = excluded.value, at = excluded.at""",
+    seals={"value": ANSWER},
 )
 _SETTLE = Sql(
     """UPDATE ask SET status = 'answered', answer = :answer
-    WHERE tenant = :tenant AND run = :run AND path = :path AND status = 'open' RETURNING run"""
+    WHERE tenant = :tenant AND run = :run AND path = :path AND status = 'open' RETURNING run""",
+    seals={"answer": ASK_ANSWER},
 )
 _LOCK = Sql("SELECT status FROM ask WHERE tenant = :tenant AND run = :run AND path = :path {for_update}")
 _CLOSE = Sql(
@@ -56,7 +67,8 @@ _LIST = Sql(
     """SELECT r.id, a.path, a.sort, a.question, a.terms, a.asked_at, a.deadline, a.status, a.answer, r.run
     FROM ask a JOIN run r ON r.tenant = a.tenant AND r.run = a.run
     WHERE a.tenant = :tenant AND (a.status = 'open' OR :all = 1) AND (CAST(:id AS text) IS NULL OR r.id = :id)
-    ORDER BY a.asked_at LIMIT :limit"""
+    ORDER BY a.asked_at LIMIT :limit""",
+    opens={3: QUESTION.at(9, 1), 4: TERMS.at(9, 1), 8: ASK_ANSWER.at(9, 1)},
 )
 
 

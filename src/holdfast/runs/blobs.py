@@ -10,6 +10,8 @@ from blake3 import blake3
 from holdfast.errors import JournalDamaged
 from holdfast.runs.entries import Entry
 from holdfast.storage.base import ConstraintFailed
+from holdfast.storage.cells import BLOB
+from holdfast.storage.far_cells import not_far
 from holdfast.storage.program import Batch, Flow, Program, Sql, Statement, read, write
 
 BLOB_MIN_BYTES = 64 * 1024
@@ -17,7 +19,7 @@ _PAGE = 100
 _HASH_BYTES = 20
 _INSERT = "INSERT INTO blob (tenant, hash, body) VALUES (:tenant, :hash, :body) ON CONFLICT (tenant, hash) DO "
 # PostgreSQL: one that is there already is locked, so that a sweep cannot remove it before the reference is written.
-_ADD = Sql(sqlite=_INSERT + "NOTHING", postgres=_INSERT + "UPDATE SET hash = excluded.hash")
+_ADD = Sql(sqlite=_INSERT + "NOTHING", postgres=_INSERT + "UPDATE SET hash = excluded.hash", seals={"body": BLOB})
 _REFER = Sql(
     """INSERT INTO run_blob (tenant, run, hash) VALUES (:tenant, :run, :hash)
     ON CONFLICT (tenant, run, hash) DO NOTHING"""
@@ -30,7 +32,7 @@ _DROP_BLOB = Sql(
     """DELETE FROM blob WHERE tenant = :tenant AND hash = :hash AND NOT EXISTS (
         SELECT 1 FROM run_blob u WHERE u.tenant = :tenant AND u.hash = :hash)"""
 )
-_READ = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash")
+_READ = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", opens={0: BLOB}, tolerant=True)
 
 
 def blob_hash(body: bytes) -> bytes:
@@ -53,7 +55,8 @@ def blob_statements(tenant: int, run: int, body: bytes) -> list[Statement]:
 def read_blob(tenant: int, key: bytes) -> Program[bytes]:
     """A blob, checked against its hash. Raises JournalDamaged."""
     [rows] = yield Batch(_READ(tenant=tenant, hash=key), last=True)
-    if not rows or blob_hash(rows[0][0]) != key:
+    if not rows or type(rows[0][0]) is not bytes or blob_hash(rows[0][0]) != key:
+        not_far(rows[0][0] if rows else None)
         raise JournalDamaged(
             f"the large result {key.hex()} is {'damaged' if rows else 'gone'}; restore it from a backup"
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import UsageError
 from holdfast.runs.entries import squeeze, unsqueeze
 from holdfast.runs.inputs import digest, key_of
+from holdfast.storage.cells import CACHED, CACHED_INPUT
 from holdfast.storage.program import Batch, Program, Rows, Sql, read
 from holdfast.values.codec import encode
 
@@ -19,12 +20,15 @@ if TYPE_CHECKING:
 
 _LOOK = Sql(
     """SELECT value FROM step_cache WHERE tenant = :tenant AND name = :name AND input = :input
-    AND (expires_at IS NULL OR expires_at > {now})"""
+    AND (expires_at IS NULL OR expires_at > {now})""",
+    seals={"input": CACHED_INPUT},
+    opens={0: CACHED},
 )
 _KEEP = Sql(
     """INSERT INTO step_cache (tenant, name, input, value, expires_at) VALUES (:tenant, :name, :input, :value,
         CASE WHEN CAST(:ttl AS bigint) = 0 THEN NULL ELSE {now} + CAST(:ttl AS bigint) END)
-    ON CONFLICT (tenant, name, input) DO UPDATE SET value = excluded.value, expires_at = excluded.expires_at"""
+    ON CONFLICT (tenant, name, input) DO UPDATE SET value = excluded.value, expires_at = excluded.expires_at""",
+    seals={"input": CACHED_INPUT, "value": CACHED},
 )
 _SWEEP = Sql("DELETE FROM step_cache WHERE tenant = :tenant AND expires_at <= {now}")
 

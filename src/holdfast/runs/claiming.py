@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from holdfast.runs.queues import Limits, Room
-from holdfast.runs.rows import Hold, RunRow
+from holdfast.runs.rows import WAITS, Hold, RunRow
 from holdfast.runs.specs import ANY_VERSION, DurableSpec
+from holdfast.storage.cells import ARGS, INPUT
 from holdfast.storage.program import Batch, Program, Rows, Sql, Statement
 
 _BETWEEN = "\x1f"  # a function and its version, as one text
@@ -39,7 +40,9 @@ def _sql(text: str) -> Sql:
 
 
 # (SELECT {now}): the time is taken once, so that an index can be searched by it.
-_OURS = """(CAST(:tenant AS bigint) IS NULL OR r.tenant = :tenant) AND (
+# Nor runs of tenants whose data this process cannot read: with keys those it has none for, without what is encrypted.
+_OURS = """(CAST(:tenant AS bigint) IS NULL OR r.tenant = :tenant) AND r.tenant NOT IN {numbers:barred}
+        AND (:keyed = 1 OR NOT EXISTS (SELECT 1 FROM seal s WHERE s.tenant = r.tenant)) AND (
         (r.function || {between} || r.version) IN {texts:exact}
         OR (r.version = 'any' AND r.function IN {texts:names}) OR r.function IN {texts:any})"""
 _LIMITS = _sql(
@@ -75,7 +78,9 @@ _TAKE = Sql(
         nudged = 0, waiting = NULL, changed_at = {{now}}
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = :status
     RETURNING (SELECT v.value FROM run_value v WHERE v.tenant = run.tenant AND v.run = run.run AND v.sort = 'args'),
-        (SELECT t.name FROM tenant t WHERE t.tenant = run.tenant), tenant, {", ".join(RunRow._fields)}"""
+        (SELECT t.name FROM tenant t WHERE t.tenant = run.tenant), tenant, {", ".join(RunRow._fields)}""",
+    opens={0: ARGS, 3 + RunRow._fields.index("input"): INPUT},
+    keyless=True,
 )
 _ANY_QUEUED = _sql(
     f"""SELECT 1 FROM run r WHERE r.status = 'queued' AND r.queue = :queue AND r.wake_at <= (SELECT {{now}}) AND {_OURS}
@@ -98,7 +103,8 @@ _OTHER_VERSIONS = _sql(
 _HAND_BACK = Sql(
     """UPDATE run SET status = :status, owner = NULL, wake_at = :wake_at, nudged = 0, waiting = :waiting,
         changed_at = {now}
-    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = :before RETURNING run"""
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = :before RETURNING run""",
+    seals=WAITS,
 )
 _TENANTS = Sql("SELECT tenant, name FROM tenant WHERE tenant > :after ORDER BY tenant LIMIT :limit")
 
@@ -125,6 +131,8 @@ class Search(NamedTuple):
     known: Known
     tenant: int | None
     active: tuple[int, ...]
+    barred: tuple[int, ...] = ()  # tenants that it has no key for
+    keyed: bool = False  # it has keys
 
     def params(self, now: int) -> dict[str, Any]:
         return {
@@ -132,6 +140,8 @@ class Search(NamedTuple):
             "tenant": self.tenant,
             "queues": _json(self.queues),
             "active": _json(self.active),
+            "barred": _json(self.barred),
+            "keyed": int(self.keyed),
             "owner": self.owner,
             "now": now,
         }
@@ -171,6 +181,7 @@ class Claimed(NamedTuple):
 
     taken: list[Taken]
     wait_us: int | None = None
+    left: int = 0  # how many of them dead or late owners had
 
 
 def _json(values: Iterable[Any]) -> str:
@@ -206,17 +217,18 @@ def claim(search: Search, most: int, *, lease: int, dead: Sequence[str], recover
     )
     limits = {row[0]: Limits._make(row) for row in answers[0]}
     chosen = [Found._make(row) for row in answers[1]][:most]
+    left = len(chosen)
     due = _in_order(answers[2:])
     take = {"owner": search.owner, "lease": lease, "now": now}
     if not limits:
         chosen += due[: most - len(chosen)]
         if not chosen:
             return Claimed([])
-        return Claimed(_taken((yield Batch(*(_take(found, take) for found in chosen), last=True))))
+        return Claimed(_taken((yield Batch(*(_take(found, take) for found in chosen), last=True))), left=left)
     taken = _taken((yield Batch(*(_take(found, take) for found in chosen)))) if chosen else []
     if len(taken) >= most:
-        return Claimed(taken)
-    return (yield from _within_limits(search, limits, taken, due, most, base, take))
+        return Claimed(taken, left=left)
+    return (yield from _within_limits(search, limits, taken, due, most, base, take))._replace(left=left)
 
 
 def _within_limits(
@@ -290,5 +302,5 @@ def try_later(hold: Hold, wake_at: int, now: int) -> Program[bool]:
 
 def tenants(after: int, limit: int) -> Program[list[tuple[int, str]]]:
     """Every tenant of a store, a page at a time."""
-    [rows] = yield Batch(_TENANTS(after=after, limit=limit), last=True)
+    [rows] = yield Batch(_TENANTS(after=after, limit=limit, tenant=None), last=True)
     return [(int(number), str(name)) for number, name in rows]

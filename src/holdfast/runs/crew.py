@@ -18,6 +18,7 @@ from holdfast.errors import RunStuck
 from holdfast.runs.local import Job
 from holdfast.runs.scope import Unwind
 from holdfast.runs.specs import DurableSpec
+from holdfast.storage.events import event, where
 
 if TYPE_CHECKING:
     import asyncio
@@ -109,8 +110,10 @@ class Crew:
         while (work := self._calls.get()) is not None:
             try:
                 work()
-            except BaseException:
-                _log.exception("a worker's thread met a defect of Holdfast's")
+            except BaseException as error:
+                kind, at = type(error).__name__, where(error)
+                found = event("worker.defect", error=kind, where=at)
+                _log.error("a worker's thread met a defect of Holdfast's: %s at %s", kind, at, extra=found)
             with self._lock:
                 self._idle += 1
 
@@ -152,7 +155,8 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
             break
         except (SystemExit, KeyboardInterrupt):
             # asyncio lets these through. They were meant for one run, whose job has them too; the others go on.
-            _log.error("the code of a run tried to end the process; only the run was ended")
+            found = event("run.tried_to_exit")
+            _log.error("the code of a run tried to end the process; only the run was ended", extra=found)
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
 

@@ -39,7 +39,9 @@ from holdfast.runs.steps import (
     spent_in,
     wait_until,
 )
+from holdfast.runs.telling import tell_event
 from holdfast.runs.timeouts import check_deadline
+from holdfast.storage.events import event
 from holdfast.values.codec import decode
 
 ATTEMPTS_MAX = 10  # and the retries of the effect: so often an effect whose outcome stays open is tried
@@ -292,6 +294,7 @@ def settle(call: Call, error: Exception | None = None) -> Act[tuple[bool, Any]]:
     verdict = yield from _ask_person(call, ask_path, only_if_asked=True)
     by = "resolved"
     if verdict is None:
+        tell_event("in_doubt")
         verdict, by = (yield from _reconcile(call)), "reconciled"
     if isinstance(verdict, NotDone):
         # What came late would be doubled: look once more when it can come no more.
@@ -352,7 +355,9 @@ def _reconcile(call: Call) -> Act[Verdict]:
         args, kwargs = _as_called(call)
         found = yield Body(partial(_call_in, inner, fn, (call.key, *args), kwargs, is_async), is_async)
     except Exception as error:
-        _log.warning("reconcile of %s failed: %s", spec.name, line_of(error))
+        kind, run = type(error).__name__, call.session.row.id
+        found = event("reconcile.failed", run=run, step=call.path, function=spec.name, error=kind)
+        _log.warning("run %s: reconcile of %s failed: %s", run, spec.name, kind, extra=found)
         return Unknown(f"reconcile failed: {line_of(error)}")
     try:
         return check_verdict(found, getattr(fn, "__name__", "reconcile"))

@@ -76,7 +76,7 @@ def unpack(body: bytes) -> Entry:
     """The entry behind a body. Raises JournalDamaged."""
     try:
         return _unpack(body)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, TypeError) as error:
         raise JournalDamaged(f"a journal entry cannot be read ({error}); run `holdfast verify`") from error
 
 

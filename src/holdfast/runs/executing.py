@@ -24,13 +24,16 @@ from holdfast.errors import (
 from holdfast.runs import points, rows, saga
 from holdfast.runs.acting import Act, Body, Parked
 from holdfast.runs.entries import squeeze, unsqueeze
-from holdfast.runs.failures import describe_error, line_of, recorded, safe_text
+from holdfast.runs.failures import describe_error, line_of, recorded
 from holdfast.runs.flows import cancel_children
 from holdfast.runs.journal import read_journal
 from holdfast.runs.requests import Cancelled, ContinueAsNew, Interrupted, Paused, RollBack
 from holdfast.runs.scope import Unwind, current
 from holdfast.runs.session import ReplayEnd, Session
 from holdfast.runs.specs import DurableSpec
+from holdfast.runs.telling import measured_life
+from holdfast.storage import meters
+from holdfast.storage.events import event
 from holdfast.storage.program import read, write
 from holdfast.values.codec import encode
 
@@ -41,6 +44,11 @@ _STUCK = (NonDeterministic, JournalDamaged, RunStuck, ValueProblem, StoreError, 
 
 def life(session: Session, spec: DurableSpec, args_text: bytes | None = None, keep_us: int | None = None) -> Act[str]:
     """Go on with a claimed run as far as it goes. Gives its status then; "lost" if it is another's now."""
+    act = _life(session, spec, args_text, keep_us)
+    return act if (sink := meters.sink) is None else measured_life(sink, session, act)
+
+
+def _life(session: Session, spec: DurableSpec, args_text: bytes | None, keep_us: int | None) -> Act[str]:
     try:
         arguments = yield from prepare(session, args_text)
         args, kwargs = spec.binder.restore(arguments)
@@ -250,7 +258,13 @@ def _stuck(session: Session, error: BaseException) -> Act[str]:
     """Keep the run as it is, for a person to look at: nothing is undone, and it can be resumed."""
     if session.replay:
         raise error
-    _log.warning("run %s is stuck: %s", session.row.id, safe_text(error))
+    run, kind = session.row.id, type(error).__name__
+    # Not the error's text: it may quote a value, or what user code said.
+    _log.warning(
+        "run %s is stuck (%s); `holdfast run` says why", run, kind, extra=event("run.stuck", run=run, error=kind)
+    )
+    if (sink := meters.sink) is not None and isinstance(error, JournalDamaged):
+        sink.record(meters.CORRUPTIONS, 1, "journal")
     session.stop = None
     session.stuck_by = error
     described = {"for": "help", "error": describe_error(error, session.ctx.codec)["text"], "type": type(error).__name__}

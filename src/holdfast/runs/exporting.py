@@ -40,19 +40,28 @@ from holdfast.runs.packages import (
     read_package,
     write_pending,
 )
-from holdfast.runs.rows import FINISHED, RunRow
+from holdfast.runs.rows import FINISHED, RUN_CELLS, WAITS, RunRow
 from holdfast.runs.state import thread_name
+from holdfast.storage.cells import ANSWER, ASK_ANSWER, BLOB, QUESTION, RUN_VALUE, SIGNAL, TERMS
+from holdfast.storage.far_cells import not_far
 from holdfast.storage.program import Batch, Driver, Flow, Program, Rows, Sql, adrive, drive, read, write
 from holdfast.threads.context import Context
 
 T = TypeVar("T")
 _ATTEMPTS = 8
 _STORE = Sql("SELECT value FROM meta WHERE key = 'store'")
-_FAMILY = Sql(f"SELECT {', '.join(RunRow._fields)} FROM run WHERE tenant = :tenant AND root = :root ORDER BY run")
-_VALUES = Sql("SELECT sort, value FROM run_value WHERE tenant = :tenant AND run = :run ORDER BY sort")
+_FAMILY = Sql(
+    f"SELECT {', '.join(RunRow._fields)} FROM run WHERE tenant = :tenant AND root = :root ORDER BY run",
+    opens=RUN_CELLS,
+)
+_VALUES = Sql(
+    "SELECT sort, value FROM run_value WHERE tenant = :tenant AND run = :run ORDER BY sort",
+    opens={1: RUN_VALUE.at("run", 0)},
+)
 _ASKS = Sql(
     """SELECT path, sort, question, terms, asked_at, deadline, status, answer FROM ask
-    WHERE tenant = :tenant AND run = :run ORDER BY path"""
+    WHERE tenant = :tenant AND run = :run ORDER BY path""",
+    opens={2: QUESTION.at("run", 0), 3: TERMS.at("run", 0), 7: ASK_ANSWER.at("run", 0)},
 )
 # Whoever answers locks the question first and the run after: so do we.
 _LOCK_ASKS = Sql(
@@ -60,14 +69,19 @@ _LOCK_ASKS = Sql(
     WHERE a.tenant = :tenant AND r.root = :root ORDER BY a.run, a.path {for_update}"""
 )
 _LOCK_FAMILY = Sql("SELECT run FROM run WHERE tenant = :tenant AND root = :root ORDER BY run {for_update}")
-_ANSWERS = Sql("SELECT path, who, value, at FROM answer WHERE tenant = :tenant AND run = :run ORDER BY path, who")
-_SIGNALS = Sql(
-    "SELECT topic, seq, key, value, at, received FROM signal WHERE tenant = :tenant AND run = :run ORDER BY topic, seq"
+_ANSWERS = Sql(
+    "SELECT path, who, value, at FROM answer WHERE tenant = :tenant AND run = :run ORDER BY path, who",
+    opens={2: ANSWER.at("run", 0, 1)},
 )
-_BLOB = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash")
+_SIGNALS = Sql(
+    "SELECT topic, seq, key, value, at, received FROM signal WHERE tenant = :tenant AND run = :run ORDER BY topic, seq",
+    opens={3: SIGNAL.at("run", 0, 2)},
+)
+_BLOB = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", opens={0: BLOB})
 _MARK = Sql(
     """UPDATE run SET status = 'exported', fence = fence + 1, owner = NULL, request = NULL, waiting = :waiting,
-        changed_at = {now} WHERE tenant = :tenant AND run = :run"""
+        changed_at = {now} WHERE tenant = :tenant AND run = :run""",
+    seals=WAITS,
 )
 _CLOSE_ASKS = Sql("UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND status = 'open'")
 
@@ -186,6 +200,7 @@ def _collect(tenant: int, run: int, *, keep: bool) -> Generator[Batch, list[Rows
                 [bodies] = yield Batch(_BLOB(tenant=tenant, hash=key))
                 if not bodies:
                     raise JournalDamaged(f"a large result of run {row.id!r} is gone; restore it from a backup")
+                not_far(bodies[0][0])
                 gathered.blobs[key] = bytes(bodies[0][0])
         if sum(map(len, gathered.blobs.values())) > BYTES_MAX:
             raise UsageError(f"run {top.id!r} has more than {BYTES_MAX:,} bytes of results, more than a file holds")

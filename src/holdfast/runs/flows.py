@@ -13,6 +13,7 @@ from holdfast.runs.journal import read_journal
 from holdfast.runs.rows import FINISHED, TASK, NewRun, RunRow
 from holdfast.runs.runtime import Runtime
 from holdfast.runs.specs import DurableSpec, find_durable
+from holdfast.runs.telling import tell_event
 from holdfast.storage.program import Flow, read, write
 from holdfast.threads.checks import check_name, check_text
 from holdfast.threads.context import Context
@@ -98,7 +99,10 @@ def try_claim(
         early=row.status == "stuck",
         dead=dead,
     )
-    return (yield from write(op))
+    claimed = yield from write(op)
+    if claimed is not None and row.status == "running":
+        tell_event("taken_over")
+    return claimed
 
 
 def next_in_family(

@@ -41,6 +41,7 @@ from holdfast.runs.models import Step
 from holdfast.runs.rows import NewRun, RunRow
 from holdfast.runs.specs import find_durable
 from holdfast.runs.state import RUN_KEY, thread_name
+from holdfast.storage.cells import JOURNAL
 from holdfast.storage.program import Batch, Flow, Program, Rows, Sql, Statement, write
 from holdfast.threads.checks import check_name
 from holdfast.threads.context import Context
@@ -57,7 +58,8 @@ _UNCHANGEABLE = (
     "hf.sleep", "hf.send", "hf.emit", "hf.progress", "hf.timeout", "hf.fork", "hf.rollback", "thread.save"
 )  # fmt: skip
 _ADD_ROW = Sql(
-    "INSERT INTO journal (tenant, run, seq, kind, body, stamp) VALUES (:tenant, :run, :seq, :kind, :body, {stamp})"
+    "INSERT INTO journal (tenant, run, seq, kind, body, stamp) VALUES (:tenant, :run, :seq, :kind, :body, {stamp})",
+    seals={"body": JOURNAL},
 )
 _SET_SUM = Sql(
     """UPDATE run SET entries = :count, digest = :digest, seq = :last, origin_entries = :origin_entries,

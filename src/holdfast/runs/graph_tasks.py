@@ -13,33 +13,35 @@ from typing import Any
 from holdfast.log.branches import try_thread
 from holdfast.runs import rows
 from holdfast.runs.blobs import drop_loose_blobs
-from holdfast.runs.rows import TASK, Hold, NewRun, RunRow
+from holdfast.runs.rows import RUN_CELLS, TASK, WAITS, Hold, NewRun, RunRow
 from holdfast.storage.program import Batch, Flow, Program, Sql, Statement, read, write
 
 QUEUE = "langgraph"  # not one that workers serve, nor one whose limits count them
 _PAGE = 100
 _TRIES = 3
-_IS_TASK = f"function LIKE '{TASK}%'"
+IS_TASK = f"function LIKE '{TASK}%'"
 # A task that is done is run again only if somebody goes back to its checkpoint: what it did stands.
 _CLAIM = Sql(
     f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
         nudged = 0, waiting = NULL, changed_at = {{now}}, keep_until = NULL
     WHERE tenant = :tenant AND run = :run AND fence = :fence
         AND (status <> 'running' OR lease_until <= {{now}} OR :dead = 1)
-    RETURNING {", ".join(RunRow._fields)}"""
+    RETURNING {", ".join(RunRow._fields)}""",
+    opens=RUN_CELLS,
 )
 _END = Sql(
     """UPDATE run SET status = :status, owner = NULL, waiting = :waiting, wake_at = :wake_at, changed_at = {now},
         keep_until = CASE WHEN CAST(:keep AS bigint) IS NULL THEN NULL ELSE {now} + CAST(:keep AS bigint) END
-    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'"""
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'""",
+    seals=WAITS,
 )
-_OF_THREAD = Sql(f"SELECT run FROM run WHERE tenant = :tenant AND root = :thread AND {_IS_TASK} LIMIT :limit")
+_OF_THREAD = Sql(f"SELECT run FROM run WHERE tenant = :tenant AND root = :thread AND {IS_TASK} LIMIT :limit")
 _OVER = Sql(
-    f"""SELECT run FROM run WHERE tenant = :tenant AND keep_until <= {{now}} AND status = 'done' AND {_IS_TASK}
+    f"""SELECT run FROM run WHERE tenant = :tenant AND keep_until <= {{now}} AND status = 'done' AND {IS_TASK}
     LIMIT :limit"""
 )
 _STRAYS = Sql(
-    f"""SELECT run FROM run r WHERE tenant = :tenant AND {_IS_TASK}
+    f"""SELECT run FROM run r WHERE tenant = :tenant AND {IS_TASK}
     AND NOT EXISTS (SELECT 1 FROM thread t WHERE t.tenant = r.tenant AND t.thread = r.root) LIMIT :limit"""
 )
 _DROP = [

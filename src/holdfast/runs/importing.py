@@ -28,6 +28,7 @@ from holdfast.runs.exporting import _store_id
 from holdfast.runs.packages import Package, RunPart, StatePart, read_package, sync_folder
 from holdfast.runs.rows import RunRow
 from holdfast.runs.state import RUN_KEY, thread_name
+from holdfast.storage.cells import ANSWER, ASK_ANSWER, INPUT, JOURNAL, QUESTION, SIGNAL, TERMS, WAITING
 from holdfast.storage.program import Batch, Flow, Program, Rows, Sql, Statement, read, write
 from holdfast.threads.beside import held
 from holdfast.threads.context import Context
@@ -37,19 +38,26 @@ _BASES_MAX = 8
 _FIELDS = RunRow._fields
 _INSERT = Sql(
     f"""INSERT INTO run (tenant, {", ".join(_FIELDS)}, stamp)
-    VALUES (:tenant, {", ".join(f":{name}" for name in _FIELDS)}, {{stamp}})"""
+    VALUES (:tenant, {", ".join(f":{name}" for name in _FIELDS)}, {{stamp}})""",
+    seals={"input": INPUT, "waiting": WAITING},
 )
 _ROW = Sql(
-    "INSERT INTO journal (tenant, run, seq, kind, body, stamp) VALUES (:tenant, :run, :seq, :kind, :body, {stamp})"
+    "INSERT INTO journal (tenant, run, seq, kind, body, stamp) VALUES (:tenant, :run, :seq, :kind, :body, {stamp})",
+    seals={"body": JOURNAL},
 )
 _ASK = Sql(
     """INSERT INTO ask (tenant, run, path, sort, question, terms, asked_at, deadline, status, answer)
-    VALUES (:tenant, :run, :path, :sort, :question, :terms, :asked_at, :deadline, :status, :answer)"""
+    VALUES (:tenant, :run, :path, :sort, :question, :terms, :asked_at, :deadline, :status, :answer)""",
+    seals={"question": QUESTION, "terms": TERMS, "answer": ASK_ANSWER},
 )
-_ANSWER = Sql("INSERT INTO answer (tenant, run, path, who, value, at) VALUES (:tenant, :run, :path, :who, :value, :at)")
+_ANSWER = Sql(
+    "INSERT INTO answer (tenant, run, path, who, value, at) VALUES (:tenant, :run, :path, :who, :value, :at)",
+    seals={"value": ANSWER},
+)
 _SIGNAL = Sql(
     """INSERT INTO signal (tenant, run, topic, seq, key, value, at, received)
-    VALUES (:tenant, :run, :topic, :seq, :key, :value, :at, :received)"""
+    VALUES (:tenant, :run, :topic, :seq, :key, :value, :at, :received)""",
+    seals={"value": SIGNAL},
 )
 # What an export left behind makes room when the run comes back; a fork may still share its history.
 _RENAME = Sql("UPDATE run SET id = :id WHERE tenant = :tenant AND run = :run")

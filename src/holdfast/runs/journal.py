@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 from holdfast.errors import JournalDamaged
 from holdfast.runs.entries import CHANGE, DIGEST_MASK, Recorded, entry_digest, unpack
 from holdfast.runs.rows import BY_NUMBER, RunRow
+from holdfast.storage.cells import JOURNAL
 from holdfast.storage.program import Batch, Program, Rows, Sql
 
-_ROWS = Sql(
+ROWS = Sql(
     """SELECT seq, kind, body FROM journal WHERE tenant = :tenant AND run = :run AND seq > :since AND seq <= :last
-    ORDER BY seq"""
+    ORDER BY seq""",
+    opens={2: JOURNAL.at("run", 0)},
+    tolerant=True,
 )
 _SEQ_MAX = 2**62
 _ORIGINS_MAX = 1000  # forks of forks
@@ -41,7 +44,7 @@ def read_journal(tenant: int, row: RunRow, *, after: int | None = None) -> Progr
     With `after`, only its own rows with a greater number, unchecked: for whoever follows a run.
     """
     if after is not None:
-        [rows] = yield Batch(_ROWS(tenant=tenant, run=row.run, since=max(after, row.since), last=_SEQ_MAX), last=True)
+        [rows] = yield Batch(ROWS(tenant=tenant, run=row.run, since=max(after, row.since), last=_SEQ_MAX), last=True)
         return [Recorded(seq, kind, unpack(body)) for seq, kind, body in rows]
     segments = yield from read_segments(tenant, row, last=row.origin is None)
     return [recorded for segment in segments for recorded in segment.entries]
@@ -51,7 +54,7 @@ def read_segments(tenant: int, row: RunRow, *, last: bool = False) -> Generator[
     """The journal as the runs that wrote it left it, oldest first. `last`: nothing else happens in the transaction."""
     # The row and its journal in one transaction: the sum is that of these rows.
     rows, runs = yield Batch(
-        _ROWS(tenant=tenant, run=row.run, since=row.since, last=_SEQ_MAX),
+        ROWS(tenant=tenant, run=row.run, since=row.since, last=_SEQ_MAX),
         BY_NUMBER(tenant=tenant, run=row.run),
         last=last,
     )
@@ -80,7 +83,7 @@ def _shared(tenant: int, row: RunRow, terms: dict[str, Any]) -> Generator[Batch,
             break
         late = set(terms.get("late", ()))
         found, runs = yield Batch(
-            _ROWS(tenant=tenant, run=below.origin, since=below.origin_since, last=below.origin_seq),
+            ROWS(tenant=tenant, run=below.origin, since=below.origin_since, last=below.origin_seq),
             BY_NUMBER(tenant=tenant, run=below.origin),
         )
         if not runs:
@@ -101,6 +104,11 @@ def _checked(row: RunRow, run: int, rows: Rows, count: int, total: int, *, own_a
     found = 0
     entries: list[Recorded] = []
     for seq, kind, body in rows:
+        if type(body) is not bytes or type(kind) is not int or not 0 <= kind < 1 << 16:
+            raise JournalDamaged(
+                f"entry {seq} of the journal of run {row.id!r} cannot be read; nothing was run. "
+                "Restore it from a backup, or fork it before the damage"
+            )
         found += entry_digest(run, seq, kind, body)
         entries.append(Recorded(seq, kind, unpack(body), seq > own_after))
     if len(rows) != count or found & DIGEST_MASK != total:

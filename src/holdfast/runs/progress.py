@@ -33,6 +33,7 @@ from holdfast.runs.progress_file import UNCHANGED, Progress, merge
 from holdfast.runs.scope import Scope, current, need_scope
 from holdfast.runs.session import Session
 from holdfast.runs.timeouts import check_deadline
+from holdfast.storage.events import event
 from holdfast.storage.program import Batch, Flow, Rows, read
 from holdfast.threads.context import Context
 from holdfast.values.codec import decode
@@ -314,7 +315,11 @@ def _publish(file: str, state: Progress, subject: str | None) -> None:
     try:
         progress_file.write(file, state)
     except OSError as error:
-        _log.warning("hf.progress: %s could not be written (%s); the record itself is in the store", file, error)
+        why = error.strerror or type(error).__name__
+        found = event("progress.not_written", file=str(file), error=type(error).__name__)
+        _log.warning(
+            "hf.progress: %s could not be written (%s); the record itself is in the store", file, why, extra=found
+        )
         return
     if subject is not None:
         _commit(file, subject)
@@ -323,7 +328,9 @@ def _publish(file: str, state: Progress, subject: str | None) -> None:
 def _commit(file: str, subject: str) -> None:
     committed = progress_file.commit(file, subject)
     if not committed.ok:
-        _log.warning("hf.progress: %s was not committed: %s", file, committed.reason)
+        found = event("progress.not_committed", file=str(file))
+        # Not what git says: a hook may quote the file.
+        _log.warning("hf.progress: %s was not committed; `git commit` says why", file, extra=found)
 
 
 def _mend(file: str, state: Progress, subject: str | None, over: str | None) -> None:

@@ -8,19 +8,20 @@ journal any more, then the rows go, and a crash in between is taken up the next 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import NamedTuple
 
-from holdfast.errors import UsageError
+from holdfast.errors import Pinned, UsageError
 from holdfast.log import sweeping
 from holdfast.log.branches import metadata_of, try_thread
 from holdfast.log.compacting import reclaim, recompress
+from holdfast.log.pins import pinned, pins_in
 from holdfast.runs import caching, claiming, flows, graph_tasks, rows
 from holdfast.runs.blobs import drop_loose_blobs
 from holdfast.runs.rows import FINISHED, RunRow
 from holdfast.runs.state import RUN_KEY, thread_name
-from holdfast.storage.program import Batch, Flow, Program, Sql, read, write
+from holdfast.storage.program import Batch, Flow, Program, Rows, Sql, read, write
 from holdfast.threads.context import Context
 
 DAY_US = 86_400_000_000
@@ -85,6 +86,8 @@ class Upkeep(NamedTuple):
 
     runs: int  # whose journals were removed
     saved_bytes: int
+    threads: int = 0  # that had expired
+    checkpoints: int = 0
 
 
 def sweep_runs(tenant: int, keep_us: int | None, clock_us: Callable[[], int]) -> Flow[int]:
@@ -133,22 +136,26 @@ def _one(sql: Sql, tenant: int, run: int) -> Program[None]:
     yield Batch(sql(tenant=tenant, run=run), last=True)
 
 
-def _drop_history(tenant: int, run: int) -> Flow[None]:
-    yield from _drop_states(tenant, run)
+def _drop_history(tenant: int, run: int, *, force: bool = False) -> Flow[None]:
+    yield from _drop_states(tenant, run, force)
     while (yield from write(partial(_drop_entries, tenant, run))) == _BATCH:
         pass
     yield from write(partial(_drop_rest, tenant, run))
 
 
-def _drop_states(tenant: int, run: int) -> Flow[None]:
-    """The thread that keeps a run's states goes with its journal; what a fork's thread needs of it stays."""
+def _drop_states(tenant: int, run: int, force: bool) -> Flow[None]:
+    """The thread that keeps a run's states goes with its journal; what a fork's thread needs of it stays. So does all
+    of it if somebody has pinned a checkpoint of it, unless `force`."""
     row = yield from read(partial(rows.numbered, tenant, run))
     if row is None:
         return
     name = thread_name(row.id)
     thread = yield from read(partial(try_thread, tenant, name))
     if thread is not None and metadata_of(thread).get(RUN_KEY) == row.id:
-        yield from sweeping.delete(tenant, name, thread.thread)
+        try:
+            yield from sweeping.delete(tenant, name, thread.thread, force=force)
+        except Pinned:
+            pass
 
 
 def _drop_entries(tenant: int, run: int) -> Program[int]:
@@ -163,17 +170,30 @@ def _drop_rest(tenant: int, run: int) -> Program[None]:
 # --- one run
 
 
-def delete_run(ctx: Context, run_id: str) -> Flow[None]:
-    """Remove a finished run and all that is known of it. Raises UsageError if something still needs it."""
+def delete_run(
+    ctx: Context,
+    run_id: str,
+    *,
+    force: bool = False,
+    first: Callable[[], Generator[Batch, list[Rows], None]] | None = None,
+) -> Flow[None]:
+    """Remove a finished run and all that is known of it. Raises UsageError if something still needs it, Pinned if one
+    of its states is pinned, unless `force`. `first`: a part of the transaction that decides it."""
     tenant, row = yield from flows.locate(ctx, run_id)
-    yield from write(partial(_condemn, tenant, row))
-    yield from _drop_history(tenant, row.run)
+    yield from write(partial(_condemn, tenant, row, force, first))
+    yield from _drop_history(tenant, row.run, force=force)
     yield from write(partial(_drop_run, tenant, row.run))
     yield from drop_loose_blobs(tenant)
 
 
-def _condemn(tenant: int, row: RunRow) -> Program[None]:
+def _condemn(
+    tenant: int, row: RunRow, force: bool, first: Callable[[], Generator[Batch, list[Rows], None]] | None
+) -> Program[None]:
     yield Batch(_LOCK(tenant=tenant, run=row.run))
+    thread = yield from try_thread(tenant, thread_name(row.id))
+    pins = (yield from pins_in(tenant, thread.tree)) if thread is not None and not force else []
+    if own := [pin.name for pin in pins if thread is not None and pin.thread == thread.thread]:
+        raise pinned(thread_name(row.id), own)
     forks, parents, condemned = yield Batch(
         _FORKS(tenant=tenant, run=row.run),
         _PARENT(tenant=tenant, run=row.parent if row.parent is not None else -1),
@@ -189,6 +209,8 @@ def _condemn(tenant: int, row: RunRow) -> Program[None]:
         )
     if condemned and RunRow._make(condemned[0]).status not in FINISHED:
         raise UsageError(f"run {row.id!r} is not finished: `holdfast cancel {row.id}` first, then delete it")
+    if first is not None:
+        yield from first()
     yield Batch(_CONDEMN(tenant=tenant, run=row.run), last=True)
 
 
@@ -199,22 +221,33 @@ def _drop_run(tenant: int, run: int) -> Program[None]:
 # --- a day's work
 
 
-def upkeep(tenant: int, keep_us: int | None, clock_us: Callable[[], int]) -> Flow[Upkeep | None]:
-    """What a worker does for a tenant once a day. None: another one has done it."""
+def upkeep(
+    tenant: int,
+    keep_us: int | None,
+    clock_us: Callable[[], int],
+    work: Callable[[int], Flow[Upkeep]] | None = None,
+) -> Flow[Upkeep | None]:
+    """What a worker does for a tenant once a day: `work`, if the store has more to do than this layer knows of, and
+    the space. None: another one has done it."""
     if not (yield from write(partial(_take_turn, tenant, clock_us()))):
         return None
-    swept = yield from sweep_runs(tenant, keep_us, clock_us)
-    yield from write(partial(caching.sweep_cache, tenant, clock_us()))
-    saved = yield from recompress(tenant)
+    done = yield from (work(tenant) if work is not None else days_work(tenant, keep_us, clock_us))
     free, pages = yield from read(_space)
     if free >= _FREE_PAGES_MIN and free * 4 >= pages:  # rewriting the file holds everybody up: not for little
         yield from reclaim()
-    return Upkeep(swept, saved)
+    return done
+
+
+def days_work(tenant: int, keep_us: int | None, clock_us: Callable[[], int]) -> Flow[Upkeep]:
+    """The day's work as far as runs go."""
+    swept = yield from sweep_runs(tenant, keep_us, clock_us)
+    yield from write(partial(caching.sweep_cache, tenant, clock_us()))
+    return Upkeep(swept, (yield from recompress(tenant)))
 
 
 def _take_turn(tenant: int, now: int) -> Program[bool]:
     # A little less than a day, so that the hour does not wander through the day.
-    [found] = yield Batch(_TURN(key=f"upkeep {tenant}", now=now, every=DAY_US - DAY_US // 24), last=True)
+    [found] = yield Batch(_TURN(tenant=tenant, key=f"upkeep {tenant}", now=now, every=DAY_US - DAY_US // 24), last=True)
     return bool(found)
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from holdfast.errors import RunError
 from holdfast.runs.entries import DIGEST_MASK
+from holdfast.storage.cells import ARGS, INPUT, JOURNAL, RUN_VALUE, WAITING
 from holdfast.storage.program import Batch, Program, Rows, Sql, Statement, one_row
 
 NEVER = 2**61  # a wake_at without an end of its own
@@ -91,9 +92,12 @@ class Hold(NamedTuple):
     fence: int
 
 
-BY_ID = Sql(f"SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND id = :id")
-BY_NUMBER = Sql(f"SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND run = :run")
-LOCK = Sql(f"SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND run = :run {{for_update}}")
+# What is secret of a row that was selected as RunRow has it.
+RUN_CELLS = {RunRow._fields.index("input"): INPUT, RunRow._fields.index("waiting"): WAITING.at(0)}
+WAITS = {"waiting": WAITING}
+BY_ID = Sql(f"SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND id = :id", opens=RUN_CELLS)
+BY_NUMBER = Sql(f"SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND run = :run", opens=RUN_CELLS)
+LOCK = Sql(f"SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND run = :run {{for_update}}", opens=RUN_CELLS)
 # Whoever writes to two runs locks both first, the one with the lower number first: so none waits for the other in turn.
 LOCK_TWO = Sql(
     "SELECT run FROM run WHERE tenant = :tenant AND (run = :run OR id = :other) ORDER BY run {for_update}",
@@ -128,6 +132,8 @@ _INSERT = Sql(
             :queue::text, :priority::bigint, :owner::text, :fence::bigint, {{now}} + :lease::bigint, :wake_at::bigint,
             0, NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL, {{stamp}} FROM n
         ON CONFLICT (tenant, id) DO NOTHING RETURNING {_COLUMNS}""",
+    seals={"input": INPUT},
+    opens=RUN_CELLS,
 )
 # The arguments of a run that was made a moment ago: a random incarnation is used once.
 _ADD_ARGS = Sql(
@@ -137,12 +143,14 @@ _ADD_ARGS = Sql(
     sqlite="""INSERT INTO run_value (tenant, run, sort, value) SELECT tenant, run, 'args', :args FROM run
     WHERE tenant = :tenant AND id = :id AND incarnation = :incarnation
     ON CONFLICT (tenant, run, sort) DO NOTHING""",
+    seals={"args": ARGS},
 )
 ADD_VALUE = Sql(
     """INSERT INTO run_value (tenant, run, sort, value) VALUES (:tenant, :run, :sort, :value)
-    ON CONFLICT (tenant, run, sort) DO UPDATE SET value = excluded.value"""
+    ON CONFLICT (tenant, run, sort) DO UPDATE SET value = excluded.value""",
+    seals={"value": RUN_VALUE},
 )
-VALUE = Sql("SELECT value FROM run_value WHERE tenant = :tenant AND run = :run AND sort = :sort")
+VALUE = Sql("SELECT value FROM run_value WHERE tenant = :tenant AND run = :run AND sort = :sort", opens={0: RUN_VALUE})
 # A claim names the fence that it saw: of two that try, one finds the row changed.
 _CLAIM = Sql(
     f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
@@ -151,7 +159,8 @@ _CLAIM = Sql(
         (status IN ('queued', 'waiting') AND (wake_at <= {{now}} OR :early = 1))
         OR (status = 'running' AND (lease_until <= {{now}} OR :dead = 1))
         OR (status = 'stuck' AND :early = 1))
-    RETURNING {_COLUMNS}"""
+    RETURNING {_COLUMNS}""",
+    opens=RUN_CELLS,
 )
 _TOUCH = (
     "UPDATE run SET entries = entries + :count, digest = (digest + :sum) & " + str(DIGEST_MASK) + ", seq = {max}(seq, "
@@ -168,12 +177,14 @@ _APPEND = Sql(
     postgres=f"""WITH u AS ({_TOUCH.replace("{max}", "greatest")} RETURNING request),
         i AS ({_ROW} :tenant::bigint, :run::bigint, :seq::bigint, :kind::bigint, :body::bytea, {{stamp}} FROM u)
         SELECT request FROM u""",
+    seals={"body": JOURNAL},
 )
 _APPEND_MORE = Sql(
     sqlite=f"""{_ROW} tenant, run, :seq, :kind, :body, {{stamp}} FROM run
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'""",
     postgres=f"""{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea, {{stamp}} FROM run
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'""",
+    seals={"body": JOURNAL},
 )
 _RENEW = Sql(
     sqlite="""UPDATE run SET lease_until = max(lease_until, {now} + :lease)
@@ -189,7 +200,8 @@ _PARK = Sql(
             WHEN (nudged = 1 OR request <> :heeded) AND :status = 'waiting' THEN 0
             ELSE CAST(:wake_at AS bigint) END, nudged = 0,
         request = CASE WHEN request = :heeded THEN NULL ELSE request END
-    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING wake_at"""
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING wake_at""",
+    seals=WAITS,
 )
 # A rollback that was asked for while the last step ran: its owner was told too late, and the next one does it.
 _FINISH = Sql(
@@ -198,7 +210,8 @@ _FINISH = Sql(
         wake_at = CASE WHEN request = 'rollback' AND :status = 'done' THEN 0 ELSE wake_at END,
         request = CASE WHEN request = 'rollback' AND :status = 'done' THEN request ELSE NULL END,
         keep_until = CASE WHEN CAST(:keep AS bigint) IS NULL THEN NULL ELSE {now} + CAST(:keep AS bigint) END
-    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING status"""
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING status""",
+    seals=WAITS,
 )
 # What somebody may wait for has come. Also while the run is running: it may be about to wait.
 NUDGE = Sql(
@@ -385,7 +398,8 @@ def start_over(hold: Hold, *, args: bytes, incarnation: bytes, now: int) -> Prog
 
 _DUE_IN_FAMILY = Sql(
     f"""SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND root = :root
-    AND status IN ('queued', 'waiting', 'running') AND (status = 'running' OR wake_at <= {{now}}) ORDER BY run DESC"""
+    AND status IN ('queued', 'waiting', 'running') AND (status = 'running' OR wake_at <= {{now}}) ORDER BY run DESC""",
+    opens=RUN_CELLS,
 )
 # Tasks of graphs come in numbers and say little: only those that wait for a person are runs to look at.
 _LIST = Sql(
@@ -395,7 +409,8 @@ _LIST = Sql(
     AND (CAST(:status AS text) IS NULL OR status = :status)
     AND (CAST(:function AS text) IS NULL OR function = :function)
     AND (CAST(:queue AS text) IS NULL OR queue = :queue) AND (CAST(:parent AS bigint) IS NULL OR parent = :parent)
-    ORDER BY run DESC LIMIT :limit"""
+    ORDER BY run DESC LIMIT :limit""",
+    opens=RUN_CELLS,
 )
 # What an operator asks for: at once where nobody runs it, else through `request`, which its owner sees.
 _REQUEST = Sql(

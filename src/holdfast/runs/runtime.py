@@ -18,6 +18,7 @@ from holdfast.runs import ambient, rows
 from holdfast.runs.liveness import Owner
 from holdfast.runs.rows import Hold
 from holdfast.runs.session import Session
+from holdfast.storage.events import event, said
 from holdfast.storage.program import Batch, Driver, Program, Sql, Transaction
 from holdfast.threads.context import Context
 
@@ -106,7 +107,8 @@ class Runtime:
             try:
                 self._look_after(sessions)
             except Exception as error:  # the database is away: the runs notice by themselves, and the thread goes on
-                _log.warning("leases could not be lengthened: %s: %s", type(error).__name__, error)
+                found = event("leases.not_lengthened", runs=len(sessions), error=type(error).__name__)
+                _log.warning("leases could not be lengthened: %s", said(error), extra=found)
 
     def _tick_s(self) -> float:
         """Often enough for the shortest lease: it is renewed when a third of it is over."""

@@ -34,6 +34,7 @@ from holdfast.runs.requests import Interrupted, stop_for
 from holdfast.runs.rows import Hold, Line, RunRow
 from holdfast.runs.scope import Scope, Unwind
 from holdfast.storage.base import ConstraintFailed
+from holdfast.storage.cells import JOURNAL
 from holdfast.storage.program import Batch, Program, Rows, Sql, Transaction, read
 from holdfast.threads.context import Context
 from holdfast.values.codec import decode, encode
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 LEASE_US = 30_000_000
 _PATIENCE_PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)  # a database that is away: so long we try to write down
-_HAS_ROW = Sql("SELECT body FROM journal WHERE tenant = :tenant AND run = :run AND seq = :seq")
+_HAS_ROW = Sql("SELECT body FROM journal WHERE tenant = :tenant AND run = :run AND seq = :seq", opens={0: JOURNAL})
 _CARRIED_S = 0.0005  # how soon to look again whether another branch has written what was put off
 Beside = Callable[[], Generator[Batch, list[Rows], Any]]
 _ANSWERS = (DONE, CHANGE, VALUE, NOTE, SPAWN)

@@ -15,13 +15,15 @@ from holdfast.runs.scope import Scope
 from holdfast.runs.session import Session, completion, opening
 from holdfast.runs.steps import answer
 from holdfast.runs.timeouts import check_deadline
+from holdfast.storage.cells import SIGNAL
 from holdfast.storage.program import Batch, Program, Rows, Sql, read
 from holdfast.threads.checks import check_name
 
 NAME = "hf.receive"
 _NEXT = Sql(
-    """SELECT seq, value, {now} FROM signal WHERE tenant = :tenant AND run = :run AND topic = :topic AND received = 0
-    ORDER BY seq LIMIT 1"""
+    """SELECT seq, value, key FROM signal WHERE tenant = :tenant AND run = :run AND topic = :topic AND received = 0
+    ORDER BY seq LIMIT 1""",
+    opens={1: SIGNAL.at("run", "topic", 2)},
 )
 _TAKE = Sql(
     """UPDATE signal SET received = 1 WHERE tenant = :tenant AND run = :run AND topic = :topic AND seq = :seq
@@ -36,6 +38,7 @@ _PUT = Sql(
     SELECT :tenant::bigint, :run::bigint, :topic::text, coalesce(max(seq), 0) + 1, :key::text, :value::bytea, {now}, 0
     FROM signal WHERE tenant = :tenant AND run = :run AND topic = :topic
     ON CONFLICT (tenant, run, key) DO NOTHING""",
+    seals={"value": SIGNAL},
 )
 _LOCK_RUN = Sql("SELECT run, status FROM run WHERE tenant = :tenant AND run = :run {for_update}")
 

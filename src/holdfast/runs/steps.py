@@ -19,7 +19,9 @@ from holdfast.runs.requests import Abandoned
 from holdfast.runs.scope import BodyFrame, Scope, current, in_body
 from holdfast.runs.session import Session
 from holdfast.runs.specs import StepSpec
+from holdfast.runs.telling import measured_body
 from holdfast.runs.timeouts import check_deadline
+from holdfast.storage import meters
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -126,6 +128,19 @@ def run_body(
     timeout_s: float | None = None,
 ) -> Act[Any]:
     """Call the user's function once, in a scope that says so."""
+    act = _run_body(scope, spec, frame, args, kwargs, attempt, timeout_s)
+    return act if (sink := meters.sink) is None else measured_body(sink, scope.session, frame, spec.kind, act)
+
+
+def _run_body(
+    scope: Scope,
+    spec: StepSpec,
+    frame: BodyFrame,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    attempt: int,
+    timeout_s: float | None,
+) -> Act[Any]:
     if scope.session.replay:
         raise scope.session.end_of_replay(frame.path, frame.name)
     limit = timeout_s if timeout_s is not None else spec.timeout_s
@@ -212,6 +227,8 @@ def _try_again(
     session: Session, path: str, spec: StepSpec, wanted: bytes, attempt: int, error: Exception, frame: BodyFrame
 ) -> Act[None]:
     """Write down that an attempt failed and when the next one is due, and wait for it."""
+    if (sink := meters.sink) is not None:
+        sink.record(meters.STEP_RETRIES, 1)
     delay = spec.retry.delay_s(attempt, random.random())
     due = session.shared_clock_us() + int(delay * 1e6)
     more = {"error": describe_error(error, session.ctx.codec), "due": due, **spent_in(frame)}

@@ -34,6 +34,7 @@ from holdfast.threads.thread import Thread
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
     from holdfast.runs.progress_file import Progress
     from holdfast.runs.replaying import Rehearsal, Replay
+    from holdfast.runs.retention import Upkeep
 
 
 class RunStore(ThreadStore):
@@ -306,6 +307,12 @@ class RunStore(ThreadStore):
 
         return Rehearsal(self._context, tenant, row, spec_for(row, fn))
 
+    def _days_work(self, tenant: int) -> Flow[Upkeep]:
+        """What a worker does for a tenant once a day."""
+        from holdfast.runs import retention
+
+        return retention.days_work(tenant, self._keep_us, self._context.clock_us)
+
     def _sweep_runs(self) -> Flow[int]:
         tenant = yield from self._context.tenant()
         if tenant is None:
@@ -341,12 +348,12 @@ class RunStore(ThreadStore):
         runs, run_bytes = yield from read(partial(verifying.count_runs, tenant))
         return replace(stats, runs=runs, run_bytes=run_bytes)
 
-    def _delete(self, thread: Thread | str, progress: Counter | None) -> Flow[Pruned]:
+    def _delete(self, thread: Thread | str, force: bool, progress: Counter | None) -> Flow[Pruned]:
         """With the thread go the runs that stand for tasks of its graph."""
         tenant = yield from self._context.tenant()
         name = thread.name if isinstance(thread, Thread) else check_name(thread)
         number = (yield from graph_tasks.number_of(tenant, name)) if tenant is not None else None
-        pruned = yield from super()._delete(thread, progress)
+        pruned = yield from super()._delete(thread, force, progress)
         if tenant is not None:
             yield from graph_tasks.drop_of_thread(tenant, number)
         return pruned

@@ -15,14 +15,16 @@ from typing import Any, get_type_hints
 import msgspec
 import orjson
 
-from holdfast.errors import HoldfastError, JournalDamaged
+from holdfast.errors import HoldfastError, JournalDamaged, NotEncrypted
 from holdfast.runs.asking import Terms
 from holdfast.runs.blobs import blob_hash
 from holdfast.runs.entries import DIGEST_MASK, KIND_NAMES, Recorded, unsqueeze
 from holdfast.runs.inputs import digest
 from holdfast.runs.journal import read_segments
-from holdfast.runs.rows import FINISHED, STATUSES, TASK, RunRow
-from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read
+from holdfast.runs.rows import FINISHED, RUN_CELLS, STATUSES, TASK, RunRow
+from holdfast.storage.cells import ANSWER, ASK_ANSWER, BLOB, QUESTION, RUN_VALUE, SIGNAL, TERMS
+from holdfast.storage.far_cells import not_far
+from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, read
 
 _PAGE = 200
 _BLOB_PAGE = 16  # each has 64 KB or more
@@ -40,15 +42,38 @@ _STRAY_ANSWERS = Sql(
 )
 _COUNT = Sql("SELECT count(*) FROM run WHERE tenant = :tenant")
 _RUNS = Sql("SELECT run FROM run WHERE tenant = :tenant AND run > :after ORDER BY run LIMIT :limit")
-_RUN = Sql(f"SELECT {', '.join(RunRow._fields)} FROM run WHERE tenant = :tenant AND run = :run")
-_VALUES = Sql("SELECT sort, value FROM run_value WHERE tenant = :tenant AND run = :run")
-_ASKS = Sql(
-    """SELECT path, sort, terms, status, answer, asked_at FROM ask WHERE tenant = :tenant AND run = :run
-    ORDER BY path"""
+_RUN = Sql(
+    f"SELECT {', '.join(RunRow._fields)} FROM run WHERE tenant = :tenant AND run = :run",
+    opens=RUN_CELLS,
+    tolerant="all",
 )
-_ANSWERS = Sql("SELECT path, who, value FROM answer WHERE tenant = :tenant AND run = :run")
+_VALUES = Sql(
+    "SELECT sort, value FROM run_value WHERE tenant = :tenant AND run = :run",
+    opens={1: RUN_VALUE.at("run", 0)},
+    tolerant="all",
+)
+_ASKS = Sql(
+    """SELECT path, sort, terms, status, answer, asked_at, question FROM ask WHERE tenant = :tenant AND run = :run
+    ORDER BY path""",
+    opens={2: TERMS.at("run", 0), 4: ASK_ANSWER.at("run", 0), 6: QUESTION.at("run", 0)},
+    tolerant="all",
+)
+_ANSWERS = Sql(
+    "SELECT path, who, value FROM answer WHERE tenant = :tenant AND run = :run",
+    opens={2: ANSWER.at("run", 0, 1)},
+    tolerant="all",
+)
+_SIGNALS = Sql(
+    "SELECT topic, key, value FROM signal WHERE tenant = :tenant AND run = :run",
+    opens={2: SIGNAL.at("run", 0, 1)},
+    tolerant="all",
+)
 _REFERRED = Sql("SELECT hash FROM run_blob WHERE tenant = :tenant AND run = :run")
-_BLOBS = Sql("SELECT hash, body FROM blob WHERE tenant = :tenant AND hash > :after ORDER BY hash LIMIT :limit")
+_BLOBS = Sql(
+    "SELECT hash, body FROM blob WHERE tenant = :tenant AND hash > :after ORDER BY hash LIMIT :limit",
+    opens={1: BLOB.at(0)},
+    tolerant="all",
+)
 _HAS_BLOB = Sql("SELECT hash FROM blob WHERE tenant = :tenant AND hash = :hash")
 _WHOSE = Sql(
     """SELECT r.id FROM run_blob b JOIN run r ON r.tenant = b.tenant AND r.run = b.run
@@ -82,7 +107,7 @@ def verify_runs(tenant: int, progress: Progress | None = None) -> Flow[Findings]
     while page := (yield from read(partial(_page, tenant, after))):
         for run in page:
             after = run
-            problems = yield from read(partial(_check_run, tenant, run))
+            problems = yield from read(partial(check_run, tenant, run))
             if problems is not None:  # None: it was deleted meanwhile
                 findings.runs += 1
                 findings.problems += problems
@@ -90,7 +115,7 @@ def verify_runs(tenant: int, progress: Progress | None = None) -> Flow[Findings]
                 progress(findings.runs, max(findings.runs, total))
     last: bytes | None = b""
     while last is not None:
-        last, problems = yield from read(partial(_check_blobs, tenant, last))
+        last, problems = yield from check(partial(_check_blobs, tenant, last))
         findings.problems += problems
     return findings
 
@@ -119,10 +144,11 @@ def _page(tenant: int, after: int) -> Program[list[int]]:
     return [run for (run,) in rows]
 
 
-def _check_run(tenant: int, run: int) -> Program[Problems | None]:
+def check_run(tenant: int, run: int) -> Program[Problems | None]:
+    """What is wrong with one run. None: there is no such run."""
     key = {"tenant": tenant, "run": run}
-    found, values, asks, answers, referred = yield Batch(
-        _RUN(**key), _VALUES(**key), _ASKS(**key), _ANSWERS(**key), _REFERRED(**key)
+    found, values, asks, answers, signals, referred = yield Batch(
+        _RUN(**key), _VALUES(**key), _ASKS(**key), _ANSWERS(**key), _SIGNALS(**key), _REFERRED(**key)
     )
     if not found:
         return None
@@ -131,6 +157,7 @@ def _check_run(tenant: int, run: int) -> Program[Problems | None]:
     wrong = _wrong_types(row)
     if not wrong:
         wrong = [*_wrong_row(row), *_wrong_values(row, dict(values)), *_wrong_asks(row, asks, answers)]
+        wrong += [f"a message of topic {topic!r} cannot be read" for topic, _, value in signals if not text_of(value)]
         wrong += yield from _wrong_journal(tenant, row, {bytes(hash_) for (hash_,) in referred})
     return [(name, what) for what in wrong]
 
@@ -160,12 +187,12 @@ def _wrong_row(row: RunRow) -> list[str]:
 
 def _wrong_values(row: RunRow, values: dict[str, Any]) -> list[str]:
     wrong = []
-    args = _text(values.get("args"))
+    args = text_of(values.get("args"))
     if args is None:
         wrong.append("its arguments are missing" if "args" not in values else "its arguments cannot be read")
     elif row.since == 0 and row.input and digest(args) != row.input:  # continue_as_new has given it others
         wrong.append("its arguments are not those that it was started with")
-    if "outcome" in values and _text(values["outcome"]) is None:
+    if "outcome" in values and text_of(values["outcome"]) is None:
         wrong.append("its result cannot be read")
     if "outcome" not in values and row.status in ("done", "failed") and not row.function.startswith(TASK):
         wrong.append(f"it is {row.status}, and its result is missing")
@@ -174,11 +201,13 @@ def _wrong_values(row: RunRow, values: dict[str, Any]) -> list[str]:
 
 def _wrong_asks(row: RunRow, asks: Rows, answers: Rows) -> list[str]:
     wrong = []
-    for path, sort, terms, status, answer, asked_at in asks:
+    for path, sort, terms, status, answer, asked_at, question in asks:
         about = f"question {path}"
+        if type(question) is not str:
+            wrong.append(f"{about}: its text cannot be read")
         if sort not in ("question", "approval", "doubt") or status not in ("open", "answered", "closed"):
             wrong.append(f"{about}: it is {sort!r} and {status!r}")
-        if status == "answered" and _text(answer) is None:
+        if status == "answered" and text_of(answer) is None:
             wrong.append(f"{about}: its answer cannot be read")
         if status == "open" and row.status in FINISHED:
             wrong.append(f"{about}: it is open, and the run is {row.status}")
@@ -188,14 +217,14 @@ def _wrong_asks(row: RunRow, asks: Rows, answers: Rows) -> list[str]:
             msgspec.json.decode(terms, type=Terms)
         except (msgspec.DecodeError, msgspec.ValidationError, TypeError):
             wrong.append(f"{about}: its terms cannot be read")
-    wrong += [f"question {path}: what {who} said cannot be read" for path, who, value in answers if not _text(value)]
+    wrong += [f"question {path}: what {who} said cannot be read" for path, who, value in answers if not text_of(value)]
     return wrong
 
 
 def _wrong_journal(tenant: int, row: RunRow, referred: set[bytes]) -> Generator[Batch, list[Rows], list[str]]:
     try:
         segments = yield from read_segments(tenant, row)
-    except JournalDamaged as error:
+    except (JournalDamaged, NotEncrypted) as error:
         return [str(error)]
     entries = [recorded for segment in segments for recorded in segment.entries]
     wrong = [
@@ -231,12 +260,13 @@ def _check_blobs(tenant: int, after: bytes) -> Program[tuple[bytes | None, Probl
     [rows] = yield Batch(_BLOBS(tenant=tenant, after=after, limit=_BLOB_PAGE))
     for key, body in rows:
         if type(body) is not bytes or blob_hash(body) != key:
+            not_far(body)
             [whose] = yield Batch(_WHOSE(tenant=tenant, hash=key))
             problems.append((whose[0][0] if whose else None, f"the large result {key.hex()} is damaged"))
     return (bytes(rows[-1][0]) if rows else None), problems
 
 
-def _text(stored: Any) -> bytes | None:
+def text_of(stored: Any) -> bytes | None:
     """The text of a stored value; None if there is none, or it cannot be read."""
     if type(stored) is not bytes:
         return None

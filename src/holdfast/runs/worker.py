@@ -30,6 +30,7 @@ from holdfast.errors import (
     Unavailable,
     UsageError,
 )
+from holdfast.log.measuring import take_sample
 from holdfast.runs import claiming, retention
 from holdfast.runs.claiming import Known, Search, Taken, View
 from holdfast.runs.crew import Crew, guarded
@@ -38,6 +39,8 @@ from holdfast.runs.local import Job
 from holdfast.runs.queues import Queue, declared, write_limits
 from holdfast.runs.runtime import new_owner, runtime_of
 from holdfast.runs.specs import DurableSpec, known_durables
+from holdfast.runs.telling import tell_event
+from holdfast.storage.events import event, said
 from holdfast.storage.program import Driver, Flow, Program, Transaction, drive, read, write
 from holdfast.threads.checks import check_name
 from holdfast.threads.context import Context
@@ -178,7 +181,8 @@ class Worker:
             self._troubles += 1
             self._recover = self._recover or isinstance(error, OutcomeUnknown)
             self._eager = False
-            _log.warning("the worker cannot look for runs and tries again: %s", error)
+            found = event("worker.waits", error=type(error).__name__, troubles=self._troubles)
+            _log.warning("the worker cannot look for runs and tries again: %s", said(error), extra=found)
             return float(min(_TROUBLE_PAUSE_MAX_S, self.poll_s * 2**self._troubles))
         self._troubles = 0
         return pause_s
@@ -204,7 +208,8 @@ class Worker:
             recover=self._recover,
             now=self._ctx.clock_us(),
         )
-        taken, wait_us = self._do(write(op))
+        taken, wait_us, left = self._do(write(op))
+        tell_event("taken_over", 0 if self._recover else left)
         self._recover = False
         for one in taken:
             self._start(one)
@@ -224,7 +229,10 @@ class Worker:
         specs = known_durables() if self._given is None else self._given
         if specs != self._specs:
             self._specs, self._known = specs, Known.of(specs)
-        return Search(self._owner.text, self.queues, self._known, self._tenant, tuple(self._active))
+        vault = getattr(self._ctx.driver, "vault", None)
+        barred = () if vault is None else vault.barred()
+        active = tuple(self._active)
+        return Search(self._owner.text, self.queues, self._known, self._tenant, active, barred, vault is not None)
 
     def _start(self, taken: Taken) -> None:
         spec = guarded(self._specs[taken.row.function])
@@ -270,12 +278,18 @@ class Worker:
         run_id, now = session.row.id, self._ctx.clock_us()
         try:
             if error is not None:
-                _log.error("run %s: %s came past everything; it goes on when its lease is over", run_id, _kind(error))
+                _log.error(
+                    "run %s: %s came past everything; it goes on when its lease is over",
+                    run_id,
+                    _kind(error),
+                    extra=event("run.broken_off", run=run_id, error=_kind(error)),
+                )
             elif isinstance(session.stuck_by, _PASSING):
                 later = session.shared_clock_us() + _LATER_US
                 status = "queued" if self._do(write(partial(claiming.try_later, session.hold, later, now))) else status
         except HoldfastError as problem:
-            _log.warning("run %s: %s; it goes on when its lease is over", run_id, problem)
+            found = event("run.not_settled", run=run_id, error=_kind(problem))
+            _log.warning("run %s: %s; it goes on when its lease is over", run_id, said(problem), extra=found)
         finally:
             self._forget(job, status)
 
@@ -303,7 +317,12 @@ class Worker:
         try:
             self._do(write(partial(claiming.hand_back, holds, self._ctx.clock_us())))
         except HoldfastError as error:
-            _log.warning("%d runs could not be given back (%s); their leases must run out", len(left), error)
+            _log.warning(
+                "%d runs could not be given back (%s); their leases must run out",
+                len(left),
+                said(error),
+                extra=event("runs.not_given_back", runs=len(left), error=_kind(error)),
+            )
 
     def _wait_for_runs(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -347,7 +366,8 @@ class Worker:
                 except StoreClosed:
                     return
                 except StoreError as error:
-                    _log.info("the worker hears no news and looks by itself: %s", error)
+                    found = event("worker.deaf", error=_kind(error))
+                    _log.info("the worker hears no news and looks by itself: %s", said(error), extra=found)
                     ended.wait(_LISTEN_S)
         finally:
             news.close()
@@ -365,17 +385,21 @@ class Worker:
             numbers = [self._tenant] if self._tenant is not None else []
             numbers = numbers or [number for number, _ in drive(driver, retention.all_tenants())]
             for tenant in numbers:
-                done = drive(driver, retention.upkeep(tenant, self._store._keep_us, ctx.clock_us))
+                store = self._store
+                done = drive(driver, retention.upkeep(tenant, store._keep_us, ctx.clock_us, store._days_work))
                 if done is not None:
                     _log.log(
                         logging.INFO if any(done) else logging.DEBUG,
-                        "upkeep: journals of %d finished runs removed, %d bytes saved",
+                        "upkeep: journals of %d finished runs removed, %d bytes saved, %d threads and %d checkpoints "
+                        "removed",
                         *done,
+                        extra=event("upkeep.done", runs=done.runs, bytes=done.saved_bytes, threads=done.threads),
                     )
+            drive(driver, take_sample(ctx.clock_us))
         except _Stopped:
             pass
         except HoldfastError as error:
-            _log.warning("upkeep was not finished: %s", error)
+            _log.warning("upkeep was not finished: %s", said(error), extra=event("upkeep.failed", error=_kind(error)))
 
     def _warn_of_versions(self, search: Search) -> None:
         if time.monotonic() < self._versions_at_s:
@@ -391,6 +415,7 @@ class Worker:
                     function,
                     version,
                     self._specs[function].version,
+                    extra=event("worker.other_version", function=function, version=version, runs=count),
                 )
 
     def _do(self, flow: Flow[T]) -> T:

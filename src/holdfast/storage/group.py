@@ -18,6 +18,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import StoreError
+from holdfast.storage import meters
 from holdfast.storage.program import Program
 
 if TYPE_CHECKING:  # asyncio takes a third of the time that importing Holdfast may take
@@ -81,6 +82,8 @@ class Group:
         job = self._queue.pop(joins=True)
         if job is not None:
             self.jobs.append(job)
+            if (sink := meters.sink) is not None:
+                self._queue.tell_wait(job, sink)
         return job
 
     def tell(self) -> None:
@@ -137,10 +140,11 @@ class CommitQueue:
                 self.waiting.append(job)
             else:
                 job.leads = self._leading = True
-        if not job.leads:
+        waits = not job.leads
+        if waits:
             self._wait(job, wake)
         if not job.done:
-            self._lead(job)
+            self._lead(job, waits)
         if job.error is not None:
             try:
                 raise job.error
@@ -209,6 +213,11 @@ class CommitQueue:
                     return job
         return None
 
+    def tell_wait(self, job: Job, sink: meters.Meter) -> None:
+        """How long a job stood in the queue, now that its turn has come."""
+        waited_s = monotonic() - (job.deadline - self._timeout_s)
+        sink.record(meters.LOCK_WAIT, max(0.0, waited_s), "sqlite", "queue")
+
     def refuse(self, refusal: Callable[[], StoreError]) -> None:
         """No new jobs from now on; the first refusal stays."""
         with self._mutex:
@@ -233,9 +242,11 @@ class CommitQueue:
                 self._hand_over()
             raise
 
-    def _lead(self, job: Job) -> None:
+    def _lead(self, job: Job, waited: bool) -> None:
         group = Group(self, job)
         try:
+            if waited and (sink := meters.sink) is not None:
+                self.tell_wait(job, sink)
             self._commit(group)
         finally:
             # Interrupted: the others' work was rolled back, and the next leader does it again.
@@ -286,6 +297,8 @@ class CommitQueue:
                     if self._refusal is not None:
                         self._idle.notify_all()
                     return
+            if (sink := meters.sink) is not None:
+                self.tell_wait(job, sink)
             group = Group(self, job)
             try:
                 self._commit(group)

@@ -10,11 +10,14 @@ Must never happen here or in any program: a clock, a random number, I/O. They ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from holdfast.storage.cells import Cell
 
 T = TypeVar("T")
 Dialect = Literal["sqlite", "postgres"]
@@ -56,13 +59,35 @@ class Sql:
     `{stamp}` stands for the stamp of the running transaction, `{for_update}` for a row lock, `{for_key_share}` for one
     that only keeps the row from being deleted, `{skip_locked}` for one that passes over rows that others have locked.
     `{now}` is the time by the clock that all writers share; SQLite's is the parameter `:now`.
+
+    `seals` names the parameters that are secret cells, `opens` the columns of its rows that are (`cells.py`): they mean
+    nothing unless the store is encrypted. `tolerant`: who reads the rows looks at the types of these columns, so that
+    one that is damaged may come as something else than bytes or text; "all": also one that is not encrypted.
+    `far` are the columns that may stand in an object store; those that `opens` calls so need not be named.
+    `keyless`: for a tenant whose key is not there it does nothing and gives no row, instead of an error.
     """
 
-    __slots__ = ("postgres", "sqlite")
+    __slots__ = ("far", "keyless", "opens", "postgres", "sealed", "seals", "sqlite", "tolerant")
 
     def __init__(
-        self, common: str = "", *, sqlite: str | tuple[str, ...] | None = None, postgres: str | None = None
+        self,
+        common: str = "",
+        *,
+        sqlite: str | tuple[str, ...] | None = None,
+        postgres: str | None = None,
+        seals: Mapping[str, Cell] | None = None,
+        opens: Mapping[int, Cell] | None = None,
+        tolerant: bool | Literal["all"] = False,
+        far: tuple[int, ...] = (),
+        keyless: bool = False,
     ) -> None:
+        # What others are identified by comes first: they are bound to what stands in the row.
+        self.seals = sorted(seals.items(), key=lambda item: item[1].sort != "index") if seals else []
+        self.opens = list(opens.items()) if opens else []
+        self.sealed = bool(seals or opens)
+        self.far = far or tuple([column for column, cell in self.opens if cell.far])
+        self.tolerant = tolerant
+        self.keyless = keyless
         texts = sqlite if sqlite is not None else common
         self.sqlite: tuple[str, ...] = tuple(
             _fill(text, "sqlite") for text in ((texts,) if isinstance(texts, str) else texts)
@@ -106,6 +131,15 @@ class Transaction:
     solo: bool = False  # long work: never joins a group commit
     # SQLite: a write goes on to its end also if the awaiting task is cancelled; the error's `answer` is its answer.
     whole: bool = False
+    # It looks at what is stored and says what is wrong: what cannot be read comes as something unreadable.
+    checks: bool = False
+
+
+class Outside:
+    """An operation outside of the database, on an object store: only a driver that has one understands it."""
+
+    def __call__(self) -> Program[Any]:
+        raise UsageError("the store was opened without an object store: open(url, objects=…)")
 
 
 class Reclaim:
@@ -115,6 +149,23 @@ class Reclaim:
     def __call__(self) -> Program[None]:
         return
         yield
+
+
+class Scrub:
+    """An operation after which what was removed is gone from the store's own files, as far as the database allows it.
+
+    SQLite rewrites the file and cuts off its log (`log_only`: only that), outside of any transaction. PostgreSQL
+    vacuums one `table`; `full` rewrites it, and nobody can use it meanwhile. The answer is empty, or says what was in
+    the way.
+    """
+
+    def __init__(self, table: str = "", *, full: bool = False, log_only: bool = False) -> None:
+        self.log_only = log_only
+        self._vacuum = Sql(f"VACUUM {'(FULL) ' if full else ''}{table}")
+
+    def __call__(self) -> Program[str]:
+        yield Batch(self._vacuum(), last=True)
+        return ""
 
 
 Flow = Generator[Transaction, Any, T]
@@ -168,6 +219,11 @@ async def adrive(driver: Driver, flow: Flow[T]) -> T:
 def read(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:
     """Inside a flow: `value = yield from read(op)`, a read-only transaction."""
     return (yield Transaction(op))
+
+
+def check(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:
+    """The same for an operation that says what is wrong with what is stored."""
+    return (yield Transaction(op, checks=True))
 
 
 def write(op: Callable[[], Program[T]], *, solo: bool = False) -> Generator[Transaction, T, T]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import apsw
 
 from holdfast.errors import Busy, Damaged, DiskFull, HoldfastError, OpenError, ReadOnlyStore, StoreError
+from holdfast.storage import meters
 from holdfast.storage.base import ConstraintFailed, ConstraintKind
 
 _CONSTRAINT_KINDS: dict[int, ConstraintKind] = {
@@ -54,6 +55,8 @@ def _translated(error: apsw.Error, path: str, timeout_s: float) -> HoldfastError
         case apsw.NotADBError():
             return not_sqlite(path)
         case apsw.CorruptError():
+            if (sink := meters.sink) is not None:
+                sink.record(meters.CORRUPTIONS, 1, "file")
             return Damaged(f"{path} is damaged: {error}; restore it from a backup")
         case apsw.CantOpenError():
             return OpenError(f"SQLite cannot open {path}: {error}; check its permissions and those of its folder")
@@ -66,6 +69,8 @@ def _translated(error: apsw.Error, path: str, timeout_s: float) -> HoldfastError
 
 def busy(path: str, timeout_s: float) -> Busy:
     """Another writer held the store until the deadline."""
+    if (sink := meters.sink) is not None:
+        sink.record(meters.LOCK_TIMEOUTS, 1, "sqlite")
     return Busy(
         f"another writer held {path} for longer than the deadline of {timeout_s:g} s; nothing was written, try again"
     )

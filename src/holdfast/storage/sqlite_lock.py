@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Protocol
 
 from holdfast.errors import StoreError
+from holdfast.storage import meters
 from holdfast.storage.sqlite_errors import busy
 
 _TRY = fcntl.LOCK_EX | fcntl.LOCK_NB
@@ -144,6 +145,7 @@ class FileGate:
                 wait = self._wait = _Wait()
                 Thread(target=self._block, args=(wait,), name="holdfast-lock", daemon=True).start()
             wait.abandoned = False  # an earlier caller gave up, its place in the queue is ours now
+        begun_s = monotonic()
         try:
             granted = wait.granted.acquire(timeout=max(0.0, deadline - monotonic()))
         except BaseException:  # KeyboardInterrupt: give the place up, the helper releases what it gets
@@ -159,6 +161,8 @@ class FileGate:
         if wait.error is not None:
             raise self._failed(wait.error) from wait.error
         self._held = True
+        if (sink := meters.sink) is not None:
+            sink.record(meters.LOCK_WAIT, monotonic() - begun_s, "sqlite", "file")
 
     def _abandon(self, wait: _Wait) -> bool:
         """False if the lock was granted in the last moment."""

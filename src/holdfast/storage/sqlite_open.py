@@ -89,6 +89,12 @@ def read_mountinfo() -> str:
 
 def network_file_system(path: str, mountinfo: str) -> str | None:
     """The type of the network file system that `path` lies on, or None for a local one."""
+    kind = file_system(path, mountinfo)
+    return kind if kind in NETWORK_FILE_SYSTEMS else None
+
+
+def file_system(path: str, mountinfo: str) -> str:
+    """The type of the file system that `path` lies on; empty if it is not known."""
     kind, longest = "", -1
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
@@ -100,7 +106,7 @@ def network_file_system(path: str, mountinfo: str) -> str | None:
         inside = path == point or path.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= longest:
             kind, longest = right.split(" ")[0], len(point)
-    return kind if kind in NETWORK_FILE_SYSTEMS else None
+    return kind
 
 
 def check_place(path: str, *, create: bool, mountinfo: str) -> None:

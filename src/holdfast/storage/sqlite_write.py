@@ -16,8 +16,9 @@ from typing import Any
 import apsw
 
 from holdfast.errors import OutcomeUnknown, StoreClosed
+from holdfast.storage import meters
 from holdfast.storage.group import Group, Job
-from holdfast.storage.program import Program, Reclaim, Rows
+from holdfast.storage.program import Program, Reclaim, Rows, Scrub
 from holdfast.storage.sqlite_errors import translate
 from holdfast.storage.sqlite_lock import Gate
 from holdfast.storage.sqlite_open import Target
@@ -32,6 +33,7 @@ _CHECKPOINT_PAGES = 1000
 # them.
 _RESTART_PAGES = 16_384
 _RESTART_WAIT_MS = 200
+_SCRUB_WAIT_MS = 1000
 
 
 def perform(cursor: apsw.Cursor, op: Callable[[], Program[Any]], hook: Hook | None) -> Any:
@@ -89,13 +91,19 @@ class Writer:
             return
         try:
             self._gate.acquire(first.deadline)
-            left_s = first.deadline - monotonic()
+            begun_s = monotonic()
+            left_s = first.deadline - begun_s
             if isinstance(first.op, Reclaim):
                 self._reclaim(first)
+            elif isinstance(first.op, Scrub):
+                self._scrub(first, first.op)
             elif left_s > self._target.timeout_s - 0.05:
                 self._transact(group)
             else:
                 self._transact_late(group, left_s)
+            if (sink := meters.sink) is not None:
+                sink.record(meters.COMMIT, monotonic() - begun_s, "sqlite")
+                sink.record(meters.COMMIT_JOBS, len(group.jobs), "sqlite")
             if self._log_pages >= _CHECKPOINT_PAGES and not self._lost:
                 group.tell()  # their work is safe; they need not wait for the housekeeping
                 self._checkpoint()
@@ -111,6 +119,27 @@ class Writer:
                 self.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             except apsw.BusyError:
                 pass  # readers: the log shrinks when they are done
+        self._finish([job])
+
+    def _scrub(self, job: Job, scrub: Scrub) -> None:
+        """Nothing of what was removed stays in the file or its log, unless a reader still looks at the log."""
+        call = self._hook or _nothing
+        job.result = ""
+        if not self._target.in_memory:
+            if not scrub.log_only:
+                call("statement:0")
+                self.connection.pragma("secure_delete", 1)
+                self._execute("VACUUM")
+                self.connection.pragma("secure_delete", 0)
+            call("commit")
+            self.connection.set_busy_timeout(_SCRUB_WAIT_MS)
+            try:
+                self.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            except apsw.BusyError:
+                job.result = f"{self._target.path}-wal: somebody is reading, so that it could not be cut off yet"
+            finally:
+                self._reset_busy_timeout()
+            call("committed")
         self._finish([job])
 
     def close(self) -> None:
@@ -267,6 +296,10 @@ class Writer:
         finally:
             if mode == apsw.SQLITE_CHECKPOINT_RESTART:
                 self._reset_busy_timeout()
+
+
+def _nothing(_point: str) -> None:
+    """A hook that nobody set."""
 
 
 class _Alone(Group):

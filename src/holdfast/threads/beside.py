@@ -19,6 +19,7 @@ from holdfast.storage.base import ConstraintFailed
 from holdfast.storage.program import Batch, Flow, Program, Rows
 from holdfast.threads import flows
 from holdfast.threads.context import Context, Line
+from holdfast.threads.large import warn_if_large
 
 
 class Moved(Exception):
@@ -94,6 +95,8 @@ def prepare_saving(
     after: int = 0,
 ) -> Flow[Saving]:
     """Everything but the writing. `after`: an id that the new one must be greater than."""
+    if len(text) > ctx.warn_bytes:
+        warn_if_large(ctx, line.name, text)
     tenant = yield from ctx.ensure_tenant()
     follows = yield from flows._follows(line, tenant, parent or expect or line.cursor)
     found = yield from flows._base(ctx, line, tenant, follows)

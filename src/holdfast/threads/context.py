@@ -18,6 +18,8 @@ from holdfast.log.ids import new_id
 from holdfast.storage.program import Driver, Flow, read, write
 from holdfast.values.registry import Codec
 
+WARN_BYTES = 5_000_000
+
 
 class Entropy:
     """Random bytes of the operating system, fetched a page at a time: a call for each save would cost more than its
@@ -52,6 +54,9 @@ class Context:
     tenant_name: str
     clock_us: Callable[[], int] = clock_us
     entropy: Callable[[int], bytes] = field(default_factory=Entropy)
+    ticks: Callable[[], float] = time.monotonic  # seconds, for measuring: never goes back
+    warn_bytes: int = WARN_BYTES  # a state whose text is longer is told of in the log, with what makes it so
+    told_large: dict[tuple[str, str], int] = field(default_factory=dict)  # by tenant and thread: the next size
     _tenant: int | None = None
 
     def tenant(self) -> Flow[int | None]:

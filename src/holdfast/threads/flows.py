@@ -5,7 +5,6 @@ Each public operation is one flow here, driven blocking or async by the handles 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -46,14 +45,16 @@ from holdfast.log.writing import (
     seal,
     stored_as_drafted,
 )
+from holdfast.storage import meters
 from holdfast.storage.base import ConstraintFailed
 from holdfast.storage.program import Batch, Flow, Program, read, write
 from holdfast.threads.context import Context, Line
+from holdfast.threads.large import warn_if_large
+from holdfast.threads.telling import tell_size, tell_skipped, tell_unknown
 from holdfast.values.dictionary import Dictionary
 
 ATTEMPTS = 64  # somebody else succeeds each time one of these fails
 _FALLBACK_PAGE = 64
-_log = logging.getLogger("holdfast")
 
 
 def tenant_of(ctx: Context, line: Line) -> Flow[int]:
@@ -85,6 +86,7 @@ def locate(ctx: Context, line: Line) -> Flow[tuple[int, ThreadRow]]:
 # --- saving
 
 
+@meters.operation("save")
 def save(
     ctx: Context,
     line: Line,
@@ -101,6 +103,8 @@ def save(
 
     `base` names what the difference is made against, where that is not the parent.
     """
+    if len(text) > ctx.warn_bytes:
+        warn_if_large(ctx, line.name, text)
     tenant = yield from ctx.ensure_tenant()
     follows = yield from _follows(line, tenant, parent or expect or line.cursor)
     anchor = base or follows
@@ -163,6 +167,8 @@ def _place(line: Line, tenant: int, parent: int | None, expect: int | None) -> P
 
 def _settle(ctx: Context, line: Line, tenant: int, draft: Draft, done: Appended, record: Record) -> None:
     """Note where the handle stands now, and keep what its next save will build on."""
+    if (sink := meters.sink) is not None:
+        tell_size(ctx, draft, sink)
     line.resolve(done.thread, done.tree)
     line.merge = None
     if stored_as_drafted(draft, record):
@@ -230,7 +236,7 @@ def commit(
             unknown = error
     for _ in range(2):
         if unknown is not None:
-            _log.warning("a commit's answer was lost; looking for record %s", show_id(record))
+            tell_unknown(show_id(record))
         try:
             # It looks for the record before it writes.
             return (yield from write(careful))
@@ -331,6 +337,7 @@ def gone(line: Line, record: int) -> NotFound:
     return NotFound(f"thread {line.name!r} has no checkpoint {show_id(record)} (pruned, or of another thread)")
 
 
+@meters.operation("load")
 def load(
     ctx: Context, line: Line, at: int | None = None, *, strict: bool = False, look: bool = False
 ) -> Flow[tuple[ThreadRow, Loaded, tuple[str, ...]]]:
@@ -366,6 +373,8 @@ def load(
         # What is there already has digests and a stream to go on with: keep it if it is still how it is stored.
         if cached is None or (cached.generation, cached.record.key) != (row.generation, loaded.record.key):
             ctx.cache.put(key, base_of(loaded, row.generation))
+    if (sink := meters.sink) is not None:
+        sink.record(meters.LOADED_BYTES, len(loaded.data), meters.system_of(ctx.driver))
     return row, loaded, skipped
 
 
@@ -393,13 +402,7 @@ def _fall_back(
                     skipped.update(dict.fromkeys(error.checkpoints or (show_id(candidate),)))
                     continue
                 if loaded is not None:
-                    _log.warning(
-                        "thread %r: damaged checkpoints were skipped (%d, from %s on); loaded %s instead",
-                        line.name,
-                        len(skipped),
-                        next(iter(skipped)),
-                        show_id(candidate),
-                    )
+                    tell_skipped(line.name, skipped, show_id(candidate))
                     return loaded, tuple(skipped)
     raise Damaged(
         f"thread {line.name!r}: none of its {len(tried)} checkpoints is valid; run `holdfast verify`",
@@ -442,7 +445,7 @@ def history(
     if first is None:
         return row.head, []
     records = yield from read(partial(read_line, tenant, row.tree, first, limit))
-    if not records and start is not None and first_page:
+    if start is not None and first_page and (not records or records[0].id != start):
         raise gone(line, start)
     if not records and start is None:  # not "nothing was saved": the thread knows its head
         head = show_id(first)

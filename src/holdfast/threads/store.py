@@ -65,13 +65,14 @@ class ThreadStore:
         """`threads`, awaited."""
         return await self._arun(self._threads(where, since, limit))
 
-    def delete(self, thread: Thread | str, *, progress: Progress | None = None) -> Pruned:
-        """Delete a thread and every record that no fork of it needs. Late writes to it are refused."""
-        return self._run(self._delete(thread, progress))
+    def delete(self, thread: Thread | str, *, force: bool = False, progress: Progress | None = None) -> Pruned:
+        """Delete a thread and every record that no fork of it needs. Late writes to it are refused. One with pinned
+        checkpoints is deleted only with `force`; else it raises `Pinned`."""
+        return self._run(self._delete(thread, force, progress))
 
-    async def adelete(self, thread: Thread | str, *, progress: Progress | None = None) -> Pruned:
+    async def adelete(self, thread: Thread | str, *, force: bool = False, progress: Progress | None = None) -> Pruned:
         """`delete`, awaited."""
-        return await self._arun(self._delete(thread, progress))
+        return await self._arun(self._delete(thread, force, progress))
 
     def verify(self, *, progress: Progress | None = None) -> Report:
         """Check every record of this tenant, and the database file itself. `progress`: (done, of how many) trees."""
@@ -133,18 +134,21 @@ class ThreadStore:
         rows = yield from read(partial(list_threads, tenant, conditions, since_us, 2**62 if most is None else most))
         return [ThreadInfo.of(row) for row in rows]
 
-    def _delete(self, thread: Thread | str, progress: Progress | None) -> Flow[Pruned]:
-        if isinstance(thread, Thread):
-            theirs, ours = thread._context, self._context
-            if theirs.driver is not ours.driver or theirs.tenant_name != ours.tenant_name:
-                raise UsageError("this thread belongs to another store or tenant: delete it there, or give its name")
-            name, number = thread.name, thread._line.thread
-        else:
-            name, number = check_name(thread), None
+    def _named(self, thread: Thread | str) -> tuple[str, int | None]:
+        """A thread that a caller means: its name, and its number if the handle knows it."""
+        if not isinstance(thread, Thread):
+            return check_name(thread), None
+        theirs, ours = thread._context, self._context
+        if theirs.driver is not ours.driver or theirs.tenant_name != ours.tenant_name:
+            raise UsageError("this thread belongs to another store or tenant: delete it there, or give its name")
+        return thread.name, thread._line.thread
+
+    def _delete(self, thread: Thread | str, force: bool, progress: Progress | None) -> Flow[Pruned]:
+        name, number = self._named(thread)
         tenant = yield from self._context.tenant()
         if tenant is None:
             raise no_thread(name)
-        return Pruned((yield from sweeping.delete(tenant, name, number, progress)))
+        return Pruned((yield from sweeping.delete(tenant, name, number, progress, force=force)))
 
     def _verify(self, progress: Progress | None) -> Flow[Report]:
         tenant = yield from self._context.tenant()

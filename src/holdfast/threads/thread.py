@@ -7,28 +7,35 @@ remembers only where it stands: the checkpoint that it last loaded or saved.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import UnknownType, UsageError
 from holdfast.log import sweeping, verifying
-from holdfast.log.ids import parse_id, show_id
+from holdfast.log.ids import show_id
 from holdfast.log.records import Record
-from holdfast.storage.program import Flow, Progress, adrive, drive
+from holdfast.storage.program import Flow, Progress
 from holdfast.threads import flows, going_back
 from holdfast.threads.beside import Save, journal_of
 from holdfast.threads.checks import check_keep, check_limit, check_metadata, check_name, check_note, check_paths
 from holdfast.threads.compare import compare
 from holdfast.threads.context import Context, Line
+from holdfast.threads.keeping import Keeping
+from holdfast.threads.keeping import checkpoint_id as _id
 from holdfast.threads.merging import merged
 from holdfast.threads.models import Change, Checkpoint, Pruned, Report, ThreadInfo
 from holdfast.values.codec import decode, encode
+
+if TYPE_CHECKING:  # not every program keeps its states so
+    from holdfast.threads.autosave import Autosave
+    from holdfast.threads.policies import Policy
+    from holdfast.values.sizing import Part
 
 T = TypeVar("T")
 Path = str | Sequence[str | int]
 _PAGE = 100
 
 
-class Thread:
+class Thread(Keeping):
     """A named line of work. Get one with `store.thread(name)`."""
 
     def __init__(self, context: Context, line: Line) -> None:
@@ -118,6 +125,25 @@ class Thread:
         """`rollback`, awaited."""
         return await self._arun(self._rollback(to, note))
 
+    def autosave(
+        self,
+        policy: Policy,
+        *,
+        background: bool = False,
+        initial: Mapping[str, Any] | None = None,
+        note: str | None = None,
+    ) -> Autosave:
+        """`with thread.autosave(hf.autosave.every(5)) as state:` and `async with`: a state that is changed like a dict,
+        and saved when the policy says so and at the end, also when the body raises.
+
+        It starts from the newest checkpoint, and from `initial` if there is none. With `background` a thread writes,
+        and the code waits only while the text is made; what is saved is the state at that call. In `async with` a task
+        of the event loop always writes.
+        """
+        from holdfast.threads.autosave import Autosave
+
+        return Autosave(self._context, self._line, policy, background=background, initial=initial, note=note)
+
     # --- read
 
     def load(self, at: Checkpoint | str | None = None, *, strict: bool = False, raw: bool = False) -> Checkpoint:
@@ -179,6 +205,15 @@ class Thread:
         """`diff`, awaited."""
         return await self._arun(self._diff(before, after, raw))
 
+    def largest(self, n: int = 10, *, at: Checkpoint | str | None = None) -> list[Part]:
+        """What makes a state large (default: the newest): paths with the bytes of their text, the largest first. A
+        part's size counts what lies in it too. A value that is nearly all of what it lies in stands for that."""
+        return self._run(self._largest(n, at))
+
+    async def alargest(self, n: int = 10, *, at: Checkpoint | str | None = None) -> list[Part]:
+        """`largest`, awaited."""
+        return await self._arun(self._largest(n, at))
+
     def info(self) -> ThreadInfo:
         """The thread's metadata, head and times."""
         return self._run(self._info())
@@ -229,12 +264,6 @@ class Thread:
         return await self._arun(self._verify(progress))
 
     # --- the same, as flows
-
-    def _run(self, flow: Flow[T]) -> T:
-        return drive(self._context.driver, flow)
-
-    async def _arun(self, flow: Flow[T]) -> T:
-        return await adrive(self._context.driver, flow)
 
     def _save(
         self,
@@ -340,6 +369,13 @@ class Thread:
         except UnknownType:  # comparing needs no classes
             return compare(decode(old.data, codec, raw=True), decode(new.data, codec, raw=True))
 
+    def _largest(self, n: int, at: Checkpoint | str | None) -> Flow[list[Part]]:
+        from holdfast.values.sizing import largest
+
+        count = check_limit(n) or 0
+        _, loaded, _ = yield from flows.load(self._context, self._line, _id(at), look=True)
+        return largest(loaded.data, count)
+
     def _info(self) -> Flow[ThreadInfo]:
         _, row = yield from flows.locate(self._context, self._line)
         return ThreadInfo.of(row)
@@ -394,15 +430,7 @@ class _Pages:
         return [thread._checkpoint(record, is_head=record.id == head) for record in records]
 
 
-def _id(checkpoint: Checkpoint | str | None) -> int | None:
-    if checkpoint is None:
-        return None
-    return _required(checkpoint)
-
-
 def _required(checkpoint: Checkpoint | str) -> int:
-    if isinstance(checkpoint, Checkpoint):
-        return parse_id(checkpoint.id)
-    if isinstance(checkpoint, str):
-        return parse_id(checkpoint)
-    raise UsageError(f"a checkpoint or its id is wanted here, not {type(checkpoint).__name__}")
+    if (found := _id(checkpoint)) is None:
+        raise UsageError("a checkpoint or its id is wanted here, not NoneType")
+    return found
