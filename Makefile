@@ -47,7 +47,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench
 
 soak: $(VENV)/.dev
-	HOLDFAST_SOAK=1 $(BIN)/python -m pytest --timeout 7200 tests/crash tests/contract/test_state_machine.py tests/langgraph/test_crash.py tests/runs/test_random_kills.py
+	HOLDFAST_SOAK=1 $(BIN)/python -m pytest --timeout 7200 tests/crash tests/contract/test_state_machine.py tests/langgraph/test_crash.py tests/runs/test_random_kills.py tests/ops
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

@@ -10,6 +10,7 @@ from typing import Any
 
 import copy_kit
 import pytest
+import striking
 from copy_kit import everything, make_thread, query
 
 import holdfast
@@ -300,7 +301,7 @@ def test_an_import_that_ends_at_any_statement_shows_nothing_and_can_be_done_agai
     here.export_thread("rich", tmp_path / "x")
     striker = Striker()
     struck = opener(kind, "b", hook=striker)
-    for number in itertools.count():
+    for number in striking.points("import"):
         tenant = f"t{number}"
         striker.left = number
         try:
@@ -323,7 +324,7 @@ def test_an_export_that_ends_at_any_statement_leaves_no_file(kind: str, opener: 
     plain, striker = opener(kind, "b"), Striker()
     make_thread(plain, count=6)
     struck = opener(kind, "b", hook=striker)
-    for number in itertools.count():
+    for number in striking.points("export"):
         striker.left = number
         try:
             struck.export_thread("rich", tmp_path / f"x{number}")

@@ -13,6 +13,7 @@ from typing import Any
 
 import far_mover
 import pytest
+import striking
 from far_kit import at, blob, cells, check, fetch, fill, grow, loose, named, pack, prose, rows, scene, stored
 
 import holdfast as hf
@@ -119,9 +120,7 @@ OPERATIONS: dict[str, tuple[Callable[[hf.Store], Any], Callable[[hf.Store], Any]
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_fault_at_every_point_loses_nothing(stage: Stage, name: str) -> None:
     prepare, operate = OPERATIONS[name]
-    point = 0
-    while True:
-        point += 1 if name in ("out", "back", "collect") else 3  # the others are struck everywhere by their own tests
+    for point in striking.points(name):
         plain, struck = stage.copy()
         prepare(plain)
         before = scene(plain)

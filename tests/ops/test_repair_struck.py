@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from repair_kit import Scene, Scenes, build
+from striking import SOAK
 
 import holdfast
 from holdfast.testing.postgres import PostgresServer
@@ -54,7 +55,7 @@ class Kill:
             raise Struck
 
 
-@pytest.mark.parametrize(("database", "part"), [*(("sqlite", part) for part in range(PARTS)), ("postgres", 0)])
+@pytest.mark.parametrize(("database", "part"), KILLED)
 def test_killed_at_every_statement(
     scenes: Scenes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str, part: int
 ) -> None:
@@ -69,7 +70,7 @@ def test_killed_at_every_statement(
     wanted = whole.loadable()
     assert before <= wanted
     assert reference.lost
-    every = PARTS if database == "sqlite" else max(1, count.steps // 25)
+    every = PARTS if database == "sqlite" else max(1, count.steps // (25 if SOAK else 8))
     for at in range(1 + part, count.steps + 1, every):
         scene = scenes.new(database)
         damage(scene)

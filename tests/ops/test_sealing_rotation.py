@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
+import striking
 from sealed_kit import CANARY, NEW, OLD, OTHER, Raw, assert_sealed, fill, fill_langgraph
 
 import holdfast as hf
@@ -240,6 +242,19 @@ async def test_an_async_reader_meets_a_key_that_came_into_use_a_moment_ago(url: 
         assert (await reader.thread("a").aload()).state == {"n": 1}
 
 
+def test_a_key_is_not_retired_while_a_row_that_needs_it_is_locked(postgres_url: str) -> None:
+    with opened(postgres_url) as store:
+        store.thread("a", metadata={"of": "a"}).save({"n": 1})
+    with opened(postgres_url, [NEW, OLD]) as store:
+        with psycopg.connect(postgres_url) as holder:
+            holder.execute("SELECT 1 FROM holdfast.thread FOR UPDATE")
+            assert rotated(store).retired == ()
+            assert rotated(store).waiting == (key_id(OLD).hex(),), "what is locked was passed over"
+        assert rotated(store).retired == (key_id(OLD).hex(),)
+    with opened(postgres_url, NEW) as store:
+        assert [info.metadata for info in store.threads()] == [{"of": "a"}]
+
+
 def test_a_rotation_that_is_overtaken_by_another_stops(url: str) -> None:
     with opened(url) as store:
         store.thread("a").save({"n": 1})
@@ -311,8 +326,7 @@ def test_killed_at_every_statement_it_is_gone_on_with(url: str, plain: bool) -> 
         opened(url, [NEW, OLD], hook=hook) as struck,
         opened(url, NEW) as alone,
     ):
-        points = itertools.count(1)
-        for at in points:
+        for at in striking.points("rotation"):
             name = f"copy {at}"
             scene(before.tenant(name))
             expected = all_of(before.tenant(name))

@@ -30,7 +30,7 @@ from holdfast.log.packs import (
 from holdfast.log.reading import NOT_SWEPT, read_chain, read_state
 from holdfast.log.records import SALT_BYTES, body_checksum
 from holdfast.storage.cells import DIFF, PACK, SALT
-from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read, write
+from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, read, write
 from holdfast.values.delta import Decoder, Encoder, goes_on, pack_splices
 from holdfast.values.dictionary import Dictionary
 
@@ -167,7 +167,9 @@ def _pack_chain(tenant: int, tree: int, key: int) -> Flow[Packed]:
             data = _pack(chain, doing)
             total = total.plus((yield from write(partial(_store, tenant, tree, chain, doing, data))))
         else:
-            yield from write(partial(_detach, tenant, tree, chain, doing))
+            detached = _detached(tenant, chain, doing)
+            if detached:
+                yield from write(partial(_store_detached, tenant, tree, chain, detached))
     return total
 
 
@@ -198,6 +200,22 @@ def _pack(chain: _Chain, group: list[int]) -> bytes:
     if [*map(Member._make, zip(salts_in(data), diffs_in(data, chain.key_text), strict=True))] != members:
         raise Damaged("a pack does not give back what was put into it")
     return data
+
+
+def _detached(tenant: int, chain: _Chain, records: tuple[int, ...]) -> list[Statement]:
+    """What gives records that stay in bodies of their own differences that need no stream of the chain. Made before the
+    transaction: large differences are among them."""
+    dictionary = Dictionary(chain.key_text)
+    statements = []
+    for record in records:
+        old = chain.stored.get(record)
+        if old is None or not goes_on(old):
+            continue
+        [splices] = Decoder(dictionary).decode([chain.members[record].diff])
+        diff = Encoder(dictionary).encode_splices(splices)
+        change = body_checksum(diff) - body_checksum(old)
+        statements.append(_SET_DIFF(tenant=tenant, body=chain.nodes[record].body, diff=diff, change=change))
+    return statements
 
 
 # --- programs
@@ -291,23 +309,11 @@ def _check_generation(tenant: int, tree: int, chain: _Chain) -> Generator[Batch,
         raise _Moved
 
 
-def _detach(tenant: int, tree: int, chain: _Chain, records: tuple[int, ...]) -> Program[None]:
-    """Give records that stay in bodies of their own differences that need no stream of the chain."""
+def _store_detached(tenant: int, tree: int, chain: _Chain, statements: list[Statement]) -> Program[None]:
     yield from _check_generation(tenant, tree, chain)
-    dictionary = Dictionary(chain.key_text)
-    statements = []
-    for record in records:
-        old = chain.stored.get(record)
-        if old is None or not goes_on(old):
-            continue
-        [splices] = Decoder(dictionary).decode([chain.members[record].diff])
-        diff = Encoder(dictionary).encode_splices(splices)
-        change = body_checksum(diff) - body_checksum(old)
-        statements.append(_SET_DIFF(tenant=tenant, body=chain.nodes[record].body, diff=diff, change=change))
-    if statements:
-        done = yield Batch(*statements)
-        if not all(done):
-            raise _Moved
+    done = yield Batch(*statements)
+    if not all(done):
+        raise _Moved
 
 
 def _store(tenant: int, tree: int, chain: _Chain, group: list[int], data: bytes) -> Program[Packed]:

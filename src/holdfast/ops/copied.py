@@ -19,7 +19,6 @@ _ADD = Sql(
     VALUES (:id, :sort, :place, :tenant, :at, :stamp, :bytes, NULL) ON CONFLICT (id) DO NOTHING"""
 )
 _RESTORED = Sql("UPDATE copy SET restored_at = :at WHERE id = :id RETURNING id")
-_ALL = Sql("SELECT id, sort, place, tenant, at, stamp, bytes, restored_at FROM copy ORDER BY at DESC LIMIT :limit")
 # The commit order: SQLite's counter; of PostgreSQL the oldest transaction that was running.
 STAMP = Sql(sqlite="SELECT stamp FROM clock", postgres="SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
 STORE = Sql("SELECT value FROM meta WHERE key = 'store'")
@@ -77,7 +76,7 @@ class Restored:
 
 
 class CopyRow(NamedTuple):
-    """A row of table copy."""
+    """A row of table copy, as it is when the copy is made."""
 
     id: str
     sort: str
@@ -86,26 +85,17 @@ class CopyRow(NamedTuple):
     at: int
     stamp: int
     bytes: int
-    restored_at: int | None = None
 
 
 def add_copy(row: CopyRow) -> Program[None]:
     """Remember a copy."""
-    params = row._asdict()
-    del params["restored_at"]
-    yield Batch(_ADD(**params), last=True)
+    yield Batch(_ADD(**row._asdict()), last=True)
 
 
 def mark_restored(copy: str, at: int) -> Program[bool]:
     """Remember that a copy was restored and found whole. False: it is none of this store's."""
     [rows] = yield Batch(_RESTORED(id=copy, at=at), last=True)
     return bool(rows)
-
-
-def list_copies(limit: int) -> Program[list[CopyRow]]:
-    """The copies that are remembered, the newest first."""
-    [rows] = yield Batch(_ALL(limit=limit), last=True)
-    return [CopyRow._make(row) for row in rows]
 
 
 def stamp_and_store() -> Generator[Batch, list[Rows], tuple[int, str]]:

@@ -343,7 +343,8 @@ def encryption(patient: Patient) -> Flow[list[Finding]]:
         found = Finding("encryption", "warning", found.says, "`holdfast keys` says whose are not")
     if retired:
         says = f"{many(int(retired), 'key')} retired and still kept in the store's list"
-        return [found, Finding("encryption", "note", says, "forget it when no backup needs it")]
+        do = "`holdfast keys remove ID` takes it out of the key file, once no backup needs it"
+        return [found, Finding("encryption", "note", says, do)]
     return [found]
 
 

@@ -123,7 +123,7 @@ def rotate(
         yield from write(partial(_drop_cached, tenant, INDEX_MARK))
     walk = _Walk(locks, tenant, plain)
     total = (yield from read(partial(_count, walk))) if progress is not None else 0
-    began = ctx.clock_us()
+    started = began = ctx.clock_us()
     for _ in range(_ROUNDS):
         began = ctx.clock_us()
         walk.found = 0
@@ -135,11 +135,12 @@ def rotate(
     retired: list[str] = []
     if walk.found == 0 and began - since >= grace_s * 1e6:
         retired = yield from write(partial(_retire, tenant, locks.current, since, ctx.clock_us()))
-    if plain and walk.done:
+    if plain:  # also if there was nothing to do: an earlier call may have been killed just before this
         yield from write(Reclaim(), solo=True)  # what was there before must not stay in pages that nothing uses
+    if plain and walk.done:
         from holdfast.ops.objects import remove_now
 
-        yield from remove_now(ctx, tenant, began)
+        yield from remove_now(ctx, tenant, started)
     left = [bytes(key).hex() for key, _, end in (yield from read(partial(_seals, tenant))) if end is None]
     current = locks.current.hex()
     waiting = tuple(key for key in left if key != current)
@@ -177,26 +178,26 @@ def _walk_table(walk: _Walk, table: Table, progress: Progress | None, total: int
         page: list[Row] = yield from read(partial(_page, walk, table, after))
         if not page:
             return
-        last = _cut(page, _FAR_BYTES if any(cell.far for cell in table.cells) else 0)
+        last, wanted = _cut(page, _FAR_BYTES if any(cell.far for cell in table.cells) else 0)
         done, found, unreadable = yield from write(partial(_renew, walk, table, after, last))
         walk.done += done
-        walk.found += found
+        walk.found += max(found, wanted)  # what was locked, and passed over, still needs its key
         walk.unreadable += unreadable
         after = last
         if progress is not None:
             progress(walk.done, max(total, walk.done))
 
 
-def _cut(page: list[Row], least: int) -> Row:
-    """The last row of a page that still fits: large cells are done a few at a time. What is in an object store is small
-    in its column: it counts as `least`."""
-    size = 0
+def _cut(page: list[Row], least: int) -> tuple[Row, int]:
+    """The last row of a page that still fits, and how many do: large cells are done a few at a time. What is in an
+    object store is small in its column: it counts as `least`."""
+    size = count = 0
     for row in page:
         size += max(row[-1] or 0, least)
-        last = row[:-1]
+        last, count = row[:-1], count + 1
         if size > _BYTES_MAX:
             break
-    return last
+    return last, count
 
 
 def _page(walk: _Walk, table: Table, after: Row | None) -> Program[list[Row]]:
