@@ -55,6 +55,9 @@ class Kill:
             raise Struck
 
 
+KILLED = [*(("sqlite", part) for part in range(PARTS if SOAK else 2)), ("postgres", 0)]
+
+
 @pytest.mark.parametrize(("database", "part"), KILLED)
 def test_killed_at_every_statement(
     scenes: Scenes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str, part: int
