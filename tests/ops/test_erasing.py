@@ -35,6 +35,7 @@ from role_kit import roles_of
 import holdfast as hf
 from holdfast.errors import NotFound, UsageError
 from holdfast.log import erasing
+from holdfast.log.packing import pack_tenant
 from holdfast.runs.blobs import BLOB_MIN_BYTES
 from holdfast.storage.program import Batch, Program, Sql, drive, write
 from holdfast.testing.postgres import PostgresServer
@@ -280,6 +281,32 @@ def test_it_beats_pins(store: hf.Store) -> None:
     thread.erase(saved[2])
     assert [pin.name for pin in thread.pins()] == ["q"]
     assert steps(thread) == [4, 3, 1, 0]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_pin_of_another_thread_does_not_hold_it_either(store: hf.Store, packed: bool) -> None:
+    root = store.thread("root")
+    first = root.save({"root": 1})
+    doomed = root.fork(first.id, name="doomed")
+    saved = fill(doomed, 12)
+    fork = doomed.fork(saved[9].id, name="fork")
+    fork.pin(saved[5].id, name="inherited")
+    own = fill(fork, 12)
+    fork.pin(own[-1].id, name="own")
+    root.pin(saved[7].id, name="beside")
+    root.pin(first.id, name="mine")
+    fork.prune(keep=2)  # its line does not reach what is erased any more: only its pin does
+    if packed:
+        drive(store._context.driver, pack_tenant(store._context.known_tenant or 0, 2**61))
+    assert store.erase("doomed").checkpoints == 12
+    for name, at in itertools.product(("fork", "root"), saved):
+        with pytest.raises(NotFound):
+            store.thread(name).load(at.id, strict=True)
+    assert [pin.name for pin in fork.pins()] == ["own"]
+    assert [pin.name for pin in root.pins()] == ["mine"]
+    assert steps(fork)[0] == own[-1].step
+    assert fork.load(strict=True).state == {**own[-1].state}
+    sound(store)
 
 
 def test_what_was_erased_is_passed_by_everything_else(store: hf.Store, clock: Clock) -> None:
@@ -568,3 +595,15 @@ def test_a_role_that_may_not_vacuum_says_so(postgres_url: str, kind: str) -> Non
             assert any("may not vacuum" in told and "record" in told for told in erased.may_remain)
             assert set(seen(store)) == {"bob"}
             assert store.compact().threads == 0
+
+
+def test_an_operator_vacuums_what_it_has_erased(postgres_url: str) -> None:
+    with hf.open(postgres_url) as store:
+        confide(store, "alice")
+    for roles in roles_of(postgres_url):
+        with roles.connect(roles.owner) as connection:
+            may = connection.info.server_version >= 170000
+        with hf.open(roles.operator, create=False) as store:
+            told = store.erase("alice").may_remain
+            assert any("may not vacuum" in each for each in told) != may
+            assert not any("could not be vacuumed" in each for each in told)

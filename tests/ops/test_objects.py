@@ -176,6 +176,23 @@ def test_erasing_removes_objects_at_once_and_says_what_may_remain(url: str, fold
         assert stored(folder) == kept
 
 
+def test_erasing_a_checkpoint_removes_the_object_of_its_pack_at_once(url: str, folder: Path) -> None:
+    with hf.open(url, objects=at(folder, keep_s=10.0**6)) as store:
+        ids = fill(store)
+        store.move_out()
+        store.delete("other")  # that is not erased: a backup may need it
+        rows(store, "UPDATE far_loose SET at = at - 7200000000 RETURNING 1")
+        kept = set(loose(store))
+        before = stored(folder)
+        erased = store.thread("a").erase(ids[10])
+        assert stored(folder) == named(store) | kept
+        assert stored(folder) < before
+        assert set(loose(store)) == kept
+        assert any("versions" in line and str(folder) in line for line in erased.may_remain)
+        assert not any("until compact" in line for line in erased.may_remain)
+        check(store)
+
+
 def test_erasing_without_the_object_store_says_so(url: str, folder: Path) -> None:
     with hf.open(url, objects=at(folder)) as store:
         fill(store)

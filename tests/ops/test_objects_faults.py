@@ -17,9 +17,9 @@ import striking
 from far_kit import at, blob, cells, check, fetch, fill, grow, loose, named, pack, prose, rows, scene, stored
 
 import holdfast as hf
-from holdfast.ops.objects import collect
 from holdfast.storage.program import drive
 from holdfast.testing.processes import Nursery
+from holdfast.threads.far_loose import collect
 
 TWO_DAYS_US = 2 * 86_400_000_000
 _numbers = itertools.count()

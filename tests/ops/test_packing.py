@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -362,6 +363,62 @@ def test_damage_does_not_keep_others_from_being_packed(tmp_path: Path, damage: s
         assert pack(store).records >= 29
         other = rows(store, "SELECT count(*) FROM record WHERE tree <> :tree AND body < 0", tree=tree)
         assert other[0][0] >= 29
+
+
+def test_damage_keeps_no_other_thread_from_retention_and_packing(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with hf.open(path) as store:
+        store.set_retention(keep_last=30)
+        for name in ("a", "b", "c"):
+            grow(store.thread(name), 40)
+    connection = apsw.Connection(path)
+    trees = [tree for (tree,) in connection.execute("SELECT tree FROM thread ORDER BY tree")]
+    connection.execute("UPDATE body SET diff = x'00' WHERE id IN (SELECT body FROM record WHERE tree = ?)", (trees[0],))
+    connection.execute("UPDATE record SET body = 'x' WHERE tree = ? AND keyframe = 0", (trees[1],))
+    connection.close()
+    with hf.open(path) as store:
+        store._context.clock_us = lambda: time.time_ns() // 1000 + 3_600_000_000
+        done = store.compact()
+        assert done.damaged
+        assert done.checkpoints == 10
+        assert len(list(store.thread("c").history())) == 30
+        assert rows(store, "SELECT count(*) FROM record WHERE tree = :tree AND body < 0", tree=trees[2])[0][0] >= 8
+
+
+def test_what_was_in_the_way_is_packed_the_next_time(store: hf.Store) -> None:
+    """A prune between looking and storing: the thread is idle then, and must not be forgotten."""
+    context = store._context
+    grow(store.thread("a"), 100)
+    tenant = context.known_tenant
+    assert tenant is not None
+    later = context.clock_us() + 600_000_000
+    flow = pack_tenant(tenant, later)
+    answer: Any = None
+    pruned = False
+    try:
+        while True:
+            transaction = flow.send(answer)
+            if transaction.write and "_store" in repr(transaction.op) and not pruned:
+                store.thread("a").prune(keep=60)
+                pruned = True
+            try:
+                answer = context.driver.run(transaction)
+            except Exception as error:
+                transaction = flow.throw(error)
+                answer = context.driver.run(transaction)
+    except StopIteration:
+        assert pruned
+    assert drive(context.driver, pack_tenant(tenant, later + 600_000_000)).records > 20
+    check(store)
+
+
+def test_joining_packs_saves_bytes(store: hf.Store) -> None:
+    thread = store.thread("a")
+    for part in range(3):
+        grow(thread, 9, seed=part, size=3000) if part == 0 else [
+            thread.save({**thread.load().state, "n": [part, number]}) for number in range(9)
+        ]
+        assert pack(store).saved_bytes > -200
 
 
 @pytest.mark.parametrize("name", ["v1", "langgraph-v1"])

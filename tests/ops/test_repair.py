@@ -93,6 +93,13 @@ def places_of_packs(scene: Scene) -> None:
     scene.execute("UPDATE pack SET first = first + 7, last = 3, key = key + 1")
 
 
+def keyframe_of_a_packed_record(scene: Scene) -> None:
+    """More than a byte of it, so that no checksum tells: the pack does."""
+    packed = ids(scene, "body < 0")
+    for (record, _), value in zip((packed[0], packed[3], packed[-1]), ("id", "0", "key - 77777"), strict=True):
+        scene.execute(f"UPDATE record SET key = {value} WHERE id = ?", (record,))
+
+
 def checksum_of_a_body(scene: Scene) -> None:
     scene.execute("UPDATE body SET checksum = checksum + 1")
 
@@ -174,6 +181,7 @@ MENDABLE = [
     one_byte_of_a_first_text,
     one_byte_of_a_pack,
     places_of_packs,
+    keyframe_of_a_packed_record,
     checksum_of_a_body,
     columns,
     body_pointer,
@@ -341,6 +349,28 @@ def test_a_thread_that_was_deleted_does_not_come_back(scene: Scene) -> None:
     done = scene.repair()
     with scene.open(done) as store:
         assert {info.name for info in store.threads()} == {"b", "c", "p"}
+
+
+@pytest.mark.parametrize("order", ["delete first", "prune first"])
+def test_what_a_pin_holds_of_a_deleted_thread_does_not_bring_it_back(scene: Scene, order: str) -> None:
+    with scene.open() as store:
+        gone = store.thread("gone")
+        saved = [gone.save({"n": number}).id for number in range(5)]
+        fork = gone.fork(saved[4], name="fork")
+        fork.pin(saved[2], name="kept")
+        for number in range(5):
+            fork.save({"fork": number})
+        if order == "delete first":
+            store.delete("gone")
+        fork.prune(keep=1)
+        if order == "prune first":
+            store.delete("gone")
+        assert store.verify().ok
+    done = scene.repair()
+    assert not done.changed, [str(mend) for mend in done.mended]
+    with scene.open(done) as store:
+        assert {info.name for info in store.threads()} == {"a", "b", "c", "p", "fork"}
+        assert store.thread("fork").load(saved[2], strict=True).state == {"n": 2}
 
 
 def test_a_sound_store_is_not_touched(scene: Scene, tmp_path: Path) -> None:

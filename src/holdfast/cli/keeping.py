@@ -34,6 +34,7 @@ def compact(args: Namespace, store: Store, out: Output) -> int:
         (f"checkpoints that {would} removed", f"{done.checkpoints:,}"),
         (f"finished runs whose journals {would} removed", f"{done.runs:,}"),
         ("threads whose time is over, still needed", f"{done.held:,}"),
+        *([("threads that are damaged: see `holdfast verify`", f"{done.damaged:,}")] if done.damaged else []),
     ]
     if not done.dry_run:
         rows += [("checkpoints packed", f"{done.packed:,}"), ("saved by compressing", size(done.saved_bytes))]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from holdfast.errors import Damaged
 from holdfast.log.books import delta_channels
 from holdfast.log.branches import ThreadRow
 from holdfast.log.labels import LabelRow, bases_of_writes, labels_in
@@ -129,6 +130,9 @@ def inherited(
 
 def nodes_of(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, Node]]:
     [rows] = yield Batch(_TREE(tenant=tenant, tree=tree))
+    for row in rows:
+        if set(map(type, row)) - {int, type(None)}:  # SQLite takes anything in any column
+            raise Damaged("the row of a checkpoint is damaged; run `holdfast repair`")
     return {row[0]: Node._make(row) for row in rows}
 
 

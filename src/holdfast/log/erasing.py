@@ -17,7 +17,7 @@ from holdfast.log.branches import ThreadRow
 from holdfast.log.choosing import Node, line_of, make_plan, needed_for_deltas, nodes_of
 from holdfast.log.ids import show_id
 from holdfast.log.labels import LabelRow, bases_of_writes, labels_in
-from holdfast.log.pins import drop_pins_on
+from holdfast.log.pins import drop_pins_on, drop_pins_on_records_of
 from holdfast.log.reading import RECORD
 from holdfast.log.records import ERASED, Record, record_of, row_checksum
 from holdfast.log.sweeping import drop_all, lock_tree, rearrange, remove_threads, set_head, sweep
@@ -57,8 +57,11 @@ _SPACE_HEADS = Sql(
 )
 _FOREIGN = Sql(
     sqlite="SELECT '' WHERE 0",
+    # From version 17 on others than the owner may be let VACUUM, as operators are; older ones do not know the word.
     postgres="""SELECT c.relname::text FROM pg_class c WHERE c.relkind = 'r'
-    AND c.relnamespace = current_schema()::regnamespace AND NOT pg_has_role(c.relowner, 'USAGE')""",
+    AND c.relnamespace = current_schema()::regnamespace AND NOT pg_has_role(c.relowner, 'USAGE')
+    AND NOT CASE WHEN current_setting('server_version_num')::int >= 170000
+        THEN has_table_privilege(c.oid, 'MAINTAIN') ELSE false END""",
 )
 
 
@@ -112,6 +115,7 @@ def wipe_thread(tenant: int, name: str, number: int | None, forks: bool, at: int
     for one in doomed:
         records = sum(node.thread == one.thread and node.body is not None for node in nodes.values())
         yield from note(tenant, one.thread, 0, records, one.head_hash, at)
+        yield from drop_pins_on_records_of(tenant, row.tree, one.thread)  # a pin of a thread that stays would hold it
     removed = yield from remove_threads(tenant, row.tree, doomed, stay)
     for one in doomed if stay else ():
         [tombs] = yield Batch(_TOMBS(tenant=tenant, tree=row.tree, thread=one.thread))

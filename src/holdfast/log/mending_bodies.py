@@ -43,6 +43,7 @@ from holdfast.values.mending import one_byte_off
 # What reading raises for what is damaged; in an encrypted store also for what does not look encrypted any more.
 CANNOT_READ = (Damaged, Undecodable, NotEncrypted)
 _PACK_MENDED = "its pack was mended"
+_PACKED_MENDED = "its pack or its row was mended"
 _CANDIDATES_MAX = 16  # of one part: more fit a checksum by chance only if the part is very long
 _HASH = Sql("SELECT hash FROM record WHERE tenant = :tenant AND tree = :tree AND id = :id")
 _BODY = Sql(
@@ -323,11 +324,26 @@ def _mend_packed(tenant: int, record: Record) -> Generator[Batch, list[Rows], st
     try:
         loaded = yield from read_state(tenant, record.tree, record.id)
     except CANNOT_READ:
-        return None
+        return (yield from _mend_key(tenant, record))
     if loaded is None or row_is_sound(tenant, loaded.record):
         return None
     yield Batch(set_row(tenant, loaded.record))
-    return "its pack or its row was mended"
+    return _PACKED_MENDED
+
+
+def _mend_key(tenant: int, record: Record) -> Generator[Batch, list[Rows], str | None]:
+    """A packed record that cannot be read: which keyframe it begins at, its pack says too."""
+    [rows] = yield Batch(_PACK(tenant=tenant, pack=-(record.body or 0)))
+    key = rows[0][0] if rows else None
+    if type(key) is not int or key == record.key:
+        return None
+    yield Batch(set_row(tenant, record._replace(key=key)))
+    if (yield from loads(tenant, record.tree, record.id)):
+        return _PACKED_MENDED
+    # As it was, to be kept so.
+    this = {"old_tenant": tenant, "old_tree": record.tree, "old_id": record.id}
+    yield Batch(SET_ROW(tenant=tenant, **this, **record._asdict()))
+    return None
 
 
 def _mend_pack(tenant: int, record: Record) -> Generator[Batch, list[Rows], str | None]:

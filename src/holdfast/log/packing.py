@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import orjson
 
-from holdfast.errors import Damaged, Undecodable
+from holdfast.errors import Damaged, ObjectMissing, Undecodable
 from holdfast.log.branches import MINUTE_US, threads_in_tree
 from holdfast.log.grouping import Groups, Node, group
 from holdfast.log.packs import (
@@ -72,20 +72,24 @@ _POINT = Sql(
         WHERE tenant = :tenant AND tree = :tree
         AND id IN (SELECT v::bigint FROM json_array_elements_text(:ids::json) v) RETURNING id""",
 )
-_DROP = {
-    table: Sql(
-        sqlite=f"DELETE FROM {table} WHERE tenant = :tenant AND {column} IN (SELECT value FROM json_each(:numbers))",
-        postgres=f"""DELETE FROM {table} WHERE tenant = :tenant
-            AND {column} IN (SELECT v::bigint FROM json_array_elements_text(:numbers::json) v)""",
-    )
-    for table, column in (("body", "id"), ("pack", "pack"))
-}
+_DROP_BODIES = Sql(
+    sqlite="DELETE FROM body WHERE tenant = :tenant AND id IN (SELECT value FROM json_each(:numbers))",
+    postgres="""DELETE FROM body WHERE tenant = :tenant
+        AND id IN (SELECT v::bigint FROM json_array_elements_text(:numbers::json) v)""",
+)
+_DROP_PACKS = Sql(
+    sqlite="""DELETE FROM pack WHERE tenant = :tenant AND pack IN (SELECT value FROM json_each(:numbers))
+        RETURNING length(data)""",
+    postgres="""DELETE FROM pack WHERE tenant = :tenant
+        AND pack IN (SELECT v::bigint FROM json_array_elements_text(:numbers::json) v) RETURNING length(data)""",
+)
 _SET_DIFF = Sql(
     "UPDATE body SET diff = :diff, checksum = checksum + :change WHERE tenant = :tenant AND id = :body RETURNING id",
     seals={"diff": DIFF},
 )
 _GET_MARK = Sql("SELECT value FROM meta WHERE key = :key")
 _SET_MARK = Sql("INSERT INTO meta (key, value) VALUES (:key, :value) ON CONFLICT (key) DO UPDATE SET value = :value")
+_MOVE_MARK = Sql("UPDATE meta SET value = :value WHERE key = :key AND value = :since")
 COLD_US = MINUTE_US  # nobody has written to a chain for so long: its writer has mostly let go of the stream
 
 
@@ -120,33 +124,40 @@ def pack_tenant(tenant: int, cold_before: int, progress: Progress | None = None)
     """Pack every chain that nobody has written to since `cold_before` (microseconds since 1970), among the threads that
     were active since the last time. `progress`: (done, of how many) trees of a page."""
     key = packed_mark(tenant)
-    since = yield from read(partial(_mark, tenant, key))
-    if since > cold_before // MINUTE_US:  # a clock that was ahead
-        since = 0
-    total, after = Packed(), 0
+    since = yield from write(partial(_mark, tenant, key, cold_before // MINUTE_US))
+    total, after, whole = Packed(), 0, True
     while True:
         trees = yield from read(partial(_trees, tenant, since, after))
         for done, tree in enumerate(trees):
             after = tree
-            total = total.plus((yield from pack_tree(tenant, tree, cold_before)))
+            packed, complete = yield from _pack_chains(tenant, tree, cold_before)
+            total, whole = total.plus(packed), whole and complete
             if progress is not None:
                 progress(done + 1, len(trees))
         if len(trees) < _PAGE:
             break
-    yield from write(partial(_set_mark, tenant, key, cold_before // MINUTE_US - 1))
+    if whole:
+        yield from write(partial(_move_mark, tenant, key, since, cold_before // MINUTE_US - 1))
     return total
 
 
 def pack_tree(tenant: int, tree: int, cold_before: int) -> Flow[Packed]:
     """Pack the cold chains of one tree."""
-    total = Packed()
+    return (yield from _pack_chains(tenant, tree, cold_before))[0]
+
+
+def _pack_chains(tenant: int, tree: int, cold_before: int) -> Flow[tuple[Packed, bool]]:
+    """The same; and whether nobody got in the way."""
+    total, complete = Packed(), True
     keys = yield from read(partial(_chains, tenant, tree, cold_before))
     for key in keys:
         try:
             total = total.plus((yield from _pack_chain(tenant, tree, key)))
-        except (_Moved, Damaged, Undecodable):
-            continue  # what is damaged is verify's and repair's
-    return total
+        except _Moved:
+            complete = False
+        except (Damaged, Undecodable, ObjectMissing):
+            continue  # that is for verify and repair to say; the other chains are packed all the same
+    return total, complete
 
 
 def _pack_chain(tenant: int, tree: int, key: int) -> Flow[Packed]:
@@ -221,13 +232,19 @@ def _detached(tenant: int, chain: _Chain, records: tuple[int, ...]) -> list[Stat
 # --- programs
 
 
-def _mark(tenant: int, key: str) -> Program[int]:
-    [rows] = yield Batch(_GET_MARK(tenant=tenant, key=key), last=True)
-    return int(rows[0][0]) if rows and str(rows[0][0]).isdigit() else 0
+def _mark(tenant: int, key: str, cold: int) -> Program[int]:
+    """How far the last time came; 0 if that is not known, or by a clock that was ahead. Makes sure that it is written
+    down: whoever takes packs apart removes it, which must be seen at the end."""
+    [rows] = yield Batch(_GET_MARK(tenant=tenant, key=key))
+    found = int(rows[0][0]) if rows and str(rows[0][0]).isdigit() else -1
+    if not 0 <= found <= cold:
+        found = 0
+        yield Batch(_SET_MARK(tenant=tenant, key=key, value="0"))
+    return found
 
 
-def _set_mark(tenant: int, key: str, minute: int) -> Program[None]:
-    yield Batch(_SET_MARK(tenant=tenant, key=key, value=str(max(0, minute))), last=True)
+def _move_mark(tenant: int, key: str, since: int, minute: int) -> Program[None]:
+    yield Batch(_MOVE_MARK(tenant=tenant, key=key, since=str(since), value=str(max(0, minute))), last=True)
 
 
 def _trees(tenant: int, since: int, after: int) -> Program[list[int]]:
@@ -243,9 +260,16 @@ def _chains(tenant: int, tree: int, cold: int) -> Program[list[int]]:
 def _worth_packing(tenant: int, tree: int, key: int) -> Program[tuple[list[int], bool]]:
     """The records of a chain, and whether packing them would change anything."""
     [rows] = yield Batch(_NODES(tenant=tenant, tree=tree, key=key))
-    nodes = {row[0]: Node._make(row) for row in rows}
+    nodes = _nodes(rows)
     sizes = {node.id: node.size or 0 for node in nodes.values()}
     return [node.id for node in nodes.values() if not node.keyframe], bool(group(nodes, sizes).packs)
+
+
+def _nodes(rows: Rows) -> dict[int, Node]:
+    for row in rows:
+        if not all(type(part) is int or (part is None and at in (1, 4)) for at, part in enumerate(row)):
+            raise Damaged("the row of a record is damaged")
+    return {row[0]: Node._make(row) for row in rows}
 
 
 def _tell_writers(tenant: int, tree: int) -> Program[int]:
@@ -263,7 +287,7 @@ def _read_chain(tenant: int, tree: int, key: int, generation: int) -> Program[_C
     if keyframe is None or not threads or threads[0].generation != generation:
         raise _Moved
     [rows] = yield Batch(_NODES(tenant=tenant, tree=tree, key=key))
-    nodes = {row[0]: Node._make(row) for row in rows}
+    nodes = _nodes(rows)
     [rows] = yield Batch(_SALTS(tenant=tenant, tree=tree, key=key))
     salts: dict[int, bytes] = {}
     chain = _Chain(key, keyframe.data, generation, nodes, {}, {})
@@ -323,15 +347,13 @@ def _store(tenant: int, tree: int, chain: _Chain, group: list[int], data: bytes)
         _INSERT(**this, key=chain.key, first=group[0], last=group[-1], checksum=pack_checksum(data), data=data)
     )
     bodies = {chain.nodes[record].body for record in group}
-    drops = {"body": sorted(body for body in bodies if body >= 0), "pack": sorted(-body for body in bodies if body < 0)}
-    points = _POINT(**this, pack=pack, ids=orjson.dumps(group).decode())
-    dropping = [
-        _DROP[table](tenant=tenant, numbers=orjson.dumps(numbers).decode())
-        for table, numbers in drops.items()
-        if numbers
-    ]
-    pointed, *_ = yield Batch(points, *dropping)
+    pointed, _, dropped = yield Batch(
+        _POINT(**this, pack=pack, ids=orjson.dumps(group).decode()),
+        _DROP_BODIES(tenant=tenant, numbers=orjson.dumps([body for body in bodies if body >= 0]).decode()),
+        _DROP_PACKS(tenant=tenant, numbers=orjson.dumps([-body for body in bodies if body < 0]).decode()),
+    )
     if len(pointed) != len(group):
         raise _Moved
-    before = sum((chain.nodes[record].size or 0) + SALT_BYTES for record in group)
+    before = sum((chain.nodes[record].size or 0) + SALT_BYTES for record in group if chain.nodes[record].body >= 0)
+    before += sum(size for (size,) in dropped)
     return Packed(len(group), 1, before - len(data))

@@ -24,6 +24,10 @@ _ADD = Sql(
 )
 _DROP = Sql("DELETE FROM pin WHERE tenant = :tenant AND thread = :thread AND name = :name RETURNING name")
 _DROP_RECORD = Sql("DELETE FROM pin WHERE tenant = :tenant AND tree = :tree AND record = :record")
+_DROP_RECORDS_OF = Sql(
+    """DELETE FROM pin WHERE tenant = :tenant AND tree = :tree AND record IN (
+        SELECT id FROM record WHERE tenant = :tenant AND tree = :tree AND thread = :thread)"""
+)
 
 
 class PinRow(NamedTuple):
@@ -75,6 +79,11 @@ def drop_pin(tenant: int, thread: int, name: str) -> Program[bool]:
 def drop_pins_on(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], None]:
     """Remove every pin on a record."""
     yield Batch(_DROP_RECORD(tenant=tenant, tree=tree, record=record))
+
+
+def drop_pins_on_records_of(tenant: int, tree: int, thread: int) -> Generator[Batch, list[Rows], None]:
+    """Remove every pin on a record that a thread owns, whichever thread of the tree has made it."""
+    yield Batch(_DROP_RECORDS_OF(tenant=tenant, tree=tree, thread=thread))
 
 
 def pinned(name: str, pins: list[str]) -> Pinned:

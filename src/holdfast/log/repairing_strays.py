@@ -15,6 +15,7 @@ from holdfast.log.branches import MINUTE_US, threads_in_tree
 from holdfast.log.choosing import needed_by, nodes_of
 from holdfast.log.mended import Done
 from holdfast.log.mending_bodies import mend_row
+from holdfast.log.pins import pins_in
 from holdfast.log.quarantine import set_aside
 from holdfast.log.reading import NOT_SWEPT
 from holdfast.log.records import R_COLUMNS, RECORD_CELLS, record_of, row_is_sound
@@ -125,6 +126,8 @@ def _lost_its_row(tenant: int, tree: int, owner: int) -> Generator[Batch, list[R
         threads = yield from threads_in_tree(tenant, tree)
         nodes = yield from nodes_of(tenant, tree)
         needed = yield from needed_by(tenant, nodes, threads)
+        owners = {thread.thread for thread in threads}
+        needed |= {pin.record for pin in (yield from pins_in(tenant, tree)) if pin.thread in owners}
     except Damaged:
         return False
     # Not a sole record whose pointer to its thread is what is damaged: then the row's checksum shows it.

@@ -39,6 +39,7 @@ class Compacted:
     bytes_before: int
     bytes_after: int
     expired: tuple[str, ...] = ()  # names of threads, up to 100
+    damaged: int = 0  # threads that retention could not look through: see `holdfast verify`
     dry_run: bool = False
     moved: int = 0  # packs and large results that went to the object store, if there is one
 
@@ -78,6 +79,7 @@ def _foresee(ctx: Context, tenant: int, keep_us: int | None, progress: Progress 
         before,
         max(0, before - gone.bytes),
         tuple(gone.names),
+        damaged=gone.damaged,
         dry_run=True,
     )
 
@@ -111,6 +113,7 @@ def compact_tenant(ctx: Context, tenant: int, keep_us: int | None, progress: Pro
         before,
         (yield from _used(now)),
         tuple(gone.names),
+        damaged=gone.damaged,
         moved=moved,
     )
 

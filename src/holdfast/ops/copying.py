@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from holdfast.errors import UsageError
-from holdfast.log.ids import parse_id
 from holdfast.runs.store import RunStore
 from holdfast.storage.program import Progress
-from holdfast.threads.checks import check_name
+from holdfast.threads.keeping import checkpoint_id
 from holdfast.threads.models import Checkpoint
 from holdfast.threads.thread import Thread
 
@@ -38,7 +36,7 @@ class CopyStore(RunStore):
         from holdfast.runs.exporting import drive_steps
 
         name, number = self._named(thread)
-        steps = export(self._context, name, number, path, _checkpoint(branch), progress)
+        steps = export(self._context, name, number, path, checkpoint_id(branch), progress)
         return drive_steps(self._context.driver, steps)
 
     async def aexport_thread(
@@ -54,7 +52,7 @@ class CopyStore(RunStore):
         from holdfast.runs.exporting import adrive_steps
 
         name, number = self._named(thread)
-        steps = export(self._context, name, number, path, _checkpoint(branch), progress)
+        steps = export(self._context, name, number, path, checkpoint_id(branch), progress)
         return await adrive_steps(self._context.driver, steps)
 
     def import_thread(
@@ -115,19 +113,3 @@ class CopyStore(RunStore):
         from holdfast.ops.restoring import try_restore
 
         return await to_thread(try_restore, self._context, path, progress)
-
-    def _named(self, thread: Thread | str) -> tuple[str, int | None]:
-        if not isinstance(thread, Thread):
-            return check_name(thread), None
-        theirs, ours = thread._context, self._context
-        if theirs.driver is not ours.driver or theirs.tenant_name != ours.tenant_name:
-            raise UsageError("this thread belongs to another store or tenant: export it there, or give its name")
-        return thread.name, thread._line.thread
-
-
-def _checkpoint(given: Checkpoint | str | None) -> int | None:
-    if given is None:
-        return None
-    if not isinstance(given, Checkpoint | str):
-        raise UsageError(f"branch= wants a checkpoint or its id, not {type(given).__name__}")
-    return parse_id(given.id if isinstance(given, Checkpoint) else given)

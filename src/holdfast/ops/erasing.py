@@ -12,12 +12,12 @@ from functools import partial
 from holdfast.errors import NotFound
 from holdfast.log import erasing
 from holdfast.log.branches import no_thread
-from holdfast.ops.objects import remove_now
 from holdfast.runs import flows, graph_tasks
 from holdfast.runs.blobs import drop_loose_blobs
 from holdfast.runs.retention import delete_run
 from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read, write
 from holdfast.threads.context import Context
+from holdfast.threads.far_loose import remove_now
 from holdfast.threads.keeping import Erased, remains
 from holdfast.threads.models import moment
 

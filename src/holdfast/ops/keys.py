@@ -138,7 +138,7 @@ def rotate(
     if plain:  # also if there was nothing to do: an earlier call may have been killed just before this
         yield from write(Reclaim(), solo=True)  # what was there before must not stay in pages that nothing uses
     if plain and walk.done:
-        from holdfast.ops.objects import remove_now
+        from holdfast.threads.far_loose import remove_now
 
         yield from remove_now(ctx, tenant, started)
     left = [bytes(key).hex() for key, _, end in (yield from read(partial(_seals, tenant))) if end is None]

@@ -23,8 +23,8 @@ __all__ = ["collect", "otel", "serve"]
 def otel(*, meter_provider: Any = None, tracer_provider: Any = None, ids: bool = False) -> OtelMeter:
     """Send metrics and spans to OpenTelemetry (extra `otel`): to its global providers, or to those given.
 
-    `ids=True` names threads, runs and steps in spans. Their names may be personal, so it is off by default. No state,
-    argument or result is ever sent. `close()` of what is returned ends it.
+    `ids=True` names threads and runs in spans. Their names may be personal, so it is off by default; functions and
+    steps are named always. No state, argument or result is ever sent. `close()` of what is returned ends it.
     """
     from holdfast.ops.otel import OtelMeter
 

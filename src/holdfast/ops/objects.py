@@ -16,37 +16,34 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from holdfast.errors import Damaged, StoreError, UsageError
+from holdfast.errors import Damaged, UsageError
 from holdfast.log.ids import new_id
-from holdfast.storage.far import Get, Missing, Put, Remove
+from holdfast.storage.far import Get, Missing, Put
 from holdfast.storage.far_cells import MARK, Wanted, far_cell, wanted_of
 from holdfast.storage.objects import Objects
 from holdfast.storage.program import Batch, Driver, Flow, Program, Progress, Rows, Sql, Transaction, read, write
 from holdfast.threads.context import Context
+from holdfast.threads.far_loose import (
+    LET_GO,
+    LIST_PAGE,
+    PUTTING,
+    REMOVING,
+    collect,
+    count_loose,
+    home_of,
+    needed,
+    objects_of,
+    place_of,
+)
 
-PUTTING_US = 86_400_000_000  # a move that takes longer is given up
 _MIN_BYTES = 1024  # well above the length of a cell that names an object
-_MARGIN_US = 3_600_000_000  # the clocks of the database and of this machine may differ
 _CELL_MAX = 512
 _PAGE = 128
 _PAGE_BYTES = 8 << 20
-_LIST_PAGE = 500
-_PUTTING, _LET_GO, _REMOVING = 0, 1, 2
-
-_HOME = Sql("SELECT key, value FROM meta WHERE key IN ('store', 'backup', :key)")
-_SET_HOME = Sql("INSERT INTO meta (key, value) VALUES (:key, :value) ON CONFLICT (key) DO NOTHING")
 _FORGET_HOMES = Sql("DELETE FROM meta WHERE key LIKE 'objects %'")
 _BEGIN = Sql("INSERT INTO far_loose (tenant, name, state, at) VALUES (:tenant, :name, 0, :at)")
 _NAMED = Sql("DELETE FROM far_loose WHERE tenant = :tenant AND name = :name AND state = 0 RETURNING name")
 _UNUSED = Sql("INSERT INTO far_loose (tenant, name, state, at) VALUES (:tenant, :name, 1, :at)")
-_DUE = Sql(
-    """UPDATE far_loose SET state = 2 WHERE tenant = :tenant AND name IN (SELECT name FROM far_loose
-        WHERE tenant = :tenant AND (state = 2 OR (state = 1 AND at < :let_go) OR (state = 0 AND at < :putting))
-        ORDER BY name LIMIT :limit {skip_locked}) RETURNING name"""
-)
-_FORGET = Sql("DELETE FROM far_loose WHERE tenant = :tenant AND name = :name AND state = 2")
-_AT_ONCE = Sql("UPDATE far_loose SET at = 0 WHERE tenant = :tenant AND state = 1 AND at >= :since")
-_LOOSE = Sql("SELECT state, count(*) FROM far_loose WHERE tenant = :tenant GROUP BY state")
 
 
 class _Column(NamedTuple):
@@ -143,29 +140,12 @@ def with_objects(objects: object, url: str) -> Callable[[Driver], Driver]:
     return lambda driver: FarDriver(driver, chosen, place)
 
 
-def objects_of(ctx: Context) -> Objects | None:
-    """The object store of a store, if it has one."""
-    found: Objects | None = getattr(ctx.driver, "objects", None)
-    return found
-
-
-def place_of(ctx: Context) -> str:
-    return str(ctx.driver.place.shown)  # type: ignore[attr-defined]
-
-
-def _needed(ctx: Context) -> Objects:
-    found = objects_of(ctx)
-    if found is None:
-        raise UsageError("the store was opened without an object store: open(url, objects=…), or --objects URL")
-    return found
-
-
 # --- out
 
 
 def move_out(ctx: Context, cold_s: float | None, progress: Progress | None) -> Flow[Moved]:
     """Move what is cold, and remove what nothing names any more."""
-    _needed(ctx)
+    needed(ctx)
     tenant = yield from ctx.tenant()
     return Moved() if tenant is None else (yield from move_out_of(ctx, tenant, cold_s, progress))
 
@@ -174,7 +154,7 @@ def move_out_of(
     ctx: Context, tenant: int, cold_s: float | None = None, progress: Progress | None = None
 ) -> Flow[Moved]:
     """The same for a tenant."""
-    objects = _needed(ctx)
+    objects = needed(ctx)
     cold_us = ctx.clock_us() - int((objects.cold_s if cold_s is None else cold_s) * 1e6)
     moved = yield from move_cold(ctx, tenant, cold_us, progress)
     removed = yield from collect(ctx, tenant)
@@ -184,8 +164,8 @@ def move_out_of(
 def move_cold(ctx: Context, tenant: int, cold_us: int, progress: Progress | None = None) -> Flow[Moved]:
     """Move the packs and large results that nobody has used since then. `progress`: (done, of how many) is told with
     the same number twice: nobody knows how many there are."""
-    objects = _needed(ctx)
-    home, _ = yield from write(partial(_home, tenant, ctx.entropy(8).hex(), make=True))
+    objects = needed(ctx)
+    home, _ = yield from write(partial(home_of, tenant, ctx.entropy(8).hex(), make=True))
     done = size = 0
     for column in _COLUMNS:
         after = column.start
@@ -209,19 +189,6 @@ def _move(ctx: Context, tenant: int, column: _Column, cells: list[_Cell]) -> Flo
     yield from write(partial(_write_down, tenant, [cell.name for cell in cells], ctx.clock_us()))
     yield Transaction(Put({cell.name: cell.data for cell in cells}))
     return (yield from write(partial(_switch, tenant, column, cells, ctx.clock_us())))
-
-
-def _home(tenant: int, fresh: str, *, make: bool) -> Program[tuple[str, bool]]:
-    """The folder of what this store has put there; whether it may remove from it."""
-    key = f"objects {tenant}"
-    [rows] = yield Batch(_HOME(tenant=tenant, key=key))
-    found: dict[str, str] = dict(rows)
-    if make and key not in found:
-        yield Batch(_SET_HOME(tenant=tenant, key=key, value=fresh))
-        [rows] = yield Batch(_HOME(tenant=tenant, key=key))
-        found = dict(rows)
-    # A backup that is used as a store without being restored is a copy of one that may be in use.
-    return f"{found.get('store', '')}/{tenant}/{found.get(key, '')}/", key in found and "backup" not in found
 
 
 def _page(column: _Column, due: Mapping[str, Any], after: Any) -> Program[tuple[Rows, Any]]:
@@ -275,7 +242,7 @@ def _switch(tenant: int, column: _Column, cells: list[_Cell], at: int) -> Progra
 
 def bring_back(ctx: Context, progress: Progress | None) -> Flow[Moved]:
     """Bring everything of the tenant back into the database. The objects go as those of deleted rows do."""
-    _needed(ctx)
+    needed(ctx)
     tenant = yield from ctx.tenant()
     done = size = 0
     if tenant is None:
@@ -321,97 +288,25 @@ def _bring(tenant: int, column: _Column, rows: Rows) -> Program[None]:
     yield Batch(*(column.bring(tenant=tenant, key=key, cell=cell, data=data) for key, cell, data in rows), last=True)
 
 
-# --- gone
-
-
-def collect(ctx: Context, tenant: int, *, now_us: int | None = None) -> Flow[int]:
-    """Remove the objects that nothing names and whose time is over. How many."""
-    objects = _needed(ctx)
-    now = ctx.clock_us() if now_us is None else now_us
-    home, is_ours = yield from read(partial(_home, tenant, "", make=False))
-    if not is_ours:
-        return 0
-    let_go, putting = now - int(objects.keep_s * 1e6), now - PUTTING_US
-    removed = 0
-    while names := (yield from write(partial(_due, tenant, let_go, putting))):
-        # What was put there by the store that this one was restored from is not ours to remove.
-        own = [name for name in names if name.startswith(home)]
-        if own:
-            yield Transaction(Remove(own))
-        yield from write(partial(_forget, tenant, names))
-        removed += len(own)
-        if len(names) < _LIST_PAGE:
-            break
-    return removed
-
-
-def _due(tenant: int, let_go: int, putting: int) -> Program[list[str]]:
-    [rows] = yield Batch(_DUE(tenant=tenant, let_go=let_go, putting=putting, limit=_LIST_PAGE), last=True)
-    return [name for (name,) in rows]
-
-
-def _forget(tenant: int, names: list[str]) -> Program[None]:
-    yield Batch(*(_FORGET(tenant=tenant, name=name) for name in names), last=True)
-
-
-def remove_now(ctx: Context, tenant: int, since_us: int) -> Flow[list[str]]:
-    """Erasing: remove what was let go since then at once. What may still hold it, as sentences."""
-    loose = yield from write(partial(_hurry, tenant, since_us - _MARGIN_US))
-    told: list[str] = []
-    if objects_of(ctx) is None:
-        waiting = loose.get(_LET_GO, 0) + loose.get(_REMOVING, 0)
-        if waiting:
-            told.append(
-                f"{waiting} objects in the object store: this store was opened without it. Run `holdfast compact` with "
-                "--objects URL"
-            )
-        return told
-    if not loose:
-        return told
-    place = place_of(ctx)
-    try:
-        yield from collect(ctx, tenant)
-    except StoreError as error:
-        told.append(f"objects at {place}, until `holdfast compact` can remove them ({error})")
-    left = yield from read(partial(_count_loose, tenant))
-    if left.get(_PUTTING):
-        told.append(
-            f"up to {left[_PUTTING]} objects at {place}, of moves that are under way or were killed: "
-            "`holdfast compact` removes them after a day"
-        )
-    told.append(f"older versions and soft-deleted objects at {place}, if its bucket keeps those, and copies of it")
-    return told
-
-
-def _hurry(tenant: int, since: int) -> Program[dict[int, int]]:
-    _, rows = yield Batch(_AT_ONCE(tenant=tenant, since=since), _LOOSE(tenant=tenant))
-    return {int(state): int(count) for state, count in rows}
-
-
-def _count_loose(tenant: int) -> Program[dict[int, int]]:
-    [rows] = yield Batch(_LOOSE(tenant=tenant), last=True)
-    return {int(state): int(count) for state, count in rows}
-
-
 # --- looking
 
 
 def info(ctx: Context) -> Flow[ObjectsInfo]:
     """What there is."""
-    _needed(ctx)
+    needed(ctx)
     tenant = yield from ctx.tenant()
     if tenant is None:
         return ObjectsInfo(place_of(ctx), 0, 0, 0, 0)
     count = size = 0
     for column in _COLUMNS:
         after = column.start
-        while cells := (yield from read(partial(_far_page, tenant, column, after, _LIST_PAGE))):
+        while cells := (yield from read(partial(_far_page, tenant, column, after, LIST_PAGE))):
             after = cells[-1][0]
             count += len(cells)
             size += sum(wanted.size for wanted in _readable(cells)[0])
-    loose = yield from read(partial(_count_loose, tenant))
-    let_go = loose.get(_LET_GO, 0) + loose.get(_REMOVING, 0)
-    return ObjectsInfo(place_of(ctx), count, size, let_go, loose.get(_PUTTING, 0))
+    loose = yield from read(partial(count_loose, tenant))
+    let_go = loose.get(LET_GO, 0) + loose.get(REMOVING, 0)
+    return ObjectsInfo(place_of(ctx), count, size, let_go, loose.get(PUTTING, 0))
 
 
 def count_far() -> Program[int]:
@@ -432,7 +327,7 @@ def missing_objects(ctx: Context, tenant: int) -> Flow[list[str]]:
     place, wrong = place_of(ctx), []
     for column in _COLUMNS:
         after = column.start
-        while cells := (yield from read(partial(_far_page, tenant, column, after, _LIST_PAGE))):
+        while cells := (yield from read(partial(_far_page, tenant, column, after, LIST_PAGE))):
             after = cells[-1][0]
             wanted, damaged = _readable(cells)
             wrong += [f"a {column.table} does not say where its object is"] * damaged

@@ -1,7 +1,8 @@
 """OpenTelemetry as a sink of the meters: metrics, and spans for saves, loads, runs and steps.
 
 Only its API is used: without an SDK that the application sets up, all of this does nothing. A span says what was done
-and how long it took; of an error its class, never its text. Threads, runs and steps are named only with `ids=True`.
+and how long it took; of an error its class, never its text. Threads and runs are named only with `ids=True`; functions
+and steps, whose names stand in the code, always.
 Whatever an exporter does, no save fails by it.
 """
 

@@ -7,20 +7,23 @@ removal would leave for the next one, so that its figures are those of the real 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from holdfast.errors import NotFound
+from holdfast.errors import Damaged, HoldfastError, NotFound, ObjectMissing
 from holdfast.log import retaining, sweeping
 from holdfast.log.branches import ThreadRow, threads_in_tree
 from holdfast.log.choosing import Node, Plan, checkpoints_in, choose, choose_for, inherited, nodes_of
 from holdfast.log.retaining import Fields, Kept
 from holdfast.runs import graph_tasks
 from holdfast.runs.holding import HAS_TASKS, held_threads
+from holdfast.storage.events import event
 from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read, write
 
+_log = logging.getLogger("holdfast")
 _PAGE = 500
 _NAMES_MAX = 100
 _COUNT = Sql("SELECT count(*) FROM thread WHERE tenant = :tenant")
@@ -56,12 +59,14 @@ class Gone:
     held: int = 0  # threads whose time is over, and that something needs
     bytes: int = 0  # of the bodies; counted by a dry run only
     names: list[str] = field(default_factory=list)
+    damaged: int = 0  # threads that could not be looked through
 
     def add(self, other: Gone) -> None:
         self.threads += other.threads
         self.checkpoints += other.checkpoints
         self.tasks += other.tasks
         self.held += other.held
+        self.damaged += other.damaged
         self.bytes += other.bytes
         self.names += other.names[: _NAMES_MAX - len(self.names)]
 
@@ -143,7 +148,10 @@ def _see_to(
         bounds = {}
         for one in due:
             bounds[one.kept.thread] = yield from needs.of(tenant, one.kept.name)
-        gone.add((yield from read(partial(_foresee, tenant, due, bounds, now))))
+        try:
+            gone.add((yield from read(partial(_foresee, tenant, due, bounds, now))))
+        except (Damaged, ObjectMissing) as error:
+            _pass_over(due[0], error, gone)
         return
     for one in due:
         held, since = yield from needs.of(tenant, one.kept.name)
@@ -151,6 +159,18 @@ def _see_to(
             yield from _remove(tenant, one, held, since, gone)
         except NotFound:
             pass  # somebody else has deleted it
+        except (Damaged, ObjectMissing) as error:
+            _pass_over(one, error, gone)
+
+
+def _pass_over(one: _Due, error: HoldfastError, gone: Gone) -> None:
+    """What is damaged must not keep all others from being seen to."""
+    gone.damaged += 1
+    _log.warning(
+        "thread %r is damaged and was passed over: run `holdfast verify`, then `holdfast repair`",
+        one.kept.name,
+        extra=event("retention.damaged", thread=one.kept.name, error=type(error).__name__),
+    )
 
 
 def _due(kept: Kept, policy: Fields, now: int) -> _Due | None:

@@ -132,6 +132,7 @@ def retention(ctx: Context, line: Line) -> Flow[Retention]:
 def erase_checkpoint(ctx: Context, line: Line, record: int, full: bool) -> Flow[Erased]:
     """Erase one checkpoint. What a killed process has decided before is finished."""
     from holdfast.log import erasing
+    from holdfast.threads.far_loose import remove_now
 
     at = ctx.clock_us()
     tenant = yield from flows.tenant_of(ctx, line)
@@ -145,9 +146,9 @@ def erase_checkpoint(ctx: Context, line: Line, record: int, full: bool) -> Flow[
     except NotFound:
         if (yield from read(partial(erasing.marked, tenant))) is None:
             raise
+    began = yield from read(partial(erasing.marked, tenant))
     problems = yield from erasing.finish(tenant, ctx.driver.dialect, full=full)
-    if getattr(ctx.driver, "objects", None) is not None:
-        problems.append("the object store, until compact removes what nothing names any more")
+    problems += yield from remove_now(ctx, tenant, int(began or at))
     others = "other checkpoints of the thread, and of its forks, if their states say the same: they stay"
     return Erased(removed, moment(at), (*problems, *(yield from remains(ctx, tenant, full)), others))
 
