@@ -12,6 +12,12 @@ import pytest
 
 from holdfast.testing.postgres import PostgresServer
 
+# Before any test imports them: their assertions are shown as those of tests are.
+pytest.register_assert_rewrite(
+    *(f"holdfast.testing.contract_{part}" for part in ("arranging", "history", "saving", "sharing", "values")),
+    "holdfast.testing.harness",
+)
+
 _numbers = itertools.count(1)
 
 

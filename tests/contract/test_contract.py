@@ -8,13 +8,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite(
-    *(f"holdfast.testing.contract_{part}" for part in ("arranging", "history", "saving", "sharing", "values")),
-    "holdfast.testing.harness",
-)
-
-import holdfast  # noqa: E402
-from holdfast.testing.contract import Harness, Mode, StoreContract  # noqa: E402
+import holdfast
+from holdfast.testing.contract import Harness, Mode, StoreContract
 
 KINDS = ("sqlite", "sqlite-async", "postgres", "postgres-async")
 

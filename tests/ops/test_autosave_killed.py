@@ -7,11 +7,12 @@ from pathlib import Path
 
 import autosaver
 import pytest
+from striking import SOAK
 
 import holdfast as hf
 from holdfast.testing.processes import Nursery
 
-KILLS = 12
+KILLS = 12 if SOAK else 3
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

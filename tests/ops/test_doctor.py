@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import pytest
 from doctor_kit import DAY_US, now_us, raw, said, text_of, worst
 
 import holdfast as hf
+from holdfast.cli.app import main
 from holdfast.log.measuring import Sample, add_sample, size_and_samples
 from holdfast.ops import doctor
 from holdfast.ops.copied import CopyRow, add_copy, mark_restored
+from holdfast.storage.keyring import key_id
 from holdfast.storage.program import Transaction
 
-GB = 1024**3
+GB = 10**9
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -203,13 +206,54 @@ def test_deletions_that_were_not_finished(store: hf.Store) -> None:
     assert worst(said(store)["deletions"]) == "note"
 
 
-def test_encryption_is_seen_without_the_key(url: str) -> None:
+def test_encryption_and_the_keys_that_do_not_fit(url: str) -> None:
     assert importlib.util.find_spec("cryptography") is not None
     with hf.open(url, keys=bytes(range(32))) as store:
         store.thread("t").save({"n": 1})
         assert worst(said(store)["encryption"]) == "ok"
     with hf.open(url) as store:
-        assert worst(said(store)["encryption"]) == "ok"
+        found = said(store)["encryption"]
+        assert (worst(found), "without keys" in text_of(found)) == ("problem", True)
+    with hf.open(url, keys=bytes(32)) as store:
+        found = said(store)["encryption"]
+        assert (worst(found), key_id(bytes(range(32))).hex() in text_of(found)) == ("problem", True)
+    with hf.open(url, keys={"acme": bytes(32)}) as store:
+        found = said(store)["encryption"]
+        assert (worst(found), "no key here for: default" in text_of(found)) == ("problem", True)
+
+
+def test_what_the_store_keeps_about_a_key_is_damaged(url: str) -> None:
+    with hf.open(url, keys=bytes(range(32))) as store:
+        store.thread("t").save({"n": 1})
+        raw(store, "UPDATE seal SET proof = :proof", proof=bytes(60))
+        found = said(store)["encryption"]
+        assert (worst(found), "does not open" in text_of(found)) == ("problem", True)
+
+
+def test_the_key_file(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    file = hf.KeyFile(tmp_path / "keys.json")
+    for tenant in ("default", "acme"):
+        file.new(tenant)
+        with hf.open(url, keys=file, tenant=tenant) as store:
+            store.thread("t").save({"n": 1})
+    file.forget("acme")
+    with hf.open(url, keys=file) as store:
+        found = said(store)["encryption"]
+        assert (worst(found), "no key here for: acme" in text_of(found)) == ("note", True)
+        raw(store, "UPDATE seal SET retired_at = 1 WHERE tenant = (SELECT tenant FROM tenant WHERE name = 'acme')")
+        advice = text_of(said(store)["encryption"])
+        assert "holdfast keys remove ID" in advice
+        assert "forget" not in advice
+        file.path.chmod(0o640)
+        found = said(store)["encryption"]
+        assert (worst(found), f"chmod 600 {file.path}" in text_of(found)) == ("warning", True)
+        file.path.chmod(0o600)
+    for keys, level in ((str(file.path), "ok"), (str(tmp_path / "no.json"), "problem"), ("", "problem")):
+        monkeypatch.setenv("HOLDFAST_KEYS", keys)
+        main(["doctor", "--store", url, "--json"])
+        lines = json.loads(capsys.readouterr().out)["findings"]
+        levels = {line["level"] for line in lines if line["check"] == "encryption"} - {"note"}
+        assert max(levels) == level, lines
 
 
 def test_a_check_that_fails_takes_no_other_with_it(store: hf.Store) -> None:

@@ -38,7 +38,7 @@ def store(path: str) -> Any:
 def test_retention_is_shown_and_set_field_by_field(store: hf.Store, call: Any) -> None:
     assert "stays for good" in call("retention")
     call("retention", "--ttl", "30d")
-    assert "30 days" in call("retention", "--keep-last", "5")
+    assert "for 30 days\n" in call("retention", "--keep-last", "5")
     assert json.loads(call("retention", "--json")) == {"thread": None, "ttl_s": 2592000.0, "keep_last": 5, "own": []}
     call("retention", "alice", "--keep-last", "3")
     told = call("retention", "alice")

@@ -175,8 +175,10 @@ def test_from_a_plain_store_to_a_rotated_one(
     assert main(["keys", "rotate", "--new", "--store", store_file, "--json"]) == 0
     done = said(capsys)
     assert done["waiting"] == [first]
-    assert main(["keys", "remove", first, "--store", store_file]) == 2  # not before it is retired
-    assert "rotate" in capsys.readouterr().err
+    for more in ([], ["--yes"]):
+        assert main(["keys", "remove", first, "--store", store_file, *more]) == 2  # not before it is retired
+        assert "holdfast keys rotate" in capsys.readouterr().err
+    assert len(file.keys_for("default").by_id) == 2
     monkeypatch.setattr("holdfast.ops.keys.rotate.__kwdefaults__", {"plain": False, "grace_s": 0})
     assert main(["keys", "rotate", "--store", store_file]) == 0
     assert first in capsys.readouterr().out
@@ -204,7 +206,29 @@ def test_forgetting_asks_first_and_makes_the_tenant_unreadable(
     assert len(said(capsys)["forgotten"]) == 1
     assert main(["threads", "--store", store_file, "--tenant", "acme"]) == 4
     assert main(["threads", "--store", store_file, "--tenant", "globex"]) == 0
-    assert main(["keys", "forget", "acme", "--yes"]) == 4
+    assert main(["keys", "forget", "acme", "--yes"]) == 3
+
+
+def test_a_key_that_the_store_uses_is_removed_by_force_only(
+    store_file: str, file: KeyFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    used = file.new("default")
+    with hf.open(store_file, keys="env") as store:
+        store.thread("t").save({"n": 1})
+    file.new("default")  # and no rotation: everything is encrypted with the older one
+    assert main(["keys", "remove", used, "--yes", "--store", store_file]) == 2
+    assert "holdfast keys rotate" in capsys.readouterr().err
+    assert main(["show", "t", "--store", store_file]) == 0
+    assert main(["keys", "remove", used, "--yes"]) == 2  # no store to ask
+    assert main(["keys", "remove", used, "--force"]) == 0
+    assert main(["show", "t", "--store", store_file]) == 4
+
+
+def test_a_key_or_a_tenant_that_is_not_there(store_file: str, file: KeyFile) -> None:
+    file.new("default")
+    assert main(["keys", "remove", "0011223344556677", "--force"]) == 3
+    assert main(["keys", "remove", "0011223344556677", "--tenant", "acme"]) == 3
+    assert main(["keys", "forget", "acme", "--yes"]) == 3
 
 
 @pytest.mark.parametrize(
@@ -212,6 +236,7 @@ def test_forgetting_asks_first_and_makes_the_tenant_unreadable(
     [
         ["keys", "list", "name"],
         ["keys", "new", "--new"],
+        ["keys", "forget", "--force", "--yes"],
         ["keys", "new", "acme", "--tenant", "globex"],
         ["keys", "remove"],
         ["keys", "turn"],

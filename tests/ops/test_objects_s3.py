@@ -167,7 +167,9 @@ def test_from_the_command_line(
     capsys.readouterr()
     assert run("objects", "back")["objects"] == moved["objects"]
     assert main(["objects"]) == 0
-    assert "0 objects at s3://agents/cold" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "0 objects named by the store" in said
+    assert "s3://agents/cold" in said
     assert main(["objects", "--cold", "3d"]) == 2
     monkeypatch.delenv("HOLDFAST_OBJECTS")
     assert main(["objects"]) == 2

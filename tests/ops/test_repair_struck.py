@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
+import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from repair_kit import Scene, Scenes, build
 from striking import SOAK
 
 import holdfast
+from holdfast.storage import migrate
 from holdfast.testing.postgres import PostgresServer
 
 KEY = bytes(range(32))
@@ -217,6 +222,72 @@ def test_indexes_are_rebuilt(scenes: Scenes) -> None:
     assert scene.loadable(done) == scene.states.keys()
 
 
+def test_in_place_after_a_copy_was_made(scenes: Scenes) -> None:
+    scene = scenes.new("sqlite")
+    with open(scene.url, "r+b") as file:
+        file.seek(4096 * 5)
+        file.write(bytes(4096))
+    copy = Path(scene.repair().place)
+    before = copy.read_bytes()
+    done = holdfast.repair(scene.url, in_place=True)
+    assert done.changed
+    assert done.damaged is not None  # its pages, not only rows
+    assert done.report.ok
+    assert copy.read_bytes() == before
+    assert not list(copy.parent.glob("*.mending*"))
+
+
+# --- not a store
+
+
+@pytest.mark.parametrize("sort", ["text", "our schema as text", "random", "empty", "zeros", "another's"])
+@pytest.mark.parametrize("way", [{}, {"dry_run": True}, {"in_place": True}], ids=["copy", "dry", "in place"])
+def test_what_never_was_a_store_is_left_alone(tmp_path: Path, sort: str, way: dict[str, Any]) -> None:
+    path = tmp_path / "a.db"
+    if sort == "another's":
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE thread (tenant, name)")
+            connection.execute("INSERT INTO thread VALUES (1, 'a')")
+            connection.commit()
+    else:
+        ours = "".join(migration.text for migration in migrate.migrations("sqlite")).encode()
+        contents = {"text": b"notes\n" * 4000, "our schema as text": ours, "empty": b"", "zeros": bytes(1 << 16)}
+        path.write_bytes(contents.get(sort, random.Random(7).randbytes(1 << 20)))
+    before = path.read_bytes()
+    with pytest.raises(holdfast.OpenError, match="not a Holdfast store"):
+        holdfast.repair(str(path), **way)
+    assert os.listdir(tmp_path) == ["a.db"]
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("lost", ["header", "first page", "list of tables", "application id"])
+def test_what_is_left_of_a_store_is_one(scenes: Scenes, lost: str) -> None:
+    scene = scenes.new("sqlite")
+    data = bytearray(Path(scene.url).read_bytes())
+    if lost == "application id":
+        data[68:72] = b"abcd"
+    else:
+        data[: 100 if lost == "header" else 4096] = bytes(100 if lost == "header" else 4096)
+    if lost == "list of tables":
+        for at in range(0, len(data), 4096):
+            if b"CREATE TABLE" in data[at : at + 4096]:
+                data[at : at + 4096] = bytes(4096)
+    Path(scene.url).write_bytes(data)
+    done = scene.repair()
+    assert done.report.ok
+    assert len(scene.loadable(done)) >= len(scene.states) * 0.9
+
+
+def test_a_store_that_is_in_its_log_only_is_one(tmp_path: Path) -> None:
+    with holdfast.open(str(tmp_path / "a.db")) as store:
+        store.thread("t").save({"n": 1})
+        for end in ("", "-wal"):
+            shutil.copy(tmp_path / f"a.db{end}", tmp_path / f"b.db{end}")
+    done = holdfast.repair(str(tmp_path / "b.db"))
+    assert done.ok
+    assert done.report.checkpoints == 1
+
+
 # --- encrypted
 
 
@@ -245,9 +316,14 @@ def test_an_encrypted_store(
         text = Path(done.quarantine).read_text()
         assert "content" not in text.replace('"content":', "")
         assert not [line for line in text.splitlines() if '"table":"state"' in line]
-        without = holdfast.repair(scene.url, dry_run=True)
-        assert not without.ok
-        assert "keys" in without.lost[0].what
+        names, bodies = sorted(os.listdir(tmp_path)), scene.execute("SELECT id, full_text, diff FROM body ORDER BY id")
+        target = str(tmp_path / "to.db") if scene.is_file else "to_schema"
+        ways: list[dict[str, Any]] = [{}, {"dry_run": True}, {"to": target}, {"in_place": True}]
+        for way in ways:
+            with pytest.raises(holdfast.KeyMissing, match="HOLDFAST_KEYS"):
+                holdfast.repair(scene.url, **way)
+        assert sorted(os.listdir(tmp_path)) == names
+        assert scene.execute("SELECT id, full_text, diff FROM body ORDER BY id") == bodies
     finally:
         made.close()
 

@@ -101,10 +101,10 @@ def test_every_statement_on_a_tenants_rows_says_whose() -> None:
 KNOWN_TO_BE_ABOUT_ALL = {
     "holdfast.runs.claiming._RUNNING",  # what a queue allows: counted over all tenants that the worker sees
     "holdfast.runs.claiming._TENANTS",
-    "holdfast.ops.copied._ALL",
     "holdfast.ops.copied._RESTORED",  # copies of the whole store
     "holdfast.ops.health._COPIES",  # these too: they are known to every role
     "holdfast.ops.restoring._TENANTS",
+    "holdfast.ops.repair._SEALED",
     "holdfast.ops.repair._TENANTS",  # refused to roles that are held
     "holdfast.log.quarantine._PAGE",
     "holdfast.log.repairing_strangers._ADD_TENANT",

@@ -9,18 +9,12 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
+from langgraph.graph import END, START, StateGraph
+from role_kit import Roles, roles_of
 
-pytest.register_assert_rewrite(
-    *(f"holdfast.testing.contract_{part}" for part in ("arranging", "history", "saving", "sharing", "values")),
-    "holdfast.testing.harness",
-)
-
-from langgraph.graph import END, START, StateGraph  # noqa: E402
-from role_kit import Roles, roles_of  # noqa: E402
-
-import holdfast as hf  # noqa: E402
-from holdfast.langgraph import HoldfastSaver  # noqa: E402
-from holdfast.testing.contract import Harness, StoreContract  # noqa: E402
+import holdfast as hf
+from holdfast.langgraph import HoldfastSaver
+from holdfast.testing.contract import Harness, StoreContract
 
 
 @pytest.fixture

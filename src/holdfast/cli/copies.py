@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import holdfast
 from holdfast.cli.command import Command, objects_option
@@ -85,13 +87,29 @@ def backup(args: Namespace, store: Store, out: Output) -> int:
             (f"{size(done.bytes)} in {done.seconds:.1f} s", ""),
         )
         if done.objects:
-            out.message(f"{plural(done.objects, 'object')} in the object store belong to it: keep them as long as it")
-        out.message(f"is it any good? `holdfast restore {args.file} --test` tries it")
+            what = "belongs to it: keep it" if done.objects == 1 else "belong to it: keep them"
+            out.message(f"{plural(done.objects, 'object')} in the object store {what} as long as the backup")
+        out.message(f"is it any good? `{_try_line(args)}` tries it")
     return OK
 
 
+def _try_line(args: Namespace) -> str:
+    """The command that tries a backup, such that it works where this one did."""
+    line = ["holdfast", "restore", args.file, "--test"]
+    if args.store != (os.environ.get("HOLDFAST_STORE") or "agent.db"):  # --store named it
+        line += ["--store", "URL" if _has_password(args.store) else args.store]
+    return shlex.join(line + (["--objects", args.objects] if args.objects else []))
+
+
+def _has_password(url: str) -> bool:
+    parts = urlsplit(url) if "://" in url else None
+    return parts is not None and (":" in parts.netloc.rpartition("@")[0] or "password" in parts.query)
+
+
 def restore(args: Namespace, _store: Store | None, out: Output) -> int:
-    if args.test == (args.to is not None):
+    if args.test and args.to is not None:
+        raise UsageError("--to and --test exclude each other: --test restores to a temporary place and throws it away")
+    if not args.test and args.to is None:
         raise UsageError("restore where? Give --to URL, or --test to try it in a temporary place")
     with out.progress("restoring") as progress:
         if args.test:

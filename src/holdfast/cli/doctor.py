@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import holdfast
 from holdfast.cli.command import Command, objects_option
@@ -51,7 +52,9 @@ def _print(finding: Finding, out: Output) -> None:
 def _examine(args: Namespace) -> list[Finding]:
     from holdfast.ops.doctor import triage, would_change
 
-    options = {} if args.tenant is None else {"tenant": args.tenant}
+    options: dict[str, Any] = {"keys": "env"} if os.environ.get("HOLDFAST_KEYS") else {}
+    if args.tenant is not None:
+        options["tenant"] = args.tenant
     try:
         # Opening brings an old schema up to date, which is not the doctor's to do.
         if (finding := would_change(args.store)) is not None:

@@ -64,11 +64,16 @@ def retention(args: Namespace, store: Store, out: Output) -> int:
         return OK
     who = "every thread" if args.thread is None else args.thread
     own = "" if args.thread is None else " (the store's)"
-    ttl = "stays for good" if found.ttl is None else f"goes when nobody has written to it for {found.ttl}"
+    ttl = "stays for good" if found.ttl is None else f"goes when nobody has written to it for {_span(found.ttl)}"
     last = "all checkpoints" if found.keep_last is None else f"its newest {plural(found.keep_last, 'checkpoint')}"
     out.line((f"{who}: {ttl}{'' if 'ttl' in found.own else own}", ""))
     out.line((f"{who}: keeps {last}{'' if 'keep_last' in found.own else own}", ""))
     return OK
+
+
+def _span(ttl: timedelta) -> str:
+    """`30 days`, and not `30 days, 0:00:00`."""
+    return str(ttl).removesuffix(", 0:00:00")
 
 
 def _kept_fields(target: Any, store: Store, given: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import holdfast
 from holdfast.cli.command import Command, objects_option
 from holdfast.cli.readable import local, plural
 from holdfast.cli.render import Output
-from holdfast.errors import KeyMissing, UsageError
+from holdfast.errors import NotFound, UsageError
 from holdfast.threads.store import DEFAULT_TENANT
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--keys", metavar="FILE", help=f"the key file (or ${ENVIRONMENT})")
     parser.add_argument("--new", action="store_true", help="rotate: make a new key first")
     parser.add_argument("--yes", action="store_true", help="do not ask; needed where there is no terminal")
+    parser.add_argument(
+        "--force", action="store_true", help="remove: also a key that data may be encrypted with, or without a store"
+    )
 
 
 def keys(args: Namespace, _store: holdfast.Store | None, out: Output) -> int:
@@ -43,6 +46,8 @@ def keys(args: Namespace, _store: holdfast.Store | None, out: Output) -> int:
         raise UsageError(f"`holdfast keys {args.what}` takes no name; the tenant is --tenant")
     if args.new and args.what != "rotate":
         raise UsageError("--new goes with `holdfast keys rotate`")
+    if args.force and args.what != "remove":
+        raise UsageError("--force goes with `holdfast keys remove`")
     return actions[args.what](args, _file(args), out)
 
 
@@ -152,11 +157,16 @@ def _remove(args: Namespace, file: KeyFile, out: Output) -> int:
     if args.name is None:
         raise UsageError("which key? `holdfast keys list` shows their ids")
     tenant = args.tenant or DEFAULT_TENANT
-    if not args.yes:
+    if args.name not in [key for key, _ in file.tenants().get(tenant, [])]:
+        raise NotFound(f"tenant {tenant!r} has no key {args.name} in {file.path}: `holdfast keys list` shows them")
+    if not args.force:  # --yes does not do: without the key the data is lost for good
         with _open(args, file) as store:
             found = [info for info in store.list_keys() if info.id == args.name]
-        if found and found[0].retired_at is None:
-            raise UsageError(f"data may still be encrypted with key {args.name}: run `holdfast keys rotate` first")
+        if found and (found[0].current or found[0].retired_at is None):
+            raise UsageError(
+                f"data may still be encrypted with key {args.name}, and could never be read again: run "
+                "`holdfast keys rotate` first, until it says that nothing is (--force removes it all the same)"
+            )
     file.remove(tenant, args.name)
     if out.json:
         out.document({"tenant": tenant, "removed": args.name})
@@ -168,7 +178,7 @@ def _remove(args: Namespace, file: KeyFile, out: Output) -> int:
 def _forget(args: Namespace, file: KeyFile, out: Output) -> int:
     tenant = _tenant(args)
     if not file.tenants().get(tenant):
-        raise KeyMissing(f"tenant {tenant!r} has no key in {file.path}", tenant=tenant)
+        raise NotFound(f"tenant {tenant!r} has no key in {file.path}: `holdfast keys list` shows who has")
     question = f"Forget all keys of tenant {tenant!r}? Nobody will ever read its data again, not from a backup either."
     if not args.yes:
         if not sys.stdin.isatty():
@@ -193,7 +203,8 @@ KEYS = Command(
     "list     the keys in the file; with --store, those that the store uses\n"
     "encrypt  encrypt a store that was used without keys; stop its users first\n"
     "rotate   encrypt everything with the newest key, while others work\n"
-    "remove   remove an older key that nothing is encrypted with any more\n"
+    "remove   remove an older key that nothing is encrypted with any more; refused, also with --yes, while\n"
+    "         the store says that data may be encrypted with it: then `rotate` first, or --force\n"
     "forget   remove all keys of a tenant: its data can never be read again",
     "  export HOLDFAST_KEYS=~/.config/agent-keys.json\n  holdfast keys new\n  holdfast keys encrypt --store agent.db\n"
     "  holdfast keys rotate --new --store agent.db\n  holdfast keys forget acme --yes",

@@ -48,7 +48,8 @@ def objects(args: Namespace, store: Store, out: Output) -> int:
                 }
             )
             return OK
-        out.line((f"{plural(found.objects, 'object')} at {found.place}", "bold"), (size(found.bytes), ""))
+        out.line((f"{plural(found.objects, 'object')} named by the store", "bold"), (size(found.bytes), ""))
+        out.line((f"whether they are at {found.place}, `holdfast verify` looks", ""))
         if found.let_go:
             out.line(
                 (f"{found.let_go} more that nothing needs now: `compact` removes them when their time is over", "")

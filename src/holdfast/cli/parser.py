@@ -35,11 +35,11 @@ from holdfast.errors import UsageError
 EXIT_CODES = """\
 exit codes:
   0    done
-  1    the answer is no: verify or doctor found problems, check or replay that code goes another way, drill a defect,
-       diff --exit-code changes; a question was answered no
+  1    the answer is no: verify, doctor or restore found problems, check or replay that code goes another way, drill
+       a defect, diff --exit-code changes; a question was answered no
   2    a usage error: an unknown command or option, no store named, --yes missing, an answer that is not allowed
   3    no such thread, checkpoint, path, run, step or question
-  4    the store cannot be opened, or failed
+  4    the store cannot be opened, or failed; the store or a backup is damaged
   130  interrupted (Ctrl-C); 141: whoever read the output closed it"""
 
 OVERVIEW = f"""\
@@ -56,6 +56,7 @@ first steps:
   holdfast diff alice-001 head~1         what the last step changed
 
 the store: --store URL (a path, sqlite:///path, postgresql://user@host/database), else $HOLDFAST_STORE, else ./agent.db.
+$HOLDFAST_KEYS: the keys of an encrypted store. $HOLDFAST_OBJECTS (or --objects URL): its object store.
 Every command takes --json. `holdfast COMMAND --help` has examples.
 
 {EXIT_CODES}"""

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Set
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
+from holdfast.values.amounts import size as size
+
 BYTES_SHOWN = 32
 _STEERING = r"\x7f-\x9f\ud800-\udfff\u2028-\u202e\u2066-\u2069"
 _UNSAFE_JSON = re.compile(f"[{_STEERING}]")
@@ -109,16 +111,6 @@ def ago(at: datetime, now: datetime) -> str:
     if days <= 30:
         return f"{days} day{'s' if days > 1 else ''} ago"
     return at.astimezone().strftime("%Y-%m-%d")
-
-
-def size(count: int) -> str:
-    """Bytes for people, in powers of 1000: `270 B`, `1.2 KB`, `35 MB`."""
-    amount = float(count)
-    for unit in ("B", "KB", "MB", "GB"):
-        if amount < 999.5:
-            return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}" if amount < 10 else f"{amount:.0f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} TB"
 
 
 def plural(count: int, noun: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sized
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -84,8 +85,8 @@ def _print(done: Repaired, dry_run: bool, out: Output) -> None:
             out.table((title, "where", "what"), rows)
         if len(mends) > _SHOWN_MAX:
             out.message(f"{len(mends) - _SHOWN_MAX} more; --json has all")
-    verb = "would be" if dry_run else "were"
-    out.line((f"{plural(len(done.mended), 'thing')} {verb} mended, {len(done.lost)} {verb} lost", "bold"))
+    mended, lost = _counted(done.mended, "mended", dry_run), _counted(done.lost, "lost", dry_run)
+    out.line((f"{plural(len(done.mended), 'thing')} {mended}, {len(done.lost)} {lost}", "bold"))
     if done.quarantine:
         out.line((f"{plural(done.rows, 'row')} that could not be used: {done.quarantine}", "yellow"))
     if done.damaged:
@@ -99,6 +100,10 @@ def _print(done: Repaired, dry_run: bool, out: Output) -> None:
         out.line((f"{where}: {checked} verified, {plural(len(report.problems), 'problem')}", "bold red"))
     if not (dry_run or done.in_place):
         out.message("the store itself is as it was: stop its users and put the copy in its place")
+
+
+def _counted(mends: Sized, done: str, dry_run: bool) -> str:
+    return f"would be {done}" if dry_run else f"{'was' if len(mends) == 1 else 'were'} {done}"
 
 
 def _row(mend: Mend, style: str) -> list[Cell]:

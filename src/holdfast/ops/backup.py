@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import ReadOnlyStore, UsageError
+from holdfast.errors import Damaged, ReadOnlyStore, UsageError
 from holdfast.ops.copied import Backup, CopyRow, add_copy
 from holdfast.ops.objects import count_far
 from holdfast.ops.places import Part, part_for
@@ -74,9 +74,12 @@ def _may_replace(path: Path, driver: Any) -> bool:
     if kind == "sqlite":
         from holdfast.ops.backup_sqlite import read_mark
 
-        if read_mark(path) is not None:
-            return True
-    raise UsageError(f"{path} exists already and is no backup: name another file, or remove it")
+        try:
+            if read_mark(path) is not None:
+                return True
+        except Damaged:
+            pass  # whatever it was: it is not ours to throw away
+    raise UsageError(f"{path} exists already and is no backup that can be read: name another file, or remove it")
 
 
 def kind_of(path: Path) -> str | None:

@@ -165,7 +165,7 @@ class BackupFile:
         while block is not None and block[0] == "T":
             name = block[1].decode()
             if name not in self.tables:
-                raise self._reader.refused(f"it has a table {name!r} that it does not describe")
+                raise self._reader.damaged(f"it has a table {name!r} that it does not describe")
             following: list[tuple[str, bytes] | None] = [None]
             chunks = self._chunks(following)
             yield name, chunks
@@ -173,7 +173,7 @@ class BackupFile:
                 pass
             [block] = following
         if block is None:
-            raise self._reader.refused("it has no end")
+            raise self._reader.damaged("it has no end")
         self.sequences = self._decoded("F", block, Footer).sequences
 
     def _chunks(self, following: list[tuple[str, bytes] | None]) -> Iterator[bytes]:
@@ -188,5 +188,5 @@ class BackupFile:
             if block[0] == section:
                 return msgspec.msgpack.decode(block[1], type=kind)
         except msgspec.MsgspecError as error:
-            raise self._reader.refused(f"what it says cannot be: {error}") from error
-        raise self._reader.refused("its parts are not in order")
+            raise self._reader.damaged(f"what it says cannot be: {error}") from error
+        raise self._reader.damaged("its parts are not in order")

@@ -28,8 +28,9 @@ from urllib.parse import quote
 import apsw
 import orjson
 
-from holdfast.errors import StoreError, UsageError
+from holdfast.errors import Damaged, StoreError, UsageError
 from holdfast.ops.places import Part
+from holdfast.ops.sections import damaged_backup
 from holdfast.storage.program import Progress
 from holdfast.storage.sqlite import SqliteDriver
 from holdfast.storage.sqlite_errors import translate
@@ -39,6 +40,7 @@ MARK = "backup"  # the key in meta
 # 1 MB: between two of them progress is told, and nothing else. A longer step is no faster.
 _STEP_PAGES = 256
 _FROZEN_MIN_BYTES = 8 << 20  # below this, starting a process takes longer than it saves
+_PAGE_BYTES_MIN = 512
 _COPIER = Path(__file__).with_name("copier.py")
 
 
@@ -184,10 +186,17 @@ def _sign(path: Path, mark: dict[str, Any], size: int, place: str) -> None:
         connection.close()  # the last one: SQLite brings the log into the file and removes it
 
 
+def damaged_file(path: Path, why: object) -> Damaged:
+    """A backup of SQLite's that is damaged. It is a store's file: so it may be mended like one."""
+    return damaged_backup(path, why, mend=f", or mend it with `holdfast repair --store {path}`")
+
+
 def read_mark(path: Path) -> dict[str, Any] | None:
-    """What a backup says of itself; None if it is a store like any other, or no store."""
+    """What a backup says of itself; None if it is a store like any other, or no store. Raises Damaged, UsageError."""
     name = f"file:{quote(str(Path(path).absolute()))}?immutable=1"
     try:
+        if os.path.getsize(path) < _PAGE_BYTES_MIN and not os.path.exists(f"{path}-wal"):
+            raise damaged_backup(path, "it is cut short")  # SQLite would take it for an empty one
         connection = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
         try:
             if connection.pragma("application_id") != APPLICATION_ID:
@@ -197,6 +206,8 @@ def read_mark(path: Path) -> dict[str, Any] | None:
             connection.close()
         found = orjson.loads(rows[0][0]) if rows else None
         return found if isinstance(found, dict) else None
+    except (apsw.CorruptError, apsw.NotADBError) as error:
+        raise damaged_file(path, error) from error
     except apsw.Error as error:
         raise UsageError(f"{path} cannot be read as a backup: {error}") from error
     except ValueError:

@@ -29,10 +29,10 @@ from holdfast.ops.findings import (
     query_one,
     span,
 )
-from holdfast.ops.findings import size as shown
 from holdfast.storage import migrate
 from holdfast.storage.program import Flow, Sql, read
 from holdfast.threads.context import Context
+from holdfast.values.amounts import size as shown
 
 __all__ = ["Finding", "Level", "Machine", "examine", "triage", "would_change"]
 
@@ -333,7 +333,7 @@ def deletions(patient: Patient) -> Flow[list[Finding]]:
 
 
 def encryption(patient: Patient) -> Flow[list[Finding]]:
-    """Whether states are encrypted in the database."""
+    """Whether states are encrypted in the database, and whether the keys are here."""
     sealed, tenants, retired = yield from query_one(patient, _SEALS)
     if not sealed:
         says = "states are not encrypted in the database"
@@ -341,11 +341,14 @@ def encryption(patient: Patient) -> Flow[list[Finding]]:
     found = Finding("encryption", "ok", f"{sealed} of {many(tenants, 'tenant')} encrypted")
     if sealed < tenants:
         found = Finding("encryption", "warning", found.says, "`holdfast keys` says whose are not")
+    from holdfast.ops.doctor_keys import keys
+
+    wrong = yield from keys(patient)
     if retired:
         says = f"{many(int(retired), 'key')} retired and still kept in the store's list"
         do = "`holdfast keys remove ID` takes it out of the key file, once no backup needs it"
-        return [found, Finding("encryption", "note", says, do)]
-    return [found]
+        wrong.append(Finding("encryption", "note", says, do))
+    return [found, *wrong]
 
 
 def damage(patient: Patient) -> Flow[list[Finding]]:

@@ -24,8 +24,8 @@ from holdfast.ops.findings import (
     query_one,
     span,
 )
-from holdfast.ops.findings import size as shown
 from holdfast.storage.program import Flow, Sql, Transaction
+from holdfast.values.amounts import size as shown
 
 # The last release of each major version (postgresql.org/support/versioning).
 ENDS = {

@@ -15,10 +15,10 @@ import apsw
 
 from holdfast.errors import HoldfastError
 from holdfast.ops.findings import MB, Finding, Level, Look, Machine, Patient, query, query_one, span
-from holdfast.ops.findings import size as shown
 from holdfast.storage import migrate, sqlite_open
 from holdfast.storage.program import Flow, Sql
 from holdfast.storage.urls import sqlite_path
+from holdfast.values.amounts import size as shown
 
 WAL_RESET_FIXED = (3, 51, 3)  # sqlite.org/wal.html#walresetbug; 3.52.0 had it too, and was withdrawn
 _LOG_LARGE, _LOG_HUGE = 128 * MB, 2048 * MB  # the writer waits for readers from 64 MB on, see sqlite_write.py

@@ -15,7 +15,7 @@ from holdfast.storage.program import Batch, Flow, Row, Rows, Sql, Transaction
 from holdfast.threads.context import Context, clock_us
 
 Level = Literal["ok", "note", "warning", "problem"]
-KB, MB, GB = 1024, 1024**2, 1024**3
+MB, GB = 10**6, 10**9
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
 
 
@@ -108,14 +108,6 @@ def looked(patient: Patient, name: str, look: Look) -> Flow[list[Finding]]:
         return [Finding(name, "note", f"could not be looked at: {error}", "")]
     except OSError as error:
         return [Finding(name, "note", f"could not be looked at: {error.strerror or error}", "")]
-
-
-def size(count: float) -> str:
-    """Bytes, for people."""
-    for unit, each in (("GB", GB), ("MB", MB), ("KB", KB)):
-        if count >= each * 0.9995:  # not "1024.0 MB"
-            return f"{count / each:.1f} {unit}"
-    return f"{int(count)} B"
 
 
 def span(seconds: float) -> str:

@@ -143,6 +143,8 @@ class Endpoint:
 
     def __init__(self, registry: Registry, host: str, port: int) -> None:
         self.registry = registry
+        if type(port) is not int:
+            raise UsageError(f"serve(port={port!r}): a port is a number, 0 (any free one) to 65535")
         try:
             self._server = (_Server6 if ":" in host else _Server)((host, port), _handler(registry))
         except (OSError, OverflowError) as error:

@@ -38,6 +38,7 @@ __all__ = ["Mend", "Repaired", "arepair", "repair"]
 
 _POSTGRES = ("postgresql://", "postgres://")
 _TENANTS = Sql("SELECT name FROM tenant ORDER BY tenant")
+_SEALED = Sql("SELECT 1 FROM seal LIMIT 1")
 _PAGE = 200
 
 
@@ -98,6 +99,7 @@ def _repair_sqlite(
     options: dict[str, Any],
 ) -> Repaired:
     from holdfast.ops.repair_sqlite import copy_name, mend_file, working_copy
+    from holdfast.ops.repair_whose import check_is_store
 
     name = sqlite_path(url)
     if name == ":memory:":
@@ -105,6 +107,7 @@ def _repair_sqlite(
     path = Path(os.path.realpath(name))
     if not path.is_file():
         raise OpenError(f"there is no store at {path}; check the path")
+    check_is_store(path)
     if in_place:
         return _in_place(path, progress, options)
     if dry_run:
@@ -218,6 +221,11 @@ def _mend(
         driver = store._context.driver
         if getattr(driver, "tenancy", None) is not None:
             raise UsageError("a repair is of all tenants, and this role does not see all of them: do it as the owner")
+        if options.get("keys") is None and drive(driver, read(_is_sealed)):
+            raise KeyMissing(
+                "the store is encrypted, and a repair must read it: give its keys (repair(url, keys=…), or set "
+                "HOLDFAST_KEYS); nothing was changed"
+            )
         strangers = drive(driver, write(repair_strangers, solo=True))
         mended += _notes("", strangers.mended)
         lost += _notes("", strangers.lost)
@@ -260,6 +268,11 @@ def _run_notes(tenant: str, notes: Sequence[tuple[str, int | None, str]]) -> lis
 def _tenants() -> Program[list[str]]:
     [rows] = yield Batch(_TENANTS(tenant=None), last=True)
     return [name for (name,) in rows if type(name) is str]
+
+
+def _is_sealed() -> Program[bool]:
+    [rows] = yield Batch(_SEALED(tenant=None), last=True)
+    return bool(rows)
 
 
 def _verified(store: Any, tenants: Sequence[str]) -> Report:

@@ -178,7 +178,8 @@ def replace_content(path: Path, timeout_s: float, mend: Callable[[Path], None]) 
     file as it was is kept; its path."""
     names = (path.with_name(f"{path.stem}.damaged{f'-{number}' * (number > 1)}{path.suffix}") for number in count(1))
     kept = next(name for name in names if not name.exists())
-    with _alone(path) as connection, part_for(kept) as before, part_for(copy_name(path)) as part:
+    work = path.with_name(f"{path.stem}.mending{path.suffix}")  # never kept: whatever has the name stays as it is
+    with _alone(path) as connection, part_for(kept) as before, part_for(work, replaces=True) as part:
         copy_raw(path, before.part)
         copy_raw(path, part.part)
         try:

@@ -16,10 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holdfast.errors import UsageError
+from holdfast.errors import Damaged, UsageError
 from holdfast.ops.backup import bottom, kind_of
 from holdfast.ops.copied import Restored, mark_restored
 from holdfast.ops.remote import at_hand
+from holdfast.ops.sections import damaged_backup
 from holdfast.storage.program import Batch, Program, Progress, Sql, drive, read, write
 from holdfast.storage.urls import sqlite_path
 from holdfast.threads.context import Context
@@ -72,7 +73,10 @@ def restore(
         raise UsageError("a backup is restored into a file or a database, not into memory: open the backup instead")
     with Restoring(backup, Path(target), force=force) as restoring:
         loaded = restoring.load(at, progress)
-        report, tenants = _check(str(restoring.part), options, loaded) if verify else (Report(0, 0), 0)
+        try:
+            report, tenants = _check(str(restoring.part), options, loaded) if verify else (Report(0, 0), 0)
+        except Damaged as error:  # the part's file itself
+            raise damaged_backup(backup, error.__cause__ or error) from error
         restoring.place(report)
     return Restored(loaded.backup, target, report, loaded.requeued, tenants, time.monotonic() - start)
 
@@ -111,7 +115,12 @@ def try_restore(ctx: Context, path: str | os.PathLike[str], progress: Progress |
 def _backup(path: str | os.PathLike[str]) -> Path:
     backup = Path(path)
     if kind_of(backup) is None:
-        raise UsageError(f"{backup} is no backup: neither a file of `holdfast backup` nor an SQLite store")
+        if not backup.stat().st_size:
+            raise damaged_backup(backup, "it is empty")
+        raise UsageError(
+            f"{backup} is no backup, or its beginning is damaged: neither a file of `holdfast backup` nor an SQLite "
+            "store. Take another one, or make a new one"
+        )
     return backup
 
 

@@ -21,7 +21,7 @@ from psycopg import sql
 from holdfast.errors import UsageError
 from holdfast.ops.backup import kind_of
 from holdfast.ops.backup_postgres import FIRST, SEQUENCES, TABLES, BackupFile, Table
-from holdfast.ops.backup_sqlite import read_mark
+from holdfast.ops.backup_sqlite import damaged_file, read_mark
 from holdfast.ops.copy_format import pack_rows
 from holdfast.ops.restoring import Loaded
 from holdfast.ops.settling import JUMP, settle
@@ -100,6 +100,8 @@ def _load_from_sqlite(connection: Any, target: Any, backup: Path, at: int) -> Lo
             if place is not None and place[0] in tables:
                 [(last,)] = source.execute(f"SELECT coalesce(max({place[1]}), 0) FROM {place[0]}")
                 sequences[sequence] = int(last)
+    except (apsw.CorruptError, apsw.NotADBError) as error:
+        raise damaged_file(backup, error) from error
     except apsw.Error as error:
         raise UsageError(f"{backup} cannot be read as a backup: {error}") from error
     finally:

@@ -19,7 +19,7 @@ import apsw
 
 from holdfast.errors import Damaged, OpenError, UsageError
 from holdfast.ops.backup import kind_of
-from holdfast.ops.backup_sqlite import copy_pages, read_mark
+from holdfast.ops.backup_sqlite import copy_pages, damaged_file, read_mark
 from holdfast.ops.copy_format import unpack_rows
 from holdfast.ops.places import Part
 from holdfast.ops.restoring import Loaded
@@ -74,10 +74,7 @@ class Restoring:
             return _settle(self.part, backup, at)
         except apsw.Error as error:
             if isinstance(error, apsw.CorruptError | apsw.NotADBError):
-                raise Damaged(
-                    f"the backup {self._backup} is damaged ({error}); nothing was restored. Take another one, or mend "
-                    "it with `holdfast repair`"
-                ) from error
+                raise damaged_file(self._backup, error) from error
             raise translate(error, str(self._target), 0) from error
 
     def place(self, report: Report) -> None:

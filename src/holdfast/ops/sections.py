@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
-from holdfast.errors import Undecodable, UsageError
+from holdfast.errors import Damaged, HoldfastError, Undecodable, UsageError
 from holdfast.storage.program import Progress
 from holdfast.values.compress import Parameter, decompress_bounded, zstd
 from holdfast.values.limits import SIZE_MAX
@@ -60,11 +60,11 @@ class SectionWriter:
 
 
 class SectionReader:
-    """Reads a file that a `SectionWriter` wrote. Raises UsageError for anything else."""
+    """Reads a file that a `SectionWriter` wrote. Raises UsageError for anything else, Damaged for a damaged backup."""
 
     def __init__(self, path: Path, kind: str, verb: str) -> None:
         self.path = path
-        self._verb = verb
+        self._kind, self._verb = kind, verb
         try:
             self._file: BinaryIO = open(path, "rb")  # noqa: SIM115
             self.bytes = path.stat().st_size
@@ -82,6 +82,10 @@ class SectionReader:
     def refused(self, reason: str) -> UsageError:
         return UsageError(f"{self.path} cannot be {self._verb}: {reason}. Nothing was written")
 
+    def damaged(self, reason: str) -> HoldfastError:
+        """The right sort of file, but not as it was written."""
+        return damaged_backup(self.path, reason) if self._kind == "backup" else self.refused(reason)
+
     def check(self, progress: Progress | None = None) -> None:
         """Read all of it once and compare its hash."""
         body = self.bytes - _HEAD_BYTES - _HASH_BYTES
@@ -97,9 +101,9 @@ class SectionReader:
                 progress(body - left, body)
         ending = self._file.read()
         if body < self._start or ending[:_HEAD_BYTES] != _head(_END, _HASH_BYTES):
-            raise self.refused("it is cut short")
+            raise self.damaged("it is cut short")
         if ending[_HEAD_BYTES:] != found.digest():
-            raise self.refused("it is damaged: its hash is not that of its content")
+            raise self.damaged("its hash is not that of its content")
 
     def blocks(self) -> Iterator[tuple[str, bytes]]:
         """Every block in order: its section and what it holds. After `check`."""
@@ -108,16 +112,16 @@ class SectionReader:
             head = self._file.read(_HEAD_BYTES)
             size = int.from_bytes(head[1:], "little")
             if len(head) < _HEAD_BYTES:
-                raise self.refused("it is cut short")
+                raise self.damaged("it is cut short")
             if head[0] == _END:
                 return
             packed = self._file.read(size)
             if len(packed) < size:
-                raise self.refused("it is cut short")
+                raise self.damaged("it is cut short")
             try:
                 yield chr(head[0]), decompress_bounded(packed, BLOCK_BYTES_MAX)
             except Undecodable as error:
-                raise self.refused(str(error)) from error
+                raise self.damaged(str(error)) from error
 
     def at(self) -> int:
         """How many bytes were read by now."""
@@ -132,6 +136,11 @@ class SectionReader:
         if line.startswith(b"holdfast-"):
             raise self.refused(f"it is a file of another sort ({line.split()[0].decode('ascii', 'replace')})")
         raise self.refused(f"it is no file of Holdfast's of the sort {kind!r}")
+
+
+def damaged_backup(path: Path, why: object, *, mend: str = "") -> Damaged:
+    """A backup of either database that cannot be restored as it is."""
+    return Damaged(f"the backup {path} is damaged ({why}), nothing was restored: make a new one{mend}")
 
 
 def _first_line(kind: str, version: int) -> bytes:

@@ -61,8 +61,9 @@ class Salvage:
 class PageFile:
     """A file of pages, read as it is on the disk."""
 
-    def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = open(path, "rb")  # noqa: SIM115
+    def __init__(self, path: Path, file: BinaryIO | None = None) -> None:
+        """`file`: instead of opening it, which must not be done to one that SQLite has open in this process."""
+        self._file: BinaryIO = open(path, "rb") if file is None else file  # noqa: SIM115
         head = self._file.read(_HEADER_BYTES)
         size = int.from_bytes(head[16:18], "big") if head[:16] == b"SQLite format 3\0" else 0
         size = 65536 if size == 1 else size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from typing import Any
-from urllib.parse import unquote
 
 from holdfast.errors import UsageError
 from holdfast.storage.program import Driver
@@ -42,6 +41,8 @@ def sqlite_path(url: str) -> str:
         rest = url.removeprefix("sqlite://")
         if not rest.startswith("/"):
             raise UsageError(f"{url!r} names no file: sqlite:///relative.db or sqlite:////absolute.db")
+        from urllib.parse import unquote  # imported late: hardly ever needed
+
         path = unquote(rest[1:])
         if not path:
             raise UsageError(f"{url!r} names no file: {_HINT}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
@@ -16,7 +16,9 @@ from holdfast.errors import Damaged
 from holdfast.log.branches import ThreadRow, metadata_of
 from holdfast.log.ids import show_id
 from holdfast.log.records import Record
-from holdfast.log.verifying import Findings
+
+if TYPE_CHECKING:  # imported where somebody verifies
+    from holdfast.log.verifying import Findings
 
 _UNSET: Any = object()
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from holdfast.errors import UsageError
-from holdfast.log import sweeping, verifying
+from holdfast.log import sweeping
 from holdfast.log.branches import list_threads, no_thread
 from holdfast.log.counting import count
 from holdfast.storage.program import Flow, Progress, adrive, drive, read
@@ -154,6 +154,8 @@ class ThreadStore:
         tenant = yield from self._context.tenant()
         if tenant is None:
             return Report(0, 0)
+        from holdfast.log import verifying  # imported late: few programs verify
+
         return Report.of((yield from verifying.verify_tenant(tenant, progress)))
 
     def _stats(self) -> Flow[Stats]:

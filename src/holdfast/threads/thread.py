@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import UnknownType, UsageError
-from holdfast.log import sweeping, verifying
+from holdfast.log import sweeping
 from holdfast.log.ids import show_id
 from holdfast.log.records import Record
 from holdfast.storage.program import Flow, Progress
@@ -397,6 +397,8 @@ class Thread(Keeping):
 
     def _verify(self, progress: Progress | None) -> Flow[Report]:
         tenant, row = yield from flows.locate(self._context, self._line)
+        from holdfast.log import verifying  # imported late: few programs verify
+
         return Report.of([(yield from verifying.verify_tree(tenant, row.tree, progress))])
 
     def _checkpoint(self, record: Record, *, is_head: bool) -> Checkpoint:

@@ -1,0 +1,15 @@
+"""Amounts of bytes as people read them: one way for all that is printed."""
+
+from __future__ import annotations
+
+
+def size(count: float) -> str:
+    """Bytes for people, in powers of 1000: `270 B`, `1.2 KB`, `35 MB`."""
+    amount = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if amount < 999.5:
+            if unit == "B":
+                return f"{int(count)} B"
+            return f"{amount:.1f} {unit}" if amount < 10 else f"{amount:.0f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"

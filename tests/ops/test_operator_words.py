@@ -1,0 +1,117 @@
+"""What an operator is told: commands that work as printed, damage that names its way out, words that fit."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.cli import main
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest, tmp_path: Path, database: str) -> str:
+    return request.getfixturevalue("postgres_url") if database == "postgres" else str(tmp_path / "a store.db")
+
+
+@pytest.fixture
+def backup(url: str, tmp_path: Path) -> Path:
+    with hf.open(url) as store:
+        for number in range(20):
+            store.thread(f"t{number}").save({"n": os.urandom(3000).hex()})
+        store.backup(tmp_path / "b")
+    return tmp_path / "b"
+
+
+both = pytest.mark.parametrize("database", ["sqlite", "postgres"])
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_to_and_test_exclude_each_other(backup: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["restore", str(backup), "--to", "x.db", "--test"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
+    assert main(["restore", str(backup)]) == 2
+    assert "restore where?" in capsys.readouterr().err
+
+
+@both
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.9])
+def test_a_backup_that_is_cut_short_is_told_of_in_one_way(
+    url: str, backup: Path, tmp_path: Path, part: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = tmp_path / "cut"
+    whole = backup.read_bytes()
+    cut.write_bytes(whole[: int(len(whole) * part)])
+    for where in (["--to", str(tmp_path / "new.db")], ["--test", "--store", url]):
+        assert main(["restore", str(cut), *where]) == 4
+        said = capsys.readouterr().err
+        assert re.search(r"the backup .*cut is damaged \(.*\), nothing was restored: make a new one", said), said
+    assert not (tmp_path / "new.db").exists()
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_a_beginning_of_a_header_is_a_backup_cut_short_and_a_damaged_one_is_not_replaced(
+    url: str, backup: Path, tmp_path: Path
+) -> None:
+    backup.write_bytes(backup.read_bytes()[:50])
+    with pytest.raises(hf.Damaged, match="cut short"):
+        hf.restore(backup, str(tmp_path / "new.db"))
+    with hf.open(url) as store, pytest.raises(hf.UsageError, match="no backup that can be read"):
+        store.backup(backup)
+
+
+@both
+def test_the_command_that_backup_prints_works(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOLDFAST_STORE", raising=False)
+    with hf.open(url) as store:
+        store.thread("a").save({"n": 1})
+    assert main(["backup", "my backup", "--store", url]) == 0
+    found = re.search("`holdfast (.*)`", capsys.readouterr().err)
+    assert found is not None
+    assert main(shlex.split(found[1])) == 0
+    monkeypatch.setenv("HOLDFAST_STORE", url)
+    assert main(["backup", "my backup"]) == 0
+    assert "--store" not in capsys.readouterr().err
+
+
+def test_no_password_is_printed() -> None:
+    from holdfast.cli.copies import _has_password
+
+    assert _has_password("postgresql://me:secret@db/app")
+    assert _has_password("postgresql://me@db/app?password=secret")
+    assert not _has_password("postgresql://me@db:5432/app")
+    assert not _has_password("C:agent.db")
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_a_damaged_file_names_repair(url: str, backup: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open(url, "r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(4096 * 12))
+    assert main(["verify", "--store", url]) == 4
+    assert "holdfast repair" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("port", ["abc", "9464", 1.5, None, True])
+def test_a_port_is_a_number(port: Any) -> None:
+    with pytest.raises(hf.UsageError, match="a port is a number"):
+        hf.metrics.serve(port=port)
+
+
+def test_one_thing_was_mended() -> None:
+    from holdfast.cli.repair import _counted
+
+    assert [_counted(range(count), "mended", False) for count in (0, 1, 2)] == [
+        "were mended",
+        "was mended",
+        "were mended",
+    ]
+    assert _counted(range(1), "lost", True) == "would be lost"
