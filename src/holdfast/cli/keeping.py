@@ -239,8 +239,7 @@ KEEPING_COMMANDS = {
     "retention": Command(
         "show or set how long threads and checkpoints stay",
         "Of the whole tenant, or of one THREAD,\nwhose own setting goes before it. `holdfast compact` acts on it.",
-        "  holdfast retention\n  holdfast retention --ttl 30d --keep-last 100\n"
-        "  holdfast retention alice-001 --never\n  holdfast retention alice-001 --inherit",
+        "  holdfast retention\n  holdfast retention --ttl 30d --keep-last 100\n  holdfast retention alice-001 --never",
         _retention_arguments,
         retention,
     ),
@@ -254,7 +253,7 @@ KEEPING_COMMANDS = {
     "unpin": Command(
         "take a pin back",
         "What it held goes when retention says so.",
-        "  holdfast unpin alice-001 --name good",
+        "  holdfast unpin alice-001 --name good\n  holdfast unpin alice-001 --name good --json",
         _unpin_arguments,
         unpin,
     ),

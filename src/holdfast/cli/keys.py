@@ -1,4 +1,4 @@
-"""`holdfast keys`: make, list, change and forget the keys that a store is encrypted with. Never prints a key."""
+"""`holdfast keys`: make, list, rotate and forget keys of encryption. Never prints a key."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def _forget(args: Namespace, file: KeyFile, out: Output) -> int:
 
 
 KEYS = Command(
-    "make, list, change and forget the keys that a store is encrypted with",
+    "make, list, rotate and forget keys of encryption",
     "A key file holds a key for each\ntenant; only its owner may read it. Name it with --keys or $HOLDFAST_KEYS; with "
     "the variable set, all\ncommands open encrypted stores.\n\n"
     "new      make a key for a tenant; the older ones still open what they encrypted\n"
@@ -206,8 +206,8 @@ KEYS = Command(
     "remove   remove an older key that nothing is encrypted with any more; refused, also with --yes, while\n"
     "         the store says that data may be encrypted with it: then `rotate` first, or --force\n"
     "forget   remove all keys of a tenant: its data can never be read again",
-    "  export HOLDFAST_KEYS=~/.config/agent-keys.json\n  holdfast keys new\n  holdfast keys encrypt --store agent.db\n"
-    "  holdfast keys rotate --new --store agent.db\n  holdfast keys forget acme --yes",
+    "  holdfast keys new --keys ~/.config/agent-keys.json\n  holdfast keys encrypt --store agent.db\n"
+    "  holdfast keys rotate --new --store agent.db",
     arguments,
     keys,
     opens=False,

@@ -73,13 +73,13 @@ def objects(args: Namespace, store: Store, out: Output) -> int:
 
 
 OBJECTS = Command(
-    "show what is in the store's object store; move cold data there, or all of it back",
+    "move cold data to an object store, or back",
     "Name the object store\nwith --objects or $HOLDFAST_OBJECTS: s3://bucket/prefix, gs://…, az://…, file:///folder. "
     "Credentials come\nfrom the environment. `holdfast compact` and workers move cold data out too.\n\n"
     "list  what is there (the default)\n"
     "out   move packs and large results there that nobody has written to for a week\n"
     "back  bring everything back, before the object store is given up",
-    "  export HOLDFAST_OBJECTS=s3://my-bucket/agents\n  holdfast objects\n  holdfast objects out --cold 30d\n"
+    "  holdfast objects --objects s3://my-bucket/agents\n  holdfast objects out --cold 30d\n"
     "  holdfast objects back --store agent.db",
     arguments,
     objects,

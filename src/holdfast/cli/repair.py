@@ -117,7 +117,7 @@ REPAIR = Command(
     "they were; what cannot be saved goes to a file, and is\nnamed. Then everything is verified. The copy is "
     "agent.repaired.db beside the store (or --to), on\nPostgreSQL a new schema. A store that is sound gets no copy. "
     "Exits with 1 if something is lost.",
-    "  holdfast repair --dry-run\n  holdfast repair --store agent.db\n  holdfast repair --to /mnt/agent.db --json\n"
+    "  holdfast repair --dry-run\n  holdfast repair --store agent.db\n"
     "  holdfast repair --store postgresql://app@db/app --in-place --yes",
     arguments,
     repair,

@@ -118,13 +118,12 @@ def _meaning(found: TenantSecurity) -> str:
 
 
 ROLES = Command(
-    "make roles of PostgreSQL that the database holds to their tenants",
+    "make roles that PostgreSQL holds to their tenants",
     "Prints the SQL; --apply runs it. An\napp's role names its tenant in each transaction; a tenant's own role is "
     "bound to it whatever it says;\noperators see all (workers for all tenants, backups). `check` says what the role "
     "of --store can see,\nand exits with 1 if nothing holds it.",
     "  holdfast roles app agents --store postgresql://owner@db/app --apply\n"
     "  holdfast roles tenant acme_login --tenant acme --store postgresql://owner@db/app\n"
-    "  holdfast roles operator worker --apply --password-from-env WORKER_PASSWORD\n"
     "  holdfast roles check --store postgresql://agents@db/app",
     arguments,
     roles,
