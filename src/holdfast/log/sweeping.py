@@ -414,7 +414,7 @@ def _sweep_some(tenant: int, *, count: bool) -> Program[tuple[int, int]]:
     this = {"tenant": tenant, "tree": tree}
     statements = [_UNLIST(**this, ids=_json(done))] if done else []
     if found:
-        bodies = [body for _, body in found if body is not None]
+        bodies = [body for _, body in found if type(body) is int]  # a damaged one names nothing
         statements += [
             _REMOVE_BODIES(tenant=tenant, ids=_json(bodies)),
             _REMOVE(**this, ids=_json([record for record, _ in found])),
