@@ -438,11 +438,10 @@ async def test_an_effect_waits_until_its_checkpoint_is_stored(
 
 
 def _nothing() -> Any:
-    from holdfast.storage.program import Transaction
+    from holdfast.storage.program import Batch, Sql, Transaction
 
     def program() -> Program[None]:
-        return
-        yield
+        yield Batch(Sql("SELECT 1")(), last=True)  # a real one: others get their turn on the loop while it waits
 
     return Transaction(program)
 
