@@ -188,7 +188,7 @@ def test_a_process_that_is_killed_loses_nothing(url: str, folder: Path, what: st
         if what == "back":
             store.move_out()
     with Nursery(f"{far_mover.__name__}:move") as nursery:
-        for point in range(1, 30, 4):
+        for point in range(1, 30, 4 if striking.SOAK else 12):
             child = nursery.start(url, str(folder), what, point)
             said = list(child.lines())
             with hf.open(url, objects=at(folder)) as store:

@@ -23,7 +23,7 @@ from holdfast.testing.postgres import PostgresServer
 
 SOAK = int(os.environ.get("HOLDFAST_SOAK") or 0)
 PARTS = 8
-SEEDS = 250 if SOAK else 5  # in each part
+SEEDS = 250 if SOAK else 2  # in each part
 PAGE = 4096
 
 

@@ -60,7 +60,7 @@ class Kill:
             raise Struck
 
 
-KILLED = [*(("sqlite", part) for part in range(PARTS if SOAK else 2)), ("postgres", 0)]
+KILLED = [*(("sqlite", part) for part in range(PARTS if SOAK else 1)), ("postgres", 0)]
 
 
 @pytest.mark.parametrize(("database", "part"), KILLED)
@@ -78,7 +78,7 @@ def test_killed_at_every_statement(
     wanted = whole.loadable()
     assert before <= wanted
     assert reference.lost
-    every = PARTS if database == "sqlite" else max(1, count.steps // (25 if SOAK else 8))
+    every = PARTS if database == "sqlite" else max(1, count.steps // (25 if SOAK else 4))
     for at in range(1 + part, count.steps + 1, every):
         scene = scenes.new(database)
         damage(scene)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from striking import SOAK
 
 import holdfast
 from holdfast.testing.contract import Harness, Mode, StoreContract
@@ -14,7 +15,7 @@ from holdfast.testing.contract import Harness, Mode, StoreContract
 KEY = bytes(range(32))
 
 
-@pytest.fixture(params=("sqlite", "postgres-async"))
+@pytest.fixture(params=("sqlite", "postgres-async") if SOAK else ("sqlite",))
 async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Harness]:
     """A harness on an empty, encrypted database. Ends with a verification of all that the test has left."""
     database, _, suffix = request.param.partition("-")
