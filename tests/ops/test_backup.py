@@ -366,8 +366,14 @@ class Load:
         deadline = time.monotonic() + 60
         while any(len(acknowledged(told)) < count for told in self.told) or not all(p.exists() for p in self.pruned):
             assert time.monotonic() < deadline, "the writers do not write"
-            assert all(child.poll() is None for child in self._children), "a writer has died"
+            for child in self._children:
+                assert child.poll() is None, f"a writer has died: {self._said(child)}"
             time.sleep(0.01)
+
+    @staticmethod
+    def _said(child: subprocess.Popen[bytes]) -> str:
+        assert child.stderr is not None
+        return child.stderr.read().decode(errors="replace")
 
     def stop(self) -> None:
         while self._children:
