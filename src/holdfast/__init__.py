@@ -62,7 +62,8 @@ from holdfast.errors import (
 )
 from holdfast.ops.store import Store
 from holdfast.ops.store import open_store as open
-from holdfast.runs.calls import (
+from holdfast.runs.agents.resources import Resource, resource
+from holdfast.runs.calls.calls import (
     ask,
     budget,
     continue_as_new,
@@ -75,41 +76,40 @@ from holdfast.runs.calls import (
     spawn,
     spend,
 )
-from holdfast.runs.children import Child
-from holdfast.runs.decorators import durable, effect, step
-from holdfast.runs.doubt import Done, NotDone, Unknown
-from holdfast.runs.drawing import now, patched, random, uuid
+from holdfast.runs.calls.children import Child
+from holdfast.runs.calls.decorators import durable, effect, step
+from holdfast.runs.calls.doubt import Done, NotDone, Unknown
+from holdfast.runs.calls.drawing import now, patched, random, uuid
+from holdfast.runs.calls.state import State, state
+from holdfast.runs.calls.timeouts import timeout
+from holdfast.runs.engine.models import Ask, Event, RunInfo, Step
+from holdfast.runs.functions.keys import Key
+from holdfast.runs.functions.keys import current_key as idempotency_key
 from holdfast.runs.handle import Run
-from holdfast.runs.keys import Key
-from holdfast.runs.keys import current_key as idempotency_key
-from holdfast.runs.models import Ask, Event, RunInfo, Step
-from holdfast.runs.parallel import as_completed, first, gather, map
-from holdfast.runs.resources import Resource, resource
-from holdfast.runs.state import State, state
-from holdfast.runs.timeouts import timeout
+from holdfast.runs.parallel.parallel import as_completed, first, gather, map
 from holdfast.threads.keeping import Erased, Pin, Retention
 from holdfast.threads.models import Change, Checkpoint, Problem, Pruned, Report, Stats, ThreadInfo
 from holdfast.threads.thread import Thread
 from holdfast.values.registry import register
 
 if TYPE_CHECKING:
-    from holdfast.ops import logs, metrics
-    from holdfast.ops.compaction import Compacted
-    from holdfast.ops.copied import Backup, Exported, Imported, Restored
-    from holdfast.ops.doctor import Finding
+    from holdfast.ops.copies.copied import Backup, Exported, Imported, Restored
+    from holdfast.ops.copies.restoring import arestore, restore
+    from holdfast.ops.doctor.checklist import Finding
+    from holdfast.ops.far.objects import Moved, ObjectsInfo
     from holdfast.ops.health import Health
+    from holdfast.ops.keeping.compaction import Compacted
     from holdfast.ops.keys import KeyInfo, Rotated
-    from holdfast.ops.objects import Moved, ObjectsInfo
-    from holdfast.ops.repair import arepair, repair
-    from holdfast.ops.repaired import Mend, Repaired
-    from holdfast.ops.restoring import arestore, restore
-    from holdfast.runs.http import idempotency_headers
-    from holdfast.runs.progress import progress
-    from holdfast.runs.progress_file import Progress
-    from holdfast.runs.queues import Queue
-    from holdfast.runs.replaying import Replay
-    from holdfast.runs.tools import Tools, tools
-    from holdfast.runs.worker import Worker
+    from holdfast.ops.repair.repaired import Mend, Repaired
+    from holdfast.ops.repair.repairing import arepair, repair
+    from holdfast.ops.telemetry import logs, metrics
+    from holdfast.runs.agents.http import idempotency_headers
+    from holdfast.runs.agents.progress import progress
+    from holdfast.runs.agents.progress_file import Progress
+    from holdfast.runs.agents.tools import Tools, tools
+    from holdfast.runs.history.replaying import Replay
+    from holdfast.runs.journal.queues import Queue
+    from holdfast.runs.workers.worker import Worker
     from holdfast.storage.keyring import KeyFile, KeyProvider, Keys, StaticKeys
     from holdfast.storage.objects import Objects
     from holdfast.threads.autosave import AutoState
@@ -119,40 +119,40 @@ __version__ = "0.1.0"
 
 # What not every program needs is imported when it is first asked for: a sixth of the time that importing all takes.
 _LATE = {
-    "Compacted": "holdfast.ops.compaction",
-    "Backup": "holdfast.ops.copied",
-    "Exported": "holdfast.ops.copied",
-    "Finding": "holdfast.ops.doctor",
+    "Compacted": "holdfast.ops.keeping.compaction",
+    "Backup": "holdfast.ops.copies.copied",
+    "Exported": "holdfast.ops.copies.copied",
+    "Finding": "holdfast.ops.doctor.checklist",
     "Health": "holdfast.ops.health",
-    "Imported": "holdfast.ops.copied",
+    "Imported": "holdfast.ops.copies.copied",
     "KeyFile": "holdfast.storage.keyring",
     "KeyInfo": "holdfast.ops.keys",
     "KeyProvider": "holdfast.storage.keyring",
     "Keys": "holdfast.storage.keyring",
-    "Moved": "holdfast.ops.objects",
+    "Moved": "holdfast.ops.far.objects",
     "Objects": "holdfast.storage.objects",
-    "ObjectsInfo": "holdfast.ops.objects",
-    "Progress": "holdfast.runs.progress_file",
-    "Queue": "holdfast.runs.queues",
-    "Replay": "holdfast.runs.replaying",
-    "Mend": "holdfast.ops.repaired",
-    "Repaired": "holdfast.ops.repaired",
-    "Restored": "holdfast.ops.copied",
+    "ObjectsInfo": "holdfast.ops.far.objects",
+    "Progress": "holdfast.runs.agents.progress_file",
+    "Queue": "holdfast.runs.journal.queues",
+    "Replay": "holdfast.runs.history.replaying",
+    "Mend": "holdfast.ops.repair.repaired",
+    "Repaired": "holdfast.ops.repair.repaired",
+    "Restored": "holdfast.ops.copies.copied",
     "Rotated": "holdfast.ops.keys",
     "StaticKeys": "holdfast.storage.keyring",
-    "Tools": "holdfast.runs.tools",
-    "Worker": "holdfast.runs.worker",
-    "arepair": "holdfast.ops.repair",
-    "arestore": "holdfast.ops.restoring",
+    "Tools": "holdfast.runs.agents.tools",
+    "Worker": "holdfast.runs.workers.worker",
+    "arepair": "holdfast.ops.repair.repairing",
+    "arestore": "holdfast.ops.copies.restoring",
     "AutoState": "holdfast.threads.autosave",
     "autosave": "holdfast.threads.policies",
-    "idempotency_headers": "holdfast.runs.http",
-    "logs": "holdfast.ops",
-    "metrics": "holdfast.ops",
-    "progress": "holdfast.runs.progress",
-    "repair": "holdfast.ops.repair",
-    "restore": "holdfast.ops.restoring",
-    "tools": "holdfast.runs.tools",
+    "idempotency_headers": "holdfast.runs.agents.http",
+    "logs": "holdfast.ops.telemetry",
+    "metrics": "holdfast.ops.telemetry",
+    "progress": "holdfast.runs.agents.progress",
+    "repair": "holdfast.ops.repair.repairing",
+    "restore": "holdfast.ops.copies.restoring",
+    "tools": "holdfast.runs.agents.tools",
 }
 
 __all__ = [

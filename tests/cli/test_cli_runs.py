@@ -22,7 +22,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.cli import main
-from holdfast.runs import specs
+from holdfast.runs.functions import specs
 
 Run = Callable[..., tuple[int, str, str]]
 APP = """

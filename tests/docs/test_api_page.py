@@ -14,10 +14,10 @@ import pytest
 import holdfast
 import holdfast.langgraph
 from holdfast.langgraph import Compacted, HoldfastSaver, Imported, import_langgraph
-from holdfast.runs import decorators
-from holdfast.runs.asking import Given
-from holdfast.runs.calls import Budget
-from holdfast.runs.rows import STATUSES
+from holdfast.runs.calls import decorators
+from holdfast.runs.calls.asking import Given
+from holdfast.runs.calls.calls import Budget
+from holdfast.runs.journal.rows import STATUSES
 from holdfast.testing import drill
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "api.md"

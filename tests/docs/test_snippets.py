@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 import pytest
 
-from holdfast.runs import specs
+from holdfast.runs.functions import specs
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from typing import Any
 
 import holdfast as hf
-from holdfast.ops.doctor import Finding, Machine, examine
+from holdfast.ops.doctor.checklist import Finding, Machine, examine
 from holdfast.storage.program import Batch, Rows, Sql, Transaction, drive
 
 DAY_US = 86_400_000_000

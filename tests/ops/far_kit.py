@@ -9,7 +9,7 @@ from typing import Any
 
 import holdfast as hf
 from holdfast.log.packing import pack_tenant
-from holdfast.runs.blobs import read_blob
+from holdfast.runs.journal.blobs import read_blob
 from holdfast.storage.far_cells import MARK, wanted_of
 from holdfast.storage.objects import Objects
 from holdfast.storage.program import Batch, Program, Sql, Transaction, drive, read

@@ -17,7 +17,7 @@ from copy_kit import acknowledged, everything, grown, make_thread, query, tables
 import holdfast
 from holdfast import Damaged, Store, UsageError
 from holdfast.log.ids import parse_id
-from holdfast.ops import backup_sqlite
+from holdfast.ops.copies import backup_sqlite
 from holdfast.testing.processes import Nursery
 
 KIT = Path(copy_kit.__file__)

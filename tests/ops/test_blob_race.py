@@ -19,8 +19,8 @@ import pytest
 from psycopg import errors
 
 import holdfast as hf
-from holdfast.runs import blobs
-from holdfast.runs.blobs import BLOB_MIN_BYTES, blob_hash
+from holdfast.runs.journal import blobs
+from holdfast.runs.journal.blobs import BLOB_MIN_BYTES, blob_hash
 from holdfast.storage.program import Sql, Transaction
 
 BODY = b"a large result"

@@ -14,8 +14,8 @@ from doctor_kit import DAY_US, now_us, raw, said, text_of, worst
 import holdfast as hf
 from holdfast.cli.app import main
 from holdfast.log.measuring import Sample, add_sample, size_and_samples
-from holdfast.ops import doctor
-from holdfast.ops.copied import CopyRow, add_copy, mark_restored
+from holdfast.ops.copies.copied import CopyRow, add_copy, mark_restored
+from holdfast.ops.doctor import checklist as doctor
 from holdfast.storage.keyring import key_id
 from holdfast.storage.program import Transaction
 

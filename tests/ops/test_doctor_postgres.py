@@ -14,7 +14,7 @@ from role_kit import Roles, roles_of
 
 import holdfast as hf
 from holdfast.cli import main
-from holdfast.ops import doctor_postgres
+from holdfast.ops.doctor import postgres as doctor_postgres
 from holdfast.storage.migrate import CREATE_TABLE, migrations
 from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.wire import WireProxy

@@ -19,7 +19,7 @@ from doctor_kit import raw, said, text_of, worst
 
 import holdfast as hf
 from holdfast.cli import main
-from holdfast.ops import doctor_sqlite
+from holdfast.ops.doctor import sqlite as doctor_sqlite
 from holdfast.storage import migrate, sqlite_open
 from holdfast.testing.processes import Nursery, Say
 
@@ -246,7 +246,7 @@ def test_a_store_that_cannot_be_opened(path: Path, capsys: pytest.CaptureFixture
 
 READ_ONLY = """
 import os, sys
-import holdfast.cli, holdfast.ops.doctor, holdfast.ops.doctor_sqlite
+import holdfast.cli, holdfast.ops.doctor.checklist, holdfast.ops.doctor.sqlite
 holdfast.open(":memory:").doctor()  # everything is imported before the rights are given up
 holdfast.cli.main(["doctor", "--store", "/nowhere/a.db"])
 if os.getuid() == 0:

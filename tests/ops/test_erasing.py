@@ -36,7 +36,7 @@ import holdfast as hf
 from holdfast.errors import NotFound, UsageError
 from holdfast.log import erasing
 from holdfast.log.packing import pack_tenant
-from holdfast.runs.blobs import BLOB_MIN_BYTES
+from holdfast.runs.journal.blobs import BLOB_MIN_BYTES
 from holdfast.storage.program import Batch, Program, Sql, drive, write
 from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.processes import Nursery

@@ -15,8 +15,8 @@ from copy_kit import everything, make_thread, query
 
 import holdfast
 from holdfast import Conflict, NotFound, Store, UsageError
-from holdfast.ops.sections import SectionReader, SectionWriter
-from holdfast.ops.thread_files import decode_parts, encode_parts
+from holdfast.ops.copies.sections import SectionReader, SectionWriter
+from holdfast.ops.copies.thread_files import decode_parts, encode_parts
 from holdfast.testing.processes import Nursery
 
 Opener = Callable[..., Store]

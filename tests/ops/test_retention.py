@@ -387,7 +387,7 @@ def test_a_worker_does_it_daily(store: hf.Store, clock: Clock) -> None:
 
 
 def test_a_large_store_is_gone_through_in_pages(store: hf.Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.ops import retention
+    from holdfast.ops.keeping import retention
 
     monkeypatch.setattr(retention, "_PAGE", 3)
     for number in range(7):

@@ -81,7 +81,7 @@ def test_a_run_that_asks_sleeps_and_is_undone(url: str) -> None:
 
 
 def test_the_days_upkeep(url: str) -> None:
-    from holdfast.runs.retention import upkeep
+    from holdfast.runs.keeping.retention import upkeep
     from holdfast.storage.program import drive
 
     with hf.open(url, tenant="acme") as store:

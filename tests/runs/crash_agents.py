@@ -22,9 +22,10 @@ from lab import Code
 import holdfast as hf
 import holdfast.storage.postgres
 import holdfast.storage.sqlite
-from holdfast.runs import points, steps, tasks
-from holdfast.runs.points import Point
-from holdfast.runs.scope import current
+from holdfast.runs.calls import steps
+from holdfast.runs.session import points, tasks
+from holdfast.runs.session.points import Point
+from holdfast.runs.session.scope import current
 from holdfast.testing.processes import Say
 
 DEADLINE_S = 0.3  # of effects: how long a request may be under way

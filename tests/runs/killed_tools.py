@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import holdfast as hf
-from holdfast.runs import points
-from holdfast.runs.points import Point
+from holdfast.runs.session import points
+from holdfast.runs.session.points import Point
 
 CALLS: list[dict[str, Any]] = [
     {"id": "a", "name": "look", "arguments": {"city": "Rome"}},

@@ -26,8 +26,8 @@ from typing import Any, overload
 import pytest
 
 import holdfast as hf
-from holdfast.runs import points
-from holdfast.runs.points import Point
+from holdfast.runs.session import points
+from holdfast.runs.session.points import Point
 
 _numbers = itertools.count(1)
 PLACES = ("sqlite", "postgres")

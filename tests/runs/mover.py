@@ -7,8 +7,8 @@ import signal
 from typing import Any
 
 import holdfast as hf
-from holdfast.runs.exporting import Export
-from holdfast.runs.importing import Import
+from holdfast.runs.moving.exporting import Export
+from holdfast.runs.moving.importing import Import
 from holdfast.testing.processes import Say
 
 

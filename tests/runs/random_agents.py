@@ -12,8 +12,8 @@ from crash_agents import World, act
 from lab import Code
 
 import holdfast as hf
-from holdfast.runs import points
-from holdfast.runs.points import Point
+from holdfast.runs.session import points
+from holdfast.runs.session.points import Point
 from holdfast.testing.ledger import Airline
 from holdfast.testing.processes import Say
 

@@ -12,7 +12,7 @@ import pytest
 from lab import MODES, PLACES, Interrupt, Lab, Once, hooked, open_place
 
 import holdfast as hf
-from holdfast.runs.points import Point
+from holdfast.runs.session.points import Point
 
 DEADLINE_S = 0.2  # how long a request may be under way, where a test must wait for that
 

@@ -31,10 +31,11 @@ from workshop import (
 import holdfast as hf
 from holdfast.errors import OutcomeUnknown
 from holdfast.log.cache import BaseCache
-from holdfast.runs import points, rows
-from holdfast.runs.points import Point
-from holdfast.runs.runtime import TICK_S, runtime_of
-from holdfast.runs.session import Session
+from holdfast.runs.engine.runtime import TICK_S, runtime_of
+from holdfast.runs.journal import rows
+from holdfast.runs.session import points
+from holdfast.runs.session.points import Point
+from holdfast.runs.session.session import Session
 from holdfast.storage import postgres_pool
 from holdfast.storage.program import Driver, Transaction
 from holdfast.storage.urls import open_driver

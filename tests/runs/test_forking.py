@@ -10,8 +10,8 @@ import pytest
 from lab import MODES, PLACES, Lab, hooked, open_place
 
 import holdfast as hf
-from holdfast.runs.blobs import BLOB_MIN_BYTES
-from holdfast.runs.points import Point
+from holdfast.runs.journal.blobs import BLOB_MIN_BYTES
+from holdfast.runs.session.points import Point
 from holdfast.storage.program import Batch, Program, Sql, drive, read
 
 

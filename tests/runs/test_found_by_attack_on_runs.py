@@ -13,7 +13,7 @@ import pytest
 from lab import MODES, PLACES, Interrupt, Lab, Once, hooked, open_place
 
 import holdfast as hf
-from holdfast.runs.points import Point
+from holdfast.runs.session.points import Point
 
 
 @pytest.fixture(scope="module", params=PLACES)
@@ -339,7 +339,7 @@ def test_an_answer_that_was_accepted_in_the_last_moment_counts(lab: Lab, gives_u
 
 
 def test_an_answer_between_the_look_and_the_giving_up_counts(sync_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.runs import asking
+    from holdfast.runs.calls import asking
 
     looked: list[int] = []
     look = asking.look

@@ -16,9 +16,9 @@ from blake3 import blake3
 from lab import MODES, PLACES, Lab, hooked
 
 import holdfast as hf
-from holdfast.runs import packages
-from holdfast.runs.blobs import BLOB_MIN_BYTES
-from holdfast.runs.points import Point
+from holdfast.runs.journal.blobs import BLOB_MIN_BYTES
+from holdfast.runs.moving import packages
+from holdfast.runs.session.points import Point
 from holdfast.testing.processes import Nursery
 from holdfast.values.compress import zstd
 
@@ -161,7 +161,8 @@ def test_a_run_that_somebody_runs_is_not_exported(lab: Lab, tmp_path: Path) -> N
 
 
 def _claim(store: hf.Store, run_id: str) -> Any:
-    from holdfast.runs import flows, rows
+    from holdfast.runs.engine import flows
+    from holdfast.runs.journal import rows
     from holdfast.storage.program import write
 
     def flow() -> Any:
@@ -429,7 +430,7 @@ def test_what_comes_in_between_is_not_lost(
             lab.store.answer("trip", "NYC1")
         return before(package, path)
 
-    monkeypatch.setattr("holdfast.runs.exporting.write_pending", write)
+    monkeypatch.setattr("holdfast.runs.moving.exporting.write_pending", write)
     moved = target.import_run(lab.store.export_run("trip", tmp_path / "trip.run"))
     target.send("trip", 2, topic="news")
     assert moved.result()[1] == "B-NYC1"
@@ -452,7 +453,7 @@ async def test_export_and_import_are_awaited_too(store: hf.Store, other: hf.Stor
 def test_a_kill_in_the_middle_is_safe(
     lab: Lab, target: hf.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    from holdfast.runs.exporting import Export
+    from holdfast.runs.moving.exporting import Export
 
     agent = agent_of(lab)
     lab.run(agent, "NYC", id="trip")

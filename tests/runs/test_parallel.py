@@ -14,7 +14,7 @@ import pytest
 from lab import MODES, PLACES, Interrupt, Lab, Once, finished, hooked, open_place
 
 import holdfast as hf
-from holdfast.runs.points import Point
+from holdfast.runs.session.points import Point
 
 PATIENCE_S = 30.0
 

@@ -12,8 +12,8 @@ import pytest
 from lab import MODES, PLACES, Lab, hooked, open_place
 
 import holdfast as hf
-from holdfast.runs.checking_code import acheck_code, check_code
-from holdfast.runs.points import Point
+from holdfast.runs.history.checking_code import acheck_code, check_code
+from holdfast.runs.session.points import Point
 from holdfast.storage.program import Batch, Program, Sql, drive, read
 
 
@@ -275,7 +275,7 @@ def test_a_swallowed_difference_is_still_one(lab: Lab) -> None:
 
 
 def test_an_unknown_function_and_an_unknown_run_are_named(lab: Lab) -> None:
-    from holdfast.runs import specs
+    from holdfast.runs.functions import specs
 
     @lab.durable(name=f"forgotten-{id(lab)}")
     async def forgotten() -> None: ...

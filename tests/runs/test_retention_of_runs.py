@@ -14,9 +14,9 @@ from workshop import until, working
 
 import holdfast as hf
 from holdfast.errors import NotFound, RunError, UsageError
-from holdfast.runs import retention
-from holdfast.runs import worker as worker_module
-from holdfast.runs.blobs import BLOB_MIN_BYTES, blob_statements, drop_loose_blobs
+from holdfast.runs.journal.blobs import BLOB_MIN_BYTES, blob_statements, drop_loose_blobs
+from holdfast.runs.keeping import retention
+from holdfast.runs.workers import worker as worker_module
 from holdfast.storage.program import Batch, Program, Sql, Transaction, drive
 
 HISTORY = ("journal", "ask", "answer", "signal", "run_blob")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from lab import MODES, PLACES, Interrupt, Lab, Once, hooked, open_place
 
 import holdfast as hf
-from holdfast.runs.patching import apply, difference
-from holdfast.runs.points import Point
+from holdfast.runs.calls.patching import apply, difference
+from holdfast.runs.session.points import Point
 from holdfast.storage.program import Batch, Program, Sql, drive, read
 from holdfast.values.codec import decode, encode
 from holdfast.values.registry import Codec

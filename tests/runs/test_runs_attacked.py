@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.runs import points
 from holdfast.runs.handle import _Follower
+from holdfast.runs.session import points
 
 _done: list[str] = []
 _undone: list[str] = []

@@ -10,7 +10,7 @@ import pytest
 from lab import MODES, PLACES, Interrupt, Lab, Once, hooked, open_place
 
 import holdfast as hf
-from holdfast.runs.points import Point
+from holdfast.runs.session.points import Point
 
 
 @pytest.fixture(scope="module", params=PLACES)

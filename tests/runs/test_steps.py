@@ -15,8 +15,8 @@ import pytest
 from lab import MODES, PLACES, Flaky, Interrupt, Lab, Once, again, hooked, open_place
 
 import holdfast as hf
-from holdfast.runs.blobs import BLOB_MIN_BYTES
-from holdfast.runs.points import Point
+from holdfast.runs.journal.blobs import BLOB_MIN_BYTES
+from holdfast.runs.session.points import Point
 
 
 @pytest.fixture(scope="module", params=PLACES)
@@ -512,7 +512,7 @@ def test_chunks_are_heard_while_the_step_runs(lab: Lab) -> None:
 
 
 def listening(store: hf.Store) -> bool:
-    from holdfast.runs.runtime import runtime_of
+    from holdfast.runs.engine.runtime import runtime_of
 
     return bool(runtime_of(store._context)._listeners)
 

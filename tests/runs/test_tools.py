@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from lab import MODES, PLACES, Interrupt, Lab, Once, open_place
 
 import holdfast as hf
-from holdfast.runs.toolcalls import ERROR_CHARACTERS_MAX, Outcome, ToolCall, label, messages, parse, text_of
+from holdfast.runs.agents.toolcalls import ERROR_CHARACTERS_MAX, Outcome, ToolCall, label, messages, parse, text_of
 
 
 @pytest.fixture(scope="module", params=PLACES)

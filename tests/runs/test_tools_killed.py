@@ -9,7 +9,7 @@ import killed_tools
 import pytest
 from lab import MODES, PLACES
 
-from holdfast.runs import progress_file
+from holdfast.runs.agents import progress_file
 from holdfast.testing.processes import Nursery
 
 POINTS_MAX = 60

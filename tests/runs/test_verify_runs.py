@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.runs.blobs import BLOB_MIN_BYTES
+from holdfast.runs.journal.blobs import BLOB_MIN_BYTES
 from holdfast.storage.program import Batch, Program, Sql, Transaction
 
 
@@ -178,8 +178,8 @@ def test_a_row_that_holds_something_else_does_not_stop_the_rest(tmp_path: Any) -
 
 
 def test_pages_are_walked_to_their_end(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.runs.verifying._PAGE", 2)
-    monkeypatch.setattr("holdfast.runs.verifying._BLOB_PAGE", 1)
+    monkeypatch.setattr("holdfast.runs.keeping.verifying._PAGE", 2)
+    monkeypatch.setattr("holdfast.runs.keeping.verifying._BLOB_PAGE", 1)
     seen: list[tuple[int, int]] = []
     with hf.open(str(tmp_path / "a.db"), durability="normal") as store:
         for number in range(5):

@@ -15,8 +15,9 @@ import pytest
 import holdfast as hf
 from holdfast.cli import main
 from holdfast.errors import UsageError
-from holdfast.runs import loading, specs
-from holdfast.runs.loading import load_app, load_named, split_app
+from holdfast.runs.functions import specs
+from holdfast.runs.workers import loading
+from holdfast.runs.workers.loading import load_app, load_named, split_app
 
 APP = """
 import holdfast as hf

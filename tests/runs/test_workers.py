@@ -30,11 +30,12 @@ from workshop import (
 
 import holdfast as hf
 from holdfast.errors import UsageError
-from holdfast.runs import claiming, specs
-from holdfast.runs.claiming import Claimed, Known, Search
-from holdfast.runs.queues import Limits, Room, write_limits
-from holdfast.runs.rows import Hold
-from holdfast.runs.specs import known_durables
+from holdfast.runs.functions import specs
+from holdfast.runs.functions.specs import known_durables
+from holdfast.runs.journal import claiming
+from holdfast.runs.journal.claiming import Claimed, Known, Search
+from holdfast.runs.journal.queues import Limits, Room, write_limits
+from holdfast.runs.journal.rows import Hold
 from holdfast.storage.program import Program, Transaction, drive
 from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.wire import WireProxy
@@ -486,7 +487,7 @@ def test_a_database_that_goes_away_does_not_end_the_worker(
 def test_a_run_that_a_lost_database_got_stuck_is_tried_again(store: hf.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody should have to resume every run after the database was restarted."""
     from holdfast.errors import Unavailable
-    from holdfast.runs import worker as module
+    from holdfast.runs.workers import worker as module
 
     monkeypatch.setattr(module, "_LATER_US", 0)
     tries: list[int] = []

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import holdfast as hf
-from holdfast.runs import points
-from holdfast.runs.points import Point
+from holdfast.runs.session import points
+from holdfast.runs.session.points import Point
 from holdfast.testing.processes import Child, Nursery, Say
 
 PATIENCE_S = 30.0

@@ -18,6 +18,13 @@ from holdfast.threads.thread import Thread
 SOURCE = Path(holdfast.__file__).parent
 # Lowest first: a module may import from its own layer and from those before it.
 LAYERS = ("errors", "values", "storage", "log", "threads", "runs", "ops", "langgraph", "testing", "cli")
+# The floors of the largest layer. Between them the imports at the head of a module go downwards; what a function
+# imports when it is called may come from above.
+FLOORS = {
+    "runs": ("functions", "journal", "session", "calls", "parallel", "engine", "keeping", "history", "moving",
+             "agents", "workers", "handle", "store"),
+    "ops": ("telemetry", "health", "roles", "keys", "far", "copies", "keeping", "repair", "doctor", "store"),
+}  # fmt: skip
 
 
 def modules() -> list[Path]:
@@ -65,6 +72,19 @@ def test_a_layer_imports_only_downwards(path: Path) -> None:
             assert layer(name) >= LAYERS.index("testing"), f"{name} imports the package root: {imported}"
             continue
         assert layer(imported) <= layer(name), f"{name} imports upwards: {imported}"
+
+
+@pytest.mark.parametrize("whole", FLOORS)
+def test_the_floors_of_a_layer_import_only_downwards(whole: str) -> None:
+    floors = FLOORS[whole]
+    found = {path.relative_to(SOURCE / whole).parts[0].removesuffix(".py") for path in (SOURCE / whole).rglob("*.py")}
+    assert found - {"__init__"} == set(floors)
+    for path in (SOURCE / whole).rglob("*.py"):
+        floor = path.relative_to(SOURCE / whole).parts[0].removesuffix(".py")
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"holdfast.{whole}."):
+                below = str(node.module).split(".")[2]
+                assert floors.index(below) <= floors.index(floor), f"{path} imports upwards: {node.module}"
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))

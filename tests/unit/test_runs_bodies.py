@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import pytest
 
 from holdfast.errors import Unstorable, UsageError
-from holdfast.runs.bodies import BodyDied, BodyTimeout, acall, acollect, call, collect
-from holdfast.runs.retrying import Retry
+from holdfast.runs.calls.bodies import BodyDied, BodyTimeout, acall, acollect, call, collect
+from holdfast.runs.functions.retrying import Retry
 
 T = TypeVar("T")
 SHORT_S = 0.05
@@ -278,7 +278,7 @@ async def test_a_late_body_may_end_after_its_loop() -> None:
 def test_a_late_body_does_not_keep_the_interpreter_from_ending() -> None:
     script = """
 from threading import Event
-from holdfast.runs.bodies import BodyTimeout, call
+from holdfast.runs.calls.bodies import BodyTimeout, call
 try:
     call(Event().wait, timeout_s=0.01)
 except BodyTimeout:
@@ -367,7 +367,7 @@ async def test_at_its_deadline_a_process_is_dead_when_the_caller_hears_of_it(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deadline is made to pass once the body hangs, however slow this machine is."""
-    from holdfast.runs import bodies
+    from holdfast.runs.calls import bodies
 
     path, waits = tmp_path / "pids", [0]
     wait, await_ = bodies._Pending.wait, bodies._Pending.await_
@@ -410,7 +410,7 @@ def test_a_body_does_not_outlive_a_caller_that_is_killed(tmp_path: Path) -> None
     path = tmp_path / "pids"
     script = """
 import sys, test_runs_bodies
-from holdfast.runs.bodies import call
+from holdfast.runs.calls.bodies import call
 call(test_runs_bodies.hang, sys.argv[1:], process=True)
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
@@ -471,7 +471,7 @@ async def test_an_async_body_in_a_process_of_its_own_is_refused() -> None:
 
 SCRIPT = """
 import sys
-from holdfast.runs.bodies import call
+from holdfast.runs.calls.bodies import call
 
 class Mine(Exception): ...
 class Point:
@@ -501,14 +501,16 @@ def test_functions_and_classes_of_the_users_script_work(tmp_path: Path) -> None:
 
 
 def test_a_script_without_its_guard_is_told_so(tmp_path: Path) -> None:
-    unguarded = "from holdfast.runs.bodies import call\ndef body(): return 1\ncall(body, process=True)\n"
+    unguarded = "from holdfast.runs.calls.bodies import call\ndef body(): return 1\ncall(body, process=True)\n"
     done = run_script(tmp_path / "script.py", unguarded)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith('is the `if __name__ == "__main__":` of the script missing?')
 
 
 def test_a_function_that_was_typed_in_is_told_so() -> None:
-    script = "from holdfast.runs.bodies import call\ndef body(a): return 1\ncall(body, [bytes(10**6)], process=True)\n"
+    script = (
+        "from holdfast.runs.calls.bodies import call\ndef body(a): return 1\ncall(body, [bytes(10**6)], process=True)\n"
+    )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
     assert "not typed in at a prompt" in done.stderr

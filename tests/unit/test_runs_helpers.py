@@ -32,7 +32,9 @@ import requests
 
 import holdfast
 from holdfast.errors import NotInRun, Unstorable, UsageError
-from holdfast.runs.doubt import (
+from holdfast.runs.agents.http import HEADERS, KEY_LENGTH_MAX, idempotency_headers
+from holdfast.runs.agents.resources import Resource, resource
+from holdfast.runs.calls.doubt import (
     Done,
     NotDone,
     Unknown,
@@ -40,9 +42,7 @@ from holdfast.runs.doubt import (
     check_verdict,
     is_ambiguous,
 )
-from holdfast.runs.http import HEADERS, KEY_LENGTH_MAX, idempotency_headers
-from holdfast.runs.keys import Key
-from holdfast.runs.resources import Resource, resource
+from holdfast.runs.functions.keys import Key
 from holdfast.values.codec import Codec, encode
 
 # -- doubt: real errors of real clients
@@ -756,7 +756,8 @@ def test_a_header_that_cannot_be_one_is_refused(header: str) -> None:
 def test_importing_the_helpers_is_cheap() -> None:
     code = (
         "import sys; import holdfast; before = set(sys.modules);"
-        "import holdfast.runs.doubt, holdfast.runs.http, holdfast.runs.resources, holdfast.runs.progress_file;"
+        "import holdfast.runs.calls.doubt, holdfast.runs.agents.http;"
+        "import holdfast.runs.agents.resources, holdfast.runs.agents.progress_file;"
         "print({'asyncio', 'subprocess', 'ssl', 'socket', 'httpx', 'requests'} & (set(sys.modules) - before))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import Unstorable, UsageError
-from holdfast.runs import keys as hf
-from holdfast.runs.inputs import DIGEST_BYTES, Binder, annotations_of, digest, is_key
-from holdfast.runs.keys import Key
+from holdfast.runs.functions import keys as hf
+from holdfast.runs.functions.inputs import DIGEST_BYTES, Binder, annotations_of, digest, is_key
+from holdfast.runs.functions.keys import Key
 from holdfast.values.codec import Codec, decode
 
 if TYPE_CHECKING:

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import StoreClosed, StoreError
-from holdfast.runs import liveness
-from holdfast.runs.liveness import Owner
+from holdfast.runs.engine import liveness
+from holdfast.runs.engine.liveness import Owner
 
 linux_only = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs /proc")
 
 PREAMBLE = """
 import os, sys
-from holdfast.runs.liveness import Owner
+from holdfast.runs.engine.liveness import Owner
 owner = Owner.for_sqlite(sys.argv[1]) if sys.argv[1] != "place" else Owner.for_place()
 print(owner.text, flush=True)
 """

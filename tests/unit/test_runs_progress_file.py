@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import UsageError
-from holdfast.runs import progress_file
-from holdfast.runs.progress_file import Progress, commit, from_markdown, merge, read, to_markdown, write
+from holdfast.runs.agents import progress_file
+from holdfast.runs.agents.progress_file import Progress, commit, from_markdown, merge, read, to_markdown, write
 
 FACTS: dict[str, Any] = {"Departure": "SFO", "limit": 500, "files": ["a.py", "b.py"]}
 FLIGHT = Progress(

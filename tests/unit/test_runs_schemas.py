@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, field_validator
 
 from holdfast.errors import AnswerRefused, UsageError
-from holdfast.runs.checking import check_schema, problems_of
-from holdfast.runs.inputs import Binder
-from holdfast.runs.keys import Key
-from holdfast.runs.patterns import PATTERN_LENGTH_MAX, TEXT_LENGTH_MAX, compiled
-from holdfast.runs.schemas import (
+from holdfast.runs.functions.checking import check_schema, problems_of
+from holdfast.runs.functions.inputs import Binder
+from holdfast.runs.functions.keys import Key
+from holdfast.runs.functions.patterns import PATTERN_LENGTH_MAX, TEXT_LENGTH_MAX, compiled
+from holdfast.runs.functions.schemas import (
     check_answer,
     coerce_arguments,
     described,
@@ -261,7 +261,7 @@ def test_a_type_without_a_form_in_json_is_refused(kind: Any) -> None:
 
 def test_pydantic_is_not_imported() -> None:
     code = (
-        "import sys; from holdfast.runs import schemas; schemas.schema_of(int); schemas.check_answer(1, int);"
+        "import sys; from holdfast.runs.functions import schemas; schemas.schema_of(int); schemas.check_answer(1, int);"
         "print([name for name in ('pydantic', 'asyncio') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

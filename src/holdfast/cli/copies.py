@@ -48,7 +48,7 @@ def export(args: Namespace, store: Store, out: Output) -> int:
 
 
 def import_(args: Namespace, _store: Store | None, out: Output) -> int:
-    from holdfast.ops.importing import open_file
+    from holdfast.ops.copies.importing import open_file
 
     open_file(args.file, None)[0].close()  # before a store is made: a typo must make none
     tenant = {} if args.tenant is None else {"tenant": args.tenant}

@@ -14,7 +14,7 @@ from holdfast.cli.render import Cell, Output
 from holdfast.errors import HoldfastError, UsageError
 
 if TYPE_CHECKING:
-    from holdfast.ops.doctor import Finding
+    from holdfast.ops.doctor.checklist import Finding
 
 OK, NO = 0, 1
 _STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "bold red"}
@@ -50,7 +50,7 @@ def _print(finding: Finding, out: Output) -> None:
 
 
 def _examine(args: Namespace) -> list[Finding]:
-    from holdfast.ops.doctor import triage, would_change
+    from holdfast.ops.doctor.checklist import triage, would_change
 
     options: dict[str, Any] = {"keys": "env"} if os.environ.get("HOLDFAST_KEYS") else {}
     if args.tenant is not None:

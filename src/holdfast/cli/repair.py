@@ -16,7 +16,7 @@ from holdfast.cli.render import Cell, Output
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
-    from holdfast.ops.repaired import Mend, Repaired
+    from holdfast.ops.repair.repaired import Mend, Repaired
 
 OK, NO = 0, 1
 _SHOWN_MAX = 200

@@ -6,7 +6,7 @@ import argparse
 
 from holdfast.cli import runs, steering
 from holdfast.cli.command import Command, count
-from holdfast.runs.rows import STATUSES
+from holdfast.runs.journal.rows import STATUSES
 
 
 def _run(parser: argparse.ArgumentParser) -> None:

@@ -244,7 +244,7 @@ def tail(args: Namespace, store: Store, out: Output) -> int:
 
 
 def replay(args: Namespace, store: Store, out: Output) -> int:
-    from holdfast.runs.loading import load_app
+    from holdfast.runs.workers.loading import load_app
 
     load_app(args.app)
     found = store.replay(existing_run(store, args.run))
@@ -265,8 +265,8 @@ def replay(args: Namespace, store: Store, out: Output) -> int:
 
 
 def check(args: Namespace, store: Store, out: Output) -> int:
-    from holdfast.runs.checking_code import check_code
-    from holdfast.runs.loading import load_app
+    from holdfast.runs.history.checking_code import check_code
+    from holdfast.runs.workers.loading import load_app
 
     module = load_app(args.app)
     findings = check_code(store, module)

@@ -14,7 +14,7 @@ from holdfast.cli.readable import plural
 from holdfast.cli.render import Output
 from holdfast.cli.runs import OK, existing_run, is_run
 from holdfast.errors import AnswerRefused, UsageError
-from holdfast.runs.rows import FINISHED, TASK
+from holdfast.runs.journal.rows import FINISHED, TASK
 
 
 def value_of(text: str) -> Any:

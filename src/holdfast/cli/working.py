@@ -59,8 +59,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def worker(args: argparse.Namespace, _store: None, out: Output) -> int:
-    from holdfast.runs.loading import load_named
-    from holdfast.runs.specs import known_durables
+    from holdfast.runs.functions.specs import known_durables
+    from holdfast.runs.workers.loading import load_named
 
     if args.all_tenants and args.tenant is not None:
         raise UsageError("--all-tenants and --tenant: one of them")

@@ -19,7 +19,7 @@ from holdfast.log.compacting import reclaim, recompress
 from holdfast.log.labels import LabelRow
 from holdfast.log.packing import COLD_US, pack_tenant
 from holdfast.log.pending import Against, Repacked, has_loose, repacked, store_repacked
-from holdfast.runs import graph_tasks
+from holdfast.runs.journal import graph_tasks
 from holdfast.storage.program import Flow, Progress, Rows, read, write
 
 _PAGE = 500

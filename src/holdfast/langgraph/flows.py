@@ -37,7 +37,7 @@ from holdfast.log.reading import Loaded, read_state, read_thread_state
 from holdfast.log.records import SALT_BYTES
 from holdfast.log.sweeping import delete as delete_records
 from holdfast.log.writing import Appended, Draft, Place, base_after, prepare, seal, stored_as_drafted
-from holdfast.runs import graph_tasks
+from holdfast.runs.journal import graph_tasks
 from holdfast.storage import meters
 from holdfast.storage.base import ConstraintFailed
 from holdfast.storage.events import event

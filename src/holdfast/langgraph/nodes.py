@@ -24,14 +24,15 @@ from holdfast.langgraph.tasks import LOOK_S, NodeScope, Task
 from holdfast.log.branches import try_thread
 from holdfast.log.label_ids import pack_id
 from holdfast.log.labels import find_label, find_space
-from holdfast.runs import ambient, graph_tasks
-from holdfast.runs.acting import Act, Pause
-from holdfast.runs.journal import read_journal
-from holdfast.runs.rows import TASK, NewRun
-from holdfast.runs.runtime import runtime_of
-from holdfast.runs.scope import Scope
-from holdfast.runs.session import LEASE_US
-from holdfast.runs.specs import StepSpec
+from holdfast.runs.engine.runtime import runtime_of
+from holdfast.runs.functions.specs import StepSpec
+from holdfast.runs.journal import graph_tasks
+from holdfast.runs.journal.journal import read_journal
+from holdfast.runs.journal.rows import TASK, NewRun
+from holdfast.runs.session import ambient
+from holdfast.runs.session.acting import Act, Pause
+from holdfast.runs.session.scope import Scope
+from holdfast.runs.session.session import LEASE_US
 from holdfast.storage.program import Program, read
 
 _STORED_S = 30.0  # how long a checkpoint may take to be stored

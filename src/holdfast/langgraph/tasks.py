@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import orjson
 
 from holdfast.errors import InDoubt, RunStuck
-from holdfast.runs import graph_tasks
-from holdfast.runs.acting import Act, Pause
-from holdfast.runs.entries import INTENT, Recorded
-from holdfast.runs.rows import Hold, RunRow
-from holdfast.runs.scope import Scope
-from holdfast.runs.session import Session
+from holdfast.runs.journal import graph_tasks
+from holdfast.runs.journal.entries import INTENT, Recorded
+from holdfast.runs.journal.rows import Hold, RunRow
+from holdfast.runs.session.acting import Act, Pause
+from holdfast.runs.session.scope import Scope
+from holdfast.runs.session.session import Session
 from holdfast.storage.events import event
 from holdfast.storage.program import Flow, Statement, write
 from holdfast.threads.context import Context

@@ -1,13 +1,1 @@
 """Operating a store: what goes and when, copies of it, its health, its repair. Above threads and runs."""
-
-from __future__ import annotations
-
-from importlib import import_module
-from typing import Any
-
-
-def __getattr__(name: str) -> Any:
-    """`hf.logs` and `hf.metrics`, imported when they are first asked for."""
-    if name in ("logs", "metrics"):
-        return import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from holdfast.errors import StoreError
 from holdfast.log import measuring
 from holdfast.log.measuring import DAY_US, HOUR_US, Sample
-from holdfast.runs.rows import STATUSES
+from holdfast.runs.journal.rows import STATUSES
 from holdfast.storage.program import Batch, Flow, Program, Row, Rows, Sql, read, write
 from holdfast.threads.autosave_session import Unsaved, open_sessions
 from holdfast.threads.context import Context

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.errors import UsageError
 from holdfast.log.cache import BaseCache
-from holdfast.ops.copying import CopyStore
-from holdfast.ops.far_store import FarStore
-from holdfast.ops.keeping import KeepStore
-from holdfast.runs.session import LEASE_US
+from holdfast.ops.copies.store import CopyStore
+from holdfast.ops.far.store import FarStore
+from holdfast.ops.keeping.store import KeepStore
+from holdfast.runs.session.session import LEASE_US
 from holdfast.storage.program import Driver, Flow, Progress
 from holdfast.storage.urls import open_driver
 from holdfast.threads.checks import check_name
@@ -19,7 +19,7 @@ from holdfast.threads.store import CACHE_BYTES, DEFAULT_TENANT
 from holdfast.values.registry import Codec
 
 if TYPE_CHECKING:  # imported where it is used
-    from holdfast.ops.doctor import Finding
+    from holdfast.ops.doctor.checklist import Finding
     from holdfast.ops.health import Health
     from holdfast.ops.keys import KeyInfo, Rotated
     from holdfast.storage.keyring import KeyProvider
@@ -75,7 +75,7 @@ def _encrypting(keys: object) -> Callable[[Driver], Driver]:
 
 
 def _far(objects: object, url: str) -> Callable[[Driver], Driver]:
-    from holdfast.ops.objects import with_objects
+    from holdfast.ops.far.objects import with_objects
 
     return with_objects(objects, url)
 
@@ -134,7 +134,7 @@ class Store(KeepStore, CopyStore, FarStore):
         return rotate(self._context, progress, plain=plain)
 
     def _doctor(self) -> Flow[list[Finding]]:
-        from holdfast.ops.doctor import examine
+        from holdfast.ops.doctor.checklist import examine
 
         return examine(self._context)
 

@@ -9,17 +9,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import RunStuck, UsageError
-from holdfast.runs import flows, journal
-from holdfast.runs.children import outcome_error
-from holdfast.runs.entries import KIND_NAMES, NOTE, Recorded, unsqueeze
-from holdfast.runs.models import Event, RunInfo, Step, moment, steps_of, value_text
-from holdfast.runs.rows import FINISHED, RunRow
-from holdfast.runs.runtime import runtime_of
+from holdfast.runs.calls.children import outcome_error
+from holdfast.runs.engine import flows
+from holdfast.runs.engine.models import Event, RunInfo, Step, moment, steps_of, value_text
+from holdfast.runs.engine.runtime import runtime_of
+from holdfast.runs.journal import journal
+from holdfast.runs.journal.entries import KIND_NAMES, NOTE, Recorded, unsqueeze
+from holdfast.runs.journal.rows import FINISHED, RunRow
 from holdfast.storage.program import Flow, adrive, drive, read
 from holdfast.values.codec import decode
 
 if TYPE_CHECKING:
-    from holdfast.runs.local import Job
+    from holdfast.runs.engine.local import Job
     from holdfast.threads.context import Context
     from holdfast.threads.models import Change
 
@@ -107,25 +108,25 @@ class Run:
 
         None if the run had no state by then. In a branch it is what that branch saw.
         """
-        from holdfast.runs import looking_back
+        from holdfast.runs.history import looking_back
 
         return self._do(looking_back.state_at(self._ctx, self.id, step))
 
     async def astate_at(self, step: Step | str | int | None = None) -> Any:
         """`state_at`, awaited."""
-        from holdfast.runs import looking_back
+        from holdfast.runs.history import looking_back
 
         return await self._ado(looking_back.state_at(self._ctx, self.id, step))
 
     def diff(self, a: Step | str | int, b: Step | str | int | None = None) -> list[Change]:
         """What changed in `hf.state()` from step `a` to step `b` (None: the newest), path by path. 0: the beginning."""
-        from holdfast.runs import looking_back
+        from holdfast.runs.history import looking_back
 
         return self._do(looking_back.diff(self._ctx, self.id, a, b))
 
     async def adiff(self, a: Step | str | int, b: Step | str | int | None = None) -> list[Change]:
         """`diff`, awaited."""
-        from holdfast.runs import looking_back
+        from holdfast.runs.history import looking_back
 
         return await self._ado(looking_back.diff(self._ctx, self.id, a, b))
 
@@ -221,7 +222,7 @@ class Run:
 
     def _next_job(self, tenant: int, row: RunRow) -> Flow[Job | None]:
         """Something of this run's family to do here."""
-        from holdfast.runs.local import Job
+        from holdfast.runs.engine.local import Job
 
         runtime = runtime_of(self._ctx)
         found = yield from flows.next_in_family(self._ctx, tenant, row.root, runtime, self._lease_us)

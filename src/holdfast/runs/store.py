@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from holdfast.errors import UsageError
-from holdfast.runs import flows, graph_tasks, saving
-from holdfast.runs.asking import Given
-from holdfast.runs.decorators import durable_spec
+from holdfast.runs.calls import saving
+from holdfast.runs.calls.asking import Given
+from holdfast.runs.calls.decorators import durable_spec
+from holdfast.runs.calls.timeouts import check_seconds
+from holdfast.runs.engine import flows
+from holdfast.runs.engine.local import Job
+from holdfast.runs.engine.models import Ask, RunInfo, Step, ask_of
+from holdfast.runs.engine.runtime import close_runtime, runtime_of
+from holdfast.runs.functions.specs import DurableSpec
 from holdfast.runs.handle import Run
-from holdfast.runs.local import Job
-from holdfast.runs.models import Ask, RunInfo, Step, ask_of
-from holdfast.runs.rows import STATUSES, NewRun, RunRow
-from holdfast.runs.runtime import close_runtime, runtime_of
-from holdfast.runs.session import LEASE_US
-from holdfast.runs.specs import DurableSpec
-from holdfast.runs.timeouts import check_seconds
+from holdfast.runs.journal import graph_tasks
+from holdfast.runs.journal.rows import STATUSES, NewRun, RunRow
+from holdfast.runs.session.session import LEASE_US
 from holdfast.storage.program import Flow, read
 from holdfast.storage.program import Progress as Counter
 from holdfast.threads.checks import check_limit, check_name
@@ -32,9 +34,9 @@ from holdfast.threads.store import ThreadStore
 from holdfast.threads.thread import Thread
 
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
-    from holdfast.runs.progress_file import Progress
-    from holdfast.runs.replaying import Rehearsal, Replay
-    from holdfast.runs.retention import Upkeep
+    from holdfast.runs.agents.progress_file import Progress
+    from holdfast.runs.history.replaying import Rehearsal, Replay
+    from holdfast.runs.keeping.retention import Upkeep
 
 
 class RunStore(ThreadStore):
@@ -177,13 +179,13 @@ class RunStore(ThreadStore):
 
     def progress(self, run: str | Run) -> Progress | None:
         """What a run last said with `hf.progress`; None if it said nothing. Raises NotFound."""
-        from holdfast.runs.progress import progress_of
+        from holdfast.runs.agents.progress import progress_of
 
         return self._run(progress_of(self._context, _id(run)))
 
     async def aprogress(self, run: str | Run) -> Progress | None:
         """`progress`, awaited."""
-        from holdfast.runs.progress import progress_of
+        from holdfast.runs.agents.progress import progress_of
 
         return await self._arun(progress_of(self._context, _id(run)))
 
@@ -230,14 +232,14 @@ class RunStore(ThreadStore):
     def delete_run(self, run: str) -> None:
         """Delete a finished run with all that is known of it; its id is free then. Raises UsageError if it is not
         finished, or a fork or an unfinished parent needs it."""
-        from holdfast.runs import retention
+        from holdfast.runs.keeping import retention
 
         self._run(retention.delete_run(self._context, _id(run)))
 
     async def adelete_run(self, run: str) -> None:
         """`delete_run`, awaited."""
 
-        from holdfast.runs import retention
+        from holdfast.runs.keeping import retention
 
         await self._arun(retention.delete_run(self._context, _id(run)))
 
@@ -260,14 +262,14 @@ class RunStore(ThreadStore):
         `import_run` takes it into another store. `keep=True`, for finished runs, leaves the source as it is. Called
         again after a kill in the middle, it finishes what it began.
         """
-        from holdfast.runs import exporting
+        from holdfast.runs.moving import exporting
 
         steps = exporting.export(self._context, _id(run), path, keep)
         return exporting.drive_steps(self._context.driver, steps)
 
     async def aexport_run(self, run: str | Run, path: str | Path, *, keep: bool = False) -> Path:
         """`export_run`, awaited."""
-        from holdfast.runs import exporting
+        from holdfast.runs.moving import exporting
 
         steps = exporting.export(self._context, _id(run), path, keep)
         return await exporting.adrive_steps(self._context.driver, steps)
@@ -277,14 +279,14 @@ class RunStore(ThreadStore):
 
         Refuses an id that is taken, a file that was imported elsewhere, and one that is damaged or says what cannot be.
         """
-        from holdfast.runs import exporting, importing
+        from holdfast.runs.moving import exporting, importing
 
         steps = importing.importing(self._context, path)
         return self._handle(exporting.drive_steps(self._context.driver, steps), drives=True)
 
     async def aimport_run(self, path: str | Path) -> Run:
         """`import_run`, awaited."""
-        from holdfast.runs import exporting, importing
+        from holdfast.runs.moving import exporting, importing
 
         steps = importing.importing(self._context, path)
         return self._handle(await exporting.adrive_steps(self._context.driver, steps), drives=True)
@@ -303,13 +305,13 @@ class RunStore(ThreadStore):
 
     def _rehearsal(self, fn: Callable[..., Any] | None, found: tuple[int, RunRow]) -> Rehearsal:
         tenant, row = found
-        from holdfast.runs.replaying import Rehearsal, spec_for
+        from holdfast.runs.history.replaying import Rehearsal, spec_for
 
         return Rehearsal(self._context, tenant, row, spec_for(row, fn))
 
     def _days_work(self, tenant: int) -> Flow[Upkeep]:
         """What a worker does for a tenant once a day."""
-        from holdfast.runs import retention
+        from holdfast.runs.keeping import retention
 
         return retention.days_work(tenant, self._keep_us, self._context.clock_us)
 
@@ -318,12 +320,12 @@ class RunStore(ThreadStore):
         if tenant is None:
             return 0
 
-        from holdfast.runs import retention
+        from holdfast.runs.keeping import retention
 
         return (yield from retention.sweep_runs(tenant, self._keep_us, self._context.clock_us))
 
     def _verify(self, progress: Counter | None) -> Flow[Report]:
-        from holdfast.runs import verifying
+        from holdfast.runs.keeping import verifying
 
         report = yield from super()._verify(progress)
         tenant = yield from self._context.tenant()
@@ -338,7 +340,7 @@ class RunStore(ThreadStore):
         return replace(report, runs=found.runs, problems=(*report.problems, *problems))
 
     def _stats(self) -> Flow[Stats]:
-        from holdfast.runs import verifying
+        from holdfast.runs.keeping import verifying
 
         stats = yield from super()._stats()
         tenant = yield from self._context.tenant()
@@ -366,7 +368,7 @@ class RunStore(ThreadStore):
         changes: Mapping[Any, Any] | None,
         keys: str | None,
     ) -> Flow[Run]:
-        from holdfast.runs import forking
+        from holdfast.runs.history import forking
 
         wished = forking.wish(self._context, _id(run), at, run_id, changes, keys)
         return self._handle((yield from forking.fork(self._context, wished)), drives=True)

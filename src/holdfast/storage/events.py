@@ -3,7 +3,7 @@
     _log.warning("run %s is stuck", row.id, extra=event("run.stuck", run=row.id, error="TypeError"))
 
 Fields are ids, names, counts and classes of errors. Must never be among them: a value of a state, an argument, the text
-of an error that user code raised, a URL with its password. `ops/logs.py` makes JSON of them.
+of an error that user code raised, a URL with its password. `ops/telemetry/logs.py` makes JSON of them.
 """
 
 from __future__ import annotations

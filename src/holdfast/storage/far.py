@@ -1,7 +1,7 @@
 """A driver for stores whose large cold cells are in an object store: it fetches them, and programs never notice.
 
-A cell that was moved out (`ops/objects.py` does that) is a few bytes that say where it is, how long, and its hash. A
-program that meets one which is not at hand is stopped, its transaction rolled back, the object fetched, and the
+A cell that was moved out (`ops/far/objects.py` does that) is a few bytes that say where it is, how long, and its hash.
+A program that meets one which is not at hand is stopped, its transaction rolled back, the object fetched, and the
 operation run again: so nobody waits for a network with a lock in hand. An operation that only reads, and goes on to
 meet others, fetches them on the way in the end: it holds up nobody, and must not hold all of them in memory.
 

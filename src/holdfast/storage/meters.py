@@ -5,9 +5,9 @@ Nobody measures by default. A place that has something to say tests one attribut
     if (sink := meters.sink) is not None:  # taken once: another thread may remove it in between
         sink.record(meters.COMPACTIONS, 1)
 
-`ops/prometheus.py` and `ops/otel.py` are the sinks, which `ops/metrics.py` installs. What is recorded is a number and
-a few short words from a fixed list. Must never happen here: a value of a state, an argument, a name or an id in a
-label. Ids go into spans only, and only if the sink asks for them.
+`prometheus.py` and `otel.py` of `ops/telemetry/` are the sinks, which `metrics.py` there installs. Recorded is a
+number and a few short words from a fixed list. Must never happen here: a value of a state, an argument, a name or an id
+in a label. Ids go into spans only, and only if the sink asks for them.
 """
 
 from __future__ import annotations

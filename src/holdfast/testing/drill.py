@@ -24,7 +24,7 @@ from typing import Any
 
 from holdfast.errors import UsageError
 from holdfast.ops.store import Store, open_store
-from holdfast.runs.rows import FINISHED
+from holdfast.runs.journal.rows import FINISHED
 from holdfast.testing.drill_stage import read_ledger
 from holdfast.testing.processes import Nursery
 
@@ -274,8 +274,8 @@ class _Drill:
         """Let workers run it while they are killed and stopped; a run per kill."""
         with Nursery("holdfast.testing.drill_child:play") as nursery:
             self._report.points = len(self._rehearse(nursery))
-        from holdfast.runs.decorators import durable_spec
-        from holdfast.runs.loading import load_app
+        from holdfast.runs.calls.decorators import durable_spec
+        from holdfast.runs.workers.loading import load_app
 
         function = durable_spec(getattr(load_app(self._plan["app"]), self._plan["function"])).fn
         nurseries = [Nursery("holdfast.testing.drill_child:play") for _ in range(count)]

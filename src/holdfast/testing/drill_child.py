@@ -12,11 +12,11 @@ from typing import Any
 
 from holdfast.errors import HoldfastError
 from holdfast.ops.store import Store, open_store
-from holdfast.runs.decorators import durable_spec
-from holdfast.runs.loading import load_app
-from holdfast.runs.points import Point
-from holdfast.runs.rows import FINISHED
-from holdfast.runs.session import Session
+from holdfast.runs.calls.decorators import durable_spec
+from holdfast.runs.journal.rows import FINISHED
+from holdfast.runs.session.points import Point
+from holdfast.runs.session.session import Session
+from holdfast.runs.workers.loading import load_app
 from holdfast.testing.drill_stage import Ledger, Stage
 from holdfast.values.codec import encode
 
@@ -69,7 +69,7 @@ def _later(seconds: float, ledger: Ledger) -> None:
 
 
 def _work(store: Store, plan: dict[str, Any]) -> None:
-    from holdfast.runs.worker import Worker
+    from holdfast.runs.workers.worker import Worker
 
     Worker(store, poll_s=0.05, concurrency=2).run()
 

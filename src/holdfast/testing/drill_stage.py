@@ -24,12 +24,12 @@ from types import CodeType, FrameType
 from typing import Any
 
 import holdfast
-from holdfast.runs import points
-from holdfast.runs.doubt import Done, NotDone
-from holdfast.runs.inputs import annotations_of, digest, is_key
-from holdfast.runs.points import Point
-from holdfast.runs.scope import BodyFrame, current
-from holdfast.runs.specs import StepSpec, every_step, flavour_of, known_durables
+from holdfast.runs.calls.doubt import Done, NotDone
+from holdfast.runs.functions.inputs import annotations_of, digest, is_key
+from holdfast.runs.functions.specs import StepSpec, every_step, flavour_of, known_durables
+from holdfast.runs.session import points
+from holdfast.runs.session.points import Point
+from holdfast.runs.session.scope import BodyFrame, current
 from holdfast.values.codec import decode, encode
 from holdfast.values.registry import Codec
 

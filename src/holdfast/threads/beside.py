@@ -2,7 +2,7 @@
 
 `prepare_saving` does all that needs no lock. `Saving.program` writes the record inside the other transaction, or raises
 `Moved`, which undoes that one: then the save is prepared again. `journal` is where the layer above says that saves made
-inside of it are its own (see `runs/saving.py`); this layer knows nothing of it.
+inside of it are its own (see `runs/calls/saving.py`); this layer knows nothing of it.
 """
 
 from __future__ import annotations

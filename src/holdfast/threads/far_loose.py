@@ -1,6 +1,6 @@
 """Objects that nothing names any more, and removing them: when their time is over, or at once if something was erased.
 
-Which they are is in `far_loose`; how they get on that list, `ops/objects.py` says.
+Which they are is in `far_loose`; how they get on that list, `ops/far/objects.py` says.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Copies: threads to files and back, backups of a store in use, restoring them."""

@@ -1,0 +1,214 @@
+"""A copy of a live SQLite store.
+
+A connection holds one read transaction from the first byte to the last: so the copy is one point of the commit order.
+Writers go on in the log, which is not cut back until the copy is done. There are two ways:
+
+    frozen   under the writers' lock, for a moment, the log is brought into the file and the read transaction begun.
+             From then on SQLite may not touch the file: what is in it is what the transaction sees. So it can be
+             copied like any file, three times faster than page by page. By a process of its own, because closing a
+             descriptor of the file here would drop the locks that SQLite holds on it.
+    pages    SQLite's online backup, page by page: for small stores, and where another reader keeps the log from being
+             brought in.
+
+The copy is a store's file itself; a row of its table `meta` says that it is a backup, of what and of when.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+from urllib.parse import quote
+
+import apsw
+import orjson
+
+from holdfast.errors import Damaged, StoreError, UsageError
+from holdfast.ops.copies.places import Part
+from holdfast.ops.copies.sections import damaged_backup
+from holdfast.storage.program import Progress
+from holdfast.storage.sqlite import SqliteDriver
+from holdfast.storage.sqlite_errors import translate
+from holdfast.storage.sqlite_open import APPLICATION_ID, connect, open_gate
+
+MARK = "backup"  # the key in meta
+# 1 MB: between two of them progress is told, and nothing else. A longer step is no faster.
+_STEP_PAGES = 256
+_FROZEN_MIN_BYTES = 8 << 20  # below this, starting a process takes longer than it saves
+_PAGE_BYTES_MIN = 512
+_COPIER = Path(__file__).with_name("copier.py")
+
+
+def copy_file(driver: SqliteDriver, part: Part, made: str, at: int, progress: Progress | None) -> int:
+    """Copy the store to the part. The stamp of the last commit that is in it."""
+    try:
+        with _frozen(driver) as source:
+            if source is not None:
+                stamp, store = _point(source)
+                size = _copy_frozen(driver.path, part, progress)
+        if source is None:
+            with _source(driver) as source:
+                stamp, store = _point(source)
+                size = copy_pages(source, part.part, progress)
+        mark = {"id": made, "store": store, "at": at, "stamp": stamp}
+        _sign(part.part, mark, size, part.place)
+    except apsw.Error as error:
+        raise _failed(error, driver, part) from error
+    return stamp
+
+
+def _point(source: apsw.Connection) -> tuple[int, str]:
+    """The last commit that a connection sees, and the store's id."""
+    [(stamp,)] = source.execute("SELECT stamp FROM clock")
+    [(store,)] = source.execute("SELECT value FROM meta WHERE key = 'store'")
+    return int(stamp), str(store)
+
+
+@contextmanager
+def _frozen(driver: SqliteDriver) -> Iterator[apsw.Connection | None]:
+    """A connection whose transaction sees what is in the file, which nobody changes meanwhile; None: not now."""
+    target = driver._target
+    possible = not (target.in_memory or driver.read_only or target.vfs) and bool(sys.executable) and _COPIER.exists()
+    if not possible or os.path.getsize(driver.path) < _FROZEN_MIN_BYTES:
+        yield None
+        return
+    reader = connect(target, "write", "reader")
+    try:
+        gate = open_gate(target)
+        helper = connect(target, "write", "writer")
+        try:
+            gate.acquire(monotonic() + target.timeout_s)
+            helper.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            # Something must stand in the log when the reader begins. A reader that needs nothing of the log would keep
+            # others from bringing anything into the file, and each of their tries would take longer than the last.
+            helper.execute("UPDATE clock SET stamp = stamp + 1")
+            reader.execute("BEGIN")
+            _point(reader)
+            logged, copied = helper.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            frozen = logged == copied  # not if an older reader is there, or somebody writes who does not know our lock
+        except apsw.BusyError:
+            frozen = False
+        finally:
+            gate.close()
+            helper.close()
+        yield reader if frozen else None
+    finally:
+        reader.close()
+
+
+def _copy_frozen(path: str, part: Part, progress: Progress | None) -> int:
+    number = part.file.fileno()
+    command = [sys.executable, "-I", "-S", str(_COPIER), path, str(part.part), str(number)]
+    done, size = 0, -1
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=(number,)) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        try:
+            for line in child.stdout:
+                done, size = map(int, line.split())
+                if progress is not None:
+                    progress(done, size)
+            complaint = child.stderr.read().decode(errors="replace").strip()
+        except BaseException:
+            child.kill()
+            raise
+    if child.returncode or done != size:
+        raise StoreError(f"{path} could not be copied to {part.path}: {complaint.splitlines()[-1:] or 'cut short'}")
+    return size
+
+
+def _failed(error: apsw.Error, driver: SqliteDriver, part: Part) -> BaseException:
+    if isinstance(error, apsw.FullError):
+        return StoreError(f"there is no room for the backup at {part.path}; nothing was written there")
+    return translate(error, driver.path, driver._target.timeout_s)
+
+
+@contextmanager
+def _source(driver: SqliteDriver) -> Iterator[apsw.Connection]:
+    """A connection inside a read transaction."""
+    if driver._target.in_memory:  # its only connection is the writer's: it is ours until the copy is done
+        gate, writer = driver._gate, driver._writer
+        assert gate is not None
+        assert writer is not None
+        gate.acquire(monotonic() + driver._target.timeout_s)
+        try:
+            yield writer.connection
+        finally:
+            gate.release()
+        return
+    connection = connect(driver._target, driver._access, "reader")
+    try:
+        connection.execute("BEGIN")
+        yield connection
+    finally:
+        connection.close()
+
+
+def copy_pages(source: apsw.Connection, path: Path, progress: Progress | None = None) -> int:
+    """Copy a database, page by page, to a new file that nobody else uses. How many bytes."""
+    target = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        # Nothing of it counts before it is whole, synced and renamed: so it needs no journal and no syncs on the way.
+        for pragma, value in (("journal_mode", "off"), ("synchronous", "off"), ("locking_mode", "exclusive")):
+            target.pragma(pragma, value)
+        page = int(source.pragma("page_size"))
+        with target.backup("main", source, "main") as copying:
+            while not copying.done:
+                copying.step(_STEP_PAGES)
+                if progress is not None:
+                    total = copying.page_count
+                    progress((total - copying.remaining) * page, total * page)
+            copied = int(copying.page_count) * page
+    finally:
+        target.close()
+    return copied
+
+
+def _sign(path: Path, mark: dict[str, Any], size: int, place: str) -> None:
+    """Write into the copy what it is."""
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        connection.pragma("locking_mode", "exclusive")  # no shared memory beside it
+        row = (mark["id"], "backup", place, mark["at"], mark["stamp"], size)
+        with connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (MARK, orjson.dumps(mark).decode())
+            )
+            connection.execute(
+                "INSERT OR REPLACE INTO copy (id, sort, place, at, stamp, bytes) VALUES (?, ?, ?, ?, ?, ?)", row
+            )
+    finally:
+        connection.close()  # the last one: SQLite brings the log into the file and removes it
+
+
+def damaged_file(path: Path, why: object) -> Damaged:
+    """A backup of SQLite's that is damaged. It is a store's file: so it may be mended like one."""
+    return damaged_backup(path, why, mend=f", or mend it with `holdfast repair --store {path}`")
+
+
+def read_mark(path: Path) -> dict[str, Any] | None:
+    """What a backup says of itself; None if it is a store like any other, or no store. Raises Damaged, UsageError."""
+    name = f"file:{quote(str(Path(path).absolute()))}?immutable=1"
+    try:
+        if os.path.getsize(path) < _PAGE_BYTES_MIN and not os.path.exists(f"{path}-wal"):
+            raise damaged_backup(path, "it is cut short")  # SQLite would take it for an empty one
+        connection = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+        try:
+            if connection.pragma("application_id") != APPLICATION_ID:
+                return None
+            rows = list(connection.execute("SELECT value FROM meta WHERE key = ?", (MARK,)))
+        finally:
+            connection.close()
+        found = orjson.loads(rows[0][0]) if rows else None
+        return found if isinstance(found, dict) else None
+    except (apsw.CorruptError, apsw.NotADBError) as error:
+        raise damaged_file(path, error) from error
+    except apsw.Error as error:
+        raise UsageError(f"{path} cannot be read as a backup: {error}") from error
+    except ValueError:
+        return None

@@ -1,0 +1,151 @@
+"""Where a copy is written: a file that comes to be under its own name only when it is whole and on the disk.
+
+It grows beside its place as `<path>.part`, which is locked while somebody writes it. A kill leaves that part and
+nothing else; whoever copies to the same place next takes it over. `part_for` is the one way to a place, so that other
+sorts of places need no change elsewhere.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from holdfast.errors import UsageError
+from holdfast.storage.objects import is_object_url
+
+SIDE_FILES = ("-wal", "-shm", "-journal")  # what SQLite may leave beside a part
+_WAIT_S = 3.0  # what a killed backup has started ends a moment later
+_PAUSE_S = 0.02
+
+
+class Part:
+    """A copy on its way to its place. Use it as a context: what is not kept by `keep` is removed."""
+
+    def __init__(self, path: Path, *, replaces: bool) -> None:
+        self.path = path
+        self.part = path.with_name(path.name + ".part")
+        self._replaces = replaces
+        self._is_kept = False
+        self.file: BinaryIO = self._open()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def place(self) -> str:
+        """Where it will be."""
+        return str(self.path)
+
+    def size(self) -> int:
+        return os.fstat(self.file.fileno()).st_size
+
+    def keep(self) -> int:
+        """Bring it to the disk, and then to its place. How many bytes it has."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        size = self.size()
+        if self._replaces:
+            os.replace(self.part, self.path)
+        else:
+            self._place()
+        self._is_kept = True
+        sync_folder(self.path)
+        return size
+
+    def close(self) -> None:
+        if not self._is_kept:
+            self.part.unlink(missing_ok=True)
+        self._remove_side_files()
+        self.file.close()
+
+    def _place(self) -> None:
+        """Under its name, if nothing is there: also if somebody else comes at the same moment."""
+        try:
+            os.link(self.part, self.path)
+        except FileExistsError:
+            raise exists_already(self.path) from None
+        except OSError:  # a file system without links
+            if self.path.exists():
+                raise exists_already(self.path) from None
+            os.replace(self.part, self.path)
+        else:
+            self.part.unlink()
+
+    def _open(self) -> BinaryIO:
+        """The part, locked and empty."""
+        deadline = time.monotonic() + _WAIT_S
+        while True:
+            try:
+                number = os.open(self.part, os.O_RDWR | os.O_CREAT, 0o600)  # it holds what the store knows
+            except OSError as error:
+                raise UsageError(f"{self.path} cannot be written: {error.strerror}; choose another place") from error
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Who held the lock may have brought the file to its place meanwhile: then it is not ours to empty.
+                if _is_same(number, self.part):
+                    os.ftruncate(number, 0)
+                    self._remove_side_files()
+                    return os.fdopen(number, "r+b")
+            except BlockingIOError:
+                os.close(number)
+                if time.monotonic() > deadline:
+                    raise UsageError(f"somebody else is writing {self.path} at this moment") from None
+                time.sleep(_PAUSE_S)
+                continue
+            except BaseException:
+                os.close(number)
+                raise
+            os.close(number)
+
+    def _remove_side_files(self) -> None:
+        for side in SIDE_FILES:
+            self.part.with_name(self.part.name + side).unlink(missing_ok=True)
+
+
+def part_for(place: str | os.PathLike[str], *, replaces: bool = False) -> Part:
+    """A new copy for a place. `replaces`: it takes the place of what is there, once it is whole."""
+    if is_object_url(os.fspath(place)):
+        from holdfast.ops.copies.remote import RemotePart
+
+        return RemotePart(os.fspath(place))
+    path = Path(place).absolute()
+    if "://" in str(place):
+        raise UsageError(f"{place!r} is neither a path of a file nor a place in an object store, such as s3://bucket/a")
+    if not path.parent.is_dir():
+        raise UsageError(f"the folder {path.parent} does not exist; create it first")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; name a file in it")
+    if path.exists() and not replaces:
+        raise exists_already(path)
+    return Part(path, replaces=replaces)
+
+
+def exists_already(path: Path) -> UsageError:
+    return UsageError(f"{path} exists already: choose another name, or remove it first")
+
+
+def sync_folder(path: Path) -> None:
+    """A name is on the disk only once its folder is."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _is_same(number: int, path: Path) -> bool:
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    here = os.fstat(number)
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)

@@ -1,0 +1,57 @@
+"""What a restored store is told about its past: it goes on from an earlier point, and somebody may not know that.
+
+Processes that used the store before may still be there, with handles, leases and caches of a time that did not happen
+here. Nothing of theirs may fit by accident:
+
+    runs that were running    are queued again: whoever ran them does not own them here
+    fences of unfinished runs jump, so that no fence that was given out after the backup is valid
+    generations of threads    jump, so that no difference made against a later arrangement is taken
+    numbers                   jump, so that none that was given out after the backup is given out again
+    the era                   grows by one
+
+The store's id stays: idempotency keys are made of it, and an effect that was done after the backup, and is done again
+now, must reach its receiver with the same key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from holdfast.runs.journal.rows import NEVER, TASK
+
+JUMP = 1 << 20
+FENCE_JUMP = 10_000  # smaller: people see it, as the number of attempts
+_FINISHED = "('done', 'failed', 'cancelled', 'rolled_back', 'exported')"
+# A graph's task goes on when its graph is run again.
+_TASKS = f"""UPDATE run SET status = 'waiting', owner = NULL, lease_until = 0, nudged = 0, wake_at = {NEVER}
+    WHERE status = 'running' AND function LIKE '{TASK}%'"""
+_RUNNING = """UPDATE run SET status = 'queued', owner = NULL, lease_until = 0, nudged = 0, wake_at = 0, waiting = NULL
+    WHERE status = 'running'"""
+_FENCES = f"UPDATE run SET fence = fence + {FENCE_JUMP} WHERE status NOT IN {_FINISHED}"
+_GENERATIONS = f"UPDATE thread SET generation = generation + {JUMP}"
+# Without "objects …" it puts objects into a new folder, and removes none of those that the store it was has put there.
+_UNMARK = "DELETE FROM meta WHERE key IN ('backup', 'restored') OR key LIKE 'objects %'"
+_ERA = """INSERT INTO meta (key, value) VALUES ('era', '1')
+    ON CONFLICT (key) DO UPDATE SET value = CAST(CAST(meta.value AS bigint) + 1 AS text)"""
+
+Execute = Callable[..., Any]
+
+
+def settle(execute: Execute, backup: str, at: int, changes: Callable[[], int], mark: str, *, has_runs: bool) -> int:
+    """Run all that inside the caller's transaction. `changes`: how many rows the last statement changed; `mark`: how a
+    parameter is written. How many runs were queued again."""
+    requeued = 0
+    if has_runs:
+        for text in (_TASKS, _RUNNING):
+            execute(text)
+            requeued += changes()
+        execute(_FENCES)
+    execute(_GENERATIONS)
+    execute(_UNMARK)
+    execute(_ERA)
+    told = orjson.dumps({"backup": backup, "at": at}).decode()
+    execute(f"INSERT INTO meta (key, value) VALUES ('restored', {mark})", (told,))
+    return requeued

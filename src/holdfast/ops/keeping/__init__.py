@@ -1,0 +1,1 @@
+"""What stays in a store and what goes: retention, compaction, erasing."""

@@ -1,0 +1,305 @@
+"""What retention removes, tree by tree: threads that have expired, and checkpoints beyond the newest ones.
+
+A thread does not expire while it has a pin, while a graph or a run that is not finished needs it, and its records stay
+where a fork needs them. A dry run decides in the same way, on what it reads, and writes nothing: it follows what each
+removal would leave for the next one, so that its figures are those of the real run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from holdfast.errors import Damaged, HoldfastError, NotFound, ObjectMissing
+from holdfast.log import retaining, sweeping
+from holdfast.log.branches import ThreadRow, threads_in_tree
+from holdfast.log.choosing import Node, Plan, checkpoints_in, choose, choose_for, inherited, nodes_of
+from holdfast.log.retaining import Fields, Kept
+from holdfast.runs.journal import graph_tasks
+from holdfast.runs.keeping.holding import HAS_TASKS, held_threads
+from holdfast.storage.events import event
+from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read, write
+
+_log = logging.getLogger("holdfast")
+_PAGE = 500
+_NAMES_MAX = 100
+_COUNT = Sql("SELECT count(*) FROM thread WHERE tenant = :tenant")
+_NEWEST = Sql("SELECT coalesce(max(head), 0) FROM thread WHERE tenant = :tenant")
+_RECORDS = Sql("SELECT count(*) FROM record WHERE tenant = :tenant AND tree = :tree AND body IS NOT NULL")
+# Why a thread stays although its time is over. Writes on its newest checkpoint: a graph that waits or was broken off.
+_NEEDED = Sql(
+    f"""SELECT EXISTS (SELECT 1 FROM pin p WHERE p.tenant = :tenant AND p.thread = :thread), {HAS_TASKS},
+    EXISTS (SELECT 1 FROM label l JOIN write w
+        ON w.tenant = l.tenant AND w.thread = l.thread AND w.space = l.space AND w.id = l.id
+        WHERE l.tenant = :tenant AND l.thread = :thread AND l.record = :head)"""
+)
+_HAS_TASKS = Sql(f"SELECT {HAS_TASKS}")
+# Those whose own time is over are counted with the runs.
+_TASKS = Sql(
+    f"""SELECT count(*) FROM run WHERE tenant = :tenant AND root = :thread AND {graph_tasks.IS_TASK}
+    AND NOT (coalesce(keep_until, {2**62}) <= {{now}} AND status = 'done')"""
+)
+_BODY_BYTES = Sql(
+    """SELECT r.id, coalesce(length(b.diff), 0) + coalesce(length(b.full_text), 0)
+    FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body WHERE r.tenant = :tenant AND r.tree = :tree"""
+)
+_PACK_BYTES = Sql("SELECT pack, length(data) FROM pack WHERE tenant = :tenant AND tree = :tree")
+
+
+@dataclass
+class Gone:
+    """What was removed, or would be."""
+
+    threads: int = 0
+    checkpoints: int = 0
+    tasks: int = 0  # of graphs, with their threads
+    held: int = 0  # threads whose time is over, and that something needs
+    bytes: int = 0  # of the bodies; counted by a dry run only
+    names: list[str] = field(default_factory=list)
+    damaged: int = 0  # threads that could not be looked through
+
+    def add(self, other: Gone) -> None:
+        self.threads += other.threads
+        self.checkpoints += other.checkpoints
+        self.tasks += other.tasks
+        self.held += other.held
+        self.damaged += other.damaged
+        self.bytes += other.bytes
+        self.names += other.names[: _NAMES_MAX - len(self.names)]
+
+    def expired(self, name: str) -> None:
+        self.threads += 1
+        if len(self.names) < _NAMES_MAX:
+            self.names.append(name)
+
+
+class _Due(NamedTuple):
+    """A thread that may have something to remove."""
+
+    kept: Kept
+    before: int | None  # expired if it was not written to since then
+    keep: int | None
+
+
+class _Needs:
+    """What unfinished runs need, looked up when it is first asked for."""
+
+    def __init__(self, newest: int) -> None:
+        self._newest = newest  # head of all threads before the journals were read: what came later is not in question
+        self._held: dict[str, int] | None = None
+
+    def of(self, tenant: int, name: str) -> Flow[tuple[bool, int]]:
+        """Whether a run needs a thread, and from which record on everything stays."""
+        if self._held is None:
+            self._held = yield from held_threads(tenant)
+        oldest = self._held.get(name)
+        return oldest is not None, min(self._newest + 1, oldest if oldest is not None else self._newest + 1)
+
+
+def enforce(tenant: int, now: int, *, dry_run: bool, progress: Progress | None = None) -> Flow[Gone]:
+    """Remove what retention says, or only say what that would be."""
+    gone = Gone()
+    policy = yield from read(partial(retaining.read_policy, tenant))
+    everything = any(policy.values())
+    total, newest = yield from read(partial(_overview, tenant))
+    needs, done = _Needs(newest), 0
+    after = (0, 0)
+    tree: list[Kept] = []
+    while True:
+        page = yield from read(partial(retaining.page, tenant, after, _PAGE, everything=everything))
+        ended = len(page) < _PAGE
+        *whole, tree = [*_trees([*tree, *page]), []] if ended else [*_trees([*tree, *page])]
+        for threads in whole:
+            yield from _see_to(tenant, threads, policy, now, needs, gone, dry_run)
+            done += len(threads)
+            if progress is not None:
+                progress(done, max(done, total))
+        if ended:
+            return gone
+        after = (page[-1].tree, page[-1].thread)
+
+
+def _trees(threads: list[Kept]) -> Iterator[list[Kept]]:
+    """Threads that share records, together. They come in the order of their trees."""
+    found: list[Kept] = []
+    for thread in threads:
+        if found and found[-1].tree != thread.tree:
+            yield found
+            found = []
+        found.append(thread)
+    if found:
+        yield found
+
+
+def _overview(tenant: int) -> Program[tuple[int, int]]:
+    [[(count,)], [(newest,)]] = yield Batch(_COUNT(tenant=tenant), _NEWEST(tenant=tenant), last=True)
+    return int(count), int(newest)
+
+
+def _see_to(
+    tenant: int, threads: list[Kept], policy: Fields, now: int, needs: _Needs, gone: Gone, dry_run: bool
+) -> Flow[None]:
+    due = [found for kept in threads if (found := _due(kept, policy, now)) is not None]
+    due = yield from _worth_it(tenant, due)
+    if due and dry_run:
+        bounds = {}
+        for one in due:
+            bounds[one.kept.thread] = yield from needs.of(tenant, one.kept.name)
+        try:
+            gone.add((yield from read(partial(_foresee, tenant, due, bounds, now))))
+        except (Damaged, ObjectMissing) as error:
+            _pass_over(due[0], error, gone)
+        return
+    for one in due:
+        held, since = yield from needs.of(tenant, one.kept.name)
+        try:
+            yield from _remove(tenant, one, held, since, gone)
+        except NotFound:
+            pass  # somebody else has deleted it
+        except (Damaged, ObjectMissing) as error:
+            _pass_over(one, error, gone)
+
+
+def _pass_over(one: _Due, error: HoldfastError, gone: Gone) -> None:
+    """What is damaged must not keep all others from being seen to."""
+    gone.damaged += 1
+    _log.warning(
+        "thread %r is damaged and was passed over: run `holdfast verify`, then `holdfast repair`",
+        one.kept.name,
+        extra=event("retention.damaged", thread=one.kept.name, error=type(error).__name__),
+    )
+
+
+def _due(kept: Kept, policy: Fields, now: int) -> _Due | None:
+    ttl_us, keep = retaining.policy(policy, retaining.fields_of(kept.retention))
+    before = now - ttl_us if ttl_us is not None and kept.updated_at < now - ttl_us else None
+    return _Due(kept, before, keep) if before is not None or keep is not None else None
+
+
+def _worth_it(tenant: int, due: list[_Due]) -> Flow[list[_Due]]:
+    """Those whose tree has more checkpoints than are kept, and those that have expired: a look that costs little."""
+    counted = [one for one in due if one.before is None]
+    if not counted:
+        return due
+    counts = yield from read(partial(_counts, tenant, [one.kept for one in counted]))
+    few = {one.kept.thread for one, count in zip(counted, counts, strict=True) if count <= (one.keep or 0)}
+    return [one for one in due if one.kept.thread not in few]
+
+
+def _counts(tenant: int, threads: list[Kept]) -> Program[list[int]]:
+    found: list[int] = []
+    for start in range(0, len(threads), _PAGE):
+        part = threads[start : start + _PAGE]
+        answers = yield Batch(*(_RECORDS(tenant=tenant, tree=one.tree) for one in part))
+        found += [rows[0][0] for rows in answers]
+    return found
+
+
+# --- the real thing
+
+
+def _remove(tenant: int, due: _Due, held: bool, since: int, gone: Gone) -> Flow[None]:
+    kept = due.kept
+    if due.before is not None:
+        if not held:
+            removed = yield from write(partial(_expire, tenant, kept, due.before), solo=True)
+            if removed is not None:
+                yield from sweeping.sweep(tenant)
+                gone.tasks += yield from graph_tasks.drop_of_thread(tenant, kept.thread)
+                gone.checkpoints += removed
+                gone.expired(kept.name)
+                return
+        gone.held += 1
+    if due.keep is not None and (yield from read(partial(_would_prune, tenant, kept, due.keep, since))):
+        removed, _ = yield from sweeping.prune(tenant, kept.thread, kept.name, due.keep, since=since)
+        gone.checkpoints += removed
+
+
+def _expire(tenant: int, kept: Kept, before: int) -> Program[int | None]:
+    """Delete a thread if it is still idle and nothing needs it, decided under its lock. None: it stays."""
+    row, others = yield from sweeping.lock_tree(tenant, kept.name, kept.thread)
+    if row.updated_at >= before or (yield from _is_needed(tenant, row)):
+        return None
+    return (yield from sweeping.remove_threads(tenant, row.tree, [row], others))
+
+
+def _is_needed(tenant: int, row: ThreadRow) -> Generator[Batch, list[Rows], bool]:
+    [rows] = yield Batch(_NEEDED(tenant=tenant, thread=row.thread, head=row.head if row.head is not None else -1))
+    return any(rows[0])
+
+
+def _would_prune(tenant: int, kept: Kept, keep: int, since: int) -> Program[bool]:
+    """Whether a prune would remove anything: it rearranges the tree even if not, and writers would notice."""
+    threads = yield from threads_in_tree(tenant, kept.tree)
+    row = next((thread for thread in threads if thread.thread == kept.thread), None)
+    [[(busy,)]] = yield Batch(_HAS_TASKS(tenant=tenant, thread=kept.thread))
+    if row is None or busy:
+        return False
+    nodes = yield from nodes_of(tenant, kept.tree)
+    others = [thread for thread in threads if thread is not row]
+    plan, _, _ = yield from choose(tenant, nodes, row, others, keep, since)
+    return checkpoints_in(nodes, plan) > 0
+
+
+# --- the dry run
+
+
+def _foresee(tenant: int, due: list[_Due], bounds: dict[int, tuple[bool, int]], now: int) -> Program[Gone]:
+    """Follow what removing one thing after the other would do to a tree."""
+    gone, tree = Gone(), due[0].kept.tree
+    threads = yield from threads_in_tree(tenant, tree)
+    nodes = yield from nodes_of(tenant, tree)
+    weights = yield from _weights(tenant, tree, nodes)
+    for one in due:
+        held, since = bounds[one.kept.thread]
+        row = next((thread for thread in threads if thread.thread == one.kept.thread), None)
+        if row is None:
+            continue
+        others = [thread for thread in threads if thread is not row]
+        if one.before is not None:
+            if not held and row.updated_at < one.before and not (yield from _is_needed(tenant, row)):
+                [[(tasks,)]] = yield Batch(_TASKS(tenant=tenant, thread=row.thread, now=now))
+                gone.tasks += tasks
+                gone.expired(row.name)
+                plan = yield from choose_for(tenant, tree, nodes, others)
+                nodes, threads = _after(nodes, plan, weights, gone), others
+                continue
+            gone.held += 1
+        [[(busy,)]] = yield Batch(_HAS_TASKS(tenant=tenant, thread=row.thread))
+        if one.keep is None or busy:
+            continue
+        plan, _, own = yield from choose(tenant, nodes, row, others, one.keep, since)
+        if checkpoints_in(nodes, plan):
+            heirs = {record: heir for heir, record in inherited(nodes, row, others, own)}
+            nodes = _after(nodes, plan, weights, gone)
+            nodes |= {record: nodes[record]._replace(thread=heir) for record, heir in heirs.items() if record in nodes}
+    return gone
+
+
+def _after(nodes: dict[int, Node], plan: Plan, weights: dict[int, int], gone: Gone) -> dict[int, Node]:
+    """The records as they would be, and what went counted."""
+    gone.checkpoints += checkpoints_in(nodes, plan)
+    gone.bytes += sum(weights.get(record, 0) for record in (*plan.remove, *plan.entomb))
+    removed, buried = set(plan.remove), set(plan.entomb)
+    return {
+        record: node._replace(body=None) if record in buried else node
+        for record, node in nodes.items()
+        if record not in removed
+    }
+
+
+def _weights(tenant: int, tree: int, nodes: dict[int, Node]) -> Generator[Batch, list[Rows], dict[int, int]]:
+    """About how many bytes each record takes; those in a pack share it."""
+    bodies, packs = yield Batch(_BODY_BYTES(tenant=tenant, tree=tree), _PACK_BYTES(tenant=tenant, tree=tree))
+    weights: dict[int, int] = {record: int(size) for record, size in bodies}
+    sizes: dict[int, int] = {pack: int(size) for pack, size in packs}
+    members: dict[int, list[int]] = {}
+    for node in nodes.values():
+        if node.body is not None and node.body < 0:
+            members.setdefault(-node.body, []).append(node.id)
+    for pack, records in members.items():
+        weights |= dict.fromkeys(records, sizes.get(pack, 0) // len(records))
+    return weights

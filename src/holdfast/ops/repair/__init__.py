@@ -1,0 +1,1 @@
+"""Mending a damaged store."""

@@ -1,0 +1,307 @@
+"""`holdfast.repair`: mends a damaged store and says what it did; on a copy, unless told otherwise.
+
+First the database as such, then for each tenant the log, what points into it, and runs; then every row that was taken
+out of use goes to a file, and everything is verified. What is found sound is not touched, so that a second repair does
+nothing, and one that was killed is simply run again. How the copy is made is each database's own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from holdfast.errors import KeyMissing, OpenError, UsageError
+from holdfast.log import quarantine
+from holdfast.log.branches import find_tenant
+from holdfast.log.ids import show_id
+from holdfast.log.repairing import repair_log
+from holdfast.log.repairing_strangers import repair_strangers
+from holdfast.ops.copies.places import sync_folder
+from holdfast.ops.far.objects import begin_folder
+from holdfast.ops.repair.repaired import Mend, Repaired
+from holdfast.runs.keeping.repairing import repair_runs
+from holdfast.storage.program import Batch, Driver, Program, Progress, Sql, drive, read, write
+from holdfast.storage.urls import sqlite_path
+from holdfast.threads.models import Problem, Report
+
+__all__ = ["Mend", "Repaired", "arepair", "repair"]
+
+_POSTGRES = ("postgresql://", "postgres://")
+_TENANTS = Sql("SELECT name FROM tenant ORDER BY tenant")
+_SEALED = Sql("SELECT 1 FROM seal LIMIT 1")
+_PAGE = 200
+
+
+def repair(
+    url: str,
+    *,
+    to: str | os.PathLike[str] | None = None,
+    in_place: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Repaired:
+    """Mend a damaged store, all tenants, and say what was done.
+
+    Works on a copy: of an SQLite file `agent.repaired.db` beside it, or `to`; on PostgreSQL a new schema, or the one
+    that `to` names. A store in which nothing is wrong gets no copy. `in_place` mends the store itself: one tree of
+    threads after the other, while others use it; an SQLite file whose pages are damaged only while nobody has it open,
+    and it is kept as it was. `dry_run` does it on a copy that is thrown away. Nothing is kept that its hash does not
+    prove; every row that is taken out of use is in the file `quarantine` of the answer. `options` are those of
+    `holdfast.open`: `keys=`, `schema=`. `progress`: (done, of how many) of whatever is being done.
+    """
+    start = time.monotonic()
+    if in_place and (to is not None or dry_run):
+        raise UsageError("in_place=True goes with neither to= nor dry_run=True")
+    if dry_run and to is not None:
+        raise UsageError("dry_run=True leaves nothing behind: it goes without to=")
+    if url.startswith(_POSTGRES):
+        done = _repair_postgres(url, to, in_place, dry_run, progress, options)
+    else:
+        done = _repair_sqlite(url, to, in_place, dry_run, progress, options)
+    return replace(done, seconds=time.monotonic() - start)
+
+
+async def arepair(
+    url: str,
+    *,
+    to: str | os.PathLike[str] | None = None,
+    in_place: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Repaired:
+    """`repair`, awaited."""
+    from asyncio import to_thread
+
+    return await to_thread(repair, url, to=to, in_place=in_place, dry_run=dry_run, progress=progress, **options)
+
+
+# --- SQLite
+
+
+def _repair_sqlite(
+    url: str,
+    to: str | os.PathLike[str] | None,
+    in_place: bool,
+    dry_run: bool,
+    progress: Progress | None,
+    options: dict[str, Any],
+) -> Repaired:
+    from holdfast.ops.repair.sqlite import copy_name, mend_file, working_copy
+    from holdfast.ops.repair.whose import check_is_store
+
+    name = sqlite_path(url)
+    if name == ":memory:":
+        raise UsageError("a store in memory has no file to repair")
+    path = Path(os.path.realpath(name))
+    if not path.is_file():
+        raise OpenError(f"there is no store at {path}; check the path")
+    check_is_store(path)
+    if in_place:
+        return _in_place(path, progress, options)
+    if dry_run:
+        folder = tempfile.mkdtemp(prefix="holdfast-repair-", dir=path.parent)
+        try:
+            tried = _repair_sqlite(str(path), os.path.join(folder, path.name), False, False, progress, options)
+            return replace(tried, place=str(path), quarantine=None)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    target = Path(to) if to is not None else copy_name(path)
+    lost_rows = _quarantine_file(target)
+    with working_copy(path, target, _timeout(options)) as part:
+        physical = mend_file(part.part, progress)
+        repaired = _mend(str(part.part), options, lost_rows, physical.rebuilt, progress, copy=True)
+        repaired = _with_physical(repaired, physical.mended, physical.lost)
+        if not repaired.changed:
+            return replace(repaired, place=str(path))
+        part.keep()
+    return replace(repaired, place=str(target))
+
+
+def _in_place(path: Path, progress: Progress | None, options: dict[str, Any]) -> Repaired:
+    from holdfast.ops.repair.sqlite import is_whole, mend_file, replace_content
+
+    lost_rows = _quarantine_file(path)
+    if is_whole(path, _timeout(options)):
+        done = _mend(str(path), options, lost_rows, False, progress)
+        return replace(done, in_place=True, place=str(path))
+    answers: list[Repaired] = []
+
+    def mend(work: Path) -> None:
+        physical = mend_file(work, progress)
+        answers.append(
+            _with_physical(
+                _mend(str(work), options, lost_rows, physical.rebuilt, progress), physical.mended, physical.lost
+            )
+        )
+
+    kept = replace_content(path, _timeout(options), mend)
+    return replace(answers[0], in_place=True, place=str(path), damaged=str(kept))
+
+
+def _with_physical(repaired: Repaired, mended: Sequence[str], lost: Sequence[str]) -> Repaired:
+    """What was done to the file stands first."""
+    return replace(
+        repaired,
+        mended=(*(Mend("", None, None, None, what) for what in mended), *repaired.mended),
+        lost=(*(Mend("", None, None, None, what) for what in lost), *repaired.lost),
+    )
+
+
+def _timeout(options: dict[str, Any]) -> float:
+    return float(options.get("timeout_s", 30.0))
+
+
+# --- PostgreSQL
+
+
+def _repair_postgres(
+    url: str,
+    to: str | os.PathLike[str] | None,
+    in_place: bool,
+    dry_run: bool,
+    progress: Progress | None,
+    options: dict[str, Any],
+) -> Repaired:
+    from holdfast.ops.repair.postgres import copy_schema, drop_schema, target_of
+
+    here = target_of(url, options)
+    if in_place:
+        done = _mend(url, options, _quarantine_file(Path(here.schema)), False, progress)
+        return replace(done, in_place=True, place=f'schema "{here.schema}" of {here}')
+    new = str(to) if to is not None else f"{here.schema}_repair_{datetime.now(UTC):%Y%m%d%H%M%S}"
+    target_of(url, options, new)  # a name that is none is refused before anything is made
+    copy_schema(url, options, new)
+    repaired = None
+    try:
+        repaired = _mend(url, {**options, "schema": new}, _quarantine_file(Path(new)), False, progress, copy=True)
+    finally:
+        if repaired is None or dry_run or not repaired.changed:
+            drop_schema(url, options, new)
+    if dry_run and repaired.quarantine is not None:
+        os.unlink(repaired.quarantine)
+    if dry_run or not repaired.changed:
+        return replace(repaired, place=f'schema "{here.schema}" of {here}', quarantine=None)
+    return replace(repaired, place=f'schema "{new}" of {here}')
+
+
+# --- both
+
+
+def _quarantine_file(target: Path) -> Path:
+    return Path(os.path.abspath(f"{target}.quarantine.jsonl"))
+
+
+def _mend(
+    url: str,
+    options: dict[str, Any],
+    lost_rows: Path,
+    rows_lost: bool,
+    progress: Progress | None,
+    *,
+    copy: bool = False,
+) -> Repaired:
+    """Mend an open database: every tenant's log and runs. Then the rows that were set aside go to their file."""
+    from holdfast.ops.store import open_store
+
+    mended: list[Mend] = []
+    lost: list[Mend] = []
+    with open_store(url, **{**options, "create": True}) as store:
+        driver = store._context.driver
+        if getattr(driver, "tenancy", None) is not None:
+            raise UsageError("a repair is of all tenants, and this role does not see all of them: do it as the owner")
+        if options.get("keys") is None and drive(driver, read(_is_sealed)):
+            raise KeyMissing(
+                "the store is encrypted, and a repair must read it: give its keys (repair(url, keys=…), or set "
+                "HOLDFAST_KEYS); nothing was changed"
+            )
+        strangers = drive(driver, write(repair_strangers, solo=True))
+        mended += _notes("", strangers.mended)
+        lost += _notes("", strangers.lost)
+        tenants = drive(driver, read(_tenants))
+        unreadable: list[str] = []
+        for name in tenants:
+            try:
+                tenant = drive(driver, read(partial(find_tenant, name)))
+            except KeyMissing as missing:
+                unreadable.append(name)
+                lost.append(Mend(name, None, None, None, str(missing)))
+                continue
+            if tenant is None:
+                continue
+            log = drive(driver, repair_log(tenant, rows_lost=rows_lost, progress=progress))
+            mended += _notes(name, log.mended)
+            lost += _notes(name, log.lost)
+            runs = drive(driver, repair_runs(tenant, progress))
+            mended += _run_notes(name, runs.mended)
+            lost += _run_notes(name, runs.lost)
+        if copy:
+            drive(driver, write(begin_folder))
+        rows = _write_out(driver, lost_rows)
+        report = _verified(store, [name for name in tenants if name not in unreadable])
+    written = str(lost_rows) if rows else None
+    return Repaired(url, False, tuple(mended), tuple(lost), written, rows, report, 0.0)
+
+
+def _notes(tenant: str, notes: Sequence[tuple[str, int | None, str]]) -> list[Mend]:
+    return [
+        Mend(tenant, None if thread == "(store)" else thread, None if record is None else show_id(record), None, what)
+        for thread, record, what in notes
+    ]
+
+
+def _run_notes(tenant: str, notes: Sequence[tuple[str, int | None, str]]) -> list[Mend]:
+    return [Mend(tenant, None, None, run or None, what) for run, _, what in notes]
+
+
+def _tenants() -> Program[list[str]]:
+    [rows] = yield Batch(_TENANTS(tenant=None), last=True)
+    return [name for (name,) in rows if type(name) is str]
+
+
+def _is_sealed() -> Program[bool]:
+    [rows] = yield Batch(_SEALED(tenant=None), last=True)
+    return bool(rows)
+
+
+def _verified(store: Any, tenants: Sequence[str]) -> Report:
+    threads = checkpoints = runs = 0
+    problems: list[Problem] = []
+    for name in tenants:
+        report: Report = store.tenant(name).verify()
+        threads, checkpoints, runs = threads + report.threads, checkpoints + report.checkpoints, runs + report.runs
+        problems += report.problems
+    return Report(threads, checkpoints, tuple(problems), runs)
+
+
+def _write_out(driver: Driver, path: Path) -> int:
+    """Bring the rows that were set aside to a file, safely, and only then out of the table. How many."""
+    count = 0
+    while rows := drive(driver, read(partial(quarantine.kept, _PAGE))):
+        with _append_to(path) as file:
+            for row in rows:
+                line = {"tenant": row.tenant, "table": row.sort, "reason": row.reason}
+                line["key"], line["row"] = row.key, orjson.loads(row.content)
+                file.write(orjson.dumps(line) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(path)
+        drive(driver, write(partial(quarantine.drop, rows)))
+        count += len(rows)
+    return count
+
+
+def _append_to(path: Path) -> BinaryIO:
+    """A file that only its owner may read: it holds what the store knows."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")

@@ -1,0 +1,1 @@
+"""What agents need beside durability: tools for models, progress for people, keys for HTTP, clients."""

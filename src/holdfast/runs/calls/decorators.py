@@ -1,0 +1,362 @@
+"""`@durable`, `@step` and `@effect`: what makes a function part of a run.
+
+The decorated function is a function again, so that methods, `iscoroutinefunction` and documentation work. `.direct`
+calls the body without a run; `.holdfast` is what Holdfast knows of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+
+from holdfast.errors import NotInRun, UsageError
+from holdfast.runs.calls.bodies import acollect, collect
+from holdfast.runs.calls.doubt import check_ambiguous
+from holdfast.runs.calls.effects import effect_act
+from holdfast.runs.calls.steps import refuse_nested, step_act
+from holdfast.runs.calls.timeouts import check_seconds, limited
+from holdfast.runs.functions.inputs import receiver_of, signature_of
+from holdfast.runs.functions.retrying import Retry
+from holdfast.runs.functions.specs import DurableSpec, StepSpec, add_durable, add_step, plain_name
+from holdfast.runs.journal.rows import TASK
+from holdfast.runs.session.acting import Act, aperform, perform
+from holdfast.runs.session.ambient import outside_scope, some_run_is_active
+from holdfast.runs.session.scope import Scope, current
+from holdfast.threads.checks import check_name
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Journaled(Protocol[P, R_co]):
+    """A decorated function: called like the original, also as a method."""
+
+    @property
+    def holdfast(self) -> StepSpec: ...
+
+    def direct(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Journaled[P, R_co]: ...
+
+    @overload
+    def __get__(
+        self: Journaled[Concatenate[Any, Q], R], instance: object, owner: type | None = None
+    ) -> Callable[Q, R]: ...
+
+
+class Effect(Protocol[R_co]):
+    """A decorated effect: its key is filled in, so that the call has fewer arguments than the function."""
+
+    @property
+    def holdfast(self) -> StepSpec: ...
+
+    def direct(self, *args: Any, **kwargs: Any) -> R_co: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
+
+
+@overload
+def step(fn: Callable[P, R], /) -> Journaled[P, R]: ...
+
+
+@overload
+def step(
+    *,
+    name: str | None = None,
+    retries: int = 0,
+    backoff_s: float = 1.0,
+    backoff_max_s: float = 60.0,
+    jitter: bool | Literal["half", "full"] = True,
+    retry_on: Any = (Exception,),
+    give_up_on: Any = (),
+    timeout_s: float | None = None,
+    process: bool = False,
+    cache: bool | float | None = None,
+    cache_key: Callable[..., Any] | None = None,
+    lazy: bool = False,
+    ignore: tuple[str, ...] = (),
+) -> Callable[[Callable[P, R]], Journaled[P, R]]: ...
+
+
+def step(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """A step: recorded once; run again only if its completion was never recorded.
+
+    `retries` with `backoff_s`, `jitter`, `retry_on`; `timeout_s` for each attempt (`process=True` runs a sync body in a
+    process of its own, which can be stopped); `cache=True` or seconds keeps results by input, for all runs; `lazy=True`
+    is written with the next entry; `ignore` names arguments that are no input, such as clients. A generator streams its
+    chunks to `run.stream()` and is recorded once.
+    """
+    if fn is None:
+        return functools.partial(_decorate_step, **options)
+    return _decorate_step(fn, **options)
+
+
+def _decorate_step(
+    fn: Callable[..., Any],
+    *,
+    name: str | None = None,
+    retries: int = 0,
+    backoff_s: float = 1.0,
+    backoff_max_s: float = 60.0,
+    jitter: bool | Literal["half", "full"] = True,
+    retry_on: Any = (Exception,),
+    give_up_on: Any = (),
+    timeout_s: float | None = None,
+    process: bool = False,
+    cache: bool | float | None = None,
+    cache_key: Callable[..., Any] | None = None,
+    lazy: bool = False,
+    ignore: tuple[str, ...] = (),
+) -> Any:
+    _check(fn, "step")
+    keep = None if cache is None or cache is False else 0.0 if cache is True else float(cache)
+    spec = StepSpec(
+        fn,
+        _name(name, fn),
+        "step",
+        ignore=_names(ignore),
+        retry=Retry(retries, backoff_s, max(backoff_s, backoff_max_s), jitter, retry_on, give_up_on),
+        timeout_s=_seconds(timeout_s),
+        process=process,
+        cache=keep,
+        cache_key=cache_key,
+        lazy=lazy,
+    )
+    if process and spec.flavour != "sync":
+        raise UsageError(f"{spec.name}: process=True is for plain sync functions")
+    add_step(spec)
+    return _wrapped(spec, step_act)
+
+
+@overload
+def effect(fn: Callable[..., R], /) -> Effect[R]: ...
+
+
+@overload
+def effect(
+    *,
+    name: str | None = None,
+    reconcile: Callable[..., Any] | None = None,
+    undo: Callable[..., Any] | None = None,
+    on_doubt: Literal["ask", "retry", "fail"] = "ask",
+    timeout_s: float | None = None,
+    ambiguous: Any = (),
+    approve: Any = None,
+    retries: int = 0,
+    backoff_s: float = 1.0,
+    backoff_max_s: float = 60.0,
+    jitter: bool | Literal["half", "full"] = True,
+    retry_on: Any = (Exception,),
+    give_up_on: Any = (),
+    ignore: tuple[str, ...] = (),
+) -> Callable[[Callable[..., R]], Effect[R]]: ...
+
+
+def effect(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """An effect: it touches the outside world. Written down before it runs and after it ran.
+
+    The key comes as a parameter `key: hf.Key`, or from `hf.idempotency_key()`. `reconcile(key, *args)` finds out
+    whether it happened: `Done(result)`, `NotDone()`, `Unknown()`; without it `on_doubt` decides: "ask" a person,
+    "retry" with the same key, "fail". If its outcome is still open after ten attempts and `retries`, a person is asked
+    whatever the rule. `undo` takes it back when the run fails or is rolled back. `timeout_s` (default
+    60) is how long a request may be under way; `ambiguous` adds error classes that leave the outcome open.
+    `approve=True` (or a question, or the options of `hf.ask`) asks a person first.
+    """
+    if fn is None:
+        return functools.partial(_decorate_effect, **options)
+    return _decorate_effect(fn, **options)
+
+
+def _decorate_effect(
+    fn: Callable[..., Any],
+    *,
+    name: str | None = None,
+    reconcile: Callable[..., Any] | None = None,
+    undo: Callable[..., Any] | None = None,
+    on_doubt: Literal["ask", "retry", "fail"] = "ask",
+    timeout_s: float | None = None,
+    ambiguous: Any = (),
+    approve: Any = None,
+    retries: int = 0,
+    backoff_s: float = 1.0,
+    backoff_max_s: float = 60.0,
+    jitter: bool | Literal["half", "full"] = True,
+    retry_on: Any = (Exception,),
+    give_up_on: Any = (),
+    ignore: tuple[str, ...] = (),
+) -> Any:
+    _check(fn, "effect")
+    if on_doubt not in ("ask", "retry", "fail"):
+        raise UsageError(f'on_doubt is "ask", "retry" or "fail", not {on_doubt!r}')
+    if undo is not None and receiver_of(undo, signature_of(undo)) is not None:
+        raise UsageError(
+            f"undo={getattr(undo, '__name__', undo)} is a method, and a rollback has no self to call it on: give a "
+            "function, which gets the effect's arguments and result by name"
+        )
+    limit = _seconds(timeout_s)
+    spec = StepSpec(
+        fn,
+        _name(name, fn),
+        "effect",
+        ignore=_names(ignore),
+        retry=Retry(retries, backoff_s, max(backoff_s, backoff_max_s), jitter, retry_on, give_up_on),
+        timeout_s=limit,
+        reconcile=reconcile,
+        undo=undo,
+        on_doubt=on_doubt,
+        deadline_s=60.0 if limit is None else limit,
+        ambiguous=check_ambiguous(ambiguous),
+        approve=approve or None,
+    )
+    add_step(spec)
+    return _wrapped(spec, effect_act)
+
+
+@overload
+def durable(fn: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+@overload
+def durable(*, name: str | None = None, version: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def durable(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """A durable function: `store.run(fn, …)` runs it so that it goes on after a crash. Called directly it is itself.
+
+    `name` is what stored runs know it by (default: its own name), `version` the version of its code (default: a hash of
+    it; "any" lets every worker that knows the name run it).
+    """
+    if fn is None:
+        return functools.partial(_decorate_durable, **options)
+    return _decorate_durable(fn, **options)
+
+
+def _decorate_durable(fn: Callable[..., Any], *, name: str | None = None, version: str | None = None) -> Any:
+    _check(fn, "durable")
+    spec = DurableSpec(fn, _name(name, fn), version)
+    add_durable(spec)
+    fn.holdfast_durable = spec  # type: ignore[attr-defined]
+    return fn
+
+
+def durable_spec(fn: Callable[..., Any]) -> DurableSpec:
+    """What Holdfast knows of a durable function. Raises UsageError for any other."""
+    spec = getattr(fn, "holdfast_durable", None)
+    if isinstance(spec, DurableSpec):
+        return spec
+    raise UsageError(f"{getattr(fn, '__name__', fn)!r} is not durable: put @hf.durable above it")
+
+
+Actor = Callable[[Scope, StepSpec, tuple[Any, ...], dict[str, Any]], Act[Any]]
+
+
+def _wrapped(spec: StepSpec, actor: Actor) -> Any:
+    fn = spec.fn
+    made: Any
+    if spec.is_async:
+
+        @functools.wraps(fn)
+        async def journaled(*args: Any, **kwargs: Any) -> Any:
+            scope = _scope(spec)
+            if scope is None:
+                return await _adirect(spec, args, kwargs)
+            return await aperform(scope, scope.around(limited(scope, actor(scope, spec, args, kwargs))))
+
+        made = journaled
+    else:
+
+        @functools.wraps(fn)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            scope = _scope(spec)
+            if scope is None:
+                return _direct(spec, args, kwargs)
+            return perform(scope, scope.around(limited(scope, actor(scope, spec, args, kwargs))))
+
+        made = called
+    made.holdfast = spec
+    made.direct = _Direct(spec)
+    return made
+
+
+class _Direct:
+    """`book.direct(…)`: the body without a run, because the caller means it."""
+
+    __slots__ = ("_spec",)
+
+    def __init__(self, spec: StepSpec) -> None:
+        self._spec = spec
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return (_adirect if self._spec.is_async else _direct)(self._spec, args, kwargs)
+
+
+def _direct(spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if spec.flavour == "generator":
+        return collect(spec.fn(*args, **kwargs), lambda chunk: None)
+    return spec.fn(*args, **kwargs)
+
+
+async def _adirect(spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if spec.flavour == "async generator":
+        return await acollect(spec.fn(*args, **kwargs), lambda chunk: None)
+    return await cast("Awaitable[Any]", spec.fn(*args, **kwargs))
+
+
+def _scope(spec: StepSpec) -> Scope | None:
+    """The run that a call belongs to; None if it is a plain call. Raises NotInRun where that would be a mistake."""
+    scope = current.get()
+    if scope is None:
+        scope = outside_scope(spec)
+    if scope is None:
+        if spec.kind == "effect":
+            raise NotInRun(
+                f"effect {spec.name!r} was called without a run, so nothing would be written down: call it in a "
+                f"durable function that store.run(fn, …) runs, or say {spec.name}.direct(…) if you mean it. A thread "
+                "of your own loses the run: use hf.gather or hf.map"
+            )
+        if some_run_is_active():
+            raise NotInRun(
+                f"step {spec.name!r} was called outside of the run that is active in this process, perhaps in a thread "
+                f"of your own: use hf.gather or hf.map, or say {spec.name}.direct(…) if you mean it"
+            )
+        return None
+    if scope.body is not None:
+        if spec.kind == "effect":
+            refuse_nested(spec, scope)
+        return None
+    return scope
+
+
+def _check(fn: Any, what: str) -> None:
+    if isinstance(fn, classmethod | staticmethod):
+        raise UsageError(f"put @hf.{what} below @{type(fn).__name__}, next to the function")
+    if not callable(fn) or isinstance(fn, type) or not hasattr(fn, "__code__"):
+        raise UsageError(f"@hf.{what} is for functions, not {fn!r}")
+
+
+def _name(name: str | None, fn: Callable[..., Any]) -> str:
+    chosen = check_name(plain_name(fn) if name is None else name, "function")
+    for taken in ("hf.", TASK):
+        if chosen.startswith(taken):
+            raise UsageError(f"name={chosen!r}: names that begin with {taken!r} are Holdfast's own")
+    return chosen
+
+
+def _names(ignore: Any) -> tuple[str, ...]:
+    if isinstance(ignore, str):
+        raise UsageError(f"ignore takes a tuple of names: ignore=({ignore!r},)")
+    return tuple(ignore)
+
+
+def _seconds(timeout_s: float | None) -> float | None:
+    if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s > 0):
+        raise UsageError(f"timeout_s={timeout_s!r}: a number of seconds above 0")
+    if timeout_s is not None:
+        check_seconds(timeout_s, "timeout_s")
+    return None if timeout_s is None else float(timeout_s)

@@ -1,0 +1,231 @@
+"""Taking back what a run did: settle what is in doubt, then undo the effects, newest first, each a journaled effect.
+
+That the run is being undone is written down first, so that a crash in the middle goes on undoing. A fork undoes only
+what it did itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+from holdfast.errors import RunError, RunStuck
+from holdfast.runs.calls.effects import Call, effect_at, ended, settle
+from holdfast.runs.calls.failures import describe_error, line_of
+from holdfast.runs.functions.inputs import annotations_of, is_key, signature_of
+from holdfast.runs.functions.keys import Key
+from holdfast.runs.functions.retrying import Retry
+from holdfast.runs.functions.specs import StepSpec, find_step, plain_name
+from holdfast.runs.journal import rows
+from holdfast.runs.journal.entries import DONE, FAILED, INTENT, SPAWN, VALUE, Entry, Recorded
+from holdfast.runs.session.acting import Act, Wait
+from holdfast.runs.session.session import Session, completion
+from holdfast.storage.program import Batch, Program, Sql, read, write
+
+END = "end"  # the path of the entry that says how the run is ending
+_ROLL_CHILD = Sql(
+    """UPDATE run SET status = 'queued', request = 'rollback', wake_at = 0, changed_at = {now}
+    WHERE tenant = :tenant AND id = :id AND status IN ('done', 'queued', 'waiting', 'paused', 'stuck')"""
+)
+_ASK_CHILD = Sql("UPDATE run SET request = 'rollback' WHERE tenant = :tenant AND id = :id AND status = 'running'")
+
+
+def ending(session: Session) -> dict[str, Any] | None:
+    """How the run was ending when it was last seen; None if it was not."""
+    found = session.index.get(END)
+    return found[-1].entry.more if found else None
+
+
+def has_something_to_undo(session: Session) -> bool:
+    return bool(_undoable(session) or _children(session) or open_calls(session))
+
+
+def compensate(session: Session, status: str, error: dict[str, Any] | None) -> Act[None]:
+    """Settle, then undo. Raises Parked if a person must decide something first, RunStuck if an undo fails."""
+    if not has_something_to_undo(session):
+        return
+    if ending(session) is None:
+        more = {"as": status, "error": error}
+        yield from session.record((VALUE, Entry(END, "hf.rollback", session.ctx.clock_us(), more=more)))
+    yield from settle_open(session)
+    units = [*_undoable(session), *_children(session)]
+    for done_at, recorded in sorted(units, key=lambda unit: -unit[0]):
+        del done_at
+        if recorded.kind == SPAWN:
+            yield from _undo_child(session, recorded.entry)
+        else:
+            yield from _undo(session, recorded.entry)
+
+
+def _undoable(session: Session) -> list[tuple[int, Recorded]]:
+    """Effects of this run's own that happened and can be undone, with the place of their completion."""
+    found = []
+    for path, entries in session.index.items():
+        intents = [recorded for recorded in entries if recorded.kind == INTENT and recorded.own]
+        if not intents or path.startswith("undo:") or not (intents[-1].entry.more or {}).get("undo"):
+            continue
+        ends = [recorded for recorded in entries if recorded.kind == DONE]
+        if ends and ("error" not in (ends[-1].entry.more or {}) or (ends[-1].entry.more or {}).get("done")):
+            found.append((ends[-1].seq, intents[-1]))
+    return found
+
+
+def _children(session: Session) -> list[tuple[int, Recorded]]:
+    """Children of this run's own, with the place where their end was seen, or else their start."""
+    everything = [recorded for entries in session.index.values() for recorded in entries if recorded.own]
+    ends = {(one.entry.more or {}).get("child"): one.seq for one in everything if one.kind == DONE}
+    return [
+        (ends.get((recorded.entry.more or {})["child"], recorded.seq), recorded)
+        for recorded in everything
+        if recorded.kind == SPAWN
+    ]
+
+
+def open_calls(session: Session) -> list[Recorded]:
+    """Effects of this run's own that have an intent and no end."""
+    found = []
+    for entries in session.index.values():
+        last = entries[-1]
+        if any(recorded.kind == DONE for recorded in entries) or last.kind == FAILED:
+            continue
+        intents = [recorded for recorded in entries if recorded.kind == INTENT and recorded.own]
+        found += [intent for intent in intents[-1:] if not intent.entry.path.startswith("undo:")]
+    return found
+
+
+def settle_open(session: Session) -> Act[None]:
+    """Find out what became of every effect whose end is not known."""
+    for recorded in open_calls(session):
+        entry = recorded.entry
+        spec = _effect_named(entry.name)
+        arguments = session.decoded((yield from session.text(entry)))
+        args, kwargs = spec.binder.restore_by_position(arguments)
+        more = entry.more or {}
+        call = Call(
+            session.root, spec, entry.path, args, kwargs, b"", entry.input or b"", Key(more["key"]), entry.attempt,
+            int(more["deadline"]),
+        )  # fmt: skip
+        was_done, _ = yield from settle(call)
+        if not was_done:
+            error = RunError(f"{spec.name} did not happen")
+            yield from ended(call, None, {"error": describe_error(error, session.ctx.codec)})
+
+
+def _effect_named(name: str) -> StepSpec:
+    spec = find_step(name)
+    if spec is None:
+        raise RunStuck(
+            f"effect {name!r} must be settled or undone, and this process does not know it: import its module"
+        )
+    return spec
+
+
+def _undo(session: Session, intent: Entry) -> Act[None]:
+    spec = _effect_named(intent.name)
+    if spec.undo is None:
+        raise RunStuck(f"effect {intent.name!r} had an undo when it ran, and has none now; give it one again")
+    then, now = (intent.more or {}).get("undo"), plain_name(spec.undo)
+    if then != now:
+        raise RunStuck(
+            f"effect {intent.name!r} was to be undone by {then!r} when it ran, and is by {now!r} now: run it with the "
+            "code that it was started with"
+        )
+    path = f"undo:{intent.path}"
+    known = completion(session.index.get(path, []))
+    if known is not None and "error" not in (known.more or {}):
+        return
+    arguments = session.decoded((yield from session.text(intent)))
+    ended_as = completion(session.index[intent.path])
+    result = None if ended_as is None else (yield from session.value(ended_as))
+    undo = _undo_spec(spec)
+    if undo.is_async and not session.is_async:
+        raise RunStuck(
+            f"run {session.row.id!r} is being undone, and {undo.name} is async in a blocking run, where nothing can "
+            f"await it: give effect {intent.name!r} a plain function as its undo, then `holdfast resume "
+            f"{session.row.id}`"
+        )
+    args, kwargs = undo_arguments(undo.fn, arguments, result, str((intent.more or {})["key"]))
+    try:
+        yield from effect_at(session.root, undo, path, args, kwargs)
+    except Exception as error:
+        raise RunStuck(
+            f"run {session.row.id!r} is being undone, and {undo.name} failed: {line_of(error)}. "
+            f"What was done before that is not undone yet; mend the cause, then `holdfast resume {session.row.id}`"
+        ) from error
+
+
+def _undo_spec(spec: StepSpec) -> StepSpec:
+    """The undo as an effect of its own. One that is decorated brings its own rules."""
+    undo: Any = spec.undo
+    given = getattr(undo, "holdfast", None)
+    if isinstance(given, StepSpec):
+        return StepSpec(
+            given.fn, f"undo {spec.name}", "effect", given.ignore, given.retry, given.timeout_s,
+            reconcile=given.reconcile, on_doubt=_doubt_of(given), deadline_s=given.deadline_s,
+            ambiguous=given.ambiguous,
+        )  # fmt: skip
+    retry = Retry(retries=3, backoff_s=0.2, backoff_max_s=5.0)
+    return StepSpec(undo, f"undo {spec.name}", "effect", retry=retry, deadline_s=spec.deadline_s)
+
+
+def _doubt_of(given: StepSpec) -> Literal["ask", "retry", "fail"]:
+    """An undo whose outcome is open cannot just fail: somebody must say whether the effect still stands."""
+    return "ask" if given.on_doubt == "fail" else given.on_doubt
+
+
+def undo_arguments(
+    undo: Callable[..., Any], arguments: dict[str, Any], result: Any, key: str
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What an undo is called with: by name the effect's arguments, its `result` and its `effect_key`. One parameter
+    with another name is the result: `def cancel(booking)`. A parameter of type Key is the undo's own key, filled in."""
+    parameters = signature_of(undo).parameters
+    annotations = annotations_of(undo)
+    kwargs: dict[str, Any] = {}
+    unnamed = []
+    for name, parameter in parameters.items():
+        if is_key(annotations.get(name)) or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if name == "result":
+            kwargs[name] = result
+        elif name == "effect_key":
+            kwargs[name] = key
+        elif name in arguments:
+            kwargs[name] = arguments[name]
+        elif parameter.default is parameter.empty:
+            unnamed.append(name)
+    if len(unnamed) > 1 or (unnamed and "result" in kwargs):
+        raise RunStuck(
+            f"{getattr(undo, '__name__', undo)} cannot be called to undo: its parameters {', '.join(unnamed)} are "
+            "neither arguments of the effect nor named `result` or `effect_key`"
+        )
+    kwargs.update(dict.fromkeys(unnamed, result))
+    return (), kwargs
+
+
+def _undo_child(session: Session, spawn: Entry) -> Act[None]:
+    """Roll a child back, as one unit: it undoes its own effects."""
+    run_id = str((spawn.more or {})["child"])
+    path = f"undo:{spawn.path}"
+    if completion(session.index.get(path, [])) is not None:
+        return
+    while True:
+        row = yield from read(partial(rows.find, session.tenant, run_id))
+        if row is None or row.status in ("failed", "cancelled", "rolled_back", "exported"):
+            break
+        if row.parent != session.row.run:  # it was there already, and is somebody else's: not ours to undo
+            break
+        now = session.ctx.clock_us()
+        yield from write(partial(_roll_child, session.tenant, run_id, now))
+        yield Wait(path, {"for": "run", "step": spawn.path, "run": run_id, "undo": True}, None)
+    now = session.ctx.clock_us()
+    yield from session.record((DONE, Entry(path, "undo " + spawn.name, now, more={"child": run_id})))
+
+
+def _roll_child(tenant: int, run_id: str, now: int) -> Program[None]:
+    yield Batch(_ROLL_CHILD(tenant=tenant, id=run_id, now=now), _ASK_CHILD(tenant=tenant, id=run_id), last=True)
+
+
+def undone_count(session: Session) -> int:
+    """How many effects were undone."""
+    return sum(path.startswith("undo:") and completion(found) is not None for path, found in session.index.items())

@@ -1,0 +1,1 @@
+"""Beginning, claiming and executing a run in this process."""

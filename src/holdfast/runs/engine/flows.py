@@ -1,0 +1,210 @@
+"""What the handles of runs do, as flows: begin, claim, look, ask for. No I/O here, and none of the user's code."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from holdfast.errors import NotFound, RunMismatch, UsageError
+from holdfast.runs.calls import asking, signals
+from holdfast.runs.engine.runtime import Runtime
+from holdfast.runs.functions.inputs import digest
+from holdfast.runs.functions.specs import DurableSpec, find_durable
+from holdfast.runs.journal import rows
+from holdfast.runs.journal.entries import Recorded, squeeze
+from holdfast.runs.journal.journal import read_journal
+from holdfast.runs.journal.rows import FINISHED, TASK, NewRun, RunRow
+from holdfast.runs.session.telling import tell_event
+from holdfast.storage.program import Flow, read, write
+from holdfast.threads.checks import check_name, check_text
+from holdfast.threads.context import Context
+from holdfast.values.codec import encode
+
+
+def no_run(run_id: str) -> NotFound:
+    return NotFound(f"there is no run {run_id!r} in this store for this tenant; `holdfast runs` lists them")
+
+
+def tenant_of(ctx: Context, run_id: str) -> Flow[int]:
+    tenant = yield from ctx.tenant()
+    if tenant is None:
+        raise no_run(run_id)
+    return tenant
+
+
+def locate(ctx: Context, run_id: str) -> Flow[tuple[int, RunRow]]:
+    """The tenant's number and the run's row. Raises NotFound."""
+    tenant = yield from tenant_of(ctx, run_id)
+    row = yield from read(partial(rows.find, tenant, run_id))
+    if row is None:
+        raise no_run(run_id)
+    return tenant, row
+
+
+def new_run(
+    ctx: Context,
+    spec: DurableSpec,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    run_id: str | None,
+    queue: str,
+    priority: int,
+    wake_at: int = 0,
+) -> NewRun:
+    """What a run is made of: the arguments are encoded here, on the caller's thread."""
+    text = spec.binder.text(spec.binder.bind(args, kwargs), ctx.codec)
+    name = check_name(run_id, "run") if run_id is not None else f"{spec.name}-{ctx.entropy(6).hex()}"
+    return NewRun(
+        name,
+        spec.name,
+        spec.version,
+        squeeze(text),
+        digest(text),
+        ctx.entropy(16),
+        check_name(queue, "queue"),
+        priority,
+        wake_at=wake_at,
+    )
+
+
+def begin(ctx: Context, new: NewRun, *, owner: str | None, lease_us: int) -> Flow[tuple[int, RunRow, bool]]:
+    """Make a run, or find the one with its id. Raises RunMismatch if that is another one. Says whether it was made."""
+    tenant = yield from ctx.ensure_tenant()
+    op = partial(rows.create, tenant, new, now=ctx.clock_us(), owner=owner, lease=lease_us)
+    row, made = yield from write(op)
+    if not made and row.function != new.function:
+        raise RunMismatch(f"run {new.id!r} is a run of {row.function}, not of {new.function}; choose another id")
+    if not made and row.input != new.input:
+        raise RunMismatch(
+            f"run {new.id!r} was started with other arguments; the same id stands for the same work. Choose another "
+            "id, or pass the arguments that it has"
+        )
+    return tenant, row, made
+
+
+def try_claim(
+    ctx: Context, tenant: int, row: RunRow, runtime: Runtime, lease_us: int, *, again: bool = False
+) -> Flow[RunRow | None]:
+    """Take a run if it is to be had: due, or its owner is dead or late. `again` takes up a stuck one."""
+    if row.status in FINISHED or row.status == "paused" or (row.status == "stuck" and not again):
+        return None
+    dead = row.status == "running" and row.owner is not None and runtime.owner.is_dead(row.owner)
+    op = partial(
+        rows.claim,
+        tenant,
+        row.run,
+        fence=row.fence,
+        owner=runtime.owner.text,
+        lease=lease_us,
+        now=ctx.clock_us(),
+        early=row.status == "stuck",
+        dead=dead,
+    )
+    claimed = yield from write(op)
+    if claimed is not None and row.status == "running":
+        tell_event("taken_over")
+    return claimed
+
+
+def next_in_family(
+    ctx: Context, tenant: int, root: int, runtime: Runtime, lease_us: int
+) -> Flow[tuple[RunRow, DurableSpec] | None]:
+    """Claim a run of a family that is due and whose function this process knows; children first."""
+    found = yield from read(partial(rows.due_in_family, tenant, root, ctx.clock_us()))
+    for row in found:
+        spec = find_durable(row.function)
+        if spec is None or (row.status == "running" and runtime.owns(row.owner)):
+            continue
+        claimed = yield from try_claim(ctx, tenant, row, runtime, lease_us)
+        if claimed is not None:
+            return claimed, spec
+    return None
+
+
+def outcome(tenant: int, row: RunRow) -> Flow[bytes | None]:
+    return (yield from read(partial(rows.value_of, tenant, row.run, "outcome")))
+
+
+def entries(ctx: Context, run_id: str) -> Flow[list[Recorded]]:
+    tenant, row = yield from locate(ctx, run_id)
+    return (yield from read(partial(read_journal, tenant, row)))
+
+
+def check_no_task(row: RunRow) -> None:
+    """Raise UsageError for a run that only its graph can go on with."""
+    if row.function.startswith(TASK):
+        raise UsageError(
+            f"run {row.id!r} stands for a task of a LangGraph graph: it goes on when the graph is run, and goes when "
+            "its thread is deleted"
+        )
+
+
+def request(ctx: Context, run_id: str, wish: str) -> Flow[str]:
+    tenant, row = yield from locate(ctx, run_id)
+    check_no_task(row)
+    status = yield from write(partial(rows.ask_for, tenant, row.run, wish, ctx.clock_us()))
+    if wish == "cancel":
+        yield from cancel_children(ctx, tenant, row)
+    return status
+
+
+def cancel_children(ctx: Context, tenant: int, row: RunRow) -> Flow[None]:
+    op = partial(
+        rows.listed, tenant, status=None, function=None, queue=None, parent=row.run, before=2**62, limit=10_000
+    )
+    for child in (yield from read(op)):
+        if child.status not in FINISHED:
+            yield from write(partial(rows.ask_for, tenant, child.run, "cancel", ctx.clock_us()))
+            yield from cancel_children(ctx, tenant, child)
+
+
+def list_runs(
+    ctx: Context,
+    *,
+    status: str | None,
+    function: str | None,
+    queue: str | None,
+    before: int,
+    limit: int,
+    tasks: bool = False,
+) -> Flow[list[RunRow]]:
+    tenant = yield from ctx.tenant()
+    if tenant is None:
+        return []
+    wanted = partial(rows.listed, tenant, status=status, function=function, queue=queue, parent=None, tasks=tasks)
+    return (yield from read(partial(wanted, before=before, limit=limit)))
+
+
+def list_asks(ctx: Context, run_id: str | None, everything: bool, limit: int) -> Flow[list[tuple[Any, ...]]]:
+    tenant = yield from ctx.tenant()
+    if tenant is None:
+        return []
+    return (yield from read(partial(asking.list_asks, tenant, run_id, everything=everything, limit=limit)))
+
+
+def answer(ctx: Context, run_id: str, path: str, value: Any, who: str, *, verdict: bool = False) -> Flow[asking.Given]:
+    check_text(path, "a step's path")
+    check_name(who, "person")
+    tenant = yield from tenant_of(ctx, run_id)
+    op = partial(asking.give, tenant, run_id, path, value, who, ctx.codec, ctx.clock_us(), verdict=verdict)
+    return (yield from write(op))
+
+
+def send(ctx: Context, run_id: str, value: Any, topic: str, key: str | None) -> Flow[None]:
+    signals.check_topic(topic)
+    if key is not None:
+        check_name(key, "key")
+    tenant = yield from tenant_of(ctx, run_id)
+    text = squeeze(encode(value, ctx.codec))
+    chosen = key if key is not None else ctx.entropy(12).hex()
+    yield from write(partial(signals.put_signal, tenant, run_id, topic, chosen, text, ctx.clock_us()))
+
+
+def resolve(ctx: Context, run_id: str, path: str, verdict: dict[str, Any], who: str) -> Flow[asking.Given]:
+    """Settle an effect in doubt: finds the open question of that step."""
+    asks = yield from list_asks(ctx, run_id, False, 10_000)
+    for row in asks:
+        if row[2] == "doubt" and (row[1] == path or row[1].rpartition("#")[0] == path):
+            return (yield from answer(ctx, run_id, row[1], verdict, who, verdict=True))
+    yield from locate(ctx, run_id)
+    raise NotFound(f"step {path!r} of run {run_id!r} is not in doubt; `holdfast steps {run_id}` shows what is")

@@ -1,0 +1,158 @@
+"""What the decorators know of a function: how it is named, bound, retried, settled and undone.
+
+Functions are found again by name: a worker must know which function a stored run wants, and a rollback which undo an
+effect has. Names are those of the code (`travel`, `Agent.book`) or given; two functions cannot have the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+from weakref import WeakSet
+
+from holdfast.errors import UsageError
+from holdfast.runs.functions.inputs import Binder
+from holdfast.runs.functions.retrying import Retry
+
+ANY_VERSION = "any"
+_CO_GENERATOR, _CO_COROUTINE, _CO_ASYNC_GENERATOR = 0x20, 0x80, 0x200
+
+
+@dataclass(eq=False)
+class StepSpec:
+    """A step or an effect."""
+
+    fn: Callable[..., Any]
+    name: str
+    kind: Literal["step", "effect"]
+    ignore: tuple[str, ...] = ()
+    retry: Retry = field(default_factory=Retry)
+    timeout_s: float | None = None
+    process: bool = False
+    cache: float | None = None  # seconds; 0: for ever
+    cache_key: Callable[..., Any] | None = None
+    lazy: bool = False
+    reconcile: Callable[..., Any] | None = None
+    undo: Callable[..., Any] | None = None
+    on_doubt: Literal["ask", "retry", "fail"] = "ask"
+    deadline_s: float = 60.0
+    ambiguous: Any = ()
+    approve: Any = None
+
+    @cached_property
+    def binder(self) -> Binder:
+        return Binder(self.fn, self.ignore, name=self.name)
+
+    @cached_property
+    def flavour(self) -> Literal["sync", "async", "generator", "async generator"]:
+        return flavour_of(self.fn)
+
+    @property
+    def is_async(self) -> bool:
+        return self.flavour in ("async", "async generator")
+
+
+@dataclass
+class DurableSpec:
+    """A durable function."""
+
+    fn: Callable[..., Any]
+    name: str
+    given_version: str | None = None
+
+    @cached_property
+    def binder(self) -> Binder:
+        return Binder(self.fn, name=self.name)
+
+    @cached_property
+    def is_async(self) -> bool:
+        return flavour_of(self.fn) == "async"
+
+    @cached_property
+    def version(self) -> str:
+        return self.given_version or code_version(self.fn)
+
+
+def flavour_of(fn: Callable[..., Any]) -> Literal["sync", "async", "generator", "async generator"]:
+    flags = getattr(getattr(fn, "__code__", None), "co_flags", 0)
+    if flags & _CO_ASYNC_GENERATOR:
+        return "async generator"
+    if flags & _CO_COROUTINE:
+        return "async"
+    return "generator" if flags & _CO_GENERATOR else "sync"
+
+
+def code_version(fn: Callable[..., Any]) -> str:
+    """A short hash of what a function says: its syntax tree, so that comments and layout do not count."""
+    import ast
+    import inspect
+    import textwrap
+
+    from blake3 import blake3
+
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
+        text = ast.dump(tree)
+    except (OSError, TypeError, SyntaxError, ValueError):
+        code = fn.__code__
+        text = repr((code.co_code, code.co_names, [c for c in code.co_consts if not hasattr(c, "co_code")]))
+    return blake3(text.encode()).hexdigest()[:12]
+
+
+def plain_name(fn: Callable[..., Any]) -> str:
+    """The name of a function as the code says it, without the function that it was defined in."""
+    name = str(getattr(fn, "__qualname__", None) or getattr(fn, "__name__", ""))
+    return name.rpartition("<locals>.")[2]
+
+
+_durables: dict[str, DurableSpec] = {}
+_steps: dict[str, StepSpec] = {}
+_every_step: WeakSet[StepSpec] = WeakSet()
+
+
+def add_durable(spec: DurableSpec) -> None:
+    _refuse_double(_durables.get(spec.name), spec)
+    _durables[spec.name] = spec
+
+
+def add_step(spec: StepSpec) -> None:
+    # Two steps may share a name: a step is found through the code that calls it. An effect's undo is found by name.
+    if spec.kind == "effect":
+        _refuse_double(_steps.get(spec.name), spec)
+    _every_step.add(spec)
+    _steps.setdefault(spec.name, spec)
+    if spec.kind == "effect" or _steps[spec.name].kind == "step":
+        _steps[spec.name] = spec
+
+
+def find_durable(name: str) -> DurableSpec | None:
+    return _durables.get(name)
+
+
+def known_durables() -> dict[str, DurableSpec]:
+    return dict(_durables)
+
+
+def every_step() -> list[StepSpec]:
+    """All that were ever decorated in this process: for the drill."""
+    return list(_every_step)
+
+
+def find_step(name: str) -> StepSpec | None:
+    return _steps.get(name)
+
+
+def _refuse_double(known: DurableSpec | StepSpec | None, new: DurableSpec | StepSpec) -> None:
+    """The same function defined again (a reloaded module, a test) is fine; another one with its name is not."""
+    if known is None or "<locals>" in known.fn.__qualname__ or "<locals>" in new.fn.__qualname__:
+        return
+    old_place, new_place = known.fn.__module__, new.fn.__module__
+    same_file = known.fn.__code__.co_filename == new.fn.__code__.co_filename
+    if old_place == new_place or same_file or "__main__" in (old_place, new_place):
+        return
+    raise UsageError(
+        f"{new.name!r} is defined in {old_place} and in {new_place}: stored runs could not tell them apart. "
+        f"Give one of them a name of its own: name={new_place + '.' + new.name!r}"
+    )

@@ -1,0 +1,1 @@
+"""The tables of runs as programs: rows, journal entries, large results, queues and who may claim what."""

@@ -1,0 +1,1 @@
+"""Taking a run out of one store and into another."""

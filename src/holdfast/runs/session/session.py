@@ -1,0 +1,475 @@
+"""One run while this process has it: its journal as it was read, what is being written, and why it must stop.
+
+A session writes only with the fence that it claimed. If a write finds the fence moved, another process has the run:
+`stop` is set, and every further journal call raises it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import LeaseLost, NonDeterministic, OutcomeUnknown, StoreError, Unavailable
+from holdfast.runs.journal import rows
+from holdfast.runs.journal.blobs import BLOB_MIN_BYTES, blob_statements, out_of_line, read_blob
+from holdfast.runs.journal.entries import (
+    CHANGE,
+    DONE,
+    KIND_NAMES,
+    NOTE,
+    SPAWN,
+    VALUE,
+    WAIT,
+    Entry,
+    Recorded,
+    entry_digest,
+    pack,
+    squeeze,
+    unsqueeze,
+)
+from holdfast.runs.journal.rows import Hold, Line, RunRow
+from holdfast.runs.session import points
+from holdfast.runs.session.acting import Act, CannotWait, Pause, Wait
+from holdfast.runs.session.requests import Interrupted, stop_for
+from holdfast.runs.session.scope import Scope, Unwind
+from holdfast.storage.base import ConstraintFailed
+from holdfast.storage.cells import JOURNAL
+from holdfast.storage.program import Batch, Program, Rows, Sql, Transaction, read
+from holdfast.threads.context import Context
+from holdfast.values.codec import decode, encode
+
+if TYPE_CHECKING:
+    from holdfast.runs.calls.state import Keeper
+
+LEASE_US = 30_000_000
+_PATIENCE_PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)  # a database that is away: so long we try to write down
+_HAS_ROW = Sql("SELECT body FROM journal WHERE tenant = :tenant AND run = :run AND seq = :seq", opens={0: JOURNAL})
+_CARRIED_S = 0.0005  # how soon to look again whether another branch has written what was put off
+Beside = Callable[[], Generator[Batch, list[Rows], Any]]
+_ANSWERS = (DONE, CHANGE, VALUE, NOTE, SPAWN)
+
+
+class ReplayEnd(Unwind):
+    """Replay has come to the first call that is not recorded."""
+
+    waits = True
+
+    def __init__(self, path: str, name: str) -> None:
+        super().__init__(f"{name} at {path} is not recorded")
+        self.path, self.name = path, name
+
+
+class Session:
+    """A claimed run in this process."""
+
+    ahead_us = 0  # a drill lets time pass faster: nobody wants to wait for a sleep of a day
+
+    def __init__(
+        self,
+        ctx: Context,
+        tenant: int,
+        row: RunRow,
+        *,
+        is_async: bool,
+        lease_us: int = LEASE_US,
+        replay: bool = False,
+    ) -> None:
+        self.ctx = ctx
+        self.tenant = tenant
+        self.row = row
+        self.hold = Hold(tenant, row.run, row.fence)
+        self.is_async = is_async
+        self.lease_us = lease_us
+        self.replay = replay
+        self.root = Scope(self, is_async=is_async)
+        self.stop: BaseException | None = None
+        self.waits: list[Wait] = []
+        self.index: dict[str, list[Recorded]] = {}
+        self.unread: set[str] = set()
+        self.replay_end: ReplayEnd | None = None  # the first call that replay found no answer to
+        self.on_replay_end: Callable[[], None] | None = None
+        self.answered = 0  # calls that the journal answered
+        self.patches: dict[str, bool] = {}
+        self.state: Keeper | None = None  # once the code has asked for it: hf.state()
+        self.replayed_lines: set[int] = set()  # handles of threads whose saves were answered from the journal
+        self.limits: dict[str, float] = {}
+        self.spent: dict[str, float] = {}
+        self.stuck_by: BaseException | None = None
+        self.can_park = True  # False where only calls are ours, not the code around them: a LangGraph node
+        self.alive = True
+        self.undoing = False
+        self.skew_us = 0  # how far the database's clock is ahead of ours
+        self.busy = 0
+        self.acting: set[Any] = set()  # of an async run: the tasks whose effects are under way
+        self.closing: BaseException | None = None  # raised by branches that outlive the function
+        self.touched_us = 0  # when the lease was last lengthened
+        self.on_stop: Callable[[], None] | None = None
+        self.on_chunk: Callable[[str, str, Any], None] | None = None
+        self.supervisor: Any = None  # of an async run: runs/session/tasks.py
+        self.strays: list[
+            Any
+        ] = []  # of a sync run: teams of threads that nobody waits for (runs/parallel/parallel_threads.py)
+        self.beaten: list[str] = []  # prefixes of branches whose waits do not count any more
+        self._seq = row.seq
+        self._pending: list[tuple[int, Entry]] = []
+        self._put_off = self._durable = 0  # how many entries were put off, and how many of these are written
+        self._carried: list[tuple[int, Entry]] | None = None  # those that a branch is writing right now
+        self._broken: StoreError | None = None  # they could not be written
+        self._lock = threading.Lock()
+        self.counting = threading.Lock()  # of what parallel branches spend
+
+    def __repr__(self) -> str:
+        return f"<Session of run {self.row.id!r}, fence {self.row.fence}>"
+
+    # --- what was recorded
+
+    def load(self, entries: Sequence[Recorded]) -> None:
+        """Take the journal as it was read: what is answered from it, by path."""
+        for recorded in entries:
+            self.index.setdefault(recorded.entry.path, []).append(recorded)
+            self._seq = max(self._seq, recorded.seq)
+        # What belongs to a call (what its body emitted, who approved it) is not asked for by the code itself.
+        self.unread = {path for path in self.index if path[:1].isdigit() and "~" not in path and "#" not in path}
+
+    def recorded(self, path: str, name: str, digest: bytes | None) -> list[Recorded]:
+        """What the journal has at a path. Raises NonDeterministic if it is another call, or has other arguments."""
+        found = self.index.get(path)
+        if not found:
+            if self.replay:
+                raise self.end_of_replay(path, name)
+            return []
+        self.unread.discard(path)
+        entry = found[0].entry
+        if entry.name != name:
+            raise self._differs(path, f"{entry.name}()", f"{name}()")
+        if digest is not None and entry.input is not None and entry.input != digest:
+            raise self._differs(path, f"{name}() with arguments {entry.input.hex()}", f"arguments {digest.hex()}")
+        if self.replay and not any(recorded.kind in _ANSWERS for recorded in found):
+            raise self.end_of_replay(path, name)  # it began, and how it ended is not recorded
+        self.answered += 1
+        if self.state is not None:
+            self.state.replayed(found)
+        return found
+
+    def end_of_replay(self, path: str, name: str) -> ReplayEnd:
+        """What ends a replay at a call that has no answer yet. The first one counts, whatever the code does with it."""
+        end = ReplayEnd(path, name)
+        if self.replay_end is None:
+            self.replay_end = end
+            if self.on_replay_end is not None:
+                self.on_replay_end()
+        return end
+
+    def _differs(self, path: str, expected: str, actual: str) -> NonDeterministic:
+        error = NonDeterministic(
+            f"run {self.row.id!r} did not go the way that its journal says: at step {path} it did {expected} before, "
+            f"and now {actual}. Either the code was changed (its version was {self.row.version}): guard the change "
+            "with hf.patched(), or finish the run with the old code; or it depends on something that is not recorded: "
+            "time, chance, a global, the order of a set. Use hf.now(), hf.random(), or a step",
+            path=path,
+            expected=expected,
+            actual=actual,
+        )
+        self.stop = self.stop or error
+        return error
+
+    def ended_early(self, how: str) -> NonDeterministic | None:
+        """What it means if the function has ended now: that it came further before is on record. None: it did not."""
+        # Only of the function itself: branches that lost a race, or were cancelled, need not come as far again.
+        ahead = min((int(path) for path in self.unread if path.isdigit()), default=0)
+        if ahead <= self.root.count or not self.can_park:
+            return None
+        return self._differs(str(ahead), f"{self.index[str(ahead)][0].entry.name}()", how)
+
+    def final(self, found: Sequence[Recorded]) -> Entry | None:
+        """How a call ended, if that stands: where others run the code again after an error, an error does not."""
+        ended = completion(found)
+        more = None if ended is None else ended.more
+        if more is not None and "error" in more and not self.can_park and not (more.get("done") or more.get("doubt")):
+            return None
+        return ended
+
+    def value(self, entry: Entry) -> Act[Any]:
+        """The value that an entry holds, from its body or from a blob."""
+        return self.decoded((yield from self.text(entry)))
+
+    def text(self, entry: Entry) -> Act[bytes]:
+        if entry.value is not None:
+            return unsqueeze(entry.value)
+        if entry.more is not None and "blob" in entry.more:
+            body = yield from read(partial(read_blob, self.tenant, entry.more["blob"]))
+            return unsqueeze(body)
+        return b"null"
+
+    def decoded(self, text: bytes) -> Any:
+        return decode(text, self.ctx.codec)
+
+    def encoded(self, value: Any) -> bytes:
+        return squeeze(encode(value, self.ctx.codec))
+
+    # --- what is being written
+
+    def later(self, kind: int, entry: Entry) -> None:
+        """Write an entry with the next one: for what nobody outside can have seen yet."""
+        if self.replay:
+            raise self.end_of_replay(entry.path, entry.name)
+        if self.state is not None and kind == DONE:
+            entry = self.state.delta_into(entry)
+        with self._lock:
+            self._pending.append((kind, entry))
+            self._put_off += 1
+
+    @property
+    def has_pending(self) -> bool:
+        return self._durable < self._put_off
+
+    def flush(self) -> Act[None]:
+        """Write what was put off: before a body runs, so that the journal never lags behind the world."""
+        target = self._put_off
+        while self._durable < target and (yield from self._until_carried(target)):
+            if self._durable < target:
+                yield from self.record()
+
+    def _until_carried(self, target: int) -> Act[bool]:
+        """Another branch is writing what was put off here: wait until it has. False: that cannot be waited for."""
+        while self._durable < target:
+            if self._broken is not None:
+                raise self._broken
+            if self._carried is None:
+                break
+            try:
+                yield Pause(_CARRIED_S, for_others=True)
+            except CannotWait:
+                # Then it is written twice and read as one: such an entry says the same at the same path.
+                with self._lock:
+                    copies = [draft for draft in (*(self._carried or ()), *self._pending) if draft[0] != NOTE]
+                yield from self._write((), copies)
+                return False
+        return True
+
+    def record(
+        self,
+        *drafts: tuple[int, Entry],
+        beside: Beside | None = None,
+        lease_us: int = 0,
+        stateless: bool = False,
+        other: str | None = None,
+    ) -> Act[None]:
+        """Write entries, and whatever else belongs to them, in one transaction, and what was put off with them. Durable
+        when it returns. `other` is the id of a run that `beside` writes to."""
+        if self.replay and drafts:
+            raise self.end_of_replay(drafts[0][1].path, drafts[0][1].name)
+        if self.state is not None and drafts and not stateless:  # what changed in the state goes with it
+            yield from self.state.recording(drafts, beside, lease_us, partial(self.record, stateless=True, other=other))
+            return
+        # The end of a step brings nothing to light that its beginning did not: it need not wait for what was put off.
+        is_end = beside is None and bool(drafts) and all(kind == DONE for kind, _ in drafts)
+        target = self._put_off
+        while True:
+            with self._lock:
+                is_carrier = self._carried is None and bool(self._pending)
+                if is_carrier:
+                    put_off, self._pending = self._pending, []
+                    self._carried, until = put_off, self._put_off
+            if is_carrier or is_end or self._durable >= target or not (yield from self._until_carried(target)):
+                break
+        if not is_carrier:
+            yield from self._write((), drafts, beside, lease_us, other)
+            return
+        try:
+            yield from self._write(put_off, drafts, beside, lease_us, other)
+            self._durable = until
+        except StoreError as error:
+            self._broken = error
+            raise
+        except BaseException:
+            with self._lock:  # what goes with it refused, and undid the transaction: this is still to be written
+                self._pending[:0] = put_off
+            raise
+        finally:
+            self._carried = None
+
+    def _write(
+        self,
+        put_off: Sequence[tuple[int, Entry]],
+        drafts: Sequence[tuple[int, Entry]],
+        beside: Beside | None = None,
+        lease_us: int = 0,
+        other: str | None = None,
+    ) -> Act[None]:
+        taken = [*put_off, *drafts]
+        if not taken:
+            return
+        with self._lock:
+            first = self._seq + 1
+            self._seq += len(taken)
+        kind, entry = drafts[0] if drafts else taken[-1]
+        about = (KIND_NAMES[kind], entry.path, entry.name, entry.attempt)
+        lines, statements = self._lines(taken, first)
+        if points.hook is not None:
+            points.reach(*about, "before")
+        lease = max(self.lease_us, lease_us)
+        op = partial(_append, self.hold, lines, statements, beside, lease, self.ctx.clock_us(), other)
+        try:
+            answer = yield from self.surely(op, partial(self._is_written, lines[-1]))
+        except StoreError as error:
+            self.stop = self.stop or error  # the code has seen what is not recorded: it must not go on
+            raise
+        if points.hook is not None:
+            points.reach(*about, "after")
+        if answer is None:
+            self.lose()
+        assert answer is not None
+        self.touched_us = self.ctx.clock_us()
+        for line, (kind, entry) in zip(lines, taken, strict=True):
+            self.index.setdefault(entry.path, []).append(Recorded(line.seq, kind, entry))
+        self.heed(answer[0])
+
+    def _lines(self, taken: Sequence[tuple[int, Entry]], first: int) -> tuple[list[Line], list[Any]]:
+        lines, statements = [], []
+        for seq, (kind, entry) in enumerate(taken, first):
+            if entry.value is not None and len(entry.value) >= BLOB_MIN_BYTES:
+                statements += blob_statements(self.tenant, self.row.run, entry.value)
+                entry = out_of_line(entry)
+            body = pack(entry)
+            lines.append(Line(seq, kind, body, entry_digest(self.row.run, seq, kind, body)))
+        return lines, statements
+
+    def closing_lines(self) -> Act[list[Line]]:
+        """What was put off, for the transaction that ends the session."""
+        if any(len(entry.value or b"") >= BLOB_MIN_BYTES for _, entry in self._pending):
+            yield from self.flush()  # it is more than a line
+        with self._lock:
+            taken, self._pending = self._pending, []
+            self._durable = self._put_off
+            first = self._seq + 1
+            self._seq += len(taken)
+        return self._lines(taken, first)[0]
+
+    def surely(self, op: Callable[[], Program[Any]], happened: Callable[[], Act[bool]]) -> Act[Any]:
+        """Write, also if the database is away for a while or the answer to COMMIT was lost.
+
+        A body has run by now: giving up at once would leave an effect in doubt that we know the end of.
+        """
+        unknown = doubted = False
+        for pause in (*_PATIENCE_PAUSES, None):
+            try:
+                if unknown and (yield from happened()):
+                    return (None,)
+                unknown = False
+                return (yield Transaction(op, write=True))
+            except OutcomeUnknown:
+                if pause is None:
+                    raise
+                unknown = doubted = True
+            except ConstraintFailed:
+                # It is there: the first attempt was still on its way when we looked.
+                if doubted and (yield from happened()):
+                    return (None,)
+                raise
+            except Unavailable:
+                if pause is None:
+                    raise
+            yield Pause(pause)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _is_written(self, line: Line) -> Act[bool]:
+        key = {"tenant": self.tenant, "run": self.row.run, "seq": line.seq}
+        body = yield from read(partial(_row, key))
+        return bool(body == line.body)
+
+    def lose(self) -> None:
+        """Another process has the run."""
+        self.stop = LeaseLost(
+            f"run {self.row.id!r} was taken over by another process (or cancelled) while this one held it; this one "
+            "stops here. What it had recorded stands, and what it had not is decided there"
+        )
+        if self.on_stop is not None:
+            self.on_stop()
+        raise self.stop
+
+    def interrupt(self, why: str = "whoever ran it was interrupted") -> None:
+        """The run is given back: its code ends at its next journal call, async code at once."""
+        if self.stop is None:
+            self.stop = Interrupted(why)
+            if self.on_stop is not None:
+                self.on_stop()
+
+    def heed(self, request: str | None) -> None:
+        """An operator asks for something: the next journal call ends the code."""
+        if request is not None and self.stop is None and not (self.undoing and request == "rollback"):
+            self.stop = stop_for(request)
+            if self.stop is not None and self.on_stop is not None:
+                self.on_stop()
+
+    # --- time
+
+    def shared_clock_us(self) -> int:
+        """About the time by that clock, without asking: for deadlines."""
+        return self.ctx.clock_us() + self.skew_us + self.ahead_us
+
+    def now_us(self) -> Act[int]:
+        """The time by the clock that all owners share."""
+        if self.ctx.driver.dialect == "sqlite":
+            return self.ctx.clock_us() + self.ahead_us
+        return (yield from read(partial(_now, self.ctx.clock_us()))) + self.ahead_us
+
+    async def loop_sleep(self, seconds: float) -> None:
+        import asyncio
+
+        await asyncio.sleep(seconds)
+
+    async def suspend(self, wait: Wait) -> None:
+        """In an async run: wait until there may be news, or the run parks."""
+        await self.supervisor.suspend(wait)
+
+
+def completion(found: Sequence[Recorded]) -> Entry | None:
+    """How a call ended, if it did. The last word counts: a fork may have changed it."""
+    for recorded in reversed(found):
+        if recorded.kind in (DONE, CHANGE):
+            return recorded.entry
+    return None
+
+
+def opening(found: Sequence[Recorded]) -> Entry | None:
+    """The wait or spawn that a call began with, if it did."""
+    for recorded in found:
+        if recorded.kind in (WAIT, SPAWN):
+            return recorded.entry
+    return None
+
+
+def _append(
+    hold: Hold,
+    lines: list[Line],
+    statements: list[Any],
+    beside: Beside | None,
+    lease: int,
+    now: int,
+    other: str | None,
+) -> Program[Any]:
+    if beside is None and not statements:
+        return (yield from rows.append(hold, lines, lease=lease, now=now))
+    locks = [] if other is None else [rows.LOCK_TWO(tenant=hold.tenant, run=hold.run, other=other)]
+    answers = yield Batch(*locks, *rows.append_statements(hold, lines, lease=lease, now=now))
+    appended = answers[len(locks)]
+    if not appended:
+        return None
+    if statements:
+        yield Batch(*statements)
+    if beside is not None:
+        yield from beside()
+    return appended[0]
+
+
+def _row(key: dict[str, int]) -> Program[bytes | None]:
+    [found] = yield Batch(_HAS_ROW(**key), last=True)
+    return found[0][0] if found else None
+
+
+def _now(now: int) -> Program[int]:
+    [found] = yield Batch(rows.NOW(now=now), last=True)
+    return int(found[0][0])

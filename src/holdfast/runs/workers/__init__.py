@@ -1,0 +1,1 @@
+"""Workers: processes that run what is due."""

@@ -1,0 +1,174 @@
+"""`--schema` and HOLDFAST_SCHEMA: every family of commands on a store in a schema of its own, on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import holdfast as hf
+from holdfast.cli import main
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*argv: str) -> tuple[int, str, str]:
+        code = main(argv)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def url(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A database with a store in schema `agents`, and none in the usual one. The commands find it by HOLDFAST_STORE."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HOLDFAST_SCHEMA", "HOLDFAST_KEYS", "HOLDFAST_OBJECTS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOLDFAST_STORE", postgres_url)
+    with hf.open(postgres_url, schema="agents") as store:
+        alice = store.thread("alice")
+        for n in range(3):
+            alice.save({"n": n}, note=f"turn {n}")
+    return postgres_url
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["threads"], "alice"),
+        (["log", "alice"], "turn 2"),
+        (["show", "alice", "--path", "n"], "2"),
+        (["diff", "alice", "@0"], "~ n: 0 -> 2"),
+        (["fork", "alice", "--name", "bob"], "as bob"),
+        (["rollback", "alice", "@0"], "alice is back"),
+        (["verify"], "no problems"),
+        (["stats"], "checkpoints"),
+        (["health"], "last save"),
+        (["retention", "--ttl", "30d"], "30 days"),
+        (["pin", "alice", "--name", "good"], "pinned"),
+        (["compact", "--dry-run"], "would be removed"),
+        (["prune", "alice", "--keep", "1", "--yes"], "2 checkpoints of alice removed"),
+        (["erase", "alice", "--yes"], "erased alice"),
+        (["repair", "--dry-run"], "nothing is wrong: 3 checkpoints"),
+        (["doctor"], "0 problems"),
+        (["export", "alice", "alice.thread"], "3 checkpoints of alice"),
+        (["roles", "app", "schema_reader"], 'GRANT USAGE ON SCHEMA "agents" TO "schema_reader"'),
+        (["import-run", "none.run"], ""),
+    ],
+)
+def test_a_command_looks_where_it_is_told(run: Run, url: str, command: list[str], words: str) -> None:
+    code, _, err = run(*command)
+    assert code in (1, 2, 4), err  # there is nothing in the usual schema; the doctor finds a problem
+    code, out, err = run(*command, "--schema", "agents")
+    if command[0] != "import-run":
+        assert (code, words in out) == (0, True), out + err
+    else:  # it got as far as the file
+        assert "none.run" in err
+
+
+def test_the_environment_names_the_schema_and_the_option_goes_before_it(
+    run: Run, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_SCHEMA", "agents")
+    assert run("threads")[0] == 0
+    assert run("threads", "--schema", "agents")[0] == 0
+    code, _, err = run("--schema", "others", "threads")
+    assert code == 4
+    assert 'no Holdfast store in schema "others"; check --store and --schema' in err
+    hf.open("file.db").close()
+    assert run("verify", "--store", "file.db")[0] == 0  # a file has no schema, and the variable is not meant for it
+
+
+def test_a_schema_of_a_file_and_a_name_that_is_none_are_refused(run: Run, url: str) -> None:
+    hf.open("file.db").close()
+    code, _, err = run("threads", "--store", "file.db", "--schema", "agents")
+    assert (code, "--schema is for PostgreSQL" in err) == (2, True)
+    code, _, err = run("threads", "--schema", "Agents; DROP")
+    assert (code, "a schema's name is" in err) == (2, True)
+    code, _, err = run("drill", "app.py:travel", "--schema", "agents")
+    assert (code, "a store of its own" in err) == (2, True)
+
+
+def test_a_backup_is_tried_and_restored_into_another_schema(
+    run: Run, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = run("backup", "agents.backup", "--schema", "agents")
+    assert code == 0, err
+    assert "`holdfast restore agents.backup --test --schema agents`" in err
+    code, out, err = run("restore", "agents.backup", "--test", "--schema", "agents")
+    assert (code, "can be restored: 1 thread, 3 checkpoints" in out) == (0, True), err
+    code, out, err = run("restore", "agents.backup", "--to", url, "--schema", "copy")
+    assert (code, 'schema "copy"' in out) == (0, True), err
+    code, out, _ = run("threads", "--json", "--schema", "copy")
+    assert json.loads(out)["name"] == "alice"
+    monkeypatch.setenv("HOLDFAST_SCHEMA", "second_copy")
+    code, out, err = run("restore", "agents.backup", "--to", url)
+    assert (code, 'schema "second_copy"' in out) == (0, True), err
+    code, out, err = run("restore", "agents.backup", "--to", url)
+    assert (code, "--schema" in err) == (2, True), err  # in this side's words: it is not empty
+
+
+def test_a_thread_and_a_langgraph_database_are_imported_there(run: Run, url: str) -> None:
+    run("export", "alice", "alice.thread", "--schema", "agents")
+    code, _, err = run("import", "alice.thread", "--schema", "new_one")  # made by the import
+    assert code == 0, err
+    assert run("log", "alice", "--schema", "new_one")[0] == 0
+    with sqlite3.connect("old.sqlite") as old:
+        old.executescript(
+            """CREATE TABLE checkpoints (thread_id TEXT, checkpoint_ns TEXT, checkpoint_id TEXT,
+                 parent_checkpoint_id TEXT, type TEXT, checkpoint BLOB, metadata BLOB);
+               CREATE TABLE writes (thread_id TEXT, checkpoint_ns TEXT, checkpoint_id TEXT, task_id TEXT, idx INTEGER,
+                 channel TEXT, type TEXT, value BLOB);"""
+        )
+    code, out, err = run("import-langgraph", "old.sqlite", "--schema", "newer")
+    assert (code, "imported 0 checkpoints" in out) == (0, True), err
+    assert run("threads", "--schema", "newer")[0] == 0
+
+
+def test_a_worker_serves_it(run: Run, url: str, tmp_path: Path) -> None:
+    app = tmp_path / "schema_app.py"
+    app.write_text(
+        "import holdfast as hf\n\n\n@hf.durable(name='schema-greet')\ndef greet(who):\n    return f'hello {who}'\n"
+    )
+    from holdfast.runs.workers.loading import load_app
+
+    with hf.open(url, schema="agents") as store:
+        store.start(load_app(str(app)).greet, "ann", id="greet-1")
+    code, out, err = run("worker", str(app), "--once", "--schema", "agents")
+    assert (code, "1 done" in out) == (0, True), err
+    code, out, _ = run("runs", "--schema", "agents", "--json")
+    assert json.loads(out)["status"] == "done"
+
+
+def test_keys_rotate_there(run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_KEYS", "keys.json")
+    assert run("keys", "new")[0] == 0
+    code, out, err = run("keys", "encrypt", "--schema", "agents")
+    assert (code, "encrypted with key" in out) == (0, True), err
+    code, out, err = run("keys", "rotate", "--new", "--schema", "agents")
+    assert (code, "encrypted with key" in out) == (0, True), err
+    code, out, err = run("keys", "list", "--json", "--schema", "agents", "--store", url)
+    assert len(json.loads(out)["store"]) == 2, err
+    assert run("show", "alice", "--schema", "agents")[0] == 0
+
+
+def test_what_a_role_sees_is_looked_at_there(run: Run, url: str) -> None:
+    code, out, err = run("roles", "check", "--schema", "agents")
+    assert code == 1, err  # a superuser: nothing holds it
+    assert "enabled and forced" in out
+
+
+def test_a_schema_in_the_url_is_told_where_it_belongs(run: Run, url: str) -> None:
+    """As other libraries have it. libpq would refuse the whole URL."""
+    for query in ("schema=agents", "currentSchema=agents"):
+        code, _, err = run("threads", "--store", f"{url}?{query}")
+        assert code in (2, 4)
+        assert "schema=" in err
+        assert "%40" not in err  # nothing is wrong with the password
