@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import StoreError
 from holdfast.storage import meters
-from holdfast.storage.program import Program
+from holdfast.storage.program import Program, Solo
 
 if TYPE_CHECKING:  # asyncio takes a third of the time that importing Holdfast may take
     from asyncio import AbstractEventLoop, Future
@@ -46,7 +46,7 @@ class Job:
         "wake",
     )
 
-    def __init__(self, op: Callable[[], Program[Any]], solo: bool, deadline: float) -> None:
+    def __init__(self, op: Callable[[], Program[Any]], solo: Solo, deadline: float) -> None:
         self.op = op
         self.solo = solo
         self.deadline = deadline  # for getting its turn, in time.monotonic
@@ -128,7 +128,7 @@ class CommitQueue:
         self._executor: ThreadPoolExecutor | None = None
         self.waiting: deque[Job] = deque()
 
-    def run(self, op: Callable[[], Program[Any]], solo: bool) -> Any:
+    def run(self, op: Callable[[], Program[Any]], solo: Solo) -> Any:
         """Commit one job; blocks."""
         job = Job(op, solo, monotonic() + self._timeout_s)
         with self._mutex:
@@ -152,7 +152,7 @@ class CommitQueue:
                 del job  # or the traceback keeps itself alive
         return job.result
 
-    async def arun(self, op: Callable[[], Program[Any]], solo: bool) -> Any:
+    async def arun(self, op: Callable[[], Program[Any]], solo: Solo) -> Any:
         """Commit one job for a task. After a cancellation the outcome is unknown: it may be written."""
         job, future = self._queued(op, solo)
         try:
@@ -160,7 +160,7 @@ class CommitQueue:
         finally:
             job.dropped = True  # cancelled: if it was not started, it need not be
 
-    async def arun_whole(self, op: Callable[[], Program[Any]], solo: bool) -> Any:
+    async def arun_whole(self, op: Callable[[], Program[Any]], solo: Solo) -> Any:
         """Commit one job for a task, to its end also if the task is cancelled. Then the cancellation is raised, with
         the result as its `answer`."""
         from asyncio import CancelledError
@@ -187,7 +187,7 @@ class CommitQueue:
             raise cancelled
         return result
 
-    def _queued(self, op: Callable[[], Program[Any]], solo: bool) -> tuple[Job, Future[Any]]:
+    def _queued(self, op: Callable[[], Program[Any]], solo: Solo) -> tuple[Job, Future[Any]]:
         from asyncio import get_running_loop
 
         job = Job(op, solo, monotonic() + self._timeout_s)
@@ -249,12 +249,13 @@ class CommitQueue:
                 self.tell_wait(job, sink)
             self._commit(group)
         finally:
-            # Interrupted: the others' work was rolled back, and the next leader does it again.
-            again = [other for other in group.jobs if other is not job and not other.done]
-            if again:
-                with self._mutex:
-                    self.waiting.extendleft(reversed(again))
-            group.tell()
+            if len(group.jobs) > 1:
+                # Interrupted: the others' work was rolled back, and the next leader does it again.
+                again = [other for other in group.jobs if other is not job and not other.done]
+                if again:
+                    with self._mutex:
+                        self.waiting.extendleft(reversed(again))
+                group.tell()
             self._hand_over()
 
     def _hand_over(self) -> None:

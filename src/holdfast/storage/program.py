@@ -67,7 +67,7 @@ class Sql:
     `keyless`: for a tenant whose key is not there it does nothing and gives no row, instead of an error.
     """
 
-    __slots__ = ("far", "keyless", "opens", "postgres", "sealed", "seals", "sqlite", "tolerant")
+    __slots__ = ("far", "keyless", "opens", "postgres", "prepared", "sealed", "seals", "sqlite", "tolerant")
 
     def __init__(
         self,
@@ -92,6 +92,7 @@ class Sql:
         self.sqlite: tuple[str, ...] = tuple(
             _fill(text, "sqlite") for text in ((texts,) if isinstance(texts, str) else texts)
         )
+        self.prepared: Any = None  # by the driver, when it is first run
         self.postgres: str = _fill(postgres if postgres is not None else common, "postgres")
 
     def __call__(self, **params: Any) -> Statement:
@@ -119,6 +120,9 @@ class Batch:
 
 
 Program = Generator[Batch, list[Rows], T]
+# "slack": it only rearranges what is there, so that a power cut may undo it, with all that came after. On SQLite its
+# commit does not wait for the disk, and others do not wait for its housekeeping.
+Solo = bool | Literal["slack"]
 Progress = Callable[[int, int], None]  # of long work: how much is done, of how much
 
 
@@ -128,7 +132,7 @@ class Transaction:
 
     op: Callable[[], Program[Any]]
     write: bool = False
-    solo: bool = False  # long work: never joins a group commit
+    solo: Solo = False  # long work: never joins a group commit
     # SQLite: a write goes on to its end also if the awaiting task is cancelled; the error's `answer` is its answer.
     whole: bool = False
     # It looks at what is stored and says what is wrong: what cannot be read comes as something unreadable.
@@ -155,13 +159,13 @@ class Scrub:
     """An operation after which what was removed is gone from the store's own files, as far as the database allows it.
 
     SQLite rewrites the file and cuts off its log (`log_only`: only that), outside of any transaction. PostgreSQL
-    vacuums one `table`; `full` rewrites it, and nobody can use it meanwhile. The answer is empty, or says what was in
-    the way.
+    vacuums one `table`, and takes its samples for the planner anew, which hold values in the clear; `full` rewrites it,
+    and nobody can use it meanwhile. The answer is empty, or says what was in the way.
     """
 
     def __init__(self, table: str = "", *, full: bool = False, log_only: bool = False) -> None:
         self.log_only = log_only
-        self._vacuum = Sql(f"VACUUM {'(FULL) ' if full else ''}{table}")
+        self._vacuum = Sql(f"VACUUM ({'FULL, ' if full else ''}ANALYZE) {table}")
 
     def __call__(self) -> Program[str]:
         yield Batch(self._vacuum(), last=True)
@@ -226,9 +230,14 @@ def check(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:
     return (yield Transaction(op, checks=True))
 
 
-def write(op: Callable[[], Program[T]], *, solo: bool = False) -> Generator[Transaction, T, T]:
+def write(op: Callable[[], Program[T]], *, solo: Solo = False) -> Generator[Transaction, T, T]:
     """Inside a flow: `value = yield from write(op)`, a read-write transaction."""
     return (yield Transaction(op, write=True, solo=solo))
+
+
+def mend(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:
+    """A long write transaction for an operation that mends what is stored: what cannot be read does not stop it."""
+    return (yield Transaction(op, write=True, solo=True, checks=True))
 
 
 def one_row(rows: Rows) -> Row | None:

@@ -22,6 +22,7 @@ from holdfast.storage.program import Program, Reclaim, Rows, Scrub
 from holdfast.storage.sqlite_errors import translate
 from holdfast.storage.sqlite_lock import Gate
 from holdfast.storage.sqlite_open import Target
+from holdfast.storage.sqlite_texts import prepare
 
 Hook = Callable[[str], None]
 
@@ -32,6 +33,8 @@ _CHECKPOINT_PAGES = 1000
 # … but readers that always overlap keep it from being started over. From here on (64 MB) the writer waits for
 # them.
 _RESTART_PAGES = 16_384
+# Work that can wait copies the log earlier, so that nobody else's commit has to.
+_SLACK_PAGES = 500
 _RESTART_WAIT_MS = 200
 _SCRUB_WAIT_MS = 1000
 
@@ -46,11 +49,11 @@ def perform(cursor: apsw.Cursor, op: Callable[[], Program[Any]], hook: Hook | No
         while True:
             answers: list[Rows] = []
             for sql, params in batch.statements:
-                for text in sql.sqlite:
+                for text, take in sql.prepared or prepare(sql):
                     if hook is not None:
                         hook(f"statement:{number}")
                         number += 1
-                    execute(text, params)
+                    execute(text, take(params))
                 answers.append(fetch())
             batch = program.send(answers)
     except StopIteration as stop:
@@ -89,8 +92,11 @@ class Writer:
         if self._lost:
             first.fail(StoreClosed(self._lost))
             return
+        slack = first.solo == "slack" and self._target.durability == "full"
         try:
             self._gate.acquire(first.deadline)
+            if slack:
+                self._sync("NORMAL")
             begun_s = monotonic()
             left_s = first.deadline - begun_s
             if isinstance(first.op, Reclaim):
@@ -104,13 +110,26 @@ class Writer:
             if (sink := meters.sink) is not None:
                 sink.record(meters.COMMIT, monotonic() - begun_s, "sqlite")
                 sink.record(meters.COMMIT_JOBS, len(group.jobs), "sqlite")
-            if self._log_pages >= _CHECKPOINT_PAGES and not self._lost:
+            if self._log_pages >= _CHECKPOINT_PAGES and not slack and not self._lost:
                 group.tell()  # their work is safe; they need not wait for the housekeeping
                 self._checkpoint()
         except Exception as error:
             self._fail(group.jobs, error)
         finally:
+            if slack:
+                self._sync("FULL")
             self._gate.release()
+        if slack and self._log_pages >= _SLACK_PAGES and not self._lost:
+            group.tell()
+            self._checkpoint()  # without the lock: what others add meanwhile waits for the next one
+
+    def _sync(self, level: str) -> None:
+        """Whether a commit waits for the disk. If not, a power cut may undo it, until one that waits comes after it."""
+        try:
+            if not self._lost:
+                self.connection.pragma("synchronous", level)
+        except apsw.Error as error:
+            self._lose(error)  # nobody may take for durable what is not
 
     def _reclaim(self, job: Job) -> None:
         if not self._target.in_memory:
