@@ -51,9 +51,9 @@ def recompress(tenant: int) -> Flow[int]:
             after = body.id
             packed = _packed(body)
             if packed is not None:
-                changed = yield from write(partial(_store, tenant, body, packed))
+                changed = yield from write(partial(_store, tenant, body, packed), solo="slack")
                 saved += len(body.full) - len(packed) if changed else 0
-        yield from write(partial(_mark, tenant, key, after))
+        yield from write(partial(_mark, tenant, key, after), solo="slack")
         if len(bodies) < _PAGE:
             return saved
 

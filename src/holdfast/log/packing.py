@@ -4,6 +4,7 @@ The differences of a chain are one compressed stream, in which each needs those 
 ends towards its keyframe, a group of records in each transaction: what is not packed yet never misses what it needs,
 a crash in between leaves a chain that is packed in part, and other writers wait for one group at most. Writers that
 hold a stream of the chain in memory are told first, by the tree's generation, to start a new one. No hash changes.
+The transactions are "slack": whatever a power cut undoes of them is packed the next time.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def pack_tenant(tenant: int, cold_before: int, progress: Progress | None = None)
     """Pack every chain that nobody has written to since `cold_before` (microseconds since 1970), among the threads that
     were active since the last time. `progress`: (done, of how many) trees of a page."""
     key = packed_mark(tenant)
-    since = yield from write(partial(_mark, tenant, key, cold_before // MINUTE_US))
+    since = yield from write(partial(_mark, tenant, key, cold_before // MINUTE_US), solo="slack")
     total, after, whole = Packed(), 0, True
     while True:
         trees = yield from read(partial(_trees, tenant, since, after))
@@ -137,7 +138,7 @@ def pack_tenant(tenant: int, cold_before: int, progress: Progress | None = None)
         if len(trees) < _PAGE:
             break
     if whole:
-        yield from write(partial(_move_mark, tenant, key, since, cold_before // MINUTE_US - 1))
+        yield from write(partial(_move_mark, tenant, key, since, cold_before // MINUTE_US - 1), solo="slack")
     return total
 
 
@@ -164,7 +165,7 @@ def _pack_chain(tenant: int, tree: int, key: int) -> Flow[Packed]:
     before, worth = yield from read(partial(_worth_packing, tenant, tree, key))
     if not worth:
         return Packed()
-    generation = yield from write(partial(_tell_writers, tenant, tree))
+    generation = yield from write(partial(_tell_writers, tenant, tree), solo="slack")
     chain = yield from read(partial(_read_chain, tenant, tree, key, generation))
     if [node.id for node in chain.nodes.values() if not node.keyframe] != before:
         return Packed()  # somebody has just written to it: its stream may go on
@@ -176,11 +177,11 @@ def _pack_chain(tenant: int, tree: int, key: int) -> Flow[Packed]:
     for doing in _in_order(found, ends):
         if isinstance(doing, list):
             data = _pack(chain, doing)
-            total = total.plus((yield from write(partial(_store, tenant, tree, chain, doing, data))))
+            total = total.plus((yield from write(partial(_store, tenant, tree, chain, doing, data), solo="slack")))
         else:
             detached = _detached(tenant, chain, doing)
             if detached:
-                yield from write(partial(_store_detached, tenant, tree, chain, detached))
+                yield from write(partial(_store_detached, tenant, tree, chain, detached), solo="slack")
     return total
 
 
@@ -207,7 +208,8 @@ def _in_order(found: Groups, ends: list[int]) -> Iterator[list[int] | tuple[int,
 def _pack(chain: _Chain, group: list[int]) -> bytes:
     """A pack, looked at before what it replaces goes."""
     members = [chain.members[record] for record in group]
-    data = make_pack(members, chain.key_text)
+    passed = any(node.base == group[-1] and not node.keyframe for node in chain.nodes.values())
+    data = make_pack(members, chain.key_text, passed=passed)
     if [*map(Member._make, zip(salts_in(data), diffs_in(data, chain.key_text), strict=True))] != members:
         raise Damaged("a pack does not give back what was put into it")
     return data

@@ -6,23 +6,25 @@ nothing can be rebuilt, `Damaged` names the record. Deciding what to offer inste
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from holdfast.errors import Damaged, Undecodable
 from holdfast.log.branches import ThreadRow, find_thread, no_thread
 from holdfast.log.ids import show_id
 from holdfast.log.keyframes import RECORD_COST_BYTES
+from holdfast.log.packed_lines import line_statements, line_to, packed_line
 from holdfast.log.packs import PACK, Packs
 from holdfast.log.records import COLUMNS, ERASED, NO_HASH, R_COLUMNS, RECORD_CELLS, Record, chain_hash, record_of
 from holdfast.storage import meters
 from holdfast.storage.cells import DIFF, FULL_TEXT, SALT
 from holdfast.storage.program import Batch, Program, Rows, Sql, one_row
 from holdfast.values.compress import decompress_full
-from holdfast.values.delta import apply_all
+from holdfast.values.delta import Run, apply_all
 from holdfast.values.dictionary import Dictionary
 from holdfast.values.hashing import chunk_digests, content_digest
+from holdfast.values.pause import collector_pause
 
 _THIS = "tenant = :tenant AND tree = :tree AND id = :id"
 _COST_MAX = 1 << 60
@@ -38,11 +40,17 @@ _LIVE = Sql(
     tolerant=True,
 )
 # Searches by values that are known are twice as fast in SQLite as one statement that joins them all.
+_WITH_SALT = Sql(
+    f"""SELECT {COLUMNS}, (SELECT b.salt FROM body b WHERE b.tenant = r.tenant AND b.id = r.body)
+    FROM record r WHERE {_THIS} AND {NOT_SWEPT}""",
+    opens={**RECORD_CELLS, len(Record._fields): SALT},
+    tolerant=True,
+)
 _HASH = Sql(f"SELECT hash FROM record WHERE {_THIS}")
 _KEYFRAME = Sql(
-    """SELECT k.base, k.size, b.full_text, b.salt FROM record k JOIN body b ON b.tenant = k.tenant AND b.id = k.body
+    """SELECT k.base, k.size, b.full_text FROM record k JOIN body b ON b.tenant = k.tenant AND b.id = k.body
     WHERE k.tenant = :tenant AND k.tree = :tree AND k.id = :id""",
-    opens={2: FULL_TEXT, 3: SALT},
+    opens={2: FULL_TEXT},
     tolerant=True,
 )
 _DIFF = Sql(
@@ -52,12 +60,19 @@ _DIFF = Sql(
 )
 # Ids grow along a chain, so the chain lies in a range of ids, which is three times faster to read than following the
 # pointers. Other branches may lie in that range too: the limit is what the chain can have at most, with some room.
+# Most often nothing of it is packed, and only its differences are wanted.
+_LOOSE = Sql(
+    """SELECT r.id, r.base, b.diff FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id <= :id AND r.id > :key ORDER BY r.id DESC LIMIT :limit""",
+    opens={2: DIFF},
+    tolerant=True,
+)
 _RANGE = Sql(
-    """SELECT r.id, r.base, r.keyframe, b.diff, CASE WHEN r.id = :id THEN b.salt END, r.body
+    """SELECT r.id, r.base, r.keyframe, b.diff, r.body
     FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id <= :id AND r.id > :key AND r.body IS NOT NULL
     ORDER BY r.id DESC LIMIT :limit""",
-    opens={3: DIFF, 4: SALT},
+    opens={3: DIFF},
     tolerant=True,
 )
 # A base is older than what is built on it; damaged pointers that say otherwise must not lead in circles.
@@ -68,16 +83,15 @@ _FOLLOW = Sql(
         SELECT r.id, r.base, r.keyframe, r.body FROM chain c
         JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = c.base
         WHERE c.keyframe = 0 AND c.base < c.id)
-    SELECT c.id, c.base, c.keyframe, b.diff, CASE WHEN c.id = :id THEN b.salt END, c.body
+    SELECT c.id, c.base, c.keyframe, b.diff, c.body
     FROM chain c LEFT JOIN body b ON b.tenant = :tenant AND b.id = c.body
     WHERE c.body IS NOT NULL ORDER BY c.id DESC""",
-    opens={3: DIFF, 4: SALT},
+    opens={3: DIFF},
     tolerant=True,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(NamedTuple):
     """A record and its state's text, checked; and the keyframe's text, which the next difference needs."""
 
     record: Record
@@ -93,26 +107,39 @@ class Packed(NamedTuple):
     place: int
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(NamedTuple):
     """What the database holds of a record's state, unchecked."""
 
     record: Record
     parent_hash: bytes | None  # None: the parent's row is gone
     salt: bytes
-    ids: list[int]  # after the keyframe, oldest first
-    stored: list[bytes | Packed] | None  # their differences, or where these are; None: the chain is broken
+    ids: Sequence[int]  # after the keyframe, oldest first
+    stored: Sequence[bytes | Packed] | None  # their differences, or where these are; None: the chain is broken
     key_base: int | None
     key_size: int
     full: bytes | None
     packs: Packs | None = None  # None: none of them is packed
+    pieces: Sequence[tuple[int, int | None]] = ()  # of a brief one: packs before them, and how many records of each
 
-    def diffs(self, key_data: bytes) -> list[bytes] | None:
+    def diffs(self, key_data: bytes) -> Sequence[bytes] | None:
         """The differences from the keyframe to the record, oldest first. None: one is missing. Raises Undecodable."""
         packs = self.packs
         if self.stored is None or packs is None:
             return self.stored  # type: ignore[return-value]
         return [part if isinstance(part, bytes) else packs.diff(*part, key_data) for part in self.stored]
+
+    def parts(self, key_data: bytes) -> Sequence[bytes | Run] | None:
+        """The same, with as few differences as there are for what is packed. Raises Undecodable."""
+        packs = self.packs
+        if self.stored is None or packs is None:
+            return self.stored  # type: ignore[return-value]
+        parts: list[bytes | Run] = [packs.run(pack, number, key_data) for pack, number in self.pieces]
+        for pack, group in groupby(self.stored, _pack_of):
+            if pack is None:
+                parts += group  # type: ignore[arg-type]
+            else:
+                parts.append(packs.run(pack, len(list(group)), key_data))
+        return parts
 
     def packed_salts(self) -> dict[int, bytes]:
         """The salts of the chain's records that are in packs. Raises Undecodable."""
@@ -121,6 +148,10 @@ class Chain:
             return {}
         places = zip(self.ids, self.stored or (), strict=False)
         return {record: packs.salt(*place) for record, place in places if isinstance(place, Packed)}
+
+
+def _pack_of(part: bytes | Packed) -> int | None:
+    return None if isinstance(part, bytes) else part.pack
 
 
 def read_thread_state(
@@ -145,71 +176,104 @@ def read_live(tenant: int, tree: int, record: int) -> Program[Record | None]:
     return record_of(row) if row else None
 
 
-def read_chain(tenant: int, tree: int, record: int) -> Program[Chain | None]:
+def read_chain(tenant: int, tree: int, record: int, *, brief: bool = False) -> Program[Chain | None]:
     """Everything that the state of a record is made of: its row, then the rest in one batch, unless other branches lie
-    in between."""
+    in between. `brief`: only what its own state takes, which leaves out `ids` and more where packs tell the line."""
     this = {"tenant": tenant, "tree": tree}
-    [rows] = yield Batch(RECORD(**this, id=record))
+    [rows] = yield Batch(_WITH_SALT(**this, id=record))
     row = one_row(rows)
     if row is None:
         return None
-    found = record_of(row)
+    found, salt = record_of(row[:-1]), row[-1]
+    packed = found.body is not None and found.body < 0
     batch = [_KEYFRAME(**this, id=found.key)]
     if found.parent is not None:
         batch.append(_HASH(**this, id=found.parent))
-    if not found.keyframe:
-        # A damaged cost must not overflow what is computed from it.
-        limit = 64 + 2 * min(max(found.cost, 0), _COST_MAX) // RECORD_COST_BYTES
-        batch.append(_RANGE(**this, id=record, key=found.key, limit=limit))
+    if not found.keyframe and not packed:
+        batch.append(_LOOSE(**this, id=record, key=found.key, limit=_limit(found)))
+    elif packed and brief:
+        batch += line_statements(tenant, found)
     keyframes, *rest = yield Batch(*batch)
-    key_base, key_size, full, salt = one_row(keyframes) or (None, 0, None, b"")
+    key_base, key_size, full = one_row(keyframes) or (None, 0, None)
     parent_hash = NO_HASH
     if found.parent is not None:
         (parent_hash,) = one_row(rest[0]) or (None,)
-    ids: list[int] = []
-    stored: list[bytes | Packed] | None = []
-    packs: Packs | None = None
-    if not found.keyframe:
-        links = rest[-1]
-        ids, stored = _follow(links, found)
-        if stored is None:
-            [links] = yield Batch(_FOLLOW(**this, id=record))
-            ids, stored = _follow(links, found)
-        salt = links[0][4] if links and links[0][0] == record else b""
-        if stored is not None and Packed in set(map(type, stored)):
-            numbers = dict.fromkeys(place.pack for place in stored if isinstance(place, Packed))
-            rows_of_packs = yield Batch(*(PACK(tenant=tenant, pack=number) for number in numbers))
-            packs = Packs([row for rows in rows_of_packs for row in rows])
-            if isinstance(stored[-1], Packed):
-                salt = _packed_salt(packs, stored[-1])
+    way = _Way(start=None if found.keyframe else found.id)
+    if not found.keyframe and not packed:
+        way = _follow_loose(rest[-1], found)
+    if way.start is not None:
+        way = yield from _read_packed_way(tenant, found, way, rest[found.parent is not None :] if packed else [], brief)
+        if packed:
+            salt = _packed_salt(way)
     # A damaged row may hold anything: what is no blob is as good as lost.
     salt, full = (part if type(part) is bytes else None for part in (salt, full))
-    return Chain(found, parent_hash, salt or b"", ids, stored, key_base, key_size, full, packs)
+    stored = way.stored if way.start is None else None
+    return Chain(found, parent_hash, salt or b"", way.ids, stored, key_base, key_size, full, way.packs, way.pieces)
 
 
-def _packed_salt(packs: Packs, place: Packed) -> bytes:
-    try:
-        return packs.salt(*place)
-    except Undecodable:
-        return b""
+def _limit(record: Record) -> int:
+    """How many records a chain can have at most, with some room. A damaged cost must not overflow."""
+    return 64 + 2 * min(max(record.cost, 0), _COST_MAX) // RECORD_COST_BYTES
 
 
-def _follow(links: Rows, record: Record) -> tuple[list[int], list[bytes | Packed] | None]:
-    """The differences from the keyframe to the record, oldest first; None if a link is missing."""
+class _Way(NamedTuple):
+    """The way from a keyframe to a record, as far as it is known, oldest first."""
+
+    ids: Sequence[int] = ()
+    stored: Sequence[bytes | Packed] = ()
+    start: int | None = None  # the record that it is not known how to get to; None: it starts at the keyframe
+    packs: Packs | None = None
+    pieces: Sequence[tuple[int, int | None]] = ()
+
+
+def _follow_loose(links: Rows, record: Record) -> _Way:
+    """The way as far as nothing is packed."""
     if links:
-        ids, bases, keyframes, diffs, _, _ = zip(*links, strict=True)
+        ids, bases, diffs = zip(*links, strict=True)
         # Nearly always the range is the chain and nothing else: then it is looked at as a whole.
-        whole = ids[0] == record.id and bases == (*ids[1:], record.key) and not any(keyframes)
+        whole = ids[0] == record.id and bases == (*ids[1:], record.key)
         if whole and set(map(type, diffs)) == {bytes}:
-            return list(ids[::-1]), list(diffs[::-1])
-    return _follow_links(links, record)
+            return _Way(ids[::-1], diffs[::-1])
+    wanted: int | None = record.id
+    found: list[tuple[int, bytes]] = []
+    for link, base, diff in links:
+        if link == wanted and type(diff) is bytes:
+            found.append((link, diff))
+            wanted = base
+    found.reverse()
+    start = None if wanted == record.key else wanted or 0
+    return _Way([link for link, _ in found], [diff for _, diff in found], start)
 
 
-def _follow_links(links: Rows, record: Record) -> tuple[list[int], list[bytes | Packed] | None]:
-    """The same where other branches lie in between, or some are packed: link by link."""
+def _read_packed_way(
+    tenant: int, record: Record, loose: _Way, answers: list[Rows], brief: bool
+) -> Generator[Batch, list[Rows], _Way]:
+    """The way where some are packed. `loose`: its end, which is not; `answers`: to `line_statements`, if all is."""
+    if brief and (loose.ids or answers):
+        tree, key = record.tree, record.key
+        if loose.ids:
+            line = yield from line_to(tenant, tree, key, loose.start or 0)
+        else:
+            line = yield from packed_line(tenant, tree, key, *answers)
+        if line is not None:
+            return loose._replace(start=None, packs=line.packs, pieces=line.pieces)
+    this = {"tenant": tenant, "tree": record.tree, "id": record.id}
+    [links] = yield Batch(_RANGE(**this, key=record.key, limit=_limit(record)))
+    way = _follow(links, record)
+    if way.start is not None:
+        [links] = yield Batch(_FOLLOW(**this))
+        way = _follow(links, record)
+    numbers = dict.fromkeys(place.pack for place in way.stored if isinstance(place, Packed))
+    if not numbers:
+        return way
+    found = yield Batch(*(PACK(tenant=tenant, pack=number) for number in numbers))
+    return way._replace(packs=Packs([row for rows in found for row in rows]))
+
+
+def _follow(links: Rows, record: Record) -> _Way:
     wanted: int | None = record.id
     found: list[tuple[int, bytes | None, int]] = []
-    for link, base, keyframe, diff, _, body in links:
+    for link, base, keyframe, diff, body in links:
         if link == wanted and not keyframe and (type(diff) is bytes or (type(body) is int and body < 0)):
             found.append((link, diff, body))
             wanted = base
@@ -222,16 +286,31 @@ def _follow_links(links: Rows, record: Record) -> tuple[list[int], list[bytes | 
         else:
             stored.append(Packed(-body, seen.get(body, 0)))
             seen[body] = seen.get(body, 0) + 1
-    return [link for link, _, _ in found], stored if wanted == record.key else None
+    return _Way([link for link, _, _ in found], stored, None if wanted == record.key else wanted or 0)
+
+
+def _packed_salt(way: _Way) -> bytes:
+    """The salt of the last record of the way, which is packed."""
+    try:
+        if way.packs is not None and way.pieces:
+            pack, number = way.pieces[-1]
+            return way.packs.salt(pack, (number or 0) - 1)
+        last = way.stored[-1] if way.stored else None
+        return way.packs.salt(*last) if way.packs is not None and isinstance(last, Packed) else b""
+    except Undecodable:
+        return b""
 
 
 def read_state(tenant: int, tree: int, record: int) -> Program[Loaded | None]:
     """The state of a record, checked. None: there is no such record, or only its tombstone. Raises Damaged."""
-    chain = yield from read_chain(tenant, tree, record)
+    chain = yield from read_chain(tenant, tree, record, brief=True)
     if chain is None or chain.record.body is None:
         return None
     key_data = _key_data(chain)
-    loaded = _rebuild(chain, key_data) if key_data is not None else None
+    loaded = _rebuild(chain, key_data, brief=True) if key_data is not None else None
+    if loaded is None and chain.packs is not None:
+        chain = (yield from read_chain(tenant, tree, record)) or chain
+        loaded = _rebuild(chain, key_data) if key_data is not None else None
     if loaded is None:
         # Either the keyframe's full text or something in between is damaged. The keyframe kept its difference.
         key_data = yield from _recover_key(tenant, tree, chain)
@@ -255,14 +334,16 @@ def _key_data(chain: Chain) -> bytes | None:
         return None
 
 
-def _rebuild(chain: Chain, key_data: bytes) -> Loaded | None:
-    """Apply the differences and check the result. None: it is not what was saved."""
+def _rebuild(chain: Chain, key_data: bytes, *, brief: bool = False) -> Loaded | None:
+    """Apply the differences and check the result. None: it is not what was saved. `brief`: those of a pack at once,
+    where it has them as one."""
     record = chain.record
     if chain.stored is None or chain.parent_hash is None:
         return None
     try:
-        diffs = chain.diffs(key_data)
-        data = apply_all(key_data, diffs, Dictionary(key_data)) if diffs else key_data
+        diffs = chain.parts(key_data) if brief else chain.diffs(key_data)
+        with collector_pause:
+            data = apply_all(key_data, diffs, Dictionary(key_data)) if diffs else key_data
     except Undecodable:
         return None
     if len(data) != record.size:

@@ -14,9 +14,11 @@ ours. Everything malformed is `Undecodable`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from typing import Any
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -30,6 +32,8 @@ from holdfast.values.limits import SIZE_MAX
 RAW_MAX = 96
 _START = 1  # first byte of a stored difference: it starts a stream
 _MORE = 2  # it goes on with the stream of the differences before it
+_MORES = re.compile(rb"\x02+")
+_RUN = 3  # never stored: stands for several that need no stream
 _RAW = 0x90  # from here on: the first byte of a MessagePack array
 _HEAD = 5  # the kind, and the length of the difference as four bytes
 _MAGIC = b"\x28\xb5\x2f\xfd"  # every zstd stream starts with it; not stored
@@ -41,6 +45,7 @@ _NEAR = 1024
 
 Splices = list[int | bytes]  # skip, drop, insert, skip, drop, insert, ...
 _pack = msgspec.msgpack.Encoder().encode
+_MALFORMED = (msgspec.MsgspecError, zstd.ZstdError, EOFError, ValueError, MemoryError, RecursionError)
 _unpack_all = msgspec.msgpack.Decoder(list[list[int | bytes]]).decode
 
 
@@ -87,6 +92,27 @@ def payload_bytes(diff: bytes) -> int:
     return int.from_bytes(diff[1:_HEAD], "little") if diff[:1] in (b"\x01", b"\x02") else len(diff)
 
 
+class Run(NamedTuple):
+    """Differences in a row that need no stream, one behind the other."""
+
+    kind: int
+    number: int  # how many
+    payload: bytes
+
+
+def run_of(number: int, payload: bytes) -> Run:
+    """So many differences, as `pack_splices` made them, put together."""
+    return Run(_RUN, number, payload)
+
+
+def unpack_run(run: Run) -> list[Splices]:
+    """The splices of each of them. Raises Undecodable."""
+    try:
+        return _unpack([run.payload], run.number)
+    except _MALFORMED as problem:
+        raise Undecodable(f"a difference is malformed: {problem}") from problem
+
+
 class Decoder:
     """Decodes the differences of one chain, in order. Raises Undecodable for anything that is not one."""
 
@@ -98,51 +124,59 @@ class Decoder:
         # Inserted bytes end up in a text of at most `size_max`; a splice around them takes at most 15 more.
         self._payload_max = 2 * size_max + _BATCH_BYTES
 
-    def decode(self, diffs: Sequence[bytes]) -> list[Splices]:
+    def decode(self, diffs: Iterable[bytes | Run]) -> list[Splices]:
         """The splices of the next stored differences."""
         return [splices for batch in self.batches(diffs) for splices in batch]
 
-    def batches(self, diffs: Iterable[bytes]) -> Iterator[list[Splices]]:
+    def batches(self, diffs: Iterable[bytes | Run]) -> Iterator[list[Splices]]:
         """The same for a chain of any length, so many at a time that memory stays bounded."""
+        listed: list[Any] = list(diffs)
+        kinds = bytes([diff[0] if diff else 0 for diff in listed])
         pieces: list[bytes] = []
-        count = size = 0
+        count = size = start = 0
         try:
-            for kind, group in groupby(diffs, _kind):
-                run = list(group)
-                for part, claimed in self._runs(kind, run):
-                    pieces.append(self._payload(kind, part, claimed))
-                    count += len(part)
-                    size += claimed
-                    if size > _BATCH_BYTES:
-                        yield _unpack(pieces, count)
-                        pieces, count, size = [], 0, 0
+            while start < len(listed):
+                payload, end = self._payload(kinds, listed, start)
+                pieces.append(payload)
+                count += listed[start].number if kinds[start] == _RUN else end - start
+                size += len(payload)
+                start = end
+                if size > _BATCH_BYTES:
+                    yield _unpack(pieces, count)
+                    pieces, count, size = [], 0, 0
             yield _unpack(pieces, count)
-        except (msgspec.MsgspecError, zstd.ZstdError, EOFError, ValueError, MemoryError, RecursionError) as problem:
+        except _MALFORMED as problem:
             raise Undecodable(f"a difference is malformed: {problem}") from problem
 
-    def _runs(self, kind: int, run: list[bytes]) -> list[tuple[list[bytes], int]]:
-        """What is decompressed in one go, and how much it claims to be: all of a stream's, unless that is much."""
-        if kind not in (_START, _MORE):
-            return [([diff], len(diff)) for diff in run]
-        sizes = [int.from_bytes(diff[1:_HEAD], "little") for diff in run]
-        if kind == _MORE and (total := sum(sizes)) <= _BATCH_BYTES:
-            return [(run, total)]
-        return [([diff], size) for diff, size in zip(run, sizes, strict=True)]
-
-    def _payload(self, kind: int, diffs: list[bytes], size: int) -> bytes:
+    def _payload(self, kinds: bytes, diffs: list[Any], start: int) -> tuple[bytes, int]:
+        """What can be read in one go from a difference on, out of its stream; and the difference that comes after."""
+        kind, diff, end = kinds[start], diffs[start], start + 1
         if kind >= _RAW:
-            return diffs[0]
-        stream = b"".join([diff[_HEAD:] for diff in diffs])
+            return diff, end
+        if kind not in (_START, _MORE):
+            if not isinstance(diff, Run):
+                raise Undecodable(f"a difference starts with {kind}, which is no kind of difference")
+            return diff.payload, end
+        # What goes on with the stream comes with it, as far as that is not much.
+        if (more := _MORES.match(kinds, end)) is not None:
+            end = more.end()
+        alike = diffs[start:end]
+        sizes = [int.from_bytes(diff[1:_HEAD], "little") for diff in alike]
+        if (total := sum(sizes)) > _BATCH_BYTES:
+            number = max(1, bisect_right(list(accumulate(sizes)), _BATCH_BYTES))
+            alike, total, end = alike[:number], sum(sizes[:number]), start + number
+        return self._decompress(kind, [diff[_HEAD:] for diff in alike], total), end
+
+    def _decompress(self, kind: int, parts: list[bytes], size: int) -> bytes:
         if kind == _START:
             self._decompressor = self._dictionary.decompressor()
-            stream = _MAGIC + stream
-        elif kind != _MORE:
-            raise Undecodable(f"a difference starts with {kind}, which is no kind of difference")
+            parts.insert(0, _MAGIC)
         if self._decompressor is None:
             raise Undecodable("a difference goes on with a stream whose start is missing")
         if size > self._payload_max:
             raise Undecodable(f"a difference claims {size} bytes where {self._payload_max} are allowed")
-        payload = self._decompressor.decompress(stream, size + 1)  # one byte more than claimed, so that more shows
+        # One byte more than claimed, so that more shows.
+        payload = self._decompressor.decompress(b"".join(parts), size + 1)
         if len(payload) != size or self._decompressor.eof:
             raise Undecodable("a difference is cut short, or holds more than it claims")
         return payload
@@ -153,12 +187,8 @@ def _unpack(payloads: list[bytes], count: int) -> list[Splices]:
     return _unpack_all(b"".join((b"\xdd" + count.to_bytes(4, "big"), *payloads)))
 
 
-def _kind(diff: bytes) -> int:
-    return diff[0] if diff else 0
-
-
 def apply_all(
-    keyframe_text: bytes, diffs: Iterable[bytes], dictionary: Dictionary, *, size_max: int = SIZE_MAX
+    keyframe_text: bytes, diffs: Iterable[bytes | Run], dictionary: Dictionary, *, size_max: int = SIZE_MAX
 ) -> bytes:
     """The text after a chain of stored differences, oldest first. None on the way may exceed `size_max` bytes."""
     text = _Gapped(keyframe_text, size_max)
@@ -216,7 +246,10 @@ class _Gapped:
                     drop = -1 - drop
                 added = len(insert)
                 growth = added - drop
-                if end <= middle and (middle - end < _NEAR or growth <= _GAP_MIN):
+                if at == middle == end:
+                    left += insert  # at the gap, as most are: no other way is as fast
+                    middle += added
+                elif end <= middle and (middle - end < _NEAR or growth <= _GAP_MIN):
                     left[at:end] = insert
                     middle += growth
                 elif at > middle and growth <= _GAP_MIN:

@@ -44,6 +44,7 @@ class Compacted:
     damaged: int = 0  # threads that retention could not look through: see `holdfast verify`
     dry_run: bool = False
     moved: int = 0  # packs and large results that went to the object store, if there is one
+    shared: int = 0  # checkpoints beyond keep_last that stay, because a fork has them and keeps more
 
 
 def compact(
@@ -83,6 +84,7 @@ def _foresee(ctx: Context, tenant: int, keep_us: int | None, progress: Progress 
         tuple(gone.names),
         damaged=gone.damaged,
         dry_run=True,
+        shared=gone.shared,
     )
 
 
@@ -117,6 +119,7 @@ def compact_tenant(ctx: Context, tenant: int, keep_us: int | None, progress: Pro
         tuple(gone.names),
         damaged=gone.damaged,
         moved=moved,
+        shared=gone.shared,
     )
 
 
