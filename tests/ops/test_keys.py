@@ -100,6 +100,12 @@ def test_a_missing_key_file_says_how_to_make_one(file: KeyFile) -> None:
 # --- what open takes
 
 
+def keys_of(given: Any) -> Keys:
+    keys = provider_of(given).keys_for("default")
+    assert isinstance(keys, Keys)
+    return keys
+
+
 @pytest.mark.parametrize("keys", [b"short", "a string", 7, [], {"default": b"short"}, [b"x" * 31], os.urandom])
 def test_what_are_no_keys_is_refused_before_a_store_is_made(tmp_path: Path, keys: Any) -> None:
     path = tmp_path / "a.db"
@@ -110,7 +116,7 @@ def test_what_are_no_keys_is_refused_before_a_store_is_made(tmp_path: Path, keys
 
 @pytest.mark.parametrize("keys", [OLD, bytearray(OLD), {"default": OLD}, [OLD, NEW], StaticKeys(OLD)])
 def test_keys_in_every_form(keys: Any) -> None:
-    assert provider_of(keys).keys_for("default").current == key_id(OLD)
+    assert keys_of(keys).current == key_id(OLD)
 
 
 def test_keys_from_the_environment(file: KeyFile, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +125,7 @@ def test_keys_from_the_environment(file: KeyFile, monkeypatch: pytest.MonkeyPatc
         provider_of("env")
     made = file.new("default")
     monkeypatch.setenv("HOLDFAST_KEYS", str(file.path))
-    assert provider_of("env").keys_for("default").current.hex() == made
+    assert keys_of("env").current.hex() == made
 
 
 def test_no_repr_shows_a_key(file: KeyFile) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +12,6 @@ from sealed_kit import CANARY, LARGE, NEW, OLD, OTHER, Raw, assert_sealed, fill,
 import holdfast as hf
 from holdfast import Damaged, HoldfastError, KeyMissing, NotEncrypted, RunError, StaticKeys, Store
 from holdfast.storage.cells import TABLES
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "a.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
 
 
 def opened(url: str, keys: Any = OLD, **options: Any) -> Store:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from role_kit import Roles, fill, roles_of
+from role_kit import Roles, fill
 from sealed_kit import NEW, OLD, OTHER, Raw, assert_sealed
 
 import holdfast as hf
 from holdfast import KeyMissing, StaticKeys
 from holdfast.storage.keyring import key_id
-
-
-@pytest.fixture
-def roles(postgres_url: str) -> Iterator[Roles]:
-    yield from roles_of(postgres_url)
 
 
 def test_an_application_and_a_tenants_own_role_encrypt_and_rotate(roles: Roles) -> None:

@@ -16,7 +16,7 @@ from sealed_kit import CANARY, NEW, OLD, OTHER, Raw, assert_sealed, fill, fill_l
 import holdfast as hf
 from holdfast import KeyFile, KeyMissing, Keys, NotEncrypted, Rotated, StaticKeys, Store, UsageError
 from holdfast.ops.keys import rotate
-from holdfast.storage import sealing
+from holdfast.storage import held_keys
 from holdfast.storage.keyring import key_id
 from holdfast.storage.program import drive
 from holdfast.testing.processes import Nursery, Say
@@ -24,15 +24,10 @@ from holdfast.testing.processes import Nursery, Say
 _copies = itertools.count()
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "a.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-
-
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process looks at the keys again after a moment, not after a second."""
-    monkeypatch.setattr(sealing, "FRESH_S", 0.01)
+    monkeypatch.setattr(held_keys, "FRESH_S", 0.01)
 
 
 def opened(url: str, keys: Any = OLD, **options: Any) -> Store:

@@ -59,6 +59,10 @@ class Keeper:
     known: Known = field(default_factory=Known)
     puts: int = 0  # of all threads: now and then expired ones are looked for
 
+    def __post_init__(self) -> None:
+        if (vault := getattr(self.ctx.driver, "vault", None)) is not None:
+            vault.listen(self.known)
+
 
 class Entry(NamedTuple):
     """A checkpoint as it is stored: where it is, its text, and what is pending on it."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from holdfast.errors import OpenError
-from holdfast.langgraph.importing_sources import Stored, StoredWrite, WriteKey, check_columns, not_stock
+from holdfast.langgraph.importing_sources import Stored, StoredWrite, WriteKey, check_columns, each_once, not_stock
 
 try:
     import psycopg
@@ -84,18 +84,10 @@ class PostgresSource:
             raise translated(error, self._target, _TIMEOUT_S) from error
 
     def threads(self) -> Iterator[str]:
-        return self._distinct("thread_id", "")
+        return each_once(self._rows, "%s", "thread_id")
 
     def spaces(self, thread: str) -> Iterator[str]:
-        return self._distinct("checkpoint_ns", "thread_id = %s AND", thread)
-
-    def _distinct(self, column: str, where: str, *params: Any) -> Iterator[str]:
-        """Each value once, by jumping from one to the next in the index."""
-        text = f"SELECT {column} FROM checkpoints WHERE {where} {column} {{}} %s ORDER BY {column} LIMIT 1"
-        rows = self._rows(text.format(">="), *params, "")
-        while rows:
-            yield rows[0][0]
-            rows = self._rows(text.format(">"), *params, rows[0][0])
+        return each_once(self._rows, "%s", "checkpoint_ns", "thread_id = %s AND", thread)
 
     def ids(self, thread: str, space: str, after: str | None, limit: int, *, backwards: bool = False) -> list[str]:
         where = "" if after is None else f"AND checkpoint_id {'<' if backwards else '>'} %s"

@@ -8,7 +8,7 @@ checkpoints are in memory, however long a thread is.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
@@ -16,13 +16,13 @@ import apsw
 
 from holdfast.errors import HoldfastError, OpenError, UsageError
 from holdfast.storage.sqlite_errors import translate
-from holdfast.storage.urls import sqlite_path
+from holdfast.storage.urls import is_postgres, sqlite_path
 
 _BUSY_MS = 30_000
 _CHECKPOINTS = {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "type", "checkpoint", "metadata"}
 _WRITES = {"thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "idx", "channel", "type"}
-_POSTGRES = ("postgresql://", "postgres://")
 
+Rows = list[tuple[Any, ...]]
 WriteKey = tuple[str, int]  # task, index
 
 
@@ -77,7 +77,7 @@ class Source(Protocol):
 def open_source(url: str | os.PathLike[str]) -> Source:
     """The database of a stock saver: a path, `sqlite:///path` or `postgresql://…`. Raises if it is none."""
     text = os.fspath(url)
-    if text.startswith(_POSTGRES):
+    if is_postgres(text):
         from holdfast.langgraph.importing_postgres import PostgresSource
 
         return PostgresSource(text)
@@ -101,6 +101,15 @@ def check_columns(what: str, table: str, found: set[str], needed: set[str]) -> N
             f"its table {table!r} has no column {', '.join(missing)}; was it made by a very old version, or by a "
             "saver of another kind?",
         )
+
+
+def each_once(rows: Callable[..., Rows], mark: str, column: str, where: str = "", *params: Any) -> Iterator[str]:
+    """Each value of a column once, by jumping from one to the next in the index. `mark` stands for a parameter."""
+    text = f"SELECT {column} FROM checkpoints WHERE {where} {column} {{}} {mark} ORDER BY {column} LIMIT 1"
+    found = rows(text.format(">="), *params, "")
+    while found:
+        yield _text(found[0][0], column)
+        found = rows(text.format(">"), *params, found[0][0])
 
 
 class SqliteSource:
@@ -158,18 +167,10 @@ class SqliteSource:
         return translate(error, self._path, _BUSY_MS / 1000)
 
     def threads(self) -> Iterator[str]:
-        return self._distinct("thread_id", "")
+        return each_once(self._rows, "?", "thread_id")
 
     def spaces(self, thread: str) -> Iterator[str]:
-        return self._distinct("checkpoint_ns", "thread_id = ? AND", thread)
-
-    def _distinct(self, column: str, where: str, *params: Any) -> Iterator[str]:
-        """Each value once, by jumping from one to the next in the index."""
-        sql = f"SELECT {column} FROM checkpoints WHERE {where} {column} {{}} ? ORDER BY {column} LIMIT 1"
-        rows = self._rows(sql.format(">="), *params, "")
-        while rows:
-            yield _text(rows[0][0], column)
-            rows = self._rows(sql.format(">"), *params, rows[0][0])
+        return each_once(self._rows, "?", "checkpoint_ns", "thread_id = ? AND", thread)
 
     def ids(self, thread: str, space: str, after: str | None, limit: int, *, backwards: bool = False) -> list[str]:
         where = "" if after is None else f"AND checkpoint_id {'<' if backwards else '>'} ?"

@@ -87,6 +87,11 @@ class Known:
             if seen is not None and (tips := seen.newest()):
                 self._bury(name, max(tip.id for tip in tips))
 
+    def forget_tenant(self, tenant: int) -> None:
+        """A tenant's key is gone. Perhaps it is another's: then what goes here costs a read."""
+        with self._lock:
+            self._seen.clear()
+
     def bury(self, name: str, newest: bytes) -> None:
         """A thread was deleted whose newest checkpoint had this id."""
         with self._lock:

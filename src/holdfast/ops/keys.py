@@ -10,7 +10,7 @@ Statements here say nothing of cells (`Sql(…)` without `seals`), so that they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -19,11 +19,24 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import Damaged, UsageError
 from holdfast.storage.cells import TABLES, Cell, Table
 from holdfast.storage.far_cells import MARK as FAR
-from holdfast.storage.program import Batch, Driver, Flow, Program, Progress, Reclaim, Row, Sql, Statement, read, write
+from holdfast.storage.program import (
+    Batch,
+    Driver,
+    Flow,
+    Program,
+    Progress,
+    Row,
+    Sql,
+    Statement,
+    Transaction,
+    read,
+    write,
+)
 from holdfast.threads.context import Context
 
 if TYPE_CHECKING:
-    from holdfast.storage.sealing import Vault
+    from holdfast.storage.held_keys import Vault
+    from holdfast.storage.keyring import Keys
     from holdfast.storage.vault import Locks
 
 GRACE_S = 60.0  # a writer looks at the keys every second; one whose transaction takes longer than this is stopped
@@ -66,12 +79,15 @@ class Rotated:
     """Older keys that may still be in use: rotate again later, after a minute at the earliest."""
     unreadable: int
     """Rows that could not be opened: run `holdfast verify`."""
+    may_remain: tuple[str, ...] = ()
+    """After `encrypt`: what may still hold it in the clear, each a sentence that says where."""
 
 
 def encrypting(keys: object) -> Callable[[Driver], Driver]:
     """What makes a driver encrypt, with what `open(keys=…)` gave. Raises UsageError, also without the extra."""
+    from holdfast.storage.held_keys import Vault
     from holdfast.storage.keyring import provider_of
-    from holdfast.storage.sealing import SealedDriver, Vault
+    from holdfast.storage.sealing import SealedDriver
 
     vault = Vault(provider_of(keys))
     return lambda driver: SealedDriver(driver, vault)
@@ -86,17 +102,25 @@ def _vault(ctx: Context) -> Vault:
 
 def list_keys(ctx: Context) -> Flow[list[KeyInfo]]:
     """The keys that the tenant's data is or was encrypted with, the oldest first."""
-    vault = _vault(ctx)
+    _vault(ctx)
     tenant = yield from ctx.tenant()
     if tenant is None:
         return []
     rows = yield from read(partial(_seals, tenant))
-    given = set(vault.provider.keys_for(ctx.tenant_name).by_id) if rows else set()
+    given = set((yield from ask_keys(ctx.tenant_name)).by_id) if rows else set()
     newest = rows[-1][0] if rows else b""
     return [
         KeyInfo(bytes(key).hex(), _time(since), None if end is None else _time(end), key == newest, bytes(key) in given)
         for key, since, end in rows
     ]
+
+
+def ask_keys(name: str, tenant: int | None = None) -> Generator[Transaction, Any, Keys]:
+    """Ask the provider, whatever is known. With the tenant's number, the answer is in use from now on."""
+    from holdfast.storage.sealing import AskKeys
+
+    keys: Keys = yield Transaction(AskKeys(name, tenant))
+    return keys
 
 
 def _seals(tenant: int) -> Program[list[Row]]:
@@ -109,13 +133,19 @@ def _time(at: int) -> datetime:
 
 
 def rotate(
-    ctx: Context, progress: Progress | None = None, *, plain: bool = False, grace_s: float = GRACE_S
+    ctx: Context,
+    progress: Progress | None = None,
+    *,
+    plain: bool = False,
+    full: bool = False,
+    grace_s: float = GRACE_S,
 ) -> Flow[Rotated]:
-    """Encrypt everything of the tenant with the newest key. `plain`: also what is not encrypted at all."""
+    """Encrypt everything of the tenant with the newest key. `plain`: also what is not encrypted at all; nothing of that
+    stays in the store's own files. PostgreSQL's are rewritten only if `full`."""
     vault = _vault(ctx)
     tenant = yield from ctx.ensure_tenant()
+    yield from ask_keys(ctx.tenant_name, tenant)
     locks: Locks = yield from write(partial(_begin, vault, tenant, plain))
-    vault.forget()
     since = locks.rows[locks.current]
     if plain:
         from holdfast.storage.vault import INDEX_MARK
@@ -135,16 +165,24 @@ def rotate(
     retired: list[str] = []
     if walk.found == 0 and began - since >= grace_s * 1e6:
         retired = yield from write(partial(_retire, tenant, locks.current, since, ctx.clock_us()))
-    if plain:  # also if there was nothing to do: an earlier call may have been killed just before this
-        yield from write(Reclaim(), solo=True)  # what was there before must not stay in pages that nothing uses
-    if plain and walk.done:
-        from holdfast.threads.far_loose import remove_now
-
-        yield from remove_now(ctx, tenant, started)
+    # Also if there was nothing to do: an earlier call may have been killed just before this.
+    told = (yield from _clean(ctx, tenant, full, started if walk.done else None)) if plain else ()
     left = [bytes(key).hex() for key, _, end in (yield from read(partial(_seals, tenant))) if end is None]
     current = locks.current.hex()
     waiting = tuple(key for key in left if key != current)
-    return Rotated(current, walk.done, tuple(retired), waiting, walk.unreadable)
+    return Rotated(current, walk.done, tuple(retired), waiting, walk.unreadable, told)
+
+
+def _clean(ctx: Context, tenant: int, full: bool, began: int | None) -> Flow[tuple[str, ...]]:
+    """What was plain must not stay in pages and rows that nothing uses, nor in objects. What may still hold it."""
+    from holdfast.log.erasing import scrub
+    from holdfast.threads.far_loose import remove_now
+    from holdfast.threads.keeping import remains
+
+    told = yield from scrub(ctx.driver.dialect, full, [table.name for table in TABLES])
+    if began is not None:
+        told += yield from remove_now(ctx, tenant, began)
+    return (*told, *(yield from remains(ctx, tenant, full)))
 
 
 class _Walk:
@@ -221,11 +259,13 @@ def _renew(walk: _Walk, table: Table, after: Row | None, last: Row) -> Program[t
         raise UsageError("another key has come into use since this rotation began: rotate again")
     statements: list[Statement] = []
     unreadable = 0
-    width = len(table.key)
+    width, known = len(table.key), len(table.key) + len(table.beside)
     for row in rows:
         key = dict(zip(table.key, row[:width], strict=True))
         try:
-            cells = _renewed(walk, table, key, row[width:])
+            cells = _renewed(
+                walk, table, {**key, **dict(zip(table.beside, row[width:known], strict=True))}, row[known:]
+            )
         except Damaged:
             unreadable += 1
             continue
@@ -287,9 +327,9 @@ def _texts(table: Table, plain: bool, after: bool) -> tuple[Sql, Sql, Sql]:
     size = " + ".join(f"coalesce(length({column}), 0)" for column, cell in _sized(table)) or "0"
     find = Sql(f"SELECT {key}, {size} FROM {table.name} WHERE {where} ORDER BY {key} LIMIT :limit")
     select = Sql(
-        f"SELECT {key}, {', '.join(columns)} FROM {table.name} WHERE {where}"
+        f"SELECT {', '.join((*table.key, *table.beside, *columns))} FROM {table.name} WHERE {where}"
         f" AND ({key}) <= ({', '.join(f':to_{column}' for column in table.key)}) ORDER BY {key} {{skip_locked}}",
-        far=tuple([len(table.key) + at for at, cell in enumerate(table.cells) if cell.far]),
+        far=tuple([len(table.key) + len(table.beside) + at for at, cell in enumerate(table.cells) if cell.far]),
     )
     update = Sql(
         f"UPDATE {table.name} SET {', '.join(f'{column} = :new_{column}' for column in columns)}"

@@ -53,10 +53,11 @@ RECORD_CHECKSUM = Cell("record.checksum", "mask", ("tree", "id"))
 THREAD_METADATA = Cell("thread.metadata", "text", ("thread",))
 TAG = Cell("tag.value", "index", ("key",))
 WRITE = Cell("write.value", "blob", ("space", "id", "task", "idx"))  # not the thread: a copy of it has the same
-INPUT = Cell("run.input")
+INPUT = Cell("run.input", "blob", ("id",))
 WAITING = Cell("run.waiting", "text", ("run",))
 RUN_VALUE = Cell("run_value.value", "blob", ("run", "sort"), "args")
-# A run's arguments are written before it has a number: bound to their sort alone, and checked against their digest.
+# A run's arguments are written before it has a number: bound to their sort alone, and checked against their digest,
+# which is bound to the run's id.
 ARGS = Cell("run_value.value", "blob", (), "args")
 JOURNAL = Cell("journal.body", "blob", ("run", "seq"))
 QUESTION = Cell("ask.question", "text", ("run", "path"))
@@ -71,11 +72,13 @@ NEEDED = Cell("seal.key", "lock")
 
 
 class Table(NamedTuple):
-    """A table with secret cells: its key without the tenant (the order to walk it in), and the cells by column."""
+    """A table with secret cells: its key without the tenant (the order to walk it in), the cells by column, and other
+    columns that cells are bound to."""
 
     name: str
     key: tuple[str, ...]
     cells: tuple[Cell, ...]
+    beside: tuple[str, ...] = ()
 
     def columns(self) -> tuple[str, ...]:
         return tuple(cell.label.partition(".")[2] for cell in self.cells)
@@ -88,7 +91,7 @@ TABLES = (
     Table("body", ("id",), (SALT, DIFF, FULL_TEXT)),
     Table("pack", ("pack",), (PACK,)),
     Table("write", ("thread", "space", "id", "task", "idx"), (WRITE,)),
-    Table("run", ("run",), (INPUT, WAITING)),
+    Table("run", ("run",), (INPUT, WAITING), ("id",)),
     Table("run_value", ("run", "sort"), (RUN_VALUE,)),
     Table("journal", ("run", "seq"), (JOURNAL,)),
     Table("ask", ("run", "path"), (QUESTION, TERMS, ASK_ANSWER)),

@@ -26,7 +26,6 @@ from holdfast.storage.far_cells import MARK, Wanted, is_far, wanted_of
 from holdfast.storage.objects import Objects, Place
 from holdfast.storage.program import (
     Batch,
-    Dialect,
     Driver,
     Outside,
     Program,
@@ -37,6 +36,7 @@ from holdfast.storage.program import (
     Statement,
     Transaction,
 )
+from holdfast.storage.wrapping import WrappingDriver
 
 CACHE_BYTES = 32 << 20
 _AHEAD_BYTES = 32 << 20
@@ -188,24 +188,17 @@ def _read(data: Fetched, tolerant: bool, checks: bool) -> Any:
     raise data
 
 
-class FarDriver:
+class FarDriver(WrappingDriver):
     """A driver whose far cells are fetched. Everything else is the driver's below (`inner`)."""
 
     def __init__(self, inner: Driver, objects: Objects, place: Place) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.objects = objects
         self.place = place
         self.cache = Cache()
 
     def __repr__(self) -> str:
         return f"{self.inner!r} with {self.place!r}"
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    @property
-    def dialect(self) -> Dialect:
-        return self.inner.dialect
 
     def run(self, transaction: Transaction) -> Any:
         """Run a program in one transaction, on this thread."""
@@ -244,12 +237,6 @@ class FarDriver:
                 if (look := attempt.neighbours(stopped)) is not None:
                     wanted = _ahead(wanted, await self.inner.arun(look))
                 attempt.take(self._kept(await self.place.afetch(wanted)))
-
-    def close(self) -> None:
-        self.inner.close()
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
 
     def _on_the_way(self, transaction: Transaction) -> Any:
         """A reading operation, which fetches what it meets while its transaction is open."""

@@ -19,6 +19,7 @@ HEAD_BYTES = 11  # what a sealed cell begins with: says which key opens it, with
 _DIGEST_AT = len(MARK) + HEAD_BYTES
 _SIZE_AT = _DIGEST_AT + 32
 _NAME_AT = _SIZE_AT + 8
+START_BYTES = _NAME_AT
 
 
 class Wanted(NamedTuple):
@@ -48,6 +49,11 @@ def wanted_of(cell: bytes) -> Wanted:
         return Wanted(cell[_NAME_AT:].decode("ascii"), size, cell[_DIGEST_AT:_SIZE_AT])
     except ValueError:
         raise Damaged("a cell that should say where its object is does not: run `holdfast verify`") from None
+
+
+def stored_size(start: bytes, length: int) -> int:
+    """How many bytes a cell's data has, here or elsewhere, by the cell's beginning (START_BYTES) and its length."""
+    return int.from_bytes(start[_SIZE_AT:_NAME_AT], "big") if start.startswith(MARK) else length
 
 
 def is_far(value: object) -> bool:

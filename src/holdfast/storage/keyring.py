@@ -1,15 +1,17 @@
 """Where keys come from: a file, a mapping, or whatever gives `keys_for(tenant)`.
 
 A tenant has one key that is in use and perhaps older ones, with which its data was encrypted before. A key is 32 random
-bytes; its id is a hash of it, safe to show. Must never happen here: a key in an error, a log or a repr.
+bytes; its id is a hash of it, safe to show. Must never happen here: a key in an error, a log or a repr, nor in a frame
+that an error is raised from: what reports errors shows the variables of frames.
 """
 
 from __future__ import annotations
 
 import base64
+import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol, runtime_checkable
@@ -18,6 +20,7 @@ import orjson
 from blake3 import blake3
 
 from holdfast.errors import KeyMissing, UsageError
+from holdfast.storage.files import sync_file, sync_folder
 
 KEY_BYTES = 32
 ID_BYTES = 8
@@ -36,28 +39,44 @@ class Keys:
     __slots__ = ("by_id", "current")
 
     def __init__(self, current: bytes, older: Iterable[bytes] = ()) -> None:
-        keys = [_check(key) for key in (current, *older)]
-        self.by_id: dict[bytes, bytes] = {key_id(key): key for key in keys}
+        self.by_id: dict[bytes, bytes] = {}
+        keys = [current, *older]
+        if wrong := _wrong(keys):
+            del keys, current, older
+            raise UsageError(wrong)
+        keys = [bytes(key) for key in keys]
+        self.by_id = {key_id(key): key for key in keys}
         self.current = key_id(keys[0])
 
     def __repr__(self) -> str:
         return f"<Keys {', '.join(number.hex() for number in self.by_id)}>"
 
+    def __eq__(self, other: object) -> bool:
+        # Ids, not keys: they say the same, and comparing them tells nobody anything.
+        return isinstance(other, Keys) and (self.current, [*self.by_id]) == (other.current, [*other.by_id])
+
+    def __hash__(self) -> int:
+        return hash(self.current)
+
 
 @runtime_checkable
 class KeyProvider(Protocol):
-    """What gives a store its keys. Called rarely: when a tenant is first met, and when its keys have changed."""
+    """What gives a store its keys. It is asked when a tenant is first met, when its keys have changed, and again every
+    `refresh_s` (an attribute it may have; 60 s) while the tenant is in use: never while a transaction is open, and on a
+    thread of its own, so that it may take its time (`timeout_s`, another one; 30 s)."""
 
-    def keys_for(self, tenant: str) -> Keys:
-        """The keys of a tenant. Raises KeyMissing if it has none."""
+    def keys_for(self, tenant: str) -> Keys | Awaitable[Keys]:
+        """The keys of a tenant. Raises KeyMissing if it has none. May be `async`: it gets an event loop of its own."""
         ...
 
 
-def _check(key: object) -> bytes:
-    if not isinstance(key, bytes | bytearray) or len(key) != KEY_BYTES:
-        what = f"{len(key)} bytes" if isinstance(key, bytes | bytearray) else f"a {type(key).__name__}"
-        raise UsageError(f"a key is {KEY_BYTES} random bytes (os.urandom({KEY_BYTES})), not {what}")
-    return bytes(key)
+def _wrong(keys: Iterable[object]) -> str:
+    """What is wrong with keys, if anything is."""
+    for key in keys:
+        if not isinstance(key, bytes | bytearray) or len(key) != KEY_BYTES:
+            what = f"{len(key)} bytes" if isinstance(key, bytes | bytearray) else f"a {type(key).__name__}"
+            return f"a key is {KEY_BYTES} random bytes (os.urandom({KEY_BYTES})), not {what}"
+    return ""
 
 
 def no_key(tenant: str, where: str) -> KeyMissing:
@@ -75,13 +94,22 @@ class StaticKeys:
     Instead of a key there may be a list of keys, the one in use first: the others still open what is older.
     """
 
+    refresh_s = math.inf  # they never change
+
     def __init__(self, keys: bytes | Iterable[bytes] | Mapping[str, bytes | Iterable[bytes]]) -> None:
         self._by_tenant: dict[str, Keys] | None = None
         self._for_all: Keys | None = None
-        if isinstance(keys, Mapping):
-            self._by_tenant = {tenant: _keys(value) for tenant, value in keys.items()}
+        try:
+            if isinstance(keys, Mapping):
+                self._by_tenant = {tenant: _keys(value) for tenant, value in keys.items()}
+            else:
+                self._for_all = _keys(keys)
+        except UsageError as error:
+            wrong = str(error)
         else:
-            self._for_all = _keys(keys)
+            return
+        del keys
+        raise UsageError(wrong)
 
     def __repr__(self) -> str:
         return f"<StaticKeys {self._for_all or sorted(self._by_tenant or ())}>"
@@ -106,35 +134,36 @@ def _keys(value: bytes | Iterable[bytes]) -> Keys:
 class KeyFile:
     """Keys in a JSON file that only its owner may read; made and changed by `holdfast keys`.
 
-    The file is read again when it has changed, so that a running process learns of a new key.
+    The file is looked at again every `refresh_s`, and read if it has changed, so that a running process learns of a new
+    key, and stops using one that was forgotten.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, refresh_s: float = 1.0) -> None:
         self.path = Path(path)
+        self.refresh_s = refresh_s
         self._lock = Lock()
         self._state: tuple[int, ...] = ()
-        self._tenants: dict[str, list[dict[str, str]]] = {}
+        self._tenants: dict[str, Keys | None] = {}
+        self._made: dict[str, list[str]] = {}
 
     def __repr__(self) -> str:
         return f"<KeyFile {self.path}>"
 
     def keys_for(self, tenant: str) -> Keys:
         """The tenant's keys. Raises KeyMissing."""
-        entries = self._read().get(tenant)
-        if not entries:
+        if tenant not in (found := self._found()):
             raise no_key(tenant, str(self.path))
-        try:
-            keys = [base64.b64decode(entry["key"], validate=True) for entry in entries]
-            return _keys(keys)
-        except (KeyError, TypeError, ValueError):
-            raise UsageError(f"{self.path}: the keys of tenant {tenant!r} are damaged") from None
+        keys = found[tenant]
+        if keys is None:
+            raise UsageError(f"{self.path}: the keys of tenant {tenant!r} are damaged")
+        return keys
 
     def tenants(self) -> dict[str, list[tuple[str, str]]]:
         """Every tenant, with the ids of its keys and when each was made; the one in use first."""
         found: dict[str, list[tuple[str, str]]] = {}
-        for tenant, entries in self._read().items():
-            ids = list(self.keys_for(tenant).by_id) if entries else []
-            found[tenant] = [(number.hex(), entry.get("made", "")) for number, entry in zip(ids, entries, strict=True)]
+        for tenant, keys in self._found().items():
+            ids = list((keys or self.keys_for(tenant)).by_id)
+            found[tenant] = [(number.hex(), made) for number, made in zip(ids, self._made[tenant], strict=True)]
         return found
 
     def new(self, tenant: str) -> str:
@@ -171,7 +200,8 @@ class KeyFile:
 
         self._change(drop)
 
-    def _read(self) -> dict[str, list[dict[str, str]]]:
+    def _found(self) -> dict[str, Keys | None]:
+        """The keys by tenant; None for those that are damaged."""
         with self._lock:
             try:
                 found = os.stat(self.path)
@@ -179,15 +209,23 @@ class KeyFile:
                 raise KeyMissing(f"there is no key file {self.path}: make one with `holdfast keys new`") from None
             if os.name == "posix" and found.st_mode & 0o077:
                 raise UsageError(f"others may read {self.path}: chmod 600 {self.path}, and make new keys if they did")
-            state = (found.st_mtime_ns, found.st_size, found.st_ino)
+            state = _state_of(found)
             if state != self._state:
-                self._tenants = _parse(self.path)
+                self._tenants, self._made = _keys_in(self.path)
                 self._state = state
             return self._tenants
 
+    def _stamp(self) -> tuple[int, ...] | None:
+        """What changes when the file does; None if it cannot be seen."""
+        try:
+            return _state_of(os.stat(self.path))
+        except OSError:
+            return None
+
     def _change(self, change: Any, *, make: bool = False) -> None:
         """Write the file anew, or leave it as it is. One at a time: a lost key is lost data."""
-        fresh = self.path.with_name(self.path.name + ".new")
+        path = Path(os.path.realpath(self.path))  # not a link to it: what was forgotten would stay in the file
+        fresh = path.with_name(path.name + ".new")
         try:
             handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
@@ -196,34 +234,63 @@ class KeyFile:
             ) from None
         try:
             with os.fdopen(handle, "wb") as file:
-                tenants = dict(_parse(self.path)) if self.path.exists() or not make else {}
+                tenants = dict(_parse(path)) if path.exists() or not make else {}
                 change(tenants)
                 file.write(orjson.dumps({"holdfast_keys": _FORMAT, "tenants": tenants}, option=orjson.OPT_INDENT_2))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(fresh, self.path)
+                sync_file(file)
+            os.replace(fresh, path)
         except BaseException:
             fresh.unlink(missing_ok=True)
             raise
-        if os.name == "posix":
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        sync_folder(path)
 
 
-def _parse(path: Path) -> dict[str, list[dict[str, str]]]:
+def _state_of(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev, found.st_mode
+
+
+Entries = dict[str, list[dict[str, str]]]
+
+
+def _parse(path: Path) -> Entries:
+    """What is in a key file, tenant by tenant. Raises KeyMissing, UsageError."""
     try:
-        found = orjson.loads(path.read_bytes())
-        tenants = found["tenants"] if found["holdfast_keys"] == _FORMAT else None
-        if not isinstance(tenants, dict) or not all(isinstance(entries, list) for entries in tenants.values()):
-            raise ValueError
+        data = path.read_bytes()
     except FileNotFoundError:
         raise KeyMissing(f"there is no key file {path}: make one with `holdfast keys new`") from None
-    except (ValueError, KeyError, TypeError):  # the reason may quote what is in the file
-        raise UsageError(f"{path} is not a key file of Holdfast, or it is damaged") from None
+    tenants = _entries(data)
+    if tenants is None:
+        del data
+        raise UsageError(f"{path} is not a key file of Holdfast, or it is damaged")
     return tenants
+
+
+def _entries(data: bytes) -> Entries | None:
+    try:
+        found = orjson.loads(data)
+        tenants = found["tenants"] if found["holdfast_keys"] == _FORMAT else None
+    except (ValueError, KeyError, TypeError):  # the reason may quote what is in the file
+        return None
+    if not isinstance(tenants, dict) or not all(isinstance(entries, list) for entries in tenants.values()):
+        return None
+    return tenants
+
+
+def _keys_in(path: Path) -> tuple[dict[str, Keys | None], dict[str, list[str]]]:
+    """The keys of a file by tenant, None for those that are damaged, and when each was made."""
+    tenants = {tenant: entries for tenant, entries in _parse(path).items() if entries}
+    made = {
+        tenant: [str(entry.get("made", "")) if isinstance(entry, dict) else "" for entry in entries]
+        for tenant, entries in tenants.items()
+    }
+    return {tenant: _decoded(entries) for tenant, entries in tenants.items()}, made
+
+
+def _decoded(entries: list[dict[str, str]]) -> Keys | None:
+    try:
+        return _keys([base64.b64decode(entry["key"], validate=True) for entry in entries])
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def provider_of(keys: object) -> KeyProvider:

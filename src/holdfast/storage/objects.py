@@ -26,6 +26,7 @@ from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import Damaged, ObjectMissing, Unavailable, UsageError
 from holdfast.storage.far_cells import Wanted, digest_of
+from holdfast.storage.files import sync_path
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -226,11 +227,7 @@ class Place:
             return
         path = self._folder / name
         for each in (path, *path.parents):
-            number = os.open(each, os.O_RDONLY)
-            try:
-                os.fsync(number)
-            finally:
-                os.close(number)
+            sync_path(each)
             if each == self._folder:
                 break
 

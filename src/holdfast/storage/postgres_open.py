@@ -26,6 +26,7 @@ from holdfast.errors import OpenError, UsageError
 from holdfast.storage.migrate import CREATE_TABLE, Migration, pending
 from holdfast.storage.postgres_errors import Target, not_opened
 from holdfast.storage.postgres_roles import place_of, renew_grants
+from holdfast.storage.urls import is_postgres
 
 Durability = Literal["full", "normal"]
 SERVER_VERSION_MIN = 140000
@@ -56,7 +57,9 @@ def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -
     if not timeout_s > 0:
         raise UsageError(f"timeout_s must be positive, not {timeout_s}")
     given: dict[str, Any] | None = None
-    if url.startswith(("postgresql://", "postgres://")):
+    if found := re.search(r"[?&](schema|currentSchema|search_path)=", url):  # as other libraries have it
+        raise OpenError(f'the schema is no part of the URL: leave {found[1]}= out of it, and give schema="…"')
+    if is_postgres(url):
         try:
             given = conninfo_to_dict(url)
         except psycopg.Error:

@@ -5,22 +5,25 @@ Programs stay as they are; their statements say what is secret (`cells.py`). Wha
 process learns soon that a new key has come into use, and stops writing with the old one. A tenant's first write, and
 the first one with a new key, also write down that key's id and the proof of it.
 
+Keys come from `held_keys.py`. A program that meets a tenant whose keys are not there is stopped, its transaction rolled
+back, the provider asked, and the operation run again: so nobody waits for a key service with a lock in hand.
+
 Without keys a store is not wrapped at all: then nothing of this costs anything.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator
+from asyncio import CancelledError, ensure_future, shield, to_thread
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import Any
 
-from holdfast.errors import Damaged, KeyMissing, NotEncrypted
+from holdfast.errors import Damaged, KeyMissing, NotEncrypted, Unavailable
 from holdfast.storage.cells import UNREADABLE
-from holdfast.storage.keyring import KeyProvider
+from holdfast.storage.held_keys import KeysWanted, Vault
+from holdfast.storage.keyring import Keys
 from holdfast.storage.program import (
     Batch,
-    Dialect,
     Driver,
     Outside,
     Program,
@@ -31,10 +34,10 @@ from holdfast.storage.program import (
     Statement,
     Transaction,
 )
-from holdfast.storage.vault import Locks, UnknownKey, first_index_key, open_proof
+from holdfast.storage.vault import Locks, UnknownKey
+from holdfast.storage.wrapping import WrappingDriver
 
-BARRED_S = 30.0  # for so long a worker passes over a tenant that it has no key for
-FRESH_S = 1.0  # for so long what is known of a tenant's keys is relied on
+_ROUNDS = 8  # so often an operation is run again with other keys; two are usual
 _NAME = Sql("SELECT name FROM tenant WHERE tenant = :tenant")
 _ROWS = Sql("SELECT key, proof, since FROM seal WHERE tenant = :tenant ORDER BY since, key")
 _USED = Sql(
@@ -54,79 +57,11 @@ _ADD = Sql(
 _NOTHING = Sql("SELECT 1 WHERE 1 = 0")
 
 
-class Vault:
-    """The keys of a store: where they come from, and what is known of each tenant's."""
+class AskKeys(Outside):
+    """An operation that asks the provider for a tenant's keys. With its number: they are in use from now on."""
 
-    def __init__(
-        self,
-        provider: KeyProvider,
-        *,
-        monotonic: Callable[[], float] = time.monotonic,
-        clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
-    ) -> None:
-        self.provider = provider
-        self.clock_us = clock_us
-        self._monotonic = monotonic
-        self._locks: dict[int, Locks] = {}
-        self._barred: dict[int, float] = {}
-
-    def known(self, tenant: int) -> Locks | None:
-        """A tenant's keys, if they were looked at a moment ago."""
-        locks = self._locks.get(tenant)
-        return locks if locks is not None and self._monotonic() - locks.checked_at < FRESH_S else None
-
-    def settled(self, tenant: int, name: str, rows: Rows, used: bool, *, again: bool = False) -> Locks:
-        """A tenant's keys, from what the store knows of them. Raises KeyMissing, NotEncrypted."""
-        since = {bytes(key): int(at) for key, _, at in rows}
-        before = self._locks.get(tenant)
-        if before is not None and before.rows == since and not again:
-            before.checked_at = self._monotonic()
-            return before
-        keys = self.provider.keys_for(name)
-        if not since:
-            if used:
-                raise NotEncrypted(
-                    f"tenant {name!r} holds data that is not encrypted, and the store was opened with keys: "
-                    "encrypt it with `holdfast keys encrypt` (or store.encrypt()), or open it without keys"
-                )
-            index = first_index_key(keys.by_id[keys.current])
-            return Locks(tenant, name, keys, keys.current, index, {}, self._monotonic())
-        newest = next(reversed(since))
-        proofs = [(bytes(key), bytes(proof)) for key, proof, _ in reversed(rows) if bytes(key) in keys.by_id]
-        if not proofs:
-            raise KeyMissing(
-                f"the data of tenant {name!r} is encrypted with key {newest.hex()}, and the keys that were given are "
-                f"others ({', '.join(key.hex() for key in keys.by_id)}): open the store with the right key file",
-                tenant=name,
-                key=newest.hex(),
-            )
-        opened = open_proof(tenant, keys, *proofs[0])
-        if opened is None:
-            raise Damaged(f"what the store keeps about key {proofs[0][0].hex()} of tenant {name!r} is damaged")
-        # A key that the store has not seen is new. Of those it has seen, only the newest may be written with: whoever
-        # still has an older one as its current has not heard of the rotation.
-        current = keys.current if keys.current not in since else newest
-        locks = Locks(tenant, name, keys, current, opened, since, self._monotonic())
-        if current not in keys.by_id:
-            raise locks.unknown(current)
-        return locks
-
-    def remember(self, tenant: int, locks: Locks) -> None:
-        """Only what is committed: what a transaction has just added may be rolled back."""
-        self._locks[tenant] = locks
-
-    def bar(self, tenant: int) -> None:
-        """A tenant has no key here: nothing of it need be tried for a while."""
-        self._barred[tenant] = self._monotonic() + BARRED_S
-
-    def barred(self) -> tuple[int, ...]:
-        """Tenants that had no key a moment ago."""
-        now = self._monotonic()
-        return tuple([tenant for tenant, until in tuple(self._barred.items()) if until > now])
-
-    def forget(self) -> None:
-        """Ask the provider and the store again."""
-        self._locks.clear()
+    def __init__(self, name: str, tenant: int | None = None) -> None:
+        self.name, self.tenant = name, tenant
 
 
 Reading = Generator[Batch, list[Rows], Locks]
@@ -183,7 +118,7 @@ def sealed_program(vault: Vault, op: Callable[[], Program[Any]], write: bool) ->
                     if tenant is not None and tenant not in own:
                         try:
                             own[tenant] = vault.known(tenant) or (yield from load(vault, tenant, write=write))
-                        except (KeyMissing, NotEncrypted):
+                        except (KeyMissing, NotEncrypted, Unavailable):
                             if not statement.sql.keyless:
                                 raise
                             vault.bar(tenant)
@@ -199,7 +134,7 @@ def sealed_program(vault: Vault, op: Callable[[], Program[Any]], write: bool) ->
                     return _Unfinished(program, sealed, answers)
                 for tenant in own:
                     own[tenant] = yield from load(vault, tenant, write=write, again=True)
-                answers = _opened(own, sealed, answers, known=True)
+                answers = _opened(own, sealed, answers, vault)
     except StopIteration as stop:
         return stop.value
 
@@ -218,16 +153,16 @@ def _sealed(own: dict[int, Locks], statement: Statement) -> Statement:
 
 
 def _opened(
-    own: dict[int, Locks], statements: list[Statement], answers: list[Rows], *, known: bool = False
+    own: dict[int, Locks], statements: list[Statement], answers: list[Rows], vault: Vault | None = None
 ) -> list[Rows]:
-    """All answers with their cells opened. `known`: the keys were looked up just now."""
+    """All answers with their cells opened. With the vault: what the store knows of keys was read just now."""
     return [
-        _open_rows(own, statement, rows, known) if rows and statement.sql.opens else rows
+        _open_rows(own, statement, rows, vault) if rows and statement.sql.opens else rows
         for statement, rows in zip(statements, answers, strict=True)
     ]
 
 
-def _open_rows(own: dict[int, Locks], statement: Statement, rows: Rows, known: bool) -> Rows:
+def _open_rows(own: dict[int, Locks], statement: Statement, rows: Rows, vault: Vault | None) -> Rows:
     sql, params = statement
     table = [list(row) for row in rows]
     locks = own.get(params.get("tenant", -1))
@@ -253,8 +188,10 @@ def _open_rows(own: dict[int, Locks], statement: Statement, rows: Rows, known: b
                     raise
                 row[index] = UNREADABLE
             except UnknownKey as unknown:
-                if not known:
+                if vault is None:
                     raise
+                if unknown.key in locks.rows and not vault.was_asked_about(params["tenant"], unknown.key):
+                    raise vault.wanted(params["tenant"], locks.name, locks.rows) from None
                 error = locks.unknown(unknown.key, cell)
                 if not sql.tolerant or isinstance(error, KeyMissing):
                     raise error from None
@@ -262,61 +199,120 @@ def _open_rows(own: dict[int, Locks], statement: Statement, rows: Rows, known: b
     return [tuple(row) for row in table]
 
 
-class SealedDriver:
+class SealedDriver(WrappingDriver):
     """A driver whose secret cells are encrypted. Everything else is the driver's below (`inner`)."""
 
     def __init__(self, inner: Driver, vault: Vault) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.vault = vault
 
     def __repr__(self) -> str:
         return f"<encrypted {self.inner!r}>"
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    @property
-    def dialect(self) -> Dialect:
-        return self.inner.dialect
-
     def run(self, transaction: Transaction) -> Any:
         """Run a program in one transaction, on this thread."""
-        result = self.inner.run(self._wrapped(transaction))
-        if type(result) is _Unfinished:
-            return self._finish(result, {t: self.inner.run(self._load(t)) for t in _tenants(result)})
-        return result
+        op = transaction.op
+        if isinstance(op, AskKeys):
+            return self._took(op, *self.vault.asker.ask(op.name))
+        if isinstance(op, Reclaim | Scrub | Outside):  # the driver knows it by its class
+            return self.inner.run(transaction)
+        if self.vault.is_due():
+            self.vault.tend()
+        wrapped = self._wrapped(transaction)
+        result = self._asking(lambda: self.inner.run(wrapped))
+        if type(result) is not _Unfinished:
+            return result
+
+        def open_() -> list[Rows]:
+            own = {tenant: self.inner.run(self._load(tenant)) for tenant in _tenants(result)}
+            return _opened(own, result.statements, result.answers, self.vault)
+
+        return _finished(result, self._asking(open_))
 
     async def arun(self, transaction: Transaction) -> Any:
         """Run a program in one transaction without blocking the event loop."""
-        result = await self.inner.arun(self._wrapped(transaction))
-        if type(result) is _Unfinished:
-            return self._finish(result, {t: await self.inner.arun(self._load(t)) for t in _tenants(result)})
-        return result
+        op = transaction.op
+        if isinstance(op, AskKeys):
+            return self._took(op, *(await self.vault.asker.aask(op.name)))
+        if isinstance(op, Reclaim | Scrub | Outside):
+            return await self.inner.arun(transaction)
+        if self.vault.is_due():
+            await to_thread(self.vault.tend)
+        wrapped = self._wrapped(transaction)
+        result = await self._aasking(lambda: self.inner.arun(wrapped), whole=transaction.whole and transaction.write)
+        if type(result) is not _Unfinished:
+            return result
 
-    def close(self) -> None:
-        self.inner.close()
+        async def open_() -> list[Rows]:
+            own = {tenant: await self.inner.arun(self._load(tenant)) for tenant in _tenants(result)}
+            return _opened(own, result.statements, result.answers, self.vault)
 
-    async def aclose(self) -> None:
-        await self.inner.aclose()
+        return _finished(result, await self._aasking(open_))
+
+    def _asking(self, attempt: Callable[[], Any]) -> Any:
+        """Run something until all keys that it needs are at hand."""
+        for _ in range(_ROUNDS):
+            try:
+                return attempt()
+            except KeysWanted as stopped:
+                wanted = stopped
+            self.vault.answer(wanted)
+        raise _gave_up(wanted)
+
+    async def _aasking(self, attempt: Callable[[], Awaitable[Any]], *, whole: bool = False) -> Any:
+        """`_asking`, awaited. `whole`: to its end also if this task is cancelled (see `Transaction`)."""
+        cancelled: CancelledError | None = None
+        for _ in range(_ROUNDS):
+            try:
+                result = await attempt()
+            except KeysWanted as stopped:
+                wanted = stopped
+            except CancelledError as error:
+                if not whole or not isinstance(error.__cause__, KeysWanted):
+                    raise
+                cancelled, wanted = error, error.__cause__
+            else:
+                if cancelled is not None:
+                    cancelled.answer = result  # type: ignore[attr-defined]
+                    raise cancelled
+                return result
+            asking = ensure_future(self.vault.aanswer(wanted))
+            while not asking.done():
+                try:
+                    await shield(asking)
+                except CancelledError as error:
+                    if not whole:
+                        raise  # the answer is remembered all the same
+                    cancelled = error
+        raise _gave_up(wanted)
+
+    def _took(self, op: AskKeys, keys: Keys, at: float) -> Keys:
+        if op.tenant is not None:
+            self.vault.took(KeysWanted(op.tenant, op.name, frozenset(), at), keys, at)
+        return keys
 
     def _wrapped(self, transaction: Transaction) -> Transaction:
-        op, write = transaction.op, transaction.write
-        if isinstance(op, Reclaim | Scrub | Outside):  # the driver knows it by its class
-            return transaction
-        wrapped = partial(sealed_program, self.vault, op, write)
-        return Transaction(wrapped, write, transaction.solo, transaction.whole, transaction.checks)
+        wrapped = partial(sealed_program, self.vault, transaction.op, transaction.write)
+        return Transaction(wrapped, transaction.write, transaction.solo, transaction.whole, transaction.checks)
 
     def _load(self, tenant: int) -> Transaction:
         return Transaction(partial(load, self.vault, tenant, write=False, again=True))
 
-    def _finish(self, unfinished: _Unfinished, own: dict[int, Locks]) -> Any:
-        """Give a program the rows of its last batch."""
-        answers = _opened(own, unfinished.statements, unfinished.answers, known=True)
-        try:
-            unfinished.program.send(answers)
-        except StopIteration as stop:
-            return stop.value
-        raise AssertionError("a program went on after the batch that it had called its last")
+
+def _finished(unfinished: _Unfinished, answers: list[Rows]) -> Any:
+    """Give a program the rows of its last batch."""
+    try:
+        unfinished.program.send(answers)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("a program went on after the batch that it had called its last")
+
+
+def _gave_up(wanted: KeysWanted) -> Unavailable:
+    return Unavailable(
+        f"the keys of tenant {wanted.name!r} change faster than they can be asked for: nothing was read or written; "
+        "try again"
+    )
 
 
 def _tenants(unfinished: _Unfinished) -> list[int]:

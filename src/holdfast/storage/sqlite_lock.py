@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from pathlib import Path
 from threading import Lock, RLock, Thread
 from time import monotonic
 from typing import Protocol
@@ -22,6 +23,7 @@ from holdfast.errors import StoreError
 from holdfast.storage import meters
 from holdfast.storage.sqlite_errors import busy
 
+LOCK_ENDS = ("-lock", "-lock-next")  # what the files beside the store are called
 _TRY = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 
@@ -83,9 +85,9 @@ class FileGate:
         self._closed = True  # until both files are open
         self._mutex = Lock()
         self._wait: _Wait | None = None
-        self._writer = _open(path + "-lock", mode)
+        self._writer = _open(path + LOCK_ENDS[0], mode)
         try:
-            self._next = _open(path + "-lock-next", mode)
+            self._next = _open(path + LOCK_ENDS[1], mode)
         except OSError:
             os.close(self._writer)
             raise
@@ -203,3 +205,9 @@ def _open(path: str, mode: int) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT, mode)
     except PermissionError:
         return os.open(path, os.O_RDONLY)  # enough for flock, if another user made the file
+
+
+def remove_locks(path: Path) -> None:
+    """The lock files of a file that is ours alone: of a copy on its way, never of a store."""
+    for end in LOCK_ENDS:
+        Path(f"{path}{end}").unlink(missing_ok=True)

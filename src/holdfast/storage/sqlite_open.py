@@ -23,6 +23,7 @@ from holdfast.storage.sqlite_lock import FileGate, Gate
 
 MEMORY = ":memory:"
 APPLICATION_ID = int.from_bytes(b"Hold", "big")  # in the file's header: how we, and `file`, recognise a store
+LOG_BYTES_MAX = 64 * 1024 * 1024  # what stays of the log's file when it is started over
 
 _HEADER_BYTES = 100  # SQLite's: the schema's cookie at 40 (0: no table was ever made), the application's id at 68
 
@@ -206,9 +207,8 @@ def _pragmas(target: Target, role: Role) -> list[tuple[str, int | str]]:
     if role == "reader":
         pragmas.append(("query_only", 1))  # a read transaction that writes is a defect, not a surprise
     else:
-        # Checkpoints cut the log's file back to this once it can be started over; see Writer for when they
-        # run.
-        pragmas.append(("journal_size_limit", 16 * 1024 * 1024))
+        # See Writer for when that is. It is not less, because a backup needs a long one (ops/copies/backup_sqlite.py).
+        pragmas.append(("journal_size_limit", LOG_BYTES_MAX))
     return pragmas
 
 

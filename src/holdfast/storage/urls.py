@@ -18,7 +18,7 @@ def open_driver(url: str | os.PathLike[str], **options: Any) -> Driver:
     if not isinstance(text, str) or not text.strip():
         raise UsageError(f"a store's URL is {_HINT}, not {url!r}")
     try:
-        if text.startswith(_POSTGRES):
+        if is_postgres(text):
             from holdfast.storage.postgres import PostgresDriver
 
             return PostgresDriver(text, **options)
@@ -28,9 +28,18 @@ def open_driver(url: str | os.PathLike[str], **options: Any) -> Driver:
     except TypeError as error:
         _, unexpected, option = str(error).partition("unexpected keyword argument ")
         if unexpected:
-            kind = "PostgreSQL" if text.startswith(_POSTGRES) else "SQLite"
+            kind = "PostgreSQL" if is_postgres(text) else "SQLite"
             raise UsageError(f"open(): {option} is not an option of {kind} stores") from error
         raise
+
+
+def is_postgres(url: str) -> bool:
+    return url.startswith(_POSTGRES)
+
+
+def need_postgres() -> None:
+    """Raise OpenError, which says what to install, if there is no driver for PostgreSQL."""
+    import holdfast.storage.postgres  # noqa: F401
 
 
 def sqlite_path(url: str) -> str:

@@ -56,7 +56,19 @@ class UnknownKey(Exception):
 class Locks:
     """A tenant's keys at work: what seals with the one in use, and opens with any that is known."""
 
-    __slots__ = ("_aads", "_index", "_openers", "_sealers", "_tenant", "checked_at", "current", "keys", "name", "rows")
+    __slots__ = (
+        "_aads",
+        "_index",
+        "_openers",
+        "_sealers",
+        "_tenant",
+        "checked_at",
+        "current",
+        "keys",
+        "name",
+        "rows",
+        "used",
+    )
 
     def __init__(
         self, tenant: int, name: str, keys: Keys, current: bytes, index: bytes, rows: dict[bytes, int], at: float
@@ -68,6 +80,7 @@ class Locks:
         self._index = index
         self.rows = rows  # the ids that the store knows, and since when
         self.checked_at = at
+        self.used = True  # since the provider was last asked
         self._sealers: dict[str, tuple[AESGCM, bytes]] = {}
         self._openers: dict[tuple[str, bytes], AESGCM] = {}
         self._aads: dict[str, bytes] = {}
@@ -96,10 +109,12 @@ class Locks:
         return known[1] + nonce + known[0].encrypt(nonce, value, self._aad(cell, by))
 
     def _cipher(self, label: str, key: bytes) -> AESGCM:
-        """For each kind of cell a key of its own, so that each has all the nonces."""
+        """For each tenant and kind of cell a key of its own, so that each has all the nonces: random ones of 96 bits
+        are good for 2**32 cells."""
         derived = self._openers.get((label, key))
         if derived is None:
-            subkey = blake3(self.keys.by_id[key], derive_key_context=f"holdfast 2026 cells of {label}").digest()
+            material = self.keys.by_id[key] + self._tenant.to_bytes(8, "big")
+            subkey = blake3(material, derive_key_context=f"holdfast 2026 cells of {label}").digest()
             derived = self._openers[label, key] = AESGCM(subkey)
         return derived
 
@@ -226,10 +241,26 @@ def _bytes_of(text: str) -> bytes:
         return b""
 
 
-def first_index_key(key: bytes) -> bytes:
+def locks_of(
+    tenant: int,
+    name: str,
+    keys: Keys,
+    current: bytes,
+    proof: tuple[bytes, bytes] | None,
+    rows: dict[bytes, int],
+    at: float,
+) -> Locks | None:
+    """A tenant's keys at work, by one that the store has the proof of. None if that is damaged. Without a proof: of a
+    tenant that has none yet."""
+    # Here and not where it is asked for, so that no key is in a frame that an error is raised from.
+    index = _first_index_key(keys) if proof is None else open_proof(tenant, keys, *proof)
+    return None if index is None else Locks(tenant, name, keys, current, index, rows, at)
+
+
+def _first_index_key(keys: Keys) -> bytes:
     """The key of what is searched for and added to, of a tenant that has none yet: made from its first key, so that
     two processes that begin at once make the same."""
-    return blake3(key, derive_key_context="holdfast 2026 index key").digest()
+    return blake3(keys.by_id[keys.current], derive_key_context="holdfast 2026 index key").digest()
 
 
 def open_proof(tenant: int, keys: Keys, key: bytes, proof: bytes) -> bytes | None:

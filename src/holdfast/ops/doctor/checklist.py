@@ -109,6 +109,7 @@ def _checks(patient: Patient) -> list[tuple[str, Look]]:
         ("runs", runs),
         ("deletions", deletions),
         ("encryption", encryption),
+        ("objects", objects),
         ("python", python),
         ("extras", extras),
         ("damage", damage),
@@ -349,6 +350,13 @@ def encryption(patient: Patient) -> Flow[list[Finding]]:
         do = "`holdfast keys remove ID` takes it out of the key file, once no backup needs it"
         wrong.append(Finding("encryption", "note", says, do))
     return [found, *wrong]
+
+
+def objects(patient: Patient) -> Flow[list[Finding]]:
+    """Whether what was moved to an object store is there; nothing, if nothing was."""
+    from holdfast.ops.doctor.objects import objects as look
+
+    return (yield from look(patient))
 
 
 def damage(patient: Patient) -> Flow[list[Finding]]:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import HoldfastError, KeyMissing
-from holdfast.ops.doctor.findings import Finding, Patient, many, query
+from holdfast.errors import HoldfastError, KeyMissing, Unavailable
+from holdfast.ops.doctor.findings import DAY_S, Finding, Patient, many, query
 from holdfast.storage.program import Flow, Sql
 
 if TYPE_CHECKING:
-    from holdfast.storage.keyring import KeyProvider
+    from holdfast.storage.keyring import KeyProvider, Keys
 
 _ROWS = Sql(
-    """SELECT seal.tenant, tenant.name, seal.key, seal.proof FROM seal JOIN tenant ON tenant.tenant = seal.tenant
+    """SELECT seal.tenant, tenant.name, seal.key, seal.proof, seal.since
+    FROM seal JOIN tenant ON tenant.tenant = seal.tenant
     WHERE seal.retired_at IS NULL ORDER BY tenant.name, seal.since, seal.key"""
 )
 _SHOWN_MAX = 5
+_OLD_S = 400 * DAY_S  # a key is good for 2**32 cells of a kind, which nobody counts; rotated each year, it is enough
 
 
 def keys(patient: Patient) -> Flow[list[Finding]]:
@@ -28,7 +30,18 @@ def keys(patient: Patient) -> Flow[list[Finding]]:
         do = "name the key file in HOLDFAST_KEYS, or open(url, keys=…): without them nothing of it can be read"
         return [Finding("encryption", "problem", says, do)]
     found = _file(vault.provider)
-    return found or _fitting(patient.ctx.tenant_name, vault.provider, rows)
+    return found or (yield from _fitting(patient.ctx.tenant_name, rows)) + _old(rows, patient.machine.clock_us())
+
+
+def _old(rows: list[Any], now_us: int) -> list[Finding]:
+    """Tenants whose newest key has been in use for long."""
+    newest = {str(name): int(since) for _, name, _, _, since in rows}
+    names = sorted(name for name, since in newest.items() if now_us - since > _OLD_S * 1_000_000)
+    if not names:
+        return []
+    shown = ", ".join(names[:_SHOWN_MAX]) + (", …" if len(names) > _SHOWN_MAX else "")
+    says = f"the key in use is more than {_OLD_S // DAY_S} days old, of: {shown}"
+    return [Finding("encryption", "note", says, "`holdfast keys rotate --new`, each year")]
 
 
 def _vault(patient: Patient) -> Any:
@@ -54,21 +67,29 @@ def _file(provider: KeyProvider) -> list[Finding]:
     return [Finding("encryption", "warning", says, f"chmod 600 {path}; if somebody did read it, make new keys")]
 
 
-def _fitting(own: str, provider: KeyProvider, rows: list[Any]) -> list[Finding]:
+def _fitting(own: str, rows: list[Any]) -> Flow[list[Finding]]:
+    from holdfast.ops.keys import ask_keys
     from holdfast.storage.vault import open_proof
 
     found: list[Finding] = []
     without: list[str] = []
-    for tenant, name, key, proof in rows:
+    known: dict[str, Keys | None] = {}
+    for tenant, name, key, proof, _ in rows:
         key_id = bytes(key)
         try:
-            given = provider.keys_for(name)
+            if name not in known:
+                known[name] = None
+                known[name] = yield from ask_keys(name)
         except KeyMissing:
             without.append(name)
-            continue
+        except Unavailable as error:  # the others would take as long
+            found.append(Finding("encryption", "problem", str(error), "see to what gives the keys"))
+            break
         except HoldfastError as error:
             says = f"the keys of tenant {name!r} cannot be used: {error}"
-            found.append(Finding("encryption", "problem", says, "restore the key file from its backup"))
+            found.append(Finding("encryption", "problem", says, "see to what gives the keys: the file, or the service"))
+        given = known[name]
+        if given is None:
             continue
         if key_id not in given.by_id:
             says = f"data of tenant {name!r} is encrypted with key {key_id.hex()}, which is not among its keys here"
