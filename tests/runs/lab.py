@@ -36,7 +36,12 @@ MODES = ("sync", "async")
 
 def open_place(request: pytest.FixtureRequest, factory: pytest.TempPathFactory) -> Iterator[hf.Store]:
     """A store for all tests of a module, at the place that `request.param` names. Each lab is a tenant of its own."""
-    if request.param == "sqlite":
+    yield from open_at(request.param, request, factory)
+
+
+def open_at(place: str, request: pytest.FixtureRequest, factory: pytest.TempPathFactory) -> Iterator[hf.Store]:
+    """The same, at a place that is given."""
+    if place == "sqlite":
         yield from _opened(str(factory.mktemp("lab") / "lab.db"))
         return
     server = request.getfixturevalue("postgres_server")

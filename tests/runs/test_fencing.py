@@ -47,13 +47,6 @@ from holdfast.values.registry import Codec
 ERRAND = [("mark", "done"), ("hold", "done"), ("mark", "done")]
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return str(tmp_path / "agent.db")
-    return str(request.getfixturevalue("postgres_url"))
-
-
 @pytest.fixture
 def store(url: str) -> Iterator[hf.Store]:
     with hf.open(url, durability="normal") as store:

@@ -6,26 +6,15 @@ import asyncio
 import logging
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import MODES, PLACES, Interrupt, Lab, Once, hooked, open_place
+from lab import Interrupt, Lab, Once, hooked
 
 import holdfast as hf
 from holdfast.runs.agents import progress_file
 from holdfast.runs.session.points import Point
-
-
-@pytest.fixture(scope="module", params=PLACES)
-def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[hf.Store]:
-    yield from open_place(request, tmp_path_factory)
-
-
-@pytest.fixture(params=MODES)
-def lab(request: pytest.FixtureRequest, store: hf.Store) -> Lab:
-    return Lab(store, request.param)
 
 
 def dies_after_the_commit(number: int) -> Any:

@@ -4,69 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
-from lab import MODES, PLACES, Lab, hooked, open_place
+from lab import Lab, hooked
+from replaying_kit import Broken, everything
 
 import holdfast as hf
 from holdfast.runs.history.checking_code import acheck_code, check_code
 from holdfast.runs.session.points import Point
-from holdfast.storage.program import Batch, Program, Sql, drive, read
-
-
-@pytest.fixture(scope="module", params=PLACES)
-def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[hf.Store]:
-    yield from open_place(request, tmp_path_factory)
-
-
-@pytest.fixture(params=MODES)
-def lab(request: pytest.FixtureRequest, store: hf.Store) -> Lab:
-    return Lab(store, request.param)
 
 
 class Stop(BaseException):
     """Ends the process's part where a test wants it."""
-
-
-def everything(lab: Lab) -> list[Any]:
-    """All rows of the run tables, to see that none was touched."""
-    tables = ("run", "run_value", "journal", "ask", "answer", "signal", "step_cache", "blob", "run_blob")
-
-    def program() -> Program[list[Any]]:
-        return (yield Batch(*(Sql(f"SELECT * FROM {table} ORDER BY 1, 2, 3")() for table in tables)))
-
-    return drive(lab.store._context.driver, read(program))
-
-
-class Broken:
-    """Steps whose bodies fail the test once `armed` is set."""
-
-    def __init__(self, lab: Lab) -> None:
-        self.armed = False
-
-        @lab.step(name="search")
-        def search(place: str) -> list[str]:
-            assert not self.armed, "a body ran in a replay"
-            return [f"{place}1", f"{place}2"]
-
-        def look(key: str, flight: str) -> hf.Unknown:
-            assert not self.armed, "a reconcile ran in a replay"
-            return hf.Unknown()
-
-        @lab.effect(name="book", reconcile=look)
-        def book(flight: str, key: hf.Key) -> str:
-            assert not self.armed, "an effect ran in a replay"
-            return f"B-{flight}"
-
-        @lab.step(name="fails")
-        def fails() -> None:
-            assert not self.armed, "a body ran in a replay"
-            raise LookupError("sold out")
-
-        self.search, self.book, self.fails = search, book, fails
 
 
 def test_replay_runs_no_body_and_gives_the_result(lab: Lab) -> None:

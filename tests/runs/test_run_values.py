@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
-from lab import MODES, PLACES, Flaky, Interrupt, Lab, Once, again, open_place
+from lab import Flaky, Interrupt, Lab, Once, again
 
 import holdfast as hf
-
-
-@pytest.fixture(scope="module", params=PLACES)
-def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[hf.Store]:
-    yield from open_place(request, tmp_path_factory)
-
-
-@pytest.fixture(params=MODES)
-def lab(request: pytest.FixtureRequest, store: hf.Store) -> Lab:
-    return Lab(store, request.param)
-
 
 # --- lazy ones and recorded values
 

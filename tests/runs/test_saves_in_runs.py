@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from lab import MODES, PLACES, Interrupt, Lab, Once, hooked, open_place
+from lab import Interrupt, Lab, Once, hooked
 
 import holdfast as hf
 from holdfast.runs.session.points import Point
-
-
-@pytest.fixture(scope="module", params=PLACES)
-def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[hf.Store]:
-    yield from open_place(request, tmp_path_factory)
-
-
-@pytest.fixture(params=MODES)
-def lab(request: pytest.FixtureRequest, store: hf.Store) -> Lab:
-    return Lab(store, request.param)
 
 
 class Stop(BaseException):

@@ -8,21 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from lab import MODES, PLACES, Interrupt, Lab, Once, finished, open_place
+from lab import Interrupt, Lab, Once, finished
 
 import holdfast as hf
 
 PATIENCE_S = 30.0
-
-
-@pytest.fixture(scope="module", params=PLACES)
-def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[hf.Store]:
-    yield from open_place(request, tmp_path_factory)
-
-
-@pytest.fixture(params=MODES)
-def lab(request: pytest.FixtureRequest, store: hf.Store) -> Lab:
-    return Lab(store, request.param)
 
 
 def again(lab: Lab, agent: Callable[..., Any], id: str = "r") -> hf.Run:

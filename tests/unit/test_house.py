@@ -16,6 +16,7 @@ from holdfast.ops.store import Store
 from holdfast.threads.thread import Thread
 
 SOURCE = Path(holdfast.__file__).parent
+TESTS = Path(__file__).parent.parent
 # Lowest first: a module may import from its own layer and from those before it.
 LAYERS = ("errors", "values", "storage", "log", "threads", "runs", "ops", "langgraph", "testing", "cli")
 # The floors of the largest layer. Between them the imports at the head of a module go downwards; what a function
@@ -90,6 +91,12 @@ def test_the_floors_of_a_layer_import_only_downwards(whole: str) -> None:
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_every_module_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+@pytest.mark.parametrize("folder", sorted(path.name for path in TESTS.iterdir() if path.is_dir()))
+def test_no_file_of_tests_over_500_lines(folder: str) -> None:
+    long = [path.name for path in (TESTS / folder).glob("*.py") if len(path.read_text().splitlines()) > 500]
+    assert not long, "split them by subject"
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))

@@ -12,24 +12,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from holdfast.errors import Unstorable, UsageError
-from holdfast.runs.calls.bodies import BodyDied, BodyTimeout, acall, acollect, call, collect
-from holdfast.runs.functions.retrying import Retry
+from holdfast.runs.calls.bodies import BodyDied, BodyTimeout, acall, call
 
 T = TypeVar("T")
 SHORT_S = 0.05
+
+
+async def nothing() -> None: ...
+
+
 current = contextvars.ContextVar("current", default="nothing")
 
 
 # Bodies that run in processes of their own: found by their names.
-
-
 def add(one: int, two: int = 0) -> int:
     return one + two
 
@@ -138,12 +140,7 @@ def decorated() -> str:
 decorated.holdfast = Spec(_original)  # type: ignore[attr-defined]
 
 
-async def nothing() -> None: ...
-
-
 # On the caller's thread
-
-
 def test_without_a_deadline_a_body_runs_on_the_callers_thread() -> None:
     assert call(threading.get_ident) == threading.get_ident()
     assert call(add, (1,), {"two": 2}) == 3
@@ -163,8 +160,6 @@ async def test_an_async_body_is_awaited() -> None:
 
 
 # Deadlines of async bodies
-
-
 async def test_an_async_body_is_cancelled_at_its_deadline() -> None:
     seen: list[str] = []
 
@@ -210,8 +205,6 @@ def test_a_timeout_survives_pickling() -> None:
 
 
 # Deadlines of plain bodies
-
-
 @pytest.mark.parametrize("mode", ["call", "acall"])
 async def test_a_plain_body_that_is_late_goes_on_while_the_caller_does(mode: str) -> None:
     release, ended = threading.Event(), threading.Event()
@@ -290,8 +283,6 @@ except BodyTimeout:
 
 
 # Processes of their own
-
-
 @pytest.mark.parametrize("mode", ["call", "acall"])
 async def test_a_body_in_a_process_of_its_own_gives_its_result(mode: str) -> None:
     if mode == "call":
@@ -469,53 +460,6 @@ async def test_an_async_body_in_a_process_of_its_own_is_refused() -> None:
         await acall(nothing, process=True)
 
 
-SCRIPT = """
-import sys
-from holdfast.runs.calls.bodies import call
-
-class Mine(Exception): ...
-class Point:
-    def __init__(self, x): self.x = x
-
-def double(point): return Point(point.x * 2)
-def fail(): raise Mine("mine")
-
-if __name__ == "__main__":
-    print(call(double, (Point(4),), process=True).x)
-    try:
-        call(fail, process=True)
-    except Mine as error:
-        print(error)
-"""
-
-
-def run_script(path: Path, text: str) -> subprocess.CompletedProcess[str]:
-    path.write_text(text)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run([sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=60)
-
-
-def test_functions_and_classes_of_the_users_script_work(tmp_path: Path) -> None:
-    done = run_script(tmp_path / "script.py", SCRIPT)
-    assert (done.stdout, done.stderr) == ("8\nmine\n", "")
-
-
-def test_a_script_without_its_guard_is_told_so(tmp_path: Path) -> None:
-    unguarded = "from holdfast.runs.calls.bodies import call\ndef body(): return 1\ncall(body, process=True)\n"
-    done = run_script(tmp_path / "script.py", unguarded)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith('is the `if __name__ == "__main__":` of the script missing?')
-
-
-def test_a_function_that_was_typed_in_is_told_so() -> None:
-    script = (
-        "from holdfast.runs.calls.bodies import call\ndef body(a): return 1\ncall(body, [bytes(10**6)], process=True)\n"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
-    assert "not typed in at a prompt" in done.stderr
-
-
 def test_several_threads_at_once_and_no_descriptor_stays() -> None:
     call(add, (0, 0), process=True)  # starts what Python keeps for itself
     results: list[int] = []
@@ -533,135 +477,3 @@ def test_several_threads_at_once_and_no_descriptor_stays() -> None:
         thread.join()
     assert sorted(results) == [1, 2, 3, 4]
     assert len(os.listdir("/dev/fd")) <= before  # others may have closed theirs meanwhile
-
-
-# Generators
-
-
-def count(until: int, result: Any = None) -> Generator[int, None, Any]:
-    yield from range(until)
-    return result
-
-
-def test_a_generators_chunks_are_seen_one_by_one_and_listed() -> None:
-    seen: list[int] = []
-    assert collect(count(3), seen.append) == [0, 1, 2]
-    assert seen == [0, 1, 2]
-    assert collect(count(0), seen.append) == []
-
-
-def test_what_a_generator_returns_is_its_result() -> None:
-    assert collect(count(3, "sum"), lambda chunk: None) == "sum"
-    assert collect(count(3, 0), lambda chunk: None) == 0
-
-
-def test_a_generator_is_closed_if_its_listener_fails() -> None:
-    closed: list[bool] = []
-
-    def body() -> Generator[int, None, None]:
-        try:
-            yield 1
-        finally:
-            closed.append(True)
-
-    generator = body()
-    with pytest.raises(ZeroDivisionError):
-        collect(generator, lambda chunk: 1 // 0)
-    assert closed == [True]
-
-
-async def test_an_async_generators_chunks_are_seen_one_by_one_and_listed() -> None:
-    seen: list[int] = []
-    closed: list[bool] = []
-
-    async def body() -> AsyncGenerator[int, None]:
-        try:
-            for number in range(3):
-                yield number
-        finally:
-            closed.append(True)
-
-    async def listen(chunk: int) -> None:
-        await asyncio.sleep(0)
-        seen.append(chunk)
-
-    async def fail(chunk: int) -> None:
-        raise ZeroDivisionError
-
-    assert await acollect(body(), listen) == [0, 1, 2]
-    assert await acollect(body(), lambda chunk: seen.append(chunk)) == [0, 1, 2]
-    assert seen == [0, 1, 2, 0, 1, 2]
-    with pytest.raises(ZeroDivisionError):
-        await acollect(body(), fail)
-    assert closed == [True, True, True]
-
-
-# Trying again
-
-
-def test_the_delay_doubles_up_to_its_maximum() -> None:
-    rule = Retry(retries=9, backoff_s=1, backoff_max_s=10, jitter=False)
-    assert [rule.delay_s(attempt, 0.5) for attempt in (1, 2, 3, 4, 5, 10**9)] == [1, 2, 4, 8, 10, 10]
-    assert Retry(backoff_s=0).delay_s(10**9, 0.5) == 0
-
-
-def test_jitter_is_half_or_full() -> None:
-    assert [Retry(backoff_s=4).delay_s(1, chance) for chance in (0, 0.5, 1)] == [2, 3, 4]
-    assert [Retry(backoff_s=4, jitter="half").delay_s(1, chance) for chance in (0, 0.5, 1)] == [2, 3, 4]
-    assert [Retry(backoff_s=4, jitter="full").delay_s(1, chance) for chance in (0, 0.5, 1)] == [0, 2, 4]
-
-
-def test_so_many_retries_follow_the_first_attempt() -> None:
-    assert [Retry(retries=2).wants(ValueError(), attempt) for attempt in (1, 2, 3)] == [True, True, False]
-    assert not Retry().wants(ValueError(), 1)
-
-
-def test_only_the_errors_that_were_named_are_retried() -> None:
-    rule = Retry(retries=1, retry_on=(OSError, KeyError), give_up_on=(FileNotFoundError,))
-    assert [rule.wants(error, 1) for error in (OSError(), KeyError(), FileNotFoundError(), ValueError())] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-    busy = Retry(retries=1, retry_on=lambda error: "busy" in str(error), give_up_on=lambda error: "very" in str(error))
-    assert [busy.wants(ValueError(text), 1) for text in ("busy", "very busy", "no")] == [True, False, False]
-
-
-def test_a_class_alone_is_meant_as_a_class() -> None:
-    rule = Retry(retries=1, retry_on=KeyError)  # type: ignore[arg-type]
-    assert rule == Retry(retries=1, retry_on=(KeyError,))
-    assert not rule.wants(ValueError(), 1)
-
-
-def test_interrupts_and_cancellations_are_never_retried() -> None:
-    rule = Retry(retries=1, retry_on=lambda error: True)
-    assert not any(rule.wants(error, 1) for error in (KeyboardInterrupt(), SystemExit(), asyncio.CancelledError()))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"retries": -1}, "retries=-1 must be a whole number"),
-        ({"retries": True}, "retries=True must be a whole number"),
-        ({"retries": 1.5}, "retries=1.5 must be a whole number"),
-        ({"backoff_s": -1}, "backoff_s=-1 must be a number of seconds"),
-        ({"backoff_s": float("nan")}, "backoff_s=nan must be a number of seconds"),
-        ({"backoff_max_s": float("inf")}, "backoff_max_s=inf must be a number of seconds"),
-        ({"backoff_max_s": "1"}, "backoff_max_s='1' must be a number of seconds"),
-        ({"backoff_s": 120}, "backoff_s=120 is above backoff_max_s=60; raise backoff_max_s too"),
-        ({"jitter": "some"}, "jitter='some' must be True, False"),
-        (
-            {"retry_on": (KeyboardInterrupt,)},
-            "retry_on names <class 'KeyboardInterrupt'>, which is no kind of Exception",
-        ),
-        ({"retry_on": ("OSError",)}, "retry_on names 'OSError', which is no kind of Exception"),
-        ({"retry_on": "OSError"}, "retry_on='OSError' must be exception classes or a function"),
-        ({"give_up_on": None}, "give_up_on=None must be exception classes or a function"),
-        ({"retry_on": nothing}, "is async; give a plain function"),
-    ],
-)
-def test_values_that_cannot_be_right_are_refused_with_a_reason(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        Retry(**options)
-    assert message in str(caught.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from holdfast.errors import RunStuck, UsageError
 from holdfast.runs.calls.children import outcome_error
 from holdfast.runs.engine import flows
-from holdfast.runs.engine.models import Event, RunInfo, Step, moment, steps_of, value_text
+from holdfast.runs.engine.models import Event, RunInfo, Step, blob_in, moment, value_text
 from holdfast.runs.engine.runtime import runtime_of
 from holdfast.runs.journal import journal
 from holdfast.runs.journal.entries import KIND_NAMES, NOTE, Recorded, unsqueeze
@@ -38,6 +38,7 @@ class Run:
         self._drives = drives  # waiting for its result goes on with it here
         self._lease_us = lease_us
         self._keep_us = keep_us
+        self._due: list[RunRow] = []  # of its family: see next_in_family
         self.id = run_id
 
     def __repr__(self) -> str:
@@ -95,13 +96,14 @@ class Run:
                 await asyncio.sleep(pause)
         raise AssertionError("pauses never end")
 
-    def steps(self) -> list[Step]:
-        """The journaled calls so far, in the order they began."""
-        return steps_of(self._do(flows.entries(self._ctx, self.id)), self._ctx.codec)
+    def steps(self, *, large: bool = True) -> list[Step]:
+        """The journaled calls so far, in the order they began. `large=False` leaves out results of 64 KB and more,
+        which are kept apart: their `result` is None, and `large` is how many bytes they take."""
+        return self._do(flows.steps(self._ctx, self.id, large))
 
-    async def asteps(self) -> list[Step]:
+    async def asteps(self, *, large: bool = True) -> list[Step]:
         """`steps`, awaited."""
-        return steps_of(await self._ado(flows.entries(self._ctx, self.id)), self._ctx.codec)
+        return await self._ado(flows.steps(self._ctx, self.id, large))
 
     def state_at(self, step: Step | str | int | None = None) -> Any:
         """What `hf.state()` was when a step had ended: its path, its number or a Step; None: the newest. Runs no code.
@@ -202,15 +204,17 @@ class Run:
         """`rollback`, awaited."""
         return await self._ado(flows.request(self._ctx, self.id, "rollback"))
 
-    def resolve(self, step: str, *, done: Any = _NO_VALUE, not_done: bool = False, who: str = "operator") -> None:
+    def resolve(
+        self, step: Step | str | int, *, done: Any = _NO_VALUE, not_done: bool = False, who: str = "operator"
+    ) -> None:
         """Settle an effect in doubt, by a person who looked: it happened, with this result; or it did not."""
-        self._do(flows.resolve(self._ctx, self.id, str(step), _verdict(done, not_done), who))
+        self._do(flows.resolve(self._ctx, self.id, step, _verdict(done, not_done), who))
 
     async def aresolve(
-        self, step: str, *, done: Any = _NO_VALUE, not_done: bool = False, who: str = "operator"
+        self, step: Step | str | int, *, done: Any = _NO_VALUE, not_done: bool = False, who: str = "operator"
     ) -> None:
         """`resolve`, awaited."""
-        await self._ado(flows.resolve(self._ctx, self.id, str(step), _verdict(done, not_done), who))
+        await self._ado(flows.resolve(self._ctx, self.id, step, _verdict(done, not_done), who))
 
     # --- the same, as flows
 
@@ -225,7 +229,7 @@ class Run:
         from holdfast.runs.engine.local import Job
 
         runtime = runtime_of(self._ctx)
-        found = yield from flows.next_in_family(self._ctx, tenant, row.root, runtime, self._lease_us)
+        found = yield from flows.next_in_family(self._ctx, tenant, row.root, runtime, self._lease_us, self._due)
         if found is None:
             return None
         claimed, spec = found
@@ -277,11 +281,16 @@ class Run:
     def _news(self, after: int) -> Flow[tuple[RunRow, list[Event]]]:
         tenant, row = yield from flows.locate(self._ctx, self.id)
         found: list[Recorded] = yield from read(partial(journal.read_journal, tenant, row, after=after))
-        return row, [self._event(recorded) for recorded in found]
+        events = []
+        for recorded in found:
+            key = blob_in(recorded.entry)
+            bodies = yield from flows.bodies_of(tenant, [] if key is None else [key])
+            events.append(self._event(recorded, bodies))
+        return row, events
 
-    def _event(self, recorded: Recorded) -> Event:
+    def _event(self, recorded: Recorded, bodies: Mapping[bytes, bytes]) -> Event:
         entry = recorded.entry
-        text = value_text(entry)
+        text = value_text(entry, bodies)
         value = decode(text, self._ctx.codec, raw=True) if text is not None else entry.more
         kind = "emit" if recorded.kind == NOTE else KIND_NAMES.get(recorded.kind, str(recorded.kind))
         return Event(kind, entry.path, entry.name, value, moment(entry.at), recorded.seq)

@@ -158,22 +158,26 @@ class RunStore(ThreadStore):
         """`asks`, awaited."""
         return await self._arun(self._asks(run, all, limit))
 
-    def answer(self, run: str, value: Any, *, step: str | None = None, who: str = "operator") -> Given:
+    def answer(
+        self, run: str | Run, value: Any, *, step: Step | str | int | None = None, who: str = "operator"
+    ) -> Given:
         """Answer a question of a run: the only open one, or the one of this step. Raises AnswerRefused with the reason.
 
         The run goes on at a worker, or where somebody waits for its result.
         """
         return self._run(self._answer(run, value, step, who))
 
-    async def aanswer(self, run: str, value: Any, *, step: str | None = None, who: str = "operator") -> Given:
+    async def aanswer(
+        self, run: str | Run, value: Any, *, step: Step | str | int | None = None, who: str = "operator"
+    ) -> Given:
         """`answer`, awaited."""
         return await self._arun(self._answer(run, value, step, who))
 
-    def send(self, run: str, value: Any, *, topic: str = "", key: str | None = None) -> None:
+    def send(self, run: str | Run, value: Any, *, topic: str = "", key: str | None = None) -> None:
         """Send a message to a run, which takes it with `hf.receive`. With a `key`, the same message twice is one."""
         self._run(flows.send(self._context, _id(run), value, topic, key))
 
-    async def asend(self, run: str, value: Any, *, topic: str = "", key: str | None = None) -> None:
+    async def asend(self, run: str | Run, value: Any, *, topic: str = "", key: str | None = None) -> None:
         """`send`, awaited."""
         await self._arun(flows.send(self._context, _id(run), value, topic, key))
 
@@ -435,7 +439,7 @@ class RunStore(ThreadStore):
         found = yield from flows.list_asks(self._context, None if run is None else _id(run), everything, limit)
         return [ask_of(row, self._context.codec) for row in found]
 
-    def _answer(self, run: str, value: Any, step: str | None, who: str) -> Flow[Given]:
+    def _answer(self, run: str | Run, value: Any, step: Step | str | int | None, who: str) -> Flow[Given]:
         run_id = _id(run)
         if step is None:
             open_asks = yield from flows.list_asks(self._context, run_id, False, 1000)
@@ -446,8 +450,9 @@ class RunStore(ThreadStore):
                     f"run {run_id!r} has {len(open_asks)} open questions"
                     + (f" (steps {paths}): say which with step=" if open_asks else ": nothing to answer")
                 )
-            step = open_asks[0][1]
-        return (yield from flows.answer(self._context, run_id, step, value, who))
+            step = str(open_asks[0][1])
+        path = yield from flows.path_of(self._context, run_id, step)
+        return (yield from flows.answer(self._context, run_id, path, value, who))
 
 
 def _id(run: str | Run) -> str:

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from typing import Any
 from holdfast.errors import UsageError
 from holdfast.ops.store import Store, open_store
 from holdfast.runs.journal.rows import FINISHED
-from holdfast.testing.drill_stage import read_ledger
+from holdfast.testing.drill_stage import life_of, read_ledger
 from holdfast.testing.processes import Nursery
 
 CAVEAT = (
@@ -151,7 +152,10 @@ def drill(
 def _server() -> Any:
     from holdfast.testing.postgres import PostgresServer
 
-    server = PostgresServer(fsync=False)
+    try:
+        server = PostgresServer(fsync=False)
+    except RuntimeError as error:  # its package is not installed
+        raise UsageError(str(error)) from error
     server.start()
     return server
 
@@ -228,7 +232,8 @@ class _Drill:
             done = self._completed(run)
             said = self._play(nursery, run, {})
             self._report.recover_s += [line["live"] for line in said if "live" in line][:1]
-            again = [line for line in read_ledger(self._ledger(run))[finished_before:] if line.get("body") in done]
+            after = [line for line in read_ledger(self._ledger(run))[finished_before:] if "body" in line]
+            again = [line for line in after if (line["life"], line["body"]) in done]
             self._report.steps_again += len(again)
             problems += [
                 f"{line['name']} at step {line['body']} ran again, though its end was recorded" for line in again
@@ -258,15 +263,23 @@ class _Drill:
             killed = kills[-1]["kill"] if kills else "not at all"
             self._report.failures.append(Failure(run, killed, problems, _timeline(ledger)))
 
-    def _completed(self, run: str) -> set[str]:
-        with self._open() as store:
+    def _completed(self, run: str) -> set[tuple[str, str]]:
+        """What had ended, of the run and its children."""
+        from holdfast.testing.drill_child import family_of
+
+        with self._open(run) as store:
             try:
-                return {step.path for step in store.get_run(run).steps() if step.status in ("done", "failed")}
+                return {
+                    (life_of(row), step.path)
+                    for row in family_of(store, run)
+                    for step in store.get_run(row.id).steps()
+                    if step.status in ("done", "failed")
+                }
             except LookupError:
                 return set()
 
-    def _open(self) -> Store:
-        return open_store(self._plan["store"])
+    def _open(self, run: str) -> Store:
+        return open_store(self._plan["store"], tenant=run)
 
     # --- with workers
 
@@ -278,16 +291,14 @@ class _Drill:
         from holdfast.runs.workers.loading import load_app
 
         function = durable_spec(getattr(load_app(self._plan["app"]), self._plan["function"])).fn
-        nurseries = [Nursery("holdfast.testing.drill_child:play") for _ in range(count)]
-        try:
-            with self._open() as store:
-                for number in range(max(1, random_kills)):
-                    if self._tell is not None:
-                        self._tell(number, random_kills)
-                    self._workers_trial(store, function, nurseries, f"drill-{number}")
-        finally:
-            for nursery in nurseries:
-                nursery.close()
+        with ExitStack() as stack:
+            nurseries = [stack.enter_context(Nursery("holdfast.testing.drill_child:play")) for _ in range(count)]
+            store = stack.enter_context(self._open("rehearsal"))
+            for number in range(max(1, random_kills)):
+                if self._tell is not None:
+                    self._tell(number, random_kills)
+                run = f"drill-{number}"
+                self._workers_trial(store.tenant(run), function, nurseries, run)
         return self._report
 
     def _workers_trial(self, store: Store, function: Any, nurseries: list[Nursery], run: str) -> None:
@@ -355,7 +366,7 @@ def _timeline(ledger: list[dict[str, Any]]) -> list[str]:
     begun = ledger[0]["t"] if ledger else 0.0
     found = []
     for line in ledger[-40:]:
-        what = {key: value for key, value in line.items() if key not in ("t", "pid", "input", "protected")}
+        what = {key: value for key, value in line.items() if key not in ("t", "pid", "input", "protected", "life")}
         said = " ".join(f"{key}={value}" for key, value in what.items())
         found.append(f"{(line['t'] - begun) * 1000:9.1f} ms  process {line['pid']}  {said}")
     return found

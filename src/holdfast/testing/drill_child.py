@@ -13,10 +13,12 @@ from typing import Any
 from holdfast.errors import HoldfastError
 from holdfast.ops.store import Store, open_store
 from holdfast.runs.calls.decorators import durable_spec
-from holdfast.runs.journal.rows import FINISHED
+from holdfast.runs.engine import flows
+from holdfast.runs.journal.rows import FINISHED, NEVER, RunRow
 from holdfast.runs.session.points import Point
 from holdfast.runs.session.session import Session
 from holdfast.runs.workers.loading import load_app
+from holdfast.storage.program import drive
 from holdfast.testing.drill_stage import Ledger, Stage
 from holdfast.values.codec import encode
 
@@ -50,7 +52,8 @@ def play(say: Any, plan: dict[str, Any]) -> None:
     stage.listeners.append(watch)
     if plan.get("kill_after_s") is not None:
         threading.Thread(target=_later, args=(plan["kill_after_s"], ledger), daemon=True).start()
-    with open_store(plan["store"], lease_s=plan.get("lease_s", 5.0)) as store:
+    # A tenant for each trial: ids that the agent chooses are free again.
+    with open_store(plan["store"], tenant=plan["run"], lease_s=plan.get("lease_s", 5.0)) as store:
         if plan.get("worker"):
             _work(store, plan)
             return
@@ -81,15 +84,24 @@ def _to_the_end(store: Store, function: Any, plan: dict[str, Any], stage: Stage)
         info = run.info()
         if info.status in FINISHED:
             break
-        if info.status == "stuck":
-            return {"end": "stuck", "why": (info.waiting_for or {}).get("error")}
+        family = family_of(store, plan["run"])
+        stuck = [row.id for row in family if row.status == "stuck"]
+        if stuck:
+            return {"end": "stuck", "why": (store.get_run(stuck[0]).info().waiting_for or {}).get("error")}
         if not help_on(store, plan["run"], plan["answers"], stage):
-            if info.wake_at is None:
+            sleeping = [row for row in family if row.status == "waiting" and row.wake_at < NEVER]
+            if not sleeping:
                 return {"end": info.status, "why": str(info.waiting_for)}
+            first = min(sleeping, key=lambda row: row.wake_at)
             now_us = store._context.clock_us() + Session.ahead_us
-            Session.ahead_us += max(0, int(info.wake_at.timestamp() * 1e6) - now_us) + 1000
-            run.resume()
+            Session.ahead_us += max(0, first.wake_at - now_us) + 1000
+            store.get_run(first.id).resume()
     return outcome(store, plan["run"])
+
+
+def family_of(store: Store, run_id: str) -> list[RunRow]:
+    """A run with its children and theirs."""
+    return drive(store._context.driver, flows.family(store._context, run_id))
 
 
 def outcome(store: Store, run_id: str) -> dict[str, Any]:
@@ -105,15 +117,16 @@ def outcome(store: Store, run_id: str) -> dict[str, Any]:
 
 
 def help_on(store: Store, run_id: str, answers: dict[str, Any], stage: Stage) -> bool:
-    """Do what people would do: answer the open questions, settle doubts by looking at the ledger."""
+    """Do what people would do: answer the open questions, settle doubts by looking at the ledger. Those of children
+    too."""
     helped = False
-    for ask in store.asks(run_id):
+    for ask in [ask for row in family_of(store, run_id) if row.status not in FINISHED for ask in store.asks(row.id)]:
         if ask.kind == "doubt":
-            store.get_run(run_id).resolve(str(ask.step), **stage.verdict(str(ask.key)))
+            store.get_run(ask.run).resolve(str(ask.step), **stage.verdict(str(ask.key)))
         else:
             who = (ask.approvers or ["drill"])[: ask.quorum]
             for name in who:
-                store.answer(run_id, _answer(ask, answers), step=ask.path, who=name)
+                store.answer(ask.run, _answer(ask, answers), step=ask.path, who=name)
         helped = True
     return helped
 

@@ -13,6 +13,7 @@ import functools
 import inspect
 import json
 import os
+import re
 import sys
 import sysconfig
 import time
@@ -27,6 +28,7 @@ import holdfast
 from holdfast.runs.calls.doubt import Done, NotDone
 from holdfast.runs.functions.inputs import annotations_of, digest, is_key
 from holdfast.runs.functions.specs import StepSpec, every_step, flavour_of, known_durables
+from holdfast.runs.journal.rows import RunRow
 from holdfast.runs.session import points
 from holdfast.runs.session.points import Point
 from holdfast.runs.session.scope import BodyFrame, current
@@ -73,6 +75,24 @@ class Ledger:
     def __init__(self, path: str) -> None:
         self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._lives: dict[str, list[str]] = {}  # of each run, in the order in which something was first done in them
+        for line in self.lines():
+            if "body" in line:
+                self._life(line["run"], line["life"])
+
+    def body(self, frame: BodyFrame, name: str) -> str:
+        """Note that a body begins; gives its place, which is the same in every trial: the child, named by where its
+        parent started it, how often it had begun anew, and the path."""
+        row = frame.scope.session.row
+        run, life = row.id, life_of(row)
+        self.note(body=frame.path, name=name, run=run, life=life)
+        return f"{_child_of(run)}:{self._life(run, life)}:{frame.path}"
+
+    def _life(self, run: str, life: str) -> int:
+        lives = self._lives.setdefault(_child_of(run), [])
+        if life not in lives:
+            lives.append(life)
+        return lives.index(life)
 
     def note(self, **line: Any) -> None:
         os.write(self._file, json.dumps({"t": time.time(), "pid": os.getpid(), **line}).encode() + b"\n")
@@ -87,6 +107,16 @@ def read_ledger(path: str) -> list[dict[str, Any]]:
             return [json.loads(line) for line in file]
     except FileNotFoundError:
         return []
+
+
+def life_of(row: RunRow) -> str:
+    """A run from its beginning to its end, or to where it begins anew: what paths belong to."""
+    return f"{row.id} {row.incarnation.hex()}"
+
+
+def _child_of(run: str) -> str:
+    """Which child a run is, whatever its trial is called and whatever its parent's number was when it began anew."""
+    return re.sub(r"/\d+:", "/", re.sub(r"^(rehearsal|drill-\d+)(?=/|$)", "", run))
 
 
 class _Played:
@@ -105,8 +135,7 @@ class _Played:
         if frame is None:
             self._pins = None
             return
-        ledger.note(body=frame.path, name=spec.name)
-        self._pin = f"{spec.name}@{frame.path}@{_input(spec, args, kwargs)}"
+        self._pin = f"{spec.name}@{ledger.body(frame, spec.name)}@{_input(spec, args, kwargs)}"
         if pins is not None and self._pin in pins:
             self.known.append(decode(base64.b64decode(pins[self._pin]), _codec))
 
@@ -260,7 +289,7 @@ class Stage:
         if frame is None:  # `.direct` in a run: done again whenever the run goes on
             self._ledger.note(effect=spec.name, path="", key="", input=given, protected=False)
             return self._result(spec, "")
-        self._ledger.note(body=frame.path, name=spec.name)
+        self._ledger.body(frame, spec.name)
         # An undo that is repeated without a key cancels twice, whatever the receiver honours.
         protected = _uses_key(spec, body) if self._real or frame.path.startswith("undo:") else True
         repeat = protected and not self._real and self._act(str(frame.key)) is not None

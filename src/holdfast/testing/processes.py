@@ -66,6 +66,8 @@ class Nursery:
             [sys.executable, "-c", _START, json.dumps([target, path])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            # In a group of its own: Ctrl-C on the terminal is for whoever uses it, who then ends it with its children.
+            process_group=0,
         )
 
     def __enter__(self) -> Nursery:
@@ -74,7 +76,16 @@ class Nursery:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None and not issubclass(kind, Exception):  # Ctrl-C: a child may go on for long
+            self.kill()
         self.close()
+
+    def kill(self) -> None:
+        """Kill it with all its children."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
     def start(self, *arguments: Any) -> Child:
         """Fork a child and call the target in it with these arguments (what JSON can carry)."""

@@ -44,6 +44,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.errors import UsageError
+from holdfast.storage.files import sync_file, sync_folder
 
 if TYPE_CHECKING:
     import subprocess
@@ -395,17 +396,12 @@ def write(path: str | os.PathLike[str], progress: Progress, title: str | None = 
             if target.exists():
                 os.fchmod(file.fileno(), target.stat().st_mode & 0o7777)
             file.write(to_markdown(progress, title).encode())
-            file.flush()
-            os.fsync(file.fileno())
+            sync_file(file)
         os.replace(draft, target)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename is durable with its folder
-    finally:
-        os.close(folder)
+    sync_folder(target)
 
 
 # -- in git

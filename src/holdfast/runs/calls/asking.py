@@ -28,6 +28,7 @@ from holdfast.values.codec import decode, encode
 from holdfast.values.registry import Codec
 
 NAME = "hf.ask"
+_OF_APPROVALS = ("question", "timeout_s", "on_timeout", "approvers", "quorum", "allow_self", "asker")
 _OPEN = Sql(
     """INSERT INTO ask (tenant, run, path, sort, question, terms, asked_at, deadline, status, answer)
     VALUES (:tenant, :run, :path, :sort, :question, :terms, {now}, :deadline, 'open', NULL)
@@ -186,6 +187,26 @@ def question_at(
     more = {"who": answered.get("who"), "answered_at": answered.get("at")}
     yield from session.record((DONE, Entry(path, name, now, value=session.encoded(value), more=more)))
     return value
+
+
+def check_approve(approve: Any) -> None:
+    """What `approve=` of an effect may be, before any run meets it: True, a question, or the options of one."""
+    if not approve or isinstance(approve, bool | str):
+        return
+    if not isinstance(approve, dict):
+        raise UsageError(f"approve={approve!r}: True, a question, or options of hf.ask as a dict")
+    unknown = [key for key in approve if key not in _OF_APPROVALS]
+    if unknown:
+        raise UsageError(
+            f"approve={{{unknown[0]!r}: …}}: an approval has {', '.join(_OF_APPROVALS)}; its answer is True or False"
+        )
+    given = {"question": "May it run?", **approve}
+    timeout_s = given.pop("timeout_s", None)
+    given.pop("on_timeout", None)
+    if timeout_s is not None:
+        check_seconds(timeout_s, "approve={'timeout_s': …}")
+    defaults = {"approvers": None, "quorum": 1, "allow_self": True, "asker": None}
+    _terms(options=[True, False], schema=None, **{**defaults, **given})
 
 
 def close_ask(session: Session, path: str) -> Generator[Batch, list[Rows], None]:

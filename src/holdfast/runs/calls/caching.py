@@ -6,7 +6,7 @@ from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import UsageError
+from holdfast.errors import Unstorable, UsageError
 from holdfast.runs.functions.inputs import digest, key_of
 from holdfast.runs.journal.entries import squeeze, unsqueeze
 from holdfast.storage.cells import CACHED, CACHED_INPUT
@@ -47,7 +47,10 @@ def _input(session: Session, spec: StepSpec, args: tuple[Any, ...], kwargs: dict
                 f"give the class a holdfast_key, or the step cache_key=lambda {receiver}, …: …"
             )
         return wanted
-    return digest(encode(spec.cache_key(*args, **kwargs), session.ctx.codec))
+    try:
+        return digest(encode(spec.cache_key(*args, **kwargs), session.ctx.codec))
+    except Unstorable as error:
+        raise Unstorable(f"what cache_key of {spec.name} gives {str(error).removeprefix('state ')}") from error
 
 
 def look_up(

@@ -8,7 +8,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from holdfast.errors import RolledBack, RunCancelled, RunFailed, RunMismatch
+from holdfast.errors import RolledBack, RunCancelled, RunFailed, RunMismatch, RunStuck
 from holdfast.runs.calls.failures import describe_error, error_text, rebuild
 from holdfast.runs.calls.steps import answer
 from holdfast.runs.calls.timeouts import check_deadline
@@ -89,7 +89,12 @@ def _insert(session: Session, new: NewRun, now: int) -> Generator[Batch, list[Ro
     if made:
         return
     [rows] = yield Batch(BY_ID(tenant=session.tenant, id=new.id))
-    found = RunRow._make(rows[0])
+    found, row = RunRow._make(rows[0]), session.row
+    if found.run in (row.run, row.parent, row.root):
+        raise RunMismatch(
+            f"hf.spawn(id={new.id!r}): this is the run itself, or one that it is a child of, which would wait for its "
+            "own end; give the child an id of its own"
+        )
     if (found.function, found.input) != (new.function, new.input):
         raise RunMismatch(
             f"hf.spawn(id={new.id!r}): this is a run of {found.function} already, with other arguments or of another "
@@ -130,10 +135,12 @@ def result_act(scope: Scope, path: str, run_id: str) -> Act[Any]:
     yield from session.flush()
     while True:
         row = yield from read(partial(find, session.tenant, run_id))
-        if row is not None and row.status in FINISHED:
+        if row is None:
+            raise _gone(session, path, run_id)
+        if row.status in FINISHED:
             break
         # Nobody tells this run when another one's child ends: the origin's, or one that has the same id.
-        foreign = row is None or row.parent != session.row.run
+        foreign = row.parent != session.row.run
         wake_at = (yield from session.now_us()) + _LOOK_US if foreign else None
         yield Wait(path, {"for": "run", "step": path, "run": run_id}, wake_at)
     outcome = yield from read(partial(value_of, session.tenant, row.run, "outcome"))
@@ -145,6 +152,18 @@ def result_act(scope: Scope, path: str, run_id: str) -> Act[Any]:
     more = {"error": describe_error(error, session.ctx.codec), "child": run_id}
     yield from session.record((DONE, Entry(path, name, now, more=more)))
     raise error
+
+
+def _gone(session: Session, path: str, run_id: str) -> RunStuck:
+    """A run that is waited for and not there: one that a fork shares with its origin can be deleted, or left behind
+    when the fork is moved. Nobody may catch this away: the run goes on where that one is."""
+    stuck = RunStuck(
+        f"run {session.row.id!r} waits for run {run_id!r} (step {path}), which is not in this store: it was deleted, "
+        "or belongs to the run that this one was forked from and did not move with it. Bring it back, or fork this run "
+        f"before step {path} and let it do without"
+    )
+    session.stop = session.stop or stuck
+    return stuck
 
 
 def outcome_error(status: str, run_id: str, outcome: bytes | None, codec: Codec) -> Exception:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from holdfast.errors import NotInRun, UsageError
+from holdfast.runs.calls.asking import check_approve
 from holdfast.runs.calls.bodies import acollect, collect
 from holdfast.runs.calls.doubt import check_ambiguous
 from holdfast.runs.calls.effects import effect_act
@@ -199,6 +200,7 @@ def _decorate_effect(
             f"undo={getattr(undo, '__name__', undo)} is a method, and a rollback has no self to call it on: give a "
             "function, which gets the effect's arguments and result by name"
         )
+    check_approve(approve)
     limit = _seconds(timeout_s)
     spec = StepSpec(
         fn,

@@ -24,25 +24,27 @@ from holdfast.runs.calls.bodies import BodyTimeout
 from holdfast.runs.calls.doubt import Done, NotDone, Unknown, Verdict, check_verdict, is_ambiguous
 from holdfast.runs.calls.failures import describe_error, line_of, mark_recorded
 from holdfast.runs.calls.steps import (
+    Arguments,
     answer,
+    as_called,
     check_budget,
     encode_result,
+    overspent,
     run_body,
     spend_failed,
     spent_in,
     wait_until,
 )
-from holdfast.runs.calls.timeouts import check_deadline
+from holdfast.runs.calls.timeouts import check_again, check_deadline, is_over
 from holdfast.runs.functions.inputs import digest
 from holdfast.runs.functions.keys import Key
 from holdfast.runs.functions.specs import StepSpec, flavour_of, plain_name
 from holdfast.runs.journal.entries import DONE, FAILED, INTENT, WAIT, Entry, squeeze
 from holdfast.runs.session.acting import LINGER_S, Act, Body, Pause
-from holdfast.runs.session.scope import BodyFrame, Scope, current, describe, in_body
+from holdfast.runs.session.scope import BodyFrame, Scope, Unwind, current, describe, in_body
 from holdfast.runs.session.session import Session
 from holdfast.runs.session.telling import tell_event
 from holdfast.storage.events import event
-from holdfast.values.codec import decode
 
 ATTEMPTS_MAX = 10  # and the retries of the effect: so often an effect whose outcome stays open is tried
 _log = logging.getLogger("holdfast")
@@ -63,6 +65,7 @@ class Call:
     attempt: int = 0
     deadline: int = 0
     took: int = 0  # microseconds that the last body ran
+    is_last: bool = False  # the run is ending: it is not run again
 
     @property
     def session(self) -> Session:
@@ -106,13 +109,15 @@ def _effect(
         ended = session.final(found)
         if ended is not None:
             return (yield from answer(session, ended))
-    if session.limits and not session.undoing:
-        check_budget(session)
     call = Call(scope, spec, path, args, kwargs, text, wanted, make_key(session, path, spec.name, wanted))
     intents = [recorded.entry for recorded in found if recorded.kind == INTENT]
-    if intents and found[-1].kind in (FAILED, DONE):  # it failed for certain, and is tried again: an undo, a node
+    is_open = bool(intents) and found[-1].kind not in (FAILED, DONE)
+    if not is_open:  # what is in doubt is settled first, whatever it costs
+        yield from _check_budget(call)
+    if intents and not is_open:  # it failed for certain, and is tried again: an undo, a node
         call.key, call.attempt = Key((intents[-1].more or {})["key"]), intents[-1].attempt
         yield from _wait_for_retry(call, int((found[-1].entry.more or {}).get("due", 0)))
+        yield from check_again(scope, path)
     elif intents:
         # Never computed again: the key that went out is the one that was written down.
         last = intents[-1]
@@ -123,15 +128,20 @@ def _effect(
             return result
     elif spec.approve:
         yield from _approval(call)
+    scope.check()  # it may have waited for long
     return (yield from _run(call))
 
 
 def make_key(session: Session, path: str, name: str, wanted: bytes) -> Key:
     """What the receiver can tell a repeated request by: the same for every attempt, another one for every call."""
-    row = session.row
-    parts = (row.incarnation, session.ctx.tenant_name.encode(), path.encode(), name.encode(), wanted)
-    framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    if not session.key_head:  # the same for all of a run
+        session.key_head = _framed(session.row.incarnation, session.ctx.tenant_name.encode())
+    framed = session.key_head + _framed(path.encode(), name.encode(), wanted)
     return Key("hf_" + blake3(framed).hexdigest()[:29])  # 32 characters: some receivers take no more
+
+
+def _framed(*parts: bytes) -> bytes:
+    return b"".join([len(part).to_bytes(4, "big") + part for part in parts])
 
 
 def _intent(call: Call) -> tuple[int, Entry]:
@@ -152,6 +162,9 @@ def _run(call: Call) -> Act[Any]:
         session.acting.add(task)
         try:
             yield from session.record(*drafts, lease_us=int(spec.deadline_s * 1e6))
+            if isinstance(session.stop, Unwind):  # an operator's wish came with the answer: it has not begun
+                yield from session.record((FAILED, call.entry(None, {"begun": False})))
+                raise session.stop
             frame = BodyFrame(call.scope, call.path, spec.name, key=call.key, is_effect=True)
             given = (call.args, call.kwargs) if call.attempt == 1 else _as_called(call)
             args, kwargs = spec.binder.call_with(*given, call.key)
@@ -177,6 +190,7 @@ def _run(call: Call) -> Act[Any]:
                 return result
             still = error.still if isinstance(error, BodyTimeout) else None
             if still is None:
+                call.scope.check()  # nobody may want another attempt any more
                 drafts = [_intent(call)]
                 continue
             # Its request may be under way in this very process: it is not done again before that has ended.
@@ -190,22 +204,16 @@ def _run(call: Call) -> Act[Any]:
             settled, result = yield from _settle(call, late)
             if settled:
                 return result
+            call.scope.check()
             drafts = [_intent(call)]
         else:
             drafts = yield from _failed(call, error, spent_in(frame))
 
 
-def _as_called(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as they are on record: a body that has run may have changed them."""
-    binder, codec = call.spec.binder, call.session.ctx.codec
-    if not call.text:  # they were just read from there
+def _as_called(call: Call) -> Arguments:
+    if not call.text:  # they were just read from the journal
         return call.args, call.kwargs
-    try:
-        if binder.text(binder.bind(call.args, call.kwargs), codec) == call.text:
-            return call.args, call.kwargs
-    except Exception:  # what it made of them cannot even be written down
-        pass
-    return binder.overlaid(call.args, call.kwargs, decode(call.text, codec))
+    return as_called(call.session, call.spec, call.args, call.kwargs, call.text)
 
 
 def _until_ended(still: Any) -> Act[None]:
@@ -245,11 +253,33 @@ def _failed(call: Call, error: Exception, spent: dict[str, Any]) -> Act[list[tup
     due = session.shared_clock_us() + int(delay * 1e6)
     failed = (FAILED, call.entry(None, {"error": described, "due": due, **spent}))
     if delay <= LINGER_S:
-        yield from _wait_for_retry(call, due)
-        return [failed, _intent(call)]  # the failure and the next intent share one commit
+        try:
+            yield from _wait_for_retry(call, due)
+            call.scope.check()  # nobody may want another attempt any more
+        except GeneratorExit:
+            raise
+        except BaseException:  # the code ends here: that it failed is no doubt
+            yield from session.record(failed)
+            raise
+        if not is_over(call.scope) and (session.undoing or overspent(session) is None):
+            return [failed, _intent(call)]  # the failure and the next intent share one commit
     yield from session.record(failed)  # a run that parks meanwhile must know that this is no doubt
     yield from _wait_for_retry(call, due)
+    call.scope.check()
+    yield from check_again(call.scope, call.path)
+    yield from _check_budget(call)
     return [_intent(call)]
+
+
+def _check_budget(call: Call) -> Act[None]:
+    if call.session.limits and not call.session.undoing:
+        yield from check_budget(call.session, partial(_refused, call))
+
+
+def _refused(call: Call, more: dict[str, Any]) -> Entry:
+    """The end of a call that did not run, or not again."""
+    call.attempt = call.attempt or 1
+    return call.entry(None, more)
 
 
 def _wait_for_retry(call: Call, due: int) -> Act[None]:
@@ -312,11 +342,13 @@ def settle(call: Call, error: Exception | None = None) -> Act[tuple[bool, Any]]:
 
 
 def _by_policy(call: Call, ask_path: str, unknown: Unknown, error: Exception | None) -> Act[Verdict]:
-    spec = call.spec
-    if spec.on_doubt == "retry":
+    policy = call.spec.on_doubt
+    if call.is_last and policy != "ask":  # nothing tells by running again: what may have to be undone, a person must
+        policy = "fail" if call.spec.undo is None else "ask"
+    if policy == "retry":
         yield from _until_deadline(call)
         return NotDone()
-    if spec.on_doubt == "fail":
+    if policy == "fail":
         doubt = in_doubt(call, unknown.reason)
         yield from ended(call, None, {"error": describe_error(doubt, call.session.ctx.codec), "doubt": True})
         raise doubt from error
@@ -430,6 +462,6 @@ def _approval(call: Call) -> Act[None]:
     )
     if agreed is not True:
         error = NotApproved(f"{spec.name}{_shown(call)} was not approved; it did not run")
-        call.attempt = 1
-        yield from ended(call, None, {"error": describe_error(error, call.session.ctx.codec), "approved": False})
+        more = {"error": describe_error(error, call.session.ctx.codec), "approved": False}
+        yield from call.session.record((DONE, _refused(call, more)))
         raise error

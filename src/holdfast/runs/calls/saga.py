@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-from holdfast.errors import RunError, RunStuck
+from holdfast.errors import InDoubt, RunError, RunStuck
 from holdfast.runs.calls.effects import Call, effect_at, ended, settle
 from holdfast.runs.calls.failures import describe_error, line_of
 from holdfast.runs.functions.inputs import annotations_of, is_key, signature_of
@@ -95,7 +95,9 @@ def open_calls(session: Session) -> list[Recorded]:
 
 
 def settle_open(session: Session) -> Act[None]:
-    """Find out what became of every effect whose end is not known."""
+    """Find out what became of every effect whose end is not known. The function has ended: what its branches waited for
+    counts no more, but for this, also where a branch was beaten by another one."""
+    session.waits, session.beaten = [], []
     for recorded in open_calls(session):
         entry = recorded.entry
         spec = _effect_named(entry.name)
@@ -104,9 +106,12 @@ def settle_open(session: Session) -> Act[None]:
         more = entry.more or {}
         call = Call(
             session.root, spec, entry.path, args, kwargs, b"", entry.input or b"", Key(more["key"]), entry.attempt,
-            int(more["deadline"]),
+            int(more["deadline"]), is_last=True,
         )  # fmt: skip
-        was_done, _ = yield from settle(call)
+        try:
+            was_done, _ = yield from settle(call)
+        except InDoubt:  # by the effect's policy, and on record: nobody is there to hear of it any more
+            continue
         if not was_done:
             error = RunError(f"{spec.name} did not happen")
             yield from ended(call, None, {"error": describe_error(error, session.ctx.codec)})

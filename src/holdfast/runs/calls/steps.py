@@ -12,7 +12,7 @@ from holdfast.errors import BudgetExceeded, Unstorable, UsageError
 from holdfast.runs.calls import bodies
 from holdfast.runs.calls.caching import look_up, remember
 from holdfast.runs.calls.failures import describe_error, mark_recorded, rebuild
-from holdfast.runs.calls.timeouts import check_deadline
+from holdfast.runs.calls.timeouts import check_again, check_deadline
 from holdfast.runs.functions.inputs import digest
 from holdfast.runs.functions.specs import StepSpec
 from holdfast.runs.journal.entries import DONE, FAILED, Entry, Recorded, squeeze
@@ -23,6 +23,7 @@ from holdfast.runs.session.scope import BodyFrame, Scope, current, in_body
 from holdfast.runs.session.session import Session
 from holdfast.runs.session.telling import measured_body
 from holdfast.storage import meters
+from holdfast.values.codec import decode
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -36,14 +37,15 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
     path = scope.take_for(spec.name, wanted)
     if scope.deadlines:
         yield from check_deadline(scope, path)
-    found = session.recorded(path, spec.name, wanted)
+    found, attempt = session.recorded(path, spec.name, wanted), 1
     if found:
         spend_failed(session, found)
         ended = session.final(found)
         if ended is not None:
             return (yield from answer(session, ended))
+        attempt += sum(recorded.kind == FAILED for recorded in found)
     if session.limits:
-        check_budget(session)
+        yield from check_budget(session, partial(_entry, session, path, spec, wanted, attempt, None))
     if spec.cache is not None:
         cached = yield from look_up(session, spec, args, kwargs, wanted)
         if cached is not None:
@@ -51,10 +53,9 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
             return session.decoded(cached)
     if session.has_pending:
         yield from session.flush()
-    attempt = 1
     if found:
-        attempt += sum(recorded.kind == FAILED for recorded in found)
         yield from _rest_of_backoff(session, path, found)
+        yield from check_again(scope, path)
     while True:
         frame = BodyFrame(scope, path, spec.name)
         try:
@@ -68,6 +69,10 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
             yield from _try_again(session, path, spec, wanted, attempt, error, frame)
             attempt += 1
             scope.check()  # nobody may want another attempt any more
+            yield from check_again(scope, path)
+            if session.limits:
+                yield from check_budget(session, partial(_entry, session, path, spec, wanted, attempt, None))
+            args, kwargs = as_called(session, spec, args, kwargs, text)
             continue
         try:
             value = encode_result(session, spec.name, path, result)
@@ -81,6 +86,19 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
         beside = partial(remember, session, spec, args, kwargs, wanted, value) if spec.cache is not None else None
         yield from session.record((DONE, entry), beside=beside)
         return result
+
+
+def as_called(
+    session: Session, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], text: bytes
+) -> Arguments:
+    """The arguments as they were given, as `text` says: a body that has run may have changed them."""
+    binder, codec = spec.binder, session.ctx.codec
+    try:
+        if binder.text(binder.bind(args, kwargs), codec) == text:
+            return args, kwargs
+    except Exception:  # what it made of them cannot even be written down
+        pass
+    return binder.overlaid(args, kwargs, decode(text, codec))
 
 
 def encode_result(session: Session, name: str, path: str, result: Any) -> bytes:
@@ -249,10 +267,8 @@ def wait_until(session: Session, path: str, due_us: int, what: dict[str, Any]) -
         left = (due_us - (yield from session.now_us())) / 1e6
         if left <= 0:
             return
-        if left <= LINGER_S:
-            yield Pause(left)
-        else:
-            yield Wait(path, what, due_us)
+        wait = Wait(path, what, due_us)
+        yield wait if left > LINGER_S else Pause(left, instead_of=wait)
 
 
 # --- what was spent
@@ -279,13 +295,24 @@ def spent_in(frame: BodyFrame) -> dict[str, Any]:
     return {"spent": dict(frame.spent)}
 
 
-def check_budget(session: Session) -> None:
-    """Raise BudgetExceeded before the next body, if a limit is passed."""
-    for unit, limit in session.limits.items():
-        if session.spent.get(unit, 0) > limit:
-            raise BudgetExceeded(
-                f"run {session.row.id!r} has spent {session.spent[unit]:g} {unit} of {limit:g}; no further step is run"
-            )
+def overspent(session: Session) -> str | None:
+    """The unit whose limit is passed, if there is one."""
+    return next((unit for unit, limit in session.limits.items() if session.spent.get(unit, 0) > limit), None)
+
+
+def check_budget(session: Session, entry: Callable[[dict[str, Any]], Entry]) -> Act[None]:
+    """Raise BudgetExceeded before the next body, if a limit is passed. It is recorded as the end of the call, because
+    what other branches had spent by now may be counted later when this is replayed. `entry` makes the entry."""
+    unit = overspent(session)
+    if unit is None:
+        return
+    error = BudgetExceeded(
+        f"run {session.row.id!r} has spent {session.spent[unit]:g} {unit} of {session.limits[unit]:g}; no further step "
+        "is run"
+    )
+    yield from session.record((DONE, entry({"error": describe_error(error, session.ctx.codec)})))
+    mark_recorded(error)
+    raise error
 
 
 def refuse_nested(spec: StepSpec, scope: Scope) -> None:

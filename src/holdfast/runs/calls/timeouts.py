@@ -1,8 +1,9 @@
 """`hf.timeout`: a deadline for a part of a run, kept by its journal calls; that it passed is recorded.
 
-A call that begins after the deadline raises, and one that waits (for an answer, a message, a child, time) is woken by
-it. A body that is running is not interrupted: give the step its own `timeout_s` for that. An effect whose outcome is
-in doubt is not given up either. On replay the same call raises again, whatever the clock says then.
+A call that begins after the deadline raises, and one that waits (for an answer, a message, a child, time, its next
+attempt) is woken by it. A body that is running is not interrupted: give the step its own `timeout_s` for that. An
+effect whose outcome is in doubt is not given up either. On replay the same call raises again, whatever the clock says
+then.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from holdfast.errors import UsageError
 from holdfast.runs.calls.failures import describe_error
-from holdfast.runs.journal.entries import DONE, INTENT, VALUE, Entry
+from holdfast.runs.journal.entries import DONE, FAILED, INTENT, VALUE, Entry
 from holdfast.runs.session.acting import LINGER_S, Pause, Wait
 from holdfast.runs.session.scope import Scope, need_scope
 
@@ -105,6 +106,19 @@ def check_deadline(scope: Scope, path: str) -> Act[None]:
         raise _over(path)
 
 
+def is_over(scope: Scope) -> bool:
+    """Whether a deadline of this branch has passed."""
+    return bool(scope.deadlines) and _nearest(scope) <= scope.session.shared_clock_us()
+
+
+def check_again(scope: Scope, path: str) -> Act[None]:
+    """Before another attempt of a call that has failed for certain: raise TimedOut if a deadline has passed."""
+    if is_over(scope):
+        over = yield from _give_up(scope, Wait(path, {"for": "retry"}))
+        assert over is not None  # only a question can be answered in between
+        raise over
+
+
 def limited(scope: Scope, act: Act[T]) -> Act[T]:
     """An act whose waits end at the deadlines of its branch."""
     return _limited(scope, act) if scope.deadlines else act
@@ -115,17 +129,21 @@ def _limited(scope: Scope, act: Act[T]) -> Act[T]:
     try:
         want = next(act)
         while True:
-            if type(want) is Wait and _may_end(session, want):
+            wait = want if type(want) is Wait else want.instead_of if type(want) is Pause else None
+            if wait is not None and _may_end(session, wait):
                 limit = _nearest(scope)
                 left = limit - (yield from session.now_us())
                 if left <= 0:
-                    over = yield from _give_up(scope, want)
+                    over = yield from _give_up(scope, wait)
                     if over is None:  # what it waits for has come after all: it looks again
                         want = act.send(None)
                         continue
                     act.close()
                     raise over
-                want = Pause(left / 1e6) if left <= LINGER_S * 1e6 else _until(want, limit)
+                if type(want) is Pause:
+                    want = Pause(min(want.seconds, left / 1e6))
+                else:
+                    want = Pause(left / 1e6) if left <= LINGER_S * 1e6 else _until(wait, limit)
             try:
                 answer = yield want
             except BaseException as error:
@@ -137,10 +155,12 @@ def _limited(scope: Scope, act: Act[T]) -> Act[T]:
 
 
 def _may_end(session: Session, wait: Wait) -> bool:
-    """Whether a deadline ends this wait. Not that of an effect under way: its outcome stays to be settled."""
+    """Whether a deadline ends this wait. Not that of an effect under way: its outcome stays to be settled. One that has
+    failed for certain, and waits for its next attempt, is not under way."""
     if wait.what.get("for") not in _ENDED:
         return False
-    return all(recorded.kind != INTENT for recorded in session.index.get(wait.path, ()))
+    found = session.index.get(wait.path) or []
+    return all(recorded.kind != INTENT for recorded in found) or found[-1].kind == FAILED
 
 
 def _until(wait: Wait, limit: int) -> Wait:

@@ -24,6 +24,7 @@ from holdfast.errors import (
 from holdfast.runs.calls import saga
 from holdfast.runs.calls.failures import describe_error, line_of, recorded
 from holdfast.runs.engine.flows import cancel_children
+from holdfast.runs.functions.inputs import digest
 from holdfast.runs.functions.specs import DurableSpec
 from holdfast.runs.journal import rows
 from holdfast.runs.journal.entries import squeeze, unsqueeze
@@ -36,7 +37,7 @@ from holdfast.runs.session.session import ReplayEnd, Session
 from holdfast.runs.session.telling import measured_life
 from holdfast.storage import meters
 from holdfast.storage.events import event
-from holdfast.storage.program import read, write
+from holdfast.storage.program import read
 from holdfast.values.codec import encode
 
 _log = logging.getLogger("holdfast")
@@ -84,7 +85,13 @@ def prepare(session: Session, args_text: bytes | None) -> Act[dict[str, Any]]:
         args_text = yield from read(partial(rows.value_of, session.tenant, row.run, "args"))
     if args_text is None:
         raise JournalDamaged(f"the arguments of run {row.id!r} are gone; restore it from a backup")
-    found = session.decoded(unsqueeze(args_text))
+    text = unsqueeze(args_text)
+    if row.input and row.since == row.origin_since == 0 and digest(text) != row.input:  # others after continue_as_new
+        raise JournalDamaged(
+            f"the arguments of run {row.id!r} are not those that it was started with; nothing was run. Restore it from "
+            "a backup"
+        )
+    found = session.decoded(text)
     if not isinstance(found, dict):
         raise JournalDamaged(f"the arguments of run {row.id!r} are not what this Holdfast writes")
     return found
@@ -164,7 +171,9 @@ def _conclude(
         if isinstance(error, _STUCK) and not recorded(error):
             return (yield from _stuck(session, error))
     if failure is None or isinstance(failure, Exception):
-        early = session.ended_early(f"the function {'returned' if failure is None else f'raised {line_of(failure)}'}")
+        early = session.ended_early(
+            session.root, f"the function {'returned' if failure is None else f'raised {line_of(failure)}'}"
+        )
         if early is not None:
             return (yield from _stuck(session, early))
     if isinstance(failure, Exception):
@@ -281,11 +290,11 @@ def _start_over(session: Session, spec: DurableSpec, new: ContinueAsNew) -> Act[
     yield from saga.settle_open(session)  # with the journal, what is in doubt would be forgotten
     bound = spec.binder.bind(new.args_given, new.kwargs_given)
     text = spec.binder.text(bound, session.ctx.codec)
-    op = partial(
-        rows.start_over,
-        session.hold,
-        args=squeeze(text),
-        incarnation=session.ctx.entropy(16),
-        now=session.ctx.clock_us(),
-    )
-    return "queued" if (yield from write(op)) else "lost"
+    incarnation = session.ctx.entropy(16)
+    op = partial(rows.start_over, session.hold, args=squeeze(text), incarnation=incarnation, now=session.ctx.clock_us())
+    return "queued" if (yield from session.surely(op, partial(_is_begun_anew, session, incarnation))) else "lost"
+
+
+def _is_begun_anew(session: Session, incarnation: bytes) -> Act[bool]:
+    row = yield from read(partial(rows.numbered, session.tenant, session.row.run))
+    return row is not None and row.incarnation == incarnation

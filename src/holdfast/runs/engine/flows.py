@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 from holdfast.errors import NotFound, RunMismatch, UsageError
 from holdfast.runs.calls import asking, signals
+from holdfast.runs.engine.models import Step, blob_in, steps_of
 from holdfast.runs.engine.runtime import Runtime
 from holdfast.runs.functions.inputs import digest
 from holdfast.runs.functions.specs import DurableSpec, find_durable
-from holdfast.runs.journal import rows
+from holdfast.runs.journal import families, rows
+from holdfast.runs.journal.blobs import blob_sizes, read_blob
 from holdfast.runs.journal.entries import Recorded, squeeze
 from holdfast.runs.journal.journal import read_journal
 from holdfast.runs.journal.rows import FINISHED, TASK, NewRun, RunRow
@@ -107,27 +110,47 @@ def try_claim(
 
 
 def next_in_family(
-    ctx: Context, tenant: int, root: int, runtime: Runtime, lease_us: int
+    ctx: Context, tenant: int, root: int, runtime: Runtime, lease_us: int, due: list[RunRow]
 ) -> Flow[tuple[RunRow, DurableSpec] | None]:
-    """Claim a run of a family that is due and whose function this process knows; children first."""
-    found = yield from read(partial(rows.due_in_family, tenant, root, ctx.clock_us()))
-    for row in found:
-        spec = find_durable(row.function)
-        if spec is None or (row.status == "running" and runtime.owns(row.owner)):
-            continue
-        claimed = yield from try_claim(ctx, tenant, row, runtime, lease_us)
-        if claimed is not None:
-            return claimed, spec
-    return None
+    """Claim a run of a family that is due and whose function this process knows; children first. `due` is what was
+    found and not yet tried, the caller's to keep: thousands of children are not read again for each of them. Whoever
+    was taken up meanwhile has another fence, and is not claimed."""
+    before = families.NEWEST
+    while True:
+        while due:
+            row = due.pop()
+            spec = find_durable(row.function)
+            if spec is None or (row.status == "running" and runtime.owns(row.owner)):
+                continue
+            claimed = yield from try_claim(ctx, tenant, row, runtime, lease_us)
+            if claimed is not None:
+                return claimed, spec
+        found = yield from read(partial(families.due_in_family, tenant, root, before, ctx.clock_us()))
+        if not found:
+            return None
+        before = found[-1].run
+        due += reversed(found)
 
 
 def outcome(tenant: int, row: RunRow) -> Flow[bytes | None]:
     return (yield from read(partial(rows.value_of, tenant, row.run, "outcome")))
 
 
-def entries(ctx: Context, run_id: str) -> Flow[list[Recorded]]:
+def steps(ctx: Context, run_id: str, large: bool) -> Flow[list[Step]]:
+    """The calls of a run. `large`: with the results that are kept apart, each fetched in a transaction of its own."""
     tenant, row = yield from locate(ctx, run_id)
-    return (yield from read(partial(read_journal, tenant, row)))
+    found: list[Recorded] = yield from read(partial(read_journal, tenant, row))
+    apart = list(dict.fromkeys(key for recorded in found if (key := blob_in(recorded.entry)) is not None))
+    sizes = (yield from read(partial(blob_sizes, tenant, apart))) if apart else {}
+    return steps_of(found, ctx.codec, sizes, (yield from bodies_of(tenant, apart if large else [])))
+
+
+def bodies_of(tenant: int, keys: Iterable[bytes]) -> Flow[dict[bytes, bytes]]:
+    """Large results by their hashes, as stored. Raises JournalDamaged, ObjectMissing."""
+    bodies: dict[bytes, bytes] = {}
+    for key in keys:
+        bodies[key] = yield from read(partial(read_blob, tenant, key))
+    return bodies
 
 
 def check_no_task(row: RunRow) -> None:
@@ -148,14 +171,30 @@ def request(ctx: Context, run_id: str, wish: str) -> Flow[str]:
     return status
 
 
+def family(ctx: Context, run_id: str) -> Flow[list[RunRow]]:
+    """The family that a run belongs to, the oldest first."""
+    tenant, row = yield from locate(ctx, run_id)
+    found: list[RunRow] = []
+    after = -1
+    while page := (yield from read(partial(families.whole_family, tenant, row.root, after))):
+        found += page
+        after = page[-1].run
+    return found
+
+
 def cancel_children(ctx: Context, tenant: int, row: RunRow) -> Flow[None]:
-    op = partial(
-        rows.listed, tenant, status=None, function=None, queue=None, parent=row.run, before=2**62, limit=10_000
-    )
-    for child in (yield from read(op)):
-        if child.status not in FINISHED:
-            yield from write(partial(rows.ask_for, tenant, child.run, "cancel", ctx.clock_us()))
-            yield from cancel_children(ctx, tenant, child)
+    """Cancel what has not ended of a run's children, and of theirs."""
+    children: dict[int | None, list[int]] = {}
+    after = -1
+    while found := (yield from read(partial(families.open_in_family, tenant, row.root, after))):
+        after = found[-1][0]
+        for run, parent in found:
+            children.setdefault(parent, []).append(run)
+    todo = [row.run]
+    while todo:
+        for run in children.get(todo.pop(), ()):
+            yield from write(partial(rows.ask_for, tenant, run, "cancel", ctx.clock_us()))
+            todo.append(run)
 
 
 def list_runs(
@@ -171,7 +210,7 @@ def list_runs(
     tenant = yield from ctx.tenant()
     if tenant is None:
         return []
-    wanted = partial(rows.listed, tenant, status=status, function=function, queue=queue, parent=None, tasks=tasks)
+    wanted = partial(rows.listed, tenant, status=status, function=function, queue=queue, tasks=tasks)
     return (yield from read(partial(wanted, before=before, limit=limit)))
 
 
@@ -200,8 +239,21 @@ def send(ctx: Context, run_id: str, value: Any, topic: str, key: str | None) -> 
     yield from write(partial(signals.put_signal, tenant, run_id, topic, chosen, text, ctx.clock_us()))
 
 
-def resolve(ctx: Context, run_id: str, path: str, verdict: dict[str, Any], who: str) -> Flow[asking.Given]:
+def path_of(ctx: Context, run_id: str, step: Step | str | int) -> Flow[str]:
+    """The path of a step that is named by its path, its number or a Step."""
+    if isinstance(step, Step):
+        return step.path
+    if isinstance(step, str):
+        return step
+    found = yield from steps(ctx, run_id, large=False)
+    if isinstance(step, bool) or not isinstance(step, int) or not 1 <= step <= len(found):
+        raise NotFound(f"run {run_id!r} has no step {step!r}; `holdfast steps {run_id}` lists them")
+    return found[step - 1].path
+
+
+def resolve(ctx: Context, run_id: str, step: Step | str | int, verdict: dict[str, Any], who: str) -> Flow[asking.Given]:
     """Settle an effect in doubt: finds the open question of that step."""
+    path = yield from path_of(ctx, run_id, step)
     asks = yield from list_asks(ctx, run_id, False, 10_000)
     for row in asks:
         if row[2] == "doubt" and (row[1] == path or row[1].rpartition("#")[0] == path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -96,6 +96,7 @@ class Step:
     shared: bool = False  # a fork's, from the run it was forked from
     seq: int = 0
     note: dict[str, Any] | None = None
+    large: int | None = None  # bytes of a result that is kept apart, as stored; `steps(large=False)` leaves it out
 
 
 @dataclass(frozen=True)
@@ -193,12 +194,21 @@ def _status(entries: Sequence[Recorded]) -> str:
     return {FAILED: "retrying", WAIT: "waiting", SPAWN: "done", VALUE: "done", NOTE: "done"}.get(last.kind, "done")
 
 
-def value_text(entry: Entry) -> bytes | None:
-    return None if entry.value is None else unsqueeze(entry.value)
+def value_text(entry: Entry, bodies: Mapping[bytes, bytes]) -> bytes | None:
+    """What an entry says, of its own or in a blob, if that is among `bodies`."""
+    stored = bodies.get(blob_in(entry) or b"") if entry.value is None else entry.value
+    return None if stored is None else unsqueeze(stored)
 
 
-def steps_of(entries: Sequence[Recorded], codec: Codec) -> list[Step]:
-    """The calls of a run, in the order they began."""
+def blob_in(entry: Entry) -> bytes | None:
+    """The hash of an entry's large result."""
+    return entry.more.get("blob") if entry.more else None
+
+
+def steps_of(
+    entries: Sequence[Recorded], codec: Codec, sizes: Mapping[bytes, int], bodies: Mapping[bytes, bytes]
+) -> list[Step]:
+    """The calls of a run, in the order they began. `sizes`, `bodies`: of large results, by their hashes."""
     found = []
     for number, group in enumerate(paths_in(entries).values(), 1):
         last, first = group[-1], group[0]
@@ -207,7 +217,7 @@ def steps_of(entries: Sequence[Recorded], codec: Codec) -> list[Step]:
             recorded.entry.more["key"] for recorded in group if recorded.entry.more and "key" in recorded.entry.more
         ]
         errors = [r.entry.more["error"] for r in group if r.entry.more and isinstance(r.entry.more.get("error"), dict)]
-        text = value_text(last.entry) if ended else None
+        text = value_text(last.entry, bodies) if ended else None
         found.append(
             Step(
                 number,
@@ -226,6 +236,7 @@ def steps_of(entries: Sequence[Recorded], codec: Codec) -> list[Step]:
                 not last.own,
                 last.seq,
                 {k: v for k, v in (last.entry.more or {}).items() if k not in ("error", "key", "blob")} or None,
+                sizes.get(blob_in(last.entry) or b"") if ended else None,
             )
         )
     return found

@@ -91,9 +91,7 @@ def _open_runs(ctx: Context) -> Flow[tuple[int, list[RunRow]]]:
     for status in OPEN:
         before = 2**62
         while True:
-            op = partial(
-                rows.listed, tenant, status=status, function=None, queue=None, parent=None, before=before, limit=_PAGE
-            )
+            op = partial(rows.listed, tenant, status=status, function=None, queue=None, before=before, limit=_PAGE)
             page = yield from read(op)
             found += page
             if len(page) < _PAGE:

@@ -38,6 +38,7 @@ from holdfast.runs.journal.entries import (
     entry_digest,
     pack,
     squeeze,
+    unsqueeze,
 )
 from holdfast.runs.journal.journal import FORK, FORK_NAME, Segment, fork_terms, paths_in, read_segments
 from holdfast.runs.journal.rows import NewRun, RunRow
@@ -326,7 +327,7 @@ def _new_run(source: RunRow, plan: Plan, wished: Wish, keys: Keys, args: bytes, 
         source.function,
         source.version if spec is None else spec.version,  # it goes on with the code that is here
         args,
-        source.input,
+        digest(unsqueeze(args)),  # not the source's: that may have begun anew, with other arguments
         incarnation if keys == "new" else source.incarnation,
         source.queue,
         source.priority,

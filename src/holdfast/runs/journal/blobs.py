@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -11,7 +12,7 @@ from holdfast.errors import JournalDamaged
 from holdfast.runs.journal.entries import Entry
 from holdfast.storage.base import ConstraintFailed
 from holdfast.storage.cells import BLOB
-from holdfast.storage.far_cells import not_far
+from holdfast.storage.far_cells import START_BYTES, not_far, stored_size
 from holdfast.storage.program import Batch, Flow, Program, Sql, Statement, read, write
 
 BLOB_MIN_BYTES = 64 * 1024
@@ -32,6 +33,7 @@ _DROP_BLOB = Sql(
     """DELETE FROM blob WHERE tenant = :tenant AND hash = :hash AND NOT EXISTS (
         SELECT 1 FROM run_blob u WHERE u.tenant = :tenant AND u.hash = :hash)"""
 )
+_SIZE = Sql(f"SELECT length(body), substr(body, 1, {START_BYTES}) FROM blob WHERE tenant = :tenant AND hash = :hash")
 _READ = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", opens={0: BLOB}, tolerant=True)
 
 
@@ -61,6 +63,18 @@ def read_blob(tenant: int, key: bytes) -> Program[bytes]:
             f"the large result {key.hex()} is {'damaged' if rows else 'gone'}; restore it from a backup"
         )
     return bytes(rows[0][0])
+
+
+def blob_sizes(tenant: int, keys: Sequence[bytes]) -> Program[dict[bytes, int]]:
+    """How many bytes blobs take, in the database or in an object store, without fetching them."""
+    sizes: dict[bytes, int] = {}
+    for start in range(0, len(keys), _PAGE):
+        some = keys[start : start + _PAGE]
+        answers = yield Batch(*(_SIZE(tenant=tenant, hash=key) for key in some))
+        sizes |= {
+            key: stored_size(bytes(rows[0][1]), rows[0][0]) for key, rows in zip(some, answers, strict=True) if rows
+        }
+    return sizes
 
 
 def refer_statement(tenant: int, run: int, key: bytes) -> Statement:

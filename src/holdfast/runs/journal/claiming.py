@@ -79,7 +79,8 @@ _TAKE = Sql(
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = :status
     RETURNING (SELECT v.value FROM run_value v WHERE v.tenant = run.tenant AND v.run = run.run AND v.sort = 'args'),
         (SELECT t.name FROM tenant t WHERE t.tenant = run.tenant), tenant, {", ".join(RunRow._fields)}""",
-    opens={0: ARGS, 3 + RunRow._fields.index("input"): INPUT},
+    opens={0: ARGS, 3 + RunRow._fields.index("input"): INPUT.at(3 + RunRow._fields.index("id"))},
+    tolerant="all",  # a run that cannot be read gets stuck when it begins, and holds up no other
     keyless=True,
 )
 _ANY_QUEUED = _sql(

@@ -19,7 +19,7 @@ OPEN = ("queued", "running", "waiting", "paused", "stuck")
 FINISHED = ("done", "failed", "cancelled", "rolled_back", "exported")
 STATUSES = (*OPEN, *FINISHED)
 TASK = "langgraph:"  # the function of a run that stands for a task of a graph (graph_tasks.py) begins so
-_COLUMNS = (
+COLUMNS = (
     "run, id, function, version, input, incarnation, parent, parent_path, root, origin, origin_since, origin_seq, "
     "origin_entries, origin_digest, status, queue, priority, owner, fence, lease_until, wake_at, nudged, request, "
     "waiting, entries, digest, seq, since, created_at, changed_at, keep_until"
@@ -93,11 +93,11 @@ class Hold(NamedTuple):
 
 
 # What is secret of a row that was selected as RunRow has it.
-RUN_CELLS = {RunRow._fields.index("input"): INPUT, RunRow._fields.index("waiting"): WAITING.at(0)}
+RUN_CELLS = {RunRow._fields.index("input"): INPUT.at(1), RunRow._fields.index("waiting"): WAITING.at(0)}
 WAITS = {"waiting": WAITING}
-BY_ID = Sql(f"SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND id = :id", opens=RUN_CELLS)
-BY_NUMBER = Sql(f"SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND run = :run", opens=RUN_CELLS)
-LOCK = Sql(f"SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND run = :run {{for_update}}", opens=RUN_CELLS)
+BY_ID = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND id = :id", opens=RUN_CELLS)
+BY_NUMBER = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run = :run", opens=RUN_CELLS)
+LOCK = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run = :run {{for_update}}", opens=RUN_CELLS)
 # Whoever writes to two runs locks both first, the one with the lower number first: so none waits for the other in turn.
 LOCK_TWO = Sql(
     "SELECT run FROM run WHERE tenant = :tenant AND (run = :run OR id = :other) ORDER BY run {for_update}",
@@ -122,7 +122,7 @@ _INSERT = Sql(
             coalesce(:root, number), :origin, :origin_since, :origin_seq, :origin_entries, :origin_digest, :status,
             :queue, :priority, :owner, :fence, {{now}} + :lease, :wake_at, 0, NULL, NULL, 0, 0, :origin_seq, 0, {{now}},
             {{now}}, NULL, {{stamp}} FROM clock WHERE true
-        ON CONFLICT (tenant, id) DO NOTHING RETURNING {_COLUMNS}""",
+        ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}""",
     ),
     postgres=f"""WITH n AS (SELECT nextval('number') AS number)
         INSERT INTO run ({_NEW_COLUMNS})
@@ -131,7 +131,7 @@ _INSERT = Sql(
             :origin_since::bigint, :origin_seq::bigint, :origin_entries::bigint, :origin_digest::bigint, :status::text,
             :queue::text, :priority::bigint, :owner::text, :fence::bigint, {{now}} + :lease::bigint, :wake_at::bigint,
             0, NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL, {{stamp}} FROM n
-        ON CONFLICT (tenant, id) DO NOTHING RETURNING {_COLUMNS}""",
+        ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}""",
     seals={"input": INPUT},
     opens=RUN_CELLS,
 )
@@ -159,7 +159,7 @@ _CLAIM = Sql(
         (status IN ('queued', 'waiting') AND (wake_at <= {{now}} OR :early = 1))
         OR (status = 'running' AND (lease_until <= {{now}} OR :dead = 1))
         OR (status = 'stuck' AND :early = 1))
-    RETURNING {_COLUMNS}""",
+    RETURNING {COLUMNS}""",
     opens=RUN_CELLS,
 )
 _TOUCH = (
@@ -172,6 +172,7 @@ _APPEND = Sql(
     sqlite=(
         _TOUCH.replace("{max}", "max"),
         f"{_ROW} :tenant, :run, :seq, :kind, :body, {{stamp}} WHERE changes() = 1",
+        # Not RETURNING: SQLite makes a table for its rows, which takes longer than to look again.
         "SELECT request FROM run WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'",
     ),
     postgres=f"""WITH u AS ({_TOUCH.replace("{max}", "greatest")} RETURNING request),
@@ -223,9 +224,11 @@ _NUDGE_PARENT = Sql(
     WHERE tenant = :tenant AND run = (SELECT parent FROM run WHERE tenant = :tenant AND run = :child)"""
 )
 _CLOSE_ASKS = Sql("UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND status = 'open'")
+# By `since` is known that it began anew: never 0, also if nothing was recorded before.
 _RENEWED_START = Sql(
     """UPDATE run SET status = 'queued', owner = NULL, wake_at = 0, waiting = NULL, nudged = 0, entries = 0, digest = 0,
-        since = seq, incarnation = :incarnation, changed_at = {now}
+        since = CASE WHEN seq = 0 THEN 1 ELSE seq END, seq = CASE WHEN seq = 0 THEN 1 ELSE seq END,
+        incarnation = :incarnation, changed_at = {now}
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING run"""
 )
 # What a fork shares must stay.
@@ -312,22 +315,25 @@ class Line(NamedTuple):
 
 def append_statements(hold: Hold, lines: Sequence[Line], *, lease: int, now: int) -> list[Statement]:
     """The statements that write journal rows: the first one's answer is empty if the fence has moved."""
-    total = sum(line.digest for line in lines) & DIGEST_MASK
     tenant, run, fence = hold
+    seq, kind, body, total = lines[0]
+    count, last = len(lines), seq
+    if count > 1:
+        last, total = lines[-1].seq, sum([line.digest for line in lines]) & DIGEST_MASK
     first = _APPEND(
         tenant=tenant,
         run=run,
         fence=fence,
-        count=len(lines),
+        count=count,
         sum=total,
-        last=lines[-1].seq,
+        last=last,
         lease=lease,
         now=now,
-        seq=lines[0].seq,
-        kind=lines[0].kind,
-        body=lines[0].body,
+        seq=seq,
+        kind=kind,
+        body=body,
     )
-    if len(lines) == 1:
+    if count == 1:
         return [first]
     more = [
         _APPEND_MORE(tenant=tenant, run=run, fence=fence, seq=line.seq, kind=line.kind, body=line.body)
@@ -396,19 +402,14 @@ def start_over(hold: Hold, *, args: bytes, incarnation: bytes, now: int) -> Prog
     return True
 
 
-_DUE_IN_FAMILY = Sql(
-    f"""SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND root = :root
-    AND status IN ('queued', 'waiting', 'running') AND (status = 'running' OR wake_at <= {{now}}) ORDER BY run DESC""",
-    opens=RUN_CELLS,
-)
 # Tasks of graphs come in numbers and say little: only those that wait for a person are runs to look at.
 _LIST = Sql(
-    f"""SELECT {_COLUMNS} FROM run WHERE tenant = :tenant AND run < :before
+    f"""SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run < :before
     AND (:tasks = 1 OR function NOT LIKE '{TASK}%' OR EXISTS (
         SELECT 1 FROM ask a WHERE a.tenant = run.tenant AND a.run = run.run AND a.status = 'open'))
     AND (CAST(:status AS text) IS NULL OR status = :status)
     AND (CAST(:function AS text) IS NULL OR function = :function)
-    AND (CAST(:queue AS text) IS NULL OR queue = :queue) AND (CAST(:parent AS bigint) IS NULL OR parent = :parent)
+    AND (CAST(:queue AS text) IS NULL OR queue = :queue)
     ORDER BY run DESC LIMIT :limit""",
     opens=RUN_CELLS,
 )
@@ -423,25 +424,18 @@ _SET_STATUS = Sql(
 )
 
 
-def due_in_family(tenant: int, root: int, now: int) -> Program[list[RunRow]]:
-    """Runs of a family that are due, or running somewhere, the youngest first."""
-    [found] = yield Batch(_DUE_IN_FAMILY(tenant=tenant, root=root, now=now), last=True)
-    return [RunRow._make(row) for row in found]
-
-
 def listed(
     tenant: int,
     *,
     status: str | None,
     function: str | None,
     queue: str | None,
-    parent: int | None,
     before: int,
     limit: int,
     tasks: bool = False,
 ) -> Program[list[RunRow]]:
     """Runs, the newest first; with `tasks` also those that stand for tasks of graphs."""
-    params = {"status": status, "function": function, "queue": queue, "parent": parent, "tasks": int(tasks)}
+    params = {"status": status, "function": function, "queue": queue, "tasks": int(tasks)}
     [found] = yield Batch(_LIST(tenant=tenant, before=before, limit=limit, **params), last=True)
     return [RunRow._make(row) for row in found]
 

@@ -15,9 +15,9 @@ import orjson
 from holdfast.log.mended import Notes
 from holdfast.log.quarantine import KEYS, set_aside
 from holdfast.runs.journal.rows import FINISHED, NEVER, STATUSES
-from holdfast.runs.keeping.verifying import check_run, text_of
-from holdfast.storage.cells import ANSWER, SIGNAL, WAITING
-from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read, write
+from holdfast.runs.keeping.verifying import ANSWERS, bad_blobs, check_run, text_of
+from holdfast.storage.cells import SIGNAL, WAITING
+from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, read, write
 
 _PAGE = 200
 _RUNS = Sql("SELECT run, id FROM run WHERE tenant = :tenant AND run > :after ORDER BY run LIMIT :limit")
@@ -39,11 +39,6 @@ _STICK = Sql(
 _CLOSE_ASKS = Sql(
     "UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND status = 'open' RETURNING path"
 )
-_ANSWERS = Sql(
-    "SELECT path, who, value FROM answer WHERE tenant = :tenant AND run = :run",
-    opens={2: ANSWER.at("run", 0, 1)},
-    tolerant="all",
-)
 _SIGNALS = Sql(
     "SELECT topic, key, value, seq FROM signal WHERE tenant = :tenant AND run = :run",
     opens={2: SIGNAL.at("run", 0, 1)},
@@ -61,7 +56,14 @@ _STRAY_ANSWERS = Sql(
     """SELECT run, path, who FROM answer o WHERE tenant = :tenant AND NOT EXISTS
     (SELECT 1 FROM ask a WHERE a.tenant = o.tenant AND a.run = o.run AND a.path = o.path) LIMIT :limit"""
 )
+_NEEDS = Sql(
+    """SELECT r.run, r.id, r.status, r.waiting FROM run_blob b JOIN run r ON r.tenant = b.tenant AND r.run = b.run
+    WHERE b.tenant = :tenant AND b.hash = :hash ORDER BY r.run {for_update}""",
+    opens={3: WAITING.at(0)},
+    tolerant="all",
+)
 _DAMAGED = "JournalDamaged"
+_STUCK = "it is stuck now, so that nobody goes on with it by itself"
 
 
 class DoneRuns:
@@ -94,7 +96,33 @@ def repair_runs(tenant: int, progress: Progress | None = None) -> Flow[DoneRuns]
             seen += 1
             if progress is not None:
                 progress(seen, seen)
+    yield from _see_to_results(tenant, done)
     return done
+
+
+def _see_to_results(tenant: int, done: DoneRuns) -> Flow[None]:
+    """Large results that are lost: who needs them is named, and stops. Their rows stay: an object may come back."""
+    last: bytes | None = b""
+    while last is not None:
+        last, bad = yield from check(partial(bad_blobs, tenant, last))
+        for key in bad:
+            mended, lost = yield from write(partial(_stop_for, tenant, key))
+            done.mended += mended
+            done.lost += lost
+
+
+def _stop_for(tenant: int, key: bytes) -> Program[tuple[Notes, Notes]]:
+    [runs] = yield Batch(_NEEDS(tenant=tenant, hash=key))
+    what = f"its large result {key.hex()} is missing or damaged"
+    if not runs:
+        yield from set_aside(tenant, "blob", (key,), "it is missing or damaged, and no run needs it", drop=True)
+        return [("", None, f"the large result {key.hex()}, which no run needs, was set aside")], []
+    mended: Notes = []
+    for run, name, status, waiting in runs:
+        if status not in FINISHED and not _is_stopped(status, waiting):
+            yield from _stick(tenant, run, what)
+            mended.append((name, None, _STUCK))
+    return mended, [(name, None, what) for _, name, _, _ in runs]
 
 
 def _page(tenant: int, after: int) -> Program[list[int]]:
@@ -137,16 +165,20 @@ def _mend(tenant: int, run: int) -> Program[tuple[Notes, Notes]]:
         return mended, []
     lost: Notes = [(name, None, what) for what in problems]
     if status not in FINISHED and not _is_stopped(status, waiting):
-        text = orjson.dumps({"for": "help", "error": problems[0], "type": _DAMAGED}).decode()
-        yield Batch(_STICK(**key, waiting=text))
-        mended.append((name, None, "it is stuck now, so that nobody goes on with it by itself"))
+        yield from _stick(tenant, run, problems[0])
+        mended.append((name, None, _STUCK))
     return mended, lost
+
+
+def _stick(tenant: int, run: int, problem: str) -> Generator[Batch, list[Rows], None]:
+    text = orjson.dumps({"for": "help", "error": problem, "type": _DAMAGED}).decode()
+    yield Batch(_STICK(tenant=tenant, run=run, waiting=text))
 
 
 def _drop_unreadable(tenant: int, run: int) -> Generator[Batch, list[Rows], list[str]]:
     """Set aside messages and answers that cannot be read. What is missing now."""
     missing = []
-    answers, signals = yield Batch(_ANSWERS(tenant=tenant, run=run), _SIGNALS(tenant=tenant, run=run))
+    answers, signals = yield Batch(ANSWERS(tenant=tenant, run=run), _SIGNALS(tenant=tenant, run=run))
     for path, who, value in answers:
         if text_of(value) is None:
             yield from set_aside(tenant, "answer", (run, path, who), "it cannot be read", drop=True)

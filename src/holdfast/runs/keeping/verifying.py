@@ -58,7 +58,7 @@ _ASKS = Sql(
     opens={2: TERMS.at("run", 0), 4: ASK_ANSWER.at("run", 0), 6: QUESTION.at("run", 0)},
     tolerant="all",
 )
-_ANSWERS = Sql(
+ANSWERS = Sql(
     "SELECT path, who, value FROM answer WHERE tenant = :tenant AND run = :run",
     opens={2: ANSWER.at("run", 0, 1)},
     tolerant="all",
@@ -148,7 +148,7 @@ def check_run(tenant: int, run: int) -> Program[Problems | None]:
     """What is wrong with one run. None: there is no such run."""
     key = {"tenant": tenant, "run": run}
     found, values, asks, answers, signals, referred = yield Batch(
-        _RUN(**key), _VALUES(**key), _ASKS(**key), _ANSWERS(**key), _SIGNALS(**key), _REFERRED(**key)
+        _RUN(**key), _VALUES(**key), _ASKS(**key), ANSWERS(**key), _SIGNALS(**key), _REFERRED(**key)
     )
     if not found:
         return None
@@ -185,12 +185,17 @@ def _wrong_row(row: RunRow) -> list[str]:
     return wrong
 
 
+def _began_so(row: RunRow) -> bool:
+    """Whether a run still has the arguments that its row was made for: continue_as_new gives others, to a fork too."""
+    return bool(row.input) and row.since == 0 and row.origin_since == 0
+
+
 def _wrong_values(row: RunRow, values: dict[str, Any]) -> list[str]:
     wrong = []
     args = text_of(values.get("args"))
     if args is None:
         wrong.append("its arguments are missing" if "args" not in values else "its arguments cannot be read")
-    elif row.since == 0 and row.input and digest(args) != row.input:  # continue_as_new has given it others
+    elif _began_so(row) and digest(args) != row.input:
         wrong.append("its arguments are not those that it was started with")
     if "outcome" in values and text_of(values["outcome"]) is None:
         wrong.append("its result cannot be read")
@@ -257,13 +262,22 @@ def _blob(recorded: Recorded) -> bytes | None:
 def _check_blobs(tenant: int, after: bytes) -> Program[tuple[bytes | None, Problems]]:
     """A page of large results: the last one's hash (None: there are no more), and what is wrong."""
     problems: Problems = []
+    last, bad = yield from bad_blobs(tenant, after)
+    for key in bad:
+        [whose] = yield Batch(_WHOSE(tenant=tenant, hash=key))
+        problems.append((whose[0][0] if whose else None, f"the large result {key.hex()} is missing or is damaged"))
+    return last, problems
+
+
+def bad_blobs(tenant: int, after: bytes) -> Program[tuple[bytes | None, list[bytes]]]:
+    """The same: which of a page cannot be read."""
     [rows] = yield Batch(_BLOBS(tenant=tenant, after=after, limit=_BLOB_PAGE))
+    bad: list[bytes] = []
     for key, body in rows:
         if type(body) is not bytes or blob_hash(body) != key:
             not_far(body)
-            [whose] = yield Batch(_WHOSE(tenant=tenant, hash=key))
-            problems.append((whose[0][0] if whose else None, f"the large result {key.hex()} is damaged"))
-    return (bytes(rows[-1][0]) if rows else None), problems
+            bad.append(bytes(key))
+    return (bytes(rows[-1][0]) if rows else None), bad
 
 
 def text_of(stored: Any) -> bytes | None:

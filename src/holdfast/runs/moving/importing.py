@@ -27,8 +27,9 @@ from holdfast.runs.journal.blobs import blob_hash, blob_statements, refer_statem
 from holdfast.runs.journal.entries import DIGEST_MASK, entry_digest, unpack
 from holdfast.runs.journal.rows import RunRow
 from holdfast.runs.moving.exporting import _store_id
-from holdfast.runs.moving.packages import Package, RunPart, StatePart, read_package, sync_folder
+from holdfast.runs.moving.packages import Package, RunPart, StatePart, read_package
 from holdfast.storage.cells import ANSWER, ASK_ANSWER, INPUT, JOURNAL, QUESTION, SIGNAL, TERMS, WAITING
+from holdfast.storage.files import sync_file, sync_folder
 from holdfast.storage.program import Batch, Flow, Program, Rows, Sql, Statement, read, write
 from holdfast.threads.beside import held
 from holdfast.threads.context import Context
@@ -103,8 +104,7 @@ class Import:
         self._is_new = True
         with os.fdopen(handle, "wb") as file:
             file.write(orjson.dumps(mine))
-            file.flush()
-            os.fsync(file.fileno())
+            sync_file(file)
         sync_folder(self._claim)
 
     def unclaim(self) -> None:

@@ -23,6 +23,7 @@ from holdfast.log.ids import ID_MAX, ROOM
 from holdfast.runs.journal.blobs import blob_hash
 from holdfast.runs.journal.entries import KIND_NAMES, unpack
 from holdfast.runs.journal.rows import FINISHED, STATUSES
+from holdfast.storage.files import sync_file, sync_folder
 from holdfast.threads.checks import check_metadata, check_name, check_note, check_text
 from holdfast.values.compress import Parameter, decompress_bounded, zstd
 
@@ -156,10 +157,9 @@ def write_pending(package: Package, path: Path) -> int:
     try:
         with open(path, "wb", opener=_private) as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            sync_file(file)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written ({error}); nothing was changed") from error
+        raise UsageError(f"{path} cannot be written: {error.strerror}; nothing was changed") from error
     return len(content)
 
 
@@ -171,20 +171,9 @@ def publish(pending: Path, path: Path) -> None:
     """Make a pending file one that can be imported, under its own name. Safe to repeat after a crash at any point."""
     with open(pending, "r+b") as file:
         file.write(_READY)
-        file.flush()
-        os.fsync(file.fileno())
+        sync_file(file)
     os.replace(pending, path)
     sync_folder(path)
-
-
-def sync_folder(path: Path) -> None:
-    if os.name != "posix":
-        return
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 # --- reading
@@ -197,7 +186,7 @@ def read_package(path: Path, *, pending: bool = False) -> Package:
             raise _refused(path, f"it has more than {BYTES_MAX:,} bytes")
         content = path.read_bytes()
     except OSError as error:
-        raise _refused(path, str(error)) from error
+        raise _refused(path, error.strerror or str(error)) from error
     head, digest, body = content[:_HEAD], content[_HEAD : _HEAD + _HASH_BYTES], content[_HEAD + _HASH_BYTES :]
     if head == _PENDING and not pending:
         raise _refused(path, "its export was not finished: call export_run again with the same arguments")

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from holdfast.runs.calls.asking import close_ask
+from holdfast.runs.calls.failures import line_of
 from holdfast.runs.journal.entries import DONE, VALUE, WAIT, Entry, unsqueeze
 from holdfast.runs.session.acting import Act, Parked
 from holdfast.runs.session.scope import Scope, Unwind
@@ -63,6 +64,10 @@ class Branch:
             self.scope.ended()
         if self.error is None:
             return self.value
+        if isinstance(self.error, Exception):
+            early = self.scope.session.ended_early(self.scope, f"the branch raised {line_of(self.error)}")
+            if early is not None:
+                raise early from self.error
         try:
             raise self.error
         finally:

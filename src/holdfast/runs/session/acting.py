@@ -40,10 +40,11 @@ class Body:
 @dataclass(frozen=True, slots=True)
 class Pause:
     """A short wait in this process. `for_others`: for a branch of this run; raises CannotWait where none could go on
-    meanwhile, because a blocking call holds the event loop."""
+    meanwhile, because a blocking call holds the event loop. `instead_of`: what it would be, were it longer."""
 
     seconds: float
     for_others: bool = False
+    instead_of: Wait | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from holdfast.runs.calls.state import Keeper
 
 LEASE_US = 30_000_000
-_PATIENCE_PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)  # a database that is away: so long we try to write down
+# A database that is away: so long we try to write down.
+_PATIENCE_PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, None)
 _HAS_ROW = Sql("SELECT body FROM journal WHERE tenant = :tenant AND run = :run AND seq = :seq", opens={0: JOURNAL})
 _CARRIED_S = 0.0005  # how soon to look again whether another branch has written what was put off
 Beside = Callable[[], Generator[Batch, list[Rows], Any]]
@@ -112,6 +113,7 @@ class Session:
             Any
         ] = []  # of a sync run: teams of threads that nobody waits for (runs/parallel/parallel_threads.py)
         self.beaten: list[str] = []  # prefixes of branches whose waits do not count any more
+        self.key_head = b""  # what the keys of all its effects begin with: runs/calls/effects.py
         self._seq = row.seq
         self._pending: list[tuple[int, Entry]] = []
         self._put_off = self._durable = 0  # how many entries were put off, and how many of these are written
@@ -167,7 +169,8 @@ class Session:
             f"run {self.row.id!r} did not go the way that its journal says: at step {path} it did {expected} before, "
             f"and now {actual}. Either the code was changed (its version was {self.row.version}): guard the change "
             "with hf.patched(), or finish the run with the old code; or it depends on something that is not recorded: "
-            "time, chance, a global, the order of a set. Use hf.now(), hf.random(), or a step",
+            "time, chance, a global, the order of a set, what a step changed in its arguments. Use hf.now(), "
+            "hf.random(), or what a step returns",
             path=path,
             expected=expected,
             actual=actual,
@@ -175,13 +178,18 @@ class Session:
         self.stop = self.stop or error
         return error
 
-    def ended_early(self, how: str) -> NonDeterministic | None:
-        """What it means if the function has ended now: that it came further before is on record. None: it did not."""
-        # Only of the function itself: branches that lost a race, or were cancelled, need not come as far again.
-        ahead = min((int(path) for path in self.unread if path.isdigit()), default=0)
-        if ahead <= self.root.count or not self.can_park:
-            return None
-        return self._differs(str(ahead), f"{self.index[str(ahead)][0].entry.name}()", how)
+    def ended_early(self, scope: Scope, how: str) -> NonDeterministic | None:
+        """What it means if the function, or a branch, has ended now: that it came further before is on record. None: it
+        did not."""
+        # It has numbered the branches that it made: those that lost a race, or were cancelled, need not come as far.
+        prefix = scope.prefix
+        numbers = [
+            (int(number), path)
+            for path in (list(self.unread) if self.can_park else ())  # others may be reading
+            if path.startswith(prefix) and (number := path[len(prefix) :].partition(".")[0]).isdigit()
+        ]
+        ahead, path = min(numbers, default=(0, ""))
+        return self._differs(path, f"{self.index[path][0].entry.name}()", how) if ahead > scope.count else None
 
     def final(self, found: Sequence[Recorded]) -> Entry | None:
         """How a call ended, if that stands: where others run the code again after an error, an error does not."""
@@ -267,6 +275,9 @@ class Session:
         # The end of a step brings nothing to light that its beginning did not: it need not wait for what was put off.
         is_end = beside is None and bool(drafts) and all(kind == DONE for kind, _ in drafts)
         target = self._put_off
+        if not (target or self._pending or other):  # nothing was ever put off
+            yield from self._write((), drafts, beside, lease_us, None)
+            return
         while True:
             with self._lock:
                 is_carrier = self._carried is None and bool(self._pending)
@@ -299,33 +310,36 @@ class Session:
         lease_us: int = 0,
         other: str | None = None,
     ) -> Act[None]:
-        taken = [*put_off, *drafts]
+        taken = [*put_off, *drafts] if put_off else drafts
         if not taken:
             return
         with self._lock:
             first = self._seq + 1
             self._seq += len(taken)
-        kind, entry = drafts[0] if drafts else taken[-1]
-        about = (KIND_NAMES[kind], entry.path, entry.name, entry.attempt)
         lines, statements = self._lines(taken, first)
+        kind, entry = drafts[0] if drafts else taken[-1]
         if points.hook is not None:
-            points.reach(*about, "before")
-        lease = max(self.lease_us, lease_us)
-        op = partial(_append, self.hold, lines, statements, beside, lease, self.ctx.clock_us(), other)
+            points.reach(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "before")
+        lease, now = max(self.lease_us, lease_us), self.ctx.clock_us()
+        if beside is None and not statements:
+            op: Callable[[], Program[Any]] = partial(rows.append, self.hold, lines, lease=lease, now=now)
+        else:
+            op = partial(_append_beside, self.hold, lines, statements, beside, lease, now, other)
         try:
             answer = yield from self.surely(op, partial(self._is_written, lines[-1]))
         except StoreError as error:
             self.stop = self.stop or error  # the code has seen what is not recorded: it must not go on
             raise
         if points.hook is not None:
-            points.reach(*about, "after")
+            points.reach(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "after")
         if answer is None:
             self.lose()
         assert answer is not None
         self.touched_us = self.ctx.clock_us()
         for line, (kind, entry) in zip(lines, taken, strict=True):
             self.index.setdefault(entry.path, []).append(Recorded(line.seq, kind, entry))
-        self.heed(answer[0])
+        if answer[0] is not None:
+            self.heed(answer[0])
 
     def _lines(self, taken: Sequence[tuple[int, Entry]], first: int) -> tuple[list[Line], list[Any]]:
         lines, statements = [], []
@@ -354,7 +368,7 @@ class Session:
         A body has run by now: giving up at once would leave an effect in doubt that we know the end of.
         """
         unknown = doubted = False
-        for pause in (*_PATIENCE_PAUSES, None):
+        for pause in _PATIENCE_PAUSES:
             try:
                 if unknown and (yield from happened()):
                     return (None,)
@@ -442,7 +456,7 @@ def opening(found: Sequence[Recorded]) -> Entry | None:
     return None
 
 
-def _append(
+def _append_beside(
     hold: Hold,
     lines: list[Line],
     statements: list[Any],
@@ -451,8 +465,6 @@ def _append(
     now: int,
     other: str | None,
 ) -> Program[Any]:
-    if beside is None and not statements:
-        return (yield from rows.append(hold, lines, lease=lease, now=now))
     locks = [] if other is None else [rows.LOCK_TWO(tenant=hold.tenant, run=hold.run, other=other)]
     answers = yield Batch(*locks, *rows.append_statements(hold, lines, lease=lease, now=now))
     appended = answers[len(locks)]

@@ -304,6 +304,14 @@ class Worker:
     # --- the end
 
     def _drain(self) -> None:
+        if (count := len(self._active)) and not self._hurry:
+            _log.info(
+                "stopping: %d %s %g s to finish or park; a second signal (Ctrl-C) gives back at once what is left",
+                count,
+                "run has" if count == 1 else "runs have",
+                self.drain_s,
+                extra=event("worker.draining", runs=count),
+            )
         self._wait_for_runs(self.drain_s)
         if not self._active:
             return

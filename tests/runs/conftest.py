@@ -1,0 +1,7 @@
+"""Gives the fixtures of `runs_fixtures.py` to all tests of this folder. Nothing else: mypy does not read it."""
+
+from __future__ import annotations
+
+from runs_fixtures import lab, other, store, sync_lab, target, url
+
+__all__ = ["lab", "other", "store", "sync_lab", "target", "url"]

@@ -1,0 +1,50 @@
+"""What the tests of moving runs share: an agent on its way, and where it stops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mover  # noqa: F401 - for the children: it must be found
+from lab import Lab
+
+import holdfast as hf
+from holdfast.runs.journal.blobs import BLOB_MIN_BYTES
+
+
+class Stop(BaseException):
+    """Ends the process's part where a test wants it."""
+
+
+def agent_of(lab: Lab) -> Any:
+    @lab.step(name="search")
+    def search(place: str) -> list[str]:
+        lab.ran.append("search")
+        return [f"{place}1", f"{place}2"]
+
+    @lab.step(name="large")
+    def large(size: int) -> str:
+        import random
+
+        lab.ran.append("large")
+        return random.Random(size).randbytes(size).hex()
+
+    @lab.effect(name="book", undo=lambda flight: lab.ran.append(("cancel", flight)))
+    def book(flight: str, key: hf.Key) -> str:
+        lab.ran.append(("book", flight, str(key)))
+        return f"B-{flight}"
+
+    @lab.durable(name=f"agent-{id(lab)}")
+    async def agent(place: str) -> list[Any]:
+        state = hf.state({"plan": [place]})
+        flights = await lab(search(place))
+        state["flights"] = flights
+        first = await lab(book(flights[0]))
+        text = await lab(large(BLOB_MIN_BYTES * 2))
+        hf.emit("asking")
+        chosen = await lab(hf.ask("Which?", options=flights))
+        message = await lab(hf.receive("news"))
+        second = await lab(book(chosen))
+        state["done"] = True
+        return [first, second, len(text), message, dict(state)]
+
+    return agent

@@ -1,0 +1,50 @@
+"""Fixtures of the tests of runs: a store for all tests of a module, and a lab, which writes each agent in both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab import MODES, PLACES, Lab, open_at, open_place
+
+import holdfast as hf
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[hf.Store]:
+    """A store on either database. Each lab is a tenant of its own."""
+    yield from open_place(request, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def other(
+    store: hf.Store, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[hf.Store]:
+    """A store at the other place: from SQLite to PostgreSQL, and back."""
+    place = "postgres" if store._context.driver.dialect == "sqlite" else "sqlite"
+    yield from open_at(place, request, tmp_path_factory)
+
+
+@pytest.fixture
+def target(lab: Lab, other: hf.Store) -> hf.Store:
+    """The same tenant in the other store."""
+    return other.tenant(lab.store._context.tenant_name)
+
+
+@pytest.fixture(params=PLACES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A file that is not there yet, or an empty database."""
+    return str(tmp_path / "agent.db") if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture(params=MODES)
+def lab(request: pytest.FixtureRequest, store: hf.Store) -> Lab:
+    """Where a test runs its agents: once as sync functions, once as async ones."""
+    return Lab(store, request.param)
+
+
+@pytest.fixture
+def sync_lab(store: hf.Store) -> Lab:
+    """For what is the same in both."""
+    return Lab(store, "sync")

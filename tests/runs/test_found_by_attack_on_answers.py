@@ -1,0 +1,359 @@
+"""What an attacker found in answers, caches, open effects, names: each test is the smallest case of a finding."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attack_kit import asks_once
+from lab import Lab, hooked
+
+import holdfast as hf
+from holdfast.runs.session.points import Point
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[hf.Store]:
+    with hf.open(str(tmp_path / "runs.db")) as store:
+        yield store
+
+
+# --- an answer that counts is never lost
+
+
+@pytest.mark.parametrize("gives_up", ["hf.timeout", "timeout_s"])
+def test_an_answer_that_was_accepted_in_the_last_moment_counts(lab: Lab, gives_up: str) -> None:
+    given: list[hf.Store | object] = []
+
+    @lab.durable
+    async def agent() -> Any:
+        if gives_up == "timeout_s":
+            return await lab(hf.ask("ok?", timeout_s=0.2, on_timeout="late"))
+        try:
+            with hf.timeout(0.2):
+                return await lab(hf.ask("ok?"))
+        except TimeoutError:
+            return "late"
+
+    def answer() -> None:
+        try:
+            given.append(lab.store.answer("r", "yes").settled)
+        except hf.AnswerRefused as error:
+            given.append(error)
+
+    def hook(point: Point) -> None:
+        if (point.kind, point.name, point.when) == ("done", "hf.ask", "before") and not given:
+            thread = threading.Thread(target=answer)
+            thread.start()
+            thread.join(20)
+
+    with hooked(hook):
+        result = lab.run(agent, id="r").result(timeout_s=20)
+    # On SQLite, and for a question with a time of its own, the answer is refused because that time is over.
+    assert result == ("yes" if given == [True] else "late")
+    if gives_up == "hf.timeout":
+        assert given == [True]
+
+
+def test_an_answer_between_the_look_and_the_giving_up_counts(sync_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.runs.calls import asking
+
+    looked: list[int] = []
+    look = asking.look
+
+    def late_look(session: Any, path: str) -> Any:
+        state = yield from look(session, path)
+        if not looked:  # the question is open, and by this clock its time is over
+            looked.append(1)
+            assert sync_lab.store.answer("r", "yes").settled
+            assert state is not None
+            assert state.deadline is not None
+            return asking.AskState("open", None, state.deadline, state.deadline)
+        return state
+
+    @hf.durable
+    def agent() -> Any:
+        return hf.ask("ok?", timeout_s=600, on_timeout="late")
+
+    monkeypatch.setattr(asking, "look", late_look)
+    assert sync_lab.run(agent, id="r").result(timeout_s=10) == "yes"
+
+
+def test_an_approval_is_given_by_true_and_not_by_a_number(lab: Lab) -> None:
+    @lab.effect(approve=True)
+    def pays() -> str:
+        return "paid"
+
+    @lab.durable
+    async def agent() -> Any:
+        return await lab(pays())
+
+    lab.run(agent, id="r")
+    for wrong in (1, 0, 1.0, "true"):
+        with pytest.raises(hf.AnswerRefused, match="one of"):
+            lab.store.answer("r", wrong)
+    assert lab.store.answer("r", True).settled
+    assert lab.run(agent, id="r").result() == "paid"
+
+
+def test_a_number_is_chosen_however_json_writes_it(sync_lab: Lab) -> None:
+    @hf.durable
+    def agent() -> Any:
+        return hf.ask("how many?", options=[1, 2.0, [True]])
+
+    sync_lab.run(agent, id="r")
+    for wrong in (True, [1], "1"):
+        with pytest.raises(hf.AnswerRefused):
+            sync_lab.store.answer("r", wrong)
+    sync_lab.store.answer("r", 2)
+    result = sync_lab.run(agent, id="r").result()
+    assert (result, type(result)) == (2.0, float)
+
+
+# --- what cannot be meant is refused
+
+
+NAN, INF, HUGE = math.nan, math.inf, 1e15
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "sleep inf": (lambda: hf.sleep(INF), "hundred years"),
+    "sleep nan": (lambda: hf.sleep(NAN), "seconds"),
+    "sleep huge": (lambda: hf.sleep(HUGE), "hundred years"),
+    "ask inf": (lambda: hf.ask("q", timeout_s=INF), "hundred years"),
+    "ask nan": (lambda: hf.ask("q", timeout_s=NAN), "hundred years"),
+    "ask huge": (lambda: hf.ask("q", timeout_s=HUGE), "hundred years"),
+    "receive text": (lambda: hf.receive(timeout_s="5"), "hundred years"),  # type: ignore[arg-type]
+    "receive huge": (lambda: hf.receive(timeout_s=HUGE), "hundred years"),
+    "timeout inf": (lambda: hf.timeout(INF), "hundred years"),
+    "step inf": (lambda: hf.step(timeout_s=INF), "hundred years"),
+    "budget nan": (lambda: hf.budget(usd=NAN), "a number"),
+    "spend nan": (lambda: hf.step(lambda: hf.spend(usd=NAN))(), "a number"),
+    "approvers text": (lambda: hf.ask("q", approvers="ann"), "approvers=\\['ann'\\]"),  # type: ignore[arg-type]
+    "no asker": (lambda: hf.ask("q", allow_self=False), "asker="),
+    "quorum true": (lambda: hf.ask("q", quorum=True), "1 or more"),
+    "options": (lambda: hf.ask("q", options=[object()]), "JSON"),
+    "topic": (lambda: hf.receive(5, timeout_s=0), "topic"),  # type: ignore[arg-type]
+    "no run": (lambda: hf.send(None, 1), "run"),  # type: ignore[arg-type]
+    "patch": (lambda: hf.patched(5), "patch"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_meant_is_refused(local: hf.Store, case: str) -> None:
+    call, match = WRONG[case]
+
+    @hf.durable
+    def agent() -> Any:
+        made = call()
+        return made(lambda: None)() if case == "step inf" else made
+
+    with pytest.raises(hf.RunFailed, match=f"UsageError: .*{match}"):
+        local.run(agent, id="r").result(timeout_s=5)
+
+
+BAD = {"nul": "a\0b", "surrogate": "a\ud800b"}
+PLACES_OF_TEXT: dict[str, tuple[Callable[[str], Any], str]] = {
+    "question": (lambda text: hf.ask(text), "question"),
+    "option": (lambda text: hf.ask("?", options=[text, "b"]), "option"),
+    "approver": (lambda text: hf.ask("?", approvers=[text]), "approver"),
+    "topic received": (lambda text: hf.receive(text, timeout_s=0), "topic"),
+    "topic sent": (lambda text: hf.send("r", 1, topic=text), "topic"),
+    "run sent to": (lambda text: hf.send(text, 1), "run"),
+    "id of a child": (lambda text: hf.spawn(asks_once, id=text), "run"),
+    "queue of a child": (lambda text: hf.spawn(asks_once, queue=text), "queue"),
+    "patch": (lambda text: hf.patched(text), "patch"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("place", PLACES_OF_TEXT)
+def test_text_that_a_database_cannot_store_is_refused_in_a_run(sync_lab: Lab, place: str, bad: str) -> None:
+    call, named = PLACES_OF_TEXT[place]
+
+    @hf.durable
+    def agent() -> Any:
+        return call(BAD[bad])
+
+    with pytest.raises(hf.RunFailed, match=f"UsageError: .*{named}.*(NUL|Unicode)"):
+        sync_lab.run(agent, id="r").result(timeout_s=5)
+
+
+@pytest.mark.parametrize("bad", [*BAD.values(), "x" * 70_000])
+def test_text_that_a_database_cannot_store_is_refused_from_outside(sync_lab: Lab, bad: str) -> None:
+    store = sync_lab.store
+    store.run(asks_once, id="r")
+    calls: list[Callable[[], object]] = [
+        lambda: store.send("r", 1, topic=bad),
+        lambda: store.send("r", 1, key=bad),
+        lambda: store.answer("r", 1, who=bad),
+        lambda: store.get_run(bad),
+        lambda: store.runs(function=bad),
+        lambda: store.runs(queue=bad),
+    ]
+    if len(bad) < 10:
+        calls.append(lambda: store.answer("r", 1, step=bad))
+    for call in calls:
+        with pytest.raises(hf.UsageError):
+            call()
+
+
+def test_children_of_a_run_with_a_long_id_have_ids_that_can_be_used(sync_lab: Lab) -> None:
+    @hf.durable
+    def parent() -> Any:
+        first, second = hf.spawn(asks_once), hf.spawn(asks_once)
+        return [first.result(), second.result()]
+
+    run = sync_lab.run(parent, id="p" * 512)
+    asks = sync_lab.store.asks()
+    assert len({ask.run for ask in asks}) == 2
+    for ask in asks:
+        assert len(ask.run) <= 512
+        sync_lab.store.answer(ask.run, ask.run)
+    assert len(run.result(timeout_s=20)) == 2
+
+
+# --- cached steps
+
+
+class Model:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @hf.step(cache=3600)
+    def says(self, text: str) -> str:
+        return f"{self.name}: {text}"
+
+
+class KeyedModel(Model):
+    @property
+    def holdfast_key(self) -> str:
+        return self.name
+
+
+def test_a_cached_method_needs_an_object_with_a_key(local: hf.Store) -> None:
+    @hf.durable
+    def agent(kind: str) -> list[str]:
+        made = Model if kind == "plain" else KeyedModel
+        return [made("a").says("q"), made("b").says("q"), made("a").says("q")]
+
+    with pytest.raises(hf.RunFailed, match=r"UsageError: .*holdfast_key.*cache_key="):
+        local.run(agent, "plain", id="plain").result()
+    assert local.run(agent, "keyed", id="keyed").result() == ["a: q", "b: q", "a: q"]
+
+
+@hf.step(name="looks up", cache=3600)
+def looks_up(text: str) -> str:
+    return f"one {text}"
+
+
+@hf.step(name="looks up", cache=3600)
+def looks_up_elsewhere(text: str) -> str:
+    return f"other {text}"
+
+
+def test_two_steps_of_one_name_do_not_share_their_results(local: hf.Store) -> None:
+    @hf.durable
+    def agent() -> list[str]:
+        return [looks_up("q"), looks_up_elsewhere("q")]
+
+    assert local.run(agent, id="r").result() == ["one q", "other q"]
+
+
+# --- effects whose outcome stays open
+
+
+def test_reconcile_and_the_next_attempt_get_the_arguments_as_they_were(lab: Lab) -> None:
+    asked: list[Any] = []
+
+    def reconcile(key: str, client: object, texts: list[str], *more: list[str], **named: list[str]) -> hf.NotDone:
+        asked.append(
+            (client, list(texts), [list(one) for one in more], {name: list(one) for name, one in named.items()})
+        )
+        return hf.NotDone()
+
+    client = object()
+
+    @lab.effect(reconcile=reconcile, timeout_s=0.05, ignore=("client",))
+    def sends_all(client: object, texts: list[str], *more: list[str], **named: list[str]) -> int:
+        lab.ran.append((list(texts), [list(one) for one in more], {name: list(one) for name, one in named.items()}))
+        for one in (texts, *more, *named.values()):
+            one.append("junk")
+        if len(lab.ran) == 1:
+            raise TimeoutError
+        return len(texts)
+
+    @lab.durable
+    async def agent() -> Any:
+        return await lab(sends_all(client, ["a"], ["b"], extra=["c"]))
+
+    assert lab.run(agent, id="r").result(timeout_s=20) == 2
+    as_called = (["a"], [["b"]], {"extra": ["c"]})
+    assert lab.ran == [as_called, as_called]
+    assert asked
+    assert all(call == (client, *as_called) for call in asked)
+
+
+@pytest.mark.parametrize("rule", ["retry", "reconcile"])
+def test_an_effect_that_stays_in_doubt_is_not_tried_for_ever(lab: Lab, rule: str) -> None:
+    options: dict[str, Any] = {"on_doubt": "retry"} if rule == "retry" else {"reconcile": lambda key: hf.NotDone()}
+
+    @lab.effect(timeout_s=0.01, retries=1, **options)
+    def pays() -> str:
+        lab.ran.append("pays")
+        if len(lab.ran) <= 12:
+            raise TimeoutError
+        return "paid"
+
+    @lab.durable
+    async def agent() -> Any:
+        return await lab(pays())
+
+    run = lab.run(agent, id="r")
+    assert (run.info().waiting_for or {}).get("for") == "doubt"
+    assert len(lab.ran) == 11
+    assert lab.run(agent, id="r").status == "waiting"
+    run.resolve("1", not_done=True)
+    assert lab.run(agent, id="r").status == "waiting"  # one more attempt, in doubt again
+    assert len(lab.ran) == 12
+    run.resolve("1", done="seen at the bank")
+    assert lab.run(agent, id="r").result() == "seen at the bank"
+    assert len(lab.ran) == 12
+
+
+# --- names, tools, exports
+
+
+@pytest.mark.parametrize("name", ["hf.timeout", "hf.ask", "langgraph:x", "x\0", "x\ud800", "", "x" * 600])
+@pytest.mark.parametrize("decorator", [hf.step, hf.effect, hf.durable])
+def test_a_name_that_is_holdfasts_own_is_refused(decorator: Any, name: str) -> None:
+    with pytest.raises(hf.UsageError, match="name"):
+        decorator(name=name)(lambda: None)
+
+
+def test_tool_calls_with_the_same_id_go_back_to_the_model(lab: Lab) -> None:
+    @lab.effect()
+    def books(seat: str) -> str:
+        lab.ran.append(seat)
+        return f"booked {seat}"
+
+    @lab.durable
+    async def agent(calls: list[dict[str, Any]]) -> Any:
+        return await lab(hf.tools([books]).call(calls))
+
+    calls = [{"id": i, "name": "books", "arguments": {"seat": s}} for i, s in (("a", "1"), ("b", "2"), ("a", "3"))]
+    run = lab.run(agent, calls, id="r")
+    told = run.result()
+    assert [message["is_error"] for message in told] == [True, False, True]
+    assert "id 'a'" in told[0]["content"]
+    assert lab.ran == ["2"]
+    assert lab.store.replay("r").result == told
+
+
+def test_an_exported_run_is_not_forked_where_it_was(sync_lab: Lab, tmp_path: Path) -> None:
+    sync_lab.run(asks_once, id="r")
+    sync_lab.store.export_run("r", tmp_path / "r.hf")
+    with pytest.raises(hf.UsageError, match="exported"):
+        sync_lab.store.fork("r", id="f", keys="new")

@@ -1,0 +1,371 @@
+"""first and as_completed: who was first stays first in a replay; and branches that are runs of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+from lab import Interrupt, Lab, Once, finished
+from parallel_kit import PATIENCE_S, Order, again, branch, completing, ordered
+
+import holdfast as hf
+
+# --- first
+
+
+def test_the_first_to_succeed_wins_and_only_its_branch_is_replayed(lab: Lab) -> None:
+    once, order = Once(), Order("b", "only when it is free")
+    work = ordered(lab, order)
+
+    async def go(name: str) -> Any:
+        lab.ran.append(f"begin {name}")
+        return await lab(work(name))
+
+    async def fails() -> None:
+        raise LookupError("no")
+
+    @lab.durable
+    async def agent() -> Any:
+        found = await lab(hf.first(branch(lab, fails), branch(lab, go, "a"), branch(lab, go, "b")))
+        order.free()
+        once.interrupt()
+        return found
+
+    with pytest.raises(Interrupt):
+        lab.run(agent, id="r")
+    lab.ran.clear()
+    run = lab.run(agent, id="r")
+    assert run.result() == "B"
+    assert [what for what in lab.ran if what.startswith("begin")] == ["begin b"]
+    assert lab.step_at(run, "1").result == 2
+
+
+def test_if_all_fail_the_error_of_the_first_by_position_is_raised_again_and_again(lab: Lab) -> None:
+    once, order = Once(), Order("b", "a")
+    work = ordered(lab, order)
+
+    async def fails(name: str) -> None:
+        await lab(work(name))
+        raise LookupError(name)
+
+    @lab.durable
+    async def agent() -> Any:
+        try:
+            await lab(hf.first(branch(lab, fails, "a"), branch(lab, fails, "b")))
+        except LookupError as error:
+            once.interrupt()
+            return str(error)
+
+    assert again(lab, agent, id="r").result() == "a"
+
+
+def test_a_question_against_the_clock(lab: Lab) -> None:
+    async def asks() -> Any:
+        return await lab(hf.ask("Which?"))
+
+    async def gives_up() -> str:
+        await lab(hf.sleep(1.2))
+        return "too late"
+
+    @lab.durable
+    async def agent() -> Any:
+        return await lab(hf.first(branch(lab, asks), branch(lab, gives_up)))
+
+    run = lab.run(agent, id="r")
+    assert run.status == "waiting"
+    assert len(lab.store.asks("r")) == 1
+    assert run.result(timeout_s=PATIENCE_S) == "too late"
+    assert lab.store.asks("r") == []
+    with pytest.raises(hf.AnswerRefused):
+        lab.store.answer("r", "me", step="2.1")
+
+
+def test_what_a_loser_waited_for_does_not_wake_the_run_later(lab: Lab) -> None:
+    async def sleeps() -> Any:
+        await lab(hf.sleep(3000))
+
+    async def wins() -> str:
+        return "won"
+
+    @lab.durable
+    async def agent() -> Any:
+        await lab(hf.first(branch(lab, sleeps), branch(lab, wins)))
+        return await lab(hf.ask("And now?"))
+
+    run = lab.run(agent, id="r")
+    assert run.status == "waiting"
+    assert (run.info().waiting_for or {})["for"] == "question"
+    assert run.info().wake_at is None
+    lab.store.answer("r", "home")
+    assert run.result() == "home"
+
+
+def test_a_loser_in_a_long_body_holds_up_nobody_but_the_end_of_the_run(store: hf.Store) -> None:
+    """A thread cannot be stopped: the effect that it is in ends, and is recorded, before the run does."""
+    lab = Lab(store, "sync")
+    begun, go_on = threading.Event(), threading.Event()
+
+    @hf.effect
+    def slow(key: hf.Key) -> str:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        return "slow"
+
+    @hf.step
+    def later() -> None:
+        lab.ran.append("after the race")
+
+    def loses() -> str:
+        slow()
+        lab.ran.append("slow has ended")
+        later()
+        lab.ran.append("went on")
+        return "slow"
+
+    def wins() -> str:
+        assert begun.wait(PATIENCE_S)
+        return "fast"
+
+    @hf.durable
+    def agent() -> str:
+        found = hf.first(loses, wins)
+        lab.ran.append("won")
+        go_on.set()
+        return found
+
+    run = lab.run(agent, id="r")
+    assert run.result() == "fast"
+    assert lab.ran == ["won", "slow has ended"]
+    assert [(step.name, step.status) for step in run.steps() if step.kind == "effect"] == [("slow", "done")]
+
+
+def test_a_loser_is_cancelled_in_an_async_run_but_not_out_of_an_effect(store: hf.Store) -> None:
+    lab = Lab(store, "async")
+
+    @hf.step
+    async def long() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            lab.ran.append("step cancelled")
+
+    @hf.effect
+    async def book(key: hf.Key) -> str:
+        await asyncio.sleep(0.05)
+        lab.ran.append("booked")
+        return "booked"
+
+    async def wins() -> str:
+        while not lab.store.get_run("r").steps():
+            await asyncio.sleep(0.001)
+        return "fast"
+
+    @hf.durable
+    async def agent() -> Any:
+        found: Any = await hf.first(long(), book(), wins())
+        lab.ran.append("won")
+        return found
+
+    run = lab.run(agent, id="r")
+    assert run.result() == "fast"
+    assert lab.ran == ["step cancelled", "won", "booked"]
+    assert [(step.name, step.status) for step in run.steps() if step.kind == "effect"] == [("book", "done")]
+
+
+def test_a_patch_after_a_race_is_not_misled_by_what_losers_recorded(lab: Lab) -> None:
+    order = Order("a", "b")
+    work = ordered(lab, order)
+    new_code = [False]
+
+    async def two(name: str) -> Any:
+        return [await lab(work(name)), await lab(hf.ask("Which?"))]
+
+    async def one(name: str) -> Any:
+        return await lab(work(name))
+
+    @lab.durable(version="any")
+    async def agent() -> Any:
+        found = await lab(hf.first(branch(lab, two, "a"), branch(lab, one, "b")))
+        await lab(hf.ask("And now?"))
+        return [found, hf.patched("after") if new_code[0] else None]
+
+    run = lab.run(agent, id="r")
+    assert run.status == "waiting"
+    new_code[0] = True
+    [ask] = lab.store.asks("r")
+    lab.store.answer("r", "on", step=ask.path)
+    assert run.result() == ["B", True]
+
+
+# --- as_completed
+
+
+def test_results_come_in_the_order_they_came_in_also_on_replay(lab: Lab) -> None:
+    once, order, seen = Once(), Order("c", "a", "b"), list[Any]()
+    work = ordered(lab, order)
+
+    async def go(name: str) -> Any:
+        if seen:  # on replay: the other way round
+            seconds = 0.02 * (2 - seen[0].index(name.upper()))
+            await asyncio.sleep(seconds) if lab.is_async else time.sleep(seconds)
+        return await lab(work(name))
+
+    @lab.durable
+    async def agent() -> Any:
+        found = await lab(completing(lab, *(branch(lab, go, name) for name in "abc")))
+        seen.append(found)
+        await lab(work("end"))
+        once.interrupt()
+        return found
+
+    run = again(lab, agent, id="r")
+    assert run.result() == seen[0] == seen[1]
+    assert sorted(seen[0]) == ["A", "B", "C"]
+    assert lab.step_at(run, "1").kind == "value"
+
+
+def test_a_recorded_beginning_is_followed_and_then_gone_on_from(lab: Lab) -> None:
+    """Interrupted after the first result was seen: it is the first again, also if another branch is faster now."""
+    once, order = Once(), Order("b", "only when it is free")
+    work, seen = ordered(lab, order), list[str]()
+
+    async def go(name: str) -> Any:
+        return await lab(work(name))
+
+    @lab.step()
+    def note(result: str) -> None:
+        seen.append(result)
+        order.free()
+
+    async def noted(result: str) -> str:
+        await lab(note(result))
+        once.interrupt()
+        return result
+
+    @hf.durable
+    async def aagent() -> Any:
+        return [await noted(result) async for result in hf.as_completed(go("a"), go("b"))]
+
+    @hf.durable
+    def agent() -> Any:
+        return [finished(noted(result)) for result in hf.as_completed(branch(lab, go, "a"), branch(lab, go, "b"))]
+
+    run = again(lab, aagent if lab.is_async else agent, id="r")
+    assert run.result() == ["B", "A"]
+    assert seen == ["B", "A"]
+
+
+def test_an_error_is_raised_in_its_turn_and_the_others_can_still_be_had(lab: Lab) -> None:
+    async def fails() -> None:
+        raise LookupError("no")
+
+    async def works() -> int:
+        return 1
+
+    @hf.durable
+    def agent() -> Any:
+        results = hf.as_completed(branch(lab, fails), branch(lab, works))
+        found: list[Any] = []
+        for _ in range(2):
+            try:
+                found.append(next(results))
+            except LookupError as error:
+                found.append(str(error))
+        return [sorted(found, key=str), next(results, "end")]
+
+    @hf.durable
+    async def aagent() -> Any:
+        results = hf.as_completed(fails(), works())
+        found: list[Any] = []
+        for _ in range(2):
+            try:
+                found.append(await anext(results))
+            except LookupError as error:
+                found.append(str(error))
+        return [sorted(found, key=str), await anext(results, "end")]
+
+    assert lab.run(aagent if lab.is_async else agent, id="r").result() == [[1, "no"], "end"]
+
+
+def test_results_are_given_while_another_branch_waits_and_then_the_run_parks(lab: Lab) -> None:
+    async def asks() -> Any:
+        return await lab(hf.ask("Which?"))
+
+    async def works(number: int) -> int:
+        return number
+
+    @lab.step()
+    def note(result: Any) -> None:
+        lab.ran.append(result)
+
+    @hf.durable
+    def agent() -> Any:
+        for result in hf.as_completed(branch(lab, asks), branch(lab, works, 1), branch(lab, works, 2)):
+            note(result)
+        return len(lab.ran)
+
+    @hf.durable
+    async def aagent() -> Any:
+        async for result in hf.as_completed(asks(), works(1), works(2)):
+            await note(result)
+        return len(lab.ran)
+
+    run = lab.run(aagent if lab.is_async else agent, id="r")
+    assert run.status == "waiting"
+    assert sorted(lab.ran) == [1, 2]
+    lab.store.answer("r", "that")
+    assert run.result() == 3
+    assert lab.ran[2] == "that"
+
+
+def test_a_loop_that_stops_early_leaves_nobody_behind_when_the_run_ends(lab: Lab) -> None:
+    order = Order("a")
+    work = ordered(lab, order)
+
+    async def go(name: str) -> Any:
+        found = await lab(work(name))
+        await lab(work(name + name))
+        return found
+
+    async def quick() -> str:
+        return "quick"
+
+    @hf.durable
+    def agent() -> Any:
+        found = next(hf.as_completed(branch(lab, go, "b"), branch(lab, quick)))
+        order.free()
+        return found
+
+    @hf.durable
+    async def aagent() -> Any:
+        found: Any = await anext(hf.as_completed(go("b"), quick()))
+        order.free()
+        return found
+
+    run = lab.run(aagent if lab.is_async else agent, id="r")
+    assert run.result() == "quick"
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("holdfast-r-")]
+    assert "bb" not in lab.ran
+
+
+# --- children
+
+
+def test_gather_of_children(lab: Lab) -> None:
+    @lab.durable(name=f"child-{id(lab)}")
+    async def child(number: int) -> int:
+        return number * 10
+
+    async def one(number: int) -> Any:
+        started = await lab(hf.spawn(child, number))
+        return await lab(started.result())
+
+    @lab.durable
+    async def agent() -> Any:
+        return await lab(hf.gather(*(branch(lab, one, number) for number in range(5))))
+
+    assert lab.run(agent, id="r").result(timeout_s=PATIENCE_S) == [0, 10, 20, 30, 40]
+    assert len(lab.store.runs(limit=None)) == 6

@@ -1,0 +1,305 @@
+"""Taking back what is in doubt or fails on the way, and by an operator."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from lab import Interrupt, Lab, Once, hooked
+from sagas_kit import Trip
+
+import holdfast as hf
+from holdfast.runs.session.points import Point
+
+
+def strike_at(at: str, name: str) -> Callable[[Point], None]:
+    def strike(point: Point) -> None:
+        if f"{point.when} {point.kind}" == at and point.name == name:
+            raise Interrupt
+
+    return strike
+
+
+# --- doubts and failures on the way
+
+
+def test_what_is_in_doubt_is_settled_before_anything_is_undone(store: hf.Store) -> None:
+    lab, did = Lab(store, "async"), list[str]()
+
+    async def cancel(what: str) -> None:
+        did.append(f"-{what}")
+
+    @hf.effect(undo=cancel)
+    async def book(what: str) -> None:
+        did.append(f"+{what}")
+        if what == "hotel":
+            await asyncio.sleep(60)
+
+    @hf.durable
+    async def agent() -> None:
+        await book("flight")
+        try:
+            await asyncio.wait_for(book("hotel"), 0.02)  # broken off: nobody knows
+        except TimeoutError:
+            raise ValueError("give up") from None
+
+    run = lab.run(agent, id="r")
+    assert run.status == "waiting"
+    assert did == ["+flight", "+hotel"]  # nothing is undone yet
+    [ask] = lab.store.asks("r")
+    assert ask.kind == "doubt"
+    assert ask.step is not None
+    run.resolve(ask.step, done=None)
+    with pytest.raises(hf.RunFailed, match="give up"):
+        run.result()
+    assert did == ["+flight", "+hotel", "-hotel", "-flight"]
+
+
+@pytest.mark.parametrize("verdict", ["done", "not done"])
+def test_an_undo_in_doubt_asks_and_is_not_repeated(lab: Lab, verdict: str) -> None:
+    trip = Trip(lab, timeout_s=0.05)
+
+    @lab.durable
+    async def agent() -> None:
+        await lab(trip.book("flight"))
+        await lab(trip.book("hotel"))
+        hf.rollback("enough")
+
+    at = "before done" if verdict == "done" else "before body"
+    with hooked(strike_at(at, "undo book")), pytest.raises(Interrupt):
+        lab.run(agent, id="r")
+    run = lab.run(agent, id="r")
+    assert run.status == "waiting"
+    [ask] = lab.store.asks("r")
+    assert (ask.kind, ask.step) == ("doubt", "undo:2")
+    if verdict == "done":
+        run.resolve("undo:2", done=None)
+    else:
+        run.resolve("undo:2", not_done=True)
+    with pytest.raises(hf.RolledBack, match="enough"):
+        run.result()
+    assert trip.did == ["+flight", "+hotel", "-hotel", "-flight"]
+
+
+def test_an_undo_with_reconcile_settles_itself(lab: Lab) -> None:
+    found: list[Any] = []
+    trip: Trip
+
+    def find(key: str, what: str) -> hf.Done | hf.NotDone:
+        found.append(what)
+        return hf.Done(None) if f"-{what}" in trip.did else hf.NotDone()
+
+    trip = Trip(lab, reconcile=find, timeout_s=0.05)
+
+    @lab.durable
+    async def agent() -> None:
+        await lab(trip.book("flight"))
+        await lab(trip.book("hotel"))
+        raise ValueError("no")
+
+    with hooked(strike_at("before done", "undo book")), pytest.raises(Interrupt):
+        lab.run(agent, id="r")
+    run = lab.run(agent, id="r")
+    assert run.status == "failed"
+    assert trip.did == ["+flight", "+hotel", "-hotel", "-flight"]
+    assert found == ["hotel"]
+
+
+def test_an_undo_that_fails_leaves_the_run_stuck_and_it_goes_on_when_mended(lab: Lab) -> None:
+    did: list[str] = []
+    broken = {"hotel": True}
+
+    def cancel(what: str) -> None:
+        did.append(f"try -{what}")
+        if broken.get(what):
+            raise ValueError("the hotel does not answer the phone")
+        did.append(f"-{what}")
+
+    undo = hf.effect(name="cancel_or_not", retries=1, backoff_s=0)(lab.body(cancel))
+
+    @lab.effect(undo=undo)
+    def book(what: str) -> None:
+        did.append(f"+{what}")
+
+    @lab.durable
+    async def agent() -> None:
+        for what in ("flight", "hotel", "car"):
+            await lab(book(what))
+        raise KeyError("reason")
+
+    run = lab.run(agent, id="r")
+    assert run.status == "stuck"
+    with pytest.raises(hf.RunStuck, match=r"holdfast resume r|run the same line again") as caught:
+        run.result()
+    assert "does not answer the phone" in str(caught.value)
+    assert did == ["+flight", "+hotel", "+car", "try -car", "-car", "try -hotel", "try -hotel"]
+    assert lab.run(agent, id="r").status == "stuck"  # the same line tries again
+    broken.clear()
+    assert run.resume() == "queued"
+    with pytest.raises(hf.RunFailed, match="reason"):
+        run.result()
+    assert did[-4:] == ["try -hotel", "-hotel", "try -flight", "-flight"]
+    assert did.count("-car") == 1
+
+
+def test_a_plain_undo_is_tried_again_by_itself(lab: Lab) -> None:
+    did: list[str] = []
+
+    def cancel(what: str) -> None:
+        did.append(f"-{what}")
+        if len(did) == 2:
+            raise ValueError("busy")
+
+    @lab.effect(undo=lab.body(cancel))
+    def book(what: str) -> None:
+        did.append(f"+{what}")
+
+    @lab.durable
+    async def agent() -> None:
+        await lab(book("flight"))
+        hf.rollback()
+
+    assert lab.run(agent, id="r").status == "rolled_back"
+    assert did == ["+flight", "-flight", "-flight"]
+
+
+def test_an_effect_whose_result_cannot_be_stored_was_done_and_is_undone(lab: Lab) -> None:
+    trip = Trip(lab)
+
+    @lab.effect(undo=trip.cancel)
+    def odd(what: str) -> Any:
+        trip.did.append(f"+{what}")
+        return threading.Lock()
+
+    @lab.durable
+    async def agent() -> None:
+        try:
+            await lab(odd("ship"))
+        except hf.Unstorable:
+            hf.rollback("an odd ship")
+
+    assert lab.run(agent, id="r").status == "rolled_back"
+    assert trip.did == ["+ship", "-ship"]
+
+
+# --- by an operator
+
+
+def test_an_operator_rolls_back_a_run_that_waits(lab: Lab) -> None:
+    trip = Trip(lab)
+
+    @lab.durable
+    async def agent() -> None:
+        await lab(trip.book("flight"))
+        await lab(hf.ask("Go on?"))
+
+    run = lab.run(agent, id="r")
+    assert run.rollback() == "queued"
+    assert lab.run(agent, id="r").status == "rolled_back"
+    assert trip.did == ["+flight", "-flight"]
+    assert lab.store.asks() == []
+    assert run.rollback() == "rolled_back"
+
+
+def test_an_operator_rolls_back_a_run_that_is_done(lab: Lab) -> None:
+    trip = Trip(lab)
+
+    @lab.durable
+    async def agent() -> str:
+        await lab(trip.book("flight"))
+        return "gone"
+
+    run = lab.run(agent, id="r")
+    assert run.result() == "gone"
+    assert run.rollback() == "queued"
+    with pytest.raises(hf.RolledBack):
+        run.result()
+    assert trip.did == ["+flight", "-flight"]
+
+
+def test_an_operator_rolls_back_a_run_that_is_running(lab: Lab) -> None:
+    trip = Trip(lab)
+
+    @lab.step()
+    def meanwhile() -> None:
+        assert lab.store.get_run("r").rollback() == "running"  # its owner is told
+
+    @lab.durable
+    async def agent() -> str:
+        await lab(trip.book("flight"))
+        await lab(meanwhile())
+        await lab(trip.book("hotel"))
+        return "gone"
+
+    run = lab.run(agent, id="r")
+    assert run.status == "rolled_back"
+    assert trip.did == ["+flight", "-flight"]
+
+
+@pytest.mark.parametrize("at", ["before finish", "before park"])
+def test_a_rollback_at_the_last_moment_is_not_lost(lab: Lab, at: str) -> None:
+    trip, once = Trip(lab), Once()
+
+    @lab.durable
+    async def agent() -> str:
+        await lab(trip.book("flight"))
+        if at == "before park":
+            await lab(hf.ask("Go on?"))
+        return "gone"
+
+    def strike(point: Point) -> None:
+        if f"{point.when} {point.kind}" == at and not once.reached:
+            once.reached = 1
+            # From another thread: an operator is not on this run's event loop.
+            asked = threading.Thread(target=lambda: lab.store.get_run("r").rollback())
+            asked.start()
+            asked.join(20)
+
+    with hooked(strike):
+        run = lab.run(agent, id="r")
+    assert run.status == "rolled_back"
+    assert trip.did == ["+flight", "-flight"]
+
+
+def test_a_rollback_of_an_operator_may_meet_a_doubt(lab: Lab) -> None:
+    trip = Trip(lab, timeout_s=0.05)
+
+    @lab.step()
+    def meanwhile() -> None:
+        lab.store.get_run("r").rollback()
+
+    @lab.durable
+    async def agent() -> None:
+        await lab(trip.book("flight"))
+        await lab(meanwhile())
+
+    with hooked(strike_at("before done", "undo book")), pytest.raises(Interrupt):
+        lab.run(agent, id="r")
+    run = lab.run(agent, id="r")
+    assert run.status == "waiting"
+    run.resolve("undo:1", done=None)
+    with pytest.raises(hf.RolledBack):
+        run.result()
+    assert trip.did == ["+flight", "-flight"]
+
+
+def test_a_rollback_that_was_interrupted_goes_on(lab: Lab) -> None:
+    trip = Trip(lab)
+
+    @lab.durable
+    async def agent() -> None:
+        for what in ("a", "b", "c"):
+            await lab(trip.book(what))
+        raise ValueError("reason")
+
+    with hooked(strike_at("after done", "undo book")), pytest.raises(Interrupt):
+        lab.run(agent, id="r")
+    assert trip.did == ["+a", "+b", "+c", "-c"]
+    run = lab.run(agent, id="r")
+    assert run.status == "failed"
+    assert trip.did == ["+a", "+b", "+c", "-c", "-b", "-a"]
+    with pytest.raises(hf.RunFailed, match="reason"):
+        run.result()

@@ -1,0 +1,224 @@
+"""Steps: retries, deadlines, processes of their own, caches."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import Flaky, Lab
+
+import holdfast as hf
+
+# --- retries
+
+
+def test_an_attempt_that_fails_is_tried_again_after_its_backoff(lab: Lab) -> None:
+    times: list[float] = []
+
+    @lab.step(retries=3, backoff_s=0.04, retry_on=(Flaky,))
+    def call() -> str:
+        times.append(time.monotonic())
+        if len(times) < 3:
+            raise Flaky(f"attempt {len(times)}")
+        return "ok"
+
+    @lab.durable
+    async def agent() -> Any:
+        return await lab(call())
+
+    run = lab.run(agent, id="r")
+    assert run.result() == "ok"
+    first, second, third = times
+    assert second - first >= 0.02  # half of the backoff, at least; then it doubles
+    assert third - second >= 0.04
+    [step] = run.steps()
+    assert (step.attempts, step.status, step.error) == (3, "done", None)
+
+
+@pytest.mark.parametrize(
+    ("options", "attempts"),
+    [
+        ({"retries": 2}, 3),
+        ({"retries": 2, "retry_on": (KeyError,)}, 1),
+        ({"retries": 2, "retry_on": lambda error: "Flaky" in repr(error)}, 3),
+        ({"retries": 2, "retry_on": Exception, "give_up_on": (Flaky,)}, 1),
+        ({}, 1),
+    ],
+)
+def test_which_errors_are_tried_again_and_how_often(lab: Lab, options: dict[str, Any], attempts: int) -> None:
+    @lab.step(backoff_s=0, **options)
+    def call() -> None:
+        lab.ran.append("call")
+        raise Flaky("no")
+
+    @lab.durable
+    async def agent() -> str:
+        try:
+            await lab(call())
+        except Flaky as error:
+            return f"gave up: {error}"
+        return ""
+
+    run = lab.run(agent, id="r")
+    assert run.result() == "gave up: no"
+    assert lab.count("call") == attempts
+    [step] = run.steps()
+    assert (step.status, step.attempts) == ("failed", attempts)
+
+
+def test_a_long_backoff_parks_the_run_and_the_attempts_go_on_counting(lab: Lab) -> None:
+    @lab.step(retries=1, backoff_s=3600, backoff_max_s=3600)
+    def call() -> None:
+        lab.ran.append("call")
+        raise Flaky("no")
+
+    @lab.durable
+    async def agent() -> None:
+        await lab(call())
+
+    run = lab.run(agent, id="r")
+    info = run.info()
+    assert info.status == "waiting"
+    assert info.waiting_for is not None
+    assert info.waiting_for["for"] == "retry"
+    assert info.wake_at is not None
+    assert timedelta(minutes=29) < info.wake_at - datetime.now(UTC) < timedelta(minutes=61)
+    assert lab.run(agent, id="r").status == "waiting"
+    assert run.resume() == "queued"
+    assert lab.run(agent, id="r").status == "waiting"  # it looked: still not due
+    assert lab.count("call") == 1
+    [step] = run.steps()
+    assert (step.status, step.attempts, step.error) == ("retrying", 1, "Flaky: no")
+
+
+# --- deadlines and processes
+
+
+def test_a_body_that_takes_too_long_is_given_up(lab: Lab) -> None:
+    release = threading.Event()
+
+    async def slow_async() -> None:
+        lab.ran.append("slow")
+        await asyncio.sleep(60)
+
+    def slow() -> None:
+        lab.ran.append("slow")
+        release.wait(60)
+
+    step = hf.step(timeout_s=0.05, retries=1, backoff_s=0)(slow_async if lab.is_async else slow)
+
+    @lab.durable
+    async def agent() -> str:
+        try:
+            await lab(step())
+        except TimeoutError as error:
+            return str(error)
+        return ""
+
+    try:
+        assert "0.05" in lab.run(agent, id="r").result()
+    finally:
+        release.set()
+    assert lab.count("slow") == 2
+
+
+@hf.step(process=True, timeout_s=30)
+def in_a_process(number: int) -> list[int]:
+    import os
+
+    return [number + 1, os.getpid()]
+
+
+@hf.step(process=True, timeout_s=0.5)
+def never_ends(path: str) -> None:
+    import os
+    from pathlib import Path
+
+    Path(path).write_text(str(os.getpid()))
+    while True:
+        pass
+
+
+@hf.durable
+def with_a_process(path: str) -> list[Any]:
+    import os
+
+    number, pid = in_a_process(1)
+    try:
+        never_ends(path)
+    except TimeoutError as error:
+        return [number, pid != os.getpid(), type(error).__name__]
+    return []
+
+
+def test_a_sync_body_may_run_in_a_process_that_can_be_stopped(store: hf.Store, tmp_path: Path) -> None:
+    lab, path = Lab(store, "sync"), tmp_path / "pid"
+    assert lab.run(with_a_process, str(path), id="r").result() == [2, True, "BodyTimeout"]
+    if path.exists():  # it had begun: it was killed
+        assert not Path(f"/proc/{path.read_text()}").exists()
+
+
+# --- caches
+
+
+def test_a_cached_result_serves_all_runs_of_the_tenant(lab: Lab) -> None:
+    @lab.step(cache=True)
+    def embed(text: str) -> int:
+        lab.ran.append(text)
+        return len(text)
+
+    @lab.durable
+    async def agent(texts: list[str]) -> list[int]:
+        return [await lab(embed(text)) for text in texts]
+
+    assert lab.run(agent, ["a", "bb", "a"], id="r").result() == [1, 2, 1]
+    run = lab.run(agent, ["bb", "ccc"], id="s")
+    assert run.result() == [2, 3]
+    assert lab.ran == ["a", "bb", "ccc"]
+    assert [step.note for step in run.steps()] == [{"cached": True}, None]
+    other = Lab(lab.store, "sync").store
+    assert other.run(agent, ["a"], id="r").result() == [1]
+    assert lab.ran == ["a", "bb", "ccc", "a"]
+
+
+def test_a_cache_has_a_time_and_a_key(lab: Lab) -> None:
+    @lab.step(cache=0.000001)
+    def brief(text: str) -> str:
+        lab.ran.append(text)
+        return text
+
+    @lab.step(cache=60, cache_key=lambda text, **_: text.lower())
+    def keyed(text: str) -> str:
+        lab.ran.append(text)
+        return text
+
+    @lab.durable
+    async def agent() -> list[str]:
+        return [await lab(step(text)) for step, text in ((brief, "x"), (brief, "x"), (keyed, "Y"), (keyed, "y"))]
+
+    assert lab.run(agent, id="r").result() == ["x", "x", "Y", "Y"]
+    assert lab.ran == ["x", "x", "Y"]
+
+
+def test_an_error_is_not_cached(lab: Lab) -> None:
+    @lab.step(cache=True)
+    def embed(text: str) -> int:
+        lab.ran.append(text)
+        if len(lab.ran) == 1:
+            raise Flaky("once")
+        return len(text)
+
+    @lab.durable
+    async def agent() -> Any:
+        try:
+            return await lab(embed("a"))
+        except Flaky:
+            return await lab(embed("a"))
+
+    assert lab.run(agent, id="r").result() == 1
+    assert lab.count("a") == 2

@@ -1,0 +1,492 @@
+"""Workers: what limits them, what their errors mean, how they end, and that nothing else ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workshop import (
+    Hand,
+    ashort,
+    done,
+    errand,
+    hands,
+    open_gate,
+    short,
+    somebody_waits,
+    until,
+    working,
+)
+
+import holdfast as hf
+from holdfast.errors import UsageError
+from holdfast.runs.functions.specs import known_durables
+from holdfast.runs.journal import claiming
+from holdfast.runs.journal.claiming import Claimed, Known, Search
+from holdfast.runs.journal.queues import Limits, Room, write_limits
+from holdfast.runs.journal.rows import Hold
+from holdfast.storage.program import Program, Transaction, drive
+from holdfast.testing.postgres import PostgresServer
+from holdfast.testing.wire import WireProxy
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[hf.Store]:
+    with hf.open(url, durability="normal") as store:
+        yield store
+
+
+def do(store: hf.Store, op: Any) -> Any:
+    return store._context.driver.run(Transaction(op, write=True))
+
+
+def claim(store: hf.Store, most: int, *, queue: str = "default", all_tenants: bool = False) -> Claimed:
+    """One claim, as a worker makes it."""
+    tenant = None if all_tenants else drive(store._context.driver, store._context.ensure_tenant())
+    search = Search("m:test", (queue,), Known.of(known_durables()), tenant, ())
+    op = partial(claiming.claim, search, most, lease=2**50, dead=(), recover=False, now=store._context.clock_us())
+    found: Claimed = do(store, op)
+    return found
+
+
+def ids(found: Claimed) -> list[str]:
+    return [taken.row.id for taken in found.taken]
+
+
+def finish(store: hf.Store, found: Claimed) -> None:
+    """Those runs wait for something that never comes."""
+    holds = [Hold(taken.tenant, taken.row.run, taken.row.fence) for taken in found.taken]
+    do(store, partial(claiming.hand_back, holds, store._context.clock_us()))
+
+
+# --- limits
+
+
+def declare(store: hf.Store, **limits: Any) -> None:
+    do(store, partial(write_limits, [hf.Queue("limited", **limits)], store._context.clock_us()))
+
+
+def test_a_queue_runs_no_more_at_once_than_it_allows(store: hf.Store, tmp_path: Path) -> None:
+    declare(store, concurrency=2)
+    for number in range(5):
+        store.start(short, str(tmp_path), id=f"r{number}", queue="limited")
+    first = claim(store, 8, queue="limited")
+    assert ids(first) == ["r0", "r1"]
+    assert ids(claim(store, 8, queue="limited")) == []
+    finish(store, Claimed(first.taken[:1]))
+    assert len(claim(store, 8, queue="limited").taken) == 1
+
+
+def test_limits_hold_while_a_worker_runs(store: hf.Store) -> None:
+    running = Counter[str]()
+    most = Counter[str]()
+    lock = threading.Lock()
+
+    @hf.durable
+    def busy(number: int) -> int:
+        with lock:
+            running["now"] += 1
+            most["ever"] = max(most["ever"], running["now"])
+        tick(number)
+        with lock:
+            running["now"] -= 1
+        return number
+
+    @hf.step
+    def tick(number: int) -> int:
+        return number
+
+    for number in range(20):
+        store.start(busy, number, queue="narrow")
+    queue = hf.Queue("narrow", concurrency=3)
+    workers = [hf.Worker(store, queues=[queue], poll_s=0.01) for _ in range(2)]
+    with working(workers[0]), working(workers[1]):
+        until(lambda: sum(worker.counts["done"] for worker in workers) == 20)
+    assert 1 <= most["ever"] <= 3
+
+
+def test_one_tenant_cannot_take_all_of_a_queue(store: hf.Store, tmp_path: Path) -> None:
+    """Though its runs are older and more than a claim looks at."""
+    declare(store, tenant_concurrency=2)
+    for tenant, count in (("acme", 30), ("beta", 3), ("core", 1)):
+        for number in range(count):
+            store.tenant(tenant).start(short, str(tmp_path), id=f"{tenant}{number}", queue="limited")
+    found = claim(store, 8, queue="limited", all_tenants=True)
+    assert Counter(name.rstrip("0123456789") for name in ids(found)) == {"acme": 2, "beta": 2, "core": 1}
+    assert ids(claim(store, 8, queue="limited", all_tenants=True)) == []
+
+
+def test_a_rate_lets_so_many_runs_begin_per_second(tmp_path: Path) -> None:
+    """By an hour that the test sets."""
+    with hf.open(str(tmp_path / "agent.db"), durability="normal") as store:
+        hour = [1_700_000_000_000_000]
+        store._context.clock_us = lambda: hour[0]
+        declare(store, rate=10, burst=2)
+        for number in range(9):
+            store.start(short, str(tmp_path), id=f"r{number}", queue="limited")
+        first = claim(store, 8, queue="limited")
+        assert ids(first) == ["r0", "r1"]
+        none = claim(store, 8, queue="limited")
+        assert ids(none) == []
+        assert none.wait_us is not None
+        hour[0] += none.wait_us
+        assert ids(claim(store, 8, queue="limited")) == ["r2"]
+        finish(store, first)
+        assert ids(claim(store, 8, queue="limited")) == ["r0", "r1"]  # to go on is no beginning
+        hour[0] += 3_600_000_000
+        assert ids(claim(store, 8, queue="limited")) == ["r3", "r4"]  # a quiet hour is worth no more than the burst
+        hour[0] -= 7_200_000_000
+        assert ids(claim(store, 8, queue="limited")) == []
+        hour[0] += 100_000
+        assert ids(claim(store, 8, queue="limited")) == ["r5"]  # a clock that went back stops nothing
+
+
+def test_a_rate_holds_in_the_database(store: hf.Store, tmp_path: Path) -> None:
+    declare(store, rate=0.001, burst=3)
+    for number in range(5):
+        store.start(short, str(tmp_path), id=f"r{number}", queue="limited")
+    assert len(claim(store, 2, queue="limited").taken) == 2
+    found = claim(store, 8, queue="limited")
+    assert len(found.taken) == 1
+    assert found.wait_us is not None
+    assert found.wait_us > 900_000_000
+    declare(store, rate=0.001, burst=9)  # declaring again gives no tokens away
+    assert claim(store, 8, queue="limited").taken == []
+
+
+def test_a_worker_keeps_to_a_rate(store: hf.Store, tmp_path: Path) -> None:
+    hf.Queue("paced", rate=50, burst=1)
+    for number in range(5):
+        store.start(short, str(tmp_path), f"p{number}", queue="paced")
+    begun = store._context.clock_us()
+    hf.Worker(store, queues="paced").run(until_idle=True)
+    assert len(done(tmp_path)) == 5
+    assert store._context.clock_us() - begun >= 4 / 50 * 1e6 * 0.99
+
+
+def test_limits_are_taken_from_the_code_when_a_worker_begins(store: hf.Store) -> None:
+    hf.Queue("declared", concurrency=7, rate=2)
+    hf.Queue("elsewhere", concurrency=1)
+    hf.Worker(store, queues=("declared",)).run(until_idle=True)
+    hf.Queue("declared", tenant_concurrency=3)
+    hf.Worker(store, queues=("declared",)).run(until_idle=True)
+    found = do(store, _queues)
+    assert [row[:4] for row in found] == [("declared", None, 3, None)]
+
+
+def _queues() -> Program[Any]:
+    from holdfast.storage.program import Batch, Sql
+
+    [rows] = yield Batch(Sql("SELECT queue, concurrency, tenant_concurrency, rate FROM queue")(), last=True)
+    return rows
+
+
+def test_room_looks_behind_those_that_may_not_enter() -> None:
+    limits = {"q": Limits("q", 3, 1, 1.0, 1.0, 1.0, 0, 0)}
+    room = Room(limits, [("q", 7, 1)])
+    assert not room.enter("q", 7, starts=False)  # that tenant is full
+    assert room.passed_over
+    assert room.enter("q", 8, starts=True)
+    assert not room.enter("q", 9, starts=True)  # no token left
+    assert room.enter("q", 9, starts=False)
+    assert not room.enter("q", 10, starts=False)  # three run now
+    assert room.enter("other", 7, starts=True)
+    assert room.narrowed("q") == {"full": "[7,8,9]", "starts": 0}
+    assert room.tokens_changed() == [("q", 0.0, 0)]
+    assert room.wait_us() == 1_000_001
+
+
+@pytest.mark.parametrize(
+    "options", [{"concurrency": 0}, {"rate": 0}, {"burst": 2}, {"rate": 1, "burst": 0}, {"tenant_concurrency": True}]
+)
+def test_a_queue_with_limits_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        hf.Queue("bad", **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"queues": ()}, {"concurrency": 0}, {"poll_s": 0}, {"drain_s": -1}, {"functions": [len]}]
+)
+def test_a_worker_with_options_that_cannot_be_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    with hf.open(":memory:") as store, pytest.raises(UsageError):
+        hf.Worker(store, **options)
+
+
+def test_two_claims_never_give_the_same_run(store: hf.Store, url: str, tmp_path: Path) -> None:
+    for number in range(60):
+        store.start(short, str(tmp_path), id=f"r{number}")
+    found: list[str] = []
+
+    def take() -> None:
+        with hf.open(url, durability="normal") as other:
+            while taken := ids(claim(other, 3)):
+                found.extend(taken)
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == sorted(f"r{number}" for number in range(60))
+
+
+def test_what_is_due_is_found_by_an_index_on_postgresql(postgres_url: str) -> None:
+    """A hundred thousand runs that wait for people must not be passed one by one. clock_timestamp() changes while a
+    statement runs, so that an index is searched by it only if it is taken once."""
+    import psycopg
+
+    from holdfast.storage.postgres_wire import Compiled
+
+    hf.open(postgres_url).close()
+    with psycopg.connect(postgres_url, options="-c search_path=holdfast", autocommit=True) as connection:
+        connection.execute("SET enable_seqscan = off")
+        for number, (sql, index) in enumerate(zip(claiming._DUE, ("run_queued", "run_waiting"), strict=True)):
+            text = Compiled(sql.postgres, None).text
+            connection.execute(f"PREPARE due{number} AS ".encode() + text)
+            given = ", ".join(["'default'", "NULL", "'[]'", "1", "'[]'", "'[]'", "'[]'", "'[]'", "1", "8"])
+            connection.execute("SET plan_cache_mode = force_generic_plan")
+            plan = connection.execute(f"EXPLAIN EXECUTE due{number} ({given})".encode()).fetchall()
+            found = "\n".join(str(line[0]) for line in plan)
+            assert index in found
+            assert "(wake_at <= " in next(line for line in found.splitlines() if "Index Cond" in line)
+
+
+# --- errors
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_no_error_of_a_runs_code_ends_the_worker(store: hf.Store, tmp_path: Path, is_async: bool) -> None:
+    def bad(kind: str) -> None:
+        raise {"error": ValueError, "exit": SystemExit, "interrupt": KeyboardInterrupt}[kind]("secret")
+
+    @hf.durable
+    def fails(kind: str) -> None:
+        bad(kind)
+
+    @hf.durable
+    async def afails(kind: str) -> None:
+        bad(kind)
+
+    for kind in ("error", "exit", "interrupt"):
+        store.start(afails if is_async else fails, kind, id=kind)
+        store.start(ashort if is_async else short, str(tmp_path), kind)
+    worker = hf.Worker(store)
+    worker.run(until_idle=True)
+    assert sorted(done(tmp_path)) == ["error", "exit", "interrupt"]
+    assert worker.counts == {"done": 3, "failed": 1, "stuck": 2}
+    assert store.get_run("error").status == "failed"
+    # Whoever claims it would meet the same: it is not tried over and over.
+    assert "SystemExit" in (store.get_run("exit").info().waiting_for or {})["error"]
+
+
+def test_nothing_of_a_runs_data_is_logged(store: hf.Store, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "holdfast")
+
+    @hf.durable
+    def leaks(word: str) -> None:
+        raise SystemExit(word)
+
+    store.start(leaks, "topsecret", id="the-run")
+    hf.Worker(store).run(until_idle=True)
+    assert "the-run" in caplog.text
+    assert "topsecret" not in caplog.text
+
+
+def test_a_database_that_goes_away_does_not_end_the_worker(
+    postgres_server: PostgresServer, postgres_url: str, tmp_path: Path
+) -> None:
+    database = postgres_url.rpartition("/")[2]
+    with (
+        hf.open(postgres_url) as direct,
+        WireProxy(postgres_server.port) as proxy,
+        hf.open(proxy.url(database), timeout_s=2.0) as behind,
+        working(hf.Worker(behind, poll_s=0.02)) as worker,
+    ):
+        assert direct.start(short, str(tmp_path)).result(timeout_s=60) == "short"
+        proxy.cut()
+        until(lambda: worker._troubles > 1)
+        proxy.mend()
+        assert direct.start(short, str(tmp_path)).result(timeout_s=60) == "short"
+
+
+def test_a_run_that_a_lost_database_got_stuck_is_tried_again(store: hf.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody should have to resume every run after the database was restarted."""
+    from holdfast.errors import Unavailable
+    from holdfast.runs.workers import worker as module
+
+    monkeypatch.setattr(module, "_LATER_US", 0)
+    tries: list[int] = []
+
+    @hf.durable
+    def unlucky() -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            raise Unavailable("the server went away")
+        return "at last"
+
+    run = store.start(unlucky)
+    worker = hf.Worker(store)
+    worker.run(until_idle=True)
+    assert run.result() == "at last"
+    assert worker.counts == {"queued": 1, "done": 1}
+
+
+# --- the end
+
+
+def test_stop_lets_runs_finish_and_takes_no_more(store: hf.Store, tmp_path: Path) -> None:
+    first = store.start(errand, str(tmp_path), id="a")
+    worker = hf.Worker(store, concurrency=1)
+    with working(worker):
+        somebody_waits(tmp_path)
+        store.start(short, str(tmp_path), "never", id="b")
+        worker.stop()
+        open_gate(tmp_path)
+    assert first.result() == ["first", "held", "last"]
+    assert store.get_run("b").status == "queued"
+
+
+def test_sigterm_drains(url: str, store: hf.Store, tmp_path: Path) -> None:
+    run = store.start(errand, str(tmp_path), id="a")
+    with hands(1) as (nursery,):
+        hand = Hand(nursery, url, concurrency=1)
+        somebody_waits(tmp_path)
+        hand.ask_to_end()
+        store.start(short, str(tmp_path), "never", id="b")
+        open_gate(tmp_path)
+        assert hand.counts() == {"done": 1}
+    assert run.result() == ["first", "held", "last"]
+    assert store.get_run("b").status == "queued"
+
+
+@pytest.mark.parametrize("drain_s", [0.0, 3600.0], ids=["time is over", "second signal"])
+def test_what_does_not_finish_in_time_is_given_back_and_gone_on_with_at_once(
+    url: str, store: hf.Store, tmp_path: Path, drain_s: float
+) -> None:
+    """Its body cannot be stopped; nevertheless the process ends, and the run is not held by its lease of an hour."""
+    run = store.start(errand, str(tmp_path), id="a")
+    with hands(1) as (nursery,):
+        hand = Hand(nursery, url, drain_s=drain_s, lease_s=3600)
+        somebody_waits(tmp_path)
+        hand.ask_to_end()
+        if drain_s:
+            until(lambda: not _has_signal_waiting(hand.child.pid))
+            hand.ask_to_end()
+        until(lambda: run.status == "queued")
+        worker = hf.Worker(store)
+        worker.run(until_idle=True)
+        assert worker.counts == {"done": 1}
+        assert hand.counts() == {}
+    assert run.result() == ["first", "held", "last"]
+    assert done(tmp_path).count("first") == 1
+
+
+def _has_signal_waiting(pid: int) -> bool:
+    """Two signals at once are one: the first must have been seen."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    waiting = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
+    return any(mask >> (signal.SIGTERM - 1) & 1 for mask in waiting)
+
+
+def test_code_that_is_told_to_stop_ends_at_its_next_step(store: hf.Store, tmp_path: Path) -> None:
+    """Within the grace: given back by itself, with all that it has recorded."""
+    endless = hf.durable(name="endless")(partial(_endless, str(tmp_path)).func)
+    run = store.start(endless, str(tmp_path))
+    worker = hf.Worker(store, drain_s=0)
+    with working(worker):
+        until(lambda: len(done(tmp_path)) > 3)
+    assert worker.counts == {"queued": 1}
+    assert run.status == "queued"
+    assert len(run.steps()) == len(done(tmp_path))
+
+
+def _endless(folder: str) -> None:
+    from workshop import mark
+
+    while True:
+        mark(folder, "again")
+
+
+def test_an_async_run_that_waits_in_a_body_is_interrupted(store: hf.Store) -> None:
+    entered = threading.Event()
+    ended: list[str] = []
+
+    @hf.step
+    async def forever() -> None:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+
+    @hf.durable
+    async def waits() -> None:
+        await forever()
+
+    run = store.start(waits)
+    worker = hf.Worker(store, drain_s=0)
+    with working(worker):
+        assert entered.wait(60)
+    assert ended == ["cancelled"]
+    assert worker.counts == {"queued": 1}
+    assert run.status == "queued"
+
+
+def test_signal_handlers_are_put_back(store: hf.Store) -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    hf.Worker(store).run(until_idle=True)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_signal_wakes_a_worker_that_waits(store: hf.Store) -> None:
+    """In the main thread, with nothing to do for an hour."""
+    worker = hf.Worker(store, poll_s=3600)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    worker.run()
+    timer.join()
+
+
+async def test_arun_works_until_it_is_cancelled(store: hf.Store, tmp_path: Path) -> None:
+    task = asyncio.create_task(hf.Worker(store).arun())
+    run = await store.astart(ashort, str(tmp_path))
+    assert await run.aresult(timeout_s=60) == "ashort"
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await hf.Worker(store).arun(until_idle=True)
+
+
+def test_a_worker_that_was_told_to_stop_before_it_ran_does_not_run(store: hf.Store, tmp_path: Path) -> None:
+    store.start(short, str(tmp_path))
+    worker = hf.Worker(store)
+    worker.stop()
+    worker.run()
+    assert done(tmp_path) == []
+    worker.run(until_idle=True)  # it can be run again
+    assert done(tmp_path) == ["short"]
+
+
+def test_a_worker_runs_once_at_a_time(store: hf.Store) -> None:
+    worker = hf.Worker(store)
+    with working(worker):
+        until(lambda: worker._working.locked())
+        with pytest.raises(UsageError, match="runs already"):
+            worker.run()
+
+
+def test_no_thread_and_no_lock_file_is_left(store: hf.Store, tmp_path: Path) -> None:
+    store.start(short, str(tmp_path))
+    store.start(ashort, str(tmp_path))
+    hf.Worker(store).run(until_idle=True)
+    until(lambda: not [thread for thread in threading.enumerate() if "holdfast-worker" in thread.name])
+    assert not [name for name in os.listdir(tmp_path) if "-owner-" in name]
