@@ -64,6 +64,8 @@ def _may_replace(path: Path, driver: Any) -> bool:
     """Whether an earlier backup is there. Raises UsageError for anything that must not be replaced."""
     if not path.exists():
         return False
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; name a file in it")
     if driver.dialect == "sqlite" and os.path.realpath(path) == driver.path:
         raise UsageError(f"{path} is the store itself: name another file for its backup")
     if os.path.exists(f"{path}-lock"):

@@ -20,8 +20,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 from urllib.parse import quote
 
@@ -34,27 +35,28 @@ from holdfast.ops.copies.sections import damaged_backup
 from holdfast.storage.program import Progress
 from holdfast.storage.sqlite import SqliteDriver
 from holdfast.storage.sqlite_errors import translate
-from holdfast.storage.sqlite_open import APPLICATION_ID, connect, open_gate
+from holdfast.storage.sqlite_lock import FileGate
+from holdfast.storage.sqlite_open import APPLICATION_ID, LOG_BYTES_MAX, Target, connect, open_gate
 
 MARK = "backup"  # the key in meta
 # 1 MB: between two of them progress is told, and nothing else. A longer step is no faster.
 _STEP_PAGES = 256
 _FROZEN_MIN_BYTES = 8 << 20  # below this, starting a process takes longer than it saves
 _PAGE_BYTES_MIN = 512
+_OTHERS_S, _LOOK_S = 1.0, 0.001  # how long to wait for somebody who brings in the log, and how often to look
+# The log is made this part of the file's length, if there is room for many times that, by so much at a time.
+_LOG_PART, _ROOM, _LENGTHEN_BYTES = 8, 10, 4 << 20
 _COPIER = Path(__file__).with_name("copier.py")
 
 
 def copy_file(driver: SqliteDriver, part: Part, made: str, at: int, progress: Progress | None) -> int:
     """Copy the store to the part. The stamp of the last commit that is in it."""
     try:
-        with _frozen(driver) as source:
-            if source is not None:
-                stamp, store = _point(source)
-                size = _copy_frozen(driver.path, part, progress)
-        if source is None:
+        copied = _copy_frozen(driver, part, progress) if _can_freeze(driver) else None
+        if copied is None:
             with _source(driver) as source:
-                stamp, store = _point(source)
-                size = copy_pages(source, part.part, progress)
+                copied = (*_point(source), copy_pages(source, part.part, progress))
+        stamp, store, size = copied
         mark = {"id": made, "store": store, "at": at, "stamp": stamp}
         _sign(part.part, mark, size, part.place)
     except apsw.Error as error:
@@ -69,28 +71,43 @@ def _point(source: apsw.Connection) -> tuple[int, str]:
     return int(stamp), str(store)
 
 
+def _can_freeze(driver: SqliteDriver) -> bool:
+    target = driver._target
+    if target.in_memory or driver.read_only or target.vfs or not sys.executable or not _COPIER.exists():
+        return False
+    return os.path.getsize(driver.path) >= _FROZEN_MIN_BYTES
+
+
+def _copy_frozen(driver: SqliteDriver, part: Part, progress: Progress | None) -> tuple[int, str, int] | None:
+    """The point of the commit order, the store's id, how many bytes; None: the file cannot be frozen now."""
+    with _copier(driver.path, part) as copier, _frozen(driver) as source:
+        if source is None:
+            return None
+        return *_point(source), _follow(copier, driver.path, part, progress)
+
+
 @contextmanager
 def _frozen(driver: SqliteDriver) -> Iterator[apsw.Connection | None]:
     """A connection whose transaction sees what is in the file, which nobody changes meanwhile; None: not now."""
     target = driver._target
-    possible = not (target.in_memory or driver.read_only or target.vfs) and bool(sys.executable) and _COPIER.exists()
-    if not possible or os.path.getsize(driver.path) < _FROZEN_MIN_BYTES:
-        yield None
-        return
     reader = connect(target, "write", "reader")
     try:
         gate = open_gate(target)
-        helper = connect(target, "write", "writer")
+        helper = connect(replace(target, durability="normal"), "write", "writer")  # only bringing in must be synced
         try:
+            version = helper.pragma("data_version")
+            # Most of the log is brought in while others go on; they wait for the rest alone.
+            _bring_in(helper)
+            if helper.pragma("data_version") != version:  # they do
+                _lengthen_log(helper, gate, target)
             gate.acquire(monotonic() + target.timeout_s)
-            helper.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            _bring_in(helper)
             # Something must stand in the log when the reader begins. A reader that needs nothing of the log would keep
             # others from bringing anything into the file, and each of their tries would take longer than the last.
             helper.execute("UPDATE clock SET stamp = stamp + 1")
             reader.execute("BEGIN")
             _point(reader)
-            logged, copied = helper.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-            frozen = logged == copied  # not if an older reader is there, or somebody writes who does not know our lock
+            frozen = _bring_in(helper)  # not if an older reader is there, or somebody writes who does not know our lock
         except apsw.BusyError:
             frozen = False
         finally:
@@ -101,23 +118,82 @@ def _frozen(driver: SqliteDriver) -> Iterator[apsw.Connection | None]:
         reader.close()
 
 
-def _copy_frozen(path: str, part: Part, progress: Progress | None) -> int:
+def _lengthen_log(connection: apsw.Connection, gate: FileGate, target: Target) -> None:
+    """Make the log as long as it will get while the file is frozen: syncing a file that grows costs each commit more,
+    and while something is copied beside it several times as much. A part at a time, so that nobody waits for long.
+
+    SQLite takes what follows the last commit for an end, and never locks this file: so it may be closed here.
+    """
+    wanted = min(os.path.getsize(target.path) // _LOG_PART, LOG_BYTES_MAX)
+    try:
+        there = os.statvfs(os.path.dirname(target.path))
+        if there.f_bavail * there.f_frsize < _ROOM * wanted:
+            return
+        log = os.open(f"{target.path}-wal", os.O_WRONLY)
+    except OSError:
+        return  # it is only slower without
+    try:
+        while (size := os.fstat(log).st_size) < wanted:
+            gate.acquire(monotonic() + target.timeout_s)
+            try:
+                connection.execute("BEGIN IMMEDIATE")  # also against writers who do not know our lock
+                size = os.fstat(log).st_size
+                os.pwrite(log, bytes(_LENGTHEN_BYTES), size)
+                os.fdatasync(log)
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                gate.release()
+    except OSError:
+        pass
+    finally:
+        os.close(log)
+
+
+def _bring_in(connection: apsw.Connection) -> bool:
+    """Bring the log into the file. Whether all of it is there."""
+    deadline = monotonic() + _OTHERS_S
+    _point(connection)  # a connection that has read nothing does not know that there is a log, and does nothing
+    while True:
+        try:
+            logged, copied = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            return bool(logged == copied)
+        except apsw.BusyError:  # somebody else is at it, and SQLite does not wait for that
+            if monotonic() > deadline:
+                raise
+            sleep(_LOOK_S)
+
+
+@contextmanager
+def _copier(path: str, part: Part) -> Iterator[subprocess.Popen[bytes]]:
+    """The process that copies, once it is told to. Started before anything is frozen: nothing has to wait for that."""
     number = part.file.fileno()
     command = [sys.executable, "-I", "-S", str(_COPIER), path, str(part.part), str(number)]
-    done, size = 0, -1
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=(number,)) as child:
-        assert child.stdout is not None
-        assert child.stderr is not None
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=(number,)) as child:
         try:
-            for line in child.stdout:
-                done, size = map(int, line.split())
-                if progress is not None:
-                    progress(done, size)
-            complaint = child.stderr.read().decode(errors="replace").strip()
+            yield child
         except BaseException:
             child.kill()
             raise
-    if child.returncode or done != size:
+
+
+def _follow(copier: subprocess.Popen[bytes], path: str, part: Part, progress: Progress | None) -> int:
+    """Let it copy, and tell how far it is. How many bytes."""
+    assert copier.stdin is not None
+    assert copier.stdout is not None
+    assert copier.stderr is not None
+    try:
+        os.write(copier.stdin.fileno(), b"copy\n")
+    except BrokenPipeError:
+        pass  # it could not even start: what it says of that comes below
+    done, size = 0, -1
+    for line in copier.stdout:
+        done, size = map(int, line.split())
+        if progress is not None:
+            progress(done, size)
+    complaint = copier.stderr.read().decode(errors="replace").strip()
+    if copier.wait() or done != size:
         raise StoreError(f"{path} could not be copied to {part.path}: {complaint.splitlines()[-1:] or 'cut short'}")
     return size
 
@@ -174,6 +250,7 @@ def _sign(path: Path, mark: dict[str, Any], size: int, place: str) -> None:
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         connection.pragma("locking_mode", "exclusive")  # no shared memory beside it
+        connection.pragma("synchronous", "off")  # nothing of it counts before `Part.keep`, which syncs
         row = (mark["id"], "backup", place, mark["at"], mark["stamp"], size)
         with connection:
             connection.execute(
@@ -189,6 +266,12 @@ def _sign(path: Path, mark: dict[str, Any], size: int, place: str) -> None:
 def damaged_file(path: Path, why: object) -> Damaged:
     """A backup of SQLite's that is damaged. It is a store's file: so it may be mended like one."""
     return damaged_backup(path, why, mend=f", or mend it with `holdfast repair --store {path}`")
+
+
+def open_backup(path: Path) -> apsw.Connection:
+    """A backup for reading. A store's own file works as well, if it is whole by itself or its log lies beside it."""
+    name = f"file:{quote(str(path.absolute()))}" + ("" if os.path.exists(f"{path}-wal") else "?immutable=1")
+    return apsw.Connection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
 
 
 def read_mark(path: Path) -> dict[str, Any] | None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
 from holdfast.errors import UsageError
+from holdfast.storage.files import sync_file, sync_folder
 from holdfast.storage.objects import is_object_url
 
 SIDE_FILES = ("-wal", "-shm", "-journal")  # what SQLite may leave beside a part
@@ -50,8 +52,7 @@ class Part:
 
     def keep(self) -> int:
         """Bring it to the disk, and then to its place. How many bytes it has."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        sync_file(self.file)
         size = self.size()
         if self._replaces:
             os.replace(self.part, self.path)
@@ -78,12 +79,14 @@ class Part:
                 raise exists_already(self.path) from None
             os.replace(self.part, self.path)
         else:
-            self.part.unlink()
+            if _is_same(self.file.fileno(), self.part):
+                self.part.unlink()
 
     def _open(self) -> BinaryIO:
         """The part, locked and empty."""
         deadline = time.monotonic() + _WAIT_S
         while True:
+            self._let_go()
             try:
                 number = os.open(self.part, os.O_RDWR | os.O_CREAT, 0o600)  # it holds what the store knows
             except OSError as error:
@@ -105,6 +108,13 @@ class Part:
                 os.close(number)
                 raise
             os.close(number)
+
+    def _let_go(self) -> None:
+        """A kill may have come when the file was in its place and had not lost its first name. Emptying it would empty
+        what is there; and it is not opened to find out: closing it would drop locks that SQLite holds on it here."""
+        with suppress(FileNotFoundError):
+            if os.stat(self.part).st_nlink > 1:
+                self.part.unlink()
 
     def _remove_side_files(self) -> None:
         for side in SIDE_FILES:
@@ -131,15 +141,6 @@ def part_for(place: str | os.PathLike[str], *, replaces: bool = False) -> Part:
 
 def exists_already(path: Path) -> UsageError:
     return UsageError(f"{path} exists already: choose another name, or remove it first")
-
-
-def sync_folder(path: Path) -> None:
-    """A name is on the disk only once its folder is."""
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _is_same(number: int, path: Path) -> bool:

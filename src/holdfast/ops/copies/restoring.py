@@ -12,30 +12,22 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from holdfast.errors import Damaged, UsageError
 from holdfast.ops.copies.backup import bottom, kind_of
+from holdfast.ops.copies.checked import tenant_names, verified
 from holdfast.ops.copies.copied import Restored, mark_restored
 from holdfast.ops.copies.remote import at_hand
 from holdfast.ops.copies.sections import damaged_backup
+from holdfast.ops.copies.settling import Loaded
 from holdfast.storage.program import Batch, Program, Progress, Sql, drive, read, write
-from holdfast.storage.urls import sqlite_path
+from holdfast.storage.urls import is_postgres, need_postgres, sqlite_path
 from holdfast.threads.context import Context
 from holdfast.threads.models import Problem, Report
-
-_TENANTS = Sql("SELECT name FROM tenant ORDER BY tenant")
-_POSTGRES = ("postgresql://", "postgres://")
-
-
-class Loaded(NamedTuple):
-    """What was loaded: of which backup, how many runs were queued again, how many rows each table got."""
-
-    backup: str
-    requeued: int
-    rows: dict[str, int]
 
 
 def restore(
@@ -60,11 +52,13 @@ def restore(
     start = time.monotonic()
     backup = _backup(path)
     at = time.time_ns() // 1000
-    if url.startswith(_POSTGRES):
-        from holdfast.ops.copies.restoring_postgres import load_tables, shown
+    if is_postgres(url):
+        need_postgres()
+        from holdfast.ops.copies.restoring_postgres import forget, load_tables, shown
 
         loaded = load_tables(backup, url, options, at, progress)
         report, tenants = _check(url, options, loaded) if verify else (Report(0, 0), 0)
+        forget(url, options)
         return Restored(loaded.backup, shown(url, options), report, loaded.requeued, tenants, time.monotonic() - start)
     from holdfast.ops.copies.restoring_sqlite import Restoring
 
@@ -144,24 +138,15 @@ def _check(url: str, options: dict[str, Any], loaded: Loaded) -> tuple[Report, i
     """Verify everything, for every tenant, and compare how many rows there are."""
     from holdfast.ops.store import open_store
 
-    threads = checkpoints = runs = 0
-    problems: list[Problem] = []
     with open_store(url, **{**options, "create": True}) as store:
-        names = drive(store._context.driver, read(_tenant_names))
-        for name in names:
-            report = store.tenant(name).verify()
-            threads, checkpoints, runs = threads + report.threads, checkpoints + report.checkpoints, runs + report.runs
-            problems += report.problems
+        names = drive(store._context.driver, read(tenant_names))
+        report = verified(store, names)
+        problems = list(report.problems)
         for table, count in loaded.rows.items():
             there = drive(store._context.driver, read(partial(_count, table)))
             if there != count:
                 problems.append(Problem("(store)", None, f"table {table} has {there} rows, the backup {count}"))
-    return Report(threads, checkpoints, tuple(problems), runs), len(names)
-
-
-def _tenant_names() -> Program[list[str]]:
-    [rows] = yield Batch(_TENANTS(), last=True)
-    return [name for (name,) in rows]
+    return replace(report, problems=tuple(problems)), len(names)
 
 
 def _count(table: str) -> Program[int]:

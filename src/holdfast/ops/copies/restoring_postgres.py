@@ -21,10 +21,9 @@ from psycopg import sql
 from holdfast.errors import UsageError
 from holdfast.ops.copies.backup import kind_of
 from holdfast.ops.copies.backup_postgres import FIRST, SEQUENCES, TABLES, BackupFile, Table
-from holdfast.ops.copies.backup_sqlite import damaged_file, read_mark
+from holdfast.ops.copies.backup_sqlite import damaged_file, open_backup, read_mark
 from holdfast.ops.copies.copy_format import pack_rows
-from holdfast.ops.copies.restoring import Loaded
-from holdfast.ops.copies.settling import JUMP, settle
+from holdfast.ops.copies.settling import FORGET, JUMP, Loaded, remember, settle, taken_up
 from holdfast.storage import migrate, postgres_open
 from holdfast.storage import postgres_errors as meaning
 from holdfast.storage.postgres_errors import Target
@@ -52,16 +51,28 @@ def shown(url: str, options: dict[str, Any]) -> str:
 
 
 def load_tables(backup: Path, url: str, options: dict[str, Any], at: int, progress: Progress | None) -> Loaded:
-    """Fill a schema from a backup, all or nothing."""
+    """Fill a schema from a backup, all or nothing. What the same restore has filled before it was interrupted is taken
+    as it is."""
+    with _connected(url, options) as (connection, target), connection.transaction():
+        connection.execute(_PATIENCE.encode())
+        postgres_open._lock(connection, target)
+        if kind_of(backup) == "postgres":
+            return _load_from_postgres(connection, target, backup, at, progress)
+        return _load_from_sqlite(connection, target, backup, at)
+
+
+def forget(url: str, options: dict[str, Any]) -> None:
+    """The restore has come to its end."""
+    with _connected(url, options) as (connection, _):
+        connection.execute(FORGET)
+
+
+@contextmanager
+def _connected(url: str, options: dict[str, Any]) -> Iterator[tuple[Any, Target]]:
     target = target_of(url, options)
     connection, _ = postgres_open.first_connection(target)
     try:
-        with connection.transaction():
-            connection.execute(_PATIENCE.encode())
-            postgres_open._lock(connection, target)
-            if kind_of(backup) == "postgres":
-                return _load_from_postgres(connection, target, backup, at, progress)
-            return _load_from_sqlite(connection, target, backup, at)
+        yield connection, target
     except psycopg.errors.InsufficientPrivilege as error:
         raise UsageError(
             f'a backup is restored by the owner of the schema "{target.schema}" and its tables: {error}'
@@ -75,18 +86,22 @@ def load_tables(backup: Path, url: str, options: dict[str, Any], at: int, progre
 def _load_from_postgres(connection: Any, target: Any, backup: Path, at: int, progress: Progress | None) -> Loaded:
     file = BackupFile(backup, progress)
     try:
+        made = file.header.id
+        if (found := _taken_up(connection, target, made)) is not None:
+            return found
         _prepare(connection, target, file.header.version)
         rows = _copy_in(connection, target, file.rows(), file.tables)
-        made = file.header.id
-        return Loaded(made, _finish(connection, target, file.sequences, made, at), rows)
+        return _finish(connection, target, file.sequences, made, at, rows)
     finally:
         file.close()
 
 
 def _load_from_sqlite(connection: Any, target: Any, backup: Path, at: int) -> Loaded:
     mark = read_mark(backup)
-    name = f"file:{quote(str(backup.absolute()))}" + ("" if os.path.exists(f"{backup}-wal") else "?immutable=1")
-    source = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    made = str(mark["id"]) if mark else ""
+    if (taken := _taken_up(connection, target, made)) is not None:
+        return taken
+    source = open_backup(backup)
     try:
         source.execute("BEGIN")
         [(version,)] = source.execute("SELECT max(version) FROM migration")
@@ -106,8 +121,7 @@ def _load_from_sqlite(connection: Any, target: Any, backup: Path, at: int) -> Lo
         raise UsageError(f"{backup} cannot be read as a backup: {error}") from error
     finally:
         source.close()
-    made = str(mark["id"]) if mark else ""
-    return Loaded(made, _finish(connection, target, sequences, made, at), rows)
+    return _finish(connection, target, sequences, made, at, rows)
 
 
 def _rows_of_sqlite(source: apsw.Connection, tables: dict[str, Table]) -> Source:
@@ -137,6 +151,10 @@ def _prepare(connection: Any, target: Any, version: int) -> None:
                 f'the store in schema "{target.schema}" of {target} is not empty: restore into another schema '
                 "(schema=…), or drop this one first"
             )
+
+
+def _taken_up(connection: Any, target: Any, made: str) -> Loaded | None:
+    return taken_up(connection.execute, made) if _exists(connection, target, "meta") else None
 
 
 def _exists(connection: Any, target: Any, table: str) -> bool:
@@ -170,7 +188,9 @@ def _secure(connection: Any, target: Any, tables: list[str], verb: str) -> None:
         connection.execute(text.format(sql.Identifier(target.schema, name), sql.SQL(verb)))
 
 
-def _finish(connection: Any, target: Any, sequences: dict[str, int], made: str, at: int) -> int:
+def _finish(
+    connection: Any, target: Any, sequences: dict[str, int], made: str, at: int, rows: dict[str, int]
+) -> Loaded:
     known = {name for (name,) in connection.execute(SEQUENCES, (target.schema,))}
     for name, last in sequences.items():
         number = last + JUMP if name == "number" else last
@@ -179,7 +199,10 @@ def _finish(connection: Any, target: Any, sequences: dict[str, int], made: str, 
             connection.execute("SELECT setval(%s::regclass, %s)", (place, number))
     with connection.cursor() as cursor:
         has_runs = _exists(connection, target, "run")
-        return settle(cursor.execute, made, at, lambda: int(cursor.rowcount), "%s", has_runs=has_runs)
+        requeued = settle(cursor.execute, made, at, lambda: int(cursor.rowcount), "%s", has_runs=has_runs)
+        loaded = Loaded(made, requeued, rows)
+        remember(cursor.execute, loaded, "%s")
+        return loaded
 
 
 @contextmanager

@@ -8,30 +8,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, suppress
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote
 
 import apsw
 
-from holdfast.errors import Damaged, OpenError, UsageError
+from holdfast.errors import Damaged, UsageError
+from holdfast.ops.copies.alone import alone, replace_pages
 from holdfast.ops.copies.backup import kind_of
-from holdfast.ops.copies.backup_sqlite import copy_pages, damaged_file, read_mark
+from holdfast.ops.copies.backup_sqlite import copy_pages, damaged_file, open_backup, read_mark
 from holdfast.ops.copies.copy_format import unpack_rows
 from holdfast.ops.copies.places import Part
-from holdfast.ops.copies.restoring import Loaded
-from holdfast.ops.copies.settling import JUMP, settle
+from holdfast.ops.copies.settling import FORGET, JUMP, Loaded, remember, settle, taken_up
 from holdfast.storage import migrate
 from holdfast.storage.program import Progress
 from holdfast.storage.sqlite_errors import translate
+from holdfast.storage.sqlite_lock import remove_locks
 from holdfast.storage.sqlite_open import APPLICATION_ID, apply
 from holdfast.threads.models import Report
 
 _UNCOUNTED = ("meta", "copy", "clock", "migration", "size_sample")
-_LOCKS = ("-lock", "-lock-next")
+_BUSY_MS = 1000
 _PAGE = 500
 _STAMPED = ("thread", "record", "run", "journal")
 
@@ -41,11 +41,12 @@ class Restoring:
 
     def __init__(self, backup: Path, target: Path, *, force: bool) -> None:
         self._backup, self._target, self._force = backup, Path(os.path.realpath(target)), force
+        self._found: Loaded | None = None  # by the same restore, which did not come to its end
         if self._target.exists():
             if os.path.samefile(backup, self._target):
                 raise UsageError(f"{target} is the backup itself: name another place")
             with _alone(self._target) as connection:
-                self._check_empty(connection)
+                self._found = self._check_empty(connection)
         elif not self._target.parent.is_dir():
             raise UsageError(f"the folder {self._target.parent} does not exist; create it first")
         self._temporary = Part(self._target, replaces=False)
@@ -56,16 +57,20 @@ class Restoring:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for end in _LOCKS:  # of those who opened it to check it
-            Path(f"{self.part}{end}").unlink(missing_ok=True)
-        self._temporary.close()
+        try:
+            remove_locks(self._temporary.part)  # of those who opened it to check it
+        finally:
+            self._temporary.close()
 
     @property
     def part(self) -> Path:
-        return self._temporary.part
+        """The file that is checked before it is placed."""
+        return self._temporary.part if self._found is None else self._target
 
     def load(self, at: int, progress: Progress | None) -> Loaded:
         """Fill the new file, and settle it."""
+        if self._found is not None:
+            return self._found
         try:
             if kind_of(self._backup) == "postgres":
                 backup = _load_rows(self._backup, self.part, progress)
@@ -78,7 +83,18 @@ class Restoring:
             raise translate(error, str(self._target), 0) from error
 
     def place(self, report: Report) -> None:
-        """Put it where it belongs."""
+        """Put it where it belongs. It stays marked until the names of its files are safe, too."""
+        if self._found is None:
+            self._place(report)
+        try:
+            with closing(apsw.Connection(str(self._target), flags=apsw.SQLITE_OPEN_READWRITE)) as connection:
+                connection.set_busy_timeout(_BUSY_MS)
+                with suppress(apsw.BusyError):  # somebody uses it already: the mark does him no harm
+                    connection.execute(FORGET)
+        except apsw.Error as error:
+            raise translate(error, str(self._target), 0) from error
+
+    def _place(self, report: Report) -> None:
         if not self._target.exists():
             self._temporary.keep()
             return
@@ -86,57 +102,48 @@ class Restoring:
             raise Damaged(f"{self._target} was not replaced: the backup has problems, the first: {report.problems[0]}")
         with _alone(self._target) as connection:
             self._check_empty(connection)
-            source = apsw.Connection(str(self.part), flags=apsw.SQLITE_OPEN_READWRITE)
-            try:
-                with connection.backup("main", source, "main") as copying:
-                    copying.step(-1)
-            finally:
-                source.close()
+            replace_pages(connection, self.part)
 
-    def _check_empty(self, connection: apsw.Connection) -> None:
+    def _check_empty(self, connection: apsw.Connection) -> Loaded | None:
+        """Raise unless it may be replaced, or holds what this very restore has put there before it was interrupted."""
         if connection.pragma("application_id") != APPLICATION_ID:
             tables = list(connection.execute("SELECT name FROM sqlite_schema LIMIT 1"))
             if tables:
                 raise UsageError(f"{self._target} is no Holdfast store: restore to another place")
-            return
+            return None
         used = any(list(connection.execute(f"SELECT 1 FROM {table} LIMIT 1")) for table in ("thread", "run", "tenant"))
-        if used and not self._force:
-            raise UsageError(
-                f"{self._target} is not empty: restore to another place, or replace what is there with force=True "
-                "(--force)"
-            )
+        if not used or self._force:
+            return None
+        if (found := taken_up(connection.execute, _id_of(self._backup))) is not None:
+            return found
+        raise UsageError(
+            f"{self._target} is not empty: restore to another place, or replace what is there with force=True (--force)"
+        )
 
 
-@contextmanager
-def _alone(path: Path) -> Iterator[apsw.Connection]:
-    """A connection to a file that nobody else has open, and nobody can open meanwhile. Raises UsageError."""
-    try:
-        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-    except apsw.Error as error:
-        raise OpenError(f"{path} cannot be opened: {error}") from error
-    try:
-        connection.set_busy_timeout(1000)
-        # SQLite leaves the log only if nobody else is there; and then nobody comes in.
-        connection.pragma("locking_mode", "exclusive")
-        connection.pragma("journal_mode", "delete")
-        connection.pragma("synchronous", "extra")
-        connection.execute("BEGIN EXCLUSIVE; COMMIT")
-        yield connection
-    except apsw.BusyError as error:
-        raise UsageError(f"{path} is in use: end all that have it open, then restore") from error
-    except apsw.NotADBError as error:
-        raise UsageError(f"{path} is no SQLite file: restore to another place") from error
-    finally:
-        connection.close()
+def _alone(path: Path) -> AbstractContextManager[apsw.Connection]:
+    return alone(
+        path,
+        in_use=": end all that have it open, then restore",
+        damaged="is no SQLite file, or it is damaged: restore to another place, or move it away first",
+        leave_log=True,
+    )
+
+
+def _id_of(backup: Path) -> str:
+    if kind_of(backup) == "postgres":
+        from holdfast.ops.copies.backup_postgres import BackupFile
+
+        file = BackupFile(backup, None)
+        file.close()
+        return file.header.id
+    mark = read_mark(backup)
+    return str(mark["id"]) if mark else ""
 
 
 def _load_pages(backup: Path, part: Path, progress: Progress | None) -> str:
-    mark = read_mark(backup)
-    # A store's own file works as well, if it is whole by itself or its log lies beside it.
-    name, flags = f"file:{quote(str(backup.absolute()))}", apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-    if not os.path.exists(f"{backup}-wal"):
-        name += "?immutable=1"
-    source = apsw.Connection(name, flags=flags)
+    made = _id_of(backup)
+    source = open_backup(backup)
     try:
         if source.pragma("application_id") != APPLICATION_ID:
             raise UsageError(f"{backup} is no backup: it is an SQLite file, but not of a Holdfast store")
@@ -144,7 +151,7 @@ def _load_pages(backup: Path, part: Path, progress: Progress | None) -> str:
         copy_pages(source, part, progress)
     finally:
         source.close()
-    return str(mark["id"]) if mark else ""
+    return made
 
 
 def _load_rows(backup: Path, part: Path, progress: Progress | None) -> str:
@@ -195,6 +202,8 @@ def _settle(part: Path, backup: str, at: int) -> Loaded:
         with connection:
             requeued = settle(connection.execute, backup, at, connection.changes, "?", has_runs="run" in tables)
             connection.execute(f"UPDATE clock SET number = number + {JUMP}, stamp = stamp + 1")
-        return Loaded(backup, requeued, rows)
+            loaded = Loaded(backup, requeued, rows)
+            remember(connection.execute, loaded, "?")
+        return loaded
     finally:
         connection.close()

@@ -135,7 +135,7 @@ class SectionReader:
             raise self.refused("a newer Holdfast wrote it; upgrade Holdfast to read it")
         if line.startswith(b"holdfast-"):
             raise self.refused(f"it is a file of another sort ({line.split()[0].decode('ascii', 'replace')})")
-        raise self.refused(f"it is no file of Holdfast's of the sort {kind!r}")
+        raise self.refused(f"it is no file of Holdfast's with a {kind} in it")
 
 
 def damaged_backup(path: Path, why: object, *, mend: str = "") -> Damaged:

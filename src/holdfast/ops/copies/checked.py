@@ -1,0 +1,28 @@
+"""Verifying a whole store, tenant by tenant: after a restore and after a repair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from holdfast.storage.program import Batch, Program, Sql
+from holdfast.threads.models import Problem, Report
+
+_TENANTS = Sql("SELECT name FROM tenant ORDER BY tenant")
+
+
+def tenant_names() -> Program[list[str]]:
+    """All tenants of the store. A name that is no text is damage, and of no use to whoever asks by it."""
+    [rows] = yield Batch(_TENANTS(tenant=None), last=True)
+    return [name for (name,) in rows if type(name) is str]
+
+
+def verified(store: Any, tenants: Iterable[str]) -> Report:
+    """One report on all of them."""
+    threads = checkpoints = runs = 0
+    problems: list[Problem] = []
+    for name in tenants:
+        report: Report = store.tenant(name).verify()
+        threads, checkpoints, runs = threads + report.threads, checkpoints + report.checkpoints, runs + report.runs
+        problems += report.problems
+    return Report(threads, checkpoints, tuple(problems), runs)

@@ -1,0 +1,235 @@
+"""A backup under load is the store at one commit; one that is killed leaves the one before it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import copy_kit
+import pytest
+from backup_kit import fill
+from copy_kit import acknowledged, grown, query
+
+import holdfast
+from holdfast.log.ids import parse_id
+from holdfast.ops.copies import backup_sqlite
+from holdfast.testing.processes import Nursery
+
+KIT = Path(copy_kit.__file__)
+
+
+# --- under load
+
+
+class Load:
+    """Processes that write to a store without pause."""
+
+    def __init__(self, url: str, folder: Path, *, writers: int = 2, pruners: int = 0) -> None:
+        self.told = [folder / f"told {n}" for n in range(writers)]
+        plans = [("write", f"own {n}", str(told)) for n, told in enumerate(self.told)]
+        plans += [("prune", "", str(folder / f"pruned {n}")) for n in range(pruners)]
+        self.pruned = [folder / f"pruned {n}" for n in range(pruners)]
+        self._children = [
+            subprocess.Popen([sys.executable, str(KIT), what, url, *rest], stderr=subprocess.PIPE)
+            for what, *rest in plans
+        ]
+
+    def __enter__(self) -> Load:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def acknowledged(self) -> list[list[str]]:
+        return [line for told in self.told for line in acknowledged(told)]
+
+    def wait_for(self, count: int) -> None:
+        deadline = time.monotonic() + 60
+        while any(len(acknowledged(told)) < count for told in self.told) or not all(p.exists() for p in self.pruned):
+            assert time.monotonic() < deadline, "the writers do not write"
+            for child in self._children:
+                assert child.poll() is None, f"a writer has died: {self._said(child)}"
+            time.sleep(0.01)
+
+    @staticmethod
+    def _said(child: subprocess.Popen[bytes]) -> str:
+        assert child.stderr is not None
+        return child.stderr.read().decode(errors="replace")
+
+    def stop(self) -> None:
+        while self._children:
+            child = self._children.pop()
+            child.kill()
+            child.communicate()
+
+
+@pytest.mark.parametrize("way", ["frozen", "pages"])
+def test_a_backup_under_load_is_the_store_at_one_commit(
+    url: str, way: str, elsewhere: tuple[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backup_sqlite, "_FROZEN_MIN_BYTES", 0 if way == "frozen" else 1 << 60)
+    place, options = elsewhere
+    with holdfast.open(url) as store, Load(url, tmp_path) as load:
+        load.wait_for(30)
+        backups = []
+        for number in range(4):
+            before = load.acknowledged()
+            backups.append((store.backup(tmp_path / f"b{number}"), before))
+            load.wait_for(30 * (number + 2))
+        load.stop()
+        for number, (backup, before) in enumerate(backups):
+            visible = f"stamp <= {backup.stamp}"
+            if backup.snapshot is not None:
+                visible = f"pg_visible_in_snapshot(stamp::text::xid8, '{backup.snapshot}')"
+            expected = query(store, f"SELECT tree, id, hash FROM record WHERE {visible} ORDER BY tree, id")
+            heads = query(
+                store,
+                f"""SELECT thread, max(id) FROM record r WHERE {visible} AND NOT EXISTS (
+                    SELECT 1 FROM record c WHERE c.tenant = r.tenant AND c.tree = r.tree AND c.parent = r.id
+                        AND c.thread = r.thread AND {visible.replace("stamp", "c.stamp", 1)})
+                GROUP BY thread HAVING count(*) = 1 ORDER BY thread""",
+            )
+            where = options | ({"schema": f"restored{number}"} if options else {})
+            to = place if options else f"{place}{number}"
+            assert holdfast.restore(tmp_path / f"b{number}", to, **where).ok
+            with holdfast.open(to, **where) as copy:
+                assert query(copy, "SELECT tree, id, hash FROM record ORDER BY tree, id") == expected
+                there = {record for _, record, _ in expected}
+                assert {parse_id(checkpoint) for _, checkpoint in before} <= there
+                found: dict[int, int] = dict(query(copy, "SELECT thread, head FROM thread"))
+                assert all(found[thread] == head for thread, head in heads)
+                assert query(copy, "SELECT count(*) FROM body") == [(len(expected),)]
+                if backup.snapshot is None:
+                    assert max(query(copy, "SELECT max(stamp) FROM record")) == max(
+                        query(store, f"SELECT max(stamp) FROM record WHERE {visible}")
+                    )
+
+
+def test_a_backup_while_threads_are_pruned_is_whole(
+    url: str, elsewhere: tuple[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backup_sqlite, "_FROZEN_MIN_BYTES", 0)
+    place, options = elsewhere
+    with holdfast.open(url) as store, Load(url, tmp_path, writers=2, pruners=1) as load:
+        load.wait_for(60)
+        for number in range(3):
+            store.backup(tmp_path / f"b{number}")
+            load.wait_for(60 * (number + 2))
+        load.stop()
+    for number in range(3):
+        where = options | ({"schema": f"restored{number}"} if options else {})
+        restored = holdfast.restore(tmp_path / f"b{number}", place if options else f"{place}{number}", **where)
+        assert restored.report.problems == ()
+        assert restored.report.checkpoints > 20
+
+
+def test_a_reader_that_holds_the_log_does_not_keep_a_backup_from_being_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the log cannot be brought into the file, and the copy is made page by page."""
+    import apsw
+
+    monkeypatch.setattr(backup_sqlite, "_FROZEN_MIN_BYTES", 0)
+    path = str(tmp_path / "a.db")
+    with holdfast.open(path) as store:
+        store.thread("x").save({"n": 1})
+        reader = apsw.Connection(path)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM record").fetchall()
+        for number in range(30):
+            store.thread("x").save(grown(number))
+        with backup_sqlite._frozen(store._context.driver) as frozen:  # type: ignore[arg-type]
+            assert frozen is None
+        store.backup(tmp_path / "b.db")
+        reader.close()
+        with backup_sqlite._frozen(store._context.driver) as frozen:  # type: ignore[arg-type]
+            assert frozen is not None
+    with holdfast.open(str(tmp_path / "b.db")) as copy:
+        assert copy.thread("x").load().state == grown(29)
+
+
+# --- kills
+
+
+@pytest.fixture(scope="module")
+def savers() -> Iterator[Nursery]:
+    with Nursery("copy_kit:backup_slowly") as nursery:
+        yield nursery
+
+
+def test_a_backup_that_is_killed_leaves_the_one_before_it(url: str, tmp_path: Path, savers: Nursery) -> None:
+    with holdfast.open(url, durability="normal") as store:
+        for number in range(40):
+            store.thread("x").save({"blob": os.urandom(500_000).hex(), "n": number})
+        first = store.backup(tmp_path / "b")
+        whole = (tmp_path / "b").read_bytes()
+        for after in range(1, 5):
+            child = savers.start(url, str(tmp_path / "b"))
+            for number, said in enumerate(child.lines(), 1):
+                assert said != "done", "too fast to be killed"
+                if number >= after:
+                    break
+            child.kill()
+            assert (tmp_path / "b").read_bytes() == whole
+        store.thread("x").save({"n": "after"})
+        second = store.backup(tmp_path / "b")
+        assert second.id != first.id
+        assert not [name for name in os.listdir(tmp_path) if ".part" in name]
+        assert store.try_restore(tmp_path / "b").report.checkpoints == 41
+
+
+def test_the_restored_store_is_there_whole_or_not_at_all_if_its_restoration_is_interrupted(
+    url: str, elsewhere: tuple[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    place, options = elsewhere
+
+    class Interrupted(Exception):
+        pass
+
+    with holdfast.open(url) as store:
+        fill(store)
+        store.backup(tmp_path / "b")
+
+    def interrupt(done: int, total: int) -> None:
+        if done >= total // 2:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        holdfast.restore(tmp_path / "b", place, progress=interrupt, **options)
+    if not options:
+        assert not Path(place).exists()
+    assert not [name for name in os.listdir(tmp_path) if ".part" in name]
+    assert holdfast.restore(tmp_path / "b", place, **options).ok
+
+
+def test_a_late_write_of_an_owner_from_before_the_restoration_is_refused(tmp_path: Path, postgres_url: str) -> None:
+    """The worst case: a server is restored in place, and a process that never noticed goes on with its run. Its step is
+    not recorded; it has to claim the run again, as anybody may, and to do the step again."""
+    import psycopg
+
+    calls: list[int] = []
+    with holdfast.open(postgres_url) as store:
+
+        @holdfast.step(name="is restored meanwhile")
+        def restored_meanwhile() -> int:
+            calls.append(len(calls))
+            if len(calls) == 1:
+                store.backup(tmp_path / "b")
+                with psycopg.connect(postgres_url, autocommit=True) as connection:
+                    connection.execute("DROP SCHEMA holdfast CASCADE")
+                holdfast.restore(tmp_path / "b", postgres_url)
+            return len(calls)
+
+        @holdfast.durable(name="runs over a restoration")
+        def body() -> int:
+            return restored_meanwhile()
+
+        assert store.run(body, id="r").result() == 2
+        assert calls == [0, 1]
+        assert query(store, "SELECT status, entries FROM run") == [("done", 1)]
+        assert store.verify().ok
