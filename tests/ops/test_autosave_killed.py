@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import autosaver
 import pytest
@@ -13,13 +12,6 @@ import holdfast as hf
 from holdfast.testing.processes import Nursery
 
 KILLS = 12 if SOAK else 3
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
-        return str(request.getfixturevalue("postgres_url"))
-    return str(tmp_path / "a.db")
 
 
 @pytest.mark.parametrize("mode", autosaver.POLICIES)

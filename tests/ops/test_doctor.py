@@ -230,6 +230,31 @@ def test_what_the_store_keeps_about_a_key_is_damaged(url: str) -> None:
         assert (worst(found), "does not open" in text_of(found)) == ("problem", True)
 
 
+def test_a_key_that_has_been_in_use_for_long(url: str) -> None:
+    with hf.open(url, keys=bytes(range(32))) as store:
+        store.thread("t").save({"n": 1})
+        raw(store, "UPDATE seal SET since = :since", since=now_us() - 401 * DAY_US)
+        found = said(store)["encryption"]
+        assert (worst(found), "keys rotate --new" in text_of(found)) == ("note", True)
+
+
+def test_a_key_service_that_does_not_answer_is_asked_once(url: str) -> None:
+    class Down:
+        asked = 0
+
+        def keys_for(self, tenant: str) -> hf.Keys:
+            self.asked += 1
+            raise ConnectionError
+
+    for tenant in ("default", "acme", "globex"):
+        with hf.open(url, keys=bytes(range(32)), tenant=tenant) as store:
+            store.thread("t").save({"n": 1})
+    keys = Down()
+    with hf.open(url, keys=keys) as store:
+        found = said(store)["encryption"]
+        assert (worst(found), "could not be got" in text_of(found), keys.asked) == ("problem", True, 1)
+
+
 def test_the_key_file(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     file = hf.KeyFile(tmp_path / "keys.json")
     for tenant in ("default", "acme"):

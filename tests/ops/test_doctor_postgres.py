@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from datetime import date
 
 import psycopg
 import pytest
 from doctor_kit import said, text_of, worst
-from role_kit import Roles, roles_of
+from role_kit import Roles
 
 import holdfast as hf
 from holdfast.cli import main
@@ -18,11 +17,6 @@ from holdfast.ops.doctor import postgres as doctor_postgres
 from holdfast.storage.migrate import CREATE_TABLE, migrations
 from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.wire import WireProxy
-
-
-@pytest.fixture
-def roles(postgres_url: str) -> Iterator[Roles]:
-    yield from roles_of(postgres_url)
 
 
 def test_a_server_that_does_not_sync_is_a_problem(postgres_url: str) -> None:

@@ -19,24 +19,14 @@ from typing import Any, TypedDict
 import apsw
 import pytest
 from doctor_kit import raw
+from metrics_kit import SECRET, Telemetry, scrape
 from opentelemetry import trace
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import holdfast as hf
 from holdfast.storage import meters
 from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.wire import WireProxy
-
-SECRET = "s3cr3t-canary"
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "m.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
 
 
 @pytest.fixture(autouse=True)
@@ -44,33 +34,6 @@ def _nobody_measures() -> Iterator[None]:
     assert meters.sink is None
     yield
     assert meters.sink is None
-
-
-class Telemetry:
-    """The SDK as an application sets it up."""
-
-    def __init__(self) -> None:
-        self.reader = InMemoryMetricReader()
-        self.meters = MeterProvider(metric_readers=[self.reader])
-        self.exporter = InMemorySpanExporter()
-        self.tracers = TracerProvider()
-        self.tracers.add_span_processor(SimpleSpanProcessor(self.exporter))
-
-    def points(self, name: str) -> list[Any]:
-        data = self.reader.get_metrics_data()
-        if data is None:
-            return []
-        return [
-            point
-            for resource in data.resource_metrics
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-            if metric.name == name
-            for point in metric.data.data_points
-        ]
-
-    def spans(self, name: str = "") -> list[Any]:
-        return [span for span in self.exporter.get_finished_spans() if span.name == name or not name]
 
 
 @pytest.fixture
@@ -264,29 +227,6 @@ def test_an_exporter_that_fails_fails_no_save(tmp_path: Path) -> None:
 
 
 # --- Prometheus
-
-
-def scrape(url: str) -> tuple[dict[str, float], str]:
-    """Every sample by its name and labels; checks the format on the way."""
-    with urllib.request.urlopen(url) as answer:
-        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-        text = answer.read().decode()
-    assert text.endswith("\n")
-    samples: dict[str, float] = {}
-    types: dict[str, str] = {}
-    for line in text.splitlines():
-        if line.startswith("# TYPE "):
-            _, _, name, kind = line.split(" ")
-            assert name not in types
-            types[name] = kind
-        elif not line.startswith("# HELP "):
-            found = re.fullmatch(r"([a-z_]+)(\{(?:[a-z_]+=\"[^\"\n]*\",?)*\})? (\S+)", line)
-            assert found, line
-            assert found[0] not in samples
-            samples[found[1] + (found[2] or "")] = float(found[3])
-            base = re.sub(r"_(bucket|sum|count)$", "", found[1])
-            assert types.get(base) == "histogram" or found[1] in types
-    return samples, text
 
 
 def test_prometheus_can_scrape_a_process(url: str) -> None:

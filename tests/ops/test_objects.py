@@ -17,11 +17,6 @@ from holdfast.storage.far_cells import MARK, far_cell, wanted_of
 from holdfast.storage.objects import Objects, show_url
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "a.db") if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
-
-
 @pytest.fixture(params=["plain", "encrypted"])
 def keys(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"keys": KEY} if request.param == "encrypted" else {}

@@ -63,11 +63,6 @@ class Stage:
         return made, self.struck.tenant(name)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "a.db") if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "objects"

@@ -41,11 +41,6 @@ def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return "s3://agents/cold"
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "a.db") if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
-
-
 def listed(bucket: str) -> set[str]:
     import obstore
     from obstore.store import from_url

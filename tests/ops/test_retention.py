@@ -14,11 +14,6 @@ import holdfast as hf
 from holdfast.errors import NotFound, UsageError
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 @pytest.fixture(params=PLACES)
 def store(request: pytest.FixtureRequest, clock: Clock) -> Iterator[hf.Store]:
     with opened(place(request, request.param), clock, keep_runs_s=86_400) as made:
@@ -223,6 +218,39 @@ def test_a_fork_keeps_what_it_has_pinned_of_its_origin(store: hf.Store) -> None:
     store.delete("main")
     assert fork.load(saved[2]).state == saved[2].state
     sound(store)
+
+
+def test_a_thread_pins_only_what_it_has(store: hf.Store) -> None:
+    """Its own lines and branches, and what it shares with its origin: not what another thread of the tree has saved."""
+    main = store.thread("main")
+    saved = fill(main, 6)
+    fork = main.fork(saved[2], name="fork")
+    own = fill(fork, 3, start=10)
+    branch = main.save({"branch": 1}, parent=saved[3])
+    for thread, foreign in ((fork, saved[3]), (fork, saved[5]), (fork, branch), (main, own[0]), (main, own[2])):
+        with pytest.raises(NotFound, match="nothing was pinned; it is one of another thread"):
+            thread.pin(foreign, name="foreign")
+    assert not main.pins()
+    assert not fork.pins()
+    for number, (thread, good) in enumerate([(fork, saved[2]), (fork, saved[0]), (fork, own[1]), (main, branch)]):
+        thread.pin(good, name=f"good {number}")
+    deeper = fork.fork(own[1], name="deeper")
+    assert deeper.pin(saved[1], name="x").checkpoint == saved[1].id
+    with pytest.raises(NotFound):
+        deeper.pin(own[2], name="y")
+    deeper.save({"deeper": 1})
+    deeper.prune(keep=1)
+    assert deeper.pin(saved[1], name="x").checkpoint == saved[1].id  # the same pin again
+    sound(store)
+
+
+async def test_the_async_twin_pins_only_what_it_has_too(store: hf.Store) -> None:
+    main = store.thread("main")
+    saved = fill(main, 3)
+    fork = main.fork(saved[0], name="fork")
+    assert (await fork.apin(saved[0], name="x")).checkpoint == saved[0].id
+    with pytest.raises(NotFound):
+        await fork.apin(saved[1], name="y")
 
 
 # --- unfinished runs

@@ -38,11 +38,6 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def store(url: str, clock: Clock) -> Iterator[hf.Store]:
     with opened(url, clock) as made:
         yield made

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
 from langgraph.graph import END, START, StateGraph
-from role_kit import Roles, roles_of
+from role_kit import Roles
 
 import holdfast as hf
 from holdfast.langgraph import HoldfastSaver
 from holdfast.testing.contract import Harness, StoreContract
-
-
-@pytest.fixture
-def roles(postgres_url: str) -> Iterator[Roles]:
-    yield from roles_of(postgres_url)
 
 
 @pytest.fixture

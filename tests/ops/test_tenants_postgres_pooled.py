@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from role_kit import Roles, fill, roles_of
+from role_kit import Roles, fill
 from transaction_pooler import TransactionPooler
 
 import holdfast as hf
@@ -20,11 +20,6 @@ from holdfast.storage.program import Batch, Program, Sql, Transaction
 from holdfast.testing.postgres import PostgresServer
 
 NAMES = ("acme", "globex", "initech")
-
-
-@pytest.fixture
-def roles(postgres_url: str) -> Iterator[Roles]:
-    yield from roles_of(postgres_url)
 
 
 @pytest.fixture
@@ -40,7 +35,7 @@ def pooler(roles: Roles, postgres_server: PostgresServer) -> Iterator[Transactio
 @contextmanager
 def stranger(pooler: TransactionPooler) -> Iterator[psycopg.Connection[Any]]:
     """Another client of the same pool, that sets nothing."""
-    with psycopg.connect(pooler.url, autocommit=True, prepare_threshold=None) as connection:
+    with psycopg.connect(pooler.address, autocommit=True, prepare_threshold=None) as connection:
         yield connection
 
 
@@ -52,7 +47,7 @@ def sees_nothing(connection: psycopg.Connection[Any]) -> bool:
 
 
 def test_after_every_operation_the_next_client_sees_nothing(pooler: TransactionPooler) -> None:
-    with stranger(pooler) as watcher, hf.open(pooler.url, tenant="acme", prepare=False) as store:
+    with stranger(pooler) as watcher, hf.open(pooler.address, tenant="acme", prepare=False) as store:
         assert sees_nothing(watcher)
         thread = store.thread("t", metadata={"who": "acme"})
         for number in range(3):
@@ -70,7 +65,7 @@ def test_after_every_operation_the_next_client_sees_nothing(pooler: TransactionP
 
 def test_after_a_transaction_that_failed_too(pooler: TransactionPooler) -> None:
     broken = Sql("SELECT 1 / :zero + count(*) FROM thread")
-    with stranger(pooler) as watcher, hf.open(pooler.url, tenant="acme", prepare=False) as store:
+    with stranger(pooler) as watcher, hf.open(pooler.address, tenant="acme", prepare=False) as store:
         store.thread("t").save({"n": 1})
         driver: Any = store._context.driver
 
@@ -95,7 +90,7 @@ def test_after_a_fault_at_every_statement(pooler: TransactionPooler) -> None:
         if len(points) in faults:
             raise RuntimeError(point)
 
-    with stranger(pooler) as watcher, hf.open(pooler.url, tenant="acme", prepare=False, hook=hook) as store:
+    with stranger(pooler) as watcher, hf.open(pooler.address, tenant="acme", prepare=False, hook=hook) as store:
         store.thread("t").save({"n": 0})
         before = 0
         for number in range(1, 40):
@@ -112,7 +107,7 @@ def test_after_a_fault_at_every_statement(pooler: TransactionPooler) -> None:
 
 
 def test_tenants_that_take_turns_on_one_session_never_meet(pooler: TransactionPooler) -> None:
-    stores = {name: hf.open(pooler.url, tenant=name, prepare=False) for name in NAMES}
+    stores = {name: hf.open(pooler.address, tenant=name, prepare=False) for name in NAMES}
 
     def work(name: str) -> list[Any]:
         thread = stores[name].thread("same name")
@@ -142,7 +137,7 @@ def test_async_and_cancelled_clients_leave_nothing_behind(pooler: TransactionPoo
             await thread.asave({"n": number})
 
     async def main() -> None:
-        async with hf.open(pooler.url, tenant="acme", prepare=False) as store:
+        async with hf.open(pooler.address, tenant="acme", prepare=False) as store:
             await store.thread("t").asave({"n": -1})
             for _ in range(5):
                 task = asyncio.create_task(work(store))

@@ -10,14 +10,14 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from types import TracebackType
-from typing import Self
+
+from holdfast.testing.wire import Between, refused_options
 
 _NO_ENCRYPTION = {80877103, 80877104}  # a client asks for TLS, or for GSSAPI
 
 
-class TransactionPooler:
-    """`with TransactionPooler(server.port, "app", "database") as pooler: holdfast.open(pooler.url, prepare=False)`."""
+class TransactionPooler(Between):
+    """`with TransactionPooler(port, "app", "database") as pooler: holdfast.open(pooler.address, prepare=False)`."""
 
     def __init__(self, port: int, user: str, database: str) -> None:
         self.served = 0  # transactions
@@ -26,39 +26,14 @@ class TransactionPooler:
         startup = struct.pack("!I", 196608) + f"user\0{user}\0database\0{database}\0\0".encode()
         self._server.sendall(struct.pack("!I", len(startup) + 4) + startup)
         self._greeting = self._until_ready()[0]
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._clients: list[socket.socket] = []
-        self.url = (
-            f"postgresql://{user}@127.0.0.1:{self._listener.getsockname()[1]}/{database}"
-            "?sslmode=disable&gssencmode=disable"
-        )
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
+        super().__init__()
+        self._sockets.append(self._server)
+        self.address = self.url(database, user)
+        self.spawn(self.accept, self._begin)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for each in (self._listener, *self._clients, self._server):
-            try:
-                each.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-            each.close()
-        for thread in self._threads:
-            thread.join()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            self._clients.append(client)
-            self._threads.append(threading.Thread(target=self._serve, args=(client,), daemon=True))
-            self._threads[-1].start()
+    def _begin(self, client: socket.socket) -> None:
+        self._sockets.append(client)
+        self.spawn(self._serve, client)
 
     def _serve(self, client: socket.socket) -> None:
         holds = False
@@ -92,9 +67,7 @@ class TransactionPooler:
             if struct.unpack_from("!I", message)[0] not in _NO_ENCRYPTION:
                 break
             client.sendall(b"N")
-        if b"\0options\0" in message:
-            text = b"SFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
-            client.sendall(b"E" + struct.pack("!I", len(text) + 4) + text)
+        if refused_options(client, message):
             return False
         client.sendall(self._greeting)
         return True

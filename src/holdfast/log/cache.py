@@ -93,6 +93,12 @@ class BaseCache:
             for key in [key for key in self._bases if key[:2] == (tenant, tree)]:
                 self._bytes -= self._bases.pop(key).weight_bytes
 
+    def forget_tenant(self, tenant: int) -> None:
+        """Drop everything of a tenant: its key is gone."""
+        with self._lock:
+            for key in [key for key in self._bases if key[0] == tenant]:
+                self._bytes -= self._bases.pop(key).weight_bytes
+
     def drop(self, key: Key) -> None:
         with self._lock:
             gone = self._bases.pop(key, None)

@@ -4,8 +4,9 @@ LangGraph's channels need stays. Only looks; `sweeping.py` does it.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import orjson
@@ -14,7 +15,7 @@ from holdfast.errors import Damaged
 from holdfast.log.books import delta_channels
 from holdfast.log.branches import ThreadRow
 from holdfast.log.labels import LabelRow, bases_of_writes, labels_in
-from holdfast.log.pins import pins_in
+from holdfast.log.pins import PinRow, pins_in
 from holdfast.log.reading import NOT_SWEPT, read_state
 from holdfast.log.records import ERASED
 from holdfast.storage.program import Batch, Rows, Sql
@@ -84,26 +85,58 @@ def checkpoints_in(nodes: dict[int, Node], plan: Plan) -> int:
     return sum(nodes[record].body is not None for record in (*plan.remove, *plan.entomb))
 
 
+class Rule(NamedTuple):
+    """How much of its line a thread keeps: the newest so many, and all from a record on."""
+
+    keep: int
+    since: int | None
+
+
 def choose(
-    tenant: int, nodes: dict[int, Node], row: ThreadRow, others: list[ThreadRow], keep: int, since: int | None
+    tenant: int,
+    nodes: dict[int, Node],
+    row: ThreadRow,
+    others: list[ThreadRow],
+    keep: int,
+    since: int | None,
+    rules: Mapping[int, Rule] | None = None,
 ) -> Generator[Batch, list[Rows], tuple[Plan, list[LabelRow], set[int]]]:
     """What becomes of a tree's records if a thread keeps its newest ones: also which labels go, and which records stay
-    for its own sake."""
-    kept = line_of(nodes, row.head)[:keep]
-    oldest = kept[-1] if kept else 0
-    oldest = oldest if since is None else min(oldest, since - 1)
-    # What became a branch since the oldest kept checkpoint is as recent as what is kept.
-    recent = [node.id for node in nodes.values() if node.thread == row.thread and node.id > oldest]
+    for its own sake. `rules`: of other threads that keep only so many themselves. All the others need all they have:
+    without their rules, two threads with one line would each keep it for the other, for good."""
+    ruled = [other for other in others if rules and other.thread in rules]
+    numbers = [row.thread, *(other.thread for other in ruled)]
     pins = yield from pins_in(tenant, row.tree)
-    own = {*kept, *recent, *(pin.record for pin in pins if pin.thread == row.thread)}
-    needed = yield from needed_by(tenant, nodes, others)
-    needed |= {pin.record for pin in pins} | (yield from bases_of_writes(tenant, [row.thread]))
-    labels = yield from labels_in(tenant, [row.thread])
+    labels = yield from labels_in(tenant, numbers)
+    own = _kept_by(nodes, row, Rule(keep, since), labels, pins)
+    needed = yield from needed_by(tenant, nodes, [other for other in others if other.thread not in numbers])
+    for other in ruled:
+        needed |= _kept_by(nodes, other, (rules or {})[other.thread], labels, pins)
+    needed |= {pin.record for pin in pins} | (yield from bases_of_writes(tenant, numbers))
     live = own | needed
     own |= yield from needed_for_deltas(tenant, row.tree, nodes, live, {label.record for label in labels})
     plan = make_plan(nodes, live | own)
     gone = {*plan.remove, *plan.entomb}
     return plan, [label for label in labels if label.record in gone], own
+
+
+def _kept_by(
+    nodes: dict[int, Node], row: ThreadRow, rule: Rule, labels: list[LabelRow], pins: list[PinRow]
+) -> set[int]:
+    """What a thread keeps by its rule."""
+    kept = line_of(nodes, row.head)[: rule.keep]
+    oldest = kept[-1] if kept else 0
+    oldest = oldest if rule.since is None else min(oldest, rule.since - 1)
+    # What became a branch since the oldest kept checkpoint is as recent as what is kept; a copy has ids for it.
+    recent = [node.id for node in nodes.values() if node.thread == row.thread and node.id > oldest]
+    recent += [label.record for label in labels if label.thread == row.thread and label.record > oldest]
+    return {*kept, *recent, *(pin.record for pin in pins if pin.thread == row.thread)}
+
+
+def kept_for_others(nodes: dict[int, Node], row: ThreadRow, plan: Plan, own: set[int]) -> int:
+    """How many checkpoints of a thread's line it does not keep itself, and others need."""
+    gone = {*plan.remove, *plan.entomb}
+    return sum(record not in own and record not in gone for record in line_of(nodes, row.head))
 
 
 def choose_for(
@@ -117,10 +150,12 @@ def choose_for(
 
 
 def inherited(
-    nodes: dict[int, Node], row: ThreadRow, others: list[ThreadRow], own: set[int]
+    nodes: dict[int, Node], row: ThreadRow, others: list[ThreadRow], own: set[int], plan: Plan
 ) -> Iterable[tuple[int, int]]:
-    """Which records of a thread stay only because another one needs them, each with the number of that one."""
-    seen = set(own)
+    """Which records of a thread stay only because another one needs them, each with the number of that one. Not those
+    that its own line still leads to: it shows them, and they stay when the other goes."""
+    gone = {*plan.remove, *plan.entomb}
+    seen = {*own, *gone, *takewhile(lambda record: record not in gone, line_of(nodes, row.head))}
     for other in others:
         for record in line_of(nodes, other.head):
             if nodes[record].thread == row.thread and record not in seen:
@@ -148,6 +183,16 @@ def line_of(nodes: dict[int, Node], head: int | None) -> list[int]:
         seen.add(head)
         head = node.parent
     return line
+
+
+def reached_by(nodes: dict[int, Node], row: ThreadRow, labels: Iterable[LabelRow]) -> set[int]:
+    """The checkpoints that a thread has: its lines, with what it shares with the one that it was forked from, and what
+    it has ids for."""
+    reached: set[int] = set()
+    own = [node.id for node in nodes.values() if node.thread == row.thread]
+    for tip in [row.head, *own, *(label.record for label in labels if label.thread == row.thread)]:
+        reached.update(line_of(nodes, tip) if tip not in reached else ())
+    return reached
 
 
 def needed_by(tenant: int, nodes: dict[int, Node], threads: list[ThreadRow]) -> Generator[Batch, list[Rows], set[int]]:

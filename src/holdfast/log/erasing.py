@@ -8,16 +8,16 @@ checked: the salt went with the body, so that nobody can confirm a guess.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from holdfast.errors import NotFound, StoreError, UsageError
-from holdfast.log.branches import ThreadRow
-from holdfast.log.choosing import Node, line_of, make_plan, needed_for_deltas, nodes_of
+from holdfast.errors import Damaged, NotFound, StoreError, UsageError
+from holdfast.log.branches import ThreadRow, metadata_of
+from holdfast.log.choosing import Node, line_of, make_plan, needed_for_deltas, nodes_of, reached_by
 from holdfast.log.ids import show_id
-from holdfast.log.labels import LabelRow, bases_of_writes, labels_in
-from holdfast.log.pins import drop_pins_on, drop_pins_on_records_of
+from holdfast.log.labels import LabelRow, bases_by_thread, bases_of_writes, drop_writes, labels_in
+from holdfast.log.pins import drop_pins_on, pins_in
 from holdfast.log.reading import RECORD
 from holdfast.log.records import ERASED, Record, record_of, row_checksum
 from holdfast.log.sweeping import drop_all, lock_tree, rearrange, remove_threads, set_head, sweep
@@ -25,6 +25,9 @@ from holdfast.storage.cells import RECORD_CHECKSUM
 from holdfast.storage.program import Batch, Dialect, Flow, Program, Progress, Rows, Scrub, Sql, read, write
 
 _TRIES = 10
+_BATCH = 500
+# The planner's samples of all columns, in the clear. They are taken anew by each VACUUM here; the old ones go last.
+_SAMPLES = "pg_statistic"
 # What a thread or a run has rows in.
 _TABLES = (
     *("thread", "tag", "record", "body", "pack", "space", "label", "write", "pin"),
@@ -49,6 +52,12 @@ _EMPTY = Sql(
     WHERE tenant = :tenant AND tree = :tree AND id = :id""",
     seals={"checksum": RECORD_CHECKSUM},
 )
+# Something that both have pending, by the same task, on the same checkpoint.
+_SAME_WRITES = Sql(
+    """SELECT EXISTS (SELECT 1 FROM write w JOIN write o ON o.tenant = w.tenant AND o.thread = :other
+        AND o.space = w.space AND o.id = w.id AND o.task = w.task AND o.idx = w.idx
+        WHERE w.tenant = :tenant AND w.thread = :thread)"""
+)
 _SPACE_HEADS = Sql(
     """UPDATE space SET head = (SELECT max(l.record) FROM label l
         WHERE l.tenant = space.tenant AND l.thread = space.thread AND l.space = space.space)
@@ -59,9 +68,17 @@ _FOREIGN = Sql(
     sqlite="SELECT '' WHERE 0",
     # From version 17 on others than the owner may be let VACUUM, as operators are; older ones do not know the word.
     postgres="""SELECT c.relname::text FROM pg_class c WHERE c.relkind = 'r'
-    AND c.relnamespace = current_schema()::regnamespace AND NOT pg_has_role(c.relowner, 'USAGE')
+    AND (c.relnamespace = current_schema()::regnamespace OR (c.oid = 'pg_catalog.pg_statistic'::regclass
+        AND NOT pg_has_role((SELECT datdba FROM pg_database WHERE datname = current_database()), 'USAGE')))
+    AND NOT pg_has_role(c.relowner, 'USAGE')
     AND NOT CASE WHEN current_setting('server_version_num')::int >= 170000
         THEN has_table_privilege(c.oid, 'MAINTAIN') ELSE false END""",
+)
+_OLD_SAMPLES = Sql(
+    sqlite="SELECT '' WHERE 0",
+    postgres="""SELECT 1 FROM pg_stats s JOIN pg_class c ON c.relname = s.tablename
+    AND c.relnamespace = current_schema()::regnamespace
+    WHERE s.schemaname = current_schema() AND c.reltuples = 0 LIMIT 1""",
 )
 
 
@@ -71,7 +88,7 @@ class Wiped(NamedTuple):
     tree: int
     threads: list[ThreadRow]  # that go
     records: int
-    stay: list[str]  # threads that the history before the fork is shared with
+    stay: list[str]  # what threads that stay may hold, as sentences
 
 
 def mark(tenant: int, at: int) -> Generator[Batch, list[Rows], None]:
@@ -101,7 +118,7 @@ def wipe_thread(tenant: int, name: str, number: int | None, forks: bool, at: int
     """Decide that a thread goes, with its forks if that is said. Raises UsageError that lists them."""
     row, others = yield from lock_tree(tenant, name, number)
     nodes = yield from nodes_of(tenant, row.tree)
-    shared = _forks(nodes, row, others)
+    shared = yield from _forks(tenant, nodes, row, others)
     if shared and not forks:
         some = ", ".join(repr(fork.name) for fork in shared[:20]) + (", …" if len(shared) > 20 else "")
         raise UsageError(
@@ -111,37 +128,74 @@ def wipe_thread(tenant: int, name: str, number: int | None, forks: bool, at: int
     doomed = [row, *shared]
     numbers = {one.thread for one in doomed}
     stay = [other for other in others if other.thread not in numbers]
+    told = yield from _told(tenant, doomed, stay)
     yield from mark(tenant, at)
+    pins = {pin.record for pin in (yield from pins_in(tenant, row.tree))}
     for one in doomed:
-        records = sum(node.thread == one.thread and node.body is not None for node in nodes.values())
+        own = _own(nodes, one)
+        records = sum(nodes[record].body is not None for record in own)
         yield from note(tenant, one.thread, 0, records, one.head_hash, at)
-        yield from drop_pins_on_records_of(tenant, row.tree, one.thread)  # a pin of a thread that stays would hold it
+        for record in pins & own:  # a pin of a thread that stays would hold it
+            yield from drop_pins_on(tenant, row.tree, record)
     removed = yield from remove_threads(tenant, row.tree, doomed, stay)
     for one in doomed if stay else ():
         [tombs] = yield Batch(_TOMBS(tenant=tenant, tree=row.tree, thread=one.thread))
         for (tomb,) in tombs:
             yield from _empty(tenant, row.tree, tomb)
-    return Wiped(row.tree, doomed, removed, [other.name for other in stay])
+    return Wiped(row.tree, doomed, removed, told)
 
 
-def _forks(nodes: dict[int, Node], row: ThreadRow, others: list[ThreadRow]) -> list[ThreadRow]:
+def _own(nodes: dict[int, Node], row: ThreadRow) -> set[int]:
+    """The records that a thread has saved itself. What it had when it was forked may be kept for it alone (a prune of
+    its source leaves that to it), and is still what others share with it."""
+    before = set(line_of(nodes, row.origin)) if row.origin is not None else set()
+    return {node.id for node in nodes.values() if node.thread == row.thread} - before
+
+
+def _forks(
+    tenant: int, nodes: dict[int, Node], row: ThreadRow, others: list[ThreadRow]
+) -> Generator[Batch, list[Rows], list[ThreadRow]]:
     """The threads that hold states of this one: all of its tree if it is where that began; else those that can reach
-    a record of its own, and those that can reach one of theirs."""
+    a record of its own, by a line, an id or a pending write, and those that can reach one of theirs."""
     if row.thread == row.tree:
         return others
-    reach = {other.thread: _owners_reached(nodes, other) for other in others}
-    doomed = {row.thread}
-    while found := {number for number, owners in reach.items() if number not in doomed and owners & doomed}:
+    numbers = [other.thread for other in others]
+    labels = yield from labels_in(tenant, numbers)
+    bases = yield from bases_by_thread(tenant, numbers)
+    reach = {other.thread: reached_by(nodes, other, labels) | bases[other.thread] for other in others}
+    own = {other.thread: _own(nodes, other) for other in [row, *others]}
+    doomed, records = {row.thread}, own[row.thread]
+    while found := {number for number in numbers if number not in doomed and reach[number] & records}:
         doomed |= found
+        records = records.union(*(own[number] for number in found))
     return [other for other in others if other.thread in doomed]
 
 
-def _owners_reached(nodes: dict[int, Node], thread: ThreadRow) -> set[int]:
-    tips = [thread.head, *(node.id for node in nodes.values() if node.thread == thread.thread)]
-    reached: set[int] = set()
-    for tip in tips:
-        reached.update(line_of(nodes, tip) if tip not in reached else ())
-    return {nodes[record].thread for record in reached}
+def _told(tenant: int, doomed: list[ThreadRow], stay: list[ThreadRow]) -> Generator[Batch, list[Rows], list[str]]:
+    """What the threads that stay may still hold, as sentences. One that was made later may be a copy of one that goes,
+    made where both share their history: then what was pending, and the metadata, were copied."""
+    told: list[str] = []
+    pairs = [(one.thread, other.thread) for other in stay for one in doomed if one.thread < other.thread]
+    same: set[int] = set()
+    for start in range(0, len(pairs), _BATCH):
+        part = pairs[start : start + _BATCH]
+        answers = yield Batch(*(_SAME_WRITES(tenant=tenant, thread=one, other=other) for one, other in part))
+        same |= {other for (_, other), [[found]] in zip(part, answers, strict=True) if found}
+    for other in stay:
+        copied = ["pending writes"] if other.thread in same else []
+        older = [one for one in doomed if one.thread < other.thread]
+        copied += ["metadata"] if any(_same_metadata(one, other) for one in older) else []
+        also = f", and may have copied {' and '.join(copied)} of it: if so, erase it too" if copied else ""
+        told.append(f"thread {other.name!r}, which shares the history before the fork{also}")
+    return told
+
+
+def _same_metadata(one: ThreadRow, other: ThreadRow) -> bool:
+    try:
+        first, second = metadata_of(one), metadata_of(other)
+    except Damaged:
+        return True
+    return any(key in second and second[key] == value for key, value in first.items())
 
 
 # --- one checkpoint
@@ -152,11 +206,11 @@ def wipe_record(tenant: int, name: str, number: int, record: int, at: int) -> Pr
     row, others = yield from lock_tree(tenant, name, number)
     nodes = yield from nodes_of(tenant, row.tree)
     node = nodes.get(record)
-    if node is None or (node.thread != row.thread and record not in line_of(nodes, row.head)):
-        raise NotFound(f"thread {name!r} has no checkpoint {show_id(record)}: nothing was erased")
     threads = [row, *others]
-    yield from mark(tenant, at)
     labels = yield from labels_in(tenant, [thread.thread for thread in threads])
+    if node is None or (node.thread != row.thread and record not in reached_by(nodes, row, labels)):
+        raise NotFound(f"thread {name!r} has no checkpoint {show_id(record)}: nothing was erased")
+    yield from mark(tenant, at)
     live = {other.id for other in nodes.values() if other.body is not None} - {record}
     yield from _check_unneeded(tenant, row, threads, nodes, live, labels, record)
     # As if it were a tombstone already: what was erased before it is still behind it.
@@ -166,6 +220,7 @@ def wipe_record(tenant: int, name: str, number: int, record: int, at: int) -> Pr
     yield from rearrange(tenant, row.tree, nodes, plan)
     if record not in plan.remove:  # there, nothing follows it that would need its hash
         yield from _empty(tenant, row.tree, record)
+    yield from _drop_what_led_there(tenant, nodes, node, threads, labels)
     yield from drop_all([label for label in labels if label.record == record], tenant)
     yield from drop_pins_on(tenant, row.tree, record)
     for thread in threads:
@@ -174,7 +229,25 @@ def wipe_record(tenant: int, name: str, number: int, record: int, at: int) -> Pr
             yield from set_head(tenant, thread, next((other for other in line if other != record), None))
     yield Batch(_SPACE_HEADS(tenant=tenant, tree=row.tree, record=record))
     yield from note(tenant, row.thread, record, 1, found.hash, at)
-    return Wiped(row.tree, [], int(node.body is not None), [other.name for other in others])
+    return Wiped(row.tree, [], int(node.body is not None), [])
+
+
+def _drop_what_led_there(
+    tenant: int, nodes: dict[int, Node], node: Node, threads: list[ThreadRow], labels: list[LabelRow]
+) -> Generator[Batch, list[Rows], None]:
+    """What a graph's step wrote is pending on the checkpoint before the one that it made: it says the same, and who
+    goes on from there would make the checkpoint again. Unless another checkpoint was made there too, or a thread was
+    forked before this one was made: then it is theirs."""
+    if node.parent is None or any(
+        o.parent == node.parent and o.id != node.id for o in nodes.values() if o.body is not None
+    ):
+        return
+    before = [label for label in labels if label.record == node.parent]
+    asked = {label.thread for label in before}
+    having = {row.thread for row in threads if row.thread in asked and node.id in reached_by(nodes, row, labels)}
+    before = [label for label in before if label.thread in having]
+    for start in range(0, len(before), _BATCH):
+        yield Batch(*drop_writes(tenant, before[start : start + _BATCH]))
 
 
 def _check_unneeded(
@@ -217,7 +290,7 @@ def finish(tenant: int, dialect: Dialect, *, full: bool = False, progress: Progr
     """Remove what is listed, scrub the files, take back the note that this is to be done. What was in the way."""
     at = yield from read(partial(marked, tenant))
     yield from sweep(tenant, progress)
-    problems = yield from _scrub(dialect, full)
+    problems = yield from scrub(dialect, full)
     if not problems and at is not None:
         yield from write(partial(_unmark, tenant, at))
     return problems
@@ -227,7 +300,8 @@ def _unmark(tenant: int, at: str) -> Program[None]:
     yield Batch(_UNMARK(tenant=tenant, key=_key(tenant), at=at), last=True)
 
 
-def _scrub(dialect: Dialect, full: bool) -> Flow[list[str]]:
+def scrub(dialect: Dialect, full: bool, tables: Sequence[str] | None = None) -> Flow[list[str]]:
+    """Let what was removed, or written over, be gone from the store's own files. What was in the way, as sentences."""
     if dialect == "sqlite":
         problem = yield from write(Scrub(), solo=True)
         for _ in range(_TRIES):
@@ -235,13 +309,14 @@ def _scrub(dialect: Dialect, full: bool) -> Flow[list[str]]:
                 break
             problem = yield from write(Scrub(log_only=True), solo=True)
         return [problem] if problem else []
+    tables = [*(_TABLES if tables is None else tables), _SAMPLES]
     foreign = yield from read(_foreign)
     problems = []
-    if foreign:
+    if hindered := foreign.intersection(tables) - {_SAMPLES}:
         problems.append(
-            f"this role may not vacuum {', '.join(sorted(foreign))}: let the owner run VACUUM{' (FULL)' * full} on them"
+            f"this role may not vacuum {', '.join(sorted(hindered))}: let the owner run VACUUM{' (FULL)' * full} there"
         )
-    for table in _TABLES:
+    for table in tables:
         if table not in foreign:
             try:
                 yield from write(Scrub(table, full=full), solo=True)
@@ -250,7 +325,18 @@ def _scrub(dialect: Dialect, full: bool) -> Flow[list[str]]:
     return problems
 
 
+def samples_stay() -> Flow[bool]:
+    """Whether there may be samples of the planner's that a scrub could not remove: this role may not, or a table is
+    empty now, and PostgreSQL keeps the last ones that it took."""
+    return _SAMPLES in (yield from read(_foreign)) or (yield from read(_sampled))
+
+
+def _sampled() -> Program[bool]:
+    [rows] = yield Batch(_OLD_SAMPLES(), last=True)
+    return bool(rows)
+
+
 def _foreign() -> Program[set[str]]:
     """Tables that this role may not vacuum."""
     [rows] = yield Batch(_FOREIGN(), last=True)
-    return {name for (name,) in rows} & set(_TABLES)
+    return {name for (name,) in rows}

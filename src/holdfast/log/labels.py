@@ -310,11 +310,17 @@ def labels_in(tenant: int, threads: Iterable[int]) -> Generator[Batch, list[Rows
 
 def bases_of_writes(tenant: int, threads: Iterable[int]) -> Generator[Batch, list[Rows], set[int]]:
     """Records that some write needs, beside the one it is pending on: its id was put again since."""
-    batch = [_ODD_BASES(tenant=tenant, thread=thread) for thread in threads]
-    if not batch:
-        return set()
-    found = yield Batch(*batch)
-    return {base for rows in found for (base,) in rows}
+    found = yield from bases_by_thread(tenant, threads)
+    return set().union(*found.values())
+
+
+def bases_by_thread(tenant: int, threads: Iterable[int]) -> Generator[Batch, list[Rows], dict[int, set[int]]]:
+    """The same, thread by thread."""
+    numbers = list(threads)
+    if not numbers:
+        return {}
+    found = yield Batch(*(_ODD_BASES(tenant=tenant, thread=thread) for thread in numbers))
+    return {thread: {base for (base,) in rows} for thread, rows in zip(numbers, found, strict=True)}
 
 
 def drop_labels(tenant: int, labels: Iterable[LabelRow]) -> list[Statement]:
@@ -324,6 +330,11 @@ def drop_labels(tenant: int, labels: Iterable[LabelRow]) -> list[Statement]:
         key = {"tenant": tenant, "thread": thread, "space": space, "id": id_}
         statements += [_DROP_LABEL(**key), _DROP_WRITES(**key)]
     return statements
+
+
+def drop_writes(tenant: int, labels: Iterable[LabelRow]) -> list[Statement]:
+    """Statements that remove what is pending on labels."""
+    return [_DROP_WRITES(tenant=tenant, thread=thread, space=space, id=id_) for thread, space, id_, _ in labels]
 
 
 _COPIED = {

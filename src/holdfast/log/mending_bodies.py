@@ -8,7 +8,7 @@ transaction that repairs a tree.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.errors import Damaged, NotEncrypted, Undecodable
@@ -84,7 +84,7 @@ class _Standing(NamedTuple):
 
     record: Record
     key_data: bytes
-    diffs: list[bytes]
+    diffs: Sequence[bytes]
     text: bytes
 
 

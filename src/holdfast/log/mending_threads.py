@@ -22,6 +22,7 @@ from holdfast.log.mending_bodies import CANNOT_READ, loads
 from holdfast.log.pending import writes_of
 from holdfast.log.quarantine import COLUMNS, set_aside
 from holdfast.log.reading import NOT_SWEPT, read_state
+from holdfast.log.verifying import tag_statements, tags_fit
 from holdfast.storage.cells import TAG, THREAD_METADATA, WRITE
 from holdfast.storage.program import Batch, Rows, Sql
 
@@ -175,8 +176,12 @@ def _mend_tags(tenant: int, number: int, sealed: bool) -> Step:
         return []
     metadata = orjson.loads(rows[0][3])
     wanted = {key: tag_value(value) for key, value in metadata.items()}
-    # Encrypted, a value cannot be compared here; its key can.
-    if len(found) == len(wanted) and ({key for key, _ in found} == wanted.keys() if sealed else dict(found) == wanted):
+    if sealed:  # a value cannot be compared here: the database does
+        answers = yield Batch(*tag_statements(tenant, {number: metadata}))
+        fits = tags_fit(answers, len(metadata))
+    else:
+        fits = len(found) == len(wanted) and dict(found) == wanted
+    if fits:
         return []
     tags = [_ADD_TAG(tenant=tenant, key=key, value=value, thread=number) for key, value in wanted.items()]
     yield Batch(_DROP_TAGS(tenant=tenant, thread=number), *tags)

@@ -28,7 +28,7 @@ from holdfast.log.repairing_strays import drop_orphans, repair_strays
 from holdfast.log.sweeping import rearrange, sweep
 from holdfast.log.verifying import Findings, check_tree
 from holdfast.storage.cells import DIFF, FULL_TEXT, SALT
-from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read, write
+from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, mend, read, write
 from holdfast.values.compress import decompress_full
 from holdfast.values.delta import apply_all
 from holdfast.values.dictionary import Dictionary
@@ -114,13 +114,13 @@ def _page(tenant: int, after: int) -> Program[list[int]]:
 
 def _repair_tree(tenant: int, tree: int, rows_lost: bool) -> Flow[Done]:
     try:
-        findings = yield from read(partial(check_tree, tenant, tree))
+        findings = yield from check(partial(check_tree, tenant, tree))
         sound = not findings.problems and not rows_lost
     except (Damaged, NotEncrypted):
         sound = False
     if sound:
         return Done()
-    return (yield from write(partial(mend_tree, tenant, tree, rows_lost), solo=True))
+    return (yield from mend(partial(mend_tree, tenant, tree, rows_lost)))
 
 
 def mend_tree(tenant: int, tree: int, rows_lost: bool) -> Program[Done]:

@@ -8,7 +8,7 @@ removed in bounded batches; a crash in between is taken up by the next prune or 
 
 from __future__ import annotations
 
-from collections.abc import Container, Generator
+from collections.abc import Container, Generator, Mapping
 from functools import partial
 
 import orjson
@@ -18,6 +18,7 @@ from holdfast.log.branches import ThreadRow, find_thread, no_thread, threads_in_
 from holdfast.log.choosing import (
     Node,
     Plan,
+    Rule,
     checkpoints_in,
     choose,
     choose_for,
@@ -113,10 +114,11 @@ def prune(
     progress: Progress | None = None,
     *,
     since: int | None = None,
+    rules: Mapping[int, Rule] | None = None,
 ) -> Flow[tuple[int, int]]:
-    """Keep the newest `keep` records of a thread's line, and all from the record `since` on. How many went, how many
-    got their full text."""
-    counts = yield from write(partial(_prune, tenant, thread, name, keep, since), solo=True)
+    """Keep the newest `keep` records of a thread's line, and all from the record `since` on. `rules`: how much other
+    threads of its tree keep; all they have, if nothing is said. How many went, how many got their full text."""
+    counts = yield from write(partial(_prune, tenant, thread, name, keep, since, rules), solo=True)
     yield from sweep(tenant, progress)
     return counts
 
@@ -149,13 +151,15 @@ def sweep(tenant: int, progress: Progress | None = None) -> Flow[None]:
             return
 
 
-def _prune(tenant: int, thread: int, name: str, keep: int, since: int | None = None) -> Program[tuple[int, int]]:
+def _prune(
+    tenant: int, thread: int, name: str, keep: int, since: int | None, rules: Mapping[int, Rule] | None
+) -> Program[tuple[int, int]]:
     row, others = yield from lock_tree(tenant, name, thread)
     nodes = yield from nodes_of(tenant, row.tree)
-    plan, labels, own = yield from choose(tenant, nodes, row, others, keep, since)
+    plan, labels, own = yield from choose(tenant, nodes, row, others, keep, since, rules)
     yield from rearrange(tenant, row.tree, nodes, plan)
     yield from drop_all(labels, tenant)
-    for other, record in inherited(nodes, row, others, own):
+    for other, record in inherited(nodes, row, others, own, plan):
         # Kept for this fork alone: it goes when the fork goes.
         found = yield from record_in(tenant, row.tree, record)
         yield Batch(_store(tenant, found._replace(thread=other)))

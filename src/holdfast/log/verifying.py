@@ -8,12 +8,13 @@ changed.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from holdfast.errors import Damaged, Undecodable
 from holdfast.log.books import id_of
-from holdfast.log.branches import ThreadRow, threads_in_tree
+from holdfast.log.branches import ThreadRow, metadata_of, tag_value, threads_in_tree
 from holdfast.log.labels import LabelRow, labels_in
 from holdfast.log.packs import PACK, Packs
 from holdfast.log.pending import odd_bases, select_writes, writes_of
@@ -28,8 +29,8 @@ from holdfast.log.records import (
     record_of,
     row_is_sound,
 )
-from holdfast.storage.cells import DIFF, FULL_TEXT, SALT
-from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, read
+from holdfast.storage.cells import DIFF, FULL_TEXT, SALT, TAG
+from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, check, read
 from holdfast.values.compress import decompress_full
 from holdfast.values.delta import Decoder, apply_splices
 from holdfast.values.dictionary import Dictionary
@@ -52,6 +53,11 @@ _LOST_PACKS = Sql(
     """SELECT count(*) FROM pack p WHERE p.tenant = :tenant AND NOT EXISTS (SELECT 1 FROM record r
         WHERE r.tenant = p.tenant AND r.tree = p.tree AND r.id = p.first AND r.body = -p.pack)
     AND p.tree NOT IN (SELECT tree FROM sweep WHERE tenant = :tenant AND id = 0)"""
+)
+_TAGS = Sql("SELECT count(*) FROM tag WHERE tenant = :tenant AND thread = :thread")
+_TAG = Sql(
+    "SELECT count(*) FROM tag WHERE tenant = :tenant AND thread = :thread AND key = :key AND value = :value",
+    seals={"value": TAG},
 )
 _TREES = Sql("SELECT DISTINCT tree FROM thread WHERE tenant = :tenant ORDER BY tree")
 _ORPHANS = Sql(
@@ -164,7 +170,11 @@ def _verify_tree(tenant: int, tree: int, progress: Progress | None) -> Program[F
     walk = _Walk(tenant, tree, {thread.thread: thread.name for thread in threads}, findings)
     for label in (yield from labels_in(tenant, walk.names)):
         walk.labels.setdefault(label.record, []).append(label)
-    [[(total,)]] = yield Batch(_COUNT(tenant=tenant, tree=tree))
+    wanted = _metadata(findings, threads)
+    [[(total,)], *tags] = yield Batch(_COUNT(tenant=tenant, tree=tree), *tag_statements(tenant, wanted))
+    for thread in threads:
+        if thread.thread in wanted and not tags_fit(tags, len(wanted[thread.thread])):
+            findings.problems.append((thread.name, None, "its metadata is not what it is found by"))
     after, done = -1, 0
     while True:
         [rows] = yield Batch(_PAGE_OF(tenant=tenant, tree=tree, after=after, limit=_PAGE))
@@ -188,6 +198,33 @@ def _verify_tree(tenant: int, tree: int, progress: Progress | None) -> Program[F
             name = walk.names[labels[0].thread]
             findings.problems.append((name, number, "an id points at it, but it is missing"))
     return findings
+
+
+def _metadata(findings: Findings, threads: list[ThreadRow]) -> dict[int, dict[str, Any]]:
+    """The metadata of each thread that has one which can be read."""
+    found: dict[int, dict[str, Any]] = {}
+    for thread in threads:
+        try:
+            found[thread.thread] = metadata_of(thread)
+        except Damaged as error:
+            findings.problems.append((thread.name, None, str(error)))
+    return found
+
+
+def tag_statements(tenant: int, threads: Mapping[int, Mapping[str, Any]]) -> list[Statement]:
+    """Of each thread: by how many values it is found, and by which of its metadata's."""
+    found: list[Statement] = []
+    for thread, metadata in threads.items():
+        this = {"tenant": tenant, "thread": thread}
+        found.append(_TAGS(**this))
+        found += [_TAG(**this, key=key, value=tag_value(value)) for key, value in metadata.items()]
+    return found
+
+
+def tags_fit(answers: list[Rows], values: int) -> bool:
+    """Whether a thread is found by its values and by no others. Takes its answers from the front."""
+    counts = [int(answers.pop(0)[0][0]) for _ in range(1 + values)]
+    return counts[0] == values == sum(counts[1:])
 
 
 def _check_heads(walk: _Walk, threads: list[ThreadRow]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.errors import UsageError
 from holdfast.storage.program import Transaction
+from holdfast.storage.urls import is_postgres, need_postgres
 from holdfast.threads.checks import check_name
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def make_role(
 
     `secret` is a password for it: it is sent as a verifier, and is in no statement that is given back.
     """
+    _check_url(url)
+    need_postgres()
     from holdfast.storage import postgres_roles as roles
 
     _check(kind, role, tenant)
@@ -102,7 +105,7 @@ def _connected(url: str, schema: str) -> Iterator[Any]:
 
 
 def _check_url(url: str) -> None:
-    if not url.startswith(("postgresql://", "postgres://")):
+    if not is_postgres(url):
         raise UsageError("roles are PostgreSQL's: give --store postgresql://owner@host/database")
 
 

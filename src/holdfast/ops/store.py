@@ -57,6 +57,7 @@ def open_store(
     if not lease_s > 0:
         raise UsageError(f"lease_s={lease_s!r}: a number of seconds above 0")
     wrapped = _encrypting(keys) if keys is not None else None  # before the store is opened: keys may be wrong
+    keys = None  # not in a frame that an error may be raised from: what reports errors shows its variables
     far = _far(objects, url) if objects is not None else None
     driver = open_driver(url, durability=durability, timeout_s=timeout_s, create=create, **options)
     if far is not None:  # below what encrypts: objects hold what the database would
@@ -64,6 +65,8 @@ def open_store(
     if wrapped is not None:
         driver = wrapped(driver)
     context = Context(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant, warn_bytes=warn_bytes)
+    if (vault := getattr(driver, "vault", None)) is not None:  # texts in memory go with the key that opened them
+        vault.listen(context.cache)
     keep_us = None if keep_runs_s is None else int(keep_runs_s * 1e6)
     return Store(context, lease_us=int(lease_s * 1e6), keep_us=keep_us)
 
@@ -115,23 +118,24 @@ class Store(KeepStore, CopyStore, FarStore):
         """`rotate_keys`, awaited."""
         return await self._arun(self._rotate_keys(progress))
 
-    def encrypt(self, *, progress: Progress | None = None) -> Rotated:
-        """Encrypt what this tenant has stored without a key, while nobody else uses it. Safe to repeat."""
-        return self._run(self._rotate_keys(progress, plain=True))
+    def encrypt(self, *, full: bool = False, progress: Progress | None = None) -> Rotated:
+        """Encrypt what this tenant has stored without a key, while nobody else uses it. Safe to repeat. The answer says
+        what may still hold it in the clear. `full`: PostgreSQL rewrites its tables, and nobody can use them then."""
+        return self._run(self._rotate_keys(progress, plain=True, full=full))
 
-    async def aencrypt(self, *, progress: Progress | None = None) -> Rotated:
+    async def aencrypt(self, *, full: bool = False, progress: Progress | None = None) -> Rotated:
         """`encrypt`, awaited."""
-        return await self._arun(self._rotate_keys(progress, plain=True))
+        return await self._arun(self._rotate_keys(progress, plain=True, full=full))
 
     def _list_keys(self) -> Flow[list[KeyInfo]]:
         from holdfast.ops.keys import list_keys
 
         return list_keys(self._context)
 
-    def _rotate_keys(self, progress: Progress | None, *, plain: bool = False) -> Flow[Rotated]:
+    def _rotate_keys(self, progress: Progress | None, *, plain: bool = False, full: bool = False) -> Flow[Rotated]:
         from holdfast.ops.keys import rotate
 
-        return rotate(self._context, progress, plain=plain)
+        return rotate(self._context, progress, plain=plain, full=full)
 
     def _doctor(self) -> Flow[list[Finding]]:
         from holdfast.ops.doctor.checklist import examine

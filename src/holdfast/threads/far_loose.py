@@ -27,6 +27,13 @@ _DUE = Sql(
 )
 _FORGET = Sql("DELETE FROM far_loose WHERE tenant = :tenant AND name = :name AND state = 2")
 _AT_ONCE = Sql("UPDATE far_loose SET at = 0 WHERE tenant = :tenant AND state = 1 AND at >= :since")
+# What was let go just now: `_AT_ONCE` has marked it.
+_FOREIGN = Sql(
+    """SELECT count(*) FROM far_loose WHERE tenant = :tenant AND state > 0 AND at = 0
+    AND (:home = '' OR substr(name, 1, length(:home)) <> :home)""",
+    postgres="""SELECT count(*) FROM far_loose WHERE tenant = :tenant AND state > 0 AND at = 0
+    AND (:home::text = '' OR substr(name, 1, length(:home::text)) <> :home::text)""",
+)
 _LOOSE = Sql("SELECT state, count(*) FROM far_loose WHERE tenant = :tenant GROUP BY state")
 
 
@@ -107,6 +114,12 @@ def remove_now(ctx: Context, tenant: int, since_us: int) -> Flow[list[str]]:
     if not loose:
         return told
     place = place_of(ctx)
+    foreign = yield from read(partial(_count_foreign, tenant))
+    if foreign:
+        told.append(
+            f"{foreign} objects at {place} that another store has put there, which this one is a copy of: erase it "
+            "there too, or remove that store's folder"
+        )
     try:
         yield from collect(ctx, tenant)
     except StoreError as error:
@@ -119,6 +132,13 @@ def remove_now(ctx: Context, tenant: int, since_us: int) -> Flow[list[str]]:
         )
     told.append(f"older versions and soft-deleted objects at {place}, if its bucket keeps those, and copies of it")
     return told
+
+
+def _count_foreign(tenant: int) -> Program[int]:
+    """How many objects that nothing here names are not this store's to remove."""
+    home, is_ours = yield from home_of(tenant, "", make=False)
+    [[(count,)]] = yield Batch(_FOREIGN(tenant=tenant, home=home if is_ours else ""), last=True)
+    return int(count)
 
 
 def _hurry(tenant: int, since: int) -> Program[dict[int, int]]:

@@ -23,6 +23,7 @@ from holdfast.threads.models import Checkpoint, moment
 T = TypeVar("T")
 Ttl = timedelta | float | None
 _COPIES_MAX = 100
+_QUARANTINE = Sql("SELECT count(*) FROM quarantine WHERE tenant = :tenant")
 _COPIES = Sql(
     """SELECT sort, place, at FROM copy WHERE tenant IS NULL OR tenant = :tenant ORDER BY at DESC LIMIT :limit"""
 )
@@ -98,8 +99,10 @@ def retention_of(tenants: Fields, own: Fields) -> Retention:
 
 
 def pin(ctx: Context, line: Line, record: int | None, name: str) -> Flow[Pin]:
+    from holdfast.log import pinning
+
     tenant, row = yield from flows.locate(ctx, line)
-    op = partial(pins.add_pin, tenant, row.name, row.thread, name, record, ctx.clock_us())
+    op = partial(pinning.add_pin, tenant, row.name, row.thread, name, record, ctx.clock_us())
     return _pin((yield from write(op)))
 
 
@@ -149,13 +152,19 @@ def erase_checkpoint(ctx: Context, line: Line, record: int, full: bool) -> Flow[
     began = yield from read(partial(erasing.marked, tenant))
     problems = yield from erasing.finish(tenant, ctx.driver.dialect, full=full)
     problems += yield from remove_now(ctx, tenant, int(began or at))
-    others = "other checkpoints of the thread, and of its forks, if their states say the same: they stay"
+    others = (
+        "other checkpoints of the thread, and of its forks, if they say the same: they stay, with what is pending on "
+        "them"
+    )
     return Erased(removed, moment(at), (*problems, *(yield from remains(ctx, tenant, full)), others))
 
 
 def remains(ctx: Context, tenant: int, full: bool) -> Flow[tuple[str, ...]]:
     """What no erasing reaches, as sentences."""
-    told = [
+    from holdfast.log import erasing
+
+    told = yield from read(partial(_set_aside, tenant))
+    told += [
         f"{'an' if sort[0] in 'aeiou' else 'a'} {sort} made {moment(at):%Y-%m-%d %H:%M} UTC: {place}"
         for sort, place, at in (yield from read(partial(_copies, tenant)))
     ]
@@ -165,9 +174,24 @@ def remains(ctx: Context, tenant: int, full: bool) -> Flow[tuple[str, ...]]:
                 "free space in PostgreSQL's files, until new rows are written over it: full=True (`--full`) rewrites "
                 "the tables"
             )
+        if (yield from erasing.samples_stay()):
+            told.append(
+                "samples that PostgreSQL's planner took of the tables before (pg_statistic): autovacuum replaces them "
+                "in time, those of an empty table when it has rows again; a superuser can delete them at once"
+            )
         told.append("PostgreSQL's write-ahead log, its archive, its replicas and its own backups")
     told.append("whatever else copied the files: snapshots of the disk, blocks that the file system has not used again")
     return tuple(told)
+
+
+def _set_aside(tenant: int) -> Program[list[str]]:
+    """What a repair has taken out of use, and not brought to its file yet."""
+    [[(count,)]] = yield Batch(_QUARANTINE(tenant=tenant), last=True)
+    if not count:
+        return []
+    return [
+        f"{count} rows that a repair has set aside: `holdfast repair --in-place` brings them to a file, and names it"
+    ]
 
 
 def _copies(tenant: int) -> Program[list[tuple[str, str, int]]]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import Damaged, UsageError
 from holdfast.log.ids import new_id
-from holdfast.storage.far import Get, Missing, Put
+from holdfast.storage.far import Get, Put
 from holdfast.storage.far_cells import MARK, Wanted, far_cell, wanted_of
 from holdfast.storage.objects import Objects
 from holdfast.storage.program import Batch, Driver, Flow, Program, Progress, Rows, Sql, Transaction, read, write
@@ -32,7 +32,6 @@ from holdfast.threads.far_loose import (
     count_loose,
     home_of,
     needed,
-    objects_of,
     place_of,
 )
 
@@ -46,7 +45,7 @@ _NAMED = Sql("DELETE FROM far_loose WHERE tenant = :tenant AND name = :name AND 
 _UNUSED = Sql("INSERT INTO far_loose (tenant, name, state, at) VALUES (:tenant, :name, 1, :at)")
 
 
-class _Column(NamedTuple):
+class Column(NamedTuple):
     """A column whose cells may be far, and the statements on it. `key` identifies a row."""
 
     table: str
@@ -60,9 +59,9 @@ class _Column(NamedTuple):
     total: Sql
 
 
-def _column(table: str, key: str, data: str, start: Any, cold: str) -> _Column:
+def _column(table: str, key: str, data: str, start: Any, cold: str) -> Column:
     due = f"t.tenant = :tenant AND t.{key} > :after AND length(t.{data}) >= :min AND {cold}"
-    return _Column(
+    return Column(
         table,
         key,
         start,
@@ -82,7 +81,7 @@ def _column(table: str, key: str, data: str, start: Any, cold: str) -> _Column:
     )
 
 
-_COLUMNS = (
+COLUMNS = (
     _column("pack", "pack", "data", 0, "t.last < :cold_id"),
     _column(
         "blob",
@@ -167,7 +166,7 @@ def move_cold(ctx: Context, tenant: int, cold_us: int, progress: Progress | None
     objects = needed(ctx)
     home, _ = yield from write(partial(home_of, tenant, ctx.entropy(8).hex(), make=True))
     done = size = 0
-    for column in _COLUMNS:
+    for column in COLUMNS:
         after = column.start
         while True:
             due = {"tenant": tenant, "min": objects.min_bytes, "cold": cold_us, "cold_id": new_id(cold_us, 0, 0)}
@@ -184,14 +183,14 @@ def move_cold(ctx: Context, tenant: int, cold_us: int, progress: Progress | None
     return Moved(done, size)
 
 
-def _move(ctx: Context, tenant: int, column: _Column, cells: list[_Cell]) -> Flow[Moved]:
+def _move(ctx: Context, tenant: int, column: Column, cells: list[_Cell]) -> Flow[Moved]:
     """The name is written down, the object is there, the row names it: in this order."""
     yield from write(partial(_write_down, tenant, [cell.name for cell in cells], ctx.clock_us()))
     yield Transaction(Put({cell.name: cell.data for cell in cells}))
     return (yield from write(partial(_switch, tenant, column, cells, ctx.clock_us())))
 
 
-def _page(column: _Column, due: Mapping[str, Any], after: Any) -> Program[tuple[Rows, Any]]:
+def _page(column: Column, due: Mapping[str, Any], after: Any) -> Program[tuple[Rows, Any]]:
     """Some cells that are to be moved, as they are stored; and the last one's key, None: there are no more."""
     [sizes] = yield Batch(column.sizes(**due, after=after, limit=_PAGE))
     if not sizes:
@@ -210,7 +209,7 @@ def _write_down(tenant: int, names: list[str], at: int) -> Program[None]:
     yield Batch(*(_BEGIN(tenant=tenant, name=name, at=at) for name in names), last=True)
 
 
-def _switch(tenant: int, column: _Column, cells: list[_Cell], at: int) -> Program[Moved]:
+def _switch(tenant: int, column: Column, cells: list[_Cell], at: int) -> Program[Moved]:
     """Let the rows name their objects, but for rows that have changed and objects that were given up."""
     if not cells:
         return Moved()
@@ -247,9 +246,9 @@ def bring_back(ctx: Context, progress: Progress | None) -> Flow[Moved]:
     done = size = 0
     if tenant is None:
         return Moved()
-    for column in _COLUMNS:
+    for column in COLUMNS:
         after = column.start
-        while cells := (yield from read(partial(_far_page, tenant, column, after, _PAGE))):
+        while cells := (yield from read(partial(far_page, tenant, column, after, _PAGE))):
             some = _cut(cells)
             after = some[-1][0]
             wanted = {cell: wanted_of(cell) for _, cell in some}
@@ -279,12 +278,13 @@ def _cut(cells: Rows) -> Rows:
     return some
 
 
-def _far_page(tenant: int, column: _Column, after: Any, limit: int) -> Program[Rows]:
+def far_page(tenant: int, column: Column, after: Any, limit: int) -> Program[Rows]:
+    """Some cells that name objects, each with its row's key."""
     [rows] = yield Batch(column.far(tenant=tenant, after=after, mark=MARK, limit=limit), last=True)
     return rows
 
 
-def _bring(tenant: int, column: _Column, rows: Rows) -> Program[None]:
+def _bring(tenant: int, column: Column, rows: Rows) -> Program[None]:
     yield Batch(*(column.bring(tenant=tenant, key=key, cell=cell, data=data) for key, cell, data in rows), last=True)
 
 
@@ -298,12 +298,12 @@ def info(ctx: Context) -> Flow[ObjectsInfo]:
     if tenant is None:
         return ObjectsInfo(place_of(ctx), 0, 0, 0, 0)
     count = size = 0
-    for column in _COLUMNS:
+    for column in COLUMNS:
         after = column.start
-        while cells := (yield from read(partial(_far_page, tenant, column, after, LIST_PAGE))):
+        while cells := (yield from read(partial(far_page, tenant, column, after, LIST_PAGE))):
             after = cells[-1][0]
             count += len(cells)
-            size += sum(wanted.size for wanted in _readable(cells)[0])
+            size += sum(wanted.size for wanted in readable(cells)[0])
     loose = yield from read(partial(count_loose, tenant))
     let_go = loose.get(LET_GO, 0) + loose.get(REMOVING, 0)
     return ObjectsInfo(place_of(ctx), count, size, let_go, loose.get(PUTTING, 0))
@@ -311,7 +311,7 @@ def info(ctx: Context) -> Flow[ObjectsInfo]:
 
 def count_far() -> Program[int]:
     """How many objects belong to the store, whatever tenant's."""
-    found = yield Batch(*(column.total(tenant=None, mark=MARK) for column in _COLUMNS), last=True)
+    found = yield Batch(*(column.total(tenant=None, mark=MARK) for column in COLUMNS), last=True)
     return sum(int(rows[0][0]) for rows in found)
 
 
@@ -320,23 +320,8 @@ def begin_folder() -> Program[None]:
     yield Batch(_FORGET_HOMES(tenant=None), last=True)
 
 
-def missing_objects(ctx: Context, tenant: int) -> Flow[list[str]]:
-    """Which objects are not there, for `verify`, which has read and checked all others. As sentences."""
-    if objects_of(ctx) is None:
-        return []
-    place, wrong = place_of(ctx), []
-    for column in _COLUMNS:
-        after = column.start
-        while cells := (yield from read(partial(_far_page, tenant, column, after, LIST_PAGE))):
-            after = cells[-1][0]
-            wanted, damaged = _readable(cells)
-            wrong += [f"a {column.table} does not say where its object is"] * damaged
-            lost: list[Wanted] = yield Transaction(Missing(wanted))
-            wrong += [f"object {one.name} of {one.size} bytes is not at {place}" for one in lost]
-    return wrong
-
-
-def _readable(cells: Rows) -> tuple[list[Wanted], int]:
+def readable(cells: Rows) -> tuple[list[Wanted], int]:
+    """The objects that cells name, and how many cells do not say."""
     found, damaged = [], 0
     for _, cell in cells:
         try:

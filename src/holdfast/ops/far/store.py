@@ -60,8 +60,8 @@ class FarStore(RunStore):
         report = yield from super()._verify(progress)
         if getattr(self._context.driver, "objects", None) is None:
             return report
-        from holdfast.ops.far.objects import missing_objects
+        from holdfast.ops.far.missing import look_for
 
         tenant = yield from self._context.tenant()
-        wrong = (yield from missing_objects(self._context, tenant)) if tenant is not None else []
-        return replace(report, problems=(*report.problems, *(Problem("(store)", None, what) for what in wrong)))
+        lost = (yield from look_for(self._context, tenant)).lost if tenant is not None else []
+        return replace(report, problems=(*report.problems, *(Problem("(store)", None, one.what) for one in lost)))

@@ -44,7 +44,7 @@ def erase_thread(
         names = []
     else:
         records, names = wiped.records, [thread.name for thread in wiped.threads]
-        told = [f"thread {other!r}, which shares the history before the fork" for other in wiped.stay]
+        told = wiped.stay
         ctx.cache.forget(tenant, wiped.tree)
         for thread in wiped.threads:
             yield from graph_tasks.drop_of_thread(tenant, thread.thread)

@@ -8,7 +8,7 @@ removal would leave for the next one, so that its figures are those of the real 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -16,7 +16,17 @@ from typing import NamedTuple
 from holdfast.errors import Damaged, HoldfastError, NotFound, ObjectMissing
 from holdfast.log import retaining, sweeping
 from holdfast.log.branches import ThreadRow, threads_in_tree
-from holdfast.log.choosing import Node, Plan, checkpoints_in, choose, choose_for, inherited, nodes_of
+from holdfast.log.choosing import (
+    Node,
+    Plan,
+    Rule,
+    checkpoints_in,
+    choose,
+    choose_for,
+    inherited,
+    kept_for_others,
+    nodes_of,
+)
 from holdfast.log.retaining import Fields, Kept
 from holdfast.runs.journal import graph_tasks
 from holdfast.runs.keeping.holding import HAS_TASKS, held_threads
@@ -60,6 +70,7 @@ class Gone:
     bytes: int = 0  # of the bodies; counted by a dry run only
     names: list[str] = field(default_factory=list)
     damaged: int = 0  # threads that could not be looked through
+    shared: int = 0  # checkpoints beyond keep_last that stay, because a fork has them
 
     def add(self, other: Gone) -> None:
         self.threads += other.threads
@@ -67,6 +78,7 @@ class Gone:
         self.tasks += other.tasks
         self.held += other.held
         self.damaged += other.damaged
+        self.shared += other.shared
         self.bytes += other.bytes
         self.names += other.names[: _NAMES_MAX - len(self.names)]
 
@@ -142,21 +154,25 @@ def _overview(tenant: int) -> Program[tuple[int, int]]:
 def _see_to(
     tenant: int, threads: list[Kept], policy: Fields, now: int, needs: _Needs, gone: Gone, dry_run: bool
 ) -> Flow[None]:
-    due = [found for kept in threads if (found := _due(kept, policy, now)) is not None]
-    due = yield from _worth_it(tenant, due)
-    if due and dry_run:
-        bounds = {}
-        for one in due:
-            bounds[one.kept.thread] = yield from needs.of(tenant, one.kept.name)
+    ruled = [found for kept in threads if (found := _due(kept, policy, now)) is not None]
+    due = yield from _worth_it(tenant, ruled)
+    if not due:
+        return
+    bounds, rules = {}, {}
+    for one in ruled:
+        held, since = bounds[one.kept.thread] = yield from needs.of(tenant, one.kept.name)
+        if one.keep is not None:
+            rules[one.kept.thread] = Rule(one.keep, since)
+    if dry_run:
         try:
-            gone.add((yield from read(partial(_foresee, tenant, due, bounds, now))))
+            gone.add((yield from read(partial(_foresee, tenant, due, bounds, rules, now))))
         except (Damaged, ObjectMissing) as error:
             _pass_over(due[0], error, gone)
         return
     for one in due:
-        held, since = yield from needs.of(tenant, one.kept.name)
+        held, _ = bounds[one.kept.thread]
         try:
-            yield from _remove(tenant, one, held, since, gone)
+            yield from _remove(tenant, one, held, rules, gone)
         except NotFound:
             pass  # somebody else has deleted it
         except (Damaged, ObjectMissing) as error:
@@ -201,7 +217,7 @@ def _counts(tenant: int, threads: list[Kept]) -> Program[list[int]]:
 # --- the real thing
 
 
-def _remove(tenant: int, due: _Due, held: bool, since: int, gone: Gone) -> Flow[None]:
+def _remove(tenant: int, due: _Due, held: bool, rules: Mapping[int, Rule], gone: Gone) -> Flow[None]:
     kept = due.kept
     if due.before is not None:
         if not held:
@@ -213,8 +229,13 @@ def _remove(tenant: int, due: _Due, held: bool, since: int, gone: Gone) -> Flow[
                 gone.expired(kept.name)
                 return
         gone.held += 1
-    if due.keep is not None and (yield from read(partial(_would_prune, tenant, kept, due.keep, since))):
-        removed, _ = yield from sweeping.prune(tenant, kept.thread, kept.name, due.keep, since=since)
+    if due.keep is None:
+        return
+    would = yield from read(partial(_would_prune, tenant, kept, rules))
+    gone.shared += would.shared
+    if would.checkpoints:
+        keep, since = rules[kept.thread]
+        removed, _ = yield from sweeping.prune(tenant, kept.thread, kept.name, keep, since=since, rules=would.rules)
         gone.checkpoints += removed
 
 
@@ -231,30 +252,54 @@ def _is_needed(tenant: int, row: ThreadRow) -> Generator[Batch, list[Rows], bool
     return any(rows[0])
 
 
-def _would_prune(tenant: int, kept: Kept, keep: int, since: int) -> Program[bool]:
-    """Whether a prune would remove anything: it rearranges the tree even if not, and writers would notice."""
+class _Would(NamedTuple):
+    """What a prune would do."""
+
+    checkpoints: int
+    shared: int
+    rules: Mapping[int, Rule]
+
+
+def _would_prune(tenant: int, kept: Kept, rules: Mapping[int, Rule]) -> Program[_Would]:
+    """What a prune would remove, if anything: it rearranges the tree even if not, and writers would notice."""
     threads = yield from threads_in_tree(tenant, kept.tree)
+    rules = yield from _at_rest(tenant, threads, rules)
     row = next((thread for thread in threads if thread.thread == kept.thread), None)
-    [[(busy,)]] = yield Batch(_HAS_TASKS(tenant=tenant, thread=kept.thread))
-    if row is None or busy:
-        return False
+    if row is None or row.thread not in rules:
+        return _Would(0, 0, rules)
     nodes = yield from nodes_of(tenant, kept.tree)
     others = [thread for thread in threads if thread is not row]
-    plan, _, _ = yield from choose(tenant, nodes, row, others, keep, since)
-    return checkpoints_in(nodes, plan) > 0
+    plan, _, own = yield from choose(tenant, nodes, row, others, *rules[row.thread], rules)
+    return _Would(checkpoints_in(nodes, plan), kept_for_others(nodes, row, plan, own), rules)
+
+
+def _at_rest(
+    tenant: int, threads: list[ThreadRow], rules: Mapping[int, Rule]
+) -> Generator[Batch, list[Rows], dict[int, Rule]]:
+    """The rules of those threads whose graphs are done: the others keep all they have."""
+    ruled = [thread.thread for thread in threads if thread.thread in rules]
+    found: dict[int, Rule] = {}
+    for start in range(0, len(ruled), _PAGE):
+        part = ruled[start : start + _PAGE]
+        answers = yield Batch(*(_HAS_TASKS(tenant=tenant, thread=thread) for thread in part))
+        found |= {thread: rules[thread] for thread, [[busy]] in zip(part, answers, strict=True) if not busy}
+    return found
 
 
 # --- the dry run
 
 
-def _foresee(tenant: int, due: list[_Due], bounds: dict[int, tuple[bool, int]], now: int) -> Program[Gone]:
+def _foresee(
+    tenant: int, due: list[_Due], bounds: dict[int, tuple[bool, int]], rules: Mapping[int, Rule], now: int
+) -> Program[Gone]:
     """Follow what removing one thing after the other would do to a tree."""
     gone, tree = Gone(), due[0].kept.tree
     threads = yield from threads_in_tree(tenant, tree)
     nodes = yield from nodes_of(tenant, tree)
     weights = yield from _weights(tenant, tree, nodes)
+    rules = yield from _at_rest(tenant, threads, rules)
     for one in due:
-        held, since = bounds[one.kept.thread]
+        held, _ = bounds[one.kept.thread]
         row = next((thread for thread in threads if thread.thread == one.kept.thread), None)
         if row is None:
             continue
@@ -268,12 +313,12 @@ def _foresee(tenant: int, due: list[_Due], bounds: dict[int, tuple[bool, int]], 
                 nodes, threads = _after(nodes, plan, weights, gone), others
                 continue
             gone.held += 1
-        [[(busy,)]] = yield Batch(_HAS_TASKS(tenant=tenant, thread=row.thread))
-        if one.keep is None or busy:
+        if row.thread not in rules:
             continue
-        plan, _, own = yield from choose(tenant, nodes, row, others, one.keep, since)
+        plan, _, own = yield from choose(tenant, nodes, row, others, *rules[row.thread], rules)
+        gone.shared += kept_for_others(nodes, row, plan, own)
         if checkpoints_in(nodes, plan):
-            heirs = {record: heir for heir, record in inherited(nodes, row, others, own)}
+            heirs = {record: heir for heir, record in inherited(nodes, row, others, own, plan)}
             nodes = _after(nodes, plan, weights, gone)
             nodes |= {record: nodes[record]._replace(thread=heir) for record, heir in heirs.items() if record in nodes}
     return gone

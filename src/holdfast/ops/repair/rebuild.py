@@ -19,8 +19,10 @@ import orjson
 from holdfast.errors import Damaged
 from holdfast.log.quarantine import as_json
 from holdfast.log.records import Record, record_of, row_is_sound
+from holdfast.ops.copies.places import SIDE_FILES
 from holdfast.storage import migrate
 from holdfast.storage.program import Progress
+from holdfast.storage.sqlite_lock import LOCK_ENDS
 from holdfast.storage.sqlite_open import APPLICATION_ID, apply
 from holdfast.storage.sqlite_pages import Column, PageFile, Row, Salvage, Shape, lost_leaves, walk
 
@@ -365,7 +367,7 @@ def _wrong_texts(connection: apsw.Connection) -> Iterator[str]:
 
 def remove_all(path: Path) -> None:
     """A file of ours and what SQLite may have left beside it."""
-    for end in ("", "-wal", "-shm", "-journal", "-lock", "-lock-next"):
+    for end in ("", *SIDE_FILES, *LOCK_ENDS):
         try:
             os.unlink(f"{path}{end}")
         except FileNotFoundError:

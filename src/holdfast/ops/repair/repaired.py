@@ -35,6 +35,7 @@ class Repaired:
     report: Report  # of all tenants, after the repair
     seconds: float
     damaged: str | None = None  # in place: where the file is kept as it was
+    left: tuple[str, ...] = ()  # tenants that were not looked at, because that was said
 
     @property
     def changed(self) -> bool:

@@ -20,25 +20,26 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from holdfast.errors import KeyMissing, OpenError, UsageError
+from holdfast.errors import OpenError, UsageError
 from holdfast.log import quarantine
 from holdfast.log.branches import find_tenant
 from holdfast.log.ids import show_id
 from holdfast.log.repairing import repair_log
 from holdfast.log.repairing_strangers import repair_strangers
-from holdfast.ops.copies.places import sync_folder
+from holdfast.ops.copies.checked import tenant_names, verified
+from holdfast.ops.copies.copied import CopyRow, add_copy
+from holdfast.ops.far.missing import look_for
 from holdfast.ops.far.objects import begin_folder
+from holdfast.ops.repair.readable import Allowed, check_readable
 from holdfast.ops.repair.repaired import Mend, Repaired
 from holdfast.runs.keeping.repairing import repair_runs
-from holdfast.storage.program import Batch, Driver, Program, Progress, Sql, drive, read, write
-from holdfast.storage.urls import sqlite_path
-from holdfast.threads.models import Problem, Report
+from holdfast.storage.files import sync_file, sync_folder
+from holdfast.storage.program import Driver, Progress, drive, read, write
+from holdfast.storage.urls import is_postgres, need_postgres, sqlite_path
+from holdfast.threads.context import Context
 
 __all__ = ["Mend", "Repaired", "arepair", "repair"]
 
-_POSTGRES = ("postgresql://", "postgres://")
-_TENANTS = Sql("SELECT name FROM tenant ORDER BY tenant")
-_SEALED = Sql("SELECT 1 FROM seal LIMIT 1")
 _PAGE = 200
 
 
@@ -48,6 +49,8 @@ def repair(
     to: str | os.PathLike[str] | None = None,
     in_place: bool = False,
     dry_run: bool = False,
+    leave: Sequence[str] = (),
+    objects_lost: bool = False,
     progress: Progress | None = None,
     **options: Any,
 ) -> Repaired:
@@ -57,18 +60,24 @@ def repair(
     that `to` names. A store in which nothing is wrong gets no copy. `in_place` mends the store itself: one tree of
     threads after the other, while others use it; an SQLite file whose pages are damaged only while nobody has it open,
     and it is kept as it was. `dry_run` does it on a copy that is thrown away. Nothing is kept that its hash does not
-    prove; every row that is taken out of use is in the file `quarantine` of the answer. `options` are those of
-    `holdfast.open`: `keys=`, `schema=`. `progress`: (done, of how many) of whatever is being done.
+    prove; every row that is taken out of use is in the file `quarantine` of the answer.
+
+    Without the key of a tenant it is refused (`KeyMissing`): sound data must not look lost. `leave` names tenants whose
+    keys are gone for good; they stay as they are. What is in a lost object of an object store is lost, and named; if
+    none of the objects is there, the address is taken for wrong (`ObjectMissing`), unless `objects_lost` says that they
+    are lost. `options` are those of `holdfast.open`: `keys=`, `objects=`, `schema=`. `progress`: (done, of how many) of
+    whatever is being done.
     """
     start = time.monotonic()
     if in_place and (to is not None or dry_run):
         raise UsageError("in_place=True goes with neither to= nor dry_run=True")
     if dry_run and to is not None:
         raise UsageError("dry_run=True leaves nothing behind: it goes without to=")
-    if url.startswith(_POSTGRES):
-        done = _repair_postgres(url, to, in_place, dry_run, progress, options)
+    allowed = Allowed(tuple(leave), objects_lost)
+    if is_postgres(url):
+        done = _repair_postgres(url, to, in_place, dry_run, progress, options, allowed)
     else:
-        done = _repair_sqlite(url, to, in_place, dry_run, progress, options)
+        done = _repair_sqlite(url, to, in_place, dry_run, progress, options, allowed)
     return replace(done, seconds=time.monotonic() - start)
 
 
@@ -78,13 +87,16 @@ async def arepair(
     to: str | os.PathLike[str] | None = None,
     in_place: bool = False,
     dry_run: bool = False,
+    leave: Sequence[str] = (),
+    objects_lost: bool = False,
     progress: Progress | None = None,
     **options: Any,
 ) -> Repaired:
     """`repair`, awaited."""
     from asyncio import to_thread
 
-    return await to_thread(repair, url, to=to, in_place=in_place, dry_run=dry_run, progress=progress, **options)
+    how: dict[str, Any] = {"in_place": in_place, "dry_run": dry_run, "leave": leave, "objects_lost": objects_lost}
+    return await to_thread(repair, url, to=to, progress=progress, **how, **options)
 
 
 # --- SQLite
@@ -97,6 +109,7 @@ def _repair_sqlite(
     dry_run: bool,
     progress: Progress | None,
     options: dict[str, Any],
+    allowed: Allowed,
 ) -> Repaired:
     from holdfast.ops.repair.sqlite import copy_name, mend_file, working_copy
     from holdfast.ops.repair.whose import check_is_store
@@ -109,11 +122,12 @@ def _repair_sqlite(
         raise OpenError(f"there is no store at {path}; check the path")
     check_is_store(path)
     if in_place:
-        return _in_place(path, progress, options)
+        return _in_place(path, progress, options, allowed)
     if dry_run:
         folder = tempfile.mkdtemp(prefix="holdfast-repair-", dir=path.parent)
         try:
-            tried = _repair_sqlite(str(path), os.path.join(folder, path.name), False, False, progress, options)
+            copied = os.path.join(folder, path.name)
+            tried = _repair_sqlite(str(path), copied, False, False, progress, options, allowed)
             return replace(tried, place=str(path), quarantine=None)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -121,7 +135,7 @@ def _repair_sqlite(
     lost_rows = _quarantine_file(target)
     with working_copy(path, target, _timeout(options)) as part:
         physical = mend_file(part.part, progress)
-        repaired = _mend(str(part.part), options, lost_rows, physical.rebuilt, progress, copy=True)
+        repaired = _mend(str(part.part), options, allowed, lost_rows, physical.rebuilt, progress, origin=str(path))
         repaired = _with_physical(repaired, physical.mended, physical.lost)
         if not repaired.changed:
             return replace(repaired, place=str(path))
@@ -129,24 +143,24 @@ def _repair_sqlite(
     return replace(repaired, place=str(target))
 
 
-def _in_place(path: Path, progress: Progress | None, options: dict[str, Any]) -> Repaired:
+def _in_place(path: Path, progress: Progress | None, options: dict[str, Any], allowed: Allowed) -> Repaired:
     from holdfast.ops.repair.sqlite import is_whole, mend_file, replace_content
+    from holdfast.ops.store import open_store
 
     lost_rows = _quarantine_file(path)
     if is_whole(path, _timeout(options)):
-        done = _mend(str(path), options, lost_rows, False, progress)
+        done = _mend(str(path), options, allowed, lost_rows, False, progress)
         return replace(done, in_place=True, place=str(path))
     answers: list[Repaired] = []
 
     def mend(work: Path) -> None:
         physical = mend_file(work, progress)
-        answers.append(
-            _with_physical(
-                _mend(str(work), options, lost_rows, physical.rebuilt, progress), physical.mended, physical.lost
-            )
-        )
+        repaired = _mend(str(work), options, allowed, lost_rows, physical.rebuilt, progress)
+        answers.append(_with_physical(repaired, physical.mended, physical.lost))
 
     kept = replace_content(path, _timeout(options), mend)
+    with open_store(str(path), **options) as store:
+        _remember(store._context, "copy of the damaged file,", str(kept), kept.stat().st_size)
     return replace(answers[0], in_place=True, place=str(path), damaged=str(kept))
 
 
@@ -173,19 +187,23 @@ def _repair_postgres(
     dry_run: bool,
     progress: Progress | None,
     options: dict[str, Any],
+    allowed: Allowed,
 ) -> Repaired:
+    need_postgres()
     from holdfast.ops.repair.postgres import copy_schema, drop_schema, target_of
 
     here = target_of(url, options)
     if in_place:
-        done = _mend(url, options, _quarantine_file(Path(here.schema)), False, progress)
+        done = _mend(url, options, allowed, _quarantine_file(Path(here.schema)), False, progress)
         return replace(done, in_place=True, place=f'schema "{here.schema}" of {here}')
     new = str(to) if to is not None else f"{here.schema}_repair_{datetime.now(UTC):%Y%m%d%H%M%S}"
     target_of(url, options, new)  # a name that is none is refused before anything is made
     copy_schema(url, options, new)
     repaired = None
     try:
-        repaired = _mend(url, {**options, "schema": new}, _quarantine_file(Path(new)), False, progress, copy=True)
+        lost_rows = _quarantine_file(Path(new))
+        inside = {**options, "schema": new}
+        repaired = _mend(url, inside, allowed, lost_rows, False, progress, origin=f'schema "{here.schema}" of {here}')
     finally:
         if repaired is None or dry_run or not repaired.changed:
             drop_schema(url, options, new)
@@ -206,13 +224,15 @@ def _quarantine_file(target: Path) -> Path:
 def _mend(
     url: str,
     options: dict[str, Any],
+    allowed: Allowed,
     lost_rows: Path,
     rows_lost: bool,
     progress: Progress | None,
     *,
-    copy: bool = False,
+    origin: str | None = None,
 ) -> Repaired:
-    """Mend an open database: every tenant's log and runs. Then the rows that were set aside go to their file."""
+    """Mend an open database: every tenant's log and runs. Then the rows that were set aside go to their file. `origin`:
+    what this is a copy of."""
     from holdfast.ops.store import open_store
 
     mended: list[Mend] = []
@@ -221,37 +241,33 @@ def _mend(
         driver = store._context.driver
         if getattr(driver, "tenancy", None) is not None:
             raise UsageError("a repair is of all tenants, and this role does not see all of them: do it as the owner")
-        if options.get("keys") is None and drive(driver, read(_is_sealed)):
-            raise KeyMissing(
-                "the store is encrypted, and a repair must read it: give its keys (repair(url, keys=…), or set "
-                "HOLDFAST_KEYS); nothing was changed"
-            )
+        passed = drive(driver, check_readable(store._context, allowed, options.get("keys")))
         strangers = drive(driver, write(repair_strangers, solo=True))
         mended += _notes("", strangers.mended)
         lost += _notes("", strangers.lost)
-        tenants = drive(driver, read(_tenants))
-        unreadable: list[str] = []
+        tenants = [name for name in drive(driver, read(tenant_names)) if name not in passed]
         for name in tenants:
-            try:
-                tenant = drive(driver, read(partial(find_tenant, name)))
-            except KeyMissing as missing:
-                unreadable.append(name)
-                lost.append(Mend(name, None, None, None, str(missing)))
-                continue
+            tenant = drive(driver, read(partial(find_tenant, name)))
             if tenant is None:
                 continue
+            gone = drive(driver, look_for(store._context, tenant)).lost
+            lost += [Mend(name, one.thread, None, one.run, one.what) for one in gone]
             log = drive(driver, repair_log(tenant, rows_lost=rows_lost, progress=progress))
             mended += _notes(name, log.mended)
             lost += _notes(name, log.lost)
             runs = drive(driver, repair_runs(tenant, progress))
             mended += _run_notes(name, runs.mended)
             lost += _run_notes(name, runs.lost)
-        if copy:
+        if origin is not None:
             drive(driver, write(begin_folder))
         rows = _write_out(driver, lost_rows)
-        report = _verified(store, [name for name in tenants if name not in unreadable])
+        if rows:
+            _remember(store._context, "quarantine", str(lost_rows), lost_rows.stat().st_size)
+        if origin is not None and (mended or lost):
+            _remember(store._context, "damaged store, kept as it was when this copy was", origin, 0)
+        report = verified(store, tenants)
     written = str(lost_rows) if rows else None
-    return Repaired(url, False, tuple(mended), tuple(lost), written, rows, report, 0.0)
+    return Repaired(url, False, tuple(mended), tuple(lost), written, rows, report, 0.0, left=tuple(allowed.leave))
 
 
 def _notes(tenant: str, notes: Sequence[tuple[str, int | None, str]]) -> list[Mend]:
@@ -265,24 +281,10 @@ def _run_notes(tenant: str, notes: Sequence[tuple[str, int | None, str]]) -> lis
     return [Mend(tenant, None, None, run or None, what) for run, _, what in notes]
 
 
-def _tenants() -> Program[list[str]]:
-    [rows] = yield Batch(_TENANTS(tenant=None), last=True)
-    return [name for (name,) in rows if type(name) is str]
-
-
-def _is_sealed() -> Program[bool]:
-    [rows] = yield Batch(_SEALED(tenant=None), last=True)
-    return bool(rows)
-
-
-def _verified(store: Any, tenants: Sequence[str]) -> Report:
-    threads = checkpoints = runs = 0
-    problems: list[Problem] = []
-    for name in tenants:
-        report: Report = store.tenant(name).verify()
-        threads, checkpoints, runs = threads + report.threads, checkpoints + report.checkpoints, runs + report.runs
-        problems += report.problems
-    return Report(threads, checkpoints, tuple(problems), runs)
+def _remember(ctx: Context, sort: str, place: str, size: int) -> None:
+    """Erasing does not reach it, and names it."""
+    at = ctx.clock_us()
+    drive(ctx.driver, write(partial(add_copy, CopyRow(ctx.entropy(8).hex(), sort, place, None, at, 0, size))))
 
 
 def _write_out(driver: Driver, path: Path) -> int:
@@ -294,8 +296,7 @@ def _write_out(driver: Driver, path: Path) -> int:
                 line = {"tenant": row.tenant, "table": row.sort, "reason": row.reason}
                 line["key"], line["row"] = row.key, orjson.loads(row.content)
                 file.write(orjson.dumps(line) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+            sync_file(file)
         sync_folder(path)
         drive(driver, write(partial(quarantine.drop, rows)))
         count += len(rows)

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from time import monotonic
@@ -19,12 +19,14 @@ from typing import NamedTuple
 
 import apsw
 
-from holdfast.errors import Busy, OpenError, StoreError, UsageError
+from holdfast.errors import Busy, OpenError, StoreError
+from holdfast.ops.copies.alone import alone, replace_pages
 from holdfast.ops.copies.backup_sqlite import copy_pages
-from holdfast.ops.copies.places import Part, part_for, sync_folder
+from holdfast.ops.copies.places import Part, part_for
 from holdfast.ops.repair.rebuild import problems_of, rebuild, remove_all
+from holdfast.storage.files import sync_folder
 from holdfast.storage.program import Progress
-from holdfast.storage.sqlite_lock import FileGate
+from holdfast.storage.sqlite_lock import FileGate, remove_locks
 
 _COPY = """
 import os, shutil, sys
@@ -35,7 +37,6 @@ for end in ("-wal", ""):
         if not end:
             raise
 """
-_LOCKS = ("-lock", "-lock-next")
 _INDEX_ONLY = ("row ", "wrong # of entries in index", "non-unique entry in index")
 Notes = list[str]
 
@@ -62,9 +63,10 @@ def working_copy(path: Path, target: Path, timeout_s: float) -> Iterator[Part]:
             copy_raw(path, part.part)
         yield part
     finally:
-        for end in _LOCKS:
-            Path(f"{part.part}{end}").unlink(missing_ok=True)
-        part.close()
+        try:
+            remove_locks(part.part)
+        finally:
+            part.close()
 
 
 @contextmanager
@@ -185,38 +187,16 @@ def replace_content(path: Path, timeout_s: float, mend: Callable[[Path], None]) 
         try:
             mend(part.part)
             before.keep()
-            source = apsw.Connection(str(part.part), flags=apsw.SQLITE_OPEN_READWRITE)
-            try:
-                with connection.backup("main", source, "main") as copying:
-                    copying.step(-1)
-            finally:
-                source.close()
+            replace_pages(connection, part.part)
         finally:
-            for end in _LOCKS:
-                Path(f"{part.part}{end}").unlink(missing_ok=True)
+            remove_locks(part.part)
         sync_folder(path)
     return kept
 
 
-@contextmanager
-def _alone(path: Path) -> Iterator[apsw.Connection]:
-    """A connection to a file that nobody else has open, and nobody can open meanwhile."""
-    try:
-        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-    except apsw.Error as error:
-        raise OpenError(f"{path} cannot be opened: {error}") from error
-    try:
-        connection.set_busy_timeout(1000)
-        connection.pragma("locking_mode", "exclusive")
-        connection.execute("BEGIN EXCLUSIVE; COMMIT")
-        yield connection
-    except apsw.BusyError as error:
-        raise UsageError(
-            f"{path} is in use, and its pages are damaged: end all that have it open, or repair it to a copy"
-        ) from error
-    except (apsw.NotADBError, apsw.CorruptError) as error:
-        raise UsageError(
-            f"{path} is so damaged that SQLite cannot lock it: repair it to a copy, and put that in its place"
-        ) from error
-    finally:
-        connection.close()
+def _alone(path: Path) -> AbstractContextManager[apsw.Connection]:
+    return alone(
+        path,
+        in_use=", and its pages are damaged: end all that have it open, or repair it to a copy",
+        damaged="is so damaged that SQLite cannot lock it: repair it to a copy, and put that in its place",
+    )

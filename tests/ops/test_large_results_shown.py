@@ -1,0 +1,108 @@
+"""Large results of steps, which are kept apart from the journal, are shown for what they are: never as nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from far_kit import at, rows, stored
+from keeping_kit import PLACES, place
+
+import holdfast as hf
+from holdfast.cli import main
+
+LARGE = {"words": [f"word {number * number}" for number in range(20_000)]}
+
+
+@hf.step(name="large_shown.step")
+def many_words() -> dict[str, list[str]]:
+    return LARGE
+
+
+@hf.step(name="large_shown.small")
+def few_words() -> str:
+    return "few"
+
+
+@hf.durable(name="large_shown.agent")
+def agent() -> int:
+    few_words()
+    return len(many_words()["words"])
+
+
+@pytest.fixture(params=PLACES)
+def url(request: pytest.FixtureRequest) -> str:
+    return place(request, request.param)
+
+
+def test_steps_and_events_hold_the_value_itself(url: str) -> None:
+    with hf.open(url) as store:
+        run = store.run(agent, id="r")
+        assert run.result() == 20_000
+        small, large = run.steps()
+        assert (small.result, small.large) == ("few", None)
+        assert large.result == LARGE
+        assert large.note is None
+        [(length,)] = rows(store, "SELECT length(body) FROM blob")
+        assert large.large == length
+        left_out = run.steps(large=False)
+        assert [step.result for step in left_out] == ["few", None]
+        assert [step.large for step in left_out] == [None, length]
+        assert [event.value for event in run.stream() if event.name == "large_shown.step"] == [LARGE]
+
+
+async def test_the_async_twins_too(url: str) -> None:
+    async with hf.open(url) as store:
+        run = await store.astart(agent, id="r")
+        await store.arun(agent, id="r")
+        assert [step.result for step in await run.asteps()] == ["few", LARGE]
+        assert [step.result for step in await run.asteps(large=False)] == ["few", None]
+        assert [event.value async for event in run.astream() if event.name == "large_shown.step"] == [LARGE]
+
+
+def test_a_fork_shows_what_it_shares(url: str) -> None:
+    with hf.open(url) as store:
+        run = store.run(agent, id="r")
+        fork = store.fork(run)
+        assert [step.result for step in fork.steps()][:2] == ["few", LARGE]
+
+
+def test_the_command_line_says_how_large_it_is(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with hf.open(url) as store:
+        store.run(agent, id="r").result()
+    assert main(["steps", "r", "--store", url]) == 0
+    shown = capsys.readouterr().out
+    assert "KB: --json shows it)" in shown
+    assert "null" not in shown
+    assert main(["steps", "r", "--store", url, "--json"]) == 0
+    small, large = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (small["result"], small["large"], large["result"]) == ("few", None, LARGE)
+    assert main(["tail", "r", "--store", url]) == 0
+    assert '"word 1"' in capsys.readouterr().out
+    assert main(["run", "r", "--store", url]) == 0
+
+
+def test_one_that_is_in_an_object_store_or_lost(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    with hf.open(url, objects=at(folder)) as store:
+        run = store.run(agent, id="r")
+        size = run.steps()[1].large
+        assert store.move_out().objects == 1
+        assert [(step.result, step.large) for step in run.steps()] == [("few", None), (LARGE, size)]
+        [name] = stored(folder)
+    command = ["steps", "r", "--store", url, "--objects", f"file://{folder}"]
+    (folder / name).unlink()
+    with hf.open(url, objects=at(folder)) as store:
+        run = store.get_run("r")
+        assert run.steps(large=False)[1].large == size
+        with pytest.raises(hf.ObjectMissing, match=name):
+            run.steps()
+    assert main(command) == 0
+    assert "KB: --json shows it)" in capsys.readouterr().out
+    assert main([*command, "--json"]) == 1
+    said: Any = capsys.readouterr()
+    assert json.loads(said.out.splitlines()[1])["large"] == size
+    assert "large results are left out: object" in said.err
