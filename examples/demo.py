@@ -1,4 +1,4 @@
-"""`make demo`: an agent that survives, shown on real processes and real files, in under 30 seconds.
+"""`make demo`: an agent that survives, shown on real processes and real files, in under a minute.
 
 The agent is examples/travel.py, the airline examples/airline.py: two processes. Everything happens in a temporary
 directory that is removed at the end. Colours only on a terminal, not with NO_COLOR.
@@ -79,8 +79,9 @@ class Scene:
     def holdfast(self, *arguments: str) -> None:
         """A command of the CLI, shown with what it says. It must succeed."""
         say(f"$ holdfast {shlex.join(arguments)}", "1")
-        line = [sys.executable, "-m", "holdfast.cli", *arguments, "--store", self.store]
-        done = subprocess.run(line, cwd=AGENT.parents[1], capture_output=True, text=True, check=False)
+        line = [sys.executable, "-m", "holdfast.cli", *arguments]
+        env = {**os.environ, "HOLDFAST_STORE": self.store}
+        done = subprocess.run(line, cwd=AGENT.parents[1], env=env, capture_output=True, text=True, check=False)
         for text in (*done.stdout.splitlines(), *done.stderr.splitlines()):
             say(text, "2")
         assert done.returncode == 0, done.returncode

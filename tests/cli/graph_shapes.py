@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Annotated, Any, TypedDict
 
+from cli_runs_kit import Run
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.func import entrypoint, task
@@ -16,7 +17,6 @@ from langgraph.types import Command, Send, interrupt
 
 from holdfast.langgraph import HoldfastSaver
 
-Run = Callable[..., tuple[int, str, str]]
 AnyGraph = Pregel[Any, Any, Any, Any]
 Shape = Callable[[HoldfastSaver], AnyGraph]
 

@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
+from cli_runs_kit import Run
 
 import holdfast
-from holdfast.cli import main
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @holdfast.register("cli-test.Plan")
 @dataclass
 class Plan:
     title: str
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command line: exit code, stdout, stderr."""
-
-    def call(*argv: str) -> tuple[int, str, str]:
-        code = main(argv)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture

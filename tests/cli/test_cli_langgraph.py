@@ -12,10 +12,10 @@ from typing import Annotated, Any, TypedDict
 
 import apsw
 import pytest
+from cli_runs_kit import Run
 from graph_shapes import (
     SHAPES,
     AnyGraph,
-    Run,
     Shape,
     asking,
     asks,
@@ -38,30 +38,9 @@ from langgraph.graph.message import _messages_delta_reducer
 from langgraph.types import StateSnapshot, interrupt
 
 import holdfast
-from holdfast.cli import main
 from holdfast.langgraph import HoldfastSaver
 
 NO_TASK = "00000000-0000-0000-0000-000000000000"
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command line: exit code, stdout, stderr."""
-
-    def call(*argv: str) -> tuple[int, str, str]:
-        code = main(argv)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
-
-
-@pytest.fixture
-def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory, where everything happens."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HOLDFAST_STORE", raising=False)
-    return tmp_path
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)

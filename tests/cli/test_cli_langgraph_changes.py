@@ -5,36 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-from graph_shapes import Run, Work, at, nested, say, shown, talking
+from cli_runs_kit import Run
+from graph_shapes import Work, at, nested, say, shown, talking
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 
 import holdfast
-from holdfast.cli import main
 from holdfast.langgraph import HoldfastSaver
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command line: exit code, stdout, stderr."""
-
-    def call(*argv: str) -> tuple[int, str, str]:
-        code = main(argv)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
-
-
-@pytest.fixture
-def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory, where everything happens."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HOLDFAST_STORE", raising=False)
-    return tmp_path
-
 
 # --- diff
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,15 @@ def test_a_terminal_gets_colour_and_text_is_never_markup(where: Path) -> None:
     assert "user=[red]alice[/red]" in shown
 
 
+def test_a_narrow_terminal_loses_nothing(where: Path) -> None:
+    with holdfast.open(str(where / "agent.db")) as store:
+        head = store.thread("alice").head()
+    assert head is not None
+    code, shown = on_terminal([*MODULE, "log", "alice"], where, env={"COLUMNS": "30", "NO_COLOR": "1"})
+    assert code == 0, shown
+    assert all(text in shown for text in (head.id, "step", "state", "turn 2"))
+
+
 @pytest.mark.parametrize(("options", "env"), [(["--no-color"], {}), ([], {"NO_COLOR": "1"}), ([], {"TERM": "dumb"})])
 def test_colour_can_be_turned_off(where: Path, options: list[str], env: dict[str, str]) -> None:
     for command in (["log", "alice"], ["show", "alice", "--path", "n"], ["diff", "alice", "@1"]):
@@ -140,5 +150,68 @@ def test_ctrl_c_is_130_and_no_traceback(where: Path) -> None:
     )
     code, shown = on_terminal([sys.executable, "-c", take, *inner], where, answer=b"\x03")
     assert code == 130, shown
-    assert "interrupted" in shown
+    assert "\r\nholdfast: interrupted" in shown  # on a line of its own, not behind the question
     assert "Traceback" not in shown
+
+
+# A step that hangs, after it has said so through a pipe.
+HANGING = """
+import os
+import threading
+import holdfast as hf
+
+
+@hf.step(name="interrupted-hang")
+def hang():
+    os.close(os.open("began", os.O_WRONLY))  # waits for whoever reads
+    threading.Event().wait(60)
+
+
+@hf.durable(name="interrupted-wait")
+def wait():
+    hang()
+"""
+
+
+def begun(where: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A command in a process group of its own, as a shell starts it, whose agent hangs in its step."""
+    (where / "hanging.py").write_text(HANGING)
+    os.mkfifo(where / "began")
+    process = subprocess.Popen(
+        [*MODULE, *arguments],
+        cwd=where,
+        env=environment(TMPDIR=str(where)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+    )
+    with open(where / "began", "rb") as began:
+        began.read()
+    return process
+
+
+@pytest.mark.parametrize("options", [[], ["--workers", "1"]])
+def test_ctrl_c_ends_a_drill_with_all_its_processes(where: Path, options: list[str]) -> None:
+    process = begun(where, "drill", "hanging.py:wait", *options)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=20)  # also those that it had started have let go of the pipes
+    assert (process.returncode, out, err) == (130, "", "holdfast: interrupted\n")
+    assert not list(where.glob("holdfast-drill-*"))
+
+
+def test_a_worker_says_how_long_it_waits_for_its_runs_after_ctrl_c(where: Path) -> None:
+    (where / "hanging.py").write_text(HANGING)
+    start = "import holdfast, hanging; holdfast.open('agent.db').start(hanging.wait, id='hangs')"
+    subprocess.run([sys.executable, "-c", start], cwd=where, check=True)
+    process = begun(where, "worker", "hanging.py", "--drain", "50s")
+    assert process.stderr is not None
+    assert "Ctrl-C ends it" in process.stderr.readline()
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.stderr.readline()
+    assert "1 run has 50 s to finish" in said
+    assert "Ctrl-C" in said
+    os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 0, out

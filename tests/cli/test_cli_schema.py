@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cli_runs_kit import Run
 
 import holdfast as hf
-from holdfast.cli import main
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*argv: str) -> tuple[int, str, str]:
-        code = main(argv)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture
@@ -39,38 +26,38 @@ def url(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> s
     return postgres_url
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        (["threads"], "alice"),
-        (["log", "alice"], "turn 2"),
-        (["show", "alice", "--path", "n"], "2"),
-        (["diff", "alice", "@0"], "~ n: 0 -> 2"),
-        (["fork", "alice", "--name", "bob"], "as bob"),
-        (["rollback", "alice", "@0"], "alice is back"),
-        (["verify"], "no problems"),
-        (["stats"], "checkpoints"),
-        (["health"], "last save"),
-        (["retention", "--ttl", "30d"], "30 days"),
-        (["pin", "alice", "--name", "good"], "pinned"),
-        (["compact", "--dry-run"], "would be removed"),
-        (["prune", "alice", "--keep", "1", "--yes"], "2 checkpoints of alice removed"),
-        (["erase", "alice", "--yes"], "erased alice"),
-        (["repair", "--dry-run"], "nothing is wrong: 3 checkpoints"),
-        (["doctor"], "0 problems"),
-        (["export", "alice", "alice.thread"], "3 checkpoints of alice"),
-        (["roles", "app", "schema_reader"], 'GRANT USAGE ON SCHEMA "agents" TO "schema_reader"'),
-        (["import-run", "none.run"], ""),
-    ],
-)
-def test_a_command_looks_where_it_is_told(run: Run, url: str, command: list[str], words: str) -> None:
-    code, _, err = run(*command)
-    assert code in (1, 2, 4), err  # there is nothing in the usual schema; the doctor finds a problem
-    code, out, err = run(*command, "--schema", "agents")
-    if command[0] != "import-run":
-        assert (code, words in out) == (0, True), out + err
-    else:  # it got as far as the file
-        assert "none.run" in err
+# In this order: the last ones remove something.
+COMMANDS = [
+    (["threads"], "alice"),
+    (["log", "alice"], "turn 2"),
+    (["show", "alice", "--path", "n"], "2"),
+    (["diff", "alice", "@0"], "~ n: 0 -> 2"),
+    (["fork", "alice", "--name", "bob"], "as bob"),
+    (["verify"], "no problems"),
+    (["stats"], "checkpoints"),
+    (["health"], "last save"),
+    (["retention", "--ttl", "30d"], "30 days"),
+    (["pin", "alice", "--name", "good"], "pinned"),
+    (["compact", "--dry-run"], "would be removed"),
+    (["repair", "--dry-run"], "nothing is wrong: 3 checkpoints"),
+    (["export", "alice", "alice.thread"], "3 checkpoints of alice"),
+    (["roles", "app", "schema_reader"], 'GRANT USAGE ON SCHEMA "agents" TO "schema_reader"'),
+    (["import-run", "none.run"], ""),
+    (["rollback", "alice", "@0"], "alice is back"),
+    (["prune", "alice", "--keep", "1", "--yes"], "of alice removed"),
+    (["erase", "bob", "--yes"], "erased bob"),
+]
+
+
+def test_every_command_looks_where_it_is_told(run: Run, url: str) -> None:
+    for command, words in COMMANDS:
+        code, _, err = run(*command)
+        assert code in (2, 4), [*command, err]  # there is nothing in the usual schema
+        code, out, err = run(*command, "--schema", "agents")
+        if command[0] == "import-run":  # it got as far as the file
+            assert "none.run" in err
+        else:
+            assert (code, words in out) == (0, True), [*command, out + err]
 
 
 def test_the_environment_names_the_schema_and_the_option_goes_before_it(
@@ -159,6 +146,14 @@ def test_keys_rotate_there(run: Run, url: str, monkeypatch: pytest.MonkeyPatch) 
     assert run("show", "alice", "--schema", "agents")[0] == 0
 
 
+def test_the_doctor_looks_there(run: Run, url: str) -> None:
+    _, out, _ = run("doctor")
+    assert "check --store and --schema" in out
+    _, out, err = run("doctor", "--schema", "agents", "--json")
+    found = {finding["check"]: finding for finding in json.loads(out)["findings"]}
+    assert found["schema"]["level"] == "ok", err
+
+
 def test_what_a_role_sees_is_looked_at_there(run: Run, url: str) -> None:
     code, out, err = run("roles", "check", "--schema", "agents")
     assert code == 1, err  # a superuser: nothing holds it
@@ -170,5 +165,7 @@ def test_a_schema_in_the_url_is_told_where_it_belongs(run: Run, url: str) -> Non
     for query in ("schema=agents", "currentSchema=agents"):
         code, _, err = run("threads", "--store", f"{url}?{query}")
         assert code in (2, 4)
-        assert "schema=" in err
+        assert f"leave {query.partition('=')[0]}= out of it, and give --schema" in err
         assert "%40" not in err  # nothing is wrong with the password
+    code, _, err = run("import-langgraph", f"{url}?schema=old")
+    assert (code, "?options=-csearch_path%3DNAME" in err) == (2, True), err

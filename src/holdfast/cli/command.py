@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -20,12 +18,6 @@ class Command:
     run: Callable[..., int]
     opens: bool = True  # it is given an open store; else it opens one itself, and may make it
     wants_store: bool = True  # False: it needs none at all
-
-
-def objects_option(args: argparse.Namespace) -> dict[str, Any]:
-    """The object store that a command opens its store with: --objects or $HOLDFAST_OBJECTS."""
-    url = args.objects or os.environ.get("HOLDFAST_OBJECTS")
-    return {"objects": url} if url else {}
 
 
 def count(text: str) -> int:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import holdfast
-from holdfast.cli.command import Command, objects_option
+from holdfast.cli import opening
+from holdfast.cli.command import Command
 from holdfast.cli.looking import NO, OK
 from holdfast.cli.readable import plural, size
 from holdfast.cli.refs import HELP as REF_HELP
@@ -51,8 +52,8 @@ def import_(args: Namespace, _store: Store | None, out: Output) -> int:
     from holdfast.ops.copies.importing import open_file
 
     open_file(args.file, None)[0].close()  # before a store is made: a typo must make none
-    tenant = {} if args.tenant is None else {"tenant": args.tenant}
-    with holdfast.open(args.store, **tenant, **_keys(args)) as store, out.progress("importing") as progress:
+    given = {**opening.options(args, args.store), **opening.tenant(args)}
+    with holdfast.open(args.store, **given) as store, out.progress("importing") as progress:
         done = store.import_thread(args.file, name=args.name, progress=progress)
     if out.json:
         out.document(
@@ -98,6 +99,7 @@ def _try_line(args: Namespace) -> str:
     line = ["holdfast", "restore", args.file, "--test"]
     if args.store != (os.environ.get("HOLDFAST_STORE") or "agent.db"):  # --store named it
         line += ["--store", "URL" if _has_password(args.store) else args.store]
+    line += ["--schema", args.schema] if args.schema else []
     return shlex.join(line + (["--objects", args.objects] if args.objects else []))
 
 
@@ -113,16 +115,12 @@ def restore(args: Namespace, _store: Store | None, out: Output) -> int:
         raise UsageError("restore where? Give --to URL, or --test to try it in a temporary place")
     with out.progress("restoring") as progress:
         if args.test:
-            from holdfast.cli.app import store_url
-
-            with holdfast.open(store_url(args), create=False, **_keys(args)) as store:
+            with opening.open_existing(args) as store:
                 done = store.try_restore(args.file, progress=progress)
         else:
-            schema = {} if args.schema is None else {"schema": args.schema}
+            given = opening.options(args, args.to)
             verify = not args.no_verify
-            done = holdfast.restore(
-                args.file, args.to, force=args.force, verify=verify, progress=progress, **schema, **_keys(args)
-            )
+            done = holdfast.restore(args.file, args.to, force=args.force, verify=verify, progress=progress, **given)
     if out.json:
         out.document(_json(args, done))
     else:
@@ -169,10 +167,6 @@ def _say(args: Namespace, done: Restored, out: Output) -> None:
         )
 
 
-def _keys(args: Namespace) -> dict[str, Any]:
-    return {**({"keys": "env"} if os.environ.get("HOLDFAST_KEYS") else {}), **objects_option(args)}
-
-
 # --- what they take
 
 
@@ -197,8 +191,9 @@ def _backup_arguments(parser: ArgumentParser) -> None:
 
 def _restore_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="what `holdfast backup` wrote: a file, or s3://bucket/name …")
-    parser.add_argument("--to", metavar="URL", help="an empty place: a path, or postgresql://user@host/database")
-    parser.add_argument("--schema", metavar="NAME", help="PostgreSQL: the schema to make (default: holdfast)")
+    parser.add_argument(
+        "--to", metavar="URL", help="an empty place: a path, or postgresql://user@host/database (and --schema)"
+    )
     parser.add_argument("--force", action="store_true", help="replace an SQLite store that nobody has open")
     parser.add_argument("--no-verify", action="store_true", help="do not check every hash afterwards")
     parser.add_argument(

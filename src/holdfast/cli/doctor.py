@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from argparse import ArgumentParser, Namespace
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 import holdfast
-from holdfast.cli.command import Command, objects_option
+from holdfast.cli import opening
+from holdfast.cli.command import Command
 from holdfast.cli.readable import plural
 from holdfast.cli.render import Cell, Output
 from holdfast.errors import HoldfastError, UsageError
@@ -52,19 +52,18 @@ def _print(finding: Finding, out: Output) -> None:
 def _examine(args: Namespace) -> list[Finding]:
     from holdfast.ops.doctor.checklist import triage, would_change
 
-    options: dict[str, Any] = {"keys": "env"} if os.environ.get("HOLDFAST_KEYS") else {}
-    if args.tenant is not None:
-        options["tenant"] = args.tenant
+    options = {**opening.options(args, args.store), **opening.tenant(args)}
     try:
         # Opening brings an old schema up to date, which is not the doctor's to do.
         if (finding := would_change(args.store)) is not None:
             return [finding]
-        with holdfast.open(args.store, create=False, **options, **objects_option(args)) as store:
+        with holdfast.open(args.store, create=False, **options) as store:
             return store.doctor()
     except UsageError:
         raise
     except HoldfastError as error:
-        return triage(args.store, error)
+        found = triage(args.store, error)
+        return [replace(finding, says=opening.in_our_words(finding.says)) for finding in found]
 
 
 DOCTOR = Command(

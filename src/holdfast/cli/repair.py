@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sized
@@ -10,7 +9,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import holdfast
-from holdfast.cli.command import Command, objects_option
+from holdfast.cli import opening
+from holdfast.cli.command import Command
 from holdfast.cli.readable import plural
 from holdfast.cli.render import Cell, Output
 from holdfast.errors import UsageError
@@ -27,6 +27,16 @@ def arguments(parser: ArgumentParser) -> None:
     how.add_argument("--to", metavar="FILE", help="where the mended copy goes; on PostgreSQL, the name of a schema")
     how.add_argument("--in-place", action="store_true", help="mend the store itself; asks first, or give --yes")
     how.add_argument("--dry-run", action="store_true", help="say what would be done, and leave nothing behind")
+    parser.add_argument(
+        "--leave",
+        metavar="TENANT",
+        action="append",
+        default=[],
+        help="leave a tenant whose key is gone; may be repeated",
+    )
+    parser.add_argument(
+        "--objects-lost", action="store_true", help="go on although none of the store's objects is there"
+    )
     parser.add_argument("--yes", action="store_true", help="do not ask; needed where there is no terminal")
 
 
@@ -37,11 +47,17 @@ def repair(args: Namespace, _store: None, out: Output) -> int:
         if not out.confirm(f"Mend {args.store} itself? Without --in-place a copy is mended."):
             out.message("nothing was changed")
             return NO
-    options: dict[str, Any] = {"keys": "env"} if os.environ.get("HOLDFAST_KEYS") else {}
-    options |= objects_option(args)
+    options = opening.options(args, args.store)
     with out.progress("repairing") as progress:
         done = holdfast.repair(
-            args.store, to=args.to, in_place=args.in_place, dry_run=args.dry_run, progress=progress, **options
+            args.store,
+            to=args.to,
+            in_place=args.in_place,
+            dry_run=args.dry_run,
+            leave=args.leave,
+            objects_lost=args.objects_lost,
+            progress=progress,
+            **options,
         )
     if out.json:
         out.document(_as_json(done, args.dry_run))
@@ -61,6 +77,7 @@ def _as_json(done: Repaired, dry_run: bool) -> dict[str, Any]:
         "quarantine": done.quarantine,
         "rows": done.rows,
         "damaged": done.damaged,
+        "left": list(done.left),
         "verify": {
             "ok": done.report.ok,
             "threads": done.report.threads,
@@ -74,6 +91,8 @@ def _as_json(done: Repaired, dry_run: bool) -> dict[str, Any]:
 
 def _print(done: Repaired, dry_run: bool, out: Output) -> None:
     report = done.report
+    for name in done.left:
+        out.message(f"tenant {name} was left as it is, and not looked at")
     checked = f"{plural(report.checkpoints, 'checkpoint')} of {plural(report.threads, 'thread')}"
     checked += f" and {plural(report.runs, 'run')}" if report.runs else ""
     if not done.changed:
@@ -116,7 +135,8 @@ REPAIR = Command(
     "Rebuilds the file and its indexes, rows, keyframes, heads and\nids, as far as checksums and hashes prove what "
     "they were; what cannot be saved goes to a file, and is\nnamed. Then everything is verified. The copy is "
     "agent.repaired.db beside the store (or --to), on\nPostgreSQL a new schema. A store that is sound gets no copy. "
-    "Exits with 1 if something is lost.",
+    "Exits with 1 if something is lost.\nIt needs the keys of an encrypted store (HOLDFAST_KEYS), and --objects if "
+    "cold data is in an\nobject store: without them it is refused, because sound data would look lost.",
     "  holdfast repair --dry-run\n  holdfast repair --store agent.db\n"
     "  holdfast repair --store postgresql://app@db/app --in-place --yes",
     arguments,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import Store
 from holdfast.cli.command import Command
+from holdfast.cli.opening import schema
 from holdfast.cli.render import Output
 from holdfast.errors import UsageError
 
@@ -38,10 +39,11 @@ def arguments(parser: ArgumentParser) -> None:
 def roles(args: Namespace, _store: Store | None, out: Output) -> int:
     from holdfast.ops.roles import look_at_role, make_role
 
+    where = schema(args, args.store)
     if args.what == "check":
         if args.role is not None or args.apply:
             raise UsageError("`holdfast roles check` looks at the role of --store, and takes nothing else")
-        return _check(look_at_role(args.store), out)
+        return _check(look_at_role(args.store, **where), out)
     if args.role is None:
         raise UsageError(f"which role? `holdfast roles {args.what} NAME`")
     made = make_role(
@@ -53,6 +55,7 @@ def roles(args: Namespace, _store: Store | None, out: Output) -> int:
         pooled=args.pooler,
         secret=_secret(args.password_from_env),
         apply=args.apply,
+        **where,
     )
     if out.json:
         names = {"role": args.role, "kind": args.what, "tenant": args.tenant}

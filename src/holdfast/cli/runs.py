@@ -9,9 +9,9 @@ from shlex import quote
 from typing import Any
 
 from holdfast import Ask, Event, Run, RunInfo, Step, Store
-from holdfast.cli.readable import ago, local, moment, plural, readable, shorten, to_json
+from holdfast.cli.readable import ago, local, moment, plural, readable, shorten, size, to_json
 from holdfast.cli.render import Cell, Output
-from holdfast.errors import NotFound, RunError, UsageError
+from holdfast.errors import JournalDamaged, NotFound, ObjectMissing, RunError, UsageError
 
 OK, NO = 0, 1
 IDS_COMPARED = 1000
@@ -90,7 +90,7 @@ def runs(args: Namespace, store: Store, out: Output) -> int:
 
 def run(args: Namespace, store: Store, out: Output) -> int:
     handle = existing_run(store, args.run)
-    info, steps = handle.info(), handle.steps()
+    info, steps = handle.info(), handle.steps(large=False)
     doubts = [step for step in steps if step.status == "in doubt"]
     outcome = _outcome(handle, info)
     if out.json:
@@ -147,13 +147,20 @@ def _outcome(handle: Run, info: RunInfo) -> dict[str, Any]:
 
 
 def steps(args: Namespace, store: Store, out: Output) -> int:
-    found = existing_run(store, args.run).steps()
+    handle, code = existing_run(store, args.run), OK
+    found = handle.steps(large=False)  # the table shows how large they are
+    if out.json and any(step.large is not None for step in found):
+        try:
+            found = handle.steps()
+        except (JournalDamaged, ObjectMissing) as error:
+            out.message(f"large results are left out: {error}")
+            code = NO
     if args.in_doubt:
         found = [step for step in found if step.status == "in doubt"]
     if out.json:
         for step in found:
             out.json_line(step_json(step))
-        return OK
+        return code
     rows: list[list[Cell]] = []
     for step in found:
         took = "" if step.ended_at is None else f"{(step.ended_at - step.started_at).total_seconds():.3f}"
@@ -181,6 +188,8 @@ def steps(args: Namespace, store: Store, out: Output) -> int:
 def _shown(step: Step) -> str:
     if step.status == "in doubt":
         return f"key {step.key}"
+    if step.large is not None:
+        return f"({size(step.large)}: --json shows it)"
     if step.result is None and step.note:
         note = {key: step.note[key] for key in ("of", "at", "keys")} if step.kind == "fork" else step.note
         return to_json(readable(note))
@@ -357,6 +366,7 @@ def step_json(step: Step) -> dict[str, Any]:
         "key": step.key,
         "shared": step.shared,
         "note": readable(step.note),
+        "large": step.large,
     }
 
 

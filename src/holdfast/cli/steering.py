@@ -11,6 +11,7 @@ from typing import Any
 from holdfast import Store
 from holdfast.cli import changing
 from holdfast.cli.readable import plural
+from holdfast.cli.refs import existing
 from holdfast.cli.render import Output
 from holdfast.cli.runs import OK, existing_run, is_run
 from holdfast.errors import AnswerRefused, UsageError
@@ -161,8 +162,11 @@ def _change(item: str) -> tuple[str, Any]:
 def rollback(args: Namespace, store: Store, out: Output) -> int:
     """A thread back to a checkpoint; or a run: its effects are undone."""
     if not is_run(args, store):
+        existing(store, args.thread)
         if args.ref is None:
-            raise UsageError("rollback of a thread wants a REF: the checkpoint to go back to")
+            raise UsageError(
+                f"where to? `holdfast rollback {quote(args.thread)} REF`; `holdfast log` lists checkpoints"
+            )
         return changing.rollback(args, store, out)
     if args.ref is not None or args.note is not None:
         raise UsageError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,11 +11,12 @@ from typing import Any
 
 import holdfast
 from holdfast import Store
-from holdfast.cli.command import Command, count, objects_option
+from holdfast.cli.command import Command, count
 from holdfast.cli.looking import sqlite_file
+from holdfast.cli.opening import open_existing
 from holdfast.cli.readable import plural, printable
 from holdfast.cli.render import Output
-from holdfast.errors import OpenError, UsageError
+from holdfast.errors import UsageError
 
 OK = 0
 _SPARE_CONNECTIONS = 3  # for claiming, for leases, and for one more
@@ -107,15 +107,9 @@ def _metrics(port: int | None, out: Output) -> Iterator[None]:
 
 
 def _open(args: argparse.Namespace) -> Store:
-    path = sqlite_file(args.store)
-    if path is not None and not os.path.exists(path):
-        raise OpenError(f"there is no store at {path}; check --store or HOLDFAST_STORE")
-    options: dict[str, Any] = {} if path is not None else {"pool_size": args.concurrency + _SPARE_CONNECTIONS}
-    if args.tenant is not None:
-        options["tenant"] = args.tenant
-    if os.environ.get("HOLDFAST_KEYS"):
-        options["keys"] = "env"
-    return holdfast.open(args.store, create=False, keep_runs_s=args.keep_runs, **options, **objects_option(args))
+    is_file = sqlite_file(args.store) is not None
+    options: dict[str, Any] = {} if is_file else {"pool_size": args.concurrency + _SPARE_CONNECTIONS}
+    return open_existing(args, keep_runs_s=args.keep_runs, **options)
 
 
 class _Lines(logging.Handler):

@@ -1,0 +1,68 @@
+"""What the tests of commands share: how one is called, and the agents that commands about runs are tried on.
+
+`APP` is the text of a module, for processes that import it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+Run = Callable[..., tuple[int, str, str]]  # the fixture `run`: arguments to exit code, output, complaints
+
+
+def lines(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+APP_FILE = "cli_runs_app.py"
+APP = """
+import holdfast as hf
+
+lose = []  # what happens to the next booking
+
+@hf.step
+def search(dest: str) -> list[str]:
+    return [f"{dest} 1", f"{dest} 2"]
+
+def cancelled(result: str) -> None:
+    pass
+
+@hf.effect(timeout_s=0.01, undo=cancelled)
+def book(flight: str, key: hf.Key) -> str:
+    if lose:
+        raise lose.pop()
+    return f"B-{flight}"
+
+@hf.durable(version="1")
+def travel(dest: str) -> str:
+    flights = search(dest)
+    hf.emit({"found": len(flights)})
+    flight = hf.ask("Which flight?", options=flights)
+    return book(flight)
+
+@hf.durable(version="1")
+def doubtful(dest: str) -> str:
+    return book(dest)
+
+@hf.durable(version="1")
+def listener() -> list:
+    return [hf.receive("news"), hf.receive("news")]
+
+@hf.durable(version="1")
+def quorum() -> str:
+    return hf.ask("Pay?", schema=int, approvers=["ann", "bob", "eve"], quorum=2)
+
+@hf.durable(version="1")
+def both() -> list:
+    return hf.gather(lambda: hf.ask("One?"), lambda: hf.ask("Two?", options=["1", "2"]))
+
+@hf.durable(version="1")
+def broken() -> None:
+    raise ValueError("no such place")
+
+@hf.durable(version="1")
+def sleeper() -> None:
+    hf.sleep(86_400)
+"""

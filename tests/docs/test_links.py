@@ -1,0 +1,62 @@
+"""Every link of the pages leads somewhere, and every `holdfast …` line of theirs is one that the command line takes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.ordering import ordered
+from holdfast.cli.parser import build
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to the headings of a page."""
+    text = FENCED.sub("", page.read_text())
+    headings = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", found) for found in re.findall(r"(?m)^#+ +(.*)$", text)]
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", page.read_text())):
+        if link.startswith("https://"):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def lines(page: Path) -> Iterator[str]:
+    """The commands of a page's blocks, without what a shell does with them. Synopses, with [ and (, are left out."""
+    for language, block in FENCED.findall(page.read_text()):
+        if language == "python":
+            continue
+        for line in block.replace("\\\n", " ").splitlines():
+            line = re.sub(r"\s+# .*", "", line.strip().removeprefix("$ "))
+            for command in re.split(r"\s*(?:;|&&|\|\||\s\|\s)\s*", line):
+                if command.startswith("holdfast ") and not re.search(r" [\[(]|[A-Z]+ \[", command):
+                    yield re.sub(r"\s*(?:>\s*\S+|&)$", "", command)
+
+
+def test_every_command_line_is_one_that_is_taken() -> None:
+    parser = build()
+    found = [(page, line) for page in PAGES for line in lines(page)]
+    assert len(found) > 100
+    for page, line in found:
+        arguments = shlex.split(line)[1:]
+        if arguments[0].isupper() or re.search(r" [A-Z]{3,}( |$)", line):  # a synopsis without options
+            continue
+        try:
+            _, rest = parser.parse_known_args(ordered(arguments, parser))
+        except Exception as error:
+            raise AssertionError(f"{page.name}: {line}: {error}") from error
+        assert not rest, f"{page.name}: {line}"
