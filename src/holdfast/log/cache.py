@@ -66,6 +66,7 @@ class BaseCache:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._bases: OrderedDict[Key, Base] = OrderedDict()
+        self._keyless: set[int] = set()  # tenants whose keys are gone
         self._lock = threading.Lock()
 
     def get(self, key: Key) -> Base | None:
@@ -79,6 +80,8 @@ class BaseCache:
         """Keep a base; `instead_of` names the one that the same writer needs no more."""
         bases = self._bases
         with self._lock:
+            if key[0] in self._keyless:
+                return  # it was read before its key went
             for old in (key, instead_of):
                 if old is not None and (gone := bases.pop(old, None)) is not None:
                     self._bytes -= gone.weight_bytes
@@ -94,10 +97,16 @@ class BaseCache:
                 self._bytes -= self._bases.pop(key).weight_bytes
 
     def forget_tenant(self, tenant: int) -> None:
-        """Drop everything of a tenant: its key is gone."""
+        """Drop everything of a tenant, and keep nothing more: its key is gone."""
         with self._lock:
+            self._keyless.add(tenant)
             for key in [key for key in self._bases if key[0] == tenant]:
                 self._bytes -= self._bases.pop(key).weight_bytes
+
+    def know_tenant(self, tenant: int) -> None:
+        """A tenant's key is there (again)."""
+        with self._lock:
+            self._keyless.discard(tenant)
 
     def drop(self, key: Key) -> None:
         with self._lock:

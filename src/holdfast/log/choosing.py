@@ -4,6 +4,7 @@ LangGraph's channels need stays. Only looks; `sweeping.py` does it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -171,11 +172,12 @@ def nodes_of(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, N
     return {row[0]: Node._make(row) for row in rows}
 
 
-def line_of(nodes: dict[int, Node], head: int | None) -> list[int]:
-    """A record and its ancestors that have a body, newest first. What was erased is passed over."""
+def line_of(nodes: Mapping[int, Node], head: int | None, since: int = 0) -> list[int]:
+    """A record and its ancestors that have a body, newest first. What was erased is passed over. `since`: as far back
+    as that id."""
     line: list[int] = []
     seen: set[int] = set()
-    while head is not None and head not in seen and (node := nodes.get(head)):
+    while head is not None and head >= since and head not in seen and (node := nodes.get(head)):
         if node.body is not None:
             line.append(head)
         elif not _is_erased(node):
@@ -193,6 +195,45 @@ def reached_by(nodes: dict[int, Node], row: ThreadRow, labels: Iterable[LabelRow
     for tip in [row.head, *own, *(label.record for label in labels if label.thread == row.thread)]:
         reached.update(line_of(nodes, tip) if tip not in reached else ())
     return reached
+
+
+class Reach:
+    """Which threads have a record: `reached_by` the other way round, for many threads that share a line. No record is
+    walked twice, however many of them lead there."""
+
+    def __init__(self, nodes: Mapping[int, Node], rows: Iterable[ThreadRow], labels: Iterable[LabelRow]) -> None:
+        self._nodes = nodes
+        self._walked: set[int] = set()
+        self._children: defaultdict[int, list[int]] = defaultdict(list)
+        self._tips: defaultdict[int, set[int]] = defaultdict(set)  # the threads whose lines begin at a record
+        heads = {row.thread: row.head for row in rows}
+        for node in nodes.values():
+            if node.parent is not None:
+                self._children[node.parent].append(node.id)
+            if node.thread in heads:
+                self._tips[node.id].add(node.thread)
+        for thread, head in heads.items():
+            if head is not None:
+                self._tips[head].add(thread)
+        for label in labels:
+            if label.thread in heads:
+                self._tips[label.record].add(label.thread)
+
+    def threads(self, records: Iterable[int]) -> set[int]:
+        """Those that have one of these checkpoints, but for what was walked from earlier ones."""
+        found: set[int] = set()
+        todo = [record for record in records if (node := self._nodes.get(record)) and node.body is not None]
+        while todo:
+            record = todo.pop()
+            if record in self._walked:
+                continue
+            self._walked.add(record)
+            found |= self._tips.get(record, set())
+            for child in self._children.get(record, ()):
+                node = self._nodes[child]
+                if node.body is not None or _is_erased(node):  # else lines end there, as `line_of` has it
+                    todo.append(child)
+        return found
 
 
 def needed_by(tenant: int, nodes: dict[int, Node], threads: list[ThreadRow]) -> Generator[Batch, list[Rows], set[int]]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from holdfast.errors import Undecodable
 from holdfast.log.records import body_checksum
 from holdfast.storage.cells import FULL_TEXT
-from holdfast.storage.program import Batch, Flow, Program, Reclaim, Sql, read, write
+from holdfast.storage.program import Batch, Flow, Program, Reclaim, Sql, aside, read, write
 from holdfast.values.compress import compress_hard, decompress_full
 
 _BODIES = Sql(
@@ -49,7 +49,7 @@ def recompress(tenant: int) -> Flow[int]:
         bodies = yield from read(partial(_bodies, tenant, after))
         for body in bodies:
             after = body.id
-            packed = _packed(body)
+            packed = yield from aside(partial(_packed, body))
             if packed is not None:
                 changed = yield from write(partial(_store, tenant, body, packed), solo="slack")
                 saved += len(body.full) - len(packed) if changed else 0

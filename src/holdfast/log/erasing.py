@@ -8,13 +8,14 @@ checked: the salt went with the body, so that nobody can confirm a guess.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections import defaultdict
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from holdfast.errors import Damaged, NotFound, StoreError, UsageError
 from holdfast.log.branches import ThreadRow, metadata_of
-from holdfast.log.choosing import Node, line_of, make_plan, needed_for_deltas, nodes_of, reached_by
+from holdfast.log.choosing import Node, Reach, line_of, make_plan, needed_for_deltas, nodes_of, reached_by
 from holdfast.log.ids import show_id
 from holdfast.log.labels import LabelRow, bases_by_thread, bases_of_writes, drop_writes, labels_in
 from holdfast.log.pins import drop_pins_on, pins_in
@@ -118,7 +119,8 @@ def wipe_thread(tenant: int, name: str, number: int | None, forks: bool, at: int
     """Decide that a thread goes, with its forks if that is said. Raises UsageError that lists them."""
     row, others = yield from lock_tree(tenant, name, number)
     nodes = yield from nodes_of(tenant, row.tree)
-    shared = yield from _forks(tenant, nodes, row, others)
+    own = own_records(nodes, [row, *others])
+    shared = yield from _forks(tenant, nodes, row, others, own)
     if shared and not forks:
         some = ", ".join(repr(fork.name) for fork in shared[:20]) + (", …" if len(shared) > 20 else "")
         raise UsageError(
@@ -132,10 +134,9 @@ def wipe_thread(tenant: int, name: str, number: int | None, forks: bool, at: int
     yield from mark(tenant, at)
     pins = {pin.record for pin in (yield from pins_in(tenant, row.tree))}
     for one in doomed:
-        own = _own(nodes, one)
-        records = sum(nodes[record].body is not None for record in own)
+        records = sum(nodes[record].body is not None for record in own[one.thread])
         yield from note(tenant, one.thread, 0, records, one.head_hash, at)
-        for record in pins & own:  # a pin of a thread that stays would hold it
+        for record in pins & own[one.thread]:  # a pin of a thread that stays would hold it
             yield from drop_pins_on(tenant, row.tree, record)
     removed = yield from remove_threads(tenant, row.tree, doomed, stay)
     for one in doomed if stay else ():
@@ -145,15 +146,22 @@ def wipe_thread(tenant: int, name: str, number: int | None, forks: bool, at: int
     return Wiped(row.tree, doomed, removed, told)
 
 
-def _own(nodes: dict[int, Node], row: ThreadRow) -> set[int]:
-    """The records that a thread has saved itself. What it had when it was forked may be kept for it alone (a prune of
-    its source leaves that to it), and is still what others share with it."""
-    before = set(line_of(nodes, row.origin)) if row.origin is not None else set()
-    return {node.id for node in nodes.values() if node.thread == row.thread} - before
+def own_records(nodes: Mapping[int, Node], rows: list[ThreadRow]) -> dict[int, set[int]]:
+    """The records that each thread has saved itself. What it had when it was forked may be kept for it alone (a prune
+    of its source leaves that to it), and is still what others share with it."""
+    own: dict[int, set[int]] = {row.thread: set() for row in rows}
+    for node in nodes.values():
+        if node.thread in own:
+            own[node.thread].add(node.id)
+    for row in rows:
+        if (mine := own[row.thread]) and row.origin is not None:
+            # Ids grow along a line: before the first of them there is nothing to find.
+            mine.difference_update(line_of(nodes, row.origin, since=min(mine)))
+    return own
 
 
 def _forks(
-    tenant: int, nodes: dict[int, Node], row: ThreadRow, others: list[ThreadRow]
+    tenant: int, nodes: dict[int, Node], row: ThreadRow, others: list[ThreadRow], own: dict[int, set[int]]
 ) -> Generator[Batch, list[Rows], list[ThreadRow]]:
     """The threads that hold states of this one: all of its tree if it is where that began; else those that can reach
     a record of its own, by a line, an id or a pending write, and those that can reach one of theirs."""
@@ -162,13 +170,31 @@ def _forks(
     numbers = [other.thread for other in others]
     labels = yield from labels_in(tenant, numbers)
     bases = yield from bases_by_thread(tenant, numbers)
-    reach = {other.thread: reached_by(nodes, other, labels) | bases[other.thread] for other in others}
-    own = {other.thread: _own(nodes, other) for other in [row, *others]}
-    doomed, records = {row.thread}, own[row.thread]
-    while found := {number for number in numbers if number not in doomed and reach[number] & records}:
-        doomed |= found
-        records = records.union(*(own[number] for number in found))
+    doomed = sharing(nodes, row, others, labels, bases, own)
     return [other for other in others if other.thread in doomed]
+
+
+def sharing(
+    nodes: Mapping[int, Node],
+    row: ThreadRow,
+    others: list[ThreadRow],
+    labels: list[LabelRow],
+    bases: Mapping[int, set[int]],
+    own: Mapping[int, set[int]],
+) -> set[int]:
+    """A thread and those that can reach a record of its own, or one of theirs, and so on. Pure."""
+    reach = Reach(nodes, others, labels)
+    waiting: defaultdict[int, set[int]] = defaultdict(set)  # the threads that have something pending on a record
+    for thread, records in bases.items():
+        for record in records:
+            waiting[record].add(thread)
+    doomed, todo = {row.thread}, [row.thread]
+    while todo:
+        records = own[todo.pop()]
+        found = reach.threads(records).union(*(waiting[record] for record in records & waiting.keys())) - doomed
+        doomed |= found
+        todo += found
+    return doomed
 
 
 def _told(tenant: int, doomed: list[ThreadRow], stay: list[ThreadRow]) -> Generator[Batch, list[Rows], list[str]]:
@@ -223,10 +249,10 @@ def wipe_record(tenant: int, name: str, number: int, record: int, at: int) -> Pr
     yield from _drop_what_led_there(tenant, nodes, node, threads, labels)
     yield from drop_all([label for label in labels if label.record == record], tenant)
     yield from drop_pins_on(tenant, row.tree, record)
+    before = next((other for other in line_of(nodes, record) if other != record), None)
     for thread in threads:
         if thread.head == record:
-            line = line_of(nodes, record)
-            yield from set_head(tenant, thread, next((other for other in line if other != record), None))
+            yield from set_head(tenant, thread, before)
     yield Batch(_SPACE_HEADS(tenant=tenant, tree=row.tree, record=record))
     yield from note(tenant, row.thread, record, 1, found.hash, at)
     return Wiped(row.tree, [], int(node.body is not None), [])
@@ -244,7 +270,7 @@ def _drop_what_led_there(
         return
     before = [label for label in labels if label.record == node.parent]
     asked = {label.thread for label in before}
-    having = {row.thread for row in threads if row.thread in asked and node.id in reached_by(nodes, row, labels)}
+    having = Reach(nodes, [row for row in threads if row.thread in asked], labels).threads([node.id])
     before = [label for label in before if label.thread in having]
     for start in range(0, len(before), _BATCH):
         yield Batch(*drop_writes(tenant, before[start : start + _BATCH]))

@@ -31,7 +31,7 @@ from holdfast.log.packs import (
 from holdfast.log.reading import NOT_SWEPT, read_chain, read_state
 from holdfast.log.records import SALT_BYTES, body_checksum
 from holdfast.storage.cells import DIFF, PACK, SALT
-from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, read, write
+from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, aside, read, write
 from holdfast.values.delta import Decoder, Encoder, goes_on, pack_splices
 from holdfast.values.dictionary import Dictionary
 
@@ -176,10 +176,10 @@ def _pack_chain(tenant: int, tree: int, key: int) -> Flow[Packed]:
     ends = [node.id for node in chain.nodes.values() if node.keyframe]
     for doing in _in_order(found, ends):
         if isinstance(doing, list):
-            data = _pack(chain, doing)
+            data = yield from aside(partial(_pack, chain, doing))
             total = total.plus((yield from write(partial(_store, tenant, tree, chain, doing, data), solo="slack")))
         else:
-            detached = _detached(tenant, chain, doing)
+            detached = yield from aside(partial(_detached, tenant, chain, doing))
             if detached:
                 yield from write(partial(_store_detached, tenant, tree, chain, detached), solo="slack")
     return total

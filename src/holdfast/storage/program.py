@@ -140,10 +140,25 @@ class Transaction:
 
 
 class Outside:
-    """An operation outside of the database, on an object store: only a driver that has one understands it."""
+    """An operation outside of the database, on an object store or a provider of keys: the driver that has one knows
+    it by its class."""
 
     def __call__(self) -> Program[Any]:
         raise UsageError("the store was opened without an object store: open(url, objects=…)")
+
+
+class Aside:
+    """An operation without the database: work that takes so long that an event loop must not wait for it. `adrive` has
+    a thread do it, `drive` does it in place. As a program it is one without statements."""
+
+    __slots__ = ("work",)
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work = work
+
+    def __call__(self) -> Program[Any]:
+        yield from ()
+        return self.work()
 
 
 class Reclaim:
@@ -196,7 +211,8 @@ def drive(driver: Driver, flow: Flow[T]) -> T:
         transaction = next(flow)
         while True:
             try:
-                answer = driver.run(transaction)
+                op = transaction.op
+                answer = op.work() if type(op) is Aside else driver.run(transaction)
             except BaseException as error:
                 transaction = flow.throw(error)
             else:
@@ -211,13 +227,26 @@ async def adrive(driver: Driver, flow: Flow[T]) -> T:
         transaction = next(flow)
         while True:
             try:
-                answer = await driver.arun(transaction)
+                op = transaction.op
+                answer = await _beside(op) if type(op) is Aside else await driver.arun(transaction)
             except BaseException as error:
                 transaction = flow.throw(error)
             else:
                 transaction = flow.send(answer)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+
+
+async def _beside(op: Aside) -> Any:
+    from asyncio import to_thread
+
+    return await to_thread(op.work)
+
+
+def aside(work: Callable[[], T]) -> Generator[Transaction, T, T]:
+    """Inside a flow, between transactions: `value = yield from aside(work)`, for what keeps a processor busy. It may
+    not touch what other threads change."""
+    return (yield Transaction(Aside(work)))
 
 
 def read(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:

@@ -1,272 +1,282 @@
-"""What seals and opens cells: AES-256-GCM, with a key for each kind of cell derived from the tenant's key.
+"""The keys that a process has, tenant by tenant: since when, until when, and what the store knows of them.
 
-A sealed cell is a mark that no plain cell begins with, the key's id, a random nonce, and the ciphertext with its tag.
-The tag also covers where the cell stands: tenant, table, column, and what identifies the row, so that a cell that was
-copied to another place does not open. What must be searched for or added to (`index`, `mask`) is hidden with a second
-key of the tenant, which is kept, encrypted, with each of its keys (`seal.proof`) and does not change when they do.
+A key is used only while its provider stands by it. It is asked again every `refresh_s` for the tenants that are in use,
+beside the work; if it says that there is no key, the key and all that is in memory because of it are dropped at once.
+If it does not answer, what is known is used for twice `refresh_s`, and no longer. The keys of a tenant that nobody uses
+are dropped without a question.
 
-Must never happen here: a key or a plain text in an error.
+Nothing here asks: a program that needs keys which are not here is stopped (`KeysWanted`), and the driver asks when its
+transaction has ended.
 """
 
 from __future__ import annotations
 
-import os
-from base64 import b64decode, b64encode
-from typing import Any
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from threading import Lock
+from typing import NamedTuple, Protocol
+from weakref import WeakSet
 
-import msgspec
-from blake3 import blake3
+from holdfast.errors import Damaged, HoldfastError, KeyMissing, NotEncrypted
+from holdfast.storage.events import event, said
+from holdfast.storage.key_asking import Asker
+from holdfast.storage.keyring import KeyFile, KeyProvider, Keys
+from holdfast.storage.program import Rows
+from holdfast.storage.vault import Locks, locks_of
 
-from holdfast.errors import Damaged, KeyMissing, NotEncrypted, UsageError
-from holdfast.storage.cells import Cell, Table
-from holdfast.storage.far_cells import not_far
-from holdfast.storage.keyring import ID_BYTES, Keys
-
-try:
-    from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-except ImportError as error:  # pragma: no cover - the extra is not installed
-    raise UsageError("encryption needs the extra `crypto`: pip install 'holdfast[crypto]'") from error
-
-MARK = b"\xf5s\x01"  # no MessagePack, zstd, JSON or version byte of ours begins so
-TEXT_MARK = "\x02hf1."
-INDEX_MARK = b"\xf5i"
-INDEX_TEXT_MARK = "~hf1."
-_NONCE_BYTES, _TAG_BYTES = 12, 16
-_ID_AT = len(MARK)
-_NONCE_AT = _ID_AT + ID_BYTES
-_TEXT_AT = _NONCE_AT + _NONCE_BYTES
-_BYTES_MIN = _TEXT_AT + _TAG_BYTES
-_TEXT_ID_AT = len(TEXT_MARK)
-_TEXT_BODY_AT = _TEXT_ID_AT + 2 * ID_BYTES
-_MASK_FROM = 1 << 59  # a masked checksum lies above this; a plain one, with body and stamp, far below
-MASKED_FROM = 1 << 58
-_PROOF = "seal.proof"
-_pack = msgspec.msgpack.Encoder().encode
+BARRED_S = 30.0  # for so long a worker passes over a tenant that it has no key for
+FRESH_S = 1.0  # for so long what the store knows of a tenant's keys is relied on
+_PROBLEM_S = 1.0  # for so long a provider that gave no key is not asked again
+_log = logging.getLogger("holdfast")
 
 
-class UnknownKey(Exception):
-    """A cell is sealed with a key that is not known yet: perhaps another process has just begun to use it."""
+class KeysWanted(Exception):
+    """A program needs keys that are not here, or newer ones: for what the store says that it is encrypted with."""
 
-    def __init__(self, key: bytes) -> None:
-        super().__init__(key.hex())
-        self.key = key
+    def __init__(self, tenant: int, name: str, needed: frozenset[bytes], at: float) -> None:
+        super().__init__(f"keys of tenant {name!r}")
+        self.tenant, self.name, self.needed, self.at = tenant, name, needed, at
 
 
-class Locks:
-    """A tenant's keys at work: what seals with the one in use, and opens with any that is known."""
+class Forgets(Protocol):
+    """What keeps something readable of a tenant in memory."""
 
-    __slots__ = (
-        "_aads",
-        "_index",
-        "_openers",
-        "_sealers",
-        "_tenant",
-        "checked_at",
-        "current",
-        "keys",
-        "name",
-        "rows",
-        "used",
-    )
+    def forget_tenant(self, tenant: int) -> None: ...
+
+
+class _Held(NamedTuple):
+    """What the provider gave for a tenant, when, and which keys it was asked about: of those, it has no others."""
+
+    name: str
+    keys: Keys
+    at: float
+    asked_about: frozenset[bytes]
+
+
+class Vault:
+    """The keys of a store: where they come from, and what is known of each tenant's."""
 
     def __init__(
-        self, tenant: int, name: str, keys: Keys, current: bytes, index: bytes, rows: dict[bytes, int], at: float
+        self,
+        provider: KeyProvider,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
-        self._tenant = tenant
-        self.name = name
-        self.keys = keys
-        self.current = current  # the id of the key that seals
-        self._index = index
-        self.rows = rows  # the ids that the store knows, and since when
-        self.checked_at = at
-        self.used = True  # since the provider was last asked
-        self._sealers: dict[str, tuple[AESGCM, bytes]] = {}
-        self._openers: dict[tuple[str, bytes], AESGCM] = {}
-        self._aads: dict[str, bytes] = {}
+        self.provider = provider
+        self.clock_us = clock_us
+        self._monotonic = monotonic
+        self.asker = Asker(provider, lambda: self._monotonic())
+        self._held: dict[int, _Held] = {}
+        self._locks: dict[int, Locks] = {}
+        self._problems: dict[int, tuple[HoldfastError, float]] = {}
+        self._barred: dict[int, float] = {}
+        self._listeners: WeakSet[Forgets] = WeakSet()
+        self._listening = Lock()
+        self._tend_at = 0.0
+        self._confirmed_at = float("-inf")  # of a key file: it was as it had been read …
+        self._stamp: object = None
+        self._stamped_at = float("-inf")  # … since this time; what was read before may be older
 
-    # Sealing
+    # --- what is in use
 
-    def seal(self, cell: Cell, value: Any, by: tuple[Any, ...]) -> Any:
-        """A cell as it is stored."""
-        sort = cell.sort
-        if sort == "blob":
-            return self._sealed(cell, value, by)
-        if sort == "text":
-            sealed = self._sealed(cell, value.encode(), by)
-            return f"{TEXT_MARK}{self.current.hex()}{b64encode(sealed[_NONCE_AT:]).decode()}"
-        if sort == "index":
-            digest = self._keyed(cell, (*by, value)).digest(24)
-            return INDEX_MARK + digest if type(value) is bytes else INDEX_TEXT_MARK + b64encode(digest).decode()
-        return value + self._offset(cell, by)
-
-    def _sealed(self, cell: Cell, value: bytes, by: tuple[Any, ...]) -> bytes:
-        label = cell.label
-        known = self._sealers.get(label)
-        if known is None:
-            known = self._sealers[label] = self._cipher(label, self.current), MARK + self.current
-        nonce = os.urandom(_NONCE_BYTES)
-        return known[1] + nonce + known[0].encrypt(nonce, value, self._aad(cell, by))
-
-    def _cipher(self, label: str, key: bytes) -> AESGCM:
-        """For each tenant and kind of cell a key of its own, so that each has all the nonces: random ones of 96 bits
-        are good for 2**32 cells."""
-        derived = self._openers.get((label, key))
-        if derived is None:
-            material = self.keys.by_id[key] + self._tenant.to_bytes(8, "big")
-            subkey = blake3(material, derive_key_context=f"holdfast 2026 cells of {label}").digest()
-            derived = self._openers[label, key] = AESGCM(subkey)
-        return derived
-
-    def _aad(self, cell: Cell, by: tuple[Any, ...]) -> bytes:
-        label = cell.label
-        loose = cell.loose
-        if loose and (not by or loose in by):
-            return _pack((self._tenant, label, loose))
-        if by:
-            return _pack((self._tenant, label, *by))
-        found = self._aads.get(label)
-        if found is None:
-            found = self._aads[label] = _pack((self._tenant, label))
-        return found
-
-    def _keyed(self, cell: Cell, parts: tuple[Any, ...]) -> Any:
-        return blake3(_pack((self._tenant, cell.label, *parts)), key=self._index)
-
-    def _offset(self, cell: Cell, by: tuple[Any, ...]) -> int:
-        return _MASK_FROM + int.from_bytes(self._keyed(cell, by).digest(7), "big")
-
-    def proof(self) -> bytes:
-        """The index key, sealed with the key in use: shows whether a key is the right one."""
-        return self._sealed(Cell(_PROOF), self._index, ())
-
-    # Opening
-
-    def open(self, cell: Cell, value: Any, by: tuple[Any, ...]) -> Any:
-        """What a stored cell says. Raises UnknownKey, NotEncrypted, Damaged."""
-        sort = cell.sort
-        if sort == "blob":
-            if type(value) is not bytes or value[:_ID_AT] != MARK:
-                not_far(value)
-                raise self._plain(cell)
-            sealed = value
-        elif sort == "text":
-            if type(value) is not str or not value.startswith(TEXT_MARK):
-                raise self._plain(cell)
-            sealed = _bytes_of(value)
-        elif sort == "mask":
-            return value - self._offset(cell, by) if type(value) is int else value
-        elif sort == "lock":
+    def known(self, tenant: int) -> Locks | None:
+        """A tenant's keys, if the store was looked at a moment ago."""
+        locks = self._locks.get(tenant)
+        if locks is None or self._monotonic() - locks.checked_at >= FRESH_S:
             return None
+        locks.used = True
+        return locks
+
+    def settled(self, tenant: int, name: str, rows: Rows, used: bool, *, again: bool = False) -> Locks:
+        """A tenant's keys, from what the store knows of them. Raises KeysWanted, KeyMissing, NotEncrypted."""
+        since = {bytes(key): int(at) for key, _, at in rows}
+        held, now = self._held.get(tenant), self._monotonic()
+        if held is None or self._is_over(held, now):
+            raise self.wanted(tenant, name, since)
+        before = self._locks.get(tenant)
+        if before is not None and before.rows == since and before.keys is held.keys and not again:
+            before.checked_at, before.used = now, True
+            return before
+        keys = held.keys
+        if not since:
+            if used:
+                raise NotEncrypted(
+                    f"tenant {name!r} holds data that is not encrypted, and the store was opened with keys: "
+                    "encrypt it with `holdfast keys encrypt` (or store.encrypt()), or open it without keys"
+                )
+            first = locks_of(tenant, name, keys, keys.current, None, {}, now)
+            assert first is not None
+            return first
+        newest = next(reversed(since))
+        if newest not in keys.by_id and newest not in held.asked_about:
+            raise self.wanted(tenant, name, since)
+        proofs = [(bytes(key), bytes(proof)) for key, proof, _ in reversed(rows) if bytes(key) in keys.by_id]
+        if not proofs:
+            raise KeyMissing(
+                f"the data of tenant {name!r} is encrypted with key {newest.hex()}, and the keys that were given are "
+                f"others ({', '.join(key.hex() for key in keys.by_id)}): open the store with the right key file",
+                tenant=name,
+                key=newest.hex(),
+            )
+        # A key that the store has not seen is new. Of those it has seen, only the newest may be written with: whoever
+        # still has an older one as its current has not heard of the rotation.
+        current = keys.current if keys.current not in since else newest
+        locks = locks_of(tenant, name, keys, current, proofs[0], since, now)
+        if locks is None:
+            raise Damaged(f"what the store keeps about key {proofs[0][0].hex()} of tenant {name!r} is damaged")
+        if current not in keys.by_id:
+            raise locks.unknown(current)
+        return locks
+
+    def remember(self, tenant: int, locks: Locks) -> None:
+        """Only what is committed: what a transaction has just added may be rolled back."""
+        held = self._held.get(tenant)
+        if held is not None and held.keys is locks.keys:  # else they were dropped, or changed, meanwhile
+            self._locks[tenant] = locks
+
+    def wanted(self, tenant: int, name: str, needed: dict[bytes, int]) -> Exception:
+        """What stops a program that needs a key which is not here. Soon after an ask that failed: its error."""
+        problem, now = self._problems.get(tenant), self._monotonic()
+        if problem is not None and now - problem[1] < _PROBLEM_S:
+            return problem[0].with_traceback(None)
+        return KeysWanted(tenant, name, frozenset(needed), now)
+
+    def was_asked_about(self, tenant: int, key: bytes) -> bool:
+        """Whether the provider was asked since the store first named this key: then it does not have it."""
+        held = self._held.get(tenant)
+        return held is not None and key in held.asked_about
+
+    # --- asking
+
+    def answer(self, wanted: KeysWanted) -> None:
+        """Ask for what a program wants. A failure is told to the program, when it is run again."""
+        try:
+            self.took(wanted, *self.asker.ask(wanted.name))
+        except HoldfastError as error:
+            self._failed(wanted.tenant, error)
+
+    async def aanswer(self, wanted: KeysWanted) -> None:
+        """`answer`, without blocking the event loop."""
+        try:
+            self.took(wanted, *(await self.asker.aask(wanted.name)))
+        except HoldfastError as error:
+            self._failed(wanted.tenant, error)
+
+    def took(self, wanted: KeysWanted, keys: Keys, at: float) -> None:
+        """What the provider gave, which was asked at this time: perhaps by somebody else, before it was wanted."""
+        tenant, before = wanted.tenant, self._held.get(wanted.tenant)
+        about = wanted.needed if at >= wanted.at else frozenset()
+        if before is not None:
+            about |= before.asked_about
+            if before.keys == keys:
+                keys = before.keys  # what was made of them stays in use
+            elif before.keys.by_id.keys() - keys.by_id.keys():
+                self._drop(tenant)  # one of them was forgotten
+        self._held[tenant] = _Held(wanted.name, keys, at, about)
+        self._problems.pop(tenant, None)
+
+    def _failed(self, tenant: int, error: HoldfastError) -> None:
+        self._problems[tenant] = error, self._monotonic()
+        if isinstance(error, KeyMissing):
+            self._drop(tenant)
+
+    def _drop(self, tenant: int) -> None:
+        """A tenant's keys, and what is in memory because of them."""
+        self._held.pop(tenant, None)
+        self._locks.pop(tenant, None)
+        with self._listening:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener.forget_tenant(tenant)
+
+    # --- asking again
+
+    def is_due(self) -> bool:
+        """Whether it is time to look after the keys (`tend`). Whoever is told so must: nobody else is for a while."""
+        now = self._monotonic()
+        if now < self._tend_at:
+            return False
+        self._tend_at = now + self.asker.refresh_s
+        return True
+
+    def tend(self) -> None:
+        """See whether the provider still stands by the keys that are here. Asks only a file on this thread."""
+        now = self._monotonic()
+        self._problems = {tenant: found for tenant, found in self._problems.items() if now - found[1] < _PROBLEM_S}
+        if isinstance(self.provider, KeyFile) and self.asker.is_at_hand:
+            stamp = self.provider._stamp()
+            if stamp is not None and stamp == self._stamp:
+                self._confirmed_at = now
+                return
+            self._stamp, self._stamped_at = stamp, now
+        for tenant, held in list(self._held.items()):
+            if self.asker.is_at_hand or self._is_used(tenant, held, now):
+                self._ask_again(tenant, held)
+            else:
+                self._drop(tenant)
+
+    def _is_used(self, tenant: int, held: _Held, now: float) -> bool:
+        locks = self._locks.get(tenant)
+        if locks is not None and locks.used:
+            locks.used = False
+            return True
+        return now - held.at < self.asker.refresh_s / 2
+
+    def _ask_again(self, tenant: int, held: _Held) -> None:
+        wanted = KeysWanted(tenant, held.name, frozenset(), self._monotonic())
+        if self.asker.is_at_hand:
+            answer: Future[Keys] = Future()
+            try:
+                answer.set_result(self.asker.ask(held.name)[0])
+            except HoldfastError as error:
+                self._stamp = None  # so that it is read again, changed or not
+                answer.set_exception(error)
+            self._heard(wanted, wanted.at, answer)
+            return
+        answer, at = self.asker.begin(held.name)
+        answer.add_done_callback(partial(self._heard, wanted, at))
+
+    def _heard(self, wanted: KeysWanted, at: float, answer: Future[Keys]) -> None:
+        error = answer.exception()
+        if error is None:
+            self.took(wanted, answer.result(), at)
+        elif isinstance(error, KeyMissing):
+            self._failed(wanted.tenant, error)
         else:
-            return value
-        text = self._opened(cell, sealed, by)
-        return text if sort == "blob" else text.decode()
+            _log.warning(
+                "the keys of tenant %s could not be asked for again: %s. Those at hand are used for %.4g s at most",
+                wanted.name,
+                said(error),
+                2 * self.asker.refresh_s,
+                extra=event("keys.not_refreshed", tenant=wanted.name, error=type(error).__name__),
+            )
 
-    def _opened(self, cell: Cell, sealed: bytes, by: tuple[Any, ...]) -> bytes:
-        key = sealed[_ID_AT:_NONCE_AT]
-        opener = self._openers.get((cell.label, key))
-        if opener is None:
-            if len(sealed) < _BYTES_MIN:
-                raise self._damaged(cell)
-            if key not in self.keys.by_id:
-                raise UnknownKey(key)
-            opener = self._cipher(cell.label, key)
-        try:
-            return opener.decrypt(sealed[_NONCE_AT:_TEXT_AT], sealed[_TEXT_AT:], self._aad(cell, by))
-        except (InvalidTag, ValueError):
-            raise self._damaged(cell) from None
+    def _is_over(self, held: _Held, now: float) -> bool:
+        since = max(held.at, self._confirmed_at) if held.at >= self._stamped_at else held.at
+        return now - since >= 2 * self.asker.refresh_s
 
-    def _damaged(self, cell: Cell) -> Damaged:
-        return Damaged(
-            f"a cell of {cell.label} does not open with its key: it was changed, cut short, or moved here from another "
-            "row; run `holdfast verify`"
-        )
+    # --- who else must know
 
-    def _plain(self, cell: Cell) -> NotEncrypted:
-        return NotEncrypted(
-            f"a cell of {cell.label} of tenant {self.name!r} is not encrypted, and encryption is on: nothing of it was "
-            "used. If it was written before encryption was turned on, run `holdfast keys encrypt`; if not, somebody "
-            "has written past Holdfast"
-        )
+    def listen(self, listener: Forgets) -> None:
+        """Something that keeps readable data in memory: told when a tenant's keys are dropped."""
+        with self._listening:
+            self._listeners.add(listener)
 
-    def unknown(self, key: bytes, cell: Cell | None = None) -> KeyMissing | Damaged:
-        """The error for a cell whose key nobody gave us; one that the store never heard of is damage."""
-        if cell is not None and key not in self.rows:
-            return self._damaged(cell)
-        return KeyMissing(
-            f"data of tenant {self.name!r} is encrypted with key {key.hex()}, which was not given: "
-            "add it to the keys of the store (as an older key), or restore the key file from its backup",
-            tenant=self.name,
-            key=key.hex(),
-        )
+    def bar(self, tenant: int) -> None:
+        """A tenant has no key here: nothing of it need be tried for a while."""
+        self._barred[tenant] = self._monotonic() + BARRED_S
 
-    # Encrypting anew: on cells as they are stored
+    def barred(self) -> tuple[int, ...]:
+        """Tenants that had no key a moment ago."""
+        now = self._monotonic()
+        return tuple([tenant for tenant, until in tuple(self._barred.items()) if until > now])
 
-    def prefixes(self, table: Table) -> dict[str, Any]:
-        """What the cells of a table begin with, if they are sealed with the key in use; by column."""
-        starts: dict[str, Any] = {
-            "blob": MARK + self.current,
-            "text": TEXT_MARK + self.current.hex(),
-        }
-        return {column: starts.get(cell.sort) for column, cell in zip(table.columns(), table.cells, strict=True)}
-
-    def renewed(self, cell: Cell, value: Any, by: tuple[Any, ...], *, plain: bool) -> Any:
-        """A stored cell under the key in use. `plain`: one that is not encrypted yet is encrypted."""
-        if value is None:
-            return None
-        if cell.sort == "index":
-            start = INDEX_MARK if type(value) is bytes else INDEX_TEXT_MARK
-            return value if value.startswith(start) or not plain else self.seal(cell, value, by)
-        if cell.sort == "mask":
-            return value if value >= MASKED_FROM or not plain else self.seal(cell, value, by)
-        try:
-            return self.seal(cell, self.open(cell, value, by), by)
-        except NotEncrypted:
-            if not plain:
-                raise
-        except (UnknownKey, Damaged):
-            # A text of a user's own may begin like a sealed cell, but nobody's names a key that is in use.
-            if not plain or cell.sort != "text" or _bytes_of(value)[_ID_AT:_NONCE_AT] in self.rows:
-                raise
-        return self.seal(cell, value, by)
-
-
-def _bytes_of(text: str) -> bytes:
-    """A sealed text as a sealed blob; what is no sealed text gives one that does not open."""
-    try:
-        key = bytes.fromhex(text[_TEXT_ID_AT:_TEXT_BODY_AT])
-        return MARK + key + b64decode(text[_TEXT_BODY_AT:], validate=True)
-    except ValueError:
-        return b""
-
-
-def locks_of(
-    tenant: int,
-    name: str,
-    keys: Keys,
-    current: bytes,
-    proof: tuple[bytes, bytes] | None,
-    rows: dict[bytes, int],
-    at: float,
-) -> Locks | None:
-    """A tenant's keys at work, by one that the store has the proof of. None if that is damaged. Without a proof: of a
-    tenant that has none yet."""
-    # Here and not where it is asked for, so that no key is in a frame that an error is raised from.
-    index = _first_index_key(keys) if proof is None else open_proof(tenant, keys, *proof)
-    return None if index is None else Locks(tenant, name, keys, current, index, rows, at)
-
-
-def _first_index_key(keys: Keys) -> bytes:
-    """The key of what is searched for and added to, of a tenant that has none yet: made from its first key, so that
-    two processes that begin at once make the same."""
-    return blake3(keys.by_id[keys.current], derive_key_context="holdfast 2026 index key").digest()
-
-
-def open_proof(tenant: int, keys: Keys, key: bytes, proof: bytes) -> bytes | None:
-    """The index key that a proof holds; None if the key is not the one that it was made with."""
-    locks = Locks(tenant, "", keys, key, b"", {}, 0.0)
-    try:
-        return locks._opened(Cell(_PROOF), proof, ())
-    except (Damaged, UnknownKey):
-        return None
+    def forget(self) -> None:
+        """Ask the provider and the store again."""
+        self._locks.clear()
+        self._held.clear()
+        self._problems.clear()

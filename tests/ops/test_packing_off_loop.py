@@ -1,0 +1,80 @@
+"""Work that keeps a processor busy does not hold up the event loop: a flow puts it aside.
+
+While a pack is made, or a keyframe compressed again, the loop is asked to do something, and the work waits for that: on
+the loop itself it would wait in vain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from packing_kit import check, grow, scene
+
+import holdfast as hf
+from holdfast.errors import Damaged
+from holdfast.log import compacting, packing
+from holdfast.log.packs import make_pack
+from holdfast.storage.program import Flow, adrive, aside, drive
+from holdfast.values.compress import compress_hard
+
+_LONG_S = 5.0  # waited for only if the test fails
+
+
+class Turns:
+    """Lets work wait until the event loop has turned."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.seen: list[bool] = []
+
+    def around(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def waiting(*args: Any, **kwargs: Any) -> Any:
+            turned = threading.Event()
+            self.loop.call_soon_threadsafe(turned.set)
+            self.seen.append(all(self.seen) and turned.wait(_LONG_S))
+            return work(*args, **kwargs)
+
+        return waiting
+
+
+async def test_the_loop_turns_while_a_store_is_compacted(store: hf.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    grow(store.thread("a"), 150)
+    before = scene(store)
+    store._context.clock_us = lambda: time.time_ns() // 1000 + 3_600_000_000
+    loop = asyncio.get_running_loop()
+    packs, keyframes = Turns(loop), Turns(loop)
+    monkeypatch.setattr(packing, "make_pack", packs.around(make_pack))
+    monkeypatch.setattr(compacting, "compress_hard", keyframes.around(compress_hard))
+    assert (await store.acompact()).packed > 100
+    assert packs.seen
+    assert all(packs.seen)
+    assert keyframes.seen
+    assert all(keyframes.seen)
+    assert scene(store) == before
+    check(store)
+
+
+def _flow(work: Callable[[], int]) -> Flow[int]:
+    try:
+        return (yield from aside(work))
+    except Damaged:
+        return -1
+
+
+def test_in_a_blocking_flow_it_is_done_in_place(store: hf.Store) -> None:
+    driver = store._context.driver
+    assert drive(driver, _flow(threading.get_ident)) == threading.get_ident()
+
+
+async def test_the_flow_gets_what_went_wrong(store: hf.Store) -> None:
+    def work() -> int:
+        raise Damaged("something is wrong")
+
+    driver = store._context.driver
+    assert await asyncio.to_thread(drive, driver, _flow(work)) == -1
+    assert await adrive(driver, _flow(work)) == -1
