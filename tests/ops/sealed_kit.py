@@ -14,9 +14,9 @@ import psycopg
 import holdfast as hf
 from holdfast import Store
 from holdfast.log.packing import pack_tenant
-from holdfast.storage.cells import TABLES, Cell, Table
+from holdfast.storage.cells import MARK, TABLES, Cell, Table
+from holdfast.storage.locks import INDEX_MARK, INDEX_TEXT_MARK, MASKED_FROM, TEXT_MARK
 from holdfast.storage.program import drive
-from holdfast.storage.vault import INDEX_MARK, INDEX_TEXT_MARK, MARK, MASKED_FROM, TEXT_MARK
 
 OLD, NEW, OTHER = bytes(range(32)), bytes(range(1, 33)), bytes(range(2, 34))
 CANARY = "Kanarienvogel"

@@ -15,7 +15,7 @@ from sealed_kit import NEW, OLD, OTHER, Raw
 import holdfast as hf
 from holdfast import KeyFile, KeyMissing, Keys, Store, Unavailable
 from holdfast.langgraph import HoldfastSaver
-from holdfast.storage.held_keys import KeysWanted
+from holdfast.storage.vault import KeysWanted
 from holdfast.testing.processes import Nursery, Say
 
 

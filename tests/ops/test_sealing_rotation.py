@@ -16,7 +16,7 @@ from sealed_kit import CANARY, NEW, OLD, OTHER, Raw, assert_sealed, fill, fill_l
 import holdfast as hf
 from holdfast import KeyFile, KeyMissing, Keys, NotEncrypted, Rotated, StaticKeys, Store, UsageError
 from holdfast.ops.keys import rotate
-from holdfast.storage import held_keys
+from holdfast.storage import vault
 from holdfast.storage.keyring import key_id
 from holdfast.storage.program import drive
 from holdfast.testing.processes import Nursery, Say
@@ -27,7 +27,7 @@ _copies = itertools.count()
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process looks at the keys again after a moment, not after a second."""
-    monkeypatch.setattr(held_keys, "FRESH_S", 0.01)
+    monkeypatch.setattr(vault, "FRESH_S", 0.01)
 
 
 def opened(url: str, keys: Any = OLD, **options: Any) -> Store:

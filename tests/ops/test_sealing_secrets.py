@@ -19,8 +19,8 @@ from sealed_kit import NEW, OLD, OTHER, Raw
 
 import holdfast as hf
 from holdfast import KeyFile, KeyMissing, Keys, StaticKeys, Store, UsageError
-from holdfast.storage.cells import NOTE, SALT
-from holdfast.storage.vault import MARK, Locks, locks_of
+from holdfast.storage.cells import MARK, NOTE, SALT
+from holdfast.storage.locks import Locks, locks_of
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

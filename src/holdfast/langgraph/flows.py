@@ -163,7 +163,7 @@ def _put(
         else:  # the base was moved by a prune
             if draft.base is not None:
                 ctx.cache.drop((tenant, done.tree, draft.base.record.id))
-            seen = keeper.known.note(name, done.thread, done.tree, seen.metadata if seen else {})
+            seen = keeper.known.note(tenant, name, done.thread, done.tree, seen.metadata if seen else {})
             seen.tips.clear()
             draft = None
     raise Conflict(f"thread {name!r} is being rearranged without pause: nothing was written; put it again")
@@ -178,7 +178,7 @@ def _seen(keeper: Keeper, tenant: int, name: str) -> Flow[Seen | None]:
     if (seen := keeper.known.get(name)) is not None:
         return seen
     row = yield from read(partial(try_thread, tenant, name))
-    return None if row is None else keeper.known.note(name, row.thread, row.tree, metadata_of(row))
+    return None if row is None else keeper.known.note(tenant, name, row.thread, row.tree, metadata_of(row))
 
 
 def _base(
@@ -266,7 +266,7 @@ def _settle(
         tell_size(keeper.ctx, draft, sink)
     assert done.record is not None
     known = {} if seen is None else seen.metadata
-    seen = keeper.known.note(name, done.thread, done.tree, {**known, **(merge or {})})
+    seen = keeper.known.note(tenant, name, done.thread, done.tree, {**known, **(merge or {})})
     seen.puts += 1
     if done.on_head:
         seen.note_tip(mark.space, Tip(mark.id, done.record.id, encoded.spans))
@@ -360,7 +360,7 @@ def get(keeper: Keeper, name: str, space: str, id_: bytes | None) -> Flow[Entry 
         return None
     if at is None:
         return None
-    seen = keeper.known.note(name, at.thread, at.tree, at.metadata)
+    seen = keeper.known.note(tenant, name, at.thread, at.tree, at.metadata)
     text = at.state.data if isinstance(at.state, Loaded) else at.state
     if id_ is None:
         seen.note_tip(space, Tip(at.found.id, at.found.record))

@@ -59,6 +59,7 @@ class Known:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: OrderedDict[str, Seen] = OrderedDict()
+        self._keyless: set[int] = set()  # tenants whose keys are gone
         self._graves: OrderedDict[str, bytes] = OrderedDict()  # the newest ids of threads that are gone
 
     def get(self, name: str) -> Seen | None:
@@ -68,9 +69,11 @@ class Known:
                 self._seen.move_to_end(name)
             return seen
 
-    def note(self, name: str, thread: int, tree: int, metadata: Mapping[str, Any]) -> Seen:
+    def note(self, tenant: int, name: str, thread: int, tree: int, metadata: Mapping[str, Any]) -> Seen:
         """What was found in the store: the same entry, unless the name now stands for another thread."""
         with self._lock:
+            if tenant in self._keyless:
+                return Seen(thread, tree, metadata)  # it was read before its key went: for its reader only
             seen = self._seen.get(name)
             if seen is None or seen.thread != thread:
                 seen = self._seen[name] = Seen(thread, tree, metadata)
@@ -90,7 +93,13 @@ class Known:
     def forget_tenant(self, tenant: int) -> None:
         """A tenant's key is gone. Perhaps it is another's: then what goes here costs a read."""
         with self._lock:
+            self._keyless.add(tenant)
             self._seen.clear()
+
+    def know_tenant(self, tenant: int) -> None:
+        """A tenant's key is there (again)."""
+        with self._lock:
+            self._keyless.discard(tenant)
 
     def bury(self, name: str, newest: bytes) -> None:
         """A thread was deleted whose newest checkpoint had this id."""

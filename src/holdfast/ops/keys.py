@@ -17,6 +17,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import Damaged, UsageError
+from holdfast.storage.cells import MARK as SEALED
 from holdfast.storage.cells import TABLES, Cell, Table
 from holdfast.storage.far_cells import MARK as FAR
 from holdfast.storage.program import (
@@ -35,9 +36,9 @@ from holdfast.storage.program import (
 from holdfast.threads.context import Context
 
 if TYPE_CHECKING:
-    from holdfast.storage.held_keys import Vault
     from holdfast.storage.keyring import Keys
-    from holdfast.storage.vault import Locks
+    from holdfast.storage.locks import Locks
+    from holdfast.storage.vault import Vault
 
 GRACE_S = 60.0  # a writer looks at the keys every second; one whose transaction takes longer than this is stopped
 _ROUNDS = 4
@@ -85,9 +86,9 @@ class Rotated:
 
 def encrypting(keys: object) -> Callable[[Driver], Driver]:
     """What makes a driver encrypt, with what `open(keys=…)` gave. Raises UsageError, also without the extra."""
-    from holdfast.storage.held_keys import Vault
     from holdfast.storage.keyring import provider_of
     from holdfast.storage.sealing import SealedDriver
+    from holdfast.storage.vault import Vault
 
     vault = Vault(provider_of(keys))
     return lambda driver: SealedDriver(driver, vault)
@@ -148,7 +149,7 @@ def rotate(
     locks: Locks = yield from write(partial(_begin, vault, tenant, plain))
     since = locks.rows[locks.current]
     if plain:
-        from holdfast.storage.vault import INDEX_MARK
+        from holdfast.storage.locks import INDEX_MARK
 
         yield from write(partial(_drop_cached, tenant, INDEX_MARK))
     walk = _Walk(locks, tenant, plain)
@@ -276,7 +277,7 @@ def _renew(walk: _Walk, table: Table, after: Row | None, last: Row) -> Program[t
 
 
 def _renewed(walk: _Walk, table: Table, key: Mapping[str, Any], values: Row) -> dict[str, Any]:
-    from holdfast.storage.vault import UnknownKey
+    from holdfast.storage.locks import UnknownKey
 
     cells: dict[str, Any] = {}
     for column, cell, value in zip(table.columns(), table.cells, values, strict=True):
@@ -300,9 +301,9 @@ def _params(walk: _Walk, table: Table, after: Row | None) -> dict[str, Any]:
 
 def _needs(table: Table, plain: bool) -> str:
     """The condition for a row that is not all under the key in use."""
-    from holdfast.storage.vault import INDEX_TEXT_MARK, MARK, MASKED_FROM, TEXT_MARK
+    from holdfast.storage.locks import INDEX_TEXT_MARK, MASKED_FROM, TEXT_MARK
 
-    widths = {"blob": len(MARK) + 8, "text": len(TEXT_MARK) + 16}
+    widths = {"blob": len(SEALED) + 8, "text": len(TEXT_MARK) + 16}
     parts: list[str] = []
     for column, cell in zip(table.columns(), table.cells, strict=True):
         if cell.far:  # one in an object store says in its column how the object begins

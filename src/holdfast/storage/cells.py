@@ -18,6 +18,10 @@ from typing import Literal, NamedTuple
 Sort = Literal["blob", "text", "index", "mask", "lock"]
 
 
+# What a sealed cell begins with, then the key's id: no MessagePack, zstd, JSON or version byte of ours begins so.
+MARK = b"\xf5s\x01"
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """A secret column. `by` is what identifies its row: names of parameters, numbers of result columns."""

@@ -36,7 +36,7 @@ from holdfast.storage.program import (
     Statement,
     Transaction,
 )
-from holdfast.storage.wrapping import WrappingDriver
+from holdfast.storage.wrapping import Whole, WrappingDriver
 
 CACHE_BYTES = 32 << 20
 _AHEAD_BYTES = 32 << 20
@@ -226,17 +226,21 @@ class FarDriver(WrappingDriver):
             return await self._aoutside(op)
         if isinstance(op, Reclaim | Scrub):
             return await self.inner.arun(transaction)
+        whole = Whole(transaction)
+        return await whole.finish(self._arun(transaction, whole))
+
+    async def _arun(self, transaction: Transaction, whole: Whole) -> Any:
         attempt = _Attempt(self.cache, transaction)
         while True:
             try:
-                return await self.inner.arun(attempt.next())
+                return await whole.attempt(self.inner.arun(attempt.next()))
             except NotFetched as stopped:
                 if attempt.is_long:
                     return await to_thread(self._on_the_way, transaction)
                 wanted = stopped.wanted
                 if (look := attempt.neighbours(stopped)) is not None:
-                    wanted = _ahead(wanted, await self.inner.arun(look))
-                attempt.take(self._kept(await self.place.afetch(wanted)))
+                    wanted = _ahead(wanted, await whole.need(self.inner.arun(look)))
+                attempt.take(self._kept(await whole.need(self.place.afetch(wanted))))
 
     def _on_the_way(self, transaction: Transaction) -> Any:
         """A reading operation, which fetches what it meets while its transaction is open."""

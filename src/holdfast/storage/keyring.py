@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 import orjson
 from blake3 import blake3
 
-from holdfast.errors import KeyMissing, UsageError
+from holdfast.errors import KeyMissing, Unavailable, UsageError
 from holdfast.storage.files import sync_file, sync_folder
 
 KEY_BYTES = 32
@@ -207,6 +207,8 @@ class KeyFile:
                 found = os.stat(self.path)
             except FileNotFoundError:
                 raise KeyMissing(f"there is no key file {self.path}: make one with `holdfast keys new`") from None
+            except OSError as error:
+                raise _unreadable(self.path, error) from error
             if os.name == "posix" and found.st_mode & 0o077:
                 raise UsageError(f"others may read {self.path}: chmod 600 {self.path}, and make new keys if they did")
             state = _state_of(found)
@@ -249,15 +251,22 @@ def _state_of(found: os.stat_result) -> tuple[int, ...]:
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev, found.st_mode
 
 
+def _unreadable(path: Path, error: OSError) -> Unavailable:
+    why = error.strerror or type(error).__name__
+    return Unavailable(f"the key file {path} cannot be read: {why}. Nothing was read or written")
+
+
 Entries = dict[str, list[dict[str, str]]]
 
 
 def _parse(path: Path) -> Entries:
-    """What is in a key file, tenant by tenant. Raises KeyMissing, UsageError."""
+    """What is in a key file, tenant by tenant. Raises KeyMissing, Unavailable, UsageError."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         raise KeyMissing(f"there is no key file {path}: make one with `holdfast keys new`") from None
+    except OSError as error:
+        raise _unreadable(path, error) from error
     tenants = _entries(data)
     if tenants is None:
         del data

@@ -18,7 +18,7 @@ import msgspec
 from blake3 import blake3
 
 from holdfast.errors import Damaged, KeyMissing, NotEncrypted, UsageError
-from holdfast.storage.cells import Cell, Table
+from holdfast.storage.cells import MARK, Cell, Table
 from holdfast.storage.far_cells import not_far
 from holdfast.storage.keyring import ID_BYTES, Keys
 
@@ -28,7 +28,6 @@ try:
 except ImportError as error:  # pragma: no cover - the extra is not installed
     raise UsageError("encryption needs the extra `crypto`: pip install 'holdfast[crypto]'") from error
 
-MARK = b"\xf5s\x01"  # no MessagePack, zstd, JSON or version byte of ours begins so
 TEXT_MARK = "\x02hf1."
 INDEX_MARK = b"\xf5i"
 INDEX_TEXT_MARK = "~hf1."

@@ -5,7 +5,7 @@ Programs stay as they are; their statements say what is secret (`cells.py`). Wha
 process learns soon that a new key has come into use, and stops writing with the old one. A tenant's first write, and
 the first one with a new key, also write down that key's id and the proof of it.
 
-Keys come from `held_keys.py`. A program that meets a tenant whose keys are not there is stopped, its transaction rolled
+Keys come from `vault.py`. A program that meets a tenant whose keys are not there is stopped, its transaction rolled
 back, the provider asked, and the operation run again: so nobody waits for a key service with a lock in hand.
 
 Without keys a store is not wrapped at all: then nothing of this costs anything.
@@ -13,15 +13,16 @@ Without keys a store is not wrapped at all: then nothing of this costs anything.
 
 from __future__ import annotations
 
-from asyncio import CancelledError, ensure_future, shield, to_thread
+from asyncio import ensure_future, get_running_loop
+from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import Any
 
 from holdfast.errors import Damaged, KeyMissing, NotEncrypted, Unavailable
 from holdfast.storage.cells import UNREADABLE
-from holdfast.storage.held_keys import KeysWanted, Vault
 from holdfast.storage.keyring import Keys
+from holdfast.storage.locks import Locks, UnknownKey
 from holdfast.storage.program import (
     Batch,
     Driver,
@@ -34,10 +35,10 @@ from holdfast.storage.program import (
     Statement,
     Transaction,
 )
-from holdfast.storage.vault import Locks, UnknownKey
-from holdfast.storage.wrapping import WrappingDriver
+from holdfast.storage.vault import KeysWanted, Vault
+from holdfast.storage.wrapping import Whole, WrappingDriver
 
-_ROUNDS = 8  # so often an operation is run again with other keys; two are usual
+_ROUNDS = 8  # so often an operation asks for one tenant's keys; once is usual
 _NAME = Sql("SELECT name FROM tenant WHERE tenant = :tenant")
 _ROWS = Sql("SELECT key, proof, since FROM seal WHERE tenant = :tenant ORDER BY since, key")
 _USED = Sql(
@@ -112,12 +113,18 @@ def sealed_program(vault: Vault, op: Callable[[], Program[Any]], write: bool) ->
                 answers = yield batch
                 continue
             sealed: list[Statement] = []
+            wanted: dict[int, KeysWanted] = {}
             for statement in batch.statements:
                 if statement.sql.sealed:
                     tenant = statement.params.get("tenant")
+                    if tenant in wanted:
+                        continue
                     if tenant is not None and tenant not in own:
                         try:
                             own[tenant] = vault.known(tenant) or (yield from load(vault, tenant, write=write))
+                        except KeysWanted as stopped:  # go on: they can all be asked for at once
+                            wanted[tenant] = stopped
+                            continue
                         except (KeyMissing, NotEncrypted, Unavailable):
                             if not statement.sql.keyless:
                                 raise
@@ -126,6 +133,10 @@ def sealed_program(vault: Vault, op: Callable[[], Program[Any]], write: bool) ->
                             continue
                     statement = _sealed(own, statement)
                 sealed.append(statement)
+            if wanted:
+                first, *others = wanted.values()
+                first.others = tuple(others)
+                raise first
             answers = yield Batch(*sealed, last=batch.last)
             try:
                 answers = _opened(own, sealed, answers)
@@ -236,55 +247,61 @@ class SealedDriver(WrappingDriver):
             return self._took(op, *(await self.vault.asker.aask(op.name)))
         if isinstance(op, Reclaim | Scrub | Outside):
             return await self.inner.arun(transaction)
+        whole = Whole(transaction)
+        return await whole.finish(self._arun(transaction, whole))
+
+    async def _arun(self, transaction: Transaction, whole: Whole) -> Any:
         if self.vault.is_due():
-            await to_thread(self.vault.tend)
+            tending = get_running_loop().run_in_executor(None, self.vault.tend)
+            await whole.until(tending)
+            tending.result()
         wrapped = self._wrapped(transaction)
-        result = await self._aasking(lambda: self.inner.arun(wrapped), whole=transaction.whole and transaction.write)
+        result = await self._aasking(lambda: whole.attempt(self.inner.arun(wrapped)), whole)
         if type(result) is not _Unfinished:
             return result
 
         async def open_() -> list[Rows]:
-            own = {tenant: await self.inner.arun(self._load(tenant)) for tenant in _tenants(result)}
+            own = {tenant: await whole.need(self.inner.arun(self._load(tenant))) for tenant in _tenants(result)}
             return _opened(own, result.statements, result.answers, self.vault)
 
-        return _finished(result, await self._aasking(open_))
+        return _finished(result, await self._aasking(open_, whole))
 
     def _asking(self, attempt: Callable[[], Any]) -> Any:
         """Run something until all keys that it needs are at hand."""
-        for _ in range(_ROUNDS):
+        asked: Counter[int] = Counter()
+        while True:
             try:
                 return attempt()
             except KeysWanted as stopped:
                 wanted = stopped
+            self._count(asked, wanted)
             self.vault.answer(wanted)
-        raise _gave_up(wanted)
+            self.vault.keep_problems(asked)
 
-    async def _aasking(self, attempt: Callable[[], Awaitable[Any]], *, whole: bool = False) -> Any:
-        """`_asking`, awaited. `whole`: to its end also if this task is cancelled (see `Transaction`)."""
-        cancelled: CancelledError | None = None
-        for _ in range(_ROUNDS):
+    async def _aasking(self, attempt: Callable[[], Awaitable[Any]], whole: Whole) -> Any:
+        """`_asking`, awaited."""
+        asked: Counter[int] = Counter()
+        while True:
             try:
-                result = await attempt()
+                return await attempt()
             except KeysWanted as stopped:
                 wanted = stopped
-            except CancelledError as error:
-                if not whole or not isinstance(error.__cause__, KeysWanted):
-                    raise
-                cancelled, wanted = error, error.__cause__
-            else:
-                if cancelled is not None:
-                    cancelled.answer = result  # type: ignore[attr-defined]
-                    raise cancelled
-                return result
+            self._count(asked, wanted)
             asking = ensure_future(self.vault.aanswer(wanted))
-            while not asking.done():
-                try:
-                    await shield(asking)
-                except CancelledError as error:
-                    if not whole:
-                        raise  # the answer is remembered all the same
-                    cancelled = error
-        raise _gave_up(wanted)
+            await whole.until(asking)  # else the answer is remembered all the same
+            if not asking.cancelled():  # by whoever ends the event loop: then it is asked once more
+                asking.result()
+            self.vault.keep_problems(asked)
+
+    def _count(self, asked: Counter[int], wanted: KeysWanted) -> None:
+        """An operation may meet any number of tenants, but must not ask for one of them for ever."""
+        asked.update([one.tenant for one in wanted.each])
+        for one in wanted.each:
+            if asked[one.tenant] > _ROUNDS:
+                raise Unavailable(
+                    f"the keys of tenant {one.name!r} change faster than they can be asked for: nothing was read or "
+                    "written; try again"
+                )
 
     def _took(self, op: AskKeys, keys: Keys, at: float) -> Keys:
         if op.tenant is not None:
@@ -306,13 +323,6 @@ def _finished(unfinished: _Unfinished, answers: list[Rows]) -> Any:
     except StopIteration as stop:
         return stop.value
     raise AssertionError("a program went on after the batch that it had called its last")
-
-
-def _gave_up(wanted: KeysWanted) -> Unavailable:
-    return Unavailable(
-        f"the keys of tenant {wanted.name!r} change faster than they can be asked for: nothing was read or written; "
-        "try again"
-    )
 
 
 def _tenants(unfinished: _Unfinished) -> list[int]:

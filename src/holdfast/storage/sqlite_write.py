@@ -296,7 +296,8 @@ class Writer:
         return apsw.SQLITE_OK
 
     def _checkpoint(self) -> None:
-        """Copy the log into the store; under the file lock, or others lengthen it faster than we copy."""
+        """Copy the log into the store. Under the file lock, or others lengthen it faster than we copy; only after work
+        that can wait it is not, because then nobody must wait for it."""
         pages, mode = self._log_pages, apsw.SQLITE_CHECKPOINT_PASSIVE
         if pages >= self._restart_at:
             mode = apsw.SQLITE_CHECKPOINT_RESTART

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from threading import Lock
@@ -22,10 +22,10 @@ from weakref import WeakSet
 
 from holdfast.errors import Damaged, HoldfastError, KeyMissing, NotEncrypted
 from holdfast.storage.events import event, said
-from holdfast.storage.key_asking import Asker
+from holdfast.storage.key_asking import ASKERS_MAX, Asker
 from holdfast.storage.keyring import KeyFile, KeyProvider, Keys
+from holdfast.storage.locks import Locks, locks_of
 from holdfast.storage.program import Rows
-from holdfast.storage.vault import Locks, locks_of
 
 BARRED_S = 30.0  # for so long a worker passes over a tenant that it has no key for
 FRESH_S = 1.0  # for so long what the store knows of a tenant's keys is relied on
@@ -39,12 +39,21 @@ class KeysWanted(Exception):
     def __init__(self, tenant: int, name: str, needed: frozenset[bytes], at: float) -> None:
         super().__init__(f"keys of tenant {name!r}")
         self.tenant, self.name, self.needed, self.at = tenant, name, needed, at
+        self.others: tuple[KeysWanted, ...] = ()  # of other tenants, which the same batch needs
+
+    @property
+    def each(self) -> tuple[KeysWanted, ...]:
+        return self, *self.others
 
 
 class Forgets(Protocol):
     """What keeps something readable of a tenant in memory."""
 
-    def forget_tenant(self, tenant: int) -> None: ...
+    def forget_tenant(self, tenant: int) -> None:
+        """Its keys are gone: drop what is there, and keep nothing of it until `know_tenant`."""
+
+    def know_tenant(self, tenant: int) -> None:
+        """Its keys are there (again)."""
 
 
 class _Held(NamedTuple):
@@ -154,23 +163,55 @@ class Vault:
 
     def answer(self, wanted: KeysWanted) -> None:
         """Ask for what a program wants. A failure is told to the program, when it is run again."""
-        try:
-            self.took(wanted, *self.asker.ask(wanted.name))
-        except HoldfastError as error:
-            self._failed(wanted.tenant, error)
+        if wanted.others and not self.asker.is_at_hand:
+            self._answer_all(wanted)
+            return
+        for one in wanted.each:
+            try:
+                self.took(one, *self.asker.ask(one.name))
+            except HoldfastError as error:
+                self._failed(one.tenant, error)
+
+    def _answer_all(self, wanted: KeysWanted) -> None:
+        until = time.monotonic() + self._patience_s(wanted)
+        begun = [self.asker.begin(one.name, at_once=self.asker.is_asker) for one in wanted.each]
+        for one, each in zip(wanted.each, begun, strict=True):
+            try:
+                self.took(one, *self.asker.wait_for(one.name, each, max(0.0, until - time.monotonic())))
+            except HoldfastError as error:
+                self._failed(one.tenant, error)
 
     async def aanswer(self, wanted: KeysWanted) -> None:
         """`answer`, without blocking the event loop."""
+        from asyncio import gather
+
+        patience_s = self._patience_s(wanted)
+        await gather(*[self._aanswer(one, patience_s) for one in wanted.each])
+
+    async def _aanswer(self, wanted: KeysWanted, timeout_s: float) -> None:
         try:
-            self.took(wanted, *(await self.asker.aask(wanted.name)))
+            self.took(wanted, *(await self.asker.aask(wanted.name, timeout_s)))
         except HoldfastError as error:
             self._failed(wanted.tenant, error)
+
+    def _patience_s(self, wanted: KeysWanted) -> float:
+        """How long to wait for all of them: each may take its time, so many at once."""
+        return self.asker.timeout_s * -(-len(wanted.each) // ASKERS_MAX)
+
+    def keep_problems(self, tenants: Iterable[int]) -> None:
+        """An operation that has asked for these in vain is run again: it must not ask once more for each of them."""
+        now = self._monotonic()
+        for tenant in tenants:
+            if (problem := self._problems.get(tenant)) is not None:
+                self._problems[tenant] = problem[0], now
 
     def took(self, wanted: KeysWanted, keys: Keys, at: float) -> None:
         """What the provider gave, which was asked at this time: perhaps by somebody else, before it was wanted."""
         tenant, before = wanted.tenant, self._held.get(wanted.tenant)
         about = wanted.needed if at >= wanted.at else frozenset()
         if before is not None:
+            if at < before.at:
+                return  # somebody has asked since
             about |= before.asked_about
             if before.keys == keys:
                 keys = before.keys  # what was made of them stays in use
@@ -178,6 +219,8 @@ class Vault:
                 self._drop(tenant)  # one of them was forgotten
         self._held[tenant] = _Held(wanted.name, keys, at, about)
         self._problems.pop(tenant, None)
+        for listener in self._all_listeners():
+            listener.know_tenant(tenant)
 
     def _failed(self, tenant: int, error: HoldfastError) -> None:
         self._problems[tenant] = error, self._monotonic()
@@ -188,10 +231,12 @@ class Vault:
         """A tenant's keys, and what is in memory because of them."""
         self._held.pop(tenant, None)
         self._locks.pop(tenant, None)
-        with self._listening:
-            listeners = list(self._listeners)
-        for listener in listeners:
+        for listener in self._all_listeners():
             listener.forget_tenant(tenant)
+
+    def _all_listeners(self) -> list[Forgets]:
+        with self._listening:
+            return list(self._listeners)
 
     # --- asking again
 
@@ -206,7 +251,9 @@ class Vault:
     def tend(self) -> None:
         """See whether the provider still stands by the keys that are here. Asks only a file on this thread."""
         now = self._monotonic()
-        self._problems = {tenant: found for tenant, found in self._problems.items() if now - found[1] < _PROBLEM_S}
+        for tenant, problem in list(self._problems.items()):  # others add to it meanwhile
+            if now - problem[1] >= _PROBLEM_S:
+                self._problems.pop(tenant, None)
         if isinstance(self.provider, KeyFile) and self.asker.is_at_hand:
             stamp = self.provider._stamp()
             if stamp is not None and stamp == self._stamp:
@@ -241,9 +288,11 @@ class Vault:
         answer.add_done_callback(partial(self._heard, wanted, at))
 
     def _heard(self, wanted: KeysWanted, at: float, answer: Future[Keys]) -> None:
-        error = answer.exception()
+        error, held = answer.exception(), self._held.get(wanted.tenant)
         if error is None:
             self.took(wanted, answer.result(), at)
+        elif held is not None and at < held.at:
+            return  # somebody has asked since
         elif isinstance(error, KeyMissing):
             self._failed(wanted.tenant, error)
         else:

@@ -15,6 +15,7 @@ The copy is a store's file itself; a row of its table `meta` says that it is a b
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -194,13 +195,20 @@ def _follow(copier: subprocess.Popen[bytes], path: str, part: Part, progress: Pr
             progress(done, size)
     complaint = copier.stderr.read().decode(errors="replace").strip()
     if copier.wait() or done != size:
-        raise StoreError(f"{path} could not be copied to {part.path}: {complaint.splitlines()[-1:] or 'cut short'}")
+        why = complaint.splitlines()[-1] if complaint else "cut short"
+        if f"[Errno {errno.ENOSPC}]" in why:
+            raise _no_room(part)
+        raise StoreError(f"{path} could not be copied to {part.path}: {why}")
     return size
+
+
+def _no_room(part: Part) -> StoreError:
+    return StoreError(f"there is no room for the backup at {part.path}; nothing was written there")
 
 
 def _failed(error: apsw.Error, driver: SqliteDriver, part: Part) -> BaseException:
     if isinstance(error, apsw.FullError):
-        return StoreError(f"there is no room for the backup at {part.path}; nothing was written there")
+        return _no_room(part)
     return translate(error, driver.path, driver._target.timeout_s)
 
 

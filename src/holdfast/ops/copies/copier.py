@@ -24,7 +24,7 @@ LARGE_BYTES = 2 << 20  # the same, where it is behind: who always wakes up late 
 SHARE = 0.38  # of the speed of the quickest piece
 ALONE_S = 0.1  # so long after the last commit of others it is alone again
 TOLD_BYTES = 8 << 20
-ALIGNED = 4096
+ALIGNED = max(4096, mmap.PAGESIZE)
 
 
 class Pace:
@@ -81,9 +81,17 @@ def copy(source_path: str, target_path: str) -> None:
         if rest_s := pace.rest_s(count, now_s - start_s, now_s, committed=log != before):
             time.sleep(rest_s)
         if at - told >= TOLD_BYTES or at == size:
-            mapped.madvise(mmap.MADV_DONTNEED, told, at - told)  # or it would seem to hold the whole file in memory
+            _let_go(mapped, told, at - told)
             told = at
             os.write(1, b"%d %d\n" % (at, size))
+
+
+def _let_go(mapped: mmap.mmap, start: int, count: int) -> None:
+    """Or it would seem to hold the whole file in memory."""
+    try:
+        mapped.madvise(mmap.MADV_DONTNEED, start, count)
+    except OSError:  # it is only advice
+        pass
 
 
 def _open(path: str, size: int) -> int:

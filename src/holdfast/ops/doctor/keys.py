@@ -69,7 +69,7 @@ def _file(provider: KeyProvider) -> list[Finding]:
 
 def _fitting(own: str, rows: list[Any]) -> Flow[list[Finding]]:
     from holdfast.ops.keys import ask_keys
-    from holdfast.storage.vault import open_proof
+    from holdfast.storage.locks import open_proof
 
     found: list[Finding] = []
     without: list[str] = []

@@ -71,7 +71,7 @@ def has_any(tenant: int) -> Flow[bool]:
     return False
 
 
-def is_any_there(ctx: Context, tenant: int) -> Flow[tuple[int, bool]]:
+def is_any_there(tenant: int) -> Flow[tuple[int, bool]]:
     """How many objects of a tenant were looked for until one was found, and whether one was."""
     looked = 0
     for column in COLUMNS:

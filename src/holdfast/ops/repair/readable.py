@@ -14,6 +14,8 @@ from holdfast.errors import KeyMissing, ObjectMissing, UsageError
 from holdfast.log.branches import try_thread
 from holdfast.ops.far.missing import is_any_there, tenants
 from holdfast.ops.far.objects import count_far
+from holdfast.storage.cells import MARK
+from holdfast.storage.keyring import ID_BYTES
 from holdfast.storage.program import Batch, Flow, Program, Sql, read
 from holdfast.threads.context import Context
 from holdfast.threads.far_loose import objects_of, place_of
@@ -32,7 +34,6 @@ _STARTS = [
     Sql(f"SELECT substr({column}, 1, 16) FROM {table} WHERE tenant = :tenant ORDER BY {key} LIMIT :limit")
     for table, column, key in (("body", "salt", "id"), ("journal", "body", "run, seq"), ("run_value", "value", "run"))
 ]
-_MARK, _ID_BYTES = b"\xf5s\x01", 8  # as in `vault.py`, which needs the extra `crypto`
 
 
 class Allowed(NamedTuple):
@@ -103,7 +104,7 @@ def _keys_of(tenant: int) -> Program[tuple[bytes | None, bytes | None]]:
         _SEALED(tenant=tenant), *(sql(tenant=tenant, limit=_SAMPLE) for sql in _STARTS), last=True
     )
     cells = [start for rows in starts for (start,) in rows if type(start) is bytes]
-    sealed = [start[len(_MARK) :][:_ID_BYTES] for start in cells if start.startswith(_MARK)]
+    sealed = [start[len(MARK) :][:ID_BYTES] for start in cells if start.startswith(MARK)]
     # One cell may look so by damage; a store that is encrypted has no others.
     used = sealed[0] if sealed and 2 * len(sealed) > len(cells) else None
     return (bytes(listed[0][0]) if listed else None), used
@@ -134,7 +135,7 @@ def _check_objects(ctx: Context, numbers: Sequence[int], objects_lost: bool) -> 
         )
     looked = 0
     for number in numbers:
-        some, there = yield from is_any_there(ctx, number)
+        some, there = yield from is_any_there(number)
         looked += some
         if there or objects_lost:
             return
