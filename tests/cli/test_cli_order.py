@@ -101,3 +101,11 @@ def test_every_command_is_known_to_the_sorting() -> None:
     parser = build()
     for name in COMMANDS:
         assert ordered([name, "--json", "x"], parser) == [name, "x", "--json"]
+
+
+@pytest.mark.parametrize(
+    "option", sorted(name for name, a in build()._option_string_actions.items() if a.nargs is None and name[:2] == "--")
+)
+def test_an_option_without_its_value_is_told(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([option]) == 2
+    assert "expected one argument" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from cli_runs_kit import Run
 
 import holdfast as hf
+from holdfast.cli import opening
 
 
 @pytest.fixture
@@ -169,3 +171,12 @@ def test_a_schema_in_the_url_is_told_where_it_belongs(run: Run, url: str) -> Non
         assert "%40" not in err  # nothing is wrong with the password
     code, _, err = run("import-langgraph", f"{url}?schema=old")
     assert (code, "?options=-csearch_path%3DNAME" in err) == (2, True), err
+
+
+@pytest.mark.parametrize("said", sorted(opening._WORDS))
+def test_what_is_said_in_other_words_is_still_said_by_the_library(said: str) -> None:
+    """Or a parameter of a function would stand in an error of the command line."""
+    source = Path(hf.__file__).parent
+    texts = [path.read_text() for path in source.rglob("*.py") if path.parent.name != "cli"]
+    joined = [re.sub(r"""["']\s*\n\s*f?["']""", "", text) for text in texts]  # a sentence may stand on two lines
+    assert any(said in text or said.replace('"', '\\"') in text for text in joined)

@@ -27,7 +27,7 @@ def ordered(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
             _refuse(argv[at], {}, f"options of a command stand behind it; see `{parser.prog} --help`")
         at += taken
     commands = next((a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)), {})
-    if at == len(argv) or argv[at] not in commands:
+    if at >= len(argv) or argv[at] not in commands:  # beyond it: the value of the last option is missing
         return list(argv)
     command = commands[argv[at]]
     return [*argv[: at + 1], *_sorted(argv[at + 1 :], command)]
