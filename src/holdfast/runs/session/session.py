@@ -109,9 +109,7 @@ class Session:
         self.on_stop: Callable[[], None] | None = None
         self.on_chunk: Callable[[str, str, Any], None] | None = None
         self.supervisor: Any = None  # of an async run: runs/session/tasks.py
-        self.strays: list[
-            Any
-        ] = []  # of a sync run: teams of threads that nobody waits for (runs/parallel/parallel_threads.py)
+        self.strays: list[Any] = []  # of a sync run: teams that nobody waits for (runs/parallel/parallel_threads.py)
         self.beaten: list[str] = []  # prefixes of branches whose waits do not count any more
         self.key_head = b""  # what the keys of all its effects begin with: runs/calls/effects.py
         self._seq = row.seq
@@ -272,12 +270,12 @@ class Session:
         if self.state is not None and drafts and not stateless:  # what changed in the state goes with it
             yield from self.state.recording(drafts, beside, lease_us, partial(self.record, stateless=True, other=other))
             return
+        target = self._put_off
+        if not target:  # nothing ever was
+            yield from self._write((), drafts, beside, lease_us, other)
+            return
         # The end of a step brings nothing to light that its beginning did not: it need not wait for what was put off.
         is_end = beside is None and bool(drafts) and all(kind == DONE for kind, _ in drafts)
-        target = self._put_off
-        if not (target or self._pending or other):  # nothing was ever put off
-            yield from self._write((), drafts, beside, lease_us, None)
-            return
         while True:
             with self._lock:
                 is_carrier = self._carried is None and bool(self._pending)
