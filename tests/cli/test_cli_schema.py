@@ -15,17 +15,17 @@ from holdfast.cli import opening
 
 
 @pytest.fixture
-def url(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def url(empty_postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A database with a store in schema `agents`, and none in the usual one. The commands find it by HOLDFAST_STORE."""
     monkeypatch.chdir(tmp_path)
     for name in ("HOLDFAST_SCHEMA", "HOLDFAST_KEYS", "HOLDFAST_OBJECTS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOLDFAST_STORE", postgres_url)
-    with hf.open(postgres_url, schema="agents") as store:
+    monkeypatch.setenv("HOLDFAST_STORE", empty_postgres_url)
+    with hf.open(empty_postgres_url, schema="agents") as store:
         alice = store.thread("alice")
         for n in range(3):
             alice.save({"n": n}, note=f"turn {n}")
-    return postgres_url
+    return empty_postgres_url
 
 
 # In this order: the last ones remove something.

@@ -1,4 +1,6 @@
-"""The contract suite on every driver and in both modes: sqlite, sqlite-async, postgres, postgres-async."""
+"""The contract suite: in full on sqlite and postgres-async, its heart on sqlite-async and postgres.
+
+HOLDFAST_SOAK=1: in full on all of them."""
 
 from __future__ import annotations
 
@@ -7,14 +9,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from contracts import StoreSmoke
+from soak import SOAK
 
 import holdfast
 from holdfast.testing.contract import Harness, Mode, StoreContract
 
-KINDS = ("sqlite", "sqlite-async", "postgres", "postgres-async")
 
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture
 async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Harness]:
     """A harness on an empty database. Ends with a verification of all that the test has left."""
     database, _, suffix = request.param.partition("-")
@@ -25,5 +27,11 @@ async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     await made.finish()
 
 
+@pytest.mark.parametrize("harness", ["sqlite", "postgres-async"], indirect=True)
 class TestStore(StoreContract):
     """Everything a store promises."""
+
+
+@pytest.mark.parametrize("harness", ["sqlite-async", "postgres"], indirect=True)
+class TestStoreInTheOtherModes(StoreContract if SOAK else StoreSmoke):  # type: ignore[misc]
+    """What depends on the driver: races, tenants, opening and closing, and one of everything else."""

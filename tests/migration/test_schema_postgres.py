@@ -52,17 +52,17 @@ def replay(url: str, schema: str) -> None:
             )
 
 
-def test_the_newest_schema_is_all_migrations_replayed_one_by_one(postgres_url: str) -> None:
-    holdfast.open(postgres_url, schema="fresh").close()
-    replay(postgres_url, "replayed")
-    fresh = describe(postgres_url, "fresh")
+def test_the_newest_schema_is_all_migrations_replayed_one_by_one(empty_postgres_url: str) -> None:
+    holdfast.open(empty_postgres_url, schema="fresh").close()
+    replay(empty_postgres_url, "replayed")
+    fresh = describe(empty_postgres_url, "fresh")
     assert fresh["columns"]
-    assert describe(postgres_url, "replayed") == fresh
+    assert describe(empty_postgres_url, "replayed") == fresh
 
 
-def test_a_replayed_schema_is_a_store(postgres_url: str) -> None:
-    replay(postgres_url, "replayed")
-    with holdfast.open(postgres_url, schema="replayed") as store:
+def test_a_replayed_schema_is_a_store(empty_postgres_url: str) -> None:
+    replay(empty_postgres_url, "replayed")
+    with holdfast.open(empty_postgres_url, schema="replayed") as store:
         store.thread("t").save({"n": 1})
         assert store.thread("t").load().state == {"n": 1}
         assert store.verify().ok

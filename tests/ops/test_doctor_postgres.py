@@ -121,17 +121,17 @@ def test_versions_of_postgresql(number: int, today: date, level: str) -> None:
     assert doctor_postgres.version_finding(number, f"{number // 10000}.x", today).level == level
 
 
-def test_an_old_schema_is_said_and_left_as_it_is(postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with psycopg.connect(postgres_url) as connection:
+def test_an_old_schema_is_said_and_left_as_it_is(empty_postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with psycopg.connect(empty_postgres_url) as connection:
         connection.execute("CREATE SCHEMA holdfast")
         connection.execute("SET search_path = holdfast")
         connection.execute(CREATE_TABLE.encode())
         for migration in migrations("postgres")[:3]:
             connection.execute(migration.text.encode())
             connection.execute("INSERT INTO migration VALUES (%s, %s, 0)", (migration.version, migration.name))
-    assert main(["doctor", "--store", postgres_url]) == 1
+    assert main(["doctor", "--store", empty_postgres_url]) == 1
     assert "needs an update" in capsys.readouterr().out
-    with psycopg.connect(postgres_url) as connection:
+    with psycopg.connect(empty_postgres_url) as connection:
         assert connection.execute("SELECT max(version) FROM holdfast.migration").fetchone() == (3,)
 
 

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from striking import SOAK
+from contracts import StoreSmoke
+from soak import SOAK
 
 import holdfast
 from holdfast.testing.contract import Harness, Mode, StoreContract
@@ -26,5 +27,5 @@ async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     await made.finish()
 
 
-class TestEncryptedStore(StoreContract):
-    """Everything a store promises, encrypted."""
+class TestEncryptedStore(StoreContract if SOAK else StoreSmoke):  # type: ignore[misc]
+    """Everything a store promises, encrypted. HOLDFAST_SOAK=1: the whole suite, on both databases."""

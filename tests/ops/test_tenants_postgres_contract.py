@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
+from contracts import StoreSmoke
 from langgraph.graph import END, START, StateGraph
 from role_kit import Roles
+from soak import SOAK
 
 import holdfast as hf
 from holdfast.langgraph import HoldfastSaver
@@ -25,8 +27,8 @@ async def harness(roles: Roles) -> AsyncIterator[Harness]:
     await made.finish()
 
 
-class TestStoreAsTheApplication(StoreContract):
-    """Everything a store promises."""
+class TestStoreAsTheApplication(StoreContract if SOAK else StoreSmoke):  # type: ignore[misc]
+    """Everything a store promises. HOLDFAST_SOAK=1: the whole suite."""
 
 
 @pytest.fixture(params=["app", "tenant", "operator"])

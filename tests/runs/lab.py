@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from typing import Any, overload
 
 import pytest
+from databases import new_database
 
 import holdfast as hf
 from holdfast.runs.session import points
@@ -45,8 +46,8 @@ def open_at(place: str, request: pytest.FixtureRequest, factory: pytest.TempPath
         yield from _opened(str(factory.mktemp("lab") / "lab.db"))
         return
     server = request.getfixturevalue("postgres_server")
-    name = f"lab_{next(_numbers)}"
-    yield from _opened(server.create_database(name))
+    name = new_database(server)
+    yield from _opened(server.url(name))
     server.drop_database(name)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,10 @@ from typing import Any
 import crash_agents
 import pytest
 from crash_agents import Line, World
+from databases import new_database
 from lab import MODES, PLACES
 
+from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.processes import Nursery
 
 Points = list[str]
@@ -285,8 +286,6 @@ MATRIX: dict[str, Kind] = {
 ROWS = [
     (place, mode, name) for place in PLACES for name, kind in MATRIX.items() for mode in MODES if mode in kind.modes
 ]
-CASES = [(*row, point) for row in ROWS for point in MATRIX[row[2]].points]
-
 
 # --- killing
 
@@ -301,50 +300,36 @@ class Row:
     lines: dict[str, list[Line]] = field(default_factory=dict)
 
 
-Key = tuple[str, str, str]
-Rows = dict[Key, Row]
+class Yard:
+    """Where rows are killed: a database of each sort, and a process that forks the children."""
 
+    def __init__(self, nursery: Nursery, folder: Path, urls: dict[str, str]) -> None:
+        self._nursery, self._folder, self._urls = nursery, folder, urls
 
-def killed(url: str, folder: Path, keys: list[Key]) -> Rows:
-    """First every death of these rows, then every resumption: by then no deadline is to be waited for."""
-    rows: Rows = {}
-    with Nursery("crash_agents:child") as nursery:
-        for place, mode, name in keys:
-            common = (url, str(folder / f"{place}-{mode}-{name}.jsonl"), mode, name)
-            [undisturbed] = nursery.start("live", *common, f"{name}-{mode}", None).lines()
-            row = rows[place, mode, name] = Row(undisturbed)
-            for point, run_id in run_ids(mode, name).items():
-                row.survived += [point for _ in nursery.start("live", *common, run_id, point).lines()]
-        for (place, mode, name), row in rows.items():
-            outside, ids = str(folder / f"{place}-{mode}-{name}.jsonl"), run_ids(mode, name)
-            ends = nursery.start("resume", url, outside, mode, name, list(ids.values())).lines()
-            by_id, world = {end["run"]: end for end in ends}, World(outside)
-            for point, run_id in ids.items():
-                row.ends[point], row.lines[point] = by_id[run_id], world.lines(run_id)
-    return rows
-
-
-def run_ids(mode: str, name: str) -> dict[str, str]:
-    return {point: f"{name}-{mode}-{number}" for number, point in enumerate(MATRIX[name].points)}
+    def killed(self, place: str, mode: str, name: str) -> Row:
+        """First every death of a row, then every resumption: by then there is hardly a deadline to be waited for."""
+        url, outside = self._urls[place], str(self._folder / f"{place}-{mode}-{name}.jsonl")
+        common, start = (url, outside, mode, name), self._nursery.start
+        [undisturbed] = start("live", *common, f"{name}-{mode}", None).lines()
+        row = Row(undisturbed)
+        ids = {point: f"{name}-{mode}-{number}" for number, point in enumerate(MATRIX[name].points)}
+        for point, run_id in ids.items():
+            row.survived += [point for _ in start("live", *common, run_id, point).lines()]
+        by_id = {end["run"]: end for end in start("resume", *common, list(ids.values())).lines()}
+        world = World(outside)
+        for point, run_id in ids.items():
+            row.ends[point], row.lines[point] = by_id[run_id], world.lines(run_id)
+        return row
 
 
 @pytest.fixture(scope="module")
-def rows(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rows]:
-    """The rows that the selected tests need. Two databases, two processes: each of them has something to do."""
+def yard(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
     folder = tmp_path_factory.mktemp("matrix")
-    server = request.getfixturevalue("postgres_server")
-    urls = {"sqlite": str(folder / "matrix.db"), "postgres": server.create_database("crash_matrix")}
-    items = [item for item in request.session.items if "rows" in getattr(item, "fixturenames", ())]
-    params = [item.callspec.params for item in items if hasattr(item, "callspec")]
-    wanted = {(found["place"], found["mode"], found["name"]) for found in params}
-    wanted = wanted or set(ROWS)
-    with ThreadPoolExecutor(2) as pool:
-        parts = pool.map(
-            lambda place: killed(urls[place], folder, [row for row in ROWS if row in wanted and row[0] == place]),
-            PLACES,
-        )
-        yield {key: row for part in parts for key, row in part.items()}
-    server.drop_database("crash_matrix")
+    name = new_database(postgres_server)
+    urls = {"sqlite": str(folder / "matrix.db"), "postgres": postgres_server.url(name)}
+    with Nursery("crash_agents:child") as nursery:
+        yield Yard(nursery, folder, urls)
+    postgres_server.drop_database(name)
 
 
 def test_nothing_is_missing_in_the_matrix() -> None:
@@ -360,8 +345,23 @@ def test_nothing_is_missing_in_the_matrix() -> None:
 
 
 @pytest.mark.parametrize(("place", "mode", "name"), ROWS)
-def test_the_matrix_has_every_point_of_an_undisturbed_run(rows: Rows, place: str, mode: str, name: str) -> None:
-    kind, undisturbed = MATRIX[name], rows[place, mode, name].undisturbed
+def test_killed_at_every_point_of(yard: Yard, place: str, mode: str, name: str) -> None:
+    kind, row = MATRIX[name], yard.killed(place, mode, name)
+    check_points(name, kind, row.undisturbed)
+    assert row.survived == []
+    for point in kind.points:
+        try:
+            check_end(kind, point, row.ends[point], row.lines[point])
+        except AssertionError as error:
+            error.add_note(f"killed at: {point}")
+            raise
+    if name == "values":  # what was drawn before a death is the same after it
+        for point, lines in row.lines.items():
+            assert len({line.value for line in lines if line.name == "seen"}) == 1, point
+
+
+def check_points(name: str, kind: Kind, undisturbed: dict[str, Any]) -> None:
+    """The matrix has every point of an undisturbed run."""
     others = {*kind.elsewhere, *(point for step_name in kind.ran_before for point in step(step_name))}
     reached = [point for point in undisturbed["reached"] if point not in others and "listener" not in point]
     if name == "send":
@@ -370,11 +370,7 @@ def test_the_matrix_has_every_point_of_an_undisturbed_run(rows: Rows, place: str
     assert (undisturbed["status"], undisturbed["outcome"]) == (kind.status, kind.outcome)
 
 
-@pytest.mark.parametrize(("place", "mode", "name", "point"), CASES)
-def test_killed(rows: Rows, place: str, mode: str, name: str, point: str) -> None:
-    kind, row = MATRIX[name], rows[place, mode, name]
-    assert point not in row.survived
-    end, lines = row.ends[point], row.lines[point]
+def check_end(kind: Kind, point: str, end: dict[str, Any], lines: list[Line]) -> None:
     assert (end["status"], end["outcome"]) == (kind.status, kind.outcome_at.get(point, kind.outcome))
     counts = Counter(line.name for line in lines)
     for act, wanted in {**dict.fromkeys(kind.ran_before, 1), **kind.acts(point)}.items():
@@ -398,10 +394,3 @@ def check_journal(end: dict[str, Any], lines: list[Line]) -> None:
     for line in lines:
         if line.key and "/" not in line.run and not line.name.startswith("pay "):
             assert line.key == keys[line.path]
-
-
-def test_values_that_were_drawn_before_a_death_are_the_same_after_it(rows: Rows) -> None:
-    for place, mode, name in ROWS:
-        if name == "values":
-            for point, lines in rows[place, mode, name].lines.items():
-                assert len({line.value for line in lines if line.name == "seen"}) == 1, point

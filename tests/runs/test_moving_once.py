@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import mover  # noqa: F401 - for the children: it must be found
 import msgspec
 import pytest
 from blake3 import blake3
+from databases import new_database
 from lab import PLACES, Lab
 from moving_kit import Stop, agent_of
 
@@ -20,9 +20,6 @@ import holdfast as hf
 from holdfast.runs.moving import packages
 from holdfast.testing.processes import Nursery
 from holdfast.values.compress import zstd
-
-_numbers = itertools.count(1)
-
 
 # --- one place
 
@@ -180,7 +177,7 @@ def test_sigkill_at_any_step_leaves_the_run_in_one_place(
     urls = [str(tmp_path / "a.db"), str(tmp_path / "b.db")]
     if place == "postgres":
         server = request.getfixturevalue("postgres_server")
-        urls = [server.create_database(f"killed_{next(_numbers)}") for _ in range(2)]
+        urls = [server.url(new_database(server)) for _ in range(2)]
     with hf.open(urls[0]) as store:
         lab = Lab(store, "sync")
         agent = agent_of(lab)

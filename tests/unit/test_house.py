@@ -7,6 +7,7 @@ import inspect
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,10 @@ FLOORS = {
 }  # fmt: skip
 
 
-def modules() -> list[Path]:
-    return sorted(path for path in SOURCE.rglob("*.py"))
+@cache
+def modules() -> dict[Path, ast.Module]:
+    """Every module of the package, parsed once."""
+    return {path: ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
 
 
 def layer(module: str) -> int:
@@ -38,9 +41,9 @@ def layer(module: str) -> int:
     return LAYERS.index(parts[1]) if len(parts) > 1 else LAYERS.index("ops")
 
 
-def imports(path: Path) -> set[str]:
+def imports(tree: ast.Module) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "holdfast":
             names |= {node.module} if "." in node.module else {f"holdfast.{a.name}" for a in node.names}
         elif isinstance(node, ast.Import):
@@ -62,17 +65,15 @@ def test_all_names_exactly_what_is_public() -> None:
         assert getattr(holdfast, name) is getattr(sys.modules[holdfast._LATE[name]], name)
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_a_layer_imports_only_downwards(path: Path) -> None:
-    name = "holdfast." + ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-    name = name.removesuffix(".__init__")
-    if name == "holdfast":
-        return
-    for imported in imports(path):
-        if imported.split(".")[1:2] and imported.split(".")[1] not in LAYERS:
-            assert layer(name) >= LAYERS.index("testing"), f"{name} imports the package root: {imported}"
-            continue
-        assert layer(imported) <= layer(name), f"{name} imports upwards: {imported}"
+def test_a_layer_imports_only_downwards() -> None:
+    for path, tree in modules().items():
+        name = "holdfast." + ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        name = name.removesuffix(".__init__")
+        for imported in imports(tree) if name != "holdfast" else ():
+            if imported.split(".")[1:2] and imported.split(".")[1] not in LAYERS:
+                assert layer(name) >= LAYERS.index("testing"), f"{name} imports the package root: {imported}"
+                continue
+            assert layer(imported) <= layer(name), f"{name} imports upwards: {imported}"
 
 
 @pytest.mark.parametrize("whole", FLOORS)
@@ -82,30 +83,26 @@ def test_the_floors_of_a_layer_import_only_downwards(whole: str) -> None:
     assert found - {"__init__"} == set(floors)
     for path in (SOURCE / whole).rglob("*.py"):
         floor = path.relative_to(SOURCE / whole).parts[0].removesuffix(".py")
-        for node in ast.parse(path.read_text()).body:
+        for node in modules()[path].body:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"holdfast.{whole}."):
                 below = str(node.module).split(".")[2]
                 assert floors.index(below) <= floors.index(floor), f"{path} imports upwards: {node.module}"
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_every_module_says_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text()))
+def test_every_module_says_what_it_is() -> None:
+    assert not [path for path, tree in modules().items() if not ast.get_docstring(tree)]
 
 
-@pytest.mark.parametrize("folder", sorted(path.name for path in TESTS.iterdir() if path.is_dir()))
-def test_no_file_of_tests_over_500_lines(folder: str) -> None:
-    long = [path.name for path in (TESTS / folder).glob("*.py") if len(path.read_text().splitlines()) > 500]
-    assert not long, "split them by subject"
+def test_no_file_over_500_lines() -> None:
+    files = [*modules(), *TESTS.rglob("*.py")]
+    assert not [path for path in files if len(path.read_text().splitlines()) > 500], "split them by subject"
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_no_file_over_500_lines_no_function_over_70(path: Path) -> None:
-    text = path.read_text()
-    assert len(text.splitlines()) <= 500
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert (node.end_lineno or 0) - node.lineno <= 70, f"{path}:{node.lineno} {node.name}"
+def test_no_function_over_70_lines() -> None:
+    for path, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert (node.end_lineno or 0) - node.lineno <= 70, f"{path}:{node.lineno} {node.name}"
 
 
 def operations(handle: type) -> list[str]:
@@ -116,18 +113,14 @@ def operations(handle: type) -> list[str]:
     return [name for name in names if name not in twins and name not in without_io]
 
 
-@pytest.mark.parametrize(
-    ("handle", "name"), [(handle, name) for handle in (Store, Thread) for name in operations(handle)]
-)
-def test_every_operation_has_an_async_twin_with_the_same_signature(handle: type, name: str) -> None:
-    blocking = inspect.signature(getattr(handle, name))
-    twin = inspect.signature(getattr(handle, "a" + name))
-    assert blocking.parameters == twin.parameters
-    kinds = {"Iterator": "AsyncIterator"}
-    expected = str(blocking.return_annotation)
-    for sync_kind, async_kind in kinds.items():
-        expected = expected.replace(sync_kind, async_kind)
-    assert str(twin.return_annotation) == expected
+@pytest.mark.parametrize("handle", [Store, Thread])
+def test_every_operation_has_an_async_twin_with_the_same_signature(handle: type) -> None:
+    for name in operations(handle):
+        blocking = inspect.signature(getattr(handle, name))
+        twin = inspect.signature(getattr(handle, "a" + name))
+        assert blocking.parameters == twin.parameters, name
+        expected = str(blocking.return_annotation).replace("Iterator", "AsyncIterator")
+        assert str(twin.return_annotation) == expected, name
 
 
 @pytest.mark.alone

@@ -33,49 +33,49 @@ def read(driver: PostgresDriver, op: Callable[[], Program[Any]]) -> Any:
     return driver.run(Transaction(op))
 
 
-def test_openers_at_the_same_time_do_not_clash(postgres_url: str) -> None:
+def test_openers_at_the_same_time_do_not_clash(empty_postgres_url: str) -> None:
     def open_and_close(_: int) -> str:
-        driver = PostgresDriver(postgres_url)
+        driver = PostgresDriver(empty_postgres_url)
         driver.close()
         return driver.store_id
 
     with ThreadPoolExecutor(8) as pool:
         ids = set(pool.map(open_and_close, range(8)))
     assert len(ids) == 1
-    with psycopg.connect(postgres_url) as connection:
+    with psycopg.connect(empty_postgres_url) as connection:
         [row] = connection.execute("SELECT value FROM holdfast.meta WHERE key = 'store'").fetchall()
     assert {row[0]} == ids
 
 
-def test_two_schemas_are_two_stores(postgres_url: str) -> None:
-    one, two = PostgresDriver(postgres_url, schema="one"), PostgresDriver(postgres_url, schema="two")
+def test_two_schemas_are_two_stores(empty_postgres_url: str) -> None:
+    one, two = PostgresDriver(empty_postgres_url, schema="one"), PostgresDriver(empty_postgres_url, schema="two")
     assert one.store_id != two.store_id
     one.close()
     two.close()
     for name in ("Upper", "pg_mine", "a b", 'x"; DROP', ""):
         with pytest.raises(UsageError):
-            PostgresDriver(postgres_url, schema=name)
+            PostgresDriver(empty_postgres_url, schema=name)
 
 
-def test_an_empty_database_is_not_a_store_unless_asked(postgres_url: str) -> None:
+def test_an_empty_database_is_not_a_store_unless_asked(empty_postgres_url: str) -> None:
     with pytest.raises(OpenError, match="create=False"):
-        PostgresDriver(postgres_url, create=False)
-    PostgresDriver(postgres_url).close()
-    PostgresDriver(postgres_url, create=False).close()
+        PostgresDriver(empty_postgres_url, create=False)
+    PostgresDriver(empty_postgres_url).close()
+    PostgresDriver(empty_postgres_url, create=False).close()
 
 
-def test_a_newer_store_is_refused(postgres_url: str) -> None:
-    PostgresDriver(postgres_url).close()
-    with psycopg.connect(postgres_url) as connection:
+def test_a_newer_store_is_refused(empty_postgres_url: str) -> None:
+    PostgresDriver(empty_postgres_url).close()
+    with psycopg.connect(empty_postgres_url) as connection:
         connection.execute("INSERT INTO holdfast.migration VALUES (999, 'future', 0)")
     with pytest.raises(OpenError, match="newer Holdfast"):
-        PostgresDriver(postgres_url)
+        PostgresDriver(empty_postgres_url)
 
 
-def test_durability_and_settings_hold_for_each_connection(postgres_url: str) -> None:
+def test_durability_and_settings_hold_for_each_connection(empty_postgres_url: str) -> None:
     setting = Sql("SELECT current_setting('synchronous_commit'), current_setting('search_path')")
     for durability, expected in (("full", "on"), ("normal", "off")):
-        driver = PostgresDriver(postgres_url, durability=durability)  # type: ignore[arg-type]
+        driver = PostgresDriver(empty_postgres_url, durability=durability)  # type: ignore[arg-type]
         assert read(driver, once(setting)) == [(expected, "holdfast")]
         assert asyncio.run(driver.arun(Transaction(once(setting)))) == [(expected, "holdfast")]
         driver.close()
@@ -107,21 +107,21 @@ def test_what_cannot_be_opened_says_why_and_never_the_password(
     assert "sesame" not in caplog.text
 
 
-def test_an_unknown_table_and_a_read_only_server(postgres_url: str) -> None:
-    driver = PostgresDriver(postgres_url)
+def test_an_unknown_table_and_a_read_only_server(empty_postgres_url: str) -> None:
+    driver = PostgresDriver(empty_postgres_url)
     with pytest.raises(OpenError, match="no Holdfast store"):
         read(driver, once(Sql("SELECT 1 FROM nothing_here")))
-    frozen = PostgresDriver(f"{postgres_url}?options=-c%20default_transaction_read_only%3Don", create=False)
+    frozen = PostgresDriver(f"{empty_postgres_url}?options=-c%20default_transaction_read_only%3Don", create=False)
     with pytest.raises(ReadOnlyStore):
         frozen.run(Transaction(once(PUT, key="a", value="b"), write=True))
     frozen.close()
     driver.close()
 
 
-def test_a_silent_server_is_given_up_on(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_is_given_up_on(empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that takes the statement and never answers: by our clock, since its own does not tick."""
     monkeypatch.setattr("holdfast.storage.postgres_pool.GRACE_S", 0.1)
-    driver = PostgresDriver(postgres_url, timeout_s=0.1)
+    driver = PostgresDriver(empty_postgres_url, timeout_s=0.1)
     asleep = Sql("SELECT set_config('statement_timeout', '0', false)")
     read(driver, once(asleep))
     start = time.monotonic()

@@ -39,13 +39,13 @@ class HistoryContract:
         assert await harness.history(thread, start=saved[199].id, limit=120) == saved[199:79:-1]
         assert await harness.history(thread, start=saved[0]) == saved[:1]
 
-    @pytest.mark.parametrize("keep", [99, 100, 101])
-    async def test_history_ends_where_it_was_pruned(self, harness: Harness, keep: int) -> None:
+    async def test_history_ends_where_it_was_pruned(self, harness: Harness) -> None:
         """Also where the last page is a full one."""
         thread = harness.thread()
         saved = await harness.save_all(thread, [{"n": n} for n in range(110)])
-        await harness.prune(thread, keep=keep)
-        assert await harness.history(thread) == saved[::-1][:keep]
+        for keep in (101, 100, 99):
+            await harness.prune(thread, keep=keep)
+            assert await harness.history(thread) == saved[::-1][:keep]
 
     async def test_history_goes_on_while_the_thread_is_saved_to(self, harness: Harness) -> None:
         thread = harness.thread()

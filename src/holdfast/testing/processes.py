@@ -20,7 +20,6 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -59,11 +58,8 @@ class Nursery:
     """A process that forks children which run `target` ("module:function"). One child at a time."""
 
     def __init__(self, target: str) -> None:
-        module = target.partition(":")[0]
-        found = sys.modules[module].__file__ if module in sys.modules else None
-        path = [str(Path(found).parent)] if found else []
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, json.dumps([target, path])],
+            [sys.executable, "-c", _START, json.dumps([target, sys.path])],  # it finds what we find
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # In a group of its own: Ctrl-C on the terminal is for whoever uses it, who then ends it with its children.
@@ -115,7 +111,7 @@ _START = "import json, sys; from holdfast.testing.processes import nurse; nurse(
 
 def nurse(target: str, path: list[str]) -> None:
     """The nursery's own loop: one line in, one child; its end is said after everything it said itself."""
-    sys.path[:0] = path
+    sys.path[:] = path
     module, _, name = target.partition(":")
     function = getattr(importlib.import_module(module), name)
     for line in sys.stdin.buffer:
