@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Hundreds of child processes import what is here: compiled once, not in each of them.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test lint format bench soak clean
 
 help:
@@ -10,7 +13,7 @@ help:
 	@echo "make test    install what the tests need, PostgreSQL included, and run them all"
 	@echo "make lint    ruff and mypy --strict"
 	@echo "make bench   speeds and sizes beside a peer and a floor measured in the same run"
-	@echo "make soak    the crash and state-machine tests, for much longer than in 'make test'"
+	@echo "make soak    all tests, with every point, pair and kill that 'make test' takes a sample of (hours)"
 
 # The stamp files say what is installed; a changed pyproject.toml installs again.
 $(VENV)/.base: pyproject.toml
@@ -46,8 +49,10 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench
 
+# Everything that `make test` runs a sample of, in full: all points, all pairs of a database and a mode, many more kills.
 soak: $(VENV)/.dev
-	HOLDFAST_SOAK=1 $(BIN)/python -m pytest --timeout 7200 tests/crash tests/contract/test_state_machine.py tests/langgraph/test_crash.py tests/runs/test_random_kills.py tests/ops
+	HOLDFAST_SOAK=1 $(BIN)/python -m pytest -m alone
+	HOLDFAST_SOAK=1 $(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal --timeout 7200
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab import MODES, PLACES, Lab, open_at, open_place
+from lab import PLACES, Lab, open_at, open_place
+from soak import SOAK
 
 import holdfast as hf
 
@@ -38,10 +39,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "agent.db") if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(params=["paired", "crossed"] if SOAK else ["paired"])
 def lab(request: pytest.FixtureRequest, store: hf.Store) -> Lab:
-    """Where a test runs its agents: once as sync functions, once as async ones."""
-    return Lab(store, request.param)
+    """Where a test runs its agents: as sync functions on SQLite, as async ones on PostgreSQL. In a soak crosswise too."""
+    is_sqlite = store._context.driver.dialect == "sqlite"
+    return Lab(store, "sync" if is_sqlite == (request.param == "paired") else "async")
 
 
 @pytest.fixture
