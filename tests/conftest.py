@@ -5,10 +5,12 @@ A server that cannot start fails the tests that need it, here and in CI. It neve
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 from databases import make_template, new_database
+from selection import left_to_soak
 
 from holdfast.testing.postgres import PostgresServer
 
@@ -20,6 +22,17 @@ pytest.register_assert_rewrite(
     ),
     "holdfast.testing.harness",
 )
+
+# A shell without job control starts what runs in the background with Ctrl-C ignored; tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left = left_to_soak(items)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        gone = set(left)
+        items[:] = [item for item in items if item not in gone]
 
 
 @pytest.fixture(scope="session")

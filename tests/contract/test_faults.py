@@ -1,8 +1,9 @@
-"""A fault at every statement of every operation: all of it happened, or none of it; and trying again works.
+"""A fault at each kind of point of every operation: all of it happened, or none of it; and trying again works.
 
 Each operation runs once to count the points at which the driver can be struck (begin, each statement, commit, and
-right after the commit). Then, for each point, it runs on a fresh copy of the same threads with a fault there. What is
-visible afterwards must equal "before" or "after"; everything must verify; and a second try must lead to "after".
+right after the commit). Then, for points of each kind (in a soak for all), it runs on a fresh copy of the same threads
+with a fault there. What is visible afterwards must equal "before" or "after"; everything must verify; and a second try
+must lead to "after".
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from soak import of_each_kind
 
 import holdfast
 from holdfast import Checkpoint, Store, Thread
@@ -245,14 +247,16 @@ SWEEPS: list[Operation] = [prune, prune_fork, delete_origin, delete_fork, delete
 LOGGED: list[Operation] = [first_save, next_save, save_branch, save_with_metadata, update, rollback]
 
 
-def expected(database: Database, operation: Operation, prepare: Callable[[Store], None]) -> tuple[Dump, Dump, int]:
-    """What is to be seen before, what after, and at how many points the operation can be struck."""
+def expected(
+    database: Database, operation: Operation, prepare: Callable[[Store], None]
+) -> tuple[Dump, Dump, list[int]]:
+    """What is to be seen before, what after, and at which points the operation is struck."""
     plain, struck = database.copy(prepare)
     before = dump(plain)
     database.hook.arm()
     operation(struck)
-    points = len(database.hook.points)
-    assert points > 0
+    points = of_each_kind(database.hook.points)
+    assert points
     return before, dump(plain), points
 
 
@@ -268,14 +272,14 @@ def test_a_fault_at_any_point_leaves_before_or_after(database: Database, operati
     before, after, points = expected(database, operation, prepare)
     assert before != after
     outcomes = []
-    for point in range(1, points + 1):
+    for point in points:
         plain, struck = database.copy(prepare)
         database.hook.arm(at=point)
         with pytest.raises(Fault):
             operation(struck)
         database.hook.arm()
         seen = dump(plain)
-        assert seen in (before, after), f"half done after a fault at {point} of {points}"
+        assert seen in (before, after), f"half done after a fault at {point}"
         assert sound(plain)
         outcomes.append(seen == after)
         if seen == before:
@@ -295,14 +299,14 @@ def test_a_fault_in_a_removal_leaves_at_most_leftovers(database: Database, opera
     operation(struck)
     clean = rows(plain)
     assert clean[2] == 0
-    for point in range(1, points + 1):
+    for point in points:
         plain, struck = database.copy(prepare_scene)
         database.hook.arm(at=point)
         with pytest.raises(Fault):
             operation(struck)
         database.hook.arm()
         seen = dump(plain)
-        assert seen in (before, after), f"half done after a fault at {point} of {points}"
+        assert seen in (before, after), f"half done after a fault at {point}"
         assert sound(plain)
         if seen == before:
             operation(struck)
@@ -340,7 +344,7 @@ def test_a_fault_in_reading_changes_nothing(database: Database) -> None:
     before, after, points = expected(database, read_everything, prepare_scene)
     assert before == after
     plain, struck = database.copy(prepare_scene)
-    for point in range(1, points + 1):
+    for point in points:
         struck = database.struck.tenant(struck._context.tenant_name)  # one that has looked up nothing yet
         database.hook.arm(at=point)
         with pytest.raises(Fault):
@@ -385,8 +389,8 @@ async def test_faults_strike_async_operations_alike(database: Database, operatio
     before = dump(plain)
     database.hook.arm()
     await run(struck)
-    after, points = dump(plain), len(database.hook.points)
-    for point in range(1, points + 1):
+    after, points = dump(plain), of_each_kind(database.hook.points)
+    for point in points:
         plain, struck = database.copy(prepare_scene)
         database.hook.arm(at=point)
         with pytest.raises(Fault):

@@ -24,7 +24,7 @@ from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.processes import Nursery
 
 SOAK = 20 if os.environ.get("HOLDFAST_SOAK") else 1
-KILLS_SQLITE, KILLS_POSTGRES = 120 * SOAK, 80 * SOAK
+KILLS_SQLITE, KILLS_POSTGRES = (30, 20) if SOAK == 1 else (2400, 1600)
 VERIFY_EVERY = 20
 
 

@@ -8,7 +8,6 @@ end and the next checkpoint, wherever it comes, finds the task's result. LangGra
 from __future__ import annotations
 
 import itertools
-import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -18,14 +17,14 @@ from typing import Any
 import crash_run
 import pytest
 from checkpoints import everything
+from soak import SOAK
 
 import holdfast
 from holdfast.langgraph import HoldfastSaver
 from holdfast.testing.processes import Nursery
 
-TRIALS = 20
-SOAK = bool(os.environ.get("HOLDFAST_SOAK"))
-POINTS_MAX = 1000 if SOAK else 10  # of an operation, at which it is killed, besides its last commit
+TRIALS = 20 if SOAK else 8
+POINTS_MAX = 1000 if SOAK else 4  # of an operation, at which it is killed, besides its last commit
 _numbers = itertools.count(1)
 
 

@@ -20,6 +20,7 @@ import pytest
 from effect_run import FLIGHT, HOTEL
 from graph_kit import at
 from langgraph.graph import START, StateGraph
+from soak import SOAK
 
 import holdfast as hf
 from holdfast.cli import main
@@ -63,6 +64,19 @@ class Kill:
 
 # --- killed
 
+KILLED = [
+    (shape, way, durability)
+    for durability in ("async", "sync")
+    for shape in ("subgraph", "deep", "send", "functional")
+    for way in WAYS
+]
+PAIRED = [
+    ("subgraph", "sync", "async"),
+    ("deep", "async", "async"),
+    ("send", "sync", "sync"),
+    ("functional", "async", "sync"),
+]
+
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("policy", ["key", "reconcile"])
@@ -79,9 +93,7 @@ def test_a_graph_killed_in_a_tool_has_booked_once(
         assert said["searched"] == 0  # the step before it had ended, and its end was written down
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("shape", ["subgraph", "deep", "send", "functional"])
-@pytest.mark.parametrize("durability", ["async", "sync"])
+@pytest.mark.parametrize(("shape", "way", "durability"), KILLED if SOAK else PAIRED)
 def test_the_same_in_subgraphs_fan_outs_and_functional_tasks(
     tmp_path: Path, nursery: Nursery, shape: str, way: str, durability: str
 ) -> None:

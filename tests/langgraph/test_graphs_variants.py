@@ -1,5 +1,5 @@
-"""Every scenario of the graph tests once more, on savers that must make no difference: an encrypting serializer, all
-options at once, one that remembers nothing from call to call, many threads and tasks on one saver.
+"""Scenarios of the graph tests once more (in a soak all of them), on savers that must make no difference: an
+encrypting serializer, all options at once, one that remembers nothing from call to call, many threads and tasks on one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from graph_kit import Scenario, at, human, normal, on_both, talking, texts
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from soak import spread
 from test_graphs_serde import Cipher
 
 import holdfast
@@ -31,6 +32,7 @@ SCENARIOS: list[Scenario] = [
     *test_graphs_subgraphs.SCENARIOS,
     *test_graphs_features.SCENARIOS,
 ]
+SOME = spread(SCENARIOS, 10)
 
 
 class Forgetful(BaseCheckpointSaver[Any]):
@@ -63,14 +65,14 @@ class Forgetful(BaseCheckpointSaver[Any]):
             return saver.get_delta_channel_history(config=config, channels=channels)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize("scenario", SOME, ids=lambda scenario: scenario.__name__)
 async def test_an_encrypting_serializer_makes_no_difference(scenario: Scenario, tmp_path: Path) -> None:
     with HoldfastSaver(str(tmp_path / "a.db"), serde=EncryptedSerializer(Cipher(b"k" * 32))) as saver:
         mine, theirs = await on_both(scenario, saver, "async")
     assert mine == theirs
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize("scenario", SOME, ids=lambda scenario: scenario.__name__)
 async def test_options_that_do_not_apply_make_no_difference(scenario: Scenario, tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     with HoldfastSaver(path, ttl=3600, keep_last=1000, single_writer=True, tenant="me", durability="normal") as saver:
@@ -79,7 +81,7 @@ async def test_options_that_do_not_apply_make_no_difference(scenario: Scenario, 
 
 
 # A thousand openings of a store say no more than fifty.
-SHORT = [scenario for scenario in SCENARIOS if scenario is not test_graphs.a_long_history_is_read_in_pages]
+SHORT = [scenario for scenario in SOME if scenario is not test_graphs.a_long_history_is_read_in_pages]
 
 
 @pytest.mark.parametrize("scenario", SHORT, ids=lambda scenario: scenario.__name__)

@@ -23,7 +23,7 @@ from holdfast.testing.postgres import PostgresServer
 
 SOAK = int(os.environ.get("HOLDFAST_SOAK") or 0)
 PARTS = 8
-SEEDS = 250 if SOAK else 2  # in each part
+SEEDS = 250 if SOAK else 1  # in each part
 PAGE = 4096
 
 
@@ -154,7 +154,7 @@ def test_values_of_rows(
     scenes: Scenes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str, part: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    many = (20 if database == "sqlite" else 4) * (10 if SOAK else 1)
+    many = (200 if database == "sqlite" else 40) if SOAK else 4
     for seed in range(part * many, (part + 1) * many):
         chance = random.Random(seed)
         scene = scenes.new(database)

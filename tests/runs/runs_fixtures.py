@@ -41,7 +41,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(params=["paired", "crossed"] if SOAK else ["paired"])
 def lab(request: pytest.FixtureRequest, store: hf.Store) -> Lab:
-    """Where a test runs its agents: as sync functions on SQLite, as async ones on PostgreSQL. In a soak crosswise too."""
+    """Where a test runs its agents: as sync functions on SQLite, async ones on PostgreSQL; in a soak crosswise too."""
     is_sqlite = store._context.driver.dialect == "sqlite"
     return Lab(store, "sync" if is_sqlite == (request.param == "paired") else "async")
 

@@ -1,0 +1,63 @@
+"""Which tests `make test` leaves to `make soak`: those whose parameters fail as those of another test would.
+
+A test on either database and in either mode runs as sync on SQLite and as async on PostgreSQL: what is one program for
+both modes, and one text of SQL for both databases, does not fail crosswise alone. HOLDFAST_SOAK=1 runs all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from soak import SOAK
+
+DATABASES = {"sqlite", "postgres"}
+MODES = ("mode", "way")
+# Of what is going to be replaced: each test once, with the first of its parameters.
+ONCE = {
+    "test_import.py",
+    "test_import_cli.py",
+    "test_import_crash.py",
+    "test_import_places.py",
+    "test_import_values.py",
+    "test_moving_once.py",
+    "test_moving_runs.py",
+    "test_objects.py",
+    "test_objects_faults.py",
+    "test_objects_s3.py",
+    "test_repair.py",
+    "test_repair_random.py",
+    "test_repair_struck.py",
+    "test_repair_unreadable.py",
+    "test_sealing_rotation.py",
+    "test_runs_progress_file.py",
+    "test_runs_schema_answers.py",
+    "test_runs_schemas.py",
+}
+
+
+def left_to_soak(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    if SOAK:
+        return []
+    seen: set[tuple[Path, str]] = set()
+    left = []
+    for item in items:
+        call = getattr(item, "callspec", None)
+        if call is None:
+            continue
+        name = (item.path, str(getattr(item, "originalname", item.name)))
+        if is_crossed(call.params) or (item.path.name in ONCE and name in seen):
+            left.append(item)
+        else:
+            seen.add(name)
+    return left
+
+
+def is_crossed(params: dict[str, Any]) -> bool:
+    databases = DATABASES & {value for value in params.values() if isinstance(value, str)}
+    [mode, *_] = [*(params[name] for name in MODES if name in params), None]
+    if len(databases) != 1 or mode not in ("sync", "blocking", "async"):
+        return False
+    return (databases == {"sqlite"}) == (mode == "async")
