@@ -144,7 +144,7 @@ def _take(scope: NodeScope) -> Act[None]:
         )
     scope.adopt(tenant, row)
     if row.fence > 1:
-        scope.session.load((yield from read(partial(read_journal, tenant, row))))
+        scope.session.index.load((yield from read(partial(read_journal, tenant, row))))
 
 
 def _stored(scope: NodeScope, tenant: int) -> Act[int]:

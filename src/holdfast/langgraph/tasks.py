@@ -18,6 +18,7 @@ import orjson
 from holdfast.errors import InDoubt, RunStuck
 from holdfast.runs.journal import graph_tasks
 from holdfast.runs.journal.entries import INTENT, Recorded
+from holdfast.runs.journal.index import JournalIndex
 from holdfast.runs.journal.rows import Hold, RunRow
 from holdfast.runs.session.acting import Act, Pause
 from holdfast.runs.session.scope import Scope
@@ -117,7 +118,7 @@ class NodeScope(Scope):
         """The run that stands for the task is ours from here on."""
         session = self.session
         session.tenant, session.row, session.hold = tenant, row, Hold(tenant, row.run, row.fence)
-        session._seq = row.seq
+        session.index = JournalIndex(row.seq)
 
     @property
     def has_run(self) -> bool:
@@ -126,7 +127,7 @@ class NodeScope(Scope):
     def forgotten(self) -> list[Recorded]:
         """Effects that an earlier execution has begun, and that this one did not ask for."""
         taken = {f"{call}-{number + 1}" for call, count in self._counts.items() for number in range(count)}
-        begun = (found[0] for path, found in self.session.index.items() if path not in taken)
+        begun = (found[0] for path, found in self.session.index.calls() if path not in taken)
         return [recorded for recorded in begun if recorded.kind == INTENT]
 
 

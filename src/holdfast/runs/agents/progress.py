@@ -133,7 +133,7 @@ class _Kept:
         self.git = False
         self.seq = 0
         self.is_known = False
-        said = _said(one for group in session.index.values() for one in group)
+        said = _said(session.index.rows())
         self.last = said[-1].seq if said else 0
         self._lock = threading.Lock()
         self._alock: Any = None
@@ -195,7 +195,7 @@ def _say(scope: Scope, change: dict[str, Any], file: str | None, git: bool) -> A
         entry = Entry(path, NAME, session.ctx.clock_us(), value=value, more=more)
         yield from session.record((VALUE, entry), beside=partial(_latest, session, value))
         known = session.decoded(unsqueeze(value))  # as a replay will find it
-        kept.take(known, session.index[path][-1].seq)
+        kept.take(known, session.index.at(path)[-1].seq)
         if target is not None:
             yield _work(scope, partial(_publish, target, _made(known), subject if commits else None))
         return _made(known)

@@ -231,7 +231,7 @@ class Tools:
 
     def _ready(self, scope: Scope, call: ToolCall) -> tuple[Tool, tuple[Any, ...], dict[str, Any]] | Outcome:
         """The tool and its arguments, or why not. What was refused once is refused again, whatever the code is now."""
-        if f"{scope.prefix}refused" in scope.session.index:
+        if scope.session.index.at(f"{scope.prefix}refused"):
             return _said(scope, "refused", "")
         if call.problem:
             return _said(scope, "refused", error_text("this call was not made", call.problem))

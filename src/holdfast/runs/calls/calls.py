@@ -222,7 +222,9 @@ def budget(*, tokens: float | None = None, usd: float | None = None, **units: fl
     given = {unit: limit for unit, limit in {"tokens": tokens, "usd": usd, **units}.items() if limit is not None}
     for unit, limit in given.items():
         _check_amount("budget", unit, limit)
-    scope.session.limits.update({unit: float(limit) for unit, limit in given.items()})
+    session = scope.session
+    with session.counting:  # a new dict: other branches may be looking at the one there is
+        session.limits = {**session.limits, **{unit: float(limit) for unit, limit in given.items()}}
     return Budget(scope)
 
 

@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 
 from holdfast.runs.journal.entries import VALUE, Entry, unsqueeze
 from holdfast.runs.session.scope import need_scope
+from holdfast.runs.session.session import Session
 from holdfast.threads.checks import check_name
 
 
@@ -54,16 +55,19 @@ def patched(name: str) -> bool:
     scope = need_scope("hf.patched()")
     scope.check()
     session = scope.session
-    if name in session.patches:
+    with session.counting:  # of two branches that come here at once, one decides
+        if name not in session.patches:
+            session.patches[name] = _decide_patch(session, name)
         return session.patches[name]
+
+
+def _decide_patch(session: Session, name: str) -> bool:
     path = f"patch:{name}"
-    found = session.index.get(path)
+    found = session.index.at(path)
     if found:
-        value = found[-1].entry.value == b"true"
-    else:
-        value = not session.unread  # something recorded lies ahead: the old code has been here
-        if not session.replay:
-            text = b"true" if value else b"false"
-            session.later(VALUE, Entry(path, "hf.patched", session.ctx.clock_us(), value=text))
-    session.patches[name] = value
+        return found[-1].entry.value == b"true"
+    value = not session.index.unread()  # something recorded lies ahead: the old code has been here
+    if not session.replay:
+        text = b"true" if value else b"false"
+        session.later(VALUE, Entry(path, "hf.patched", session.ctx.clock_us(), value=text))
     return value

@@ -33,7 +33,7 @@ _ASK_CHILD = Sql("UPDATE run SET request = 'rollback' WHERE tenant = :tenant AND
 
 def ending(session: Session) -> dict[str, Any] | None:
     """How the run was ending when it was last seen; None if it was not."""
-    found = session.index.get(END)
+    found = session.index.at(END)
     return found[-1].entry.more if found else None
 
 
@@ -61,7 +61,7 @@ def compensate(session: Session, status: str, error: dict[str, Any] | None) -> A
 def _undoable(session: Session) -> list[tuple[int, Recorded]]:
     """Effects of this run's own that happened and can be undone, with the place of their completion."""
     found = []
-    for path, entries in session.index.items():
+    for path, entries in session.index.calls():
         intents = [recorded for recorded in entries if recorded.kind == INTENT and recorded.own]
         if not intents or path.startswith("undo:") or not (intents[-1].entry.more or {}).get("undo"):
             continue
@@ -73,7 +73,7 @@ def _undoable(session: Session) -> list[tuple[int, Recorded]]:
 
 def _children(session: Session) -> list[tuple[int, Recorded]]:
     """Children of this run's own, with the place where their end was seen, or else their start."""
-    everything = [recorded for entries in session.index.values() for recorded in entries if recorded.own]
+    everything = [recorded for recorded in session.index.rows() if recorded.own]
     ends = {(one.entry.more or {}).get("child"): one.seq for one in everything if one.kind == DONE}
     return [
         (ends.get((recorded.entry.more or {})["child"], recorded.seq), recorded)
@@ -85,7 +85,7 @@ def _children(session: Session) -> list[tuple[int, Recorded]]:
 def open_calls(session: Session) -> list[Recorded]:
     """Effects of this run's own that have an intent and no end."""
     found = []
-    for entries in session.index.values():
+    for _, entries in session.index.calls():
         last = entries[-1]
         if any(recorded.kind == DONE for recorded in entries) or last.kind == FAILED:
             continue
@@ -137,11 +137,11 @@ def _undo(session: Session, intent: Entry) -> Act[None]:
             "code that it was started with"
         )
     path = f"undo:{intent.path}"
-    known = completion(session.index.get(path, []))
+    known = completion(session.index.at(path))
     if known is not None and "error" not in (known.more or {}):
         return
     arguments = session.decoded((yield from session.text(intent)))
-    ended_as = completion(session.index[intent.path])
+    ended_as = completion(session.index.at(intent.path))
     result = None if ended_as is None else (yield from session.value(ended_as))
     undo = _undo_spec(spec)
     if undo.is_async and not session.is_async:
@@ -212,7 +212,7 @@ def _undo_child(session: Session, spawn: Entry) -> Act[None]:
     """Roll a child back, as one unit: it undoes its own effects."""
     run_id = str((spawn.more or {})["child"])
     path = f"undo:{spawn.path}"
-    if completion(session.index.get(path, [])) is not None:
+    if completion(session.index.at(path)) is not None:
         return
     while True:
         row = yield from read(partial(rows.find, session.tenant, run_id))
@@ -233,4 +233,4 @@ def _roll_child(tenant: int, run_id: str, now: int) -> Program[None]:
 
 def undone_count(session: Session) -> int:
     """How many effects were undone."""
-    return sum(path.startswith("undo:") and completion(found) is not None for path, found in session.index.items())
+    return sum(path.startswith("undo:") and completion(found) is not None for path, found in session.index.calls())

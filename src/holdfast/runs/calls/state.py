@@ -121,7 +121,7 @@ class Keeper:
         line = Line(thread_name(session.row.id), merge={RUN_KEY: session.row.id})
         # A copy: what the caller does with `initial` later is no change of the state. Also says now what is unstorable.
         session.root.view = View(line, data=decode(encode(initial, self._codec), self._codec))
-        entries = [recorded for found in session.index.values() for recorded in found]
+        entries = session.index.rows()
         self._loaded = max((recorded.seq for recorded in entries), default=0)
         self._joins: dict[tuple[str, int], dict[str, Any]] = {}  # by branch and look: what was put in there
         self._last: dict[str, int] = {}  # by branch: its last recorded call

@@ -93,13 +93,13 @@ def check_deadline(scope: Scope, path: str) -> Act[None]:
     if not scope.deadlines:
         return
     session = scope.session
-    found = session.index.get(path)
+    found = session.index.at(path)
     if found:
         if found[0].entry.name == NAME:
-            session.unread.discard(path)
+            session.index.read(path)
             raise _over(path)
         return
-    if f"{path}~approve" in session.index:
+    if session.index.at(f"{path}~approve"):
         return  # an effect that waits for its approval
     if _nearest(scope) <= session.shared_clock_us():
         yield from session.record((VALUE, Entry(path, NAME, session.ctx.clock_us())))
@@ -159,7 +159,7 @@ def _may_end(session: Session, wait: Wait) -> bool:
     failed for certain, and waits for its next attempt, is not under way."""
     if wait.what.get("for") not in _ENDED:
         return False
-    found = session.index.get(wait.path) or []
+    found = session.index.at(wait.path)
     return all(recorded.kind != INTENT for recorded in found) or found[-1].kind == FAILED
 
 
@@ -173,7 +173,7 @@ def _give_up(scope: Scope, wait: Wait) -> Act[TimedOut | None]:
     from holdfast.runs.calls.asking import Answered, give_up_ask
 
     session, path, sort = scope.session, wait.path, wait.what["for"]
-    found = session.index.get(path)
+    found = session.index.at(path)
     first = found[0].entry if found else Entry(path, _ENDED[sort], 0)
     error = _over(path)
     more: dict[str, Any] = {"error": describe_error(error, session.ctx.codec)}

@@ -80,7 +80,7 @@ def prepare(session: Session, args_text: bytes | None) -> Act[dict[str, Any]]:
     """Read the journal, once, and the arguments."""
     row = session.row
     if row.fence > 1 or row.origin is not None or session.replay:
-        session.load((yield from read(partial(read_journal, session.tenant, row))))
+        session.index.load((yield from read(partial(read_journal, session.tenant, row))))
     if args_text is None:
         args_text = yield from read(partial(rows.value_of, session.tenant, row.run, "args"))
     if args_text is None:

@@ -113,7 +113,7 @@ class Rehearsal:
 
     def _verdict(self, result: Any, failure: BaseException | None) -> Replay:
         session = self._session
-        run, answered, end = session.row.id, session.answered, session.replay_end
+        run, answered, end = session.row.id, session.index.answered, session.replay_end
         for error in (session.stop, failure):
             if isinstance(error, NonDeterministic):
                 raise error
@@ -126,9 +126,9 @@ class Rehearsal:
         if failure is not None and not isinstance(failure, Exception):
             raise failure
         # Only the main line: branches that lost a race are not run again.
-        left = [path for path in session.index if path in session.unread and "." not in path]
+        left = [path for path in session.index.unread() if "." not in path]
         if left:
-            name = session.index[left[0]][0].entry.name
+            name = session.index.at(left[0])[0].entry.name
             how = "the function ends" if failure is None else f"the function raises {line_of(failure)}"
             raise session._differs(left[0], f"{name}()", how)
         return Replay(run, "complete", answered, result, failure)

@@ -183,7 +183,7 @@ class Completion:
 def decided(scope: Scope, path: str, name: str, count: int) -> list[int]:
     """What was recorded of a decision: the numbers of branches, in order."""
     session = scope.session
-    if path not in session.index:
+    if not session.index.at(path):
         return []
     found: dict[int, int] = {}
     for recorded in session.recorded(path, name, None):
@@ -214,7 +214,7 @@ def open_asks(session: Session, prefixes: Sequence[str]) -> list[str]:
     """Where branches wait for an answer, or for something else."""
     return [
         path
-        for path, found in list(session.index.items())
+        for path, found in session.index.calls()
         if path.startswith(tuple(prefixes))
         and found[0].kind == WAIT
         and all(recorded.kind != DONE for recorded in found)
@@ -232,4 +232,4 @@ def forget(scope: Scope, losers: Sequence[Branch]) -> None:
     prefixes = tuple(loser.scope.prefix for loser in losers)
     if prefixes:
         session.beaten += prefixes
-        session.unread -= {path for path in session.unread if path.startswith(prefixes)}
+        session.index.forget(prefixes)

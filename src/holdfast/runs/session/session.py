@@ -29,6 +29,7 @@ from holdfast.runs.journal.entries import (
     squeeze,
     unsqueeze,
 )
+from holdfast.runs.journal.index import JournalIndex
 from holdfast.runs.journal.rows import Hold, Line, RunRow
 from holdfast.runs.session import points
 from holdfast.runs.session.acting import Act, CannotWait, Pause, Wait
@@ -87,11 +88,9 @@ class Session:
         self.root = Scope(self, is_async=is_async)
         self.stop: BaseException | None = None
         self.waits: list[Wait] = []
-        self.index: dict[str, list[Recorded]] = {}
-        self.unread: set[str] = set()
+        self.index = JournalIndex(row.seq)
         self.replay_end: ReplayEnd | None = None  # the first call that replay found no answer to
         self.on_replay_end: Callable[[], None] | None = None
-        self.answered = 0  # calls that the journal answered
         self.patches: dict[str, bool] = {}
         self.state: Keeper | None = None  # once the code has asked for it: hf.state()
         self.replayed_lines: set[int] = set()  # handles of threads whose saves were answered from the journal
@@ -112,35 +111,25 @@ class Session:
         self.strays: list[Any] = []  # of a sync run: teams that nobody waits for (runs/parallel/parallel_threads.py)
         self.beaten: list[str] = []  # prefixes of branches whose waits do not count any more
         self.key_head = b""  # what the keys of all its effects begin with: runs/calls/effects.py
-        self._seq = row.seq
         self._pending: list[tuple[int, Entry]] = []
         self._put_off = self._durable = 0  # how many entries were put off, and how many of these are written
         self._carried: list[tuple[int, Entry]] | None = None  # those that a branch is writing right now
         self._broken: StoreError | None = None  # they could not be written
         self._lock = threading.Lock()
-        self.counting = threading.Lock()  # of what parallel branches spend
+        self.counting = threading.Lock()  # of what parallel branches spend and decide for all of them
 
     def __repr__(self) -> str:
         return f"<Session of run {self.row.id!r}, fence {self.row.fence}>"
 
     # --- what was recorded
 
-    def load(self, entries: Sequence[Recorded]) -> None:
-        """Take the journal as it was read: what is answered from it, by path."""
-        for recorded in entries:
-            self.index.setdefault(recorded.entry.path, []).append(recorded)
-            self._seq = max(self._seq, recorded.seq)
-        # What belongs to a call (what its body emitted, who approved it) is not asked for by the code itself.
-        self.unread = {path for path in self.index if path[:1].isdigit() and "~" not in path and "#" not in path}
-
-    def recorded(self, path: str, name: str, digest: bytes | None) -> list[Recorded]:
+    def recorded(self, path: str, name: str, digest: bytes | None) -> Sequence[Recorded]:
         """What the journal has at a path. Raises NonDeterministic if it is another call, or has other arguments."""
-        found = self.index.get(path)
+        found = self.index.at(path)
         if not found:
             if self.replay:
                 raise self.end_of_replay(path, name)
-            return []
-        self.unread.discard(path)
+            return found
         entry = found[0].entry
         if entry.name != name:
             raise self._differs(path, f"{entry.name}()", f"{name}()")
@@ -148,7 +137,7 @@ class Session:
             raise self._differs(path, f"{name}() with arguments {entry.input.hex()}", f"arguments {digest.hex()}")
         if self.replay and not any(recorded.kind in _ANSWERS for recorded in found):
             raise self.end_of_replay(path, name)  # it began, and how it ended is not recorded
-        self.answered += 1
+        self.index.read(path)
         if self.state is not None:
             self.state.replayed(found)
         return found
@@ -183,11 +172,11 @@ class Session:
         prefix = scope.prefix
         numbers = [
             (int(number), path)
-            for path in (list(self.unread) if self.can_park else ())  # others may be reading
+            for path in (self.index.unread() if self.can_park else ())
             if path.startswith(prefix) and (number := path[len(prefix) :].partition(".")[0]).isdigit()
         ]
         ahead, path = min(numbers, default=(0, ""))
-        return self._differs(path, f"{self.index[path][0].entry.name}()", how) if ahead > scope.count else None
+        return self._differs(path, f"{self.index.at(path)[0].entry.name}()", how) if ahead > scope.count else None
 
     def final(self, found: Sequence[Recorded]) -> Entry | None:
         """How a call ended, if that stands: where others run the code again after an error, an error does not."""
@@ -311,10 +300,7 @@ class Session:
         taken = [*put_off, *drafts] if put_off else drafts
         if not taken:
             return
-        with self._lock:
-            first = self._seq + 1
-            self._seq += len(taken)
-        lines, statements = self._lines(taken, first)
+        lines, recorded, statements = self._lines(taken)
         kind, entry = drafts[0] if drafts else taken[-1]
         if points.hook is not None:
             points.reach(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "before")
@@ -334,20 +320,21 @@ class Session:
             self.lose()
         assert answer is not None
         self.touched_us = self.ctx.clock_us()
-        for line, (kind, entry) in zip(lines, taken, strict=True):
-            self.index.setdefault(entry.path, []).append(Recorded(line.seq, kind, entry))
+        self.index.add(recorded)
         if answer[0] is not None:
             self.heed(answer[0])
 
-    def _lines(self, taken: Sequence[tuple[int, Entry]], first: int) -> tuple[list[Line], list[Any]]:
-        lines, statements = [], []
-        for seq, (kind, entry) in enumerate(taken, first):
+    def _lines(self, taken: Sequence[tuple[int, Entry]]) -> tuple[list[Line], list[Recorded], list[Any]]:
+        """Drafts as rows, as what the index keeps of them, and the statements that store large values apart."""
+        lines, recorded, statements = [], [], []
+        for seq, (kind, entry) in enumerate(taken, self.index.numbers(len(taken))):
             if entry.value is not None and len(entry.value) >= BLOB_MIN_BYTES:
                 statements += blob_statements(self.tenant, self.row.run, entry.value)
                 entry = out_of_line(entry)
             body = pack(entry)
             lines.append(Line(seq, kind, body, entry_digest(self.row.run, seq, kind, body)))
-        return lines, statements
+            recorded.append(Recorded(seq, kind, entry))
+        return lines, recorded, statements
 
     def closing_lines(self) -> Act[list[Line]]:
         """What was put off, for the transaction that ends the session."""
@@ -356,9 +343,7 @@ class Session:
         with self._lock:
             taken, self._pending = self._pending, []
             self._durable = self._put_off
-            first = self._seq + 1
-            self._seq += len(taken)
-        return self._lines(taken, first)[0]
+        return self._lines(taken)[0]
 
     def surely(self, op: Callable[[], Program[Any]], happened: Callable[[], Act[bool]]) -> Act[Any]:
         """Write, also if the database is away for a while or the answer to COMMIT was lost.

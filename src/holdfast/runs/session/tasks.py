@@ -101,7 +101,8 @@ class Supervisor:
         return chosen
 
     def _with_those_who_wait(self, tasks: set[Any]) -> set[Any]:
-        found = {task for task in tasks if task is not None and not task.done()}
+        # A copy, made in one go: sync effects on threads come and go in it.
+        found = {task for task in list(tasks) if task is not None and not task.done()}
         while found:
             ends = found | resolved_by(found)
             more = {task for task in self._tasks if getattr(task, "_fut_waiter", None) in ends} - found
@@ -219,7 +220,8 @@ class Supervisor:
     def park_for(self, stop: Parked) -> None:
         """A sync step of this run must wait and cannot be suspended: the whole run parks, with what others wait for."""
         session = self._session
-        session.waits += [wait for wait in self._waits.values() if wait not in session.waits]
+        # A copy, made in one go: this may be a thread that the code waits for, while the loop goes on.
+        session.waits += [wait for wait in list(self._waits.values()) if wait not in session.waits]
         session.stop = session.stop or stop
         self._stopped()
 

@@ -1,0 +1,117 @@
+"""Parallel branches that resume at the same time share one journal index: none of them disturbs another.
+
+The interpreter switches threads every microsecond here, so that an unguarded iteration over what siblings change fails
+within a few runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast as hf
+
+BRANCHES, RACES = 8, 12
+crash: list[bool] = []
+
+
+class Crash(BaseException):
+    """Ends the process's work on a run the way Ctrl-C does: the run is queued and can be resumed."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[hf.Store]:
+    with hf.open(tmp_path / "agent.db", durability="normal") as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def switch_often() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@hf.step
+def number(value: int) -> int:
+    return value
+
+
+@hf.step
+def crash_once() -> str:
+    if crash:
+        crash.clear()
+        raise Crash
+    return "resumed"
+
+
+def races(branch: int) -> int:
+    """Decide many small races, so that a resume drops the losers' rows while sibling branches read theirs."""
+    return sum(hf.first(lambda: number(branch), lambda: number(branch)) for _ in range(RACES))
+
+
+@hf.durable
+def racing() -> tuple[list[int], str]:
+    return hf.gather(*[lambda n=n: races(n) for n in range(BRANCHES)]), crash_once()
+
+
+def draws(branch: int) -> int:
+    return sum(number(branch) + 0 * hash(hf.uuid()) for _ in range(RACES * 4))
+
+
+async def araces(branch: int) -> int:
+    async def one() -> int:
+        return number(branch)
+
+    return sum([await hf.first(one(), one()) for _ in range(RACES)])
+
+
+@hf.durable
+async def aracing() -> tuple[list[int], str]:
+    """Half of the branches race on the event loop; the others run their steps on threads."""
+    halves = [araces(n) if n % 2 else asyncio.to_thread(draws, n) for n in range(BRANCHES)]
+    return await hf.gather(*halves), crash_once()
+
+
+def report(branch: int) -> int:
+    for step in range(RACES):
+        number(step)
+        if step == branch == 3:
+            hf.progress(done="three steps")
+    return branch
+
+
+@hf.durable
+def reporting() -> list[int]:
+    for _ in range(1000):  # a journal that takes a while to go through
+        hf.uuid()
+    return hf.gather(*[lambda n=n: report(n) for n in range(BRANCHES)])
+
+
+def test_threads_that_forget_the_losers_of_a_race_do_not_disturb_their_siblings(store: hf.Store) -> None:
+    for attempt in range(5):
+        crash.append(True)
+        with pytest.raises(Crash):
+            store.run(racing, id=f"r{attempt}")
+        again = store.run(racing, id=f"r{attempt}")
+        assert again.result() == ([n * RACES for n in range(BRANCHES)], "resumed")
+
+
+async def test_tasks_and_the_threads_they_wait_for_do_not_disturb_each_other(store: hf.Store) -> None:
+    for attempt in range(5):
+        crash.append(True)
+        with pytest.raises(Crash):
+            await store.arun(aracing, id=f"r{attempt}")
+        again = await store.arun(aracing, id=f"r{attempt}")
+        expected = [n * RACES if n % 2 else n * RACES * 4 for n in range(BRANCHES)]
+        assert await again.aresult() == (expected, "resumed")
+
+
+def test_a_branch_reports_progress_while_siblings_record_steps(store: hf.Store) -> None:
+    for attempt in range(8):
+        assert store.run(reporting, id=f"r{attempt}").result() == list(range(BRANCHES))
