@@ -1,4 +1,4 @@
-"""Memory does not grow with the results that a run records: large ones stay in the database until they are asked for."""
+"""Memory does not grow with the results that a run records: large ones stay in the database until they are needed."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Runtime:
 
     def __init__(self, driver: Driver) -> None:
         self.owner = new_owner(driver)
-        self._driver = driver
+        # Not the driver, whose life ends this one's: sessions have it while they last.
         self._sessions: set[Session] = set()
         self._listeners: dict[tuple[int, int], list[Listener]] = {}
         self._lock = threading.Lock()
@@ -117,18 +117,19 @@ class Runtime:
             return min([TICK_S, *(session.lease_us / 6e6 for session in self._sessions)])
 
     def _look_after(self, sessions: list[Session]) -> None:
+        driver = sessions[0].ctx.driver
         late = [session for session in sessions if _is_late(session)]
         others = [session for session in sessions if session not in late]
         if late:
             leases = [(session.hold, session.lease_us) for session in late]
             op = partial(rows.renew, leases, now=late[0].ctx.clock_us())
-            answers = self._driver.run(Transaction(op, write=True))
+            answers = driver.run(Transaction(op, write=True))
             for session, answer in zip(late, answers, strict=True):
                 session.touched_us = session.ctx.clock_us()
                 _heed(session, answer)
         if others:
             holds = [session.hold for session in others]
-            for session, answer in zip(others, self._driver.run(Transaction(partial(_requests, holds))), strict=True):
+            for session, answer in zip(others, driver.run(Transaction(partial(_requests, holds))), strict=True):
                 _heed(session, answer)
 
 
