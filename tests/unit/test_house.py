@@ -89,6 +89,33 @@ def test_the_floors_of_a_layer_import_only_downwards(whole: str) -> None:
                 assert floors.index(below) <= floors.index(floor), f"{path} imports upwards: {node.module}"
 
 
+def test_a_run_writes_only_with_its_fence() -> None:
+    """What runs inside a run asks for a write transaction in one place, which gives the operation the run's fence."""
+    inside = [SOURCE / "runs" / "engine" / "executing.py"]
+    inside += [
+        path for floor in ("session", "calls", "parallel", "agents") for path in (SOURCE / "runs" / floor).iterdir()
+    ]
+    writes: list[tuple[str, str]] = []
+    for path in inside:
+        if path.suffix != ".py":
+            continue
+        for outer in ast.walk(ast.parse(path.read_text())):
+            if isinstance(outer, ast.ImportFrom) and outer.module == "holdfast.storage.program":
+                writes += [(path.name, alias.name) for alias in outer.names if alias.name in ("write", "mend")]
+            elif isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+                writes += [(path.name, outer.name) for node in ast.walk(outer) if _asks_to_write(node)]
+    assert writes == [("session.py", "surely")]
+
+
+def _asks_to_write(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "Transaction"
+        and any(keyword.arg == "write" for keyword in node.keywords)
+    )
+
+
 def test_every_module_says_what_it_is() -> None:
     assert not [path for path, tree in modules().items() if not ast.get_docstring(tree)]
 

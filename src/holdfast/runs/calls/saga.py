@@ -21,7 +21,7 @@ from holdfast.runs.journal import rows
 from holdfast.runs.journal.entries import DONE, FAILED, INTENT, SPAWN, VALUE, Entry, Recorded
 from holdfast.runs.session.acting import Act, Wait
 from holdfast.runs.session.session import Session, completion
-from holdfast.storage.program import Batch, Program, Sql, read, write
+from holdfast.storage.program import Batch, Program, Sql, read
 
 END = "end"  # the path of the entry that says how the run is ending
 _ROLL_CHILD = Sql(
@@ -221,14 +221,14 @@ def _undo_child(session: Session, spawn: Entry) -> Act[None]:
         if row.parent != session.row.run:  # it was there already, and is somebody else's: not ours to undo
             break
         now = session.ctx.clock_us()
-        yield from write(partial(_roll_child, session.tenant, run_id, now))
+        yield from session.write_beside(partial(_roll_child, session.tenant, run_id, now))
         yield Wait(path, {"for": "run", "step": spawn.path, "run": run_id, "undo": True}, None)
     now = session.ctx.clock_us()
     yield from session.record((DONE, Entry(path, "undo " + spawn.name, now, more={"child": run_id})))
 
 
 def _roll_child(tenant: int, run_id: str, now: int) -> Program[None]:
-    yield Batch(_ROLL_CHILD(tenant=tenant, id=run_id, now=now), _ASK_CHILD(tenant=tenant, id=run_id), last=True)
+    yield Batch(_ROLL_CHILD(tenant=tenant, id=run_id, now=now), _ASK_CHILD(tenant=tenant, id=run_id))
 
 
 def undone_count(session: Session) -> int:

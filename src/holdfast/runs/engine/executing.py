@@ -156,7 +156,7 @@ def _conclude(
             raise failure  # Ctrl-C, which goes on to whoever called
         return (yield from _give_back(session, "queued", 0, {"for": "a worker"}))
     if isinstance(stop, Cancelled):
-        yield from cancel_children(session.ctx, session.tenant, session.row)
+        yield from cancel_children(session.ctx, session.tenant, session.row, session.write_beside)
         return (yield from _finish(session, "cancelled", None, keep_us))
     if isinstance(stop, ContinueAsNew):
         assert spec is not None
@@ -214,8 +214,7 @@ def _finish(session: Session, status: str, outcome: bytes | None, keep_us: int |
         points.reach("finish", "", name, 1, "before")
     op = partial(
         rows.finish,
-        session.hold,
-        lines,
+        lines=lines,
         status=status,
         outcome=outcome if outcome is not None else b"{}",
         waiting=None,
@@ -252,7 +251,6 @@ def _give_back(session: Session, status: str, wake_at: int, what: dict[str, Any]
     heeded = "pause" if status == "paused" else "rollback" if session.undoing else ""
     op = partial(
         rows.park,
-        session.hold,
         status=status,
         wake_at=wake_at,
         waiting=text,
@@ -291,7 +289,7 @@ def _start_over(session: Session, spec: DurableSpec, new: ContinueAsNew) -> Act[
     bound = spec.binder.bind(new.args_given, new.kwargs_given)
     text = spec.binder.text(bound, session.ctx.codec)
     incarnation = session.ctx.entropy(16)
-    op = partial(rows.start_over, session.hold, args=squeeze(text), incarnation=incarnation, now=session.ctx.clock_us())
+    op = partial(rows.start_over, args=squeeze(text), incarnation=incarnation, now=session.ctx.clock_us())
     return "queued" if (yield from session.surely(op, partial(_is_begun_anew, session, incarnation))) else "lost"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -182,8 +182,8 @@ def family(ctx: Context, run_id: str) -> Flow[list[RunRow]]:
     return found
 
 
-def cancel_children(ctx: Context, tenant: int, row: RunRow) -> Flow[None]:
-    """Cancel what has not ended of a run's children, and of theirs."""
+def cancel_children(ctx: Context, tenant: int, row: RunRow, write: Callable[..., Any] = write) -> Flow[None]:
+    """Cancel what has not ended of a run's children, and of theirs. The run itself does so with its own `write`."""
     children: dict[int | None, list[int]] = {}
     after = -1
     while found := (yield from read(partial(families.open_in_family, tenant, row.root, after))):

@@ -34,7 +34,6 @@ from holdfast.runs.session.acting import Parked, perform
 from holdfast.runs.session.requests import Abandoned, Interrupted
 from holdfast.runs.session.scope import Scope, Unwind, current
 from holdfast.runs.session.session import Session
-from holdfast.storage.program import Transaction
 
 T = TypeVar("T")
 _leaving = threading.Lock()
@@ -209,4 +208,4 @@ def join_strays(session: Session, failure: BaseException | None) -> None:
         team.join()
     paths = open_asks(session, session.beaten)
     if paths:  # one that lost may have been about to ask
-        session.ctx.driver.run(Transaction(partial(close_asks, session, paths), write=True))
+        perform(session.root, session.write_beside(partial(close_asks, session, paths)))

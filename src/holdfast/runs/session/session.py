@@ -50,6 +50,11 @@ _PATIENCE_PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, None)
 _HAS_ROW = Sql("SELECT body FROM journal WHERE tenant = :tenant AND run = :run AND seq = :seq", opens={0: JOURNAL})
 _CARRIED_S = 0.0005  # how soon to look again whether another branch has written what was put off
 Beside = Callable[[], Generator[Batch, list[Rows], Any]]
+Fenced = Callable[[Hold], Program[Any]]  # an operation that writes nothing if the fence has moved
+_HOLDS = Sql(
+    """SELECT run FROM run WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'
+    {for_update}"""
+)
 _ANSWERS = (DONE, CHANGE, VALUE, NOTE, SPAWN)
 
 
@@ -306,9 +311,11 @@ class Session:
             points.reach(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "before")
         lease, now = max(self.lease_us, lease_us), self.ctx.clock_us()
         if beside is None and not statements:
-            op: Callable[[], Program[Any]] = partial(rows.append, self.hold, lines, lease=lease, now=now)
+            op: Fenced = partial(rows.append, lines=lines, lease=lease, now=now)
         else:
-            op = partial(_append_beside, self.hold, lines, statements, beside, lease, now, other)
+            op = partial(
+                _append_beside, lines=lines, statements=statements, beside=beside, lease=lease, now=now, other=other
+            )
         try:
             answer = yield from self.surely(op, partial(self._is_written, lines[-1]))
         except StoreError as error:
@@ -345,8 +352,14 @@ class Session:
             self._durable = self._put_off
         return self._lines(taken)[0]
 
-    def surely(self, op: Callable[[], Program[Any]], happened: Callable[[], Act[bool]]) -> Act[Any]:
-        """Write, also if the database is away for a while or the answer to COMMIT was lost.
+    def write_beside(self, beside: Beside) -> Act[None]:
+        """Write something for the run that is no entry of its journal, and may be written twice. Raises LeaseLost."""
+        if not (yield from self.surely(partial(_beside, beside=beside), _unknown)):
+            self.lose()
+
+    def surely(self, op: Fenced, happened: Callable[[], Act[bool]]) -> Act[Any]:
+        """Commit `op`, retrying while the database is unavailable. If the acknowledgement of the COMMIT was lost, check
+        first whether it landed. Every write of a run comes through here, and gets the run's fence.
 
         A body has run by now: giving up at once would leave an effect in doubt that we know the end of.
         """
@@ -356,7 +369,7 @@ class Session:
                 if unknown and (yield from happened()):
                     return (None,)
                 unknown = False
-                return (yield Transaction(op, write=True))
+                return (yield Transaction(partial(op, self.hold), write=True))
             except OutcomeUnknown:
                 if pause is None:
                     raise
@@ -458,6 +471,19 @@ def _append_beside(
     if beside is not None:
         yield from beside()
     return appended[0]
+
+
+def _beside(hold: Hold, beside: Beside) -> Program[bool]:
+    [held] = yield Batch(_HOLDS(**hold._asdict()))
+    if held:
+        yield from beside()
+    return bool(held)
+
+
+def _unknown() -> Act[bool]:
+    """For what may be written twice, there is no need to look."""
+    return False
+    yield
 
 
 def _row(key: dict[str, int]) -> Program[bytes | None]:

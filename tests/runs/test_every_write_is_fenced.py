@@ -1,0 +1,126 @@
+"""A process whose run was taken over writes nothing for it: not to its children, not to its questions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+import holdfast as hf
+from holdfast.runs.engine.flows import locate
+from holdfast.runs.journal import rows
+from holdfast.runs.session import points
+from holdfast.runs.session.points import Point
+from holdfast.storage.program import drive, write
+
+PATIENCE_S = 30.0
+asks, won = threading.Event(), threading.Event()
+stores: list[hf.Store] = []
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[hf.Store]:
+    with hf.open(url, durability="normal") as opened:
+        stores[:] = [opened]
+        asks.clear()
+        won.clear()
+        yield opened
+        points.hook = None
+
+
+def take_over(run_id: str) -> None:
+    """Another process claims the run, as it does when the lease has run out."""
+    ctx = stores[0]._context
+    tenant, row = drive(ctx.driver, locate(ctx, run_id))
+    claim = partial(rows.claim, tenant, row.run, fence=row.fence, owner="m:" + "0" * 32, lease=60_000_000)
+    assert drive(ctx.driver, write(partial(claim, now=ctx.clock_us(), dead=True))) is not None
+
+
+def cancel(run_id: str) -> None:
+    """An operator cancels the run; what becomes of its children is left to its owner."""
+    ctx = stores[0]._context
+    tenant, row = drive(ctx.driver, locate(ctx, run_id))
+    drive(ctx.driver, write(partial(rows.ask_for, tenant, row.run, "cancel", ctx.clock_us())))
+
+
+@hf.step
+def small() -> int:
+    return 1
+
+
+@hf.durable
+def child() -> int:
+    return small()
+
+
+@hf.durable
+def parent() -> None:
+    hf.spawn(child, id="child").result()
+    raise ValueError("the parent fails, so that its child is undone")
+
+
+@hf.durable
+def cancelled_parent() -> None:
+    hf.spawn(child, id="child", queue="of no worker")
+    cancel("parent")
+    try:
+        small()
+        small()
+    except BaseException:
+        take_over("parent")
+        raise
+
+
+def quick() -> str:
+    assert asks.wait(PATIENCE_S)
+    return "quick"
+
+
+def slow() -> str:
+    assert hf.ask("Is it too late?")
+    return "slow"
+
+
+@hf.durable
+def asking() -> str:
+    return str(hf.first(quick, slow))
+
+
+def test_a_child_is_not_rolled_back(store: hf.Store) -> None:
+    def hook(point: Point) -> None:
+        if (point.name, point.when) == ("hf.rollback", "after"):
+            take_over("parent")
+
+    store.start(parent, id="parent")
+    points.hook = hook
+    hf.Worker(store).run(until_idle=True)
+    assert store.get_run("parent").status == "running"
+    assert store.get_run("child").status == "done"
+
+
+def test_children_are_not_cancelled(store: hf.Store) -> None:
+    store.start(cancelled_parent, id="parent")
+    hf.Worker(store).run(until_idle=True)
+    assert store.get_run("parent").status == "running"
+    assert store.get_run("child").status == "queued"
+
+
+def test_the_question_of_a_branch_that_lost_is_not_closed(store: hf.Store) -> None:
+    def hook(point: Point) -> None:
+        """The branch that loses is about to ask when the other one wins; then the run is taken over."""
+        if (point.name, point.when) == ("hf.first", "after"):
+            won.set()
+        elif (point.name, point.when) == ("hf.ask", "before"):
+            asks.set()
+            assert won.wait(PATIENCE_S)
+        elif (point.name, point.when) == ("hf.ask", "after"):
+            take_over("run")
+
+    store.start(asking, id="run")
+    points.hook = hook
+    hf.Worker(store).run(until_idle=True)
+    assert store.get_run("run").status == "running"
+    [ask] = store.asks("run")
+    assert ask.status == "open"
