@@ -17,14 +17,14 @@ translated where they arise, in `holdfast.storage`, and kept as `__cause__`.
     ├── RunError               a durable run
     │   ├── NotInRun           a call that needs a run, made where there is none
     │   ├── NonDeterministic   the code took another way than its journal says
-    │   ├── RunMismatch        the id belongs to a run of another function or with other arguments
+    │   ├── RunMismatch        the id belongs to a run of another function or version, or with other arguments
     │   ├── RunFailed          the run ended with an error of its own code, which is the cause
     │   ├── RunCancelled       it was cancelled
     │   ├── RolledBack         it was rolled back: its effects were undone
     │   ├── RunStuck           it cannot go on by itself; nothing was undone
     │   ├── InDoubt            nobody knows whether an effect happened
     │   ├── NotApproved        a person said no to an effect; it did not run
-    │   ├── StepFailed         a recorded error whose class this process does not have
+    │   ├── StepFailed         stands for a recorded error whose class is not here, as a cause or in a text
     │   ├── LeaseLost          another process has taken the run over
     │   ├── JournalDamaged     a run's journal does not add up
     │   ├── AnswerRefused      an answer that the question does not allow
@@ -216,7 +216,8 @@ class NotApproved(RunError):
 
 
 class StepFailed(RunError):
-    """A recorded error whose class this process does not have. `type_name` names it."""
+    """Stands for a recorded error whose class this process does not have, where it is only looked at: as a cause, or as
+    a text for a model. `type_name` names it. Where code might catch it, the run is stuck instead."""
 
     def __init__(self, message: str, *, type_name: str = "") -> None:
         super().__init__(message)

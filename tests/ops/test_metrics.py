@@ -418,13 +418,13 @@ def test_a_graphs_checkpoints_are_saves(url: str) -> None:
 APP = """
 import holdfast as hf
 
-@hf.durable(name="metrics_hello", version="any")
+@hf.durable(name="metrics_hello")
 def hello() -> str:
     return "hi"
 """
 
 
-@hf.durable(name="metrics_hello", version="any")
+@hf.durable(name="metrics_hello")
 def hello() -> str:
     return "hi"
 

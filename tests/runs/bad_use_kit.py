@@ -31,7 +31,7 @@ def changed(lab: Lab, old: list[str], new: list[str]) -> hf.Run:
     def steps() -> list[str]:
         return new if once.reached else old
 
-    @lab.durable(version="any")
+    @lab.durable
     async def agent() -> list[str]:
         found = [await lab(work(name)) for name in steps()]
         once.interrupt()

@@ -204,17 +204,3 @@ def test_code_that_has_fewer_steps_than_were_recorded(lab: Lab) -> None:
 
 def test_code_that_goes_on_where_the_old_one_ended_is_fine(lab: Lab) -> None:
     assert changed(lab, ["a"], ["a", "b"]).result() == ["a", "b"]
-
-
-def test_other_code_under_a_fork_of_the_same_name_is_told_by_its_version(lab: Lab) -> None:
-    @lab.durable(name="versioned")
-    async def old() -> None:
-        await lab(hf.ask("?"))
-
-    first = lab.run(old, id="r").info().version
-
-    @lab.durable(name="versioned")
-    async def new() -> None:
-        await lab(hf.ask("another?"))
-
-    assert lab.run(new, id="s").info().version != first

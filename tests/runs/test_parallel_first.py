@@ -186,7 +186,7 @@ def test_a_patch_after_a_race_is_not_misled_by_what_losers_recorded(lab: Lab) ->
     async def one(name: str) -> Any:
         return await lab(work(name))
 
-    @lab.durable(version="any")
+    @lab.durable
     async def agent() -> Any:
         found = await lab(hf.first(branch(lab, two, "a"), branch(lab, one, "b")))
         await lab(hf.ask("And now?"))

@@ -157,7 +157,7 @@ def test_fewer_branches_than_were_recorded_is_another_way(lab: Lab) -> None:
     async def fails() -> int:
         raise LookupError
 
-    @lab.durable(version="any")
+    @lab.durable
     async def agent() -> Any:
         losers = [branch(lab, fails) for _ in range(count[0] - 1)]
         found = await lab(hf.first(*losers, branch(lab, wins)))

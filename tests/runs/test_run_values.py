@@ -78,7 +78,7 @@ def test_patched_sends_new_runs_the_new_way_and_old_runs_the_old_one(lab: Lab) -
     def new() -> str:
         return "new"
 
-    @lab.durable(name="changing", version="any")
+    @lab.durable(name="changing")
     async def before() -> list[str]:
         found = [await lab(old()), await lab(old())]
         once.interrupt()
@@ -87,7 +87,7 @@ def test_patched_sends_new_runs_the_new_way_and_old_runs_the_old_one(lab: Lab) -
     with pytest.raises(Interrupt):
         lab.run(before, id="r")
 
-    @lab.durable(name="changing", version="any")
+    @lab.durable(name="changing")
     async def after() -> list[str]:
         found = [await lab(new() if hf.patched("first") else old()), await lab(old())]
         if hf.patched("tail"):  # both runs come here for the first time

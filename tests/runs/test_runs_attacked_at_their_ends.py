@@ -98,7 +98,7 @@ def test_code_that_ends_before_its_branches_is_another_way_and_nothing_is_undone
     def reserve(what: str) -> str:
         return what
 
-    @lab.durable(version="any")
+    @lab.durable
     async def agent() -> Any:
         if code[0] == "raises":
             raise Flaky("the new code is broken")
@@ -131,7 +131,7 @@ def test_a_branch_that_fails_before_what_it_had_done_is_another_way(lab: Lab) ->
         await lab(reserve(what))
         return what if what == "a" else await lab(hf.ask("Go on?"))
 
-    @lab.durable(version="any")
+    @lab.durable
     async def agent() -> Any:
         if lab.is_async:
             return await hf.map(branch, ["a", "b"])

@@ -121,12 +121,12 @@ def test_a_worker_process_runs_until_it_is_told_to_stop(place: Path) -> None:
 
 def test_what_it_logs_is_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     start("doubled", 3)
-    Path("jobs_app.py").write_text(APP.replace("return double(number)\n", "return double(number) * 1\n"))
+    Path("jobs_app.py").write_text(APP.replace("@hf.durable\ndef doubled", '@hf.durable(version="2")\ndef doubled'))
     sys.modules.pop("jobs_app")
     assert main(["worker", "jobs_app.py", "--once"]) == 0
     said = capsys.readouterr()
     assert said.out == "nothing was due\n"
-    assert "1 due runs of doubled want version" in said.err
+    assert "1 due runs of doubled want no version, and this worker has version 2" in said.err
 
 
 @pytest.mark.parametrize(

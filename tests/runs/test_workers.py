@@ -129,16 +129,31 @@ def test_a_run_is_taken_only_in_its_version(store: hf.Store, caplog: pytest.LogC
     worker.run(until_idle=True)
     assert not worker.counts
     assert run.status == "queued"
-    assert "1 due runs of versioned want version 1, and this worker has 2" in caplog.text
+    assert "1 due runs of versioned want version 1, and this worker has version 2" in caplog.text
     hf.Worker(store, [old]).run(until_idle=True)
     assert run.result() == "old"
 
 
-@pytest.mark.parametrize(("began", "has"), [("any", "2"), ("1", "any"), ("any", "any")])
-def test_any_version_will_do_if_either_side_says_so(store: hf.Store, began: str, has: str) -> None:
-    run = store.start(versioned(began, "old"), id="a")
-    hf.Worker(store, [versioned(has, "new")]).run(until_idle=True)
-    assert run.result() == "new"
+def test_store_run_follows_the_same_rule_until_the_run_is_finished(store: hf.Store) -> None:
+    old, new = versioned("1", "old"), versioned("2", "new")
+    store.start(old, id="a")
+    with pytest.raises(
+        hf.RunMismatch, match="run 'a' began with version 1 of versioned, and this process has version 2"
+    ):
+        store.run(new, id="a")
+    assert store.run(old, id="a").result() == "old"
+    assert store.run(new, id="a").result() == "old"
+
+
+def test_without_a_version_changed_code_resumes_the_run(store: hf.Store) -> None:
+    for how in ("worker", "store.run"):
+        run = store.start(versioned(None, "old"), id=how)
+        new = versioned(None, "new")
+        if how == "worker":
+            hf.Worker(store, [new]).run(until_idle=True)
+        else:
+            store.run(new, id=how)
+        assert run.result() == "new"
 
 
 def test_a_version_that_comes_later_is_taken_over_from_a_dead_worker_only_by_its_like(

@@ -100,7 +100,7 @@ def run(args: Namespace, store: Store, out: Output) -> int:
         return OK
     out.line((info.id, "bold"), (info.status, _COLOURS.get(info.status, "")))
     rows = [
-        ("function", f"{info.function} (version {info.version})"),
+        ("function", info.function + (f" (version {info.version})" if info.version else "")),
         ("queue", f"{info.queue}, priority {info.priority}"),
         ("started", local(info.created_at)),
         ("changed", local(info.changed_at)),

@@ -131,7 +131,8 @@ def _log_to_stderr(*, as_json: bool) -> None:
 WORKER = Command(
     "run what is due, with the functions of an app",
     "Until SIGTERM or Ctrl-C: then its runs\nfinish, park, or are given back, and a second signal gives them back at "
-    "once. Several workers may\nserve one store. A run is taken only in the version of the code that it began with.",
+    "once. Several workers may\nserve one store. Runs of a function "
+    "with a version= are taken only by code that gives the same.",
     "  holdfast worker app.py\n  holdfast worker myapp.agents --queue search --queue default --concurrency 32\n"
     "  holdfast worker app.py --once",
     arguments,

@@ -386,6 +386,7 @@ class RunStore(ThreadStore):
         args: bytes | None = new.args
         handle = self._handle(row.id, drives=True)
         if not made:
+            flows.check_version(row, spec)
             claimed = yield from flows.try_claim(ctx, tenant, row, runtime, self._lease_us, again=True)
             if claimed is None:
                 # It may wait for a child whose process died: what is due of its family goes on here.

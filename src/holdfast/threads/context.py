@@ -9,7 +9,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.log.branches import ensure_tenant, find_tenant
@@ -76,6 +76,11 @@ class Context:
         if found is None:
             found = self._tenant = yield from write(lambda: ensure_tenant(self.tenant_name))
         return found
+
+    def seen_from(self, module: str) -> Context:
+        """The same for the code of a module."""
+        codec = self.codec.seen_from(module)
+        return self if codec is self.codec else replace(self, codec=codec)
 
     def new_record_id(self, at: int, after: int) -> int:
         return new_id(at, int.from_bytes(self.entropy(4), "little"), after)

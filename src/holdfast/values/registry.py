@@ -12,7 +12,6 @@ loaded.
 from __future__ import annotations
 
 import importlib
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any, Final, TypeVar, overload
 
 from holdfast.errors import Undecodable, UnknownType, UsageError
 from holdfast.values.messages import NAMES, Shape, shape_of
+from holdfast.values.names import class_name, is_doubled, loaded, module_name
 from holdfast.values.sorts import CustomSort, Sort, sort_of
 
 C = TypeVar("C", bound=type)
@@ -72,7 +72,7 @@ class Entry:
 
 def default_name(cls: type) -> str:
     """The name of a class unless it is registered under another one."""
-    return f"{cls.__module__}.{cls.__qualname__}"
+    return ".".join(class_name(cls))
 
 
 class Registry:
@@ -80,7 +80,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_name: dict[str, Entry] = {}
+        self._by_name: dict[str, dict[str, Entry]] = {}  # by module: of a script that is imported too, both copies
         self._by_class: dict[type, Entry] = {}
         self.generation = 0
 
@@ -101,19 +101,23 @@ class Registry:
         sort = _sort(cls, dump, load)
         entry = Entry(name, version, cls, sort, upgrade, shape_of(name, version, sort))
         with self._lock:
-            other = self._by_name.get(name)
+            other = self.named(name)
             if other is not None and other.cls is not cls and default_name(other.cls) != default_name(cls):
                 raise UsageError(
                     f"the name {name!r} is registered for {default_name(other.cls)}; give "
                     f'{default_name(cls)} another: @holdfast.register("another.name")'
                 )
             # Values of a class as it was before a reload can still be saved: its entry stays, by class.
-            self._by_name[name] = entry
+            self._by_name.setdefault(name, {})[cls.__module__] = entry
             self._by_class[cls] = entry
             self.generation += 1
 
-    def named(self, name: str) -> Entry | None:
-        return self._by_name.get(name)
+    def named(self, name: str, home: str | None = None) -> Entry | None:
+        """The entry with a name. Of two copies of a module, that of `home`, or else the script's."""
+        copies = self._by_name.get(name)
+        if not copies:
+            return None
+        return copies.get(home or "") or copies.get("__main__") or next(reversed(copies.values()))
 
     def of(self, cls: type) -> Entry | None:
         return self._by_class.get(cls)
@@ -207,12 +211,15 @@ class Codec:
         *,
         registry: Registry | None = None,
         classes: Iterable[tuple[str, str]] = (),
+        home: str | None = None,
     ) -> None:
         if isinstance(trust, str) or not isinstance(trust, Iterable):
             raise UsageError(f'trust is a list of module prefixes such as trust=["myapp."], not {trust!r}')
         self.trust = tuple(dict.fromkeys(_prefix(item) for item in (*TRUST_DEFAULT, *trust)))
         #: single classes that are trusted too: module and name
         self.classes = frozenset(classes)
+        #: the module whose code the values are for: of a module that is there twice, its copy is meant
+        self.home = home
         self._registry = REGISTRY if registry is None else registry
         self._generation = self._registry.generation
         self._by_class: dict[type, Entry | None] = {}
@@ -227,7 +234,7 @@ class Codec:
             pass
         entry = self._registry.of(cls)
         if entry is None:
-            found = self._trusted(default_name(cls))
+            found = self._trusted(default_name(cls), cls.__module__)
             entry = found if found is not None and found.cls is cls else None
         self._by_class[cls] = entry
         return entry
@@ -260,7 +267,7 @@ class Codec:
 
     def _find(self, name: str) -> Entry | None:
         self._refresh()
-        entry = self._by_name.get(name) or self._registry.named(name) or self._trusted(name)
+        entry = self._by_name.get(name) or self._registry.named(name, self.home) or self._trusted(name, self.home)
         if entry is not None:
             self._by_name[name] = entry
         return entry
@@ -275,11 +282,17 @@ class Codec:
         """The same, with more single classes that are trusted."""
         return Codec(self.trust, registry=self._registry, classes=self.classes | frozenset(classes))
 
-    def _trusted(self, name: str) -> Entry | None:
+    def seen_from(self, home: str) -> Codec:
+        """The same for values that the code of a module reads; itself, unless that module is there twice."""
+        if home == self.home or not is_doubled(home):
+            return self
+        return Codec(self.trust, registry=self._registry, classes=self.classes, home=home)
+
+    def _trusted(self, name: str, home: str | None) -> Entry | None:
         last = name.rpartition(".")[2]
         for prefix in (*self.trust, *(f"{module}." for module, cls_name in self.classes if cls_name == last)):
             if name.startswith(prefix):
-                cls = _resolve(prefix, name)
+                cls = _resolve(prefix, name, home)
                 sort = None if cls is None else sort_of(cls)
                 if cls is not None and sort is not None:
                     return Entry(name, 1, cls, sort, {}, shape_of(name, 1, sort))
@@ -289,7 +302,7 @@ class Codec:
 def _prefix(item: object) -> str:
     if not isinstance(item, str) or not all(part.isidentifier() for part in item.removesuffix(".").split(".")):
         raise UsageError(f'trust takes module prefixes such as "myapp.", not {item!r}')
-    return item.removesuffix(".") + "."
+    return module_name(item.removesuffix(".")) + "."
 
 
 def _suggest(name: str) -> str:
@@ -297,18 +310,20 @@ def _suggest(name: str) -> str:
     return f"{root}." if root.isidentifier() else "myapp."
 
 
-def _resolve(prefix: str, name: str) -> type | None:
+def _resolve(prefix: str, name: str, home: str | None) -> type | None:
     """The class of that very name, defined in a module under the prefix. Imports modules, calls nothing."""
     parts = name[len(prefix) :].split(".")
     if not all(part.isidentifier() for part in parts):
         return None
-    module = _import(prefix[:-1])
+    place = prefix[:-1]
+    module = _import(place, home)
     while module is not None and parts:
         cls = _class_in(module, parts)
         # A class that the module only imported from elsewhere has another name, and is not trusted.
         if cls is not None and default_name(cls) == name:
             return cls
-        module = _import(f"{module.__name__}.{parts.pop(0)}")
+        place = f"{place}.{parts.pop(0)}"
+        module = _import(place, home)
     return None
 
 
@@ -322,8 +337,8 @@ def _class_in(module: ModuleType, parts: list[str]) -> type | None:
     return found if isinstance(found, type) else None
 
 
-def _import(name: str) -> ModuleType | None:
-    module = sys.modules.get(name)
+def _import(name: str, home: str | None) -> ModuleType | None:
+    module = loaded(name, home)
     if module is not None:
         return module
     try:

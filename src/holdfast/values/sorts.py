@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.errors import Undecodable
+from holdfast.values.names import class_name
 
 # Attributes that typing puts on an instance of a generic class; they say nothing about its value.
 _NOISE = frozenset({"__orig_class__"})
@@ -114,7 +115,7 @@ def _check_attributes(cls: type, present: Mapping[str, Any], known: Iterable[str
 
 
 def _name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
+    return ".".join(class_name(cls))
 
 
 class EnumSort:

@@ -463,7 +463,7 @@ def _refuse_type(kind: type, trail: Trail) -> NoReturn:
         f"its type {name} is neither registered nor trusted; if it is a dataclass, NamedTuple, "
         f"msgspec Struct, pydantic "
         f"model or Enum, decorate it with @holdfast.register or open the store with "
-        f'trust=["{kind.__module__.partition(".")[0]}."]; else holdfast.register({kind.__name__}, '
+        f'trust=["{name.partition(".")[0]}."]; else holdfast.register({kind.__name__}, '
         f"dump=…, load=…)",
         trail,
     )

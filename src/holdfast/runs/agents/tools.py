@@ -245,6 +245,7 @@ class Tools:
             raise
         except ValueError as error:
             return _said(scope, "refused", error_text(f"the arguments of {call.name} do not fit", str(error)))
+        scope.by_name = isinstance(tool.spec, StepSpec)  # the code of a durable one catches errors by their classes
         return tool, args, kwargs
 
     def _refuse_async(self, call: ToolCall) -> None:

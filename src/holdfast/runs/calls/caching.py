@@ -12,6 +12,7 @@ from holdfast.runs.journal.entries import squeeze, unsqueeze
 from holdfast.storage.cells import CACHED, CACHED_INPUT
 from holdfast.storage.program import Batch, Program, Rows, Sql, read
 from holdfast.values.codec import encode
+from holdfast.values.names import module_name
 
 if TYPE_CHECKING:
     from holdfast.runs.functions.specs import StepSpec
@@ -35,7 +36,7 @@ _SWEEP = Sql("DELETE FROM step_cache WHERE tenant = :tenant AND expires_at <= {n
 
 def _name(spec: StepSpec) -> str:
     """What a step's results are kept under: two steps of the same name do not share them."""
-    return f"{spec.fn.__module__}:{spec.fn.__qualname__}:{spec.name}"
+    return f"{module_name(spec.fn.__module__)}:{spec.fn.__qualname__}:{spec.name}"
 
 
 def _input(session: Session, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], wanted: bytes) -> bytes:

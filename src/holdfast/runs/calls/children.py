@@ -9,7 +9,7 @@ from typing import Any
 from blake3 import blake3
 
 from holdfast.errors import RolledBack, RunCancelled, RunFailed, RunMismatch, RunStuck
-from holdfast.runs.calls.failures import describe_error, error_text, rebuild
+from holdfast.runs.calls.failures import describe_error, error_text, rebuilt
 from holdfast.runs.calls.steps import answer
 from holdfast.runs.calls.timeouts import check_deadline
 from holdfast.runs.functions.inputs import digest
@@ -179,5 +179,5 @@ def outcome_error(status: str, run_id: str, outcome: bytes | None, codec: Codec)
         return RunCancelled(f"run {run_id!r} was exported: it goes on in another store")
     failed = RunFailed(f"run {run_id!r} failed: {reason}", error=reason)
     if isinstance(described, dict) and described.get("type"):
-        failed.__cause__ = rebuild(described, codec)
+        failed.__cause__ = rebuilt(described, codec)
     return failed

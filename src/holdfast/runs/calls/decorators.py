@@ -231,8 +231,8 @@ def durable(*, name: str | None = None, version: str | None = None) -> Callable[
 def durable(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """A durable function: `store.run(fn, …)` runs it so that it goes on after a crash. Called directly it is itself.
 
-    `name` is what stored runs know it by (default: its own name), `version` the version of its code (default: a hash of
-    it; "any" lets every worker that knows the name run it).
+    `name` is what stored runs know it by (default: its own name). With a `version`, its runs are resumed only by code
+    that gives the same one; without, by whatever code has its name, and a difference that matters is found by replay.
     """
     if fn is None:
         return functools.partial(_decorate_durable, **options)
@@ -241,7 +241,9 @@ def durable(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 def _decorate_durable(fn: Callable[..., Any], *, name: str | None = None, version: str | None = None) -> Any:
     _check(fn, "durable")
-    spec = DurableSpec(fn, _name(name, fn), version)
+    if version is not None and (not isinstance(version, str) or not version):
+        raise UsageError(f"version={version!r}: a text that is not empty, such as version='2'")
+    spec = DurableSpec(fn, _name(name, fn), version or "")
     add_durable(spec)
     fn.holdfast_durable = spec  # type: ignore[attr-defined]
     return fn

@@ -108,7 +108,7 @@ def _effect(
         spend_failed(session, found)
         ended = session.final(found)
         if ended is not None:
-            return (yield from answer(session, ended))
+            return (yield from answer(session, ended, by_name=scope.by_name))
     call = Call(scope, spec, path, args, kwargs, text, wanted, make_key(session, path, spec.name, wanted))
     intents = [recorded.entry for recorded in found if recorded.kind == INTENT]
     is_open = bool(intents) and found[-1].kind not in (FAILED, DONE)

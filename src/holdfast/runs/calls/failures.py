@@ -1,17 +1,17 @@
 """Errors of a run's own code, written down and raised again.
 
-An error is kept as its class's name, its text and its arguments. It is raised again as the same class if that class is
-known to this process: found by name among what is imported, an exception, and made without running any code of it.
-Otherwise it becomes `StepFailed`, which names the class.
+An error is kept as its class's name, its text and its arguments. It is raised again as the same class, found by name
+among what is imported and made without running any code of it. If that cannot be done, `Unresolved` says why: an
+`except` of the run's code would not match a substitute, and the run would fail and be undone for it.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from holdfast.errors import StepFailed, ValueProblem
 from holdfast.values.codec import decode, encode
+from holdfast.values.names import class_name, find_class
 from holdfast.values.registry import Codec
 
 _RECORDED = "__holdfast_recorded__"
@@ -22,8 +22,7 @@ _MEMBERS_MAX = 100  # of a group; what comes after them is not kept
 
 def describe_error(error: BaseException, codec: Codec, depth: int = 0) -> dict[str, Any]:
     """An error as plain data. Never raises: whatever a class of somebody else's does, its failure is kept."""
-    cls = type(error)
-    name = f"{cls.__module__}:{cls.__qualname__}".encode("utf-8", "replace").decode()
+    name = ":".join(class_name(type(error))).encode("utf-8", "replace").decode()
     found: dict[str, Any] = {"type": name, "text": safe_text(error)}
     for part, of in (("args", _arguments), ("attributes", _attributes)):
         try:
@@ -105,16 +104,19 @@ def error_text(found: dict[str, Any]) -> str:
     return f"{error_name(found)}: {text}" if text else error_name(found)
 
 
+class Unresolved(Exception):
+    """A recorded error that cannot be made again here. The text says why, and what helps."""
+
+
 def rebuild(found: dict[str, Any], codec: Codec) -> Exception:
-    """The error, to be raised again."""
-    cls = _class_of(str(found.get("type", "")))
-    if cls is None:
-        failed = StepFailed(
-            f"a step had failed with {error_text(found)} (its class is not known here)",
-            type_name=error_name(found),
+    """The error, to be raised again. Raises Unresolved."""
+    module, _, qualname = str(found.get("type", "")).partition(":")
+    cls = find_class(module, qualname, codec.home)
+    if cls is None or not issubclass(cls, Exception):
+        raise Unresolved(
+            f"there is no class {module}:{qualname} in this process. If it was renamed or moved, keep its old name as "
+            "an alias; if it is defined inside a function, define it outside; else import its module before the run"
         )
-        _add_cause(failed, found, codec)
-        return failed
     args = _decoded(found.get("args"), codec)
     arguments = tuple(args) if isinstance(args, list) else (found.get("text", ""),)
     if issubclass(cls, BaseExceptionGroup):
@@ -122,8 +124,11 @@ def rebuild(found: dict[str, Any], codec: Codec) -> Exception:
         arguments = (*arguments[:1], [rebuild(member, codec) for member in members])
     try:
         made = _made(cls, arguments)
-    except Exception:
-        return StepFailed(f"a step had failed with {error_text(found)}", type_name=error_name(found))
+    except Exception as error:
+        raise Unresolved(
+            f"{module}:{qualname} cannot be made without its own constructor ({line_of(error)}). Raise an error of "
+            "your own from it in the step"
+        ) from error
     attributes = _decoded(found.get("attributes"), codec)
     if isinstance(attributes, dict):
         for name, value in attributes.items():
@@ -131,6 +136,18 @@ def rebuild(found: dict[str, Any], codec: Codec) -> Exception:
                 made.__dict__[name] = value
     _add_cause(made, found, codec)
     return made
+
+
+def rebuilt(found: dict[str, Any], codec: Codec) -> Exception:
+    """The error for those who only look at it: `StepFailed`, which names the class, stands for one that is not here."""
+    try:
+        return rebuild(found, codec)
+    except Unresolved:
+        failed = StepFailed(
+            f"a step had failed with {error_text(found)} (its class is not known here)", type_name=error_name(found)
+        )
+        _add_cause(failed, found, codec)
+        return failed
 
 
 def _made(cls: type[Exception], arguments: tuple[Any, ...]) -> Exception:
@@ -147,7 +164,7 @@ def _made(cls: type[Exception], arguments: tuple[Any, ...]) -> Exception:
 def _add_cause(error: Exception, found: dict[str, Any], codec: Codec) -> None:
     cause = found.get("cause")
     if isinstance(cause, dict):
-        error.__cause__ = rebuild(cause, codec)
+        error.__cause__ = rebuilt(cause, codec)
 
 
 def _decoded(text: Any, codec: Codec) -> Any:
@@ -157,11 +174,3 @@ def _decoded(text: Any, codec: Codec) -> Any:
         return decode(text, codec)
     except ValueProblem:
         return None
-
-
-def _class_of(name: str) -> type[Exception] | None:
-    module, _, qualname = name.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in qualname.split("."):
-        found = getattr(found, part, None) if found is not None and part != "<locals>" else None
-    return found if isinstance(found, type) and issubclass(found, Exception) else None

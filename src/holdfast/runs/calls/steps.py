@@ -8,10 +8,10 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
-from holdfast.errors import BudgetExceeded, Unstorable, UsageError
+from holdfast.errors import BudgetExceeded, RunStuck, Unstorable, UsageError
 from holdfast.runs.calls import bodies
 from holdfast.runs.calls.caching import look_up, remember
-from holdfast.runs.calls.failures import describe_error, mark_recorded, rebuild
+from holdfast.runs.calls.failures import Unresolved, describe_error, error_text, mark_recorded, rebuild, rebuilt
 from holdfast.runs.calls.timeouts import check_again, check_deadline
 from holdfast.runs.functions.inputs import digest
 from holdfast.runs.functions.specs import StepSpec
@@ -42,7 +42,7 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
         spend_failed(session, found)
         ended = session.final(found)
         if ended is not None:
-            return (yield from answer(session, ended))
+            return (yield from answer(session, ended, by_name=scope.by_name))
         attempt += sum(recorded.kind == FAILED for recorded in found)
     if session.limits:
         yield from check_budget(session, partial(_entry, session, path, spec, wanted, attempt, None))
@@ -124,17 +124,33 @@ def _entry(
     return Entry(path, spec.name, session.ctx.clock_us(), wanted, attempt, value, more, took)
 
 
-def answer(session: Session, ended: Entry) -> Act[Any]:
-    """The recorded end of a call: its result, or its error again."""
+def answer(session: Session, ended: Entry, *, by_name: bool = False) -> Act[Any]:
+    """The recorded end of a call: its result, or its error again. `by_name`: only the name and text of the error are
+    looked at, so that its class need not be found."""
     more = ended.more or {}
     if "spent" in more:
         spend(session, more["spent"])
     if "error" in more:
-        error = rebuild(more["error"], session.ctx.codec)
+        error = rebuilt(more["error"], session.ctx.codec) if by_name else _error_of(session, ended, more["error"])
         if not more.get("done"):  # an effect that was done, but its result could not be kept: a person must look
             mark_recorded(error)
         raise error
     return (yield from session.value(ended))
+
+
+def _error_of(session: Session, ended: Entry, described: dict[str, Any]) -> Exception:
+    """The error that a call ended with. Where its class cannot be found the run is stuck, whatever its code catches: an
+    `except` that does not match would undo it, or take another way than the first time."""
+    try:
+        return rebuild(described, session.ctx.codec)
+    except Unresolved as why:
+        stuck = RunStuck(
+            f"step {ended.path} ({ended.name}) of run {session.row.id!r} failed with {error_text(described)}, and "
+            f"that error cannot be raised again here: {why}. Nothing was undone; then `holdfast resume "
+            f"{session.row.id}`"
+        )
+        session.stop = session.stop or stuck
+        raise stuck from why
 
 
 def run_body(

@@ -11,7 +11,7 @@ from holdfast.runs.calls import asking, signals
 from holdfast.runs.engine.models import Step, blob_in, steps_of
 from holdfast.runs.engine.runtime import Runtime
 from holdfast.runs.functions.inputs import digest
-from holdfast.runs.functions.specs import DurableSpec, find_durable
+from holdfast.runs.functions.specs import DurableSpec, find_durable, said_version
 from holdfast.runs.journal import families, rows
 from holdfast.runs.journal.blobs import blob_sizes, read_blob
 from holdfast.runs.journal.entries import Recorded, squeeze
@@ -85,6 +85,15 @@ def begin(ctx: Context, new: NewRun, *, owner: str | None, lease_us: int) -> Flo
     return tenant, row, made
 
 
+def check_version(row: RunRow, spec: DurableSpec) -> None:
+    """Raise RunMismatch if a run must not meet this code: workers leave such a run alone."""
+    if row.version != spec.version and row.status not in FINISHED:
+        raise RunMismatch(
+            f"run {row.id!r} began with {said_version(row.version)} of {row.function}, and this process has "
+            f"{said_version(spec.version)}: resume it with the code that it began with, or fork it to this one"
+        )
+
+
 def try_claim(
     ctx: Context, tenant: int, row: RunRow, runtime: Runtime, lease_us: int, *, again: bool = False
 ) -> Flow[RunRow | None]:
@@ -120,7 +129,7 @@ def next_in_family(
         while due:
             row = due.pop()
             spec = find_durable(row.function)
-            if spec is None or (row.status == "running" and runtime.owns(row.owner)):
+            if spec is None or row.version != spec.version or (row.status == "running" and runtime.owns(row.owner)):
                 continue
             claimed = yield from try_claim(ctx, tenant, row, runtime, lease_us)
             if claimed is not None:

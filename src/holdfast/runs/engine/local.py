@@ -44,7 +44,9 @@ class Job:
         self.args = args
         self.keep_us = keep_us
         self.runtime = runtime
-        self.session = Session(ctx, tenant, row, is_async=spec.is_async, lease_us=lease_us)
+        self.session = Session(
+            ctx.seen_from(spec.fn.__module__), tenant, row, is_async=spec.is_async, lease_us=lease_us
+        )
         if ctx.driver.dialect != "sqlite":
             self.session.skew_us = row.lease_until - lease_us - ctx.clock_us()
 

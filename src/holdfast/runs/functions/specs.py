@@ -15,8 +15,8 @@ from weakref import WeakSet
 from holdfast.errors import UsageError
 from holdfast.runs.functions.inputs import Binder
 from holdfast.runs.functions.retrying import Retry
+from holdfast.values.names import module_name
 
-ANY_VERSION = "any"
 _CO_GENERATOR, _CO_COROUTINE, _CO_ASYNC_GENERATOR = 0x20, 0x80, 0x200
 
 
@@ -60,7 +60,7 @@ class DurableSpec:
 
     fn: Callable[..., Any]
     name: str
-    given_version: str | None = None
+    version: str = ""  # as given; only code that gives the same one runs its runs
 
     @cached_property
     def binder(self) -> Binder:
@@ -69,10 +69,6 @@ class DurableSpec:
     @cached_property
     def is_async(self) -> bool:
         return flavour_of(self.fn) == "async"
-
-    @cached_property
-    def version(self) -> str:
-        return self.given_version or code_version(self.fn)
 
 
 def flavour_of(fn: Callable[..., Any]) -> Literal["sync", "async", "generator", "async generator"]:
@@ -84,21 +80,9 @@ def flavour_of(fn: Callable[..., Any]) -> Literal["sync", "async", "generator", 
     return "generator" if flags & _CO_GENERATOR else "sync"
 
 
-def code_version(fn: Callable[..., Any]) -> str:
-    """A short hash of what a function says: its syntax tree, so that comments and layout do not count."""
-    import ast
-    import inspect
-    import textwrap
-
-    from blake3 import blake3
-
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
-        text = ast.dump(tree)
-    except (OSError, TypeError, SyntaxError, ValueError):
-        code = fn.__code__
-        text = repr((code.co_code, code.co_names, [c for c in code.co_consts if not hasattr(c, "co_code")]))
-    return blake3(text.encode()).hexdigest()[:12]
+def said_version(version: str) -> str:
+    """A version, for people."""
+    return f"version {version}" if version else "no version"
 
 
 def plain_name(fn: Callable[..., Any]) -> str:
@@ -148,7 +132,7 @@ def _refuse_double(known: DurableSpec | StepSpec | None, new: DurableSpec | Step
     """The same function defined again (a reloaded module, a test) is fine; another one with its name is not."""
     if known is None or "<locals>" in known.fn.__qualname__ or "<locals>" in new.fn.__qualname__:
         return
-    old_place, new_place = known.fn.__module__, new.fn.__module__
+    old_place, new_place = module_name(known.fn.__module__), module_name(new.fn.__module__)
     same_file = known.fn.__code__.co_filename == new.fn.__code__.co_filename
     if old_place == new_place or same_file or "__main__" in (old_place, new_place):
         return

@@ -67,7 +67,7 @@ class Rehearsal:
     def __init__(self, ctx: Context, tenant: int, row: RunRow, spec: DurableSpec, *, as_resumed: bool = False) -> None:
         self._spec = spec
         self._as_resumed = as_resumed  # a run that is being undone does not call its function any more
-        self._session = Session(ctx, tenant, row, is_async=spec.is_async, replay=True)
+        self._session = Session(ctx.seen_from(spec.fn.__module__), tenant, row, is_async=spec.is_async, replay=True)
 
     def run(self) -> Replay:
         if self._spec.is_async:

@@ -4,7 +4,7 @@ A claim is one transaction: it locks the limits of its queues (two workers must 
 takes over what dead or late owners left, then takes what is due, by priority, then by time, then by age. Runs that
 others are claiming are passed over. The fence grows with each claim: who was taken for dead cannot write.
 
-A worker takes only functions that it knows, in the version that the run began with, unless either side says "any".
+A worker takes only functions that it knows, in the version that the run began with: the one given, or none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from holdfast.runs.functions.specs import ANY_VERSION, DurableSpec
+from holdfast.runs.functions.specs import DurableSpec
 from holdfast.runs.journal.queues import Limits, Room
 from holdfast.runs.journal.rows import WAITS, Hold, RunRow
 from holdfast.storage.cells import ARGS, INPUT
@@ -42,9 +42,8 @@ def _sql(text: str) -> Sql:
 # (SELECT {now}): the time is taken once, so that an index can be searched by it.
 # Nor runs of tenants whose data this process cannot read: with keys those it has none for, without what is encrypted.
 _OURS = """(CAST(:tenant AS bigint) IS NULL OR r.tenant = :tenant) AND r.tenant NOT IN {numbers:barred}
-        AND (:keyed = 1 OR NOT EXISTS (SELECT 1 FROM seal s WHERE s.tenant = r.tenant)) AND (
-        (r.function || {between} || r.version) IN {texts:exact}
-        OR (r.version = 'any' AND r.function IN {texts:names}) OR r.function IN {texts:any})"""
+        AND (:keyed = 1 OR NOT EXISTS (SELECT 1 FROM seal s WHERE s.tenant = r.tenant))
+        AND (r.function || {between} || r.version) IN {texts:exact}"""
 _LIMITS = _sql(
     """SELECT queue, concurrency, tenant_concurrency, rate, burst, tokens, filled_at, {now} FROM queue
     WHERE queue IN {texts:queues} AND coalesce(concurrency, tenant_concurrency, rate) IS NOT NULL
@@ -115,13 +114,11 @@ class Known(NamedTuple):
 
     exact: str
     names: str
-    any: str
 
     @classmethod
     def of(cls, specs: Mapping[str, DurableSpec]) -> Known:
-        flexible = [name for name, spec in specs.items() if spec.version == ANY_VERSION]
         exact = [f"{name}{_BETWEEN}{spec.version}" for name, spec in specs.items()]
-        return cls(_json(exact), _json(specs), _json(flexible))
+        return cls(_json(exact), _json(specs))
 
 
 class Search(NamedTuple):

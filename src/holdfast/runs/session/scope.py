@@ -27,7 +27,7 @@ class Unwind(BaseException):
 class Scope:
     """One branch of a run. `stop`, once set, is raised by every further journal call of the branch."""
 
-    __slots__ = ("body", "count", "deadlines", "is_async", "parent", "prefix", "session", "stop", "view")
+    __slots__ = ("body", "by_name", "count", "deadlines", "is_async", "parent", "prefix", "session", "stop", "view")
 
     def __init__(
         self, session: Session, prefix: str = "", *, is_async: bool, deadlines: tuple[tuple[str, int], ...] = ()
@@ -40,6 +40,7 @@ class Scope:
         self.body: BodyFrame | None = None
         self.deadlines = deadlines  # of hf.timeout: path and time
         self.parent: Scope | None = None
+        self.by_name = False  # errors of its calls go to a model as text: their classes do not matter
         self.view: Any = None  # its part of hf.state(): see state.py
 
     def take(self) -> str:

@@ -159,7 +159,7 @@ class Session:
     def _differs(self, path: str, expected: str, actual: str) -> NonDeterministic:
         error = NonDeterministic(
             f"run {self.row.id!r} did not go the way that its journal says: at step {path} it did {expected} before, "
-            f"and now {actual}. Either the code was changed (its version was {self.row.version}): guard the change "
+            f"and now {actual}. Either the code was changed: guard the change "
             "with hf.patched(), or finish the run with the old code; or it depends on something that is not recorded: "
             "time, chance, a global, the order of a set, what a step changed in its arguments. Use hf.now(), "
             "hf.random(), or what a step returns",

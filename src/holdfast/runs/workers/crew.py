@@ -10,7 +10,7 @@ import copy
 import logging
 import threading
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ def guarded(spec: DurableSpec) -> DurableSpec:
     fn = spec.fn
     passes = (Exception, Unwind, asyncio.CancelledError, GeneratorExit)
 
+    @wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return fn(*args, **kwargs)
@@ -46,6 +47,7 @@ def guarded(spec: DurableSpec) -> DurableSpec:
         except BaseException as error:
             raise _ended_by(error) from error
 
+    @wraps(fn)
     async def acall(*args: Any, **kwargs: Any) -> Any:
         try:
             return await fn(*args, **kwargs)

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from holdfast.errors import UsageError
+from holdfast.values.names import of_file
 
 _HINT = "give a file (app.py) or a module (myapp.agents)"
 _loaded: set[str] = set()  # modules that came from a file here: another file may take their name
@@ -66,16 +67,12 @@ def _load_file(where: str) -> ModuleType:
     full = path.resolve()
     if not full.stem.isidentifier():
         raise UsageError(f"{where!r} cannot be imported: {full.stem!r} is no Python name; rename the file")
-    parts, folder = [full.stem], full.parent
-    while (folder / "__init__.py").is_file():
-        parts.insert(0, folder.name)
-        folder = folder.parent
+    name, folder = of_file(full)
     _look_in(folder)
-    name = ".".join(parts if parts[-1] != "__init__" else parts[:-1])
     known = sys.modules.get(name)
     if known is not None and _is_file(known, full):
         return known
-    if len(parts) > 1:
+    if folder != full.parent:
         return _import(name, where)
     if name not in _loaded and (known is not None or name in sys.stdlib_module_names):
         raise UsageError(

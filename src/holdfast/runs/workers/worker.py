@@ -34,7 +34,7 @@ from holdfast.log.measuring import take_sample
 from holdfast.runs.calls.decorators import durable_spec
 from holdfast.runs.engine.local import Job
 from holdfast.runs.engine.runtime import new_owner, runtime_of
-from holdfast.runs.functions.specs import DurableSpec, known_durables
+from holdfast.runs.functions.specs import DurableSpec, known_durables, said_version
 from holdfast.runs.journal import claiming
 from holdfast.runs.journal.claiming import Known, Search, Taken, View
 from holdfast.runs.journal.queues import Queue, declared, write_limits
@@ -100,7 +100,7 @@ class Worker:
         self._contexts: dict[int, Context] = {}
         self._tenant: int | None = None
         self._specs: Mapping[str, DurableSpec] = {}
-        self._known = Known("[]", "[]", "[]")
+        self._known = Known("[]", "[]")
         self._active: dict[int, Job] = {}
         # put() may be called by a signal's handler while the same thread is inside of get().
         self._news: SimpleQueue[None] = SimpleQueue()
@@ -418,12 +418,12 @@ class Worker:
             if (function, version) not in self._told_versions:
                 self._told_versions.add((function, version))
                 _log.warning(
-                    "%d due runs of %s want version %s, and this worker has %s: keep a worker of that version, or see "
+                    "%d due runs of %s want %s, and this worker has %s: keep a worker of that version, or see "
                     "`holdfast check`",
                     count,
                     function,
-                    version,
-                    self._specs[function].version,
+                    said_version(version),
+                    said_version(self._specs[function].version),
                     extra=event("worker.other_version", function=function, version=version, runs=count),
                 )
 
