@@ -295,3 +295,14 @@ def order_by_time(city: str) -> str:
 def result_by_time(city: str) -> str:
     search(city)
     return json.dumps({"at": time.time_ns()})
+
+
+@hf.step(name=f"{__name__}.search_here")
+def search_here(city: str) -> str:
+    return city
+
+
+@hf.durable
+def named_by_module(city: str) -> str:
+    """Its step has another name in a worker than in the script that began the run."""
+    return search_here(city)

@@ -166,3 +166,11 @@ def test_the_command_prints_a_table_and_exits_with_1_on_failure(tmp_path: Path) 
     assert done.returncode == 1
     assert "BAD" in done.stdout
     assert "process" in done.stdout
+
+
+def test_a_run_that_another_entry_point_cannot_resume_is_found() -> None:
+    report = drill(agent("named_by_module"), ["NYC"], random_kills=0)
+    assert not report.ok
+    assert any("__mp_main__.search_here" in problem for one in report.failures for problem in one.problems), (
+        report.text()
+    )

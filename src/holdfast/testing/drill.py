@@ -3,9 +3,10 @@
     report = drill("app.py:travel", ["NYC"])
     print(report.text()); assert report.ok
 
-Each trial is a run of its own: killed (SIGKILL) once, resumed, and compared with an undisturbed rehearsal. A process
-that is killed has told the operating system everything it wrote, so that SIGKILL cannot prove that the disk was told
-too (a missing fsync): the engine's power-loss tests prove that.
+Each trial is a run of its own: killed (SIGKILL) once, resumed, and compared with an undisturbed rehearsal. It is
+resumed by another entry point than it began with: one imports the app, as a worker does, the other has it as its
+script. A process that is killed has told the operating system everything it wrote, so that SIGKILL cannot prove that
+the disk was told too (a missing fsync): the engine's power-loss tests prove that.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ class _Drill:
                     self._tell(number, len(trials))
                 if self._server is not None and number % 7 == 3:
                     self._restart()
-                self._trial(nursery, f"drill-{number}", how)
+                self._trial(nursery, f"drill-{number}", how, as_script=number % 2 == 0)
         return self._report
 
     def _restart(self) -> None:
@@ -219,8 +220,8 @@ class _Drill:
         except RuntimeError as error:
             return [{"end": "crashed", "why": str(error)[-800:], "result": "", "shown": str(error)[-300:]}]
 
-    def _trial(self, nursery: Nursery, run: str, how: dict[str, Any]) -> None:
-        said = self._play(nursery, run, how)
+    def _trial(self, nursery: Nursery, run: str, how: dict[str, Any], *, as_script: bool) -> None:
+        said = self._play(nursery, run, {**how, "as_script": as_script})
         ledger = read_ledger(self._ledger(run))
         problems: list[str] = []
         kills = [line for line in ledger if "kill" in line]
@@ -230,7 +231,7 @@ class _Drill:
             self._report.lost_s.append(_lost_s(ledger))
             finished_before = len(ledger)
             done = self._completed(run)
-            said = self._play(nursery, run, {})
+            said = self._play(nursery, run, {"as_script": not as_script})
             self._report.recover_s += [line["live"] for line in said if "live" in line][:1]
             after = [line for line in read_ledger(self._ledger(run))[finished_before:] if "body" in line]
             again = [line for line in after if (line["life"], line["body"]) in done]
@@ -306,7 +307,8 @@ class _Drill:
         from holdfast.testing.drill_stage import Ledger, Stage
 
         plan = {**self._plan, "run": run, "ledger": self._ledger(run), "worker": True, "lease_s": 1.0}
-        children = [nursery.start(plan) for nursery in nurseries]
+        plans = [{**plan, "as_script": number % 2 == 0} for number in range(len(nurseries))]
+        children = [nursery.start(own) for nursery, own in zip(nurseries, plans, strict=True)]
         ledger = Ledger(self._ledger(run))
         stage = Stage(ledger, {}, real=False, results=self._plan["results"], rehearsal=False)
         handle = store.start(function, *self._plan["args"], id=run, **self._plan["kwargs"])
@@ -320,7 +322,7 @@ class _Drill:
                 if not killed:
                     ledger.note(kill=f"worker {victim}")
                     children[victim].kill()
-                    children[victim] = nurseries[victim].start(plan)
+                    children[victim] = nurseries[victim].start(plans[victim])
                     killed = True
                     self._report.kills += 1
                 elif not stopped and len(children) > 1:

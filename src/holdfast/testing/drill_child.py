@@ -17,7 +17,7 @@ from holdfast.runs.engine import flows
 from holdfast.runs.journal.rows import FINISHED, NEVER, RunRow
 from holdfast.runs.session.points import Point
 from holdfast.runs.session.session import Session
-from holdfast.runs.workers.loading import load_app
+from holdfast.runs.workers.loading import load_app, load_script
 from holdfast.storage.program import drive
 from holdfast.testing.drill_stage import Ledger, Stage
 from holdfast.values.codec import encode
@@ -29,7 +29,8 @@ def play(say: Any, plan: dict[str, Any]) -> None:
     """Run the agent, or go on with it; say its points and its end. May be killed anywhere, by itself too."""
     begun = time.monotonic()
     try:
-        function = durable_spec(getattr(load_app(plan["app"]), plan["function"])).fn
+        load = load_script if plan.get("as_script") else load_app
+        function = durable_spec(getattr(load(plan["app"]), plan["function"])).fn
     except (AttributeError, HoldfastError) as error:
         say({"end": "refused", "why": str(error)})
         return

@@ -42,6 +42,26 @@ def load_app(text: str) -> ModuleType:
     return _import(where, where)
 
 
+def load_script(text: str) -> ModuleType:
+    """Import what `load_app` has imported in other processes as the script of this one, as multiprocessing does in its
+    children: what stands below `if __name__ == "__main__":` does not run, and its classes are `__mp_main__`'s."""
+    where, _ = split_app(text)
+    name, folder = of_file(Path(where)) if where.endswith(".py") or "/" in where else (where, Path.cwd())
+    _look_in(folder)
+    spec = importlib.util.find_spec(name)
+    code = spec and spec.loader and spec.loader.get_code(name)  # type: ignore[attr-defined]
+    if spec is None or code is None:
+        raise UsageError(f"{where!r} cannot be loaded as Python")
+    module = importlib.util.module_from_spec(spec)
+    module.__name__ = "__mp_main__"
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+    try:
+        exec(code, vars(module))
+    except BaseException as error:
+        raise _explained(where, error) from error
+    return module
+
+
 def load_named(text: str) -> Any:
     """What `app.py:name` names; for `app.py` alone, the module."""
     module = load_app(text)
