@@ -35,14 +35,19 @@ _END = Sql(
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'""",
     seals=WAITS,
 )
-_OF_THREAD = Sql(f"SELECT run FROM run WHERE tenant = :tenant AND root = :thread AND {IS_TASK} LIMIT :limit")
+# Locked before what belongs to them is deleted: every writer locks a run before its questions, in the order of runs.
+_OF_THREAD = Sql(
+    f"""SELECT run FROM run WHERE tenant = :tenant AND root = :thread AND {IS_TASK}
+    ORDER BY run LIMIT :limit {{for_update}}"""
+)
 _OVER = Sql(
     f"""SELECT run FROM run WHERE tenant = :tenant AND keep_until <= {{now}} AND status = 'done' AND {IS_TASK}
-    LIMIT :limit"""
+    ORDER BY run LIMIT :limit {{for_update}}"""
 )
 _STRAYS = Sql(
     f"""SELECT run FROM run r WHERE tenant = :tenant AND {IS_TASK}
-    AND NOT EXISTS (SELECT 1 FROM thread t WHERE t.tenant = r.tenant AND t.thread = r.root) LIMIT :limit"""
+    AND NOT EXISTS (SELECT 1 FROM thread t WHERE t.tenant = r.tenant AND t.thread = r.root)
+    ORDER BY run LIMIT :limit {{for_update}}"""
 )
 _DROP = [
     Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run")

@@ -442,26 +442,25 @@ def listed(
 
 def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
     """Cancel, pause or roll back a run. Gives its status after: "running" means that its owner was told."""
-    while True:
-        _, found = yield Batch(_LOCK_WITH_PARENT(tenant=tenant, run=run), LOCK(tenant=tenant, run=run))
-        row = RunRow._make(found[0])
-        if row.status == "running":
-            yield Batch(_REQUEST(tenant=tenant, run=run, request=_wish(request, row.request)))
-            return "running"
-        status, wake_at, wish = _after(request, row)
-        if status is None:
-            return row.status
-        statement = _SET_STATUS(
-            tenant=tenant, run=run, status=status, before=row.status, wake_at=wake_at, request=wish, now=now
+    _, found = yield Batch(_LOCK_WITH_PARENT(tenant=tenant, run=run), LOCK(tenant=tenant, run=run))
+    row = RunRow._make(found[0])
+    if row.status == "running":
+        yield Batch(_REQUEST(tenant=tenant, run=run, request=_wish(request, row.request)))
+        return "running"
+    status, wake_at, wish = _after(request, row)
+    if status is None:
+        return row.status
+    statement = _SET_STATUS(
+        tenant=tenant, run=run, status=status, before=row.status, wake_at=wake_at, request=wish, now=now
+    )
+    yield Batch(statement)
+    if status == "cancelled":
+        yield Batch(
+            ADD_VALUE(tenant=tenant, run=run, sort="outcome", value=b"{}"),
+            _NUDGE_PARENT(tenant=tenant, child=run),
+            _CLOSE_ASKS(tenant=tenant, run=run),
         )
-        yield Batch(statement)
-        if status == "cancelled":
-            yield Batch(
-                ADD_VALUE(tenant=tenant, run=run, sort="outcome", value=b"{}"),
-                _NUDGE_PARENT(tenant=tenant, child=run),
-                _CLOSE_ASKS(tenant=tenant, run=run),
-            )
-        return status
+    return status
 
 
 def _wish(request: str, before: str | None) -> str | None:

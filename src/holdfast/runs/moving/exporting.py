@@ -64,7 +64,7 @@ _ASKS = Sql(
     WHERE tenant = :tenant AND run = :run ORDER BY path""",
     opens={2: QUESTION.at("run", 0), 3: TERMS.at("run", 0), 7: ASK_ANSWER.at("run", 0)},
 )
-# Whoever answers locks the question first and the run after: so do we.
+# After the family's rows: every writer locks a run before its questions.
 _LOCK_ASKS = Sql(
     """SELECT a.path FROM ask a JOIN run r ON r.tenant = a.tenant AND r.run = a.run
     WHERE a.tenant = :tenant AND r.root = :root ORDER BY a.run, a.path {for_update}"""
@@ -140,8 +140,7 @@ class Export:
         return (yield from write(partial(self._mark, tenant, row.root, row.run, seen), solo=True))
 
     def _mark(self, tenant: int, root: int, run: int, seen: bytes) -> Program[bool]:
-        yield Batch(_LOCK_ASKS(tenant=tenant, root=root))
-        yield Batch(_LOCK_FAMILY(tenant=tenant, root=root))
+        yield Batch(_LOCK_FAMILY(tenant=tenant, root=root), _LOCK_ASKS(tenant=tenant, root=root))
         found = yield from _collect(tenant, run, keep=False)
         if fingerprint(found.parts) != seen:
             return False
