@@ -64,12 +64,22 @@ _LOCK = Sql("SELECT status FROM ask WHERE tenant = :tenant AND run = :run AND pa
 _CLOSE = Sql(
     "UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND path = :path AND status = 'open'"
 )
-_LIST = Sql(
-    """SELECT r.id, a.path, a.sort, a.question, a.terms, a.asked_at, a.deadline, a.status, a.answer, r.run
-    FROM ask a JOIN run r ON r.tenant = a.tenant AND r.run = a.run
+_LISTED = """FROM ask a JOIN run r ON r.tenant = a.tenant AND r.run = a.run
     WHERE a.tenant = :tenant AND (a.status = 'open' OR :all = 1) AND (CAST(:id AS text) IS NULL OR r.id = :id)
-    ORDER BY a.asked_at LIMIT :limit""",
+    ORDER BY a.asked_at, a.run, a.path LIMIT :limit"""
+_LIST = Sql(
+    f"SELECT r.id, a.path, a.sort, a.question, a.terms, a.asked_at, a.deadline, a.status, a.answer, r.run {_LISTED}",
     opens={3: QUESTION.at(9, 1), 4: TERMS.at(9, 1), 8: ASK_ANSWER.at(9, 1)},
+)
+_LIST_ANSWERS = Sql(
+    f"""SELECT run, path, who, value, at FROM answer
+    WHERE tenant = :tenant AND (run, path) IN (SELECT a.run, a.path {_LISTED}) ORDER BY at""",
+    opens={3: ANSWER.at(0, 1, 2)},
+)
+_DOUBT = Sql(
+    """SELECT a.path FROM ask a JOIN run r ON r.tenant = a.tenant AND r.run = a.run
+    WHERE a.tenant = :tenant AND r.id = :id AND a.sort = 'doubt' AND a.status = 'open'
+    AND (a.path = :path OR substr(a.path, 1, length(:path) + 1) = :path || '#')"""
 )
 
 
@@ -358,9 +368,15 @@ def _is_number(value: Any) -> bool:
 
 def list_asks(tenant: int, run_id: str | None, *, everything: bool, limit: int) -> Program[list[tuple[Any, ...]]]:
     """Questions, oldest first: run id, path, sort, question, terms, times, status, answer, and who has answered."""
-    [rows] = yield Batch(_LIST(tenant=tenant, id=run_id, all=int(everything), limit=limit))
-    found = []
-    for row in rows:
-        [answers] = yield Batch(_ANSWERS(tenant=tenant, run=row[9], path=row[1]))
-        found.append((*row[:9], answers))
-    return found
+    params = {"tenant": tenant, "id": run_id, "all": int(everything), "limit": limit}
+    asks, answers = yield Batch(_LIST(**params), _LIST_ANSWERS(**params), last=True)
+    given: dict[tuple[int, str], list[tuple[Any, ...]]] = {}
+    for run, path, *answer in answers:
+        given.setdefault((run, path), []).append(tuple(answer))
+    return [(*row[:9], given.get((row[9], row[1]), [])) for row in asks]
+
+
+def doubt_at(tenant: int, run_id: str, path: str) -> Program[str | None]:
+    """The path of the open question whether the effect at a step happened."""
+    [found] = yield Batch(_DOUBT(tenant=tenant, id=run_id, path=path), last=True)
+    return found[0][0] if found else None

@@ -263,9 +263,9 @@ def path_of(ctx: Context, run_id: str, step: Step | str | int) -> Flow[str]:
 def resolve(ctx: Context, run_id: str, step: Step | str | int, verdict: dict[str, Any], who: str) -> Flow[asking.Given]:
     """Settle an effect in doubt: finds the open question of that step."""
     path = yield from path_of(ctx, run_id, step)
-    asks = yield from list_asks(ctx, run_id, False, 10_000)
-    for row in asks:
-        if row[2] == "doubt" and (row[1] == path or row[1].rpartition("#")[0] == path):
-            return (yield from answer(ctx, run_id, row[1], verdict, who, verdict=True))
-    yield from locate(ctx, run_id)
+    check_text(path, "a step's path")
+    tenant, _ = yield from locate(ctx, run_id)
+    asked = yield from read(partial(asking.doubt_at, tenant, run_id, path))
+    if asked is not None:
+        return (yield from answer(ctx, run_id, asked, verdict, who, verdict=True))
     raise NotFound(f"step {path!r} of run {run_id!r} is not in doubt; `holdfast steps {run_id}` shows what is")

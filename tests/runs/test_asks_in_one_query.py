@@ -1,0 +1,73 @@
+"""What is asked is read in one round trip, however many questions there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from lab import Lab
+
+import holdfast as hf
+from holdfast.storage.program import Transaction
+
+
+@hf.effect(timeout_s=0.01)
+def transfer(number: int) -> None:
+    raise TimeoutError
+
+
+@hf.durable(name="asks.many")
+def many(count: int) -> list[Any]:
+    return hf.map(lambda number: hf.ask(f"Pay {number}?", quorum=2), range(count))
+
+
+@hf.durable(name="asks.doubts")
+def doubts(count: int) -> list[Any]:
+    return hf.map(transfer, range(count))
+
+
+def batches(store: hf.Store, call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many batches of statements a call sends."""
+    driver: Any = store._context.driver
+    run, sent = driver.run, 0
+
+    def counted(transaction: Transaction) -> Any:
+        def op() -> Any:
+            nonlocal sent
+            program, answer = transaction.op(), None
+            while True:
+                try:
+                    batch = program.send(answer)
+                except StopIteration as stop:
+                    return stop.value
+                sent += 1
+                answer = yield batch
+
+        return run(Transaction(op, transaction.write, transaction.solo))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "run", counted)
+        call()
+    return sent
+
+
+def test_questions_and_their_answers_are_one_round_trip(sync_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = sync_lab.store
+    store.run(many, 12, id="many")
+    first, second = (ask.path for ask in store.asks("many")[:2])
+    for path, who, value in ((first, "ann", 1), (second, "ann", 2), (second, "bob", 3)):
+        store.answer("many", value, step=path, who=who)
+    given = {ask.path: [(who, value) for who, value, _ in ask.answers] for ask in store.asks("many")}
+    assert (len(given), given[first], given[second]) == (12, [("ann", 1)], [("ann", 2), ("bob", 3)])
+    assert batches(store, store.asks, monkeypatch) == 1
+    assert [ask.path for ask in store.asks(limit=2)] == [first, second]
+
+
+def test_resolving_looks_for_one_question(sync_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cost(count: int) -> int:
+        run = sync_lab.store.run(doubts, count, id=f"doubts-{count}")
+        path = next(step.path for step in run.steps() if step.status == "in doubt")
+        return batches(sync_lab.store, lambda: run.resolve(path, not_done=True), monkeypatch)
+
+    assert cost(12) == cost(2)
