@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from argparse import Namespace
 from datetime import UTC, datetime
+from functools import partial
 from shlex import quote
 from typing import Any
 
@@ -12,6 +13,7 @@ from holdfast import Ask, Event, Run, RunInfo, Step, Store
 from holdfast.cli.readable import ago, local, moment, plural, readable, shorten, size, to_json
 from holdfast.cli.render import Cell, Output
 from holdfast.errors import JournalDamaged, NotFound, ObjectMissing, RunError, UsageError
+from holdfast.runs.engine.waiting import waits_for
 
 OK, NO = 0, 1
 IDS_COMPARED = 1000
@@ -63,7 +65,8 @@ def is_run(args: Namespace, store: Store) -> bool:
 
 def runs(args: Namespace, store: Store, out: Output) -> int:
     limit = args.limit or None
-    found = store.runs(status=args.status, function=args.function, queue=args.queue, limit=limit, tasks=args.all)
+    list_runs = partial(store.runs, status=args.status, function=args.function, queue=args.queue, limit=limit)
+    found = list_runs(tasks=args.all)
     if out.json:
         for info in found:
             out.json_line(info_json(info))
@@ -75,7 +78,7 @@ def runs(args: Namespace, store: Store, out: Output) -> int:
             (info.status, _COLOURS.get(info.status, "")),
             (info.function, ""),
             (ago(info.changed_at, now), "dim"),
-            (waits_for(info), ""),
+            (shorten(_waits_for(info), 2 * _WIDTH), ""),
         ]
         for info in found
     ]
@@ -85,6 +88,8 @@ def runs(args: Namespace, store: Store, out: Output) -> int:
         out.message("no runs" + (" fit" if args.status or args.function or args.queue else " in this store yet"))
     if limit is not None and len(found) == limit:
         out.message(f"the newest {limit}; there may be more: --limit 0 lists all")
+    if hidden := 0 if args.all else len({info.id for info in list_runs(tasks=True)} - {info.id for info in found}):
+        out.message(f"not listed: {plural(hidden, 'task')} of LangGraph graphs; --all lists them too")
     return OK
 
 
@@ -106,7 +111,7 @@ def run(args: Namespace, store: Store, out: Output) -> int:
         ("changed", local(info.changed_at)),
         ("taken up", plural(info.attempts, "time")),
         ("steps", f"{len(steps)} ({info.entries} {'entry' if info.entries == 1 else 'entries'} in the journal)"),
-        ("waits for", waits_for(info)),
+        ("waits for", _waits_for(info)),
         ("result", shorten(to_json(outcome["result"]), _WIDTH) if "result" in outcome else ""),
         ("error", outcome.get("error", "")),
     ]
@@ -116,7 +121,7 @@ def run(args: Namespace, store: Store, out: Output) -> int:
     open_asks = store.asks(args.run)
     asked = {ask.step for ask in open_asks if ask.kind == "doubt"}
     for step in doubts:
-        out.line(("in doubt  ", "bold red"), (f"step {step.path}: {step.name}, key {step.key}", ""))
+        out.line(("in doubt  ", "bold red"), (f"step {step.path}: {step.name}, {_shown(step)}", ""))
         out.line(("settle it ", "dim"), (_how_to_settle(info, step, asked), ""))
     for ask in open_asks:
         if ask.kind != "doubt":
@@ -187,7 +192,8 @@ def steps(args: Namespace, store: Store, out: Output) -> int:
 
 def _shown(step: Step) -> str:
     if step.status == "in doubt":
-        return f"key {step.key}"
+        reason = (step.note or {}).get("reason")
+        return f"key {step.key}" + (f": {reason}" if reason else "")
     if step.large is not None:
         return f"({size(step.large)}: --json shows it)"
     if step.result is None and step.note:
@@ -215,7 +221,7 @@ def asks(args: Namespace, store: Store, out: Output) -> int:
                 (ask.kind if ask.status == "open" else ask.status, "yellow" if ask.status == "open" else "dim"),
                 (ago(ask.asked_at, now), "dim"),
                 (_what_is_allowed(ask), ""),
-                (shorten(ask.question + (f"  [{given}]" if given else ""), 3 * _WIDTH), ""),
+                (shorten(_asked(ask) + (f"  [{given}]" if given else ""), 3 * _WIDTH), ""),
             ]
         )
     if rows:
@@ -223,6 +229,10 @@ def asks(args: Namespace, store: Store, out: Output) -> int:
     else:
         out.message("nobody is asked anything")
     return OK
+
+
+def _asked(ask: Ask) -> str:
+    return f"{ask.question} ({ask.reason})" if ask.reason else ask.question
 
 
 def _step_of(ask: Ask) -> str:
@@ -307,28 +317,9 @@ def check(args: Namespace, store: Store, out: Output) -> int:
 # --- the same as JSON
 
 
-def waits_for(info: RunInfo) -> str:
-    """What a run waits for, for people."""
-    what = info.waiting_for or {}
-    kind = what.get("for")
-    if kind in ("question", "approval"):
-        return f"{what.get('question')} (step {what.get('step')})"
-    if kind == "doubt":
-        return f"a verdict on {what.get('name')} (step {what.get('step')}, key {what.get('key')})"
-    if kind == "help":
-        return f"{what.get('type')}: {what.get('error')}"
-    if kind == "signal":
-        return f"a message{' on ' + repr(what['topic']) if what.get('topic') else ''}"
-    if kind == "run":
-        return f"run {what.get('run')}"
-    if kind == "all":
-        return f"{len(what.get('of', []))} things"
-    if kind == "resume" or info.status == "paused":
-        return "holdfast resume"
-    if kind == "graph":
-        return "its graph to be run again"
+def _waits_for(info: RunInfo) -> str:
     until = f" until {local(info.wake_at)}" if info.wake_at is not None else ""
-    return f"{kind}{until}" if kind else ""
+    return f"{waits_for(info)}{until}".strip()
 
 
 def info_json(info: RunInfo) -> dict[str, Any]:
@@ -348,6 +339,7 @@ def info_json(info: RunInfo) -> dict[str, Any]:
         "is_fork": info.is_fork,
         "is_child": info.is_child,
         "request": info.request,
+        "is_due": info.is_due,
     }
 
 
@@ -385,6 +377,7 @@ def ask_json(ask: Ask) -> dict[str, Any]:
         "status": ask.status,
         "answers": [{"who": who, "value": readable(value), "at": moment(at)} for who, value, at in ask.answers],
         "key": ask.key,
+        "reason": ask.reason,
     }
 
 

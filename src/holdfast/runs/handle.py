@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime
@@ -13,9 +14,11 @@ from holdfast.runs.calls.children import outcome_error
 from holdfast.runs.engine import flows
 from holdfast.runs.engine.models import Event, RunInfo, Step, blob_in, moment, value_text
 from holdfast.runs.engine.runtime import runtime_of
+from holdfast.runs.engine.waiting import Task, waits_for
 from holdfast.runs.journal import journal
 from holdfast.runs.journal.entries import KIND_NAMES, NOTE, Recorded, unsqueeze
 from holdfast.runs.journal.rows import FINISHED, RunRow
+from holdfast.storage.events import event
 from holdfast.storage.program import Flow, adrive, drive, read
 from holdfast.values.codec import decode
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from holdfast.threads.models import Change
 
 T = TypeVar("T")
+_log = logging.getLogger("holdfast")
 _POLL_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 _NO_VALUE: Any = object()
 _HOLE_S = 10.0  # how long to look for an entry whose number was passed over
@@ -39,6 +43,7 @@ class Run:
         self._lease_us = lease_us
         self._keep_us = keep_us
         self._due: list[RunRow] = []  # of its family: see next_in_family
+        self._warned: set[Task] = set()  # what a person has to do, and the log has it
         self.id = run_id
 
     def __repr__(self) -> str:
@@ -62,16 +67,18 @@ class Run:
         return RunInfo.of((await self._ado(flows.locate(self._ctx, self.id)))[1])
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """What the function returned. Waits for it; a run that this process may run is gone on with here meanwhile.
+        """What the function returned. Waits for it; a run that this process may run is resumed here meanwhile.
 
-        Raises RunFailed (the error is its cause), RunCancelled, RolledBack, RunStuck, or TimeoutError.
+        A wait for a person (a question, an effect in doubt, a paused run) is logged as a warning, once, with the
+        command that ends it. Raises RunFailed (the error is its cause), RunCancelled, RolledBack, RunStuck; after
+        `timeout_s` TimeoutError, which says what the run waits for.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for pause in _pauses():
             tenant, row = self._do(flows.locate(self._ctx, self.id))
             if row.status in FINISHED:
                 return self._outcome(row, self._do(flows.outcome(tenant, row)))
-            self._check_waiting(row, deadline)
+            self._check_waiting(row, self._do(flows.tasks_of_people(tenant, row)), deadline)
             job = self._do(self._next_job(tenant, row)) if self._drives else None
             if job is not None:
                 job.run()
@@ -88,7 +95,7 @@ class Run:
             tenant, row = await self._ado(flows.locate(self._ctx, self.id))
             if row.status in FINISHED:
                 return self._outcome(row, await self._ado(flows.outcome(tenant, row)))
-            self._check_waiting(row, deadline)
+            self._check_waiting(row, await self._ado(flows.tasks_of_people(tenant, row)), deadline)
             job = await self._ado(self._next_job(tenant, row)) if self._drives else None
             if job is not None:
                 await job.arun()
@@ -267,7 +274,7 @@ class Run:
             return decode(unsqueeze(text or b"null"), self._ctx.codec, raw=True)
         raise outcome_error(row.status, self.id, text, self._ctx.codec)
 
-    def _check_waiting(self, row: RunRow, deadline: float | None) -> None:
+    def _check_waiting(self, row: RunRow, tasks: list[Task], deadline: float | None) -> None:
         info = RunInfo.of(row)
         if row.status == "stuck":
             what = info.waiting_for or {}
@@ -275,8 +282,19 @@ class Run:
                 f"run {self.id!r} is stuck: {what.get('type', '')}: {what.get('error', '')} "
                 f"(mend the cause, then run the same line again, or `holdfast resume {self.id}`)"
             )
+        for task in tasks:
+            if task not in self._warned:
+                found = event("run.waits", run=task.run, step=task.step, kind=task.kind)
+                _log.warning("run %s %s", self.id, self._asked_of(task), extra=found)
+        self._warned = set(tasks)
         if deadline is not None and time.monotonic() >= deadline:
-            raise TimeoutError(f"run {self.id!r} is still {row.status}, waiting for {_said(info)}")
+            asked = [self._asked_of(task) + (f" ({task.reason})" if task.reason else "") for task in tasks]
+            reason = "; ".join(asked) or f"is {row.status}, waiting for {waits_for(info) or 'a worker'}"
+            raise TimeoutError(f"run {self.id!r} has no result yet: it {reason}")
+
+    def _asked_of(self, task: Task) -> str:
+        via = "" if task.run == self.id else f"waits for run {task.run}, which "
+        return f"{via}{task.text}. To continue: {task.command}"
 
     def _news(self, after: int) -> Flow[tuple[RunRow, list[Event]]]:
         tenant, row = yield from flows.locate(self._ctx, self.id)
@@ -327,19 +345,6 @@ class _Follower:
             self.floor, self._waiting_since = max(self._beyond), None
             self._beyond.clear()
         return new
-
-
-def _said(info: RunInfo) -> str:
-    """What a run waits for, in one line."""
-    what = info.waiting_for or {}
-    kind = what.get("for")
-    if kind in ("question", "approval"):
-        return f"an answer to {what.get('question')!r} (step {what.get('step')})"
-    if kind == "doubt":
-        return f"a person to say whether {what.get('name')} happened (step {what.get('step')}, key {what.get('key')})"
-    if kind == "run":
-        return f"run {what.get('run')!r}"
-    return f"{kind} at step {what.get('step')}" if kind and what.get("step") else str(kind or "its end")
 
 
 def _drained(live: list[Event]) -> list[Event]:

@@ -65,7 +65,7 @@ class RunStore(ThreadStore):
         """Start a durable function, or go on with it, in this process, until it is finished or parked.
 
         The same id again: finished, its handle; live elsewhere, a handle whose `result()` waits; parked, stopped or
-        stuck, it goes on. Other arguments under the same id raise RunMismatch.
+        stuck, it is resumed; paused, it stays paused. Other arguments under the same id raise RunMismatch.
         """
         spec = durable_spec(fn)
         new = flows.new_run(self._context, spec, args, kwargs, id, queue, priority)

@@ -32,8 +32,9 @@ _OF_APPROVALS = ("question", "timeout_s", "on_timeout", "approvers", "quorum", "
 _OPEN = Sql(
     """INSERT INTO ask (tenant, run, path, sort, question, terms, asked_at, deadline, status, answer)
     VALUES (:tenant, :run, :path, :sort, :question, :terms, {now}, :deadline, 'open', NULL)
-    ON CONFLICT (tenant, run, path) DO UPDATE SET status = 'open', asked_at = excluded.asked_at
-    WHERE ask.status = 'closed'""",  # a run that was cancelled, and is undone now, asks again
+    ON CONFLICT (tenant, run, path) DO UPDATE SET status = 'open', terms = excluded.terms,
+        asked_at = CASE WHEN ask.status = 'closed' THEN excluded.asked_at ELSE ask.asked_at END
+    WHERE ask.status <> 'answered'""",  # a run that was cancelled, and is undone now, asks again; a reason may be new
     seals={"question": QUESTION, "terms": TERMS},
 )
 _LOOK = Sql(
@@ -94,6 +95,7 @@ class Terms(msgspec.Struct, omit_defaults=True):
     asker: str | None = None  # on whose behalf the run asks
     step: str | None = None  # of an effect in doubt, or to be approved
     key: str | None = None
+    reason: str | None = None  # why `reconcile` could not tell
 
 
 class AskState(msgspec.Struct, frozen=True):

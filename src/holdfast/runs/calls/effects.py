@@ -22,7 +22,7 @@ from holdfast.runs.calls import asking
 from holdfast.runs.calls.asking import Terms
 from holdfast.runs.calls.bodies import BodyTimeout
 from holdfast.runs.calls.doubt import Done, NotDone, Unknown, Verdict, check_verdict, is_ambiguous
-from holdfast.runs.calls.failures import describe_error, line_of, mark_recorded
+from holdfast.runs.calls.failures import describe_error, line_of, mark_recorded, safe_text
 from holdfast.runs.calls.steps import (
     Arguments,
     answer,
@@ -352,7 +352,7 @@ def _by_policy(call: Call, ask_path: str, unknown: Unknown, error: Exception | N
         doubt = in_doubt(call, unknown.reason)
         yield from ended(call, None, {"error": describe_error(doubt, call.session.ctx.codec), "doubt": True})
         raise doubt from error
-    verdict = yield from _ask_person(call, ask_path, only_if_asked=False)
+    verdict = yield from _ask_person(call, ask_path, only_if_asked=False, reason=unknown.reason)
     assert verdict is not None
     if isinstance(verdict, NotDone):
         yield from _until_deadline(call)
@@ -417,28 +417,36 @@ async def _acall_in(inner: Scope, fn: Any, args: tuple[Any, ...], kwargs: dict[s
         current.reset(token)
 
 
-def _ask_person(call: Call, ask_path: str, *, only_if_asked: bool) -> Act[Verdict | None]:
-    """A person's verdict. With `only_if_asked`, None if nobody was asked yet."""
+def _ask_person(call: Call, ask_path: str, *, only_if_asked: bool, reason: str = "") -> Act[Verdict | None]:
+    """A person's verdict. With `only_if_asked`, None if no person was asked yet. `reason`: why that is needed."""
     session = call.session
     state = yield from asking.look(session, ask_path)
-    if state is None or state.status == "closed":
-        if only_if_asked:
-            return None
+    is_asked = state is not None and state.status != "closed"
+    if only_if_asked and not is_asked:
+        return None
+    known = (session.index[call.path][-1].entry.more or {}).get("reason", "")
+    reason = safe_text(reason) or known
+    if only_if_asked and state is not None and state.status == "open" and call.spec.reconcile is not None:
+        verdict = yield from _reconcile(call)  # while a person is being waited for, the receiver may know by now
+        if not isinstance(verdict, Unknown):
+            return verdict
+        reason = safe_text(verdict.reason)
+    if not is_asked or reason != known:
         question = (
             f"Did {call.spec.name}{_shown(call)} happen? Its outcome is not known. Look at the receiver "
             f"for the key {call.key}."
         )
-        terms = Terms(step=call.path, key=str(call.key))
-        entry = call.entry(None, {"doubt": ask_path})
+        terms = Terms(step=call.path, key=str(call.key), reason=reason or None)
+        entry = call.entry(None, {"doubt": ask_path, **_because(reason)})
         beside = partial(asking.open_ask, session, ask_path, "doubt", question, terms, None)
         yield from session.record((WAIT, entry), beside=beside)
-    if state is not None and state.status != "answered" and only_if_asked and call.spec.reconcile is not None:
-        verdict = yield from _reconcile(call)  # while a person is being waited for, the receiver may know by now
-        if not isinstance(verdict, Unknown):
-            return verdict
-    what = {"for": "doubt", "step": call.path, "name": call.spec.name, "key": str(call.key)}
+    what = {"for": "doubt", "step": call.path, "name": call.spec.name, "key": str(call.key), **_because(reason)}
     answered = yield from asking.await_answer(session, ask_path, what, None)
     return Done(answered.get("done")) if "done" in answered else NotDone()
+
+
+def _because(reason: str) -> dict[str, str]:
+    return {"reason": reason} if reason else {}
 
 
 def _shown(call: Call) -> str:

@@ -62,8 +62,8 @@ def _attributes(error: BaseException) -> dict[str, Any] | None:
     return {name: value for name, value in vars(error).items() if not name.startswith("__")} or None
 
 
-def safe_text(error: BaseException) -> str:
-    """The text of an error, in bounds and fit for both databases. Never raises."""
+def safe_text(error: object) -> str:
+    """The text of an error, or of what user code gave as text, in bounds and fit for both databases. Never raises."""
     try:
         text = str(error)[:_TEXT_MAX]
     except Exception:  # a broken __str__ must not hide the failure

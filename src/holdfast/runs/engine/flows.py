@@ -8,8 +8,9 @@ from typing import Any
 
 from holdfast.errors import NotFound, RunMismatch, UsageError
 from holdfast.runs.calls import asking, signals
-from holdfast.runs.engine.models import Step, blob_in, steps_of
+from holdfast.runs.engine.models import RunInfo, Step, blob_in, steps_of
 from holdfast.runs.engine.runtime import Runtime
+from holdfast.runs.engine.waiting import Task, tasks_in, waits_for_run
 from holdfast.runs.functions.inputs import digest
 from holdfast.runs.functions.specs import DurableSpec, find_durable, said_version
 from holdfast.runs.journal import families, rows
@@ -139,6 +140,15 @@ def next_in_family(
             return None
         before = found[-1].run
         due += reversed(found)
+
+
+def tasks_of_people(tenant: int, row: RunRow) -> Flow[list[Task]]:
+    """What a person has to do before a run, or a run that it waits for, can continue."""
+    info = RunInfo.of(row)
+    infos = [info]
+    if waits_for_run(info):
+        infos = [RunInfo.of(found) for found in (yield from read(partial(families.parked_in_family, tenant, row.root)))]
+    return [task for found in infos for task in tasks_in(found)]
 
 
 def outcome(tenant: int, row: RunRow) -> Flow[bytes | None]:

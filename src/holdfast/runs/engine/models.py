@@ -54,6 +54,7 @@ class RunInfo:
     is_fork: bool
     is_child: bool
     request: str | None
+    is_due: bool  # it waits, and what it waited for has come: a worker may take it
 
     @classmethod
     def of(cls, row: RunRow) -> RunInfo:
@@ -75,6 +76,7 @@ class RunInfo:
             row.origin is not None,
             row.parent is not None,
             row.request,
+            row.status == "waiting" and row.wake_at == 0,
         )
 
 
@@ -117,6 +119,7 @@ class Ask:
     answers: tuple[tuple[str, Any, datetime], ...]
     key: str | None = None
     step: str | None = None
+    reason: str | None = None  # of a doubt: why `reconcile` could not tell
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,7 @@ def ask_of(row: tuple[Any, ...], codec: Codec) -> Ask:
         given,
         terms.key,
         terms.step or path,
+        terms.reason,
     )
 
 

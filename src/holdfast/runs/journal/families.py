@@ -19,6 +19,11 @@ _OPEN = Sql(
     f"""SELECT run, parent FROM run WHERE tenant = :tenant AND root = :root AND run > :after
     AND status NOT IN ('done', 'failed', 'cancelled', 'rolled_back', 'exported') ORDER BY run LIMIT {PAGE}"""
 )
+_PARKED = Sql(
+    f"""SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND root = :root AND status IN ('waiting', 'paused', 'stuck')
+    ORDER BY run LIMIT {PAGE}""",
+    opens=RUN_CELLS,
+)
 _WHOLE = Sql(
     f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND root = :root AND run > :after ORDER BY run LIMIT {PAGE}",
     opens=RUN_CELLS,
@@ -35,6 +40,12 @@ def open_in_family(tenant: int, root: int, after: int) -> Program[list[tuple[int
     """Runs of a family that have not ended, each with its parent, the oldest first: a page of those after `after`."""
     [found] = yield Batch(_OPEN(tenant=tenant, root=root, after=after), last=True)
     return [(int(run), None if parent is None else int(parent)) for run, parent in found]
+
+
+def parked_in_family(tenant: int, root: int) -> Program[list[RunRow]]:
+    """Runs of a family that wait, are paused or stuck: the oldest, a page of them."""
+    [found] = yield Batch(_PARKED(tenant=tenant, root=root), last=True)
+    return [RunRow._make(row) for row in found]
 
 
 def whole_family(tenant: int, root: int, after: int) -> Program[list[RunRow]]:

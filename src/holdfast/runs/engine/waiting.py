@@ -1,0 +1,81 @@
+"""What a run waits for, in one line, and the command that a person can end the wait with. Pure.
+
+`holdfast runs`, the log and a TimeoutError of `result()` say it in the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from shlex import quote
+from typing import Any, NamedTuple
+
+from holdfast.runs.engine.models import RunInfo
+from holdfast.runs.journal.rows import TASK
+
+_PEOPLE = ("question", "approval", "doubt")
+
+
+class Task(NamedTuple):
+    """Something that a person has to do before a run can continue."""
+
+    run: str
+    kind: str  # question, approval, doubt, paused, stuck
+    step: str
+    text: str
+    command: str
+    reason: str = ""  # may quote an error of user code: not for the log
+
+
+def waits_for(info: RunInfo) -> str:
+    """What a run waits for; empty if that is nothing."""
+    what = info.waiting_for or {}
+    kind = what.get("for")
+    if info.status == "waiting" and info.is_due:
+        who = "its graph to be run again" if info.function.startswith(TASK) else "a worker"
+        return f"answered, waiting for {who}" if _of_people(what) else who
+    if kind in ("question", "approval"):
+        return f"{what.get('question')} (step {what.get('step')})"
+    if kind == "doubt":
+        reason = f": {what['reason']}" if what.get("reason") else ""
+        return f"a verdict on {what.get('name')} (step {what.get('step')}, key {what.get('key')}){reason}"
+    if kind == "help":
+        return f"{what.get('type')}: {what.get('error')}"
+    if kind == "signal":
+        return f"a message{' on ' + repr(what['topic']) if what.get('topic') else ''}"
+    if kind == "run":
+        return f"run {what.get('run')}"
+    if kind == "all":
+        return f"{len(what.get('of', []))} things"
+    if kind == "resume" or info.status == "paused":
+        return "holdfast resume"
+    return "its graph to be run again" if kind == "graph" else str(kind or "")
+
+
+def _of_people(what: dict[str, Any]) -> list[dict[str, Any]]:
+    parts = what.get("of", []) if what.get("for") == "all" else [what]
+    return [part for part in parts if part.get("for") in _PEOPLE]
+
+
+def waits_for_run(info: RunInfo) -> bool:
+    """Whether it waits for another run."""
+    what = info.waiting_for or {}
+    return any(part.get("for") == "run" for part in [what, *what.get("of", [])])
+
+
+def tasks_in(info: RunInfo) -> Iterator[Task]:
+    """What a person has to do before this run can continue."""
+    run = quote(info.id)
+    if info.status == "paused":
+        yield Task(info.id, "paused", "", "is paused", f"holdfast resume {run}")
+    elif info.status == "stuck":
+        yield Task(info.id, "stuck", "", f"is stuck (`holdfast run {run}` says why)", f"holdfast resume {run}")
+    elif info.status == "waiting" and not info.is_due:
+        for what in _of_people(info.waiting_for or {}):
+            step = str(what.get("step"))
+            if what["for"] == "doubt":
+                text = f"waits for a verdict: did {what.get('name')} happen? (step {step}, key {what.get('key')})"
+                command = f"holdfast resolve {run} {quote(step)} --done VALUE | --not-done"
+            else:
+                text = f"waits for an answer: {what.get('question')} (step {step})"
+                command = f"holdfast answer {run} {quote(step)} VALUE"
+            yield Task(info.id, what["for"], step, text, command, what.get("reason", ""))

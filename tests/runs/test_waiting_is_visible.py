@@ -1,0 +1,152 @@
+"""A wait for a person is never silent: `result()` warns once, with the command that ends the wait, and can give up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import Lab
+
+import holdfast as hf
+from holdfast.cli import main
+
+README = Path(__file__).parents[2] / "README.md"
+KILLED = "    __import__('os').kill(__import__('os').getpid(), 9)\n"
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def timed_out(lab: Lab, run: hf.Run) -> str:
+    """What `result()` says that has looked at the run once, and then gives up."""
+    with pytest.raises(TimeoutError) as caught:
+        asyncio.run(run.aresult(timeout_s=0)) if lab.is_async else run.result(timeout_s=0)
+    return str(caught.value)
+
+
+def test_the_first_snippet_of_the_readme_killed_while_it_books_says_what_it_waits_for(tmp_path: Path) -> None:
+    """Without any logging set up, on stderr. The command that it names ends the wait."""
+    snippet = README.read_text().split("```python\n")[1].split("```")[0]
+    booked = '    return f"booked {flight}"\n'
+    assert booked in snippet
+    killed, again = tmp_path / "killed.py", tmp_path / "again.py"
+    killed.write_text(snippet.replace(booked, KILLED + booked))
+    again.write_text(snippet)
+    assert subprocess.run([sys.executable, killed], cwd=tmp_path, check=False).returncode == -9
+    with subprocess.Popen([sys.executable, again], cwd=tmp_path, stdout=-1, stderr=-1, text=True) as waiting:
+        assert waiting.stderr is not None
+        line = waiting.stderr.readline()
+        assert line.startswith("run trip-42 waits for a verdict: did book happen? (step 2, key hf_")
+        command = re.findall(r"To continue: holdfast (.*) --done VALUE \| --not-done$", line)
+        assert main([*shlex.split(command[0]), "--done", "found", "--store", str(tmp_path / "agent.db")]) == 0
+        out, err = waiting.communicate(timeout=60)
+    assert (out.splitlines()[0], err, waiting.returncode) == ("found", "", 0)
+
+
+def test_a_question_is_said_once_for_each_wait(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    @lab.durable(name="visible.asks")
+    async def agent() -> list[Any]:
+        return [await lab(hf.ask(question)) for question in ("Which flight?", "Window?")]
+
+    run = lab.run(agent, id="trip 1")
+    for question, step in (("Which flight?", 1), ("Window?", 2)):
+        expected = f"waits for an answer: {question} (step {step}). To continue: holdfast answer 'trip 1' {step} VALUE"
+        for _ in range(2):
+            assert timed_out(lab, run) == f"run 'trip 1' has no result yet: it {expected}"
+        assert warnings(caplog) == [f"run trip 1 {expected}"]
+        caplog.clear()
+        lab.store.answer(run, "yes")
+        if step == 1:
+            lab.run(agent, id="trip 1")
+    assert run.result() == ["yes", "yes"]
+    assert warnings(caplog) == []
+
+
+def test_a_paused_run_says_how_to_resume_it(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """The same line again does not undo what an operator asked for."""
+
+    @lab.durable(name="visible.paused")
+    async def agent() -> Any:
+        return await lab(hf.ask("Which?"))
+
+    lab.run(agent, id="held").pause()
+    run = lab.run(agent, id="held")
+    assert run.status == "paused"
+    for _ in range(2):
+        assert timed_out(lab, run) == "run 'held' has no result yet: it is paused. To continue: holdfast resume held"
+    assert warnings(caplog) == ["run held is paused. To continue: holdfast resume held"]
+    run.resume()
+    lab.store.answer(run, 1)
+    assert run.result() == 1
+
+
+def test_what_a_child_waits_for_is_said_of_the_run_that_waits_for_it(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    @lab.durable(name="visible.child")
+    async def child() -> Any:
+        return await lab(hf.ask("Which?"))
+
+    @lab.durable(name="visible.parent")
+    async def parent() -> Any:
+        started = await lab(hf.spawn(child, id="the-child"))
+        return await lab(started.result())
+
+    run = lab.run(parent, id="the-parent")
+    assert timed_out(lab, run).endswith("To continue: holdfast answer the-child 1 VALUE")
+    assert warnings(caplog) == [
+        "run the-parent waits for run the-child, which waits for an answer: Which? (step 1). "
+        "To continue: holdfast answer the-child 1 VALUE"
+    ]
+    lab.store.answer("the-child", 3)
+    assert run.result() == 3
+
+
+def test_a_run_that_no_worker_has_taken_says_so(sync_lab: Lab) -> None:
+    @sync_lab.durable(name="visible.queued")
+    async def agent() -> None: ...
+
+    with pytest.raises(TimeoutError, match="no result yet: it is queued, waiting for a worker"):
+        sync_lab.store.start(agent, id="queued").result(timeout_s=0)
+
+
+def test_why_reconcile_could_not_tell_is_shown(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """The newest reason: while a person is waited for, the receiver is asked again by whoever takes the run."""
+    reasons: list[Any] = [hf.Unknown("the airline is closed"), ConnectionError("no route"), hf.Unknown()]
+
+    def look(key: str, flight: str) -> Any:
+        found = reasons.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    @lab.effect(name="visible.book", reconcile=look, timeout_s=0.01)
+    def book(flight: str, key: hf.Key) -> str:
+        raise TimeoutError
+
+    @lab.durable(name="visible.doubtful")
+    async def agent() -> str:
+        return str(await lab(book("LIS")))
+
+    for reason in ("the airline is closed", "reconcile failed: ConnectionError: no route", None):
+        run = lab.run(agent, id="doubt")
+        if reason != "the airline is closed":
+            run.resume()
+            run = lab.run(agent, id="doubt")
+        [ask], [step] = lab.store.asks(), run.steps()
+        assert (ask.reason, (step.note or {}).get("reason")) == (reason, reason)
+        assert (run.info().waiting_for or {}).get("reason") == reason
+        assert (step.status, ask.status) == ("in doubt", "open")
+        if reason:
+            assert timed_out(lab, run).endswith(f"({reason})")
+            assert reason not in caplog.text
+    run.resolve(step, done="B-1")
+    assert run.result() == "B-1"
