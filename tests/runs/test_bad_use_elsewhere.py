@@ -77,7 +77,8 @@ def test_an_effect_without_a_run(lab: Lab) -> None:
     assert lab.ran == []
 
 
-def test_an_effect_and_a_step_in_a_raw_thread(store: hf.Store) -> None:
+def test_an_effect_and_a_step_in_a_raw_thread(store: hf.Store, caplog: pytest.LogCaptureFixture) -> None:
+    """The effect raises. The step may be of no run at all: it is a plain call, and the log warns, once."""
     lab = Lab(store, "sync")
     errors: list[BaseException] = []
 
@@ -97,18 +98,42 @@ def test_an_effect_and_a_step_in_a_raw_thread(store: hf.Store) -> None:
 
     @hf.durable
     def agent() -> None:
-        for call in (book, work):
+        for call in (book, work, work):
             thread = threading.Thread(target=in_thread, args=(call,))
             thread.start()
             thread.join()
 
     lab.run(agent, id="r").result()
-    assert lab.ran == []
-    assert [type(error) for error in errors] == [hf.NotInRun, hf.NotInRun]
-    for error in errors:
-        assert "hf.gather" in str(error)
-        assert ".direct(" in str(error)
-        assert "thread" in str(error)
+    assert lab.ran == ["work", "work"]
+    [error] = errors
+    assert isinstance(error, hf.NotInRun)
+    [warning] = [record.message for record in caplog.records]
+    assert warning.startswith("step work was called outside of any run")
+    for text in (str(error), warning):
+        assert "hf.gather" in text
+        assert "thread" in text
+
+
+def test_a_step_is_a_plain_call_while_an_unrelated_run_is_active(sync_lab: Lab) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    @hf.step
+    def work() -> str:
+        return "plain"
+
+    @hf.durable(name="unrelated")
+    def unrelated() -> None:
+        begun.set()
+        ended.wait(60)
+
+    other = threading.Thread(target=lambda: sync_lab.run(unrelated, id="r"))
+    other.start()
+    begun.wait(60)
+    try:
+        assert work() == "plain"
+    finally:
+        ended.set()
+        other.join()
 
 
 def test_an_effect_inside_a_step(lab: Lab) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from types import ModuleType
 from typing import Any
 
@@ -238,30 +237,6 @@ def test_an_unknown_function_and_an_unknown_run_are_named(lab: Lab) -> None:
     assert lab.store.replay(run, forgotten).is_complete
     with pytest.raises(hf.NotFound):
         lab.store.replay("nobody")
-
-
-def test_a_step_in_a_raw_thread_does_not_run_in_a_replay(lab: Lab) -> None:
-    steps = Broken(lab)
-    caught: list[BaseException] = []
-
-    @lab.durable(name=f"threads-{id(lab)}")
-    async def threads() -> None:
-        def body() -> None:
-            try:
-                found = steps.search("NYC")
-                if asyncio.iscoroutine(found):
-                    asyncio.run(found)
-            except BaseException as error:
-                caught.append(error)
-
-        thread = threading.Thread(target=body)
-        thread.start()
-        thread.join()
-
-    run = lab.run(threads)
-    steps.armed = True
-    lab.store.replay(run)
-    assert [type(error) for error in caught] == [hf.NotInRun, hf.NotInRun]
 
 
 def test_a_fork_replays_with_what_it_shares_and_changes(lab: Lab) -> None:

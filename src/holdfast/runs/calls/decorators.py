@@ -7,8 +7,10 @@ calls the body without a run; `.holdfast` is what Holdfast knows of it.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from weakref import WeakSet
 
 from holdfast.errors import NotInRun, UsageError
 from holdfast.runs.calls.asking import check_approve
@@ -24,6 +26,7 @@ from holdfast.runs.journal.rows import TASK
 from holdfast.runs.session.acting import Act, aperform, perform
 from holdfast.runs.session.ambient import outside_scope, some_run_is_active
 from holdfast.runs.session.scope import Scope, current
+from holdfast.storage.events import event
 from holdfast.threads.checks import check_name
 
 P = ParamSpec("P")
@@ -257,6 +260,8 @@ def durable_spec(fn: Callable[..., Any]) -> DurableSpec:
     raise UsageError(f"{getattr(fn, '__name__', fn)!r} is not durable: put @hf.durable above it")
 
 
+_log = logging.getLogger("holdfast")
+_warned: WeakSet[StepSpec] = WeakSet()  # once for each step
 Actor = Callable[[Scope, StepSpec, tuple[Any, ...], dict[str, Any]], Act[Any]]
 
 
@@ -324,10 +329,15 @@ def _scope(spec: StepSpec) -> Scope | None:
                 f"durable function that store.run(fn, …) runs, or say {spec.name}.direct(…) if you mean it. A thread "
                 "of your own loses the run: use hf.gather or hf.map"
             )
-        if some_run_is_active():
-            raise NotInRun(
-                f"step {spec.name!r} was called outside of the run that is active in this process, perhaps in a thread "
-                f"of your own: use hf.gather or hf.map, or say {spec.name}.direct(…) if you mean it"
+        if (
+            some_run_is_active() and spec not in _warned
+        ):  # it may be none of that run's: which thread is whose is not known
+            _warned.add(spec)
+            _log.warning(
+                "step %s was called outside of any run while one is active in this process, and is not recorded. If it "
+                "belongs to that run, a thread of your own has lost it: use hf.gather or hf.map",
+                spec.name,
+                extra=event("step.not_recorded", function=spec.name),
             )
         return None
     if scope.body is not None:
