@@ -423,3 +423,22 @@ async def test_a_blocking_effect_in_an_async_node_is_refused_unless_checkpoints_
     with pytest.raises(hf.UsageError, match="blocking call in an async node"):
         await graph.ainvoke({}, at("t"))
     assert (await graph.ainvoke(None, at("t"), durability="sync"))["booked"] == ["found a", "a-1"]
+
+
+async def test_an_interrupt_inside_an_effect_is_no_doubt(saver: HoldfastSaver) -> None:
+    """A tool that asks before it acts: LangGraph runs its body again from the top, with the answer."""
+    keys: list[str] = []
+
+    @hf.effect(name="book")
+    def book(item: str, key: hf.Key) -> str:
+        keys.append(key)
+        return f"{item}: {interrupt('sure?')}"
+
+    def trip(state: Trip) -> Trip:
+        return {"booked": [book("a")]}
+
+    graph = StateGraph(Trip).add_node("trip", trip).add_edge(START, "trip").compile(checkpointer=saver)
+    assert "__interrupt__" in graph.invoke({}, at("t"))
+    assert graph.invoke(Command(resume="yes"), at("t"))["booked"] == ["a: yes"]
+    assert len(keys) == 2
+    assert len(set(keys)) == 1

@@ -204,7 +204,7 @@ def effects_of(code: Code) -> list[Agent]:
         effect("not_sure", reconcile=not_sure),
         effect("repeated", on_doubt="retry"),
         effect("given_up", on_doubt="fail"),
-        effect("retried_effect", unsure, reconcile=find, retries=5, backoff_s=0.001),
+        effect("retried_effect", unsure, reconcile=find, retries=5, backoff_s=0.001, definite=ValueError),
         effect("approved", reconcile=find, approve=True),
     ]
 

@@ -240,7 +240,7 @@ def test_a_function_that_is_not_durable(lab: Lab) -> None:
         (lambda: hf.step(ignore=("nobody",))(lambda client: None).holdfast.binder, "no parameter"),
         (lambda: hf.step(retry_on=(KeyboardInterrupt,))(lambda: None), "retry_on"),
         (lambda: hf.effect(on_doubt="guess")(lambda: None), "on_doubt"),  # type: ignore[call-overload]
-        (lambda: hf.effect(ambiguous="all")(lambda: None), "ambiguous"),
+        (lambda: hf.effect(definite="all")(lambda: None), "definite"),  # type: ignore[call-overload]
         (lambda: hf.step(int), "functions"),
         (lambda: hf.durable("agent"), "functions"),  # type: ignore[call-overload]
         (lambda: hf.step(staticmethod(lambda: None)), "staticmethod"),

@@ -178,7 +178,7 @@ def retried(code: Code) -> Any:
 def retried_effect(code: Code) -> Any:
     failed: list[int] = []
 
-    @code.effect(retries=2, backoff_s=0)
+    @code.effect(retries=2, backoff_s=0, definite=(ValueError,))
     def book() -> None:
         failed.append(1)
         if len(failed) < 3:

@@ -42,7 +42,7 @@ def test_an_effect_has_an_intent_and_a_completion_and_one_key(lab: Lab) -> None:
 def test_keys_differ_by_call_run_and_tenant_and_stay_across_attempts(lab: Lab) -> None:
     keys: list[str] = []
 
-    @lab.effect(retries=2, backoff_s=0)
+    @lab.effect(retries=2, backoff_s=0, definite=(ValueError,))
     def book(flight: str) -> None:
         keys.append(hf.idempotency_key())
         if len(keys) in (1, 2):
@@ -63,7 +63,7 @@ def test_keys_differ_by_call_run_and_tenant_and_stay_across_attempts(lab: Lab) -
 
 
 def test_a_failed_effect_is_recorded_and_not_tried_again(lab: Lab) -> None:
-    @lab.effect()
+    @lab.effect(definite=(ValueError,))
     def book(flight: str) -> None:
         lab.ran.append(flight)
         raise ValueError("sold out")
@@ -88,7 +88,7 @@ def test_a_failed_effect_is_recorded_and_not_tried_again(lab: Lab) -> None:
 def test_each_attempt_of_a_retried_effect_has_an_intent_of_its_own(lab: Lab) -> None:
     heard: list[str] = []
 
-    @lab.effect(retries=2, backoff_s=0.001, retry_on=(ValueError,))
+    @lab.effect(retries=2, backoff_s=0.001, retry_on=(ValueError,), definite=ValueError)
     def book() -> str:
         lab.ran.append("book")
         if len(lab.ran) < 3:
@@ -117,7 +117,7 @@ def test_each_attempt_of_a_retried_effect_has_an_intent_of_its_own(lab: Lab) -> 
 
 
 def test_an_effect_that_waits_for_its_next_attempt_is_not_in_doubt(lab: Lab) -> None:
-    @lab.effect(retries=1, backoff_s=3600, backoff_max_s=3600)
+    @lab.effect(retries=1, backoff_s=3600, backoff_max_s=3600, definite=(ValueError,))
     def book() -> None:
         lab.ran.append("book")
         raise ValueError("busy")

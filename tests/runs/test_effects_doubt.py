@@ -208,11 +208,11 @@ def test_on_doubt_fail_raises_in_doubt_for_good(lab: Lab) -> None:
     assert len(receiver.done) == 1
 
 
-# --- ambiguous errors are doubts too
+# --- an error out of the body leaves the outcome unknown, unless it is definite
 
 
-class Lost(Exception):
-    """An error of the user's own that leaves the outcome open."""
+class SoldOut(Exception):
+    """An error of the effect's own package: its code says that nothing was booked."""
 
 
 def unlucky(lab: Lab, receiver: Receiver, error: Exception, *, acts: bool, **options: Any) -> Any:
@@ -237,17 +237,17 @@ def unlucky(lab: Lab, receiver: Receiver, error: Exception, *, acts: bool, **opt
 
 
 @pytest.mark.parametrize("acts", [True, False])
-@pytest.mark.parametrize("error", [TimeoutError("slow"), ConnectionResetError("gone"), Lost("?")], ids=repr)
+@pytest.mark.parametrize("error", [TimeoutError("slow"), asyncio.IncompleteReadError(b"HTTP/1.1 20", 512)], ids=repr)
 def test_an_error_that_leaves_the_outcome_open_is_reconciled(lab: Lab, error: Exception, acts: bool) -> None:
     receiver = Receiver()
-    agent = unlucky(lab, receiver, error, acts=acts, ambiguous=(Lost,), reconcile=receiver.find)
+    agent = unlucky(lab, receiver, error, acts=acts, retries=1, backoff_s=0, reconcile=receiver.find)
     run = lab.run(agent, "LH400", id="r")
     assert run.result() == "done: LH400"
     assert len(receiver.done) == 1
     assert lab.count("book") == (1 if acts else 2)
 
 
-def test_an_ambiguous_error_asks_a_person_without_reconcile(lab: Lab) -> None:
+def test_an_unknown_outcome_asks_a_person_without_reconcile(lab: Lab) -> None:
     receiver = Receiver()
     agent = unlucky(lab, receiver, TimeoutError("slow"), acts=True)
     run = lab.run(agent, "LH400", id="r")
@@ -257,20 +257,35 @@ def test_an_ambiguous_error_asks_a_person_without_reconcile(lab: Lab) -> None:
     assert len(receiver.done) == 1
 
 
-def test_an_ambiguous_error_fails_where_that_is_the_policy(lab: Lab) -> None:
+def test_an_unknown_outcome_fails_where_that_is_the_policy(lab: Lab) -> None:
     receiver = Receiver()
     agent = unlucky(lab, receiver, TimeoutError("slow"), acts=True, on_doubt="fail")
     with pytest.raises(hf.RunFailed) as caught:
         lab.run(agent, "LH400", id="r").result()
     assert isinstance(caught.value.__cause__, hf.InDoubt)
+    assert "TimeoutError: slow" in str(caught.value)
 
 
-def test_other_errors_are_definite(lab: Lab) -> None:
+@pytest.mark.parametrize("options", [{}, {"definite": (ValueError,)}], ids=["own class", "named"])
+def test_a_definite_error_fails_at_once(lab: Lab, options: dict[str, Any]) -> None:
     receiver = Receiver()
-    agent = unlucky(lab, receiver, Lost("!"), acts=False, reconcile=receiver.find)
+    error = ValueError("no such flight") if options else SoldOut("none left")
+    agent = unlucky(lab, receiver, error, acts=False, reconcile=receiver.find, **options)
     run = lab.run(agent, "LH400", id="r")
     assert run.status == "failed"
     assert receiver.asked == []
+
+
+def test_a_failure_before_the_body_began_is_definite(sync_lab: Lab) -> None:
+    @hf.effect
+    def book(flight: str) -> None: ...
+
+    @hf.durable
+    def agent() -> None:
+        book()
+
+    assert sync_lab.run(agent, id="r").status == "failed"
+    assert sync_lab.store.asks() == []
 
 
 def test_a_body_beyond_its_deadline_is_in_doubt(lab: Lab) -> None:

@@ -237,7 +237,7 @@ def test_a_run_fails_with_an_error_that_cannot_be_shown(
     def books() -> int:
         return 7
 
-    @hf.effect
+    @hf.effect(definite=(Exception,))
     def fails() -> None:
         raise make()
 

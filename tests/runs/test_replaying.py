@@ -415,7 +415,7 @@ def test_a_run_that_is_being_undone_needs_only_its_undo(lab: Lab) -> None:
     def cancel(flight: str) -> None:
         raise RuntimeError("the airline is closed")
 
-    @lab.effect(name="reserve", undo=hf.effect(cancel))
+    @lab.effect(name="reserve", undo=hf.effect(definite=RuntimeError)(cancel))
     def reserve(flight: str) -> str:
         return flight
 

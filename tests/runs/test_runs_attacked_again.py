@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ class Signal:
 
 def failing(lab: Lab, kind: str, **options: Any) -> Any:
     """A step or an effect that fails for certain, at every attempt."""
-    make: Any = lab.step if kind == "step" else lab.effect
+    make: Any = lab.step if kind == "step" else partial(lab.effect, definite=Flaky)
     settings = {"retries": 9, "backoff_s": 0.05, "backoff_max_s": 0.05, "jitter": False, **options}
 
     def call() -> None:

@@ -21,7 +21,7 @@ def test_a_run_that_fails_undoes_what_it_did_newest_first(lab: Lab) -> None:
     def mail(text: str) -> None:
         trip.did.append(text)
 
-    @lab.effect(undo=lambda what: trip.did.append(f"-{what}"), name="sold_out")
+    @lab.effect(undo=lambda what: trip.did.append(f"-{what}"), name="sold_out", definite=ValueError)
     def sold_out(what: str) -> None:
         raise ValueError(f"no {what} left")
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import orjson
+from langgraph.errors import GraphBubbleUp
 
 from holdfast.errors import InDoubt, RunStuck
 from holdfast.runs.journal import graph_tasks
@@ -64,6 +65,7 @@ class NodeScope(Scope):
     """One execution of a node: paths are names and arguments, with a count for equal calls."""
 
     __slots__ = ("_counts", "_is_open", "_opener", "_opening", "busy", "scratchpad", "task", "unsettled")
+    definite = (GraphBubbleUp,)  # interrupt(): the body runs again from its top when the graph is resumed
 
     def __init__(self, task: Task, scratchpad: Any, opener: Callable[[NodeScope], Act[None]]) -> None:
         session = Session(task.ctx, 0, _NOT_YET, is_async=False)

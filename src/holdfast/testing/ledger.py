@@ -84,9 +84,13 @@ class Booking:
 class SoldOut(Exception):
     """The airline has none left: a definite answer, nothing was booked."""
 
+    status = 409
+
 
 class Refused(Exception):
     """The airline did not understand the request: a definite answer, nothing was done."""
+
+    status = 400
 
 
 # --- the ledger: what is kept

@@ -15,7 +15,7 @@ from weakref import WeakSet
 from holdfast.errors import NotInRun, UsageError
 from holdfast.runs.calls.asking import check_approve
 from holdfast.runs.calls.bodies import acollect, collect
-from holdfast.runs.calls.doubt import check_ambiguous
+from holdfast.runs.calls.doubt import check_definite
 from holdfast.runs.calls.effects import effect_act
 from holdfast.runs.calls.steps import refuse_nested, step_act
 from holdfast.runs.calls.timeouts import check_seconds, limited
@@ -150,7 +150,7 @@ def effect(
     undo: Callable[..., Any] | None = None,
     on_doubt: Literal["ask", "retry", "fail"] = "ask",
     timeout_s: float | None = None,
-    ambiguous: Any = (),
+    definite: tuple[type[Exception], ...] = (),
     approve: Any = None,
     retries: int = 0,
     backoff_s: float = 1.0,
@@ -168,9 +168,10 @@ def effect(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     The key comes as a parameter `key: hf.Key`, or from `hf.idempotency_key()`. `reconcile(key, *args)` finds out
     whether it happened: `Done(result)`, `NotDone()`, `Unknown()`; without it `on_doubt` decides: "ask" a person,
     "retry" with the same key, "fail". If its outcome is still open after ten attempts and `retries`, a person is asked
-    whatever the rule. `undo` takes it back when the run fails or is rolled back. `timeout_s` (default
-    60) is how long a request may be under way; `ambiguous` adds error classes that leave the outcome open.
-    `approve=True` (or a question, or the options of `hf.ask`) asks a person first.
+    whatever the rule. `undo` takes it back when the run fails or is rolled back. `timeout_s` (default 60) is how long
+    the body and its request may take. An error out of the body leaves the outcome unknown, unless it is definite: a
+    class of the effect's own package, an HTTP 4xx response, or a class named in `definite`. `approve=True` (or a
+    question, or the options of `hf.ask`) asks a person first.
     """
     if fn is None:
         return functools.partial(_decorate_effect, **options)
@@ -185,7 +186,7 @@ def _decorate_effect(
     undo: Callable[..., Any] | None = None,
     on_doubt: Literal["ask", "retry", "fail"] = "ask",
     timeout_s: float | None = None,
-    ambiguous: Any = (),
+    definite: tuple[type[Exception], ...] = (),
     approve: Any = None,
     retries: int = 0,
     backoff_s: float = 1.0,
@@ -216,7 +217,7 @@ def _decorate_effect(
         undo=undo,
         on_doubt=on_doubt,
         deadline_s=60.0 if limit is None else limit,
-        ambiguous=check_ambiguous(ambiguous),
+        definite=check_definite(definite),
         approve=approve or None,
     )
     add_step(spec)

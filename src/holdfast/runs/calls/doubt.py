@@ -1,60 +1,25 @@
-"""Did it happen? What `reconcile` answers, and which errors leave the outcome of an effect unknown.
+"""Did it happen? What `reconcile` answers, and which errors of an effect's body say that it did not.
 
-An error is *definite* if it says that the effect did not happen, and *ambiguous* if it may have. The two
-mistakes do not cost the same: an ambiguous error taken for definite can lose or repeat a booking, a definite
-one taken for ambiguous costs a look at the receiver. So whatever may have reached the receiver is ambiguous.
+An error out of the body leaves the outcome *unknown*, unless it is *definite*: it says that the effect did not happen.
+The two mistakes do not cost the same. An unknown outcome taken for a failure can lose or repeat a booking; a failure
+taken for unknown costs a look at the receiver. So definite is only:
 
-    error                                                            taken as, and why
-    ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-    anything that is no Exception: asyncio.CancelledError,           ambiguous: the body was stopped from
-      KeyboardInterrupt, SystemExit, GeneratorExit                     outside, wherever it was
-    TimeoutError (also socket's, asyncio's, concurrent.futures')     ambiguous: nobody knows when it lands
-    ConnectionError: reset, aborted, broken pipe                     ambiguous: the request may be through
-    ConnectionRefusedError                                           definite: there was no connection
-    OSError: host or network down, unreachable, reset                ambiguous: also met after the request
-    OSError: any other (socket.gaierror, FileNotFoundError …)        definite
-    ssl.SSLCertVerificationError                                     definite: nothing is sent before it
-    ssl.SSLError, any other                                          ambiguous: the stream may break later
-    http.client: IncompleteRead, BadStatusLine, LineTooLong          ambiguous: the answer is lost
-    smtplib.SMTPServerDisconnected                                   ambiguous: the mail may be accepted
-    subprocess.TimeoutExpired                                        ambiguous: stopped in the middle
-    concurrent.futures.BrokenExecutor                                ambiguous: its process died at it
-    urllib.error.URLError                                            as its reason, by the lines above
-    httpx, httpcore: ConnectError, ConnectTimeout, PoolTimeout,      definite: no connection was had
-      ProxyError, UnsupportedProtocol
-    httpx, httpcore: every other TransportError                      ambiguous
-    requests: ConnectTimeout; ConnectionError about a connection     definite: no connection was had
-      that could not be made (urllib3.NewConnectionError)
-    requests: any other ConnectionError, Timeout,                    ambiguous
-      ChunkedEncodingError
-    urllib3: NewConnectionError, ConnectTimeoutError                 definite
-    urllib3: TimeoutError, ProtocolError                             ambiguous
-    urllib3: MaxRetryError, SSLError, ProxyError                     as what they were made from
-    aiohttp: ClientConnectorError (DNS, TLS, proxy),                 definite: no connection was had
-      ConnectionTimeoutError
-    aiohttp: any other ClientConnectionError, ClientPayloadError     ambiguous
-    grpc.RpcError: UNAVAILABLE, DEADLINE_EXCEEDED, CANCELLED         ambiguous: UNAVAILABLE also comes when
-                                                                       the stream broke
-    grpc: FutureTimeoutError, FutureCancelledError                   ambiguous
-    an HTTP status as an error: 502, 504, 520, 524                   ambiguous: a gateway lost the answer
-    an HTTP status as an error: any other, 500 and 503 too           definite: the receiver itself said so
-    a group of errors                                                ambiguous if one of its members is
-    everything else                                                  definite
+    a class named in the effect's `definite=`              the author of the effect says so, whatever caused it
+    a class of the effect's own package (a single file:    its code raised it on purpose. Not one that is an OSError
+      of the same module)                                    or an EOFError: those say that a connection broke
+    an HTTP response with a 4xx status                     the receiver refused it. Not 408, 425 and 429, which
+                                                             gateways also give for requests that went through
 
-**Wrapped errors.** `raise BookingFailed() from timeout` is as ambiguous as the timeout, and so is an error that
-was raised while a timeout was being handled: the whole chain of causes and contexts is looked at, because SDKs
-wrap, and so does careful code. `raise … from None` says that the error before was dealt with. Beneath a definite
-error its causes are not looked at: a connect timeout has a TimeoutError inside.
+A failure before the body began is definite too, but no error of the body: `effects.py` sees that.
 
-**What cannot be seen here.** A client that repeats requests by itself shows only its last error: switch its
-retries off inside an effect (Holdfast has them), and let one effect send one request.
+The last two hold only if every error beneath is definite as well: `raise BookingFailed() from timeout`, and an error
+raised while a timeout was handled, are as unknown as the timeout. `raise … from None` says that it was dealt with.
 
-Libraries are known by name, so nothing is imported: an error of a library that is not installed does not occur.
+HTTP statuses are recognised by their attributes, so no client library is imported.
 """
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from types import CoroutineType
 from typing import Any, Final
@@ -63,17 +28,7 @@ from msgspec import Struct
 
 from holdfast.errors import UsageError
 
-__all__ = [
-    "AMBIGUOUS_DEFAULT",
-    "Ambiguous",
-    "Done",
-    "NotDone",
-    "Unknown",
-    "Verdict",
-    "check_ambiguous",
-    "check_verdict",
-    "is_ambiguous",
-]
+__all__ = ["Done", "NotDone", "Unknown", "Verdict", "check_definite", "check_verdict", "is_definite"]
 
 
 class Done(Struct, frozen=True):
@@ -93,72 +48,10 @@ class Unknown(Struct, frozen=True):
 
 
 Verdict = Done | NotDone | Unknown
+Classes = tuple[type[BaseException], ...]
 
-#: Types of errors, or a function of the error: True means in doubt, `NotDone()` means definite, and anything else
-#: leaves it to the table above.
-Ambiguous = tuple[type[BaseException], ...] | Callable[[BaseException], object]
-
-#: The built-in part of the table; cancellation needs no entry, for it is no Exception.
-AMBIGUOUS_DEFAULT: Final[tuple[type[BaseException], ...]] = (TimeoutError, ConnectionError)
-
-_DOWN: Final = frozenset({errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET})
-_GATEWAY: Final = frozenset({502, 504, 520, 524})
-_GRPC: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
+_NOT_REFUSED: Final = frozenset({408, 425, 429})
 _CHAIN_MAX: Final = 1000
-
-# By top-level package and class. httpx and httpcore have the same names.
-_HTTPX: Final = {
-    "ConnectError": False,
-    "ConnectTimeout": False,
-    "PoolTimeout": False,
-    "ProxyError": False,
-    "UnsupportedProtocol": False,
-    "TransportError": True,  # httpx: the root of the rest
-    "TimeoutException": True,
-    "NetworkError": True,
-    "ProtocolError": True,
-}
-_KNOWN: Final[dict[str, dict[str, bool]]] = {
-    "httpx": _HTTPX,
-    "httpcore": _HTTPX,
-    "httpx2": _HTTPX,
-    "httpcore2": _HTTPX,
-    "requests": {
-        "ConnectTimeout": False,
-        "ConnectionError": True,
-        "Timeout": True,
-        "ChunkedEncodingError": True,
-    },
-    "urllib3": {
-        "NewConnectionError": False,
-        "ConnectTimeoutError": False,
-        "TimeoutError": True,
-        "ProtocolError": True,
-        "SSLError": True,
-        "ProxyError": True,
-    },
-    "aiohttp": {
-        "ClientConnectorError": False,
-        "ClientConnectorCertificateError": False,
-        "ConnectionTimeoutError": False,
-        "ClientConnectionError": True,
-        "ClientPayloadError": True,
-    },
-    "grpc": {"FutureTimeoutError": True, "FutureCancelledError": True},
-    "ssl": {"SSLCertVerificationError": False, "SSLError": True},
-    "http": {"IncompleteRead": True, "BadStatusLine": True, "LineTooLong": True},
-    "smtplib": {"SMTPServerDisconnected": True},
-    "subprocess": {"TimeoutExpired": True},
-    "concurrent": {"BrokenExecutor": True},
-}
-# Errors that hold the one they were made from: in this attribute, or else as their first argument.
-_MADE_FROM: Final = {
-    ("urllib", "URLError"): "reason",
-    ("urllib3", "MaxRetryError"): "reason",
-    ("urllib3", "ProxyError"): "original_error",
-    ("urllib3", "SSLError"): "",
-    ("requests", "ConnectionError"): "",
-}
 
 
 def check_verdict(value: object, name: str = "reconcile") -> Verdict:
@@ -184,119 +77,60 @@ def check_verdict(value: object, name: str = "reconcile") -> Verdict:
     raise UsageError(f"{name} returned {slip}; return {how}")
 
 
-def check_ambiguous(value: object) -> Ambiguous:
-    """An effect's `ambiguous=`, checked when the effect is defined: a type, a tuple of types, or a function."""
-    if isinstance(value, type) and issubclass(value, BaseException):
-        return (value,)
-    if isinstance(value, tuple | list | set | frozenset):
-        for kind in value:
-            if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-                raise UsageError(f"ambiguous= takes classes of errors, and {kind!r} is none")
-        return tuple(value)
-    if callable(value) and not isinstance(value, type):
-        return value
+def check_definite(value: object) -> Classes:
+    """An effect's `definite=`, checked when the effect is defined: a class of errors, or a tuple of them."""
+    classes = (value,) if isinstance(value, type) else value
+    if isinstance(classes, tuple | list) and all(isinstance(c, type) and issubclass(c, Exception) for c in classes):
+        return tuple(classes)
     raise UsageError(
-        f"ambiguous= takes classes of errors, (GatewayTimeout, …), or a function of the error that returns True "
-        f"when it leaves the outcome unknown, not {value!r}"
+        f"definite={value!r}: classes of errors that say that the effect did not happen, for example "
+        "definite=(SoldOut, ConnectionRefusedError)"
     )
 
 
-def is_ambiguous(error: BaseException, extra: Ambiguous = ()) -> bool:
-    """Whether this error of an effect's body leaves unknown if the effect happened.
-
-    `extra` adds to the table of this module: classes, or a function that returns True (in doubt), `NotDone()`
-    (definite, whatever the table says) or anything else (the table decides). A function that fails has not
-    decided, and then the outcome is unknown.
-    """
-    kinds: tuple[type[BaseException], ...] = ()
-    if isinstance(extra, tuple):
-        kinds = extra
-    else:
-        try:
-            answer = extra(error)
-        except Exception as problem:
-            error.add_note(f"the function given as ambiguous= failed ({problem!r}), so the outcome counts as unknown")
-            return True
-        if answer is True or isinstance(answer, NotDone):
-            return answer is True
-    try:
-        return _chain_in_doubt(error, kinds)
-    except Exception:  # an error that cannot be looked at says nothing
+def is_definite(
+    error: BaseException, definite: Classes, fn: Callable[..., Any], outside: BaseException | None = None
+) -> bool:
+    """Whether this error out of the body of an effect says that it did not happen. `outside` is what its caller was
+    handling when the body began: Python makes it the context of every error inside, and it says nothing of them."""
+    if issubclass(type(error), definite):
         return True
-
-
-def _chain_in_doubt(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
-    """Whether one link of the chain of causes and contexts is ambiguous, unless a definite one explains it."""
-    link: BaseException | None = error
-    explained = False  # a definite error above says what this link led to
-    seen: set[int] = set()
-    while link is not None and id(link) not in seen and len(seen) < _CHAIN_MAX:
-        seen.add(id(link))
-        opinion = None
-        if not explained:
-            opinion = True if isinstance(link, kinds) else _opinion(link)
-            if opinion is None and isinstance(link, BaseExceptionGroup):
-                opinion = any(_chain_in_doubt(member, kinds) for member in link.exceptions) or None
-            if opinion:
-                return True
-        if link.__cause__ is not None:
-            explained = explained or opinion is False
-            link = link.__cause__
-        elif link.__suppress_context__:
-            return False
-        else:
-            # What was being handled when this was raised is another matter, and is judged for itself; except the
-            # cancellation by which a connect timeout of asyncio is made.
-            link = link.__context__
-            explained = explained and link is not None and not isinstance(link, Exception)
-    return False
-
-
-def _opinion(error: BaseException) -> bool | None:
-    """Ambiguous, definite, or (None) an error that is not about the connection."""
-    if not isinstance(error, Exception):
-        # A group with a cancellation among its members is judged by them.
-        return None if isinstance(error, BaseExceptionGroup) else True
-    status = _status(error)
-    if status is not None:
-        return status in _GATEWAY or None
-    for cls in type(error).__mro__:
-        package = cls.__module__.partition(".")[0]
-        made_from = _MADE_FROM.get((package, cls.__name__))
-        if made_from is not None:
-            inner = getattr(error, made_from, None) if made_from else next(iter(error.args), None)
-            opinion = _opinion(inner) if isinstance(inner, BaseException) and inner is not error else None
-            # A library's own ConnectionError without an opinion from within is a connection that broke.
-            return opinion if opinion is not None else _KNOWN.get(package, {}).get(cls.__name__)
-        known = _KNOWN.get(package)
-        if known is not None and cls.__name__ in known:
-            return known[cls.__name__]
-        if package == "grpc" and cls.__name__ == "RpcError":
-            return _grpc_code(error) in _GRPC or None
-    if isinstance(error, ConnectionRefusedError):
+    try:
+        return all(_is_refusal(link) or _is_own(link, fn) for link in _chain(error, outside))
+    except Exception:  # an error whose attributes cannot be read says nothing
         return False
-    if isinstance(error, AMBIGUOUS_DEFAULT):
-        return True
-    return (isinstance(error, OSError) and error.errno in _DOWN) or None
 
 
-def _status(error: Exception) -> int | None:
-    """The HTTP status that an error stands for, in the forms of httpx, requests, urllib and aiohttp."""
-    names = {(cls.__module__.partition(".")[0], cls.__name__) for cls in type(error).__mro__}
-    if names & {("httpx", "HTTPStatusError"), ("httpx2", "HTTPStatusError"), ("requests", "HTTPError")}:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-    elif ("urllib", "HTTPError") in names:
-        status = getattr(error, "code", None)
-    elif ("aiohttp", "ClientResponseError") in names:
-        status = getattr(error, "status", None)
-    else:
-        return None
-    return status if isinstance(status, int) else None
+def _chain(error: BaseException, outside: BaseException | None) -> list[BaseException]:
+    """The error, what it was raised from, or else while what was handled, and so on."""
+    found: dict[int, BaseException] = {}
+    link: BaseException | None = error
+    while link is not None and link is not outside and id(link) not in found and len(found) < _CHAIN_MAX:
+        found[id(link)] = link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return list(found.values())
 
 
-def _grpc_code(error: Exception) -> str:
-    code = getattr(error, "code", None)
-    try:
-        return str(getattr(code() if callable(code) else code, "name", ""))
-    except Exception:
-        return ""
+def _is_own(error: BaseException, fn: Callable[..., Any]) -> bool:
+    return _package(type(error)) == _package(fn) and not issubclass(type(error), OSError | EOFError)
+
+
+def _package(thing: Any) -> str:
+    return str(thing.__module__).partition(".")[0]
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether it stands for an HTTP response that refuses the request."""
+    status = _status(error)
+    return isinstance(status, int) and 400 <= status < 500 and status not in _NOT_REFUSED
+
+
+def _status(error: BaseException) -> Any:
+    """The HTTP status of an error: as httpx and requests, the SDKs of OpenAI, Anthropic and Stripe, aiohttp, and
+    urllib have it. `code` means too many things elsewhere."""
+    found = getattr(getattr(error, "response", None), "status_code", None)
+    for name in ("status_code", "http_status", "status"):
+        found = getattr(error, name, None) if found is None else found
+    if found is None and any((c.__module__, c.__name__) == ("urllib.error", "HTTPError") for c in type(error).__mro__):
+        found = getattr(error, "code", None)
+    return found

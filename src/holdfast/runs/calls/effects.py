@@ -21,7 +21,7 @@ from holdfast.errors import InDoubt, NotApproved, RunStuck, Unstorable, UsageErr
 from holdfast.runs.calls import asking
 from holdfast.runs.calls.asking import Terms
 from holdfast.runs.calls.bodies import BodyTimeout
-from holdfast.runs.calls.doubt import Done, NotDone, Unknown, Verdict, check_verdict, is_ambiguous
+from holdfast.runs.calls.doubt import Done, NotDone, Unknown, Verdict, check_verdict, is_definite
 from holdfast.runs.calls.failures import describe_error, line_of, mark_recorded, safe_text
 from holdfast.runs.calls.steps import (
     Arguments,
@@ -184,8 +184,8 @@ def _run(call: Call) -> Act[Any]:
         finally:
             session.acting.discard(task)
         call.took = frame.took
-        if is_ambiguous(error, spec.ambiguous):
-            settled, result = yield from _settle(call, error)
+        if frame.begun and not _is_definite(call, error, frame):
+            settled, result = yield from _settle_error(call, error)
             if settled:
                 return result
             still = error.still if isinstance(error, BodyTimeout) else None
@@ -198,16 +198,20 @@ def _run(call: Call) -> Act[Any]:
             late, result = _ended_late(still)
             if late is None:
                 return (yield from _succeed(call, result, spent_in(frame)))
-            if not is_ambiguous(late, spec.ambiguous):
+            if _is_definite(call, late, frame):
                 drafts = yield from _failed(call, late, spent_in(frame))
                 continue
-            settled, result = yield from _settle(call, late)
+            settled, result = yield from _settle_error(call, late)
             if settled:
                 return result
             call.scope.check()
             drafts = [_intent(call)]
         else:
             drafts = yield from _failed(call, error, spent_in(frame))
+
+
+def _is_definite(call: Call, error: Exception, frame: BodyFrame) -> bool:
+    return is_definite(error, (*call.spec.definite, *call.scope.definite), call.spec.fn, frame.outside)
 
 
 def _as_called(call: Call) -> Arguments:
@@ -306,6 +310,17 @@ def ended(call: Call, value: bytes | None, more: dict[str, Any] | None) -> Act[N
 # --- doubt
 
 
+def _settle_error(call: Call, error: Exception) -> Act[tuple[bool, Any]]:
+    """`_settle`, after an error out of the body that leaves the outcome unknown."""
+    run, kind = call.session.row.id, type(error).__name__
+    found = event("effect.unknown", run=run, step=call.path, function=call.spec.name, error=kind)
+    _log.warning("run %s: %s raised %s: it is unknown whether it happened", run, call.spec.name, kind, extra=found)
+    try:
+        return (yield from _settle(call, error))
+    except InDoubt as doubt:
+        raise doubt from error
+
+
 def _settle(call: Call, error: Exception | None = None) -> Act[tuple[bool, Any]]:
     """`settle`, of a call that is run again if it may be: not for ever. After so many attempts a person is asked."""
     settled, result = yield from settle(call, error)
@@ -326,6 +341,8 @@ def settle(call: Call, error: Exception | None = None) -> Act[tuple[bool, Any]]:
     if verdict is None:
         tell_event("in_doubt")
         verdict, by = (yield from _reconcile(call)), "reconciled"
+        if spec.reconcile is None and error is not None:
+            verdict = Unknown(f"it raised {line_of(error)}")
     if isinstance(verdict, NotDone):
         # What came late would be doubled: look once more when it can come no more.
         if (yield from session.now_us()) < call.deadline:
@@ -335,13 +352,13 @@ def settle(call: Call, error: Exception | None = None) -> Act[tuple[bool, Any]]:
         if isinstance(verdict, NotDone):
             return False, None
     if isinstance(verdict, Unknown):
-        verdict, by = (yield from _by_policy(call, ask_path, verdict, error)), "resolved"
+        verdict, by = (yield from _by_policy(call, ask_path, verdict)), "resolved"
     if isinstance(verdict, Done):
         return True, (yield from _succeed(call, verdict.result, {"settled": by}))
     return False, None
 
 
-def _by_policy(call: Call, ask_path: str, unknown: Unknown, error: Exception | None) -> Act[Verdict]:
+def _by_policy(call: Call, ask_path: str, unknown: Unknown) -> Act[Verdict]:
     policy = call.spec.on_doubt
     if call.is_last and policy != "ask":  # nothing tells by running again: what may have to be undone, a person must
         policy = "fail" if call.spec.undo is None else "ask"
@@ -351,7 +368,7 @@ def _by_policy(call: Call, ask_path: str, unknown: Unknown, error: Exception | N
     if policy == "fail":
         doubt = in_doubt(call, unknown.reason)
         yield from ended(call, None, {"error": describe_error(doubt, call.session.ctx.codec), "doubt": True})
-        raise doubt from error
+        raise doubt
     verdict = yield from _ask_person(call, ask_path, only_if_asked=False, reason=unknown.reason)
     assert verdict is not None
     if isinstance(verdict, NotDone):

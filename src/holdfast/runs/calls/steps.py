@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
@@ -224,6 +225,7 @@ def _call(inner: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str,
 def _begin(inner: Scope) -> None:
     if inner.body is not None:
         inner.body.begun = True
+        inner.body.outside = sys.exception()
 
 
 def _collected(inner: Scope, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -38,7 +38,7 @@ class StepSpec:
     undo: Callable[..., Any] | None = None
     on_doubt: Literal["ask", "retry", "fail"] = "ask"
     deadline_s: float = 60.0
-    ambiguous: Any = ()
+    definite: tuple[type[BaseException], ...] = ()
     approve: Any = None
 
     @cached_property

@@ -28,6 +28,7 @@ class Scope:
     """One branch of a run. `stop`, once set, is raised by every further journal call of the branch."""
 
     __slots__ = ("body", "by_name", "count", "deadlines", "is_async", "parent", "prefix", "session", "stop", "view")
+    definite: tuple[type[BaseException], ...] = ()  # errors by which a framework ends a body to run it again
 
     def __init__(
         self, session: Session, prefix: str = "", *, is_async: bool, deadlines: tuple[tuple[str, int], ...] = ()
@@ -92,7 +93,7 @@ class Scope:
 class BodyFrame:
     """What a running step's body may say: it has no scope of its own, journal calls in it are plain calls."""
 
-    __slots__ = ("begun", "is_effect", "key", "name", "path", "scope", "spent", "took")
+    __slots__ = ("begun", "is_effect", "key", "name", "outside", "path", "scope", "spent", "took")
 
     def __init__(self, scope: Scope, path: str, name: str, *, key: str | None = None, is_effect: bool = False) -> None:
         self.scope = scope
@@ -103,6 +104,7 @@ class BodyFrame:
         self.spent: dict[str, float] = {}
         self.took = 0  # microseconds that the body ran, once it has ended
         self.begun = False
+        self.outside: BaseException | None = None  # what the caller was handling when the body began
 
 
 def in_body(scope: Scope, frame: BodyFrame) -> Scope:
