@@ -29,7 +29,7 @@ def secret() -> str:
     return f"{CANARY}{next(_words):x}"
 
 
-@hf.step(name="sealed_kit.look", cache=3600)
+@hf.step(name="sealed_kit.look")
 def look(word: str) -> str:
     return f"{word} {secret()}"
 

@@ -56,7 +56,7 @@ def test_the_dead_rows_are_vacuumed_and_what_they_leave_is_said(postgres_url: st
             """SELECT c.relname FROM pg_class c JOIN pg_stat_all_tables s ON s.relid = c.oid
             WHERE c.relnamespace = 'holdfast'::regnamespace AND s.vacuum_count = 0 AND c.relname IN
             ('thread', 'tag', 'record', 'body', 'pack', 'write', 'run', 'run_value', 'journal', 'ask', 'answer',
-             'signal', 'step_cache', 'blob')"""
+             'signal', 'blob')"""
         )
         assert dead == [], "each table that held something plain was vacuumed"
         assert store.rotate_keys().may_remain == (), "what was there before was not plain"

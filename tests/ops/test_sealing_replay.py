@@ -314,29 +314,6 @@ def test_a_message_can_be_marked_as_not_received(url: str) -> None:
         assert store.run(listening, id="r").result() == ["pay", "pay"]
 
 
-@hf.step(name="sealing_replay.priced", cache=3600)
-def priced(what: str) -> int:
-    seen.append((0, 0))
-    return len(seen)
-
-
-@hf.durable(name="sealing_replay.buying")
-def buying(_round: int) -> int:
-    return priced("tea")
-
-
-def test_a_cached_value_can_be_kept_longer(url: str) -> None:
-    raw = Raw(url)
-    seen.clear()
-    with opened(url) as store:
-        assert store.run(buying, 1, id="1").result() == 1
-        before = Rows(raw, "step_cache", ("tenant", "name", "input"))
-        raw("UPDATE step_cache SET expires_at = 1")
-        assert store.run(buying, 2, id="2").result() == 2, "its time was over"
-        before.put_back(["value"])
-        assert store.run(buying, 3, id="3").result() == 1
-
-
 @hf.durable(name="sealing_replay.rounds")
 def rounds(amount: int, again: bool = True) -> int:
     if again:

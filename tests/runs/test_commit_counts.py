@@ -191,19 +191,6 @@ def retried_effect(code: Code) -> Any:
     return agent
 
 
-def cached(code: Code) -> Any:
-    @code.step(cache=True)
-    def work() -> int:
-        return 1
-
-    @code.durable(name="agent")
-    async def agent() -> None:
-        await code(work())
-        await code(work())
-
-    return agent
-
-
 def failing(code: Code) -> Any:
     @code.effect(undo=code.body(lambda: None))
     def book() -> None: ...
@@ -226,7 +213,6 @@ def failing(code: Code) -> Any:
         (lazy, 2),  # likewise; the last one goes with the finish
         (retried, 3),  # two failures, one end
         (retried_effect, 4),  # intent, failure and intent, failure and intent, end
-        (cached, 2),
         (failing, 5),  # the effect, that it is being undone, the undo
     ],
     ids=lambda value: getattr(value, "__name__", None),

@@ -215,53 +215,6 @@ def test_children_of_a_run_with_a_long_id_have_ids_that_can_be_used(sync_lab: La
     assert len(run.result(timeout_s=20)) == 2
 
 
-# --- cached steps
-
-
-class Model:
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    @hf.step(cache=3600)
-    def says(self, text: str) -> str:
-        return f"{self.name}: {text}"
-
-
-class KeyedModel(Model):
-    @property
-    def holdfast_key(self) -> str:
-        return self.name
-
-
-def test_a_cached_method_needs_an_object_with_a_key(local: hf.Store) -> None:
-    @hf.durable
-    def agent(kind: str) -> list[str]:
-        made = Model if kind == "plain" else KeyedModel
-        return [made("a").says("q"), made("b").says("q"), made("a").says("q")]
-
-    with pytest.raises(hf.RunFailed, match=r"UsageError: .*holdfast_key.*cache_key="):
-        local.run(agent, "plain", id="plain").result()
-    assert local.run(agent, "keyed", id="keyed").result() == ["a: q", "b: q", "a: q"]
-
-
-@hf.step(name="looks up", cache=3600)
-def looks_up(text: str) -> str:
-    return f"one {text}"
-
-
-@hf.step(name="looks up", cache=3600)
-def looks_up_elsewhere(text: str) -> str:
-    return f"other {text}"
-
-
-def test_two_steps_of_one_name_do_not_share_their_results(local: hf.Store) -> None:
-    @hf.durable
-    def agent() -> list[str]:
-        return [looks_up("q"), looks_up_elsewhere("q")]
-
-    assert local.run(agent, id="r").result() == ["one q", "other q"]
-
-
 # --- effects whose outcome stays open
 
 

@@ -35,11 +35,6 @@ def large(seed: int) -> bytes:
     return random.Random(seed).randbytes(BLOB_MIN_BYTES * 2)
 
 
-@hf.step(cache=0.000001)
-def cached(text: str) -> str:
-    return text
-
-
 @hf.effect(name="retained.book")
 def book(what: str) -> str:
     return what
@@ -312,18 +307,11 @@ async def test_the_async_twins(store: hf.Store) -> None:
 # --- the day's work
 
 
-@hf.durable
-def uses_cache(text: str) -> str:
-    return cached(text)
-
-
 def test_one_worker_does_the_days_work(store: hf.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.run(plain, "a", id="a").result()
-    store.run(uses_cache, "a", id="b").result()
-    assert count(store, "step_cache") == 1
     monkeypatch.setattr(worker_module, "_UPKEEP_FIRST_S", 0.0)
     with working(hf.Worker(store, poll_s=0.01)):
-        until(lambda: count(store, "journal") == 0 and count(store, "step_cache") == 0)
+        until(lambda: count(store, "journal") == 0)
     store.run(plain, "later", id="c").result()
     ctx = store._context
     tenant = drive(ctx.driver, ctx.ensure_tenant())

@@ -212,19 +212,6 @@ def test_whoever_answers_may_name_a_step_in_any_way(sync_lab: Lab) -> None:
     assert run.result(timeout_s=10) == [1, 2, 3]
 
 
-def test_a_cache_key_that_cannot_be_stored_is_named(sync_lab: Lab) -> None:
-    @hf.step(name="attacked_again.cached", cache=True, cache_key=lambda what: object())
-    def cached(what: str) -> str:
-        return what
-
-    @hf.durable(name="attacked_again.caches")
-    def agent() -> str:
-        return cached("x")
-
-    with pytest.raises(hf.RunStuck, match=r"cache_key of attacked_again\.cached"):
-        sync_lab.run(agent, id="a").result()
-
-
 def test_a_family_of_more_than_a_page_is_gone_on_with_and_cancelled(tmp_path: Path) -> None:
     @hf.durable(name="attacked_again.waits")
     def child(number: int) -> Any:

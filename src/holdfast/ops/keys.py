@@ -51,8 +51,6 @@ _RETIRE = Sql(
     AND since < :since RETURNING key"""
 )
 _NEWEST = Sql("SELECT key FROM seal WHERE tenant = :tenant ORDER BY since DESC, key DESC LIMIT 1")
-# What a cache holds need not be encrypted: it is made again.
-_DROP_CACHED = Sql("DELETE FROM step_cache WHERE tenant = :tenant AND substr(input, 1, 2) <> :mark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +146,6 @@ def rotate(
     yield from ask_keys(ctx.tenant_name, tenant)
     locks: Locks = yield from write(partial(_begin, vault, tenant, plain))
     since = locks.rows[locks.current]
-    if plain:
-        from holdfast.storage.locks import INDEX_MARK
-
-        yield from write(partial(_drop_cached, tenant, INDEX_MARK))
     walk = _Walk(locks, tenant, plain)
     total = (yield from read(partial(_count, walk))) if progress is not None else 0
     started = began = ctx.clock_us()
@@ -200,10 +194,6 @@ def _begin(vault: Vault, tenant: int, plain: bool) -> Program[Locks]:
     from holdfast.storage.sealing import load
 
     return (yield from load(vault, tenant, write=True, again=True, plain=plain))
-
-
-def _drop_cached(tenant: int, mark: bytes) -> Program[None]:
-    yield Batch(_DROP_CACHED(tenant=tenant, mark=mark), last=True)
 
 
 def _retire(tenant: int, key: bytes, since: int, now: int) -> Program[list[str]]:

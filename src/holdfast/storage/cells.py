@@ -69,8 +69,6 @@ TERMS = Cell("ask.terms", "text", ("run", "path"))
 ASK_ANSWER = Cell("ask.answer", "blob", ("run", "path"))
 ANSWER = Cell("answer.value", "blob", ("run", "path", "who"))
 SIGNAL = Cell("signal.value", "blob", ("run", "topic", "key"))
-CACHED_INPUT = Cell("step_cache.input", "index", ("name",))
-CACHED = Cell("step_cache.value", "blob", ("name", "input"))
 BLOB = Cell("blob.body", "blob", ("hash",), far=True)
 NEEDED = Cell("seal.key", "lock")
 
@@ -101,6 +99,5 @@ TABLES = (
     Table("ask", ("run", "path"), (QUESTION, TERMS, ASK_ANSWER)),
     Table("answer", ("run", "path", "who"), (ANSWER,)),
     Table("signal", ("run", "topic", "key"), (SIGNAL,)),
-    Table("step_cache", ("name", "input"), (CACHED_INPUT, CACHED)),
     Table("blob", ("hash",), (BLOB,)),
 )

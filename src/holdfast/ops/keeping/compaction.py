@@ -15,12 +15,11 @@ from holdfast.log.measuring import size_and_samples
 from holdfast.log.packing import COLD_US, pack_tenant
 from holdfast.log.sweeping import sweep
 from holdfast.ops.keeping import retention
-from holdfast.runs.calls import caching
 from holdfast.runs.journal import graph_tasks
 from holdfast.runs.keeping import foreseeing
 from holdfast.runs.keeping import retention as runs
 from holdfast.storage import meters
-from holdfast.storage.program import Flow, Program, Progress, read, write
+from holdfast.storage.program import Flow, Program, Progress, read
 from holdfast.threads.context import Context
 
 
@@ -99,7 +98,6 @@ def compact_tenant(ctx: Context, tenant: int, keep_us: int | None, progress: Pro
     swept = yield from graph_tasks.sweep(tenant, now)
     gone = yield from retention.enforce(tenant, now, dry_run=False, progress=progress)
     swept += gone.tasks + (yield from runs.sweep_runs(tenant, keep_us, ctx.clock_us))
-    yield from write(partial(caching.sweep_cache, tenant, now))
     saved = yield from recompress(tenant)
     packed = yield from pack_tenant(tenant, now - COLD_US)
     moved = yield from _move_out(ctx, tenant)

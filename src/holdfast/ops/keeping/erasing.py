@@ -23,7 +23,6 @@ from holdfast.threads.keeping import Erased, remains
 from holdfast.threads.models import moment
 
 _CHILDREN = Sql("SELECT id FROM run WHERE tenant = :tenant AND parent = :run ORDER BY run LIMIT 20")
-_CACHED = Sql("SELECT EXISTS (SELECT 1 FROM step_cache WHERE tenant = :tenant)")
 
 
 def erase_thread(
@@ -86,11 +85,8 @@ def _begin(tenant: int, run: int, at: int) -> Generator[Batch, list[Rows], None]
 
 
 def _beside(tenant: int, run: int) -> Program[list[str]]:
-    children, cached = yield Batch(_CHILDREN(tenant=tenant, run=run), _CACHED(tenant=tenant), last=True)
-    told = [f"run {child!r}, which it has started: erase it too" for (child,) in children]
-    if cached[0][0]:
-        told.append("results of steps with cache=, until they expire")
-    return told
+    [children] = yield Batch(_CHILDREN(tenant=tenant, run=run), last=True)
+    return [f"run {child!r}, which it has started: erase it too" for (child,) in children]
 
 
 def _finish(ctx: Context, tenant: int, full: bool, progress: Progress | None) -> Flow[list[str]]:

@@ -81,8 +81,6 @@ def step(
     give_up_on: Any = (),
     timeout_s: float | None = None,
     process: bool = False,
-    cache: bool | float | None = None,
-    cache_key: Callable[..., Any] | None = None,
     lazy: bool = False,
     ignore: tuple[str, ...] = (),
 ) -> Callable[[Callable[P, R]], Journaled[P, R]]: ...
@@ -92,9 +90,8 @@ def step(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """A step: recorded once; run again only if its completion was never recorded.
 
     `retries` with `backoff_s`, `jitter`, `retry_on`; `timeout_s` for each attempt (`process=True` runs a sync body in a
-    process of its own, which can be stopped); `cache=True` or seconds keeps results by input, for all runs; `lazy=True`
-    is written with the next entry; `ignore` names arguments that are no input, such as clients. A generator streams its
-    chunks to `run.stream()` and is recorded once.
+    process of its own, which can be stopped); `lazy=True` is written with the next entry; `ignore` names arguments that
+    are no input, such as clients. A generator streams its chunks to `run.stream()` and is recorded once.
     """
     if fn is None:
         return functools.partial(_decorate_step, **options)
@@ -113,13 +110,10 @@ def _decorate_step(
     give_up_on: Any = (),
     timeout_s: float | None = None,
     process: bool = False,
-    cache: bool | float | None = None,
-    cache_key: Callable[..., Any] | None = None,
     lazy: bool = False,
     ignore: tuple[str, ...] = (),
 ) -> Any:
     _check(fn, "step")
-    keep = None if cache is None or cache is False else 0.0 if cache is True else float(cache)
     spec = StepSpec(
         fn,
         _name(name, fn),
@@ -128,8 +122,6 @@ def _decorate_step(
         retry=Retry(retries, backoff_s, max(backoff_s, backoff_max_s), jitter, retry_on, give_up_on),
         timeout_s=_seconds(timeout_s),
         process=process,
-        cache=keep,
-        cache_key=cache_key,
         lazy=lazy,
     )
     if process and spec.flavour != "sync":

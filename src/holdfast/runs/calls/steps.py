@@ -11,12 +11,11 @@ from typing import Any
 
 from holdfast.errors import BudgetExceeded, RunStuck, Unstorable, UsageError
 from holdfast.runs.calls import bodies
-from holdfast.runs.calls.caching import look_up, remember
 from holdfast.runs.calls.failures import Unresolved, describe_error, error_text, mark_recorded, rebuild, rebuilt
 from holdfast.runs.calls.timeouts import check_again, check_deadline
 from holdfast.runs.functions.inputs import digest
 from holdfast.runs.functions.specs import StepSpec
-from holdfast.runs.journal.entries import DONE, FAILED, Entry, Recorded, squeeze
+from holdfast.runs.journal.entries import DONE, FAILED, Entry, Recorded
 from holdfast.runs.session import points
 from holdfast.runs.session.acting import LINGER_S, Act, Body, Pause, Wait
 from holdfast.runs.session.requests import Abandoned
@@ -47,11 +46,6 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
         attempt += sum(recorded.kind == FAILED for recorded in found)
     if session.limits:
         yield from check_budget(session, partial(_entry, session, path, spec, wanted, attempt, None))
-    if spec.cache is not None:
-        cached = yield from look_up(session, spec, args, kwargs, wanted)
-        if cached is not None:
-            yield from session.record((DONE, _entry(session, path, spec, wanted, 1, squeeze(cached), {"cached": True})))
-            return session.decoded(cached)
     if session.has_pending:
         yield from session.flush()
     if found:
@@ -84,8 +78,7 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
         if spec.lazy:
             session.later(DONE, entry)
             return result
-        beside = partial(remember, session, spec, args, kwargs, wanted, value) if spec.cache is not None else None
-        yield from session.record((DONE, entry), beside=beside)
+        yield from session.record((DONE, entry))
         return result
 
 

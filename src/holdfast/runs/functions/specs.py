@@ -31,8 +31,6 @@ class StepSpec:
     retry: Retry = field(default_factory=Retry)
     timeout_s: float | None = None
     process: bool = False
-    cache: float | None = None  # seconds; 0: for ever
-    cache_key: Callable[..., Any] | None = None
     lazy: bool = False
     reconcile: Callable[..., Any] | None = None
     undo: Callable[..., Any] | None = None

@@ -1,4 +1,4 @@
-"""What goes, and when: journals of finished runs, whole runs on request, cached results that have expired.
+"""What goes, and when: journals of finished runs, and whole runs on request.
 
 A finished run keeps its journal until `keep_until`; its row, arguments and outcome stay, so that the same id still
 gives the same result. A family (a run and its children) goes as one, because undoing the one needs the others. What
@@ -17,7 +17,6 @@ from holdfast.log import sweeping
 from holdfast.log.branches import metadata_of, try_thread
 from holdfast.log.compacting import reclaim, recompress
 from holdfast.log.pins import pinned, pins_in
-from holdfast.runs.calls import caching
 from holdfast.runs.calls.state import RUN_KEY, thread_name
 from holdfast.runs.engine import flows
 from holdfast.runs.journal import claiming, graph_tasks, rows
@@ -243,7 +242,6 @@ def upkeep(
 def days_work(tenant: int, keep_us: int | None, clock_us: Callable[[], int]) -> Flow[Upkeep]:
     """The day's work as far as runs go."""
     swept = yield from sweep_runs(tenant, keep_us, clock_us)
-    yield from write(partial(caching.sweep_cache, tenant, clock_us()))
     return Upkeep(swept, (yield from recompress(tenant)))
 
 

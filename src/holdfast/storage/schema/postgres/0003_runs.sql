@@ -120,16 +120,6 @@ CREATE TABLE signal (
 );
 CREATE UNIQUE INDEX signal_key ON signal (tenant, run, key);
 
--- Results of steps with cache=, by what went in.
-CREATE TABLE step_cache (
-    tenant bigint NOT NULL,
-    name text NOT NULL,
-    input bytea NOT NULL,
-    value bytea NOT NULL,
-    expires_at bigint,
-    PRIMARY KEY (tenant, name, input)
-);
-
 -- What a queue allows; a token bucket for its rate.
 CREATE TABLE queue (
     queue text PRIMARY KEY,

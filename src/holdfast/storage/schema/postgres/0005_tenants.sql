@@ -44,7 +44,7 @@ DECLARE
 BEGIN
     FOREACH each IN ARRAY ARRAY[
         'thread', 'tag', 'record', 'body', 'sweep', 'space', 'label', 'write', 'run', 'run_value', 'journal', 'ask',
-        'answer', 'signal', 'step_cache', 'blob', 'run_blob', 'pack', 'pin', 'erased', 'seal', 'copy', 'quarantine',
+        'answer', 'signal', 'blob', 'run_blob', 'pack', 'pin', 'erased', 'seal', 'copy', 'quarantine',
         'far_loose'
     ] LOOP
         EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', each);

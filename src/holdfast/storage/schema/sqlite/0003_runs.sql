@@ -107,16 +107,6 @@ CREATE TABLE signal (
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX signal_key ON signal (tenant, run, key);
 
--- Results of steps with cache=, by what went in.
-CREATE TABLE step_cache (
-    tenant INTEGER NOT NULL,
-    name TEXT NOT NULL,
-    input BLOB NOT NULL,
-    value BLOB NOT NULL,
-    expires_at INTEGER,
-    PRIMARY KEY (tenant, name, input)
-) WITHOUT ROWID;
-
 -- What a queue allows; a token bucket for its rate.
 CREATE TABLE queue (
     queue TEXT PRIMARY KEY,
