@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from holdfast.errors import Conflict, Damaged, NotFound, ThreadDeleted, Undecodable, UsageError
+from holdfast.errors import Conflict, Damaged, LeaseLost, NotFound, ThreadDeleted, Undecodable, UsageError
 from holdfast.langgraph.checkpoints import Encoded
 from holdfast.langgraph.known import Known, Seen, Tip
 from holdfast.log.books import id_of
@@ -36,8 +36,11 @@ from holdfast.log.pending import Against, Stored, Write, is_large, odd_bases, pu
 from holdfast.log.reading import Loaded, read_state, read_thread_state
 from holdfast.log.records import SALT_BYTES
 from holdfast.log.sweeping import delete as delete_records
+from holdfast.log.turns import Held
 from holdfast.log.writing import Appended, Draft, Place, base_after, prepare, seal, stored_as_drafted
+from holdfast.runs.engine.runtime import runtime_of
 from holdfast.runs.journal import graph_tasks
+from holdfast.runs.session.session import LEASE_US
 from holdfast.storage import meters
 from holdfast.storage.base import ConstraintFailed
 from holdfast.storage.events import event
@@ -130,6 +133,8 @@ def _put(
         if late:
             raise ThreadDeleted(f"there is no thread {name!r} any more that this goes on with")
     salt = ctx.entropy(SALT_BYTES)
+    us = runtime_of(ctx).owner
+    mark = mark._replace(turn=graph_tasks.turn_of(us.known))
     parent = None
     draft: Draft | None = None
     after = 0
@@ -155,6 +160,11 @@ def _put(
             if error.kind != "unique":
                 raise
             continue  # the id is taken: one chance in a million
+        except Held as held:
+            if held.owner == mark.turn.gone or not us.is_dead(held.owner):
+                raise is_run_elsewhere(name) from None
+            mark = mark._replace(turn=graph_tasks.turn_of(us.known, held.owner))
+            continue
         if done.record is not None:
             _settle(keeper, tenant, name, seen, draft, done, mark, merge, encoded)
             return
@@ -167,6 +177,15 @@ def _put(
             seen.tips.clear()
             draft = None
     raise Conflict(f"thread {name!r} is being rearranged without pause: nothing was written; put it again")
+
+
+def is_run_elsewhere(name: str) -> LeaseLost:
+    """What a run is told that comes while another one, mostly of another process, calls a step or an effect."""
+    return LeaseLost(
+        f"thread {name!r} is being run by another process, or another thread of this one, which is at a step or an "
+        "effect: nothing was done; run the graph again when that has ended. If it hangs, the thread is free "
+        f"{LEASE_US // 1_000_000} seconds after its last step, or when its effect's time is over"
+    )
 
 
 def _has(seen: Seen | None, tags: Mapping[str, Any]) -> bool:

@@ -12,18 +12,18 @@ Must never happen here: an effect that runs under an identity which the next run
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from functools import partial
 from time import monotonic
 from typing import Any
 
-from holdfast.errors import LeaseLost, NotInRun, UsageError
-from holdfast.langgraph import tasks
+from holdfast.errors import NotInRun, UsageError
+from holdfast.langgraph import flows, tasks
 from holdfast.langgraph.saver import HoldfastSaver
 from holdfast.langgraph.tasks import LOOK_S, NodeScope, Task
 from holdfast.log.branches import try_thread
 from holdfast.log.label_ids import pack_id
-from holdfast.log.labels import find_label, find_space
+from holdfast.log.labels import find_label, find_space, is_newest, second_writer
 from holdfast.runs.engine.runtime import runtime_of
 from holdfast.runs.functions.specs import StepSpec
 from holdfast.runs.journal import graph_tasks
@@ -33,7 +33,7 @@ from holdfast.runs.session import ambient
 from holdfast.runs.session.acting import Act, Pause
 from holdfast.runs.session.scope import Scope
 from holdfast.runs.session.session import LEASE_US
-from holdfast.storage.program import Program, read
+from holdfast.storage.program import Batch, Program, Rows, read
 
 _STORED_S = 30.0  # how long a checkpoint may take to be stored
 _BUSY_S = 10.0  # how long calls that an earlier execution of the task has left behind may take
@@ -107,12 +107,16 @@ def _checkpoints(configurable: Mapping[str, Any]) -> tuple[tuple[str, str], ...]
 
 
 def _task(configurable: Mapping[str, Any]) -> Task:
+    saver: HoldfastSaver = configurable["__pregel_checkpointer"]
+    thread, checkpoints = str(configurable.get("thread_id")), _checkpoints(configurable)
     return Task(
-        configurable["__pregel_checkpointer"].store._context,
-        str(configurable.get("thread_id")),
+        saver.store._context,
+        thread,
         str(configurable.get("checkpoint_ns")),
         str(configurable["__pregel_task_id"]),
-        _checkpoints(configurable),
+        checkpoints,
+        frozenset(id_ for space, _ in checkpoints for id_ in saver._travels.allowed(thread, space)),
+        saver._travels.current(),
     )
 
 
@@ -135,16 +139,25 @@ def _take(scope: NodeScope) -> Act[None]:
     function = f"{TASK}{task.node}"
     new = NewRun(task.run_id, function, "any", b"{}", b"", ctx.entropy(16), graph_tasks.QUEUE, root=thread)
     row = yield from graph_tasks.take(
-        tenant, new, owner=runtime.owner.text, lease_us=LEASE_US, clock_us=ctx.clock_us, is_dead=is_dead
+        graph_tasks.NewTask(tenant, thread, new, partial(_check_newest, tenant, thread, task)),
+        owner=runtime.owner.text,
+        lease_us=LEASE_US,
+        clock_us=ctx.clock_us,
+        is_dead=is_dead,
     )
     if row is None:
-        raise LeaseLost(
-            f"this task of the graph (run {new.id!r}) is being run by another process, or another thread of this one; "
-            f"it is given up {LEASE_US // 1_000_000} seconds after its last step, or when its effect's time is over"
-        )
+        raise flows.is_run_elsewhere(task.thread)
     scope.adopt(tenant, row)
     if row.fence > 1:
         scope.session.index.load((yield from read(partial(read_journal, tenant, row))))
+
+
+def _check_newest(tenant: int, thread: int, task: Task, head: int | None) -> Generator[Batch, list[Rows], None]:
+    """Raise if the thread was continued from a task's checkpoint already: then the task is another one there."""
+    for space, id_ in task.checkpoints:
+        packed = pack_id(id_)
+        if packed not in task.asked and not (yield from is_newest(tenant, thread, head, space, packed)):
+            raise second_writer(task.thread, space)
 
 
 def _stored(scope: NodeScope, tenant: int) -> Act[int]:
@@ -158,6 +171,8 @@ def _stored(scope: NodeScope, tenant: int) -> Act[int]:
             return int(thread)
         if (error := tasks.unsettled_in(task.ctx, task.thread)) is not None:
             raise error  # a task before it cannot be finished, so that this one's checkpoint will never be stored
+        if (refusal := task.journey.refusal()) is not None:
+            raise refusal
         if monotonic() > until:
             raise UsageError(
                 f"the checkpoint of this task of thread {task.thread!r} is not stored after {_STORED_S:.0f} seconds: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -21,7 +22,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 import holdfast.langgraph.types  # noqa: F401  (LangGraph's types become known)
-from holdfast.errors import UsageError
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.langgraph import compacting, flows, retention, tasks
 from holdfast.langgraph.checkpoints import encode_checkpoint, run_key
 from holdfast.langgraph.compacting import Compacted
@@ -142,7 +143,12 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         """Checkpoints, the newest first. Nothing is locked between two of them."""
         listing, fits = self._list(config, filter, before)
         left = limit
-        while (left is None or left > 0) and (entry := self._run(listing.next(fits))) is not None:
+        while left is None or left > 0:
+            entry = self._run(listing.next(fits))
+            if left == 1:
+                self._went_back(config, before, entry)
+            if entry is None:
+                return
             yield self._tuple(entry)
             left = None if left is None else left - 1
 
@@ -157,8 +163,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         address, flow = self._put(config, checkpoint, metadata, new_versions)
         if (parent := parent_of(config)) is not None:
             self._in_flight.wait(("writes", address.thread, address.space, parent))
-            self._check_settled(address, parent, metadata)
-        with self._in_flight.doing(("put", address.thread, address.space, checkpoint["id"])):
+        with self._putting(address, checkpoint["id"], parent, metadata):
             self._run(flow)
         return stored_config(address, checkpoint["id"])
 
@@ -216,7 +221,12 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         """`list`, awaited."""
         listing, fits = self._list(config, filter, before)
         left = limit
-        while (left is None or left > 0) and (entry := await self._arun(listing.next(fits))) is not None:
+        while left is None or left > 0:
+            entry = await self._arun(listing.next(fits))
+            if left == 1:
+                self._went_back(config, before, entry)
+            if entry is None:
+                return
             yield self._tuple(entry)
             left = None if left is None else left - 1
 
@@ -231,8 +241,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         address, flow = self._put(config, checkpoint, metadata, new_versions)
         if (parent := parent_of(config)) is not None:
             await self._in_flight.await_(("writes", address.thread, address.space, parent))
-            self._check_settled(address, parent, metadata)
-        with self._in_flight.doing(("put", address.thread, address.space, checkpoint["id"])):
+        with self._putting(address, checkpoint["id"], parent, metadata):
             await self._arun(flow)
         return stored_config(address, checkpoint["id"])
 
@@ -355,14 +364,19 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         listing = Listing(self._keeper, wanted, expired)
         return listing, lambda entry: matches(entry, conditions, self.serde, self._codec)
 
+    def _went_back(self, config: RunnableConfig | None, before: RunnableConfig | None, entry: Entry | None) -> None:
+        """A subgraph looks for its checkpoint so when the graph around it goes back; none: it begins anew."""
+        wanted = wanted_of(config, before)
+        if before is not None and wanted.thread is not None and wanted.space:
+            self._travels.read(wanted.thread, wanted.space, b"", b"" if entry is None else entry.id)
+
     def _get(self, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
         address = address_of(config)
         self._lines.note(address.thread, address.space)
         id_ = pack_id(address.id) if address.id else None
         yield from retention.expire(self._keeper, self._retention, address.thread)
         entry = yield from flows.get(self._keeper, address.thread, address.space, id_)
-        if self._single_writer:
-            self._travels.read(address.thread, address.space, id_, entry.id if entry is not None else None)
+        self._travels.read(address.thread, address.space, id_, entry.id if entry is not None else None)
         return None if entry is None else self._tuple(entry)
 
     def _put(
@@ -389,8 +403,9 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             pack_id(checkpoint["id"]),
             packed,
             run_key(str(run)) if run is not None else None,
-            self._single_writer and stored.get("source") != "fork",  # who forks says so
+            self._single_writer,
             self._travels.allowed(address.thread, address.space),
+            forks=stored.get("source") == "fork",
             reused=reused,
         )
         # What an assigned serializer hides is not shown elsewhere.
@@ -423,9 +438,24 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     def _check_settled(self, address: Address, parent: str, metadata: CheckpointMetadata) -> None:
         """Raise what a task left for a person: the checkpoint that follows it must not be stored. Somebody who changes
         the state by hand, or forks it, knows."""
-        error = tasks.unsettled_in(self._keeper.ctx, address.thread, (address.space, parent))
-        if error is not None and metadata.get("source") == "loop":
+        ctx, source = self._keeper.ctx, metadata.get("source")
+        error = tasks.unsettled_in(ctx, address.thread, (address.space, parent))
+        if error is not None and source == "loop":
             raise error
+        if source == "input" and tasks.is_busy_on(ctx, address.thread, (address.space, parent)):
+            raise flows.is_run_elsewhere(address.thread)
+
+    @contextmanager
+    def _putting(self, address: Address, id_: str, parent: str | None, metadata: CheckpointMetadata) -> Iterator[None]:
+        """A checkpoint is being stored; if it is refused, the nodes that run on it hear why."""
+        try:
+            if parent is not None:
+                self._check_settled(address, parent, metadata)
+            with self._in_flight.doing(("put", address.thread, address.space, id_)):
+                yield
+        except HoldfastError as error:
+            self._travels.current().refused = error
+            raise
 
     def _delta(
         self, config: RunnableConfig, channels: Sequence[str]

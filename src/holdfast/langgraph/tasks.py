@@ -17,6 +17,7 @@ import orjson
 from langgraph.errors import GraphBubbleUp
 
 from holdfast.errors import InDoubt, RunStuck
+from holdfast.langgraph.travels import Journey
 from holdfast.runs.journal import graph_tasks
 from holdfast.runs.journal.entries import INTENT, Recorded
 from holdfast.runs.journal.index import JournalIndex
@@ -46,6 +47,8 @@ class Task(NamedTuple):
     space: str  # the task's namespace: its graph's, its node and its id
     id: str
     checkpoints: tuple[tuple[str, str], ...]  # those that its id follows from: namespace and id, the outermost first
+    asked: frozenset[bytes]  # those that its graph was told to go back to
+    journey: Journey
 
     @property
     def node(self) -> str:
@@ -178,6 +181,18 @@ def is_busy_elsewhere(scope: NodeScope) -> bool:
         return any(
             other is not scope and other.busy and _place(other.task.ctx, other.task.thread, other.task.id) == place
             for other in _by_execution.values()
+        )
+
+
+def is_busy_on(ctx: Context, thread: str, checkpoint: tuple[str, str]) -> bool:
+    """Whether a task of this checkpoint (namespace and id), or of a subgraph in one, is in the middle of a call."""
+    place = _place(ctx, thread, "")[:3]
+    with _lock:
+        return any(
+            scope.busy
+            and checkpoint in scope.task.checkpoints
+            and _place(scope.task.ctx, scope.task.thread, "")[:3] == place
+            for scope in _by_execution.values()
         )
 
 

@@ -19,6 +19,7 @@ from holdfast.log.cache import Base
 from holdfast.log.ids import ID_MAX
 from holdfast.log.reading import RECORD, read_live
 from holdfast.log.records import INSERT_SEALS, Record, record_of
+from holdfast.log.turns import IS_OURS, OWNER, Turn, take_turn
 from holdfast.log.writing import (
     BODY_POSTGRES,
     BODY_SQLITE,
@@ -59,6 +60,7 @@ _SET_SPACE_HEAD = Sql("UPDATE space SET head = :head WHERE tenant = :tenant AND 
 _TOUCH = Sql("UPDATE thread SET updated_at = :at, active = :active WHERE tenant = :tenant AND thread = :thread")
 _LABEL = Sql(f"SELECT record FROM label WHERE {_KEY} AND id = :id")
 _GREATEST = Sql(f"SELECT id, record FROM label WHERE {_KEY} ORDER BY id DESC LIMIT 1")
+_IS_LABELLED = Sql(f"SELECT 1 FROM label WHERE {_KEY} AND record = :record LIMIT 1")
 _SET_LABEL = (
     "ON CONFLICT (tenant, thread, space, id) DO UPDATE SET record = excluded.record, run = excluded.run RETURNING id"
 )
@@ -69,13 +71,13 @@ _PUT_LABEL = Sql(
 # As `append_to_head`, with the label in the same breath.
 _TO_HEAD = Sql(
     sqlite=(
-        f"{MOVE} AND head = :parent AND generation = :generation",
+        f"{MOVE} AND head = :parent AND generation = :generation AND {IS_OURS}",
         f"{BODY_SQLITE} WHERE changes() = 1",
         f"{SQLITE_RECORD} WHERE changes() = 1",
         "INSERT INTO label (tenant, thread, space, id, record, run)"
         f" SELECT :tenant, :thread, 0, :label, :id, :run WHERE changes() = 1 {_SET_LABEL}",
     ),
-    postgres=f"""WITH t AS ({MOVE} AND head = :parent AND generation = :generation RETURNING thread),
+    postgres=f"""WITH t AS ({MOVE} AND head = :parent AND generation = :generation AND {IS_OURS} RETURNING thread),
         b AS ({BODY_POSTGRES} FROM t RETURNING id),
         r AS ({POSTGRES_RECORD})
         INSERT INTO label (tenant, thread, space, id, record, run)
@@ -93,6 +95,8 @@ class Mark(NamedTuple):
     run: bytes | None
     exclusive: bool = False  # refuse it if its parent is not the newest, unless that parent is among `free`
     free: Container[bytes] = ()
+    forks: bool = False  # it is meant to follow something else than the newest
+    turn: Turn = Turn()  # a thread that has an owner refuses a second writer, as if it were exclusive
     orphan: bool = False  # it may have a parent that nobody has, also as a thread's first
     reused: int | None = None  # the record whose text was taken over in part: it must be the parent
 
@@ -113,7 +117,14 @@ def put_to_head(draft: Draft, base: Base, tenant: int, record: Record, mark: Mar
     """Append a labelled record if the head is its parent and no base has moved; else change nothing and say False."""
     params = insert_params(draft, tenant, record)
     [rows] = yield Batch(
-        _TO_HEAD(generation=base.generation, active=record.at // MINUTE_US, label=mark.id, run=mark.run, **params),
+        _TO_HEAD(
+            generation=base.generation,
+            active=record.at // MINUTE_US,
+            label=mark.id,
+            run=mark.run,
+            owner=mark.turn.owner,
+            **params,
+        ),
         last=True,
     )
     return bool(rows)
@@ -132,8 +143,9 @@ def put_labelled(draft: Draft, place: Place, record: int, at: int, mark: Mark) -
         _LABEL(**this, id=mark.id),
         _GREATEST(**this),
         _LABEL(**this, id=mark.parent or b""),
+        OWNER(tenant=tenant, thread=thread.thread),
     ]
-    rows, salts, replaced, greatest, parents = yield Batch(*statements)
+    rows, salts, replaced, greatest, parents, owners = yield Batch(*statements)
     if rows and (yield from is_drafts(draft, rows[0], salts, tenant, thread.tree)):
         found = record_of(rows[0])  # written before, by a COMMIT whose answer was lost
         return appended(found, thread, on_head=head == found.id)
@@ -150,14 +162,19 @@ def put_labelled(draft: Draft, place: Place, record: int, at: int, mark: Mark) -
         raise ParentChanged
     old = replaced[0][0] if replaced else None
     follows = head is None or old == head or (parent is not None and parent.id == head)
-    if mark.exclusive and not follows and (mark.parent is None or mark.parent not in mark.free):
-        raise _second_writer(place.name, mark)
+    holder = owners[0][0]
+    turn = [] if holder is None else (yield from take_turn(mark.turn, tenant, thread.thread, holder, at))
+    if (mark.exclusive or holder is not None) and not (follows or mark.forks or (mark.parent or b"") in mark.free):
+        newest = parent.id if parent is not None and greatest and greatest[0][1] == parent.id else None
+        if mark.exclusive or newest is None or (yield from _is_labelled(this, head)):
+            raise second_writer(place.name, mark.space)
     on_head = is_new or follows or not greatest or greatest[0][0] < mark.id
     sealed = seal(draft, tenant, thread.thread, thread.tree, record, at, parent)
     yield Batch(
         INSERT(**insert_params(draft, tenant, sealed)),
         _PUT_LABEL(**this, label=mark.id, id=sealed.id, run=mark.run),
         *_moved(tenant, thread, space, sealed, on_head=on_head),
+        *turn,
         last=True,
     )
     return appended(sealed, thread, on_head=on_head)
@@ -184,12 +201,34 @@ def _moved(tenant: int, thread: ThreadRow, space: int, record: Record, *, on_hea
     ]
 
 
-def _second_writer(name: str, mark: Mark) -> Conflict:
-    where = f" (namespace {mark.space!r})" if mark.space else ""
+def second_writer(name: str, space: str) -> Conflict:
+    """What a writer is told that another one has overtaken."""
+    where = f" (namespace {space!r})" if space else ""
     return Conflict(
-        f"somebody else has written to thread {name!r}{where} since this run began: nothing was written; "
+        f"another run has written to thread {name!r}{where} since this one began: nothing was written; "
         "start the run again from the newest checkpoint, or fork the thread"
     )
+
+
+def _is_labelled(this: dict[str, int], record: int | None) -> Generator[Batch, list[Rows], bool]:
+    """Whether a record is a checkpoint of a namespace. A head need not be: the state may be changed in other ways."""
+    [rows] = yield Batch(_IS_LABELLED(**this, record=record))
+    return bool(rows)
+
+
+def is_newest(tenant: int, thread: int, head: int | None, name: str, id_: bytes) -> Generator[Batch, list[Rows], bool]:
+    """Whether a namespace was not written to since this checkpoint. `head` is the thread's; its row is locked."""
+    space = yield from find_space(tenant, thread, name)
+    if space is None:
+        return False
+    if space[0] != MAIN:
+        head = space[1]
+    this = {"tenant": tenant, "thread": thread, "space": space[0]}
+    found, greatest = yield Batch(_LABEL(**this, id=id_), _GREATEST(**this))
+    if not found:
+        return False
+    record = found[0][0]
+    return record == head or (greatest[0][1] == record and not (yield from _is_labelled(this, head)))
 
 
 def ensure_space(tenant: int, thread: int, name: str) -> Generator[Batch, list[Rows], tuple[int, int | None]]:

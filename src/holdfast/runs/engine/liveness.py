@@ -93,6 +93,12 @@ class Owner:
             self._generation = _generation
             return self._text
 
+    @property
+    def known(self) -> str:
+        """`text`, if it was asked for before; else nothing is made, and nothing names this process."""
+        with _mutex:
+            return self._text if self._end is not None and self._generation == _generation else ""
+
     def is_dead(self, other: str) -> bool:
         """True only if that owner has certainly ended: its process died, or (except on a server) closed the store."""
         with _mutex:  # no fork meanwhile: a child would inherit the descriptor

@@ -2,19 +2,24 @@
 
 Such a run has no code of its own: whoever runs the graph runs it, and nobody else claims, forks or cancels it. It is
 done when what the task wrote is stored. Its `root` is the number of the graph's thread, so that it goes with it.
+
+To open one is to take the thread's turn (log/turns.py), and a process with an open task keeps it: the next checkpoint
+names the next task, so that two processes that each made one would do the same under two names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
+from holdfast.errors import ThreadDeleted
 from holdfast.log.branches import try_thread
+from holdfast.log.turns import Held, Turn, take_turn
 from holdfast.runs.journal import rows
 from holdfast.runs.journal.blobs import drop_loose_blobs
 from holdfast.runs.journal.rows import RUN_CELLS, TASK, WAITS, Hold, NewRun, RunRow
-from holdfast.storage.program import Batch, Flow, Program, Sql, Statement, read, write
+from holdfast.storage.program import Batch, Flow, Program, Rows, Sql, Statement, read, write
 
 QUEUE = "langgraph"  # not one that workers serve, nor one whose limits count them
 _PAGE = 100
@@ -29,6 +34,10 @@ _CLAIM = Sql(
     RETURNING {", ".join(RunRow._fields)}""",
     opens=RUN_CELLS,
 )
+_LOCK = Sql("SELECT owner, head FROM thread WHERE tenant = :tenant AND thread = :thread {for_update}")
+_OPEN = f"WHERE tenant = :tenant AND root = :thread AND status = 'running' AND owner = :owner AND {IS_TASK}"
+_BUSY = Sql(f"SELECT 1 FROM run {_OPEN} AND lease_until > {{now}} LIMIT 1")
+_FENCE = Sql(f"UPDATE run SET fence = fence + 1, lease_until = 0 {_OPEN}")
 _END = Sql(
     """UPDATE run SET status = :status, owner = NULL, waiting = :waiting, wake_at = :wake_at, changed_at = {now},
         keep_until = CASE WHEN CAST(:keep AS bigint) IS NULL THEN NULL ELSE {now} + CAST(:keep AS bigint) END
@@ -55,26 +64,58 @@ _DROP = [
 ]
 
 
+def turn_of(owner: str, gone: str = "") -> Turn:
+    """The turn of a process in a graph's thread. `gone` is an owner that has certainly ended."""
+    return Turn(owner, gone, _BUSY, _FENCE)
+
+
+class NewTask(NamedTuple):
+    """The run of a task; `check`, given the thread's head, raises if the thread was written to since its checkpoint."""
+
+    tenant: int
+    thread: int
+    new: NewRun
+    check: Callable[[int | None], Generator[Batch, list[Rows], None]]
+
+
 def take(
-    tenant: int, new: NewRun, *, owner: str, lease_us: int, clock_us: Callable[[], int], is_dead: Callable[[str], bool]
+    task: NewTask, *, owner: str, lease_us: int, clock_us: Callable[[], int], is_dead: Callable[[str], bool]
 ) -> Flow[RunRow | None]:
-    """The run of a task: made, or taken over from whoever ran it before. None: its owner may be alive."""
+    """The run of a task: made, or taken over from whoever ran it before. None: another process is at work in the
+    thread, or (also another thread of this one) in the task."""
+    gone = ""
     for _ in range(_TRIES):
-        create = partial(rows.create, tenant, new, now=clock_us(), owner=owner, lease=lease_us)
-        row, made = yield from write(create)
-        if made:
-            return row
-        dead = row.owner is not None and is_dead(row.owner)
-        params = {"fence": row.fence, "owner": owner, "lease": lease_us, "now": clock_us(), "dead": int(dead)}
-        claimed = yield from write(partial(_claim, tenant, row.run, params))
-        if claimed is not None:
-            return claimed
+        opening = partial(_open, task, turn_of(owner, gone), is_dead(owner), lease_us, clock_us())
+        try:
+            return (yield from write(opening))
+        except Held as held:
+            if held.owner == gone or not is_dead(held.owner):
+                return None
+            gone = held.owner
     return None
 
 
-def _claim(tenant: int, run: int, params: dict[str, Any]) -> Program[RunRow | None]:
-    [found] = yield Batch(_CLAIM(tenant=tenant, run=run, **params), last=True)
-    return RunRow._make(found[0]) if found else None
+def _open(task: NewTask, turn: Turn, is_free: bool, lease_us: int, now: int) -> Program[RunRow]:
+    """In one transaction: else another process could take the turn from one that has not begun yet."""
+    tenant, thread, new, check = task
+    [found] = yield Batch(_LOCK(tenant=tenant, thread=thread))
+    if not found:
+        raise ThreadDeleted(f"there is no thread any more that run {new.id!r} belongs to")
+    holder, head = found[0]
+    taking = yield from take_turn(turn, tenant, thread, holder, now)
+    yield from check(head)
+    insert = rows.insert_statements(tenant, new, now, turn.owner, lease_us)
+    # First what fences the old owner: the task that it was at may be this one.
+    *_, made, _, there = yield Batch(*taking, *insert, rows.BY_ID(tenant=tenant, id=new.id))
+    row = RunRow._make(there[0])
+    if made:
+        return row
+    dead = is_free if row.owner == turn.owner else row.owner == turn.gone
+    params = {"fence": row.fence, "owner": turn.owner, "lease": lease_us, "now": now, "dead": int(dead)}
+    [claimed] = yield Batch(_CLAIM(tenant=tenant, run=row.run, **params), last=True)
+    if not claimed:
+        raise Held(str(row.owner))
+    return RunRow._make(claimed[0])
 
 
 def end(hold: Hold, *, done: bool, waiting: str | None, keep_us: int | None, now: int) -> Statement:

@@ -265,14 +265,13 @@ def create(
     tenant: int, new: NewRun, *, now: int, owner: str | None = None, lease: int = 0
 ) -> Program[tuple[RunRow, bool]]:
     """Make a run, with an owner at once or queued; or find the one that has its id. Says whether it was made."""
-    statements = _insert_statements(tenant, new, now, owner, lease)
+    statements = insert_statements(tenant, new, now, owner, lease)
     made, _, found = yield Batch(*statements, BY_ID(tenant=tenant, id=new.id), last=True)
     return RunRow._make(found[0]), bool(made)
 
 
-def _insert_statements(
-    tenant: int, new: NewRun, now: int, owner: str | None, lease: int
-) -> tuple[Statement, Statement]:
+def insert_statements(tenant: int, new: NewRun, now: int, owner: str | None, lease: int) -> tuple[Statement, Statement]:
+    """What makes a run. The first one's answer is empty if its id is taken."""
     fields = new._asdict()
     args = fields.pop("args")
     status, fence = ("queued", 0) if owner is None else ("running", 1)
@@ -286,7 +285,7 @@ def insert(
     tenant: int, new: NewRun, *, now: int, owner: str | None = None, lease: int = 0
 ) -> Generator[Batch, list[Rows], bool]:
     """The rows of a new run, inside another transaction. False: the id is taken."""
-    made, _ = yield Batch(*_insert_statements(tenant, new, now, owner, lease))
+    made, _ = yield Batch(*insert_statements(tenant, new, now, owner, lease))
     return bool(made)
 
 
