@@ -187,7 +187,7 @@ class Session:
 
     def _snapshot(self, memory: Memory | None) -> Snapshot:
         started = self.ctx.ticks()
-        text = encode(self.data, self.ctx.codec)
+        text = encode(self.data, self.ctx.codec, moving=True)
         snapshot = Snapshot(text, _digest(text), self._total, memory)
         self._cost_s = self.ctx.ticks() - started
         return snapshot

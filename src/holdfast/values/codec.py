@@ -3,7 +3,7 @@
 The text is compact JSON in UTF-8, with tags for what JSON cannot hold; any JSON parser reads it. Plain
 values take the fast path of `plain`, others go through `tagged`; `revive` reads the tags. A value and its
 text share nothing, and nothing is cached by identity, so whoever changes a value after encoding it changes
-nothing that was saved.
+nothing that was saved. Whoever changes it meanwhile, from another thread, must say so: `encode(…, moving=True)`.
 
 Decoding never executes what it reads, and raises only UnknownType or Undecodable, whatever the bytes are. A
 key that occurs twice in an object is not searched for: the last one counts, as in most parsers. Stored text
@@ -22,6 +22,7 @@ from holdfast.values.pause import collector_pause
 from holdfast.values.plain import TooMany, may_hold_tags, plain_text
 from holdfast.values.registry import Codec
 from holdfast.values.revive import Reviver
+from holdfast.values.still import Moving, holds_bytes, still
 from holdfast.values.tagged import lower_to_text
 
 __all__ = [
@@ -36,14 +37,23 @@ __all__ = [
 _PAUSE_MIN_BYTES = 16 * 1024
 
 
-def encode(value: object, codec: Codec) -> bytes:
-    """The text of a value. Unstorable, with the path and the fix, if it cannot be kept exactly."""
+def encode(value: object, codec: Codec, *, moving: bool = False) -> bytes:
+    """The text of a value. Unstorable, with the path and the fix, if it cannot be kept exactly.
+
+    `moving`: other threads may be changing it. What built-in types hold is of one moment then, and each object that
+    a value of other types holds is of one moment of its own; it takes up to twice as long.
+    """
+    given, text = value, None
     try:
+        value = still(given) if moving else given
         text = plain_text(value, DEPTH_MAX)
+    except Moving:
+        return lower_to_text(given, codec, moving=True)
     except TooMany:
-        text = None
+        pass
     if text is None:
-        return lower_to_text(value, codec)
+        is_exact = not moving or not holds_bytes(value)
+        return lower_to_text(value if is_exact else given, codec, moving=not is_exact)
     if len(text) > SIZE_MAX:
         raise Unstorable(f"the text has {len(text):,} bytes, and the limit is {SIZE_MAX:,}; keep large data elsewhere")
     return text

@@ -162,11 +162,11 @@ def shape_of(name: str, version: int, sort: Sort) -> Shape | None:
     return Shape(tag, sort) if f"{sort.cls.__module__}.{sort.cls.__qualname__}" == name else None
 
 
-def text_of(values: Sequence[Any], shapes: dict[type, Shape], room: int) -> bytes | None:
+def text_of(values: Sequence[Any], shapes: dict[type, Shape], room: int, still: Callable[[Any], Any]) -> bytes | None:
     """The text of a list of messages; None if a part of one needs another tag, or cannot be stored at all.
 
-    `room` is how deeply a list of all their values may be nested. Raises TooMany, and whatever a message
-    raises that is none as its class makes them.
+    `room` is how deeply a list of all their values may be nested; `still` gives what no other thread changes.
+    Raises TooMany, and whatever a message raises that is none as its class makes them.
     """
     lowered: list[dict[str, Any]] = []
     walked: list[Any] = []
@@ -186,6 +186,10 @@ def text_of(values: Sequence[Any], shapes: dict[type, Shape], room: int) -> byte
             walked.extend(body.values())
             tagged = {shape.tag: body}
         lowered.append(tagged)
+    copied = still(lowered)
+    if copied is not lowered:
+        lowered = copied
+        walked = [part for one in lowered for body in one.values() for part in body.values()]
     if walked and not is_plain(walked, room):
         return None
     try:

@@ -45,6 +45,7 @@ from holdfast.values.plain import (
 )
 from holdfast.values.registry import Codec, Entry, default_name
 from holdfast.values.sorts import CannotTake
+from holdfast.values.still import Moving, still
 
 # A path is a chain, the innermost part first: (outer, kind of part, key). It is rendered only for an error.
 Trail = tuple[Any, str, object] | None
@@ -67,10 +68,10 @@ _HUNT_MAX: Final = 100_000
 _BATCH: Final = 128
 
 
-def lower_to_text(value: object, codec: Codec) -> bytes:
-    """The text of any storable value."""
+def lower_to_text(value: object, codec: Codec, *, moving: bool = False) -> bytes:
+    """The text of any storable value. `moving`: other threads may be changing it."""
     try:
-        text = orjson.dumps(_lowered(value, codec, 0, None), option=OPTIONS)
+        text = orjson.dumps(_lowered(value, codec, moving), option=OPTIONS)
     except RecursionError:
         _refuse("it is nested too deeply for this thread's stack; flatten it", None)
     if len(text) > SIZE_MAX:
@@ -78,20 +79,21 @@ def lower_to_text(value: object, codec: Codec) -> bytes:
     return text
 
 
-def _lowered(value: object, codec: Codec, depth: int, trail: Trail) -> Any:
+def _lowered(value: object, codec: Codec, moving: bool) -> Any:
     try:
-        return Lowering(codec).lower(value, depth, trail)
+        return Lowering(codec, moving=moving).lower(value, 0, None)
     except TooMany:
         # The usual cause is a value that holds itself. Going down one by one meets it soon, with its path.
-        Lowering(codec, hunting=True).lower(value, depth, trail)
+        Lowering(codec, hunting=True).lower(value, 0, None)
         raise AssertionError("a value with too many parts has too few") from None
 
 
 class Lowering:
     """One pass over one value. `depth` is the number of levels of text around the value at hand."""
 
-    def __init__(self, codec: Codec, *, hunting: bool = False) -> None:
+    def __init__(self, codec: Codec, *, hunting: bool = False, moving: bool = False) -> None:
         self.codec = codec
+        self.moving = moving  # other threads may be changing it: each part is copied before it is looked at
         self.hunting = hunting  # for a value that holds itself; the result is not used
         self.nodes_max = _HUNT_MAX if hunting else NODES_MAX
         self.active: set[int] = set()  # the containers around the value at hand, to find one that holds itself
@@ -108,11 +110,18 @@ class Lowering:
 
     def whole(self, value: Any, depth: int) -> orjson.Fragment | None:
         """The finished text of a plain value; None if a part of it needs a tag."""
-        text = None if self.hunting else plain_text(value, DEPTH_MAX - depth)
+        try:
+            text = None if self.hunting else plain_text(self.still(value), DEPTH_MAX - depth)
+        except Moving:
+            text = None
         if text is None:
             return None
         self.count_bytes(text)
         return orjson.Fragment(text)
+
+    def still(self, value: Any) -> Any:
+        """The value, or a copy that no other thread changes. Raises Moving."""
+        return still(value) if self.moving else value
 
     def count_nodes(self, count: int, trail: Trail) -> None:
         self.nodes += count
@@ -168,7 +177,7 @@ class Lowering:
         for start in range(0, len(values), _BATCH):
             batch = values[start : start + _BATCH]
             try:
-                text = text_of(batch, shapes, room) if room >= 0 else None
+                text = text_of(batch, shapes, room, self.still) if room >= 0 else None
             except TooMany:
                 raise
             except Exception:
@@ -189,7 +198,6 @@ class Lowering:
         All their fields are walked at once, which is several times faster than each object by itself. None if
         that does not do, for whatever reason; the way one by one then finds the reason, and its path.
         """
-        bodies: list[Any] = []
         lowered: list[Any] = []
         for item in values:
             entry = entries.get(type(item))
@@ -199,10 +207,13 @@ class Lowering:
                 body, extras = entry.sort.take(item)
             except Exception:
                 return None
-            bodies.append((body, extras))
             content = [entry.name, entry.version, body]
             lowered.append({"^obj": content if extras is None else [*content, extras]})
-        walked = list(chain.from_iterable(bodies))
+        try:
+            lowered = self.still(lowered)
+        except Moving:
+            return None
+        walked = list(chain.from_iterable(one["^obj"][2:] for one in lowered))
         room = DEPTH_MAX - depth - 4
         if room < 0 or not is_plain(walked, room) or has_caret_key(walked, room):
             return None
@@ -221,7 +232,7 @@ class Lowering:
                 self.lower(key, depth + 2, (trail, "key", key)),
                 self.lower(item, depth + 2, (trail, "item", key)),
             ]
-            for key, item in value.items()
+            for key, item in list(value.items())
         ]
         self.leave(value)
         return lowered
@@ -307,23 +318,26 @@ def _float(run: Lowering, value: float, depth: int, trail: Trail) -> Any:
     return {"^f": bits.hex() if isnan(value) and bits != _NAN_BITS else repr(value)}
 
 
-def _dict(run: Lowering, value: dict[Any, Any], depth: int, trail: Trail) -> Any:
+def _dict(run: Lowering, given: dict[Any, Any], depth: int, trail: Trail) -> Any:
+    value = given.copy() if run.moving else given
     if depth <= _WHOLE_MAX or ATOMS.issuperset(map(type, value.values())):
         text = run.whole(value, depth)
         if text is not None:
             return text
     if not is_plain_dict(value):
-        return {"^dict": run.pairs(value, depth + 1, trail)}
-    run.enter(value, depth + 1, trail)
+        return {"^dict": run.pairs(given, depth + 1, trail)}
+    run.enter(given, depth + 1, trail)
     lowered = {key: run.lower(item, depth + 1, (trail, "item", key)) for key, item in value.items()}
-    run.leave(value)
+    run.leave(given)
     return lowered
 
 
 def _set(run: Lowering, values: Iterable[Any], depth: int, trail: Trail) -> list[orjson.Fragment]:
     run.enter(values, depth + 1, trail)
     # In the order of their texts: a set has none, and equal states must have equal texts.
-    texts = sorted(orjson.dumps(run.lower(item, depth + 1, (trail, "member", item)), option=OPTIONS) for item in values)
+    texts = sorted(
+        orjson.dumps(run.lower(item, depth + 1, (trail, "member", item)), option=OPTIONS) for item in list(values)
+    )
     run.leave(values)
     return [orjson.Fragment(text) for text in texts]
 
@@ -396,7 +410,7 @@ _HANDLERS: Final[dict[type, _Handler]] = {
     int: _int,
     float: _float,
     str: _str,
-    list: lambda run, value, depth, trail: run.items(value, value, depth, trail),
+    list: lambda run, value, depth, trail: run.items(value, list(value) if run.moving else value, depth, trail),
     dict: _dict,
     tuple: lambda run, value, depth, trail: {"^tuple": run.items(value, list(value), depth + 1, trail)},
     set: lambda run, value, depth, trail: {"^set": _set(run, value, depth + 1, trail)},
