@@ -269,6 +269,7 @@ def test_a_store_that_can_only_be_read(shared_folder: Path) -> None:
     path = shared_folder / "a.db"
     with hf.open(str(path)) as store:
         store.thread("t").save({"n": 1})
+    path.chmod(0o644)
     shared_folder.chmod(0o555)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(

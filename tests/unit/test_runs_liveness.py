@@ -254,17 +254,17 @@ def test_what_killed_processes_left_is_swept_by_the_next_owner_and_the_living_st
 def test_an_owner_whose_file_was_swept_before_it_was_locked_takes_another(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    observer, share = Owner.for_sqlite(str(store)), liveness._share
+    observer, share = Owner.for_sqlite(str(store)), liveness.share_like
 
     def sweep_between(descriptor: int, path: str) -> None:
-        monkeypatch.setattr(liveness, "_share", share)
+        monkeypatch.setattr(liveness, "share_like", share)
         share(descriptor, path)
         [name] = owner_files(store)
         swept.append("f:" + name.rpartition("-")[2])
         assert observer.is_dead(swept[0])
 
     swept: list[str] = []
-    monkeypatch.setattr(liveness, "_share", sweep_between)
+    monkeypatch.setattr(liveness, "share_like", sweep_between)
     owner = Owner.for_sqlite(str(store))
     assert owner.text != swept[0]
     assert not observer.is_dead(owner.text)

@@ -205,6 +205,7 @@ def read_only_process(path: Path) -> subprocess.CompletedProcess[str]:
 def test_a_store_on_a_read_only_disk_can_be_read(shared_folder: Path, what: str) -> None:
     path = shared_folder / "a.db"
     SqliteDriver(path).close()
+    path.chmod(0o644)
     if what == "folder":
         shared_folder.chmod(0o555)
     else:
@@ -217,6 +218,8 @@ def test_a_store_on_a_read_only_disk_can_be_read(shared_folder: Path, what: str)
 def test_a_store_in_use_by_another_user_can_be_read(shared_folder: Path) -> None:
     driver = SqliteDriver(shared_folder / "a.db")
     driver.run(Transaction(partial(ask, "INSERT INTO meta VALUES ('fresh', 'in the log')"), write=True))
+    for file in shared_folder.iterdir():
+        file.chmod(0o644)
     shared_folder.chmod(0o555)
     process = read_only_process(shared_folder / "a.db")
     driver.close()

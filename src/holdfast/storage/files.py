@@ -1,4 +1,4 @@
-"""Bringing files, and the names that they have, to the disk."""
+"""Bringing files, and the names that they have, to the disk; and who may open the files beside a store."""
 
 from __future__ import annotations
 
@@ -26,3 +26,16 @@ def sync_folder(path: Path) -> None:
     """A name is on the disk only once its folder is."""
     if os.name == "posix":  # elsewhere a folder cannot be opened, and its file system keeps names safe by itself
         sync_path(path.parent)
+
+
+def share_like(descriptor: int, store: str) -> None:
+    """Give a new file beside a store the store's permissions, so that who may use the store may use it too."""
+    try:
+        found = os.stat(store)
+    except FileNotFoundError:
+        return  # it is about to be made, for its owner alone
+    try:
+        os.fchown(descriptor, found.st_uid if os.geteuid() == 0 else -1, found.st_gid)
+    except PermissionError:
+        pass  # a group that we are not in
+    os.fchmod(descriptor, found.st_mode & 0o666)

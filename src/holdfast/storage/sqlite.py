@@ -196,6 +196,8 @@ class SqliteDriver:
 
     def _open_first_connection(self, create: bool) -> None:
         target = self._target
+        if create and self._access == "write" and not target.in_memory:
+            sqlite_open.make_file(target.path)
         self._file_state = self._stat()
         connection = connect(target, self._access, "writer" if self._access == "write" else "reader")
         try:

@@ -21,6 +21,7 @@ from typing import Protocol
 
 from holdfast.errors import StoreError
 from holdfast.storage import meters
+from holdfast.storage.files import share_like
 from holdfast.storage.sqlite_errors import busy
 
 LOCK_ENDS = ("-lock", "-lock-next")  # what the files beside the store are called
@@ -79,15 +80,15 @@ class _Wait:
 class FileGate:
     """The gate of a store in a file, between threads of all processes of this machine."""
 
-    def __init__(self, path: str, timeout_s: float, mode: int = 0o644) -> None:
+    def __init__(self, path: str, timeout_s: float) -> None:
         self._path, self._timeout_s = path, timeout_s
         self._held = False
         self._closed = True  # until both files are open
         self._mutex = Lock()
         self._wait: _Wait | None = None
-        self._writer = _open(path + LOCK_ENDS[0], mode)
+        self._writer = _open(path + LOCK_ENDS[0], path)
         try:
-            self._next = _open(path + LOCK_ENDS[1], mode)
+            self._next = _open(path + LOCK_ENDS[1], path)
         except OSError:
             os.close(self._writer)
             raise
@@ -198,13 +199,19 @@ class FileGate:
         return StoreError(f"cannot lock {self._path}-lock: {error}; the store must be on a local disk that can lock")
 
 
-def _open(path: str, mode: int) -> int:
-    # Never inherited by programs we start (Python's default), and created with the store's own permissions,
-    # so that whoever may write the store may queue for it.
+def _open(path: str, store: str) -> int:
+    # Never inherited by programs we start (Python's default), and never through a link that another user put there.
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT, mode)
+        made = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        pass
+    else:
+        share_like(made, store)
+        return made
+    try:
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except PermissionError:
-        return os.open(path, os.O_RDONLY)  # enough for flock, if another user made the file
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)  # enough for flock, if another user made the file
 
 
 def remove_locks(path: Path) -> None:

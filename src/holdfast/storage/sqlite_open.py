@@ -161,13 +161,20 @@ def choose_access(path: str) -> Access:
 def open_gate(target: Target) -> FileGate:
     """The queue of writers, its files with the store's own permissions."""
     try:
-        mode = os.stat(target.path).st_mode & 0o666
-    except FileNotFoundError:
-        mode = 0o644  # what SQLite creates its files with
-    try:
-        return FileGate(target.path, target.timeout_s, mode)
+        return FileGate(target.path, target.timeout_s)
     except OSError as error:
-        raise OpenError(f"cannot make the lock file {target.path}-lock: {error}") from error
+        raise OpenError(f"cannot open the lock file {target.path}-lock: {error}") from error
+
+
+def make_file(path: str) -> None:
+    """A new store's file, for its owner alone. SQLite would make it readable for everybody; the files that it makes
+    beside it get the same mode."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise OpenError(f"{path} cannot be made: {error.strerror}; choose another path") from error
 
 
 def connect(target: Target, access: Access, role: Role) -> apsw.Connection:

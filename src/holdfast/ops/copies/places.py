@@ -1,16 +1,17 @@
 """Where a copy is written: a file that comes to be under its own name only when it is whole and on the disk.
 
-It grows beside its place as `<path>.part`, which is locked while somebody writes it. A kill leaves that part and
-nothing else; whoever copies to the same place next takes it over. `part_for` is the one way to a place, so that other
-sorts of places need no change elsewhere.
+It grows beside its place as `<path>.part`, a new file that is locked while it is written. A kill leaves that part and
+nothing else, and the next copy to the same place removes it. What has that name and is not ours (a link, a file of
+another user) is never written to, nor removed. `part_for` is the one way to a place, so that other sorts of places need
+no change elsewhere.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -83,38 +84,57 @@ class Part:
                 self.part.unlink()
 
     def _open(self) -> BinaryIO:
-        """The part, locked and empty."""
+        """A new file, locked: whoever can write the folder must not choose what a copy is written to."""
         deadline = time.monotonic() + _WAIT_S
-        while True:
-            self._let_go()
-            try:
-                number = os.open(self.part, os.O_RDWR | os.O_CREAT, 0o600)  # it holds what the store knows
-            except OSError as error:
-                raise UsageError(f"{self.path} cannot be written: {error.strerror}; choose another place") from error
-            try:
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Who held the lock may have brought the file to its place meanwhile: then it is not ours to empty.
-                if _is_same(number, self.part):
-                    os.ftruncate(number, 0)
-                    self._remove_side_files()
-                    return os.fdopen(number, "r+b")
-            except BlockingIOError:
-                os.close(number)
+        try:
+            while not self._discard_stale() or (number := self._create()) is None:
                 if time.monotonic() > deadline:
-                    raise UsageError(f"somebody else is writing {self.path} at this moment") from None
+                    raise UsageError(f"another process is writing {self.path}; wait until it ends")
                 time.sleep(_PAUSE_S)
-                continue
-            except BaseException:
-                os.close(number)
-                raise
-            os.close(number)
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be written: {error.strerror}; choose another place") from error
+        self._remove_side_files()
+        return os.fdopen(number, "r+b")
 
-    def _let_go(self) -> None:
-        """A kill may have come when the file was in its place and had not lost its first name. Emptying it would empty
-        what is there; and it is not opened to find out: closing it would drop locks that SQLite holds on it here."""
-        with suppress(FileNotFoundError):
-            if os.stat(self.part).st_nlink > 1:
+    def _create(self) -> int | None:
+        """None if another process was faster."""
+        try:
+            # O_EXCL follows no link. The mode: a copy holds what the store knows.
+            number = os.open(self.part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return None
+        if _lock(number, self.part):
+            return number
+        os.close(number)
+        return None
+
+    def _discard_stale(self) -> bool:
+        """Remove what a killed process left. Whether the name is free now. Raises UsageError if it is not ours."""
+        try:
+            found = os.lstat(self.part)
+        except FileNotFoundError:
+            return True
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise UsageError(
+                f"{self.part} is there, and is not what an earlier copy left (a file of this user): look what it is, "
+                "and remove it"
+            )
+        if found.st_nlink > 1:
+            # Killed when the file was in its place and had not lost its first name. It is not opened: closing it would
+            # drop locks that SQLite may hold on it here.
+            self.part.unlink(missing_ok=True)
+            return True
+        try:
+            number = os.open(self.part, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return True
+        try:
+            is_stale = _lock(number, self.part)
+            if is_stale:
                 self.part.unlink()
+            return is_stale
+        finally:
+            os.close(number)
 
     def _remove_side_files(self) -> None:
         for side in SIDE_FILES:
@@ -143,9 +163,18 @@ def exists_already(path: Path) -> UsageError:
     return UsageError(f"{path} exists already: choose another name, or remove it first")
 
 
+def _lock(number: int, path: Path) -> bool:
+    """Lock an open file, if no process holds it and the path still leads to it: its holder may have placed it."""
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return _is_same(number, path)
+
+
 def _is_same(number: int, path: Path) -> bool:
     try:
-        there = os.stat(path)
+        there = os.lstat(path)
     except FileNotFoundError:
         return False
     here = os.fstat(number)

@@ -23,7 +23,7 @@ from holdfast.ops.copies.places import SIDE_FILES
 from holdfast.storage import migrate
 from holdfast.storage.program import Progress
 from holdfast.storage.sqlite_lock import LOCK_ENDS
-from holdfast.storage.sqlite_open import APPLICATION_ID, apply
+from holdfast.storage.sqlite_open import APPLICATION_ID, apply, make_file
 from holdfast.storage.sqlite_pages import Column, PageFile, Row, Salvage, Shape, lost_leaves, walk
 
 _BATCH = 1000
@@ -45,8 +45,8 @@ class Rebuilt:
 
 def new_file(path: Path) -> apsw.Connection:
     """An empty store that nobody else uses, of the newest schema."""
-    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-    connection = apsw.Connection(str(path), flags=flags)
+    make_file(str(path))
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     # Nothing of it counts before it is whole.
     for pragma, value in (("journal_mode", "off"), ("synchronous", "off"), ("locking_mode", "exclusive")):
         connection.pragma(pragma, value)

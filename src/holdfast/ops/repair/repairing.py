@@ -305,4 +305,4 @@ def _write_out(driver: Driver, path: Path) -> int:
 
 def _append_to(path: Path) -> BinaryIO:
     """A file that only its owner may read: it holds what the store knows."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600), "ab")

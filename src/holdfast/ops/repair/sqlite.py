@@ -30,6 +30,7 @@ from holdfast.storage.sqlite_lock import FileGate, remove_locks
 
 _COPY = """
 import os, shutil, sys
+os.umask(0o77)
 for end in ("-wal", ""):
     try:
         shutil.copyfile(sys.argv[1] + end, sys.argv[2] + end)

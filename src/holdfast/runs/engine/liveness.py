@@ -32,6 +32,7 @@ from typing import Protocol
 from blake3 import blake3
 
 from holdfast.errors import StoreClosed, StoreError
+from holdfast.storage.files import share_like
 
 _ID = r"[0-9a-f]{32}"
 _FILE_TEXT = re.compile(rf"f:({_ID})")
@@ -164,7 +165,7 @@ class _File:
         """None if a sweep of another process came between creating and locking."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            _share(descriptor, self._store)
+            share_like(descriptor, self._store)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(descriptor, path):
                 return _Held(path, descriptor)
@@ -207,20 +208,6 @@ class _File:
             return
         for name in names:
             self.is_dead("f:" + name.removeprefix(start))
-
-
-def _share(descriptor: int, store: str) -> None:
-    """Give the file the store's permissions: whoever may use the store must be able to look whether we live."""
-    try:
-        found = os.stat(store)
-    except FileNotFoundError:
-        os.fchmod(descriptor, 0o644)
-        return
-    try:
-        os.fchown(descriptor, found.st_uid if os.geteuid() == 0 else -1, found.st_gid)
-    except PermissionError:
-        pass  # a group that we are not in
-    os.fchmod(descriptor, found.st_mode & 0o666)
 
 
 def _is_at(descriptor: int, path: str) -> bool:

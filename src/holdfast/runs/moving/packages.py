@@ -155,7 +155,8 @@ def write_pending(package: Package, path: Path) -> int:
     body = zstd.compress(data, options=_OPTIONS)
     content = _PENDING + blake3(body).digest() + body
     try:
-        with open(path, "wb", opener=_private) as file:
+        path.unlink(missing_ok=True)  # of an export that was killed; never written to: it may be a link
+        with open(path, "xb", opener=_private) as file:
             file.write(content)
             sync_file(file)
     except OSError as error:

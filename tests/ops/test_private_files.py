@@ -1,0 +1,125 @@
+"""What Holdfast writes is for its owner alone, and is never written through a name that something else has taken."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from backup_kit import fill, run_of
+
+import holdfast
+from holdfast import Store, UsageError
+
+
+@pytest.fixture(autouse=True)
+def open_umask() -> Iterator[None]:
+    """The umask that hides nothing: what is private is so by the mode it was made with."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def modes(folder: Path, start: str) -> dict[str, int]:
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir() if path.name.startswith(start)}
+
+
+def test_a_store_and_the_files_beside_it_are_for_their_owner_alone(tmp_path: Path) -> None:
+    with holdfast.open(tmp_path / "agent.db") as store:
+        store.run(run_of, 2, id="a")
+        found = modes(tmp_path, "agent.db")
+    assert {"agent.db", "agent.db-wal", "agent.db-shm", "agent.db-lock", "agent.db-lock-next"} < set(found)
+    assert set(found.values()) == {0o600}
+
+
+def test_a_store_that_exists_keeps_its_mode_and_the_files_beside_it_get_it(tmp_path: Path) -> None:
+    holdfast.open(tmp_path / "agent.db").close()
+    for path in tmp_path.glob("agent.db-*"):
+        path.unlink()
+    (tmp_path / "agent.db").chmod(0o660)
+    with holdfast.open(tmp_path / "agent.db") as store:
+        store.run(run_of, 2, id="a")
+        found = modes(tmp_path, "agent.db")
+    assert len(found) >= 5
+    assert set(found.values()) == {0o660}
+
+
+def test_a_lock_file_is_not_opened_through_a_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    (tmp_path / "agent.db-lock").symlink_to(victim)
+    with pytest.raises(holdfast.OpenError, match=r"agent\.db-lock"):
+        holdfast.open(tmp_path / "agent.db")
+    assert not victim.exists()
+
+
+Copy = Callable[[Store, Path], object]
+
+
+def _restore(store: Store, path: Path) -> None:
+    store.backup(path.with_name("backup"))
+    holdfast.restore(path.with_name("backup"), str(path))
+
+
+COPIES: dict[str, Copy] = {
+    "backup": lambda store, path: store.backup(path),
+    "export": lambda store, path: store.export_thread("rich", path),
+    "export-run": lambda store, path: store.export_run("done", path, keep=True),
+    "restore": _restore,
+}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with holdfast.open(tmp_path / "source.db") as store:
+        fill(store)
+        yield store
+
+
+@pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
+def test_a_copy_is_for_its_owner_alone_and_does_not_reuse_what_a_killed_one_left(
+    store: Store, tmp_path: Path, copy: Copy
+) -> None:
+    """A stale part may be open elsewhere, or have another mode: the new copy is a new file."""
+    stale = tmp_path / "copy.part"
+    stale.write_bytes(b"stale")
+    stale.chmod(0o666)
+    with stale.open("rb") as open_elsewhere:
+        copy(store, tmp_path / "copy")
+        assert open_elsewhere.read() == b"stale"
+    assert modes(tmp_path, "copy") == {"copy": 0o600}
+
+
+PLANTS: dict[str, Callable[[Path, Path], object]] = {
+    "link": lambda part, victim: part.symlink_to(victim),
+    "dangling-link": lambda part, victim: part.symlink_to(victim.with_name("nothing")),
+    "fifo": lambda part, victim: os.mkfifo(part),
+    "folder": lambda part, victim: part.mkdir(),
+}
+if os.geteuid() == 0:  # only root can plant a file of another user
+    PLANTS["file-of-another-user"] = lambda part, victim: (part.write_bytes(b"planted"), os.chown(part, 65534, 65534))
+
+
+@pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
+def test_a_name_that_something_else_has_taken_is_refused_and_left_alone(
+    store: Store, tmp_path: Path, plant: Callable[[Path, Path], object]
+) -> None:
+    victim, part = tmp_path / "victim", tmp_path / "copy.part"
+    victim.write_bytes(b"precious")
+    plant(part, victim)
+    before = os.lstat(part)
+    with pytest.raises(UsageError, match=r"copy\.part .* remove it"):
+        store.backup(tmp_path / "copy")
+    assert victim.read_bytes() == b"precious"
+    assert not (tmp_path / "nothing").exists()
+    assert os.lstat(part)[:6] == before[:6]
+    assert not (tmp_path / "copy").exists()
+
+
+def test_an_exported_run_is_not_written_through_a_link(store: Store, tmp_path: Path) -> None:
+    victim, part = tmp_path / "victim", tmp_path / "copy.part"
+    victim.write_bytes(b"precious")
+    part.symlink_to(victim)
+    store.export_run("done", tmp_path / "copy", keep=True)
+    assert victim.read_bytes() == b"precious"
