@@ -58,7 +58,7 @@ def test_two_schemas_are_two_stores(empty_postgres_url: str) -> None:
 
 
 def test_an_empty_database_is_not_a_store_unless_asked(empty_postgres_url: str) -> None:
-    with pytest.raises(OpenError, match="create=False"):
+    with pytest.raises(OpenError, match="has no Holdfast store"):
         PostgresDriver(empty_postgres_url, create=False)
     PostgresDriver(empty_postgres_url).close()
     PostgresDriver(empty_postgres_url, create=False).close()

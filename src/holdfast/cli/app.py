@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 
-from holdfast.cli.opening import in_our_words, open_existing, store_url
+from holdfast.cli.opening import open_existing, store_url
 from holdfast.cli.ordering import ordered
 from holdfast.cli.parser import build
 from holdfast.cli.render import Output, complain
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except HoldfastError as error:
-        complain(in_our_words(str(error)))
+        complain(str(error))
         return _code(error)
     except KeyboardInterrupt:
         complain("interrupted")

@@ -6,7 +6,6 @@ import os
 import shlex
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import holdfast
 from holdfast.cli import opening
@@ -17,6 +16,7 @@ from holdfast.cli.refs import HELP as REF_HELP
 from holdfast.cli.refs import existing, resolve
 from holdfast.cli.render import Output
 from holdfast.errors import UsageError
+from holdfast.storage.urls import redacted
 
 if TYPE_CHECKING:
     from holdfast import Restored, Store
@@ -98,14 +98,9 @@ def _try_line(args: Namespace) -> str:
     """The command that tries a backup, such that it works where this one did."""
     line = ["holdfast", "restore", args.file, "--test"]
     if args.store != (os.environ.get("HOLDFAST_STORE") or "agent.db"):  # --store named it
-        line += ["--store", "URL" if _has_password(args.store) else args.store]
+        line += ["--store", "URL" if redacted(args.store) != args.store else args.store]
     line += ["--schema", args.schema] if args.schema else []
     return shlex.join(line + (["--objects", args.objects] if args.objects else []))
-
-
-def _has_password(url: str) -> bool:
-    parts = urlsplit(url) if "://" in url else None
-    return parts is not None and (":" in parts.netloc.rpartition("@")[0] or "password" in parts.query)
 
 
 def restore(args: Namespace, _store: Store | None, out: Output) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import holdfast
@@ -62,8 +62,7 @@ def _examine(args: Namespace) -> list[Finding]:
     except UsageError:
         raise
     except HoldfastError as error:
-        found = triage(args.store, error)
-        return [replace(finding, says=opening.in_our_words(finding.says)) for finding in found]
+        return triage(args.store, error)
 
 
 DOCTOR = Command(

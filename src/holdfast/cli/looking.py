@@ -21,6 +21,7 @@ from holdfast.cli.refs import all_lines, existing, resolve
 from holdfast.cli.render import Cell, Output
 from holdfast.errors import Damaged, NotFound
 from holdfast.log.books import BOOK
+from holdfast.storage.urls import is_postgres
 from holdfast.threads.compare import compare
 from holdfast.threads.labelled import read_beside, read_spaces
 
@@ -380,7 +381,7 @@ def sqlite_file(url: str) -> str | None:
     """The file behind a store's URL, if it is one."""
     if url.startswith("sqlite:///"):
         return unquote(url.removeprefix("sqlite:///"))
-    return None if "://" in url or url == ":memory:" or not url.strip() else url
+    return None if is_postgres(url) or "://" in url or url == ":memory:" or not url.strip() else url
 
 
 def _file_bytes(url: str) -> int | None:

@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from holdfast import Store
 
 DEFAULT_FILE = "agent.db"
-# What the library says of its own parameters, in the words of the command line.
-_WORDS = {
-    ", and create=False": "; check --store and --schema. The first program that opens a store there makes it",
-    "open it with create=True": "open it once as its owner: python -c \"import holdfast; holdfast.open('URL')\"",
-    "restore into another schema (schema=…)": "restore into another schema (--schema)",
-    'and give schema="…"': "and give --schema",
-    "give its keys (repair(url, keys=…), or set HOLDFAST_KEYS)": "set HOLDFAST_KEYS to its key file",
-}
 
 
 def store_url(args: Namespace) -> str:
@@ -68,10 +60,3 @@ def open_existing(args: Namespace, **more: Any) -> Store:
     if path is not None and not os.path.exists(path):
         raise OpenError(f"there is no store at {path}; check --store or HOLDFAST_STORE")
     return holdfast.open(url, **{"create": False, **options(args, url), **tenant(args), **more})
-
-
-def in_our_words(text: str) -> str:
-    """An error's text with the parameters of functions as options."""
-    for said, ours in _WORDS.items():
-        text = text.replace(said, ours)
-    return text

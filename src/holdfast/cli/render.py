@@ -17,6 +17,7 @@ from io import StringIO
 from typing import Any
 
 from holdfast.cli.readable import printable, to_json
+from holdfast.storage.urls import redacted
 
 Cell = tuple[str, str]  # the text, and a style that plain output ignores
 HIGHLIGHTED_MAX = 1_000_000
@@ -164,7 +165,7 @@ def _plain_progress(label: str, done: int, total: int) -> None:
 
 
 def complain(text: str) -> None:
-    """One line on stderr, with our name in front."""
-    line = printable(" ".join(text.split()))
+    """One line on stderr, with our name in front. An argument that a message quotes may hold a password."""
+    line = printable(redacted(" ".join(text.split())))
     encoding = sys.stderr.encoding or "ascii"
     sys.stderr.write("holdfast: " + line.encode(encoding, "backslashreplace").decode(encoding) + "\n")

@@ -58,7 +58,9 @@ def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -
         raise UsageError(f"timeout_s must be positive, not {timeout_s}")
     given: dict[str, Any] | None = None
     if found := re.search(r"[?&](schema|currentSchema|search_path)=", url):  # as other libraries have it
-        raise OpenError(f'the schema is no part of the URL: leave {found[1]}= out of it, and give schema="…"')
+        raise OpenError(
+            f"the schema is no part of the URL: leave {found[1]}= out of it, and give it as schema=… (--schema)"
+        )
     if is_postgres(url):
         try:
             given = conninfo_to_dict(url)
@@ -66,8 +68,9 @@ def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -
             pass  # its text quotes the part of the URL that it did not understand, which may be the password
     if given is None or not _plausible(given):
         raise OpenError(
-            "the URL is not one of PostgreSQL; it looks like postgresql://user:password@host:5432/database. "
-            "Write @ : / and other special characters of a password as %40 %3A %2F"
+            "the URL is not one of PostgreSQL; it looks like postgresql://user:password@host:5432/database, or "
+            '"host=localhost dbname=agents user=app". Write @ : / and other special characters of a password in a URL '
+            "as %40 %3A %2F"
         )
     timeout_ms = max(1, int(timeout_s * 1000))
     settings = {
@@ -98,9 +101,10 @@ def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -
 
 
 def _plausible(given: dict[str, Any]) -> bool:
-    """Whether no part of a password slipped into the host or the port, where messages would repeat it."""
-    host, port = str(given.get("host") or ""), str(given.get("port") or "0")
-    return "@" not in host and port.replace(",", "").isdigit()
+    """Whether no part of a password slipped into what messages repeat."""
+    if any("@" in str(given.get(part) or "") for part in ("host", "dbname")):
+        return False
+    return str(given.get("port") or "0").replace(",", "").isdigit()
 
 
 def refuses_options(error: psycopg.Error) -> bool:
@@ -130,10 +134,16 @@ def prepare_store(connection: Connection, target: Target, *, create: bool, poole
         raise OpenError(f"{target} does not store UTF8 text; create the database with ENCODING 'UTF8'")
     applied = _applied(connection, target)
     if applied is None and not create:
-        raise OpenError(f'{target} has no Holdfast store in schema "{target.schema}", and create=False')
+        raise OpenError(
+            f'{target} has no Holdfast store in schema "{target.schema}": check the URL and the schema (schema=…, '
+            "--schema), or make the store with holdfast.open(url)"
+        )
     waiting = _pending(applied, target)
     if waiting and not create:
-        raise OpenError(f'the store in schema "{target.schema}" of {target} needs an update: open it with create=True')
+        raise OpenError(
+            f'the store in schema "{target.schema}" of {target} needs an update: open it once as its owner, with '
+            "holdfast.open(url)"
+        )
     if waiting:
         try:
             _migrate(connection, target, applied, waiting)

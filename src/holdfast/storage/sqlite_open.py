@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import apsw
 
 from holdfast.errors import OpenError
 from holdfast.storage import migrate
+from holdfast.storage.files import special_kind
 from holdfast.storage.sqlite_errors import not_sqlite, read_only, translate
 from holdfast.storage.sqlite_lock import FileGate, Gate
 
@@ -26,6 +28,8 @@ APPLICATION_ID = int.from_bytes(b"Hold", "big")  # in the file's header: how we,
 LOG_BYTES_MAX = 64 * 1024 * 1024  # what stays of the log's file when it is started over
 
 _HEADER_BYTES = 100  # SQLite's: the schema's cookie at 40 (0: no table was ever made), the application's id at 68
+
+_PATH_BYTES_MAX, _NAME_BYTES_MAX = 460, 200  # SQLite's limit is 512, file systems' 255, for the files beside it too
 
 Durability = Literal["full", "normal"]
 Access = Literal["write", "read", "immutable"]
@@ -112,12 +116,11 @@ def file_system(path: str, mountinfo: str) -> str:
 
 def check_place(path: str, *, create: bool, mountinfo: str) -> None:
     """Refuse, before SQLite touches anything, a place where a store cannot be."""
-    if os.path.isdir(path):
-        raise OpenError(f"{path} is a directory; name a file in it, for example {os.path.join(path, 'agent.db')}")
+    check_file(path)
     if not os.path.isdir(os.path.dirname(path)):
         raise OpenError(f"the folder {os.path.dirname(path)} does not exist; create it first")
     if not create and not os.path.exists(path):
-        raise OpenError(f"there is no store at {path}; check the path, or open it with create=True")
+        raise OpenError(f"there is no store at {path}; check the path, or make the store with holdfast.open(path)")
     if (head := _header(path)) and not head.startswith(b"SQLite format 3\0"):
         raise not_sqlite(path)
     if len(head) == _HEADER_BYTES and head[68:72] != APPLICATION_ID.to_bytes(4, "big") and head[40:44] != bytes(4):
@@ -127,6 +130,24 @@ def check_place(path: str, *, create: bool, mountinfo: str) -> None:
             f"{path} is on a network file system ({kind}), where SQLite's WAL is not safe; "
             "use a local disk, or PostgreSQL"
         )
+
+
+def check_file(path: str) -> None:
+    """Refuse what no store can be in. Opening a FIFO would wait for its other end for ever."""
+    if len(os.fsencode(path)) > _PATH_BYTES_MAX or len(os.fsencode(os.path.basename(path))) > _NAME_BYTES_MAX:
+        raise OpenError(
+            f"{path[:60]}… is too long: a store's path has at most {_PATH_BYTES_MAX} bytes, its name {_NAME_BYTES_MAX}"
+        )
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise OpenError(f"{path} cannot be opened: {error.strerror}; check the path") from error
+    if stat.S_ISDIR(mode):
+        raise OpenError(f"{path} is a directory; name a file in it, for example {os.path.join(path, 'agent.db')}")
+    if (kind := special_kind(mode)) is not None:
+        raise OpenError(f"{path} is {kind}; a store is a regular file: choose another path")
 
 
 def _header(path: str) -> bytes:

@@ -1,22 +1,37 @@
-"""From a URL to a driver. The PostgreSQL driver, and psycopg with it, is imported only when it is asked for."""
+"""From a URL to a driver. The PostgreSQL driver, and psycopg with it, is imported only when it is asked for.
+
+What leads to PostgreSQL may hold a password: it is never taken for a file's name, and `redacted` is what any message
+shows of it.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from holdfast.errors import UsageError
 from holdfast.storage.program import Driver
 
-_POSTGRES = ("postgresql://", "postgres://")
+# A URL, also one that was written wrong (postgresql:/…, user:password@host/database), or what libpq calls a connection
+# string: host=… dbname=…
+_POSTGRES = re.compile(
+    r"postgres(?:ql)?:|[^/\s:@]+:[^/\s]*@[^/\s]+/|(?:.*[\s;])?password\s*=|\s*(?:host|hostaddr|port|dbname|user|passfile"
+    r"|service|sslmode|options|application_name|connect_timeout|target_session_attrs)\s*=",
+    re.IGNORECASE | re.DOTALL,
+)
+_SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.:-]*")
+# A password may hold blanks, an @ that should have been written as %40, and quotes: rather too much is masked.
+_IN_URL = re.compile(r"((?:://|postgres(?:ql)?:/?)[^\s:/?#@]*:)[^@]*@(?:\S*@)?", re.IGNORECASE)
+_IN_STRING = re.compile(r"(passw(?:or)?d\s*=\s*|pwd\s*=\s*)(?:'.*'|'.*|(?:[^\s&\\]|\\.)*)", re.I | re.S)
 _HINT = 'a path such as "agent.db", ":memory:", or "postgresql://user@host/database"'
 
 
 def open_driver(url: str | os.PathLike[str], **options: Any) -> Driver:
-    """A driver for a path, `sqlite:///path`, `:memory:` or `postgresql://…`."""
+    """A driver for a path, `sqlite:///path`, `:memory:`, `postgresql://…` or `host=… dbname=…`."""
     text = os.fspath(url)
     if not isinstance(text, str) or not text.strip():
-        raise UsageError(f"a store's URL is {_HINT}, not {url!r}")
+        raise UsageError(f"a store's URL is {_HINT}, not {redacted(repr(url))}")
     try:
         if is_postgres(text):
             from holdfast.storage.postgres import PostgresDriver
@@ -33,8 +48,14 @@ def open_driver(url: str | os.PathLike[str], **options: Any) -> Driver:
         raise
 
 
-def is_postgres(url: str) -> bool:
-    return url.startswith(_POSTGRES)
+def is_postgres(url: str | os.PathLike[str]) -> bool:
+    """Whether it leads to PostgreSQL: a URL, or a connection string of libpq's."""
+    return _POSTGRES.match(os.fspath(url)) is not None
+
+
+def redacted(text: str) -> str:
+    """A text with the passwords of URLs and connection strings masked: for messages."""
+    return _IN_STRING.sub(r"\1***", _IN_URL.sub(r"\1***@", text))
 
 
 def need_postgres() -> None:
@@ -42,21 +63,28 @@ def need_postgres() -> None:
     import holdfast.storage.postgres  # noqa: F401
 
 
-def sqlite_path(url: str) -> str:
+def sqlite_path(url: str | os.PathLike[str]) -> str:
     """The path that a URL means for SQLite."""
-    if url == ":memory:":
-        return url
+    text = os.fspath(url)
+    path = _path(text)
+    if "\0" in path:
+        raise UsageError(f"{redacted(text)!r} cannot be a file: it holds a NUL character")
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{redacted(text)!r} cannot be a file: SQLite wants names in UTF-8; rename it") from None
+    return path
+
+
+def _path(url: str) -> str:
     if url.startswith("sqlite://"):
-        rest = url.removeprefix("sqlite://")
-        if not rest.startswith("/"):
-            raise UsageError(f"{url!r} names no file: sqlite:///relative.db or sqlite:////absolute.db")
         from urllib.parse import unquote  # imported late: hardly ever needed
 
-        path = unquote(rest[1:])
-        if not path:
-            raise UsageError(f"{url!r} names no file: {_HINT}")
-        return path
+        rest = url.removeprefix("sqlite://")
+        if not rest.startswith("/") or len(rest) == 1:
+            raise UsageError(f"{redacted(url)!r} names no file: sqlite:///relative.db or sqlite:////absolute.db")
+        return unquote(rest[1:])
     scheme, separator, _ = url.partition("://")
-    if separator:
+    if separator and _SCHEME.fullmatch(scheme):
         raise UsageError(f"no driver for {scheme}:// URLs; a store's URL is {_HINT}")
     return url

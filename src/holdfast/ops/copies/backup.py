@@ -17,6 +17,7 @@ from holdfast.errors import Damaged, ReadOnlyStore, UsageError
 from holdfast.ops.copies.copied import Backup, CopyRow, add_copy
 from holdfast.ops.copies.places import Part, part_for
 from holdfast.ops.far.objects import count_far
+from holdfast.storage.files import open_regular
 from holdfast.storage.program import Progress, drive, read, write
 from holdfast.threads.context import Context
 from holdfast.threads.models import moment
@@ -89,7 +90,7 @@ def kind_of(path: Path) -> str | None:
     if os.path.exists(f"{path}-wal"):  # in use, perhaps here: closing it would drop the locks that SQLite holds on it
         return "sqlite"
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             head = file.read(len(SQLITE_LINE))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error

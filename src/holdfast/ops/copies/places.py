@@ -19,6 +19,7 @@ from typing import BinaryIO, Self
 from holdfast.errors import UsageError
 from holdfast.storage.files import sync_file, sync_folder
 from holdfast.storage.objects import is_object_url
+from holdfast.storage.urls import is_postgres, redacted
 
 SIDE_FILES = ("-wal", "-shm", "-journal")  # what SQLite may leave beside a part
 _WAIT_S = 3.0  # what a killed backup has started ends a moment later
@@ -148,8 +149,9 @@ def part_for(place: str | os.PathLike[str], *, replaces: bool = False) -> Part:
 
         return RemotePart(os.fspath(place))
     path = Path(place).absolute()
-    if "://" in str(place):
-        raise UsageError(f"{place!r} is neither a path of a file nor a place in an object store, such as s3://bucket/a")
+    if "://" in str(place) or is_postgres(place):
+        shown = redacted(os.fspath(place))
+        raise UsageError(f"{shown!r} is neither a path of a file nor a place in an object store, such as s3://bucket/a")
     if not path.parent.is_dir():
         raise UsageError(f"the folder {path.parent} does not exist; create it first")
     if path.is_dir():

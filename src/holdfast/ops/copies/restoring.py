@@ -32,7 +32,7 @@ from holdfast.threads.models import Problem, Report
 
 def restore(
     path: str | os.PathLike[str],
-    url: str,
+    url: str | os.PathLike[str],
     *,
     force: bool = False,
     verify: bool = True,
@@ -50,6 +50,7 @@ def restore(
         if here is not None:
             return restore(here, url, force=force, verify=verify, progress=progress, **options)
     start = time.monotonic()
+    url = os.fspath(url)
     backup = _backup(path)
     at = time.time_ns() // 1000
     if is_postgres(url):
@@ -77,7 +78,7 @@ def restore(
 
 async def arestore(
     path: str | os.PathLike[str],
-    url: str,
+    url: str | os.PathLike[str],
     *,
     force: bool = False,
     verify: bool = True,

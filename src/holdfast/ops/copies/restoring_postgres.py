@@ -149,7 +149,7 @@ def _prepare(connection: Any, target: Any, version: int) -> None:
         if _exists(connection, target, table) and connection.execute(look).fetchone():
             raise UsageError(
                 f'the store in schema "{target.schema}" of {target} is not empty: restore into another schema '
-                "(schema=…), or drop this one first"
+                "(schema=…, --schema), or drop this one first"
             )
 
 

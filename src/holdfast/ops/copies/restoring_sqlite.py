@@ -27,7 +27,7 @@ from holdfast.storage import migrate
 from holdfast.storage.program import Progress
 from holdfast.storage.sqlite_errors import translate
 from holdfast.storage.sqlite_lock import remove_locks
-from holdfast.storage.sqlite_open import APPLICATION_ID, apply
+from holdfast.storage.sqlite_open import APPLICATION_ID, apply, check_file
 from holdfast.threads.models import Report
 
 _UNCOUNTED = ("meta", "copy", "clock", "migration", "size_sample")
@@ -41,6 +41,7 @@ class Restoring:
 
     def __init__(self, backup: Path, target: Path, *, force: bool) -> None:
         self._backup, self._target, self._force = backup, Path(os.path.realpath(target)), force
+        check_file(str(self._target))
         self._found: Loaded | None = None  # by the same restore, which did not come to its end
         if self._target.exists():
             if os.path.samefile(backup, self._target):

@@ -17,6 +17,7 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from holdfast.errors import Damaged, HoldfastError, Undecodable, UsageError
+from holdfast.storage.files import open_regular
 from holdfast.storage.program import Progress
 from holdfast.values.compress import Parameter, decompress_bounded, zstd
 from holdfast.values.limits import SIZE_MAX
@@ -66,7 +67,7 @@ class SectionReader:
         self.path = path
         self._kind, self._verb = kind, verb
         try:
-            self._file: BinaryIO = open(path, "rb")  # noqa: SIM115
+            self._file: BinaryIO = open_regular(path)
             self.bytes = path.stat().st_size
         except OSError as error:
             raise self.refused(error.strerror or str(error)) from error

@@ -31,6 +31,7 @@ from holdfast.ops.doctor.findings import (
 )
 from holdfast.storage import migrate
 from holdfast.storage.program import Flow, Sql, read
+from holdfast.storage.urls import is_postgres
 from holdfast.threads.context import Context
 from holdfast.values.amounts import size as shown
 
@@ -119,7 +120,7 @@ def _checks(patient: Patient) -> list[tuple[str, Look]]:
 def triage(url: str, error: HoldfastError, machine: Machine | None = None) -> list[Finding]:
     """What can be said of a store that cannot be opened. The error's text says what to do."""
     found = [Finding("open", "problem", f"the store cannot be opened: {error}", "see above; then run the doctor again")]
-    if "://" not in url or url.startswith("sqlite:"):
+    if not is_postgres(url):
         from holdfast.ops.doctor.sqlite import outside
 
         found += outside(url, machine or Machine())
@@ -128,7 +129,7 @@ def triage(url: str, error: HoldfastError, machine: Machine | None = None) -> li
 
 def would_change(url: str) -> Finding | None:
     """What opening a store would change, if anything: an old schema is brought up to date. Changes nothing itself."""
-    if "://" in url and not url.startswith("sqlite:"):
+    if is_postgres(url):
         return None  # on PostgreSQL `create=False` refuses that by itself
     from holdfast.ops.doctor.sqlite import look_before_opening
 

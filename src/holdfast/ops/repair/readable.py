@@ -21,7 +21,7 @@ from holdfast.threads.context import Context
 from holdfast.threads.far_loose import objects_of, place_of
 
 _NOTHING = "nothing was changed"
-_GIVE = "give its keys (repair(url, keys=…), or set HOLDFAST_KEYS)"
+_GIVE = "give its keys (keys=…), or set HOLDFAST_KEYS to its key file"
 _SAMPLE = 20
 _SEALED = Sql("SELECT key FROM seal WHERE tenant = :tenant ORDER BY since DESC LIMIT 1")
 _USED = Sql(

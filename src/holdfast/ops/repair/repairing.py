@@ -44,7 +44,7 @@ _PAGE = 200
 
 
 def repair(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     to: str | os.PathLike[str] | None = None,
     in_place: bool = False,
@@ -69,6 +69,7 @@ def repair(
     whatever is being done.
     """
     start = time.monotonic()
+    url = os.fspath(url)
     if in_place and (to is not None or dry_run):
         raise UsageError("in_place=True goes with neither to= nor dry_run=True")
     if dry_run and to is not None:
@@ -82,7 +83,7 @@ def repair(
 
 
 async def arepair(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     to: str | os.PathLike[str] | None = None,
     in_place: bool = False,
@@ -113,11 +114,13 @@ def _repair_sqlite(
 ) -> Repaired:
     from holdfast.ops.repair.sqlite import copy_name, mend_file, working_copy
     from holdfast.ops.repair.whose import check_is_store
+    from holdfast.storage.sqlite_open import check_file
 
     name = sqlite_path(url)
     if name == ":memory:":
         raise UsageError("a store in memory has no file to repair")
     path = Path(os.path.realpath(name))
+    check_file(str(path))
     if not path.is_file():
         raise OpenError(f"there is no store at {path}; check the path")
     check_is_store(path)

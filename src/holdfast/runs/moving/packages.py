@@ -23,7 +23,7 @@ from holdfast.log.ids import ID_MAX, ROOM
 from holdfast.runs.journal.blobs import blob_hash
 from holdfast.runs.journal.entries import KIND_NAMES, unpack
 from holdfast.runs.journal.rows import FINISHED, STATUSES
-from holdfast.storage.files import sync_file, sync_folder
+from holdfast.storage.files import open_regular, sync_file, sync_folder
 from holdfast.threads.checks import check_metadata, check_name, check_note, check_text
 from holdfast.values.compress import Parameter, decompress_bounded, zstd
 
@@ -185,7 +185,8 @@ def read_package(path: Path, *, pending: bool = False) -> Package:
     try:
         if path.stat().st_size > BYTES_MAX:
             raise _refused(path, f"it has more than {BYTES_MAX:,} bytes")
-        content = path.read_bytes()
+        with open_regular(path) as file:
+            content = file.read()
     except OSError as error:
         raise _refused(path, error.strerror or str(error)) from error
     head, digest, body = content[:_HEAD], content[_HEAD : _HEAD + _HASH_BYTES], content[_HEAD + _HASH_BYTES :]
