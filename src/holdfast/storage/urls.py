@@ -14,16 +14,15 @@ from holdfast.errors import UsageError
 from holdfast.storage.program import Driver
 
 # A URL, also one that was written wrong (postgresql:/…, user:password@host/database), or what libpq calls a connection
-# string: host=… dbname=…
-_POSTGRES = re.compile(
-    r"postgres(?:ql)?:|[^/\s:@]+:[^/\s]*@[^/\s]+/|(?:.*[\s;])?password\s*=|\s*(?:host|hostaddr|port|dbname|user|passfile"
-    r"|service|sslmode|options|application_name|connect_timeout|target_session_attrs)\s*=",
-    re.IGNORECASE | re.DOTALL,
+# string: host=… dbname=… These are compiled when they are first used, not when Holdfast is imported.
+_POSTGRES = (
+    r"(?is)postgres(?:ql)?:|[^/\s:@]+:[^/\s]*@[^/\s]+/|(?:.*[\s;])?password\s*=|\s*(?:host|hostaddr|port|dbname|user"
+    r"|passfile|service|sslmode|options|application_name|connect_timeout|target_session_attrs)\s*="
 )
-_SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.:-]*")
+_SCHEME = r"[a-zA-Z][a-zA-Z0-9+.:-]*"
 # A password may hold blanks, an @ that should have been written as %40, and quotes: rather too much is masked.
-_IN_URL = re.compile(r"((?:://|postgres(?:ql)?:/?)[^\s:/?#@]*:)[^@]*@(?:\S*@)?", re.IGNORECASE)
-_IN_STRING = re.compile(r"(passw(?:or)?d\s*=\s*|pwd\s*=\s*)(?:'.*'|'.*|(?:[^\s&\\]|\\.)*)", re.I | re.S)
+_IN_URL = r"(?i)((?:://|postgres(?:ql)?:/?)[^\s:/?#@]*:)[^@]*@(?:\S*@)?"
+_IN_STRING = r"(?is)(passw(?:or)?d\s*=\s*|pwd\s*=\s*)(?:'.*'|'.*|(?:[^\s&\\]|\\.)*)"
 _HINT = 'a path such as "agent.db", ":memory:", or "postgresql://user@host/database"'
 
 
@@ -50,12 +49,12 @@ def open_driver(url: str | os.PathLike[str], **options: Any) -> Driver:
 
 def is_postgres(url: str | os.PathLike[str]) -> bool:
     """Whether it leads to PostgreSQL: a URL, or a connection string of libpq's."""
-    return _POSTGRES.match(os.fspath(url)) is not None
+    return re.match(_POSTGRES, os.fspath(url)) is not None
 
 
 def redacted(text: str) -> str:
     """A text with the passwords of URLs and connection strings masked: for messages."""
-    return _IN_STRING.sub(r"\1***", _IN_URL.sub(r"\1***@", text))
+    return re.sub(_IN_STRING, r"\1***", re.sub(_IN_URL, r"\1***@", text))
 
 
 def need_postgres() -> None:
@@ -85,6 +84,6 @@ def _path(url: str) -> str:
             raise UsageError(f"{redacted(url)!r} names no file: sqlite:///relative.db or sqlite:////absolute.db")
         return unquote(rest[1:])
     scheme, separator, _ = url.partition("://")
-    if separator and _SCHEME.fullmatch(scheme):
+    if separator and re.fullmatch(_SCHEME, scheme):
         raise UsageError(f"no driver for {scheme}:// URLs; a store's URL is {_HINT}")
     return url
