@@ -133,7 +133,7 @@ def test_another_process_answers_and_this_one_sees_it(saver_url: str) -> None:
         asking(saver).invoke({"found": []}, at("t"))
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", CHILD, saver_url],
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[1] / "support",
         capture_output=True,
         text=True,
         timeout=60,
@@ -151,7 +151,7 @@ def test_another_process_writes_while_this_one_has_it_open(saver_url: str) -> No
         graph.invoke({"found": []}, at("t"))
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", CHILD, saver_url],
-            cwd=Path(__file__).parent,
+            cwd=Path(__file__).parents[1] / "support",
             capture_output=True,
             text=True,
             timeout=60,
