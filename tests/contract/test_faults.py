@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from soak import of_each_kind
+from soak import of_each_kind, spread
 
 import holdfast
 from holdfast import Checkpoint, Store, Thread
@@ -247,6 +247,15 @@ SWEEPS: list[Operation] = [prune, prune_fork, delete_origin, delete_fork, delete
 LOGGED: list[Operation] = [first_save, next_save, save_branch, save_with_metadata, update, rollback]
 
 
+def on_both(operations: list[Operation], most: int) -> list[tuple[str, Operation]]:
+    """All of them on SQLite, some on PostgreSQL (in a soak all): the transactions are the same."""
+    return [("sqlite", one) for one in operations] + [("postgres", one) for one in spread(operations, most)]
+
+
+def named(value: Any) -> str:
+    return value if isinstance(value, str) else value.__name__
+
+
 def expected(
     database: Database, operation: Operation, prepare: Callable[[Store], None]
 ) -> tuple[Dump, Dump, list[int]]:
@@ -266,7 +275,7 @@ def sound(store: Store) -> bool:
     return True
 
 
-@pytest.mark.parametrize("operation", WRITES, ids=lambda operation: operation.__name__)
+@pytest.mark.parametrize(("database", "operation"), on_both(WRITES, 3), ids=named, indirect=["database"])
 def test_a_fault_at_any_point_leaves_before_or_after(database: Database, operation: Operation) -> None:
     prepare = prepare_nothing if operation is first_save else prepare_scene
     before, after, points = expected(database, operation, prepare)
@@ -291,7 +300,7 @@ def test_a_fault_at_any_point_leaves_before_or_after(database: Database, operati
     assert outcomes.count(True) == 1 or operation is annotate
 
 
-@pytest.mark.parametrize("operation", SWEEPS, ids=lambda operation: operation.__name__)
+@pytest.mark.parametrize(("database", "operation"), on_both(SWEEPS, 2), ids=named, indirect=["database"])
 def test_a_fault_in_a_removal_leaves_at_most_leftovers(database: Database, operation: Operation) -> None:
     """Several transactions: what can be seen is "before" or "after"; what is left over goes with the next removal."""
     before, after, points = expected(database, operation, prepare_scene)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from soak import SOAK
 
 from holdfast.errors import UsageError
 from holdfast.testing.drill import drill
@@ -21,9 +22,9 @@ def agent(name: str) -> str:
     return f"{AGENTS}:{name}"
 
 
-@pytest.mark.parametrize("name", ["right", "right_async", "undone", "pinned"])
+@pytest.mark.parametrize("name", ["right", "right_async", "undone", "pinned"] if SOAK else ["undone", "pinned"])
 def test_an_agent_that_is_right_passes_at_every_point(name: str) -> None:
-    report = drill(agent(name), ["NYC"], random_kills=6)
+    report = drill(agent(name), ["NYC"], random_kills=6 if SOAK else 1)
     assert report.ok, report.text()
     assert not report.notes, report.text()
     assert report.kills >= report.points > 8
@@ -33,7 +34,7 @@ def test_an_agent_that_is_right_passes_at_every_point(name: str) -> None:
 
 
 def test_random_kills_do_kill() -> None:
-    report = drill(agent("right"), ["NYC"], random_kills=12, seed=5)
+    report = drill(agent("right"), ["NYC"], random_kills=12 if SOAK else 4, seed=5)
     assert report.ok, report.text()
     assert report.kills > report.points
 

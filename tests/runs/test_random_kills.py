@@ -29,7 +29,7 @@ from holdfast.testing.processes import Nursery
 
 SOAK = bool(os.environ.get("HOLDFAST_SOAK"))
 VARIANTS = ("honours", "reconciles", "neither")
-KILLS = 90 if SOAK else 10  # of each variant on each database
+KILLS = 90 if SOAK else 5  # of each variant on each database
 POINTS_MAX = 60  # a whole run has some two hundred
 MOMENT_S_MAX = 0.12
 

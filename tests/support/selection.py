@@ -17,6 +17,9 @@ DATABASES = {"sqlite", "postgres"}
 MODES = ("mode", "way")
 # Of what is going to be replaced: each test once, with the first of its parameters.
 ONCE = {
+    "test_exporting.py",
+    "test_backup_under_load.py",
+    "test_runs_bodies.py",
     "test_import.py",
     "test_import_cli.py",
     "test_import_crash.py",
