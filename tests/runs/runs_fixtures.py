@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,3 +51,11 @@ def lab(request: pytest.FixtureRequest, store: hf.Store) -> Lab:
 def sync_lab(store: hf.Store) -> Lab:
     """For what is the same in both."""
     return Lab(store, "sync")
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where the tests run in the background and it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -212,6 +212,7 @@ def test_tasks_that_are_left_when_the_function_ends_are_ended_and_write_nothing_
     assert run.steps() == []
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_gives_an_async_run_back(lab: Lab) -> None:
     begun = threading.Event()
 
@@ -258,6 +259,7 @@ def test_a_keyboard_interrupt_that_the_code_raises_gives_the_run_back(lab: Lab) 
     assert lab.ran == ["a", "b"]
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_blocking_call_on_a_loops_thread_can_be_interrupted(lab: Lab) -> None:
     """As in a notebook: the run has a loop and a thread of its own."""
     begun = threading.Event()

@@ -16,6 +16,7 @@ import holdfast as hf
 # --- interrupts
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_while_branches_work_gives_the_run_back(store: hf.Store) -> None:
     """The branches end at their next journal call, and write nothing for a run that is another's."""
     lab = Lab(store, "sync")
