@@ -25,7 +25,7 @@ class Crash(BaseException):
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[hf.Store]:
-    with hf.open(tmp_path / "agent.db", durability="normal") as opened:
+    with hf.open(str(tmp_path / "agent.db"), durability="normal") as opened:
         yield opened
 
 

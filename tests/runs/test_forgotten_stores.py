@@ -34,7 +34,7 @@ async def async_agent() -> int:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_store_that_ran_something_and_was_not_closed_is_collected(tmp_path: Path, is_async: bool) -> None:
-    store = hf.open(tmp_path / "agent.db", durability="normal")
+    store = hf.open(str(tmp_path / "agent.db"), durability="normal")
     if is_async:
         asyncio.run(arun(store))
     else:

@@ -39,7 +39,7 @@ def reading() -> int:
 
 
 def test_a_run_with_large_results_stays_small_also_when_it_is_resumed(tmp_path: Path) -> None:
-    with hf.open(tmp_path / "agent.db", durability="normal") as store:
+    with hf.open(str(tmp_path / "agent.db"), durability="normal") as store:
         crash.append(True)
         tracemalloc.start()
         try:

@@ -13,7 +13,7 @@ a replay does it at the same place. Two branches that changed the same path are 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -330,7 +330,7 @@ class Keeper:
 
     # --- what was recorded
 
-    def replayed(self, found: list[Recorded]) -> None:
+    def replayed(self, found: Sequence[Recorded]) -> None:
         """A call is answered from the journal: bring back what its body changed, and check that the rest is the
         same."""
         scope = _owner()

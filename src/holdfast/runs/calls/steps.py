@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -266,7 +266,7 @@ def _try_again(
     yield from wait_until(session, path, due, {"for": "retry", "step": path, "name": spec.name})
 
 
-def _rest_of_backoff(session: Session, path: str, found: list[Recorded]) -> Act[None]:
+def _rest_of_backoff(session: Session, path: str, found: Sequence[Recorded]) -> Act[None]:
     failed = [recorded.entry for recorded in found if recorded.kind == FAILED]
     if failed and failed[-1].more is not None:
         yield from wait_until(session, path, int(failed[-1].more.get("due", 0)), {"for": "retry", "step": path})
@@ -291,7 +291,7 @@ def spend(session: Session, amounts: dict[str, float]) -> None:
             session.spent[unit] = session.spent.get(unit, 0) + amount
 
 
-def spend_failed(session: Session, found: list[Recorded]) -> None:
+def spend_failed(session: Session, found: Sequence[Recorded]) -> None:
     """Count what recorded attempts spent that failed; the last one is counted with its end."""
     for recorded in found:
         if recorded.kind == FAILED:
