@@ -150,7 +150,7 @@ def test_what_cannot_be_meant_is_refused(local: hf.Store, case: str) -> None:
         made = call()
         return made(lambda: None)() if case == "step inf" else made
 
-    with pytest.raises(hf.RunFailed, match=f"UsageError: .*{match}"):
+    with pytest.raises(hf.RunStuck, match=f"UsageError: .*{match}"):
         local.run(agent, id="r").result(timeout_s=5)
 
 
@@ -177,7 +177,7 @@ def test_text_that_a_database_cannot_store_is_refused_in_a_run(sync_lab: Lab, pl
     def agent() -> Any:
         return call(BAD[bad])
 
-    with pytest.raises(hf.RunFailed, match=f"UsageError: .*{named}.*(NUL|Unicode)"):
+    with pytest.raises(hf.RunStuck, match=f"UsageError: .*{named}.*(NUL|Unicode)"):
         sync_lab.run(agent, id="r").result(timeout_s=5)
 
 

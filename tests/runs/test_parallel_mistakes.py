@@ -145,7 +145,7 @@ def test_outside_of_a_run_and_inside_of_a_step_it_is_an_error(lab: Lab) -> None:
     def agent() -> Any:
         return step()
 
-    with pytest.raises(hf.RunFailed, match="inside step"):
+    with pytest.raises(hf.RunStuck, match="inside step"):
         lab.run(agent, id="r").result()
 
 

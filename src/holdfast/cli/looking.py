@@ -265,7 +265,7 @@ def _values(state: Any) -> Any:
 def _change_json(change: Change) -> dict[str, Any]:
     made: dict[str, Any] = {
         "path": paths.show(change.path),
-        "parts": [part if type(part) in (str, int) else str(readable(part)) for part in change.path],
+        "parts": [seen if type(seen := readable(part)) in (str, int) else str(seen) for part in change.path],
         "kind": change.kind,
     }
     if change.kind != "added":

@@ -59,10 +59,11 @@ def show(path: tuple[Any, ...]) -> str:
     """A path as `parse` reads it."""
     shown = ""
     for part in path:
-        if type(part) is int:
-            shown += f"[{part}]"
+        seen = readable(part)
+        if type(seen) is int:
+            shown += f"[{seen}]"
             continue
-        key = part if type(part) is str else str(readable(part))
+        key = str(seen)
         shown += ("." if shown else "") + (key if _PLAIN.fullmatch(key) else json.dumps(key, ensure_ascii=False))
     return shown or "(the whole state)"
 

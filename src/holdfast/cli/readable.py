@@ -15,8 +15,10 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
 from holdfast.values.amounts import size as size
+from holdfast.values.showing import shown
 
 BYTES_SHOWN = 32
+_INT_BITS_MAX = 14_000  # 4,214 digits
 _STEERING = r"\x7f-\x9f\ud800-\udfff\u2028-\u202e\u2066-\u2069"
 _UNSAFE_JSON = re.compile(f"[{_STEERING}]")
 _UNSAFE_TEXT = re.compile(rf"[\x00-\x1f{_STEERING}]")
@@ -24,6 +26,8 @@ _UNSAFE_TEXT = re.compile(rf"[\x00-\x1f{_STEERING}]")
 
 def readable(value: Any) -> Any:
     """A value made of None, bool, int, float, str, list and dict with text keys, for any value of a raw state."""
+    if type(value) is int and value.bit_length() > _INT_BITS_MAX:
+        return hex(value)  # Python refuses to write it in decimal
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, float):
@@ -40,7 +44,10 @@ def readable(value: Any) -> Any:
         return value.isoformat()
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         return _array(value)
-    return str(value)
+    try:
+        return str(value)
+    except Exception:  # a range of such ints
+        return shown(value)
 
 
 def _mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
@@ -67,7 +74,7 @@ def _array(value: Any) -> Any:
         "<type>": "ndarray",
         "dtype": str(value.dtype),
         "shape": list(value.shape),
-        "items": readable(value.tolist()),
+        "items": readable(value.tolist()) if value.size else [],  # as a list, a million empty rows are a million lists
     }
 
 

@@ -21,6 +21,7 @@ from holdfast.runs.workers.loading import load_app, load_script
 from holdfast.storage.program import drive
 from holdfast.testing.drill_stage import Ledger, Stage
 from holdfast.values.codec import encode
+from holdfast.values.showing import shown
 
 _ROUNDS_MAX = 1000
 
@@ -112,7 +113,7 @@ def outcome(store: Store, run_id: str) -> dict[str, Any]:
     try:
         result = run._raw_result()
         text = base64.b64encode(encode(result, store._context.codec)).decode()
-        return {"end": status, "result": text, "shown": repr(result)[:200]}
+        return {"end": status, "result": text, "shown": shown(result, 200)}
     except HoldfastError as error:
         return {"end": status, "result": type(error).__name__, "shown": str(error).replace(run_id, "RUN")[:300]}
 

@@ -27,6 +27,7 @@ import orjson
 from blake3 import blake3
 
 from holdfast.errors import UsageError
+from holdfast.values.showing import shown
 
 STYLES: Final = ("openai", "responses", "anthropic", "plain")
 ERROR_CHARACTERS_MAX: Final = 2000
@@ -82,7 +83,7 @@ def _parsed(item: Any) -> ToolCall | None:
     if isinstance(kind, str):
         return None
     raise UsageError(
-        f"this is no tool call of a known form: {repr(item)[:200]}; give it as "
+        f"this is no tool call of a known form: {shown(item, 200)}; give it as "
         '{"id": …, "name": …, "arguments": {…}}, or as OpenAI, Anthropic or LangChain have it'
     )
 

@@ -26,6 +26,7 @@ from holdfast.storage.program import Batch, Program, Rows, Sql, read
 from holdfast.threads.checks import check_name, check_text
 from holdfast.values.codec import decode, encode
 from holdfast.values.registry import Codec
+from holdfast.values.showing import shown
 
 NAME = "hf.ask"
 _OF_APPROVALS = ("question", "timeout_s", "on_timeout", "approvers", "quorum", "allow_self", "asker")
@@ -254,12 +255,12 @@ def _terms(
     asker: str | None,
 ) -> Terms:
     if not isinstance(question, str) or not question:
-        raise UsageError(f"hf.ask() wants a question as text, not {question!r}")
+        raise UsageError(f"hf.ask() wants a question as text, not {shown(question)}")
     check_text(question, "the question of hf.ask()")
     if options is not None and schema is not None:
         raise UsageError("hf.ask(): give options= or schema=, not both")
     if not isinstance(quorum, int) or isinstance(quorum, bool) or quorum < 1:
-        raise UsageError(f"hf.ask(quorum={quorum!r}): how many must agree, 1 or more")
+        raise UsageError(f"hf.ask(quorum={shown(quorum)}): how many must agree, 1 or more")
     if isinstance(approvers, str):
         raise UsageError(f"hf.ask(approvers={approvers!r}): a list of names, such as approvers=[{approvers!r}]")
     for name in approvers or ():
@@ -355,7 +356,7 @@ def _allowed(terms: Terms, value: Any, who: str, codec: Codec) -> Any:
         for option in terms.options:
             if encode(option, codec) == text or (_is_number(value) and _is_number(option) and value == option):
                 return option
-        raise AnswerRefused(f"answer: must be one of {orjson.dumps(terms.options).decode()}, not {value!r}")
+        raise AnswerRefused(f"answer: must be one of {orjson.dumps(terms.options).decode()}, not {shown(value)}")
     if terms.schema is None:
         return value
     from holdfast.runs.functions.schemas import check_answer  # late: few questions have a schema

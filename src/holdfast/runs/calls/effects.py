@@ -41,10 +41,11 @@ from holdfast.runs.functions.keys import Key
 from holdfast.runs.functions.specs import StepSpec, flavour_of, plain_name
 from holdfast.runs.journal.entries import DONE, FAILED, INTENT, WAIT, Entry, squeeze
 from holdfast.runs.session.acting import LINGER_S, Act, Body, Pause
-from holdfast.runs.session.scope import BodyFrame, Scope, Unwind, current, describe, in_body
+from holdfast.runs.session.scope import BodyFrame, Scope, Unwind, current, in_body
 from holdfast.runs.session.session import Session
 from holdfast.runs.session.telling import tell_event
 from holdfast.storage.events import event
+from holdfast.values.showing import shown
 
 ATTEMPTS_MAX = 10  # and the retries of the effect: so often an effect whose outcome stays open is tried
 _log = logging.getLogger("holdfast")
@@ -468,7 +469,7 @@ def _because(reason: str) -> dict[str, str]:
 
 def _shown(call: Call) -> str:
     arguments = call.spec.binder.bind(call.args, call.kwargs).arguments
-    inside = ", ".join(f"{name}={describe(value, 40)}" for name, value in arguments.items())
+    inside = ", ".join(f"{name}={shown(value, 40)}" for name, value in arguments.items())
     return f"({inside})"
 
 

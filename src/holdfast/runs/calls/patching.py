@@ -15,6 +15,7 @@ from typing import Any
 from holdfast.threads.compare import _same as same
 from holdfast.values.codec import decode, encode
 from holdfast.values.registry import Codec
+from holdfast.values.showing import shown
 
 Ops = list[list[Any]]
 Path = tuple[Any, ...]
@@ -128,4 +129,4 @@ def meeting(ours: Ops, theirs: Ops) -> Path | None:
 
 def show_path(path: Path) -> str:
     """A path as code would say it."""
-    return "state" + "".join(f"[{part!r}]" for part in path)
+    return "state" + "".join(f"[{shown(part)}]" for part in path)

@@ -30,6 +30,7 @@ from holdfast.threads.beside import Moved, Saving, prepare_saving
 from holdfast.threads.compare import compare
 from holdfast.threads.context import Line
 from holdfast.values.codec import decode, encode
+from holdfast.values.showing import shown
 
 if TYPE_CHECKING:
     from holdfast.runs.session.acting import Act
@@ -363,7 +364,7 @@ class Keeper:
             change = compare(
                 decode(loaded.data, ctx.codec, raw=True), decode(self.text(scope) or b"", ctx.codec, raw=True)
             )[0]
-            where, expected, actual = show_path(change.path), repr(change.before), repr(change.after)
+            where, expected, actual = show_path(change.path), shown(change.before), shown(change.after)
         except (HoldfastError, IndexError):
             pass  # the checkpoint is gone, or tells the same: the hash must do
         return self._session._differs(entry.path, f"{where} = {expected}", f"{where} = {actual}")

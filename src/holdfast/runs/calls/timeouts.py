@@ -17,6 +17,7 @@ from holdfast.runs.calls.failures import describe_error
 from holdfast.runs.journal.entries import DONE, FAILED, INTENT, VALUE, Entry
 from holdfast.runs.session.acting import LINGER_S, Pause, Wait
 from holdfast.runs.session.scope import Scope, need_scope
+from holdfast.values.showing import shown
 
 if TYPE_CHECKING:
     from holdfast.runs.session.acting import Act
@@ -41,7 +42,7 @@ def check_seconds(seconds: Any, what: str) -> float:
     if isinstance(seconds, int | float) and abs(seconds) <= SECONDS_MAX:
         return seconds
     raise UsageError(
-        f"{what}: {seconds!r} is no number of seconds up to {SECONDS_MAX:,} (a hundred years); to wait for ever, "
+        f"{what}: {shown(seconds)} is no number of seconds up to {SECONDS_MAX:,} (a hundred years); to wait for ever, "
         "give no time"
     )
 
@@ -55,7 +56,7 @@ class timeout:
 
     def __init__(self, seconds: float) -> None:
         if not isinstance(seconds, int | float) or not seconds >= 0:
-            raise UsageError(f"hf.timeout({seconds!r}): a number of seconds from 0 on")
+            raise UsageError(f"hf.timeout({shown(seconds)}): a number of seconds from 0 on")
         self._seconds = check_seconds(seconds, "hf.timeout()")
         self._entered: list[tuple[Scope, tuple[tuple[str, int], ...]]] = []
 

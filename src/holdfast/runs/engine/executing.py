@@ -16,9 +16,11 @@ from holdfast.errors import (
     JournalDamaged,
     LeaseLost,
     NonDeterministic,
+    NotInRun,
     RunError,
     RunStuck,
     StoreError,
+    UsageError,
     ValueProblem,
 )
 from holdfast.runs.calls import saga
@@ -43,6 +45,8 @@ from holdfast.values.codec import encode
 _log = logging.getLogger("holdfast")
 # What leaves a run stuck, resumable and not undone: it is not the run's own failure.
 _STUCK = (NonDeterministic, JournalDamaged, RunStuck, ValueProblem, StoreError, ImportError)
+# Nor is a call of ours that cannot be right, also in a step that recorded it: a person corrects the code.
+_WRONG_CALLS = (UsageError, NotInRun)
 
 
 def life(session: Session, spec: DurableSpec, args_text: bytes | None = None, keep_us: int | None = None) -> Act[str]:
@@ -168,7 +172,11 @@ def _conclude(
     if isinstance(stop, ReplayEnd):
         raise stop
     for error in (stop, failure):
-        if isinstance(error, _STUCK) and not recorded(error):
+        if error is not None and _is_mistake(error):
+            if recorded(error):
+                error = RunStuck(
+                    f"{line_of(error)}. A step recorded this: correct it, and fork the run before that step"
+                )
             return (yield from _stuck(session, error))
     if failure is None or isinstance(failure, Exception):
         early = session.ended_early(
@@ -183,6 +191,13 @@ def _conclude(
     if failure is not None:
         raise failure
     return (yield from _done(session, result, keep_us))
+
+
+def _is_mistake(error: BaseException) -> bool:
+    """Whether an error leaves its run stuck instead of failing it; of a group, whether one of its members does."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_is_mistake, error.exceptions))
+    return isinstance(error, _WRONG_CALLS) or (isinstance(error, _STUCK) and not recorded(error))
 
 
 def _done(session: Session, result: Any, keep_us: int | None) -> Act[str]:

@@ -19,6 +19,7 @@ from holdfast.runs.journal.rows import OPEN, RunRow
 from holdfast.storage.program import Flow, drive, read
 from holdfast.threads.context import Context
 from holdfast.threads.store import ThreadStore
+from holdfast.values.showing import shown
 
 _PAGE = 100
 
@@ -112,5 +113,7 @@ def _finding(ctx: Context, tenant: int, row: RunRow, spec: DurableSpec | None) -
     except Exception as error:  # whatever is wrong with one run, the others are looked at too
         return Finding(*said, "unreadable", actual=f"{type(error).__name__}: {error}")
     if found.error is not None:
-        return Finding(*said, "differs", "", "it went on", f"the function raises {found.error!r}", found.answered)
+        return Finding(
+            *said, "differs", "", "it went on", f"the function raises {shown(found.error, 200)}", found.answered
+        )
     return Finding(*said, "ok", answered=found.answered)

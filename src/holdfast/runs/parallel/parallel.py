@@ -13,7 +13,8 @@ from typing import Any, TypeVar, overload
 
 from holdfast.errors import UsageError
 from holdfast.runs.parallel.branches import Branch, branches_of
-from holdfast.runs.session.scope import Scope, describe, need_scope
+from holdfast.runs.session.scope import Scope, need_scope
+from holdfast.values.showing import shown
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -63,7 +64,7 @@ def map(fn: Callable[[Any], Any], items: Iterable[Any], *, concurrency: int | No
     if isinstance(items, set | frozenset):
         raise UsageError("hf.map() was given a set: its order differs from process to process. Sort it first")
     if not callable(fn) or not hasattr(items, "__iter__"):
-        raise UsageError(f"hf.map() wants a function and items: hf.map(search, ['a', 'b']), not {describe(fn)}")
+        raise UsageError(f"hf.map() wants a function and items: hf.map(search, ['a', 'b']), not {shown(fn)}")
     branches = branches_of(scope, [(partial(fn, item), None) for item in items])
     limit = concurrency or (len(branches) if scope.is_async else _THREADS_MAX)
     return _module(scope).gather(scope, branches, limit)

@@ -128,9 +128,3 @@ def need_scope(what: str) -> Scope:
             "Call it in the durable function"
         )
     return scope
-
-
-def describe(value: Any, limit: int = 60) -> str:
-    """A value in an error message: short, one line."""
-    text = repr(value).replace("\n", " ")
-    return text if len(text) <= limit else text[: limit - 1] + "…"
