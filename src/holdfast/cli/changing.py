@@ -1,4 +1,4 @@
-"""The commands that write: fork, rollback, prune, delete.
+"""The commands that write: fork, rollback, prune, delete, delete-run.
 
 What removes something asks first on a terminal and wants `--yes` anywhere else; the question says what will go. Nothing
 is removed before the answer.
@@ -14,6 +14,7 @@ from holdfast.cli.looking import NO, OK, checkpoint_json
 from holdfast.cli.readable import plural
 from holdfast.cli.refs import existing, resolve
 from holdfast.cli.render import Output
+from holdfast.cli.runs import existing_run
 from holdfast.errors import UsageError
 
 
@@ -63,6 +64,18 @@ def delete(args: Namespace, store: Store, out: Output) -> int:
         out.document({"thread": thread.name, "removed": pruned.removed})
     else:
         out.line((f"deleted {thread.name}: {plural(pruned.removed, 'record')} removed", "green"))
+    return OK
+
+
+def delete_run(args: Namespace, store: Store, out: Output) -> int:
+    existing_run(store, args.run)
+    if not agreed(args, out, f"Delete run {args.run!r} with all that is known of it? This cannot be undone."):
+        return NO
+    store.delete_run(args.run)
+    if out.json:
+        out.document({"run": args.run, "deleted": True})
+    else:
+        out.line((f"deleted {args.run}", "green"))
     return OK
 
 

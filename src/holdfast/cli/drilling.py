@@ -39,7 +39,7 @@ def _json(text: str, what: str) -> Any:
         raise UsageError(f"{what} is not JSON: {error}; quote it for the shell: {what} '[\"NYC\"]'") from error
 
 
-def _arguments(text: str) -> list[Any]:
+def arguments_of(text: str) -> list[Any]:
     """A JSON list is the arguments; anything else is the only one, as text if it is not JSON."""
     if text.lstrip()[:1] in ("[", "{", '"'):
         given = _json(text, "--args")
@@ -63,7 +63,7 @@ def _pairs(items: list[str], what: str) -> dict[str, Any]:
     return found
 
 
-def _check_call(target: str, given: list[Any], named: Any) -> None:
+def check_call(target: str, given: list[Any], named: Any) -> None:
     """Say what is wrong with the call here, and not in the words of a child that could not begin."""
     from holdfast.runs.calls.decorators import durable_spec
     from holdfast.runs.workers.loading import load_named, split_app
@@ -87,8 +87,8 @@ def run(args: argparse.Namespace, store: None, out: Output) -> int:
     del store
     if any(getattr(args, name) is not None for name in ("store", "schema", "tenant", "objects")):
         raise UsageError("a drill makes a store of its own (--postgres: a server of its own) and takes no other")
-    given, named = _arguments(args.args), _json(args.kwargs, "--kwargs")
-    _check_call(args.target, given, named)
+    given, named = arguments_of(args.args), _json(args.kwargs, "--kwargs")
+    check_call(args.target, given, named)
     with out.progress("drilling") as progress:
         report = drill(
             args.target,

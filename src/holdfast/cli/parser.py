@@ -29,7 +29,7 @@ from holdfast.cli.refs import HELP as REF_HELP
 from holdfast.cli.repair import REPAIR
 from holdfast.cli.roles import ROLES
 from holdfast.cli.run_commands import RUN_COMMANDS
-from holdfast.cli.working import WORKER
+from holdfast.cli.working import START, WORKER
 from holdfast.errors import UsageError
 
 EXIT_CODES = """\
@@ -245,6 +245,11 @@ def _delete_arguments(parser: argparse.ArgumentParser) -> None:
     _yes(parser)
 
 
+def _delete_run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="the run's id")
+    _yes(parser)
+
+
 def _verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("thread", metavar="THREAD", nargs="?", help="only this thread (default: the whole tenant)")
 
@@ -327,6 +332,14 @@ COMMANDS = {
         _delete_arguments,
         changing.delete,
     ),
+    "delete-run": Command(
+        "delete a finished run and its history",
+        "Its id is free then. What a fork of it or an unfinished\nparent needs is refused. Asks first on a terminal; "
+        "elsewhere it needs --yes.",
+        "  holdfast delete-run trip-42\n  holdfast delete-run trip-42 --yes",
+        _delete_run_arguments,
+        changing.delete_run,
+    ),
     "stats": Command(
         "count threads, checkpoints and bytes",
         "And compare with storing every state in full as JSON.",
@@ -350,6 +363,7 @@ COMMANDS = {
         opens=False,
     ),
     **RUN_COMMANDS,
+    "start": START,
     "worker": WORKER,
     "repair": REPAIR,
     "doctor": DOCTOR,
@@ -362,9 +376,9 @@ COMMANDS = {
 GROUPS = {
     "runs": ("runs", "run", "steps", "asks", "answer", "resolve", "send", "tail"),
     "steering runs": ("pause", "resume", "cancel", "rollback", "fork"),
-    "running agents, changing their code": ("worker", "drill", "replay", "check"),
+    "running agents, changing their code": ("start", "worker", "drill", "replay", "check"),
     "threads": ("threads", "log", "show", "diff"),
-    "what stays": ("retention", "compact", "pin", "unpin", "pins", "prune", "delete", "erase"),
+    "what stays": ("retention", "compact", "pin", "unpin", "pins", "prune", "delete", "delete-run", "erase"),
     "the store": ("doctor", "health", "stats", "verify", "backup", "restore", "repair", "keys", "roles", "objects"),
     "moving": ("export", "import", "export-run", "import-run", "import-langgraph"),
 }

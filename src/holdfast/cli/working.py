@@ -1,4 +1,5 @@
-"""`holdfast worker`: runs what is due, with the functions of an app, until it is told to stop."""
+"""`holdfast worker`: runs what is due, with the functions of an app, until it is told to stop. `holdfast start` queues
+a run for it."""
 
 from __future__ import annotations
 
@@ -11,12 +12,14 @@ from typing import Any
 
 import holdfast
 from holdfast import Store
+from holdfast.cli import drilling
 from holdfast.cli.command import Command, count
 from holdfast.cli.looking import sqlite_file
 from holdfast.cli.opening import open_existing
 from holdfast.cli.readable import plural, printable
 from holdfast.cli.render import Output
 from holdfast.errors import UsageError
+from holdfast.runs.workers.loading import load_named
 
 OK = 0
 _SPARE_CONNECTIONS = 3  # for claiming, for leases, and for one more
@@ -41,6 +44,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "app", metavar="APP", help="where the functions are: app.py, myapp.agents, or app.py:travel for only one"
     )
     parser.add_argument(
+        "--trust",
+        metavar="PREFIX",
+        action="append",
+        default=[],
+        help="modules whose data classes may be loaded, such as myapp. (may be given again)",
+    )
+    parser.add_argument(
         "--queue", metavar="NAME", action="append", help="serve this queue; may be given again (default: default)"
     )
     parser.add_argument("--concurrency", metavar="N", type=_count, default=8, help="runs at once (default 8)")
@@ -60,7 +70,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def worker(args: argparse.Namespace, _store: None, out: Output) -> int:
     from holdfast.runs.functions.specs import known_durables
-    from holdfast.runs.workers.loading import load_named
 
     if args.all_tenants and args.tenant is not None:
         raise UsageError("--all-tenants and --tenant: one of them")
@@ -96,6 +105,27 @@ def worker(args: argparse.Namespace, _store: None, out: Output) -> int:
     return OK
 
 
+def _start_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("function", metavar="APP:FUNCTION", help="app.py:travel or myapp.agents:travel")
+    parser.add_argument(
+        "--args", metavar="JSON", default="[]", help="its arguments: a JSON list, or the only one as JSON or text"
+    )
+    parser.add_argument("--id", metavar="ID", help="the run's id (default: the function's name and a random number)")
+    parser.add_argument("--queue", metavar="NAME", default="default", help="the queue it waits in (default: default)")
+
+
+def start(args: argparse.Namespace, store: Store, out: Output) -> int:
+    given = drilling.arguments_of(args.args)
+    drilling.check_call(args.function, given, {})
+    run = store.start(load_named(args.function), *given, id=args.id, queue=args.queue)
+    status = run.status
+    if out.json:
+        out.document({"run": run.id, "status": status})
+    else:
+        out.line((f"{run.id} is {status}" + (": a worker will run it" if status == "queued" else ""), "green"))
+    return OK
+
+
 @contextmanager
 def _metrics(port: int | None, out: Output) -> Iterator[None]:
     if port is None:
@@ -109,7 +139,7 @@ def _metrics(port: int | None, out: Output) -> Iterator[None]:
 def _open(args: argparse.Namespace) -> Store:
     is_file = sqlite_file(args.store) is not None
     options: dict[str, Any] = {} if is_file else {"pool_size": args.concurrency + _SPARE_CONNECTIONS}
-    return open_existing(args, keep_runs_s=args.keep_runs, **options)
+    return open_existing(args, keep_runs_s=args.keep_runs, trust=args.trust, **options)
 
 
 class _Lines(logging.Handler):
@@ -138,4 +168,12 @@ WORKER = Command(
     arguments,
     worker,
     opens=False,
+)
+START = Command(
+    "queue a run of a function for any worker",
+    "The same --id again gives the same run.",
+    "  holdfast start app.py:travel --args '[\"Lisbon\"]' --id trip-42\n"
+    "  holdfast start myapp.agents:travel --args Lisbon --queue search",
+    _start_arguments,
+    start,
 )
