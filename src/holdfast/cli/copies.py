@@ -11,7 +11,7 @@ import holdfast
 from holdfast.cli import opening
 from holdfast.cli.command import Command
 from holdfast.cli.looking import NO, OK
-from holdfast.cli.readable import plural, size
+from holdfast.cli.readable import moment, plural, size
 from holdfast.cli.refs import HELP as REF_HELP
 from holdfast.cli.refs import existing, resolve
 from holdfast.cli.render import Output
@@ -74,7 +74,7 @@ def backup(args: Namespace, store: Store, out: Output) -> int:
             {
                 "backup": done.id,
                 "file": done.path,
-                "at": done.at.isoformat(),
+                "at": moment(done.at),
                 "stamp": done.stamp,
                 "snapshot": done.snapshot,
                 "bytes": done.bytes,

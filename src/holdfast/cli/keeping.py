@@ -14,7 +14,7 @@ from holdfast import Erased, Retention, Store
 from holdfast.cli.changing import agreed
 from holdfast.cli.command import Command, count
 from holdfast.cli.looking import NO, OK
-from holdfast.cli.readable import local, plural, size
+from holdfast.cli.readable import local, moment, plural, size
 from holdfast.cli.refs import HELP as REF_HELP
 from holdfast.cli.refs import existing, resolve
 from holdfast.cli.render import Output
@@ -174,7 +174,7 @@ def _tell(erased: Erased, out: Output) -> None:
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: value.isoformat() if isinstance(value, datetime) else list(value) if isinstance(value, tuple) else value
+        name: moment(value) if isinstance(value, datetime) else list(value) if isinstance(value, tuple) else value
         for name, value in fields.items()
     }
 

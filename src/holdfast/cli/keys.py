@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import holdfast
 from holdfast.cli.command import Command
 from holdfast.cli.opening import open_existing
-from holdfast.cli.readable import local, plural
+from holdfast.cli.readable import local, moment, plural
 from holdfast.cli.render import Output
 from holdfast.errors import NotFound, OpenError, UsageError
 from holdfast.threads.store import DEFAULT_TENANT
@@ -126,8 +126,8 @@ def _list(args: Namespace, file: KeyFile, out: Output) -> int:
 def _info(info: KeyInfo) -> dict[str, object]:
     return {
         "key": info.id,
-        "since": info.since.isoformat(),
-        "retired_at": None if info.retired_at is None else info.retired_at.isoformat(),
+        "since": moment(info.since),
+        "retired_at": None if info.retired_at is None else moment(info.retired_at),
         "current": info.current,
         "given": info.given,
     }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from holdfast.errors import RunStuck, UsageError
 from holdfast.runs.calls.children import outcome_error
 from holdfast.runs.engine import flows
-from holdfast.runs.engine.models import Event, RunInfo, Step, blob_in, moment, value_text
+from holdfast.runs.engine.models import Event, RunInfo, Step, blob_in, moment, noted, value_text
 from holdfast.runs.engine.runtime import runtime_of
 from holdfast.runs.engine.waiting import Task, waits_for
 from holdfast.runs.journal import journal
@@ -309,7 +309,7 @@ class Run:
     def _event(self, recorded: Recorded, bodies: Mapping[bytes, bytes]) -> Event:
         entry = recorded.entry
         text = value_text(entry, bodies)
-        value = decode(text, self._ctx.codec, raw=True) if text is not None else entry.more
+        value = decode(text, self._ctx.codec, raw=True) if text is not None else noted(entry.more)
         kind = "emit" if recorded.kind == NOTE else KIND_NAMES.get(recorded.kind, str(recorded.kind))
         return Event(kind, entry.path, entry.name, value, moment(entry.at), recorded.seq)
 

@@ -105,7 +105,7 @@ def _sleep_act(scope: Scope, path: str, due_at: Callable[[int], int]) -> Act[Non
         yield from session.record((WAIT, Entry(path, name, session.ctx.clock_us(), more={"due": due})))
     else:
         due = int((first.more or {})["due"])
-    yield from wait_until(session, path, due, {"for": "sleep", "step": path, "until": due})
+    yield from wait_until(session, path, due, {"for": "sleep", "step": path})
     yield from session.record((DONE, Entry(path, name, session.ctx.clock_us())))
 
 

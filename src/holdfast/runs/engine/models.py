@@ -30,9 +30,18 @@ from holdfast.runs.journal.rows import RunRow
 from holdfast.values.codec import decode
 from holdfast.values.registry import Codec
 
+_TIMES = ("deadline", "due", "answered_at")  # of what an entry says: microseconds, as stored
+
 
 def moment(microseconds: int) -> datetime:
     return datetime.fromtimestamp(microseconds / 1e6, UTC)
+
+
+def noted(more: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What else an entry says, with times as times."""
+    if more is None:
+        return None
+    return {name: moment(value) if name in _TIMES and type(value) is int else value for name, value in more.items()}
 
 
 @dataclass(frozen=True)
@@ -239,7 +248,7 @@ def steps_of(
                 keys[0] if keys else None,
                 not last.own,
                 last.seq,
-                {k: v for k, v in (last.entry.more or {}).items() if k not in ("error", "key", "blob")} or None,
+                {k: v for k, v in (noted(last.entry.more) or {}).items() if k not in ("error", "key", "blob")} or None,
                 sizes.get(blob_in(last.entry) or b"") if ended else None,
             )
         )
