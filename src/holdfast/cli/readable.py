@@ -41,7 +41,7 @@ def readable(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
         return _octets(bytes(value))
     if isinstance(value, datetime | date | time):
-        return moment(value) if isinstance(value, datetime) and value.tzinfo is UTC else value.isoformat()
+        return value.isoformat()
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         return _array(value)
     try:

@@ -357,9 +357,16 @@ def step_json(step: Step) -> dict[str, Any]:
         "error": step.error,
         "key": step.key,
         "shared": step.shared,
-        "note": readable(step.note),
+        "note": _note_json(step.note),
         "large": step.large,
     }
+
+
+def _note_json(note: Any) -> Any:
+    """What an entry says; of it, not of the values of user code, the times are ours."""
+    if not isinstance(note, dict):
+        return readable(note)
+    return readable({name: moment(value) if isinstance(value, datetime) else value for name, value in note.items()})
 
 
 def ask_json(ask: Ask) -> dict[str, Any]:
@@ -387,7 +394,7 @@ def event_json(event: Event) -> dict[str, Any]:
         "kind": event.kind,
         "path": event.path,
         "name": event.name,
-        "value": readable(event.value),
+        "value": _note_json(event.value),
         "at": moment(event.at),
     }
 
