@@ -127,7 +127,7 @@ def test_a_call_that_does_not_fit_the_run_is_explained(lab: Lab) -> None:
     words = ("without the lambda", "make it async", "at least one") if lab.is_async else (
         "async steps need an async durable function",
         "lambda: search",
-        "the step is async",
+        "async steps need an async durable function",
     )  # fmt: skip
     for text, word in zip(told, (*words, "Sort it", "at least 1"), strict=True):
         assert word in text

@@ -20,6 +20,7 @@ from decimal import Decimal
 from itertools import chain
 from math import isfinite, isnan
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from types import CoroutineType
 from typing import Any, Final, NoReturn
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -470,6 +471,8 @@ def _refuse(reason: str, trail: Trail) -> NoReturn:
 
 
 def _refuse_type(kind: type, trail: Trail) -> NoReturn:
+    if kind is CoroutineType:
+        _refuse("it is a coroutine: an await is missing where it was made", trail)
     name = default_name(kind)
     if kind.__module__ in ("builtins", "types", "_thread", "threading", "_io", "_asyncio", "weakref"):
         _refuse(f"a {name} is not data; keep what it was made from, and make it again after loading", trail)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakSet
@@ -21,7 +22,7 @@ from holdfast.runs.calls.steps import refuse_nested, step_act
 from holdfast.runs.calls.timeouts import check_seconds, limited
 from holdfast.runs.functions.inputs import receiver_of, signature_of
 from holdfast.runs.functions.retrying import Retry
-from holdfast.runs.functions.specs import DurableSpec, StepSpec, add_durable, add_step, plain_name
+from holdfast.runs.functions.specs import CO_COROUTINE, DurableSpec, StepSpec, add_durable, add_step, plain_name
 from holdfast.runs.journal.rows import TASK
 from holdfast.runs.session.acting import Act, aperform, perform
 from holdfast.runs.session.ambient import outside_scope, some_run_is_active
@@ -263,14 +264,31 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
     made: Any
     if spec.is_async:
 
-        @functools.wraps(fn)
-        async def journaled(*args: Any, **kwargs: Any) -> Any:
+        async def journaled(call: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if (caller := current.get()) is not None:
+                caller.session.unawaited.pop(call, None)
             scope = _scope(spec)
             if scope is None:
                 return await _adirect(spec, args, kwargs)
             return await aperform(scope, scope.around(limited(scope, actor(scope, spec, args, kwargs))))
 
-        made = journaled
+        @functools.wraps(fn)
+        def begun(*args: Any, **kwargs: Any) -> Any:
+            scope, call = current.get(), object()
+            is_run = scope is not None and scope.body is None
+            if is_run and scope is not None and not scope.session.is_async:
+                raise UsageError(
+                    f"{spec.kind} {spec.name!r} is async, and was called in run {scope.session.row.id!r}: "
+                    "async steps need an async durable function. Make it `async def` and await the call, or make the "
+                    f"{spec.kind} a plain function"
+                )
+            coroutine = journaled(call, args, kwargs)
+            coroutine.__name__, coroutine.__qualname__ = fn.__name__, fn.__qualname__
+            if is_run and scope is not None:
+                scope.session.unawaited[call] = coroutine
+            return coroutine
+
+        made = _as_coroutine_function(begun)
     else:
 
         @functools.wraps(fn)
@@ -284,6 +302,17 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
     made.holdfast = spec
     made.direct = _Direct(spec)
     return made
+
+
+def _as_coroutine_function(fn: Any) -> Any:
+    """A plain function that returns a coroutine, as one that `iscoroutinefunction` knows."""
+    if sys.version_info >= (3, 12):
+        import inspect
+
+        return inspect.markcoroutinefunction(fn)
+    # What calling it does is in the code itself since 3.11; the flag is only looked at.
+    fn.__code__ = fn.__code__.replace(co_flags=fn.__code__.co_flags | CO_COROUTINE)
+    return fn
 
 
 class _Direct:

@@ -178,6 +178,9 @@ def _conclude(
                     f"{line_of(error)}. A step recorded this: correct it, and fork the run before that step"
                 )
             return (yield from _stuck(session, error))
+    if (names := session.never_awaited()) and failure is None:
+        missing = RunStuck(f"{', '.join(names)} was called and never awaited, so that it did not run: write `await`")
+        return (yield from _stuck(session, missing))
     if failure is None or isinstance(failure, Exception):
         early = session.ended_early(
             session.root, f"the function {'returned' if failure is None else f'raised {line_of(failure)}'}"

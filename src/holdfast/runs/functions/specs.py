@@ -17,7 +17,7 @@ from holdfast.runs.functions.inputs import Binder
 from holdfast.runs.functions.retrying import Retry
 from holdfast.values.names import module_name
 
-_CO_GENERATOR, _CO_COROUTINE, _CO_ASYNC_GENERATOR = 0x20, 0x80, 0x200
+_CO_GENERATOR, CO_COROUTINE, _CO_ASYNC_GENERATOR = 0x20, 0x80, 0x200
 
 
 @dataclass(eq=False)
@@ -70,10 +70,13 @@ class DurableSpec:
 
 
 def flavour_of(fn: Callable[..., Any]) -> Literal["sync", "async", "generator", "async generator"]:
+    given = getattr(fn, "holdfast", None)
+    if isinstance(given, StepSpec) and given.is_async:  # decorated: a plain function that returns a coroutine
+        return "async"
     flags = getattr(getattr(fn, "__code__", None), "co_flags", 0)
     if flags & _CO_ASYNC_GENERATOR:
         return "async generator"
-    if flags & _CO_COROUTINE:
+    if flags & CO_COROUTINE:
         return "async"
     return "generator" if flags & _CO_GENERATOR else "sync"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
+from inspect import CORO_CREATED, getcoroutinestate
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import LeaseLost, NonDeterministic, OutcomeUnknown, StoreError, Unavailable
@@ -103,6 +104,7 @@ class Session:
         self.spent: dict[str, float] = {}
         self.stuck_by: BaseException | None = None
         self.can_park = True  # False where only calls are ours, not the code around them: a LangGraph node
+        self.unawaited: dict[object, Any] = {}  # coroutines of steps and effects that have not begun
         self.alive = True
         self.undoing = False
         self.skew_us = 0  # how far the database's clock is ahead of ours
@@ -182,6 +184,13 @@ class Session:
         ]
         ahead, path = min(numbers, default=(0, ""))
         return self._differs(path, f"{self.index.at(path)[0].entry.name}()", how) if ahead > scope.count else None
+
+    def never_awaited(self) -> list[str]:
+        """The steps and effects that were called, and not awaited: they did not run. They are closed."""
+        left = [coroutine for coroutine in self.unawaited.values() if getcoroutinestate(coroutine) == CORO_CREATED]
+        for coroutine in left:
+            coroutine.close()
+        return [coroutine.__qualname__ for coroutine in left]
 
     def final(self, found: Sequence[Recorded]) -> Entry | None:
         """How a call ended, if that stands: where others run the code again after an error, an error does not."""
