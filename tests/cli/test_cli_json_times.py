@@ -29,6 +29,11 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
+@hf.durable(name="times.late")
+def late() -> Any:
+    return hf.ask("Now?", timeout_s=3600)
+
+
 @pytest.fixture
 def scene(store: hf.Store, app: ModuleType) -> None:
     """A thread, and runs that were answered, sleep, wait until a deadline, are in doubt, and have failed."""
@@ -39,7 +44,7 @@ def scene(store: hf.Store, app: ModuleType) -> None:
     store.run(app.sleeper, id="sleeper")
     app.lose.append(TimeoutError("no answer"))
     store.run(app.doubtful, "NYC", id="doubt")
-    store.run(hf.durable(name="times.late")(lambda: hf.ask("Now?", timeout_s=3600)), id="late")
+    store.run(late, id="late")
     store.run(app.broken, id="broken")
 
 

@@ -34,7 +34,11 @@ def test_why_reconcile_could_not_tell(run: Run, store: hf.Store, app: ModuleType
     def book(key: hf.Key) -> None:
         raise TimeoutError
 
-    store.run(hf.durable(name="cli.doubtful")(lambda: book()), id="doubt")
+    @hf.durable(name="cli.doubtful")
+    def doubtful() -> None:
+        book()
+
+    store.run(doubtful, id="doubt")
     key = f"key {store.asks()[0].key}"
     assert run("asks")[1].rstrip().endswith("(the airline is closed)")
     assert lines(run("asks", "--json")[1])[0]["reason"] == "the airline is closed"

@@ -19,7 +19,8 @@ def transfer(number: int) -> None:
 
 @hf.durable(name="asks.many")
 def many(count: int) -> list[Any]:
-    return hf.map(lambda number: hf.ask(f"Pay {number}?", quorum=2), range(count))
+    found: list[Any] = hf.map(lambda number: hf.ask(f"Pay {number}?", quorum=2), range(count))
+    return found
 
 
 @hf.durable(name="asks.doubts")
@@ -35,7 +36,8 @@ def batches(store: hf.Store, call: Callable[[], Any], monkeypatch: pytest.Monkey
     def counted(transaction: Transaction) -> Any:
         def op() -> Any:
             nonlocal sent
-            program, answer = transaction.op(), None
+            program: Any = transaction.op()
+            answer: Any = None
             while True:
                 try:
                     batch = program.send(answer)

@@ -35,7 +35,7 @@ def stuck(lab: Lab, agent: Any, name: str) -> str:
 
 def test_a_call_that_is_dropped_or_returned(sync_lab: Lab) -> None:
     async def dropped() -> str:
-        book("LIS")
+        book("LIS")  # type: ignore[unused-coroutine]
         return "done"
 
     async def returned() -> Any:
@@ -59,7 +59,7 @@ def test_another_coroutine_as_a_result(sync_lab: Lab) -> None:
 def test_an_async_effect_in_a_blocking_run(sync_lab: Lab) -> None:
     @hf.durable(name="await.blocking")
     def agent() -> None:
-        book("LIS")
+        book("LIS")  # type: ignore[unused-coroutine]
 
     with pytest.raises((hf.RunFailed, hf.RunStuck), match=r"effect 'await\.book' is async, and was called in run 'b'"):
         sync_lab.run(agent, id="b").result()

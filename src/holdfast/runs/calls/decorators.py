@@ -282,7 +282,7 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
                     "async steps need an async durable function. Make it `async def` and await the call, or make the "
                     f"{spec.kind} a plain function"
                 )
-            coroutine = journaled(call, args, kwargs)
+            coroutine: Any = journaled(call, args, kwargs)
             coroutine.__name__, coroutine.__qualname__ = fn.__name__, fn.__qualname__
             if is_run and scope is not None:
                 scope.session.unawaited[call] = coroutine
