@@ -6,6 +6,10 @@ Here a process takes lock `next`, then lock `writer`, then gives `next` back: on
 store, which the kernel frees when their holder dies; the files stay, because removing a lock file lets two
 processes hold "it".
 
+The queue is for fairness; SQLite's own lock keeps writers apart. So a process that is stopped (SIGSTOP) while it has a
+place in the queue, or the front of it, holds the others up for `PATIENCE_S` once: then they write past the queue, and
+wait only for a transaction that is really open. Opening a store that must be upgraded waits for the queue itself.
+
 `Gate` is the interface; `ThreadGate` is the same for a store in memory. One thread at a time uses a gate: the
 leader.
 """
@@ -14,6 +18,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from math import inf
 from pathlib import Path
 from threading import Lock, RLock, Thread
 from time import monotonic
@@ -25,13 +30,16 @@ from holdfast.storage.files import share_like
 from holdfast.storage.sqlite_errors import busy
 
 LOCK_ENDS = ("-lock", "-lock-next")  # what the files beside the store are called
+PATIENCE_S = (
+    2.0  # longer than commits take that are in front of one, shorter than anybody wants to wait for a stopped one
+)
 _TRY = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 
 class Gate(Protocol):
     """Exclusive right to write. `release` without `acquire` does nothing, so it can stand in a `finally`."""
 
-    def acquire(self, deadline: float) -> None: ...
+    def acquire(self, deadline: float, patience_s: float = inf) -> None: ...
 
     def release(self) -> None: ...
 
@@ -47,7 +55,7 @@ class ThreadGate:
         self._path, self._timeout_s = path, timeout_s
         self._lock = RLock()  # knows its owner, so that a stray release cannot take it from another thread
 
-    def acquire(self, deadline: float) -> None:
+    def acquire(self, deadline: float, patience_s: float = inf) -> None:
         if not self._lock.acquire(timeout=max(0.0, deadline - monotonic())):
             raise busy(self._path, self._timeout_s)
 
@@ -67,13 +75,14 @@ class ThreadGate:
 class _Wait:
     """One acquisition that a helper thread is blocked in."""
 
-    __slots__ = ("abandoned", "done", "error", "granted")
+    __slots__ = ("abandoned", "done", "error", "granted", "is_jammed")
 
     def __init__(self) -> None:
         self.granted = Lock()  # released by the helper; cheaper than an Event
         self.granted.acquire()
         self.abandoned = False
         self.done = False
+        self.is_jammed = False
         self.error: OSError | None = None
 
 
@@ -97,19 +106,22 @@ class FileGate:
     def __del__(self) -> None:
         self.close()  # of a store that nobody closed
 
-    def acquire(self, deadline: float) -> None:
-        """Take the right to write, or raise `Busy` at the deadline (of `time.monotonic`)."""
+    def acquire(self, deadline: float, patience_s: float = inf) -> None:
+        """Take the right to write, or raise `Busy` at the deadline (of `time.monotonic`). Returns without it after
+        `patience_s`: the caller must have another lock to wait for."""
         # While a helper is blocked with these descriptors, trying here would succeed on its behalf: flock
         # belongs to the descriptor, not to the thread.
-        if self._wait is not None:
-            self._acquire_slowly(deadline)
+        if (wait := self._wait) is not None:
+            # Somebody of this process has waited long enough for the one in front: it is late, or stopped.
+            self._acquire_slowly(deadline, 0.0 if wait.is_jammed and patience_s < inf else patience_s)
             return
         try:
             fcntl.flock(self._next, _TRY)
             fcntl.flock(self._writer, _TRY)
             fcntl.flock(self._next, fcntl.LOCK_UN)
         except BlockingIOError:
-            self._acquire_slowly(deadline)
+            self._acquire_slowly(deadline, patience_s)
+            return
         except OSError as error:
             raise self._failed(error) from error
         self._held = True
@@ -140,7 +152,7 @@ class FileGate:
             self._held, self._closed = False, True
             self._close_files()
 
-    def _acquire_slowly(self, deadline: float) -> None:
+    def _acquire_slowly(self, deadline: float, patience_s: float) -> None:
         # flock has no timeout, so a helper thread blocks in it and the caller waits for the helper.
         with self._mutex:
             wait = self._wait
@@ -150,7 +162,7 @@ class FileGate:
             wait.abandoned = False  # an earlier caller gave up, its place in the queue is ours now
         begun_s = monotonic()
         try:
-            granted = wait.granted.acquire(timeout=max(0.0, deadline - monotonic()))
+            granted = wait.granted.acquire(timeout=max(0.0, min(deadline - begun_s, patience_s)))
         except BaseException:  # KeyboardInterrupt: give the place up, the helper releases what it gets
             if not self._abandon(wait):
                 self._wait, self._held = (
@@ -159,6 +171,9 @@ class FileGate:
                 )  # granted all the same: the caller's `finally` releases it
             raise
         if not granted and self._abandon(wait):
+            wait.is_jammed = patience_s < inf
+            if monotonic() < deadline:
+                return
             raise busy(self._path, self._timeout_s)
         self._wait = None
         if wait.error is not None:

@@ -20,7 +20,7 @@ from holdfast.storage import meters
 from holdfast.storage.group import Group, Job
 from holdfast.storage.program import Program, Reclaim, Rows, Scrub
 from holdfast.storage.sqlite_errors import translate
-from holdfast.storage.sqlite_lock import Gate
+from holdfast.storage.sqlite_lock import PATIENCE_S, Gate
 from holdfast.storage.sqlite_open import Target
 from holdfast.storage.sqlite_texts import prepare
 
@@ -94,7 +94,7 @@ class Writer:
             return
         slack = first.solo == "slack" and self._target.durability == "full"
         try:
-            self._gate.acquire(first.deadline)
+            self._gate.acquire(first.deadline, PATIENCE_S)
             if slack:
                 self._sync("NORMAL")
             begun_s = monotonic()
