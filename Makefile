@@ -34,6 +34,7 @@ demo: $(VENV)/.base
 # Most tests wait for disks and processes, so that four at a time take little more than a third of the time. Those that
 # measure a time come first and alone.
 test: $(VENV)/.dev
+	@$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -m alone
 	$(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal
 

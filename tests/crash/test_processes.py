@@ -28,7 +28,7 @@ _names = itertools.count()
 
 
 def start(call: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen(
         [sys.executable, "-c", f"import hammer; hammer.{call}"],
         stdin=subprocess.PIPE,
