@@ -259,3 +259,14 @@ def test_a_real_store_with_forks_stays_within_the_bounds(tmp_path: Path) -> None
             for step in range(10):
                 extra += fork.save({**states[number], "step": -step}).size_bytes if step == 0 else 0
     check_tables(tmp_path / "a.db", changed_bytes(states), extra)
+
+
+def test_a_keyframe_is_due_exactly_at_its_limits() -> None:
+    size = 2 * SMALL_BYTES
+    for cost, key_size, due in [
+        (size - 1, size, False),
+        (size, size, True),
+        (0, 2 * size, False),
+        (0, 2 * size + 1, True),
+    ]:
+        assert keyframe_is_due(cost=cost, size=size, key_size=key_size, branching=False) is due
