@@ -79,13 +79,14 @@ class Holder:
 def test_the_same_beside_values_that_cannot_be_copied_at_once(around: Any, codec: Codec) -> None:
     """An object, or whatever is no built-in type, is taken apart by Python code: what it holds is still exact."""
     inner: dict[str, Any] = {"x": 1.5}
-    held: Any = {
+    makers: dict[Any, Callable[[], Any]] = {
         Holder: lambda: Holder(inner),
         OrderedDict: lambda: OrderedDict(inner=inner),
         deque: lambda: deque([inner]),
         bytearray: lambda: [bytearray(b"x"), inner],
         AIMessage: lambda: AIMessage("x", additional_kwargs=inner),
-    }[around]()
+    }
+    held = makers[around]()
     value = {"held": [held] * 3, "x": [0]}
     with changing(lambda number: inner.__setitem__("x", (1.5, NAN, (1, 2))[number % 3])):
         texts = [encode(value, codec, moving=True) for _ in range(TIMES // 4)]
