@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.errors import Undecodable
+from holdfast.values.limits import INFLATED_MAX
 
 # Typing sees the backport on every version: the two modules have the same interface.
 if TYPE_CHECKING or sys.version_info < (3, 14):
@@ -32,6 +33,7 @@ __all__ = [
     "compress_hard",
     "decompress_bounded",
     "decompress_full",
+    "inflate",
     "zstd",
 ]
 
@@ -131,6 +133,19 @@ def pack_against(text: bytes, old: bytes, *, repeats: bool = False) -> bytes:
     return zstd.compress(text, options=options, zstd_dict=prefix)
 
 
+def inflate(decompressor: Decompressor, data: bytes, claimed: int) -> bytes:
+    """What `data` gives, at most one byte more than claimed: so that more shows, and an empty frame runs to its end.
+
+    All decompression passes through here. What a row claims is damage above the limit on texts: a few bytes can claim
+    gigabytes. Raises Undecodable, and what zstd raises.
+    """
+    if claimed > INFLATED_MAX:
+        raise Undecodable(
+            f"something compressed claims {claimed} bytes where {INFLATED_MAX} are allowed; it is damaged"
+        )
+    return decompressor.decompress(data, claimed + 1)
+
+
 def decompress_full(blob: bytes, size: int) -> bytes:
     """Give back the text of a keyframe, which must be exactly `size` bytes long."""
     return decompress_bounded(blob, size, exact=True)
@@ -150,9 +165,7 @@ def decompress_bounded(
         if claimed is None or claimed > size_max or (exact and claimed != size_max):
             raise Undecodable(f"a compressed text claims {claimed} bytes where {size_max} are allowed; it is damaged")
         decompressor = zstd.ZstdDecompressor(zstd_dict=prefix.as_prefix if prefix is not None else dictionary)
-        # One byte more than claimed: a frame that gives more is caught, and an empty one still runs to its
-        # end.
-        text = decompressor.decompress(blob, claimed + 1)
+        text = inflate(decompressor, blob, claimed)
         whole = decompressor.eof and not decompressor.unused_data and len(text) == claimed
     except (zstd.ZstdError, EOFError, ValueError, OverflowError, MemoryError) as problem:
         raise Undecodable(f"a compressed text cannot be read: {problem}") from problem

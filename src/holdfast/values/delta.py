@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.errors import Undecodable
-from holdfast.values.compress import Compressor, Decompressor, decompress_bounded, zstd
+from holdfast.values.compress import Compressor, Decompressor, decompress_bounded, inflate, zstd
 from holdfast.values.dictionary import Dictionary
 from holdfast.values.finding import Ops
-from holdfast.values.limits import SIZE_MAX
+from holdfast.values.limits import INFLATED_MAX, NODES_MAX, SIZE_MAX
 
 # Below this a difference is stored as it is: compressing would cost more than it saves.
 RAW_MAX = 96
@@ -38,6 +38,7 @@ _RAW = 0x90  # from here on: the first byte of a MessagePack array
 _HEAD = 5  # the kind, and the length of the difference as four bytes
 _MAGIC = b"\x28\xb5\x2f\xfd"  # every zstd stream starts with it; not stored
 _BATCH_BYTES = 1 << 20
+_ARRAY_32 = 0xDD  # MessagePack: an array of up to 2**32 values
 # A splice that grows the text by more than this is where the next one is expected too: the gap is brought there,
 # unless it lies near behind it.
 _GAP_MIN = 64
@@ -121,8 +122,8 @@ class Decoder:
     def __init__(self, dictionary: Dictionary, size_max: int = SIZE_MAX) -> None:
         self._dictionary = dictionary
         self._decompressor: Decompressor | None = None
-        # Inserted bytes end up in a text of at most `size_max`; a splice around them takes at most 15 more.
-        self._payload_max = 2 * size_max + _BATCH_BYTES
+        # Inserted bytes end up in a text of at most `size_max`; beside it stand the splices around them.
+        self._payload_max = min(2 * size_max + _BATCH_BYTES, INFLATED_MAX)
 
     def decode(self, diffs: Iterable[bytes | Run]) -> list[Splices]:
         """The splices of the next stored differences."""
@@ -175,10 +176,11 @@ class Decoder:
             raise Undecodable("a difference goes on with a stream whose start is missing")
         if size > self._payload_max:
             raise Undecodable(f"a difference claims {size} bytes where {self._payload_max} are allowed")
-        # One byte more than claimed, so that more shows.
-        payload = self._decompressor.decompress(b"".join(parts), size + 1)
+        payload = inflate(self._decompressor, b"".join(parts), size)
         if len(payload) != size or self._decompressor.eof:
             raise Undecodable("a difference is cut short, or holds more than it claims")
+        if size > _BATCH_BYTES and payload[0] == _ARRAY_32 and int.from_bytes(payload[1:5], "big") > NODES_MAX:
+            raise Undecodable("a difference claims more splices than a text has values")  # each takes 8 bytes and more
         return payload
 
 

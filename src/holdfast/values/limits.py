@@ -15,6 +15,9 @@ DEPTH_MAX: Final = 200
 # Bytes of one text. PostgreSQL's largest field is 1 GiB; half of that leaves room for the difference.
 SIZE_MAX: Final = 512 * 1024 * 1024
 
+# Bytes that anything stored may take when it is decompressed, whatever it claims: one text, and what stands beside it.
+INFLATED_MAX: Final = SIZE_MAX + (64 << 20)
+
 # Values in one text. Whoever has more numbers than this keeps them in a numpy array, which counts as one.
 NODES_MAX: Final = 8_000_000
 

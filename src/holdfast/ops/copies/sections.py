@@ -20,10 +20,10 @@ from holdfast.errors import Damaged, HoldfastError, Undecodable, UsageError
 from holdfast.storage.files import open_regular
 from holdfast.storage.program import Progress
 from holdfast.values.compress import Parameter, decompress_bounded, zstd
-from holdfast.values.limits import SIZE_MAX
+from holdfast.values.limits import INFLATED_MAX
 
 VERSION = 1
-BLOCK_BYTES_MAX = SIZE_MAX + (64 << 20)  # one text, and what stands beside it; uncompressed
+BLOCK_BYTES_MAX = INFLATED_MAX
 _LEVEL = 3
 _END = 0
 _HEAD_BYTES = 5

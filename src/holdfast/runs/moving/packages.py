@@ -26,8 +26,9 @@ from holdfast.runs.journal.rows import FINISHED, STATUSES
 from holdfast.storage.files import open_regular, sync_file, sync_folder
 from holdfast.threads.checks import check_metadata, check_name, check_note, check_text
 from holdfast.values.compress import Parameter, decompress_bounded, zstd
+from holdfast.values.limits import INFLATED_MAX
 
-BYTES_MAX = 1 << 30  # of what is in a file, uncompressed
+BYTES_MAX = INFLATED_MAX  # of what is in a file, uncompressed
 RUNS_MAX = 100_000
 NUMBER_MAX = 1 << 60
 FAR_MAX = 1 << 62  # a wait without an end lies between the two
