@@ -15,7 +15,7 @@ import orjson
 from blake3 import blake3
 
 from holdfast.errors import Damaged, KeyMissing, NotFound, ThreadDeleted
-from holdfast.storage.cells import NEEDED, TAG, THREAD_METADATA
+from holdfast.storage.cells import NEEDED, TAG, THREAD_METADATA, Unreadable
 from holdfast.storage.program import Batch, Program, Rows, Sql, Statement, one_row
 
 MINUTE_US = 60_000_000
@@ -24,13 +24,21 @@ _COLUMNS = "thread, tree, name, metadata, origin, generation, head, head_hash, c
 
 # What is secret of a row that was selected as _COLUMNS has it.
 THREAD_CELLS = {3: THREAD_METADATA.at(0)}
-BY_NAME = Sql(f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND name = :name", opens=THREAD_CELLS)
-BY_NUMBER = Sql(f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND thread = :thread", opens=THREAD_CELLS)
+BY_NAME = Sql(
+    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND name = :name", opens=THREAD_CELLS, tolerant=True
+)
+BY_NUMBER = Sql(
+    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND thread = :thread", opens=THREAD_CELLS, tolerant=True
+)
 LOCK = Sql(
-    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND thread = :thread {{for_update}}", opens=THREAD_CELLS
+    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND thread = :thread {{for_update}}",
+    opens=THREAD_CELLS,
+    tolerant=True,
 )
 LOCK_BY_NAME = Sql(
-    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND name = :name {{for_update}}", opens=THREAD_CELLS
+    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND name = :name {{for_update}}",
+    opens=THREAD_CELLS,
+    tolerant=True,
 )
 # With the key that its data needs, if it is encrypted: who has keys sees none here.
 _TENANT = Sql(
@@ -59,10 +67,13 @@ _DROP_TAGS = Sql("DELETE FROM tag WHERE tenant = :tenant AND thread = :thread")
 _ADD_TAG = Sql(
     "INSERT INTO tag (tenant, key, value, thread) VALUES (:tenant, :key, :value, :thread)", seals={"value": TAG}
 )
-_IN_TREE = Sql(f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND tree = :tree", opens=THREAD_CELLS)
+_IN_TREE = Sql(
+    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND tree = :tree", opens=THREAD_CELLS, tolerant=True
+)
 _LOCK_IN_TREE = Sql(
     f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND tree = :tree ORDER BY thread {{for_update}}",
     opens=THREAD_CELLS,
+    tolerant=True,
 )
 
 
@@ -92,8 +103,8 @@ class ThreadRow(NamedTuple):
 
 _INT, _MAYBE_INT = (int,), (int, type(None))
 _SHAPES = set(
-    product(_INT, _INT, (str,), (str,), _MAYBE_INT, _INT, _MAYBE_INT, (bytes, type(None)), _INT, _INT)
-)  # what the types of a row can be
+    product(_INT, _INT, (str,), (str, Unreadable), _MAYBE_INT, _INT, _MAYBE_INT, (bytes, type(None)), _INT, _INT)
+)  # what the types of a row can be; metadata that cannot be read keep no state from being loaded
 
 
 def thread_row(row: tuple[Any, ...]) -> ThreadRow:
@@ -282,6 +293,7 @@ def list_threads(tenant: int, where: Mapping[str, Any], since_us: int | None, li
             " ORDER BY t.active DESC, t.updated_at DESC, t.thread DESC LIMIT :limit",
             seals={f"value{index}": TAG.at(f"key{index}") for index in range(len(where))},
             opens=THREAD_CELLS,
+            tolerant=True,
         )(**params),
         last=True,
     )

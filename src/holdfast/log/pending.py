@@ -9,7 +9,6 @@ given and gives back. So a value is compressed against that text where it is at 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -64,7 +63,7 @@ _KEEP_FIRST = _insert("DO NOTHING")
 _TAKE_LAST = _insert(_REPLACE)
 _GENERATION = Sql("SELECT generation FROM thread WHERE tenant = :tenant AND thread = :thread")
 _THIS = "tenant = :tenant AND thread = :thread AND space = :space"
-_OPENS = {6: WRITE.at("space", 0, 1, 2)}
+_OPENS = {6: WRITE.at("space", 0, 1, 2, 3, 4, 5)}
 _OF = Sql(
     f"SELECT id, task, idx, channel, path, base, value FROM write WHERE {_THIS} AND id = :id",
     opens=_OPENS,
@@ -193,7 +192,11 @@ _LOOSE = Sql(
 )
 _ONE = f"{_THIS} AND id = :id AND task = :task AND idx = :idx AND base IS NULL"
 # Compared here, not in the database: there it may be encrypted.
-_STORED = Sql(f"SELECT value FROM write WHERE {_ONE} {{for_update}}", opens={0: WRITE}, tolerant=True)
+_STORED = Sql(
+    f"SELECT value, channel, path, base FROM write WHERE {_ONE} {{for_update}}",
+    opens={0: WRITE.at("space", "id", "task", "idx", 1, 2, 3)},
+    tolerant=True,
+)
 _REPACK = Sql(
     f"""UPDATE write SET base = :base, value = :value
     WHERE {_ONE} AND EXISTS (SELECT 1 FROM label WHERE {_THIS} AND id = :id AND record = :base)""",
@@ -205,6 +208,8 @@ class Repacked(NamedTuple):
     """A write as it is stored, and as it is to be stored."""
 
     key: dict[str, Any]
+    channel: str
+    path: str
     base: int | None
     value: bytes
     old: bytes
@@ -222,11 +227,11 @@ def repacked(tenant: int, thread: int, space: int, rows: Rows, against: Against)
     for id_, task, idx, channel, path, base, old in rows:
         if base is not None or type(old) is not bytes or len(old) < _PACK_MIN_BYTES:
             continue
-        text = _unpack((task, idx, channel, path), None, old, {})
+        text = _unpack(channel, None, old, {})
         base, value = _pack(Write(task, idx, channel, path, text), against)
         if len(value) < len(old):
             key = {"tenant": tenant, "thread": thread, "space": space, "id": id_, "task": task, "idx": idx}
-            found.append(Repacked(key, base, value, old))
+            found.append(Repacked(key, channel, path, base, value, old))
     return found
 
 
@@ -235,7 +240,10 @@ def store_repacked(found: Sequence[Repacked]) -> Program[int]:
     stored = yield Batch(*(_STORED(**one.key) for one in found))
     same = [one for one, rows in zip(found, stored, strict=True) if rows and rows[0][0] == one.old]
     if same:
-        yield Batch(*(_REPACK(**one.key, base=one.base, value=one.value) for one in same), last=True)
+        statements = [
+            _REPACK(**one.key, channel=one.channel, path=one.path, base=one.base, value=one.value) for one in same
+        ]
+        yield Batch(*statements, last=True)
     return sum(len(one.old) - len(one.value) for one in same)
 
 
@@ -246,7 +254,7 @@ def writes_of(rows: Rows, texts: Mapping[int, bytes]) -> list[Write]:
         if tuple(map(type, row)) not in _SHAPES:
             raise Damaged("the row of a pending write is damaged; run `holdfast verify`")
     found = [
-        Write(task, idx, channel, path, _unpack((task, idx, channel, path), base, value, texts))
+        Write(task, idx, channel, path, _unpack(channel, base, value, texts))
         for _, task, idx, channel, path, base, value in rows
     ]
     found.sort(key=_order)
@@ -258,11 +266,6 @@ _SHAPES = {(bytes, bytes, int, str, str, base, bytes) for base in (int, type(Non
 
 def _order(write: Write) -> tuple[str, bytes, int]:
     return write.path, write.task, write.idx
-
-
-def _checksum(task: bytes, idx: int, channel: str, path: str, text: bytes) -> bytes:
-    meaning = b"\0".join((task, str(idx).encode(), channel.encode(), path.encode(), text))
-    return zlib.crc32(meaning).to_bytes(4, "little")
 
 
 def _pack(write: Write, against: Against | None) -> tuple[int | None, bytes]:
@@ -277,15 +280,15 @@ def _pack(write: Write, against: Against | None) -> tuple[int | None, bytes]:
             stored = compress_against(text, _prefix(kind, against.text))
         if len(stored) >= len(text):
             kind, base, stored = _PLAIN, None, text
-    return base, _checksum(*write[:4], text) + bytes((kind,)) + stored
+    return base, bytes((kind,)) + stored
 
 
 def _prefix(kind: int, text: bytes) -> bytes:
     return text[-LARGE_BYTES:] if kind == _END else text
 
 
-def _unpack(meaning: tuple[bytes, int, str, str], base: int | None, value: bytes, texts: Mapping[int, bytes]) -> bytes:
-    kind, stored = value[4] if len(value) > 4 else -1, value[5:]
+def _unpack(channel: str, base: int | None, value: bytes, texts: Mapping[int, bytes]) -> bytes:
+    kind, stored = value[0] if value else -1, value[1:]
     try:
         if kind == _PLAIN:
             text = stored
@@ -296,8 +299,6 @@ def _unpack(meaning: tuple[bytes, int, str, str], base: int | None, value: bytes
             text = decompress_bounded(stored, SIZE_MAX, prefix=prefix)
         else:
             raise Undecodable("what it was stored against is gone")
-        if value[:4] != _checksum(*meaning, text):
-            raise Undecodable("it is not what was written")
     except Undecodable as error:
-        raise Damaged(f"a pending write on channel {meaning[2]!r} is damaged: {error}") from error
+        raise Damaged(f"a pending write on channel {channel!r} is damaged: {error}") from error
     return text

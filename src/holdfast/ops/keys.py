@@ -255,7 +255,7 @@ def _renew(walk: _Walk, table: Table, after: Row | None, last: Row) -> Program[t
         key = dict(zip(table.key, row[:width], strict=True))
         try:
             cells = _renewed(
-                walk, table, {**key, **dict(zip(table.beside, row[width:known], strict=True))}, row[known:]
+                walk, table, {**key, **dict(zip(table.beside_names(), row[width:known], strict=True))}, row[known:]
             )
         except Damaged:
             unreadable += 1
@@ -305,7 +305,8 @@ def _needs(table: Table, plain: bool) -> str:
             parts.append(f"{column} < {MASKED_FROM}")
         elif cell.sort == "index" and plain and table.name == "tag":
             parts.append(f"substr({column}, 1, {len(INDEX_TEXT_MARK)}) <> '{INDEX_TEXT_MARK}'")
-    return f"({' OR '.join(parts)})" if parts else "1 = 0"
+    needs = f"({' OR '.join(parts)})" if parts else "1 = 0"
+    return f"{needs} AND {table.where}" if table.where else needs
 
 
 @cache

@@ -29,7 +29,7 @@ class Cell:
     label: str
     sort: Sort = "blob"
     by: tuple[str | int, ...] = ()
-    loose: str = ""  # a row with this in its `by` is bound to that alone: the rest is not known when it is made
+    hashed: bool = False  # it ends with a hash of its own (`row_hashes.py`): nothing else covers it
     far: bool = False  # it may stand in an object store, and the column say where (`far.py`)
 
     def at(self, *by: str | int) -> Cell:
@@ -54,47 +54,56 @@ PACK = Cell("pack.data", far=True)
 NOTE = Cell("record.note", "text", ("tree", "id"))
 RECORD_METADATA = Cell("record.metadata", "text", ("tree", "id"))
 RECORD_CHECKSUM = Cell("record.checksum", "mask", ("tree", "id"))
-THREAD_METADATA = Cell("thread.metadata", "text", ("thread",))
+THREAD_METADATA = Cell("thread.metadata", "text", ("thread",), hashed=True)
 TAG = Cell("tag.value", "index", ("key",))
-WRITE = Cell("write.value", "blob", ("space", "id", "task", "idx"))  # not the thread: a copy of it has the same
-INPUT = Cell("run.input", "blob", ("id",))
-WAITING = Cell("run.waiting", "text", ("run",))
-RUN_VALUE = Cell("run_value.value", "blob", ("run", "sort"), "args")
-# A run's arguments are written before it has a number: bound to their sort alone, and checked against their digest,
-# which is bound to the run's id.
-ARGS = Cell("run_value.value", "blob", (), "args")
+# Not the thread: a fork's are copied as they are.
+WRITE = Cell("write.value", "blob", ("space", "id", "task", "idx", "channel", "path", "base"), hashed=True)
+INPUT = Cell("run.input", "blob", ("id", "function"), hashed=True)
+WAITING = Cell("run.waiting", "text", ("run",), hashed=True)
+RUN_VALUE = Cell("run_value.value", "blob", ("run", "sort"), hashed=True)
+# A run's arguments are written before it has a number. Bound to its incarnation, which idempotency keys are made from:
+# if that was changed, the run does not start.
+ARGS = Cell("run_value.value", "blob", ("incarnation",), hashed=True)
 JOURNAL = Cell("journal.body", "blob", ("run", "seq"))
-QUESTION = Cell("ask.question", "text", ("run", "path"))
-TERMS = Cell("ask.terms", "text", ("run", "path"))
-ASK_ANSWER = Cell("ask.answer", "blob", ("run", "path"))
-ANSWER = Cell("answer.value", "blob", ("run", "path", "who"))
-SIGNAL = Cell("signal.value", "blob", ("run", "topic", "key"))
+QUESTION = Cell("ask.question", "text", ("run", "path"), hashed=True)
+TERMS = Cell("ask.terms", "text", ("run", "path"), hashed=True)
+ASK_ANSWER = Cell("ask.answer", "blob", ("run", "path"), hashed=True)
+ANSWER = Cell("answer.value", "blob", ("run", "path", "who"), hashed=True)
+SIGNAL = Cell("signal.value", "blob", ("run", "topic", "key"), hashed=True)
 BLOB = Cell("blob.body", "blob", ("hash",), far=True)
 NEEDED = Cell("seal.key", "lock")
 
 
 class Table(NamedTuple):
-    """A table with secret cells: its key without the tenant (the order to walk it in), the cells by column, and other
-    columns that cells are bound to."""
+    """A table with secret cells: its key without the tenant (the order to walk it in), the cells by column, other
+    columns that cells are bound to, and which of its rows."""
 
     name: str
     key: tuple[str, ...]
     cells: tuple[Cell, ...]
     beside: tuple[str, ...] = ()
+    where: str = ""
 
     def columns(self) -> tuple[str, ...]:
         return tuple(cell.label.partition(".")[2] for cell in self.cells)
 
+    def beside_names(self) -> tuple[str, ...]:
+        return tuple(column.rpartition(" ")[2] for column in self.beside)
 
+
+_INCARNATION = (
+    "(SELECT r.incarnation FROM run r WHERE r.tenant = run_value.tenant AND r.run = run_value.run) AS incarnation"
+)
 TABLES = (
     Table("thread", ("thread",), (THREAD_METADATA,)),
     Table("tag", ("thread", "key"), (TAG,)),
     Table("record", ("tree", "id"), (NOTE, RECORD_METADATA, RECORD_CHECKSUM)),
     Table("body", ("id",), (SALT, DIFF, FULL_TEXT)),
     Table("pack", ("pack",), (PACK,)),
-    Table("write", ("thread", "space", "id", "task", "idx"), (WRITE,)),
-    Table("run", ("run",), (INPUT, WAITING), ("id",)),
-    Table("run_value", ("run", "sort"), (RUN_VALUE,)),
+    Table("write", ("thread", "space", "id", "task", "idx"), (WRITE,), ("channel", "path", "base")),
+    Table("run", ("run",), (INPUT, WAITING), ("id", "function")),
+    Table("run_value", ("run", "sort"), (RUN_VALUE,), where="sort <> 'args'"),
+    Table("run_value", ("run", "sort"), (ARGS,), (_INCARNATION,), "sort = 'args'"),
     Table("journal", ("run", "seq"), (JOURNAL,)),
     Table("ask", ("run", "path"), (QUESTION, TERMS, ASK_ANSWER)),
     Table("answer", ("run", "path", "who"), (ANSWER,)),

@@ -119,9 +119,6 @@ class Locks:
 
     def _aad(self, cell: Cell, by: tuple[Any, ...]) -> bytes:
         label = cell.label
-        loose = cell.loose
-        if loose and (not by or loose in by):
-            return _pack((self._tenant, label, loose))
         if by:
             return _pack((self._tenant, label, *by))
         found = self._aads.get(label)

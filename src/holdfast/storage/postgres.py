@@ -49,6 +49,7 @@ from holdfast.storage.postgres_open import (
 from holdfast.storage.postgres_pool import BlockingPool, LoopLine, LoopPool, wait
 from holdfast.storage.postgres_tenants import Tenancy, tenancy_of
 from holdfast.storage.postgres_wire import Line, LineLost, NoAnswer, Statements
+from holdfast.storage.row_hashes import check_rows
 
 _BEGIN_READ = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _BEGIN_WRITE = b"BEGIN ISOLATION LEVEL READ COMMITTED"
@@ -282,7 +283,7 @@ class PostgresDriver:
             first = False
             yield line
             try:
-                step = _next(program, line.take())
+                step = _next(program, _checked(step, line.take()))
             except Exception:
                 yield from _rollback(line)
                 raise
@@ -314,7 +315,7 @@ class PostgresDriver:
                 line.send((statement,))
                 yield line
                 answers += line.take()
-            step = _next(program, answers)
+            step = _next(program, _checked(step, answers))
             if last:
                 break
         hook("commit")
@@ -365,6 +366,13 @@ def _timed(sink: meters.Meter, attempt: Generator[Wanted, Any, Any]) -> Generato
 
 class _Returned(NamedTuple):
     value: Any
+
+
+def _checked(batch: Batch, answers: list[Rows]) -> list[Rows]:
+    return [
+        check_rows(sql, params, rows) if rows and sql.checks else rows
+        for (sql, params), rows in zip(batch.statements, answers, strict=True)
+    ]
 
 
 def _next(program: Program[Any], answers: list[Rows] | None) -> Batch | _Returned:

@@ -11,10 +11,12 @@ Must never happen here or in any program: a clock, a random number, I/O. They ar
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from holdfast.errors import UsageError
+from holdfast.storage.row_hashes import with_hash
 
 if TYPE_CHECKING:
     from holdfast.storage.cells import Cell
@@ -60,14 +62,29 @@ class Sql:
     that only keeps the row from being deleted, `{skip_locked}` for one that passes over rows that others have locked.
     `{now}` is the time by the clock that all writers share; SQLite's is the parameter `:now`.
 
-    `seals` names the parameters that are secret cells, `opens` the columns of its rows that are (`cells.py`): they mean
-    nothing unless the store is encrypted. `tolerant`: who reads the rows looks at the types of these columns, so that
-    one that is damaged may come as something else than bytes or text; "all": also one that is not encrypted.
+    `seals` names the parameters that are secret cells, `opens` the columns of its rows that are (`cells.py`): they are
+    encrypted if the store is, and those that are `hashed` are stored with their hash and checked against it.
+    `bare` is the same statement without that check, for a driver that decrypts first.
+    `tolerant`: who reads the rows looks at the types of these columns, so that one that is damaged may come as
+    something else than bytes or text; "all": also one that is not encrypted.
     `far` are the columns that may stand in an object store; those that `opens` calls so need not be named.
     `keyless`: for a tenant whose key is not there it does nothing and gives no row, instead of an error.
     """
 
-    __slots__ = ("far", "keyless", "opens", "postgres", "prepared", "sealed", "seals", "sqlite", "tolerant")
+    __slots__ = (
+        "bare",
+        "checks",
+        "far",
+        "hashes",
+        "keyless",
+        "opens",
+        "postgres",
+        "prepared",
+        "sealed",
+        "seals",
+        "sqlite",
+        "tolerant",
+    )
 
     def __init__(
         self,
@@ -85,6 +102,8 @@ class Sql:
         self.seals = sorted(seals.items(), key=lambda item: item[1].sort != "index") if seals else []
         self.opens = list(opens.items()) if opens else []
         self.sealed = bool(seals or opens)
+        self.hashes = [(name, cell) for name, cell in self.seals if cell.hashed]
+        self.checks = [(index, cell) for index, cell in self.opens if cell.hashed]
         self.far = far or tuple([column for column, cell in self.opens if cell.far])
         self.tolerant = tolerant
         self.keyless = keyless
@@ -94,8 +113,16 @@ class Sql:
         )
         self.prepared: Any = None  # by the driver, when it is first run
         self.postgres: str = _fill(postgres if postgres is not None else common, "postgres")
+        self.bare = self
+        if self.checks:
+            self.bare = copy(self)
+            self.bare.checks = []
 
     def __call__(self, **params: Any) -> Statement:
+        for name, cell in self.hashes:
+            if params[name] is not None:
+                by = tuple([params[by] for by in cell.by])  # type: ignore[index]
+                params[name] = with_hash(cell, params["tenant"], by, params[name])
         return Statement(self, params)
 
 

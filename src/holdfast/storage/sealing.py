@@ -35,6 +35,7 @@ from holdfast.storage.program import (
     Statement,
     Transaction,
 )
+from holdfast.storage.row_hashes import without_hash
 from holdfast.storage.vault import KeysWanted, Vault
 from holdfast.storage.wrapping import Whole, WrappingDriver
 
@@ -153,14 +154,14 @@ def sealed_program(vault: Vault, op: Callable[[], Program[Any]], write: bool) ->
 def _sealed(own: dict[int, Locks], statement: Statement) -> Statement:
     sql, params = statement
     if not sql.seals:
-        return statement
+        return Statement(sql.bare, params)
     locks = own[params["tenant"]]
     params = dict(params)
     for name, cell in sql.seals:
         value = params[name]
         if value is not None:
             params[name] = locks.seal(cell, value, tuple([params[by] for by in cell.by]))  # type: ignore[index]
-    return Statement(sql, params)
+    return Statement(sql.bare, params)
 
 
 def _opened(
@@ -190,6 +191,8 @@ def _open_rows(own: dict[int, Locks], statement: Statement, rows: Rows, vault: V
             where = tuple([row[at] if isinstance(at, int) else params[at] for at in by]) if by else ()
             try:
                 row[index] = open_(cell, value, where)
+                if cell.hashed:
+                    row[index] = without_hash(cell, params["tenant"], where, row[index])
             except Damaged:
                 if not sql.tolerant:
                     raise

@@ -19,6 +19,7 @@ from holdfast.errors import OutcomeUnknown, StoreClosed
 from holdfast.storage import meters
 from holdfast.storage.group import Group, Job
 from holdfast.storage.program import Program, Reclaim, Rows, Scrub
+from holdfast.storage.row_hashes import check_rows
 from holdfast.storage.sqlite_errors import translate
 from holdfast.storage.sqlite_lock import PATIENCE_S, Gate
 from holdfast.storage.sqlite_open import Target
@@ -54,7 +55,8 @@ def perform(cursor: apsw.Cursor, op: Callable[[], Program[Any]], hook: Hook | No
                         hook(f"statement:{number}")
                         number += 1
                     execute(text, take(params))
-                answers.append(fetch())
+                rows = fetch()
+                answers.append(check_rows(sql, params, rows) if rows and sql.checks else rows)
             batch = program.send(answers)
     except StopIteration as stop:
         return stop.value

@@ -19,9 +19,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
+import orjson
 
 from holdfast.errors import Conflict, Damaged, ReadOnlyStore
-from holdfast.log.branches import ThreadRow, no_thread
+from holdfast.log.branches import ThreadRow, metadata_of, no_thread
 from holdfast.log.ids import show_id
 from holdfast.log.labels import MAIN
 from holdfast.log.pending import odd_bases, select_writes, writes_of
@@ -150,7 +151,7 @@ class Export:
             store=self._view.store,
             exported_at=self._ctx.clock_us(),
             name=row.name,
-            metadata=row.metadata,
+            metadata=orjson.dumps(metadata_of(row)).decode(),
             created_at=row.created_at,
             updated_at=row.updated_at,
             head=self._view.head,

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from holdfast.errors import (
+    Damaged,
     JournalDamaged,
     LeaseLost,
     NonDeterministic,
@@ -44,7 +45,7 @@ from holdfast.values.codec import encode
 
 _log = logging.getLogger("holdfast")
 # What leaves a run stuck, resumable and not undone: it is not the run's own failure.
-_STUCK = (NonDeterministic, JournalDamaged, RunStuck, ValueProblem, StoreError, ImportError)
+_STUCK = (NonDeterministic, Damaged, JournalDamaged, RunStuck, ValueProblem, StoreError, ImportError)
 # Nor is a call of ours that cannot be right, also in a step that recorded it: a person corrects the code.
 _WRONG_CALLS = (UsageError, NotInRun)
 
@@ -89,6 +90,11 @@ def prepare(session: Session, args_text: bytes | None) -> Act[dict[str, Any]]:
         args_text = yield from read(partial(rows.value_of, session.tenant, row.run, "args"))
     if args_text is None:
         raise JournalDamaged(f"the arguments of run {row.id!r} are gone; restore it from a backup")
+    if type(args_text) is not bytes:  # the worker's claim passes on what it cannot read
+        raise JournalDamaged(
+            f"the arguments of run {row.id!r} were changed or belong to another run; nothing was run. Restore it "
+            "from a backup"
+        )
     text = unsqueeze(args_text)
     if row.input and row.since == row.origin_since == 0 and digest(text) != row.input:  # others after continue_as_new
         raise JournalDamaged(

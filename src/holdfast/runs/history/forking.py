@@ -134,9 +134,7 @@ def _fork(tenant: int, wished: Wish, incarnation: bytes, now: int) -> Program[st
     check_no_task(RunRow._make(found[0]))
     number = RunRow._make(found[0]).run
     # Locked: it may begin anew at this moment, and would drop what the fork is going to share.
-    [locked], args = yield Batch(
-        rows.LOCK(tenant=tenant, run=number), rows.VALUE(tenant=tenant, run=number, sort="args")
-    )
+    [locked], args = yield Batch(rows.LOCK(tenant=tenant, run=number), rows.ARGS_OF(tenant=tenant, run=number))
     if not args:
         raise JournalDamaged(f"the arguments of run {wished.source!r} are gone; restore it from a backup")
     source = RunRow._make(locked)

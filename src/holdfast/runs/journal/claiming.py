@@ -71,6 +71,12 @@ _LEFT = _sql(
     AND (r.lease_until <= {{now}} OR r.owner IN {{texts:dead}} OR (r.owner = :owner AND :recover = 1))
     ORDER BY r.priority DESC, r.lease_until LIMIT :limit {{skip_locked}}"""
 )
+
+
+def _column(name: str) -> int:
+    return 3 + RunRow._fields.index(name)
+
+
 # The arguments come along: a run that begins needs no further read.
 _TAKE = Sql(
     f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
@@ -78,7 +84,7 @@ _TAKE = Sql(
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = :status
     RETURNING (SELECT v.value FROM run_value v WHERE v.tenant = run.tenant AND v.run = run.run AND v.sort = 'args'),
         (SELECT t.name FROM tenant t WHERE t.tenant = run.tenant), tenant, {", ".join(RunRow._fields)}""",
-    opens={0: ARGS, 3 + RunRow._fields.index("input"): INPUT.at(3 + RunRow._fields.index("id"))},
+    opens={0: ARGS.at(_column("incarnation")), _column("input"): INPUT.at(_column("id"), _column("function"))},
     tolerant="all",  # a run that cannot be read gets stuck when it begins, and holds up no other
     keyless=True,
 )

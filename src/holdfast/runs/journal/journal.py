@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import JournalDamaged
 from holdfast.runs.journal.entries import CHANGE, DIGEST_MASK, Recorded, entry_digest, unpack
-from holdfast.runs.journal.rows import BY_NUMBER, RunRow
+from holdfast.runs.journal.rows import COLUMNS, RUN_CELLS, RunRow
 from holdfast.storage.cells import JOURNAL
 from holdfast.storage.program import Batch, Program, Rows, Sql
 
@@ -22,6 +22,8 @@ ROWS = Sql(
     opens={2: JOURNAL.at("run", 0)},
     tolerant=True,
 )
+# Only what a journal adds up to, and where it was forked: what else is damaged in the row is not for here.
+_SUM = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run = :run", opens=RUN_CELLS, tolerant="all")
 _SEQ_MAX = 2**62
 _ORIGINS_MAX = 1000  # forks of forks
 FORK = "fork"  # the path of the entry that a fork's own journal begins with
@@ -55,7 +57,7 @@ def read_segments(tenant: int, row: RunRow, *, last: bool = False) -> Generator[
     # The row and its journal in one transaction: the sum is that of these rows.
     rows, runs = yield Batch(
         ROWS(tenant=tenant, run=row.run, since=row.since, last=_SEQ_MAX),
-        BY_NUMBER(tenant=tenant, run=row.run),
+        _SUM(tenant=tenant, run=row.run),
         last=last,
     )
     now = RunRow._make(runs[0]) if runs else row
@@ -84,7 +86,7 @@ def _shared(tenant: int, row: RunRow, terms: dict[str, Any]) -> Generator[Batch,
         late = set(terms.get("late", ()))
         found, runs = yield Batch(
             ROWS(tenant=tenant, run=below.origin, since=below.origin_since, last=below.origin_seq),
-            BY_NUMBER(tenant=tenant, run=below.origin),
+            _SUM(tenant=tenant, run=below.origin),
         )
         if not runs:
             raise JournalDamaged(f"run {row.id!r} was forked from a run that is gone; its history cannot be read")

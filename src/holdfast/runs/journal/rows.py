@@ -93,7 +93,7 @@ class Hold(NamedTuple):
 
 
 # What is secret of a row that was selected as RunRow has it.
-RUN_CELLS = {RunRow._fields.index("input"): INPUT.at(1), RunRow._fields.index("waiting"): WAITING.at(0)}
+RUN_CELLS = {RunRow._fields.index("input"): INPUT.at(1, 2), RunRow._fields.index("waiting"): WAITING.at(0)}
 WAITS = {"waiting": WAITING}
 BY_ID = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND id = :id", opens=RUN_CELLS)
 BY_NUMBER = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run = :run", opens=RUN_CELLS)
@@ -150,7 +150,16 @@ ADD_VALUE = Sql(
     ON CONFLICT (tenant, run, sort) DO UPDATE SET value = excluded.value""",
     seals={"value": RUN_VALUE},
 )
-VALUE = Sql("SELECT value FROM run_value WHERE tenant = :tenant AND run = :run AND sort = :sort", opens={0: RUN_VALUE})
+_VALUE = Sql("SELECT value FROM run_value WHERE tenant = :tenant AND run = :run AND sort = :sort", opens={0: RUN_VALUE})
+SET_ARGS = Sql(
+    """INSERT INTO run_value (tenant, run, sort, value) VALUES (:tenant, :run, 'args', :args)
+    ON CONFLICT (tenant, run, sort) DO UPDATE SET value = excluded.value""",
+    seals={"args": ARGS},
+)
+_ARGS_OF = """SELECT v.value, r.incarnation FROM run_value v JOIN run r ON r.tenant = v.tenant AND r.run = v.run
+    WHERE v.tenant = :tenant AND v.run = :run AND v.sort = 'args'"""
+ARGS_OF = Sql(_ARGS_OF, opens={0: ARGS.at(1)})
+CHECK_ARGS = Sql(_ARGS_OF, opens={0: ARGS.at(1)}, tolerant="all")
 # A claim names the fence that it saw: of two that try, one finds the row changed.
 _CLAIM = Sql(
     f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
@@ -257,7 +266,8 @@ def numbered(tenant: int, run: int) -> Program[RunRow | None]:
 
 
 def value_of(tenant: int, run: int, sort: str) -> Program[bytes | None]:
-    [rows] = yield Batch(VALUE(tenant=tenant, run=run, sort=sort), last=True)
+    key = {"tenant": tenant, "run": run}
+    [rows] = yield Batch(ARGS_OF(**key) if sort == "args" else _VALUE(**key, sort=sort), last=True)
     return rows[0][0] if rows else None
 
 
@@ -395,7 +405,7 @@ def start_over(hold: Hold, *, args: bytes, incarnation: bytes, now: int) -> Prog
         _DROP_JOURNAL(tenant=tenant, run=run),
         _DROP_BLOBS(tenant=tenant, run=run),
         *(drop(tenant=tenant, run=run) for drop in _DROP_ASKS),
-        ADD_VALUE(tenant=tenant, run=run, sort="args", value=args),
+        SET_ARGS(tenant=tenant, run=run, incarnation=incarnation, args=args),
         last=True,
     )
     return True

@@ -21,7 +21,7 @@ from holdfast.runs.functions.inputs import digest
 from holdfast.runs.journal.blobs import blob_hash
 from holdfast.runs.journal.entries import DIGEST_MASK, KIND_NAMES, Recorded, unsqueeze
 from holdfast.runs.journal.journal import read_segments
-from holdfast.runs.journal.rows import FINISHED, RUN_CELLS, STATUSES, TASK, RunRow
+from holdfast.runs.journal.rows import CHECK_ARGS, FINISHED, RUN_CELLS, STATUSES, TASK, RunRow
 from holdfast.storage.cells import ANSWER, ASK_ANSWER, BLOB, QUESTION, RUN_VALUE, SIGNAL, TERMS
 from holdfast.storage.far_cells import not_far
 from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, read
@@ -48,7 +48,7 @@ _RUN = Sql(
     tolerant="all",
 )
 _VALUES = Sql(
-    "SELECT sort, value FROM run_value WHERE tenant = :tenant AND run = :run",
+    "SELECT sort, value FROM run_value WHERE tenant = :tenant AND run = :run AND sort <> 'args'",
     opens={1: RUN_VALUE.at("run", 0)},
     tolerant="all",
 )
@@ -147,8 +147,8 @@ def _page(tenant: int, after: int) -> Program[list[int]]:
 def check_run(tenant: int, run: int) -> Program[Problems | None]:
     """What is wrong with one run. None: there is no such run."""
     key = {"tenant": tenant, "run": run}
-    found, values, asks, answers, signals, referred = yield Batch(
-        _RUN(**key), _VALUES(**key), _ASKS(**key), ANSWERS(**key), _SIGNALS(**key), _REFERRED(**key)
+    found, args, values, asks, answers, signals, referred = yield Batch(
+        _RUN(**key), CHECK_ARGS(**key), _VALUES(**key), _ASKS(**key), ANSWERS(**key), _SIGNALS(**key), _REFERRED(**key)
     )
     if not found:
         return None
@@ -156,7 +156,11 @@ def check_run(tenant: int, run: int) -> Program[Problems | None]:
     name = row.id if isinstance(row.id, str) else f"number {run}"
     wrong = _wrong_types(row)
     if not wrong:
-        wrong = [*_wrong_row(row), *_wrong_values(row, dict(values)), *_wrong_asks(row, asks, answers)]
+        wrong = [
+            *_wrong_row(row),
+            *_wrong_values(row, dict([*values, *(("args", value) for value, _ in args)])),
+            *_wrong_asks(row, asks, answers),
+        ]
         wrong += [f"a message of topic {topic!r} cannot be read" for topic, _, value in signals if not text_of(value)]
         wrong += yield from _wrong_journal(tenant, row, {bytes(hash_) for (hash_,) in referred})
     return [(name, what) for what in wrong]

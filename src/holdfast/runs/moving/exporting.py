@@ -29,7 +29,7 @@ from holdfast.runs.engine import flows
 from holdfast.runs.journal import rows
 from holdfast.runs.journal.entries import unpack
 from holdfast.runs.journal.journal import read_segments
-from holdfast.runs.journal.rows import FINISHED, RUN_CELLS, WAITS, RunRow
+from holdfast.runs.journal.rows import ARGS_OF, FINISHED, RUN_CELLS, WAITS, RunRow
 from holdfast.runs.moving.packages import (
     BYTES_MAX,
     AnswerPart,
@@ -56,7 +56,7 @@ _FAMILY = Sql(
     opens=RUN_CELLS,
 )
 _VALUES = Sql(
-    "SELECT sort, value FROM run_value WHERE tenant = :tenant AND run = :run ORDER BY sort",
+    "SELECT sort, value FROM run_value WHERE tenant = :tenant AND run = :run AND sort <> 'args' ORDER BY sort",
     opens={1: RUN_VALUE.at("run", 0)},
 )
 _ASKS = Sql(
@@ -236,7 +236,9 @@ def _check(top: RunRow, family: list[RunRow], keep: bool) -> None:
 def _part(tenant: int, row: RunRow, parent: int | None) -> Generator[Batch, list[Rows], tuple[RunPart, list[bytes]]]:
     this = {"tenant": tenant, "run": row.run}
     segments = yield from read_segments(tenant, row)
-    values, asks, answers, signals = yield Batch(_VALUES(**this), _ASKS(**this), _ANSWERS(**this), _SIGNALS(**this))
+    args, values, asks, answers, signals = yield Batch(
+        ARGS_OF(**this), _VALUES(**this), _ASKS(**this), _ANSWERS(**this), _SIGNALS(**this)
+    )
     journal: list[tuple[int, int, bytes]] = []
     hashes: list[bytes] = []
     for segment in segments:
@@ -267,7 +269,7 @@ def _part(tenant: int, row: RunRow, parent: int | None) -> Generator[Batch, list
         created_at=row.created_at,
         changed_at=row.changed_at,
         keep_until=row.keep_until,
-        values={sort: bytes(value) for sort, value in values},
+        values={sort: bytes(value) for sort, value in [*(("args", value) for value, _ in args), *values]},
         journal=journal,
         asks=[AskPart(*ask) for ask in asks],
         answers=[AnswerPart(*answer) for answer in answers],

@@ -61,7 +61,7 @@ _SIGNAL = Sql(
     seals={"value": SIGNAL},
 )
 # What an export left behind makes room when the run comes back; a fork may still share its history.
-_RENAME = Sql("UPDATE run SET id = :id WHERE tenant = :tenant AND run = :run")
+_RENAME = Sql("UPDATE run SET id = :id, input = :input WHERE tenant = :tenant AND run = :run", seals={"input": INPUT})
 
 
 class Import:
@@ -150,7 +150,8 @@ def _make_room(tenant: int, part: RunPart) -> Generator[Batch, list[Rows], bool]
             f"there is a run {part.id!r} in this store already ({row.status}); nothing was imported. "
             + ("This file is older than what has left this store since" if row.status == "exported" else "")
         )
-    yield Batch(_RENAME(tenant=tenant, run=row.run, id=f"{part.id[:450]}~exported-{row.run}"))
+    name = f"{part.id[:450]}~exported-{row.run}"
+    yield Batch(_RENAME(tenant=tenant, run=row.run, id=name, function=row.function, input=row.input))
     return True
 
 
@@ -194,7 +195,12 @@ def _insert(tenant: int, part: RunPart, number: int, numbers: list[int]) -> Gene
 
 def _statements(tenant: int, part: RunPart, number: int, package: Package) -> list[Statement]:
     this = {"tenant": tenant, "run": number}
-    found = [rows.ADD_VALUE(**this, sort=sort, value=value) for sort, value in part.values.items()]
+    found = [
+        rows.SET_ARGS(**this, incarnation=part.incarnation, args=value)
+        if sort == "args"
+        else rows.ADD_VALUE(**this, sort=sort, value=value)
+        for sort, value in part.values.items()
+    ]
     blobs = {blob_hash(blob): blob for blob in package.blobs}
     needed: dict[bytes, None] = {}
     for seq, kind, body in part.journal:

@@ -1,0 +1,264 @@
+"""Every stored value is covered by a hash: a changed byte, or two rows that changed places, is an error and no value.
+
+Each column of the schema is named here. One that is not fails the first test: say what covers it, and damage it below.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.base import empty_checkpoint
+from sealed_kit import Raw
+
+import holdfast as hf
+from holdfast.errors import Damaged, JournalDamaged
+from holdfast.langgraph import HoldfastSaver
+from holdfast.storage.cells import TABLES
+
+# Payloads with a hash elsewhere: where it is checked when they are read.
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("record.note", "record.metadata", "record.kind", "record.at", "record.step", "record.size", "record.parent"),
+        "the record's hash",
+    ),
+    **dict.fromkeys(("body.salt", "body.diff", "body.full_text", "pack.data"), "the record's hash"),
+    **dict.fromkeys(("thread.head", "thread.head_hash"), "the hash of the record that it names"),
+    **dict.fromkeys(("journal.kind", "journal.body"), "the sum in the run's row"),
+    "blob.body": "the hash that it is stored under",
+    "write.channel": "the hash of write.value",
+    "write.path": "the hash of write.value",
+    "write.base": "the hash of write.value",
+    "run.id": "the hash of run.input",
+    "run.function": "the hash of run.input",
+    "run.incarnation": "the hash of the arguments",
+    "tag.value": "verify: it is the metadata of the thread, to search by",
+    "seal.proof": "AES-GCM",
+}
+# What the engine moves or counts, and what only a report shows: numbers, flags, times, names.
+NO_PAYLOAD = {
+    "meta": "key value",
+    "migration": "version name checksum applied_at",
+    "clock": "one stamp number",
+    "tenant": "tenant name",
+    "thread": "tenant thread tree name origin generation created_at updated_at active retention stamp",
+    "tag": "tenant key thread",
+    "record": "tenant tree id thread base keyframe key cost hash checksum body stamp",
+    "body": "id tenant checksum",
+    "sweep": "tenant tree id",
+    "space": "tenant thread name space head",
+    "label": "tenant thread space id record run",
+    "write": "tenant thread space id task idx",
+    "run": """tenant run version parent parent_path root origin origin_since origin_seq origin_entries origin_digest
+        status queue priority owner fence lease_until wake_at nudged request entries digest seq since created_at
+        changed_at keep_until stamp""",
+    "run_value": "tenant run sort",
+    "journal": "tenant run seq stamp",
+    "ask": "tenant run path sort asked_at deadline status",
+    "answer": "tenant run path who at",
+    "signal": "tenant run topic seq key at received",
+    "queue": "queue concurrency tenant_concurrency rate burst tokens filled_at",
+    "blob": "tenant hash",
+    "run_blob": "tenant run hash",
+    "pack": "pack tenant tree key first last checksum",
+    "pin": "tenant thread name tree record at",
+    "erased": "tenant thread record records head_hash at",
+    "seal": "tenant key since retired_at",
+    "copy": "id sort place tenant at stamp bytes restored_at",
+    "size_sample": "at bytes free_bytes",
+    "quarantine": "tenant sort key reason content",
+    "far_loose": "tenant name state at",
+    "tenant_role": "role tenant",
+}
+
+
+def test_every_column_has_a_hash_or_is_no_payload(url: str) -> None:
+    with hf.open(url) as store:
+        store.thread("a").save({})
+    raw = Raw(url)
+    if raw.is_postgres:
+        columns = raw(
+            "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'holdfast'"
+            " AND table_name IN (SELECT tablename FROM pg_tables WHERE schemaname = 'holdfast')"
+        )
+    else:
+        columns = raw("SELECT m.name, c.name FROM sqlite_schema m, pragma_table_info(m.name) c WHERE m.type = 'table'")
+    hashed = {cell.label for table in TABLES for cell in table.cells if cell.hashed}
+    unknown = (
+        {
+            f"{table}.{column}"
+            for table, column in columns
+            if not table.startswith("sqlite_") and column not in NO_PAYLOAD.get(table, "").split()
+        }
+        - hashed
+        - ELSEWHERE.keys()
+    )
+    assert not unknown, "give these columns a hash (storage/cells.py), or say what covers them"
+
+
+@hf.step(name="damaged.large")
+def large(seed: int) -> bytes:
+    import random
+
+    return random.Random(seed).randbytes(200_000)
+
+
+@hf.durable(name="damaged.pay")
+def pay(amount: int, much: bool = False) -> Any:
+    return len(large(amount)) if much else {"paid": amount}
+
+
+@hf.durable(name="damaged.asks")
+def asks(what: str, quorum: int = 1) -> Any:
+    return hf.ask(f"{what}?", options=["yes", "no"], approvers=["ann", "bob"] if quorum > 1 else None, quorum=quorum)
+
+
+@hf.durable(name="damaged.receives")
+def receives() -> Any:
+    return hf.receive(topic="pay")
+
+
+def fill(store: hf.Store) -> None:
+    for n in (1, 2):
+        store.thread(f"thread{n}", metadata={"user": n}).save({"state": n}, note=f"note {n}")
+        store.run(pay, n * 100, id=f"done{n}").result()
+        store.run(pay, n, True, id=f"large{n}").result()
+        store.start(pay, n * 100, id=f"queued{n}")
+        store.run(asks, f"open{n}", id=f"open{n}")
+        store.run(asks, f"answered{n}", id=f"answered{n}")
+        store.answer(f"answered{n}", ["yes", "no"][n - 1])
+        store.run(asks, f"quorum{n}", 2, id=f"quorum{n}")
+        store.answer(f"quorum{n}", ["yes", "no"][n - 1], who="ann")
+        store.run(receives, id=f"waits{n}")
+        store.send(f"waits{n}", {"amount": n * 100}, topic="pay")
+    saver = HoldfastSaver(store)
+    for n in (1, 2):
+        config = saver.put(
+            {"configurable": {"thread_id": f"graph{n}", "checkpoint_ns": ""}},
+            empty_checkpoint(),
+            {"source": "loop"},
+            {},
+        )
+        saver.put_writes(config, [("channel", {"amount": n * 100})], f"task{n}")
+
+
+RUN = "run = (SELECT run FROM run WHERE id = '{}{}')"
+Reader = Callable[[hf.Store], Any]
+# A column: what its row is found by (of two rows), and what reads the first of them.
+COLUMNS: dict[str, tuple[str, Reader]] = {
+    "thread.metadata": ("name = 'thread{1}'", lambda store: store.threads(where={"user": 1})),
+    "run.input": ("id = 'done{1}'", lambda store: store.get_run("done1").result(timeout_s=5)),
+    "run.waiting": ("id = 'open{1}'", lambda store: store.get_run("open1").info()),
+    "run.incarnation": ("id = 'queued{1}'", lambda store: work(store, "queued1")),
+    "run_value.value": (
+        RUN.format("done", "{1}") + " AND sort = 'outcome'",
+        lambda store: store.get_run("done1").result(),
+    ),
+    "run_value.value of arguments": (
+        RUN.format("queued", "{1}") + " AND sort = 'args'",
+        lambda store: work(store, "queued1"),
+    ),
+    "journal.body": (RUN.format("large", "{1}"), lambda store: store.get_run("large1").steps()),
+    "blob.body": (
+        "hash = (SELECT {0}(hash) FROM blob)",
+        lambda store: [store.get_run(f"large{n}").steps() for n in (1, 2)],
+    ),
+    "ask.question": (RUN.format("open", "{1}"), lambda store: store.asks()),
+    "ask.terms": (RUN.format("open", "{1}"), lambda store: store.asks()),
+    "ask.answer": (RUN.format("answered", "{1}"), lambda store: work(store, "answered1")),
+    "answer.value": (RUN.format("quorum", "{1}"), lambda store: store.answer("quorum1", "yes", who="bob")),
+    "signal.value": (RUN.format("waits", "{1}"), lambda store: work(store, "waits1")),
+    "write.value": ("thread = (SELECT thread FROM thread WHERE name = 'graph{1}')", lambda store: writes_of(store, 1)),
+}
+SAME = ("ask.terms",)  # of both rows
+CHANGES_NOTHING = [name for name in COLUMNS if name.split(".")[0] in ("thread", "journal", "blob", "write")]
+CHANGES_NOTHING += ["run.input", "run.waiting", "run_value.value", "ask.question", "ask.terms"]
+
+
+def work(store: hf.Store, run: str) -> Any:
+    hf.Worker(store, [pay, asks, receives]).run(until_idle=True)
+    return store.get_run(run).result(timeout_s=5)
+
+
+def writes_of(store: hf.Store, n: int) -> Any:
+    return HoldfastSaver(store).get_tuple({"configurable": {"thread_id": f"graph{n}"}})
+
+
+def changed(value: Any) -> Any:
+    middle = len(value) // 2
+    if isinstance(value, str):
+        return value[:middle] + chr(ord(value[middle]) ^ 1) + value[middle + 1 :]
+    return value[:middle] + bytes((value[middle] ^ 1,)) + value[middle + 1 :]
+
+
+def damage(raw: Raw, name: str, how: str) -> Callable[[], None]:
+    """Change a byte of a value, or give two rows each other's. What puts it back."""
+    table, column = name.split()[0].split(".")
+    first, second = (COLUMNS[name][0].format(word, number) for word, number in (("min", 1), ("max", 2)))
+    [(one,)], [(two,)] = (raw(f"SELECT {column} FROM {table} WHERE {row}") for row in (first, second))
+    assert one != two or how == "changed"
+
+    def put(*values: Any) -> None:
+        for row, value in zip((first, second), values, strict=True):
+            raw(f"UPDATE {table} SET {column} = ? WHERE {row}", (value,))
+
+    put(*((changed(one), two) if how == "changed" else (two, one)))
+    return lambda: put(one, two)
+
+
+def check_damage(store: hf.Store, name: str) -> None:
+    assert not store.verify().ok
+    with pytest.raises((Damaged, JournalDamaged, hf.RunStuck)):
+        COLUMNS[name][1](store)
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("filled") / "a.db"
+    with hf.open(str(path), durability="normal") as store:
+        fill(store)
+        assert store.verify().ok
+    return path
+
+
+@pytest.mark.parametrize("how", ["changed", "swapped"])
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_damaged_value_is_an_error_when_it_is_read_and_found_by_verify(
+    filled: Path, tmp_path: Path, name: str, how: str
+) -> None:
+    path = shutil.copy(filled, tmp_path / "a.db")
+    if not (how == "swapped" and name in SAME):
+        damage(Raw(str(path)), name, how)
+        with hf.open(str(path), durability="normal") as store:
+            check_damage(store, name)
+
+
+def test_a_damaged_value_is_an_error_on_postgresql_too(postgres_url: str) -> None:
+    raw = Raw(postgres_url)
+    with hf.open(postgres_url) as store:
+        fill(store)
+        assert store.verify().ok
+        for name in CHANGES_NOTHING:
+            put_back = damage(raw, name, "changed")
+            check_damage(store, name)
+            put_back()
+        assert store.verify().ok
+
+
+def test_a_backup_with_a_changed_value_is_not_restored_as_a_good_one(filled: Path, tmp_path: Path) -> None:
+    with hf.open(str(filled)) as store:
+        backup = store.backup(str(tmp_path / "backup.db"))
+    damage(Raw(str(tmp_path / "backup.db")), "run_value.value", "changed")
+    assert backup is not None
+    restored = hf.restore(tmp_path / "backup.db", str(tmp_path / "restored.db"))
+    assert not restored.ok
+    assert [(problem.run, problem.what) for problem in restored.report.problems] == [
+        ("done1", "its result cannot be read")
+    ]
+    empty = tmp_path / "there.db"
+    hf.open(str(empty)).close()
+    with pytest.raises(Damaged, match="was not replaced"):
+        hf.restore(tmp_path / "backup.db", str(empty))
