@@ -53,9 +53,10 @@ def test_a_row_that_claims_gigabytes_is_damaged_and_costs_no_memory(tmp_path: Pa
 
 
 def test_all_decompression_passes_through_one_function() -> None:
-    calls: list[str] = []
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "decompress":
-                calls.append(str(path.relative_to(SOURCE)))
+    calls = [
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "decompress"
+    ]
     assert calls == ["values/compress.py"]

@@ -12,6 +12,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.cli import main
+from holdfast.storage.urls import redacted
 
 
 @pytest.fixture
@@ -82,13 +83,12 @@ def test_the_command_that_backup_prints_works(
     assert "--store" not in capsys.readouterr().err
 
 
-def test_no_password_is_printed() -> None:
-    from holdfast.cli.copies import _has_password
-
-    assert _has_password("postgresql://me:secret@db/app")
-    assert _has_password("postgresql://me@db/app?password=secret")
-    assert not _has_password("postgresql://me@db:5432/app")
-    assert not _has_password("C:agent.db")
+@pytest.mark.parametrize(
+    "url", ["postgresql://me:secret@db/app", "postgresql://me@db/app?password=secret", "host=db password=secret"]
+)
+def test_no_password_is_printed(url: str) -> None:
+    assert "secret" not in redacted(url)
+    assert redacted("postgresql://me@db:5432/app") == "postgresql://me@db:5432/app"
 
 
 @pytest.mark.parametrize("database", ["sqlite"])

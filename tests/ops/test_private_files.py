@@ -98,7 +98,12 @@ PLANTS: dict[str, Callable[[Path, Path], object]] = {
     "folder": lambda part, victim: part.mkdir(),
 }
 if os.geteuid() == 0:  # only root can plant a file of another user
-    PLANTS["file-of-another-user"] = lambda part, victim: (part.write_bytes(b"planted"), os.chown(part, 65534, 65534))
+
+    def of_another_user(part: Path, victim: Path) -> None:
+        part.write_bytes(b"planted")
+        os.chown(part, 65534, 65534)
+
+    PLANTS["file-of-another-user"] = of_another_user
 
 
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)

@@ -63,4 +63,4 @@ def is_crossed(params: dict[str, Any]) -> bool:
     [mode, *_] = [*(params[name] for name in MODES if name in params), None]
     if len(databases) != 1 or mode not in ("sync", "blocking", "async"):
         return False
-    return (databases == {"sqlite"}) == (mode == "async")
+    return bool((databases == {"sqlite"}) == (mode == "async"))

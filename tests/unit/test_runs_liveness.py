@@ -16,6 +16,7 @@ import pytest
 from holdfast.errors import StoreClosed, StoreError
 from holdfast.runs.engine import liveness
 from holdfast.runs.engine.liveness import Owner
+from holdfast.storage import files
 
 linux_only = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs /proc")
 
@@ -254,7 +255,7 @@ def test_what_killed_processes_left_is_swept_by_the_next_owner_and_the_living_st
 def test_an_owner_whose_file_was_swept_before_it_was_locked_takes_another(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    observer, share = Owner.for_sqlite(str(store)), liveness.share_like
+    observer, share = Owner.for_sqlite(str(store)), files.share_like
 
     def sweep_between(descriptor: int, path: str) -> None:
         monkeypatch.setattr(liveness, "share_like", share)

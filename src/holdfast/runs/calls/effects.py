@@ -442,7 +442,7 @@ def _ask_person(call: Call, ask_path: str, *, only_if_asked: bool, reason: str =
     is_asked = state is not None and state.status != "closed"
     if only_if_asked and not is_asked:
         return None
-    known = (session.index[call.path][-1].entry.more or {}).get("reason", "")
+    known = (session.index.at(call.path)[-1].entry.more or {}).get("reason", "")
     reason = safe_text(reason) or known
     if only_if_asked and state is not None and state.status == "open" and call.spec.reconcile is not None:
         verdict = yield from _reconcile(call)  # while a person is being waited for, the receiver may know by now

@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from holdfast.errors import UsageError
@@ -49,7 +49,7 @@ def load_script(text: str) -> ModuleType:
     name, folder = of_file(Path(where)) if where.endswith(".py") or "/" in where else (where, Path.cwd())
     _look_in(folder)
     spec = importlib.util.find_spec(name)
-    code = spec and spec.loader and spec.loader.get_code(name)  # type: ignore[attr-defined]
+    code: CodeType | None = getattr(spec.loader, "get_code", lambda _: None)(name) if spec else None
     if spec is None or code is None:
         raise UsageError(f"{where!r} cannot be loaded as Python")
     module = importlib.util.module_from_spec(spec)
