@@ -10,8 +10,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from importlib.abc import InspectLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from holdfast.errors import UsageError
@@ -49,8 +50,7 @@ def load_script(text: str) -> ModuleType:
     name, folder = of_file(Path(where)) if where.endswith(".py") or "/" in where else (where, Path.cwd())
     _look_in(folder)
     spec = importlib.util.find_spec(name)
-    code: CodeType | None = getattr(spec.loader, "get_code", lambda _: None)(name) if spec else None
-    if spec is None or code is None:
+    if spec is None or not isinstance(spec.loader, InspectLoader) or (code := spec.loader.get_code(name)) is None:
         raise UsageError(f"{where!r} cannot be loaded as Python")
     module = importlib.util.module_from_spec(spec)
     module.__name__ = "__mp_main__"
