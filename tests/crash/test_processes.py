@@ -19,11 +19,12 @@ from typing import Any
 import apsw
 import hammer
 import pytest
+from soak import SOAK
 
 import holdfast
 
 PROCESSES = 8
-SECONDS = 2.0
+SECONDS = 2.0 if SOAK else 1.0
 _names = itertools.count()
 
 

@@ -17,6 +17,9 @@ DATABASES = {"sqlite", "postgres"}
 MODES = ("mode", "way")
 # Of what is going to be replaced: each test once, with the first of its parameters.
 ONCE = {
+    "test_backup.py",
+    "test_restore_struck.py",
+    "test_autosave_killed.py",
     "test_exporting.py",
     "test_backup_under_load.py",
     "test_runs_bodies.py",
