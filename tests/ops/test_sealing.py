@@ -142,7 +142,7 @@ def test_a_cell_of_one_tenant_does_not_open_for_another(url: str) -> None:
         [(one,), (two,)] = raw("SELECT thread FROM thread ORDER BY thread")
         raw.swap("thread", "metadata", "thread", one, two)
     with opened(url) as store, pytest.raises(Damaged):
-        store.tenant("acme").thread("t").load()
+        store.tenant("acme").threads()
 
 
 def test_data_that_is_not_encrypted_is_refused(url: str) -> None:

@@ -133,7 +133,10 @@ def verify_tenant(tenant: int, progress: Progress | None = None) -> Flow[list[Fi
     trees, first = yield from read(lambda: _overview(tenant))
     findings = [first]
     for done, tree in enumerate(trees):
-        findings.append((yield from verify_tree(tenant, tree)))
+        try:
+            findings.append((yield from verify_tree(tenant, tree)))
+        except (Damaged, Undecodable) as error:
+            findings.append(Findings(problems=[("(store)", None, str(error))]))
         if progress is not None:
             progress(done + 1, len(trees))
     return findings

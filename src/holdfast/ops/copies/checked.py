@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from holdfast.errors import HoldfastError
+from holdfast.runs.keeping.isolating import OF_THE_STORE
 from holdfast.storage.program import Batch, Program, Sql
 from holdfast.threads.models import Problem, Report
 
@@ -22,7 +24,12 @@ def verified(store: Any, tenants: Iterable[str]) -> Report:
     threads = checkpoints = runs = 0
     problems: list[Problem] = []
     for name in tenants:
-        report: Report = store.tenant(name).verify()
+        try:
+            report: Report = store.tenant(name).verify()
+        except OF_THE_STORE:
+            raise
+        except HoldfastError as error:  # it hides nothing of the others
+            report = Report(0, 0, (Problem("(store)", None, f"tenant {name!r} could not be checked: {error}"),))
         threads, checkpoints, runs = threads + report.threads, checkpoints + report.checkpoints, runs + report.runs
         problems += report.problems
     return Report(threads, checkpoints, tuple(problems), runs)

@@ -13,6 +13,8 @@ import sys
 from datetime import date, timedelta
 from functools import partial
 
+import orjson
+
 from holdfast.errors import HoldfastError
 from holdfast.log import measuring
 from holdfast.ops.doctor.findings import (
@@ -26,6 +28,7 @@ from holdfast.ops.doctor.findings import (
     Patient,
     looked,
     many,
+    query,
     query_one,
     span,
 )
@@ -73,6 +76,10 @@ _STUCK = Sql(
     (SELECT count(*) FROM run WHERE status = 'running' AND lease_until < {now} - :late),
     (SELECT count(*) FROM run WHERE status = 'queued' AND wake_at < {now} - :late AND changed_at < {now} - :late)"""
 )
+_TROUBLE = Sql(
+    """SELECT t.name, m.value FROM meta m JOIN tenant t ON m.key = 'trouble ' || CAST(t.tenant AS text)
+    ORDER BY t.tenant LIMIT 20"""
+)
 _SWEEPS = Sql("SELECT count(*) FROM sweep")
 _SEALS = Sql(
     """SELECT count(DISTINCT tenant), (SELECT count(*) FROM tenant),
@@ -108,6 +115,7 @@ def _checks(patient: Patient) -> list[tuple[str, Look]]:
         ("clock", clock),
         ("schema", schema),
         ("runs", runs),
+        ("upkeep", upkeep),
         ("deletions", deletions),
         ("encryption", encryption),
         ("objects", objects),
@@ -323,6 +331,21 @@ def runs(patient: Patient) -> Flow[list[Finding]]:
             Finding("runs", "warning", says, "run a worker of their queue and version: `holdfast worker app.py`")
         )
     return found or [Finding("runs", "ok", "no run waits for help or for a worker")]
+
+
+def upkeep(patient: Patient) -> Flow[list[Finding]]:
+    """Tenants for which a worker's daily upkeep failed the last time."""
+    rows = yield from query(patient, _TROUBLE)
+    found = [
+        Finding(
+            "upkeep",
+            "warning",
+            f"upkeep of tenant {name!r} failed: {orjson.loads(value)['error']}",
+            f"see to that, then run `holdfast compact --tenant {name}`; a worker tries it again every day",
+        )
+        for name, value in rows
+    ]
+    return found or [Finding("upkeep", "ok", "no tenant's upkeep has failed")]
 
 
 def deletions(patient: Patient) -> Flow[list[Finding]]:

@@ -18,6 +18,7 @@ from holdfast.ops.keeping import retention
 from holdfast.runs.journal import graph_tasks
 from holdfast.runs.keeping import foreseeing
 from holdfast.runs.keeping import retention as runs
+from holdfast.runs.keeping.isolating import succeeded
 from holdfast.storage import meters
 from holdfast.storage.program import Flow, Program, Progress, read
 from holdfast.threads.context import Context
@@ -61,6 +62,7 @@ def compact(
     if dry_run:
         return (yield from _foresee(ctx, tenant, keep_us, progress))
     done = yield from compact_tenant(ctx, tenant, keep_us, progress)
+    yield from succeeded(tenant)
     if vacuum:
         yield from reclaim()
     return done

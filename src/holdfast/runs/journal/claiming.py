@@ -17,7 +17,7 @@ import orjson
 
 from holdfast.runs.functions.specs import DurableSpec
 from holdfast.runs.journal.queues import Limits, Room
-from holdfast.runs.journal.rows import WAITS, Hold, RunRow
+from holdfast.runs.journal.rows import NEVER, WAITS, Hold, RunRow
 from holdfast.storage.cells import ARGS, INPUT
 from holdfast.storage.program import Batch, Program, Rows, Sql, Statement
 
@@ -112,6 +112,16 @@ _HAND_BACK = Sql(
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = :before RETURNING run""",
     seals=WAITS,
 )
+_STICK = Sql(
+    f"""UPDATE run SET status = 'stuck', owner = NULL, fence = :next_fence, lease_until = 0, wake_at = {NEVER},
+        nudged = 0, waiting = :waiting, changed_at = {{now}} WHERE tenant = :tenant AND run = :run AND status = :status""",
+    seals=WAITS,
+)
+_FENCE_MAX = 1 << 60  # no run is claimed so often
+_ODD = (
+    '{"for":"help","type":"Damaged","error":"the counts in its row make no sense: it was changed. '
+    'See `holdfast verify`; restore it from a backup, or resume it if its journal is whole"}'
+)
 _TENANTS = Sql("SELECT tenant, name FROM tenant WHERE tenant > :after ORDER BY tenant LIMIT :limit")
 
 
@@ -186,6 +196,7 @@ class Claimed(NamedTuple):
     taken: list[Taken]
     wait_us: int | None = None
     left: int = 0  # how many of them dead or late owners had
+    odd: tuple[Found, ...] = ()  # those whose rows make no sense: nothing was done to them
 
 
 def _json(values: Iterable[Any]) -> str:
@@ -203,10 +214,14 @@ def look(search: Search, now: int) -> Program[View]:
         last=True,
     )
     owners, queued, waiting = answers[0], answers[1 : 1 + len(queues)], answers[1 + len(queues) :]
-    left = [int(rows[0][0]) - int(rows[0][1]) for rows in waiting if rows]
+    left = [_left_us(*rows[0]) for rows in waiting if rows]
     first = min(left, default=None)
     due = any(queued) or (first is not None and first <= 0)
-    return View(due, first, {str(owner): int(until) - int(at) for owner, until, at in owners})
+    return View(due, first, {str(owner): _left_us(until, at) for owner, until, at in owners})
+
+
+def _left_us(until: Any, now: int) -> int:
+    return int(until) - int(now) if type(until) is int else 0  # what is no time is over: the claim looks at it
 
 
 def claim(search: Search, most: int, *, lease: int, dead: Sequence[str], recover: bool, now: int) -> Program[Claimed]:
@@ -220,19 +235,20 @@ def claim(search: Search, most: int, *, lease: int, dead: Sequence[str], recover
         *(sql(**base, queue=queue) for queue in search.queues for sql in _DUE),
     )
     limits = {row[0]: Limits._make(row) for row in answers[0]}
-    chosen = [Found._make(row) for row in answers[1]][:most]
+    odd = tuple(found for rows in answers[1:] for found in map(Found._make, rows) if not _makes_sense(found))
+    chosen = _sensible(answers[1:2])[:most]
     left = len(chosen)
     due = _in_order(answers[2:])
     take = {"owner": search.owner, "lease": lease, "now": now}
     if not limits:
         chosen += due[: most - len(chosen)]
         if not chosen:
-            return Claimed([])
-        return Claimed(_taken((yield Batch(*(_take(found, take) for found in chosen), last=True))), left=left)
+            return Claimed([], odd=odd)
+        return Claimed(_taken((yield Batch(*(_take(found, take) for found in chosen), last=True))), left=left, odd=odd)
     taken = _taken((yield Batch(*(_take(found, take) for found in chosen)))) if chosen else []
     if len(taken) >= most:
-        return Claimed(taken, left=left)
-    return (yield from _within_limits(search, limits, taken, due, most, base, take))._replace(left=left)
+        return Claimed(taken, left=left, odd=odd)
+    return (yield from _within_limits(search, limits, taken, due, most, base, take))._replace(left=left, odd=odd)
 
 
 def _within_limits(
@@ -272,8 +288,24 @@ def _within_limits(
 
 
 def _in_order(pages: Sequence[Rows]) -> list[Found]:
-    found = [Found._make(row) for page in pages for row in page]
-    return sorted(found, key=lambda one: (-one.priority, one.wake_at, one.run))
+    return sorted(_sensible(pages), key=lambda one: (-one.priority, one.wake_at, one.run))
+
+
+def _sensible(pages: Sequence[Rows]) -> list[Found]:
+    return [found for page in pages for found in map(Found._make, page) if _makes_sense(found)]
+
+
+def _makes_sense(found: Found) -> bool:
+    """Whether its numbers can be counted with: one that overflows would stop the claim of all the others."""
+    numbers = (found.fence, found.priority, found.wake_at)
+    return all(type(number) is int for number in numbers) and 0 <= found.fence < _FENCE_MAX
+
+
+def stick(found: Found, now: int) -> Program[None]:
+    """Stop a run whose row makes no sense, and say so in it. An owner that it may still have loses it."""
+    fence = found.fence + 1 if _makes_sense(found) else _FENCE_MAX >> 1
+    parts = {"tenant": found.tenant, "run": found.run, "status": found.status}
+    yield Batch(_STICK(**parts, next_fence=fence, waiting=_ODD, now=now), last=True)
 
 
 def _take(found: Found, take: dict[str, Any]) -> Statement:

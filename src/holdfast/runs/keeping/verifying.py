@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 import msgspec
 import orjson
 
-from holdfast.errors import HoldfastError, JournalDamaged, NotEncrypted
+from holdfast.errors import Damaged, HoldfastError, JournalDamaged, NotEncrypted, Undecodable
 from holdfast.runs.calls.asking import Terms
 from holdfast.runs.functions.inputs import digest
 from holdfast.runs.journal.blobs import blob_hash
@@ -107,7 +107,10 @@ def verify_runs(tenant: int, progress: Progress | None = None) -> Flow[Findings]
     while page := (yield from read(partial(_page, tenant, after))):
         for run in page:
             after = run
-            problems = yield from read(partial(check_run, tenant, run))
+            try:
+                problems = yield from read(partial(check_run, tenant, run))
+            except (Damaged, Undecodable) as error:
+                problems = [(f"number {run}", str(error))]
             if problems is not None:  # None: it was deleted meanwhile
                 findings.runs += 1
                 findings.problems += problems

@@ -36,9 +36,10 @@ from holdfast.runs.engine.local import Job
 from holdfast.runs.engine.runtime import new_owner, runtime_of
 from holdfast.runs.functions.specs import DurableSpec, known_durables, said_version
 from holdfast.runs.journal import claiming
-from holdfast.runs.journal.claiming import Known, Search, Taken, View
+from holdfast.runs.journal.claiming import Found, Known, Search, Taken, View
 from holdfast.runs.journal.queues import Queue, declared, write_limits
 from holdfast.runs.keeping import retention
+from holdfast.runs.keeping.isolating import for_tenant
 from holdfast.runs.session.telling import tell_event
 from holdfast.runs.workers.crew import Crew, guarded
 from holdfast.storage.events import event, said
@@ -209,7 +210,9 @@ class Worker:
             recover=self._recover,
             now=self._ctx.clock_us(),
         )
-        taken, wait_us, left = self._do(write(op))
+        taken, wait_us, left, odd = self._do(write(op))
+        for found in odd:
+            self._stick(found)
         tell_event("taken_over", 0 if self._recover else left)
         self._recover = False
         for one in taken:
@@ -254,6 +257,12 @@ class Worker:
         )
         self._active[taken.row.run] = job
         self._crew.start(job)
+
+    def _stick(self, found: Found) -> None:
+        """A run whose row makes no sense holds up no other."""
+        what = event("run.stuck", run=found.run, error="Damaged")
+        _log.error("run number %d of tenant %d is stuck: its row is damaged", found.run, found.tenant, extra=what)
+        self._do(write(partial(claiming.stick, found, self._ctx.clock_us())))
 
     def _wait(self, seconds: float) -> None:
         try:
@@ -391,11 +400,11 @@ class Worker:
         driver = _WhileWorking(self._ctx.driver, lambda: self._stopping)
         ctx = self._ctx
         try:
-            numbers = [self._tenant] if self._tenant is not None else []
-            numbers = numbers or [number for number, _ in drive(driver, retention.all_tenants())]
-            for tenant in numbers:
+            tenants = [(self._tenant, ctx.tenant_name)] if self._tenant is not None else []
+            for tenant, name in tenants or drive(driver, retention.all_tenants()):
                 store = self._store
-                done = drive(driver, retention.upkeep(tenant, store._keep_us, ctx.clock_us, store._days_work))
+                work = retention.upkeep(tenant, store._keep_us, ctx.clock_us, store._days_work)
+                done = drive(driver, for_tenant(tenant, name, work, ctx.clock_us()))
                 if done is not None:
                     _log.log(
                         logging.INFO if any(done) else logging.DEBUG,

@@ -1,0 +1,77 @@
+"""What is wrong with one run or one tenant is recorded there and told by the doctor; all others are served."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from sealed_kit import Raw
+
+import holdfast as hf
+
+FENCE_MAX = 2**63 - 1
+
+
+@hf.durable(name="isolated.add")
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def work(store: hf.Store) -> None:
+    hf.Worker(store, [add], all_tenants=True).run(until_idle=True)
+
+
+@pytest.mark.parametrize("fence", [FENCE_MAX, -1])
+def test_a_run_whose_row_makes_no_sense_is_stuck_and_the_others_run(url: str, fence: int) -> None:
+    with hf.open(url, tenant="bad") as store:
+        for name in ("first", "second"):
+            store.start(add, 1, 2, id=name)
+            store.tenant("good").start(add, 1, 2, id=name)
+        Raw(url)("UPDATE run SET fence = ? WHERE run = (SELECT min(run) FROM run)", (fence,))
+        work(store)
+        assert [store.tenant("good").get_run(name).result() for name in ("first", "second")] == [3, 3]
+        assert store.get_run("second").result() == 3
+        assert store.get_run("first").info().status == "stuck"
+        [told] = [finding for finding in store.doctor() if finding.check == "runs"]
+        assert "1 run stuck" in told.says
+        store.get_run("first").resume()
+        work(store)
+        assert store.get_run("first").result() == 3, "its journal is whole"
+
+
+def upkeep_findings(store: hf.Store) -> list[tuple[str, str]]:
+    return [(finding.level, finding.says) for finding in store.doctor() if finding.check == "upkeep"]
+
+
+def test_the_daily_upkeep_of_one_tenant_fails_and_the_others_have_theirs(url: str) -> None:
+    raw = Raw(url)
+    with hf.open(url, tenant="bad", keep_runs_s=0) as store:
+        for one in (store, store.tenant("good")):
+            one.set_retention(keep_last=2)
+            one.run(add, 1, 2, id="a").result()
+        [(key,)] = raw("SELECT key FROM meta WHERE substr(key, 1, 10) = 'retention ' ORDER BY key LIMIT 1")
+        [(policy,)] = raw("SELECT value FROM meta WHERE key = ?", (key,))
+        raw("UPDATE meta SET value = '{' WHERE key = ?", (key,))
+        worker = hf.Worker(store, [add], all_tenants=True)
+        worker._upkeep()
+        [(level, says)] = upkeep_findings(store)
+        assert level == "warning"
+        assert "upkeep of tenant 'bad' failed: " in says
+        assert raw("SELECT count(*) FROM meta WHERE substr(key, 1, 7) = 'upkeep '") == [(2,)]
+        raw("UPDATE meta SET value = ? WHERE key = ?", (policy, key))
+        store.compact()
+        assert upkeep_findings(store) == [("ok", "no tenant's upkeep has failed")]
+
+
+def test_a_forgotten_key_of_one_tenant_ends_no_other_tenants_upkeep(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with hf.open(path, tenant="bad", keys=os.urandom(32)) as store:
+        store.thread("a").save({})
+    with hf.open(path, tenant="good", keys=os.urandom(32)) as store:
+        store.thread("a").save({})
+        hf.Worker(store, [add], all_tenants=True)._upkeep()
+        [(level, says)] = upkeep_findings(store)
+        assert (level, "KeyMissing" in says) == ("warning", True), says
+        upkeeps = Raw(path)("SELECT count(*) FROM meta WHERE substr(key, 1, 7) = 'upkeep '")
+        assert upkeeps == [(2,)]
