@@ -1,8 +1,8 @@
-"""The command line: `holdfast threads | log | show | diff | fork | rollback | verify | prune | delete | stats`.
+"""The command line: `holdfast COMMAND`; `parser.COMMANDS` lists the commands.
 
-A face over the public API: it parses, asks, prints, and turns errors into one line and an exit code. No logic of stores
-or threads lives here, nothing below `holdfast` and `holdfast.errors` is imported, and no class named in a store is ever
-needed: states are read in raw form.
+A face over the library: it parses, asks, prints, and turns errors into one line and an exit code. No logic of stores,
+threads or runs lives here, and no class named in a store is ever needed: states are read in raw form. It is the top
+layer, and imports from any of those below.
 """
 
 from __future__ import annotations

@@ -54,6 +54,10 @@ def special_kind(mode: int) -> str | None:
 
 def open_regular(path: Path) -> BinaryIO:
     """A file for reading. Raises OSError, also for what has no end or would make us wait for one."""
-    if (kind := special_kind(os.stat(path).st_mode)) is not None:
+    try:
+        mode = os.stat(path).st_mode
+    except ValueError as error:  # a NUL, or what no file name can hold
+        raise OSError(errno.EINVAL, f"it is no file name: {error}") from error
+    if (kind := special_kind(mode)) is not None:
         raise OSError(errno.EINVAL, f"it is {kind}, not a regular file")
     return open(path, "rb")

@@ -1,5 +1,5 @@
 """Tools for testing Holdfast and what is built on it: real servers, contract suites, faults.
 
-They are shipped with the package so that third parties run the same tests. Nothing here is imported by the
-library itself.
+They are shipped with the package so that third parties run the same tests. Of the
+library only the command `holdfast drill` imports them.
 """

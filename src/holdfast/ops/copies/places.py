@@ -92,8 +92,9 @@ class Part:
                 if time.monotonic() > deadline:
                     raise UsageError(f"another process is writing {self.path}; wait until it ends")
                 time.sleep(_PAUSE_S)
-        except OSError as error:
-            raise UsageError(f"{self.path} cannot be written: {error.strerror}; choose another place") from error
+        except (OSError, ValueError) as error:  # ValueError: a NUL, or what no file name can hold
+            why = getattr(error, "strerror", None) or error
+            raise UsageError(f"{self.path} cannot be written: {why}; choose another place") from error
         self._remove_side_files()
         return os.fdopen(number, "r+b")
 

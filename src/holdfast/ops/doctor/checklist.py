@@ -2,7 +2,7 @@
 
 Reads only: it never changes the store, and works on one that cannot be written. Each check is a transaction of its own,
 so that one that fails (a privilege that is missing, a damaged table) takes no other with it. What only one of the
-databases has is in `doctor_sqlite.py` and `doctor_postgres.py`; `triage` is for a store that cannot be opened.
+databases has is in `sqlite.py` and `postgres.py` beside this file; `triage` is for a store that cannot be opened.
 """
 
 from __future__ import annotations

@@ -104,6 +104,8 @@ class Export:
         self._id = run_id
         self._keep = keep
         self.path = Path(path)
+        if not self.path.name:
+            raise UsageError(f"{self.path} is a folder; name a file in it")
         self._part = self.path.with_name(self.path.name + ".part")
         self._package: Package | None = None
         self._token = ctx.entropy(16)

@@ -70,8 +70,8 @@ class Import:
     def __init__(self, ctx: Context, path: str | Path) -> None:
         self._ctx = ctx
         self.path = Path(path)
-        self._claim = self.path.with_name(self.path.name + ".imported")
         self.package = read_package(self.path)
+        self._claim = self.path.with_name(self.path.name + ".imported")
         self._store = ""
         self._is_new = False  # the mark: it was made by this import
 

@@ -184,9 +184,9 @@ def publish(pending: Path, path: Path) -> None:
 def read_package(path: Path, *, pending: bool = False) -> Package:
     """What a file holds, checked. Raises UsageError for what is no such file, is damaged, or says what cannot be."""
     try:
-        if path.stat().st_size > BYTES_MAX:
-            raise _refused(path, f"it has more than {BYTES_MAX:,} bytes")
         with open_regular(path) as file:
+            if path.stat().st_size > BYTES_MAX:
+                raise _refused(path, f"it has more than {BYTES_MAX:,} bytes")
             content = file.read()
     except OSError as error:
         raise _refused(path, error.strerror or str(error)) from error
