@@ -16,11 +16,11 @@ import orjson
 from holdfast.errors import AnswerRefused, NotFound, UsageError
 from holdfast.runs.calls.steps import answer as replayed
 from holdfast.runs.calls.timeouts import check_deadline, check_seconds
-from holdfast.runs.journal.entries import DONE, WAIT, Entry, unsqueeze
+from holdfast.runs.journal.entries import DONE, WAIT, Entry, completion, opening, unsqueeze
 from holdfast.runs.journal.rows import LOCK, NUDGE
 from holdfast.runs.session.acting import Act, Wait
 from holdfast.runs.session.scope import Scope
-from holdfast.runs.session.session import Session, completion, opening
+from holdfast.runs.session.session import Session
 from holdfast.storage.cells import ANSWER, ASK_ANSWER, QUESTION, TERMS
 from holdfast.storage.program import Batch, Program, Rows, Sql, read
 from holdfast.threads.checks import check_name, check_text

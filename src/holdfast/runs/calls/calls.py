@@ -10,11 +10,10 @@ from holdfast.errors import UsageError
 from holdfast.runs.calls import asking, children, signals
 from holdfast.runs.calls.steps import answer, wait_until
 from holdfast.runs.calls.timeouts import check_deadline, check_seconds, limited
-from holdfast.runs.journal.entries import DONE, NOTE, WAIT, Entry
+from holdfast.runs.journal.entries import DONE, NOTE, WAIT, Entry, completion, opening
 from holdfast.runs.session.acting import Act, aperform, perform
 from holdfast.runs.session.requests import ContinueAsNew, RollBack
 from holdfast.runs.session.scope import Scope, current, need_scope
-from holdfast.runs.session.session import completion, opening
 from holdfast.threads.checks import check_name
 
 T = TypeVar("T")

@@ -14,11 +14,11 @@ from holdfast.runs.calls.steps import answer
 from holdfast.runs.calls.timeouts import check_deadline
 from holdfast.runs.functions.inputs import digest
 from holdfast.runs.functions.specs import DurableSpec
-from holdfast.runs.journal.entries import DONE, SPAWN, Entry, squeeze, unsqueeze
+from holdfast.runs.journal.entries import DONE, SPAWN, Entry, completion, opening, squeeze, unsqueeze
 from holdfast.runs.journal.rows import BY_ID, FINISHED, NewRun, RunRow, find, insert, value_of
 from holdfast.runs.session.acting import Act, Wait
 from holdfast.runs.session.scope import Scope
-from holdfast.runs.session.session import Session, completion, opening
+from holdfast.runs.session.session import Session
 from holdfast.storage.program import Batch, Rows, read
 from holdfast.threads.checks import NAME_CHARACTERS_MAX
 from holdfast.values.codec import decode

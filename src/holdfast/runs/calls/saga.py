@@ -18,9 +18,9 @@ from holdfast.runs.functions.keys import Key
 from holdfast.runs.functions.retrying import Retry
 from holdfast.runs.functions.specs import StepSpec, find_step, plain_name
 from holdfast.runs.journal import rows
-from holdfast.runs.journal.entries import DONE, FAILED, INTENT, SPAWN, VALUE, Entry, Recorded
+from holdfast.runs.journal.entries import DONE, FAILED, INTENT, SPAWN, VALUE, Entry, Recorded, completion
 from holdfast.runs.session.acting import Act, Wait
-from holdfast.runs.session.session import Session, completion
+from holdfast.runs.session.session import Session
 from holdfast.storage.program import Batch, Program, Sql, read
 
 END = "end"  # the path of the entry that says how the run is ending

@@ -18,10 +18,9 @@ from holdfast.log.records import Record
 from holdfast.log.writing import Appended
 from holdfast.runs.calls.timeouts import check_deadline
 from holdfast.runs.functions.inputs import digest
-from holdfast.runs.journal.entries import DONE, Entry
+from holdfast.runs.journal.entries import DONE, Entry, completion
 from holdfast.runs.session.acting import Act, aperform, perform
 from holdfast.runs.session.scope import Scope, current
-from holdfast.runs.session.session import completion
 from holdfast.storage.program import Flow
 from holdfast.threads import beside, flows
 from holdfast.threads.beside import Moved, Save, Saving, prepare_saving

@@ -10,11 +10,11 @@ from holdfast.errors import NotFound
 from holdfast.runs.calls.failures import describe_error
 from holdfast.runs.calls.steps import answer
 from holdfast.runs.calls.timeouts import check_deadline
-from holdfast.runs.journal.entries import DONE, WAIT, Entry, unsqueeze
+from holdfast.runs.journal.entries import DONE, WAIT, Entry, completion, opening, unsqueeze
 from holdfast.runs.journal.rows import BY_ID, NUDGE, RunRow
 from holdfast.runs.session.acting import Act, Wait
 from holdfast.runs.session.scope import Scope
-from holdfast.runs.session.session import Session, completion, opening
+from holdfast.runs.session.session import Session
 from holdfast.storage.cells import SIGNAL
 from holdfast.storage.program import Batch, Program, Rows, Sql, read
 from holdfast.threads.checks import check_name

@@ -114,7 +114,8 @@ _HAND_BACK = Sql(
 )
 _STICK = Sql(
     f"""UPDATE run SET status = 'stuck', owner = NULL, fence = :next_fence, lease_until = 0, wake_at = {NEVER},
-        nudged = 0, waiting = :waiting, changed_at = {{now}} WHERE tenant = :tenant AND run = :run AND status = :status""",
+        nudged = 0, waiting = :waiting, changed_at = {{now}}
+        WHERE tenant = :tenant AND run = :run AND status = :status""",
     seals=WAITS,
 )
 _FENCE_MAX = 1 << 60  # no run is claimed so often

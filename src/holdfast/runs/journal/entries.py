@@ -9,6 +9,7 @@ Must never happen here: a changed meaning of a kind or a field that a released v
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -96,3 +97,19 @@ def squeeze(text: bytes) -> bytes:
 def unsqueeze(stored: bytes) -> bytes:
     """Such a text again. Raises Undecodable."""
     return decompress_alone(stored) if stored[:4] == _ZSTD_MAGIC else stored
+
+
+def completion(found: Sequence[Recorded]) -> Entry | None:
+    """How a call ended, if it did. The last word counts: a fork may have changed it."""
+    for recorded in reversed(found):
+        if recorded.kind in (DONE, CHANGE):
+            return recorded.entry
+    return None
+
+
+def opening(found: Sequence[Recorded]) -> Entry | None:
+    """The wait or spawn that a call began with, if it did."""
+    for recorded in found:
+        if recorded.kind in (WAIT, SPAWN):
+            return recorded.entry
+    return None

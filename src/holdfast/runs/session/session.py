@@ -22,9 +22,9 @@ from holdfast.runs.journal.entries import (
     NOTE,
     SPAWN,
     VALUE,
-    WAIT,
     Entry,
     Recorded,
+    completion,
     entry_digest,
     pack,
     squeeze,
@@ -443,22 +443,6 @@ class Session:
     async def suspend(self, wait: Wait) -> None:
         """In an async run: wait until there may be news, or the run parks."""
         await self.supervisor.suspend(wait)
-
-
-def completion(found: Sequence[Recorded]) -> Entry | None:
-    """How a call ended, if it did. The last word counts: a fork may have changed it."""
-    for recorded in reversed(found):
-        if recorded.kind in (DONE, CHANGE):
-            return recorded.entry
-    return None
-
-
-def opening(found: Sequence[Recorded]) -> Entry | None:
-    """The wait or spawn that a call began with, if it did."""
-    for recorded in found:
-        if recorded.kind in (WAIT, SPAWN):
-            return recorded.entry
-    return None
 
 
 def _append_beside(
