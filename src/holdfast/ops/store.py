@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.errors import UsageError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # imported where it is used
 
 
 def open_store(
-    url: str | PathLike[str],
+    url: str | os.PathLike[str],
     *,
     trust: Sequence[str] = (),
     durability: Literal["full", "normal"] = "full",
@@ -59,7 +59,7 @@ def open_store(
         raise UsageError(f"lease_s={lease_s!r}: a number of seconds above 0")
     wrapped = _encrypting(keys) if keys is not None else None  # before the store is opened: keys may be wrong
     keys = None  # not in a frame that an error may be raised from: what reports errors shows its variables
-    far = _far(objects, fspath(url)) if objects is not None else None
+    far = _far(objects, os.fspath(url)) if objects is not None else None
     driver = open_driver(url, durability=durability, timeout_s=timeout_s, create=create, **options)
     if far is not None:  # below what encrypts: objects hold what the database would
         driver = far(driver)
