@@ -36,10 +36,10 @@ def search_hotels(city: str) -> list[str]:
     return [f"Grand Hotel {city}", "Pension Sol"]
 
 
-def find(key: hf.Key, what: str) -> hf.Done | hf.NotDone:
+def find(key: hf.Key) -> hf.Done | hf.NotDone:
     """After a crash in the middle of a booking: is it in the ledger?"""
-    found = [line for line in _ledger() if line.startswith(key)]
-    return hf.Done(f"booked {what}") if found else hf.NotDone()
+    found = [line.removeprefix(f"{key} ") for line in _ledger() if line.startswith(key)]
+    return hf.Done(f"booked {found[0]}") if found else hf.NotDone()
 
 
 @hf.effect(reconcile=find, approve=True)

@@ -130,7 +130,7 @@ def fail(argument: str) -> Any:
     raise Named(f"reconcile's error with {argument}")
 
 
-@hf.effect(name="logs_undone", undo=lambda result, *args: fail(result))
+@hf.effect(name="logs_undone", undo=lambda result: fail(result))
 def undone(argument: str) -> str:
     return f"a result with {argument}"
 

@@ -306,3 +306,13 @@ def search_here(city: str) -> str:
 def named_by_module(city: str) -> str:
     """Its step has another name in a worker than in the script that began the run."""
     return search_here(city)
+
+
+@hf.effect(reconcile=lambda key: {}[key], timeout_s=0.1, name="drilled.order")
+def order(what: str, key: hf.Key) -> str:
+    return f"ordered {what}"
+
+
+@hf.durable
+def looks_wrong(what: str) -> str:
+    return order(what)

@@ -221,7 +221,7 @@ def test_children_of_a_run_with_a_long_id_have_ids_that_can_be_used(sync_lab: La
 def test_reconcile_and_the_next_attempt_get_the_arguments_as_they_were(lab: Lab) -> None:
     asked: list[Any] = []
 
-    def reconcile(key: str, client: object, texts: list[str], *more: list[str], **named: list[str]) -> hf.NotDone:
+    def reconcile(key: str, client: object, texts: list[str], more: list[list[str]], **named: list[str]) -> hf.NotDone:
         asked.append(
             (client, list(texts), [list(one) for one in more], {name: list(one) for name, one in named.items()})
         )

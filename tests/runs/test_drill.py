@@ -175,3 +175,10 @@ def test_a_run_that_another_entry_point_cannot_resume_is_found() -> None:
     assert any("__mp_main__.search_here" in problem for one in report.failures for problem in one.problems), (
         report.text()
     )
+
+
+def test_a_reconcile_that_raises_fails_the_drill() -> None:
+    report = drill(agent("looks_wrong"), ["tea"], random_kills=0)
+    assert not report.ok
+    assert "reconcile of drilled.order raised KeyError" in report.text()
+    assert report.same_result == report.trials  # a person can still settle it

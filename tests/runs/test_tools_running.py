@@ -113,24 +113,6 @@ def test_effects_get_their_keys_and_methods_their_objects(lab: Lab) -> None:
     assert keys == [step.key for step in run.steps() if step.kind == "effect"]
 
 
-def test_arguments_come_by_position_as_in_code_so_that_reconcile_may_name_them_otherwise(lab: Lab) -> None:
-    def find(key: hf.Key, which: str, *more: Any, **named: Any) -> hf.Done:
-        return hf.Done([which, list(more), named])
-
-    @lab.effect(reconcile=find)
-    def book(room: str, nights: int, guest: str = "", *, key: hf.Key, note: str = "") -> None:
-        raise TimeoutError
-
-    tools = hf.tools([book])
-
-    @lab.durable
-    async def agent() -> list[str]:
-        calls = [chat("a", "book", note="n", nights=2, room="7"), chat("b", "book", room="8", nights=1, guest="Ann")]
-        return said(await lab(tools.call(calls)))
-
-    assert lab.run(agent).result() == ['["7",[2],{"note":"n"}]', '["8",[1,"Ann"],{}]']
-
-
 def test_a_replay_runs_no_tool(lab: Lab) -> None:
     def price(city: str) -> int:
         lab.ran.append(city)

@@ -119,7 +119,7 @@ def test_a_run_that_no_worker_has_taken_says_so(sync_lab: Lab) -> None:
 
 
 def test_why_reconcile_could_not_tell_is_shown(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
-    """The newest reason: while a person is waited for, the receiver is asked again by whoever takes the run."""
+    """The newest reason: while a person is waited for, the same line asks the receiver again."""
     reasons: list[Any] = [hf.Unknown("the airline is closed"), ConnectionError("no route"), hf.Unknown()]
 
     def look(key: str, flight: str) -> Any:
@@ -137,10 +137,7 @@ def test_why_reconcile_could_not_tell_is_shown(lab: Lab, caplog: pytest.LogCaptu
         return str(await lab(book("LIS")))
 
     for reason in ("the airline is closed", "reconcile failed: ConnectionError: no route", None):
-        run = lab.run(agent, id="doubt")
-        if reason != "the airline is closed":
-            run.resume()
-            run = lab.run(agent, id="doubt")
+        run = lab.run(agent, id="doubt")  # the same line asks reconcile again
         [ask], [step] = lab.store.asks(), run.steps()
         assert (ask.reason, (step.note or {}).get("reason")) == (reason, reason)
         assert (run.info().waiting_for or {}).get("reason") == reason

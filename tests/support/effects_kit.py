@@ -20,9 +20,9 @@ class Receiver:
         self.done.append((key, what))
         return f"done: {what}"
 
-    def find(self, key: str, what: str) -> hf.Done | hf.NotDone:
-        self.asked.append((key, what))
-        return hf.Done(f"done: {what}") if (key, what) in self.done else hf.NotDone()
+    def find(self, key: str, flight: str) -> hf.Done | hf.NotDone:
+        self.asked.append((key, flight))
+        return hf.Done(f"done: {flight}") if (key, flight) in self.done else hf.NotDone()
 
 
 def booking(lab: Lab, receiver: Receiver, **options: Any) -> Any:

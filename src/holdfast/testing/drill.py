@@ -251,6 +251,8 @@ class _Drill:
         problems += [
             f"{name.partition('@')[0]} was done {count + self._acts[name]} times" for name, count in twice.items()
         ]
+        raised = [f"reconcile of {line['reconcile']} raised {line['raised']}" for line in ledger if "reconcile" in line]
+        problems += dict.fromkeys(raised)
         # Real receivers give other numbers every time: then only how it ended can be compared.
         parts = ("end",) if self._plan["real"] else ("end", "result")
         if all(end.get(part) == self._wanted.get(part) for part in parts):

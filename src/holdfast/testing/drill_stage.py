@@ -25,7 +25,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import holdfast
-from holdfast.runs.calls.doubt import Done, NotDone
+from holdfast.runs.calls.doubt import Done, NotDone, check_verdict
 from holdfast.runs.functions.inputs import annotations_of, digest, is_key
 from holdfast.runs.functions.specs import StepSpec, every_step, flavour_of, known_durables
 from holdfast.runs.journal.rows import RunRow
@@ -190,8 +190,8 @@ class Stage:
         made = self._as_effect(spec, body) if spec.kind == "effect" else self._as_step(spec, body)
         spec.fn = functools.wraps(body)(made)
         spec.process = False
-        if spec.kind == "effect" and spec.reconcile is not None and not self._real:
-            spec.reconcile = self._reconcile
+        if spec.reconcile is not None:
+            spec.reconcile = self._looked(spec, spec.reconcile)
         if spec.undo is not None and not isinstance(getattr(spec.undo, "holdfast", None), StepSpec):
             spec.undo = self._undo(spec, spec.undo)  # one that is an effect is replaced as such
 
@@ -304,9 +304,33 @@ class Stage:
                 return line
         return None
 
-    def _reconcile(self, key: str, *args: Any, **kwargs: Any) -> Done | NotDone:
-        line = self._act(str(key))
-        return NotDone() if line is None else Done(self._answered(line))
+    def _looked(self, spec: StepSpec, reconcile: Callable[..., Any]) -> Callable[..., Any]:
+        """The user's reconcile, which only looks and must not fail. Real effects have its word, others the ledger's."""
+
+        def judged(said: Any) -> Any:
+            frame = _frame()
+            line = None if frame is None else self._act(str(frame.key))
+            check_verdict(said)
+            return said if self._real else NotDone() if line is None else Done(self._answered(line))
+
+        def failed(error: Exception) -> None:
+            self._ledger.note(reconcile=spec.name, raised=f"{type(error).__name__}: {error}")
+
+        def look(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return judged(reconcile(*args, **kwargs))
+            except Exception as error:
+                failed(error)
+                raise
+
+        async def alook(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return judged(await reconcile(*args, **kwargs))
+            except Exception as error:
+                failed(error)
+                raise
+
+        return functools.wraps(reconcile)(alook if flavour_of(reconcile) == "async" else look)
 
     def verdict(self, key: str) -> dict[str, Any]:
         """What a person who looked at the ledger would say of an effect in doubt."""

@@ -102,15 +102,8 @@ class Tool(NamedTuple):
         return parameters_schema(self.spec.fn, self.hidden)
 
     def bound(self, raw: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A model's arguments as those of the function. ValueError, for the model to read, if they do not fit.
-
-        By position as far as it goes: so code calls functions, and `reconcile` and `undo` may name theirs differently.
-        """
-        binder = self.spec.binder
-        args, kwargs = binder.restore(coerce_arguments(self.spec.fn, raw, self.hidden))
-        named = [name for name in binder.plan.positional if name != binder.plan.receiver][len(args) :]
-        first = next((at for at, name in enumerate(named) if name not in kwargs), len(named))
-        return (*args, *(kwargs.pop(name) for name in named[:first])), kwargs
+        """A model's arguments as those of the function. ValueError, for the model to read, if they do not fit."""
+        return self.spec.binder.restore(coerce_arguments(self.spec.fn, raw, self.hidden))
 
     def act(self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Act[Any]:
         """The journaled call, of a step or an effect."""

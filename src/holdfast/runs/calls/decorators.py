@@ -20,7 +20,7 @@ from holdfast.runs.calls.doubt import check_definite
 from holdfast.runs.calls.effects import effect_act
 from holdfast.runs.calls.steps import refuse_nested, step_act
 from holdfast.runs.calls.timeouts import check_seconds, limited
-from holdfast.runs.functions.inputs import receiver_of, signature_of
+from holdfast.runs.functions.callbacks import check_callbacks
 from holdfast.runs.functions.retrying import Retry
 from holdfast.runs.functions.specs import CO_COROUTINE, DurableSpec, StepSpec, add_durable, add_step, plain_name
 from holdfast.runs.journal.rows import TASK
@@ -158,13 +158,14 @@ def effect(
 def effect(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """An effect: it touches the outside world. Written down before it runs and after it ran.
 
-    The key comes as a parameter `key: hf.Key`, or from `hf.idempotency_key()`. `reconcile(key, *args)` finds out
-    whether it happened: `Done(result)`, `NotDone()`, `Unknown()`; without it `on_doubt` decides: "ask" a person,
-    "retry" with the same key, "fail". If its outcome is still open after ten attempts and `retries`, a person is asked
-    whatever the rule. `undo` takes it back when the run fails or is rolled back. `timeout_s` (default 60) is how long
-    the body and its request may take. An error out of the body leaves the outcome unknown, unless it is definite: a
-    class of the effect's own package, an HTTP 4xx response, or a class named in `definite`. `approve=True` (or a
-    question, or the options of `hf.ask`) asks a person first.
+    The key comes as a parameter `key: hf.Key`, or from `hf.idempotency_key()`. `reconcile` finds out whether it
+    happened: `Done(result)`, `NotDone()`, `Unknown()`. It is called by the names that it asks for: `key` and the
+    effect's arguments; `undo` too: the arguments, `result`, `effect_key`. Without `reconcile`, `on_doubt` decides:
+    "ask" a person, "retry" with the same key, "fail". If its outcome is still open after ten attempts and `retries`, a
+    person is asked whatever the rule. `undo` takes it back when the run fails or is rolled back. `timeout_s` (default
+    60) is how long the body and its request may take. An error out of the body leaves the outcome unknown, unless it is
+    definite: a class of the effect's own package, an HTTP 4xx response, or a class named in `definite`. `approve=True`
+    (or a question, or the options of `hf.ask`) asks a person first.
     """
     if fn is None:
         return functools.partial(_decorate_effect, **options)
@@ -192,11 +193,7 @@ def _decorate_effect(
     _check(fn, "effect")
     if on_doubt not in ("ask", "retry", "fail"):
         raise UsageError(f'on_doubt is "ask", "retry" or "fail", not {on_doubt!r}')
-    if undo is not None and receiver_of(undo, signature_of(undo)) is not None:
-        raise UsageError(
-            f"undo={getattr(undo, '__name__', undo)} is a method, and a rollback has no self to call it on: give a "
-            "function, which gets the effect's arguments and result by name"
-        )
+    check_callbacks(fn, reconcile, undo, _names(ignore))
     check_approve(approve)
     limit = _seconds(timeout_s)
     spec = StepSpec(

@@ -36,6 +36,7 @@ from holdfast.runs.calls.steps import (
     wait_until,
 )
 from holdfast.runs.calls.timeouts import check_again, check_deadline, is_over
+from holdfast.runs.functions.callbacks import called_by_name
 from holdfast.runs.functions.inputs import digest
 from holdfast.runs.functions.keys import Key
 from holdfast.runs.functions.specs import StepSpec, flavour_of, plain_name
@@ -60,7 +61,7 @@ class Call:
     path: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    text: bytes  # of the arguments
+    text: bytes  # of the arguments; none: the function has ended, and `kwargs` is what the journal has of them
     wanted: bytes  # their digest
     key: Key
     attempt: int = 0
@@ -216,8 +217,6 @@ def _is_definite(call: Call, error: Exception, frame: BodyFrame) -> bool:
 
 
 def _as_called(call: Call) -> Arguments:
-    if not call.text:  # they were just read from the journal
-        return call.args, call.kwargs
     return as_called(call.session, call.spec, call.args, call.kwargs, call.text)
 
 
@@ -381,8 +380,8 @@ def in_doubt(call: Call, reason: str = "") -> InDoubt:
     run = call.session.row.id
     return InDoubt(
         f"nobody knows whether {call.spec.name} at step {call.path} of run {run!r} happened (key {call.key})"
-        f"{': ' + reason if reason else ''}. Look at the receiver, then say which: "
-        f"`holdfast resolve {run} {call.path} --done VALUE` or `--not-done`",
+        f'{": " + reason if reason else ""}. on_doubt="fail" leaves that to the code that called it: look at the '
+        "receiver for the key",
         run=run,
         step=call.path,
         key=str(call.key),
@@ -402,8 +401,8 @@ def _reconcile(call: Call) -> Act[Verdict]:
     inner = in_body(call.scope, BodyFrame(call.scope, call.path, f"reconcile of {spec.name}", key=call.key))
     is_async = flavour_of(fn) == "async"
     try:
-        args, kwargs = _as_called(call)
-        found = yield Body(partial(_call_in, inner, fn, (call.key, *args), kwargs, is_async), is_async)
+        args, kwargs = called_by_name(fn, *_values(call), call.key)
+        found = yield Body(partial(_call_in, inner, fn, args, kwargs, is_async), is_async)
     except Exception as error:
         kind, run = type(error).__name__, call.session.row.id
         found = event("reconcile.failed", run=run, step=call.path, function=spec.name, error=kind)
@@ -415,6 +414,14 @@ def _reconcile(call: Call) -> Act[Verdict]:
         stuck = RunStuck(f"step {call.path} of run {call.session.row.id!r} is in doubt, and {error}")
         call.session.stop = call.session.stop or stuck
         raise stuck from error
+
+
+def _values(call: Call) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of the call by name, and the key by its names."""
+    binder = call.spec.binder
+    arguments = binder.named(*_as_called(call)) if call.text else {**binder.plan.defaults, **call.kwargs}
+    named = binder.plan.key
+    return arguments, {} if "key" in arguments and named != "key" else {"key": call.key, named or "key": call.key}
 
 
 def _call_in(inner: Scope, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_async: bool) -> Any:
@@ -468,7 +475,7 @@ def _because(reason: str) -> dict[str, str]:
 
 
 def _shown(call: Call) -> str:
-    arguments = call.spec.binder.bind(call.args, call.kwargs).arguments
+    arguments = call.spec.binder.bind(call.args, call.kwargs).arguments if call.text else call.kwargs
     inside = ", ".join(f"{name}={shown(value, 40)}" for name, value in arguments.items())
     return f"({inside})"
 

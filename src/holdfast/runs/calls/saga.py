@@ -6,14 +6,13 @@ what it did itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
 from holdfast.errors import InDoubt, RunError, RunStuck
 from holdfast.runs.calls.effects import Call, effect_at, ended, settle
 from holdfast.runs.calls.failures import describe_error, line_of
-from holdfast.runs.functions.inputs import annotations_of, is_key, signature_of
+from holdfast.runs.functions.callbacks import called_by_name
 from holdfast.runs.functions.keys import Key
 from holdfast.runs.functions.retrying import Retry
 from holdfast.runs.functions.specs import StepSpec, find_step, plain_name
@@ -102,10 +101,10 @@ def settle_open(session: Session) -> Act[None]:
         entry = recorded.entry
         spec = _effect_named(entry.name)
         arguments = session.decoded((yield from session.text(entry)))
-        args, kwargs = spec.binder.restore_by_position(arguments)
+        arguments.pop(spec.binder.plan.receiver, None)
         more = entry.more or {}
         call = Call(
-            session.root, spec, entry.path, args, kwargs, b"", entry.input or b"", Key(more["key"]), entry.attempt,
+            session.root, spec, entry.path, (), arguments, b"", entry.input or b"", Key(more["key"]), entry.attempt,
             int(more["deadline"]), is_last=True,
         )  # fmt: skip
         try:
@@ -150,7 +149,8 @@ def _undo(session: Session, intent: Entry) -> Act[None]:
             f"await it: give effect {intent.name!r} a plain function as its undo, then `holdfast resume "
             f"{session.row.id}`"
         )
-    args, kwargs = undo_arguments(undo.fn, arguments, result, str((intent.more or {})["key"]))
+    given = {"result": result, "effect_key": str((intent.more or {})["key"])}
+    args, kwargs = called_by_name(undo.fn, {**spec.binder.plan.defaults, **arguments}, given)
     try:
         yield from effect_at(session.root, undo, path, args, kwargs)
     except Exception as error:
@@ -177,35 +177,6 @@ def _undo_spec(spec: StepSpec) -> StepSpec:
 def _doubt_of(given: StepSpec) -> Literal["ask", "retry", "fail"]:
     """An undo whose outcome is open cannot just fail: somebody must say whether the effect still stands."""
     return "ask" if given.on_doubt == "fail" else given.on_doubt
-
-
-def undo_arguments(
-    undo: Callable[..., Any], arguments: dict[str, Any], result: Any, key: str
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What an undo is called with: by name the effect's arguments, its `result` and its `effect_key`. One parameter
-    with another name is the result: `def cancel(booking)`. A parameter of type Key is the undo's own key, filled in."""
-    parameters = signature_of(undo).parameters
-    annotations = annotations_of(undo)
-    kwargs: dict[str, Any] = {}
-    unnamed = []
-    for name, parameter in parameters.items():
-        if is_key(annotations.get(name)) or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        if name == "result":
-            kwargs[name] = result
-        elif name == "effect_key":
-            kwargs[name] = key
-        elif name in arguments:
-            kwargs[name] = arguments[name]
-        elif parameter.default is parameter.empty:
-            unnamed.append(name)
-    if len(unnamed) > 1 or (unnamed and "result" in kwargs):
-        raise RunStuck(
-            f"{getattr(undo, '__name__', undo)} cannot be called to undo: its parameters {', '.join(unnamed)} are "
-            "neither arguments of the effect nor named `result` or `effect_key`"
-        )
-    kwargs.update(dict.fromkeys(unnamed, result))
-    return (), kwargs
 
 
 def _undo_child(session: Session, spawn: Entry) -> Act[None]:

@@ -98,7 +98,8 @@ def check_version(row: RunRow, spec: DurableSpec) -> None:
 def try_claim(
     ctx: Context, tenant: int, row: RunRow, runtime: Runtime, lease_us: int, *, again: bool = False
 ) -> Flow[RunRow | None]:
-    """Take a run if it is to be had: due, or its owner is dead or late. `again` takes up a stuck one."""
+    """Take a run if it is to be had: due, or its owner is dead or late. `again` takes up a stuck one, and one that
+    waits for a verdict on an effect in doubt: the code, and with it `reconcile`, may be another one now."""
     if row.status in FINISHED or row.status == "paused" or (row.status == "stuck" and not again):
         return None
     dead = row.status == "running" and row.owner is not None and runtime.owner.is_dead(row.owner)
@@ -110,7 +111,7 @@ def try_claim(
         owner=runtime.owner.text,
         lease=lease_us,
         now=ctx.clock_us(),
-        early=row.status == "stuck",
+        early=row.status == "stuck" or (again and row.status == "waiting" and '"for":"doubt"' in (row.waiting or "")),
         dead=dead,
     )
     claimed = yield from write(op)
@@ -278,4 +279,6 @@ def resolve(ctx: Context, run_id: str, step: Step | str | int, verdict: dict[str
     asked = yield from read(partial(asking.doubt_at, tenant, run_id, path))
     if asked is not None:
         return (yield from answer(ctx, run_id, asked, verdict, who, verdict=True))
-    raise NotFound(f"step {path!r} of run {run_id!r} is not in doubt; `holdfast steps {run_id}` shows what is")
+    raise NotFound(
+        f"step {path!r} of run {run_id!r} is not in doubt: no person is asked about it. `holdfast asks` lists what is"
+    )

@@ -144,19 +144,9 @@ class Binder:
                 raise UsageError(f"{self.name} cannot be called again: its argument {name!r} was not recorded")
         return (*args, *rest), kwargs
 
-    def restore_by_position(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same, by position as far as that goes: for another function, whose parameters have other names."""
-        args, kwargs = self.restore(arguments)
-        if args:
-            return args, kwargs
-        leading: list[Any] = []
-        for name in self.plan.positional:
-            if name == self.plan.receiver:
-                continue
-            if name not in kwargs:
-                break
-            leading.append(kwargs.pop(name))
-        return tuple(leading), kwargs
+    def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Everything that a call gives the function, by name: a `self`, what is ignored, and defaults too."""
+        return {**self.plan.defaults, **self._general(self.plan, args, kwargs)}
 
     def text(self, bound: Bound, codec: Codec) -> bytes:
         """The canonical text of the arguments. Unstorable names step, argument and path: `book(flight=…)["x"]`."""
