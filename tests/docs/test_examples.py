@@ -198,3 +198,11 @@ def test_a_langgraph_chat_travels_in_time_and_stays_small(tmp_path: Path) -> Non
         assert (done.returncode, done.stderr) == (0, "")
     with holdfast.open(str(tmp_path / "chat.db")) as store:
         assert store.verify().ok
+
+
+def test_an_agent_of_langchain_is_killed_and_books_once(tmp_path: Path) -> None:
+    output = run("create_agent.py", tmp_path)
+    assert output.count("the model sees: [('book', ['flight'])]") == 2
+    assert "killed\n" in output
+    assert "Done: booked LIS-0715.\nended with 0\nthe airline booked: ['LIS-0715']" in output
+    assert list(tmp_path.iterdir()) == []

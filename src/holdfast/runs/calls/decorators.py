@@ -21,6 +21,7 @@ from holdfast.runs.calls.effects import effect_act
 from holdfast.runs.calls.steps import refuse_nested, step_act
 from holdfast.runs.calls.timeouts import check_seconds, limited
 from holdfast.runs.functions.callbacks import check_callbacks
+from holdfast.runs.functions.inputs import annotations_of, is_key, signature_of
 from holdfast.runs.functions.retrying import Retry
 from holdfast.runs.functions.specs import CO_COROUTINE, DurableSpec, StepSpec, add_durable, add_step, plain_name
 from holdfast.runs.journal.rows import TASK
@@ -296,6 +297,8 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
             return perform(scope, scope.around(limited(scope, actor(scope, spec, args, kwargs))))
 
         made = called
+    if spec.kind == "effect":
+        _hide_key(made, fn)
     made.holdfast = spec
     made.direct = _Direct(spec)
     return made
@@ -310,6 +313,16 @@ def _as_coroutine_function(fn: Any) -> Any:
     # What calling it does is in the code itself since 3.11; the flag is only looked at.
     fn.__code__ = fn.__code__.replace(co_flags=fn.__code__.co_flags | CO_COROUTINE)
     return fn
+
+
+def _hide_key(made: Any, fn: Callable[..., Any]) -> None:
+    """What reads the signature of an effect (a framework that makes a tool of it) sees what a caller gives: no key."""
+    signature = signature_of(fn)
+    keys = {name for name, annotation in annotations_of(fn, signature).items() if is_key(annotation)}
+    if keys:
+        shown = [parameter for name, parameter in signature.parameters.items() if name not in keys]
+        made.__signature__ = signature.replace(parameters=shown)
+        made.__annotations__ = {name: kind for name, kind in fn.__annotations__.items() if name not in keys}
 
 
 class _Direct:
