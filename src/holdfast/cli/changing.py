@@ -40,6 +40,13 @@ def rollback(args: Namespace, store: Store, out: Output) -> int:
     return OK
 
 
+_WHY_KEPT = {
+    "pin": "pinned (`holdfast pins`)",
+    "fork": "another thread shares them",
+    "graph": "a graph's later checkpoints or pending writes are built on them",
+}
+
+
 def prune(args: Namespace, store: Store, out: Output) -> int:
     thread = existing(store, args.thread)
     question = f"Remove all but the newest {plural(args.keep, 'checkpoint')} of {args.thread!r}? This cannot be undone."
@@ -48,9 +55,12 @@ def prune(args: Namespace, store: Store, out: Output) -> int:
     with out.progress("pruning") as progress:
         pruned = thread.prune(keep=args.keep, progress=progress)
     if out.json:
-        out.document({"thread": thread.name, "removed": pruned.removed, "rebased": pruned.rebased})
+        found = {"removed": pruned.removed, "rebased": pruned.rebased, "kept": pruned.kept}
+        out.document({"thread": thread.name, **found})
     else:
         out.line((f"{plural(pruned.removed, 'checkpoint')} of {thread.name} removed", "green"))
+        for why, count in pruned.kept.items():
+            out.line((f"{plural(count, 'older checkpoint')} kept: {_WHY_KEPT[why]}", ""))
     return OK
 
 

@@ -140,6 +140,21 @@ def kept_for_others(nodes: dict[int, Node], row: ThreadRow, plan: Plan, own: set
     return sum(record not in own and record not in gone for record in line_of(nodes, row.head))
 
 
+def why_kept(
+    nodes: dict[int, Node], row: ThreadRow, others: list[ThreadRow], keep: int, plan: Plan, pins: set[int]
+) -> dict[str, int]:
+    """Why checkpoints of a thread's line stay that are older than those it keeps, with how many: "pin", "fork", and
+    "graph" for what LangGraph's later checkpoints and pending writes are built on."""
+    gone = {*plan.remove, *plan.entomb}
+    shared = {record for other in others for record in line_of(nodes, other.head)}
+    kept: dict[str, int] = {}
+    for record in line_of(nodes, row.head)[keep:]:
+        if record not in gone:
+            why = "pin" if record in pins else "fork" if record in shared else "graph"
+            kept[why] = kept.get(why, 0) + 1
+    return kept
+
+
 def choose_for(
     tenant: int, tree: int, nodes: dict[int, Node], others: list[ThreadRow]
 ) -> Generator[Batch, list[Rows], Plan]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Generator, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import orjson
 
@@ -26,11 +27,12 @@ from holdfast.log.choosing import (
     make_plan,
     needed_by,
     nodes_of,
+    why_kept,
 )
 from holdfast.log.ids import show_id
 from holdfast.log.labels import LABELLED_KIND, MAIN, LabelRow, bases_of_writes, drop_labels, labels_in
 from holdfast.log.pins import pinned, pins_in
-from holdfast.log.reading import RECORD, Loaded, read_chain, read_state
+from holdfast.log.reading import NOT_SWEPT, RECORD, Loaded, read_chain, read_state
 from holdfast.log.records import Record, body_checksum, record_of, row_checksum
 from holdfast.log.unpacking import drop_packs, release
 from holdfast.storage.cells import DIFF, FULL_TEXT, RECORD_CHECKSUM
@@ -78,7 +80,10 @@ _FORGET = [
 ]
 _OF_KIND = Sql("SELECT id FROM record WHERE tenant = :tenant AND tree = :tree AND thread = :thread AND kind = :kind")
 _SET_HEAD = Sql("UPDATE thread SET head = :head, head_hash = :head_hash WHERE tenant = :tenant AND thread = :thread")
-_COUNT = Sql("SELECT count(*) FROM record WHERE tenant = :tenant AND tree = :tree AND body IS NOT NULL")
+_COUNT = Sql(
+    f"""SELECT count(*) FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.body IS NOT NULL
+    AND {NOT_SWEPT}"""
+)
 _LISTED = Sql("SELECT tree, id FROM sweep WHERE tenant = :tenant ORDER BY tree, id LIMIT :limit")
 _COUNT_LISTED = Sql("SELECT count(*) FROM sweep WHERE tenant = :tenant")
 _ANY_IN_TREE = Sql("SELECT id, body FROM record WHERE tenant = :tenant AND tree = :tree ORDER BY id LIMIT :limit")
@@ -115,12 +120,12 @@ def prune(
     *,
     since: int | None = None,
     rules: Mapping[int, Rule] | None = None,
-) -> Flow[tuple[int, int]]:
+) -> Flow[Thinned]:
     """Keep the newest `keep` records of a thread's line, and all from the record `since` on. `rules`: how much other
-    threads of its tree keep; all they have, if nothing is said. How many went, how many got their full text."""
-    counts = yield from write(partial(_prune, tenant, thread, name, keep, since, rules), solo=True)
+    threads of its tree keep; all they have, if nothing is said."""
+    done = yield from write(partial(prune_tree, tenant, thread, name, keep, since, rules), solo=True)
     yield from sweep(tenant, progress)
-    return counts
+    return done
 
 
 def delete(
@@ -151,9 +156,18 @@ def sweep(tenant: int, progress: Progress | None = None) -> Flow[None]:
             return
 
 
-def _prune(
+class Thinned(NamedTuple):
+    """What a prune did: how many records went, how many got their full text, and why older ones stay, with how many."""
+
+    removed: int
+    rebased: int
+    kept: dict[str, int]
+
+
+def prune_tree(
     tenant: int, thread: int, name: str, keep: int, since: int | None, rules: Mapping[int, Rule] | None
-) -> Program[tuple[int, int]]:
+) -> Program[Thinned]:
+    """A prune as far as it is decided: what goes is listed, and what stays does not need it any more."""
     row, others = yield from lock_tree(tenant, name, thread)
     nodes = yield from nodes_of(tenant, row.tree)
     plan, labels, own = yield from choose(tenant, nodes, row, others, keep, since, rules)
@@ -163,7 +177,8 @@ def _prune(
         # Kept for this fork alone: it goes when the fork goes.
         found = yield from record_in(tenant, row.tree, record)
         yield Batch(_store(tenant, found._replace(thread=other)))
-    return checkpoints_in(nodes, plan), len(plan.rebase)
+    pins = {pin.record for pin in (yield from pins_in(tenant, row.tree))}
+    return Thinned(checkpoints_in(nodes, plan), len(plan.rebase), why_kept(nodes, row, others, keep, plan, pins))
 
 
 def lock_tree(

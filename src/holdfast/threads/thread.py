@@ -392,8 +392,8 @@ class Thread(Keeping):
 
     def _prune(self, keep: int, progress: Progress | None) -> Flow[Pruned]:
         tenant, row = yield from flows.locate(self._context, self._line)
-        removed, rebased = yield from sweeping.prune(tenant, row.thread, row.name, check_keep(keep), progress)
-        return Pruned(removed, rebased)
+        done = yield from sweeping.prune(tenant, row.thread, row.name, check_keep(keep), progress)
+        return Pruned(*done)
 
     def _verify(self, progress: Progress | None) -> Flow[Report]:
         tenant, row = yield from flows.locate(self._context, self._line)

@@ -81,10 +81,7 @@ _TROUBLE = Sql(
     ORDER BY t.tenant LIMIT 20"""
 )
 _SWEEPS = Sql("SELECT count(*) FROM sweep")
-_SEALS = Sql(
-    """SELECT count(DISTINCT tenant), (SELECT count(*) FROM tenant),
-    sum(CASE WHEN retired_at IS NULL THEN 0 ELSE 1 END) FROM seal"""
-)
+_SEALS = Sql("SELECT count(DISTINCT tenant), (SELECT count(*) FROM tenant) FROM seal")
 _NEWEST = Sql("SELECT max(active) FROM thread")
 _APPLIED = Sql("SELECT max(version) FROM migration")
 
@@ -165,12 +162,15 @@ def backups(patient: Patient) -> Flow[list[Finding]]:
     do = "" if level == "ok" else "run `holdfast backup`; a timer should do it every day"
     made = Finding("backups", level, f"the last backup was made {span(age_s)} ago", do)
     if restored_at is None:
-        says, do = "no backup was ever restored in a test", "run `holdfast restore` into an empty store, and look at it"
+        says, do = "no backup was ever restored in a test", "run `holdfast restore FILE --test`"
         return [made, Finding("restore", "warning", says, do)]
     age_s = max(0, now - restored_at) / _US
     tried: Level = "ok" if age_s <= _RESTORE_DAYS_MAX * DAY_S else "warning"
     says = f"a backup was last restored, and found whole, {span(age_s)} ago"
-    return [made, Finding("restore", tried, says, "" if tried == "ok" else "try it again: `holdfast restore`")]
+    return [
+        made,
+        Finding("restore", tried, says, "" if tried == "ok" else "try it again: `holdfast restore FILE --test`"),
+    ]
 
 
 def retention(patient: Patient) -> Flow[list[Finding]]:
@@ -359,20 +359,21 @@ def deletions(patient: Patient) -> Flow[list[Finding]]:
 
 def encryption(patient: Patient) -> Flow[list[Finding]]:
     """Whether states are encrypted in the database, and whether the keys are here."""
-    sealed, tenants, retired = yield from query_one(patient, _SEALS)
+    sealed, tenants = yield from query_one(patient, _SEALS)
     if not sealed:
         says = "states are not encrypted in the database"
         return [Finding("encryption", "note", says, "if the disk or its backups are not, see how-to/encryption")]
     found = Finding("encryption", "ok", f"{sealed} of {many(tenants, 'tenant')} encrypted")
     if sealed < tenants:
-        found = Finding("encryption", "warning", found.says, "`holdfast keys` says whose are not")
+        found = Finding(
+            "encryption",
+            "warning",
+            found.says,
+            "`holdfast keys encrypt --tenant NAME` for each that `holdfast keys` shows without a key",
+        )
     from holdfast.ops.doctor.keys import keys
 
     wrong = yield from keys(patient)
-    if retired:
-        says = f"{many(int(retired), 'key')} retired and still kept in the store's list"
-        do = "`holdfast keys remove ID` takes it out of the key file, once no backup needs it"
-        wrong.append(Finding("encryption", "note", says, do))
     return [found, *wrong]
 
 
@@ -386,11 +387,7 @@ def objects(patient: Patient) -> Flow[list[Finding]]:
 def damage(patient: Patient) -> Flow[list[Finding]]:
     """Not looked for here: that reads everything."""
     yield from ()
-    return [
-        Finding(
-            "damage", "note", "not looked for: the doctor does not read the states", "run `holdfast verify` by a timer"
-        )
-    ]
+    return [Finding("damage", "ok", "not looked for: that reads every state; `holdfast verify` does it, by a timer")]
 
 
 # --- this process

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from holdfast.storage.keyring import KeyProvider, Keys
 
 _ROWS = Sql(
-    """SELECT seal.tenant, tenant.name, seal.key, seal.proof, seal.since
-    FROM seal JOIN tenant ON tenant.tenant = seal.tenant
-    WHERE seal.retired_at IS NULL ORDER BY tenant.name, seal.since, seal.key"""
+    """SELECT seal.tenant, tenant.name, seal.key, seal.proof, seal.since, seal.retired_at IS NOT NULL
+    FROM seal JOIN tenant ON tenant.tenant = seal.tenant ORDER BY tenant.name, seal.since, seal.key"""
 )
 _SHOWN_MAX = 5
 _OLD_S = 400 * DAY_S  # a key is good for 2**32 cells of a kind, which nobody counts; rotated each year, it is enough
@@ -35,7 +34,7 @@ def keys(patient: Patient) -> Flow[list[Finding]]:
 
 def _old(rows: list[Any], now_us: int) -> list[Finding]:
     """Tenants whose newest key has been in use for long."""
-    newest = {str(name): int(since) for _, name, _, _, since in rows}
+    newest = {str(name): int(since) for _, name, _, _, since, retired in rows if not retired}
     names = sorted(name for name, since in newest.items() if now_us - since > _OLD_S * 1_000_000)
     if not names:
         return []
@@ -74,7 +73,8 @@ def _fitting(own: str, rows: list[Any]) -> Flow[list[Finding]]:
     found: list[Finding] = []
     without: list[str] = []
     known: dict[str, Keys | None] = {}
-    for tenant, name, key, proof, _ in rows:
+    idle: list[str] = []
+    for tenant, name, key, proof, _, retired in rows:
         key_id = bytes(key)
         try:
             if name not in known:
@@ -91,13 +91,19 @@ def _fitting(own: str, rows: list[Any]) -> Flow[list[Finding]]:
         given = known[name]
         if given is None:
             continue
-        if key_id not in given.by_id:
+        if retired:
+            idle += [key_id.hex()] if key_id in given.by_id else []
+        elif key_id not in given.by_id:
             says = f"data of tenant {name!r} is encrypted with key {key_id.hex()}, which is not among its keys here"
             do = "name the right key file in HOLDFAST_KEYS, or restore it from its backup"
             found.append(Finding("encryption", "problem", says, do))
         elif open_proof(tenant, given, key_id, bytes(proof)) is None:
             says = f"what the store keeps about key {key_id.hex()} of tenant {name!r} does not open with it: damage"
             found.append(Finding("encryption", "problem", says, "run `holdfast verify`; restore a backup"))
+    if idle:
+        says = f"{many(len(idle), 'key')} retired and still among the keys here: {', '.join(idle[:_SHOWN_MAX])}"
+        do = "`holdfast keys remove ID` takes it out of the key file, once no backup needs it"
+        found.append(Finding("encryption", "note", says, do))
     return found + _without(own, without, {row[1] for row in rows})
 
 

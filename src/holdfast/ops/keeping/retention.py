@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from holdfast.errors import Damaged, HoldfastError, NotFound, ObjectMissing
+from holdfast.errors import Damaged, HoldfastError, NotFound, ObjectMissing, Undecodable
 from holdfast.log import retaining, sweeping
 from holdfast.log.branches import ThreadRow, threads_in_tree
 from holdfast.log.choosing import (
     Node,
-    Plan,
     Rule,
     checkpoints_in,
     choose,
-    choose_for,
-    inherited,
     kept_for_others,
     nodes_of,
 )
@@ -35,6 +33,7 @@ from holdfast.storage.program import Batch, Flow, Program, Progress, Rows, Sql, 
 
 _log = logging.getLogger("holdfast")
 _PAGE = 500
+_BAD = (Damaged, Undecodable, ObjectMissing)  # of one thread: the others have their turn all the same
 _NAMES_MAX = 100
 _COUNT = Sql("SELECT count(*) FROM thread WHERE tenant = :tenant")
 _NEWEST = Sql("SELECT coalesce(max(head), 0) FROM thread WHERE tenant = :tenant")
@@ -164,10 +163,7 @@ def _see_to(
         if one.keep is not None:
             rules[one.kept.thread] = Rule(one.keep, since)
     if dry_run:
-        try:
-            gone.add((yield from read(partial(_foresee, tenant, due, bounds, rules, now))))
-        except (Damaged, ObjectMissing) as error:
-            _pass_over(due[0], error, gone)
+        yield from _rehearse_tree(tenant, due, bounds, rules, now, gone)
         return
     for one in due:
         held, _ = bounds[one.kept.thread]
@@ -175,7 +171,7 @@ def _see_to(
             yield from _remove(tenant, one, held, rules, gone)
         except NotFound:
             pass  # somebody else has deleted it
-        except (Damaged, ObjectMissing) as error:
+        except _BAD as error:
             _pass_over(one, error, gone)
 
 
@@ -235,8 +231,8 @@ def _remove(tenant: int, due: _Due, held: bool, rules: Mapping[int, Rule], gone:
     gone.shared += would.shared
     if would.checkpoints:
         keep, since = rules[kept.thread]
-        removed, _ = yield from sweeping.prune(tenant, kept.thread, kept.name, keep, since=since, rules=would.rules)
-        gone.checkpoints += removed
+        done = yield from sweeping.prune(tenant, kept.thread, kept.name, keep, since=since, rules=would.rules)
+        gone.checkpoints += done.removed
 
 
 def _expire(tenant: int, kept: Kept, before: int) -> Program[int | None]:
@@ -289,51 +285,83 @@ def _at_rest(
 # --- the dry run
 
 
-def _foresee(
-    tenant: int, due: list[_Due], bounds: dict[int, tuple[bool, int]], rules: Mapping[int, Rule], now: int
-) -> Program[Gone]:
-    """Follow what removing one thing after the other would do to a tree."""
+class _Rehearsed(Exception):
+    """Ends a transaction that is only a rehearsal: nothing of it stays."""
+
+    def __init__(self, gone: Gone) -> None:
+        super().__init__()
+        self.gone = gone
+
+
+class _Turn:
+    """The thread that a rehearsal is at, and what was counted of it so far."""
+
+    def __init__(self, due: _Due) -> None:
+        self.due, self.gone = due, Gone()
+
+
+def _rehearse_tree(
+    tenant: int, due: list[_Due], bounds: dict[int, tuple[bool, int]], rules: Mapping[int, Rule], now: int, gone: Gone
+) -> Flow[None]:
+    """The same for one thread of a tree after the other, in one transaction that is rolled back. One that is damaged is
+    passed over, as it is in truth: the others have their turn without it."""
+    while due:
+        turn = _Turn(due[0])
+        try:
+            yield from write(partial(_rehearse, tenant, due, bounds, rules, now, turn), solo=True)
+        except _Rehearsed as done:
+            gone.add(done.gone)
+            return
+        except _BAD as error:
+            gone.add(turn.gone)
+            _pass_over(turn.due, error, gone)
+            due = [one for one in due if one is not turn.due]
+
+
+def _rehearse(
+    tenant: int,
+    due: list[_Due],
+    bounds: dict[int, tuple[bool, int]],
+    rules: Mapping[int, Rule],
+    now: int,
+    turn: _Turn,
+) -> Program[None]:
     gone, tree = Gone(), due[0].kept.tree
-    threads = yield from threads_in_tree(tenant, tree)
     nodes = yield from nodes_of(tenant, tree)
     weights = yield from _weights(tenant, tree, nodes)
-    rules = yield from _at_rest(tenant, threads, rules)
     for one in due:
-        held, _ = bounds[one.kept.thread]
-        row = next((thread for thread in threads if thread.thread == one.kept.thread), None)
-        if row is None:
-            continue
-        others = [thread for thread in threads if thread is not row]
-        if one.before is not None:
-            if not held and row.updated_at < one.before and not (yield from _is_needed(tenant, row)):
-                [[(tasks,)]] = yield Batch(_TASKS(tenant=tenant, thread=row.thread, now=now))
+        turn.due, turn.gone = one, Gone()
+        with suppress(NotFound):
+            yield from _rehearse_one(tenant, one, bounds[one.kept.thread][0], rules, now, turn.gone)
+        gone.add(turn.gone)
+    left = (yield from nodes_of(tenant, tree)) if (yield from threads_in_tree(tenant, tree)) else {}
+    emptied = [node.id for node in nodes.values() if node.id not in left or left[node.id].body is None]
+    gone.bytes = sum(weights.get(record, 0) for record in emptied)
+    raise _Rehearsed(gone)
+
+
+def _rehearse_one(
+    tenant: int, due: _Due, held: bool, rules: Mapping[int, Rule], now: int, gone: Gone
+) -> Generator[Batch, list[Rows], None]:
+    kept = due.kept
+    if due.before is not None:
+        if not held:
+            [[(tasks,)]] = yield Batch(_TASKS(tenant=tenant, thread=kept.thread, now=now))
+            removed = yield from _expire(tenant, kept, due.before)
+            if removed is not None:
                 gone.tasks += tasks
-                gone.expired(row.name)
-                plan = yield from choose_for(tenant, tree, nodes, others)
-                nodes, threads = _after(nodes, plan, weights, gone), others
-                continue
-            gone.held += 1
-        if row.thread not in rules:
-            continue
-        plan, _, own = yield from choose(tenant, nodes, row, others, *rules[row.thread], rules)
-        gone.shared += kept_for_others(nodes, row, plan, own)
-        if checkpoints_in(nodes, plan):
-            heirs = {record: heir for heir, record in inherited(nodes, row, others, own, plan)}
-            nodes = _after(nodes, plan, weights, gone)
-            nodes |= {record: nodes[record]._replace(thread=heir) for record, heir in heirs.items() if record in nodes}
-    return gone
-
-
-def _after(nodes: dict[int, Node], plan: Plan, weights: dict[int, int], gone: Gone) -> dict[int, Node]:
-    """The records as they would be, and what went counted."""
-    gone.checkpoints += checkpoints_in(nodes, plan)
-    gone.bytes += sum(weights.get(record, 0) for record in (*plan.remove, *plan.entomb))
-    removed, buried = set(plan.remove), set(plan.entomb)
-    return {
-        record: node._replace(body=None) if record in buried else node
-        for record, node in nodes.items()
-        if record not in removed
-    }
+                gone.checkpoints += removed
+                gone.expired(kept.name)
+                return
+        gone.held += 1
+    if due.keep is None:
+        return
+    would = yield from _would_prune(tenant, kept, rules)
+    gone.shared += would.shared
+    if would.checkpoints:
+        keep, since = rules[kept.thread]
+        done = yield from sweeping.prune_tree(tenant, kept.thread, kept.name, keep, since, would.rules)
+        gone.checkpoints += done.removed
 
 
 def _weights(tenant: int, tree: int, nodes: dict[int, Node]) -> Generator[Batch, list[Rows], dict[int, int]]:
