@@ -69,8 +69,8 @@ def run() -> None:
         agent = create_agent(StandIn(), [book], checkpointer=saver)
         config: Any = {"configurable": {"thread_id": "trip-1"}}
         started = saver.get_tuple(config) is not None
-        given: Any = None if started else {"messages": [("user", "To Lisbon, please")]}
-        result = agent.invoke(given, config)
+        task: Any = {"messages": [("user", "To Lisbon, please")]}
+        result = agent.invoke(None if started else task, config)
         print(result["messages"][-1].content)
 
 

@@ -41,7 +41,7 @@ def note(what):
         file.write(what + "\\n")
 
 
-def refund(receipt):
+def refund(result):
     note("refunded")
 
 
