@@ -58,12 +58,13 @@ def compact(
     """All of it, for the store's tenant."""
     tenant = yield from ctx.tenant()
     if tenant is None:
-        return Compacted(0, 0, 0, 0, 0, 0, 0, 0, dry_run=dry_run)
-    if dry_run:
-        return (yield from _foresee(ctx, tenant, keep_us, progress))
-    done = yield from compact_tenant(ctx, tenant, keep_us, progress)
-    yield from succeeded(tenant)
-    if vacuum:
+        done = Compacted(0, 0, 0, 0, 0, 0, 0, 0, dry_run=dry_run)
+    elif dry_run:
+        done = yield from _foresee(ctx, tenant, keep_us, progress)
+    else:
+        done = yield from compact_tenant(ctx, tenant, keep_us, progress)
+        yield from succeeded(tenant)
+    if vacuum and not dry_run:
         yield from reclaim()
     return done
 
