@@ -210,9 +210,8 @@ def test_a_number_that_is_written_later_is_no_part_of_the_fork(store: hf.Store) 
         before = type(driver).arun
 
         async def arun(self: Any, transaction: Any) -> Any:
-            lines = getattr(transaction.op, "args", ((), ()))[1:2]
-            first = lines and isinstance(lines[0], list) and lines[0] and getattr(lines[0][0], "seq", 0)
-            if first == 1 and self is driver and not held.is_set():
+            lines = getattr(transaction.op, "keywords", {}).get("lines")
+            if lines and lines[0].seq == 1 and self is driver and not held.is_set():
                 held.set()
                 await release.wait()
             return await before(self, transaction)
