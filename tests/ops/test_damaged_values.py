@@ -44,7 +44,7 @@ NO_PAYLOAD = {
     "migration": "version name checksum applied_at",
     "clock": "one stamp number",
     "tenant": "tenant name",
-    "thread": "tenant thread tree name origin generation created_at updated_at active retention stamp",
+    "thread": "tenant thread tree name origin generation created_at updated_at active retention stamp owner",
     "tag": "tenant key thread",
     "record": "tenant tree id thread base keyframe key cost hash checksum body stamp",
     "body": "id tenant checksum",

@@ -55,7 +55,7 @@ def child() -> int:
     return small()
 
 
-@hf.durable
+@hf.durable(name="fenced.parent")
 def parent() -> None:
     hf.spawn(child, id="child").result()
     raise ValueError("the parent fails, so that its child is undone")

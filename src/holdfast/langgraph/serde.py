@@ -14,6 +14,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from holdfast.errors import Undecodable, UsageError
 from holdfast.values.codec import Codec, decode, encode
+from holdfast.values.names import module_name
 
 _TYPE = "holdfast"
 _OPAQUE = b"\x00"  # no text of the codec starts with it
@@ -35,7 +36,7 @@ class HoldfastSerde:
         return decode(text, self.codec)
 
     def with_classes(self, classes: Collection[tuple[str, ...]]) -> HoldfastSerde:
-        pairs = {(str(one[0]), str(one[1])) for one in classes if len(one) == 2}
+        pairs = {(module_name(str(one[0])), str(one[1])) for one in classes if len(one) == 2}
         if pairs <= self.codec.classes:
             return self
         return HoldfastSerde(self.codec.with_classes(pairs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, ObjectMissing
 from holdfast.runs.keeping.isolating import OF_THE_STORE
 from holdfast.storage.program import Batch, Program, Sql
 from holdfast.threads.models import Problem, Report
@@ -26,7 +26,7 @@ def verified(store: Any, tenants: Iterable[str]) -> Report:
     for name in tenants:
         try:
             report: Report = store.tenant(name).verify()
-        except OF_THE_STORE:
+        except (*OF_THE_STORE, ObjectMissing):  # the latter: the object store was not named
             raise
         except HoldfastError as error:  # it hides nothing of the others
             report = Report(0, 0, (Problem("(store)", None, f"tenant {name!r} could not be checked: {error}"),))
