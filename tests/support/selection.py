@@ -42,6 +42,15 @@ ONCE = {
     "test_runs_schema_answers.py",
     "test_runs_schemas.py",
 }
+# What these test lies above the SQL, which the contract, conformance and crash tests run on both databases.
+ABOVE_SQL = (
+    "cli/",
+    "langgraph/test_graphs",
+    "langgraph/test_types",
+    "langgraph/test_effects_features",
+    "langgraph/test_replaces_other_savers",
+    "langgraph/test_saver_values",
+)
 
 
 def left_to_soak(items: Iterable[pytest.Item]) -> list[pytest.Item]:
@@ -54,7 +63,9 @@ def left_to_soak(items: Iterable[pytest.Item]) -> list[pytest.Item]:
         if call is None:
             continue
         name = (item.path, str(getattr(item, "originalname", item.name)))
-        if is_crossed(call.params) or (item.path.name in ONCE and name in seen):
+        place = f"{item.path.parent.name}/{item.path.name}"
+        repeated = place.startswith(ABOVE_SQL) and "postgres" in call.params.values() and name in seen
+        if repeated or is_crossed(call.params) or (item.path.name in ONCE and name in seen):
             left.append(item)
         else:
             seen.add(name)
