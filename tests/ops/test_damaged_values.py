@@ -262,3 +262,11 @@ def test_a_backup_with_a_changed_value_is_not_restored_as_a_good_one(filled: Pat
     hf.open(str(empty)).close()
     with pytest.raises(Damaged, match="was not replaced"):
         hf.restore(tmp_path / "backup.db", str(empty))
+
+
+def test_a_result_whose_row_is_gone_is_not_none(url: str) -> None:
+    with hf.open(url) as store:
+        store.run(pay, 100, id="r").result()
+    Raw(url)("DELETE FROM run_value WHERE sort = 'outcome'")
+    with hf.open(url) as store, pytest.raises(Damaged, match="missing"):
+        store.get_run("r").result()

@@ -15,7 +15,8 @@ from holdfast.runs.calls.timeouts import check_deadline
 from holdfast.runs.functions.inputs import digest
 from holdfast.runs.functions.specs import DurableSpec
 from holdfast.runs.journal.entries import DONE, SPAWN, Entry, completion, opening, squeeze, unsqueeze
-from holdfast.runs.journal.rows import BY_ID, FINISHED, NewRun, RunRow, find, insert, value_of
+from holdfast.runs.journal.journal import outcome_of
+from holdfast.runs.journal.rows import BY_ID, FINISHED, NewRun, RunRow, find, insert
 from holdfast.runs.session.acting import Act, Wait
 from holdfast.runs.session.scope import Scope
 from holdfast.runs.session.session import Session
@@ -143,7 +144,7 @@ def result_act(scope: Scope, path: str, run_id: str) -> Act[Any]:
         foreign = row.parent != session.row.run
         wake_at = (yield from session.now_us()) + _LOOK_US if foreign else None
         yield Wait(path, {"for": "run", "step": path, "run": run_id}, wake_at)
-    outcome = yield from read(partial(value_of, session.tenant, row.run, "outcome"))
+    outcome = yield from read(partial(outcome_of, session.tenant, row))
     now = session.ctx.clock_us()
     if row.status == "done":
         yield from session.record((DONE, Entry(path, name, now, value=outcome, more={"child": run_id})))

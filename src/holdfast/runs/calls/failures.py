@@ -7,6 +7,7 @@ among what is imported and made without running any code of it. If that cannot b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from holdfast.errors import StepFailed, ValueProblem
@@ -24,13 +25,10 @@ def describe_error(error: BaseException, codec: Codec, depth: int = 0) -> dict[s
     """An error as plain data. Never raises: whatever a class of somebody else's does, its failure is kept."""
     name = ":".join(class_name(type(error))).encode("utf-8", "replace").decode()
     found: dict[str, Any] = {"type": name, "text": safe_text(error)}
-    for part, of in (("args", _arguments), ("attributes", _attributes)):
-        try:
-            given = of(error)
-            if given is not None:
-                found[part] = encode(given, codec)
-        except Exception:  # it cannot be kept, or not even be asked for: the text must do
-            continue
+    if (args := _kept(lambda: _arguments(error), codec)) is not None:
+        found["args"] = args
+    if attributes := {name: text for name in _attributes(error) if (text := _kept_attribute(error, name, codec))}:
+        found["attributes"] = attributes
     if depth < _DEPTH_MAX:
         if isinstance(error, BaseExceptionGroup):
             members = _own(BaseExceptionGroup.exceptions, error)[:_MEMBERS_MAX]
@@ -58,8 +56,23 @@ def _arguments(error: BaseException) -> list[Any]:
     return args
 
 
-def _attributes(error: BaseException) -> dict[str, Any] | None:
-    return {name: value for name, value in vars(error).items() if not name.startswith("__")} or None
+def _attributes(error: BaseException) -> list[str]:
+    """The names of what its class, or the code that raised it, has added."""
+    slots = (getattr(base, "__slots__", ()) for base in type(error).__mro__ if base.__module__ != "builtins")
+    names = [*vars(error), *(name for given in slots for name in ((given,) if isinstance(given, str) else given))]
+    return [name for name in names if not name.startswith("__")]
+
+
+def _kept_attribute(error: BaseException, name: str, codec: Codec) -> bytes | None:
+    return _kept(lambda: getattr(error, name), codec)
+
+
+def _kept(given: Callable[[], Any], codec: Codec) -> bytes | None:
+    """A part of an error as text. None if it cannot be stored, or not even be asked for: the others are kept."""
+    try:
+        return encode(given(), codec)
+    except Exception:
+        return None
 
 
 def safe_text(error: object) -> str:
@@ -129,11 +142,11 @@ def rebuild(found: dict[str, Any], codec: Codec) -> Exception:
             f"{module}:{qualname} cannot be made without its own constructor ({line_of(error)}). Raise an error of "
             "your own from it in the step"
         ) from error
-    attributes = _decoded(found.get("attributes"), codec)
-    if isinstance(attributes, dict):
-        for name, value in attributes.items():
-            if isinstance(name, str):
-                made.__dict__[name] = value
+    for name, text in (found.get("attributes") or {}).items():
+        try:
+            object.__setattr__(made, name, decode(text, codec))
+        except (ValueProblem, AttributeError, TypeError):  # a class that changed: what it has no place for is left out
+            continue
     _add_cause(made, found, codec)
     return made
 

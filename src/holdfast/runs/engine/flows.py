@@ -16,7 +16,7 @@ from holdfast.runs.functions.specs import DurableSpec, find_durable, said_versio
 from holdfast.runs.journal import families, rows
 from holdfast.runs.journal.blobs import blob_sizes, read_blob
 from holdfast.runs.journal.entries import Recorded, squeeze
-from holdfast.runs.journal.journal import read_journal
+from holdfast.runs.journal.journal import outcome_of, read_journal
 from holdfast.runs.journal.rows import FINISHED, TASK, NewRun, RunRow
 from holdfast.runs.session.telling import tell_event
 from holdfast.storage.program import Flow, read, write
@@ -153,7 +153,7 @@ def tasks_of_people(tenant: int, row: RunRow) -> Flow[list[Task]]:
 
 
 def outcome(tenant: int, row: RunRow) -> Flow[bytes | None]:
-    return (yield from read(partial(rows.value_of, tenant, row.run, "outcome")))
+    return (yield from read(partial(outcome_of, tenant, row)))
 
 
 def steps(ctx: Context, run_id: str, large: bool) -> Flow[list[Step]]:

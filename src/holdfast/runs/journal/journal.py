@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.errors import JournalDamaged
+from holdfast.errors import Damaged, JournalDamaged
 from holdfast.runs.journal.entries import CHANGE, DIGEST_MASK, Recorded, entry_digest, unpack
-from holdfast.runs.journal.rows import COLUMNS, RUN_CELLS, RunRow
+from holdfast.runs.journal.rows import COLUMNS, RUN_CELLS, RunRow, value_of
 from holdfast.storage.cells import JOURNAL
 from holdfast.storage.program import Batch, Program, Rows, Sql
 
@@ -132,3 +132,11 @@ def paths_in(entries: Sequence[Recorded]) -> dict[str, list[Recorded]]:
 
 
 __all__ = ["FORK", "FORK_NAME", "Segment", "fork_terms", "paths_in", "read_journal", "read_segments"]
+
+
+def outcome_of(tenant: int, row: RunRow) -> Program[bytes | None]:
+    """What a finished run ended with. A result is never taken for None because its row is gone."""
+    found = yield from value_of(tenant, row.run, "outcome")
+    if found is None and row.status == "done":
+        raise Damaged(f"the result of run {row.id!r} is missing; `holdfast verify` says what else is")
+    return found
