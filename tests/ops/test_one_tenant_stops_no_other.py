@@ -75,3 +75,14 @@ def test_a_forgotten_key_of_one_tenant_ends_no_other_tenants_upkeep(tmp_path: Pa
         assert (level, "KeyMissing" in says) == ("warning", True), says
         upkeeps = Raw(path)("SELECT count(*) FROM meta WHERE substr(key, 1, 7) = 'upkeep '")
         assert upkeeps == [(2,)]
+
+
+def test_garbage_in_one_tenants_rows_ends_no_check_of_the_doctor(tmp_path: Path) -> None:
+    """SQLite keeps values of any type in any column."""
+    url = str(tmp_path / "a.db")
+    with hf.open(url) as store:
+        store.thread("a").save({"n": 1})
+        Raw(url)("UPDATE thread SET active = x'fffe'")
+        findings = store.doctor()
+    assert any("damaged" in finding.says for finding in findings)
+    assert len(findings) > 10

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from holdfast.errors import Damaged, HoldfastError
+from holdfast.runs.keeping.isolating import GARBAGE
 from holdfast.storage import sqlite_open
 from holdfast.storage.program import Batch, Flow, Row, Rows, Sql, Transaction
 from holdfast.threads.context import Context, clock_us
@@ -108,6 +109,8 @@ def looked(patient: Patient, name: str, look: Look) -> Flow[list[Finding]]:
         return [Finding(name, "note", f"could not be looked at: {error}", "")]
     except OSError as error:
         return [Finding(name, "note", f"could not be looked at: {error.strerror or error}", "")]
+    except GARBAGE as error:
+        return [Finding(name, "problem", f"the store is damaged: {error}", "run `holdfast verify`")]
 
 
 def span(seconds: float) -> str:

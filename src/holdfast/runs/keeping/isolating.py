@@ -20,6 +20,8 @@ from holdfast.storage.program import Batch, Flow, Program, Sql, read, write
 T = TypeVar("T")
 #: Not the fault of one tenant or run. Unavailable may be: a key service that does not answer for it.
 OF_THE_STORE = (Busy, DiskFull, ForkedProcess, OutcomeUnknown, ReadOnlyStore, StoreClosed)
+#: What values that no code of ours has written lead to.
+GARBAGE = (ValueError, TypeError, ArithmeticError, LookupError)
 _log = logging.getLogger("holdfast")
 _TEXT_MAX = 500
 _RECORD = Sql(
@@ -36,7 +38,7 @@ def for_tenant(tenant: int, name: str, work: Flow[T], now: int) -> Flow[T | None
         done = yield from work
     except OF_THE_STORE:
         raise
-    except (HoldfastError, ValueError, TypeError, ArithmeticError, LookupError) as error:  # what garbage leads to
+    except (HoldfastError, *GARBAGE) as error:
         said = f"{type(error).__name__}: {error}"[:_TEXT_MAX]
         _log.warning(
             "upkeep of tenant %r failed: %s", name, said, extra=event("upkeep.failed", tenant=name, error=said)
