@@ -39,7 +39,7 @@ class Node(NamedTuple):
     key: int
 
 
-@dataclass
+@dataclass(repr=False, eq=False)
 class Plan:
     """What is to become of a tree's records."""
 

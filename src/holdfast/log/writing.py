@@ -114,7 +114,7 @@ SALT = Sql(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Draft:
     """A state made ready to be appended: all the work that needs no database."""
 
@@ -132,7 +132,7 @@ class Draft:
     encoder: Encoder | None = None  # goes on from this record, once it is written
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Place:
     """Where a record is to go. `thread` None: the thread is looked up by name, and made if there is none."""
 
@@ -148,7 +148,7 @@ class Place:
     found_nothing: bool = False  # the handle looked when there was no checkpoint: it goes on from nothing
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Appended:
     """What became of a draft. `record` None: nothing was written. Either its base has moved: make the difference
     anew; or `after` says which id it must follow: somebody made its parent a moment later, with a greater id."""

@@ -44,7 +44,7 @@ def clock_us() -> int:
     return time.time_ns() // 1000
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False, eq=False)
 class Context:
     """A store as one tenant sees it."""
 
@@ -86,7 +86,7 @@ class Context:
         return new_id(at, int.from_bytes(self.entropy(4), "little"), after)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False, eq=False)
 class Line:
     """A handle's place on a thread. Shared by whoever uses the handle, in any thread of the process.
 

@@ -52,7 +52,7 @@ ATTEMPTS_MAX = 10  # and the retries of the effect: so often an effect whose out
 _log = logging.getLogger("holdfast")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False, eq=False)
 class Call:
     """One call of an effect: where, with what, under which key."""
 

@@ -29,7 +29,7 @@ LINGER_S = 1.0  # a shorter wait is not worth parking the run
 _OF_PEOPLE = ("question", "approval", "doubt")
 
 
-@dataclass(slots=True)  # not frozen: that would cost more than the rest of its making
+@dataclass(slots=True, repr=False, eq=False)  # not frozen: that would cost more than the rest of its making
 class Body:
     """A call of the user's function: `call` gives the result, or for an async function an awaitable."""
 
@@ -37,7 +37,7 @@ class Body:
     is_async: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Pause:
     """A short wait in this process. `for_others`: for a branch of this run; raises CannotWait where none could go on
     meanwhile, because a blocking call holds the event loop. `instead_of`: what it would be, were it longer."""
@@ -47,7 +47,7 @@ class Pause:
     instead_of: Wait | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Wait:
     """A wait for something outside. `wake_at`: look again then at the latest, microseconds since 1970."""
 
