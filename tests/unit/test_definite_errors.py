@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import importlib.machinery
 import socket
+import sys
 import threading
+import types
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -225,6 +228,51 @@ def test_an_error_is_as_unknown_as_what_it_was_raised_from() -> None:
 def test_what_the_caller_was_handling_does_not_count() -> None:
     first = TimeoutError("another effect, and the code catches it and books elsewhere")
     assert is_definite(raised(BookingFailed(), during=first), (), effect, first)
+
+
+def test_the_error_itself_counts_also_if_the_caller_was_handling_it() -> None:
+    same = TimeoutError("raised again by the body")
+    assert not is_definite(same, (), effect, same)
+
+
+class Several(ExceptionGroup[Exception]):
+    """Of the effect's own package."""
+
+
+def test_a_group_is_as_unknown_as_its_members() -> None:
+    assert definite(Several("two requests", [BookingFailed(), with_attributes(status=409)]))
+    assert not definite(Several("two requests", [BookingFailed(), TimeoutError()]))
+    assert not definite(raised(BookingFailed(), cause=Several("nested", [Several("two", [TimeoutError()])])))
+
+
+def test_what_was_being_handled_counts_beside_a_cause() -> None:
+    def book() -> None:
+        try:
+            raise TimeoutError
+        except TimeoutError:
+            raise BookingFailed from BookingFailed("of an earlier check")
+
+    assert not definite(error_of(book))
+
+
+class Falsy(TimeoutError):
+    def __len__(self) -> int:
+        return 0
+
+
+def test_a_cause_that_is_falsy_counts() -> None:
+    assert not definite(raised(BookingFailed(), cause=Falsy()))
+
+
+def test_a_package_is_the_same_one_under_python_m(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m airline.main`: the effect is in `__main__`, its errors in `airline.errors`."""
+    main = types.ModuleType("__main__")
+    main.__spec__ = importlib.machinery.ModuleSpec("airline.main", None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(effect, "__module__", "__main__")
+    declined = type("Declined", (Exception,), {"__module__": "airline.errors"})
+    assert definite(declined())
+    assert not definite(type("Other", (Exception,), {"__module__": "railway.errors"})())
 
 
 def test_a_chain_that_bites_its_tail_ends() -> None:

@@ -13,7 +13,8 @@ taken for unknown costs a look at the receiver. So definite is only:
 A failure before the body began is definite too, but no error of the body: `effects.py` sees that.
 
 The last two hold only if every error beneath is definite as well: `raise BookingFailed() from timeout`, and an error
-raised while a timeout was handled, are as unknown as the timeout. `raise … from None` says that it was dealt with.
+raised while a timeout was handled, are as unknown as the timeout, and so is a group with a timeout in it.
+`raise … from None` says that it was dealt with.
 
 HTTP statuses are recognised by their attributes, so no client library is imported.
 """
@@ -27,6 +28,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from holdfast.errors import UsageError
+from holdfast.values.names import module_name
 
 __all__ = ["Done", "NotDone", "Unknown", "Verdict", "check_definite", "check_verdict", "is_definite"]
 
@@ -51,7 +53,6 @@ Verdict = Done | NotDone | Unknown
 Classes = tuple[type[BaseException], ...]
 
 _NOT_REFUSED: Final = frozenset({408, 425, 429})
-_CHAIN_MAX: Final = 1000
 
 
 def check_verdict(value: object, name: str = "reconcile") -> Verdict:
@@ -96,18 +97,26 @@ def is_definite(
     if issubclass(type(error), definite):
         return True
     try:
-        return all(_is_refusal(link) or _is_own(link, fn) for link in _chain(error, outside))
+        return all(_is_refusal(link) or _is_own(link, fn) for link in _errors(error, outside))
     except Exception:  # an error whose attributes cannot be read says nothing
         return False
 
 
-def _chain(error: BaseException, outside: BaseException | None) -> list[BaseException]:
-    """The error, what it was raised from, or else while what was handled, and so on."""
-    found: dict[int, BaseException] = {}
-    link: BaseException | None = error
-    while link is not None and link is not outside and id(link) not in found and len(found) < _CHAIN_MAX:
-        found[id(link)] = link
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+def _errors(error: BaseException, outside: BaseException | None) -> list[BaseException]:
+    """The error and all beneath: what it was raised from or while handling, the members of a group, and theirs."""
+    found = {id(error): error}
+    left = [error]
+    while left:
+        link = left.pop()
+        beneath = [link.__cause__]
+        if link.__cause__ is not None or not link.__suppress_context__:  # only `from None` says that it was dealt with
+            beneath.append(link.__context__)
+        if isinstance(link, BaseExceptionGroup):
+            beneath += link.exceptions
+        for other in beneath:
+            if other is not None and other is not outside and id(other) not in found:
+                found[id(other)] = other
+                left.append(other)
     return list(found.values())
 
 
@@ -116,7 +125,7 @@ def _is_own(error: BaseException, fn: Callable[..., Any]) -> bool:
 
 
 def _package(thing: Any) -> str:
-    return str(thing.__module__).partition(".")[0]
+    return module_name(thing.__module__).partition(".")[0]
 
 
 def _is_refusal(error: BaseException) -> bool:
