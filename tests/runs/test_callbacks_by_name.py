@@ -1,4 +1,4 @@
-"""`reconcile` and `undo` are called by the names that they ask for, and a wrong name is refused at the decorator."""
+"""`reconcile` and `undo` are called by the names that they ask for; what cannot be is refused at the decorator."""
 
 from __future__ import annotations
 
@@ -29,6 +29,13 @@ def takes_a_key_without_its_type(key: str) -> None: ...
 def takes_another_name(booking: str) -> None: ...
 
 
+def takes_by_position(flight: str = "", result: str = "", /) -> None: ...
+
+
+class Canceller:
+    def __call__(self, flight: str) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -41,10 +48,16 @@ def takes_another_name(booking: str) -> None: ...
         ({"undo": takes_a_key_without_its_type}, "asks for 'key'"),
         ({"undo": takes_another_name}, "asks for 'booking'"),
         ({"undo": hf.effect(name="names.cancel")(takes_another_name)}, "asks for 'booking'"),
+        ({"reconcile": takes_by_position}, "takes 'flight' by position only"),
+        ({"undo": takes_by_position}, "takes 'flight' by position only"),
+        ({"undo": functools.partial(takes_another_name, booking="7")}, "has no name .* wrap it in a function"),
+        ({"undo": Canceller()}, "has no name .* wrap it in a function"),
     ],
     ids=lambda value: "" if isinstance(value, dict) else value[:24],
 )
-def test_a_wrong_name_is_refused_where_the_effect_is_decorated(options: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_called_by_name_is_refused_where_the_effect_is_decorated(
+    options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(hf.UsageError, match=words):
 
         @hf.effect(ignore=("client",), name="names.book", **options)
@@ -71,7 +84,7 @@ def the_rest(key: str, **rest: Any) -> Any:
     return [key, rest]
 
 
-def by_position(flight: str, /, key: str, *, seats: int, tries: int = 3) -> Any:
+def by_keyword(flight: str, key: str, *, seats: int, tries: int = 3) -> Any:
     return [flight, key, seats, tries]
 
 
@@ -83,7 +96,7 @@ def by_position(flight: str, /, key: str, *, seats: int, tries: int = 3) -> Any:
         (the_keys_own_name, ["KEY"]),
         (an_ignored_client, ["a client", "LH400"]),
         (the_rest, ["KEY", {"client": "a client", "flight": "LH400", "seats": 2}]),
-        (by_position, ["LH400", "KEY", 2, 3]),
+        (by_keyword, ["LH400", "KEY", 2, 3]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -401,8 +401,8 @@ def _reconcile(call: Call) -> Act[Verdict]:
     inner = in_body(call.scope, BodyFrame(call.scope, call.path, f"reconcile of {spec.name}", key=call.key))
     is_async = flavour_of(fn) == "async"
     try:
-        args, kwargs = called_by_name(fn, *_values(call), call.key)
-        found = yield Body(partial(_call_in, inner, fn, args, kwargs, is_async), is_async)
+        kwargs = called_by_name(fn, *_values(call), call.key)
+        found = yield Body(partial(_call_in, inner, fn, kwargs, is_async), is_async)
     except Exception as error:
         kind, run = type(error).__name__, call.session.row.id
         found = event("reconcile.failed", run=run, step=call.path, function=spec.name, error=kind)
@@ -424,20 +424,20 @@ def _values(call: Call) -> tuple[dict[str, Any], dict[str, Any]]:
     return arguments, {} if "key" in arguments and named != "key" else {"key": call.key, named or "key": call.key}
 
 
-def _call_in(inner: Scope, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_async: bool) -> Any:
+def _call_in(inner: Scope, fn: Any, kwargs: dict[str, Any], is_async: bool) -> Any:
     if is_async:
-        return _acall_in(inner, fn, args, kwargs)
+        return _acall_in(inner, fn, kwargs)
     token = current.set(inner)
     try:
-        return fn(*args, **kwargs)
+        return fn(**kwargs)
     finally:
         current.reset(token)
 
 
-async def _acall_in(inner: Scope, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+async def _acall_in(inner: Scope, fn: Any, kwargs: dict[str, Any]) -> Any:
     token = current.set(inner)
     try:
-        return await fn(*args, **kwargs)
+        return await fn(**kwargs)
     finally:
         current.reset(token)
 

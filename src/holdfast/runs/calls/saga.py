@@ -150,9 +150,9 @@ def _undo(session: Session, intent: Entry) -> Act[None]:
             f"{session.row.id}`"
         )
     given = {"result": result, "effect_key": str((intent.more or {})["key"])}
-    args, kwargs = called_by_name(undo.fn, {**spec.binder.plan.defaults, **arguments}, given)
+    kwargs = called_by_name(undo.fn, {**spec.binder.plan.defaults, **arguments}, given)
     try:
-        yield from effect_at(session.root, undo, path, args, kwargs)
+        yield from effect_at(session.root, undo, path, (), kwargs)
     except Exception as error:
         raise RunStuck(
             f"run {session.row.id!r} is being undone, and {undo.name} failed: {line_of(error)}. "

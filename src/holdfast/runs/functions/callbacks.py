@@ -5,7 +5,8 @@
     result, effect_key                       undo: what the effect returned, and the key that it had
     **rest                                   the arguments of the effect that no other parameter asks for
 
-A name that does not exist is refused when the effect is decorated: a rollback, perhaps weeks later, is too late.
+A name that does not exist, and a parameter without a name to call it by, is refused when the effect is decorated: a
+rollback, perhaps weeks later, is too late.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from holdfast.errors import UsageError
 from holdfast.runs.functions.inputs import annotations_of, is_key, receiver_of, signature_of
+from holdfast.runs.functions.specs import plain_name
 
 _OF_UNDO = ("result", "effect_key")
 
@@ -38,6 +40,10 @@ def check_callbacks(
     if undo is None:
         return
     undo = getattr(getattr(undo, "holdfast", None), "fn", undo)
+    if not plain_name(undo):
+        raise UsageError(
+            f"undo={undo!r} of effect {_name(fn)} has no name to be recorded and found again by: wrap it in a function"
+        )
     if receiver_of(undo, signature_of(undo)) is not None:
         raise UsageError(
             f"undo={_name(undo)} is a method, and a rollback has no self to call it on: give a function, which gets "
@@ -52,6 +58,11 @@ def _check(fn: Callable[..., Any], what: str, callback: Callable[..., Any], name
     annotations = annotations_of(callback, signature)
     for name, parameter in signature.parameters.items():
         is_known = name in names or is_open or is_key(annotations.get(name)) or parameter.kind is parameter.VAR_KEYWORD
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise UsageError(
+                f"{what}={_name(callback)} of effect {_name(fn)} takes {name!r} by position only, and it is called by "
+                "name: take the / out of its parameters, or wrap it in a function"
+            )
         if parameter.kind is parameter.VAR_POSITIONAL:
             shown = f"*{name}"
         elif is_known or parameter.default is not parameter.empty:
@@ -67,13 +78,12 @@ def _check(fn: Callable[..., Any], what: str, callback: Callable[..., Any], name
 
 def called_by_name(
     callback: Callable[..., Any], arguments: Mapping[str, Any], given: Mapping[str, Any], key: str | None = None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+) -> dict[str, Any]:
     """What to call it with. `arguments` are the effect's, `given` what goes before them, `key` what fills a parameter
     of type Key (None: it is filled in elsewhere)."""
     signature = signature_of(callback)
     annotations = annotations_of(callback, signature)
     values = {**arguments, **given}
-    args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for name, parameter in signature.parameters.items():
         if is_key(annotations.get(name)):
@@ -81,11 +91,9 @@ def called_by_name(
                 kwargs[name] = key
         elif parameter.kind is parameter.VAR_KEYWORD:
             kwargs |= {other: value for other, value in arguments.items() if other not in signature.parameters}
-        elif name in values and parameter.kind is parameter.POSITIONAL_ONLY:
-            args.append(values[name])
         elif name in values:
             kwargs[name] = values[name]
-    return tuple(args), kwargs
+    return kwargs
 
 
 def _name(fn: Callable[..., Any]) -> str:
