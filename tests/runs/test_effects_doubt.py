@@ -275,6 +275,61 @@ def test_a_definite_error_fails_at_once(lab: Lab, options: dict[str, Any]) -> No
     assert receiver.asked == []
 
 
+def test_a_definite_error_does_not_settle_an_earlier_attempt(lab: Lab) -> None:
+    """on_doubt="retry": a refused repetition says nothing of the first request, also after a crash in between."""
+    receiver = Receiver()
+
+    @lab.effect(name="book", timeout_s=0.01, on_doubt="retry", retries=0)
+    def book(flight: str, key: hf.Key) -> str:
+        lab.ran.append("book")
+        if lab.count("book") > 1:
+            raise SoldOut("the first request took the last seat")
+        return receiver.act(key, flight)
+
+    @lab.durable(name="agent")
+    async def agent(flight: str) -> Any:
+        return await lab(book(flight))
+
+    interrupted(lab, agent, "LH400", at="before done")
+    run = lab.run(agent, "LH400", id="r")
+    assert run.status == "waiting"  # for a person, after as many attempts as an open outcome gets
+    run.resolve("1", done="booked")
+    assert run.result() == "booked"
+    assert len(receiver.done) == 1
+
+
+def test_an_attempt_that_reconcile_settled_leaves_a_definite_error_definite(lab: Lab) -> None:
+    receiver = Receiver()
+    errors = iter([TimeoutError("slow"), SoldOut("none left")])
+
+    @lab.effect(name="book", timeout_s=0.01, on_doubt="retry", reconcile=receiver.find)
+    def book(flight: str, key: hf.Key) -> str:
+        raise next(errors)
+
+    @lab.durable(name="agent")
+    async def agent(flight: str) -> Any:
+        return await lab(book(flight))
+
+    assert lab.run(agent, "LH400", id="r").status == "failed"
+
+
+def test_an_attempt_that_ended_late_is_settled_by_its_own_error(sync_lab: Lab) -> None:
+    is_over = threading.Event()
+
+    @hf.effect(name="late", timeout_s=0.05, on_doubt="retry")
+    def book() -> None:
+        sync_lab.ran.append("book")
+        is_over.wait(0.2)
+        raise SoldOut("none left")
+
+    @hf.durable(name="agent")
+    def agent() -> None:
+        book()
+
+    assert sync_lab.run(agent, id="r").status == "failed"
+    assert sync_lab.count("book") == 1
+
+
 def test_a_failure_before_the_body_began_is_definite(sync_lab: Lab) -> None:
     @hf.effect
     def book(flight: str) -> None: ...

@@ -42,7 +42,7 @@ from holdfast.runs.functions.keys import Key
 from holdfast.runs.functions.specs import StepSpec, flavour_of, plain_name
 from holdfast.runs.journal.entries import DONE, FAILED, INTENT, WAIT, Entry, squeeze
 from holdfast.runs.session.acting import LINGER_S, Act, Body, Pause
-from holdfast.runs.session.scope import BodyFrame, Scope, Unwind, current, in_body
+from holdfast.runs.session.scope import BodyFrame, Scope, Unwind, call_in, in_body
 from holdfast.runs.session.session import Session
 from holdfast.runs.session.telling import tell_event
 from holdfast.storage.events import event
@@ -68,6 +68,7 @@ class Call:
     deadline: int = 0
     took: int = 0  # microseconds that the last body ran
     is_last: bool = False  # the run is ending: it is not run again
+    is_unsettled: bool = False  # on_doubt="retry" came after an attempt that may have happened, and still may have
 
     @property
     def session(self) -> Session:
@@ -125,6 +126,7 @@ def _effect(
         last = intents[-1]
         more = last.more or {}
         call.key, call.attempt, call.deadline = Key(more["key"]), last.attempt, int(more["deadline"])
+        call.is_unsettled = "unsettled" in more
         settled, result = yield from _settle(call)
         if settled:
             return result
@@ -153,6 +155,8 @@ def _intent(call: Call) -> tuple[int, Entry]:
     more: dict[str, Any] = {"key": str(call.key), "deadline": call.deadline}
     if spec.undo is not None:
         more["undo"] = plain_name(spec.undo)
+    if call.is_unsettled:
+        more["unsettled"] = True
     return INTENT, call.entry(squeeze(call.text), more)
 
 
@@ -165,7 +169,7 @@ def _run(call: Call) -> Act[Any]:
         try:
             yield from session.record(*drafts, lease_us=int(spec.deadline_s * 1e6))
             if isinstance(session.stop, Unwind):  # an operator's wish came with the answer: it has not begun
-                yield from session.record((FAILED, call.entry(None, {"begun": False})))
+                yield from _not_begun(call)
                 raise session.stop
             frame = BodyFrame(call.scope, call.path, spec.name, key=call.key, is_effect=True)
             given = (call.args, call.kwargs) if call.attempt == 1 else _as_called(call)
@@ -178,7 +182,7 @@ def _run(call: Call) -> Act[Any]:
             except BaseException as broken:
                 # A task that was cancelled while its intent was written: the body never began, and that is no doubt.
                 if not frame.begun and type(broken).__name__ == "CancelledError":
-                    yield from session.record((FAILED, call.entry(None, {"begun": False})))
+                    yield from _not_begun(call)
                 raise
             else:
                 call.took = frame.took
@@ -186,7 +190,8 @@ def _run(call: Call) -> Act[Any]:
         finally:
             session.acting.discard(task)
         call.took = frame.took
-        if frame.begun and not _is_definite(call, error, frame):
+        if not _is_definite(call, error, frame):
+            was_unsettled = call.is_unsettled
             settled, result = yield from _settle_error(call, error)
             if settled:
                 return result
@@ -197,6 +202,7 @@ def _run(call: Call) -> Act[Any]:
                 continue
             # Its request may be under way in this very process: it is not done again before that has ended.
             yield from _until_ended(still)
+            call.is_unsettled = call.is_unsettled and was_unsettled  # this attempt is settled by how it ended
             late, result = _ended_late(still)
             if late is None:
                 return (yield from _succeed(call, result, spent_in(frame)))
@@ -213,7 +219,14 @@ def _run(call: Call) -> Act[Any]:
 
 
 def _is_definite(call: Call, error: Exception, frame: BodyFrame) -> bool:
-    return is_definite(error, (*call.spec.definite, *call.scope.definite), call.spec.fn, frame.outside)
+    """Whether it says that the effect did not happen: this attempt, and those before it."""
+    named = (*call.spec.definite, *call.scope.definite)
+    return not call.is_unsettled and (not frame.begun or is_definite(error, named, call.spec.fn, frame.outside))
+
+
+def _not_begun(call: Call) -> Act[None]:
+    if not call.is_unsettled:  # else its intent stays open, for what was before it
+        yield from call.session.record((FAILED, call.entry(None, {"begun": False})))
 
 
 def _as_called(call: Call) -> Arguments:
@@ -314,7 +327,11 @@ def _settle_error(call: Call, error: Exception) -> Act[tuple[bool, Any]]:
     """`_settle`, after an error out of the body that leaves the outcome unknown."""
     run, kind = call.session.row.id, type(error).__name__
     found = event("effect.unknown", run=run, step=call.path, function=call.spec.name, error=kind)
-    _log.warning("run %s: %s raised %s: it is unknown whether it happened", run, call.spec.name, kind, extra=found)
+    hint = (
+        "an earlier attempt may have" if call.is_unsettled else "name it in definite= if it means that nothing happened"
+    )
+    what = "run %s: %s raised %s: it is unknown whether it happened; %s"
+    _log.warning(what, run, call.spec.name, kind, hint, extra=found)
     try:
         return (yield from _settle(call, error))
     except InDoubt as doubt:
@@ -329,6 +346,7 @@ def _settle(call: Call, error: Exception | None = None) -> Act[tuple[bool, Any]]
     verdict = yield from _ask_person(call, f"{call.path}#{call.attempt}", only_if_asked=False)
     if isinstance(verdict, Done):
         return True, (yield from _succeed(call, verdict.result, {"settled": "resolved"}))
+    call.is_unsettled = False
     return False, None
 
 
@@ -343,14 +361,12 @@ def settle(call: Call, error: Exception | None = None) -> Act[tuple[bool, Any]]:
         verdict, by = (yield from _reconcile(call)), "reconciled"
         if spec.reconcile is None and error is not None:
             verdict = Unknown(f"it raised {line_of(error)}")
-    if isinstance(verdict, NotDone):
+    if isinstance(verdict, NotDone) and (yield from session.now_us()) < call.deadline:
         # What came late would be doubled: look once more when it can come no more.
-        if (yield from session.now_us()) < call.deadline:
-            yield from _until_deadline(call)
-            if spec.reconcile is not None:
-                verdict, by = (yield from _reconcile(call)), "reconciled"
-        if isinstance(verdict, NotDone):
-            return False, None
+        yield from _until_deadline(call)
+        if spec.reconcile is not None:
+            verdict, by = (yield from _reconcile(call)), "reconciled"
+    call.is_unsettled = False  # a verdict is about the key, and so about every attempt; on_doubt="retry" is none
     if isinstance(verdict, Unknown):
         verdict, by = (yield from _by_policy(call, ask_path, verdict)), "resolved"
     if isinstance(verdict, Done):
@@ -363,6 +379,7 @@ def _by_policy(call: Call, ask_path: str, unknown: Unknown) -> Act[Verdict]:
     if call.is_last and policy != "ask":  # nothing tells by running again: what may have to be undone, a person must
         policy = "fail" if call.spec.undo is None else "ask"
     if policy == "retry":
+        call.is_unsettled = True
         yield from _until_deadline(call)
         return NotDone()
     if policy == "fail":
@@ -402,7 +419,7 @@ def _reconcile(call: Call) -> Act[Verdict]:
     is_async = flavour_of(fn) == "async"
     try:
         kwargs = called_by_name(fn, *_values(call), call.key)
-        found = yield Body(partial(_call_in, inner, fn, kwargs, is_async), is_async)
+        found = yield Body(partial(call_in, inner, fn, kwargs, is_async), is_async)
     except Exception as error:
         kind, run = type(error).__name__, call.session.row.id
         found = event("reconcile.failed", run=run, step=call.path, function=spec.name, error=kind)
@@ -422,24 +439,6 @@ def _values(call: Call) -> tuple[dict[str, Any], dict[str, Any]]:
     arguments = binder.named(*_as_called(call)) if call.text else {**binder.plan.defaults, **call.kwargs}
     named = binder.plan.key
     return arguments, {} if "key" in arguments and named != "key" else {"key": call.key, named or "key": call.key}
-
-
-def _call_in(inner: Scope, fn: Any, kwargs: dict[str, Any], is_async: bool) -> Any:
-    if is_async:
-        return _acall_in(inner, fn, kwargs)
-    token = current.set(inner)
-    try:
-        return fn(**kwargs)
-    finally:
-        current.reset(token)
-
-
-async def _acall_in(inner: Scope, fn: Any, kwargs: dict[str, Any]) -> Any:
-    token = current.set(inner)
-    try:
-        return await fn(**kwargs)
-    finally:
-        current.reset(token)
 
 
 def _ask_person(call: Call, ask_path: str, *, only_if_asked: bool, reason: str = "") -> Act[Verdict | None]:
