@@ -79,7 +79,7 @@ def test_run_shows_where_it_stands_and_how_to_answer(run: Run, store: hf.Store, 
     assert out.splitlines()[0] == "my trip  waiting"
     assert "function    travel (version 1)" in out
     assert "question    Which flight?" in out
-    assert 'answer it   holdfast answer \'my trip\' 3 VALUE  ("NYC 1" | "NYC 2")' in out
+    assert "answer it   holdfast answer 'my trip' 3 '<answer>'  (\"NYC 1\" | \"NYC 2\")" in out
     found = json.loads(run("run", "my trip", "--json")[1])
     assert (found["status"], found["steps"], found["in_doubt"]) == ("waiting", 3, [])
     assert [(ask["step"], ask["options"]) for ask in found["asks"]] == [("3", ["NYC 1", "NYC 2"])]
@@ -98,7 +98,9 @@ def test_what_is_in_doubt_is_shown_with_its_key_and_how_to_settle_it(run: Run, d
     [step] = doubt.steps()
     out = run("run", "doubt")[1]
     assert f"in doubt    step 1: book, key {step.key}" in out
-    assert "settle it   holdfast resolve doubt 1 --done VALUE | --not-done" in out
+    assert (
+        "settle it   holdfast resolve doubt 1 --done '<result as JSON>' or holdfast resolve doubt 1 --not-done" in out
+    )
     assert json.loads(run("run", "doubt", "--json")[1])["in_doubt"] == ["1"]
     _, out, _ = run("steps", "doubt")
     shown = " ".join(out.splitlines()[1].split())

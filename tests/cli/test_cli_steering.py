@@ -80,7 +80,7 @@ def test_with_several_questions_one_must_be_named_and_a_number_may_be_text(
     store.run(app.both, id="both")
     code, _, err = run("answer", "both", "x")
     assert code == 2
-    assert "has 2 open questions, at steps 1.1, 2.1: name one, `holdfast answer both 1.1 VALUE`" in err
+    assert "has 2 open questions, at steps 1.1, 2.1: name one, `holdfast answer both 1.1 '<answer>'`" in err
     assert run("answer", "both", "1.1", '{"a": [1]}')[0] == 0
     assert run("answer", "both", "2.1", "2")[0] == 0
     assert store.run(app.both, id="both").result() == [{"a": [1]}, "2"]
@@ -129,6 +129,15 @@ def test_the_value_of_a_verdict_is_json_or_text(
     said = "not done" if options == ["--not-done"] else "done"
     assert (code, json.loads(out)) == (0, {"run": "doubt", "step": "1", "resolved": said})
     assert store.run(app.doubtful, "NYC", id="doubt").result() == result
+
+
+@pytest.mark.parametrize(
+    "words", [("resolve", "doubt", "1", "--done", "<result as JSON>"), ("answer", "doubt", "<answer>")]
+)
+def test_the_placeholder_of_a_printed_command_is_no_value(run: Run, doubt: hf.Run, words: tuple[str, ...]) -> None:
+    code, _, err = run(*words)
+    assert (code, "stands for a value" in err) == (2, True)
+    assert doubt.steps()[0].status == "in doubt"
 
 
 # --- steering

@@ -25,6 +25,12 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.levelno == logging.WARNING]
 
 
+def store_option(lab: Lab) -> str:
+    """How the command names a store that is not the default: a URL, which may hold a password, is not shown."""
+    path = getattr(lab.store._context.driver, "path", None)
+    return f" --store {path or 'URL'}"
+
+
 def timed_out(lab: Lab, run: hf.Run) -> str:
     """What `result()` says that has looked at the run once, and then gives up."""
     with pytest.raises(TimeoutError) as caught:
@@ -45,8 +51,13 @@ def test_the_first_snippet_of_the_readme_killed_while_it_books_says_what_it_wait
         assert waiting.stderr is not None
         line = waiting.stderr.readline()
         assert line.startswith("run trip-42 waits for a verdict: did book happen? (step 2, key hf_")
-        command = re.findall(r"To continue: holdfast (.*) --done VALUE \| --not-done$", line)
-        assert main([*shlex.split(command[0]), "--done", "found", "--store", str(tmp_path / "agent.db")]) == 0
+        command = re.findall(r"To continue: holdfast (.*) or holdfast (.*)$", line)
+        [(done, not_done)] = command
+        assert shlex.split(not_done) == ["resolve", "trip-42", "2", "--not-done"]
+        at = ["--store", str(tmp_path / "agent.db")]
+        for pasted in (done, f"{done} or holdfast {not_done}"):  # changes nothing
+            assert main([*shlex.split(pasted), *at]) == 2
+        assert main([*shlex.split(done.replace("<result as JSON>", '"found"')), *at]) == 0
         out, err = waiting.communicate(timeout=60)
     assert (out.splitlines()[0], err, waiting.returncode) == ("found", "", 0)
 
@@ -56,9 +67,10 @@ def test_a_question_is_said_once_for_each_wait(lab: Lab, caplog: pytest.LogCaptu
     async def agent() -> list[Any]:
         return [await lab(hf.ask(question)) for question in ("Which flight?", "Window?")]
 
-    run = lab.run(agent, id="trip 1")
+    run, at = lab.run(agent, id="trip 1"), store_option(lab)
     for question, step in (("Which flight?", 1), ("Window?", 2)):
-        expected = f"waits for an answer: {question} (step {step}). To continue: holdfast answer 'trip 1' {step} VALUE"
+        command = f"holdfast answer 'trip 1' {step} '<answer>'{at}"
+        expected = f"waits for an answer: {question} (step {step}). To continue: {command}"
         for _ in range(2):
             assert timed_out(lab, run) == f"run 'trip 1' has no result yet: it {expected}"
         assert warnings(caplog) == [f"run trip 1 {expected}"]
@@ -81,8 +93,11 @@ def test_a_paused_run_says_how_to_resume_it(lab: Lab, caplog: pytest.LogCaptureF
     run = lab.run(agent, id="held")
     assert run.status == "paused"
     for _ in range(2):
-        assert timed_out(lab, run) == "run 'held' has no result yet: it is paused. To continue: holdfast resume held"
-    assert warnings(caplog) == ["run held is paused. To continue: holdfast resume held"]
+        assert (
+            timed_out(lab, run)
+            == f"run 'held' has no result yet: it is paused. To continue: holdfast resume held{store_option(lab)}"
+        )
+    assert warnings(caplog) == [f"run held is paused. To continue: holdfast resume held{store_option(lab)}"]
     run.resume()
     lab.store.answer(run, 1)
     assert run.result() == 1
@@ -101,10 +116,10 @@ def test_what_a_child_waits_for_is_said_of_the_run_that_waits_for_it(
         return await lab(started.result())
 
     run = lab.run(parent, id="the-parent")
-    assert timed_out(lab, run).endswith("To continue: holdfast answer the-child 1 VALUE")
+    assert timed_out(lab, run).endswith(f"To continue: holdfast answer the-child 1 '<answer>'{store_option(lab)}")
     assert warnings(caplog) == [
         "run the-parent waits for run the-child, which waits for an answer: Which? (step 1). "
-        "To continue: holdfast answer the-child 1 VALUE"
+        f"To continue: holdfast answer the-child 1 '<answer>'{store_option(lab)}"
     ]
     lab.store.answer("the-child", 3)
     assert run.result() == 3

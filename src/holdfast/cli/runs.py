@@ -13,7 +13,7 @@ from holdfast import Ask, Event, Run, RunInfo, Step, Store
 from holdfast.cli.readable import ago, local, moment, plural, readable, shorten, size, to_json
 from holdfast.cli.render import Cell, Output
 from holdfast.errors import JournalDamaged, NotFound, ObjectMissing, RunError, UsageError
-from holdfast.runs.engine.waiting import waits_for
+from holdfast.runs.engine.waiting import how_to_answer, how_to_resolve, waits_for
 
 OK, NO = 0, 1
 IDS_COMPARED = 1000
@@ -122,24 +122,24 @@ def run(args: Namespace, store: Store, out: Output) -> int:
     asked = {ask.step for ask in open_asks if ask.kind == "doubt"}
     for step in doubts:
         out.line(("in doubt  ", "bold red"), (f"step {step.path}: {step.name}, {_shown(step)}", ""))
-        out.line(("settle it ", "dim"), (_how_to_settle(info, step, asked), ""))
+        out.line(("settle it ", "dim"), (_how_to_settle(store, info, step, asked), ""))
     for ask in open_asks:
         if ask.kind != "doubt":
             out.line((f"{ask.kind:<10}", "yellow"), (ask.question, ""))
-            answer = f"holdfast answer {quote(info.id)} {quote(ask.path)} VALUE"
+            answer = how_to_answer(store._context.driver, info.id, ask.path)
             out.line(("answer it ", "dim"), (f"{answer}  ({_what_is_allowed(ask)})", ""))
     return OK
 
 
-def _how_to_settle(info: RunInfo, step: Step, asked: set[str | None]) -> str:
+def _how_to_settle(store: Store, info: RunInfo, step: Step, asked: set[str | None]) -> str:
     """What a person can do about an effect that has no end: most of the time nothing yet."""
     if step.path in asked:
-        return f"holdfast resolve {quote(info.id)} {quote(step.path)} --done VALUE | --not-done"
+        return how_to_resolve(store._context.driver, info.id, step.path)
     if info.status == "running":
-        return "it is under way, or its process has died: whoever goes on with the run finds out, or asks"
+        return "it is under way, or its process has died: the worker that resumes the run finds out, or asks"
     if info.status == "cancelled":
-        return f"nobody will any more; holdfast rollback {quote(info.id)} finds out and undoes the run"
-    return "the run finds out when it goes on, or asks"
+        return f"the run is cancelled and will not; holdfast rollback {quote(info.id)} finds out and undoes the run"
+    return "the run finds out when it is resumed, or asks"
 
 
 def _outcome(handle: Run, info: RunInfo) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from holdfast.cli.refs import existing
 from holdfast.cli.render import Output
 from holdfast.cli.runs import OK, existing_run, is_run
 from holdfast.errors import AnswerRefused, UsageError
+from holdfast.runs.engine.waiting import ANSWER, RESULT, how_to_answer
 from holdfast.runs.journal.rows import FINISHED, TASK
 
 
@@ -28,6 +29,7 @@ def value_of(text: str) -> Any:
 
 def answer(args: Namespace, store: Store, out: Output) -> int:
     existing_run(store, args.run)
+    _refuse_placeholder(args.value, ANSWER)
     step, who = args.step or _only_question(store, args.run), _who(args)
     value = args.value if args.text else _yes_or_no(store, args.run, step, value_of(args.value))
     try:
@@ -68,7 +70,7 @@ def _only_question(store: Store, run: str) -> str:
         steps = ", ".join(ask.path for ask in found)
         raise UsageError(
             f"run {run!r} has {len(found)} open questions, at steps {steps}: name one, "
-            f"`holdfast answer {quote(run)} {quote(found[0].path)} VALUE`; `holdfast asks {quote(run)}` shows them"
+            f"`{how_to_answer(store._context.driver, run, found[0].path)}`; `holdfast asks {quote(run)}` shows them"
         )
     if store.asks(run):
         raise UsageError(f"run {run!r} asks nothing but what became of an effect: `holdfast run {quote(run)}` shows it")
@@ -77,6 +79,7 @@ def _only_question(store: Store, run: str) -> str:
 
 def resolve(args: Namespace, store: Store, out: Output) -> int:
     handle = existing_run(store, args.run)
+    _refuse_placeholder(args.done, RESULT)
     if args.not_done:
         handle.resolve(args.step, not_done=True, who=_who(args))
     else:
@@ -88,6 +91,11 @@ def resolve(args: Namespace, store: Store, out: Output) -> int:
         goes_on = "run its graph again" if handle.info().function.startswith(TASK) else "the run goes on"
         out.line((f"step {args.step} of {args.run} counts as {said}; {goes_on}", "green"))
     return OK
+
+
+def _refuse_placeholder(given: str | None, placeholder: str) -> None:
+    if given == placeholder:
+        raise UsageError(f"{placeholder} stands for a value: put yours in its place, such as '\"B-1001\"'")
 
 
 def _who(args: Namespace) -> str:

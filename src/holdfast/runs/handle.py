@@ -78,7 +78,7 @@ class Run:
             tenant, row = self._do(flows.locate(self._ctx, self.id))
             if row.status in FINISHED:
                 return self._outcome(row, self._do(flows.outcome(tenant, row)))
-            self._check_waiting(row, self._do(flows.tasks_of_people(tenant, row)), deadline)
+            self._check_waiting(row, self._do(flows.tasks_of_people(self._ctx, tenant, row)), deadline)
             job = self._do(self._next_job(tenant, row)) if self._drives else None
             if job is not None:
                 job.run()
@@ -95,7 +95,7 @@ class Run:
             tenant, row = await self._ado(flows.locate(self._ctx, self.id))
             if row.status in FINISHED:
                 return self._outcome(row, await self._ado(flows.outcome(tenant, row)))
-            self._check_waiting(row, await self._ado(flows.tasks_of_people(tenant, row)), deadline)
+            self._check_waiting(row, await self._ado(flows.tasks_of_people(self._ctx, tenant, row)), deadline)
             job = await self._ado(self._next_job(tenant, row)) if self._drives else None
             if job is not None:
                 await job.arun()

@@ -326,7 +326,7 @@ def give(
     if (sort == "doubt") != verdict:
         raise AnswerRefused(
             f"step {path!r} of run {run_id!r} is "
-            + ("in doubt: say --done VALUE or --not-done with `holdfast resolve`" if sort == "doubt" else "a question")
+            + ("in doubt: settle it with `holdfast resolve`" if sort == "doubt" else "a question")
         )
     terms = msgspec.json.decode(terms_text, type=Terms)
     checked = value if verdict else _allowed(terms, value, who, codec)

@@ -143,13 +143,13 @@ def next_in_family(
         due += reversed(found)
 
 
-def tasks_of_people(tenant: int, row: RunRow) -> Flow[list[Task]]:
+def tasks_of_people(ctx: Context, tenant: int, row: RunRow) -> Flow[list[Task]]:
     """What a person has to do before a run, or a run that it waits for, can continue."""
     info = RunInfo.of(row)
     infos = [info]
     if waits_for_run(info):
         infos = [RunInfo.of(found) for found in (yield from read(partial(families.parked_in_family, tenant, row.root)))]
-    return [task for found in infos for task in tasks_in(found)]
+    return [task for found in infos for task in tasks_in(ctx.driver, found)]
 
 
 def outcome(tenant: int, row: RunRow) -> Flow[bytes | None]:

@@ -1,17 +1,22 @@
-"""What a run waits for, in one line, and the command that a person can end the wait with. Pure.
+"""What a run waits for, in one line, and the command that a person can end the wait with.
 
 `holdfast runs`, the log and a TimeoutError of `result()` say it in the same words.
 """
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterator
-from shlex import quote
 from typing import Any, NamedTuple
 
+from holdfast.errors import UsageError
 from holdfast.runs.engine.models import RunInfo
 from holdfast.runs.journal.rows import TASK
+from holdfast.storage.program import Driver
+from holdfast.storage.urls import is_postgres, sqlite_path
 
+RESULT, ANSWER = "<result as JSON>", "<answer>"  # in a command: to be replaced; the commands refuse them
 _PEOPLE = ("question", "approval", "doubt")
 
 
@@ -62,20 +67,48 @@ def waits_for_run(info: RunInfo) -> bool:
     return any(part.get("for") == "run" for part in [what, *what.get("of", [])])
 
 
-def tasks_in(info: RunInfo) -> Iterator[Task]:
+def how_to_resolve(driver: Driver, run: str, step: str) -> str:
+    """The two commands that end a doubt. Pasted as one line they are refused."""
+    done = _command(driver, "resolve", run, step, "--done", RESULT)
+    return f"{done} or {_command(driver, 'resolve', run, step, '--not-done')}"
+
+
+def how_to_answer(driver: Driver, run: str, step: str) -> str:
+    """The command that answers a question."""
+    return _command(driver, "answer", run, step, ANSWER)
+
+
+def _command(driver: Driver, *words: str) -> str:
+    return shlex.join(["holdfast", *words, *_store_option(driver)])
+
+
+def _store_option(driver: Driver) -> list[str]:
+    """What names the store, unless the command would find it by itself. A URL may hold a password: it is not shown."""
+    default = os.environ.get("HOLDFAST_STORE") or "agent.db"
+    if driver.dialect != "sqlite":
+        return [] if is_postgres(default) else ["--store", "URL"]
+    path = str(getattr(driver, "path", ":memory:"))
+    try:
+        is_default = not is_postgres(default) and os.path.realpath(sqlite_path(default)) == os.path.realpath(path)
+    except UsageError:  # what HOLDFAST_STORE holds is no store
+        is_default = False
+    return [] if is_default or path == ":memory:" else ["--store", os.path.abspath(path)]
+
+
+def tasks_in(driver: Driver, info: RunInfo) -> Iterator[Task]:
     """What a person has to do before this run can continue."""
-    run = quote(info.id)
+    resume = _command(driver, "resume", info.id)
     if info.status == "paused":
-        yield Task(info.id, "paused", "", "is paused", f"holdfast resume {run}")
+        yield Task(info.id, "paused", "", "is paused", resume)
     elif info.status == "stuck":
-        yield Task(info.id, "stuck", "", f"is stuck (`holdfast run {run}` says why)", f"holdfast resume {run}")
+        yield Task(info.id, "stuck", "", f"is stuck (`{_command(driver, 'run', info.id)}` says why)", resume)
     elif info.status == "waiting" and not info.is_due:
         for what in _of_people(info.waiting_for or {}):
             step = str(what.get("step"))
             if what["for"] == "doubt":
                 text = f"waits for a verdict: did {what.get('name')} happen? (step {step}, key {what.get('key')})"
-                command = f"holdfast resolve {run} {quote(step)} --done VALUE | --not-done"
+                command = how_to_resolve(driver, info.id, step)
             else:
                 text = f"waits for an answer: {what.get('question')} (step {step})"
-                command = f"holdfast answer {run} {quote(step)} VALUE"
+                command = how_to_answer(driver, info.id, step)
             yield Task(info.id, what["for"], step, text, command, what.get("reason", ""))

@@ -206,19 +206,19 @@ def _short_wait_s(session: Session, wait: Wait) -> float:
     where a person is needed; `session.waits` then says what for."""
     if wait.wake_at is not None and wait.what.get("for") not in _OF_PEOPLE:
         return max(0.0, (wait.wake_at - session.shared_clock_us()) / 1e6)
-    from shlex import quote
+    from holdfast.runs.engine.waiting import how_to_answer, how_to_resolve  # imported late: it needs this module
 
     session.waits.append(wait)
-    run, step = session.row.id, str(wait.what.get("step", wait.path))
+    driver, run, step = session.ctx.driver, session.row.id, str(wait.what.get("step", wait.path))
     if wait.what.get("for") != "doubt":
         raise RunStuck(
-            f"{wait.what.get('question')} Nobody has answered yet: `holdfast answer {quote(run)} {quote(wait.path)} "
-            "VALUE`, and run the graph again"
+            f"{wait.what.get('question')} There is no answer yet: {how_to_answer(driver, run, wait.path)}; then run "
+            "the graph again"
         )
     raise InDoubt(
-        f"nobody knows whether {wait.what.get('name', 'this')} happened (step {step} of {run!r}, key "
-        f"{wait.what.get('key')}). Look at the receiver, then say which: `holdfast resolve {quote(run)} {quote(step)} "
-        "--done VALUE` or `--not-done`, and run the graph again",
+        f"it is not known whether {wait.what.get('name', 'this')} happened (step {step} of {run!r}, key "
+        f"{wait.what.get('key')}). Look at the receiver, then say which: {how_to_resolve(driver, run, step)}; then "
+        "run the graph again",
         run=run,
         step=step,
         key=str(wait.what.get("key")),
