@@ -71,7 +71,7 @@ def test_a_run_is_queued_run_and_deleted_from_the_command_line(place: Path) -> N
     [
         (["buying_app.py"], "which function? Give it as app.py:travel, not 'buying_app.py'"),
         (["buying_app.py:Order"], "buying_app.py:Order is not a durable function: put @hf.durable above it"),
-        (["buying_app.py:starting_buy"], "item"),
+        (["buying_app.py:starting_buy"], "item': give its arguments with --args '[\"NYC\"]'\n"),
         (["buying_app.py:starting_buy", "--args", "[1"], "--args"),
     ],
 )

@@ -6,6 +6,7 @@ import getpass
 import json
 import subprocess
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -103,7 +104,7 @@ def test_a_doubt_is_settled_as_done(run: Run, doubt: hf.Run, store: hf.Store, ap
     assert run("resolve", "doubt", "1")[0] == 2
     assert run("resolve", "doubt", "1", "--done", "B-7", "--who", "maria") == (
         0,
-        "step 1 of doubt counts as done; the run goes on\n",
+        "step 1 of doubt counts as done; a worker will resume the run\n",
         "",
     )
     assert store.run(app.doubtful, "NYC", id="doubt").result() == "B-7"
@@ -138,6 +139,14 @@ def test_the_placeholder_of_a_printed_command_is_no_value(run: Run, doubt: hf.Ru
     code, _, err = run(*words)
     assert (code, "stands for a value" in err) == (2, True)
     assert doubt.steps()[0].status == "in doubt"
+
+
+def test_a_doubt_that_is_not_done_says_when_the_effect_runs_again(run: Run, doubt: hf.Run) -> None:
+    code, out, _ = run("resolve", "doubt", "1", "--not-done")
+    said, _, at = out.rstrip().partition(" after its deadline, ")
+    assert (code, said.split("; ")[1]) == (0, "a worker will resume the run. The effect runs again")
+    late = datetime.fromisoformat(at).astimezone() - doubt.steps()[0].started_at  # its timeout_s is 0.01
+    assert abs(late) < timedelta(seconds=2)
 
 
 # --- steering

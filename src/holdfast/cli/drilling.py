@@ -63,7 +63,7 @@ def _pairs(items: list[str], what: str) -> dict[str, Any]:
     return found
 
 
-def check_call(target: str, given: list[Any], named: Any) -> None:
+def check_call(target: str, given: list[Any], named: Any, options: str) -> None:
     """Say what is wrong with the call here, and not in the words of a child that could not begin."""
     from holdfast.runs.calls.decorators import durable_spec
     from holdfast.runs.workers.loading import load_named, split_app
@@ -78,7 +78,7 @@ def check_call(target: str, given: list[Any], named: Any) -> None:
     try:
         durable_spec(function).binder.bind(tuple(given), named)
     except TypeError as error:
-        raise UsageError(f"{error}: give its arguments with --args '[\"NYC\"]' or --kwargs") from error
+        raise UsageError(f"{error}: give its arguments with {options}") from error
 
 
 def run(args: argparse.Namespace, store: None, out: Output) -> int:
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace, store: None, out: Output) -> int:
     if any(getattr(args, name) is not None for name in ("store", "schema", "tenant", "objects")):
         raise UsageError("a drill makes a store of its own (--postgres: a server of its own) and takes no other")
     given, named = arguments_of(args.args), _json(args.kwargs, "--kwargs")
-    check_call(args.target, given, named)
+    check_call(args.target, given, named, "--args '[\"NYC\"]' or --kwargs")
     with out.progress("drilling") as progress:
         report = drill(
             args.target,

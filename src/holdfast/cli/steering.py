@@ -8,9 +8,9 @@ from argparse import Namespace
 from shlex import quote
 from typing import Any
 
-from holdfast import Store
+from holdfast import Run, Store
 from holdfast.cli import changing
-from holdfast.cli.readable import plural
+from holdfast.cli.readable import local, plural
 from holdfast.cli.refs import existing
 from holdfast.cli.render import Output
 from holdfast.cli.runs import OK, existing_run, is_run
@@ -44,7 +44,7 @@ def answer(args: Namespace, store: Store, out: Output) -> int:
     if out.json:
         out.document({"run": args.run, "settled": given.settled, "missing": given.missing})
     elif given.settled:
-        out.line((f"answered; {args.run} goes on at a worker, or where somebody waits for its result", "green"))
+        out.line((f"answered; a worker, or a process that waits for its result, will resume {args.run}", "green"))
     else:
         out.line((f"noted; {plural(given.missing, 'more answer')} of the same kind needed", "green"))
     return OK
@@ -88,9 +88,16 @@ def resolve(args: Namespace, store: Store, out: Output) -> int:
     if out.json:
         out.document({"run": args.run, "step": args.step, "resolved": said})
     else:
-        goes_on = "run its graph again" if handle.info().function.startswith(TASK) else "the run goes on"
-        out.line((f"step {args.step} of {args.run} counts as {said}; {goes_on}", "green"))
+        then = "run its graph again" if handle.info().function.startswith(TASK) else "a worker will resume the run"
+        again = _when_again(handle, args.step) if args.not_done else ""
+        out.line((f"step {args.step} of {args.run} counts as {said}; {then}{again}", "green"))
     return OK
+
+
+def _when_again(handle: Run, path: str) -> str:
+    """When an effect that did not happen runs again: until its deadline the old request may still arrive."""
+    deadline = handle._deadline(path)
+    return "" if deadline is None else f". The effect runs again after its deadline, {local(deadline)}"
 
 
 def _refuse_placeholder(given: str | None, placeholder: str) -> None:

@@ -116,7 +116,7 @@ def _start_arguments(parser: argparse.ArgumentParser) -> None:
 
 def start(args: argparse.Namespace, store: Store, out: Output) -> int:
     given = drilling.arguments_of(args.args)
-    drilling.check_call(args.function, given, {})
+    drilling.check_call(args.function, given, {}, "--args '[\"NYC\"]'")
     run = store.start(load_named(args.function), *given, id=args.id, queue=args.queue)
     status = run.status
     if out.json:

@@ -274,6 +274,13 @@ class Run:
             return decode(unsqueeze(text or b"null"), self._ctx.codec, raw=True)
         raise outcome_error(row.status, self.id, text, self._ctx.codec)
 
+    def _deadline(self, path: str) -> datetime | None:
+        """Until when the request of an effect may still arrive: for tools."""
+        tenant, row = self._do(flows.locate(self._ctx, self.id))
+        found: list[Recorded] = self._do(read(partial(journal.read_journal, tenant, row)))
+        more = [recorded.entry.more or {} for recorded in found if recorded.entry.path == path]
+        return next((moment(part["deadline"]) for part in reversed(more) if "deadline" in part), None)
+
     def _check_waiting(self, row: RunRow, tasks: list[Task], deadline: float | None) -> None:
         info = RunInfo.of(row)
         if row.status == "stuck":

@@ -163,7 +163,7 @@ class RunStore(ThreadStore):
     ) -> Given:
         """Answer a question of a run: the only open one, or the one of this step. Raises AnswerRefused with the reason.
 
-        The run goes on at a worker, or where somebody waits for its result.
+        A worker, or a process that waits for its result, resumes the run.
         """
         return self._run(self._answer(run, value, step, who))
 

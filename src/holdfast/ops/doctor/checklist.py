@@ -181,7 +181,7 @@ def retention(patient: Patient) -> Flow[list[Finding]]:
             Finding("retention", "ok", "old checkpoints are removed by a retention policy; `holdfast compact` does it")
         ]
     if not used:
-        return [Finding("retention", "ok", "nothing is stored yet")]
+        return [Finding("retention", "ok", "no checkpoints are stored yet")]
     stored = yield from stored_bytes(patient)
     level: Level = "warning" if stored > _LARGE_BYTES else "note"
     return [
@@ -330,7 +330,9 @@ def runs(patient: Patient) -> Flow[list[Finding]]:
         found.append(
             Finding("runs", "warning", says, "run a worker of their queue and version: `holdfast worker app.py`")
         )
-    return found or [Finding("runs", "ok", "no run waits for help or for a worker")]
+    return found or [
+        Finding("runs", "ok", f"no run is stuck or in doubt, and none has been due for more than {span(_LATE_S)}")
+    ]
 
 
 def upkeep(patient: Patient) -> Flow[list[Finding]]:
