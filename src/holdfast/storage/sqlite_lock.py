@@ -112,7 +112,7 @@ class FileGate:
         # While a helper is blocked with these descriptors, trying here would succeed on its behalf: flock
         # belongs to the descriptor, not to the thread.
         if (wait := self._wait) is not None:
-            # Somebody of this process has waited long enough for the one in front: it is late, or stopped.
+            # A thread of this process has waited long enough for the one in front: it is late, or stopped.
             self._acquire_slowly(deadline, 0.0 if wait.is_jammed and patience_s < inf else patience_s)
             return
         try:

@@ -62,7 +62,7 @@ class Thread(Keeping):
     ) -> Checkpoint:
         """Save a state: durable when this returns, and independent of the live object.
 
-        It goes on from the newest checkpoint that this handle loaded or saved, or from `parent`. If another writer has
+        It continues from the newest checkpoint that this handle loaded or saved, or from `parent`. If another writer has
         moved the head since, it becomes a branch (`is_head` is False) and nothing is lost; the handle's first one logs
         a warning. `expect` refuses that with a `Conflict` instead. No other thread may change the state meanwhile.
         """

@@ -85,7 +85,7 @@ class Part:
                 self.part.unlink()
 
     def _open(self) -> BinaryIO:
-        """A new file, locked: whoever can write the folder must not choose what a copy is written to."""
+        """A new file, locked: another user who can write to the folder must not choose the target of a copy."""
         deadline = time.monotonic() + _WAIT_S
         try:
             while not self._discard_stale() or (number := self._create()) is None:

@@ -81,7 +81,7 @@ class NewTask(NamedTuple):
 def take(
     task: NewTask, *, owner: str, lease_us: int, clock_us: Callable[[], int], is_dead: Callable[[str], bool]
 ) -> Flow[RunRow | None]:
-    """The run of a task: made, or taken over from whoever ran it before. None: another process is at work in the
+    """The run of a task: made, or taken over from the last process. None: another process is at work in the
     thread, or (also another thread of this one) in the task."""
     gone = ""
     for _ in range(_TRIES):

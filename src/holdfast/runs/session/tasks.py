@@ -220,7 +220,7 @@ class Supervisor:
     def park_for(self, stop: Parked) -> None:
         """A sync step of this run must wait and cannot be suspended: the whole run parks, with what others wait for."""
         session = self._session
-        # A copy, made in one go: this may be a thread that the code waits for, while the loop goes on.
+        # A copy, made in one go: this may be a thread that the code waits for, while the loop runs.
         session.waits += [wait for wait in list(self._waits.values()) if wait not in session.waits]
         session.stop = session.stop or stop
         self._stopped()
