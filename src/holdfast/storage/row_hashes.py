@@ -8,7 +8,7 @@ record's hash), journal entries (the sum in the run's row) and large results (th
 
 from __future__ import annotations
 
-from base64 import b64encode
+from binascii import b2a_base64
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -74,4 +74,4 @@ def _hash(cell: Cell, tenant: int, by: tuple[Any, ...], value: bytes) -> bytes:
 
 
 def _text_hash(cell: Cell, tenant: int, by: tuple[Any, ...], value: bytes) -> str:
-    return b64encode(_hash(cell, tenant, by, value)).decode()[:_TEXT_CHARS]
+    return b2a_base64(_hash(cell, tenant, by, value), newline=False).decode()[:_TEXT_CHARS]

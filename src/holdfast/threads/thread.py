@@ -62,9 +62,9 @@ class Thread(Keeping):
     ) -> Checkpoint:
         """Save a state: durable when this returns, and independent of the live object.
 
-        It continues from the newest checkpoint that this handle loaded or saved, or from `parent`. If another writer has
-        moved the head since, it becomes a branch (`is_head` is False) and nothing is lost; the handle's first one logs
-        a warning. `expect` refuses that with a `Conflict` instead. No other thread may change the state meanwhile.
+        It continues from the newest checkpoint that this handle loaded or saved, or from `parent`. If another writer
+        has moved the head since, it becomes a branch (`is_head` is False) and nothing is lost; the handle's first one
+        logs a warning. `expect` refuses that with a `Conflict` instead. No other thread may change the state meanwhile.
         """
         if (journal := journal_of(self._context)) is not None:
             record, on_head = journal.save(self._journaled(state, note, metadata, parent, expect))

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -79,6 +78,8 @@ def how_to_answer(driver: Driver, run: str, step: str) -> str:
 
 
 def _command(driver: Driver, *words: str) -> str:
+    import shlex  # imported late: only a wait for a person needs it
+
     return shlex.join(["holdfast", *words, *_store_option(driver)])
 
 
