@@ -64,7 +64,7 @@ def left_to_soak(items: Iterable[pytest.Item]) -> list[pytest.Item]:
             continue
         name = (item.path, str(getattr(item, "originalname", item.name)))
         place = f"{item.path.parent.name}/{item.path.name}"
-        repeated = place.startswith(ABOVE_SQL) and "postgres" in call.params.values() and name in seen
+        repeated = place.startswith(ABOVE_SQL) and databases_of(call.params) == {"postgres"} and name in seen
         if repeated or is_crossed(call.params) or (item.path.name in ONCE and name in seen):
             left.append(item)
         else:
@@ -72,8 +72,12 @@ def left_to_soak(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     return left
 
 
+def databases_of(params: dict[str, Any]) -> set[str]:
+    return DATABASES & {value for value in params.values() if isinstance(value, str)}
+
+
 def is_crossed(params: dict[str, Any]) -> bool:
-    databases = DATABASES & {value for value in params.values() if isinstance(value, str)}
+    databases = databases_of(params)
     [mode, *_] = [*(params[name] for name in MODES if name in params), None]
     if len(databases) != 1 or mode not in ("sync", "blocking", "async"):
         return False
