@@ -58,8 +58,12 @@ def _arguments(error: BaseException) -> list[Any]:
 
 def _attributes(error: BaseException) -> list[str]:
     """The names of what its class, or the code that raised it, has added."""
+    try:
+        own = list(vars(error))
+    except Exception:  # a class that hides them
+        own = []
     slots = (getattr(base, "__slots__", ()) for base in type(error).__mro__ if base.__module__ != "builtins")
-    names = [*vars(error), *(name for given in slots for name in ((given,) if isinstance(given, str) else given))]
+    names = [*own, *(name for given in slots for name in ((given,) if isinstance(given, str) else given))]
     return [name for name in names if not name.startswith("__")]
 
 
