@@ -152,8 +152,8 @@ def test_every_operation_has_an_async_twin_with_the_same_signature(handle: type)
 
 @pytest.mark.alone
 def test_import_is_under_100_ms_and_brings_no_face_or_extra(tmp_path: Path) -> None:
-    """The best of up to forty fresh interpreters, with compiled files as an installation has them. CPU time: other tests run
-    beside this one."""
+    """The best of up to forty fresh interpreters, with compiled files as an installation has them. CPU time: a machine
+    may have other work."""
     names = ("psycopg", "rich", "numpy", "pydantic", "langgraph", "opentelemetry")
     code = (
         "import sys, time; start = time.process_time(); import holdfast; print(time.process_time() - start);"
