@@ -7,7 +7,6 @@ and parent before and after.
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -263,17 +262,3 @@ def test_joining_packs_saves_bytes(store: hf.Store) -> None:
             thread.save({**thread.load().state, "n": [part, number]}) for number in range(9)
         ]
         assert pack(store).saved_bytes > -200
-
-
-@pytest.mark.parametrize("name", ["v1", "langgraph-v1"])
-def test_stores_of_earlier_versions(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "store.db"
-    path.write_bytes((Path(__file__).parents[1] / "data" / name / "store.db").read_bytes())
-    with hf.open(str(path)) as store:
-        store.threads()
-        before = store.verify()
-        assert before.ok
-        pack(store)
-        after = store.verify()
-        assert after.ok, after.problems
-        assert after.checkpoints == before.checkpoints
