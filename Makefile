@@ -19,7 +19,7 @@ help:
 $(VENV)/.base: pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or later is needed, this is {v[0]}.{v[1]}: make PYTHON=python3.12 …")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing holdfast into $(VENV) …"
+	@echo "installing perdure into $(VENV) …"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[cli]'
 	@touch $@
 
@@ -52,8 +52,8 @@ bench: $(VENV)/.dev
 
 # Everything that `make test` runs a sample of, in full: all points, all pairs of a database and a mode, many more kills.
 soak: $(VENV)/.dev
-	HOLDFAST_SOAK=1 $(BIN)/python -m pytest -m alone
-	HOLDFAST_SOAK=1 $(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal --timeout 7200
+	PERDURE_SOAK=1 $(BIN)/python -m pytest -m alone
+	PERDURE_SOAK=1 $(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal --timeout 7200
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

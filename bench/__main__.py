@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(benchmark: Benchmark, parent: Path | None, quick: bool) -> list[Row]:
     """Run one benchmark in a folder of its own, and leave nothing behind."""
     on_disk = Path("/var/tmp")  # /tmp is in memory on many systems
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-", dir=parent or (on_disk if on_disk.is_dir() else None)))
+    folder = Path(tempfile.mkdtemp(prefix="perdure-bench-", dir=parent or (on_disk if on_disk.is_dir() else None)))
     try:
         return benchmark(Run(folder, quick))
     finally:

@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-import holdfast
+import perdure
 from bench.measure import MB, Row, Run, answer_of, in_child, in_turns, seconds, small_states
 
 STATES = 220
@@ -43,7 +43,7 @@ def backup(run: Run) -> list[Row]:
     path = run.folder / "store.db"
     _fill(path, run.count(STATES, 4))
     size = path.stat().st_size
-    with holdfast.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         ours, floor = in_turns(
             run.count(7, 1),
             lambda: store.backup(run.folder / "backup.db"),
@@ -64,7 +64,7 @@ def backup(run: Run) -> list[Row]:
 
 def _fill(path: Path, count: int) -> None:
     chance = random.Random(7)
-    with holdfast.open(str(path), durability="normal") as store:
+    with perdure.open(str(path), durability="normal") as store:
         for number in range(count):
             store.thread(f"t{number % 8}").save({"n": number, "blob": chance.randbytes(STATE_BYTES // 2).hex()})
 
@@ -75,7 +75,7 @@ def _plain_copy(source: Path, target: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _under_load(store: holdfast.Store, run: Run) -> tuple[float, float, float, float]:
+def _under_load(store: perdure.Store, run: Run) -> tuple[float, float, float, float]:
     """Commits per second during backups and between them, and how long a backup took, and a copy of the file."""
     path = run.folder / "store.db"
     children = [in_child("bench.backup", path, f"writer-{number}") for number in range(WRITERS)]
@@ -111,7 +111,7 @@ def _write(path: str, name: str) -> None:
     """One writer: saves until it is told to stop, then says when each save was acknowledged."""
     states = small_states(64)
     stopped = threading.Event()
-    with holdfast.open(path) as store:
+    with perdure.open(path) as store:
         thread = store.thread(name)
         thread.save(states[0])
         print("ready", flush=True)

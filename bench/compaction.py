@@ -20,14 +20,14 @@ from statistics import median, quantiles
 
 import apsw
 
-import holdfast
+import perdure
 from bench.loads import MEDIAN_BAR, WORST_BAR, _load, _save
 from bench.measure import KB, MB, ROOT, BareTable, Row, Run, file_bytes, mean, milliseconds, seconds
 from bench.workload import STEPS, steps
-from holdfast.log.packs import MEMBERS_MAX, Member, make_pack
-from holdfast.values.compress import compress_hard, decompress_full
-from holdfast.values.delta import Decoder, pack_splices
-from holdfast.values.dictionary import Dictionary
+from perdure.log.packs import MEMBERS_MAX, Member, make_pack
+from perdure.values.compress import compress_hard, decompress_full
+from perdure.values.delta import Decoder, pack_splices
+from perdure.values.dictionary import Dictionary
 
 BYTES_BAR_KB = 0.65
 SPEED_BAR = 1 / 3
@@ -37,14 +37,14 @@ HOUR_US = 3_600_000_000
 
 _COMPACT = """
 import sys, time
-import holdfast
+import perdure
 
 def peak():
     with open("/proc/self/status") as status:
         [line] = [line for line in status if line.startswith("VmHWM:")]
     return int(line.split()[1]) * 1024
 
-with holdfast.open(sys.argv[1]) as store:
+with perdure.open(sys.argv[1]) as store:
     store._context.clock_us = lambda: time.time_ns() // 1000 + 3_600_000_000  # an hour later: everything is cold
     store.threads(limit=1)
     with open("/proc/self/clear_refs", "w") as refs:
@@ -57,12 +57,12 @@ print(peak() - before)
 """
 _SAVE = """
 import json, sys, threading, time
-import holdfast
+import perdure
 from bench.measure import small_states
 stop = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.readline(), stop.set()), daemon=True).start()
 states, times = small_states(200), []
-with holdfast.open(sys.argv[1]) as store:
+with perdure.open(sys.argv[1]) as store:
     thread = store.thread("writer")
     for state in states[:20]:
         thread.save(state)
@@ -80,7 +80,7 @@ def compaction(run: Run) -> list[Row]:
     count = run.count(STEPS, 80)
     path, peer = run.folder / "ours.db", BareTable(run.folder / "peer.db")
     empty = run.folder / "empty.db"
-    holdfast.open(str(empty)).close()
+    perdure.open(str(empty)).close()
     saved = _save(path, peer, count)
     floor_s, handled = _floor(path)
     ours_s = _compact(path, vacuum=False)
@@ -104,7 +104,7 @@ def compaction(run: Run) -> list[Row]:
 
 
 def _compact(path: Path, *, vacuum: bool) -> float:
-    with holdfast.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         store._context.clock_us = lambda: time.time_ns() // 1000 + HOUR_US
         return seconds(lambda: store.compact(vacuum=vacuum))
 
@@ -141,7 +141,7 @@ def _floor(path: Path) -> tuple[float, int]:
 
 
 def _many(path: Path, threads: int, count: int) -> None:
-    with holdfast.open(str(path), durability="normal") as store:
+    with perdure.open(str(path), durability="normal") as store:
         for number in range(threads):
             thread = store.thread(f"t{number}")
             for state in steps(count, seed=number):

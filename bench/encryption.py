@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Any
 
-import holdfast
+import perdure
 from bench.measure import Row, Run, in_turns, milliseconds, small_states
 from bench.workload import steps
 
@@ -18,11 +18,11 @@ _KEY = bytes(range(32))
 
 
 @contextmanager
-def _stores(run: Run, name: str, **options: Any) -> Iterator[tuple[holdfast.Store, holdfast.Store]]:
+def _stores(run: Run, name: str, **options: Any) -> Iterator[tuple[perdure.Store, perdure.Store]]:
     with ExitStack() as stack:
         path = run.folder / name
-        sealed = stack.enter_context(holdfast.open(f"{path}-sealed.db", keys=_KEY, **options))
-        plain = stack.enter_context(holdfast.open(f"{path}-plain.db", **options))
+        sealed = stack.enter_context(perdure.open(f"{path}-sealed.db", keys=_KEY, **options))
+        plain = stack.enter_context(perdure.open(f"{path}-plain.db", **options))
         yield sealed, plain
 
 
@@ -77,12 +77,12 @@ def _workload(run: Run) -> list[Row]:
     ]  # fmt: skip
 
 
-@holdfast.step(name="bench.encryption.step")
+@perdure.step(name="bench.encryption.step")
 def _step(number: int) -> int:
     return number
 
 
-@holdfast.durable(name="bench.encryption.run")
+@perdure.durable(name="bench.encryption.run")
 def _run_of(count: int) -> int:
     return sum(_step(number) for number in range(count))
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-import holdfast
+import perdure
 from bench.measure import KB, BareTable, Prose, Row, Run, file_bytes, in_turns, milliseconds, small_states
 
 TIME_BAR = 1.5
@@ -26,7 +26,7 @@ def forks(run: Run) -> list[Row]:
     large_ids = _fill(large, run.count(500, 12), run.count(1000, 20) * KB)
     rounds = run.count(150, 5)
     bare = BareTable(run.folder / "bare.db")
-    with holdfast.open(str(small)) as one, holdfast.open(str(large)) as other:
+    with perdure.open(str(small)) as one, perdure.open(str(large)) as other:
         small_s, large_s, bare_s = in_turns(
             rounds, _forker(one, small_ids, "timed"), _forker(other, large_ids, "timed"), lambda: bare.insert(b"fork")
         )
@@ -47,7 +47,7 @@ def _fill(path: Path, records: int, size: int) -> list[str]:
     prose = Prose(9)
     parts = [str(state["text"]) for state in small_states(20, size // 20 + 30)]
     ids: list[str] = []
-    with holdfast.open(str(path), durability="normal") as store:
+    with perdure.open(str(path), durability="normal") as store:
         thread = store.thread("agent")
         for number in range(records):
             parts[number % 20] = prose.words_of(8) + parts[number % 20][60:]
@@ -55,7 +55,7 @@ def _fill(path: Path, records: int, size: int) -> list[str]:
     return ids
 
 
-def _forker(store: holdfast.Store, ids: list[str], prefix: str) -> Callable[[], object]:
+def _forker(store: perdure.Store, ids: list[str], prefix: str) -> Callable[[], object]:
     """Makes a fork at each call, from the head and from the middle by turns."""
     thread = store.thread("agent")
     places = itertools.cycle([None, ids[len(ids) // 2]])
@@ -66,7 +66,7 @@ def _forker(store: holdfast.Store, ids: list[str], prefix: str) -> Callable[[], 
 def _growth(path: Path, ids: list[str], count: int) -> float:
     """Bytes per fork."""
     before = file_bytes(path)
-    with holdfast.open(str(path), durability="normal") as store:
+    with perdure.open(str(path), durability="normal") as store:
         fork = _forker(store, ids, "sized")
         for _ in range(count):
             fork()

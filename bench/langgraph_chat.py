@@ -37,7 +37,7 @@ from langgraph.graph.message import _messages_delta_reducer
 from langgraph.graph.state import CompiledStateGraph
 
 from bench.measure import Prose, in_turns, milliseconds, pack, seconds
-from holdfast.langgraph import HoldfastSaver
+from perdure.langgraph import PerdureSaver
 
 WORDS = (40, 60)
 TURNS_PER_BLOCK = 20
@@ -110,7 +110,7 @@ def _nothing(location: str) -> Iterator[Saver]:
 SAVERS: dict[str, Callable[[str], AbstractContextManager[Saver]]] = {
     "sqlite": SqliteSaver.from_conn_string,
     "postgres": _stock_postgres,
-    "holdfast": HoldfastSaver,
+    "perdure": PerdureSaver,
     "nothing": _nothing,
 }
 

@@ -13,8 +13,8 @@ from bench.langgraph_chat import Rival, floor_bytes, long_chat, short_chats
 from bench.langgraph_history import readings
 from bench.langgraph_sqlite import SHORT_TURNS
 from bench.measure import MB, Row, Run
-from holdfast.langgraph import HoldfastSaver
-from holdfast.testing.postgres import PostgresServer
+from perdure.langgraph import PerdureSaver
+from perdure.testing.postgres import PostgresServer
 
 SIZE = """
 SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -29,7 +29,7 @@ def langgraph_postgres(run: Run) -> list[Row]:
 
 def _rivals(server: PostgresServer, name: str) -> tuple[Rival, Rival, Rival]:
     stock = Rival("postgres", server.create_database(f"stock_{name}"))
-    ours = Rival("holdfast", server.create_database(f"ours_{name}"))
+    ours = Rival("perdure", server.create_database(f"ours_{name}"))
     return stock, ours, Rival("nothing")
 
 
@@ -81,6 +81,6 @@ def _mb(rival: Rival) -> float:
 
 
 def _compacted(rival: Rival) -> float:
-    with HoldfastSaver(rival.location) as saver:
+    with PerdureSaver(rival.location) as saver:
         saver.compact()
     return _mb(rival)

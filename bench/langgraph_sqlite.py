@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.langgraph_chat import DeltaState, Rival, floor_bytes, long_chat, short_chats
 from bench.langgraph_history import readings
 from bench.measure import MB, Row, Run, file_bytes
-from holdfast.langgraph import HoldfastSaver
+from perdure.langgraph import PerdureSaver
 
 SIZE_BAR = 400.0
 COMPACTED_BAR = 475.0
@@ -27,7 +27,7 @@ SHORT_TURNS = 3
 
 def langgraph(run: Run) -> list[Row]:
     turns = run.count(1000, 8)
-    stock, ours = Rival("sqlite", str(run.folder / "stock.db")), Rival("holdfast", str(run.folder / "ours.db"))
+    stock, ours = Rival("sqlite", str(run.folder / "stock.db")), Rival("perdure", str(run.folder / "ours.db"))
     nothing = Rival("nothing")
     answers = long_chat([stock, ours, nothing], turns, get_states=run.count(21, 2))
     floor = floor_bytes(answers) / MB
@@ -57,7 +57,7 @@ def langgraph(run: Run) -> list[Row]:
 
 def langgraph_short(run: Run) -> list[Row]:
     threads = run.count(1000, 10)
-    stock, ours = Rival("sqlite", str(run.folder / "stock.db")), Rival("holdfast", str(run.folder / "ours.db"))
+    stock, ours = Rival("sqlite", str(run.folder / "stock.db")), Rival("perdure", str(run.folder / "ours.db"))
     nothing = Rival("nothing")
     answers = short_chats([stock, ours, nothing], threads, SHORT_TURNS)
     floor = floor_bytes(answers) / MB
@@ -76,8 +76,8 @@ def langgraph_short(run: Run) -> list[Row]:
 def langgraph_delta(run: Run) -> list[Row]:
     turns = run.count(1000, 8)
     stock = Rival("sqlite", str(run.folder / "stock.db"), DeltaState)
-    rivals = [stock, Rival("holdfast", str(run.folder / "ours.db"))]
-    rivals += [Rival("holdfast", str(run.folder / "ours-delta.db"), DeltaState)]
+    rivals = [stock, Rival("perdure", str(run.folder / "ours.db"))]
+    rivals += [Rival("perdure", str(run.folder / "ours-delta.db"), DeltaState)]
     answers = long_chat(rivals, turns, get_states=run.count(21, 2))
     floor = floor_bytes(answers) / MB
     rows: list[Row] = []
@@ -99,6 +99,6 @@ def _mb(rival: Rival) -> float:
 
 def _compacted(rival: Rival) -> float:
     """The size of our file after it was compacted and closed."""
-    with HoldfastSaver(rival.location) as saver:
+    with PerdureSaver(rival.location) as saver:
         saver.compact()
     return _mb(rival)

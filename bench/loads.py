@@ -4,7 +4,7 @@ Both bars belong to one run, because each alone is easy: keyframes everywhere lo
 small. Bytes are the size of the file after closing, indexes and all, over the steps.
 
 Loads go through the store, by id, in a shuffled order, five times over, best of five for each version: nothing that
-Holdfast could keep in memory from one load to the next helps. The floor has its blob in memory already and only
+Perdure could keep in memory from one load to the next helps. The floor has its blob in memory already and only
 decompresses and decodes it (zstd, orjson). The peer stores the full state of every step as one row and reads it
 back by its key.
 """
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-import holdfast
+import perdure
 from bench.measure import KB, BareTable, Row, Run, file_bytes, mean, milliseconds, pack, seconds, unpack
 from bench.workload import STEPS, steps
 
@@ -64,7 +64,7 @@ def workload(run: Run) -> list[Row]:
 
 def _save(path: Path, peer: BareTable, count: int) -> _Saved:
     saved = _Saved()
-    with holdfast.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         thread = store.thread("agent")
         for number, state in enumerate(steps(count)):
             start = time.perf_counter()
@@ -87,7 +87,7 @@ def _load(path: Path, peer: BareTable, saved: _Saved) -> tuple[list[float], list
     count = len(saved.ids)
     best = [[float("inf")] * count for _ in range(3)]
     order = list(range(count))
-    with holdfast.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         thread = store.thread("agent")
         loaders: tuple[Callable[[int], object], ...] = (
             lambda version: thread.load(saved.ids[version]).state,

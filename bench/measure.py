@@ -23,7 +23,7 @@ import apsw
 import orjson
 
 from bench.workload import Writer
-from holdfast.values.compress import zstd
+from perdure.values.compress import zstd
 
 ROOT = Path(__file__).parents[1]
 PEER_LEVEL = 3

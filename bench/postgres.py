@@ -18,11 +18,11 @@ from statistics import median
 import orjson
 import psycopg
 
-import holdfast
+import perdure
 from bench.measure import Row, Run, small_states
-from holdfast.ops.roles import make_role
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.wire import WireProxy
+from perdure.ops.roles import make_role
+from perdure.testing.postgres import PostgresServer
+from perdure.testing.wire import WireProxy
 
 SAVERS = 32
 TRIPS_BAR = 1.0
@@ -51,7 +51,7 @@ def postgres(run: Run) -> list[Row]:
 
 def _trips(server: PostgresServer, saves: int) -> float:
     states = small_states(saves + 1)
-    with WireProxy(server.port) as proxy, holdfast.open(proxy.url("bench")) as store:
+    with WireProxy(server.port) as proxy, perdure.open(proxy.url("bench")) as store:
         thread = store.thread("counted")
         thread.save(states[0])
         before = proxy.turns
@@ -71,7 +71,7 @@ async def _throughput(server: PostgresServer, rounds: int, length_s: float) -> t
     held: list[float] = []
     connections = [await psycopg.AsyncConnection.connect(url, autocommit=True) for _ in range(SAVERS)]
     app = server.url("bench", user="held")
-    async with holdfast.open(url, pool_size=SAVERS) as store, holdfast.open(app, pool_size=SAVERS) as theirs:
+    async with perdure.open(url, pool_size=SAVERS) as store, perdure.open(app, pool_size=SAVERS) as theirs:
         threads = [store.thread(f"agent-{number}") for number in range(SAVERS)]
         held_threads = [theirs.thread(f"held-{number}") for number in range(SAVERS)]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import orjson
 
-import holdfast
+import perdure
 from bench.measure import BareTable, Row, Run, answer_of, in_child, small_states
 
 PROCESSES = 8
@@ -40,7 +40,7 @@ def processes(run: Run) -> list[Row]:
 def _contend(kind: str, path: Path, length_s: float) -> tuple[list[int], float]:
     """How many saves each process made, and the longest that any took."""
     if kind == "ours":
-        holdfast.open(str(path)).close()
+        perdure.open(str(path)).close()
     else:
         BareTable(path).close()
     names = [f"agent-{number}" for number in range(PROCESSES)]
@@ -60,7 +60,7 @@ def _one_process(kind: str, path: str, name: str, length_s: float) -> None:
     states = small_states(64)
     save: Callable[[dict[str, object]], object]
     if kind == "ours":
-        store = holdfast.open(path)
+        store = perdure.open(path)
         save = store.thread(name).save
     else:
         bare = BareTable(Path(path))

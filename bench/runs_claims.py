@@ -18,13 +18,13 @@ import psycopg
 
 from bench.measure import Row, Run, in_child
 from bench.runs_contenders import DBOS, OURS, Contender, answer
-from holdfast.testing.postgres import PostgresServer
+from perdure.testing.postgres import PostgresServer
 
 WORKERS = (1, 2, 3, 4)
 TIMEOUT_S = 60.0
 # When the runs of a round finished, in seconds.
 FINISHED = {
-    "ours": "SELECT changed_at / 1e6 FROM holdfast.run WHERE status = 'done' AND starts_with(id, %s) ORDER BY 1",
+    "ours": "SELECT changed_at / 1e6 FROM perdure.run WHERE status = 'done' AND starts_with(id, %s) ORDER BY 1",
     "dbos": (
         "SELECT completed_at / 1e3 FROM dbos.workflow_status"
         " WHERE status = 'SUCCESS' AND starts_with(workflow_uuid, %s) ORDER BY 1"
@@ -94,11 +94,11 @@ def _wait(query: str, url: str, prefix: str, count: int) -> tuple[list[float], f
 
 
 def _ours(url: str, name: str) -> Callable[[], None]:
-    import holdfast as hf
+    import perdure
     from bench import runs_ours
 
-    store = hf.open(url)
-    return lambda: hf.Worker(store, [runs_ours.plain]).run()
+    store = perdure.open(url)
+    return lambda: perdure.Worker(store, [runs_ours.plain]).run()
 
 
 def _dbos(url: str, name: str) -> Callable[[], None]:

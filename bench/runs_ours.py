@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import holdfast as hf
+import perdure
 from bench.runs_contenders import serve, stop_here, texts
 
 POOL = 32
@@ -32,62 +32,62 @@ class _Child:
 child = _Child()
 
 
-@hf.step
+@perdure.step
 def note(number: int) -> dict[str, int]:
     return {"number": number}
 
 
-@hf.step
+@perdure.step
 async def anote(number: int) -> dict[str, int]:
     return {"number": number}
 
 
-@hf.effect
-def act(number: int, key: hf.Key) -> dict[str, int]:
+@perdure.effect
+def act(number: int, key: perdure.Key) -> dict[str, int]:
     return {"number": number}
 
 
-@hf.step
+@perdure.step
 def write(number: int) -> str:
     return child.texts[number]
 
 
-@hf.step
+@perdure.step
 def last() -> None:
     if child.building:
         stop_here()
     child.took_s = time.perf_counter() - child.began_at
 
 
-@hf.durable
+@perdure.durable
 def plain(count: int) -> int:
     for number in range(count):
         note(number)
     return count
 
 
-@hf.durable
+@perdure.durable
 async def aplain(count: int) -> int:
     for number in range(count):
         await anote(number)
     return count
 
 
-@hf.durable
+@perdure.durable
 def acting(count: int) -> int:
     for number in range(count):
         act(number)
     return count
 
 
-@hf.durable
+@perdure.durable
 def writing(count: int) -> int:
     for number in range(count):
         write(number)
     return count
 
 
-@hf.durable
+@perdure.durable
 def long(count: int) -> int:
     for number in range(count):
         note(number)
@@ -95,19 +95,19 @@ def long(count: int) -> int:
     return count
 
 
-def _steps(store: hf.Store, count: int) -> float:
+def _steps(store: perdure.Store, count: int) -> float:
     start = time.perf_counter()
     assert store.run(plain, count).result() == count
     return time.perf_counter() - start
 
 
-def _effects(store: hf.Store, count: int) -> float:
+def _effects(store: perdure.Store, count: int) -> float:
     start = time.perf_counter()
     assert store.run(acting, count).result() == count
     return time.perf_counter() - start
 
 
-async def _many(store: hf.Store, count: int, runs: int) -> float:
+async def _many(store: perdure.Store, count: int, runs: int) -> float:
     start = time.perf_counter()
     handles = await asyncio.gather(*(store.arun(aplain, count // runs) for _ in range(runs)))
     took_s = time.perf_counter() - start
@@ -115,21 +115,21 @@ async def _many(store: hf.Store, count: int, runs: int) -> float:
     return took_s
 
 
-def _texts(store: hf.Store, count: int, run: str) -> float:
+def _texts(store: perdure.Store, count: int, run: str) -> float:
     child.texts = texts(count)
     start = time.perf_counter()
     assert store.run(writing, count, id=run).result() == count
     return time.perf_counter() - start
 
 
-def _fork(store: hf.Store, run: str, kept: int) -> float:
+def _fork(store: perdure.Store, run: str, kept: int) -> float:
     """Fork with so many steps kept; nobody runs it."""
     start = time.perf_counter()
     store.fork(run, at=kept)
     return time.perf_counter() - start
 
 
-def _queue(store: hf.Store, count: int, prefix: str) -> float:
+def _queue(store: perdure.Store, count: int, prefix: str) -> float:
     """Leave runs of one step to workers."""
     start = time.perf_counter()
     for number in range(count):
@@ -137,13 +137,13 @@ def _queue(store: hf.Store, count: int, prefix: str) -> float:
     return time.perf_counter() - start
 
 
-def _build(store: hf.Store, count: int, run: str) -> None:
+def _build(store: perdure.Store, count: int, run: str) -> None:
     """Leave a run of `count` finished steps behind, and wait to be killed in it."""
     child.building = True
     store.run(long, count, id=run)
 
 
-def _resume(store: hf.Store, count: int, run: str) -> float:
+def _resume(store: perdure.Store, count: int, run: str) -> float:
     """From the call that goes on with it to its first new step: the claim and the reading are in it."""
     child.began_at = time.perf_counter()
     assert store.run(long, count, id=run).result() == count
@@ -152,7 +152,7 @@ def _resume(store: hf.Store, count: int, run: str) -> float:
 
 def _main(location: str, durability: str) -> None:
     with (
-        hf.open(location, durability="normal" if durability == "normal" else "full") as store,
+        perdure.open(location, durability="normal" if durability == "normal" else "full") as store,
         asyncio.Runner() as loop,
     ):
 

@@ -16,7 +16,7 @@ import psycopg
 from bench.measure import Row, Run
 from bench.runs import RECORD, best_in_turns, sizes
 from bench.runs_contenders import DBOS, OURS, Contender
-from holdfast.testing.postgres import PostgresServer
+from perdure.testing.postgres import PostgresServer
 
 RUNS = 32
 ONE_BAR = 3.0

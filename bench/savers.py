@@ -19,9 +19,9 @@ from statistics import median
 
 import orjson
 
-import holdfast
+import perdure
 from bench.measure import BareTable, Row, Run, small_states
-from holdfast.testing.powerloss import PowerLossVfs
+from perdure.testing.powerloss import PowerLossVfs
 
 SAVERS = 64
 TIMES_BAR = 3.0
@@ -65,7 +65,7 @@ async def _compare(path: Path, vfs: str | None, rounds: int, length_s: float) ->
     one: list[float] = []
     many: list[float] = []
     floor: list[float] = []
-    async with holdfast.open(str(path), vfs=vfs) as store:
+    async with perdure.open(str(path), vfs=vfs) as store:
         threads = [store.thread(f"agent-{number}") for number in range(SAVERS)]
         await _save_for(threads, states, 0.05)
         for _ in range(rounds):
@@ -78,7 +78,7 @@ async def _compare(path: Path, vfs: str | None, rounds: int, length_s: float) ->
 
 async def _counted(path: Path, vfs: PowerLossVfs, length_s: float) -> tuple[int, int]:
     states = small_states(STATES)
-    async with holdfast.open(str(path), vfs=vfs.name) as store:
+    async with perdure.open(str(path), vfs=vfs.name) as store:
         threads = [store.thread(f"agent-{number}") for number in range(SAVERS)]
         await _save_for(threads, states, 0.05)
         before, start = vfs.syncs, time.perf_counter()
@@ -86,14 +86,14 @@ async def _counted(path: Path, vfs: PowerLossVfs, length_s: float) -> tuple[int,
         return round(rate * (time.perf_counter() - start)), vfs.syncs - before
 
 
-async def _save_for(threads: list[holdfast.Thread], states: list[dict[str, object]], length_s: float) -> float:
+async def _save_for(threads: list[perdure.Thread], states: list[dict[str, object]], length_s: float) -> float:
     """Saves per second, of one task for each thread."""
     numbers = itertools.count()
     saves = 0
     start = time.perf_counter()
     deadline = start + length_s
 
-    async def saver(thread: holdfast.Thread) -> None:
+    async def saver(thread: perdure.Thread) -> None:
         nonlocal saves
         while time.perf_counter() < deadline:
             await thread.asave(states[next(numbers) % STATES])

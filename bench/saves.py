@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-import holdfast
+import perdure
 from bench.measure import KB, MB, BareTable, Prose, Row, Run, in_turns, milliseconds, pack, seconds, small_states
 from bench.workload import steps
 
@@ -35,7 +35,7 @@ def small(run: Run) -> list[Row]:
     states = small_states(rounds + WARM_UP)
     texts = [orjson.dumps(state) for state in states]
     bare, peer = BareTable(run.folder / "bare.db"), BareTable(run.folder / "peer.db")
-    with holdfast.open(str(run.folder / "ours.db")) as store:
+    with perdure.open(str(run.folder / "ours.db")) as store:
         thread = store.thread("agent")
         thread.save({"step": 0, "text": ""})
         ours, same, full = iter(states), iter(texts), iter(states)
@@ -95,7 +95,7 @@ def _append(folder: Path, name: str, state: dict[str, Any], size: int, rounds: i
     dumps_s: list[float] = []
     bare_s: list[float] = []
     peer_s: list[float] = []
-    with holdfast.open(str(folder / "ours.db")) as store:
+    with perdure.open(str(folder / "ours.db")) as store:
         thread = store.thread("agent")
         for _ in range(rounds + WARM_UP):
             state["messages"].append(_message(prose, size))
@@ -123,17 +123,17 @@ def cold(run: Run) -> list[Row]:
     """
     path = str(run.folder / "ours.db")
     states = steps(run.count(400, 40) + 200)
-    with holdfast.open(path, durability="normal") as store:
+    with perdure.open(path, durability="normal") as store:
         thread = store.thread("agent")
         for _ in range(run.count(400, 40)):
             thread.save(next(states))
     times: list[tuple[float, float, float]] = []
     for _ in range(run.count(50, 3)):
-        with holdfast.open(path) as store:
+        with perdure.open(path) as store:
             state = next(states)
             handle = store.thread("agent")
             first_s = seconds(lambda handle=handle, state=state: handle.save(state))  # type: ignore[misc]
-        with holdfast.open(path) as store:
+        with perdure.open(path) as store:
             other = store.thread("agent")
             load_s = seconds(lambda other=other: other.load().state)  # type: ignore[misc]
             other.save(next(states))
@@ -169,7 +169,7 @@ def later(run: Run) -> list[Row]:
     """
     old_path = run.folder / "old.db"
     states = _Window(Prose(6)).states()
-    with holdfast.open(str(old_path), durability="normal") as store:
+    with perdure.open(str(old_path), durability="normal") as store:
         thread = store.thread("agent")
         for _ in range(run.count(HISTORY, 200)):
             thread.save(next(states))
@@ -178,11 +178,11 @@ def later(run: Run) -> list[Row]:
     young_s: list[float] = []
     old_s: list[float] = []
     bare_s: list[float] = []
-    with holdfast.open(str(old_path)) as store:
+    with perdure.open(str(old_path)) as store:
         old = store.thread("agent")
         old.load()
         for number in range(run.count(5, 1)):
-            with holdfast.open(str(run.folder / f"young{number}.db")) as other:
+            with perdure.open(str(run.folder / f"young{number}.db")) as other:
                 young = other.thread("agent")
                 fresh = _Window(Prose(8 + number)).states()
                 for _ in range(run.count(100, 10)):
@@ -197,7 +197,7 @@ def later(run: Run) -> list[Row]:
     ]  # fmt: skip
 
 
-def _timed_save(thread: holdfast.Thread, state: object) -> float:
+def _timed_save(thread: perdure.Thread, state: object) -> float:
     start = time.perf_counter()
     thread.save(state)
     return time.perf_counter() - start

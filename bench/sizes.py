@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy
 import orjson
 
-import holdfast
+import perdure
 from bench.measure import PEER_LEVEL, Prose, Row, Run, file_bytes, mean
-from holdfast.values.compress import zstd
+from perdure.values.compress import zstd
 
 ROW_BYTES = 150
 PEER_EVERY = 20
@@ -131,14 +131,14 @@ def sizes(run: Run) -> list[Row]:
 
 def _row(name: str, steps: Steps, path: Path, least: int, most: int, bar: float) -> Row:
     first, _ = next(steps)
-    with holdfast.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         store.thread("agent").save(first)
         before = store.stats()
     before_bytes = file_bytes(path)
     floor: list[int] = []
     peer: list[int] = []
     # "normal" writes the same bytes and waits less often.
-    with holdfast.open(str(path), durability="normal") as store:
+    with perdure.open(str(path), durability="normal") as store:
         thread = store.thread("agent")
         after = before
         while len(floor) < most:

@@ -1,7 +1,7 @@
-"""How long `import holdfast` takes: every command line call and every short-lived worker pays it.
+"""How long `import perdure` takes: every command line call and every short-lived worker pays it.
 
 Measured inside fresh interpreters around the import alone, best of fifteen, because anything above the best is noise of
-the machine. Bytecode is cached, as pip leaves it; the cache is our own, in case the environment forbids writing one. The floor, in turns, is the import of what Holdfast stands on (its five dependencies), so the difference
+the machine. Bytecode is cached, as pip leaves it; the cache is our own, in case the environment forbids writing one. The floor, in turns, is the import of what Perdure stands on (its five dependencies), so the difference
 is our own; the peer is a bare interpreter's start, for scale.
 """
 
@@ -24,13 +24,13 @@ def startup(run: Run) -> list[Row]:
     ours: list[float] = []
     floor: list[float] = []
     bare: list[float] = []
-    _import_ms("holdfast", run.folder)  # compiles
+    _import_ms("perdure", run.folder)  # compiles
     for _ in range(run.count(15, 2)):
-        ours.append(_import_ms("holdfast", run.folder))
+        ours.append(_import_ms("perdure", run.folder))
         floor.append(_import_ms(_DEPENDENCIES, run.folder))
         bare.append(seconds(lambda: subprocess.run([sys.executable, "-c", ""], check=True)) * 1000)
     return [
-        Row("import holdfast", min(ours), "ms", peer=min(bare), floor=min(floor), ratio=min(ours) / min(floor),
+        Row("import perdure", min(ours), "ms", peer=min(bare), floor=min(floor), ratio=min(ours) / min(floor),
             bar=BAR_MS, judged="ours", note="floor: importing its dependencies; peer: starting a bare interpreter")
     ]  # fmt: skip
 

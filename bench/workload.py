@@ -1,4 +1,4 @@
-"""The agent whose state every benchmark of Holdfast saves: 1500 steps, 1.39 MB of JSON at the end.
+"""The agent whose state every benchmark of Perdure saves: 1500 steps, 1.39 MB of JSON at the end.
 
 Each step appends a message of about 0.9 KB and moves two counters; every 5th writes to a scratch map, every
 11th rewrites the todo list; 48 KB of files never change. The words are made up, drawn by a seeded generator,

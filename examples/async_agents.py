@@ -11,13 +11,13 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-import holdfast
+import perdure
 
 AGENTS = 50
 TURNS = 10
 
 
-async def agent(store: holdfast.Store, name: str) -> int:
+async def agent(store: perdure.Store, name: str) -> int:
     """Talks for some turns and saves after each. The number of turns that are stored."""
     thread = store.thread(name, metadata={"team": "demo"})
     messages: list[str] = []
@@ -30,7 +30,7 @@ async def agent(store: holdfast.Store, name: str) -> int:
 
 async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        async with holdfast.open(str(Path(folder, "agents.db"))) as store:
+        async with perdure.open(str(Path(folder, "agents.db"))) as store:
             turns = await asyncio.gather(*(agent(store, f"agent-{number}") for number in range(AGENTS)))
             threads = await store.athreads(where={"team": "demo"})
             report = await store.averify()

@@ -1,4 +1,4 @@
-"""An agent that changes its state freely and lets Holdfast decide when to save it. Killed, it goes on.
+"""An agent that changes its state freely and lets Perdure decide when to save it. Killed, it goes on.
 
 python examples/autosave.py        # reads nine chapters, and is killed in the middle of its notes
 python examples/autosave.py        # the same line again: goes on with what was saved, and ends
@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import signal
 
-import holdfast as hf
+import perdure
 
 CHAPTERS = 12
 
 
 def main() -> None:
-    store = hf.open("autosave.db")
+    store = perdure.open("autosave.db")
     thread = store.thread("reading")
     is_first_time = thread.head() is None
-    with thread.autosave(hf.autosave.every(4), background=True, initial={"read": [], "notes": {}}) as state:
+    with thread.autosave(perdure.autosave.every(4), background=True, initial={"read": [], "notes": {}}) as state:
         known = len(state["read"])
         print(f"{known} chapters were read before")
         for chapter in range(known + 1, CHAPTERS + 1):

@@ -1,8 +1,8 @@
 """LangChain's `create_agent` with an effect as its tool: killed in the middle of the booking, it books once.
 
-    python examples/create_agent.py        needs: pip install langchain 'holdfast[langgraph]'
+    python examples/create_agent.py        needs: pip install langchain 'perdure[langgraph]'
 
-The model is a stand-in that needs no network. `@tool` goes above `@hf.effect`: the model sees `flight` and not `key`.
+The model needs no network. `@tool` goes above `@perdure.effect`: the model sees `flight` and not `key`.
 The agent runs in a process of its own, which kills itself when the flight is booked; then the same line is run again.
 """
 
@@ -22,21 +22,21 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
 
-import holdfast as hf
-from holdfast.langgraph import HoldfastSaver
+import perdure
+from perdure.langgraph import PerdureSaver
 
 LEDGER = Path("ledger.txt")  # what the airline has booked, one line each
 
 
-def find(key: hf.Key, flight: str) -> hf.Done | hf.NotDone:
+def find(key: perdure.Key, flight: str) -> perdure.Done | perdure.NotDone:
     """After a crash in the middle of a booking: did the airline get it?"""
     is_booked = LEDGER.exists() and key in LEDGER.read_text()
-    return hf.Done(f"booked {flight}") if is_booked else hf.NotDone()
+    return perdure.Done(f"booked {flight}") if is_booked else perdure.NotDone()
 
 
 @tool
-@hf.effect(reconcile=find)
-def book(flight: str, key: hf.Key) -> str:
+@perdure.effect(reconcile=find)
+def book(flight: str, key: perdure.Key) -> str:
     """Book a flight."""
     with LEDGER.open("a") as ledger:
         ledger.write(f"{key} {flight}\n")
@@ -65,7 +65,7 @@ class StandIn(BaseChatModel):
 
 
 def run() -> None:
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         agent = create_agent(StandIn(), [book], checkpointer=saver)
         config: Any = {"configurable": {"thread_id": "trip-1"}}
         started = saver.get_tuple(config) is not None

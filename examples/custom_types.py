@@ -15,20 +15,20 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import holdfast
+import perdure
 
 LAST_YEAR = """
 from dataclasses import dataclass
 from datetime import date
-import sys, holdfast
+import sys, perdure
 
-@holdfast.register("travel.Trip")
+@perdure.register("travel.Trip")
 @dataclass
 class Trip:
     to: str
     day: date
 
-with holdfast.open(sys.argv[1]) as store:
+with perdure.open(sys.argv[1]) as store:
     store.thread("trip-42").save({"trip": Trip("Lisbon, PT", date(2026, 11, 16))})
 """
 
@@ -39,7 +39,7 @@ def split_place(fields: dict[str, Any]) -> dict[str, Any]:
     return {**fields, "city": city, "country": country}
 
 
-@holdfast.register("travel.Trip", version=2, upgrade={1: split_place})
+@perdure.register("travel.Trip", version=2, upgrade={1: split_place})
 @dataclass
 class Trip:
     """The class as it is today. The name it is stored under outlives the module and the class."""
@@ -57,12 +57,12 @@ class Money:
         self.cents = cents
 
 
-holdfast.register(Money, name="travel.Money", dump=lambda money: money.cents, load=Money)
+perdure.register(Money, name="travel.Money", dump=lambda money: money.cents, load=Money)
 
 
 def main(path: str) -> None:
     subprocess.run([sys.executable, "-c", LAST_YEAR, path], check=True)  # the old release saves …
-    with holdfast.open(path) as store:
+    with perdure.open(path) as store:
         thread = store.thread("trip-42")
         trip = thread.load().state["trip"]  # … and this one loads
         print("upgraded:", trip)
@@ -73,7 +73,7 @@ def main(path: str) -> None:
 
         try:
             thread.save({"plan": [{"then": print}]})
-        except holdfast.Unstorable as problem:
+        except perdure.Unstorable as problem:
             print("refused, nothing written:", problem.path)
 
 

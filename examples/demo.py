@@ -19,8 +19,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import holdfast as hf
-from holdfast.testing.ledger import AirlineProcess
+import perdure
+from perdure.testing.ledger import AirlineProcess
 
 AGENT = Path(__file__).with_name("travel.py")
 TURNS = 300
@@ -76,11 +76,11 @@ class Scene:
         say(f"killed, exit code {agent.returncode} (SIGKILL)", "1;31")
         assert agent.returncode == -signal.SIGKILL, agent.returncode
 
-    def holdfast(self, *arguments: str) -> None:
+    def command(self, *arguments: str) -> None:
         """A command of the CLI, shown with what it says. It must succeed."""
-        say(f"$ holdfast {shlex.join(arguments)}", "1")
-        line = [sys.executable, "-m", "holdfast.cli", *arguments]
-        env = {**os.environ, "HOLDFAST_STORE": self.store}
+        say(f"$ perdure {shlex.join(arguments)}", "1")
+        line = [sys.executable, "-m", "perdure.cli", *arguments]
+        env = {**os.environ, "PERDURE_STORE": self.store}
         done = subprocess.run(line, cwd=AGENT.parents[1], env=env, capture_output=True, text=True, check=False)
         for text in (*done.stdout.splitlines(), *done.stderr.splitlines()):
             say(text, "2")
@@ -88,12 +88,12 @@ class Scene:
 
     def answer(self, dest: str) -> None:
         """Whoever answers needs nothing but the store, and no process of the agent is running."""
-        with hf.open(self.store) as store:
+        with perdure.open(self.store) as store:
             [ask] = store.asks(f"trip-{dest}")
         assert ask.options
-        self.holdfast("answer", ask.run, ask.options[0], "--who", "ann")
+        self.command("answer", ask.run, ask.options[0], "--who", "ann")
 
-    def step(self, store: hf.Store, dest: str, name: str) -> hf.Step:
+    def step(self, store: perdure.Store, dest: str, name: str) -> perdure.Step:
         return next(one for one in store.get_run(f"trip-{dest}").steps() if one.name == name)
 
 
@@ -106,7 +106,7 @@ def asked(scene: Scene) -> None:
     scene.answer("Lisbon")
 
 
-def killed(scene: Scene, store: hf.Store) -> None:
+def killed(scene: Scene, store: perdure.Store) -> None:
     part("It books the flight, and is killed: the airline has booked, and the agent does not know.")
     scene.kill("Lisbon", when="after", outcome="booked", count=1)
     say(f"the agent's own record of book_flight: {scene.step(store, 'Lisbon', 'book_flight').status}", "33")
@@ -122,7 +122,7 @@ def killed(scene: Scene, store: hf.Store) -> None:
     assert "(hotel-1)" in said, said
 
 
-def rolled_back(scene: Scene, store: hf.Store) -> None:
+def rolled_back(scene: Scene, store: perdure.Store) -> None:
     part("A second trip: the hotel is sold out, so the flight is cancelled again.")
     scene.airline.client.behave(sold_out=["Grand Hotel Oslo"])
     scene.run("Oslo")
@@ -145,7 +145,7 @@ def shown_ledger(scene: Scene) -> None:
     say("3 bookings under 3 keys, 1 cancellation: each was done exactly once", "1;32")
 
 
-def timeline(store: hf.Store, dest: str) -> None:
+def timeline(store: perdure.Store, dest: str) -> None:
     part(f"The run's own timeline, trip-{dest}.")
     run = store.get_run(f"trip-{dest}")
     for one in run.steps():
@@ -163,10 +163,10 @@ def timeline(store: hf.Store, dest: str) -> None:
 def drill(scene: Scene) -> None:
     part("The drill: the same agent, killed at every point of its life and at random times, and gone on with.")
     arguments = json.dumps(["Lisbon", scene.airline.url])
-    scene.holdfast("drill", "examples/travel.py:travel", "--args", arguments, "--kills", str(DRILL_KILLS))
+    scene.command("drill", "examples/travel.py:travel", "--args", arguments, "--kills", str(DRILL_KILLS))
 
 
-def states(store: hf.Store) -> None:
+def states(store: perdure.Store) -> None:
     part("Beneath it: states of your own, any of them loaded, compared and forked, stored as what changed.")
     chance = random.Random(42)
     words = ["".join(chance.choices("eeeeetttaaaooiinnsshhrrddlucmfwygp", k=chance.randint(2, 9))) for _ in range(2000)]
@@ -190,10 +190,10 @@ def states(store: hf.Store) -> None:
 
 def main() -> None:
     started = time.monotonic()
-    print(paint("Holdfast: kill the agent anywhere, run the line again, nothing is done twice.", "1"))
-    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as name:
+    print(paint("Perdure: kill the agent anywhere, run the line again, nothing is done twice.", "1"))
+    with tempfile.TemporaryDirectory(prefix="perdure-demo-") as name:
         folder = Path(name)
-        with AirlineProcess(folder / "airline.db") as airline, hf.open(str(folder / "agent.db")) as store:
+        with AirlineProcess(folder / "airline.db") as airline, perdure.open(str(folder / "agent.db")) as store:
             scene = Scene(folder, airline)
             say(f"the airline: a process of its own, {airline.url}", "2")
             asked(scene)

@@ -1,4 +1,4 @@
-"""A LangGraph chat on Holdfast: two turns, history, time travel, and what a long thread takes on the disk.
+"""A LangGraph chat on Perdure: two turns, history, time travel, and what a long thread takes on the disk.
 
     python examples/langgraph_chat.py
 
@@ -18,7 +18,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
-from holdfast.langgraph import HoldfastSaver
+from perdure.langgraph import PerdureSaver
 
 FILE = "chat.db"
 LONG_TURNS = 60
@@ -59,7 +59,7 @@ def time_travel(graph: Any) -> None:
     print(f"back to step 1, another way: {asked}")
 
 
-def sizes(saver: HoldfastSaver) -> None:
+def sizes(saver: PerdureSaver) -> None:
     """The same chat on both savers. Words by chance, so that they do not compress better than a conversation does."""
     chance = random.Random(42)
     words = ["".join(chance.choices("eeeaaoittnnsshrdlucmfwygp", k=chance.randint(2, 9))) for _ in range(2000)]
@@ -73,11 +73,11 @@ def sizes(saver: HoldfastSaver) -> None:
     stored = saver.store.stats().stored_bytes - before
     print(f"\na chat of {LONG_TURNS} turns, {3 * LONG_TURNS} checkpoints:")
     print(f"  every checkpoint of InMemorySaver as JSON {in_full / 1000:>10,.0f} kB")
-    print(f"  stored by HoldfastSaver                   {stored / 1000:>10,.0f} kB")
+    print(f"  stored by PerdureSaver                   {stored / 1000:>10,.0f} kB")
 
 
 def main() -> None:
-    with HoldfastSaver(FILE) as saver:
+    with PerdureSaver(FILE) as saver:
         for thread in ("alice-001", "long"):
             saver.delete_thread(thread)  # of an earlier run
         graph = compiled(saver)
@@ -85,8 +85,8 @@ def main() -> None:
         time_travel(graph)
         sizes(saver)
         print(f"\nthreads of alice: {sorted(info.name for info in saver.threads(where={'user': 'alice'}))}")
-    print(f"\nlook at it:  holdfast show alice-001 --store {FILE}")
-    print(f"             holdfast log alice-001 --branches --store {FILE}")
+    print(f"\nlook at it:  perdure show alice-001 --store {FILE}")
+    print(f"             perdure log alice-001 --branches --store {FILE}")
 
 
 if __name__ == "__main__":

@@ -14,42 +14,42 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import holdfast as hf
+import perdure
 
 GIT = shutil.which("git") is not None
 
 
-@hf.step
+@perdure.step
 def plan(task: str) -> list[str]:
     """Stands for a model that takes a task apart."""
     return ["Analyse the requirements", "Write the parser", "Write the tests", "Release it"]
 
 
-@hf.step
+@perdure.step
 def work_on(action: str) -> str | None:
     """Stands for a model and its tools. Gives what is in the way, if something is."""
     return "The release key is with Ann, who is back tomorrow" if action == "Release it" else None
 
 
-@hf.durable
+@perdure.durable
 def initialize(task: str, file: str) -> None:
     """The initializer, run once: it only prepares the ground."""
     actions = plan(task)
-    hf.progress(goal=task, next=actions[0], context={"language": "Python", "plan": actions}, file=file, git=GIT)
+    perdure.progress(goal=task, next=actions[0], context={"language": "Python", "plan": actions}, file=file, git=GIT)
 
 
-@hf.durable
+@perdure.durable
 def session(file: str) -> str:
     """The worker: it reads, does the next thing, and leaves the progress for whoever comes next."""
-    before = hf.progress.read(file)
+    before = perdure.progress.read(file)
     if before.next is None:
         return "nothing is left to do"
     problem = work_on(before.next)
     if problem is not None:
-        hf.progress(blocked=problem, file=file, git=GIT)
+        perdure.progress(blocked=problem, file=file, git=GIT)
         return f"blocked: {problem}"
     later = [action for action in before.context["plan"] if action not in (*before.done, before.next)]
-    hf.progress(done=before.next, blocked=None, next=later[0] if later else None, file=file, git=GIT)
+    perdure.progress(done=before.next, blocked=None, next=later[0] if later else None, file=file, git=GIT)
     return f"did: {before.next}"
 
 
@@ -59,10 +59,10 @@ def main() -> None:
         if GIT:
             subprocess.run(["git", "init", "--quiet", folder], check=True)
             subprocess.run(["git", "-C", folder, "config", "commit.gpgsign", "false"], check=True)
-        with hf.open(f"{folder}/agent.db") as store:
+        with perdure.open(f"{folder}/agent.db") as store:
             store.run(initialize, "A parser for airline codes", str(file), id="initialize").result()
         for number in range(1, 5):  # each with a store of its own, as each would be a process of its own
-            with hf.open(f"{folder}/agent.db") as store:
+            with perdure.open(f"{folder}/agent.db") as store:
                 print(f"session {number}:", store.run(session, str(file), id=f"session-{number}").result())
         print(f"\n{file.name}:\n")
         print("".join(f"  {line}\n" for line in file.read_text().splitlines()))

@@ -16,7 +16,7 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import holdfast as hf
+import perdure
 
 charges: dict[str, dict[str, Any]] = {}  # by idempotency key
 parcels: list[dict[str, Any]] = []
@@ -71,32 +71,32 @@ def call(path: str, order: dict[str, Any] | None = None, headers: dict[str, str]
 
 
 # The key is honoured, so a repeated request does no harm; it waits until the first one can no longer arrive.
-@hf.effect(on_doubt="retry", timeout_s=1)
+@perdure.effect(on_doubt="retry", timeout_s=1)
 def charge(order: str, cents: int) -> str:
-    headers = hf.idempotency_headers(api="stripe")
+    headers = perdure.idempotency_headers(api="stripe")
     return str(call("/v1/charges", {"order": order, "amount": cents}, headers)["id"])
 
 
-def find_parcel(key: hf.Key, order: str) -> hf.Done | hf.NotDone | hf.Unknown:
+def find_parcel(key: perdure.Key, order: str) -> perdure.Done | perdure.NotDone | perdure.Unknown:
     try:
         found = call(f"/parcels?order={order}")
     except urllib.error.URLError as error:
-        return hf.Unknown(f"the parcel service cannot be asked: {error}")
-    return hf.Done(found[0]["id"]) if found else hf.NotDone()
+        return perdure.Unknown(f"the parcel service cannot be asked: {error}")
+    return perdure.Done(found[0]["id"]) if found else perdure.NotDone()
 
 
-@hf.effect(reconcile=find_parcel, timeout_s=1)
+@perdure.effect(reconcile=find_parcel, timeout_s=1)
 def ship(order: str) -> str:
     return str(call("/parcels", {"order": order})["id"])
 
 
-@hf.durable
+@perdure.durable
 def sell(order: str, cents: int) -> dict[str, str]:
     return {"charge": charge(order, cents), "parcel": ship(order)}
 
 
 def main() -> None:
-    with server, tempfile.TemporaryDirectory() as folder, hf.open(f"{folder}/shop.db") as store:
+    with server, tempfile.TemporaryDirectory() as folder, perdure.open(f"{folder}/shop.db") as store:
         serving = threading.Thread(target=server.serve_forever, args=(0.01,))
         serving.start()
         try:

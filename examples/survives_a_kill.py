@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 
-import holdfast
+import perdure
 
 CITIES = ["Lisbon", "Oslo", "Kyoto", "Quito", "Tunis"]
 
@@ -21,7 +21,7 @@ def research(city: str) -> str:
     return f"{len(city)} places to see"
 
 
-with holdfast.open("agent.db") as store:
+with perdure.open("agent.db") as store:
     thread = store.thread("trip-42")
     first_run = thread.head() is None
     state = {"found": {}} if first_run else thread.load().state

@@ -1,6 +1,6 @@
 """An agent with tools that is killed in the middle of a booking, waits for a person, and books everything once.
 
-The model is a script, so that nothing is needed but Holdfast: it asks for two searches at the same time, then for two
+The model is a script, so that nothing is needed but Perdure: it asks for two searches at the same time, then for two
 bookings, of which one fails and one wants a person's agreement, and then for another hotel. The agent runs in
 processes of its own; the first one that books the flight dies right after it.
 
@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import holdfast as hf
+import perdure
 
 LEDGER = Path("ledger.txt")  # what the airline and the hotels have booked, one line each
 
@@ -36,14 +36,14 @@ def search_hotels(city: str) -> list[str]:
     return [f"Grand Hotel {city}", "Pension Sol"]
 
 
-def find(key: hf.Key) -> hf.Done | hf.NotDone:
+def find(key: perdure.Key) -> perdure.Done | perdure.NotDone:
     """After a crash in the middle of a booking: is it in the ledger?"""
     found = [line.removeprefix(f"{key} ") for line in _ledger() if line.startswith(key)]
-    return hf.Done(f"booked {found[0]}") if found else hf.NotDone()
+    return perdure.Done(f"booked {found[0]}") if found else perdure.NotDone()
 
 
-@hf.effect(reconcile=find, approve=True)
-def book_flight(flight: str, key: hf.Key) -> str:
+@perdure.effect(reconcile=find, approve=True)
+def book_flight(flight: str, key: perdure.Key) -> str:
     """Book a flight."""
     _write(f"{key} {flight}")
     if not Path("killed").exists():
@@ -52,8 +52,8 @@ def book_flight(flight: str, key: hf.Key) -> str:
     return f"booked {flight}"
 
 
-@hf.effect(reconcile=find)
-def book_hotel(hotel: str, key: hf.Key) -> str:
+@perdure.effect(reconcile=find)
+def book_hotel(hotel: str, key: perdure.Key) -> str:
     """Book a hotel."""
     if hotel.startswith("Grand"):
         raise SoldOut(f"{hotel} is sold out")
@@ -70,7 +70,7 @@ def _write(line: str) -> None:
         file.write(line + "\n")
 
 
-tools = hf.tools([search_flights, search_hotels, book_flight, book_hotel])
+tools = perdure.tools([search_flights, search_hotels, book_flight, book_hotel])
 
 SCRIPT: list[Any] = [
     [("search_flights", '{"city": "Lisbon"}'), ("search_hotels", '{"city": "Lisbon"}')],
@@ -80,7 +80,7 @@ SCRIPT: list[Any] = [
 ]
 
 
-@hf.step
+@perdure.step
 def think(messages: list[dict[str, Any]], schemas: list[dict[str, Any]]) -> dict[str, Any]:
     """Stands for `client.chat.completions.create(messages=messages, tools=schemas)`: recorded, so paid for once."""
     turn = sum(message["role"] == "assistant" for message in messages)
@@ -95,7 +95,7 @@ def think(messages: list[dict[str, Any]], schemas: list[dict[str, Any]]) -> dict
     return {"role": "assistant", "content": None, "tool_calls": calls}
 
 
-@hf.durable
+@perdure.durable
 def agent(task: str) -> str:
     """The loop that every agent has."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": task}]
@@ -112,7 +112,7 @@ def agent(task: str) -> str:
 
 def work() -> None:
     """One process: the same line each time."""
-    with hf.open("agent.db") as store:
+    with perdure.open("agent.db") as store:
         run = store.run(agent, "Three nights in Lisbon", id="trip")
         print(f"  {run.result() if run.status == 'done' else run.status}", flush=True)
 
@@ -123,7 +123,7 @@ def main() -> None:
         print("1. The agent starts.", flush=True)
         subprocess.run(command, cwd=folder, check=True)
 
-        with hf.open(f"{folder}/agent.db") as store:
+        with perdure.open(f"{folder}/agent.db") as store:
             [ask] = store.asks("trip")
             print(f"2. A person is asked: {ask.question} Yes.", flush=True)
             store.answer("trip", True, who="ann")

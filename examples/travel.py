@@ -1,8 +1,8 @@
 """A travel agent that survives: kill it anywhere, run the same line again, and nothing is booked twice.
 
     python examples/travel.py Lisbon      # searches flights, asks a person which one, and ends: nothing has to wait
-    holdfast asks                         # the question; it is on disk, not in a process
-    holdfast answer trip-Lisbon "LIS-0715 at 07:15, 109 EUR"
+    perdure asks                         # the question; it is on disk, not in a process
+    perdure answer trip-Lisbon "LIS-0715 at 07:15, 109 EUR"
     python examples/travel.py Lisbon      # goes on: books the flight and the hotel, and writes the itinerary
 
 Interrupt it, `kill -9` it, switch the machine off: the last line goes on from wherever it was. The run is kept in
@@ -16,65 +16,65 @@ import argparse
 from contextlib import ExitStack
 from typing import Any
 
-import holdfast as hf
-from holdfast.testing.ledger import Airline, AirlineProcess
+import perdure
+from perdure.testing.ledger import Airline, AirlineProcess
 
 EFFECT_S = 5.0  # after this time a request that was sent cannot arrive any more
 
 
-@hf.step(retries=2)
+@perdure.step(retries=2)
 def search(airline_url: str, dest: str) -> dict[str, Any]:
     """Recorded once: the flights that the person sees are the flights that are booked."""
     return Airline(airline_url).search(dest)
 
 
-def find(key: hf.Key, airline_url: str, item: str) -> hf.Done | hf.NotDone:
+def find(key: perdure.Key, airline_url: str, item: str) -> perdure.Done | perdure.NotDone:
     """After a crash in the middle of a booking: did the airline get it?"""
     found = Airline(airline_url).bookings(key)
-    return hf.Done(found[0].booking) if found else hf.NotDone()
+    return perdure.Done(found[0].booking) if found else perdure.NotDone()
 
 
-@hf.effect(on_doubt="retry", timeout_s=EFFECT_S)  # cancelling again does no harm: no need to find out first
-def cancel(airline_url: str, result: str, key: hf.Key) -> None:
+@perdure.effect(on_doubt="retry", timeout_s=EFFECT_S)  # cancelling again does no harm: no need to find out first
+def cancel(airline_url: str, result: str, key: perdure.Key) -> None:
     """If the run fails later on: the way back. `result` is what the booking gave, `key` the cancellation's own."""
     Airline(airline_url).cancel(result, key=key)
 
 
-@hf.effect(reconcile=find, undo=cancel, timeout_s=EFFECT_S)
-def book_flight(airline_url: str, item: str, key: hf.Key) -> str:
-    """An effect: it touches the outside world. Holdfast makes the key; the airline books a key once."""
+@perdure.effect(reconcile=find, undo=cancel, timeout_s=EFFECT_S)
+def book_flight(airline_url: str, item: str, key: perdure.Key) -> str:
+    """An effect: it touches the outside world. Perdure makes the key; the airline books a key once."""
     return Airline(airline_url, timeout_s=EFFECT_S - 1).book("flight", item, key=key)
 
 
-@hf.effect(reconcile=find, undo=cancel, timeout_s=EFFECT_S)
-def book_hotel(airline_url: str, item: str, key: hf.Key) -> str:
+@perdure.effect(reconcile=find, undo=cancel, timeout_s=EFFECT_S)
+def book_hotel(airline_url: str, item: str, key: perdure.Key) -> str:
     return Airline(airline_url, timeout_s=EFFECT_S - 1).book("hotel", item, key=key)
 
 
-@hf.step
+@perdure.step
 def itinerary(dest: str, flight: str, hotel: str) -> str:
     """Stands for a call of a model."""
     return f"To {dest}: your flight is {flight}, your hotel {hotel}. Have a good trip!"
 
 
-@hf.durable
+@perdure.durable
 def travel(dest: str, airline_url: str) -> str:
     """The agent: plain Python, with a question to a person in the middle."""
     offers = search(airline_url, dest)
-    choice = hf.ask("Which flight?", options=offers["flights"])
+    choice = perdure.ask("Which flight?", options=offers["flights"])
     flight = book_flight(airline_url, choice)
     hotel = book_hotel(airline_url, offers["hotel"])  # sold out? Then the flight is cancelled
     return itinerary(dest, f"{choice} ({flight})", f"{offers['hotel']} ({hotel})")
 
 
-def tell(store: hf.Store, run: hf.Run) -> None:
+def tell(store: perdure.Store, run: perdure.Run) -> None:
     """What has become of the run, in words."""
     for ask in store.asks(run.id):
         print(f"{run.id} asks: {ask.question}", *(ask.options or []), sep="\n    ", flush=True)
         return
     try:
         print(run.result(), flush=True)  # if it is still waiting for something else, so do we
-    except hf.RunFailed as error:
+    except perdure.RunFailed as error:
         undone = [step.name for step in run.steps() if step.kind == "undo" and step.status == "done"]
         print(error, *undone, sep="\n    ", flush=True)
 
@@ -89,7 +89,7 @@ def main() -> None:
     with ExitStack() as stack:
         full = [f"Grand Hotel {options.dest}"] if options.sold_out else []
         url = options.airline or stack.enter_context(AirlineProcess("airline.db", sold_out=full)).url
-        store = stack.enter_context(hf.open(options.store))
+        store = stack.enter_context(perdure.open(options.store))
         tell(store, store.run(travel, options.dest, url, id=f"trip-{options.dest}"))
 
 

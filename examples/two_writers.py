@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import threading
 
-import holdfast
+import perdure
 
 
-def branch(store: holdfast.Store) -> None:
+def branch(store: perdure.Store) -> None:
     """The default: whoever comes second becomes a branch, and is told so."""
     store.thread("draft").save({"text": "Dear all"})
     ann, bob = store.thread("draft"), store.thread("draft")
@@ -23,19 +23,19 @@ def branch(store: holdfast.Store) -> None:
     print("branch: kept are", sorted(end.state["text"] for end in ann.branches()))
 
 
-def refuse(store: holdfast.Store) -> None:
+def refuse(store: perdure.Store) -> None:
     """`expect` refuses to save on anything but the checkpoint that was read."""
     thread = store.thread("budget")
     seen = thread.save({"left": 100})
     store.thread("budget").save({"left": 60}, note="somebody else spent 40")
     try:
         thread.save({"left": 90}, expect=seen)
-    except holdfast.Conflict as conflict:
+    except perdure.Conflict as conflict:
         print("refuse: head was", "as expected" if conflict.actual == seen.id else "moved by somebody else")
     print("refuse: left is", store.thread("budget").load().state["left"])
 
 
-def merge(store: holdfast.Store) -> None:
+def merge(store: perdure.Store) -> None:
     """`update` changes the newest state, and starts again if somebody was faster."""
     store.thread("board").save({"votes": {}})
 
@@ -51,7 +51,7 @@ def merge(store: holdfast.Store) -> None:
 
 
 def main() -> None:
-    with holdfast.open(":memory:") as store:
+    with perdure.open(":memory:") as store:
         branch(store)
         refuse(store)
         merge(store)

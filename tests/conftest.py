@@ -12,15 +12,15 @@ import pytest
 from databases import make_template, new_database
 from selection import left_to_soak
 
-from holdfast.testing.postgres import PostgresServer
+from perdure.testing.postgres import PostgresServer
 
 # Before any test imports them: their assertions are shown as those of tests are.
 pytest.register_assert_rewrite(
     *(
-        f"holdfast.testing.contract_{part}"
+        f"perdure.testing.contract_{part}"
         for part in ("arranging", "history", "placing", "saving", "sharing", "values")
     ),
-    "holdfast.testing.harness",
+    "perdure.testing.harness",
 )
 
 # A shell without job control starts what runs in the background with Ctrl-C ignored; tests send it.

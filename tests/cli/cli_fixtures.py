@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 from cli_runs_kit import APP, APP_FILE, Run
 
-import holdfast as hf
-from holdfast.cli import main
-from holdfast.runs.functions import specs
+import perdure
+from perdure.cli import main
+from perdure.runs.functions import specs
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder, which is the current one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HOLDFAST_STORE", raising=False)
+    monkeypatch.delenv("PERDURE_STORE", raising=False)
     return tmp_path
 
 
@@ -42,7 +42,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]
     monkeypatch.setattr(specs, "_steps", {})
     monkeypatch.setattr(specs, "_durables", {})
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HOLDFAST_STORE", raising=False)
+    monkeypatch.delenv("PERDURE_STORE", raising=False)
     path = tmp_path / APP_FILE
     name = path.stem
     path.write_text(APP)
@@ -56,18 +56,18 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def store(request: pytest.FixtureRequest, app: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[hf.Store]:
-    """A store that the commands find by themselves: ./agent.db, or $HOLDFAST_STORE."""
+def store(request: pytest.FixtureRequest, app: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[perdure.Store]:
+    """A store that the commands find by themselves: ./agent.db, or $PERDURE_STORE."""
     url = "agent.db"
     if request.param == "postgres":
         url = str(request.getfixturevalue("postgres_url"))
-        monkeypatch.setenv("HOLDFAST_STORE", url)
-    with hf.open(url, durability="normal") as opened:
+        monkeypatch.setenv("PERDURE_STORE", url)
+    with perdure.open(url, durability="normal") as opened:
         yield opened
 
 
 @pytest.fixture
-def doubt(store: hf.Store, app: ModuleType) -> hf.Run:
+def doubt(store: perdure.Store, app: ModuleType) -> perdure.Run:
     """A run whose booking is in doubt."""
     app.lose.append(TimeoutError("no answer"))
     return store.run(app.doubtful, "NYC", id="doubt")

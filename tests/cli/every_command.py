@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from holdfast.cli.parser import build
+from perdure.cli.parser import build
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:

@@ -11,10 +11,10 @@ import apsw
 import pytest
 from cli_runs_kit import Run
 
-import holdfast
+import perdure
 
 
-@holdfast.register("cli-test.Plan")
+@perdure.register("cli-test.Plan")
 @dataclass
 class Plan:
     title: str
@@ -24,13 +24,13 @@ class Plan:
 def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with an agent.db: thread `alice` with five steps and a branch at step 2, thread `bob` with one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HOLDFAST_STORE", raising=False)
-    with holdfast.open("agent.db") as store:
+    monkeypatch.delenv("PERDURE_STORE", raising=False)
+    with perdure.open("agent.db") as store:
         fill(store)
     return tmp_path
 
 
-def fill(store: holdfast.Store) -> None:
+def fill(store: perdure.Store) -> None:
     alice = store.thread("alice", metadata={"user": "alice", "level": 3})
     saved = [
         alice.save({"n": n, "messages": ["hi"] * n, "limits": {"gpt-4.1": n}, "key": b"\xff"}, note=f"turn {n}")
@@ -53,11 +53,11 @@ def test_without_a_store_the_error_says_how_to_name_one(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HOLDFAST_STORE", raising=False)
+    monkeypatch.delenv("PERDURE_STORE", raising=False)
     code, out, err = run("threads")
     assert (code, out) == (2, "")
     assert "--store" in err
-    assert "HOLDFAST_STORE" in err
+    assert "PERDURE_STORE" in err
 
 
 @pytest.mark.parametrize("name", ["typo.db", "sqlite:///typo.db"])
@@ -74,13 +74,13 @@ def test_a_file_that_is_no_store_is_one_line_and_exit_code_4(run: Run, tmp_path:
     other.write_text("not a database, " * 100)
     code, out, err = run("threads", "--store", str(other))
     assert (code, out) == (4, "")
-    assert err.startswith("holdfast: ")
+    assert err.startswith("perdure: ")
     assert err.count("\n") == 1
 
 
 def test_the_environment_names_the_store(run: Run, where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
-    monkeypatch.setenv("HOLDFAST_STORE", str(where / "agent.db"))
+    monkeypatch.setenv("PERDURE_STORE", str(where / "agent.db"))
     assert run("threads")[0] == 0
 
 
@@ -167,7 +167,7 @@ def test_log_starts_and_stops_where_it_is_told(run: Run, where: Path) -> None:
 
 
 def test_a_note_cannot_steer_the_terminal(run: Run, where: Path) -> None:
-    with holdfast.open("agent.db") as store:
+    with perdure.open("agent.db") as store:
         store.thread("evil").save({"\x1b[2J": "\x9b2J\u202e"}, note="a\x1b[2J\nb")
     for command in ("log", "show"):
         _, out, _ = run(command, "evil")
@@ -251,11 +251,11 @@ def test_a_name_that_fits_nothing_or_several_is_a_clear_error(
 def test_an_unknown_thread_suggests_the_nearest(run: Run, where: Path) -> None:
     code, _, err = run("log", "alcie")
     assert code == 3
-    assert err == "holdfast: there is no thread 'alcie'; did you mean 'alice'?\n"
+    assert err == "perdure: there is no thread 'alcie'; did you mean 'alice'?\n"
 
 
 def test_a_thread_whose_name_looks_like_an_option_can_be_named(run: Run, where: Path) -> None:
-    with holdfast.open("agent.db") as store:
+    with perdure.open("agent.db") as store:
         store.thread("--all").save({})
     assert run("show", "--", "--all")[0] == 0
 
@@ -333,7 +333,7 @@ def test_delete_says_how_many_records_went(run: Run, where: Path) -> None:
 def test_prune_keeps_at_least_one(run: Run, where: Path) -> None:
     code, _, err = run("prune", "alice", "--keep", "0", "--yes")
     assert code == 2
-    assert "holdfast delete" in err
+    assert "perdure delete" in err
 
 
 # --- verify, stats
@@ -381,7 +381,7 @@ def test_stats_counts(run: Run, where: Path) -> None:
 
 
 def test_the_same_commands_work_on_postgresql(run: Run, postgres_url: str) -> None:
-    with holdfast.open(postgres_url) as store:
+    with perdure.open(postgres_url) as store:
         fill(store)
     at = ["--store", postgres_url]
     assert len(ids(run, *at)) == 6

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import main
-from holdfast.cli.parser import COMMANDS, build
+from perdure.cli import main
+from perdure.cli.parser import COMMANDS, build
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 
 
 def sections() -> dict[str, str]:
     """The text under each second-level heading."""
-    parts = re.split(r"^## +`?(?:holdfast )?([^`\n]+)`?$", PAGE.read_text(), flags=re.MULTILINE)
+    parts = re.split(r"^## +`?(?:perdure )?([^`\n]+)`?$", PAGE.read_text(), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
@@ -74,7 +74,7 @@ def test_the_page_shows_what_really_comes_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HOLDFAST_STORE", raising=False)
+    monkeypatch.delenv("PERDURE_STORE", raising=False)
     page = PAGE.read_text()
     app, setup = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     assert app.startswith("# app.py\n")
@@ -96,6 +96,6 @@ def inside(command: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 def outside(command: str) -> str:
     """What imports the app is run in a process that ends with it."""
-    line = [sys.executable, "-m", "holdfast.cli", *shlex.split(command)[1:]]
+    line = [sys.executable, "-m", "perdure.cli", *shlex.split(command)[1:]]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60)
     return done.stdout + done.stderr

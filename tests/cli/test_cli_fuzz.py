@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from every_command import parsers
 
-import holdfast
-from holdfast.cli import main
-from holdfast.cli.parser import EXIT_CODES, build
+import perdure
+from perdure.cli import main
+from perdure.cli.parser import EXIT_CODES, build
 
 LINES = 250
 LEFT_OUT = {"drill", "worker"}  # they start processes, or serve until they are ended
@@ -52,16 +52,14 @@ WORDS = [
         "host=127.0.0.1 port=1",
     ),
 ]
-APP = (
-    "import holdfast as hf\n\n@hf.durable(name='fuzzed')\ndef go():\n    return hf.ask('Go?', options=['yes', 'no'])\n"
-)
+APP = "import perdure\n\n@perdure.durable(name='fuzzed')\ndef go():\n    return perdure.ask('Go?', options=['yes'])\n"
 
 
 @pytest.fixture
 def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("holdfast.cli.app.build", cache(build))  # a third of the time goes into the parser
-    for name in ("HOLDFAST_STORE", "HOLDFAST_SCHEMA", "HOLDFAST_KEYS", "HOLDFAST_OBJECTS"):
+    monkeypatch.setattr("perdure.cli.app.build", cache(build))  # a third of the time goes into the parser
+    for name in ("PERDURE_STORE", "PERDURE_SCHEMA", "PERDURE_KEYS", "PERDURE_OBJECTS"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "app.py").write_text(APP)
     return tmp_path
@@ -70,11 +68,11 @@ def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def fill(where: Path) -> None:
     """A thread, a run that asks, and a copy of each sort."""
 
-    @holdfast.durable(name="fuzzed")
+    @perdure.durable(name="fuzzed")
     def go() -> Any:
-        return holdfast.ask("Go?", options=["yes", "no"])
+        return perdure.ask("Go?", options=["yes", "no"])
 
-    with holdfast.open(where / "agent.db") as store:
+    with perdure.open(where / "agent.db") as store:
         for n in range(3):
             store.thread("alice").save({"n": n, "messages": [{"role": "user", "content": "hi"}] * n})
         store.run(go, id="trip")

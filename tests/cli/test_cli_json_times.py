@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cli_runs_kit import Run
 
-import holdfast as hf
+import perdure
 
 ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 TIMES = re.compile(r"(.*_)?(at|deadline|due|since|made|expires)")
@@ -29,13 +29,13 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-@hf.durable(name="times.late")
+@perdure.durable(name="times.late")
 def late() -> Any:
-    return hf.ask("Now?", timeout_s=3600)
+    return perdure.ask("Now?", timeout_s=3600)
 
 
 @pytest.fixture
-def scene(store: hf.Store, app: ModuleType) -> None:
+def scene(store: perdure.Store, app: ModuleType) -> None:
     """A thread, and runs that were answered, sleep, wait until a deadline, are in doubt, and have failed."""
     store.thread("chat").save({"n": 1})
     store.run(app.travel, "NYC", id="trip")

@@ -1,4 +1,4 @@
-"""`holdfast show` on threads of LangGraph's: real graphs, whose own `get_state` says what must be shown."""
+"""`perdure show` on threads of LangGraph's: real graphs, whose own `get_state` says what must be shown."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import _messages_delta_reducer
 from langgraph.types import StateSnapshot, interrupt
 
-import holdfast
-from holdfast.langgraph import HoldfastSaver
+import perdure
+from perdure.langgraph import PerdureSaver
 
 NO_TASK = "00000000-0000-0000-0000-000000000000"
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
 def test_what_comes_next_is_what_the_graph_says_at_every_checkpoint(run: Run, where: Path, shape: Shape) -> None:
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         graph = shape(saver)
         now = graph.get_state(at("t"))
         history = {
@@ -74,7 +74,7 @@ def test_what_comes_next_is_what_the_graph_says_at_every_checkpoint(run: Run, wh
 
 
 def test_show_prints_messages_as_messages_and_where_the_run_stands(run: Run, where: Path) -> None:
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         talking(saver).invoke(say("hello"), at("t"))
     code, out, err = run("show", "t")
     head, *lines = out.splitlines()
@@ -98,7 +98,7 @@ def test_show_prints_messages_as_messages_and_where_the_run_stands(run: Run, whe
 
 
 def test_show_cuts_a_long_conversation_and_a_long_value(run: Run, where: Path) -> None:
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         graph = talking(saver)
         for number in range(8):
             graph.invoke(say(f"turn {number}"), at("t"))
@@ -108,7 +108,7 @@ def test_show_cuts_a_long_conversation_and_a_long_value(run: Run, where: Path) -
 
 
 def test_show_lists_tasks_and_what_they_wrote(run: Run, where: Path) -> None:
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         sending(saver)
     out = run("show", "t")[1]
     assert "next: work\n" in out
@@ -125,7 +125,7 @@ def test_show_lists_tasks_and_what_they_wrote(run: Run, where: Path) -> None:
 
 
 def test_show_tells_calls_of_tasks_from_their_caller(run: Run, where: Path) -> None:
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         functional(saver)
     found = shown(run, "t")
     assert [(one["name"], one["status"]) for one in found["tasks"]] == [
@@ -144,14 +144,14 @@ def test_show_says_what_a_delta_channel_or_a_serializer_hides(run: Run, where: P
     builder = StateGraph(Long)
     builder.add_node("talk", talk, input_schema=Long)
     builder.add_edge(START, "talk")
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         graph: AnyGraph = builder.compile(checkpointer=saver)
         for text in ("turn 0", "turn 1"):
             graph.invoke(say(text), at("t0"))
     pages = [run("show", "t0", json.loads(text)["id"])[1] for text in run("log", "t0", "--json")[1].splitlines()]
     assert any("messages: kept as differences by LangGraph" in page for page in pages)
     assert any("messages:\n  human: turn 0\n" in page for page in pages)
-    with HoldfastSaver("agent.db", serde=JsonPlusSerializer()) as saver:
+    with PerdureSaver("agent.db", serde=JsonPlusSerializer()) as saver:
         ran(built(saver, {START: "ask", "ask": []}, ask=asks))
     code, out, _ = run("show", "t")
     assert code == 0
@@ -160,7 +160,7 @@ def test_show_says_what_a_delta_channel_or_a_serializer_hides(run: Run, where: P
 
 
 def test_show_lists_namespaces_and_shows_one(run: Run, where: Path) -> None:
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         graph = nested(saver)
         graph.invoke({"topic": "x"}, at("t"))
         inner = graph.get_state(at("t"), subgraphs=True).tasks[0].state
@@ -182,7 +182,7 @@ def test_show_lists_namespaces_and_shows_one(run: Run, where: Path) -> None:
 
 
 def test_a_damaged_write_is_left_out_and_said(run: Run, where: Path) -> None:
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         asking(saver)
     connection = apsw.Connection("agent.db")
     connection.execute("UPDATE write SET channel = 'forged' WHERE channel = '__interrupt__'")
@@ -200,7 +200,7 @@ def test_a_state_that_only_looks_like_a_checkpoint_is_shown_all_the_same(run: Ru
         {"id": 5, "channel_versions": {1: 2}, "versions_seen": [1], "metadata": "?"},
         {"channel_versions": {"join:a+b:c": 1, "branch:x": "2"}, "versions_seen": {"x": 1, "c": {"join:a+b:c": "1"}}},
     ]
-    with holdfast.open("agent.db") as store:
+    with perdure.open("agent.db") as store:
         for book in books:
             state = {"__langgraph__": book, 5: "x", "__pregel_tasks": [1], "join:a+b:c": {1, 2}, "branch:x": "\x1b[2J"}
             store.thread("t").save(state)
@@ -213,11 +213,11 @@ def test_a_state_that_only_looks_like_a_checkpoint_is_shown_all_the_same(run: Ru
 
 
 def test_show_needs_no_langgraph(run: Run, where: Path) -> None:
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         talking(saver).invoke(say("hello"), at("talk"))
         sending(saver)
     without = "import sys; sys.modules['langgraph'] = sys.modules['langchain_core'] = None; "
-    code = without + "from holdfast.cli import main; sys.exit(main())"
+    code = without + "from perdure.cli import main; sys.exit(main())"
     for argv in (["show", "talk"], ["show", "t", "--json"], ["diff", "talk", "@0"], ["log", "t"]):
         done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
@@ -244,7 +244,7 @@ def test_the_page_shows_what_really_comes_out(run: Run, where: Path) -> None:
     builder = StateGraph(MessagesState)
     builder.add_sequence([search, book])
     builder.add_edge(START, "search")
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         builder.compile(checkpointer=saver).invoke(
             {"messages": [HumanMessage("To New York, please", id="1")]}, at("alice-001")
         )
@@ -260,7 +260,7 @@ def masked(text: str) -> str:
 
 
 def test_langgraphs_own_id_names_a_checkpoint(run: Run, where: Path) -> None:
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         graph = talking(saver)
         graph.invoke({"messages": [HumanMessage("hello")]}, at("t"))
         ids = [one.config["configurable"]["checkpoint_id"] for one in graph.get_state_history(at("t"))]

@@ -11,14 +11,14 @@ from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 
-import holdfast
-from holdfast.langgraph import HoldfastSaver
+import perdure
+from perdure.langgraph import PerdureSaver
 
 # --- diff
 
 
 def test_diff_shows_messages_and_no_bookkeeping(run: Run, where: Path) -> None:
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         graph = talking(saver)
         graph.invoke(say("hello"), at("t"))
         graph.update_state(at("t"), {"messages": [AIMessage("Echo: HELLO", id="echo hello")]})
@@ -42,7 +42,7 @@ def test_diff_shows_messages_and_no_bookkeeping(run: Run, where: Path) -> None:
 
 
 def test_diff_of_bookkeeping_alone_shows_nothing(run: Run, where: Path) -> None:
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         builder = StateGraph(Work)
         builder.add_node("a", lambda state: None)
         builder.add_edge(START, "a")
@@ -55,7 +55,7 @@ def test_diff_of_bookkeeping_alone_shows_nothing(run: Run, where: Path) -> None:
 
 def test_diff_shows_the_messages_of_a_plain_thread_as_messages(run: Run, where: Path) -> None:
     first, long = HumanMessage("hi", id="1"), "y" * 300
-    with holdfast.open("agent.db") as store:
+    with perdure.open("agent.db") as store:
         thread = store.thread("t")
         thread.save({"messages": [], "last": first, "team": {"log": [first]}, "n": 1})
         thread.save({"messages": [first, AIMessage("a")], "last": AIMessage(long), "team": {"log": []}, "n": 2})
@@ -79,12 +79,12 @@ def test_diff_shows_the_messages_of_a_plain_thread_as_messages(run: Run, where: 
 
 
 def test_a_graph_goes_on_with_a_fork(run: Run, where: Path) -> None:
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         nested(saver).invoke({"topic": "x"}, at("t"))
     assert run("fork", "t", "--name", "t2")[0] == 0
     assert shown(run, "t2")["interrupts"] == shown(run, "t")["interrupts"]
     assert shown(run, "t2")["namespaces"] == shown(run, "t")["namespaces"]
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         graph = nested(saver)
         assert graph.invoke(Command(resume="yes"), at("t2"))["found"][-1] == "yes"
         assert graph.get_state(at("t")).next == ("sub",)
@@ -94,7 +94,7 @@ def test_a_graph_goes_on_with_a_fork(run: Run, where: Path) -> None:
 
 
 def test_a_fork_of_the_past_knows_nothing_of_what_a_subgraph_did_later(run: Run, where: Path) -> None:
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         graph = nested(saver, ask=False, keeps=True)
         for topic in ("one", "two"):
             graph.invoke({"topic": topic}, at("t"))
@@ -102,20 +102,20 @@ def test_a_fork_of_the_past_knows_nothing_of_what_a_subgraph_did_later(run: Run,
     assert run("fork", "t", then["id"], "--name", "t2")[0] == 0
     assert 'topic: "two"' in run("show", "t", "--namespace", "sub")[1]
     assert 'topic: "one"' in run("show", "t2", "--namespace", "sub")[1]
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         graph = nested(saver, ask=False, keeps=True)
         assert "read two" not in graph.invoke({"topic": "three"}, at("t2"))["found"]
     assert run("verify")[0] == 0
 
 
 def test_a_graph_goes_on_from_where_it_was_rolled_back_to(run: Run, where: Path) -> None:
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         graph = talking(saver)
         for text in ("one", "two"):
             graph.invoke(say(text), at("t"))
     assert run("rollback", "t", "@2")[0] == 0
     assert shown(run, "t")["is_newest"] is True
-    with HoldfastSaver("agent.db") as saver:
+    with PerdureSaver("agent.db") as saver:
         graph = talking(saver)
         assert len(graph.get_state(at("t")).values["messages"]) == 4
         assert len(graph.invoke(say("three"), at("t"))["messages"]) == 8
@@ -125,14 +125,14 @@ def test_a_graph_goes_on_from_where_it_was_rolled_back_to(run: Run, where: Path)
 
 def check_prune(run: Run, url: str) -> None:
     store = ["--store", url]
-    with HoldfastSaver(url) as saver:
+    with PerdureSaver(url) as saver:
         graph = talking(saver)
         for text in ("one", "two", "three"):
             graph.invoke(say(text), at("t"))
         before = list(graph.get_state_history(at("t")))
     assert run("prune", "t", "--keep", "4", "--yes", *store)[0] == 0
     assert run("verify", *store)[0] == 0
-    with HoldfastSaver(url) as saver:
+    with PerdureSaver(url) as saver:
         graph = talking(saver)
         assert [one.config for one in graph.get_state_history(at("t"))] == [one.config for one in before[:4]]
         assert len(graph.invoke(say("four"), at("t"))["messages"]) == 16
@@ -151,7 +151,7 @@ def test_after_a_prune_the_rest_of_the_history_is_there(run: Run, where: Path) -
 
 def test_the_same_on_postgresql(run: Run, postgres_url: str) -> None:
     check_prune(run, postgres_url)
-    with HoldfastSaver(postgres_url) as saver:
+    with PerdureSaver(postgres_url) as saver:
         nested(saver).invoke({"topic": "x"}, at("t"))
     store = ["--store", postgres_url]
     assert shown(run, "t", *store)["next"] == ["sub"]

@@ -8,9 +8,9 @@ from itertools import permutations
 
 import pytest
 
-from holdfast.cli import main
-from holdfast.cli.ordering import ordered
-from holdfast.cli.parser import COMMANDS, build
+from perdure.cli import main
+from perdure.cli.ordering import ordered
+from perdure.cli.parser import COMMANDS, build
 
 
 def _commands() -> dict[str, argparse.ArgumentParser]:
@@ -84,12 +84,12 @@ def test_a_text_that_only_begins_like_an_option_is_text() -> None:
     [
         (
             ["log", "a", "--branch"],
-            "unrecognized arguments: --branch (did you mean --branches?); see `holdfast log --help`",
+            "unrecognized arguments: --branch (did you mean --branches?); see `perdure log --help`",
         ),
-        (["log", "a", "-x"], "unrecognized arguments: -x; see `holdfast log --help`"),
+        (["log", "a", "-x"], "unrecognized arguments: -x; see `perdure log --help`"),
         (["--limit", "3", "log", "a"], "unrecognized arguments: --limit; options of a command stand behind it"),
-        (["pin", "a", "--name"], "--name: expected one argument; see `holdfast pin --help`"),
-        (["log", "a", "b"], "unrecognized arguments: b; see `holdfast log --help`"),
+        (["pin", "a", "--name"], "--name: expected one argument; see `perdure pin --help`"),
+        (["log", "a", "b"], "unrecognized arguments: b; see `perdure log --help`"),
     ],
 )
 def test_a_mistake_says_what_would_be_right(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

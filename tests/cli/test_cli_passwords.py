@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from every_command import lines
 
-import holdfast
-from holdfast.cli import main
-from holdfast.storage.urls import is_postgres, redacted
+import perdure
+from perdure.cli import main
+from perdure.storage.urls import is_postgres, redacted
 
 SECRET = "hunter2-XyZ"
 AWAY = "127.0.0.1"  # nothing listens on port 1
@@ -28,17 +28,17 @@ STORES = {
     "blank": f"postgresql://app:a {SECRET}@{AWAY}:1/agents",
     "port": f"postgresql://app:12/{SECRET}@{AWAY}:1/agents",
 }
-APP = "import holdfast as hf\n\n@hf.durable(name='hushed')\ndef go():\n    return 1\n"
+APP = "import perdure\n\n@perdure.durable(name='hushed')\ndef go():\n    return 1\n"
 
 
 @pytest.fixture
 def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for name in ("HOLDFAST_SCHEMA", "HOLDFAST_KEYS", "HOLDFAST_OBJECTS"):
+    for name in ("PERDURE_SCHEMA", "PERDURE_KEYS", "PERDURE_OBJECTS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOLDFAST_STORE", "real.db")  # of the lines that name another store in the wrong place
+    monkeypatch.setenv("PERDURE_STORE", "real.db")  # of the lines that name another store in the wrong place
     (tmp_path / "hushed.py").write_text(APP)
-    with holdfast.open("real.db") as store:
+    with perdure.open("real.db") as store:
         store.thread("alice").save({"n": 1})
         store.export_thread("alice", "alice.thread")
         store.backup("real.backup")
@@ -78,8 +78,8 @@ def test_no_command_repeats_the_password_of_a_server_that_is_away(
 @pytest.mark.parametrize("store", STORES.values(), ids=STORES)
 def test_a_server_that_is_away_is_told_of_without_the_password(where: Path, store: str) -> None:
     assert is_postgres(store)
-    with pytest.raises(holdfast.OpenError) as caught:
-        holdfast.open(store)
+    with pytest.raises(perdure.OpenError) as caught:
+        perdure.open(store)
     told = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
     assert SECRET not in told
     assert "agents" in str(caught.value) or "postgresql://user:password@host:5432/database" in str(caught.value)
@@ -89,11 +89,11 @@ def test_a_server_that_is_away_is_told_of_without_the_password(where: Path, stor
 def test_a_connection_string_opens_the_store_that_the_url_opens(postgres_url: str) -> None:
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-    with holdfast.open(postgres_url) as store:
+    with perdure.open(postgres_url) as store:
         store.thread("alice").save({"n": 1})
     string = make_conninfo("", **conninfo_to_dict(postgres_url))
     assert "://" not in string
-    with holdfast.open(string, create=False) as store:
+    with perdure.open(string, create=False) as store:
         assert store.thread("alice").load().state == {"n": 1}
         assert "password" not in repr(store)
 

@@ -12,8 +12,8 @@ from types import FrameType
 import pytest
 from every_command import lines
 
-import holdfast
-from holdfast.cli import main
+import perdure
+from perdure.cli import main
 
 PLACES = {
     "fifo": "is a FIFO",
@@ -34,7 +34,7 @@ PLACES = {
 @pytest.fixture
 def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
-    for name in ("HOLDFAST_STORE", "HOLDFAST_SCHEMA", "HOLDFAST_KEYS", "HOLDFAST_OBJECTS"):
+    for name in ("PERDURE_STORE", "PERDURE_SCHEMA", "PERDURE_KEYS", "PERDURE_OBJECTS"):
         monkeypatch.delenv(name, raising=False)
     os.mkfifo("fifo")
     Path("folder").mkdir()
@@ -59,8 +59,8 @@ def no_hang() -> Iterator[None]:
 
 @pytest.mark.parametrize(("place", "said"), PLACES.items(), ids=[ascii(place)[:20] for place in PLACES])
 def test_what_cannot_be_a_store_is_refused(where: Path, place: str, said: str) -> None:
-    with pytest.raises((holdfast.OpenError, holdfast.UsageError), match=said):
-        holdfast.open(place)
+    with pytest.raises((perdure.OpenError, perdure.UsageError), match=said):
+        perdure.open(place)
 
 
 @pytest.mark.parametrize("place", ["fifo", "/dev/zero", "nul\0.db"])
@@ -77,7 +77,7 @@ def test_every_command_refuses_it_in_one_line(where: Path, place: str, capsys: p
 
 @pytest.mark.parametrize("place", ["fifo", "/dev/zero", "folder", "socket"])
 def test_a_file_to_read_that_is_none_is_refused(where: Path, place: str, capsys: pytest.CaptureFixture[str]) -> None:
-    holdfast.open("agent.db").close()
+    perdure.open("agent.db").close()
     files = [["import", place], ["import-run", place], ["import-langgraph", place], ["restore", place, "--to", "b.db"]]
     files += [["restore", place, "--test"], ["keys", "list", "--keys", place]]
     for line in files:
@@ -86,7 +86,7 @@ def test_a_file_to_read_that_is_none_is_refused(where: Path, place: str, capsys:
 
 
 def test_a_place_to_write_to_that_is_no_file_is_refused(where: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with holdfast.open("agent.db") as store:
+    with perdure.open("agent.db") as store:
         store.thread("x").save({"n": 1})
         store.backup("whole.backup")
     for place in ("fifo", "folder", "socket", "loop", "x" * 300):

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import perdure
 
-MODULE = [sys.executable, "-m", "holdfast.cli"]
-WITHOUT_RICH = "import sys; sys.modules['rich'] = None; from holdfast.cli import main; sys.exit(main())"
+MODULE = [sys.executable, "-m", "perdure.cli"]
+WITHOUT_RICH = "import sys; sys.modules['rich'] = None; from perdure.cli import main; sys.exit(main())"
 
 
 @pytest.fixture
 def where(tmp_path: Path) -> Path:
-    with holdfast.open(str(tmp_path / "agent.db")) as store:
+    with perdure.open(str(tmp_path / "agent.db")) as store:
         alice = store.thread("alice", metadata={"user": "[red]alice[/red]"})
         for n in range(3):
             alice.save({"n": n, "text": "x" * 100_000}, note=f"turn {n}")
@@ -28,7 +28,7 @@ def where(tmp_path: Path) -> Path:
 
 
 def environment(**more: str) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "HOLDFAST_STORE", "COLUMNS")}
+    kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "PERDURE_STORE", "COLUMNS")}
     return kept | {"TERM": "xterm-256color"} | more
 
 
@@ -62,9 +62,9 @@ def on_terminal(
 
 
 def test_the_script_is_installed_and_knows_its_version() -> None:
-    script = Path(sys.executable).with_name("holdfast")
+    script = Path(sys.executable).with_name("perdure")
     done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"holdfast {holdfast.__version__}\n"
+    assert done.stdout == f"perdure {perdure.__version__}\n"
 
 
 def test_in_a_pipe_there_is_plain_text_and_no_colour(where: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_reader_that_has_enough_is_no_error(where: Path) -> None:
 
 
 def test_an_ascii_stdout_still_gets_valid_json(where: Path) -> None:
-    with holdfast.open(str(where / "agent.db")) as store:
+    with perdure.open(str(where / "agent.db")) as store:
         store.thread("mañana").save({"é": "漢"}, note="ü")
     env = environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     done = subprocess.run([*MODULE, "show", "mañana", "--json"], cwd=where, env=env, capture_output=True, check=True)
@@ -102,7 +102,7 @@ def test_a_terminal_gets_colour_and_text_is_never_markup(where: Path) -> None:
 
 
 def test_a_narrow_terminal_loses_nothing(where: Path) -> None:
-    with holdfast.open(str(where / "agent.db")) as store:
+    with perdure.open(str(where / "agent.db")) as store:
         head = store.thread("alice").head()
     assert head is not None
     code, shown = on_terminal([*MODULE, "log", "alice"], where, env={"COLUMNS": "30", "NO_COLOR": "1"})
@@ -150,7 +150,7 @@ def test_ctrl_c_is_130_and_no_traceback(where: Path) -> None:
     )
     code, shown = on_terminal([sys.executable, "-c", take, *inner], where, answer=b"\x03")
     assert code == 130, shown
-    assert "\r\nholdfast: interrupted" in shown  # on a line of its own, not behind the question
+    assert "\r\nperdure: interrupted" in shown  # on a line of its own, not behind the question
     assert "Traceback" not in shown
 
 
@@ -158,16 +158,16 @@ def test_ctrl_c_is_130_and_no_traceback(where: Path) -> None:
 HANGING = """
 import os
 import threading
-import holdfast as hf
+import perdure
 
 
-@hf.step(name="interrupted-hang")
+@perdure.step(name="interrupted-hang")
 def hang():
     os.close(os.open("began", os.O_WRONLY))  # waits for whoever reads
     threading.Event().wait(60)
 
 
-@hf.durable(name="interrupted-wait")
+@perdure.durable(name="interrupted-wait")
 def wait():
     hang()
 """
@@ -197,13 +197,13 @@ def test_ctrl_c_ends_a_drill_with_all_its_processes(where: Path, options: list[s
     process = begun(where, "drill", "hanging.py:wait", *options)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=20)  # also those that it had started have let go of the pipes
-    assert (process.returncode, out, err) == (130, "", "holdfast: interrupted\n")
-    assert not list(where.glob("holdfast-drill-*"))
+    assert (process.returncode, out, err) == (130, "", "perdure: interrupted\n")
+    assert not list(where.glob("perdure-drill-*"))
 
 
 def test_a_worker_says_how_long_it_waits_for_its_runs_after_ctrl_c(where: Path) -> None:
     (where / "hanging.py").write_text(HANGING)
-    start = "import holdfast, hanging; holdfast.open('agent.db').start(hanging.wait, id='hangs')"
+    start = "import perdure, hanging; perdure.open('agent.db').start(hanging.wait, id='hangs')"
     subprocess.run([sys.executable, "-c", start], cwd=where, check=True)
     process = begun(where, "worker", "hanging.py", "--drain", "50s")
     assert process.stderr is not None

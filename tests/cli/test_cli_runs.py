@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 from cli_runs_kit import APP_FILE, Run, lines
 
-import holdfast as hf
-from holdfast.cli import main
+import perdure
+from perdure.cli import main
 
 # --- runs
 
 
-def test_runs_lists_the_newest_first_with_what_each_waits_for(run: Run, store: hf.Store, app: ModuleType) -> None:
-    assert run("runs") == (0, "", "holdfast: no runs in this store yet\n")
+def test_runs_lists_the_newest_first_with_what_each_waits_for(run: Run, store: perdure.Store, app: ModuleType) -> None:
+    assert run("runs") == (0, "", "perdure: no runs in this store yet\n")
     store.run(app.travel, "NYC", id="trip")
     store.run(app.broken, id="broken")
     store.start(app.sleeper, id="later", queue="night")
@@ -51,7 +51,7 @@ def test_runs_lists_the_newest_first_with_what_each_waits_for(run: Run, store: h
         (["--limit", "0"], ["later", "broken", "trip"]),
     ],
 )
-def test_runs_are_filtered(run: Run, store: hf.Store, app: ModuleType, options: list[str], ids: list[str]) -> None:
+def test_runs_are_filtered(run: Run, store: perdure.Store, app: ModuleType, options: list[str], ids: list[str]) -> None:
     store.run(app.travel, "NYC", id="trip")
     store.run(app.broken, id="broken")
     store.start(app.sleeper, id="later", queue="night")
@@ -59,11 +59,11 @@ def test_runs_are_filtered(run: Run, store: hf.Store, app: ModuleType, options: 
     assert (code, [line["id"] for line in lines(out)]) == (0, ids)
 
 
-def test_runs_says_when_there_may_be_more_or_none_fit(run: Run, store: hf.Store, app: ModuleType) -> None:
+def test_runs_says_when_there_may_be_more_or_none_fit(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.broken, id="broken")
     assert "there may be more: --limit 0 lists all" in run("runs", "--limit", "1")[2]
-    assert run("runs", "--status", "stuck") == (0, "", "holdfast: no runs fit\n")
-    assert run("runs", "--tenant", "other")[2] == "holdfast: no runs in this store yet\n"
+    assert run("runs", "--status", "stuck") == (0, "", "perdure: no runs fit\n")
+    assert run("runs", "--tenant", "other")[2] == "perdure: no runs in this store yet\n"
     code, _, err = run("runs", "--status", "sleepy")
     assert code == 2
     assert "'stuck'" in err
@@ -72,20 +72,20 @@ def test_runs_says_when_there_may_be_more_or_none_fit(run: Run, store: hf.Store,
 # --- run, steps
 
 
-def test_run_shows_where_it_stands_and_how_to_answer(run: Run, store: hf.Store, app: ModuleType) -> None:
+def test_run_shows_where_it_stands_and_how_to_answer(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.travel, "NYC", id="my trip")
     code, out, err = run("run", "my trip")
     assert (code, err) == (0, "")
     assert out.splitlines()[0] == "my trip  waiting"
     assert "function    travel (version 1)" in out
     assert "question    Which flight?" in out
-    assert "answer it   holdfast answer 'my trip' 3 '<answer>'  (\"NYC 1\" | \"NYC 2\")" in out
+    assert "answer it   perdure answer 'my trip' 3 '<answer>'  (\"NYC 1\" | \"NYC 2\")" in out
     found = json.loads(run("run", "my trip", "--json")[1])
     assert (found["status"], found["steps"], found["in_doubt"]) == ("waiting", 3, [])
     assert [(ask["step"], ask["options"]) for ask in found["asks"]] == [("3", ["NYC 1", "NYC 2"])]
 
 
-def test_run_shows_results_and_errors(run: Run, store: hf.Store, app: ModuleType) -> None:
+def test_run_shows_results_and_errors(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.doubtful, "NYC", id="trip")
     store.run(app.broken, id="broken")
     assert 'result      "B-NYC"' in run("run", "trip")[1]
@@ -94,13 +94,11 @@ def test_run_shows_results_and_errors(run: Run, store: hf.Store, app: ModuleType
     assert "no such place" in json.loads(run("run", "broken", "--json")[1])["error"]
 
 
-def test_what_is_in_doubt_is_shown_with_its_key_and_how_to_settle_it(run: Run, doubt: hf.Run) -> None:
+def test_what_is_in_doubt_is_shown_with_its_key_and_how_to_settle_it(run: Run, doubt: perdure.Run) -> None:
     [step] = doubt.steps()
     out = run("run", "doubt")[1]
     assert f"in doubt    step 1: book, key {step.key}" in out
-    assert (
-        "settle it   holdfast resolve doubt 1 --done '<result as JSON>' or holdfast resolve doubt 1 --not-done" in out
-    )
+    assert "settle it   perdure resolve doubt 1 --done '<result as JSON>' or perdure resolve doubt 1 --not-done" in out
     assert json.loads(run("run", "doubt", "--json")[1])["in_doubt"] == ["1"]
     _, out, _ = run("steps", "doubt")
     shown = " ".join(out.splitlines()[1].split())
@@ -111,7 +109,7 @@ def test_what_is_in_doubt_is_shown_with_its_key_and_how_to_settle_it(run: Run, d
     assert "done, not done" in run("asks")[1]
 
 
-def test_steps_are_listed_in_their_order(run: Run, store: hf.Store, app: ModuleType) -> None:
+def test_steps_are_listed_in_their_order(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.travel, "NYC", id="trip")
     code, out, _ = run("steps", "trip")
     assert code == 0
@@ -119,12 +117,12 @@ def test_steps_are_listed_in_their_order(run: Run, store: hf.Store, app: ModuleT
     assert head.split() == ["step", "kind", "name", "status", "seconds", "result"]
     assert [row.split()[:4] for row in rows] == [
         ["1", "step", "search", "done"],
-        ["2", "emit", "hf.emit", "done"],
-        ["3", "ask", "hf.ask", "waiting"],
+        ["2", "emit", "perdure.emit", "done"],
+        ["3", "ask", "perdure.ask", "waiting"],
     ]
     found = lines(run("steps", "trip", "--json")[1])
     assert found[0]["result"] == ["NYC 1", "NYC 2"]
-    assert run("steps", "trip", "--in-doubt") == (0, "", "holdfast: run trip has no steps in doubt\n")
+    assert run("steps", "trip", "--in-doubt") == (0, "", "perdure: run trip has no steps in doubt\n")
 
 
 @pytest.mark.parametrize(
@@ -147,25 +145,25 @@ def test_steps_are_listed_in_their_order(run: Run, store: hf.Store, app: ModuleT
     ],
 )
 def test_an_unknown_run_is_exit_code_3_and_suggests_the_nearest(run: Run, app: ModuleType, command: list[str]) -> None:
-    with hf.open("agent.db") as store:
+    with perdure.open("agent.db") as store:
         store.run(app.travel, "NYC", id="trip")
-    assert run(*command) == (3, "", "holdfast: there is no run 'tirp'; did you mean 'trip'?\n")
+    assert run(*command) == (3, "", "perdure: there is no run 'tirp'; did you mean 'trip'?\n")
 
 
 def test_a_thread_is_no_run_and_a_run_no_thread_and_both_say_so(run: Run, app: ModuleType) -> None:
-    with hf.open("agent.db") as store:
+    with perdure.open("agent.db") as store:
         store.run(app.travel, "NYC", id="a run")
         store.thread("a thread").save({})
-    assert "but a thread of that name: `holdfast show 'a thread'`" in run("run", "a thread")[2]
-    assert "but a run: `holdfast run 'a run'`" in run("log", "a run")[2]
+    assert "but a thread of that name: `perdure show 'a thread'`" in run("run", "a thread")[2]
+    assert "but a run: `perdure run 'a run'`" in run("log", "a run")[2]
 
 
 # --- moving
 
 
-def test_a_run_moves_to_another_store_in_a_file(run: Run, store: hf.Store, app: ModuleType) -> None:
+def test_a_run_moves_to_another_store_in_a_file(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.travel, "NYC", id="trip")
-    with hf.open("other.db") as other:
+    with perdure.open("other.db") as other:
         code, out, _ = run("export-run", "trip", "trip.run")
         assert (code, out) == (0, "trip is in trip.run; here it is marked as exported and will not run any more\n")
         assert json.loads(run("run", "trip", "--json")[1])["status"] == "exported"
@@ -196,18 +194,18 @@ def test_a_run_moves_to_another_store_in_a_file(run: Run, store: hf.Store, app: 
     ],
 )
 def test_a_command_that_makes_no_sense_is_exit_code_2(run: Run, app: ModuleType, command: list[str]) -> None:
-    with hf.open("agent.db") as store:
+    with perdure.open("agent.db") as store:
         store.run(app.travel, "NYC", id="trip")
     code, out, err = run(*command)
     assert (code, out) == (2, "")
-    assert err.startswith("holdfast: ")
+    assert err.startswith("perdure: ")
     assert err.count("\n") == 1
 
 
 def test_a_damaged_journal_is_exit_code_4_and_verify_names_the_run(run: Run, app: ModuleType) -> None:
     import apsw
 
-    with hf.open("agent.db") as store:
+    with perdure.open("agent.db") as store:
         store.run(app.travel, "NYC", id="trip")
     assert run("verify")[1] == "0 checkpoints of 0 threads and 1 run checked: no problems\n"
     connection = apsw.Connection("agent.db")
@@ -224,12 +222,12 @@ def test_a_damaged_journal_is_exit_code_4_and_verify_names_the_run(run: Run, app
 
 
 def test_what_a_run_says_cannot_steer_the_terminal(run: Run, app: ModuleType) -> None:
-    with hf.open("agent.db") as store:
+    with perdure.open("agent.db") as store:
 
-        @hf.durable(name="cli-evil", version="1")
+        @perdure.durable(name="cli-evil", version="1")
         def evil() -> Any:
-            hf.emit("\x1b[2J")
-            return hf.ask("\x1b[2J\u202esure?\n")
+            perdure.emit("\x1b[2J")
+            return perdure.ask("\x1b[2J\u202esure?\n")
 
         store.run(evil, id="evil\x1b[2J")
     for command in (["runs"], ["run", "evil\x1b[2J"], ["asks"], ["steps", "evil\x1b[2J"]):
@@ -251,30 +249,30 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
 # --- tail
 
 
-def test_tail_follows_a_live_run_of_another_process_until_it_ends(store: hf.Store) -> None:
+def test_tail_follows_a_live_run_of_another_process_until_it_ends(store: perdure.Store) -> None:
     """Each line comes when it happens, also in a pipe."""
     seen, go_on = threading.Event(), threading.Event()
 
-    @hf.step(name="cli-first")
+    @perdure.step(name="cli-first")
     def first() -> str:
         return "a"
 
-    @hf.step(name="cli-slow")
+    @perdure.step(name="cli-slow")
     def slow() -> str:
         seen.set()
         assert go_on.wait(60)
         return "b"
 
-    @hf.durable(name="cli-tailed", version="1")
+    @perdure.durable(name="cli-tailed", version="1")
     def tailed() -> str:
-        hf.emit({"begun": True})
+        perdure.emit({"begun": True})
         return first() + slow()
 
     running = threading.Thread(target=lambda: store.run(tailed, id="live"))
     running.start()
     assert seen.wait(60)
     tail = subprocess.Popen(
-        [sys.executable, "-m", "holdfast.cli", "tail", "live", "--json"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "perdure.cli", "tail", "live", "--json"], stdout=subprocess.PIPE, text=True
     )
     assert tail.stdout is not None
     begun = [json.loads(tail.stdout.readline()) for _ in range(2)]  # while the run is in the middle of its second step
@@ -287,7 +285,7 @@ def test_tail_follows_a_live_run_of_another_process_until_it_ends(store: hf.Stor
     assert [(event["kind"], event["value"]) for event in rest] == [("done", "b"), ("status", "done")]
 
 
-def test_tail_goes_on_after_an_entry_and_shows_times_and_names(run: Run, store: hf.Store, app: ModuleType) -> None:
+def test_tail_goes_on_after_an_entry_and_shows_times_and_names(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.doubtful, "NYC", id="trip")
     code, out, _ = run("tail", "trip")
     assert code == 0
@@ -298,10 +296,10 @@ def test_tail_goes_on_after_an_entry_and_shows_times_and_names(run: Run, store: 
 
 
 @pytest.mark.parametrize(("said", "meant"), [("yes", True), ("No", False), ("true", True)])
-def test_yes_and_no_answer_a_question_of_true_or_false(run: Run, store: hf.Store, said: str, meant: bool) -> None:
-    @hf.durable(name="asks-yes-or-no")
+def test_yes_and_no_answer_a_question_of_true_or_false(run: Run, store: perdure.Store, said: str, meant: bool) -> None:
+    @perdure.durable(name="asks-yes-or-no")
     def agent() -> bool:
-        return bool(hf.ask("Go?", options=[True, False]))
+        return bool(perdure.ask("Go?", options=[True, False]))
 
     handle = store.run(agent, id="go")
     assert store.asks("go")[0].step == store.asks("go")[0].path  # what `answer` takes

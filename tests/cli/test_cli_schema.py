@@ -1,4 +1,4 @@
-"""`--schema` and HOLDFAST_SCHEMA: every family of commands on a store in a schema of its own, on a real PostgreSQL."""
+"""`--schema` and PERDURE_SCHEMA: every family of commands on a store in a schema of its own, on a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from cli_runs_kit import Run
 
-import holdfast as hf
+import perdure
 
 
 @pytest.fixture
 def url(empty_postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A database with a store in schema `agents`, and none in the usual one. The commands find it by HOLDFAST_STORE."""
+    """A database with a store in schema `agents`, and none in the usual one. The commands find it by PERDURE_STORE."""
     monkeypatch.chdir(tmp_path)
-    for name in ("HOLDFAST_SCHEMA", "HOLDFAST_KEYS", "HOLDFAST_OBJECTS"):
+    for name in ("PERDURE_SCHEMA", "PERDURE_KEYS", "PERDURE_OBJECTS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOLDFAST_STORE", empty_postgres_url)
-    with hf.open(empty_postgres_url, schema="agents") as store:
+    monkeypatch.setenv("PERDURE_STORE", empty_postgres_url)
+    with perdure.open(empty_postgres_url, schema="agents") as store:
         alice = store.thread("alice")
         for n in range(3):
             alice.save({"n": n}, note=f"turn {n}")
@@ -63,18 +63,18 @@ def test_every_command_looks_where_it_is_told(run: Run, url: str) -> None:
 def test_the_environment_names_the_schema_and_the_option_goes_before_it(
     run: Run, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOLDFAST_SCHEMA", "agents")
+    monkeypatch.setenv("PERDURE_SCHEMA", "agents")
     assert run("threads")[0] == 0
     assert run("threads", "--schema", "agents")[0] == 0
     code, _, err = run("--schema", "others", "threads")
     assert code == 4
-    assert 'no Holdfast store in schema "others": check the URL and the schema (schema=…, --schema)' in err
-    hf.open("file.db").close()
+    assert 'no Perdure store in schema "others": check the URL and the schema (schema=…, --schema)' in err
+    perdure.open("file.db").close()
     assert run("verify", "--store", "file.db")[0] == 0  # a file has no schema, and the variable is not meant for it
 
 
 def test_a_schema_of_a_file_and_a_name_that_is_none_are_refused(run: Run, url: str) -> None:
-    hf.open("file.db").close()
+    perdure.open("file.db").close()
     code, _, err = run("threads", "--store", "file.db", "--schema", "agents")
     assert (code, "--schema is for PostgreSQL" in err) == (2, True)
     code, _, err = run("threads", "--schema", "Agents; DROP")
@@ -88,14 +88,14 @@ def test_a_backup_is_tried_and_restored_into_another_schema(
 ) -> None:
     code, _, err = run("backup", "agents.backup", "--schema", "agents")
     assert code == 0, err
-    assert "`holdfast restore agents.backup --test --schema agents`" in err
+    assert "`perdure restore agents.backup --test --schema agents`" in err
     code, out, err = run("restore", "agents.backup", "--test", "--schema", "agents")
     assert (code, "can be restored: 1 thread, 3 checkpoints" in out) == (0, True), err
     code, out, err = run("restore", "agents.backup", "--to", url, "--schema", "copy")
     assert (code, 'schema "copy"' in out) == (0, True), err
     code, out, _ = run("threads", "--json", "--schema", "copy")
     assert json.loads(out)["name"] == "alice"
-    monkeypatch.setenv("HOLDFAST_SCHEMA", "second_copy")
+    monkeypatch.setenv("PERDURE_SCHEMA", "second_copy")
     code, out, err = run("restore", "agents.backup", "--to", url)
     assert (code, 'schema "second_copy"' in out) == (0, True), err
     code, out, err = run("restore", "agents.backup", "--to", url)
@@ -122,11 +122,11 @@ def test_a_thread_and_a_langgraph_database_are_imported_there(run: Run, url: str
 def test_a_worker_serves_it(run: Run, url: str, tmp_path: Path) -> None:
     app = tmp_path / "schema_app.py"
     app.write_text(
-        "import holdfast as hf\n\n\n@hf.durable(name='schema-greet')\ndef greet(who):\n    return f'hello {who}'\n"
+        "import perdure\n\n\n@perdure.durable(name='schema-greet')\ndef greet(who):\n    return f'hello {who}'\n"
     )
-    from holdfast.runs.workers.loading import load_app
+    from perdure.runs.workers.loading import load_app
 
-    with hf.open(url, schema="agents") as store:
+    with perdure.open(url, schema="agents") as store:
         store.start(load_app(str(app)).greet, "ann", id="greet-1")
     code, out, err = run("worker", str(app), "--once", "--schema", "agents")
     assert (code, "1 done" in out) == (0, True), err
@@ -135,7 +135,7 @@ def test_a_worker_serves_it(run: Run, url: str, tmp_path: Path) -> None:
 
 
 def test_keys_rotate_there(run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_KEYS", "keys.json")
+    monkeypatch.setenv("PERDURE_KEYS", "keys.json")
     assert run("keys", "new")[0] == 0
     code, out, err = run("keys", "encrypt", "--schema", "agents")
     assert (code, "encrypted with key" in out) == (0, True), err

@@ -1,4 +1,4 @@
-"""`holdfast start` queues a run, `holdfast worker --trust` runs it with the app's data classes, `holdfast delete-run`
+"""`perdure start` queues a run, `perdure worker --trust` runs it with the app's data classes, `perdure delete-run`
 removes it."""
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-import holdfast as hf
+import perdure
 
 APP = """
 from dataclasses import dataclass
 
-import holdfast as hf
+import perdure
 
 
 @dataclass
@@ -23,12 +23,12 @@ class Order:
     item: str
 
 
-@hf.step
+@perdure.step
 def find(item: str) -> Order:
     return Order(item)
 
 
-@hf.durable
+@perdure.durable
 def starting_buy(item: str, count: int = 1) -> str:
     return f"{count} x {find(item).item}"
 """
@@ -37,31 +37,31 @@ def starting_buy(item: str, count: int = 1) -> str:
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path) -> Path:
     (tmp_path / "buying_app.py").write_text(APP)
-    hf.open(str(tmp_path / "agent.db")).close()
+    perdure.open(str(tmp_path / "agent.db")).close()
     return tmp_path
 
 
-def holdfast(place: Path, *command: str) -> tuple[int, str, str]:
+def run_cli(place: Path, *command: str) -> tuple[int, str, str]:
     """The command in a process of its own: the app must not stay loaded here."""
-    done = subprocess.run([sys.executable, "-m", "holdfast", *command], cwd=place, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "perdure", *command], cwd=place, capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
 
 
 def test_a_run_is_queued_run_and_deleted_from_the_command_line(place: Path) -> None:
     start = ["start", "buying_app.py:starting_buy", "--args", '["seat", 2]', "--id", "r", "--queue", "shop"]
-    assert holdfast(place, *start) == (0, "r is queued: a worker will run it\n", "")
-    code, out, _ = holdfast(place, *start, "--json")
+    assert run_cli(place, *start) == (0, "r is queued: a worker will run it\n", "")
+    code, out, _ = run_cli(place, *start, "--json")
     assert (code, json.loads(out)) == (0, {"run": "r", "status": "queued"})  # the same id is the same run
     worker = ["worker", "buying_app.py", "--once", "--queue", "shop"]
-    code, out, _ = holdfast(place, *worker, "--trust", "buying_app.")
+    code, out, _ = run_cli(place, *worker, "--trust", "buying_app.")
     assert (code, out) == (0, "1 done\n")
-    with hf.open(str(place / "agent.db")) as store:
+    with perdure.open(str(place / "agent.db")) as store:
         assert store.get_run("r").result() == "2 x seat"
-    code, _, err = holdfast(place, "delete-run", "r")
+    code, _, err = run_cli(place, "delete-run", "r")
     assert code != 0
     assert "give --yes" in err
-    assert holdfast(place, "delete-run", "r", "--yes") == (0, "deleted r\n", "")
-    code, _, err = holdfast(place, "delete-run", "r", "--yes")
+    assert run_cli(place, "delete-run", "r", "--yes") == (0, "deleted r\n", "")
+    code, _, err = run_cli(place, "delete-run", "r", "--yes")
     assert code != 0
     assert "there is no run 'r'" in err
 
@@ -70,15 +70,15 @@ def test_a_run_is_queued_run_and_deleted_from_the_command_line(place: Path) -> N
     ("command", "said"),
     [
         (["buying_app.py"], "which function? Give it as app.py:travel, not 'buying_app.py'"),
-        (["buying_app.py:Order"], "buying_app.py:Order is not a durable function: put @hf.durable above it"),
+        (["buying_app.py:Order"], "buying_app.py:Order is not a durable function: put @perdure.durable above it"),
         (["buying_app.py:starting_buy"], "item': give its arguments with --args '[\"NYC\"]'\n"),
         (["buying_app.py:starting_buy", "--args", "[1"], "--args"),
     ],
 )
 def test_a_mistake_is_said_in_a_line_and_nothing_is_queued(place: Path, command: list[str], said: str) -> None:
-    code, out, err = holdfast(place, "start", *command)
+    code, out, err = run_cli(place, "start", *command)
     assert (code, out) == (2, "")
     assert said in err
     assert "Traceback" not in err
-    with hf.open(str(place / "agent.db")) as store:
+    with perdure.open(str(place / "agent.db")) as store:
         assert store.runs() == []

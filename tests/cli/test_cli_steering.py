@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 from cli_runs_kit import APP, APP_FILE, Run, lines
 
-import holdfast as hf
+import perdure
 
 
 def with_changed_code(*argv: str) -> tuple[int, str, str]:
     """The same in a process of its own, which knows only a newer version of the app."""
-    Path("changed.py").write_text(APP.replace("flights = search(dest)", "flights = [hf.uuid()]"))
-    done = subprocess.run([sys.executable, "-m", "holdfast.cli", *argv], capture_output=True, text=True, timeout=60)
+    Path("changed.py").write_text(APP.replace("flights = search(dest)", "flights = [perdure.uuid()]"))
+    done = subprocess.run([sys.executable, "-m", "perdure.cli", *argv], capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout, done.stderr
 
 
 # --- asks and answers
 
 
-def test_asks_lists_what_is_allowed_and_who_has_answered(run: Run, store: hf.Store, app: ModuleType) -> None:
-    assert run("asks") == (0, "", "holdfast: nobody is asked anything\n")
+def test_asks_lists_what_is_allowed_and_who_has_answered(run: Run, store: perdure.Store, app: ModuleType) -> None:
+    assert run("asks") == (0, "", "perdure: nobody is asked anything\n")
     store.run(app.quorum, id="pay")
     store.run(app.travel, "NYC", id="trip")
     assert run("answer", "pay", "7", "--who", "ann") == (0, "noted; 1 more answer of the same kind needed\n", "")
@@ -41,7 +41,7 @@ def test_asks_lists_what_is_allowed_and_who_has_answered(run: Run, store: hf.Sto
     assert [(given["who"], given["value"]) for given in found["answers"]] == [("ann", 7)]
     assert (found["quorum"], found["approvers"]) == (2, ["ann", "bob", "eve"])
     assert json.loads(run("answer", "pay", "7", "--who", "bob", "--json")[1])["settled"] is True
-    assert run("asks", "pay")[2] == "holdfast: nobody is asked anything\n"
+    assert run("asks", "pay")[2] == "perdure: nobody is asked anything\n"
     assert [line["status"] for line in lines(run("asks", "pay", "--all", "--json")[1])] == ["answered"]
     assert store.run(app.quorum, id="pay").result() == 7
 
@@ -56,7 +56,7 @@ def test_asks_lists_what_is_allowed_and_who_has_answered(run: Run, store: hf.Sto
     ],
 )
 def test_an_answer_that_is_not_allowed_is_refused_with_the_reason(
-    run: Run, store: hf.Store, app: ModuleType, run_id: str, options: list[str], why: str
+    run: Run, store: perdure.Store, app: ModuleType, run_id: str, options: list[str], why: str
 ) -> None:
     store.run(app.travel, "NYC", id="trip")
     store.run(app.quorum, id="pay")
@@ -66,7 +66,7 @@ def test_an_answer_that_is_not_allowed_is_refused_with_the_reason(
     assert not store.asks(run_id)[0].answers
 
 
-def test_who_answers_is_the_user_unless_told(run: Run, store: hf.Store, app: ModuleType) -> None:
+def test_who_answers_is_the_user_unless_told(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.travel, "NYC", id="trip")
     assert run("answer", "trip", "NYC 2")[0] == 0
     [ask] = store.asks("trip", all=True)
@@ -75,13 +75,13 @@ def test_who_answers_is_the_user_unless_told(run: Run, store: hf.Store, app: Mod
 
 
 def test_with_several_questions_one_must_be_named_and_a_number_may_be_text(
-    run: Run, store: hf.Store, app: ModuleType
+    run: Run, store: perdure.Store, app: ModuleType
 ) -> None:
     """`2` is a number, and the question wants one of two texts: it is taken as that."""
     store.run(app.both, id="both")
     code, _, err = run("answer", "both", "x")
     assert code == 2
-    assert "has 2 open questions, at steps 1.1, 2.1: name one, `holdfast answer both 1.1 '<answer>'`" in err
+    assert "has 2 open questions, at steps 1.1, 2.1: name one, `perdure answer both 1.1 '<answer>'`" in err
     assert run("answer", "both", "1.1", '{"a": [1]}')[0] == 0
     assert run("answer", "both", "2.1", "2")[0] == 0
     assert store.run(app.both, id="both").result() == [{"a": [1]}, "2"]
@@ -96,10 +96,10 @@ def test_with_several_questions_one_must_be_named_and_a_number_may_be_text(
 # --- doubt
 
 
-def test_a_doubt_is_settled_as_done(run: Run, doubt: hf.Run, store: hf.Store, app: ModuleType) -> None:
+def test_a_doubt_is_settled_as_done(run: Run, doubt: perdure.Run, store: perdure.Store, app: ModuleType) -> None:
     code, _, err = run("answer", "doubt", "yes")
     assert code == 2
-    assert "asks nothing but what became of an effect: `holdfast run doubt`" in err
+    assert "asks nothing but what became of an effect: `perdure run doubt`" in err
     assert run("resolve", "doubt", "7", "--not-done")[0] == 3
     assert run("resolve", "doubt", "1")[0] == 2
     assert run("resolve", "doubt", "1", "--done", "B-7", "--who", "maria") == (
@@ -124,7 +124,7 @@ def test_a_doubt_is_settled_as_done(run: Run, doubt: hf.Run, store: hf.Store, ap
     ],
 )
 def test_the_value_of_a_verdict_is_json_or_text(
-    run: Run, doubt: hf.Run, store: hf.Store, app: ModuleType, options: list[str], result: Any
+    run: Run, doubt: perdure.Run, store: perdure.Store, app: ModuleType, options: list[str], result: Any
 ) -> None:
     code, out, _ = run("resolve", "doubt", "1", *options, "--json")
     said = "not done" if options == ["--not-done"] else "done"
@@ -135,13 +135,13 @@ def test_the_value_of_a_verdict_is_json_or_text(
 @pytest.mark.parametrize(
     "words", [("resolve", "doubt", "1", "--done", "<result as JSON>"), ("answer", "doubt", "<answer>")]
 )
-def test_the_placeholder_of_a_printed_command_is_no_value(run: Run, doubt: hf.Run, words: tuple[str, ...]) -> None:
+def test_the_placeholder_of_a_printed_command_is_no_value(run: Run, doubt: perdure.Run, words: tuple[str, ...]) -> None:
     code, _, err = run(*words)
     assert (code, "stands for a value" in err) == (2, True)
     assert doubt.steps()[0].status == "in doubt"
 
 
-def test_a_doubt_that_is_not_done_says_when_the_effect_runs_again(run: Run, doubt: hf.Run) -> None:
+def test_a_doubt_that_is_not_done_says_when_the_effect_runs_again(run: Run, doubt: perdure.Run) -> None:
     code, out, _ = run("resolve", "doubt", "1", "--not-done")
     said, _, at = out.rstrip().partition(" after its deadline, ")
     assert (code, said.split("; ")[1]) == (0, "a worker will resume the run. The effect runs again")
@@ -152,31 +152,31 @@ def test_a_doubt_that_is_not_done_says_when_the_effect_runs_again(run: Run, doub
 # --- steering
 
 
-def test_a_run_is_paused_resumed_and_cancelled(run: Run, store: hf.Store, app: ModuleType) -> None:
+def test_a_run_is_paused_resumed_and_cancelled(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.travel, "NYC", id="trip")
     assert run("pause", "trip")[1] == "trip is paused now\n"
-    assert "holdfast resume" in run("runs")[1]
+    assert "perdure resume" in run("runs")[1]
     assert json.loads(run("resume", "trip", "--json")[1]) == {"run": "trip", "before": "paused", "status": "queued"}
     assert run("resume", "trip")[1] == "trip is queued: there is nothing to resume\n"
     assert run("cancel", "trip")[1] == "trip is cancelled now\n"
     for command in ("cancel", "pause", "resume"):
         assert run(command, "trip")[1] == f"trip is cancelled: there is nothing to {command}\n"
-    with pytest.raises(hf.RunCancelled):
+    with pytest.raises(perdure.RunCancelled):
         store.get_run("trip").result()
 
 
-def test_a_run_that_is_running_is_told(run: Run, store: hf.Store, app: ModuleType) -> None:
+def test_a_run_that_is_running_is_told(run: Run, store: perdure.Store, app: ModuleType) -> None:
     """To resume takes a pause back that it has not followed yet; an end stays."""
     said: list[str] = []
 
-    @hf.step(name="cli-told")
+    @perdure.step(name="cli-told")
     def told() -> None:
         said.extend(run(command, "told")[1] for command in ("resume", "pause", "resume"))
 
-    @hf.durable(name="cli-tells", version="1")
+    @perdure.durable(name="cli-tells", version="1")
     def tells() -> Any:
         told()
-        return hf.ask("Go on?")
+        return perdure.ask("Go on?")
 
     assert store.run(tells, id="told").status == "waiting"
     assert said == [
@@ -187,23 +187,23 @@ def test_a_run_that_is_running_is_told(run: Run, store: hf.Store, app: ModuleTyp
     assert store.get_run("told").info().request is None
 
 
-def test_a_message_is_sent_once_per_key(run: Run, store: hf.Store, app: ModuleType) -> None:
+def test_a_message_is_sent_once_per_key(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.listener, id="ears")
     for _ in range(2):
         assert run("send", "ears", '{"gate": 7}', "--topic", "news", "--key", "k1") == (0, "sent to ears\n", "")
     assert json.loads(run("send", "ears", "plain", "--topic", "news", "--json")[1])["sent"] is True
     assert store.run(app.listener, id="ears").result() == [{"gate": 7}, "plain"]
     code, _, err = run("send", "ears", "x")
-    assert (code, err) == (2, "holdfast: run 'ears' is done: nobody would receive it\n")
+    assert (code, err) == (2, "perdure: run 'ears' is done: nobody would receive it\n")
 
 
-def test_rollback_of_a_run_undoes_it(run: Run, store: hf.Store, app: ModuleType) -> None:
+def test_rollback_of_a_run_undoes_it(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.doubtful, "NYC", id="trip")
     for options in (["head~1"], ["--note", "why"]):
         code, _, err = run("rollback", "trip", *options)
         assert (code, "undoes all its effects" in err) == (2, True)
     assert run("rollback", "trip")[1] == "trip will be undone by a worker, newest effect first\n"
-    with pytest.raises(hf.RolledBack):
+    with pytest.raises(perdure.RolledBack):
         store.run(app.doubtful, "NYC", id="trip").result()
     assert run("rollback", "trip")[1] == "trip is rolled_back: there is nothing to undo\n"
 
@@ -211,7 +211,7 @@ def test_rollback_of_a_run_undoes_it(run: Run, store: hf.Store, app: ModuleType)
 # --- fork, replay, check
 
 
-def test_a_run_is_forked_at_a_step_with_another_result(run: Run, store: hf.Store, app: ModuleType) -> None:
+def test_a_run_is_forked_at_a_step_with_another_result(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.travel, "NYC", id="trip")
     store.answer("trip", "NYC 1")
     store.run(app.travel, "NYC", id="trip")
@@ -228,12 +228,12 @@ def test_a_run_is_forked_at_a_step_with_another_result(run: Run, store: hf.Store
     assert run("fork", "trip", "99", "--name", "other", "--keys", "new")[0] in (2, 3)
 
 
-def test_a_name_that_is_a_thread_and_a_run_must_be_told_apart(run: Run, store: hf.Store, app: ModuleType) -> None:
+def test_a_name_that_is_a_thread_and_a_run_must_be_told_apart(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.travel, "NYC", id="same")
     for number in range(2):
         store.thread("same").save({"n": number})
     for command in (["fork", "same", "--name", "x"], ["rollback", "same", "head~1"]):
-        assert run(*command) == (2, "", "holdfast: 'same' is a thread and a run: say which with --thread or --run\n")
+        assert run(*command) == (2, "", "perdure: 'same' is a thread and a run: say which with --thread or --run\n")
     assert run("fork", "same", "--name", "thread", "--thread")[0] == 0
     assert run("fork", "same", "2", "--name", "run", "--run", "--keys", "new")[0] == 0
     assert store.thread("thread").load().state == {"n": 1}
@@ -245,10 +245,10 @@ def test_a_name_that_is_a_thread_and_a_run_must_be_told_apart(run: Run, store: h
     assert (code, "--keys and --set are for runs" in err) == (2, True)
 
 
-def test_replay_answers_from_the_journal_and_sees_changed_code(run: Run, store: hf.Store, app: ModuleType) -> None:
+def test_replay_answers_from_the_journal_and_sees_changed_code(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.travel, "NYC", id="trip")
     code, out, _ = run("replay", APP_FILE, "trip")
-    where = "stops before hf.ask at step 3, which is not recorded"
+    where = "stops before perdure.ask at step 3, which is not recorded"
     assert (code, out) == (0, f"trip: 2 steps answered from the journal, no body run; {where}\n")
     store.run(app.doubtful, "NYC", id="short")
     found = json.loads(run("replay", APP_FILE, "short", "--json")[1])
@@ -259,7 +259,7 @@ def test_replay_answers_from_the_journal_and_sees_changed_code(run: Run, store: 
     assert "did not go the way that its journal says: at step 1" in err
 
 
-def test_check_says_which_open_runs_new_code_would_break(run: Run, store: hf.Store, app: ModuleType) -> None:
+def test_check_says_which_open_runs_new_code_would_break(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.travel, "NYC", id="trip")
     store.run(app.listener, id="ears")
     code, out, err = run("check", APP_FILE)

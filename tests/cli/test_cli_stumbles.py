@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-import holdfast as hf
-from holdfast.cli import main
-from holdfast.cli.parser import COMMANDS, GROUPS
+import perdure
+from perdure.cli import main
+from perdure.cli.parser import COMMANDS, GROUPS
 
-MODULE = [sys.executable, "-m", "holdfast.cli"]
+MODULE = [sys.executable, "-m", "perdure.cli"]
 APP = """
-import holdfast as hf
+import perdure
 
 
-@hf.durable(name="stumble-greet")
+@perdure.durable(name="stumble-greet")
 def greet(who):
     return f"hello {who}"
 """
@@ -28,16 +28,16 @@ def greet(who):
 def without(*modules: str) -> list[str]:
     """The command line of an installation that lacks these modules."""
     gone = "; ".join(f"sys.modules[{name!r}] = None" for name in modules)
-    return [sys.executable, "-c", f"import sys; {gone}; from holdfast.cli import main; sys.exit(main())"]
+    return [sys.executable, "-c", f"import sys; {gone}; from perdure.cli import main; sys.exit(main())"]
 
 
 @pytest.fixture
 def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for name in ("HOLDFAST_STORE", "HOLDFAST_SCHEMA", "HOLDFAST_KEYS"):
+    for name in ("PERDURE_STORE", "PERDURE_SCHEMA", "PERDURE_KEYS"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "stumble_app.py").write_text(APP)
-    with hf.open("agent.db") as store:
+    with perdure.open("agent.db") as store:
         store.thread("alice").save({"n": 1})
     return tmp_path
 
@@ -55,7 +55,7 @@ def test_without_psycopg_it_says_what_to_install(where: Path, arguments: list[st
     line = [*without("psycopg"), *arguments, *store, "postgresql://app@localhost/agents"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60)
     assert done.returncode == 4, done.stderr
-    assert done.stderr == 'holdfast: PostgreSQL needs its driver: pip install "psycopg[binary]>=3.2"\n'
+    assert done.stderr == 'perdure: PostgreSQL needs its driver: pip install "psycopg[binary]>=3.2"\n'
 
 
 def test_a_drill_on_postgresql_says_what_to_install(where: Path) -> None:
@@ -100,11 +100,11 @@ def test_a_drill_that_cannot_begin_is_one_line(
     ("arguments", "code", "words"),
     [
         (["rollback", "zoe"], 3, "there is no thread 'zoe'"),
-        (["rollback", "alice"], 2, "where to? `holdfast rollback alice REF`"),
-        (["unpin", "alice", "--name", "x"], 3, "`holdfast pins alice` lists them"),
+        (["rollback", "alice"], 2, "where to? `perdure rollback alice REF`"),
+        (["unpin", "alice", "--name", "x"], 3, "`perdure pins alice` lists them"),
         (["erase", "--run", "alice", "--yes"], 3, "there is no run 'alice', but a thread of that name"),
         (["backup", "."], 2, "is a folder; name a file in it"),
-        (["import", "stumble_app.py"], 2, "it is no file of Holdfast's with a thread in it"),
+        (["import", "stumble_app.py"], 2, "it is no file of Perdure's with a thread in it"),
         (["import-run", "none.run"], 2, "none.run cannot be imported: No such file or directory. Nothing"),
         (["keys", "new", "--keys", "none/keys.json"], 4, "the key file none/keys.json cannot be written: No such"),
     ],
@@ -120,9 +120,9 @@ def test_a_mistake_names_what_is_wrong(
 
 
 def test_the_id_of_a_fork_that_is_taken_is_a_usage_error(where: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from holdfast.runs.workers.loading import load_app
+    from perdure.runs.workers.loading import load_app
 
-    with hf.open("agent.db") as store:
+    with perdure.open("agent.db") as store:
         for name in ("a", "b"):
             store.run(load_app("stumble_app.py").greet, name, id=f"greet-{name}")
     assert main(["fork", "greet-a", "--name", "greet-b"]) == 2
@@ -145,7 +145,7 @@ def test_what_an_app_prints_is_not_among_the_json(where: Path, command: list[str
         APP.replace("stumble-", "stumble-loud-").replace("    return", "    print('at work')\n    return")
         + "\nprint('loading')\n"
     )
-    start = "import holdfast, loud; holdfast.open('agent.db').start(loud.greet, 'ann', id='loud-1')"
+    start = "import perdure, loud; perdure.open('agent.db').start(loud.greet, 'ann', id='loud-1')"
     subprocess.run([sys.executable, "-c", start], check=True, stdout=subprocess.DEVNULL)
     done = subprocess.run([*MODULE, *command, "--json"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -154,7 +154,7 @@ def test_what_an_app_prints_is_not_among_the_json(where: Path, command: list[str
 
 
 def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
-    for argv, words in ((["help"], "running agents"), (["help", "pin"], "usage: holdfast pin")):
+    for argv, words in ((["help"], "running agents"), (["help", "pin"], "usage: perdure pin")):
         with pytest.raises(SystemExit) as done:
             main(argv)
         assert done.value.code == 0

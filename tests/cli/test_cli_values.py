@@ -13,9 +13,9 @@ from uuid import UUID
 import numpy
 import pytest
 
-from holdfast.cli import main, paths
-from holdfast.cli.parser import COMMANDS
-from holdfast.cli.readable import ago, parse_since, readable, size, to_json
+from perdure.cli import main, paths
+from perdure.cli.parser import COMMANDS
+from perdure.cli.readable import ago, parse_since, readable, size, to_json
 
 NOW = datetime(2026, 5, 20, 12, tzinfo=UTC)
 
@@ -102,7 +102,7 @@ def test_since() -> None:
 def test_alone_it_prints_an_overview(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     out = capsys.readouterr().out
-    assert "holdfast log alice-001" in out
+    assert "perdure log alice-001" in out
     assert "exit codes:" in out
     assert all(command.summary in out for command in COMMANDS.values())
 
@@ -114,15 +114,15 @@ def test_every_command_teaches_by_examples(name: str, capsys: pytest.CaptureFixt
     assert done.value.code == 0
     examples = capsys.readouterr().out.partition("examples:\n")[2].splitlines()
     assert 2 <= len(examples) <= 3
-    assert all(example.startswith(f"  holdfast {name}") for example in examples)
+    assert all(example.startswith(f"  perdure {name}") for example in examples)
 
 
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["lgo"], "did you mean `holdfast log`?"),
-        (["xyzzy"], "`holdfast --help` lists them"),
-        (["log"], "THREAD; see `holdfast log --help`"),
+        (["lgo"], "did you mean `perdure log`?"),
+        (["xyzzy"], "`perdure --help` lists them"),
+        (["log"], "THREAD; see `perdure log --help`"),
         (["log", "a", "--branch"], "unrecognized arguments: --branch"),
         (["log", "a", "--limit", "x"], "'x' is not a count"),
         (["log", "a", "--start", "@1", "--branches"], "not allowed with"),
@@ -138,6 +138,6 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(
     assert main(argv) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("holdfast: ")
+    assert err.startswith("perdure: ")
     assert err.count("\n") == 1
     assert words in err

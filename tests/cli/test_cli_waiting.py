@@ -8,11 +8,11 @@ from typing import TypedDict
 from cli_runs_kit import Run, lines
 from langgraph.graph import START, StateGraph
 
-import holdfast as hf
-from holdfast.langgraph import HoldfastSaver
+import perdure
+from perdure.langgraph import PerdureSaver
 
 
-def test_an_answered_run_is_shown_as_waiting_for_a_worker(run: Run, store: hf.Store, app: ModuleType) -> None:
+def test_an_answered_run_is_shown_as_waiting_for_a_worker(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.travel, "NYC", id="trip")
     assert run("runs")[1].splitlines()[1].endswith("Which flight? (step 3)")
     assert run("answer", "trip", "NYC 1")[0] == 0
@@ -21,20 +21,20 @@ def test_an_answered_run_is_shown_as_waiting_for_a_worker(run: Run, store: hf.St
     assert "waits for   answered, waiting for a worker" in run("run", "trip")[1]
 
 
-def test_a_verdict_counts_as_an_answer(run: Run, store: hf.Store, doubt: hf.Run) -> None:
+def test_a_verdict_counts_as_an_answer(run: Run, store: perdure.Store, doubt: perdure.Run) -> None:
     assert run("resolve", "doubt", "1", "--done", "B-1")[0] == 0
     assert run("runs")[1].splitlines()[1].endswith("answered, waiting for a worker")
 
 
-def test_why_reconcile_could_not_tell(run: Run, store: hf.Store, app: ModuleType) -> None:
-    def look(key: str) -> hf.Unknown:
-        return hf.Unknown("the airline is closed")
+def test_why_reconcile_could_not_tell(run: Run, store: perdure.Store, app: ModuleType) -> None:
+    def look(key: str) -> perdure.Unknown:
+        return perdure.Unknown("the airline is closed")
 
-    @hf.effect(name="cli.book", reconcile=look)
-    def book(key: hf.Key) -> None:
+    @perdure.effect(name="cli.book", reconcile=look)
+    def book(key: perdure.Key) -> None:
         raise TimeoutError
 
-    @hf.durable(name="cli.doubtful")
+    @perdure.durable(name="cli.doubtful")
     def doubtful() -> None:
         book()
 
@@ -51,15 +51,15 @@ class State(TypedDict):
     n: int
 
 
-def test_runs_counts_the_tasks_of_graphs_that_it_does_not_list(run: Run, store: hf.Store, app: ModuleType) -> None:
+def test_runs_counts_the_tasks_of_graphs_that_it_does_not_list(run: Run, store: perdure.Store, app: ModuleType) -> None:
     def node(state: State) -> State:
         return {"n": len(app.search("NYC"))}
 
-    graph = StateGraph(State).add_node("node", node).add_edge(START, "node").compile(HoldfastSaver(store))
+    graph = StateGraph(State).add_node("node", node).add_edge(START, "node").compile(PerdureSaver(store))
     for thread in ("a", "b"):
         graph.invoke({"n": 0}, {"configurable": {"thread_id": thread}})
-    note = "holdfast: not listed: 2 tasks of LangGraph graphs; --all lists them too\n"
-    assert run("runs") == (0, "", f"holdfast: no runs in this store yet\n{note}")
-    assert run("runs", "--status", "failed") == (0, "", "holdfast: no runs fit\n")
+    note = "perdure: not listed: 2 tasks of LangGraph graphs; --all lists them too\n"
+    assert run("runs") == (0, "", f"perdure: no runs in this store yet\n{note}")
+    assert run("runs", "--status", "failed") == (0, "", "perdure: no runs fit\n")
     code, out, err = run("runs", "--all")
     assert (code, len(out.splitlines()), err) == (0, 3, "")

@@ -1,6 +1,6 @@
 """The contract suite: in full on sqlite and postgres-async, its heart on sqlite-async and postgres.
 
-HOLDFAST_SOAK=1: in full on all of them."""
+PERDURE_SOAK=1: in full on all of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from contracts import StoreSmoke
 from soak import SOAK
 
-import holdfast
-from holdfast.testing.contract import Harness, Mode, StoreContract
+import perdure
+from perdure.testing.contract import Harness, Mode, StoreContract
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     database, _, suffix = request.param.partition("-")
     url = str(tmp_path / "store.db") if database == "sqlite" else request.getfixturevalue("postgres_url")
     mode: Mode = "async" if suffix else "blocking"
-    made = Harness(partial(holdfast.open, url, durability="normal"), mode)
+    made = Harness(partial(perdure.open, url, durability="normal"), mode)
     yield made
     await made.finish()
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from soak import of_each_kind, spread
 
-import holdfast
-from holdfast import Checkpoint, Store, Thread
-from holdfast.storage.program import Batch, Program, Sql, Transaction, drive, read
+import perdure
+from perdure import Checkpoint, Store, Thread
+from perdure.storage.program import Batch, Program, Sql, Transaction, drive, read
 
 Dump = list[Any]
 _copies = itertools.count()
@@ -80,8 +80,8 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
     url = str(tmp_path / "a.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
     hook = Hook()
     with (
-        holdfast.open(url, durability="normal") as plain,
-        holdfast.open(url, durability="normal", hook=hook) as struck,
+        perdure.open(url, durability="normal") as plain,
+        perdure.open(url, durability="normal", hook=hook) as struck,
     ):
         hook.watch(struck._context.driver)
         yield Database(plain, struck, hook)
@@ -375,7 +375,7 @@ def test_a_commit_whose_answer_was_lost_is_looked_up(database: Database, operati
     if operation is first_save:
         struck.thread("warm").save({})  # or the lost answer is that of the tenant's own row
         struck.delete("warm")
-    database.hook.arm(where=where, error=holdfast.OutcomeUnknown("injected"))
+    database.hook.arm(where=where, error=perdure.OutcomeUnknown("injected"))
     operation(struck)
     database.hook.arm()
     assert dump(plain) == after
@@ -416,7 +416,7 @@ async def test_faults_strike_async_operations_alike(database: Database, operatio
 
 def test_an_id_that_somebody_else_took_is_never_mistaken_for_ones_own(tmp_path: Path) -> None:
     """Two writers that draw the same id at the same moment: both records are kept, each under an id of its own."""
-    store = holdfast.open(str(tmp_path / "store.db"))
+    store = perdure.open(str(tmp_path / "store.db"))
     context = store._context
     now = context.clock_us()
     context.clock_us = lambda: now

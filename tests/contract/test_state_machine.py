@@ -1,7 +1,7 @@
 """Random work against a plain model: whatever is done in whatever order, the store holds what a dict would hold.
 
 The model knows threads, trees, and each record's parent, author and state. It predicts where a save goes, what a prune
-keeps, and what a late write is told. HOLDFAST_SOAK=1 runs fifty times as many examples, chosen at random.
+keeps, and what a late write is told. PERDURE_SOAK=1 runs fifty times as many examples, chosen at random.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-import holdfast
+import perdure
 
-SOAK = bool(os.environ.get("HOLDFAST_SOAK"))
+SOAK = bool(os.environ.get("PERDURE_SOAK"))
 NAMES = ("a", "b", "c", "d", "e")
-Opener = Callable[[int], holdfast.Store]
+Opener = Callable[[int], perdure.Store]
 
 
 @dataclass
@@ -80,7 +80,7 @@ class ModelThread:
 class Handle:
     """A real handle, and where the model believes it stands."""
 
-    real: holdfast.Thread
+    real: perdure.Thread
     thread: ModelThread
     cursor: str | None = None
     own: set[str] = field(default_factory=set)
@@ -112,7 +112,7 @@ class Machine(RuleBasedStateMachine):
     def pick(self, chance: random.Random) -> Handle:
         return chance.choice([handle for handle in self.handles if not handle.deleted])
 
-    def add_handle(self, thread: ModelThread, real: holdfast.Thread, cursor: str | None = None) -> Handle:
+    def add_handle(self, thread: ModelThread, real: perdure.Thread, cursor: str | None = None) -> Handle:
         handle = Handle(real, thread, cursor)
         self.handles.append(handle)
         if len(self.handles) > 12:
@@ -121,7 +121,7 @@ class Machine(RuleBasedStateMachine):
             self.handles.append(handle)
         return handle
 
-    def wrote(self, handle: Handle, made: holdfast.Checkpoint, parent: str | None, state: Any) -> None:
+    def wrote(self, handle: Handle, made: perdure.Checkpoint, parent: str | None, state: Any) -> None:
         thread = handle.thread
         on_head = parent is None or parent == thread.head
         assert made.is_head == on_head
@@ -186,7 +186,7 @@ class Machine(RuleBasedStateMachine):
             base = handle.thread.records.get(parent)
             state = self.next_state(chance, base.state if base else {})
             if base is None:
-                with pytest.raises(holdfast.NotFound):
+                with pytest.raises(perdure.NotFound):
                     handle.real.save(state)
                 handle.real.load()
                 handle.cursor = handle.thread.head
@@ -231,7 +231,7 @@ class Machine(RuleBasedStateMachine):
         handle = self.pick(chance)
         key = chance.choice(list(handle.thread.records))
         if name in self.threads:
-            with pytest.raises(holdfast.UsageError):
+            with pytest.raises(perdure.UsageError):
                 handle.real.fork(key, name=name)
             return
         real = handle.real.fork(key, name=name)
@@ -271,7 +271,7 @@ class Machine(RuleBasedStateMachine):
         for handle in [handle for handle in self.handles if handle.deleted]:
             self.handles.remove(handle)
             if handle.cursor is not None:  # else it has never met the thread that is gone
-                with pytest.raises(holdfast.ThreadDeleted):
+                with pytest.raises(perdure.ThreadDeleted):
                     handle.real.save({"late": True})
 
     @rule(which=st.integers(0, 1))
@@ -324,7 +324,7 @@ def run(opener: Opener, *, examples: int, steps: int) -> None:
 @pytest.mark.timeout(0 if SOAK else 300)
 def test_random_work_on_sqlite_matches_the_model(tmp_path: Path) -> None:
     run(
-        lambda example: holdfast.open(str(tmp_path / f"{example}.db"), durability="normal"),
+        lambda example: perdure.open(str(tmp_path / f"{example}.db"), durability="normal"),
         examples=30,
         steps=50,
     )
@@ -332,4 +332,4 @@ def test_random_work_on_sqlite_matches_the_model(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(0 if SOAK else 300)
 def test_random_work_on_postgres_matches_the_model(postgres_url: str) -> None:
-    run(lambda example: holdfast.open(postgres_url, tenant=f"example {example}"), examples=6, steps=40)
+    run(lambda example: perdure.open(postgres_url, tenant=f"example {example}"), examples=6, steps=40)

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-import holdfast
+import perdure
 
 THREADS = 8
 SHARED = "shared"
@@ -21,7 +21,7 @@ def state_of(name: str, number: int) -> dict[str, Any]:
 
 def hammer(path: str, process: str, seconds: float) -> None:
     """Save from eight threads until time is up; print how often, the longest wait, and every id with its number."""
-    with holdfast.open(path, durability="full") as store:
+    with perdure.open(path, durability="full") as store:
         print("ready", flush=True)
         sys.stdin.readline()
         stop = time.monotonic() + seconds
@@ -44,7 +44,7 @@ def hammer(path: str, process: str, seconds: float) -> None:
     print(json.dumps({"saved": saved, "longest_s": max(longest), "failures": failures}), flush=True)
 
 
-def _save_until(stop: float, store: holdfast.Store, name: str, done: list[Any]) -> float:
+def _save_until(stop: float, store: perdure.Store, name: str, done: list[Any]) -> float:
     own, shared = store.thread(name), store.thread(SHARED)
     number, longest, now = 0, 0.0, time.monotonic()
     while now < stop:
@@ -59,7 +59,7 @@ def _save_until(stop: float, store: holdfast.Store, name: str, done: list[Any]) 
 
 def fork(url: str) -> None:
     """A store, a fork, and what each of the two can do with it; one word per line."""
-    store = holdfast.open(url)
+    store = perdure.open(url)
     thread = store.thread("parent")
     thread.save({"n": 1})
     child = os.fork()
@@ -68,12 +68,12 @@ def fork(url: str) -> None:
             try:
                 call()
                 print("done", flush=True)
-            except holdfast.ForkedProcess:
+            except perdure.ForkedProcess:
                 print("refused", flush=True)
         try:
-            with holdfast.open(url) as own:
+            with perdure.open(url) as own:
                 print(own.thread("parent").load().state["n"], own.thread("child").save({"n": 9}).is_head, flush=True)
-        except holdfast.ForkedProcess:  # SQLite: the same file cannot be opened on both sides of a fork
+        except perdure.ForkedProcess:  # SQLite: the same file cannot be opened on both sides of a fork
             print("refused", flush=True)
         store.close()
         sys.stdout.flush()

@@ -19,8 +19,8 @@ import apsw
 import pytest
 from soak import SOAK
 
-import holdfast
-from holdfast.log import keyframes as policy
+import perdure
+from perdure.log import keyframes as policy
 
 # Which rows are damaged: in a soak all, in four parts, and each byte of them.
 PARTS, STRIDE = (range(4), 4) if SOAK else (range(1), 7)
@@ -53,13 +53,13 @@ def build(path: Path, saves: int = 24) -> Sample:
     """Small states, so that keyframes come often; text that does not compress away."""
     chance = random.Random(7)
     sample = Sample(path, {}, {}, {"a": [], "b": []})
-    with pytest.MonkeyPatch.context() as patch, holdfast.open(str(path)) as store:
+    with pytest.MonkeyPatch.context() as patch, perdure.open(str(path)) as store:
         patch.setattr(policy, "SMALL_BYTES", 0)  # keyframes also for states as small as these, and often
         patch.setattr(policy, "RECORD_COST_BYTES", 700)
         thread = store.thread("a", metadata={"user": "ada"})
         state: dict[str, Any] = {"messages": [], "plan": {"step": 0}, "blob": chance.randbytes(600)}
 
-        def save(on: holdfast.Thread, note: str | None = None, **options: Any) -> str:
+        def save(on: perdure.Thread, note: str | None = None, **options: Any) -> str:
             state["messages"].append({"role": "user", "content": chance.randbytes(20).hex()})
             state["plan"]["step"] += 1
             saved = on.save(state, note=note, metadata={"cost": 0.5} if note else None, **options)
@@ -123,9 +123,9 @@ def flips(value: Any, chance: random.Random, every: bool) -> Iterator[Any]:
             yield value[:position] + chr(ord(value[position]) ^ 1) + value[position + 1 :]
 
 
-def examine(store: holdfast.Store, sample: Sample, where: str, missing_is_fine: bool) -> None:
+def examine(store: perdure.Store, sample: Sample, where: str, missing_is_fine: bool) -> None:
     """Load everything, strictly and not: what comes back is what was saved under the id it carries."""
-    allowed = (holdfast.Damaged, holdfast.NotFound) if missing_is_fine else holdfast.Damaged
+    allowed = (perdure.Damaged, perdure.NotFound) if missing_is_fine else perdure.Damaged
     for name, line in sample.threads.items():
         for at in [None, *line, *([sample.branch] if name == "a" else [])]:
             for strict in (True, False):
@@ -144,9 +144,9 @@ def examine(store: holdfast.Store, sample: Sample, where: str, missing_is_fine: 
         examine_lists(store.thread(name), sample, where)
 
 
-def examine_lists(thread: holdfast.Thread, sample: Sample, where: str) -> None:
+def examine_lists(thread: perdure.Thread, sample: Sample, where: str) -> None:
     """What lists checkpoints without loading them says nothing wrong either."""
-    lists: list[Callable[[], Iterable[holdfast.Checkpoint | None]]] = [
+    lists: list[Callable[[], Iterable[perdure.Checkpoint | None]]] = [
         lambda: thread.history(),
         lambda: thread.branches(),
         lambda: [thread.head()],
@@ -156,7 +156,7 @@ def examine_lists(thread: holdfast.Thread, sample: Sample, where: str) -> None:
             for checkpoint in listed():
                 assert checkpoint is not None
                 assert checkpoint.note == sample.notes[checkpoint.id], f"{where}: a wrong note in a list"
-        except (holdfast.Damaged, holdfast.NotFound):
+        except (perdure.Damaged, perdure.NotFound):
             pass
 
 
@@ -175,7 +175,7 @@ def damage_each(
     key = {"record": ["tenant", "tree", "id"], "body": ["id"], "thread": ["tenant", "thread"]}[table]
     chance = random.Random(repr(before))
     cases = 0
-    with holdfast.open(str(sample.path)) as store:
+    with perdure.open(str(sample.path)) as store:
         for column, value in row.items():
             if table == "thread" and column not in ("head", "head_hash"):
                 continue
@@ -247,7 +247,7 @@ def test_damaged_keyframes_are_rebuilt_from_those_before(own: Sample, how_many: 
         assert len(found) > 4
         for _, body in found[2 : 2 + how_many]:
             raw.execute("UPDATE body SET full_text = zeroblob(length(full_text)) WHERE id = ?", (body,))
-    with holdfast.open(str(own.path)) as store:
+    with perdure.open(str(own.path)) as store:
         assert not store.verify().ok
         for at in own.threads["a"]:
             assert store.thread("a").load(at, strict=True).state == own.states[at]
@@ -263,9 +263,9 @@ def test_what_cannot_be_rebuilt_falls_back_and_a_save_becomes_the_head(own: Samp
             "UPDATE body SET salt = zeroblob(16) WHERE id IN"
             " (SELECT body FROM record WHERE id IN (SELECT head FROM thread WHERE name = 'a'))"
         )
-    with holdfast.open(str(own.path)) as store:
+    with perdure.open(str(own.path)) as store:
         thread = store.thread("a")
-        with pytest.raises(holdfast.Damaged) as caught:
+        with pytest.raises(perdure.Damaged) as caught:
             thread.load(strict=True)
         assert caught.value.checkpoints == (line[-1],)
         loaded = thread.load()
@@ -287,11 +287,11 @@ def test_cutting_off_the_end_shows_and_the_thread_goes_on(own: Sample) -> None:
         for record in (head, parent):
             raw.execute("DELETE FROM body WHERE id = (SELECT body FROM record WHERE id = ?)", (record,))
             raw.execute("DELETE FROM record WHERE id = ?", (record,))
-    with holdfast.open(str(own.path)) as store:
+    with perdure.open(str(own.path)) as store:
         assert any("head" in problem.what for problem in store.verify().problems)
-        with pytest.raises(holdfast.Damaged):
+        with pytest.raises(perdure.Damaged):
             store.thread("a").load(strict=True)
-        with pytest.raises(holdfast.Damaged, match="is missing"):
+        with pytest.raises(perdure.Damaged, match="is missing"):
             store.thread("a").head()
         thread = store.thread("a")
         loaded = thread.load()
@@ -310,7 +310,7 @@ def test_an_update_goes_on_from_what_stands_in_for_a_damaged_head(own: Sample) -
             "UPDATE body SET salt = zeroblob(16) WHERE id IN"
             " (SELECT body FROM record WHERE id IN (SELECT head FROM thread WHERE name = 'a'))"
         )
-    with holdfast.open(str(own.path)) as store:
+    with perdure.open(str(own.path)) as store:
         updated = store.thread("a").update({"more": True})
         assert updated.is_head
         before = own.states[own.threads["a"][-2]]
@@ -322,7 +322,7 @@ def test_a_damaged_row_of_a_thread_is_an_error_of_ours(own: Sample) -> None:
         with own.raw() as raw:
             [(before,)] = raw.execute(f"SELECT {column} FROM thread WHERE name = 'a'").fetchall()
             raw.execute(f"UPDATE thread SET {column} = ? WHERE name = 'a'", (value,))
-        with holdfast.open(str(own.path)) as store, pytest.raises(holdfast.Damaged, match="of thread 'a'"):
+        with perdure.open(str(own.path)) as store, pytest.raises(perdure.Damaged, match="of thread 'a'"):
             store.threads()
         with own.raw() as raw:
             raw.execute(f"UPDATE thread SET {column} = ? WHERE name = 'a'", (before,))
@@ -331,9 +331,9 @@ def test_a_damaged_row_of_a_thread_is_an_error_of_ours(own: Sample) -> None:
 def test_a_head_set_back_behind_the_threads_back_shows(own: Sample) -> None:
     with own.raw() as raw:
         raw.execute("UPDATE thread SET head = (SELECT parent FROM record WHERE id = head) WHERE name = 'a'")
-    with holdfast.open(str(own.path)) as store:
+    with perdure.open(str(own.path)) as store:
         assert not store.verify().ok
-        with pytest.raises(holdfast.Damaged):
+        with pytest.raises(perdure.Damaged):
             store.thread("a").load(strict=True)
 
 
@@ -344,7 +344,7 @@ def test_pointers_in_a_circle_end_in_an_error_not_in_a_loop(own: Sample, column:
         for (record,) in line[:10]:
             raw.execute(f"UPDATE record SET {column} = ? WHERE id = ?", (line[0][0], record))
         raw.execute("UPDATE body SET full_text = NULL WHERE id IN (SELECT body FROM record WHERE keyframe = 1)")
-    with holdfast.open(str(own.path)) as store:
+    with perdure.open(str(own.path)) as store:
         assert not store.verify().ok
         examine(store, own, f"{column} in a circle", missing_is_fine=False)
 
@@ -352,7 +352,7 @@ def test_pointers_in_a_circle_end_in_an_error_not_in_a_loop(own: Sample, column:
 def test_a_long_stretch_of_damage_is_passed_over(tmp_path: Path) -> None:
     """The first difference of a chain of hundreds is damaged: the newest valid checkpoint is far back."""
     path = tmp_path / "a.db"
-    with holdfast.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         thread = store.thread("a")
         text = random.Random(1).randbytes(200_000).hex()
         ids = [thread.save({"text": text, "number": number}).id for number in range(150)]
@@ -362,7 +362,7 @@ def test_a_long_stretch_of_damage_is_passed_over(tmp_path: Path) -> None:
             "(SELECT body FROM record WHERE keyframe = 0 ORDER BY id LIMIT 1)"
         )
     raw.close()
-    with holdfast.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         loaded = store.thread("a").load()
         assert (loaded.id, loaded.state["number"]) == (ids[0], 0)
         assert len(loaded.skipped) == 149
@@ -386,20 +386,20 @@ def test_a_damaged_page_never_gives_a_wrong_state(sample: Sample, tmp_path: Path
 
 def look(path: Path, sample: Sample, where: str) -> str:
     try:
-        store = holdfast.open(str(path), create=False)
-    except (holdfast.Damaged, holdfast.StoreError):
+        store = perdure.open(str(path), create=False)
+    except (perdure.Damaged, perdure.StoreError):
         return "refused"
     with store:
         for name, line in sample.threads.items():
             for at in [None, *line]:
                 try:
                     loaded = store.thread(name).load(at)
-                except (holdfast.Damaged, holdfast.StoreError, holdfast.NotFound):
+                except (perdure.Damaged, perdure.StoreError, perdure.NotFound):
                     continue
                 assert loaded.state == sample.states[loaded.id], where
         try:
             store.verify()
-        except (holdfast.Damaged, holdfast.StoreError):
+        except (perdure.Damaged, perdure.StoreError):
             pass
     return "opened"
 
@@ -407,7 +407,7 @@ def look(path: Path, sample: Sample, where: str) -> str:
 @pytest.mark.parametrize("size", [50, 1_000, 20_000, 300_000])
 def test_states_that_do_not_compress_are_not_called_damaged(size: int) -> None:
     chance = random.Random(size)
-    with holdfast.open(":memory:") as store:
+    with perdure.open(":memory:") as store:
         thread, saved = store.thread("a"), dict[str, Any]()
         for number in range(12):
             state = {"number": number, "noise": chance.randbytes(size)}
@@ -420,7 +420,7 @@ def test_states_that_do_not_compress_are_not_called_damaged(size: int) -> None:
 def test_a_save_after_a_fallback_builds_on_nothing_that_is_damaged(tmp_path: Path) -> None:
     """The text of the damaged head is still in memory; a difference to it could never be read back."""
     path = tmp_path / "store.db"
-    store = holdfast.open(str(path))
+    store = perdure.open(str(path))
     thread = store.thread("t")
     for number in range(6):
         thread.save({"n": number, "text": f"{number} " * 10_000})

@@ -9,19 +9,19 @@ from pathlib import Path
 import apsw
 import pytest
 
-import holdfast
-from holdfast.errors import ForkedProcess, HoldfastError
+import perdure
+from perdure.errors import ForkedProcess, PerdureError
 
 
 def test_a_forked_child_cannot_open_the_file_that_its_parent_has_open(tmp_path: Path) -> None:
     """SQLite's locks do not survive a fork: what the child saved would be lost when the parent closes."""
     path = str(tmp_path / "a.db")
-    with holdfast.open(path) as store:
+    with perdure.open(path) as store:
         store.thread("t").save({"n": 0})
         child = os.fork()
         if child == 0:
             try:
-                holdfast.open(path).thread("t").save({"n": 1})
+                perdure.open(path).thread("t").save({"n": 1})
             except ForkedProcess:
                 os._exit(7)
             os._exit(1)
@@ -30,17 +30,17 @@ def test_a_forked_child_cannot_open_the_file_that_its_parent_has_open(tmp_path: 
     # Closed before the fork: nothing is inherited, and the child may open it.
     child = os.fork()
     if child == 0:
-        with holdfast.open(path) as own:
+        with perdure.open(path) as own:
             own.thread("t").save({"n": 3})
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    with holdfast.open(path) as store:
+    with perdure.open(path) as store:
         assert store.thread("t").load().state == {"n": 3}
         assert store.verify().ok
 
 
 def test_tombstones_do_not_stop_a_later_prune(tmp_path: Path) -> None:
-    with holdfast.open(str(tmp_path / "a.db")) as store:
+    with perdure.open(str(tmp_path / "a.db")) as store:
         thread = store.thread("a")
         saved = [thread.save({"n": n, "text": f"{n} " * 10_000}) for n in range(4)]
         fork = thread.fork(saved[1], name="f")
@@ -77,7 +77,7 @@ WRONG = ["'text'", "x'00ff'", "1.5", "-9223372036854775808", "922337203685477580
 @pytest.mark.parametrize(("table", "column"), CASES)
 def test_columns_of_the_wrong_type_give_errors_of_ours(tmp_path: Path, table: str, column: str) -> None:
     path = tmp_path / "a.db"
-    with holdfast.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         thread = store.thread("t", metadata={"k": "v"})
         for number in range(5):
             thread.save({"n": number, "text": "word " * 5_000}, note="a note", metadata={"m": number})
@@ -86,11 +86,11 @@ def test_columns_of_the_wrong_type_give_errors_of_ours(tmp_path: Path, table: st
         path.write_bytes(kept)
         with closing(apsw.Connection(str(path))) as connection:
             connection.execute(f"UPDATE {table} SET {column} = {wrong}")
-        with holdfast.open(str(path)) as store:
+        with perdure.open(str(path)) as store:
             _try_everything(store)
 
 
-def _try_everything(store: holdfast.Store) -> None:
+def _try_everything(store: perdure.Store) -> None:
     thread = store.thread("t")
     for operation in (
         lambda: thread.load().state,
@@ -109,5 +109,5 @@ def _try_everything(store: holdfast.Store) -> None:
     ):
         try:
             operation()
-        except HoldfastError:
+        except PerdureError:
             pass

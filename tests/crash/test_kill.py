@@ -1,7 +1,7 @@
 """`kill -9` at any instant, hundreds of times: whatever was acknowledged is there, as it was saved.
 
 A child writes without pause. The parent kills it after a random number of acknowledgements and a random moment
-more, opens the store, checks it, and starts the next child, which goes on. HOLDFAST_SOAK=1: 20 times as many.
+more, opens the store, checks it, and starts the next child, which goes on. PERDURE_SOAK=1: 20 times as many.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 import writer
 
-import holdfast
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.processes import Nursery
+import perdure
+from perdure.testing.postgres import PostgresServer
+from perdure.testing.processes import Nursery
 
-SOAK = 20 if os.environ.get("HOLDFAST_SOAK") else 1
+SOAK = 20 if os.environ.get("PERDURE_SOAK") else 1
 KILLS_SQLITE, KILLS_POSTGRES = (30, 20) if SOAK == 1 else (2400, 1600)
 VERIFY_EVERY = 20
 
@@ -67,14 +67,14 @@ class Ledger:
         return fresh + chance.sample(all_, min(10, len(all_)))
 
 
-def check(store: holdfast.Store, ledger: Ledger, chance: random.Random, everything: bool) -> None:
+def check(store: perdure.Store, ledger: Ledger, chance: random.Random, everything: bool) -> None:
     for saved in ledger.sample(chance, everything):
         loaded = store.thread(saved.thread).load(saved.id, strict=True)
         assert writer.digest_of(loaded.state) == saved.digest, saved
     for saved in chance.sample(list(ledger.may.values()), min(3, len(ledger.may))):
         try:
             state = store.thread(saved.thread).load(saved.id, strict=True).state
-        except holdfast.NotFound:
+        except perdure.NotFound:
             continue
         assert writer.digest_of(state) == saved.digest, saved
     going_on = {*writer.LINES, *writer.TASKS, *(saved.thread for saved in ledger.fresh)}
@@ -86,7 +86,7 @@ def check(store: holdfast.Store, ledger: Ledger, chance: random.Random, everythi
         assert report.ok, report.problems
 
 
-def check_head(thread: holdfast.Thread, name: str, line: list[Saved]) -> None:
+def check_head(thread: perdure.Thread, name: str, line: list[Saved]) -> None:
     """The head is what was acknowledged last, or the one save whose acknowledgement the kill cut off."""
     last = line[-1]
     head = thread.load(strict=True)
@@ -119,7 +119,7 @@ def kill_loop(url: str, kills: int, seed: int) -> None:
             for said in child.kill():
                 ledger.hear(said)
             everything = number % VERIFY_EVERY == 0 or number == kills - 1
-            with holdfast.open(url) as store:
+            with perdure.open(url) as store:
                 check(store, ledger, chance, everything)
     took = time.perf_counter() - started
     print(f"\n{kills} kills, {ledger.count} acknowledged saves, {took:.1f} s")
@@ -167,15 +167,15 @@ class Server:
         self.up.set()
 
 
-def write_through(server: Server, store: holdfast.Store, name: str, outcomes: Outcomes) -> None:
+def write_through(server: Server, store: perdure.Store, name: str, outcomes: Outcomes) -> None:
     thread, number = store.thread(name), 0
     while not server.stop.is_set():
         try:
             outcomes.saved[number] = thread.save(writer.state_of(name, number)).id
             server.saves.release()
-        except holdfast.OutcomeUnknown:
+        except perdure.OutcomeUnknown:
             outcomes.unknown.add(number)
-        except holdfast.Unavailable:
+        except perdure.Unavailable:
             outcomes.refused += 1
         else:
             number += 1
@@ -183,15 +183,15 @@ def write_through(server: Server, store: holdfast.Store, name: str, outcomes: Ou
         assert server.up.wait(60)
 
 
-async def awrite_through(server: Server, store: holdfast.Store, name: str, outcomes: Outcomes) -> None:
+async def awrite_through(server: Server, store: perdure.Store, name: str, outcomes: Outcomes) -> None:
     thread, number = store.thread(name), 0
     while not server.stop.is_set():
         try:
             outcomes.saved[number] = (await thread.asave(writer.state_of(name, number))).id
             server.saves.release()
-        except holdfast.OutcomeUnknown:
+        except perdure.OutcomeUnknown:
             outcomes.unknown.add(number)
-        except holdfast.Unavailable:
+        except perdure.Unavailable:
             outcomes.refused += 1
         else:
             number += 1
@@ -218,7 +218,7 @@ def test_killing_the_server_loses_nothing_and_gives_no_wrong_answer(durable_serv
         except BaseException as error:
             failures.append(error)
 
-    def run_async(store: holdfast.Store) -> None:
+    def run_async(store: perdure.Store) -> None:
         async def run() -> None:
             await asyncio.gather(
                 *(awrite_through(server, store, name, outcomes[name]) for name in outcomes if name[0] == "q")
@@ -226,7 +226,7 @@ def test_killing_the_server_loses_nothing_and_gives_no_wrong_answer(durable_serv
 
         asyncio.run(run())
 
-    with holdfast.open(url) as store:
+    with perdure.open(url) as store:
         works: list[tuple[Any, ...]] = [
             (write_through, server, store, name, outcomes[name]) for name in outcomes if name[0] == "p"
         ]
@@ -244,13 +244,13 @@ def test_killing_the_server_loses_nothing_and_gives_no_wrong_answer(durable_serv
     told = [(len(o.saved), len(o.unknown), o.refused) for o in outcomes.values()]
     print(f"\n(saved, outcome unknown, unavailable) per writer: {told}")
     assert any(len(o.unknown) + o.refused for o in outcomes.values())
-    with holdfast.open(url) as store:
+    with perdure.open(url) as store:
         for name, outcome in outcomes.items():
             check_outcomes(store.thread(name), name, outcome)
         assert store.verify().ok
 
 
-def check_outcomes(thread: holdfast.Thread, name: str, outcomes: Outcomes) -> None:
+def check_outcomes(thread: perdure.Thread, name: str, outcomes: Outcomes) -> None:
     for number, at in outcomes.saved.items():
         assert thread.load(at, strict=True).state == writer.state_of(name, number)
     found: dict[int, int] = {}

@@ -21,10 +21,10 @@ import apsw
 import pytest
 from blake3 import blake3
 
-import holdfast
-from holdfast.testing.powerloss import Disk, Fate, Image, Mark, PowerLossVfs, write_image
+import perdure
+from perdure.testing.powerloss import Disk, Fate, Image, Mark, PowerLossVfs, write_image
 
-SOAK = 20 if os.environ.get("HOLDFAST_SOAK") else 1
+SOAK = 20 if os.environ.get("PERDURE_SOAK") else 1
 _names = itertools.count()
 
 
@@ -65,8 +65,8 @@ class Workload:
     def __init__(self, vfs: PowerLossVfs, folder: Path, durability: Literal["full", "normal"]) -> None:
         self.vfs = vfs
         self.path = str(folder / "a.db")
-        self.store = holdfast.open(self.path, vfs=vfs.name, durability=durability)
-        self.threads: dict[str, holdfast.Thread] = {}
+        self.store = perdure.open(self.path, vfs=vfs.name, durability=durability)
+        self.threads: dict[str, perdure.Thread] = {}
         self.numbers: dict[str, int] = {}
 
     def save(self, name: str) -> None:
@@ -155,7 +155,7 @@ def long_workload(work: Workload, chance: random.Random) -> None:
 def folder() -> Iterator[Path]:
     """In memory if possible: the real disk's fsyncs prove nothing here and take long."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    path = Path(tempfile.mkdtemp(prefix="hf-power-", dir=memory))
+    path = Path(tempfile.mkdtemp(prefix="pd-power-", dir=memory))
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
@@ -196,15 +196,15 @@ def examine(image: Image, marks: list[Any], folder: Path, verdict: Verdict, pref
     write_image(image, place)
     verdict.images += 1
     try:
-        with holdfast.open(str(place / "a.db")) as store:
+        with perdure.open(str(place / "a.db")) as store:
             check(store, marks, verdict, prefix, where)
-    except holdfast.HoldfastError as error:
+    except perdure.PerdureError as error:
         verdict.broken.append(f"{where}: {error!r}")
     finally:
         shutil.rmtree(place)
 
 
-def check(store: holdfast.Store, marks: list[Any], verdict: Verdict, prefix: bool, where: str) -> None:
+def check(store: perdure.Store, marks: list[Any], verdict: Verdict, prefix: bool, where: str) -> None:
     report = store.verify()
     if not report.ok:
         verdict.broken.append(f"{where}: {report.problems}")
@@ -214,7 +214,7 @@ def check(store: holdfast.Store, marks: list[Any], verdict: Verdict, prefix: boo
         thread = store.thread(acked.thread)
         try:
             loaded = thread.load(acked.checkpoint, strict=True)
-        except holdfast.NotFound:
+        except perdure.NotFound:
             missing = missing or acked
             if not prefix:
                 verdict.lost.append(f"{where}: {acked}")
@@ -322,7 +322,7 @@ def test_a_second_crash_during_recovery_loses_nothing_either(folder: Path) -> No
     second = PowerLossVfs(f"power-{next(_names)}")
     for mark in disk.marks:
         second.mark(mark)
-    with holdfast.open(str(folder / "again" / "a.db"), vfs=second.name) as store:
+    with perdure.open(str(folder / "again" / "a.db"), vfs=second.name) as store:
         assert store.thread("a").load().state == state("a", 6)
     second.unregister()
     # Before the log's file is opened by the second run, it is not in its images: start after that.
@@ -352,7 +352,7 @@ def test_fsyncs_are_counted_and_each_save_costs_one(tmp_path: Path) -> None:
     counts = {}
     for durability in ("full", "normal"):
         vfs = PowerLossVfs(f"power-{next(_names)}", sync_delay_s=0.0001, record=False)
-        store = holdfast.open(str(tmp_path / f"{durability}.db"), vfs=vfs.name, durability=durability)
+        store = perdure.open(str(tmp_path / f"{durability}.db"), vfs=vfs.name, durability=durability)
         thread = store.thread("a")
         thread.save({"n": 0})
         before = vfs.syncs

@@ -21,7 +21,7 @@ import hammer
 import pytest
 from soak import SOAK
 
-import holdfast
+import perdure
 
 PROCESSES = 8
 SECONDS = 2.0 if SOAK else 1.0
@@ -62,7 +62,7 @@ def test_eight_processes_of_eight_threads_share_one_file(tmp_path: Path) -> None
 
 
 def check_saved(path: str, saved: list[Any]) -> None:
-    with holdfast.open(path) as store:
+    with perdure.open(path) as store:
         assert store.stats().checkpoints == len(saved)
         for thread, checkpoint, name, number in random.Random(1).sample(saved, min(1000, len(saved))):
             loaded = store.thread(thread).load(checkpoint, strict=True)
@@ -141,7 +141,7 @@ def test_a_full_disk_is_said_loses_nothing_and_passes(small: Place) -> None:
     folder, vfs, make_room = small
     chance, saved = random.Random(1), dict[str, Any]()
     options: dict[str, Any] = {"vfs": vfs} if vfs else {}
-    with holdfast.open(str(folder / "a.db"), **options) as store:
+    with perdure.open(str(folder / "a.db"), **options) as store:
         thread = store.thread("a")
 
         def save() -> None:
@@ -152,24 +152,24 @@ def test_a_full_disk_is_said_loses_nothing_and_passes(small: Place) -> None:
             for _ in range(200):
                 save()
 
-        with pytest.raises(holdfast.DiskFull, match="nothing of this operation was written"):
+        with pytest.raises(perdure.DiskFull, match="nothing of this operation was written"):
             fill()
         assert len(saved) > 10
         assert thread.load(strict=True).state == list(saved.values())[-1]
         for _ in range(3):  # still full, still said
-            with pytest.raises(holdfast.DiskFull):
+            with pytest.raises(perdure.DiskFull):
                 save()
         check_states(store, saved)
         make_room()
         for _ in range(5):
             save()
         assert not thread.branches()[1:]
-    with holdfast.open(str(folder / "a.db"), **options) as store:
+    with perdure.open(str(folder / "a.db"), **options) as store:
         check_states(store, saved)
         assert store.thread("a").load(strict=True).id == list(saved)[-1]
 
 
-def check_states(store: holdfast.Store, saved: dict[str, Any]) -> None:
+def check_states(store: perdure.Store, saved: dict[str, Any]) -> None:
     for checkpoint, state in saved.items():
         assert store.thread("a").load(checkpoint, strict=True).state == state
     assert store.verify().ok

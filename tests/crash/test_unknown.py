@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 import pytest
 
-import holdfast
-from holdfast.errors import OutcomeUnknown, Unavailable
-from holdfast.log.cache import BaseCache
-from holdfast.storage.program import Dialect, Driver, Flow, Transaction
-from holdfast.storage.urls import open_driver
-from holdfast.threads.context import Context
-from holdfast.threads.store import CACHE_BYTES
-from holdfast.values.registry import Codec
+import perdure
+from perdure.errors import OutcomeUnknown, Unavailable
+from perdure.log.cache import BaseCache
+from perdure.storage.program import Dialect, Driver, Flow, Transaction
+from perdure.storage.urls import open_driver
+from perdure.threads.context import Context
+from perdure.threads.store import CACHE_BYTES
+from perdure.values.registry import Codec
 
 # What becomes of a write: it works; it is done and the answer lost; it is not done and the answer lost; refused.
 Fate = Literal["works", "done", "not done", "refused"]
@@ -62,8 +62,8 @@ def lossy() -> Iterator[LossyDriver]:
 
 
 @pytest.fixture
-def store(lossy: LossyDriver) -> holdfast.Store:
-    made = holdfast.Store(Context(lossy, Codec(), BaseCache(CACHE_BYTES), "default"))
+def store(lossy: LossyDriver) -> perdure.Store:
+    made = perdure.Store(Context(lossy, Codec(), BaseCache(CACHE_BYTES), "default"))
     made.thread("other").save({})  # the tenant exists
     return made
 
@@ -74,7 +74,7 @@ FATES: list[list[Fate]] = [["done"], ["not done"], ["done", "done"], ["not done"
 @pytest.mark.parametrize("fates", FATES)
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_lost_answer_is_looked_up_and_the_save_is_there_once(
-    store: holdfast.Store, lossy: LossyDriver, fates: list[Fate], before: int
+    store: perdure.Store, lossy: LossyDriver, fates: list[Fate], before: int
 ) -> None:
     """Both the first save of a thread and later ones, which take another path."""
     thread = store.thread("a")
@@ -97,7 +97,7 @@ def test_a_lost_answer_is_looked_up_and_the_save_is_there_once(
 @pytest.mark.parametrize("fates", [["done", "refused"], ["not done", "refused"]])
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_lost_answer_that_cannot_be_looked_up_is_never_called_unwritten(
-    store: holdfast.Store, lossy: LossyDriver, fates: list[Fate], before: int
+    store: perdure.Store, lossy: LossyDriver, fates: list[Fate], before: int
 ) -> None:
     """`Unavailable` says that nothing was written; after a COMMIT was sent nobody knows that."""
     thread = store.thread("a")
@@ -114,7 +114,7 @@ def test_a_lost_answer_that_cannot_be_looked_up_is_never_called_unwritten(
     assert len(thread.branches()) == 1
 
 
-def test_a_refused_save_is_not_there(store: holdfast.Store, lossy: LossyDriver) -> None:
+def test_a_refused_save_is_not_there(store: perdure.Store, lossy: LossyDriver) -> None:
     thread = store.thread("a")
     thread.save({"number": 0})
     lossy.fates = ["refused"]
@@ -126,7 +126,7 @@ def test_a_refused_save_is_not_there(store: holdfast.Store, lossy: LossyDriver) 
 
 def test_a_lost_answer_and_a_prune_meanwhile(tmp_path: Path) -> None:
     """The record was written, and then moved to a chain of its own: nothing may be built on how it was drafted."""
-    with holdfast.open(str(tmp_path / "a.db")) as store, holdfast.open(str(tmp_path / "a.db")) as other:
+    with perdure.open(str(tmp_path / "a.db")) as store, perdure.open(str(tmp_path / "a.db")) as other:
         thread = store.thread("a")
         state = {"words": [f"{number * 7919 % 10_007:05d}" for number in range(3_000)], "number": 0}
         for number in range(6):
@@ -138,7 +138,7 @@ def test_a_lost_answer_and_a_prune_meanwhile(tmp_path: Path) -> None:
         assert other.verify().ok
 
 
-def _lose_first_answer(store: holdfast.Store, flow: Flow[Any], other: holdfast.Store) -> None:
+def _lose_first_answer(store: perdure.Store, flow: Flow[Any], other: perdure.Store) -> None:
     """Drive a save whose first commit is done but not answered, and prune before it is looked up."""
     lost = False
     answer: Any = None

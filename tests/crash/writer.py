@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 from blake3 import blake3
 
-import holdfast
-from holdfast.testing.processes import Say
+import perdure
+from perdure.testing.processes import Say
 
 LINES = ("s0", "s1", "s2")
 TASKS = tuple(f"t{number}" for number in range(8))
@@ -37,7 +37,7 @@ def digest_of(state: Any) -> str:
 def write_sync(say: Say, url: str, seed: int) -> None:
     """One thread of execution: saves mixed with updates, forks and prunes."""
     chance = random.Random(seed)
-    with holdfast.open(url) as store:
+    with perdure.open(url) as store:
         threads = {name: store.thread(name) for name in LINES}
         numbers = {name: _go_on(thread) for name, thread in threads.items()}
         while True:
@@ -45,13 +45,13 @@ def write_sync(say: Say, url: str, seed: int) -> None:
             _act(say, chance, name, threads[name], numbers)
 
 
-def _go_on(thread: holdfast.Thread) -> int:
+def _go_on(thread: perdure.Thread) -> int:
     """The next number: where the thread stands now, whoever wrote it."""
     head = thread.head()
     return 0 if head is None else int(thread.load(strict=True).state["number"]) + 1
 
 
-def _act(say: Say, chance: random.Random, name: str, thread: holdfast.Thread, numbers: dict[str, int]) -> None:
+def _act(say: Say, chance: random.Random, name: str, thread: perdure.Thread, numbers: dict[str, int]) -> None:
     number, what = numbers[name], chance.random()
     if what < 0.04 and number > 2:
         # Not all of these were acknowledged: the kill may have come in between.
@@ -70,7 +70,7 @@ def _act(say: Say, chance: random.Random, name: str, thread: holdfast.Thread, nu
     numbers[name] = number + 1
 
 
-def _fork(say: Say, chance: random.Random, name: str, thread: holdfast.Thread) -> None:
+def _fork(say: Say, chance: random.Random, name: str, thread: perdure.Thread) -> None:
     new = f"{name}/{chance.getrandbits(40):x}"
     fork = thread.fork(name=new)
     for number in range(3):
@@ -88,12 +88,12 @@ def write_async(say: Say, url: str, seed: int) -> None:
 
 
 async def _write_async(say: Say, url: str, seed: int) -> None:
-    async with holdfast.open(url) as store:
+    async with perdure.open(url) as store:
         shared = store.thread(SHARED)
         await asyncio.gather(*(_task(say, store, shared, name, seed) for name in TASKS))
 
 
-async def _task(say: Say, store: holdfast.Store, shared: holdfast.Thread, name: str, seed: int) -> None:
+async def _task(say: Say, store: perdure.Store, shared: perdure.Thread, name: str, seed: int) -> None:
     chance = random.Random(f"{seed} {name}")
     thread = store.thread(name)
     head = await thread.ahead()

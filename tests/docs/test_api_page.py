@@ -11,14 +11,14 @@ from typing import Any, get_overloads
 
 import pytest
 
-import holdfast
-import holdfast.langgraph
-from holdfast.langgraph import Compacted, HoldfastSaver, Imported, import_langgraph
-from holdfast.runs.calls import decorators
-from holdfast.runs.calls.asking import Given
-from holdfast.runs.calls.calls import Budget
-from holdfast.runs.journal.rows import STATUSES
-from holdfast.testing import drill
+import perdure
+import perdure.langgraph
+from perdure.langgraph import Compacted, Imported, PerdureSaver, import_langgraph
+from perdure.runs.calls import decorators
+from perdure.runs.calls.asking import Given
+from perdure.runs.calls.calls import Budget
+from perdure.runs.journal.rows import STATUSES
+from perdure.testing import drill
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
 
@@ -55,10 +55,9 @@ def missing(function: Callable[..., Any], row: str) -> list[str]:
 
 
 def test_every_public_name_is_on_the_page_and_no_other() -> None:
-    words = set(re.findall(r"`@?(?:hf\.)?(\w+)", PAGE.read_text()))
-    assert {*holdfast.__all__, *holdfast.langgraph.__all__} <= words
-    assert set(re.findall(r"\bhf\.(\w+)", PAGE.read_text())) <= {*holdfast.__all__}
-    assert set(re.findall(r"holdfast\.(\w+)", PAGE.read_text())) <= {"langgraph", "testing"}
+    words = set(re.findall(r"`@?(?:perdure\.)?(\w+)", PAGE.read_text()))
+    assert {*perdure.__all__, *perdure.langgraph.__all__} <= words
+    assert set(re.findall(r"\bperdure\.(\w+)", PAGE.read_text())) <= {*perdure.__all__, "langgraph", "testing"}
 
 
 def test_every_contents_entry_leads_to_a_section() -> None:
@@ -69,23 +68,23 @@ def test_every_contents_entry_leads_to_a_section() -> None:
 
 def test_autosave_is_on_the_page_with_all_that_it_takes() -> None:
     mapping = {name for name in dir(MutableMapping) if not name.startswith("_")}
-    policies = {name for name in dir(holdfast.autosave) if not name.startswith("_")}
-    assert documented("AutoState") == (operations(holdfast.AutoState) - mapping) | policies
+    policies = {name for name in dir(perdure.autosave) if not name.startswith("_")}
+    assert documented("AutoState") == (operations(perdure.AutoState) - mapping) | policies
     rows = rows_of(section("AutoState"))
     for name in policies:
-        assert not missing(getattr(holdfast.autosave, name), rows[name][0]), name
+        assert not missing(getattr(perdure.autosave, name), rows[name][0]), name
 
 
-HANDLES = [holdfast.Store, holdfast.Run, holdfast.Thread, holdfast.Tools, holdfast.Resource]
+HANDLES = [perdure.Store, perdure.Run, perdure.Thread, perdure.Tools, perdure.Resource]
 
 
 @pytest.mark.parametrize("handle", HANDLES)
 def test_every_method_is_on_the_page_and_no_other(handle: type) -> None:
-    own = {"id"} if handle is holdfast.Run else set()  # an attribute of the object
+    own = {"id"} if handle is perdure.Run else set()  # an attribute of the object
     assert documented(handle.__name__) == operations(handle) | own
 
 
-@pytest.mark.parametrize("handle", [*HANDLES, holdfast.Worker])
+@pytest.mark.parametrize("handle", [*HANDLES, perdure.Worker])
 def test_every_parameter_is_on_the_page(handle: type) -> None:
     rows = rows_of(section(handle.__name__))
     for name, method in inspect.getmembers(handle, inspect.isfunction):
@@ -94,23 +93,23 @@ def test_every_parameter_is_on_the_page(handle: type) -> None:
 
 
 def test_every_parameter_of_opening_a_store_is_on_the_page() -> None:
-    assert documented("Opening") >= set(inspect.signature(holdfast.open).parameters)
+    assert documented("Opening") >= set(inspect.signature(perdure.open).parameters)
 
 
 FUNCTIONS = sorted(
     name
-    for name in holdfast.__all__
+    for name in perdure.__all__
     if name[0].islower()
     and name not in ("register", "tools", "progress", "autosave")  # their own ways of being called
-    and not inspect.ismodule(getattr(holdfast, name))
+    and not inspect.ismodule(getattr(perdure, name))
 )
 
 
 @pytest.mark.parametrize("module", ["logs", "metrics"])
 def test_every_function_of_a_module_is_on_the_page_with_its_parameters(module: str) -> None:
-    found = getattr(holdfast, module)
+    found = getattr(perdure, module)
     for name in found.__all__:
-        [row] = re.findall(rf"^\| `hf\.{module}\.{name}\b(.*)$", section("Metrics and logs"), flags=re.MULTILINE)
+        [row] = re.findall(rf"^\| `perdure\.{module}\.{name}\b(.*)$", section("Metrics and logs"), flags=re.MULTILINE)
         if name[0].islower():
             assert not missing(getattr(found, name), row)
 
@@ -118,23 +117,23 @@ def test_every_function_of_a_module_is_on_the_page_with_its_parameters(module: s
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_function_is_on_the_page_with_its_parameters(name: str) -> None:
     rows = [row for row in rows_of(PAGE.read_text()).get(name, []) if row.startswith("(")]
-    function = getattr(holdfast, name)
+    function = getattr(perdure, name)
     # Other handles have methods of the same name: one of the rows is the function's.
     assert any(not missing(function, row) for row in rows), f"{name}{inspect.signature(function)}"
 
 
 def test_every_parameter_of_progress_is_on_the_page() -> None:
-    assert not missing(holdfast.progress.__call__, rows_of(section("Inside a run"))["progress"][0])
+    assert not missing(perdure.progress.__call__, rows_of(section("Inside a run"))["progress"][0])
 
 
 @pytest.mark.parametrize("name", ["durable", "step", "effect"])
 def test_every_option_of_a_decorator_is_on_the_page_and_in_its_types(name: str) -> None:
     taken = set(inspect.signature(getattr(decorators, f"_decorate_{name}")).parameters) - {"fn"}
-    typed = {option for each in get_overloads(getattr(holdfast, name)) for option in inspect.signature(each).parameters}
+    typed = {option for each in get_overloads(getattr(perdure, name)) for option in inspect.signature(each).parameters}
     assert documented(f"Options of {name}") == taken == typed - {"fn"}
 
 
-@pytest.mark.parametrize("made", [holdfast.Worker, holdfast.Queue])
+@pytest.mark.parametrize("made", [perdure.Worker, perdure.Queue])
 def test_what_is_made_from_arguments_is_on_the_page_with_all_of_them(made: type) -> None:
     methods = {name for name in operations(made) if callable(getattr(made, name))}
     assert documented(made.__name__) == set(inspect.signature(made).parameters) | methods
@@ -154,19 +153,19 @@ def test_the_drill_is_on_the_page_with_all_that_it_takes_and_gives() -> None:
 def test_what_is_given_back_without_a_section_of_its_own_is_in_its_row() -> None:
     assert not [name for name in Given.__struct_fields__ if f"`{name}`" not in rows_of(section("Store"))["answer"][0]]
     assert not [name for name in operations(Budget) if f"`{name}`" not in rows_of(section("Inside a run"))["budget"][0]]
-    assert {"id", "result"} == operations(holdfast.Child) <= set(re.findall(r"`(\w+)", section("Child")))
+    assert {"id", "result"} == operations(perdure.Child) <= set(re.findall(r"`(\w+)", section("Child")))
 
 
 def test_the_saver_is_on_the_page_with_all_that_it_takes_and_has() -> None:
-    arguments = set(inspect.signature(HoldfastSaver).parameters)
-    contract = {name for name in dir(HoldfastSaver.__base__) if not name.startswith("_")}
-    assert documented("HoldfastSaver") == arguments | (operations(HoldfastSaver) - contract)
-    rows = dict(re.findall(r"^\| `(\w+)\((.*)$", section("HoldfastSaver"), flags=re.MULTILINE))
+    arguments = set(inspect.signature(PerdureSaver).parameters)
+    contract = {name for name in dir(PerdureSaver.__base__) if not name.startswith("_")}
+    assert documented("PerdureSaver") == arguments | (operations(PerdureSaver) - contract)
+    rows = dict(re.findall(r"^\| `(\w+)\((.*)$", section("PerdureSaver"), flags=re.MULTILINE))
     for name, row in rows.items():
-        taken = set(inspect.signature(getattr(HoldfastSaver, name)).parameters) - {"self"}
+        taken = set(inspect.signature(getattr(PerdureSaver, name)).parameters) - {"self"}
         assert not [one for one in taken if one not in row], name
-    overridden = {name for name in vars(HoldfastSaver) if name in contract and f"a{name}" in vars(HoldfastSaver)}
-    assert overridden <= set(re.findall(r"`(\w+)`", section("HoldfastSaver")))
+    overridden = {name for name in vars(PerdureSaver) if name in contract and f"a{name}" in vars(PerdureSaver)}
+    assert overridden <= set(re.findall(r"`(\w+)`", section("PerdureSaver")))
 
 
 def test_every_parameter_of_the_import_is_on_the_page() -> None:
@@ -175,20 +174,20 @@ def test_every_parameter_of_the_import_is_on_the_page() -> None:
 
 
 MODELS = [
-    holdfast.RunInfo,
-    holdfast.Step,
-    holdfast.Ask,
-    holdfast.Event,
-    holdfast.Finding,
-    holdfast.Replay,
-    holdfast.Progress,
-    holdfast.Health,
-    holdfast.ThreadInfo,
-    holdfast.Change,
-    holdfast.Problem,
-    holdfast.Report,
-    holdfast.Pruned,
-    holdfast.Stats,
+    perdure.RunInfo,
+    perdure.Step,
+    perdure.Ask,
+    perdure.Event,
+    perdure.Finding,
+    perdure.Replay,
+    perdure.Progress,
+    perdure.Health,
+    perdure.ThreadInfo,
+    perdure.Change,
+    perdure.Problem,
+    perdure.Report,
+    perdure.Pruned,
+    perdure.Stats,
     Compacted,
     Imported,
 ]
@@ -203,14 +202,14 @@ def test_every_field_of_a_model_is_on_the_page(model: type) -> None:
 
 
 def test_every_field_of_a_checkpoint_is_on_the_page() -> None:
-    public = {name for name in dir(holdfast.Checkpoint) if not name.startswith("_")}
+    public = {name for name in dir(perdure.Checkpoint) if not name.startswith("_")}
     assert documented("Checkpoint") == public
 
 
 def test_every_error_is_on_the_page() -> None:
     errors = {
         name
-        for name in holdfast.__all__
-        if inspect.isclass(value := getattr(holdfast, name)) and issubclass(value, Exception)
+        for name in perdure.__all__
+        if inspect.isclass(value := getattr(perdure, name)) and issubclass(value, Exception)
     }
     assert documented("Errors") == errors

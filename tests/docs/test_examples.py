@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.testing.ledger import Airline, SoldOut
+import perdure
+from perdure.testing.ledger import Airline, SoldOut
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -91,7 +91,7 @@ def test_the_airline_keeps_a_ledger_and_books_a_key_once(tmp_path: Path) -> None
 
 def answer(folder: Path, trip: str, value: str) -> None:
     """As the docstring of examples/travel.py says it."""
-    line = [sys.executable, "-m", "holdfast.cli", "answer", trip, value]
+    line = [sys.executable, "-m", "perdure.cli", "answer", trip, value]
     subprocess.run(line, cwd=folder, capture_output=True, timeout=60, check=True)
 
 
@@ -134,7 +134,7 @@ def test_an_agent_that_was_killed_goes_on(tmp_path: Path) -> None:
     second = run("survives_a_kill.py", tmp_path)
     assert first.count("places to see") == 3
     assert (second.count("known already"), second.count("places to see")) == (3, 2)
-    with holdfast.open(str(tmp_path / "agent.db")) as store:
+    with perdure.open(str(tmp_path / "agent.db")) as store:
         assert len(store.thread("trip-42").load().state["found"]) == 5
         assert store.verify().ok
 
@@ -143,7 +143,7 @@ def test_a_state_that_saves_itself_goes_on_after_a_kill(tmp_path: Path) -> None:
     first = run("autosave.py", tmp_path, code=-signal.SIGKILL)
     assert first == "0 chapters were read before\na crash now would cost 2 changes\n"
     assert run("autosave.py", tmp_path) == "8 chapters were read before\n12 chapters have notes\n"
-    with holdfast.open(str(tmp_path / "autosave.db")) as store:
+    with perdure.open(str(tmp_path / "autosave.db")) as store:
         assert store.verify().ok
 
 
@@ -185,18 +185,18 @@ def test_a_langgraph_chat_travels_in_time_and_stays_small(tmp_path: Path) -> Non
         assert "threads of alice: ['alice-001', 'long']" in output
     in_full, stored = (int(size.replace(",", "")) for size in re.findall(r"([\d,]+) kB$", output, flags=re.MULTILINE))
     assert in_full > 20 * stored
-    shown = re.findall(r"holdfast (show|log) (.*)", output)
+    shown = re.findall(r"perdure (show|log) (.*)", output)
     assert [command for command, _ in shown] == ["show", "log"]
     for command, arguments in shown:
         done = subprocess.run(
-            [sys.executable, "-m", "holdfast.cli", command, *arguments.split()],
+            [sys.executable, "-m", "perdure.cli", command, *arguments.split()],
             cwd=tmp_path,
             capture_output=True,
             text=True,
             timeout=60,
         )
         assert (done.returncode, done.stderr) == (0, "")
-    with holdfast.open(str(tmp_path / "chat.db")) as store:
+    with perdure.open(str(tmp_path / "chat.db")) as store:
         assert store.verify().ok
 
 

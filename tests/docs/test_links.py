@@ -1,4 +1,4 @@
-"""Every link of the pages leads somewhere, and every `holdfast …` line of theirs is one that the command line takes."""
+"""Every link of the pages leads somewhere, and every `perdure …` line of theirs is one that the command line takes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.ordering import ordered
-from holdfast.cli.parser import build
+from perdure.cli.ordering import ordered
+from perdure.cli.parser import build
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -43,7 +43,7 @@ def lines(page: Path) -> Iterator[str]:
         for line in block.replace("\\\n", " ").splitlines():
             line = re.sub(r"\s+# .*", "", line.strip().removeprefix("$ "))
             for command in re.split(r"\s*(?:;|&&|\|\||\s\|\s)\s*", line):
-                if command.startswith("holdfast ") and not re.search(r" [\[(]|[A-Z]+ \[", command):
+                if command.startswith("perdure ") and not re.search(r" [\[(]|[A-Z]+ \[", command):
                     yield re.sub(r"\s*(?:>\s*\S+|&)$", "", command)
 
 

@@ -32,7 +32,7 @@ def test_the_problem_is_told_in_three_sentences() -> None:
 
 def test_the_first_code_is_a_durable_run() -> None:
     first = README[README.index("```python") :].split("```")[1]
-    assert "@hf.durable" in first
+    assert "@perdure.durable" in first
     assert "store.run(" in first
 
 

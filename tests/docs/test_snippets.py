@@ -4,7 +4,7 @@ How a page is read, block by block, in one temporary directory:
 
     ```python              run, in one namespace per page
     ```text                right after it: what it printed
-    ```console             `$ holdfast …` and `$ python …` are run; the lines below each are its output
+    ```console             `$ perdure …` and `$ python …` are run; the lines below each are its output
     ```python file trip.py written to this file of the reader's, in the temporary directory
     ```python into trip.py its functions replace those of the same name in that file; new ones come in above them
     ```python some/file    the file's own text: must be in it word for word; not run here (tests/docs/test_examples.py)
@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 import pytest
 
-from holdfast.runs.functions import specs
+from perdure.runs.functions import specs
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
@@ -45,7 +45,7 @@ PAGES.remove(ROOT / "docs" / "reference" / "cli.md")
 POSTGRES = re.compile(r"postgresql://(\w+)@localhost/agents\b")
 PORT = "8321"  # where the pages' airline listens; replaced by a free one
 COMMAND_S_MAX = 180
-COMMANDS = {"python": [sys.executable], "holdfast": [sys.executable, "-m", "holdfast.cli"]}
+COMMANDS = {"python": [sys.executable], "perdure": [sys.executable, "-m", "perdure.cli"]}
 
 
 class Block(NamedTuple):
@@ -119,7 +119,7 @@ class Shell:
 
     def _start(self, command: list[str]) -> subprocess.Popen[str]:
         environment = {**os.environ, "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1", "USER": "ann", "LOGNAME": "ann"}
-        environment.pop("HOLDFAST_STORE", None)
+        environment.pop("PERDURE_STORE", None)
         return subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

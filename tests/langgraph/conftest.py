@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.langgraph import HoldfastSaver
+from perdure.langgraph import PerdureSaver
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -19,7 +19,7 @@ def saver_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def saver(saver_url: str) -> Iterator[HoldfastSaver]:
+def saver(saver_url: str) -> Iterator[PerdureSaver]:
     """A saver on it, closed after the test."""
-    with HoldfastSaver(saver_url) as opened:
+    with PerdureSaver(saver_url) as opened:
         yield opened

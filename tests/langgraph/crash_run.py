@@ -23,11 +23,11 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.func import entrypoint, task
 
-import holdfast.storage.postgres  # noqa: F401  the nursery imports everything once
-from holdfast.langgraph import HoldfastSaver
-from holdfast.langgraph.inflight import InFlight, Key
-from holdfast.storage.program import Batch, Program, Transaction
-from holdfast.testing.processes import Say
+import perdure.storage.postgres  # noqa: F401  the nursery imports everything once
+from perdure.langgraph import PerdureSaver
+from perdure.langgraph.inflight import InFlight, Key
+from perdure.storage.program import Batch, Program, Transaction
+from perdure.testing.processes import Say
 
 TASKS = 10
 WAIT_S = 30.0  # of what must come; reached only by a defect
@@ -103,7 +103,7 @@ def is_superseding(metadata: Any) -> bool:
     return bool(metadata["source"] == "loop")
 
 
-class DyingSaver(HoldfastSaver):
+class DyingSaver(PerdureSaver):
     """Dies in the put that supersedes the tasks' writes. The writes are in flight when that put is called."""
 
     moment: Moment
@@ -268,68 +268,68 @@ def finish(say: Say, kind: str, url: str, thread: str, durability: Durability, l
         saver: BaseCheckpointSaver[Any] = SqliteSaver(sqlite3.connect(url, check_same_thread=False))
         say(go_on(saver, thread, durability, log, size=0, fail=False, way=way))
         return
-    with HoldfastSaver(url) as own:
+    with PerdureSaver(url) as own:
         say(go_on(own, thread, durability, log, size=0, fail=False, way=way))
 
 
-KINDS: dict[str, type[DyingSaver]] = {"holdfast": DyingSaver, "without barrier": DyingSaverWithoutBarrier}
+KINDS: dict[str, type[DyingSaver]] = {"perdure": DyingSaver, "without barrier": DyingSaverWithoutBarrier}
 
 
 # --- single operations
 
 
-def op_put(saver: HoldfastSaver) -> None:
+def op_put(saver: PerdureSaver) -> None:
     put(saver, "main", {"log": ["entry"] * 9, "n": 9}, id=numbered_id(9), parent=config_of("main", id=numbered_id(5)))
 
 
-def op_put_again(saver: HoldfastSaver) -> None:
+def op_put_again(saver: PerdureSaver) -> None:
     parent = config_of("main", id=numbered_id(2))
     put(saver, "main", {"log": ["again"], "n": 3}, id=numbered_id(3), parent=parent)
 
 
-def op_first_put(saver: HoldfastSaver) -> None:
+def op_first_put(saver: PerdureSaver) -> None:
     put(saver, "new", {"n": 1}, id=numbered_id(1))
 
 
-def op_put_in_namespace(saver: HoldfastSaver) -> None:
+def op_put_in_namespace(saver: PerdureSaver) -> None:
     put(saver, "main", {"n": 1}, ns="new:1", id=numbered_id(1))
 
 
-def op_put_writes(saver: HoldfastSaver) -> None:
+def op_put_writes(saver: PerdureSaver) -> None:
     writes = [("a", 1), ("b", "x" * 500), ("__interrupt__", "new"), ("c", None)]
     saver.put_writes(config_of("main", id=numbered_id(5)), writes, "task 5", "~path")
 
 
-def op_put_writes_first(saver: HoldfastSaver) -> None:
+def op_put_writes_first(saver: PerdureSaver) -> None:
     saver.put_writes(config_of("new", ns="child:1", id=numbered_id(1)), [("a", 1), ("b", 2)], "task")
 
 
-def op_delete_thread(saver: HoldfastSaver) -> None:
+def op_delete_thread(saver: PerdureSaver) -> None:
     saver.delete_thread("main")
 
 
-def op_delete_for_runs(saver: HoldfastSaver) -> None:
+def op_delete_for_runs(saver: PerdureSaver) -> None:
     saver.delete_for_runs(["run 1", "run 3"])
 
 
-def op_copy_thread(saver: HoldfastSaver) -> None:
+def op_copy_thread(saver: PerdureSaver) -> None:
     saver.copy_thread("main", "copy")
 
 
-def op_prune(saver: HoldfastSaver) -> None:
+def op_prune(saver: PerdureSaver) -> None:
     saver.prune(["main"], strategy="keep_latest")
 
 
-def op_prune_all(saver: HoldfastSaver) -> None:
+def op_prune_all(saver: PerdureSaver) -> None:
     saver.prune(["main"], strategy="delete")
 
 
-OPERATIONS: dict[str, Callable[[HoldfastSaver], None]] = {
+OPERATIONS: dict[str, Callable[[PerdureSaver], None]] = {
     name.removeprefix("op_"): value for name, value in list(globals().items()) if name.startswith("op_")
 }
 
 
-def prepare(saver: HoldfastSaver) -> None:
+def prepare(saver: PerdureSaver) -> None:
     """A line, a fork of it, a subgraph's line, pending writes, runs, and a thread that nobody touches."""
     bystander = put(saver, "bystander", {"n": 1}, id=numbered_id(1), run_id="run 1")
     put(saver, "bystander", {"n": 2}, id=numbered_id(2), parent=bystander)
@@ -356,7 +356,7 @@ def strike(say: Say, url: str, tenant: str, operation: str, at: int) -> None:
         if points == at:
             die()
 
-    with HoldfastSaver(url, tenant=tenant, hook=hook, durability="normal") as saver:
+    with PerdureSaver(url, tenant=tenant, hook=hook, durability="normal") as saver:
         # The same calls as in the process that counted the points: it knows its tenant and its threads.
         everything(saver)
         saver.get_tuple(config_of("main"))

@@ -18,11 +18,11 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Send
 
-import holdfast as hf
-import holdfast.storage.postgres  # the nursery imports everything once
-from holdfast.langgraph import HoldfastSaver
-from holdfast.testing.ledger import Airline
-from holdfast.testing.processes import Say
+import perdure
+import perdure.storage.postgres  # the nursery imports everything once
+from perdure.langgraph import PerdureSaver
+from perdure.testing.ledger import Airline
+from perdure.testing.processes import Say
 
 FLIGHT, HOTEL, TRAIN = "LH400", "Grand Hotel", "ICE 9"
 BOOKED = {"node": 1, "tools": 2, "subgraph": 1, "deep": 1, "send": 3, "functional": 2}  # held at the same time
@@ -49,8 +49,8 @@ class Agency:
             options["reconcile"] = self._look_async if self.is_async else self._look
         body = self._book_async if self.is_async else self._book
         search = self._search_async if self.is_async else self._search
-        self.book: Callable[[str], Any] = hf.effect(name="book", **options)(body)
-        self.search: Callable[[], Any] = hf.step(name="search")(search)
+        self.book: Callable[[str], Any] = perdure.effect(name="book", **options)(body)
+        self.search: Callable[[], Any] = perdure.step(name="search")(search)
         self.searched = 0
 
     def _search(self) -> str:
@@ -60,17 +60,17 @@ class Agency:
     async def _search_async(self) -> str:
         return await asyncio.to_thread(self._search)
 
-    def _book(self, item: str, key: hf.Key) -> str:
+    def _book(self, item: str, key: perdure.Key) -> str:
         return self.airline.book("trip", item, key=key)
 
-    async def _book_async(self, item: str, key: hf.Key) -> str:
+    async def _book_async(self, item: str, key: perdure.Key) -> str:
         return await asyncio.to_thread(self._book, item, key)
 
-    def _look(self, key: hf.Key, item: str) -> hf.Done | hf.NotDone:
+    def _look(self, key: perdure.Key, item: str) -> perdure.Done | perdure.NotDone:
         found = self.airline.bookings(key)
-        return hf.Done(found[0].booking) if found else hf.NotDone()
+        return perdure.Done(found[0].booking) if found else perdure.NotDone()
 
-    async def _look_async(self, key: hf.Key, item: str) -> hf.Done | hf.NotDone:
+    async def _look_async(self, key: perdure.Key, item: str) -> perdure.Done | perdure.NotDone:
         return await asyncio.to_thread(self._look, key, item)
 
     def node(self, fn: Callable[..., Any]) -> Any:
@@ -190,7 +190,7 @@ def booked(shape: str, result: Any) -> list[str]:
     return found
 
 
-def go(agency: Agency, graph: Any, saver: HoldfastSaver, **options: Any) -> Any:
+def go(agency: Agency, graph: Any, saver: PerdureSaver, **options: Any) -> Any:
     """The line that is run again after a crash: begins, or goes on."""
     config: Any = {"configurable": {"thread_id": "trip 1"}}
     given: Any = None if saver.get_tuple(config) is not None else {"booked": []}
@@ -202,10 +202,10 @@ def go(agency: Agency, graph: Any, saver: HoldfastSaver, **options: Any) -> Any:
 def child(say: Say, url: str, airline: str, shape: str, way: str, policy: str, durability: str) -> None:
     """What the nursery calls: run a graph, and say what it booked, or what is in doubt."""
     agency = Agency(airline, way, policy)
-    with HoldfastSaver(url, durability="normal") as saver:
+    with PerdureSaver(url, durability="normal") as saver:
         try:
             result = go(agency, agency.graph(shape, saver), saver, durability=durability)
-        except hf.InDoubt as doubt:
+        except perdure.InDoubt as doubt:
             say({"doubt": str(doubt), "run": doubt.run, "step": doubt.step, "key": doubt.key})
         else:
             say({"booked": booked(shape, result), "searched": agency.searched})

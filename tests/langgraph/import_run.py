@@ -9,8 +9,8 @@ import os
 import signal
 import sys
 
-from holdfast.langgraph import HoldfastSaver, importing_writing
-from holdfast.langgraph.importing import import_langgraph
+from perdure.langgraph import PerdureSaver, importing_writing
+from perdure.langgraph.importing import import_langgraph
 
 ITEMS = 5
 
@@ -25,7 +25,7 @@ def main(source: str, target: str, left: int) -> None:
         if statements == left:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with HoldfastSaver(target, hook=hook) as saver:
+    with PerdureSaver(target, hook=hook) as saver:
         done = import_langgraph(source, saver, verify=False)
     print(statements, done.checkpoints, done.skipped)
 

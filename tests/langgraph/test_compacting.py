@@ -12,29 +12,29 @@ import pytest
 from graph_kit import at, human, talking
 from langchain_core.messages import HumanMessage
 
-from holdfast.errors import OutcomeUnknown
-from holdfast.langgraph import Compacted, HoldfastSaver
+from perdure.errors import OutcomeUnknown
+from perdure.langgraph import Compacted, PerdureSaver
 
 
 def words(turn: int) -> HumanMessage:
     return human(" ".join(f"word{(turn * 7919 + at * 104729) % 1000}" for at in range(60)))
 
 
-def talk(saver: HoldfastSaver, thread: str, turns: int) -> None:
+def talk(saver: PerdureSaver, thread: str, turns: int) -> None:
     graph = talking(saver)
     for turn in range(turns):
         graph.invoke({"messages": [words(turn)]}, at(thread))
 
 
-def everything(saver: HoldfastSaver) -> list[Any]:
+def everything(saver: PerdureSaver) -> list[Any]:
     return [tuple(one) for one in saver.list(None)]
 
 
-def hashes(saver: HoldfastSaver, thread: str) -> list[bytes]:
+def hashes(saver: PerdureSaver, thread: str) -> list[bytes]:
     return [one._record.hash for one in saver.store.thread(thread).history(limit=None)]
 
 
-def test_what_is_read_stays_and_takes_less(saver: HoldfastSaver) -> None:
+def test_what_is_read_stays_and_takes_less(saver: PerdureSaver) -> None:
     for thread in ("a", "b"):
         talk(saver, thread, 40)
     before, chained, size = everything(saver), hashes(saver, "a"), saver.store.stats().stored_bytes
@@ -53,7 +53,7 @@ def test_what_is_read_stays_and_takes_less(saver: HoldfastSaver) -> None:
 
 
 async def test_compaction_in_async_code_applies_retention(saver_url: str) -> None:
-    async with HoldfastSaver(saver_url, keep_last=3) as saver:
+    async with PerdureSaver(saver_url, keep_last=3) as saver:
         assert await saver.acompact() == Compacted(0, 0, 0)
         talk(saver, "t", 4)
         done = await saver.acompact()
@@ -64,7 +64,7 @@ async def test_compaction_in_async_code_applies_retention(saver_url: str) -> Non
 
 def test_an_sqlite_file_gives_its_space_back(tmp_path: Path) -> None:
     path = tmp_path / "agent.db"
-    with HoldfastSaver(str(path)) as saver:
+    with PerdureSaver(str(path)) as saver:
         talk(saver, "kept", 3)
         saver.put_writes(at("kept", checkpoint_id="1", checkpoint_ns=""), [("big", os.urandom(4_000_000))], "task")
         saver.delete_thread("kept")
@@ -75,7 +75,7 @@ def test_an_sqlite_file_gives_its_space_back(tmp_path: Path) -> None:
 
 
 def test_others_write_meanwhile(saver_url: str) -> None:
-    with HoldfastSaver(saver_url) as saver, HoldfastSaver(saver_url) as other:
+    with PerdureSaver(saver_url) as saver, PerdureSaver(saver_url) as other:
         talk(saver, "t", 20)
         writing = threading.Thread(target=talk, args=(other, "t", 20))
         writing.start()
@@ -91,20 +91,20 @@ def test_others_write_meanwhile(saver_url: str) -> None:
 @pytest.mark.parametrize("point", ["begin", "statement:0", "commit", "committed"])
 def test_a_failure_at_any_point_changes_nothing_that_is_read(tmp_path: Path, point: str) -> None:
     path = str(tmp_path / "agent.db")
-    with HoldfastSaver(path) as saver:
+    with PerdureSaver(path) as saver:
         talk(saver, "t", 30)
         before = everything(saver)
     count = failures = 0
     while True:
         fail = _failing(point, count)
-        with HoldfastSaver(path, hook=fail) as saver:
+        with PerdureSaver(path, hook=fail) as saver:
             try:
                 saver.compact()
             except (RuntimeError, OutcomeUnknown):
                 failures += 1
             else:
                 break
-        with HoldfastSaver(path) as saver:
+        with PerdureSaver(path) as saver:
             assert everything(saver) == before
             assert saver.store.verify().ok
         count += 1

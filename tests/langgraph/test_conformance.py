@@ -20,7 +20,7 @@ from langgraph.checkpoint.conformance.capabilities import Capability
 from langgraph.checkpoint.conformance.initializer import RegisteredCheckpointer
 from langgraph.checkpoint.conformance.report import ProgressCallbacks
 
-from holdfast.langgraph import HoldfastSaver
+from perdure.langgraph import PerdureSaver
 
 TESTS = 81
 _suites = itertools.count(1)
@@ -29,7 +29,7 @@ _suites = itertools.count(1)
 class Blocking(BaseCheckpointSaver[int]):
     """The async methods, which alone the suite calls, as calls of the blocking ones, on the event loop's thread."""
 
-    def __init__(self, saver: HoldfastSaver) -> None:
+    def __init__(self, saver: PerdureSaver) -> None:
         super().__init__(serde=saver.serde)
         self.saver = saver
 
@@ -80,14 +80,14 @@ async def test_all_81_conformance_tests_pass(saver_url: str, way: str) -> None:
 
     async def fresh() -> AsyncGenerator[BaseCheckpointSaver[int], None]:
         """A saver that sees nothing of the capability before: a tenant of its own."""
-        async with HoldfastSaver(saver_url, tenant=f"suite {next(_suites)}") as saver:
+        async with PerdureSaver(saver_url, tenant=f"suite {next(_suites)}") as saver:
             yield Blocking(saver) if way == "blocking" else saver
 
     def on_test(capability: str, name: str, passed: bool, error: str | None) -> None:
         results[capability, name] = None if passed else error or "failed without a message"
 
     progress = ProgressCallbacks(on_test_result=on_test)
-    report = await validate(RegisteredCheckpointer("HoldfastSaver", fresh), progress=progress)
+    report = await validate(RegisteredCheckpointer("PerdureSaver", fresh), progress=progress)
     assert {name for name, result in report.results.items() if result.detected} == {one.value for one in Capability}
     assert len(report.results) == 8
     failures = [f"{capability}.{name}:\n{error}" for (capability, name), error in results.items() if error]

@@ -19,9 +19,9 @@ import pytest
 from checkpoints import everything
 from soak import SOAK
 
-import holdfast
-from holdfast.langgraph import HoldfastSaver
-from holdfast.testing.processes import Nursery
+import perdure
+from perdure.langgraph import PerdureSaver
+from perdure.testing.processes import Nursery
 
 TRIALS = 20 if SOAK else 8
 POINTS_MAX = 1000 if SOAK else 4  # of an operation, at which it is killed, besides its last commit
@@ -63,10 +63,10 @@ def test_put_is_a_barrier_for_its_parents_pending_writes(
     for number in range(TRIALS):
         way = "async" if number % 2 else "blocking"
         hold_writes = number % 4 < 2 and durability != "exit"  # or in the order in which they come
-        trial = Trial(tmp_path, "holdfast", saver_url, durability, way, hold_writes=hold_writes)
+        trial = Trial(tmp_path, "perdure", saver_url, durability, way, hold_writes=hold_writes)
         twice[number] = trial.tasks_done_twice(nursery)
     assert {number: tasks for number, tasks in twice.items() if tasks} == {}
-    with holdfast.open(saver_url) as store:
+    with perdure.open(saver_url) as store:
         report = store.verify()
         assert report.ok, report.problems
 
@@ -94,8 +94,8 @@ def test_a_kill_at_any_statement_leaves_before_or_after(saver_url: str, nursery:
     """Visible is the one or the other; everything verifies; and whoever does it again gets to the same end."""
     act, points = crash_run.OPERATIONS[operation], list[str]()
     with (
-        holdfast.open(saver_url, durability="normal") as store,
-        HoldfastSaver(saver_url, tenant="whole", hook=points.append) as whole,
+        perdure.open(saver_url, durability="normal") as store,
+        PerdureSaver(saver_url, tenant="whole", hook=points.append) as whole,
     ):
         crash_run.prepare(whole)
         before = everything(whole)
@@ -106,7 +106,7 @@ def test_a_kill_at_any_statement_leaves_before_or_after(saver_url: str, nursery:
         assert before != after or operation == "put_writes_first"  # which shows only when its checkpoint comes
         outcomes = []
         for at in to_strike:
-            saver = HoldfastSaver(store.tenant(f"struck at {at}"))
+            saver = PerdureSaver(store.tenant(f"struck at {at}"))
             crash_run.prepare(saver)
             assert list(nursery.start("strike", saver_url, f"struck at {at}", operation, at).lines()) == [], (
                 "not killed"
@@ -139,6 +139,6 @@ def check_whole(seen: list[Any], before: list[Any], after: list[Any], when: str,
     assert operation == "delete_for_runs" or seen in (before, after), f"half done after {when}"
 
 
-def check_sound(saver: HoldfastSaver) -> None:
+def check_sound(saver: PerdureSaver) -> None:
     report = saver.store.verify()
     assert report.ok, [str(problem) for problem in report.problems]

@@ -14,7 +14,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.graph import START, StateGraph
 
-from holdfast.langgraph import HoldfastSaver
+from perdure.langgraph import PerdureSaver
 
 History = dict[str, Any]
 MISSING = numbered_id(999_999)
@@ -43,7 +43,7 @@ def line(saver: BaseCheckpointSaver[Any], length: int, *, seeds: Sequence[int] =
     return made
 
 
-def test_writes_come_oldest_first_without_those_of_the_target(saver: HoldfastSaver) -> None:
+def test_writes_come_oldest_first_without_those_of_the_target(saver: PerdureSaver) -> None:
     made = line(saver, 5)
     assert history(saver, made[4], "log") == {"log": {"writes": [(f"task {n}", "log", n) for n in range(4)]}}
     assert history(saver, made[0], "log") == {"log": {"writes": []}}
@@ -51,7 +51,7 @@ def test_writes_come_oldest_first_without_those_of_the_target(saver: HoldfastSav
     assert values(saver, config_of("t")) == [0, 1, 2, 3]
 
 
-def test_the_walk_ends_at_the_nearest_seed_and_takes_its_writes_along(saver: HoldfastSaver) -> None:
+def test_the_walk_ends_at_the_nearest_seed_and_takes_its_writes_along(saver: PerdureSaver) -> None:
     made = line(saver, 7, seeds=[1, 3])
     assert history(saver, made[6], "log")["log"]["seed"] == "seed 3"
     assert values(saver, made[6]) == [3, 4, 5]
@@ -60,7 +60,7 @@ def test_the_walk_ends_at_the_nearest_seed_and_takes_its_writes_along(saver: Hol
     assert "seed" not in history(saver, made[1], "log")["log"]
 
 
-def test_a_seed_may_be_none_or_false_or_a_snapshot(saver: HoldfastSaver) -> None:
+def test_a_seed_may_be_none_or_false_or_a_snapshot(saver: PerdureSaver) -> None:
     seeds: list[Any] = [None, 0, "", [], {}, _DeltaSnapshot(["a", "b"])]
     for number, seed in enumerate(seeds):
         first = put(saver, f"t{number}", {"log": seed})
@@ -70,7 +70,7 @@ def test_a_seed_may_be_none_or_false_or_a_snapshot(saver: HoldfastSaver) -> None
         assert type(found["seed"]) is type(seed)
 
 
-def test_each_channel_ends_at_a_seed_of_its_own(saver: HoldfastSaver) -> None:
+def test_each_channel_ends_at_a_seed_of_its_own(saver: PerdureSaver) -> None:
     made: list[RunnableConfig] = []
     for number, kept in enumerate([{"a": "seed a"}, {}, {"b": "seed b"}, {}]):
         made.append(put(saver, "t", kept, parent=made[-1] if made else None))
@@ -89,7 +89,7 @@ def test_each_channel_ends_at_a_seed_of_its_own(saver: HoldfastSaver) -> None:
     assert list(found) == ["a", "b", "c", "never"]
 
 
-def test_only_ancestors_count_not_the_other_side_of_a_fork(saver: HoldfastSaver) -> None:
+def test_only_ancestors_count_not_the_other_side_of_a_fork(saver: PerdureSaver) -> None:
     root, *_ = made = line(saver, 3)
     left = put(saver, "t", parent=made[1])
     saver.put_writes(left, [("log", "left")], "task")
@@ -100,7 +100,7 @@ def test_only_ancestors_count_not_the_other_side_of_a_fork(saver: HoldfastSaver)
     assert values(saver, put(saver, "t", parent=root)) == [0]
 
 
-def test_other_namespaces_and_threads_are_other_histories(saver: HoldfastSaver) -> None:
+def test_other_namespaces_and_threads_are_other_histories(saver: PerdureSaver) -> None:
     """The same checkpoint ids, in each of them."""
     for thread, ns in [("t", ""), ("t", "child:1"), ("u", "")]:
         first = put(saver, thread, ns=ns, id=numbered_id(1))
@@ -110,7 +110,7 @@ def test_other_namespaces_and_threads_are_other_histories(saver: HoldfastSaver) 
         assert values(saver, config_of(thread, ns=ns, id=numbered_id(2))) == [f"{thread} {ns}"]
 
 
-def test_writes_of_one_checkpoint_are_ordered_by_path_task_and_position(saver: HoldfastSaver) -> None:
+def test_writes_of_one_checkpoint_are_ordered_by_path_task_and_position(saver: PerdureSaver) -> None:
     first = put(saver)
     for path, task in [("~b", "1"), ("~a", "5"), ("", "9"), ("~a", "2"), ("~a|b", "0")]:
         saver.put_writes(first, [("log", f"{path} {task} {n}") for n in range(12)], task, path)
@@ -120,7 +120,7 @@ def test_writes_of_one_checkpoint_are_ordered_by_path_task_and_position(saver: H
     assert values(saver, second) == [f"{path} {task} {n}" for path, task in in_order for n in range(12)]
 
 
-def test_no_channels_no_checkpoint_no_parent(saver: HoldfastSaver) -> None:
+def test_no_channels_no_checkpoint_no_parent(saver: PerdureSaver) -> None:
     assert history(saver, config_of("nobody"), "log") == {"log": {"writes": []}}
     assert history(saver, config_of("nobody")) == {}
     made = line(saver, 2)
@@ -130,7 +130,7 @@ def test_no_channels_no_checkpoint_no_parent(saver: HoldfastSaver) -> None:
     assert history(saver, orphan, "log") == {"log": {"writes": []}}
 
 
-def test_a_line_of_several_hundred_checkpoints(saver: HoldfastSaver) -> None:
+def test_a_line_of_several_hundred_checkpoints(saver: PerdureSaver) -> None:
     made = line(saver, 400, seeds=[20])
     assert history(saver, made[-1], "log")["log"]["seed"] == "seed 20"
     assert values(saver, made[-1]) == list(range(20, 399))
@@ -139,7 +139,7 @@ def test_a_line_of_several_hundred_checkpoints(saver: HoldfastSaver) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_random_trees_agree_with_the_base_class_blocking_and_async(saver: HoldfastSaver, seed: int) -> None:
+async def test_random_trees_agree_with_the_base_class_blocking_and_async(saver: PerdureSaver, seed: int) -> None:
     chance = random.Random(seed)
     channels = ["a", "b", "c"]
     made: list[RunnableConfig] = []
@@ -157,7 +157,7 @@ async def test_random_trees_agree_with_the_base_class_blocking_and_async(saver: 
         assert await saver.aget_delta_channel_history(config=config, channels=channels) == expected
 
 
-async def test_the_async_history_is_the_same(saver: HoldfastSaver) -> None:
+async def test_the_async_history_is_the_same(saver: PerdureSaver) -> None:
     made = line(saver, 6, seeds=[2])
     assert await saver.aget_delta_channel_history(config=made[5], channels=["log", "never"]) == {
         "log": {"writes": [(f"task {n}", "log", n) for n in range(2, 5)], "seed": "seed 2"},
@@ -181,7 +181,7 @@ def echo(state: Logged) -> Logged:
     return {"log": [f"after {len(state['log'])}"]}
 
 
-def run_graph(saver: HoldfastSaver, turns: int) -> Any:
+def run_graph(saver: PerdureSaver, turns: int) -> Any:
     """A graph whose only channel is a delta channel, after so many turns."""
     builder = StateGraph(Logged)
     builder.add_node("echo", echo)
@@ -192,7 +192,7 @@ def run_graph(saver: HoldfastSaver, turns: int) -> Any:
     return graph
 
 
-def test_prune_and_copy_keep_what_a_delta_channel_is_made_of(saver: HoldfastSaver) -> None:
+def test_prune_and_copy_keep_what_a_delta_channel_is_made_of(saver: PerdureSaver) -> None:
     graph = run_graph(saver, 5)
     state = graph.get_state(config_of("t")).values
     assert len(state["log"]) == 10

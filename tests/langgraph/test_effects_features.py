@@ -19,9 +19,9 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, RetryPolicy, interrupt
 
-import holdfast as hf
-from holdfast.langgraph import HoldfastSaver, nodes
-from holdfast.storage.program import Program
+import perdure
+from perdure.langgraph import PerdureSaver, nodes
+from perdure.storage.program import Program
 
 
 @pytest.fixture(params=MODES)
@@ -32,7 +32,7 @@ def office(request: pytest.FixtureRequest) -> Office:
 # --- LangGraph runs nodes again
 
 
-async def test_a_retry_runs_what_failed_and_not_what_is_done(saver: HoldfastSaver, office: Office) -> None:
+async def test_a_retry_runs_what_failed_and_not_what_is_done(saver: PerdureSaver, office: Office) -> None:
     """LangGraph's RetryPolicy: the step that raised is run again, the effect before it is not."""
 
     async def trip(state: Trip) -> Trip:
@@ -46,7 +46,7 @@ async def test_a_retry_runs_what_failed_and_not_what_is_done(saver: HoldfastSave
     assert office.ran == ["book a", "search b", "search b"]
 
 
-async def test_a_definite_failure_is_tried_again_with_the_same_key(saver: HoldfastSaver, office: Office) -> None:
+async def test_a_definite_failure_is_tried_again_with_the_same_key(saver: PerdureSaver, office: Office) -> None:
     """The receiver said no: nothing is in doubt. The graph ends with its error, and goes on when it is run again."""
 
     async def trip(state: Trip) -> Trip:
@@ -62,7 +62,7 @@ async def test_a_definite_failure_is_tried_again_with_the_same_key(saver: Holdfa
     assert len(set(office.keys)) == 1
 
 
-async def test_a_node_that_is_run_twice_books_twice(saver: HoldfastSaver, office: Office) -> None:
+async def test_a_node_that_is_run_twice_books_twice(saver: PerdureSaver, office: Office) -> None:
     """Two turns of a loop are two tasks."""
 
     async def trip(state: Trip) -> Trip:
@@ -77,7 +77,7 @@ async def test_a_node_that_is_run_twice_books_twice(saver: HoldfastSaver, office
     assert len(set(office.keys)) == 2
 
 
-async def test_equal_calls_in_one_node_are_counted(saver: HoldfastSaver, office: Office) -> None:
+async def test_equal_calls_in_one_node_are_counted(saver: PerdureSaver, office: Office) -> None:
     """Twice the same, then an error: both are found again."""
 
     async def trip(state: Trip) -> Trip:
@@ -103,7 +103,7 @@ async def _araise(what: str) -> str:
 
 
 async def test_a_node_that_calls_with_other_arguments_the_next_time_is_warned_of(
-    saver: HoldfastSaver, office: Office, caplog: pytest.LogCaptureFixture
+    saver: PerdureSaver, office: Office, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody can tell that it is the same call: what decides the arguments must be a step."""
     items = ["a", "b"]
@@ -118,12 +118,12 @@ async def test_a_node_that_calls_with_other_arguments_the_next_time_is_warned_of
     with pytest.raises(Broken):
         await graph.invoke({}, at("t"))
     await graph.invoke(None, at("t"))
-    [said] = [record.getMessage() for record in caplog.records if record.name == "holdfast"]
+    [said] = [record.getMessage() for record in caplog.records if record.name == "perdure"]
     assert f"key {office.keys[0]}), and this one did not: make a step of what decides them" in said
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_an_interrupt_before_or_after_an_effect(saver: HoldfastSaver, office: Office, when: str) -> None:
+async def test_an_interrupt_before_or_after_an_effect(saver: PerdureSaver, office: Office, when: str) -> None:
     """The node runs again from its beginning when it is answered."""
 
     async def trip(state: Trip) -> Trip:
@@ -139,7 +139,7 @@ async def test_an_interrupt_before_or_after_an_effect(saver: HoldfastSaver, offi
     assert office.ran == ["book a"]
 
 
-async def test_time_travel_and_forks_book_anew(saver: HoldfastSaver, office: Office) -> None:
+async def test_time_travel_and_forks_book_anew(saver: PerdureSaver, office: Office) -> None:
     """A fork's checkpoint is another one: other tasks, other keys. What was done before it stays done once."""
 
     async def trip(state: Trip) -> Trip:
@@ -158,9 +158,7 @@ async def test_time_travel_and_forks_book_anew(saver: HoldfastSaver, office: Off
     assert len(set(office.keys)) == 5
 
 
-async def test_an_old_interrupt_that_is_answered_again_finds_what_was_done(
-    saver: HoldfastSaver, office: Office
-) -> None:
+async def test_an_old_interrupt_that_is_answered_again_finds_what_was_done(saver: PerdureSaver, office: Office) -> None:
     """LangGraph runs the same task again, also if the thread has gone on since: nothing is done twice."""
 
     async def trip(state: Trip) -> Trip:
@@ -202,7 +200,7 @@ def tooling(office: Office, saver: Any, items: list[str], **options: Any) -> Run
     return Runner(builder.compile(checkpointer=saver), office.mode)
 
 
-async def test_parallel_tools_that_fail_in_the_middle_go_on_one_by_one(saver: HoldfastSaver, office: Office) -> None:
+async def test_parallel_tools_that_fail_in_the_middle_go_on_one_by_one(saver: PerdureSaver, office: Office) -> None:
     """One of them is refused: the others have booked, and are not asked again."""
     items = ["a", "b", "c", "a"]  # twice the same: two bookings
     office.trouble = [Broken()]
@@ -217,12 +215,12 @@ async def test_parallel_tools_that_fail_in_the_middle_go_on_one_by_one(saver: Ho
     assert len(set(office.keys)) == len(items)
 
 
-async def test_a_doubt_never_goes_to_the_model(saver: HoldfastSaver, office: Office) -> None:
+async def test_a_doubt_never_goes_to_the_model(saver: PerdureSaver, office: Office) -> None:
     """A tool node that makes messages of errors would let the model book again. The graph ends instead, where it is."""
     graph = tooling(office, saver, ["a", "b"], handle_tool_errors=True)
     office.trouble = [TimeoutError("no answer")]
     for _ in range(2):
-        with pytest.raises(hf.InDoubt, match="holdfast resolve") as caught:
+        with pytest.raises(perdure.InDoubt, match="perdure resolve") as caught:
             await graph.invoke(None if office.ran else {"messages": []}, at("t"))
         assert len(office.ran) == 2
         assert (await graph.state(at("t"))).next == ("tools",)
@@ -236,21 +234,21 @@ async def test_a_doubt_never_goes_to_the_model(saver: HoldfastSaver, office: Off
     assert saver.store.runs() == []
 
 
-async def test_a_node_cannot_swallow_a_doubt_but_on_doubt_fail_is_its_own_to_handle(saver: HoldfastSaver) -> None:
+async def test_a_node_cannot_swallow_a_doubt_but_on_doubt_fail_is_its_own_to_handle(saver: PerdureSaver) -> None:
     for mode in MODES:
         asking, failing = Office(mode), Office(mode, on_doubt="fail")
 
         async def swallow(state: Trip, office: Office = asking) -> Trip:
             try:
                 return {"booked": [await office(office.book("a"))]}
-            except hf.InDoubt as doubt:
+            except perdure.InDoubt as doubt:
                 return {"booked": [f"perhaps {doubt.key}"]}
 
         async def handle(state: Trip, office: Office = failing) -> Trip:
             return await swallow(state, office)
 
         asking.trouble, failing.trouble = [TimeoutError()], [TimeoutError()]
-        with pytest.raises(hf.InDoubt):
+        with pytest.raises(perdure.InDoubt):
             await asking.line(saver, swallow).invoke({}, at(f"ask {mode}"))
         graph = failing.line(saver, handle)
         assert (await graph.invoke({}, at(f"fail {mode}")))["booked"] == [f"perhaps {failing.keys[0]}"]
@@ -259,14 +257,14 @@ async def test_a_node_cannot_swallow_a_doubt_but_on_doubt_fail_is_its_own_to_han
 
 @pytest.mark.parametrize("durability", ["async", "sync"])
 async def test_after_a_swallowed_doubt_nothing_more_is_booked(
-    saver: HoldfastSaver, office: Office, durability: str
+    saver: PerdureSaver, office: Office, durability: str
 ) -> None:
     """With durability "async" LangGraph begins the next step meanwhile: its effects wait for a checkpoint in vain."""
 
     async def swallow(state: Trip) -> Trip:
         try:
             return {"booked": [await office(office.book("a"))]}
-        except hf.InDoubt:
+        except perdure.InDoubt:
             return {}
 
     async def more(state: Trip) -> Trip:
@@ -274,13 +272,13 @@ async def test_after_a_swallowed_doubt_nothing_more_is_booked(
 
     office.trouble = [TimeoutError()]
     graph = office.line(saver, swallow, more)
-    with pytest.raises(hf.InDoubt):
+    with pytest.raises(perdure.InDoubt):
         await graph.invoke({}, at("t"), durability=durability)
     assert office.ran == ["book a"]
     assert (await graph.state(at("t"))).next == ("n0",)
 
 
-async def test_on_doubt_fail_is_an_end_also_where_the_node_runs_again(saver: HoldfastSaver) -> None:
+async def test_on_doubt_fail_is_an_end_also_where_the_node_runs_again(saver: PerdureSaver) -> None:
     """Nobody knows whether it happened: running the graph again must not do it again."""
     for mode in MODES:
         office = Office(mode, on_doubt="fail")
@@ -292,12 +290,12 @@ async def test_on_doubt_fail_is_an_end_also_where_the_node_runs_again(saver: Hol
         graph = office.line(saver, trip)
         givens: list[Any] = [{}, None, None]
         for given in givens:
-            with pytest.raises(hf.InDoubt):
+            with pytest.raises(perdure.InDoubt):
                 await graph.invoke(given, at(mode))
         assert len(office.keys) == 1
 
 
-async def test_an_effect_that_wants_approval_says_how_to_give_it(saver: HoldfastSaver) -> None:
+async def test_an_effect_that_wants_approval_says_how_to_give_it(saver: PerdureSaver) -> None:
     for mode in MODES:
         office = Office(mode, approve="Shall I?")
 
@@ -307,7 +305,7 @@ async def test_an_effect_that_wants_approval_says_how_to_give_it(saver: Holdfast
         graph = office.line(saver, trip)
         givens: list[Any] = [{}, None]
         for given in givens:
-            with pytest.raises(hf.RunStuck, match=r"Shall I\? .*holdfast answer"):
+            with pytest.raises(perdure.RunStuck, match=r"Shall I\? .*perdure answer"):
                 await graph.invoke(given, at(mode))
         [ask] = saver.store.asks()
         saver.store.answer(ask.run, True, step=ask.path, who="maria")
@@ -319,7 +317,7 @@ async def test_an_effect_that_wants_approval_says_how_to_give_it(saver: Holdfast
 
 
 async def test_an_effect_waits_until_its_checkpoint_is_stored(
-    saver: HoldfastSaver, office: Office, monkeypatch: pytest.MonkeyPatch
+    saver: PerdureSaver, office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a kill in the effect would find no checkpoint to go on from, and the next run would be another task."""
     order: list[str] = []
@@ -350,14 +348,14 @@ async def test_an_effect_waits_until_its_checkpoint_is_stored(
         return {"booked": [booked]}
 
     monkeypatch.setattr(nodes, "_find", watched)
-    monkeypatch.setattr(HoldfastSaver, "_put", lambda self, *args: held(*args))
+    monkeypatch.setattr(PerdureSaver, "_put", lambda self, *args: held(*args))
     await office.line(saver, trip).invoke({}, at("t"))
     assert order.index("put 0") < order.index("booked")
     assert looked.is_set()
 
 
 def _nothing() -> Any:
-    from holdfast.storage.program import Batch, Sql, Transaction
+    from perdure.storage.program import Batch, Sql, Transaction
 
     def program() -> Program[None]:
         yield Batch(Sql("SELECT 1")(), last=True)  # a real one: others get their turn on the loop while it waits
@@ -366,7 +364,7 @@ def _nothing() -> Any:
 
 
 @pytest.mark.parametrize("make", [lambda: None, InMemorySaver], ids=["none", "memory"])
-async def test_without_a_holdfast_saver_an_effect_is_refused_and_a_step_is_a_plain_call(
+async def test_without_a_perdure_saver_an_effect_is_refused_and_a_step_is_a_plain_call(
     office: Office, make: Callable[[], Any]
 ) -> None:
     async def look(state: Trip) -> Trip:
@@ -377,19 +375,19 @@ async def test_without_a_holdfast_saver_an_effect_is_refused_and_a_step_is_a_pla
 
     other = make()
     assert (await office.line(other, look).invoke({}, at("t")))["booked"] == ["found a"]
-    with pytest.raises(hf.NotInRun, match=r"compile it with checkpointer=HoldfastSaver"):
+    with pytest.raises(perdure.NotInRun, match=r"compile it with checkpointer=PerdureSaver"):
         await office.line(other, trip).invoke({}, at("t"))
     assert office.ran == ["search a"]
 
 
-async def test_where_no_checkpoint_is_stored_an_effect_is_refused(saver: HoldfastSaver, office: Office) -> None:
+async def test_where_no_checkpoint_is_stored_an_effect_is_refused(saver: PerdureSaver, office: Office) -> None:
     """durability="exit", and subgraphs that keep nothing: after a crash it would be another task."""
 
     async def trip(state: Trip) -> Trip:
         await office(office.search("a"))
         return {"booked": [await office(office.book("a"))]}
 
-    with pytest.raises(hf.UsageError, match=r'durability="exit" .* use durability="async"'):
+    with pytest.raises(perdure.UsageError, match=r'durability="exit" .* use durability="async"'):
         await office.line(saver, trip).invoke({}, at("t"), durability="exit")
     inner = StateGraph(Trip)
     inner.add_node("trip", office.node(trip))
@@ -400,7 +398,7 @@ async def test_where_no_checkpoint_is_stored_an_effect_is_refused(saver: Holdfas
         builder.add_edge(START, "inner")
         graph = Runner(builder.compile(checkpointer=saver), office.mode)
         if checkpointer is False:
-            with pytest.raises(hf.UsageError, match=r"subgraph 'inner' keeps no checkpoints"):
+            with pytest.raises(perdure.UsageError, match=r"subgraph 'inner' keeps no checkpoints"):
                 await graph.invoke({}, at("none"))
         else:
             assert len((await graph.invoke({}, at(str(checkpointer))))["booked"]) == 1
@@ -408,7 +406,7 @@ async def test_where_no_checkpoint_is_stored_an_effect_is_refused(saver: Holdfas
 
 
 async def test_a_blocking_effect_in_an_async_node_is_refused_unless_checkpoints_come_first(
-    saver: HoldfastSaver,
+    saver: PerdureSaver,
 ) -> None:
     """It would hold up the event loop that stores the checkpoint. A step is a plain call there."""
     office = Office("sync")
@@ -420,17 +418,17 @@ async def test_a_blocking_effect_in_an_async_node_is_refused_unless_checkpoints_
     builder.add_node("trip", trip)
     builder.add_edge(START, "trip")
     graph = builder.compile(checkpointer=saver)
-    with pytest.raises(hf.UsageError, match="blocking call in an async node"):
+    with pytest.raises(perdure.UsageError, match="blocking call in an async node"):
         await graph.ainvoke({}, at("t"))
     assert (await graph.ainvoke(None, at("t"), durability="sync"))["booked"] == ["found a", "a-1"]
 
 
-async def test_an_interrupt_inside_an_effect_is_no_doubt(saver: HoldfastSaver) -> None:
+async def test_an_interrupt_inside_an_effect_is_no_doubt(saver: PerdureSaver) -> None:
     """A tool that asks before it acts: LangGraph runs its body again from the top, with the answer."""
     keys: list[str] = []
 
-    @hf.effect(name="book")
-    def book(item: str, key: hf.Key) -> str:
+    @perdure.effect(name="book")
+    def book(item: str, key: perdure.Key) -> str:
         keys.append(key)
         return f"{item}: {interrupt('sure?')}"
 

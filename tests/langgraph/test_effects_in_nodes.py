@@ -22,13 +22,13 @@ from graph_kit import at
 from langgraph.graph import START, StateGraph
 from soak import SOAK
 
-import holdfast as hf
-from holdfast.cli import main
-from holdfast.langgraph import HoldfastSaver, nodes
-from holdfast.storage.program import Batch, Program, Sql, Transaction
-from holdfast.testing.ledger import AirlineProcess
-from holdfast.testing.processes import Nursery
-from holdfast.threads.store import ThreadStore
+import perdure
+from perdure.cli import main
+from perdure.langgraph import PerdureSaver, nodes
+from perdure.storage.program import Batch, Program, Sql, Transaction
+from perdure.testing.ledger import AirlineProcess
+from perdure.testing.processes import Nursery
+from perdure.threads.store import ThreadStore
 
 WAYS = ["sync", "async"]
 
@@ -115,12 +115,12 @@ def test_where_nobody_knows_a_person_says_and_the_graph_goes_on(
             doubt = kill.again()
             assert doubt["key"] == airline.bookings()[0].key
             assert times_booked(airline) == {FLIGHT: 1}
-        with hf.open(saver_url) as store:
+        with perdure.open(saver_url) as store:
             [ask] = store.asks()
             assert (ask.run, ask.kind, ask.key) == (doubt["run"], "doubt", doubt["key"])
             [info] = store.runs()
             assert (info.status, info.waiting_for and info.waiting_for["for"]) == ("waiting", "doubt")
-        [line] = re.findall(r"holdfast (resolve .*?) --done '<result as JSON>'", doubt["doubt"])
+        [line] = re.findall(r"perdure (resolve .*?) --done '<result as JSON>'", doubt["doubt"])
         assert main([*shlex.split(line), "--done", "trip-1", "--store", saver_url]) == 0, capsys.readouterr()
         assert kill.again()["booked"] == ["trip-1", "trip-2"]
         assert times_booked(airline) == {FLIGHT: 1, HOTEL: 1}
@@ -136,12 +136,12 @@ class Trip(TypedDict, total=False):
 class Counted:
     """A node that books once, and whatever a test lets it do then."""
 
-    def __init__(self, saver: HoldfastSaver, *, times: int = 1, then: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, saver: PerdureSaver, *, times: int = 1, then: Callable[[], None] = lambda: None) -> None:
         self.keys: list[str] = []
         self.during: Callable[[], None] = lambda: None
 
-        @hf.effect(name="book", timeout_s=60)
-        def book(item: int, key: hf.Key) -> str:
+        @perdure.effect(name="book", timeout_s=60)
+        def book(item: int, key: perdure.Key) -> str:
             self.keys.append(str(key))
             self.during()
             return "x" * 100_000  # a blob
@@ -157,7 +157,7 @@ class Counted:
         self.graph = builder.compile(checkpointer=saver)
 
 
-def test_tasks_are_no_runs_to_look_at_and_done_when_their_writes_are_stored(saver: HoldfastSaver) -> None:
+def test_tasks_are_no_runs_to_look_at_and_done_when_their_writes_are_stored(saver: PerdureSaver) -> None:
     Counted(saver).graph.invoke({}, at("t"))
     store = saver.store
     assert store.runs() == []
@@ -169,7 +169,7 @@ def test_tasks_are_no_runs_to_look_at_and_done_when_their_writes_are_stored(save
     assert store.verify().ok
 
 
-def test_a_task_that_is_run_again_reads_large_results_back(saver: HoldfastSaver) -> None:
+def test_a_task_that_is_run_again_reads_large_results_back(saver: PerdureSaver) -> None:
     trouble = [RuntimeError("crash")]
 
     def then() -> None:
@@ -183,17 +183,17 @@ def test_a_task_that_is_run_again_reads_large_results_back(saver: HoldfastSaver)
     assert len(counted.keys) == 2
 
 
-def test_only_the_graph_steers_a_task(saver: HoldfastSaver) -> None:
+def test_only_the_graph_steers_a_task(saver: PerdureSaver) -> None:
     Counted(saver).graph.invoke({}, at("t"))
     [info] = saver.store.runs(tasks=True)
     run = saver.store.get_run(info.id)
     for steer in (run.cancel, run.pause, run.resume, run.rollback, lambda: saver.store.fork(info.id, id="new")):
-        with pytest.raises(hf.UsageError, match="stands for a task of a LangGraph graph"):
+        with pytest.raises(perdure.UsageError, match="stands for a task of a LangGraph graph"):
             steer()
 
 
 @pytest.mark.parametrize("how", ["saver", "store", "handle", "ttl"])
-def test_tasks_go_with_their_thread(saver: HoldfastSaver, how: str) -> None:
+def test_tasks_go_with_their_thread(saver: PerdureSaver, how: str) -> None:
     """Their journals and their large results too; those of other threads stay."""
     for thread in ("t", "t/x", "other"):
         Counted(saver).graph.invoke({}, at(thread))
@@ -205,7 +205,7 @@ def test_tasks_go_with_their_thread(saver: HoldfastSaver, how: str) -> None:
     elif how == "handle":
         store.delete(store.thread("t"))
     else:
-        expiring = HoldfastSaver(store, ttl=60)
+        expiring = PerdureSaver(store, ttl=60)
         clock, store._context.clock_us = store._context.clock_us, lambda: clock() + 61_000_000
         assert expiring.get_tuple(at("t")) is None
         store._context.clock_us = clock
@@ -217,19 +217,19 @@ def test_tasks_go_with_their_thread(saver: HoldfastSaver, how: str) -> None:
 
 def test_finished_tasks_are_kept_as_long_as_runs_are(saver_url: str) -> None:
     """And a sweep finds those whose threads were deleted by somebody who was killed before he was done."""
-    with hf.open(saver_url, keep_runs_s=0.000001) as store:
-        saver = HoldfastSaver(store)
+    with perdure.open(saver_url, keep_runs_s=0.000001) as store:
+        saver = PerdureSaver(store)
         Counted(saver).graph.invoke({}, at("t"))
         assert store.sweep_runs() == 1
-        Counted(HoldfastSaver(store)).graph.invoke({}, at("stray"))
-    with hf.open(saver_url) as store:
+        Counted(PerdureSaver(store)).graph.invoke({}, at("stray"))
+    with perdure.open(saver_url) as store:
         assert [info.status for info in store.runs(tasks=True)] == ["done"]
         ThreadStore(store._context).delete("stray")  # the thread alone
-        HoldfastSaver(store).compact()
+        PerdureSaver(store).compact()
         assert counts(store) == {"run": 0, "run_value": 0, "journal": 0, "run_blob": 0, "blob": 0}
 
 
-def counts(store: hf.Store) -> dict[str, int]:
+def counts(store: perdure.Store) -> dict[str, int]:
     def program() -> Program[dict[str, int]]:
         tables = ("run", "run_value", "journal", "run_blob", "blob")
         answers = yield Batch(*(Sql(f"SELECT count(*) FROM {table}")() for table in tables), last=True)
@@ -243,7 +243,7 @@ class Refused(Exception):
 
 
 def test_two_runs_of_the_same_task_at_once_do_not_both_book(
-    saver: HoldfastSaver, monkeypatch: pytest.MonkeyPatch
+    saver: PerdureSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two requests resume the same thread: while the first is booking, the second waits, and is turned away then."""
     monkeypatch.setattr(nodes, "_BUSY_S", 0.01)
@@ -263,7 +263,7 @@ def test_two_runs_of_the_same_task_at_once_do_not_both_book(
     first = threading.Thread(target=lambda: results.append(counted.graph.invoke(None, at("t"))))
     first.start()
     assert booking.wait(30)
-    with pytest.raises(hf.LeaseLost, match="is being run by another"):
+    with pytest.raises(perdure.LeaseLost, match="is being run by another"):
         counted.graph.invoke(None, at("t"))
     go_on.set()
     first.join(30)
@@ -271,13 +271,13 @@ def test_two_runs_of_the_same_task_at_once_do_not_both_book(
     assert (len(counted.keys), len(set(counted.keys))) == (2, 1)
 
 
-def test_a_subgraph_that_a_node_calls_itself_is_found_again(saver: HoldfastSaver) -> None:
+def test_a_subgraph_that_a_node_calls_itself_is_found_again(saver: PerdureSaver) -> None:
     """Twice in one node: each call has a namespace of its own."""
     keys: list[str] = []
     trouble = [RuntimeError("crash")]
 
-    @hf.effect(name="book", timeout_s=60)
-    def book(item: str, key: hf.Key) -> str:
+    @perdure.effect(name="book", timeout_s=60)
+    def book(item: str, key: perdure.Key) -> str:
         keys.append(str(key))
         return item
 

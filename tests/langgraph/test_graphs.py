@@ -1,4 +1,4 @@
-"""Graphs on a HoldfastSaver: threads, histories, replays, updates. Each scenario is run on LangGraph's own in-memory
+"""Graphs on a PerdureSaver: threads, histories, replays, updates. Each scenario is run on LangGraph's own in-memory
 saver too, and what it saw must be equal but for ids and times.
 """
 
@@ -27,7 +27,7 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Command, Overwrite, StateSnapshot, StateUpdate
 
 from graph_kit import Count  # isort: skip
-from holdfast.langgraph import HoldfastSaver
+from perdure.langgraph import PerdureSaver
 
 SOME = {"total": 0, "log": []}
 
@@ -279,12 +279,12 @@ SCENARIOS: list[Scenario] = [
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-async def test_a_graph_runs_as_on_the_saver_in_memory(scenario: Scenario, saver: HoldfastSaver, mode: str) -> None:
+async def test_a_graph_runs_as_on_the_saver_in_memory(scenario: Scenario, saver: PerdureSaver, mode: str) -> None:
     mine, theirs = await on_both(scenario, saver, mode)
     assert mine == theirs
 
 
-async def test_blocking_and_awaited_calls_mix_on_one_thread(saver: HoldfastSaver) -> None:
+async def test_blocking_and_awaited_calls_mix_on_one_thread(saver: PerdureSaver) -> None:
     graph = counting(saver)
     blocking, awaited = Runner(graph, "sync"), Runner(graph, "async")
     await blocking.invoke(SOME, at("t"))

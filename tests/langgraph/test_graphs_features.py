@@ -30,7 +30,7 @@ from langgraph.prebuilt import create_react_agent
 from langgraph.types import CachePolicy, Command, interrupt
 from langgraph.warnings import LangGraphDeprecatedSinceV10
 
-from holdfast.langgraph import HoldfastSaver
+from perdure.langgraph import PerdureSaver
 
 
 async def delta_channels_are_rebuilt(saver: AnySaver, mode: str) -> Any:
@@ -200,6 +200,6 @@ SCENARIOS: list[Scenario] = [
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-async def test_features_work_as_on_the_saver_in_memory(scenario: Scenario, saver: HoldfastSaver, mode: str) -> None:
+async def test_features_work_as_on_the_saver_in_memory(scenario: Scenario, saver: PerdureSaver, mode: str) -> None:
     mine, theirs = await on_both(scenario, saver, mode)
     assert mine == theirs

@@ -13,7 +13,7 @@ from graph_kit import MODES, AnyGraph, AnySaver, Runner, Scenario, Work, asking,
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, RetryPolicy, Send, interrupt
 
-from holdfast.langgraph import HoldfastSaver
+from perdure.langgraph import PerdureSaver
 
 DURABILITIES = ("sync", "async", "exit")
 
@@ -231,14 +231,14 @@ SCENARIOS: list[Scenario] = [
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-async def test_a_graph_stops_and_goes_on_as_in_memory(scenario: Scenario, saver: HoldfastSaver, mode: str) -> None:
+async def test_a_graph_stops_and_goes_on_as_in_memory(scenario: Scenario, saver: PerdureSaver, mode: str) -> None:
     mine, theirs = await on_both(scenario, saver, mode)
     assert mine == theirs
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("durability", DURABILITIES)
-async def test_every_durability_keeps_what_it_promises(saver: HoldfastSaver, mode: str, durability: str) -> None:
+async def test_every_durability_keeps_what_it_promises(saver: PerdureSaver, mode: str, durability: str) -> None:
     async def scenario(saver: AnySaver, mode: str) -> Any:
         graph = Runner(counting(saver, "a", "b", "c"), mode)
         for _ in range(2):
@@ -259,7 +259,7 @@ async def test_every_durability_keeps_what_it_promises(saver: HoldfastSaver, mod
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("durability", DURABILITIES)
-async def test_a_failure_is_resumed_in_every_durability(saver: HoldfastSaver, mode: str, durability: str) -> None:
+async def test_a_failure_is_resumed_in_every_durability(saver: PerdureSaver, mode: str, durability: str) -> None:
     async def scenario(saver: AnySaver, mode: str) -> Any:
         ran: list[int] = []
         failing = {1}
@@ -277,7 +277,7 @@ async def test_a_failure_is_resumed_in_every_durability(saver: HoldfastSaver, mo
     assert mine == theirs
 
 
-async def test_a_run_that_was_cancelled_goes_on(saver: HoldfastSaver) -> None:
+async def test_a_run_that_was_cancelled_goes_on(saver: PerdureSaver) -> None:
     """A node waits for ever and its run is cancelled, as when a client hangs up."""
     entered = asyncio.Event()
     waits = [True]
@@ -306,7 +306,7 @@ async def test_a_run_that_was_cancelled_goes_on(saver: HoldfastSaver) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_stream_that_nobody_reads_to_its_end_can_be_taken_up(saver: HoldfastSaver, mode: str) -> None:
+async def test_a_stream_that_nobody_reads_to_its_end_can_be_taken_up(saver: PerdureSaver, mode: str) -> None:
     graph = counting(saver, "a", "b", "c")
     if mode == "sync":
         for part in graph.stream({"total": 0, "log": []}, at("t"), stream_mode="updates", durability="sync"):

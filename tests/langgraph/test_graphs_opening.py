@@ -16,9 +16,9 @@ from langchain_core.messages import HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 
-import holdfast
-from holdfast.errors import StoreClosed
-from holdfast.langgraph import HoldfastSaver
+import perdure
+from perdure.errors import StoreClosed
+from perdure.langgraph import PerdureSaver
 
 SOME = {"total": 0, "log": []}
 DONE = {"total": 2, "log": ["a", "b"]}
@@ -28,32 +28,32 @@ DONE = {"total": 2, "log": ["a", "b"]}
 
 
 def test_a_conn_string_gives_a_saver_or_a_context(saver_url: str) -> None:
-    saver = HoldfastSaver.from_conn_string(saver_url)
+    saver = PerdureSaver.from_conn_string(saver_url)
     assert counting(saver).invoke(SOME, at("t1")) == DONE
     saver.close()
-    with HoldfastSaver.from_conn_string(saver_url, durability="normal", tenant="other") as saver:
-        assert isinstance(saver, HoldfastSaver)
+    with PerdureSaver.from_conn_string(saver_url, durability="normal", tenant="other") as saver:
+        assert isinstance(saver, PerdureSaver)
         assert saver.get_tuple(at("t1")) is None
-    with HoldfastSaver.from_conn_string(saver_url) as saver:
+    with PerdureSaver.from_conn_string(saver_url) as saver:
         assert counting(saver).get_state(at("t1")).values == DONE
     with pytest.raises(StoreClosed):
         saver.get_tuple(at("t1"))
 
 
 async def test_a_conn_string_gives_an_async_context_too(saver_url: str) -> None:
-    async with HoldfastSaver.from_conn_string(saver_url) as saver:
-        assert isinstance(saver, HoldfastSaver)
+    async with PerdureSaver.from_conn_string(saver_url) as saver:
+        assert isinstance(saver, PerdureSaver)
         assert await counting(saver).ainvoke(SOME, at("t")) == DONE
     with pytest.raises(StoreClosed):
         await saver.aget_tuple(at("t"))
-    saver = HoldfastSaver.from_conn_string(saver_url)
+    saver = PerdureSaver.from_conn_string(saver_url)
     assert (await counting(saver).aget_state(at("t"))).values == DONE
     await saver.aclose()
     await saver.aclose()  # twice is once
     saver.close()
 
 
-async def test_setup_may_be_called_and_awaited(saver: HoldfastSaver) -> None:
+async def test_setup_may_be_called_and_awaited(saver: PerdureSaver) -> None:
     saver.setup()  # as PostgresSaver's
     await saver.setup()  # as AsyncPostgresSaver's
     assert counting(saver).invoke(SOME, at("t")) == DONE
@@ -65,16 +65,16 @@ async def test_setup_may_be_called_and_awaited(saver: HoldfastSaver) -> None:
 @pytest.mark.parametrize("form", ["{}", "sqlite:///{}"])
 def test_a_path_and_a_url_are_the_same_file(tmp_path: Path, form: str) -> None:
     path = tmp_path / "a.db"
-    with HoldfastSaver(form.format(path)) as saver:
+    with PerdureSaver(form.format(path)) as saver:
         counting(saver).invoke(SOME, at("t"))
     assert path.exists()
-    with holdfast.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         assert store.thread("t").load().state["total"] == 2
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_store_in_memory_will_do(mode: str) -> None:
-    with HoldfastSaver(":memory:") as saver:
+    with PerdureSaver(":memory:") as saver:
         graph = Runner(counting(saver), mode)
         assert await graph.invoke(SOME, at("t")) == DONE
         assert len(await graph.history(at("t"))) == 4
@@ -83,9 +83,9 @@ async def test_a_store_in_memory_will_do(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_saver_takes_an_open_store(saver_url: str, mode: str) -> None:
-    with holdfast.open(saver_url) as store:
+    with perdure.open(saver_url) as store:
         store.thread("plain").save({"not": "a graph's"})
-        one, other = HoldfastSaver(store), HoldfastSaver(store)
+        one, other = PerdureSaver(store), PerdureSaver(store)
         await Runner(counting(one), mode).invoke(SOME, at("t"))
         assert (await Runner(counting(other), mode).state(at("t"))).values == DONE
         assert store.thread("t").load().state["total"] == 2
@@ -100,12 +100,12 @@ async def test_a_saver_takes_an_open_store(saver_url: str, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_saver_opened_later_goes_on(saver_url: str, mode: str) -> None:
-    with HoldfastSaver(saver_url) as saver:
+    with PerdureSaver(saver_url) as saver:
         graph = Runner(outer(saver, inner(ask=True)), mode)
         await graph.invoke({"topic": "tea"}, at("t"))
         waiting = await graph.state(at("t"), subgraphs=True)
         history = await graph.history(at("t"))
-    with HoldfastSaver(saver_url) as saver:
+    with PerdureSaver(saver_url) as saver:
         graph = Runner(outer(saver, inner(ask=True)), mode)
         assert await graph.state(at("t"), subgraphs=True) == waiting
         assert await graph.history(at("t")) == history
@@ -117,9 +117,9 @@ CHILD = """
 import sys
 from graph_kit import asking, at
 from langgraph.types import Command
-from holdfast.langgraph import HoldfastSaver
+from perdure.langgraph import PerdureSaver
 
-with HoldfastSaver(sys.argv[1]) as saver:
+with PerdureSaver(sys.argv[1]) as saver:
     graph = asking(saver)
     print(graph.get_state(at("t")).interrupts[0].value)
     graph.invoke(Command(resume="Ada"), at("t"))
@@ -129,7 +129,7 @@ with HoldfastSaver(sys.argv[1]) as saver:
 
 
 def test_another_process_answers_and_this_one_sees_it(saver_url: str) -> None:
-    with HoldfastSaver(saver_url) as saver:
+    with PerdureSaver(saver_url) as saver:
         asking(saver).invoke({"found": []}, at("t"))
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", CHILD, saver_url],
@@ -139,14 +139,14 @@ def test_another_process_answers_and_this_one_sees_it(saver_url: str) -> None:
         timeout=60,
     )
     assert (done.stdout.splitlines(), done.stderr) == (["{'question': 'name?'}", "Ada likes red", "True"], "")
-    with HoldfastSaver(saver_url) as saver:
+    with PerdureSaver(saver_url) as saver:
         state = asking(saver).get_state(at("t"))
         assert state.next == ()
         assert state.values["found"] == ["Ada", "done: Ada likes red"]
 
 
 def test_another_process_writes_while_this_one_has_it_open(saver_url: str) -> None:
-    with HoldfastSaver(saver_url) as saver:
+    with PerdureSaver(saver_url) as saver:
         graph = asking(saver)
         graph.invoke({"found": []}, at("t"))
         done = subprocess.run(
@@ -171,7 +171,7 @@ def long_messages(count: int, size: int) -> list[HumanMessage]:
     return [HumanMessage(chance.randbytes(size // 2).hex(), id=f"m{number}") for number in range(count)]
 
 
-def sharing(saver: HoldfastSaver, *, levels: int) -> AnyGraph:
+def sharing(saver: PerdureSaver, *, levels: int) -> AnyGraph:
     """Subgraphs in a row, all with the parent's list of messages; each has `levels` graphs around its node."""
 
     def wrapped(level: int) -> AnyGraph:
@@ -209,7 +209,7 @@ async def test_subgraphs_do_not_store_the_messages_again(saver_url: str, mode: s
     """Neither as states of their own nor as what they return, which is the whole list each time."""
 
     async def turn(given: list[HumanMessage]) -> tuple[int, int]:
-        with HoldfastSaver(saver_url) as saver:
+        with PerdureSaver(saver_url) as saver:
             graph = Runner(sharing(saver, levels=levels), mode)
             result = await graph.invoke({"messages": given}, at("t"))
             assert texts((await graph.state(at("t"))).values) == texts(result)

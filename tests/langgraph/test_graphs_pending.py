@@ -16,11 +16,11 @@ from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 
-import holdfast
-from holdfast.langgraph import HoldfastSaver
+import perdure
+from perdure.langgraph import PerdureSaver
 
 
-def waiting(saver: HoldfastSaver) -> AnyGraph:
+def waiting(saver: PerdureSaver) -> AnyGraph:
     """A subgraph that is done and has returned everything, beside a node that asks."""
 
     def ask(state: MessagesState) -> dict[str, Any]:
@@ -45,29 +45,29 @@ EXPECTED = [
 ]
 
 
-def prune_by_store(saver: HoldfastSaver) -> str:
+def prune_by_store(saver: PerdureSaver) -> str:
     saver.store.thread("t").prune(keep=1)
     return "t"
 
 
-def prune_by_saver(saver: HoldfastSaver) -> str:
+def prune_by_saver(saver: PerdureSaver) -> str:
     saver.prune(["t"])
     return "t"
 
 
-def copy_and_delete(saver: HoldfastSaver) -> str:
+def copy_and_delete(saver: PerdureSaver) -> str:
     saver.copy_thread("t", "t2")
     saver.delete_thread("t")
     return "t2"
 
 
-def fork_and_delete(saver: HoldfastSaver) -> str:
+def fork_and_delete(saver: PerdureSaver) -> str:
     saver.store.thread("t").fork(name="t2")
     saver.store.delete("t")
     return "t2"
 
 
-def fork_prune_and_delete(saver: HoldfastSaver) -> str:
+def fork_prune_and_delete(saver: PerdureSaver) -> str:
     fork = saver.store.thread("t").fork(name="t2")
     fork.prune(keep=1)
     saver.store.thread("t").prune(keep=1)
@@ -75,11 +75,11 @@ def fork_prune_and_delete(saver: HoldfastSaver) -> str:
     return "t2"
 
 
-def nothing(saver: HoldfastSaver) -> str:
+def nothing(saver: PerdureSaver) -> str:
     return "t"
 
 
-EVENTS: list[Callable[[HoldfastSaver], str]] = [
+EVENTS: list[Callable[[PerdureSaver], str]] = [
     nothing,
     prune_by_store,
     prune_by_saver,
@@ -91,8 +91,8 @@ EVENTS: list[Callable[[HoldfastSaver], str]] = [
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
-async def test_large_pending_writes_survive(saver_url: str, event: Callable[[HoldfastSaver], str], mode: str) -> None:
-    with HoldfastSaver(saver_url) as saver:
+async def test_large_pending_writes_survive(saver_url: str, event: Callable[[PerdureSaver], str], mode: str) -> None:
+    with PerdureSaver(saver_url) as saver:
         graph = Runner(waiting(saver), mode)
         await graph.invoke({"messages": MANY}, at("t"), durability="sync")
         await graph.invoke(Command(resume="first"), at("t"), durability="sync")
@@ -102,7 +102,7 @@ async def test_large_pending_writes_survive(saver_url: str, event: Callable[[Hol
         name = event(saver)
         assert saver.store.verify().ok
         assert (await graph.state(at(name))).values == before.values
-    with HoldfastSaver(saver_url) as saver:
+    with PerdureSaver(saver_url) as saver:
         graph = Runner(waiting(saver), mode)
         after = await graph.state(at(name))
         assert after.values == before.values
@@ -115,24 +115,24 @@ async def test_large_pending_writes_survive(saver_url: str, event: Callable[[Hol
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_large_pending_writes_survive_a_compaction(saver_url: str, mode: str) -> None:
-    with HoldfastSaver(saver_url, keep_last=1) as saver:
+    with PerdureSaver(saver_url, keep_last=1) as saver:
         graph = Runner(waiting(saver), mode)
         await graph.invoke({"messages": MANY}, at("t"))
         await graph.invoke(Command(resume="first"), at("t"))
         await graph.invoke({"messages": [human("next")]}, at("t"))
         saver.compact()
         assert len(await graph.history(at("t"))) == 1
-    with HoldfastSaver(saver_url) as saver:
+    with PerdureSaver(saver_url) as saver:
         result = await Runner(waiting(saver), mode).invoke(Command(resume="second"), at("t"))
         assert texts(result)[50:] == EXPECTED
-    with holdfast.open(saver_url) as store:
+    with perdure.open(saver_url) as store:
         assert store.verify().ok
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_the_writes_of_old_checkpoints_stay_readable(saver_url: str, mode: str) -> None:
     """Each step's task shows its result in the history, also from a store opened anew and in another order."""
-    with HoldfastSaver(saver_url) as saver:
+    with PerdureSaver(saver_url) as saver:
         graph = Runner(waiting(saver), mode)
         await graph.invoke({"messages": MANY}, at("t"), durability="sync")
         for turn in range(3):
@@ -140,7 +140,7 @@ async def test_the_writes_of_old_checkpoints_stay_readable(saver_url: str, mode:
             await graph.invoke({"messages": [human(f"turn {turn}")]}, at("t"), durability="sync")
         warm = await graph.history(at("t"))
     for _ in range(2):
-        with HoldfastSaver(saver_url) as saver:
+        with PerdureSaver(saver_url) as saver:
             graph = Runner(waiting(saver), mode)
             for snapshot in reversed(warm):
                 cold = await graph.state(snapshot.config)

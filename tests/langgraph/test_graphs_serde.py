@@ -17,7 +17,7 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
-from holdfast.langgraph import HoldfastSaver
+from perdure.langgraph import PerdureSaver
 
 
 class Cipher:
@@ -65,7 +65,7 @@ def secretive(saver: AnySaver, *, fails: bool) -> AnyGraph:
     return builder.compile(checkpointer=saver)
 
 
-def seen_in(saver: HoldfastSaver) -> str:
+def seen_in(saver: PerdureSaver) -> str:
     """All that one sees of a store without the saver's serializer: threads, metadata, states, readable."""
     shown: list[Any] = [saver.store.threads()]
     for info in saver.store.threads():
@@ -88,7 +88,7 @@ def bytes_of(url: str) -> bytes:
     return repr(rows).encode()
 
 
-def run_secretive(saver: HoldfastSaver) -> None:
+def run_secretive(saver: PerdureSaver) -> None:
     graph = secretive(saver, fails=True)
     with pytest.raises(RuntimeError, match="SecretError"):
         graph.invoke({"log": ["SecretValue"], "total": 7}, {**at("t", user="SecretUser"), "max_concurrency": 1})
@@ -97,7 +97,7 @@ def run_secretive(saver: HoldfastSaver) -> None:
 @pytest.mark.parametrize("assigned", [True, False])
 def test_an_encrypted_saver_shows_no_value_and_no_metadata(saver_url: str, assigned: bool) -> None:
     serde = EncryptedSerializer(Cipher(b"k" * 32))
-    with HoldfastSaver(saver_url) if assigned else HoldfastSaver(saver_url, serde=serde) as saver:
+    with PerdureSaver(saver_url) if assigned else PerdureSaver(saver_url, serde=serde) as saver:
         if assigned:
             saver.serde = serde
         run_secretive(saver)
@@ -106,7 +106,7 @@ def test_an_encrypted_saver_shows_no_value_and_no_metadata(saver_url: str, assig
         assert saver.store.verify().ok
     stored = bytes_of(saver_url)
     assert [marker for marker in MARKERS if marker.encode() in stored] == []
-    with HoldfastSaver(saver_url, serde=EncryptedSerializer(Cipher(b"k" * 32))) as saver:
+    with PerdureSaver(saver_url, serde=EncryptedSerializer(Cipher(b"k" * 32))) as saver:
         graph = secretive(saver, fails=False)
         waiting = graph.get_state(at("t"))
         assert waiting.values == {"total": 7, "log": ["SecretValue", "SecretWrite"]}  # with what is pending
@@ -114,7 +114,7 @@ def test_an_encrypted_saver_shows_no_value_and_no_metadata(saver_url: str, assig
         assert [item.value for item in waiting.interrupts] == ["SecretQuestion"]
         assert graph.invoke(Command(resume="said"), at("t"))["log"] == ["SecretValue", "said", "SecretWrite"]
     with (
-        HoldfastSaver(saver_url, serde=EncryptedSerializer(Cipher(b"x" * 32))) as saver,
+        PerdureSaver(saver_url, serde=EncryptedSerializer(Cipher(b"x" * 32))) as saver,
         pytest.raises(ValueError, match="wrong key"),
     ):
         secretive(saver, fails=False).get_state(at("t"))
@@ -122,7 +122,7 @@ def test_an_encrypted_saver_shows_no_value_and_no_metadata(saver_url: str, assig
 
 def test_without_encryption_the_same_look_shows_it(saver_url: str) -> None:
     """So the test above looks where the values are."""
-    with HoldfastSaver(saver_url) as saver:
+    with PerdureSaver(saver_url) as saver:
         run_secretive(saver)
         shown = seen_in(saver)
     assert "SecretValue" in shown
@@ -131,8 +131,8 @@ def test_without_encryption_the_same_look_shows_it(saver_url: str) -> None:
 
 STRICT = """
 import dataclasses, sys, typing
-import holdfast
-from holdfast.langgraph import HoldfastSaver
+import perdure
+from perdure.langgraph import PerdureSaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import START, StateGraph
 
@@ -153,12 +153,12 @@ def make(saver):
 config = {"configurable": {"thread_id": sys.argv[2]}}
 serde = JsonPlusSerializer() if sys.argv[2] == "stock" else None
 if sys.argv[2] == "registered":
-    holdfast.register(Plan, name="strict.Plan")
-with HoldfastSaver(sys.argv[1], serde=serde) as saver:
+    perdure.register(Plan, name="strict.Plan")
+with PerdureSaver(sys.argv[1], serde=serde) as saver:
     graph = make(saver)
     graph.invoke({"plan": Plan("travel")}, config)
     assert [info.name for info in saver.threads()] == [sys.argv[2]]  # the copy that the graph uses has the same store
-with HoldfastSaver(sys.argv[1], serde=serde) as saver:
+with PerdureSaver(sys.argv[1], serde=serde) as saver:
     graph = make(saver)
     assert graph.get_state(config).values["plan"] == Plan("travel"), graph.get_state(config)
     print(graph.invoke(None, config)["text"])

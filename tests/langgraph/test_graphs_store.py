@@ -1,4 +1,4 @@
-"""A graph's threads are Holdfast's: their history, diffs, forks and rollbacks; tenants, retention, lists, one writer;
+"""A graph's threads are Perdure's: their history, diffs, forks and rollbacks; tenants, retention, lists, one writer;
 the ways to open a saver; what another process finds.
 """
 
@@ -29,9 +29,9 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 
-import holdfast
-from holdfast.errors import Conflict
-from holdfast.langgraph import HoldfastSaver
+import perdure
+from perdure.errors import Conflict
+from perdure.langgraph import PerdureSaver
 
 SOME = {"total": 0, "log": []}
 
@@ -43,7 +43,7 @@ def values_of(state: dict[str, Any]) -> dict[str, Any]:
 # --- a graph's thread is a thread
 
 
-def test_history_and_states_are_those_of_the_graph(saver: HoldfastSaver) -> None:
+def test_history_and_states_are_those_of_the_graph(saver: PerdureSaver) -> None:
     graph = counting(saver)
     for _ in range(2):
         graph.invoke({"total": 1, "log": ["in"]}, at("t"))
@@ -56,7 +56,7 @@ def test_history_and_states_are_those_of_the_graph(saver: HoldfastSaver) -> None
     assert thread.verify().ok
 
 
-def test_a_diff_says_what_a_node_did(saver: HoldfastSaver) -> None:
+def test_a_diff_says_what_a_node_did(saver: PerdureSaver) -> None:
     graph = counting(saver, "a", "b")
     graph.invoke({"total": 5, "log": ["in"]}, at("t"))
     newest, before, *_ = saver.store.thread("t").history()
@@ -68,7 +68,7 @@ def test_a_diff_says_what_a_node_did(saver: HoldfastSaver) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_fork_is_gone_on_with_by_the_graph(saver: HoldfastSaver, mode: str) -> None:
+async def test_a_fork_is_gone_on_with_by_the_graph(saver: PerdureSaver, mode: str) -> None:
     graph = Runner(talking(saver), mode)
     for text in ("one", "two"):
         await graph.invoke({"messages": [human(text)]}, at("t"))
@@ -87,7 +87,7 @@ async def test_a_fork_is_gone_on_with_by_the_graph(saver: HoldfastSaver, mode: s
     assert saver.store.verify().ok
 
 
-def test_a_fork_of_an_old_checkpoint_starts_there(saver: HoldfastSaver) -> None:
+def test_a_fork_of_an_old_checkpoint_starts_there(saver: PerdureSaver) -> None:
     graph = talking(saver)
     for text in ("one", "two"):
         graph.invoke({"messages": [human(text)]}, at("t"))
@@ -99,7 +99,7 @@ def test_a_fork_of_an_old_checkpoint_starts_there(saver: HoldfastSaver) -> None:
     assert saver.store.verify().ok
 
 
-def test_a_fork_takes_what_was_pending_with_it(saver: HoldfastSaver) -> None:
+def test_a_fork_takes_what_was_pending_with_it(saver: PerdureSaver) -> None:
     asked: list[str] = []
     graph = asking(saver, asked)
     graph.invoke({"found": []}, at("t"))
@@ -110,7 +110,7 @@ def test_a_fork_takes_what_was_pending_with_it(saver: HoldfastSaver) -> None:
     assert graph.get_state(at("t")).next == ("ask",)
 
 
-def test_after_a_rollback_the_graph_goes_on_from_the_old_state(saver: HoldfastSaver) -> None:
+def test_after_a_rollback_the_graph_goes_on_from_the_old_state(saver: PerdureSaver) -> None:
     graph = talking(saver)
     for text in ("one", "two"):
         graph.invoke({"messages": [human(text)]}, at("t"))
@@ -122,7 +122,7 @@ def test_after_a_rollback_the_graph_goes_on_from_the_old_state(saver: HoldfastSa
     assert saver.store.verify().ok
 
 
-def test_a_fork_takes_the_memory_of_subgraphs_with_it(saver: HoldfastSaver) -> None:
+def test_a_fork_takes_the_memory_of_subgraphs_with_it(saver: PerdureSaver) -> None:
     graph = outer(saver, inner(checkpointer=True))
     for topic in ("tea", "rum"):
         graph.invoke({"topic": topic}, at("t"))
@@ -132,7 +132,7 @@ def test_a_fork_takes_the_memory_of_subgraphs_with_it(saver: HoldfastSaver) -> N
     assert saver.store.verify().ok
 
 
-def test_a_thread_that_the_store_prunes_goes_on(saver: HoldfastSaver) -> None:
+def test_a_thread_that_the_store_prunes_goes_on(saver: PerdureSaver) -> None:
     graph = talking(saver)
     for number in range(4):
         graph.invoke({"messages": [human(f"m{number}")]}, at("t"))
@@ -143,7 +143,7 @@ def test_a_thread_that_the_store_prunes_goes_on(saver: HoldfastSaver) -> None:
     assert saver.store.verify().ok
 
 
-def test_a_state_changed_through_the_store_is_what_the_graph_goes_on_from(saver: HoldfastSaver) -> None:
+def test_a_state_changed_through_the_store_is_what_the_graph_goes_on_from(saver: PerdureSaver) -> None:
     graph = counting(saver)
     graph.invoke(SOME, at("t"))
     saver.store.thread("t").update({"total": 100})
@@ -152,7 +152,7 @@ def test_a_state_changed_through_the_store_is_what_the_graph_goes_on_from(saver:
     assert saver.store.verify().ok
 
 
-def test_deleting_a_thread_of_the_store_deletes_the_graphs(saver: HoldfastSaver) -> None:
+def test_deleting_a_thread_of_the_store_deletes_the_graphs(saver: PerdureSaver) -> None:
     graph = outer(saver, inner())
     for name in ("t", "other"):
         graph.invoke({"topic": "tea"}, at(name))
@@ -170,8 +170,8 @@ def test_deleting_a_thread_of_the_store_deletes_the_graphs(saver: HoldfastSaver)
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_tenants_see_only_their_own_threads(saver_url: str, mode: str) -> None:
-    with holdfast.open(saver_url) as store:
-        savers = {name: HoldfastSaver(store, tenant=name) for name in ("red", "blue")}
+    with perdure.open(saver_url) as store:
+        savers = {name: PerdureSaver(store, tenant=name) for name in ("red", "blue")}
         for name, saver in savers.items():
             graph = Runner(talking(saver), mode)
             await graph.invoke({"messages": [human(f"I am {name}")]}, at("t"))
@@ -194,7 +194,7 @@ async def test_tenants_see_only_their_own_threads(saver_url: str, mode: str) -> 
 class Clock:
     """A clock that tests set."""
 
-    def __init__(self, saver: HoldfastSaver) -> None:
+    def __init__(self, saver: PerdureSaver) -> None:
         self.now = saver.store._context.clock_us()
         saver.store._context.clock_us = lambda: self.now
 
@@ -205,7 +205,7 @@ class Clock:
 @pytest.mark.parametrize("ttl", [60, timedelta(minutes=1)])
 @pytest.mark.parametrize("mode", MODES)
 async def test_threads_that_nobody_wrote_for_the_ttl_are_deleted(saver_url: str, ttl: Any, mode: str) -> None:
-    with HoldfastSaver(saver_url, ttl=ttl) as saver:
+    with PerdureSaver(saver_url, ttl=ttl) as saver:
         clock = Clock(saver)
         graph = Runner(outer(saver, inner()), mode)
         for name in ("old", "kept alive"):
@@ -223,7 +223,7 @@ async def test_threads_that_nobody_wrote_for_the_ttl_are_deleted(saver_url: str,
         assert saver.store.verify().ok
 
 
-async def compact(saver: HoldfastSaver, mode: str) -> None:
+async def compact(saver: PerdureSaver, mode: str) -> None:
     if mode == "async":
         await saver.acompact()
     else:
@@ -234,7 +234,7 @@ async def compact(saver: HoldfastSaver, mode: str) -> None:
 @pytest.mark.parametrize("make", [talking, long_talking])
 async def test_the_last_checkpoints_are_kept(saver_url: str, mode: str, make: Callable[[Any], AnyGraph]) -> None:
     """Also with a DeltaChannel, whose value is spread over the checkpoints that go."""
-    with HoldfastSaver(saver_url, keep_last=4) as saver:
+    with PerdureSaver(saver_url, keep_last=4) as saver:
         graph = Runner(make(saver), mode)
         for number in range(8):
             await graph.invoke({"messages": [human(f"m{number}")]}, at("t"))
@@ -249,7 +249,7 @@ async def test_the_last_checkpoints_are_kept(saver_url: str, mode: str, make: Ca
 
 
 def test_keep_last_counts_each_namespace_by_itself(saver_url: str) -> None:
-    with HoldfastSaver(saver_url, keep_last=2) as saver:
+    with PerdureSaver(saver_url, keep_last=2) as saver:
         graph = outer(saver, inner(checkpointer=True))
         for topic in ("tea", "rum", "ale"):
             graph.invoke({"topic": topic}, at("t"))
@@ -264,7 +264,7 @@ def test_keep_last_counts_each_namespace_by_itself(saver_url: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_threads_are_found_by_what_the_config_said(saver: HoldfastSaver, mode: str) -> None:
+async def test_threads_are_found_by_what_the_config_said(saver: PerdureSaver, mode: str) -> None:
     graph = Runner(counting(saver), mode)
     for number, (user, kind) in enumerate([("ada", "chat"), ("bob", "chat"), ("ada", "mail")]):
         await graph.invoke(SOME, {**at(f"t{number}", user_id=user), "metadata": {"kind": kind, "size": number}})
@@ -285,12 +285,12 @@ async def test_threads_are_found_by_what_the_config_said(saver: HoldfastSaver, m
 # --- one writer
 
 
-def meddling(saver: HoldfastSaver, meddle: list[str]) -> AnyGraph:
+def meddling(saver: PerdureSaver, meddle: list[str]) -> AnyGraph:
     """A graph whose node, if told to, lets somebody else write to the same thread meanwhile."""
 
     def node(state: Count) -> dict[str, Any]:
         if meddle:
-            other = counting(HoldfastSaver(saver.store), "a")
+            other = counting(PerdureSaver(saver.store), "a")
             other.invoke({"total": 100, "log": [meddle.pop()]}, at("t"), durability="sync")
         return {"total": 1, "log": ["mine"]}
 
@@ -300,7 +300,7 @@ def meddling(saver: HoldfastSaver, meddle: list[str]) -> AnyGraph:
     return builder.compile(checkpointer=saver)
 
 
-def test_a_second_writer_makes_a_branch_unless_one_is_asked_for(saver: HoldfastSaver) -> None:
+def test_a_second_writer_makes_a_branch_unless_one_is_asked_for(saver: PerdureSaver) -> None:
     graph = meddling(saver, ["theirs"])
     assert graph.invoke(SOME, at("t"))["log"] == ["mine"]
     ends = [snapshot.values["log"] for snapshot in graph.get_state_history(at("t")) if snapshot.next == ()]
@@ -310,7 +310,7 @@ def test_a_second_writer_makes_a_branch_unless_one_is_asked_for(saver: HoldfastS
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_one_writer_refuses_to_go_on_from_what_is_no_longer_newest(saver_url: str, mode: str) -> None:
-    with HoldfastSaver(saver_url, single_writer=True) as saver:
+    with PerdureSaver(saver_url, single_writer=True) as saver:
         graph = Runner(meddling(saver, ["theirs"]), mode)
         with pytest.raises(Conflict):
             await graph.invoke(SOME, at("t"))
@@ -325,7 +325,7 @@ async def test_one_writer_refuses_to_go_on_from_what_is_no_longer_newest(saver_u
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_one_writer_may_travel_in_time(saver_url: str, mode: str) -> None:
-    with HoldfastSaver(saver_url, single_writer=True) as saver:
+    with PerdureSaver(saver_url, single_writer=True) as saver:
         graph = Runner(counting(saver, "a", "b"), mode)
         await graph.invoke(SOME, at("t"))
         history = await graph.history(at("t"))
@@ -343,13 +343,13 @@ async def test_one_writer_may_travel_in_time(saver_url: str, mode: str) -> None:
 
 
 def test_a_look_by_id_does_not_let_a_later_run_pass_for_time_travel(saver_url: str) -> None:
-    with HoldfastSaver(saver_url, single_writer=True) as saver:
+    with PerdureSaver(saver_url, single_writer=True) as saver:
         counting(saver).invoke(SOME, at("t"))
         newest = saver.get_tuple(at("t"))
         assert newest is not None
         saver.get_tuple(newest.config)  # by its id, as a page that shows a history does
         assert saver.get_tuple(at("t")) == newest  # now a run begins, without asking for an id
-        counting(HoldfastSaver(saver.store)).invoke({"total": 5, "log": ["theirs"]}, at("t"))
+        counting(PerdureSaver(saver.store)).invoke({"total": 5, "log": ["theirs"]}, at("t"))
         with pytest.raises(Conflict):
             saver.put(newest.config, empty_checkpoint(), {"source": "input", "step": 3, "parents": {}}, {})
         assert counting(saver).get_state(at("t")).values["log"] == ["a", "b", "theirs", "a", "b"]

@@ -30,7 +30,7 @@ from graph_kit import (
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, Send
 
-from holdfast.langgraph import HoldfastSaver
+from perdure.langgraph import PerdureSaver
 
 
 def nested(saver: AnySaver) -> AnyGraph:
@@ -195,6 +195,6 @@ SCENARIOS: list[Scenario] = [
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-async def test_graphs_in_graphs_run_as_in_memory(scenario: Scenario, saver: HoldfastSaver, mode: str) -> None:
+async def test_graphs_in_graphs_run_as_in_memory(scenario: Scenario, saver: PerdureSaver, mode: str) -> None:
     mine, theirs = await on_both(scenario, saver, mode)
     assert mine == theirs

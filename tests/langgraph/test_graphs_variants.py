@@ -23,8 +23,8 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from soak import spread
 from test_graphs_serde import Cipher
 
-import holdfast
-from holdfast.langgraph import HoldfastSaver
+import perdure
+from perdure.langgraph import PerdureSaver
 
 SCENARIOS: list[Scenario] = [
     *test_graphs.SCENARIOS,
@@ -43,31 +43,31 @@ class Forgetful(BaseCheckpointSaver[Any]):
         self.url = url
 
     def get_tuple(self, config: Any) -> CheckpointTuple | None:
-        with HoldfastSaver(self.url) as saver:
+        with PerdureSaver(self.url) as saver:
             return saver.get_tuple(config)
 
     def list(self, config: Any, **options: Any) -> Iterator[CheckpointTuple]:
-        with HoldfastSaver(self.url) as saver:
+        with PerdureSaver(self.url) as saver:
             yield from list(saver.list(config, **options))
 
     def put(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
         # LangGraph adds interrupts to the very dict that it hands over: opening takes long enough to see that.
         checkpoint = copy.deepcopy(checkpoint)
-        with HoldfastSaver(self.url) as saver:
+        with PerdureSaver(self.url) as saver:
             return saver.put(config, checkpoint, metadata, new_versions)
 
     def put_writes(self, config: Any, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
-        with HoldfastSaver(self.url) as saver:
+        with PerdureSaver(self.url) as saver:
             saver.put_writes(config, writes, task_id, task_path)
 
     def get_delta_channel_history(self, *, config: Any, channels: Sequence[str]) -> Any:
-        with HoldfastSaver(self.url) as saver:
+        with PerdureSaver(self.url) as saver:
             return saver.get_delta_channel_history(config=config, channels=channels)
 
 
 @pytest.mark.parametrize("scenario", SOME, ids=lambda scenario: scenario.__name__)
 async def test_an_encrypting_serializer_makes_no_difference(scenario: Scenario, tmp_path: Path) -> None:
-    with HoldfastSaver(str(tmp_path / "a.db"), serde=EncryptedSerializer(Cipher(b"k" * 32))) as saver:
+    with PerdureSaver(str(tmp_path / "a.db"), serde=EncryptedSerializer(Cipher(b"k" * 32))) as saver:
         mine, theirs = await on_both(scenario, saver, "async")
     assert mine == theirs
 
@@ -75,7 +75,7 @@ async def test_an_encrypting_serializer_makes_no_difference(scenario: Scenario, 
 @pytest.mark.parametrize("scenario", SOME, ids=lambda scenario: scenario.__name__)
 async def test_options_that_do_not_apply_make_no_difference(scenario: Scenario, tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
-    with HoldfastSaver(path, ttl=3600, keep_last=1000, single_writer=True, tenant="me", durability="normal") as saver:
+    with PerdureSaver(path, ttl=3600, keep_last=1000, single_writer=True, tenant="me", durability="normal") as saver:
         mine, theirs = await on_both(scenario, saver, "sync")
     assert mine == theirs
 
@@ -89,7 +89,7 @@ async def test_a_saver_that_remembers_nothing_makes_no_difference(scenario: Scen
     path = str(tmp_path / "a.db")
     mine = normal(await scenario(Forgetful(path), "sync"))
     assert mine == normal(await scenario(InMemorySaver(), "sync"))
-    with holdfast.open(path) as store:
+    with perdure.open(path) as store:
         assert store.verify().ok
 
 
@@ -98,7 +98,7 @@ MANY = [f"thread {number}" for number in range(12)]
 EXPECTED = [part for turn in range(TURNS) for part in (f"m{turn}", f"Echo: m{turn}")]
 
 
-async def test_many_tasks_share_a_saver(saver: HoldfastSaver) -> None:
+async def test_many_tasks_share_a_saver(saver: PerdureSaver) -> None:
     graph = talking(saver)
 
     async def talk(name: str) -> list[str]:
@@ -111,7 +111,7 @@ async def test_many_tasks_share_a_saver(saver: HoldfastSaver) -> None:
     assert (await saver.store.averify()).ok
 
 
-def test_many_threads_share_a_saver(saver: HoldfastSaver) -> None:
+def test_many_threads_share_a_saver(saver: PerdureSaver) -> None:
     graph = talking(saver)
 
     def talk(name: str) -> list[str]:
@@ -125,7 +125,7 @@ def test_many_threads_share_a_saver(saver: HoldfastSaver) -> None:
     assert saver.store.verify().ok
 
 
-def test_event_loops_come_and_go(saver: HoldfastSaver) -> None:
+def test_event_loops_come_and_go(saver: PerdureSaver) -> None:
     """A saver is bound to no event loop: one after the other may use it, and blocking calls in between."""
     graph = talking(saver)
     for turn in range(TURNS):

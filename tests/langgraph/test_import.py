@@ -18,10 +18,10 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 
-import holdfast
-from holdfast.langgraph import HoldfastSaver
-from holdfast.langgraph.importing import Imported, aimport_langgraph, import_langgraph
-from holdfast.testing.postgres import PostgresServer
+import perdure
+from perdure.langgraph import PerdureSaver
+from perdure.langgraph.importing import Imported, aimport_langgraph, import_langgraph
+from perdure.testing.postgres import PostgresServer
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -53,7 +53,7 @@ def test_everything_is_taken_over(source: str, saver_url: str) -> None:
         write_all(theirs)
         count = len(everything(theirs))
     writes = raw_writes(source)
-    with HoldfastSaver(saver_url, trust=TRUST) as mine, stock(source) as theirs:
+    with PerdureSaver(saver_url, trust=TRUST) as mine, stock(source) as theirs:
         done = import_langgraph(source, mine)
         assert done == Imported(9, count, sum(map(len, writes.values())), 0, (), done.source_bytes, done.store_bytes)
         assert done.source_bytes > 0 < done.store_bytes
@@ -69,9 +69,9 @@ def test_everything_is_taken_over(source: str, saver_url: str) -> None:
 def test_graphs_go_on_from_where_they_were(source: str, saver_url: str) -> None:
     with stock(source) as theirs:
         write_all(theirs)
-    with HoldfastSaver(saver_url, trust=TRUST) as mine:
+    with PerdureSaver(saver_url, trust=TRUST) as mine:
         assert import_langgraph(source, mine).ok
-    with HoldfastSaver(saver_url, trust=TRUST) as mine:
+    with PerdureSaver(saver_url, trust=TRUST) as mine:
         said = talking(mine).invoke({"messages": [human("last", id="last")]}, at("chat"))
         assert texts(said)[-4:] == ["hello 3 ✓", "Echo: hello 3 ✓", "last", "Echo: last"]
         assert len(said["messages"]) == 10
@@ -99,7 +99,7 @@ def test_graphs_go_on_from_where_they_were(source: str, saver_url: str) -> None:
 
 
 def test_versions_stay_text_and_go_on_as_text(old: str, tmp_path: Path) -> None:
-    with HoldfastSaver(str(tmp_path / "new.db")) as mine:
+    with PerdureSaver(str(tmp_path / "new.db")) as mine:
         import_langgraph(old, mine)
         before = mine.get_tuple(at("alice"))
         talking(mine).invoke({"messages": [human("on")]}, at("alice"))
@@ -114,7 +114,7 @@ def test_versions_stay_text_and_go_on_as_text(old: str, tmp_path: Path) -> None:
 def test_times_are_the_original_ones(old: str, tmp_path: Path) -> None:
     with sqlite3.connect(old) as connection:
         connection.execute("UPDATE checkpoints SET metadata = json_set(CAST(metadata AS TEXT), '$.user', thread_id)")
-    with HoldfastSaver(str(tmp_path / "new.db")) as mine:
+    with PerdureSaver(str(tmp_path / "new.db")) as mine:
         import_langgraph(old, mine)
         for info in mine.threads(where={"user": "bob"}):
             newest = mine.get_tuple(at(info.name))
@@ -124,7 +124,7 @@ def test_times_are_the_original_ones(old: str, tmp_path: Path) -> None:
 
 
 def test_only_some_threads(old: str, tmp_path: Path) -> None:
-    with HoldfastSaver(str(tmp_path / "new.db")) as mine:
+    with PerdureSaver(str(tmp_path / "new.db")) as mine:
         done = import_langgraph(old, mine, threads=["bob"])
         assert (done.threads, done.ok) == (1, True)
         assert {key[0] for key in everything(mine)} == {"bob"}
@@ -140,17 +140,17 @@ def test_the_target_may_be_a_path_or_a_store(old: str, tmp_path: Path, target: s
     if target == "path":
         assert import_langgraph(old, path).ok
     else:
-        with holdfast.open(path) as store:
+        with perdure.open(path) as store:
             assert import_langgraph(old, store if target == "store" else store.tenant("acme")).ok
             assert len(store.threads()) == (2 if target == "store" else 0)
     tenant = "acme" if target == "tenant" else None
-    with HoldfastSaver(path, tenant=tenant) as mine, stock(old) as theirs:
+    with PerdureSaver(path, tenant=tenant) as mine, stock(old) as theirs:
         assert_equal(mine, theirs)
 
 
 def test_what_the_source_has_got_since_is_added(source: str, saver_url: str) -> None:
     """More checkpoints, and more writes on one that is there already."""
-    with stock(source) as theirs, HoldfastSaver(saver_url) as mine:
+    with stock(source) as theirs, PerdureSaver(saver_url) as mine:
         talking(theirs).invoke({"messages": [human("one")]}, at("chat"))
         asking(theirs).invoke({"items": []}, at("asking"))
         assert import_langgraph(source, mine).ok
@@ -164,8 +164,8 @@ def test_what_the_source_has_got_since_is_added(source: str, saver_url: str) -> 
         assert_equal(mine, theirs)
 
 
-def test_a_thread_that_went_on_in_holdfast_may_be_imported_again(old: str, tmp_path: Path) -> None:
-    with HoldfastSaver(str(tmp_path / "new.db")) as mine:
+def test_a_thread_that_went_on_in_perdure_may_be_imported_again(old: str, tmp_path: Path) -> None:
+    with PerdureSaver(str(tmp_path / "new.db")) as mine:
         import_langgraph(old, mine)
         talking(mine).invoke({"messages": [human("on")]}, at("alice"))
         newest = mine.get_tuple(at("alice"))
@@ -176,7 +176,7 @@ def test_a_thread_that_went_on_in_holdfast_may_be_imported_again(old: str, tmp_p
 
 def test_an_interrupt_that_was_answered_in_the_source_since(source: str, saver_url: str) -> None:
     """The next question stands where the first one stood: LangGraph replaces it on the same checkpoint."""
-    with stock(source) as theirs, HoldfastSaver(saver_url) as mine:
+    with stock(source) as theirs, PerdureSaver(saver_url) as mine:
         asking(theirs).invoke({"items": []}, at("asking"))
         assert import_langgraph(source, mine).ok
         asking(theirs).invoke(Command(resume="Ann"), at("asking"))
@@ -186,7 +186,7 @@ def test_an_interrupt_that_was_answered_in_the_source_since(source: str, saver_u
 
 
 def test_a_thread_that_went_on_in_both_is_left_as_it_is(old: str, tmp_path: Path) -> None:
-    with HoldfastSaver(str(tmp_path / "new.db")) as mine, stock(old) as theirs:
+    with PerdureSaver(str(tmp_path / "new.db")) as mine, stock(old) as theirs:
         import_langgraph(old, mine)
         talking(mine).invoke({"messages": [human("here")]}, at("alice"))
         before = everything(mine)
@@ -203,7 +203,7 @@ def test_a_thread_that_went_on_in_both_is_left_as_it_is(old: str, tmp_path: Path
 
 
 def test_another_thread_of_the_same_name_is_left_as_it_is(old: str, tmp_path: Path) -> None:
-    with HoldfastSaver(str(tmp_path / "new.db")) as mine:
+    with PerdureSaver(str(tmp_path / "new.db")) as mine:
         talking(mine).invoke({"messages": [human("mine")]}, at("alice"))
         mine.store.thread("bob").save({"not": "LangGraph's"})
         done = import_langgraph(old, mine)
@@ -216,7 +216,7 @@ def test_another_thread_of_the_same_name_is_left_as_it_is(old: str, tmp_path: Pa
 
 
 def test_other_content_under_the_same_id_is_a_conflict(old: str, tmp_path: Path) -> None:
-    with HoldfastSaver(str(tmp_path / "new.db")) as mine:
+    with PerdureSaver(str(tmp_path / "new.db")) as mine:
         import_langgraph(old, mine)
         count = len(everything(mine))
         change(old, "SELECT max(checkpoint_id) FROM checkpoints WHERE thread_id = 'alice'")
@@ -238,7 +238,7 @@ def change(path: str, which: str) -> None:
 
 
 def test_differences_are_reported(old: str, tmp_path: Path) -> None:
-    with HoldfastSaver(str(tmp_path / "new.db")) as mine:
+    with PerdureSaver(str(tmp_path / "new.db")) as mine:
         import_langgraph(old, mine)
         change(old, "SELECT min(checkpoint_id) FROM checkpoints WHERE thread_id = 'alice'")
         with sqlite3.connect(old) as connection:
@@ -252,7 +252,7 @@ def test_differences_are_reported(old: str, tmp_path: Path) -> None:
 
 def test_progress_goes_from_nothing_to_all(old: str, tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
-    with HoldfastSaver(str(tmp_path / "new.db")) as mine:
+    with PerdureSaver(str(tmp_path / "new.db")) as mine:
         for verify in (True, False):
             calls.clear()
             import_langgraph(old, mine, verify=verify, progress=lambda *call: calls.append(call))
@@ -264,7 +264,7 @@ def test_progress_goes_from_nothing_to_all(old: str, tmp_path: Path) -> None:
 
 async def test_awaited(old: str, saver_url: str) -> None:
     calls: list[tuple[int, int]] = []
-    async with HoldfastSaver(saver_url) as mine:
+    async with PerdureSaver(saver_url) as mine:
         done = await aimport_langgraph(old, mine, progress=lambda *call: calls.append(call))
         await asyncio.sleep(0)
         assert (done.checkpoints, done.ok, calls[-1]) == (18, True, (36, 36))
@@ -273,7 +273,7 @@ async def test_awaited(old: str, saver_url: str) -> None:
 
 
 async def test_a_cancelled_import_ends_and_can_be_finished(old: str, tmp_path: Path) -> None:
-    async with HoldfastSaver(str(tmp_path / "new.db")) as mine:
+    async with PerdureSaver(str(tmp_path / "new.db")) as mine:
         begun = asyncio.Event()
         task = asyncio.create_task(aimport_langgraph(old, mine, progress=lambda *_: begun.set()))
         await begun.wait()
@@ -288,7 +288,7 @@ async def test_a_cancelled_import_ends_and_can_be_finished(old: str, tmp_path: P
 def test_while_the_application_has_it_open(tmp_path: Path) -> None:
     """What is only in the write-ahead log is there too, and nothing of the source is changed."""
     path = tmp_path / "old.sqlite"
-    with SqliteSaver.from_conn_string(str(path)) as theirs, HoldfastSaver(str(tmp_path / "new.db")) as mine:
+    with SqliteSaver.from_conn_string(str(path)) as theirs, PerdureSaver(str(tmp_path / "new.db")) as mine:
         talking(theirs).invoke({"messages": [human("one")]}, at("chat"))
         log = Path(f"{path}-wal")
         before = path.read_bytes(), log.read_bytes()
@@ -307,8 +307,8 @@ def test_a_class_inside_a_class_is_found(tmp_path: Path) -> None:
     builder.add_edge(START, "make")
     with stock(path) as theirs:
         builder.compile(checkpointer=theirs).invoke({"results": []}, at("t"))
-    with HoldfastSaver(str(tmp_path / "new.db")) as mine:
+    with PerdureSaver(str(tmp_path / "new.db")) as mine:
         assert import_langgraph(path, mine, trust=TRUST).ok
-    with HoldfastSaver(str(tmp_path / "new.db"), trust=TRUST) as mine:
+    with PerdureSaver(str(tmp_path / "new.db"), trust=TRUST) as mine:
         values: dict[str, Any] = mine.get_tuple(at("t")).checkpoint["channel_values"]  # type: ignore[union-attr]
         assert values["within"] == Outside.Within(n=7)

@@ -1,4 +1,4 @@
-"""`holdfast import-langgraph` as a process: what it prints, its exit codes, and what is in the store afterwards."""
+"""`perdure import-langgraph` as a process: what it prints, its exit codes, and what is in the store afterwards."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from graph_kit import at, human, talking
 from import_kit import assert_equal, everything, stock
 
-from holdfast.langgraph import HoldfastSaver
+from perdure.langgraph import PerdureSaver
 
-HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
-SCRIPT = [str(Path(sys.executable).with_name("holdfast"))]
+PERDURE = [sys.executable, "-m", "perdure.cli"]
+SCRIPT = [str(Path(sys.executable).with_name("perdure"))]
 MODULE = """
 from dataclasses import dataclass
 
@@ -43,8 +43,8 @@ with SqliteSaver.from_conn_string("old.sqlite") as saver:
 """
 
 
-def run(where: Path, *arguments: str, command: list[str] = HOLDFAST) -> subprocess.CompletedProcess[str]:
-    kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "HOLDFAST_STORE", "COLUMNS")}
+def run(where: Path, *arguments: str, command: list[str] = PERDURE) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "PERDURE_STORE", "COLUMNS")}
     return subprocess.run(
         [*command, "import-langgraph", *arguments], cwd=where, env=kept, capture_output=True, text=True, timeout=120
     )
@@ -65,7 +65,7 @@ def test_imports_and_says_so(where: Path) -> None:
     assert lines[0] == "imported 6 checkpoints of 2 threads, with 6 pending writes"
     assert " KB -> " in lines[1]
     assert lines[2] == "verified: every checkpoint reads back as it is in the source"
-    with HoldfastSaver(str(where / "new.db")) as mine, stock(str(where / "old.sqlite")) as theirs:
+    with PerdureSaver(str(where / "new.db")) as mine, stock(str(where / "old.sqlite")) as theirs:
         assert_equal(mine, theirs)
     again = run(where, "old.sqlite", "--store", "new.db", "--no-verify")
     assert again.returncode == 0
@@ -79,18 +79,18 @@ def test_json(where: Path) -> None:
     said = json.loads(done.stdout)
     assert said.pop("source_bytes") > said.pop("store_bytes") - 1_000_000
     assert said == {"threads": 1, "checkpoints": 3, "writes": 3, "skipped": 0, "verified": True, "differences": []}
-    with HoldfastSaver(str(where / "new.db"), tenant="acme") as mine:
+    with PerdureSaver(str(where / "new.db"), tenant="acme") as mine:
         assert {key[0] for key in everything(mine)} == {"bob"}
 
 
 def test_into_postgresql(where: Path, postgres_url: str) -> None:
     done = run(where, f"sqlite:///{where / 'old.sqlite'}", "--store", postgres_url)
     assert done.returncode == 0, done.stderr
-    with HoldfastSaver(postgres_url) as mine, stock(str(where / "old.sqlite")) as theirs:
+    with PerdureSaver(postgres_url) as mine, stock(str(where / "old.sqlite")) as theirs:
         assert_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("command", [HOLDFAST, SCRIPT])
+@pytest.mark.parametrize("command", [PERDURE, SCRIPT])
 def test_classes_of_ones_own_are_found_in_the_current_directory(tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "myapp.py").write_text(MODULE)
     subprocess.run([sys.executable, "-c", WRITER], cwd=tmp_path, check=True, capture_output=True)
@@ -136,7 +136,7 @@ def test_mistakes_are_one_line(where: Path, arguments: list[str], code: int, sai
 def test_a_terminal_sees_progress(where: Path) -> None:
     main_side, process_side = pty.openpty()
     process = subprocess.Popen(
-        [*HOLDFAST, "import-langgraph", "old.sqlite", "--store", "new.db"],
+        [*PERDURE, "import-langgraph", "old.sqlite", "--store", "new.db"],
         cwd=where,
         env={**os.environ, "TERM": "dumb"},
         stdin=process_side,

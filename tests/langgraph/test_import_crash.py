@@ -13,12 +13,12 @@ import pytest
 from graph_kit import asking, at, human, inner, outer, talking
 from import_kit import assert_equal, everything, kept_writes, raw_writes, stock
 
-from holdfast.langgraph import HoldfastSaver
-from holdfast.langgraph.importing import import_langgraph
-from holdfast.storage.base import ConstraintFailed
+from perdure.langgraph import PerdureSaver
+from perdure.langgraph.importing import import_langgraph
+from perdure.storage.base import ConstraintFailed
 
 SCRIPT = Path(__file__).with_name("import_run.py")
-KILLS = 30 if os.environ.get("HOLDFAST_SOAK") else 4
+KILLS = 30 if os.environ.get("PERDURE_SOAK") else 4
 
 
 def run(source: str, target: str, statements: int) -> tuple[int, list[int]]:
@@ -45,11 +45,11 @@ def test_killed_and_run_again(tmp_path: Path, saver_url: str) -> None:
     rng = random.Random(20)
     for _ in range(KILLS):
         code, _ = run(source, saver_url, rng.randrange(steps // 4, steps // 2))
-        with HoldfastSaver(saver_url) as mine:
+        with PerdureSaver(saver_url) as mine:
             for key in everything(mine):  # what is there is whole
                 assert kept_writes(mine, key) == writes.get(key, set())
             assert mine.store.verify().ok
-    with HoldfastSaver(saver_url) as mine, stock(source) as theirs:
+    with PerdureSaver(saver_url) as mine, stock(source) as theirs:
         done = import_langgraph(source, mine)
         assert done.ok
         assert done.checkpoints + done.skipped == count
@@ -80,7 +80,7 @@ class Fault:
 
 def test_a_failed_transaction_leaves_what_was_before_it(old: str, tmp_path: Path) -> None:
     fault = Fault(OSError("injected"))
-    with HoldfastSaver(str(tmp_path / "new.db"), hook=fault) as mine, stock(old) as theirs:
+    with PerdureSaver(str(tmp_path / "new.db"), hook=fault) as mine, stock(old) as theirs:
         for fault.left in (20, 40):
             with pytest.raises(OSError, match="injected"):
                 import_langgraph(old, mine)
@@ -93,7 +93,7 @@ def test_a_failed_transaction_leaves_what_was_before_it(old: str, tmp_path: Path
 def test_a_transaction_that_is_run_again_starts_from_what_is_stored(old: str, saver_url: str, step: int) -> None:
     """What the flows have remembered of it never happened: an id that was taken is drawn anew."""
     fault = Fault(ConstraintFailed("the id is taken", kind="unique"))
-    with HoldfastSaver(saver_url, hook=fault) as mine, stock(old) as theirs:
+    with PerdureSaver(saver_url, hook=fault) as mine, stock(old) as theirs:
         fault.left = step
         done = import_langgraph(old, mine)
         assert (done.checkpoints, done.ok) == (6, True)

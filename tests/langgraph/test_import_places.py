@@ -11,10 +11,10 @@ import pytest
 from graph_kit import at, human, talking
 from import_kit import everything, stock
 
-import holdfast
-from holdfast.errors import NotFound, OpenError, UsageError
-from holdfast.langgraph import HoldfastSaver
-from holdfast.langgraph.importing import import_langgraph
+import perdure
+from perdure.errors import NotFound, OpenError, UsageError
+from perdure.langgraph import PerdureSaver
+from perdure.langgraph.importing import import_langgraph
 
 
 @pytest.fixture
@@ -65,10 +65,10 @@ def test_other_tables(tmp_path: Path, old: str, change: str, said: str) -> None:
     refused(tmp_path, old, UsageError, said)
 
 
-def test_a_holdfast_store_is_no_source(tmp_path: Path) -> None:
+def test_a_perdure_store_is_no_source(tmp_path: Path) -> None:
     path = str(tmp_path / "agent.db")
-    holdfast.open(path).close()
-    refused(tmp_path, path, UsageError, "it is a Holdfast store")
+    perdure.open(path).close()
+    refused(tmp_path, path, UsageError, "it is a Perdure store")
 
 
 def test_source_and_store_are_the_same_file(tmp_path: Path, old: str) -> None:
@@ -82,7 +82,7 @@ def test_source_and_store_are_the_same_file(tmp_path: Path, old: str) -> None:
 
 
 def test_threads_that_are_not_there(tmp_path: Path, old: str) -> None:
-    with HoldfastSaver(str(tmp_path / "new.db")) as saver:
+    with PerdureSaver(str(tmp_path / "new.db")) as saver:
         with pytest.raises(NotFound, match="the source has no thread 'x'"):
             import_langgraph(old, saver, threads=["t", "x"])
         with pytest.raises(UsageError, match=r"threads=\['t'\]"):
@@ -93,7 +93,7 @@ def test_threads_that_are_not_there(tmp_path: Path, old: str) -> None:
 def test_a_row_whose_id_is_not_its_checkpoints(tmp_path: Path, old: str) -> None:
     with sqlite3.connect(old) as connection:
         connection.execute("UPDATE checkpoints SET checkpoint_id = 'other' WHERE rowid = 1")
-    with pytest.raises(holdfast.errors.Undecodable, match="its row says other, but it says itself"):
+    with pytest.raises(perdure.errors.Undecodable, match="its row says other, but it says itself"):
         import_langgraph(old, str(tmp_path / "new.db"))
 
 
@@ -111,7 +111,7 @@ def test_ids_that_are_no_uuids(tmp_path: Path) -> None:
                 "versions_seen": {},
             }
             saver.put(at("t", checkpoint_ns=""), checkpoint, {}, {"n": 1})  # type: ignore[arg-type]
-    with HoldfastSaver(str(tmp_path / "new.db")) as mine, stock(path) as theirs:
+    with PerdureSaver(str(tmp_path / "new.db")) as mine, stock(path) as theirs:
         assert import_langgraph(path, mine).ok
         assert [key[2] for key in everything(mine)] == ["ü", "c", "b", "a", "1efffe"]
         assert mine.get_tuple(at("t")) == theirs.get_tuple(at("t"))
@@ -132,18 +132,18 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_into_the_database_that_the_source_is_in(postgres_url: str) -> None:
-    """Holdfast has a schema of its own: a database can take over itself."""
-    with stock(postgres_url) as theirs, HoldfastSaver(postgres_url) as mine:
+    """Perdure has a schema of its own: a database can take over itself."""
+    with stock(postgres_url) as theirs, PerdureSaver(postgres_url) as mine:
         talking(theirs).invoke({"messages": [human("hi")]}, at("t"))
         assert import_langgraph(postgres_url, mine).ok
         assert everything(mine).keys() == everything(theirs).keys()
 
 
 def test_the_source_is_opened_read_only(postgres_url: str) -> None:
-    from holdfast.langgraph.importing_postgres import PostgresSource
+    from perdure.langgraph.importing_postgres import PostgresSource
 
     with stock(postgres_url):
         source = PostgresSource(postgres_url)
-        with pytest.raises(holdfast.errors.ReadOnlyStore):
+        with pytest.raises(perdure.errors.ReadOnlyStore):
             source._rows("DELETE FROM checkpoints RETURNING thread_id")
         source.close()

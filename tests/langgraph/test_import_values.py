@@ -27,16 +27,16 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.types import Interrupt, Send
 from psycopg.types.json import Jsonb
 
-import holdfast
-from holdfast.errors import HoldfastError, Undecodable, UnknownType, Unstorable
-from holdfast.langgraph import HoldfastSaver
-from holdfast.langgraph.importing import import_langgraph
+import perdure
+from perdure.errors import PerdureError, Undecodable, UnknownType, Unstorable
+from perdure.langgraph import PerdureSaver
+from perdure.langgraph.importing import import_langgraph
 
 ONE, MANY, NAMED, METHOD, MODEL_1, MODEL_2, ARRAY, SNAPSHOT = range(8)
 EXECUTED = "executed"
 
 
-@holdfast.register("tests.Registered")
+@perdure.register("tests.Registered")
 @dataclass
 class Registered:
     """Registered under another name than its own."""
@@ -83,7 +83,7 @@ def with_ext(code: int, *body: Any) -> Callable[[dict[str, Any]], bytes]:
 
 
 def imported_value(path: str, new: str, **options: Any) -> Any:
-    with HoldfastSaver(new, trust=options.get("trust", ())) as saver:
+    with PerdureSaver(new, trust=options.get("trust", ())) as saver:
         assert import_langgraph(path, saver, **options).ok
         found = saver.get_tuple(at("t"))
         assert found is not None
@@ -126,7 +126,7 @@ def test_nothing_that_is_stored_is_executed(
         with sqlite3.connect(path) as connection:
             hostile = ormsgpack.packb(ormsgpack.Ext(code, ormsgpack.packb(filled)))
             connection.execute("UPDATE writes SET value = ?", (hostile,))
-    with HoldfastSaver(new) as saver:
+    with PerdureSaver(new) as saver:
         with pytest.raises(UnknownType, match="nothing of it was executed") as raised:
             import_langgraph(path, saver)
         assert body[1] in str(raised.value)
@@ -139,7 +139,7 @@ def test_trusting_a_module_lets_in_its_data_classes_only(tmp_path: Path, path: s
     """`subprocess.Popen` is a class and its module is trusted: it is still no data."""
     marker = tmp_path / EXECUTED
     store_raw(path, "msgpack", with_ext(NAMED, "subprocess", "Popen", {"args": ["touch", str(marker)]}))
-    with HoldfastSaver(new) as saver, pytest.raises(UnknownType, match="no such data class"):
+    with PerdureSaver(new) as saver, pytest.raises(UnknownType, match="no such data class"):
         import_langgraph(path, saver, trust=["subprocess."])
     assert not marker.exists()
 
@@ -149,7 +149,7 @@ def test_the_old_json_form_executes_nothing_either(tmp_path: Path, path: str, ne
     marker = tmp_path / EXECUTED
     hostile = {"lc": lc, "type": "constructor", "id": ["os", "system"], "args": [f"touch {marker}"]}
     store_raw(path, "json", lambda one: json.dumps({**one, "channel_values": {"value": hostile}}).encode())
-    with HoldfastSaver(new) as saver, pytest.raises(UnknownType, match=r"os\.system.*nothing of it was executed"):
+    with PerdureSaver(new) as saver, pytest.raises(UnknownType, match=r"os\.system.*nothing of it was executed"):
         import_langgraph(path, saver)
     assert not marker.exists()
 
@@ -165,7 +165,7 @@ class Bomb:
 def test_pickle_is_refused(tmp_path: Path, path: str, new: str) -> None:
     marker = tmp_path / EXECUTED
     store_raw(path, "pickle", lambda _: pickle.dumps(Bomb(str(marker))))
-    with HoldfastSaver(new) as saver, pytest.raises(Undecodable, match="pickle, which runs code"):
+    with PerdureSaver(new) as saver, pytest.raises(Undecodable, match="pickle, which runs code"):
         import_langgraph(path, saver)
     assert not marker.exists()
 
@@ -189,7 +189,7 @@ def test_what_is_no_checkpoint_is_said_to_be_none(
     path: str, new: str, kind: str | None, data: bytes, said: str
 ) -> None:
     id_ = store_raw(path, kind, lambda _: data)
-    with HoldfastSaver(new) as saver, pytest.raises(Undecodable, match=f"thread 't', checkpoint {id_}: .*{said}"):
+    with PerdureSaver(new) as saver, pytest.raises(Undecodable, match=f"thread 't', checkpoint {id_}: .*{said}"):
         import_langgraph(path, saver)
 
 
@@ -198,7 +198,7 @@ def test_deep_nesting_is_an_error_and_no_crash(path: str, new: str) -> None:
     for _ in range(20_000):
         deep = ormsgpack.packb(ormsgpack.Ext(SNAPSHOT, deep))
     store_raw(path, "msgpack", lambda one: ormsgpack.packb({**one, "channel_values": {}})[:-1] + deep)
-    with HoldfastSaver(new) as saver, pytest.raises(HoldfastError):
+    with PerdureSaver(new) as saver, pytest.raises(PerdureError):
         import_langgraph(path, saver)
 
 
@@ -211,7 +211,7 @@ def test_types_that_are_not_trusted_are_all_named(path: str, new: str) -> None:
         put(theirs, "a", 1)
         put(theirs, "b", Step("x", Colour.RED))
         put(theirs, "c", [Plan(goal="y")])
-    with HoldfastSaver(new) as saver:
+    with PerdureSaver(new) as saver:
         with pytest.raises(UnknownType) as raised:
             import_langgraph(path, saver)
         said = str(raised.value)
@@ -221,7 +221,7 @@ def test_types_that_are_not_trusted_are_all_named(path: str, new: str) -> None:
         assert import_langgraph(path, saver, trust=TRUST).ok
         with pytest.raises(UnknownType, match="--trust import_kit"):  # also where there is nothing left to do
             import_langgraph(path, saver)
-    with HoldfastSaver(new, trust=TRUST) as saver, stock(path) as theirs:
+    with PerdureSaver(new, trust=TRUST) as saver, stock(path) as theirs:
         assert_equal(saver, theirs)
 
 
@@ -233,13 +233,13 @@ def test_a_registered_class_needs_no_trust(path: str, new: str) -> None:
 
 def test_a_class_that_is_gone_is_named(path: str, new: str) -> None:
     store_raw(path, "msgpack", with_ext(MODEL_2, "import_kit", "Vanished", {"a": 1}, "model_validate_json"))
-    with HoldfastSaver(new) as saver, pytest.raises(UnknownType, match=r"import_kit\.Vanished: there is no such"):
+    with PerdureSaver(new) as saver, pytest.raises(UnknownType, match=r"import_kit\.Vanished: there is no such"):
         import_langgraph(path, saver, trust=TRUST)
 
 
 def test_a_class_of_a_script_must_be_imported_there(path: str, new: str) -> None:
     store_raw(path, "msgpack", with_ext(NAMED, "__main__", "Mine", {"a": 1}))
-    with HoldfastSaver(new) as saver, pytest.raises(UnknownType, match="only in its own script"):
+    with PerdureSaver(new) as saver, pytest.raises(UnknownType, match="only in its own script"):
         import_langgraph(path, saver)
 
 
@@ -249,7 +249,7 @@ def test_a_dataclass_is_not_run_but_filled(path: str, new: str) -> None:
     assert step == Step(1, None)  # type: ignore[arg-type]
 
 
-def test_values_that_holdfast_cannot_keep_are_named(path: str, new: str) -> None:
+def test_values_that_perdure_cannot_keep_are_named(path: str, new: str) -> None:
     with stock(path) as theirs:
         put(theirs, "t", 1)
     with sqlite3.connect(path) as connection:
@@ -257,7 +257,7 @@ def test_values_that_holdfast_cannot_keep_are_named(path: str, new: str) -> None
         checkpoint = ormsgpack.unpackb(data)
         checkpoint["channel_values"]["__langgraph__"] = 1
         connection.execute("UPDATE checkpoints SET checkpoint = ?", (ormsgpack.packb(checkpoint),))
-    with HoldfastSaver(new) as saver, pytest.raises(Unstorable, match=r"thread 't'.*cannot be named '__langgraph__'"):
+    with PerdureSaver(new) as saver, pytest.raises(Unstorable, match=r"thread 't'.*cannot be named '__langgraph__'"):
         import_langgraph(path, saver)
 
 
@@ -283,7 +283,7 @@ def test_values_that_holdfast_cannot_keep_are_named(path: str, new: str) -> None
 def test_values_come_as_the_stock_saver_gives_them(path: str, new: str, value: Any) -> None:
     with stock(path) as theirs:
         put(theirs, "t", value)
-    with HoldfastSaver(new) as mine, stock(path) as theirs:
+    with PerdureSaver(new) as mine, stock(path) as theirs:
         assert import_langgraph(path, mine).ok
         assert_equal(mine, theirs)
 
@@ -341,7 +341,7 @@ def test_a_file_from_before_writes_had_paths(path: str, new: str) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("ALTER TABLE writes DROP COLUMN task_path")
         connection.execute("UPDATE checkpoints SET metadata = NULL, parent_checkpoint_id = '' WHERE rowid = 1")
-    with HoldfastSaver(new) as mine:
+    with PerdureSaver(new) as mine:
         assert import_langgraph(path, mine).ok
         with stock(path) as theirs:
             assert_equal(mine, theirs)
@@ -358,7 +358,7 @@ def test_sends_that_an_old_postgres_saver_kept_on_the_parent(postgres_url: str, 
         for id_, checkpoint in connection.execute("SELECT checkpoint_id, checkpoint FROM checkpoints").fetchall():
             old = Jsonb({**checkpoint, "v": 3})
             connection.execute("UPDATE checkpoints SET checkpoint = %s WHERE checkpoint_id = %s", (old, id_))
-    with HoldfastSaver(new) as mine, stock(postgres_url) as theirs:
+    with PerdureSaver(new) as mine, stock(postgres_url) as theirs:
         assert import_langgraph(postgres_url, mine).ok
         newest = mine.get_tuple(at("t"))
         assert newest is not None
@@ -384,7 +384,7 @@ def test_encrypted_rows_with_their_serializer(path: str, new: str, target: str) 
     connection = sqlite3.connect(path, check_same_thread=False)
     theirs = SqliteSaver(connection, serde=serde)
     typed(theirs).invoke({"results": []}, at("t"))
-    with HoldfastSaver(new, trust=TRUST, serde=serde if target == "encrypted" else None) as mine:
+    with PerdureSaver(new, trust=TRUST, serde=serde if target == "encrypted" else None) as mine:
         with pytest.raises(Undecodable, match="encrypted"):
             import_langgraph(path, mine)
         assert import_langgraph(path, mine, serde=serde).ok
@@ -399,7 +399,7 @@ def test_an_encrypted_row_executes_nothing_either(tmp_path: Path, path: str, new
     marker = tmp_path / EXECUTED
     make = with_ext(ONE, "os", "system", f"touch {marker}")
     store_raw(path, "msgpack+xor", lambda one: Xor().encrypt(make(one))[1])
-    with HoldfastSaver(new) as saver, pytest.raises(UnknownType, match=r"os\.system"):
+    with PerdureSaver(new) as saver, pytest.raises(UnknownType, match=r"os\.system"):
         import_langgraph(path, saver, serde=EncryptedSerializer(Xor()))
     assert not marker.exists()
 
@@ -415,7 +415,7 @@ def test_a_value_that_differs_is_named(path: str, new: str) -> None:
     with stock(path) as theirs:
         parent = put(theirs, "t", {"n": 1})
         put(theirs, "t", 2, parent)
-    with HoldfastSaver(new) as mine:
+    with PerdureSaver(new) as mine:
         assert import_langgraph(path, mine).ok
         with sqlite3.connect(path) as connection:
             [(data,)] = connection.execute("SELECT checkpoint FROM checkpoints WHERE rowid = 1").fetchall()

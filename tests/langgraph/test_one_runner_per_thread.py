@@ -17,9 +17,9 @@ from graph_kit import at
 from langgraph.graph import START, StateGraph
 from two_runners import Trip, bookings
 
-import holdfast as hf
-from holdfast.langgraph import HoldfastSaver
-from holdfast.testing.processes import Child, Nursery
+import perdure
+from perdure.langgraph import PerdureSaver
+from perdure.testing.processes import Child, Nursery
 
 
 @pytest.fixture(scope="module")
@@ -167,12 +167,12 @@ def test_after_a_kill_the_next_process_resumes_at_once(
 class Booking:
     """A graph of a node that books twice, in a subgraph if asked; each booking calls `during`."""
 
-    def __init__(self, saver: HoldfastSaver, *, inner: bool = False) -> None:
+    def __init__(self, saver: PerdureSaver, *, inner: bool = False) -> None:
         self.keys: list[str] = []
         self.during: Callable[[str], None] = lambda item: None
 
-        @hf.effect(name="book", timeout_s=60)
-        def book(item: str, key: hf.Key) -> str:
+        @perdure.effect(name="book", timeout_s=60)
+        def book(item: str, key: perdure.Key) -> str:
             self.keys.append(str(key))
             self.during(item)
             return item
@@ -200,14 +200,14 @@ class Booking:
         return reached, go_on
 
 
-def test_a_new_input_in_the_same_process_is_refused_while_an_effect_is_under_way(saver: HoldfastSaver) -> None:
+def test_a_new_input_in_the_same_process_is_refused_while_an_effect_is_under_way(saver: PerdureSaver) -> None:
     booking = Booking(saver)
     reached, go_on = booking.held("a")
     results: list[Any] = []
     first = threading.Thread(target=lambda: results.append(booking.graph.invoke({}, at("t"))))
     first.start()
     assert reached.wait(30)
-    with pytest.raises(hf.LeaseLost, match="is being run by another"):
+    with pytest.raises(perdure.LeaseLost, match="is being run by another"):
         booking.graph.invoke({}, at("t"))
     go_on.set()
     first.join(30)
@@ -216,7 +216,7 @@ def test_a_new_input_in_the_same_process_is_refused_while_an_effect_is_under_way
 
 
 @pytest.mark.parametrize("inner", [False, True])
-def test_going_back_to_a_checkpoint_is_no_second_runner(saver: HoldfastSaver, inner: bool) -> None:
+def test_going_back_to_a_checkpoint_is_no_second_runner(saver: PerdureSaver, inner: bool) -> None:
     """What the old checkpoint's tasks did stands; what comes after it is new."""
     booking = Booking(saver, inner=inner)
     booking.graph.invoke({}, at("t"))
@@ -231,7 +231,7 @@ def test_going_back_to_a_checkpoint_is_no_second_runner(saver: HoldfastSaver, in
 def test_a_process_whose_lease_is_over_cannot_book_on(tmp_path: Path) -> None:
     """It hung for so long that another one has the thread: its next effect is refused before it is called."""
     path = str(tmp_path / "a.db")
-    with HoldfastSaver(path) as late, HoldfastSaver(path) as next_:
+    with PerdureSaver(path) as late, PerdureSaver(path) as next_:
         booking = Booking(late)
         reached, go_on = booking.held("a")
         errors: list[Exception] = []
@@ -239,13 +239,13 @@ def test_a_process_whose_lease_is_over_cannot_book_on(tmp_path: Path) -> None:
         def run() -> None:
             try:
                 booking.graph.invoke({}, at("t"))
-            except hf.HoldfastError as error:
+            except perdure.PerdureError as error:
                 errors.append(error)
 
         first = threading.Thread(target=run)
         first.start()
         assert reached.wait(30)
-        with pytest.raises(hf.LeaseLost):
+        with pytest.raises(perdure.LeaseLost):
             Booking(next_).graph.invoke({}, at("t"))
         clock = next_.store._context.clock_us
         next_.store._context.clock_us = lambda: clock() + 200_000_000

@@ -1,4 +1,4 @@
-"""A course's lesson on checkpointers and memory, with HoldfastSaver in the place of every saver that it teaches.
+"""A course's lesson on checkpointers and memory, with PerdureSaver in the place of every saver that it teaches.
 
 The code of its examples is run as it stands, one after the other in one namespace, as a reader would type it; only
 the imports of the savers, the server's URL and OpenAI's embeddings are replaced. What it prints must be what it says.
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from langchain_core.embeddings import Embeddings
 
-from holdfast.langgraph import HoldfastSaver
+from perdure.langgraph import PerdureSaver
 
 # --- what stands in for what the lesson imports
 
@@ -40,10 +40,10 @@ class FakeEmbeddings(Embeddings):
 
 SAVERS = {
     "from langgraph.checkpoint.memory import MemorySaver": "MemorySaver = in_memory",
-    "from langgraph.checkpoint.sqlite import SqliteSaver": "SqliteSaver = HoldfastSaver",
-    "from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver": "AsyncSqliteSaver = HoldfastSaver",
-    "from langgraph.checkpoint.postgres import PostgresSaver": "PostgresSaver = HoldfastSaver",
-    "from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver": "AsyncPostgresSaver = HoldfastSaver",
+    "from langgraph.checkpoint.sqlite import SqliteSaver": "SqliteSaver = PerdureSaver",
+    "from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver": "AsyncSqliteSaver = PerdureSaver",
+    "from langgraph.checkpoint.postgres import PostgresSaver": "PostgresSaver = PerdureSaver",
+    "from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver": "AsyncPostgresSaver = PerdureSaver",
     "from langchain_openai import OpenAIEmbeddings": "OpenAIEmbeddings = FakeEmbeddings",
 }
 POSTGRES = "postgresql://user:pass@localhost:5432/langgraph"
@@ -55,15 +55,15 @@ class Reader:
     def __init__(self, capsys: pytest.CaptureFixture[str], server: str) -> None:
         self.capsys = capsys
         self.server = server
-        self.made: list[HoldfastSaver] = []
+        self.made: list[PerdureSaver] = []
         self.names: dict[str, Any] = {
-            "HoldfastSaver": HoldfastSaver,
+            "PerdureSaver": PerdureSaver,
             "FakeEmbeddings": FakeEmbeddings,
             "in_memory": self._in_memory,
         }
 
-    def _in_memory(self) -> HoldfastSaver:
-        self.made.append(HoldfastSaver(":memory:"))
+    def _in_memory(self) -> PerdureSaver:
+        self.made.append(PerdureSaver(":memory:"))
         return self.made[-1]
 
     async def runs(self, code: str) -> str:
@@ -78,7 +78,7 @@ class Reader:
         return self.capsys.readouterr().out
 
     def close(self) -> None:
-        found = {id(value): value for value in self.names.values() if isinstance(value, HoldfastSaver)}
+        found = {id(value): value for value in self.names.values() if isinstance(value, PerdureSaver)}
         for saver in [*self.made, *found.values()]:
             saver.close()
 

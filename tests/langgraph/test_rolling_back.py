@@ -1,4 +1,4 @@
-"""Rolling back a thread of LangGraph's with Holdfast's own command: the graph goes on from there, as from a fork."""
+"""Rolling back a thread of LangGraph's with Perdure's own command: the graph goes on from there, as from a fork."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import pytest
 from graph_kit import asking, at, counting
 from langgraph.types import Command, StateSnapshot
 
-from holdfast import Checkpoint, Thread
-from holdfast.errors import NotFound
-from holdfast.langgraph import HoldfastSaver
+from perdure import Checkpoint, Thread
+from perdure.errors import NotFound
+from perdure.langgraph import PerdureSaver
 
 SOME = {"total": 0, "log": []}
 
 
 def named(thread: Thread, snapshot: StateSnapshot) -> Checkpoint:
-    """Holdfast's checkpoint of a snapshot of LangGraph's."""
+    """Perdure's checkpoint of a snapshot of LangGraph's."""
     id_ = snapshot.config["configurable"]["checkpoint_id"]
     return next(one for one in thread.history() if one.state["__langgraph__"]["id"] == id_)
 
 
-def test_a_graph_goes_on_from_where_it_was_rolled_back_to(saver: HoldfastSaver) -> None:
+def test_a_graph_goes_on_from_where_it_was_rolled_back_to(saver: PerdureSaver) -> None:
     graph = counting(saver)
     graph.invoke(SOME, at("t"))
     before = graph.get_state(at("t"))
@@ -39,7 +39,7 @@ def test_a_graph_goes_on_from_where_it_was_rolled_back_to(saver: HoldfastSaver) 
     assert saver.store.verify().ok
 
 
-def test_what_tasks_had_written_is_not_taken_for_done(saver: HoldfastSaver) -> None:
+def test_what_tasks_had_written_is_not_taken_for_done(saver: PerdureSaver) -> None:
     graph = asking(saver)
     graph.invoke({"asked": "?"}, at("t"))
     waiting = graph.get_state(at("t"))
@@ -57,7 +57,7 @@ def test_what_tasks_had_written_is_not_taken_for_done(saver: HoldfastSaver) -> N
     assert graph.get_state(at("t")).next == ()
 
 
-async def test_rolling_back_in_async_code_and_to_nowhere(saver: HoldfastSaver) -> None:
+async def test_rolling_back_in_async_code_and_to_nowhere(saver: PerdureSaver) -> None:
     graph = counting(saver)
     await graph.ainvoke(SOME, at("t"))
     thread = saver.store.thread("t")

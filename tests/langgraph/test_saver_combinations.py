@@ -11,9 +11,9 @@ from graph_kit import at, counting, human, talking
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from holdfast.errors import Damaged, Unstorable, UsageError
-from holdfast.langgraph import HoldfastSaver
-from holdfast.storage.program import Batch, Program, Sql, drive, write
+from perdure.errors import Damaged, Unstorable, UsageError
+from perdure.langgraph import PerdureSaver
+from perdure.storage.program import Batch, Program, Sql, drive, write
 
 SOME = {"total": 0, "log": []}
 
@@ -23,7 +23,7 @@ class Allowed:
     value: int
 
 
-def one(saver: HoldfastSaver, values: dict[str, Any], *, thread: str = "t", **metadata: Any) -> Any:
+def one(saver: PerdureSaver, values: dict[str, Any], *, thread: str = "t", **metadata: Any) -> Any:
     checkpoint = empty_checkpoint()
     checkpoint["channel_values"] = values
     checkpoint["channel_versions"] = dict.fromkeys(values, 1)
@@ -31,16 +31,16 @@ def one(saver: HoldfastSaver, values: dict[str, Any], *, thread: str = "t", **me
     return saver.put(config_of(thread), checkpoint, said, {})
 
 
-def change(saver: HoldfastSaver, statement: str, **params: Any) -> None:
+def change(saver: PerdureSaver, statement: str, **params: Any) -> None:
     def program() -> Program[None]:
         yield Batch(Sql(statement)(**params), last=True)
 
     drive(saver.store._context.driver, write(program))
 
 
-def test_allowed_classes_come_back_from_writes_and_metadata_too(saver: HoldfastSaver) -> None:
+def test_allowed_classes_come_back_from_writes_and_metadata_too(saver: PerdureSaver) -> None:
     allowing = saver.with_allowlist([(Allowed.__module__, "Allowed")])
-    assert isinstance(allowing, HoldfastSaver)
+    assert isinstance(allowing, PerdureSaver)
     stored = one(allowing, {"x": Allowed(1)}, extra=Allowed(2))
     allowing.put_writes(stored, [("x", Allowed(3))], "task")
     found = allowing.get_tuple(at("t"))
@@ -51,7 +51,7 @@ def test_allowed_classes_come_back_from_writes_and_metadata_too(saver: HoldfastS
     ]
 
 
-def test_another_serializer_takes_nothing_over_from_the_one_before(saver: HoldfastSaver) -> None:
+def test_another_serializer_takes_nothing_over_from_the_one_before(saver: PerdureSaver) -> None:
     graph = counting(saver)
     graph.invoke(SOME, at("t"))
     saver.serde = JsonPlusSerializer()
@@ -60,7 +60,7 @@ def test_another_serializer_takes_nothing_over_from_the_one_before(saver: Holdfa
     assert len(list(graph.get_state_history(at("t")))) == 8
 
 
-def test_a_list_of_one_namespace_of_all_threads_is_whole(saver: HoldfastSaver) -> None:
+def test_a_list_of_one_namespace_of_all_threads_is_whole(saver: PerdureSaver) -> None:
     for thread in range(5):
         for _ in range(20):
             one(saver, {"x": 1}, thread=f"t{thread}")
@@ -72,13 +72,13 @@ def test_a_list_of_one_namespace_of_all_threads_is_whole(saver: HoldfastSaver) -
 
 
 @pytest.mark.parametrize("name", ["^odd", "a\ud800"])
-def test_channels_whose_name_json_cannot_keep_are_refused(saver: HoldfastSaver, name: str) -> None:
+def test_channels_whose_name_json_cannot_keep_are_refused(saver: PerdureSaver, name: str) -> None:
     with pytest.raises(Unstorable, match="channel"):
         one(saver, {name: 1, "x": 2})
     assert saver.get_tuple(at("t")) is None
 
 
-def test_an_id_that_points_at_another_checkpoint_is_damage(saver: HoldfastSaver) -> None:
+def test_an_id_that_points_at_another_checkpoint_is_damage(saver: PerdureSaver) -> None:
     graph = counting(saver)
     graph.invoke(SOME, at("t"))
     newest, before = list(saver.list(at("t"), limit=2))
@@ -91,7 +91,7 @@ def test_an_id_that_points_at_another_checkpoint_is_damage(saver: HoldfastSaver)
     assert not saver.store.verify().ok
 
 
-def test_verify_finds_damaged_writes(saver: HoldfastSaver) -> None:
+def test_verify_finds_damaged_writes(saver: PerdureSaver) -> None:
     graph = talking(saver)
     graph.invoke({"messages": [human("some words " * 40)]}, at("t"), durability="sync")
     assert saver.store.verify().ok
@@ -101,7 +101,7 @@ def test_verify_finds_damaged_writes(saver: HoldfastSaver) -> None:
 
 def test_expiry_looks_again_before_it_deletes(saver_url: str) -> None:
     """Somebody writes between the look and the deletion."""
-    with HoldfastSaver(saver_url, ttl=100) as saver, HoldfastSaver(saver_url) as other:
+    with PerdureSaver(saver_url, ttl=100) as saver, PerdureSaver(saver_url) as other:
         counting(other).invoke(SOME, at("t"))
         ctx = saver.store._context
         now = ctx.clock_us()
@@ -122,7 +122,7 @@ def test_expiry_looks_again_before_it_deletes(saver_url: str) -> None:
 
 def test_keep_last_leaves_a_subgraphs_memory(saver_url: str) -> None:
     """A subgraph with `checkpointer=True` keeps its namespace; those of single calls go with their callers."""
-    with HoldfastSaver(saver_url, keep_last=3) as saver:
+    with PerdureSaver(saver_url, keep_last=3) as saver:
         config = one(saver, {"x": 1})
         saver.put(config_of("t", ns="memory"), empty_checkpoint(), {}, {})
         saver.put(config_of("t", ns="call:1"), empty_checkpoint(), {}, {})
@@ -136,7 +136,7 @@ def test_keep_last_leaves_a_subgraphs_memory(saver_url: str) -> None:
 
 
 def test_an_expired_thread_is_gone_for_every_way_of_reading(saver_url: str) -> None:
-    with HoldfastSaver(saver_url, ttl=100) as saver:
+    with PerdureSaver(saver_url, ttl=100) as saver:
         one(saver, {"x": 1}, thread="old")
         ctx = saver.store._context
         now = ctx.clock_us()
@@ -148,20 +148,20 @@ def test_an_expired_thread_is_gone_for_every_way_of_reading(saver_url: str) -> N
         assert saver.get_tuple(at("old")) is None
 
 
-def test_names_given_as_one_text_are_refused(saver: HoldfastSaver) -> None:
+def test_names_given_as_one_text_are_refused(saver: PerdureSaver) -> None:
     with pytest.raises(UsageError, match="list"):
         saver.prune("t")
     with pytest.raises(UsageError, match="list"):
         saver.delete_for_runs("run")
     with pytest.raises(UsageError, match="ttl"):
-        HoldfastSaver(saver.store, ttl="1d")  # type: ignore[arg-type]
+        PerdureSaver(saver.store, ttl="1d")  # type: ignore[arg-type]
 
 
 def test_a_put_that_is_stored_does_not_fail_because_old_ones_stay(
     saver_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What retention could not remove is said in the log."""
-    with HoldfastSaver(saver_url, keep_last=1) as saver:
+    with PerdureSaver(saver_url, keep_last=1) as saver:
         config = one(saver, {"x": "some text " * 20})
         for number in range(14):
             config = saver.put(config, empty_checkpoint(), {"step": number}, {})

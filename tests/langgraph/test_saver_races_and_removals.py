@@ -16,15 +16,15 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import START, StateGraph
 
-from holdfast.errors import HoldfastError, ThreadDeleted, Unstorable, UsageError
-from holdfast.langgraph import HoldfastSaver
-from holdfast.storage.program import Batch, Program, Sql, drive, write
-from holdfast.values.pause import collector_pause
+from perdure.errors import PerdureError, ThreadDeleted, Unstorable, UsageError
+from perdure.langgraph import PerdureSaver
+from perdure.storage.program import Batch, Program, Sql, drive, write
+from perdure.values.pause import collector_pause
 
 BIG = os.urandom(4500).hex()
 
 
-def put(saver: HoldfastSaver, values: dict[str, Any], parent: Any = None, **more: Any) -> Any:
+def put(saver: PerdureSaver, values: dict[str, Any], parent: Any = None, **more: Any) -> Any:
     """A checkpoint; `id`, `ns`, `thread`, `versions`, `new`; the rest is metadata."""
     checkpoint = empty_checkpoint()
     checkpoint["id"] = more.pop("id", checkpoint["id"])
@@ -38,7 +38,7 @@ def put(saver: HoldfastSaver, values: dict[str, Any], parent: Any = None, **more
     return saver.put(config, checkpoint, metadata, new)
 
 
-def change(saver: HoldfastSaver, statement: str, **params: Any) -> None:
+def change(saver: PerdureSaver, statement: str, **params: Any) -> None:
     def program() -> Program[None]:
         yield Batch(Sql(statement)(**params), last=True)
 
@@ -49,7 +49,7 @@ def change(saver: HoldfastSaver, statement: str, **params: Any) -> None:
 
 
 def test_a_write_is_not_stored_against_what_another_process_has_removed(saver_url: str) -> None:
-    with HoldfastSaver(saver_url) as one, HoldfastSaver(saver_url) as other:
+    with PerdureSaver(saver_url) as one, PerdureSaver(saver_url) as other:
         first = put(one, {"m": BIG})
         other.get_tuple(at("t"))
         second = put(other, {"m": "small"}, first)
@@ -61,7 +61,7 @@ def test_a_write_is_not_stored_against_what_another_process_has_removed(saver_ur
         assert one.store.verify().ok
 
 
-def test_a_write_is_not_stored_against_what_a_removed_run_had(saver: HoldfastSaver) -> None:
+def test_a_write_is_not_stored_against_what_a_removed_run_had(saver: PerdureSaver) -> None:
     first = put(saver, {"m": 1})
     put(saver, {"m": BIG}, ns="sub:1", run_id="R")
     saver.delete_for_runs(["R"])
@@ -70,7 +70,7 @@ def test_a_write_is_not_stored_against_what_a_removed_run_had(saver: HoldfastSav
     assert saver.store.verify().ok
 
 
-def test_a_write_that_came_before_its_checkpoint_keeps_what_it_was_stored_against(saver: HoldfastSaver) -> None:
+def test_a_write_that_came_before_its_checkpoint_keeps_what_it_was_stored_against(saver: PerdureSaver) -> None:
     late = "1fffffff-0000-6000-8000-000000000009"
     first = put(saver, {"m": BIG})
     saver.put_writes(config_of("t", id=late), [("m", BIG)], "task")
@@ -92,7 +92,7 @@ class Logged(TypedDict):
     total: Annotated[int, operator.add]
 
 
-def logging(saver: HoldfastSaver, turns: int) -> Any:
+def logging(saver: PerdureSaver, turns: int) -> Any:
     builder = StateGraph(Logged)
     builder.add_node("add", lambda state: {"total": 1})
     builder.add_edge(START, "add")
@@ -104,7 +104,7 @@ def logging(saver: HoldfastSaver, turns: int) -> Any:
 
 @pytest.mark.parametrize("serde", [None, JsonPlusSerializer()], ids=["own", "assigned"])
 def test_delta_channels_survive_every_prune(saver_url: str, serde: JsonPlusSerializer | None) -> None:
-    with HoldfastSaver(saver_url, serde=serde) as saver:
+    with PerdureSaver(saver_url, serde=serde) as saver:
         graph = logging(saver, 5)
         saver.prune(["t"])
         assert graph.get_state(at("t")).values["log"] == [0, 1, 2, 3, 4]
@@ -114,7 +114,7 @@ def test_delta_channels_survive_every_prune(saver_url: str, serde: JsonPlusSeria
 
 
 def test_a_channel_that_nobody_writes_does_not_switch_retention_off(saver_url: str) -> None:
-    with HoldfastSaver(saver_url, keep_last=4) as saver:
+    with PerdureSaver(saver_url, keep_last=4) as saver:
         logging(saver, 120)
         saver.compact()
         assert len(list(saver.list(at("t")))) < 320  # 360, less what lies before the last whole value
@@ -124,7 +124,7 @@ def test_a_channel_that_nobody_writes_does_not_switch_retention_off(saver_url: s
 
 
 def test_nothing_is_taken_over_from_a_parent_that_was_put_again(saver_url: str) -> None:
-    with HoldfastSaver(saver_url) as one, HoldfastSaver(saver_url) as other:
+    with PerdureSaver(saver_url) as one, PerdureSaver(saver_url) as other:
         first = put(one, {"x": "of one", "y": 1})
         id_ = first["configurable"]["checkpoint_id"]
         put(other, {"x": "of the other", "y": 1}, id=id_)
@@ -137,7 +137,7 @@ def test_nothing_is_taken_over_from_a_parent_that_was_put_again(saver_url: str) 
         assert newest.checkpoint["channel_values"] == {"x": "of the other", "y": 2}
 
 
-def test_the_newest_of_a_namespace_survives_a_prune_after_a_clock_stepped_back(saver: HoldfastSaver) -> None:
+def test_the_newest_of_a_namespace_survives_a_prune_after_a_clock_stepped_back(saver: PerdureSaver) -> None:
     high, low = "1f200000-0000-6000-8000-000000000000", "1f100000-0000-6000-8000-000000000000"
     first = put(saver, {"x": 1}, ns="sub", id=high)
     put(saver, {"x": 2}, first, ns="sub", id=low)
@@ -150,7 +150,7 @@ def test_the_newest_of_a_namespace_survives_a_prune_after_a_clock_stepped_back(s
         assert found.checkpoint["id"] in [item.checkpoint["id"] for item in saver.list(config_of(thread, ns="sub"))]
 
 
-def test_removing_a_run_leaves_what_was_saved_without_it(saver: HoldfastSaver) -> None:
+def test_removing_a_run_leaves_what_was_saved_without_it(saver: PerdureSaver) -> None:
     thread = saver.store.thread("t")
     thread.save({"mine": 1})
     put(saver, {"x": 1}, run_id="R")
@@ -163,7 +163,7 @@ def test_removing_a_run_leaves_what_was_saved_without_it(saver: HoldfastSaver) -
 
 
 def test_a_late_run_does_not_enter_a_thread_that_was_begun_anew(saver_url: str) -> None:
-    with HoldfastSaver(saver_url) as saver, HoldfastSaver(saver_url) as other:
+    with PerdureSaver(saver_url) as saver, PerdureSaver(saver_url) as other:
         old = put(saver, {"x": "old"})
         for deleting in (saver, other):
             deleting.delete_thread("t")
@@ -181,7 +181,7 @@ def test_a_late_run_does_not_enter_a_thread_that_was_begun_anew(saver_url: str) 
         assert saver.threads() == []
 
 
-def test_a_fork_at_a_state_whose_id_was_put_again_can_be_read(saver: HoldfastSaver) -> None:
+def test_a_fork_at_a_state_whose_id_was_put_again_can_be_read(saver: PerdureSaver) -> None:
     first = put(saver, {"x": 1})
     thread = saver.store.thread("t")
     old = thread.load()
@@ -196,7 +196,7 @@ def test_a_fork_at_a_state_whose_id_was_put_again_can_be_read(saver: HoldfastSav
 
 
 @pytest.mark.parametrize("removal", ["prune", "delete"])
-def test_a_list_goes_on_while_checkpoints_are_removed(saver: HoldfastSaver, removal: str) -> None:
+def test_a_list_goes_on_while_checkpoints_are_removed(saver: PerdureSaver, removal: str) -> None:
     config = None
     for step in range(20):
         config = put(saver, {"x": step, "m": BIG}, config)
@@ -210,7 +210,7 @@ def test_a_list_goes_on_while_checkpoints_are_removed(saver: HoldfastSaver, remo
 
 
 def test_a_subgraph_at_work_keeps_its_thread_alive(saver_url: str) -> None:
-    with HoldfastSaver(saver_url, ttl=10) as saver:
+    with PerdureSaver(saver_url, ttl=10) as saver:
         now = [saver.store._context.clock_us()]
         saver.store._context.clock_us = lambda: now[0]
         put(saver, {"x": 1})
@@ -236,7 +236,7 @@ def test_a_subgraph_at_work_keeps_its_thread_alive(saver_url: str) -> None:
         "UPDATE space SET head = 77",
     ],
 )
-def test_damaged_rows_give_holdfasts_errors_or_what_was_stored(saver: HoldfastSaver, statement: str) -> None:
+def test_damaged_rows_give_perdures_errors_or_what_was_stored(saver: PerdureSaver, statement: str) -> None:
     first = put(saver, {"m": BIG})
     saver.put_writes(first, [("m", BIG)], "task")
     put(saver, {"m": 2}, ns="sub:1")
@@ -245,17 +245,17 @@ def test_damaged_rows_give_holdfasts_errors_or_what_was_stored(saver: HoldfastSa
     found: list[Any] = []
     try:
         found += saver.list(None)
-    except HoldfastError:
+    except PerdureError:
         pass
     try:
         found += [one for one in [saver.get_tuple(first)] if one is not None]
-    except HoldfastError:
+    except PerdureError:
         pass
     assert [one for one in found if one not in before] == []
     saver.store.verify()
 
 
-def test_names_that_cannot_be_stored_are_refused_clearly(saver: HoldfastSaver) -> None:
+def test_names_that_cannot_be_stored_are_refused_clearly(saver: PerdureSaver) -> None:
     first = put(saver, {"m": 1})
     with pytest.raises((UsageError, Unstorable)):
         saver.put_writes(first, [("a\ud800", 1)], "task")
@@ -279,7 +279,7 @@ def test_a_process_forked_while_a_state_is_decoded_collects_garbage() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-async def test_a_blocking_put_on_a_loop_waits_for_no_task_of_another(saver: HoldfastSaver) -> None:
+async def test_a_blocking_put_on_a_loop_waits_for_no_task_of_another(saver: PerdureSaver) -> None:
     """Else two loops could wait for each other."""
     first = put(saver, {"m": 1})
     key = ("writes", "t", "", first["configurable"]["checkpoint_id"])

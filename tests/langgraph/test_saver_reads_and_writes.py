@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from checkpoints import aput, config_of, everything, got, id_of, ids_in, numbered_id, put, values_at, writes_at
 
-from holdfast.errors import HoldfastError, ThreadDeleted, Unstorable
-from holdfast.langgraph import HoldfastSaver
-from holdfast.storage.program import Batch, Program, Sql, drive, read
+from perdure.errors import PerdureError, ThreadDeleted, Unstorable
+from perdure.langgraph import PerdureSaver
+from perdure.storage.program import Batch, Program, Sql, drive, read
 
 TABLES = Sql(
     sqlite="SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'",
@@ -18,7 +18,7 @@ TABLES = Sql(
 )
 
 
-def rows(saver: HoldfastSaver) -> dict[str, int]:
+def rows(saver: PerdureSaver) -> dict[str, int]:
     """How many rows each table of the database holds: what no method shows, shows here."""
 
     def count() -> Program[dict[str, int]]:
@@ -37,7 +37,7 @@ def unstorable(_: Any = None) -> None:
 # --- reading
 
 
-def test_get_tuple_inside_a_list_loop(saver: HoldfastSaver) -> None:
+def test_get_tuple_inside_a_list_loop(saver: PerdureSaver) -> None:
     """Stock SQLite holds its lock while it yields, and waits for itself."""
     parent = None
     for number in range(5):
@@ -50,7 +50,7 @@ def test_get_tuple_inside_a_list_loop(saver: HoldfastSaver) -> None:
     assert seen == [4, 3, 2, 1, 0]
 
 
-async def test_aget_tuple_inside_an_alist_loop(saver: HoldfastSaver) -> None:
+async def test_aget_tuple_inside_an_alist_loop(saver: PerdureSaver) -> None:
     parent = None
     for number in range(5):
         parent = await aput(saver, "t", {"n": number}, parent=parent)
@@ -63,7 +63,7 @@ async def test_aget_tuple_inside_an_alist_loop(saver: HoldfastSaver) -> None:
     assert seen == [4, 3, 2, 1, 0]
 
 
-def test_a_list_that_nobody_reads_to_its_end_holds_nothing(saver: HoldfastSaver) -> None:
+def test_a_list_that_nobody_reads_to_its_end_holds_nothing(saver: PerdureSaver) -> None:
     parent = None
     for number in range(3):
         parent = put(saver, "t", {"n": number}, parent=parent)
@@ -76,7 +76,7 @@ def test_a_list_that_nobody_reads_to_its_end_holds_nothing(saver: HoldfastSaver)
 
 def test_clock_stepping_back(saver_url: str) -> None:
     """The child of the newest is the newest, however small its id; a fork from the past is not."""
-    with HoldfastSaver(saver_url) as saver:
+    with PerdureSaver(saver_url) as saver:
         old = put(saver, "t", {"n": 0}, id=numbered_id(400))
         newest = put(saver, "t", {"n": 1}, id=numbered_id(500), parent=old)
         stepped = put(saver, "t", {"n": 2}, id=numbered_id(300), parent=newest)
@@ -85,7 +85,7 @@ def test_clock_stepping_back(saver_url: str) -> None:
         assert values_at(saver, config_of("t")) == {"n": 3}
         put(saver, "t", {"n": "fork"}, id=numbered_id(100), parent=old)
         assert values_at(saver, config_of("t")) == {"n": 3}
-    with HoldfastSaver(saver_url) as saver:  # the next process sees it so, too
+    with PerdureSaver(saver_url) as saver:  # the next process sees it so, too
         assert values_at(saver, config_of("t")) == {"n": 3}
         put(saver, "t", {"n": 4}, id=numbered_id(600), parent=again)
         assert values_at(saver, config_of("t")) == {"n": 4}
@@ -93,7 +93,7 @@ def test_clock_stepping_back(saver_url: str) -> None:
         assert len(ids_in(saver, config_of("t"))) == 6
 
 
-def test_a_fork_with_a_greater_id_is_the_latest(saver: HoldfastSaver) -> None:
+def test_a_fork_with_a_greater_id_is_the_latest(saver: PerdureSaver) -> None:
     """Time travel: LangGraph goes on from what it wrote last, wherever that stands."""
     old = put(saver, "t", {"n": 0}, id=numbered_id(1))
     put(saver, "t", {"n": 1}, id=numbered_id(2), parent=old)
@@ -105,20 +105,20 @@ def test_a_fork_with_a_greater_id_is_the_latest(saver: HoldfastSaver) -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_commit_after_an_exception_in_put(saver: HoldfastSaver, first: bool) -> None:
+def test_commit_after_an_exception_in_put(saver: PerdureSaver, first: bool) -> None:
     """Stock SQLite commits what it had written when the rest fails."""
     parent = None if first else put(saver, "t", {"n": 0})
     before = everything(saver)
     with pytest.raises(Unstorable, match=r"""channel ["']bad["']"""):
         put(saver, "t", {"good": 1, "bad": [1, {"f": unstorable}]}, parent=parent)
     assert everything(saver) == before
-    with pytest.raises(HoldfastError):
+    with pytest.raises(PerdureError):
         put(saver, "t", {"good": 1}, parent=parent, extra=unstorable)
     assert everything(saver) == before
     assert saver.store.verify().ok
 
 
-def test_commit_after_an_exception_in_put_writes(saver: HoldfastSaver) -> None:
+def test_commit_after_an_exception_in_put_writes(saver: PerdureSaver) -> None:
     config = put(saver, "t", {"n": 0})
     before = rows(saver)
     with pytest.raises(Unstorable, match=r"""channel ["']bad["']"""):
@@ -129,7 +129,7 @@ def test_commit_after_an_exception_in_put_writes(saver: HoldfastSaver) -> None:
     assert writes_at(saver, config) == [("task", "good", 3)]
 
 
-def test_the_error_of_an_unstorable_value_names_its_path(saver: HoldfastSaver) -> None:
+def test_the_error_of_an_unstorable_value_names_its_path(saver: PerdureSaver) -> None:
     with pytest.raises(Unstorable) as caught:
         put(saver, "t", {"plan": [0, 1, 2, {"callback": unstorable}]})
     assert re.search("""channel ["']plan["']""", str(caught.value))
@@ -141,7 +141,7 @@ def test_the_error_of_an_unstorable_value_names_its_path(saver: HoldfastSaver) -
 
 def test_late_writes_after_delete(saver_url: str) -> None:
     """Background executors write after a delete: nothing of it may stay, and no thread may rise from the dead."""
-    with HoldfastSaver(saver_url) as saver, HoldfastSaver(saver_url) as other:
+    with PerdureSaver(saver_url) as saver, PerdureSaver(saver_url) as other:
         put(saver, "other", {"n": 0})
         for thread, deletes in [("t", saver), ("u", other)]:  # deleted by the saver itself, or by another process
             config = put(saver, thread, {"n": 1}, id=numbered_id(1))
@@ -157,14 +157,14 @@ def test_late_writes_after_delete(saver_url: str) -> None:
             assert rows(saver) == after
             assert saver.get_tuple(config_of(thread)) is None
             assert saver.get_tuple(config) is None
-    with HoldfastSaver(saver_url) as fresh:
+    with PerdureSaver(saver_url) as fresh:
         assert rows(fresh) == after
         assert ids_in(fresh, None) == ids_in(fresh, config_of("other"))
         assert [info.name for info in fresh.store.threads()] == ["other"]
         assert fresh.store.verify().ok
 
 
-def test_late_writes_after_delete_when_somebody_has_looked_meanwhile(saver: HoldfastSaver) -> None:
+def test_late_writes_after_delete_when_somebody_has_looked_meanwhile(saver: PerdureSaver) -> None:
     """Whoever shows the thread's state finds it gone; that must not open the door again."""
     put(saver, "other", {"n": 0})
     config = put(saver, "t", {"n": 1})
@@ -179,7 +179,7 @@ def test_late_writes_after_delete_when_somebody_has_looked_meanwhile(saver: Hold
     assert rows(saver) == after
 
 
-def test_a_deleted_thread_can_start_anew(saver: HoldfastSaver) -> None:
+def test_a_deleted_thread_can_start_anew(saver: PerdureSaver) -> None:
     old = put(saver, "t", {"n": 1}, id=numbered_id(1))
     saver.put_writes(old, [("c", "old")], "task")
     saver.delete_thread("t")
@@ -196,7 +196,7 @@ def test_a_deleted_thread_can_start_anew(saver: HoldfastSaver) -> None:
     assert writes_at(saver, again) == []
 
 
-async def test_late_writes_after_adelete(saver: HoldfastSaver) -> None:
+async def test_late_writes_after_adelete(saver: PerdureSaver) -> None:
     config = await aput(saver, "t", {"n": 1})
     await saver.adelete_thread("t")
     after = rows(saver)
@@ -207,7 +207,7 @@ async def test_late_writes_after_adelete(saver: HoldfastSaver) -> None:
     assert await saver.aget_tuple(config_of("t")) is None
 
 
-def test_delete_before_first_use(saver: HoldfastSaver) -> None:
+def test_delete_before_first_use(saver: PerdureSaver) -> None:
     """Stock async SQLite: no such table."""
     saver.delete_thread("never")
     saver.delete_for_runs(["never"])
@@ -217,14 +217,14 @@ def test_delete_before_first_use(saver: HoldfastSaver) -> None:
     assert values_at(saver, config_of("never")) == {"n": 1}
 
 
-async def test_adelete_before_first_use(saver: HoldfastSaver) -> None:
+async def test_adelete_before_first_use(saver: PerdureSaver) -> None:
     await saver.adelete_thread("never")
     await saver.adelete_for_runs(["never"])
     await saver.aprune(["never"])
     assert [found async for found in saver.alist(None)] == []
 
 
-def test_a_deleted_thread_leaves_no_rows_of_its_own(saver: HoldfastSaver) -> None:
+def test_a_deleted_thread_leaves_no_rows_of_its_own(saver: PerdureSaver) -> None:
     """Whatever a thread held, after two that came and went the database holds what it held after one."""
 
     def come_and_go(thread: str) -> dict[str, int]:
@@ -248,7 +248,7 @@ def test_a_deleted_thread_leaves_no_rows_of_its_own(saver: HoldfastSaver) -> Non
 # --- pending writes
 
 
-def test_ordering_of_pending_writes(saver: HoldfastSaver) -> None:
+def test_ordering_of_pending_writes(saver: PerdureSaver) -> None:
     """By (task_path, task_id, idx), as a run applies them; not by when they came, nor by text of the position."""
     config = put(saver)
     for path, task in [("~b", "1"), ("~a", "5"), ("", "9"), ("~a", "2"), ("~a|b", "0"), ("Z", "3")]:
@@ -261,7 +261,7 @@ def test_ordering_of_pending_writes(saver: HoldfastSaver) -> None:
     assert [(task, value) for task, _, value in listed.pending_writes or []] == in_order
 
 
-def test_first_regular_write_wins_and_special_writes_overwrite(saver: HoldfastSaver) -> None:
+def test_first_regular_write_wins_and_special_writes_overwrite(saver: PerdureSaver) -> None:
     """For each write by itself: stock SQLite and PostgreSQL decide for a whole batch."""
     config = put(saver)
     saver.put_writes(config, [("a", 1), ("__interrupt__", "one"), ("b", 2)], "task")
@@ -278,13 +278,13 @@ def test_first_regular_write_wins_and_special_writes_overwrite(saver: HoldfastSa
     assert specials == [("__resume__", 3), ("__interrupt__", "two"), ("__scheduled__", 2), ("__error__", "e")]
 
 
-def test_the_same_channel_twice_in_one_batch(saver: HoldfastSaver) -> None:
+def test_the_same_channel_twice_in_one_batch(saver: PerdureSaver) -> None:
     config = put(saver)
     saver.put_writes(config, [("a", 1), ("a", 2), ("__resume__", 1), ("__resume__", 2)], "task")
     assert writes_at(saver, config) == [("task", "__resume__", 2), ("task", "a", 1), ("task", "a", 2)]
 
 
-def test_put_writes_before_its_checkpoint(saver: HoldfastSaver) -> None:
+def test_put_writes_before_its_checkpoint(saver: PerdureSaver) -> None:
     first = config_of("t", id=numbered_id(1))
     saver.put_writes(first, [("a", 1)], "task")  # not even the thread is there
     assert saver.get_tuple(config_of("t")) is None
@@ -298,7 +298,7 @@ def test_put_writes_before_its_checkpoint(saver: HoldfastSaver) -> None:
     assert writes_at(saver, second) == [("task", "a", 2)]
 
 
-def test_put_writes_after_a_child(saver: HoldfastSaver) -> None:
+def test_put_writes_after_a_child(saver: PerdureSaver) -> None:
     first = put(saver, "t", {"n": 1})
     second = put(saver, "t", {"n": 2}, parent=first)
     saver.put_writes(first, [("a", 1)], "task")

@@ -11,8 +11,8 @@ import pytest
 from checkpoints import aput, config_of, got, id_of, ids_in, numbered_id, put, put_arguments, values_at, writes_at
 from langchain_core.runnables import RunnableConfig
 
-from holdfast.errors import Conflict
-from holdfast.langgraph import HoldfastSaver
+from perdure.errors import Conflict
+from perdure.langgraph import PerdureSaver
 
 THREADS = 16
 
@@ -43,7 +43,7 @@ def at_once(work: Callable[[int], None], number: int = THREADS) -> None:
 
 
 @pytest.mark.timeout(30)
-async def test_sync_calls_on_the_loop_thread(saver: HoldfastSaver) -> None:
+async def test_sync_calls_on_the_loop_thread(saver: PerdureSaver) -> None:
     """Stock async SQLite waits for its own loop."""
     first = put(saver, "t", {"n": 1})
     saver.put_writes(first, [("a", 1)], "task")
@@ -59,7 +59,7 @@ async def test_sync_calls_on_the_loop_thread(saver: HoldfastSaver) -> None:
 
 
 @pytest.mark.timeout(30)
-async def test_a_sync_put_on_the_loop_thread_with_its_parents_async_writes_in_flight(saver: HoldfastSaver) -> None:
+async def test_a_sync_put_on_the_loop_thread_with_its_parents_async_writes_in_flight(saver: PerdureSaver) -> None:
     """The writes can only go on when the loop is free: a put that waited for them here would wait for itself."""
     first = put(saver, "t", {"n": 1})
     writes = [asyncio.create_task(saver.aput_writes(first, [("a", n)], f"task {n}")) for n in range(8)]
@@ -78,7 +78,7 @@ async def test_a_sync_put_on_the_loop_thread_with_its_parents_async_writes_in_fl
 
 
 @pytest.mark.timeout(30)
-async def test_writes_that_were_cancelled_do_not_hold_up_the_next_put(saver: HoldfastSaver) -> None:
+async def test_writes_that_were_cancelled_do_not_hold_up_the_next_put(saver: PerdureSaver) -> None:
     parent = put(saver, "t", {"n": 0})
     for number in range(1, 10):
         task = asyncio.create_task(saver.aput_writes(parent, [("a", number)], "task"))
@@ -92,7 +92,7 @@ async def test_writes_that_were_cancelled_do_not_hold_up_the_next_put(saver: Hol
 
 
 @pytest.mark.timeout(30)
-async def test_a_cancelled_put_leaves_the_writes_it_waited_for_alone(saver: HoldfastSaver) -> None:
+async def test_a_cancelled_put_leaves_the_writes_it_waited_for_alone(saver: PerdureSaver) -> None:
     parent = put(saver, "t", {"n": 0})
     for number in range(6):
         writes = [asyncio.create_task(saver.aput_writes(parent, [("a", n)], f"{number} {n}")) for n in range(4)]
@@ -108,7 +108,7 @@ async def test_a_cancelled_put_leaves_the_writes_it_waited_for_alone(saver: Hold
 
 
 @pytest.mark.timeout(30)
-def test_writes_that_failed_do_not_hold_up_the_next_put(saver: HoldfastSaver) -> None:
+def test_writes_that_failed_do_not_hold_up_the_next_put(saver: PerdureSaver) -> None:
     parent = put(saver, "t", {"n": 0})
     with pytest.raises(TypeError):
         saver.put_writes(parent, [("a", lambda: None)], "task")
@@ -117,7 +117,7 @@ def test_writes_that_failed_do_not_hold_up_the_next_put(saver: HoldfastSaver) ->
 
 
 @pytest.mark.timeout(60)
-def test_several_event_loops(saver: HoldfastSaver) -> None:
+def test_several_event_loops(saver: PerdureSaver) -> None:
     """One after the other, and two at once in two threads. Stock async savers belong to one loop."""
 
     async def work(thread: str, count: int) -> None:
@@ -138,7 +138,7 @@ def test_several_event_loops(saver: HoldfastSaver) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_blocking_and_async_puts_and_writes_of_one_thread_on_two_loops(saver: HoldfastSaver) -> None:
+def test_blocking_and_async_puts_and_writes_of_one_thread_on_two_loops(saver: PerdureSaver) -> None:
     """The writes come from one loop and from pool threads, the put that waits for them from another loop."""
     parent = put(saver, "t", {"n": 0})
     for number in range(1, 6):
@@ -170,7 +170,7 @@ def test_blocking_and_async_puts_and_writes_of_one_thread_on_two_loops(saver: Ho
 
 
 @pytest.mark.timeout(120)
-def test_a_saver_shared_by_threads_each_with_a_thread_of_its_own(saver: HoldfastSaver) -> None:
+def test_a_saver_shared_by_threads_each_with_a_thread_of_its_own(saver: PerdureSaver) -> None:
     def work(index: int) -> None:
         parent = None
         for number in range(8):
@@ -190,7 +190,7 @@ def test_a_saver_shared_by_threads_each_with_a_thread_of_its_own(saver: Holdfast
 
 
 @pytest.mark.timeout(120)
-def test_a_saver_shared_by_threads_all_on_one_thread(saver: HoldfastSaver) -> None:
+def test_a_saver_shared_by_threads_all_on_one_thread(saver: PerdureSaver) -> None:
     """Sixteen that go on from wherever the thread stands: forks, and nothing lost."""
     root = put(saver, "t", {"by": None})
     made: list[tuple[RunnableConfig, int, int]] = []
@@ -213,7 +213,7 @@ def test_a_saver_shared_by_threads_all_on_one_thread(saver: HoldfastSaver) -> No
 
 
 @pytest.mark.timeout(60)
-def test_threads_that_write_the_same_task_agree_on_the_first(saver: HoldfastSaver) -> None:
+def test_threads_that_write_the_same_task_agree_on_the_first(saver: PerdureSaver) -> None:
     config = put(saver)
     at_once(lambda index: saver.put_writes(config, [("a", index), ("b", index)], "task"))
     [(_, _, a), (_, _, b)] = writes_at(saver, config)
@@ -221,7 +221,7 @@ def test_threads_that_write_the_same_task_agree_on_the_first(saver: HoldfastSave
 
 
 @pytest.mark.timeout(60)
-def test_puts_race_with_a_delete(saver: HoldfastSaver) -> None:
+def test_puts_race_with_a_delete(saver: PerdureSaver) -> None:
     """Whoever comes first: afterwards a thread stands that began after the delete, or none."""
     for turn in range(5):
         thread = f"t{turn}"
@@ -248,7 +248,7 @@ def test_puts_race_with_a_delete(saver: HoldfastSaver) -> None:
 
 
 def test_two_writers_make_a_fork_and_both_lines_stay(saver_url: str) -> None:
-    with HoldfastSaver(saver_url) as one, HoldfastSaver(saver_url) as two:
+    with PerdureSaver(saver_url) as one, PerdureSaver(saver_url) as two:
         root = put(one, "t", {"n": 0}, id=numbered_id(1))
         assert id_of(got(two, config_of("t")).config) == id_of(root)
         ours = put(one, "t", {"n": "one"}, parent=root, id=numbered_id(2))
@@ -266,8 +266,8 @@ def test_two_writers_make_a_fork_and_both_lines_stay(saver_url: str) -> None:
 
 def test_two_writers_of_which_one_is_refused(saver_url: str) -> None:
     with (
-        HoldfastSaver(saver_url, single_writer=True) as one,
-        HoldfastSaver(saver_url, single_writer=True) as two,
+        PerdureSaver(saver_url, single_writer=True) as one,
+        PerdureSaver(saver_url, single_writer=True) as two,
     ):
         root = put(one, "t", {"n": 0})
         for saver in (one, two):
@@ -286,7 +286,7 @@ def test_two_writers_of_which_one_is_refused(saver_url: str) -> None:
 
 
 async def test_a_refused_writer_is_refused_in_async_code_too(saver_url: str) -> None:
-    async with HoldfastSaver(saver_url, single_writer=True) as saver:
+    async with PerdureSaver(saver_url, single_writer=True) as saver:
         root = await aput(saver, "t", {"n": 0})
         results = await asyncio.gather(
             *(aput(saver, "t", {"n": n}, parent=root) for n in range(4)), return_exceptions=True
@@ -297,7 +297,7 @@ async def test_a_refused_writer_is_refused_in_async_code_too(saver_url: str) -> 
 
 
 def test_a_single_writer_may_travel_in_time_and_put_an_id_again(saver_url: str) -> None:
-    with HoldfastSaver(saver_url, single_writer=True) as saver:
+    with PerdureSaver(saver_url, single_writer=True) as saver:
         root = put(saver, "t", {"n": 0}, id=numbered_id(1))
         second = put(saver, "t", {"n": 1}, parent=root, id=numbered_id(2))
         put(saver, "t", {"n": 2}, parent=second, id=numbered_id(3))
@@ -312,7 +312,7 @@ def test_a_single_writer_may_travel_in_time_and_put_an_id_again(saver_url: str) 
 
 def test_two_single_writers_at_once(saver_url: str) -> None:
     """However they race, one line comes out of it."""
-    with HoldfastSaver(saver_url, single_writer=True) as saver:
+    with PerdureSaver(saver_url, single_writer=True) as saver:
         parent = put(saver, "t", {"n": -1})
         for number in range(5):
             won: list[RunnableConfig] = []

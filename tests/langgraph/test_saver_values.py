@@ -29,12 +29,12 @@ from checkpoints import (
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, get_checkpoint_metadata
 
-from holdfast.errors import UsageError, ValueProblem
-from holdfast.langgraph import HoldfastSaver
-from holdfast.values.codec import encode
+from perdure.errors import UsageError, ValueProblem
+from perdure.langgraph import PerdureSaver
+from perdure.values.codec import encode
 
 
-def test_same_id_put_again_replaces(saver: HoldfastSaver) -> None:
+def test_same_id_put_again_replaces(saver: PerdureSaver) -> None:
     first = put(saver, "t", {"n": 1, "old": True}, id=numbered_id(1), step=1)
     saver.put_writes(first, [("a", 1)], "task")
     second = put(saver, "t", {"n": 2}, id=numbered_id(2), parent=first)
@@ -70,7 +70,7 @@ ODD_VALUES = {
 }
 
 
-def test_odd_channel_values(saver: HoldfastSaver) -> None:
+def test_odd_channel_values(saver: PerdureSaver) -> None:
     """NUL, NaN and infinity are no JSON, and stock PostgreSQL refuses them."""
     config = put(saver, "t", {**ODD_VALUES, "nan": math.nan})
     saver.put_writes(config, list(ODD_VALUES.items()), "task")
@@ -83,7 +83,7 @@ def test_odd_channel_values(saver: HoldfastSaver) -> None:
     assert [(channel, value) for _, channel, value in writes_at(saver, config)] == list(ODD_VALUES.items())
 
 
-def test_metadata_of_any_type(saver: HoldfastSaver) -> None:
+def test_metadata_of_any_type(saver: PerdureSaver) -> None:
     """Stock SQLite: TypeError from put."""
     extra: dict[str, Any] = {
         "when": datetime(2026, 1, 2, tzinfo=UTC),
@@ -100,7 +100,7 @@ def test_metadata_of_any_type(saver: HoldfastSaver) -> None:
         assert type(cast(dict[str, Any], found.metadata)["tags"]) is set
 
 
-def test_metadata_gathers_the_config_as_langgraph_asks(saver: HoldfastSaver) -> None:
+def test_metadata_gathers_the_config_as_langgraph_asks(saver: PerdureSaver) -> None:
     config, checkpoint, _, versions = put_arguments("t", {"n": 1})
     config["configurable"]["user"] = "a\0da"
     config["configurable"]["__secret"] = "x"
@@ -111,7 +111,7 @@ def test_metadata_gathers_the_config_as_langgraph_asks(saver: HoldfastSaver) -> 
     assert [id_of(one.config) for one in saver.list(None, filter={"user": "ada", "team": 7})] == [id_of(stored)]
 
 
-def test_keys_with_dots_in_metadata_filters(saver: HoldfastSaver) -> None:
+def test_keys_with_dots_in_metadata_filters(saver: PerdureSaver) -> None:
     """Stock SQLite takes a dot for a path."""
     dotted = put(saver, "t", None, **{"a.b": 1})
     nested = put(saver, "t", a={"b": 1}, parent=dotted)
@@ -119,7 +119,7 @@ def test_keys_with_dots_in_metadata_filters(saver: HoldfastSaver) -> None:
     assert ids_in(saver, config_of("t"), filter={"a": {"b": 1}}) == [id_of(nested)]
 
 
-def test_nested_filters_do_not_mind_the_order_of_keys(saver: HoldfastSaver) -> None:
+def test_nested_filters_do_not_mind_the_order_of_keys(saver: PerdureSaver) -> None:
     config = put(saver, nested={"x": 1, "y": {"p": [1, {"q": 2, "r": 3}], "s": 4}})
     put(saver, "t", parent=config, nested={"x": 1, "y": {"p": [1, {"q": 2, "r": 4}], "s": 4}})
     wanted = {"nested": {"y": {"s": 4, "p": [1, {"r": 3, "q": 2}]}, "x": 1}}
@@ -128,7 +128,7 @@ def test_nested_filters_do_not_mind_the_order_of_keys(saver: HoldfastSaver) -> N
     assert ids_in(saver, config_of("t"), filter=wrong_order) == []
 
 
-def test_filters_tell_types_apart(saver: HoldfastSaver) -> None:
+def test_filters_tell_types_apart(saver: PerdureSaver) -> None:
     texts = put(saver, "t", kind="1", flag="true", none="null")
     numbers = put(saver, "t", kind=1, flag=True, none=None, parent=texts)
     for name, text, other in [("kind", "1", 1), ("flag", "true", True), ("none", "null", None)]:
@@ -163,7 +163,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_filters_with_hostile_keys_and_values(saver: HoldfastSaver, text: str) -> None:
+def test_filters_with_hostile_keys_and_values(saver: PerdureSaver, text: str) -> None:
     plain = put(saver, "t", {"n": 1}, ordinary=1)
     hostile = put(saver, "t", {"n": 2}, parent=plain, **{text: 1, "value": text})
     assert ids_in(saver, config_of("t"), filter={text: 1}) == [id_of(hostile)]
@@ -174,7 +174,7 @@ def test_filters_with_hostile_keys_and_values(saver: HoldfastSaver, text: str) -
     assert saver.store.verify().ok
 
 
-def test_a_very_long_filter_value(saver: HoldfastSaver) -> None:
+def test_a_very_long_filter_value(saver: PerdureSaver) -> None:
     long = "ü'" * 50_000
     config = put(saver, "t", text=long)
     put(saver, "t", text=long + "x", parent=config)
@@ -182,7 +182,7 @@ def test_a_very_long_filter_value(saver: HoldfastSaver) -> None:
 
 
 @pytest.mark.parametrize("thread", [0, 7, -1, " ", "a/b", "..", "ü", "\n", "' OR 1=1 --", "%", "x" * 512, "7.0"])
-def test_thread_ids_that_are_ints_or_odd_strings(saver: HoldfastSaver, thread: Any) -> None:
+def test_thread_ids_that_are_ints_or_odd_strings(saver: PerdureSaver, thread: Any) -> None:
     put(saver, "someone else", {"n": 0})
     config = put(saver, thread, {"n": 1})
     assert str(config["configurable"]["thread_id"]) == str(thread)
@@ -199,7 +199,7 @@ def test_thread_ids_that_are_ints_or_odd_strings(saver: HoldfastSaver, thread: A
 
 
 @pytest.mark.parametrize("thread", ["", "a\0b", "x" * 513, "\ud800"])
-def test_thread_ids_that_no_database_keeps_are_refused(saver: HoldfastSaver, thread: str) -> None:
+def test_thread_ids_that_no_database_keeps_are_refused(saver: PerdureSaver, thread: str) -> None:
     with pytest.raises(UsageError):
         put(saver, thread, {"n": 1})
     assert ids_in(saver, None) == []
@@ -225,10 +225,10 @@ def test_a_crafted_payload_that_must_not_run(saver_url: str, tmp_path: Path) -> 
     """What looks like an order is data, and comes back as the data it was."""
     marker = tmp_path / "ran"
     payload = crafted(marker)
-    with HoldfastSaver(saver_url) as saver:
+    with PerdureSaver(saver_url) as saver:
         config = put(saver, "t", payload, extra=payload)
         saver.put_writes(config, list(payload.items()), "task")
-    with HoldfastSaver(saver_url) as saver:
+    with PerdureSaver(saver_url) as saver:
         found = got(saver, config_of("t"))
         assert found.checkpoint["channel_values"] == payload
         assert cast(dict[str, Any], found.metadata)["extra"] == payload
@@ -252,13 +252,13 @@ def forged_texts(marker: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("sort", forged_texts(Path("x")))
 def test_a_forged_text_in_the_database_must_not_run(
-    saver: HoldfastSaver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sort: str
+    saver: PerdureSaver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sort: str
 ) -> None:
     """With valid checksums: it is refused by a decoder that calls nothing whose name it finds."""
     marker = tmp_path / "ran"
     text = forged_texts(marker)[sort]
     for module in ("checkpoints", "serde"):  # an encoder that writes the forged text
-        name = f"holdfast.langgraph.{module}.encode"
+        name = f"perdure.langgraph.{module}.encode"
         monkeypatch.setattr(name, lambda value, codec: encode(value, codec).replace(b'"FORGE"', text))
     in_channel = put(saver, "channel", {"a": "FORGE"})
     in_write = put(saver, "write", {"a": 1})
@@ -294,10 +294,10 @@ def test_a_forged_payload_of_a_serializer_must_not_run(saver_url: str, tmp_path:
         "pickle": b"cos\nsystem\n(S'" + command.encode() + b"'\ntR.",
         "json": json.dumps({"lc": 2, "type": "constructor", "id": ["os", "system"], "args": [command]}).encode(),
     }[kind]
-    with HoldfastSaver(saver_url, serde=Forger(kind, data)) as forging:
+    with PerdureSaver(saver_url, serde=Forger(kind, data)) as forging:
         config = put(forging, "t", {"a": 1})
         forging.put_writes(config, [("a", 1)], "task")
-    with HoldfastSaver(saver_url) as saver:
+    with PerdureSaver(saver_url) as saver:
         with pytest.raises(UsageError, match="assigned serializer"):
             saver.get_tuple(config)
         with pytest.raises(UsageError, match="assigned serializer"):
@@ -308,7 +308,7 @@ def test_a_forged_payload_of_a_serializer_must_not_run(saver_url: str, tmp_path:
 # --- the object itself
 
 
-def test_a_copy_of_the_saver_works(saver: HoldfastSaver) -> None:
+def test_a_copy_of_the_saver_works(saver: PerdureSaver) -> None:
     """LangGraph copies savers to give them another list of allowed classes."""
     config = put(saver, "t", {"n": 1})
     twin = copy.copy(saver)
@@ -316,13 +316,13 @@ def test_a_copy_of_the_saver_works(saver: HoldfastSaver) -> None:
     assert values_at(saver, config_of("t")) == {"n": 2}
     del twin
     allowed = saver.with_allowlist([("myapp", "Plan")])
-    assert isinstance(allowed, HoldfastSaver)
+    assert isinstance(allowed, PerdureSaver)
     assert values_at(allowed, config_of("t")) == {"n": 2}
     put(saver, "u", {"n": 3})
     assert values_at(allowed, config_of("u")) == {"n": 3}
 
 
-def test_a_saver_is_true_and_has_no_length(saver: HoldfastSaver) -> None:
+def test_a_saver_is_true_and_has_no_length(saver: PerdureSaver) -> None:
     """LangGraph says `if not checkpointer` and `checkpointer in (True, False)`."""
     assert bool(saver) is True
     assert not hasattr(saver, "__len__")
@@ -332,7 +332,7 @@ def test_a_saver_is_true_and_has_no_length(saver: HoldfastSaver) -> None:
     assert len({saver, copy.copy(saver)}) == 2
 
 
-def test_the_returned_config_names_the_checkpoint_and_the_given_one_is_left_alone(saver: HoldfastSaver) -> None:
+def test_the_returned_config_names_the_checkpoint_and_the_given_one_is_left_alone(saver: PerdureSaver) -> None:
     first = put(saver, "t", {"n": 1}, ns="child:1")
     config: RunnableConfig = {"configurable": {**first["configurable"], "user": "ada"}, "metadata": {"team": 1}}
     given = copy.deepcopy(config)

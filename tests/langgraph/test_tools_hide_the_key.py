@@ -1,4 +1,4 @@
-"""A model never sees the idempotency key: not in a tool that LangChain makes of an effect, and not in hf.tools."""
+"""A model never sees the idempotency key: not in a tool that LangChain makes of an effect, and not in perdure.tools."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import pytest
 from langchain_core.tools import StructuredTool, tool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-import holdfast as hf
+import perdure
 
 
-def plain(flight: str, key: hf.Key, seats: int = 1) -> str:
+def plain(flight: str, key: perdure.Key, seats: int = 1) -> str:
     """Book a flight."""
     return flight
 
 
-async def awaited(flight: str, key: hf.Key | None = None, *, seats: int = 1) -> str:
+async def awaited(flight: str, key: perdure.Key | None = None, *, seats: int = 1) -> str:
     """Book a flight."""
     return flight
 
 
 @pytest.mark.parametrize("body", [plain, awaited])
 def test_the_schema_of_a_tool_has_no_key(body: Any) -> None:
-    effect: Any = hf.effect(name=f"hide.{body.__name__}")(body)
+    effect: Any = perdure.effect(name=f"hide.{body.__name__}")(body)
     assert list(inspect.signature(effect).parameters) == ["flight", "seats"]
     assert "key" not in get_type_hints(effect)
     made = [tool(effect)]
@@ -33,5 +33,5 @@ def test_the_schema_of_a_tool_has_no_key(body: Any) -> None:
     for each in made:
         shown = convert_to_openai_tool(each)["function"]["parameters"]
         assert sorted(shown["properties"]) == ["flight", "seats"]
-    [schema] = hf.tools({"book": effect}).schemas()
+    [schema] = perdure.tools({"book": effect}).schemas()
     assert sorted(schema["function"]["parameters"]["properties"]) == ["flight", "seats"]

@@ -46,9 +46,9 @@ from langgraph.graph import START, StateGraph
 from langgraph.store.base import GetOp, Item
 from langgraph.types import Command, Interrupt, Overwrite, PregelTask, Send, StateSnapshot, TimeoutPolicy
 
-import holdfast
-from holdfast.langgraph import HoldfastSaver
-from holdfast.testing.samples import every_type, same
+import perdure
+from perdure.langgraph import PerdureSaver
+from perdure.testing.samples import every_type, same
 
 NOON = datetime(2026, 3, 4, 12, 30, 15, 123456, tzinfo=UTC)
 
@@ -71,54 +71,54 @@ def holding(saver: AnySaver, value: Any) -> AnyGraph:
 # --- classes
 
 
-@holdfast.register
+@perdure.register
 class Mood(enum.Enum):
     CALM = "calm"
 
 
-@holdfast.register
+@perdure.register
 class Level(enum.IntEnum):
     LOW = 1
 
 
-@holdfast.register
+@perdure.register
 class Access(enum.Flag):
     READ = 1
     WRITE = 2
 
 
-@holdfast.register
+@perdure.register
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
     goal: str
     steps: tuple[str, ...] = ()
     mood: Mood = Mood.CALM
 
-    @holdfast.register
+    @perdure.register
     @dataclasses.dataclass
     class Step:
         """A class inside a class: LangGraph's own serializer brings it back as a dict."""
 
         what: str
 
-        @holdfast.register
+        @perdure.register
         class Kind(enum.Enum):
             HARD = "hard"
 
 
-@holdfast.register
+@perdure.register
 class Spot(NamedTuple):
     x: float
     y: float = 0.5
 
 
-@holdfast.register
+@perdure.register
 class Struct(msgspec.Struct):
     name: str
     tags: set[str]
 
 
-@holdfast.register
+@perdure.register
 class Model(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="allow")
     name: str
@@ -257,11 +257,11 @@ def assert_same(found: Any, value: Any) -> None:
 
 def survive(url: str, values: Mapping[str, Any]) -> None:
     """Each value as a channel's, as a pending write and inside a list; read by a saver opened anew."""
-    with HoldfastSaver(url) as saver:
+    with PerdureSaver(url) as saver:
         for name, value in values.items():
             holding(saver, value).invoke({}, at(name), durability="sync")
             saver.put_writes(newest(saver, name).config, [("value", [value]), ("other", value)], "task")
-    with HoldfastSaver(url) as saver:
+    with PerdureSaver(url) as saver:
         for name, value in values.items():
             graph = holding(saver, value)
             assert_same(graph.get_state(at(name)).values["value"], value)
@@ -273,7 +273,7 @@ def survive(url: str, values: Mapping[str, Any]) -> None:
         assert saver.store.verify().ok
 
 
-def newest(saver: HoldfastSaver, name: str) -> CheckpointTuple:
+def newest(saver: PerdureSaver, name: str) -> CheckpointTuple:
     found = saver.get_tuple(at(name))
     assert found is not None
     return found
@@ -296,7 +296,7 @@ def test_deep_values_survive(saver_url: str) -> None:
     survive(saver_url, {"deep": deep})
 
 
-@holdfast.register
+@perdure.register
 class Form(pydantic.BaseModel):
     """A state that is itself a model: LangGraph keeps its fields as channels."""
 
@@ -304,7 +304,7 @@ class Form(pydantic.BaseModel):
     plans: list[Plan] = []
 
 
-@holdfast.register
+@perdure.register
 @dataclasses.dataclass
 class Sheet:
     """A state that is itself a dataclass."""
@@ -315,7 +315,7 @@ class Sheet:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("schema", [Form, Sheet])
-async def test_a_state_may_be_a_model_or_a_dataclass(saver: HoldfastSaver, schema: Any, mode: str) -> None:
+async def test_a_state_may_be_a_model_or_a_dataclass(saver: PerdureSaver, schema: Any, mode: str) -> None:
     seen: list[Any] = []
 
     def node(state: Any) -> dict[str, Any]:

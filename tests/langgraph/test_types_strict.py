@@ -20,8 +20,8 @@ from langgraph.checkpoint.base import Checkpoint, CheckpointTuple, empty_checkpo
 from langgraph.graph import START, StateGraph
 from test_types import Held, assert_same, holding
 
-from holdfast.errors import UnknownType, Unstorable
-from holdfast.langgraph import HoldfastSaver
+from perdure.errors import UnknownType, Unstorable
+from perdure.langgraph import PerdureSaver
 
 
 @dataclasses.dataclass
@@ -64,7 +64,7 @@ def blank(**values: Any) -> Checkpoint:
 class Calls:
     """A saver as LangGraph calls it, blocking or awaited."""
 
-    def __init__(self, saver: HoldfastSaver, mode: str) -> None:
+    def __init__(self, saver: PerdureSaver, mode: str) -> None:
         self.saver = saver
         self.waits = mode == "async"
 
@@ -98,11 +98,11 @@ class Calls:
 
 def test_trusted_classes_are_kept_and_named_where_they_are_not_trusted(saver_url: str) -> None:
     value = TRUSTED
-    with HoldfastSaver(saver_url, trust=[__name__]) as saver:
+    with PerdureSaver(saver_url, trust=[__name__]) as saver:
         holding(saver, value).invoke({}, at("t"))
-    with HoldfastSaver(saver_url, trust=[__name__]) as saver:
+    with PerdureSaver(saver_url, trust=[__name__]) as saver:
         assert_same(holding(saver, value).get_state(at("t")).values["value"], value)
-    with HoldfastSaver(saver_url) as saver:
+    with PerdureSaver(saver_url) as saver:
         graph = holding(saver, value)
         for read in (
             lambda: graph.get_state(at("t")),
@@ -110,14 +110,14 @@ def test_trusted_classes_are_kept_and_named_where_they_are_not_trusted(saver_url
             lambda: list(saver.list(at("t"))),
             lambda: graph.invoke(None, at("t")),
         ):
-            with pytest.raises(UnknownType, match=r'holdfast\.register.*trust=\["test_types_strict') as caught:
+            with pytest.raises(UnknownType, match=r'perdure\.register.*trust=\["test_types_strict') as caught:
                 read()
             assert caught.value.type_name.startswith("test_types_strict.Trusted")
         assert saver.store.verify().ok
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_put_refuses_what_it_cannot_keep(saver: HoldfastSaver, mode: str) -> None:
+async def test_put_refuses_what_it_cannot_keep(saver: PerdureSaver, mode: str) -> None:
     calls = Calls(saver, mode)
     for name, make in REFUSED.items():
         first = await calls.put(at(name), blank(plan="old"))
@@ -137,7 +137,7 @@ async def test_put_refuses_what_it_cannot_keep(saver: HoldfastSaver, mode: str) 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
-async def test_a_graph_that_returns_what_cannot_be_kept_fails(saver: HoldfastSaver, mode: str, durability: Any) -> None:
+async def test_a_graph_that_returns_what_cannot_be_kept_fails(saver: PerdureSaver, mode: str, durability: Any) -> None:
     good = Runner(holding(saver, "old"), mode)
     await good.invoke({}, at("t"))
     bad = Runner(holding(saver, {"deep": [1, Trusted("x")]}), mode)
@@ -151,7 +151,7 @@ async def test_a_graph_that_returns_what_cannot_be_kept_fails(saver: HoldfastSav
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_an_input_that_cannot_be_kept_is_refused_too(saver: HoldfastSaver, mode: str) -> None:
+async def test_an_input_that_cannot_be_kept_is_refused_too(saver: PerdureSaver, mode: str) -> None:
     graph = Runner(holding(saver, 1), mode)
     with pytest.raises(Unstorable, match=r"test_types_strict\.Thing") as caught:
         await graph.invoke({"value": [Thing()]}, at("t"))
@@ -216,7 +216,7 @@ def mutable(value: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_what_was_given_may_be_changed_afterwards(saver: HoldfastSaver, mode: str) -> None:
+async def test_what_was_given_may_be_changed_afterwards(saver: PerdureSaver, mode: str) -> None:
     calls = Calls(saver, mode)
     values = changing()
     checkpoint = blank(**values)
@@ -232,7 +232,7 @@ async def test_what_was_given_may_be_changed_afterwards(saver: HoldfastSaver, mo
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_what_was_got_may_be_changed(saver: HoldfastSaver, mode: str) -> None:
+async def test_what_was_got_may_be_changed(saver: PerdureSaver, mode: str) -> None:
     calls = Calls(saver, mode)
     first = await calls.put(at("t"), blank(**changing()))
     second = await calls.put(first, blank(**changing()))
@@ -250,7 +250,7 @@ async def test_what_was_got_may_be_changed(saver: HoldfastSaver, mode: str) -> N
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_two_reads_share_nothing_that_can_be_changed(saver: HoldfastSaver, mode: str) -> None:
+async def test_two_reads_share_nothing_that_can_be_changed(saver: PerdureSaver, mode: str) -> None:
     graph = Runner(talking(saver), mode)
     for number in range(3):
         await graph.invoke({"messages": [HumanMessage(f"m{number}", additional_kwargs={"k": [number]})]}, at("t"))
@@ -266,7 +266,7 @@ async def test_two_reads_share_nothing_that_can_be_changed(saver: HoldfastSaver,
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_node_may_change_what_it_returned_before(saver: HoldfastSaver, mode: str) -> None:
+async def test_a_node_may_change_what_it_returned_before(saver: PerdureSaver, mode: str) -> None:
     """The live object goes on to be changed; each checkpoint keeps it as it was."""
     kept: list[Any] = [{"n": [0]}]
 

@@ -12,10 +12,10 @@ from typing import Annotated, Any, TypedDict
 
 from langgraph.graph import START, StateGraph
 
-import holdfast as hf
-import holdfast.storage.postgres  # the nursery imports everything once
-from holdfast.langgraph import HoldfastSaver
-from holdfast.testing.processes import Say
+import perdure
+import perdure.storage.postgres  # the nursery imports everything once
+from perdure.langgraph import PerdureSaver
+from perdure.testing.processes import Say
 
 CONFIG: Any = {"configurable": {"thread_id": "trip"}}
 
@@ -24,7 +24,7 @@ class Trip(TypedDict, total=False):
     booked: Annotated[list[str], operator.add]
 
 
-def make_graph(saver: HoldfastSaver, folder: Path, role: str, say: Say) -> Any:
+def make_graph(saver: PerdureSaver, folder: Path, role: str, say: Say) -> Any:
     """plan, flight (books), think, hotel (books); the nodes after `plan` in a subgraph for the role "inner…"."""
 
     def gate(name: str) -> None:
@@ -34,8 +34,8 @@ def make_graph(saver: HoldfastSaver, folder: Path, role: str, say: Say) -> Any:
             with open(fifo) as waiting:
                 waiting.read()
 
-    @hf.effect(name="book", timeout_s=60)
-    def book(item: str, key: hf.Key) -> str:
+    @perdure.effect(name="book", timeout_s=60)
+    def book(item: str, key: perdure.Key) -> str:
         gate(item)
         with open(folder / "bookings", "a") as log:
             log.write(f"{item} {key}\n")
@@ -65,7 +65,7 @@ def make_graph(saver: HoldfastSaver, folder: Path, role: str, say: Say) -> Any:
 
 def child(say: Say, url: str, folder: str, role: str, durability: str, *rounds: str) -> None:
     """Invoke the graph once for each of `rounds`: with a new input ("begin"), or to resume ("resume")."""
-    with HoldfastSaver(url) as saver:
+    with PerdureSaver(url) as saver:
         graph = make_graph(saver, Path(folder), role, say)
         for number, how in enumerate(rounds):
             fifo = Path(folder) / f"{role} round {number}"
@@ -76,7 +76,7 @@ def child(say: Say, url: str, folder: str, role: str, durability: str, *rounds: 
             try:
                 result = graph.invoke({"booked": []} if how == "begin" else None, CONFIG, durability=durability)
                 say({"booked": result["booked"]})
-            except hf.HoldfastError as error:
+            except perdure.PerdureError as error:
                 say({"error": type(error).__name__, "text": str(error)})
 
 

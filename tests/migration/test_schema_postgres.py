@@ -7,8 +7,8 @@ from typing import Any
 
 import psycopg
 
-import holdfast
-from holdfast.storage import migrate
+import perdure
+from perdure.storage import migrate
 
 _DESCRIBE = {
     "columns": """SELECT table_name, ordinal_position, column_name, data_type, is_nullable, column_default, is_identity
@@ -53,7 +53,7 @@ def replay(url: str, schema: str) -> None:
 
 
 def test_the_newest_schema_is_all_migrations_replayed_one_by_one(empty_postgres_url: str) -> None:
-    holdfast.open(empty_postgres_url, schema="fresh").close()
+    perdure.open(empty_postgres_url, schema="fresh").close()
     replay(empty_postgres_url, "replayed")
     fresh = describe(empty_postgres_url, "fresh")
     assert fresh["columns"]
@@ -62,7 +62,7 @@ def test_the_newest_schema_is_all_migrations_replayed_one_by_one(empty_postgres_
 
 def test_a_replayed_schema_is_a_store(empty_postgres_url: str) -> None:
     replay(empty_postgres_url, "replayed")
-    with holdfast.open(empty_postgres_url, schema="replayed") as store:
+    with perdure.open(empty_postgres_url, schema="replayed") as store:
         store.thread("t").save({"n": 1})
         assert store.thread("t").load().state == {"n": 1}
         assert store.verify().ok

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import holdfast as hf
-from holdfast.testing.processes import Say
+import perdure
+from perdure.testing.processes import Say
 
 POLICIES: dict[str, Any] = {
-    "every": hf.autosave.every(3),
-    "background": hf.autosave.every(1),
-    "async": hf.autosave.every(2),
-    "adaptive": hf.autosave.adaptive(min_s=0, overhead_max=1, mtbf_s=1e-6),
+    "every": perdure.autosave.every(3),
+    "background": perdure.autosave.every(1),
+    "async": perdure.autosave.every(2),
+    "adaptive": perdure.autosave.adaptive(min_s=0, overhead_max=1, mtbf_s=1e-6),
 }
 
 
@@ -25,7 +25,7 @@ def work(say: Say, url: str, mode: str) -> None:
     if mode == "async":
         asyncio.run(_awork(say, url, mode))
         return
-    with hf.open(url) as store:
+    with perdure.open(url) as store:
         thread = store.thread(mode)
         with thread.autosave(POLICIES[mode], background=mode == "background", initial={"log": [], "n": 0}) as state:
             while True:
@@ -34,7 +34,7 @@ def work(say: Say, url: str, mode: str) -> None:
 
 async def _awork(say: Say, url: str, mode: str) -> None:
     initial = {"log": [], "n": 0}
-    async with hf.open(url) as store, store.thread(mode).autosave(POLICIES[mode], initial=initial) as state:
+    async with perdure.open(url) as store, store.thread(mode).autosave(POLICIES[mode], initial=initial) as state:
         while True:
             _step(say, state)
             await asyncio.sleep(0)

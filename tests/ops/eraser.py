@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
-import holdfast as hf
-from holdfast.testing.processes import Say
+import perdure
+from perdure.testing.processes import Say
 
 
 class Killer:
@@ -24,7 +24,7 @@ class Killer:
 def erase(say: Say, url: str, what: str, name: str, checkpoint: str, at: int) -> None:
     """Erase a thread, a run or a checkpoint; says how many points there are if it comes to its end."""
     killer = Killer(at)
-    with hf.open(url, hook=killer, durability="normal") as store:
+    with perdure.open(url, hook=killer, durability="normal") as store:
         killer.armed = True
         if what == "run":
             store.erase_run(name)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from far_kit import at
 
-import holdfast as hf
-from holdfast.testing.processes import Say
+import perdure
+from perdure.testing.processes import Say
 
 
 def move(say: Say, url: str, folder: str, what: str, point: int) -> None:
@@ -22,7 +22,7 @@ def move(say: Say, url: str, folder: str, what: str, point: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     skipped = 10**9
-    with hf.open(url, objects=at(Path(folder)), hook=hook) as store:
+    with perdure.open(url, objects=at(Path(folder)), hook=hook) as store:
         skipped = seen
         (store.move_out if what == "out" else store.bring_back)()
     say("done")

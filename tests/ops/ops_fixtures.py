@@ -10,7 +10,7 @@ import pytest
 from keeping_kit import Clock
 from role_kit import Roles, roles_of
 
-import holdfast as hf
+import perdure
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -20,8 +20,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[hf.Store]:
-    with hf.open(url) as made:
+def store(url: str) -> Iterator[perdure.Store]:
+    with perdure.open(url) as made:
         yield made
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-import holdfast as hf
-from holdfast.threads.autosave import AutoState
+import perdure
+from perdure.threads.autosave import AutoState
 
 
 class Broken(Exception):
@@ -38,12 +38,12 @@ class Ticks:
 
 
 @pytest.fixture
-def ticks(store: hf.Store) -> Ticks:
+def ticks(store: perdure.Store) -> Ticks:
     store._context.ticks = ticks = Ticks()
     return ticks
 
 
-def saved(store: hf.Store, name: str = "a") -> list[Any]:
+def saved(store: perdure.Store, name: str = "a") -> list[Any]:
     """The states of a thread, oldest first, as another handle sees them."""
     thread = store.thread(name)
     return [] if thread.head() is None else [checkpoint.state for checkpoint in thread.history()][::-1]
@@ -52,16 +52,16 @@ def saved(store: hf.Store, name: str = "a") -> list[Any]:
 # --- changes
 
 
-def test_every_n_saves_at_the_nth_change_and_at_the_end(store: hf.Store) -> None:
-    with store.thread("a").autosave(hf.autosave.every(3)) as state:
+def test_every_n_saves_at_the_nth_change_and_at_the_end(store: perdure.Store) -> None:
+    with store.thread("a").autosave(perdure.autosave.every(3)) as state:
         for number in range(7):
             state["n"] = number
             assert [each["n"] for each in saved(store)] == [n for n in (2, 5) if n <= number]
     assert [each["n"] for each in saved(store)] == [2, 5, 6]
 
 
-def test_changes_inside_of_values_are_noticed_and_are_in_the_save(store: hf.Store) -> None:
-    with store.thread("a").autosave(hf.autosave.every(2), initial={"log": [], "plan": {"steps": [1]}}) as state:
+def test_changes_inside_of_values_are_noticed_and_are_in_the_save(store: perdure.Store) -> None:
+    with store.thread("a").autosave(perdure.autosave.every(2), initial={"log": [], "plan": {"steps": [1]}}) as state:
         state["log"].append("a")
         state["log"].append("b")
         assert saved(store) == []  # the second change is made after the list was handed out …
@@ -70,9 +70,9 @@ def test_changes_inside_of_values_are_noticed_and_are_in_the_save(store: hf.Stor
     assert saved(store)[-1] == {"log": ["a", "b"], "plan": {"steps": [1, 2]}}
 
 
-def test_a_change_through_a_name_of_ones_own_is_never_lost_and_can_be_announced(store: hf.Store) -> None:
+def test_a_change_through_a_name_of_ones_own_is_never_lost_and_can_be_announced(store: perdure.Store) -> None:
     log: list[str] = []
-    with store.thread("a").autosave(hf.autosave.every(2)) as state:
+    with store.thread("a").autosave(perdure.autosave.every(2)) as state:
         state["log"] = log
         log.append("a")
         state.changed()
@@ -82,24 +82,24 @@ def test_a_change_through_a_name_of_ones_own_is_never_lost_and_can_be_announced(
     assert state["log"] is log
 
 
-def test_reading_alone_writes_nothing(store: hf.Store) -> None:
+def test_reading_alone_writes_nothing(store: perdure.Store) -> None:
     thread = store.thread("a")
     thread.save({"log": [1, 2], "n": 1})
-    with store.thread("a").autosave(hf.autosave.every(1)) as state:
+    with store.thread("a").autosave(perdure.autosave.every(1)) as state:
         assert [sum(state["log"]) for _ in range(5)] == [3] * 5
         assert dict(state) == {"log": [1, 2], "n": 1}
         assert (len(state), "n" in state, [*state]) == (2, True, ["log", "n"])
     assert len(saved(store)) == 1
 
 
-def test_taking_out_and_putting_back_is_one_change(store: hf.Store) -> None:
-    with store.thread("a").autosave(hf.autosave.every(2), initial={"log": []}) as state:
+def test_taking_out_and_putting_back_is_one_change(store: perdure.Store) -> None:
+    with store.thread("a").autosave(perdure.autosave.every(2), initial={"log": []}) as state:
         state["log"] = [*state["log"], 1]
         assert state.unsaved.changes == 1
 
 
-def test_all_that_a_mapping_can_do_counts(store: hf.Store) -> None:
-    with store.thread("a").autosave(hf.autosave.every(100), initial={"a": 1, "b": 2, "c": 3}) as state:
+def test_all_that_a_mapping_can_do_counts(store: perdure.Store) -> None:
+    with store.thread("a").autosave(perdure.autosave.every(100), initial={"a": 1, "b": 2, "c": 3}) as state:
         del state["a"]
         assert (state.pop("b"), state.pop("b", "none")) == (2, "none")
         state.update(x=1, y=2)
@@ -115,27 +115,27 @@ def test_all_that_a_mapping_can_do_counts(store: hf.Store) -> None:
         with pytest.raises(KeyError):
             del state["b"]
     assert saved(store) == [{"c": 3, "x": 1, "y": 2, "z": 3, "new": [1]}]
-    with store.thread("a").autosave(hf.autosave.every(100)) as state:
+    with store.thread("a").autosave(perdure.autosave.every(100)) as state:
         state.clear()
     assert saved(store)[-1] == {}
 
 
-def test_update_is_one_change_that_no_save_tears(store: hf.Store) -> None:
-    with store.thread("a").autosave(hf.autosave.every(1)) as state:
+def test_update_is_one_change_that_no_save_tears(store: perdure.Store) -> None:
+    with store.thread("a").autosave(perdure.autosave.every(1)) as state:
         for number in range(3):
             state.update(left=number, right=number)
     assert saved(store) == [{"left": number, "right": number} for number in range(3)]
 
 
-def test_what_is_changed_together_is_saved_together(store: hf.Store) -> None:
-    with store.thread("a").autosave(hf.autosave.every(1), initial={"log": []}) as state:
+def test_what_is_changed_together_is_saved_together(store: perdure.Store) -> None:
+    with store.thread("a").autosave(perdure.autosave.every(1), initial={"log": []}) as state:
         for number in range(2):
             with state.together():
                 state["log"].append(number)
                 with state.together():
                     state["n"] = number
                 state["m"] = number
-        with state.together(), pytest.raises(hf.UsageError, match="afterwards"):
+        with state.together(), pytest.raises(perdure.UsageError, match="afterwards"):
             state.save()
         with pytest.raises(Broken), state.together():
             break_off(state, "n", 9)
@@ -147,8 +147,8 @@ def test_what_is_changed_together_is_saved_together(store: hf.Store) -> None:
     ]
 
 
-def test_periodic_saves_at_the_first_change_after_its_time(store: hf.Store, ticks: Ticks) -> None:
-    with store.thread("a").autosave(hf.autosave.periodic(10)) as state:
+def test_periodic_saves_at_the_first_change_after_its_time(store: perdure.Store, ticks: Ticks) -> None:
+    with store.thread("a").autosave(perdure.autosave.periodic(10)) as state:
         state["n"] = 1
         ticks.now += 9
         state["n"] = 2
@@ -162,15 +162,15 @@ def test_periodic_saves_at_the_first_change_after_its_time(store: hf.Store, tick
     assert saved(store)[-1] == {"n": 4}
 
 
-def test_save_saves_now_whatever_the_policy_says(store: hf.Store) -> None:
-    with store.thread("a").autosave(hf.autosave.every(100)) as state:
+def test_save_saves_now_whatever_the_policy_says(store: perdure.Store) -> None:
+    with store.thread("a").autosave(perdure.autosave.every(100)) as state:
         state["n"] = 1
         state.save()
         assert (saved(store), state.unsaved.changes) == ([{"n": 1}], 0)
 
 
-def test_what_a_crash_would_cost_is_known_at_any_time(store: hf.Store, ticks: Ticks) -> None:
-    with store.thread("a").autosave(hf.autosave.every(3), initial={"log": []}) as state:
+def test_what_a_crash_would_cost_is_known_at_any_time(store: perdure.Store, ticks: Ticks) -> None:
+    with store.thread("a").autosave(perdure.autosave.every(3), initial={"log": []}) as state:
         assert state.unsaved == ("a", 0, 0.0)
         state["n"] = 1
         ticks.now += 5
@@ -186,40 +186,40 @@ def test_what_a_crash_would_cost_is_known_at_any_time(store: hf.Store, ticks: Ti
 # --- beginning and end
 
 
-def test_it_goes_on_from_the_newest_state_and_initial_is_for_a_new_thread(store: hf.Store) -> None:
+def test_it_goes_on_from_the_newest_state_and_initial_is_for_a_new_thread(store: perdure.Store) -> None:
     initial: dict[str, Any] = {"log": []}
     for number in range(3):
-        with store.thread("a").autosave(hf.autosave.every(10), initial=initial) as state:
+        with store.thread("a").autosave(perdure.autosave.every(10), initial=initial) as state:
             state["log"].append(number)
     assert saved(store)[-1] == {"log": [0, 1, 2]}
     assert initial == {"log": []}
 
 
-def test_where_nothing_was_done_nothing_is_written(store: hf.Store) -> None:
-    with store.thread("a").autosave(hf.autosave.every(1)):
+def test_where_nothing_was_done_nothing_is_written(store: perdure.Store) -> None:
+    with store.thread("a").autosave(perdure.autosave.every(1)):
         pass
     assert saved(store) == []
-    with store.thread("a").autosave(hf.autosave.every(1), initial={"log": []}):
+    with store.thread("a").autosave(perdure.autosave.every(1), initial={"log": []}):
         pass
     assert saved(store) == [{"log": []}]
 
 
-def test_the_handle_stands_on_what_was_saved(store: hf.Store) -> None:
+def test_the_handle_stands_on_what_was_saved(store: perdure.Store) -> None:
     thread = store.thread("a")
-    with thread.autosave(hf.autosave.every(1), note="by itself") as state:
+    with thread.autosave(perdure.autosave.every(1), note="by itself") as state:
         state["n"] = 1
     assert thread.save({"n": 2}).is_head
     assert [checkpoint.note for checkpoint in thread.history()] == [None, "by itself"]
 
 
-def test_the_state_is_saved_also_when_the_body_raises_and_its_error_is_not_hidden(store: hf.Store) -> None:
-    with pytest.raises(Broken), store.thread("a").autosave(hf.autosave.every(100)) as state:
+def test_the_state_is_saved_also_when_the_body_raises_and_its_error_is_not_hidden(store: perdure.Store) -> None:
+    with pytest.raises(Broken), store.thread("a").autosave(perdure.autosave.every(100)) as state:
         break_off(state, "n", 1)
     assert saved(store) == [{"n": 1}]
 
 
-def test_if_the_last_save_fails_too_the_error_of_the_body_is_raised_and_tells_of_it(store: hf.Store) -> None:
-    with pytest.raises(Broken) as caught, store.thread("a").autosave(hf.autosave.every(100)) as state:
+def test_if_the_last_save_fails_too_the_error_of_the_body_is_raised_and_tells_of_it(store: perdure.Store) -> None:
+    with pytest.raises(Broken) as caught, store.thread("a").autosave(perdure.autosave.every(100)) as state:
         break_off(state, "plan", {"callback": print})
     [note] = caught.value.__notes__
     assert note.startswith("and the last autosave of thread 'a' failed: ")
@@ -227,53 +227,57 @@ def test_if_the_last_save_fails_too_the_error_of_the_body_is_raised_and_tells_of
     assert saved(store) == []
 
 
-def test_a_value_that_cannot_be_stored_is_named_at_the_change_that_is_due_and_may_be_mended(store: hf.Store) -> None:
-    with store.thread("a").autosave(hf.autosave.every(1)) as state:
-        with pytest.raises(hf.Unstorable, match=r'state\["f"\]'):
+def test_a_value_that_cannot_be_stored_is_named_at_the_change_that_is_due_and_may_be_mended(
+    store: perdure.Store,
+) -> None:
+    with store.thread("a").autosave(perdure.autosave.every(1)) as state:
+        with pytest.raises(perdure.Unstorable, match=r'state\["f"\]'):
             state["f"] = print
         state["f"] = "print"
     assert saved(store) == [{"f": "print"}]
 
 
-def test_a_last_save_that_fails_is_an_error(store: hf.Store) -> None:
-    with pytest.raises(hf.Unstorable), store.thread("a").autosave(hf.autosave.every(100)) as state:
+def test_a_last_save_that_fails_is_an_error(store: perdure.Store) -> None:
+    with pytest.raises(perdure.Unstorable), store.thread("a").autosave(perdure.autosave.every(100)) as state:
         state["f"] = print
 
 
-def test_after_the_end_the_state_can_be_read_but_not_changed(store: hf.Store) -> None:
-    autosave = store.thread("a").autosave(hf.autosave.every(1))
+def test_after_the_end_the_state_can_be_read_but_not_changed(store: perdure.Store) -> None:
+    autosave = store.thread("a").autosave(perdure.autosave.every(1))
     with autosave as state:
         state["log"] = [1]
     assert state["log"] == [1]
     for change in (lambda: state.update(n=1), lambda: state.pop("log"), state.changed, state.save, state.clear):
-        with pytest.raises(hf.UsageError, match="has ended"):
+        with pytest.raises(perdure.UsageError, match="has ended"):
             change()
-    with pytest.raises(hf.UsageError, match="for one use"), autosave:
+    with pytest.raises(perdure.UsageError, match="for one use"), autosave:
         pass
 
 
-def test_what_cannot_be_right_is_refused(store: hf.Store) -> None:
+def test_what_cannot_be_right_is_refused(store: perdure.Store) -> None:
     thread = store.thread("a")
-    policy = hf.autosave.every(1)
+    policy = perdure.autosave.every(1)
     with thread.autosave(policy):
-        with pytest.raises(hf.UsageError, match="in an autosave already"), thread.autosave(policy):
+        with pytest.raises(perdure.UsageError, match="in an autosave already"), thread.autosave(policy):
             pass
         with store.thread("a").autosave(policy):
             pass  # another handle: at worst it becomes a branch
     with thread.autosave(policy):
         pass
-    with pytest.raises(hf.UsageError, match=r"hf\.autosave\.every"):
+    with pytest.raises(perdure.UsageError, match=r"perdure\.autosave\.every"):
         thread.autosave(5)  # type: ignore[arg-type]
-    with pytest.raises(hf.UsageError, match="takes a mapping"):
-        thread.autosave(hf.autosave.every(5), initial=[1])  # type: ignore[arg-type]
+    with pytest.raises(perdure.UsageError, match="takes a mapping"):
+        thread.autosave(perdure.autosave.every(5), initial=[1])  # type: ignore[arg-type]
     thread.save([1, 2])
-    with pytest.raises(hf.UsageError, match="keeps a mapping"), thread.autosave(hf.autosave.every(5)):
+    with pytest.raises(perdure.UsageError, match="keeps a mapping"), thread.autosave(perdure.autosave.every(5)):
         pass
 
 
-def test_somebody_else_saves_meanwhile_and_nothing_is_lost(store: hf.Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_somebody_else_saves_meanwhile_and_nothing_is_lost(
+    store: perdure.Store, caplog: pytest.LogCaptureFixture
+) -> None:
     store.thread("a").save({"n": 0})
-    with store.thread("a").autosave(hf.autosave.every(1)) as state:
+    with store.thread("a").autosave(perdure.autosave.every(1)) as state:
         store.thread("a").save({"n": "theirs"})
         state["n"] = "ours"
         state["n"] = "ours again"
@@ -281,19 +285,19 @@ def test_somebody_else_saves_meanwhile_and_nothing_is_lost(store: hf.Store, capl
     assert len([record for record in caplog.records if "a branch" in record.message]) == 1
 
 
-def test_in_a_durable_function_it_is_refused_and_in_a_step_it_works(store: hf.Store) -> None:
+def test_in_a_durable_function_it_is_refused_and_in_a_step_it_works(store: perdure.Store) -> None:
     def keep(number: int) -> None:
-        with store.thread("a").autosave(hf.autosave.every(1)) as state:
+        with store.thread("a").autosave(perdure.autosave.every(1)) as state:
             state["n"] = number
 
-    @hf.step(name="autosave.in_step")
+    @perdure.step(name="autosave.in_step")
     def in_step() -> None:
         keep(1)
 
-    @hf.durable(name="autosave.durable")
+    @perdure.durable(name="autosave.durable")
     def agent() -> str:
         in_step()
-        with pytest.raises(hf.UsageError, match=r"hf\.state\(\)"):
+        with pytest.raises(perdure.UsageError, match=r"perdure\.state\(\)"):
             keep(2)
         return "done"
 
@@ -304,7 +308,7 @@ def test_in_a_durable_function_it_is_refused_and_in_a_step_it_works(store: hf.St
 # --- what adaptive remembers
 
 
-def memory(store: hf.Store) -> dict[str, Any]:
+def memory(store: perdure.Store) -> dict[str, Any]:
     head = store.thread("a").head()
     assert head is not None
     found: dict[str, Any] = head.metadata["autosave"]
@@ -312,9 +316,9 @@ def memory(store: hf.Store) -> dict[str, Any]:
 
 
 def test_adaptive_leaves_what_it_knows_with_its_saves_and_counts_a_session_without_an_end(
-    store: hf.Store, ticks: Ticks
+    store: perdure.Store, ticks: Ticks
 ) -> None:
-    adaptive = hf.autosave.adaptive(min_s=0, mtbf_s=100)
+    adaptive = perdure.autosave.adaptive(min_s=0, mtbf_s=100)
     dead = store.thread("a").autosave(adaptive)
     state = dead.__enter__()
     ticks.now += 50
@@ -335,8 +339,8 @@ def test_adaptive_leaves_what_it_knows_with_its_saves_and_counts_a_session_witho
     assert len(saved(store)) == count  # nothing happened, and the end is told already
 
 
-def test_an_end_by_an_exception_is_an_end(store: hf.Store, ticks: Ticks) -> None:
-    with pytest.raises(Broken), store.thread("a").autosave(hf.autosave.adaptive()) as state:
+def test_an_end_by_an_exception_is_an_end(store: perdure.Store, ticks: Ticks) -> None:
+    with pytest.raises(Broken), store.thread("a").autosave(perdure.autosave.adaptive()) as state:
         break_off(state, "n", 1)
     assert memory(store)["ended"] is True
 
@@ -345,26 +349,26 @@ def test_an_end_by_an_exception_is_an_end(store: hf.Store, ticks: Ticks) -> None
 
 
 async def test_async_with_is_the_same_and_awaits_what_is_written(url: str) -> None:
-    async with hf.open(url) as store:
+    async with perdure.open(url) as store:
         thread = store.thread("a")
-        async with thread.autosave(hf.autosave.every(2), initial={"log": []}) as state:
+        async with thread.autosave(perdure.autosave.every(2), initial={"log": []}) as state:
             for number in range(5):
                 state["n"] = number
             state["log"].append(1)
             await state.asave()
             assert (await store.thread("a").aload()).state == {"log": [1], "n": 4}
             assert state.unsaved.changes == 0
-            with pytest.raises(hf.UsageError, match=r"await state\.asave"):
+            with pytest.raises(perdure.UsageError, match=r"await state\.asave"):
                 state.save()
             state["n"] = 9
         assert (await thread.aload()).state == {"log": [1], "n": 9}
-        async with store.thread("a").autosave(hf.autosave.every(1)) as state:
+        async with store.thread("a").autosave(perdure.autosave.every(1)) as state:
             assert state["n"] == 9
 
 
 async def test_async_saves_in_order_while_the_body_awaits(url: str) -> None:
-    async with hf.open(url) as store:
-        async with store.thread("a").autosave(hf.autosave.every(1)) as state:
+    async with perdure.open(url) as store:
+        async with store.thread("a").autosave(perdure.autosave.every(1)) as state:
             for number in range(10):
                 state["n"] = number
                 if number % 2:
@@ -376,8 +380,8 @@ async def test_async_saves_in_order_while_the_body_awaits(url: str) -> None:
 
 async def test_async_the_clock_saves_while_the_body_waits(url: str) -> None:
     """Also what was changed through a name of one's own: nothing else of the loop runs while the task looks."""
-    policy = hf.autosave.periodic(0.02)
-    async with asyncio.timeout(60), hf.open(url) as store, store.thread("a").autosave(policy) as state:
+    policy = perdure.autosave.periodic(0.02)
+    async with asyncio.timeout(60), perdure.open(url) as store, store.thread("a").autosave(policy) as state:
         state["log"] = log = ["a"]
         log.append("b")
         while (head := await store.thread("a").ahead()) is None:
@@ -389,14 +393,14 @@ async def test_async_the_clock_saves_while_the_body_waits(url: str) -> None:
 
 
 async def test_async_errors_and_cancelling_leave_what_was_there(url: str) -> None:
-    async with hf.open(url) as store:
+    async with perdure.open(url) as store:
         with pytest.raises(Broken):
-            async with store.thread("a").autosave(hf.autosave.every(100)) as state:
+            async with store.thread("a").autosave(perdure.autosave.every(100)) as state:
                 break_off(state, "n", 1)
         assert (await store.thread("a").aload()).state == {"n": 1}
 
         async def work(started: asyncio.Event) -> None:
-            async with store.thread("b").autosave(hf.autosave.every(100)) as state:
+            async with store.thread("b").autosave(perdure.autosave.every(100)) as state:
                 state["n"] = 2
                 started.set()
                 await asyncio.Event().wait()
@@ -411,23 +415,23 @@ async def test_async_errors_and_cancelling_leave_what_was_there(url: str) -> Non
 
 
 async def test_async_changes_may_come_from_a_thread(url: str) -> None:
-    async with hf.open(url) as store, store.thread("a").autosave(hf.autosave.every(1)) as state:
+    async with perdure.open(url) as store, store.thread("a").autosave(perdure.autosave.every(1)) as state:
         await asyncio.to_thread(state.update, n=1, m=1)
         await state.asave()
         assert (await store.thread("a").aload()).state == {"n": 1, "m": 1}
 
 
 async def test_async_a_last_save_that_fails_is_an_error_and_what_was_due_before_is_kept(url: str) -> None:
-    async with hf.open(url) as store:
-        with pytest.raises(hf.Unstorable):
-            async with store.thread("a").autosave(hf.autosave.every(2), initial={"n": 0}) as state:
+    async with perdure.open(url) as store:
+        with pytest.raises(perdure.Unstorable):
+            async with store.thread("a").autosave(perdure.autosave.every(2), initial={"n": 0}) as state:
                 spoil(state)
         assert (await store.thread("a").aload()).state == {"n": 2}
 
 
-def test_a_state_is_a_mapping_to_the_type_checker(store: hf.Store) -> None:
-    with store.thread("a").autosave(hf.autosave.every(1)) as state:
+def test_a_state_is_a_mapping_to_the_type_checker(store: perdure.Store) -> None:
+    with store.thread("a").autosave(perdure.autosave.every(1)) as state:
         shown: AutoState = state
         assert repr(shown) == "AutoState({})"
-        with pytest.raises(hf.UsageError, match=r"state\.save\(\)"):
+        with pytest.raises(perdure.UsageError, match=r"state\.save\(\)"):
             asyncio.run(state.asave())

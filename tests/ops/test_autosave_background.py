@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import holdfast as hf
+import perdure
 
 
 class Fault(Exception):
@@ -29,7 +29,7 @@ class Gate:
         self.faults = 0
 
     def __call__(self, point: str) -> None:
-        if point != "statement:0" or threading.current_thread().name != "holdfast-autosave":
+        if point != "statement:0" or threading.current_thread().name != "perdure-autosave":
             return
         self.reached.set()
         assert self.open.wait(60)
@@ -52,21 +52,21 @@ def gate() -> Gate:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, gate: Gate) -> Iterator[hf.Store]:
+def store(request: pytest.FixtureRequest, tmp_path: Path, gate: Gate) -> Iterator[perdure.Store]:
     url = request.getfixturevalue("postgres_url") if request.param == "postgres" else str(tmp_path / "a.db")
-    with hf.open(url, hook=gate) as made:
+    with perdure.open(url, hook=gate) as made:
         made.thread("other").save({})  # the tenant is there
         yield made
 
 
-def saved(store: hf.Store, name: str = "a") -> list[Any]:
+def saved(store: perdure.Store, name: str = "a") -> list[Any]:
     thread = store.thread(name)
     return [] if thread.head() is None else [checkpoint.state for checkpoint in thread.history()][::-1]
 
 
-def test_nobody_waits_and_only_the_newest_of_those_that_wait_is_written(store: hf.Store, gate: Gate) -> None:
+def test_nobody_waits_and_only_the_newest_of_those_that_wait_is_written(store: perdure.Store, gate: Gate) -> None:
     gate.open.clear()
-    with store.thread("a").autosave(hf.autosave.every(1), background=True) as state:
+    with store.thread("a").autosave(perdure.autosave.every(1), background=True) as state:
         state["n"] = 0
         gate.reached.wait(60)
         for number in range(1, 10):
@@ -76,9 +76,11 @@ def test_nobody_waits_and_only_the_newest_of_those_that_wait_is_written(store: h
     assert saved(store) == [{"n": 0}, {"n": 9}]
 
 
-def test_what_is_saved_is_the_state_at_the_call_whatever_is_done_to_it_afterwards(store: hf.Store, gate: Gate) -> None:
+def test_what_is_saved_is_the_state_at_the_call_whatever_is_done_to_it_afterwards(
+    store: perdure.Store, gate: Gate
+) -> None:
     gate.open.clear()
-    with store.thread("a").autosave(hf.autosave.every(1), background=True) as state:
+    with store.thread("a").autosave(perdure.autosave.every(1), background=True) as state:
         log = [1]
         state["log"] = log
         gate.reached.wait(60)
@@ -89,16 +91,16 @@ def test_what_is_saved_is_the_state_at_the_call_whatever_is_done_to_it_afterward
     assert saved(store) == [{"log": [1]}, {"log": [1, 2]}]
 
 
-def test_save_waits_until_all_is_durable(store: hf.Store) -> None:
-    with store.thread("a").autosave(hf.autosave.every(100), background=True) as state:
+def test_save_waits_until_all_is_durable(store: perdure.Store) -> None:
+    with store.thread("a").autosave(perdure.autosave.every(100), background=True) as state:
         state["n"] = 1
         state.save()
         assert (saved(store), state.unsaved.changes) == ([{"n": 1}], 0)
 
 
-def test_an_error_is_raised_at_the_next_change_and_the_one_after_it_saves(store: hf.Store, gate: Gate) -> None:
+def test_an_error_is_raised_at_the_next_change_and_the_one_after_it_saves(store: perdure.Store, gate: Gate) -> None:
     gate.faults = 1
-    with store.thread("a").autosave(hf.autosave.every(1), background=True) as state:
+    with store.thread("a").autosave(perdure.autosave.every(1), background=True) as state:
         state["n"] = 1
         wait_for(lambda: state._session._error is not None)
         assert state.unsaved.changes == 1
@@ -111,41 +113,43 @@ def test_an_error_is_raised_at_the_next_change_and_the_one_after_it_saves(store:
     assert saved(store) == [{"n": 3}]
 
 
-def test_an_error_that_nobody_saw_is_made_good_at_the_end(store: hf.Store, gate: Gate) -> None:
+def test_an_error_that_nobody_saw_is_made_good_at_the_end(store: perdure.Store, gate: Gate) -> None:
     gate.faults = 1
-    with store.thread("a").autosave(hf.autosave.every(1), background=True) as state:
+    with store.thread("a").autosave(perdure.autosave.every(1), background=True) as state:
         state["n"] = 1
         wait_for(lambda: state._session._error is not None)
     assert saved(store) == [{"n": 1}]
 
 
-def test_an_error_at_the_end_is_raised(store: hf.Store, gate: Gate) -> None:
+def test_an_error_at_the_end_is_raised(store: perdure.Store, gate: Gate) -> None:
     gate.faults = 5
-    with pytest.raises(Fault), store.thread("a").autosave(hf.autosave.every(100), background=True) as state:
+    with pytest.raises(Fault), store.thread("a").autosave(perdure.autosave.every(100), background=True) as state:
         state["n"] = 1
     assert saved(store) == []
-    assert not [thread for thread in threading.enumerate() if thread.name == "holdfast-autosave"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "perdure-autosave"]
 
 
-def test_the_error_of_the_body_is_not_hidden_by_one_of_the_background(store: hf.Store, gate: Gate) -> None:
+def test_the_error_of_the_body_is_not_hidden_by_one_of_the_background(store: perdure.Store, gate: Gate) -> None:
     gate.faults = 5
     with (
         pytest.raises(KeyError) as caught,
-        store.thread("a").autosave(hf.autosave.every(100), background=True, initial={"n": 1}) as state,
+        store.thread("a").autosave(perdure.autosave.every(100), background=True, initial={"n": 1}) as state,
     ):
         state["m"]
     assert caught.value.__notes__ == ["and the last autosave of thread 'a' failed: Fault"]
 
 
-def test_the_clock_saves_while_the_code_is_busy_elsewhere(store: hf.Store) -> None:
-    with store.thread("a").autosave(hf.autosave.periodic(0.05), background=True) as state:
+def test_the_clock_saves_while_the_code_is_busy_elsewhere(store: perdure.Store) -> None:
+    with store.thread("a").autosave(perdure.autosave.periodic(0.05), background=True) as state:
         state["n"] = 1
         wait_for(lambda: saved(store) == [{"n": 1}])
         wait_for(lambda: state.unsaved.changes == 0)
 
 
-@pytest.mark.parametrize("policy", [hf.autosave.every(1), hf.autosave.periodic(0.001), hf.autosave.adaptive(min_s=0)])
-def test_no_saved_state_is_torn_while_threads_change_it(store: hf.Store, policy: Any) -> None:
+@pytest.mark.parametrize(
+    "policy", [perdure.autosave.every(1), perdure.autosave.periodic(0.001), perdure.autosave.adaptive(min_s=0)]
+)
+def test_no_saved_state_is_torn_while_threads_change_it(store: perdure.Store, policy: Any) -> None:
     """One thread changes two keys in turn, a value inside included; two others change pairs as one."""
     steps = 400
 
@@ -174,9 +178,11 @@ def test_no_saved_state_is_torn_while_threads_change_it(store: hf.Store, policy:
     assert store.verify().ok
 
 
-def test_every_saved_state_is_one_that_was_there_at_a_call(store: hf.Store) -> None:
+def test_every_saved_state_is_one_that_was_there_at_a_call(store: perdure.Store) -> None:
     """One thread, values inside values: at every use of the state, `n` and the ends of the lists agree."""
-    with store.thread("a").autosave(hf.autosave.every(1), background=True, initial={"a": [], "b": {"c": []}}) as state:
+    with store.thread("a").autosave(
+        perdure.autosave.every(1), background=True, initial={"a": [], "b": {"c": []}}
+    ) as state:
         for number in range(300):
             state["a"].append(number)
             state["b"]["c"].append(number)
@@ -197,10 +203,10 @@ async def test_async_errors_are_raised_at_the_next_change_and_made_good(tmp_path
             raise Fault("injected")
 
     armed = False
-    async with hf.open(str(tmp_path / "a.db"), hook=hook) as store, asyncio.timeout(60):
+    async with perdure.open(str(tmp_path / "a.db"), hook=hook) as store, asyncio.timeout(60):
         await store.thread("other").asave({})
         armed = True
-        async with store.thread("a").autosave(hf.autosave.every(1)) as state:
+        async with store.thread("a").autosave(perdure.autosave.every(1)) as state:
             state["n"] = 1
             while state._session._error is None:
                 await asyncio.sleep(0)
@@ -211,13 +217,13 @@ async def test_async_errors_are_raised_at_the_next_change_and_made_good(tmp_path
             assert (await store.thread("a").aload()).state == {"n": 3}
         faults = 5
         with pytest.raises(Fault):
-            async with store.thread("b").autosave(hf.autosave.every(100)) as state:
+            async with store.thread("b").autosave(perdure.autosave.every(100)) as state:
                 state["n"] = 1
 
 
 async def test_async_only_the_newest_of_those_that_wait_is_written(tmp_path: Path) -> None:
-    async with hf.open(str(tmp_path / "a.db")) as store:
-        async with store.thread("a").autosave(hf.autosave.every(1)) as state:
+    async with perdure.open(str(tmp_path / "a.db")) as store:
+        async with store.thread("a").autosave(perdure.autosave.every(1)) as state:
             for number in range(10):  # without awaiting: the task that writes has no turn
                 state["n"] = number
         assert len([each async for each in store.thread("a").ahistory()]) == 1

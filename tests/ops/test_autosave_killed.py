@@ -8,8 +8,8 @@ import autosaver
 import pytest
 from striking import SOAK
 
-import holdfast as hf
-from holdfast.testing.processes import Nursery
+import perdure
+from perdure.testing.processes import Nursery
 
 KILLS = 12 if SOAK else 3
 
@@ -27,11 +27,11 @@ def test_killed_anywhere_it_goes_on_from_what_was_durable(url: str, mode: str) -
                     break
             for number, unsaved in child.kill():
                 durable, reached = max(durable, number - unsaved), number
-            with hf.open(url) as store:
+            with perdure.open(url) as store:
                 state = store.thread(mode).load(strict=True).state
             assert durable <= state["n"] <= reached + 1
             assert state["log"] == autosaver.log_of(state["n"])
-    with hf.open(url) as store:
+    with perdure.open(url) as store:
         states = [checkpoint.state for checkpoint in store.thread(mode).history()]
         assert all(each["log"] == autosaver.log_of(each["n"]) for each in states)
         assert store.verify().ok

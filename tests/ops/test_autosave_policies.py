@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-import holdfast as hf
-from holdfast.threads.policies import Adaptive, Every, Learning, Periodic, Policy
+import perdure
+from perdure.threads.policies import Adaptive, Every, Learning, Periodic, Policy
 
 STEP_S, SPREAD, LIVES, SHAPE = 20.0, 0.8, 240, 0.7
 CASES = [(3600.0, 2.0), (3600.0, 0.05), (600.0, 2.0), (600.0, 0.05)]
@@ -57,7 +57,7 @@ def best_fixed(mtbf_s: float, cost_s: float) -> tuple[float, float]:
 
 
 def variants(mtbf_s: float, cost_s: float) -> dict[str, tuple[Policy, Mapping[str, Any] | None]]:
-    adaptive = hf.autosave.adaptive
+    adaptive = perdure.autosave.adaptive
     return {
         "right": (adaptive(mtbf_s=mtbf_s), None),
         "M 20 times too long": (adaptive(mtbf_s=20 * mtbf_s), None),
@@ -83,13 +83,13 @@ def test_a_fixed_interval_that_is_wrong_costs_much_more_so_the_simulation_can_te
 
 
 def test_every_counts_changes() -> None:
-    machine = hf.autosave.every(3).start(0.0)
+    machine = perdure.autosave.every(3).start(0.0)
     assert [machine.due(0.0, changes) for changes in (1, 2, 3, 4)] == [False, False, True, True]
     assert (machine.due_at(), machine.memory(9.0)) == (None, None)
 
 
 def test_periodic_waits_from_save_to_save_and_wants_a_change() -> None:
-    machine = hf.autosave.periodic(10).start(100.0)
+    machine = perdure.autosave.periodic(10).start(100.0)
     assert [machine.due(now, 1) for now in (109.9, 110.0)] == [False, True]
     assert not machine.due(200.0, 0)
     machine.saved(112.0, 0.5)
@@ -103,12 +103,12 @@ def started(policy: Adaptive, memory: Mapping[str, Any] | None = None, *, died: 
 
 
 def test_adaptive_follows_young_and_daly() -> None:
-    machine = started(hf.autosave.adaptive(mtbf_s=3600), {"cost_s": 2.0})
+    machine = started(perdure.autosave.adaptive(mtbf_s=3600), {"cost_s": 2.0})
     assert machine.interval_s(0.0) == pytest.approx(math.sqrt(2 * 2.0 * 3600))
 
 
 def test_adaptive_learns_what_a_save_costs() -> None:
-    machine = started(hf.autosave.adaptive(mtbf_s=3600))
+    machine = started(perdure.autosave.adaptive(mtbf_s=3600))
     machine.saved(10.0, 4.0)
     assert machine.cost_s == 4.0  # the first measure counts alone: the guess before it was none
     for _ in range(30):
@@ -119,7 +119,7 @@ def test_adaptive_learns_what_a_save_costs() -> None:
 
 
 def test_adaptive_learns_from_processes_that_died_and_from_those_that_live() -> None:
-    policy = hf.autosave.adaptive(mtbf_s=3600)
+    policy = perdure.autosave.adaptive(mtbf_s=3600)
     machine = started(policy)
     assert machine.mtbf_s(0.0) == 3600
     assert machine.mtbf_s(7200.0) == 10_800  # it lives: failures are rarer than was thought
@@ -130,7 +130,7 @@ def test_adaptive_learns_from_processes_that_died_and_from_those_that_live() -> 
 
 
 def test_adaptive_keeps_its_bounds() -> None:
-    adaptive = hf.autosave.adaptive
+    adaptive = perdure.autosave.adaptive
     assert started(adaptive(min_s=5), {"cost_s": 1e-6}).interval_s(0.0) == 5
     assert started(adaptive(max_s=60), {"cost_s": 2.0}).interval_s(0.0) == 60
     # Saving takes at most this share of the time …
@@ -140,7 +140,7 @@ def test_adaptive_keeps_its_bounds() -> None:
 
 
 def test_adaptive_saves_at_this_change_if_the_next_would_come_too_late() -> None:
-    machine = started(hf.autosave.adaptive(mtbf_s=3600), {"cost_s": 2.0})  # 120 s
+    machine = started(perdure.autosave.adaptive(mtbf_s=3600), {"cost_s": 2.0})  # 120 s
     due = [machine.due(100.0 * changes, changes) for changes in (1, 2)]  # changes come every 100 s
     assert due[0]  # at 200 it would be 80 s late; now it is 20 s early
 
@@ -149,21 +149,23 @@ def test_adaptive_saves_at_this_change_if_the_next_would_come_too_late() -> None
     "memory", [{}, {"cost_s": "much"}, {"cost_s": -1, "uptime_s": None}, {"failures": float("nan")}, {"failures": True}]
 )
 def test_adaptive_starts_anew_from_a_memory_that_somebody_else_wrote(memory: dict[str, Any]) -> None:
-    assert started(hf.autosave.adaptive(), memory).interval_s(0.0) == started(hf.autosave.adaptive()).interval_s(0.0)
+    assert started(perdure.autosave.adaptive(), memory).interval_s(0.0) == started(
+        perdure.autosave.adaptive()
+    ).interval_s(0.0)
 
 
 def test_a_policy_says_what_is_wrong_with_its_arguments() -> None:
     for wrong in (0, -1, 1.5, True, "5"):
-        with pytest.raises(hf.UsageError, match="1 or more"):
-            hf.autosave.every(wrong)  # type: ignore[arg-type]
+        with pytest.raises(perdure.UsageError, match="1 or more"):
+            perdure.autosave.every(wrong)  # type: ignore[arg-type]
     for wrong in (0, -3, float("nan"), "1"):
-        with pytest.raises(hf.UsageError, match="seconds"):
-            hf.autosave.periodic(wrong)  # type: ignore[arg-type]
-    with pytest.raises(hf.UsageError, match="min_s is at most max_s"):
-        hf.autosave.adaptive(min_s=10, max_s=5)
-    with pytest.raises(hf.UsageError, match="a share of the time"):
-        hf.autosave.adaptive(overhead_max=0)
-    assert hf.autosave.every(5) == Every(5)
+        with pytest.raises(perdure.UsageError, match="seconds"):
+            perdure.autosave.periodic(wrong)  # type: ignore[arg-type]
+    with pytest.raises(perdure.UsageError, match="min_s is at most max_s"):
+        perdure.autosave.adaptive(min_s=10, max_s=5)
+    with pytest.raises(perdure.UsageError, match="a share of the time"):
+        perdure.autosave.adaptive(overhead_max=0)
+    assert perdure.autosave.every(5) == Every(5)
 
 
 def table() -> str:

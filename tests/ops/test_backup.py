@@ -10,8 +10,8 @@ import pytest
 from backup_kit import add, asking, fill, run_of
 from copy_kit import everything, grown, query, tables
 
-import holdfast
-from holdfast import Damaged, UsageError
+import perdure
+from perdure import Damaged, UsageError
 
 # --- there and back
 
@@ -21,17 +21,17 @@ def test_a_restored_store_has_every_row_of_the_source(
 ) -> None:
     place, options = elsewhere
     told: list[tuple[int, int]] = []
-    with holdfast.open(url) as store:
+    with perdure.open(url) as store:
         fill(store)
         before = tables(store)
         done = store.backup(tmp_path / "b", progress=lambda a, b: told.append((a, b)))
         [row] = query(store, "SELECT id, sort, place, tenant, stamp, bytes, restored_at FROM copy")
     assert row == (done.id, "backup", str(tmp_path / "b"), None, done.stamp, done.bytes, None)
     assert done.bytes == (tmp_path / "b").stat().st_size
-    restored = holdfast.restore(tmp_path / "b", place, **options)
+    restored = perdure.restore(tmp_path / "b", place, **options)
     assert restored.ok
     assert (restored.backup, restored.tenants, restored.report.runs) == (done.id, 2, 3)
-    with holdfast.open(place, **options) as store:
+    with perdure.open(place, **options) as store:
         after = tables(store)
         assert without_settling(after) == without_settling(before)
         assert store.get_run("done").result() == sum(range(12))
@@ -56,12 +56,12 @@ def test_a_backup_of_one_database_is_restored_into_the_other(source: str, tmp_pa
     here, there = str(tmp_path / "a.db"), postgres_url
     if source == "postgres":
         here, there = there, here
-    with holdfast.open(here) as store:
+    with perdure.open(here) as store:
         fill(store)
         expected, before = everything(store, "rich"), tables(store)
         store.backup(tmp_path / "b")
-    assert holdfast.restore(tmp_path / "b", there).ok
-    with holdfast.open(there) as store:
+    assert perdure.restore(tmp_path / "b", there).ok
+    with perdure.open(there) as store:
         assert everything(store, "rich") == expected
         after = tables(store)
         for name in ("record", "body", "journal", "run_value", "tag", "tenant", "ask"):
@@ -75,7 +75,7 @@ def test_a_backup_of_one_database_is_restored_into_the_other(source: str, tmp_pa
 
 
 def test_a_backup_is_a_store_itself_and_replaced_by_the_next_one(tmp_path: Path) -> None:
-    with holdfast.open(str(tmp_path / "a.db")) as store:
+    with perdure.open(str(tmp_path / "a.db")) as store:
         store.thread("x").save({"n": 1})
         first = store.backup(tmp_path / "b.db")
         store.thread("x").save({"n": 2})
@@ -86,12 +86,12 @@ def test_a_backup_is_a_store_itself_and_replaced_by_the_next_one(tmp_path: Path)
         (tmp_path / "other").write_text("mine")
         with pytest.raises(UsageError, match="no backup"):
             store.backup(tmp_path / "other")
-        with holdfast.open(str(tmp_path / "b.db"), create=False) as copy:
+        with perdure.open(str(tmp_path / "b.db"), create=False) as copy:
             assert copy.thread("x").load().state == {"n": 2}
             assert copy.verify().ok
         with pytest.raises(UsageError, match="opened as one"):
             store.backup(tmp_path / "b.db")
-    with holdfast.open(str(tmp_path / "c.db")) as other:
+    with perdure.open(str(tmp_path / "c.db")) as other:
         with pytest.raises(UsageError, match="is a store"):
             other.backup(tmp_path / "a.db")
         with pytest.raises(UsageError, match="folder"):
@@ -100,20 +100,20 @@ def test_a_backup_is_a_store_itself_and_replaced_by_the_next_one(tmp_path: Path)
 
 
 def test_a_store_in_memory_can_be_backed_up(tmp_path: Path) -> None:
-    with holdfast.open(":memory:") as store:
+    with perdure.open(":memory:") as store:
         store.thread("x").save({"n": 1})
         store.backup(tmp_path / "b.db")
-    with holdfast.open(str(tmp_path / "b.db")) as copy:
+    with perdure.open(str(tmp_path / "b.db")) as copy:
         assert copy.thread("x").load().state == {"n": 1}
 
 
 async def test_the_async_twins_do_the_same(url: str, elsewhere: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
     place, options = elsewhere
-    async with holdfast.open(url) as store:
+    async with perdure.open(url) as store:
         await store.thread("x").asave({"n": 1})
         done = await store.abackup(tmp_path / "b")
         tried = await store.atry_restore(tmp_path / "b")
-    restored = await holdfast.arestore(tmp_path / "b", place, **options)
+    restored = await perdure.arestore(tmp_path / "b", place, **options)
     assert done.id == tried.backup == restored.backup
     assert restored.report.checkpoints == tried.report.checkpoints == 1
 
@@ -122,7 +122,7 @@ async def test_the_async_twins_do_the_same(url: str, elsewhere: tuple[str, dict[
 
 
 def test_a_restoration_is_tried_in_a_temporary_place_and_remembered(url: str, tmp_path: Path) -> None:
-    with holdfast.open(url) as store:
+    with perdure.open(url) as store:
         fill(store)
         done = store.backup(tmp_path / "b")
         tried = store.try_restore(tmp_path / "b")
@@ -131,7 +131,7 @@ def test_a_restoration_is_tried_in_a_temporary_place_and_remembered(url: str, tm
         [(at,)] = query(store, f"SELECT restored_at FROM copy WHERE id = '{done.id}'")
         assert at > done.at.timestamp() * 1e6
         if url.startswith("postgres"):
-            schemas = "SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'holdfast_restore%'"
+            schemas = "SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'perdure_restore%'"
             assert query(store, schemas) == [(0,)]
     assert not [name for name in os.listdir(tmp_path) if "restore" in name]
 
@@ -141,7 +141,7 @@ def test_what_is_encrypted_stays_so_in_a_backup_and_not_in_an_export(
 ) -> None:
     place, options = elsewhere
     keys = bytes(range(32))
-    with holdfast.open(url, keys=keys) as store:
+    with perdure.open(url, keys=keys) as store:
         for number in range(20):
             store.thread("x", metadata={"who": "Wilhelmina"}).save(
                 {"n": number, "word": "Rumpelstiltskin"}, note="Wilhelmina"
@@ -152,15 +152,15 @@ def test_what_is_encrypted_stays_so_in_a_backup_and_not_in_an_export(
         expected = everything(store, "x")
     for secret in (b"Rumpelstiltskin", b"Wilhelmina"):
         assert secret not in (tmp_path / "b").read_bytes()
-    assert holdfast.restore(tmp_path / "b", place, keys=keys, **options).ok
-    with holdfast.open(place, keys=keys, **options) as there:
+    assert perdure.restore(tmp_path / "b", place, keys=keys, **options).ok
+    with perdure.open(place, keys=keys, **options) as there:
         assert everything(there, "x") == expected
-    with holdfast.open(str(tmp_path / "plain.db")) as plain:
+    with perdure.open(str(tmp_path / "plain.db")) as plain:
         plain.import_thread(tmp_path / "x")
         assert everything(plain, "x") == expected
         assert plain.verify().ok
         plain.export_thread("x", tmp_path / "y")
-    with holdfast.open(place, keys=keys, **options) as there:
+    with perdure.open(place, keys=keys, **options) as there:
         there.import_thread(tmp_path / "y", name="came back")
         assert everything(there, "came back")["checkpoints"] == expected["checkpoints"]
         assert there.verify().ok
@@ -171,49 +171,49 @@ def test_what_is_encrypted_stays_so_in_a_backup_and_not_in_an_export(
 
 def test_a_place_that_is_not_empty_is_refused(url: str, elsewhere: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
     place, options = elsewhere
-    with holdfast.open(url) as store:
+    with perdure.open(url) as store:
         store.thread("x").save({"n": 1})
         store.backup(tmp_path / "b")
-    with holdfast.open(place, **options):
+    with perdure.open(place, **options):
         pass  # an empty store
-    assert holdfast.restore(tmp_path / "b", place, **options).ok
-    with holdfast.open(place, **options) as there:
+    assert perdure.restore(tmp_path / "b", place, **options).ok
+    with perdure.open(place, **options) as there:
         there.thread("x").save({"n": 2})
     with pytest.raises(UsageError, match="not empty"):
-        holdfast.restore(tmp_path / "b", place, **options)
-    with holdfast.open(place, **options) as there:
+        perdure.restore(tmp_path / "b", place, **options)
+    with perdure.open(place, **options) as there:
         assert there.thread("x").load().state == {"n": 2}
 
 
 def test_force_replaces_a_file_that_nobody_has_open(tmp_path: Path) -> None:
     place = str(tmp_path / "there.db")
-    with holdfast.open(str(tmp_path / "a.db")) as store:
+    with perdure.open(str(tmp_path / "a.db")) as store:
         store.thread("x").save({"n": 1})
         store.backup(tmp_path / "b")
-    with holdfast.open(place) as there:
+    with perdure.open(place) as there:
         for number in range(100):
             there.thread("y").save(grown(number))
         with pytest.raises(UsageError, match="in use"):
-            holdfast.restore(tmp_path / "b", place, force=True)
+            perdure.restore(tmp_path / "b", place, force=True)
         assert there.thread("y").load().state == grown(99)
-    assert holdfast.restore(tmp_path / "b", place, force=True).ok
-    with holdfast.open(place) as there:
+    assert perdure.restore(tmp_path / "b", place, force=True).ok
+    with perdure.open(place) as there:
         assert [info.name for info in there.threads()] == ["x"]
         there.thread("x").save({"n": 2})
     (tmp_path / "mine.txt").write_text("not a database, but somebody's")
     with pytest.raises(UsageError, match="no SQLite file"):
-        holdfast.restore(tmp_path / "b", str(tmp_path / "mine.txt"), force=True)
+        perdure.restore(tmp_path / "b", str(tmp_path / "mine.txt"), force=True)
     with pytest.raises(UsageError, match="not into memory"):
-        holdfast.restore(tmp_path / "b", ":memory:")
+        perdure.restore(tmp_path / "b", ":memory:")
     with pytest.raises(UsageError, match="no backup"):
-        holdfast.restore(tmp_path / "mine.txt", place)
+        perdure.restore(tmp_path / "mine.txt", place)
 
 
 def test_a_damaged_backup_is_refused_or_told_of(
     url: str, elsewhere: tuple[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     place, options = elsewhere
-    with holdfast.open(url) as store:
+    with perdure.open(url) as store:
         fill(store)
         store.backup(tmp_path / "b")
         whole = (tmp_path / "b").read_bytes()
@@ -224,15 +224,15 @@ def test_a_damaged_backup_is_refused_or_told_of(
                 if damaged == whole:
                     continue
                 try:
-                    found = holdfast.restore(bad, place, **options)
-                except (UsageError, Damaged, holdfast.StoreError):
+                    found = perdure.restore(bad, place, **options)
+                except (UsageError, Damaged, perdure.StoreError):
                     continue
                 # What verify does not look at: free pages of SQLite's.
                 assert not url.startswith("postgres")
                 assert found.report.problems or found.ok
                 for end in ("", "-wal", "-shm", "-lock", "-lock-next"):
                     Path(place + end).unlink(missing_ok=True)
-        assert holdfast.restore(tmp_path / "b", place, **options).ok
+        assert perdure.restore(tmp_path / "b", place, **options).ok
 
 
 # --- settling
@@ -243,24 +243,24 @@ def test_runs_that_were_running_go_on_in_the_restored_store_and_their_old_owners
 ) -> None:
     place, options = elsewhere
     seen: list[Any] = []
-    with holdfast.open(url) as store:
+    with perdure.open(url) as store:
 
-        @holdfast.step(name="backs itself up")
+        @perdure.step(name="backs itself up")
         def back_up() -> int:
             seen.append(1)
             if len(seen) == 1:
                 store.backup(tmp_path / "b")
             return 7
 
-        @holdfast.durable(name="backed up in the middle")
+        @perdure.durable(name="backed up in the middle")
         def body() -> int:
             return add(1, 2) + back_up()
 
         assert store.run(body, id="r").result() == 10
         fence = query(store, "SELECT max(fence) FROM run")[0][0]
-    restored = holdfast.restore(tmp_path / "b", place, **options)
+    restored = perdure.restore(tmp_path / "b", place, **options)
     assert restored.requeued == 1
-    with holdfast.open(place, **options) as there:
+    with perdure.open(place, **options) as there:
         [(status, owner, found)] = query(there, "SELECT status, owner, fence FROM run")
         assert (status, owner) == ("queued", None)
         assert found > fence + 1000
@@ -274,14 +274,14 @@ def test_numbers_given_out_after_the_backup_are_not_given_out_again(
 ) -> None:
     """A handle of a thread that was made after the backup must not write into a new thread of the restored store."""
     place, options = elsewhere
-    with holdfast.open(url) as store:
+    with perdure.open(url) as store:
         store.thread("x").save({"n": 1})
         store.backup(tmp_path / "b")
         late = [store.thread(f"late {n}").save({"n": n})._record.thread for n in range(5)]
         generation = query(store, "SELECT generation FROM thread WHERE name = 'x'")
         [(identity,)] = query(store, "SELECT value FROM meta WHERE key = 'store'")
-    holdfast.restore(tmp_path / "b", place, **options)
-    with holdfast.open(place, **options) as there:
+    perdure.restore(tmp_path / "b", place, **options)
+    with perdure.open(place, **options) as there:
         assert there.thread("new").save({"n": 1})._record.thread not in late
         assert query(there, "SELECT generation FROM thread WHERE name = 'x'")[0][0] > generation[0][0] + 1000
         assert query(there, "SELECT value FROM meta WHERE key = 'store'") == [(identity,)]

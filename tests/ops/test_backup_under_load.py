@@ -15,10 +15,10 @@ import pytest
 from backup_kit import fill
 from copy_kit import acknowledged, grown, query
 
-import holdfast
-from holdfast.log.ids import parse_id
-from holdfast.ops.copies import backup_sqlite
-from holdfast.testing.processes import Nursery
+import perdure
+from perdure.log.ids import parse_id
+from perdure.ops.copies import backup_sqlite
+from perdure.testing.processes import Nursery
 
 KIT = Path(copy_kit.__file__)
 
@@ -74,7 +74,7 @@ def test_a_backup_under_load_is_the_store_at_one_commit(
 ) -> None:
     monkeypatch.setattr(backup_sqlite, "_FROZEN_MIN_BYTES", 0 if way == "frozen" else 1 << 60)
     place, options = elsewhere
-    with holdfast.open(url) as store, Load(url, tmp_path) as load:
+    with perdure.open(url) as store, Load(url, tmp_path) as load:
         load.wait_for(30)
         backups = []
         for number in range(4):
@@ -96,8 +96,8 @@ def test_a_backup_under_load_is_the_store_at_one_commit(
             )
             where = options | ({"schema": f"restored{number}"} if options else {})
             to = place if options else f"{place}{number}"
-            assert holdfast.restore(tmp_path / f"b{number}", to, **where).ok
-            with holdfast.open(to, **where) as copy:
+            assert perdure.restore(tmp_path / f"b{number}", to, **where).ok
+            with perdure.open(to, **where) as copy:
                 assert query(copy, "SELECT tree, id, hash FROM record ORDER BY tree, id") == expected
                 there = {record for _, record, _ in expected}
                 assert {parse_id(checkpoint) for _, checkpoint in before} <= there
@@ -115,7 +115,7 @@ def test_a_backup_while_threads_are_pruned_is_whole(
 ) -> None:
     monkeypatch.setattr(backup_sqlite, "_FROZEN_MIN_BYTES", 0)
     place, options = elsewhere
-    with holdfast.open(url) as store, Load(url, tmp_path, writers=2, pruners=1) as load:
+    with perdure.open(url) as store, Load(url, tmp_path, writers=2, pruners=1) as load:
         load.wait_for(60)
         for number in range(3):
             store.backup(tmp_path / f"b{number}")
@@ -123,7 +123,7 @@ def test_a_backup_while_threads_are_pruned_is_whole(
         load.stop()
     for number in range(3):
         where = options | ({"schema": f"restored{number}"} if options else {})
-        restored = holdfast.restore(tmp_path / f"b{number}", place if options else f"{place}{number}", **where)
+        restored = perdure.restore(tmp_path / f"b{number}", place if options else f"{place}{number}", **where)
         assert restored.report.problems == ()
         assert restored.report.checkpoints > 20
 
@@ -136,7 +136,7 @@ def test_a_reader_that_holds_the_log_does_not_keep_a_backup_from_being_made(
 
     monkeypatch.setattr(backup_sqlite, "_FROZEN_MIN_BYTES", 0)
     path = str(tmp_path / "a.db")
-    with holdfast.open(path) as store:
+    with perdure.open(path) as store:
         store.thread("x").save({"n": 1})
         reader = apsw.Connection(path)
         reader.execute("BEGIN")
@@ -149,7 +149,7 @@ def test_a_reader_that_holds_the_log_does_not_keep_a_backup_from_being_made(
         reader.close()
         with backup_sqlite._frozen(store._context.driver) as frozen:  # type: ignore[arg-type]
             assert frozen is not None
-    with holdfast.open(str(tmp_path / "b.db")) as copy:
+    with perdure.open(str(tmp_path / "b.db")) as copy:
         assert copy.thread("x").load().state == grown(29)
 
 
@@ -163,7 +163,7 @@ def savers() -> Iterator[Nursery]:
 
 
 def test_a_backup_that_is_killed_leaves_the_one_before_it(url: str, tmp_path: Path, savers: Nursery) -> None:
-    with holdfast.open(url, durability="normal") as store:
+    with perdure.open(url, durability="normal") as store:
         for number in range(40):
             store.thread("x").save({"blob": os.urandom(500_000).hex(), "n": number})
         first = store.backup(tmp_path / "b")
@@ -191,7 +191,7 @@ def test_the_restored_store_is_there_whole_or_not_at_all_if_its_restoration_is_i
     class Interrupted(Exception):
         pass
 
-    with holdfast.open(url) as store:
+    with perdure.open(url) as store:
         fill(store)
         store.backup(tmp_path / "b")
 
@@ -200,11 +200,11 @@ def test_the_restored_store_is_there_whole_or_not_at_all_if_its_restoration_is_i
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        holdfast.restore(tmp_path / "b", place, progress=interrupt, **options)
+        perdure.restore(tmp_path / "b", place, progress=interrupt, **options)
     if not options:
         assert not Path(place).exists()
     assert not [name for name in os.listdir(tmp_path) if ".part" in name]
-    assert holdfast.restore(tmp_path / "b", place, **options).ok
+    assert perdure.restore(tmp_path / "b", place, **options).ok
 
 
 def test_a_late_write_of_an_owner_from_before_the_restoration_is_refused(tmp_path: Path, postgres_url: str) -> None:
@@ -213,19 +213,19 @@ def test_a_late_write_of_an_owner_from_before_the_restoration_is_refused(tmp_pat
     import psycopg
 
     calls: list[int] = []
-    with holdfast.open(postgres_url) as store:
+    with perdure.open(postgres_url) as store:
 
-        @holdfast.step(name="is restored meanwhile")
+        @perdure.step(name="is restored meanwhile")
         def restored_meanwhile() -> int:
             calls.append(len(calls))
             if len(calls) == 1:
                 store.backup(tmp_path / "b")
                 with psycopg.connect(postgres_url, autocommit=True) as connection:
-                    connection.execute("DROP SCHEMA holdfast CASCADE")
-                holdfast.restore(tmp_path / "b", postgres_url)
+                    connection.execute("DROP SCHEMA perdure CASCADE")
+                perdure.restore(tmp_path / "b", postgres_url)
             return len(calls)
 
-        @holdfast.durable(name="runs over a restoration")
+        @perdure.durable(name="runs over a restoration")
         def body() -> int:
             return restored_meanwhile()
 

@@ -1,7 +1,7 @@
 """Large results are stored once and collected when no run needs them. On PostgreSQL a collection may meet a writer that
 takes up an old one at the same moment. The foreign key decides it: then one of the two gives way, and nothing is lost.
 
-The tests drive the two transactions step by step, with the statements that Holdfast itself sends. Without the foreign
+The tests drive the two transactions step by step, with the statements that Perdure itself sends. Without the foreign
 key the same steps lose data, whichever way the writer takes up the old result: that is why it must stay.
 """
 
@@ -18,10 +18,10 @@ import psycopg
 import pytest
 from psycopg import errors
 
-import holdfast as hf
-from holdfast.runs.journal import blobs
-from holdfast.runs.journal.blobs import BLOB_MIN_BYTES, blob_hash
-from holdfast.storage.program import Sql, Transaction
+import perdure
+from perdure.runs.journal import blobs
+from perdure.runs.journal.blobs import BLOB_MIN_BYTES, blob_hash
+from perdure.storage.program import Sql, Transaction
 
 BODY = b"a large result"
 KEY = blob_hash(BODY)
@@ -34,7 +34,7 @@ class Session:
     """A transaction that the test drives statement by statement."""
 
     def __init__(self, url: str) -> None:
-        self.connection = psycopg.connect(url, autocommit=True, options="-c search_path=holdfast")
+        self.connection = psycopg.connect(url, autocommit=True, options="-c search_path=perdure")
         self._waiting: threading.Thread | None = None
         self.error: BaseException | None = None
 
@@ -73,7 +73,7 @@ class Race:
     """A store with one old result that no run needs: a collection, a writer, and somebody who watches."""
 
     def __init__(self, url: str, *, foreign_key: bool, way: Way) -> None:
-        hf.open(url).close()
+        perdure.open(url).close()
         self.watcher, self.collection, self.writer = Session(url), Session(url), Session(url)
         [(name,)] = self.watcher.run(
             "SELECT conname FROM pg_constraint WHERE conrelid = 'run_blob'::regclass AND contype = 'f'"
@@ -164,7 +164,7 @@ def test_with_the_foreign_key_the_collection_gives_way(race: Race) -> None:
 
 @cases(True, "DO NOTHING")
 def test_with_the_foreign_key_a_writer_that_only_looked_is_refused(race: Race) -> None:
-    """Nothing is lost, but the writer fails: so Holdfast's writer locks the row."""
+    """Nothing is lost, but the writer fails: so Perdure's writer locks the row."""
     with pytest.raises(errors.ForeignKeyViolation):
         take_up_then_collected(race)
     race.writer.run("ROLLBACK")
@@ -185,15 +185,15 @@ def test_a_writer_that_comes_later_brings_it_again(race: Race) -> None:
     assert race.watcher.run("SELECT body FROM blob") == [(BODY,)]
 
 
-# --- the same through Holdfast
+# --- the same through Perdure
 
 
-@hf.step(name="race.large")
+@perdure.step(name="race.large")
 def large(size: int) -> bytes:
     return random.Random(1).randbytes(size)  # the same for all, and nothing that could be compressed
 
 
-@hf.durable(name="race.agent")
+@perdure.durable(name="race.agent")
 def agent() -> int:
     return len(large(BLOB_MIN_BYTES * 4))
 
@@ -201,7 +201,7 @@ def agent() -> int:
 def test_a_sweep_that_meets_a_run_gives_way_and_the_run_keeps_its_result(postgres_url: str) -> None:
     """Between the sweep's look and its removal, a run takes the same result up: the sweep's own transaction runs into
     the foreign key, leaves it, and goes on; the next sweep sees that it is needed."""
-    with hf.open(postgres_url, keep_runs_s=0) as store, hf.open(postgres_url) as other:
+    with perdure.open(postgres_url, keep_runs_s=0) as store, perdure.open(postgres_url) as other:
         store.run(agent, id="first").result()
         driver = store._context.driver
         run = driver.run
@@ -223,7 +223,7 @@ def test_a_sweep_that_meets_a_run_gives_way_and_the_run_keeps_its_result(postgre
 
 
 def test_many_runs_and_sweeps_at_once_lose_nothing(postgres_url: str) -> None:
-    with hf.open(postgres_url, keep_runs_s=0) as store, hf.open(postgres_url) as other:
+    with perdure.open(postgres_url, keep_runs_s=0) as store, perdure.open(postgres_url) as other:
         stop, problems = threading.Event(), []
 
         def sweep() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import holdfast as hf
+import perdure
 
 
 def test_a_save_that_becomes_a_branch_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "holdfast")
-    with hf.open(str(tmp_path / "a.db")) as store:
+    caplog.set_level(logging.WARNING, "perdure")
+    with perdure.open(str(tmp_path / "a.db")) as store:
         first, second = store.thread("draft"), store.thread("draft")
         first.save({"n": 0})
         second.load()
@@ -31,8 +31,8 @@ def test_a_save_that_becomes_a_branch_warns_once(tmp_path: Path, caplog: pytest.
 
 
 def test_a_branch_that_was_asked_for_is_no_news(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "holdfast")
-    with hf.open(str(tmp_path / "a.db")) as store:
+    caplog.set_level(logging.WARNING, "perdure")
+    with perdure.open(str(tmp_path / "a.db")) as store:
         thread = store.thread("draft")
         old = thread.save({"n": 0})
         thread.save({"n": 1})

@@ -13,12 +13,12 @@ from pathlib import Path
 import apsw
 import pytest
 
-import holdfast
-from holdfast.ops.copies import backup_sqlite, copier
-from holdfast.ops.copies.backup import bottom
-from holdfast.ops.copies.copier import ALONE_S, LARGE_BYTES, PIECE_BYTES, SHARE, SMALL_BYTES, Pace
-from holdfast.storage.program import Batch, Program, Sql, drive, write
-from holdfast.storage.sqlite_open import connect, open_gate
+import perdure
+from perdure.ops.copies import backup_sqlite, copier
+from perdure.ops.copies.backup import bottom
+from perdure.ops.copies.copier import ALONE_S, LARGE_BYTES, PIECE_BYTES, SHARE, SMALL_BYTES, Pace
+from perdure.storage.program import Batch, Program, Sql, drive, write
+from perdure.storage.sqlite_open import connect, open_gate
 
 MB = 1 << 20
 DISK_S = 0.5e-9  # per byte: 2 GB/s
@@ -125,9 +125,9 @@ def test_a_copier_that_cannot_start_is_an_error_that_says_so(tmp_path: Path, mon
     broken.write_text("raise SystemExit('no room for a process')")
     monkeypatch.setattr(backup_sqlite, "_COPIER", broken)
     monkeypatch.setattr(backup_sqlite, "_FROZEN_MIN_BYTES", 0)
-    with holdfast.open(str(tmp_path / "a.db")) as store:
+    with perdure.open(str(tmp_path / "a.db")) as store:
         store.thread("x").save({"n": 1})
-        with pytest.raises(holdfast.StoreError, match="no room for a process"):
+        with pytest.raises(perdure.StoreError, match="no room for a process"):
             store.backup(tmp_path / "b.db")
         store.thread("x").save({"n": 2})
     assert not [name for name in os.listdir(tmp_path) if name.startswith("b.db")]
@@ -151,7 +151,7 @@ def test_somebody_else_who_brings_in_the_log_is_waited_for(tmp_path: Path, monke
             other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
         other.close()
 
-    with holdfast.open(path) as store:
+    with perdure.open(path) as store:
         store.thread("x").save({"n": 1})
         reader, helper = apsw.Connection(path), apsw.Connection(path)
         reader.execute("BEGIN; SELECT count(*) FROM record").fetchall()
@@ -182,7 +182,7 @@ def test_a_log_that_grew_during_a_backup_keeps_its_length(tmp_path: Path) -> Non
     def large() -> Program[None]:
         yield Batch(Sql("INSERT OR REPLACE INTO meta (key, value) VALUES ('large', :large)")(large="x" * MB), last=True)
 
-    with holdfast.open(path, durability="normal") as store:
+    with perdure.open(path, durability="normal") as store:
         store.thread("x").save({"n": 0})
         reader = apsw.Connection(path)
         reader.execute("BEGIN; SELECT count(*) FROM record").fetchall()
@@ -199,7 +199,7 @@ def test_a_log_that_grew_during_a_backup_keeps_its_length(tmp_path: Path) -> Non
 def test_a_connection_that_has_read_nothing_brings_in_the_log_too(tmp_path: Path) -> None:
     """Asked at once, SQLite does nothing and says that all is well."""
     path = str(tmp_path / "a.db")
-    with holdfast.open(path) as store:
+    with perdure.open(path) as store:
         store.thread("x").save({"n": 1})
         helper = apsw.Connection(path)
         assert backup_sqlite._bring_in(helper)
@@ -225,7 +225,7 @@ def test_a_log_that_is_lengthened_while_others_commit_loses_nothing(
             saved += 1
             begun.set()
 
-    with holdfast.open(path) as store:
+    with perdure.open(path) as store:
         target = bottom(store._context.driver)._target
         helper, gate = connect(target, "write", "writer"), open_gate(target)
         monkeypatch.setattr(backup_sqlite, "_LOG_PART", os.path.getsize(path) / (2 * MB))
@@ -242,6 +242,6 @@ def test_a_log_that_is_lengthened_while_others_commit_loses_nothing(
         shutil.copyfile(path + "-wal", crashed + "-wal")
         assert store.thread("x").load().state == {"n": saved - 1}
     for place in (path, crashed):
-        with holdfast.open(place) as found:
+        with perdure.open(place) as found:
             assert found.thread("x").load().state == {"n": saved - 1}
             assert found.verify().checkpoints == saved

@@ -14,10 +14,10 @@ import pytest
 from langgraph.checkpoint.base import empty_checkpoint
 from sealed_kit import Raw
 
-import holdfast as hf
-from holdfast.errors import Damaged, JournalDamaged
-from holdfast.langgraph import HoldfastSaver
-from holdfast.storage.cells import TABLES
+import perdure
+from perdure.errors import Damaged, JournalDamaged
+from perdure.langgraph import PerdureSaver
+from perdure.storage.cells import TABLES
 
 # Payloads with a hash elsewhere: where it is checked when they are read.
 ELSEWHERE = {
@@ -76,13 +76,13 @@ NO_PAYLOAD = {
 
 
 def test_every_column_has_a_hash_or_is_no_payload(url: str) -> None:
-    with hf.open(url) as store:
+    with perdure.open(url) as store:
         store.thread("a").save({})
     raw = Raw(url)
     if raw.is_postgres:
         columns = raw(
-            "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'holdfast'"
-            " AND table_name IN (SELECT tablename FROM pg_tables WHERE schemaname = 'holdfast')"
+            "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'perdure'"
+            " AND table_name IN (SELECT tablename FROM pg_tables WHERE schemaname = 'perdure')"
         )
     else:
         columns = raw("SELECT m.name, c.name FROM sqlite_schema m, pragma_table_info(m.name) c WHERE m.type = 'table'")
@@ -99,29 +99,31 @@ def test_every_column_has_a_hash_or_is_no_payload(url: str) -> None:
     assert not unknown, "give these columns a hash (storage/cells.py), or say what covers them"
 
 
-@hf.step(name="damaged.large")
+@perdure.step(name="damaged.large")
 def large(seed: int) -> bytes:
     import random
 
     return random.Random(seed).randbytes(200_000)
 
 
-@hf.durable(name="damaged.pay")
+@perdure.durable(name="damaged.pay")
 def pay(amount: int, much: bool = False) -> Any:
     return len(large(amount)) if much else {"paid": amount}
 
 
-@hf.durable(name="damaged.asks")
+@perdure.durable(name="damaged.asks")
 def asks(what: str, quorum: int = 1) -> Any:
-    return hf.ask(f"{what}?", options=["yes", "no"], approvers=["ann", "bob"] if quorum > 1 else None, quorum=quorum)
+    return perdure.ask(
+        f"{what}?", options=["yes", "no"], approvers=["ann", "bob"] if quorum > 1 else None, quorum=quorum
+    )
 
 
-@hf.durable(name="damaged.receives")
+@perdure.durable(name="damaged.receives")
 def receives() -> Any:
-    return hf.receive(topic="pay")
+    return perdure.receive(topic="pay")
 
 
-def fill(store: hf.Store) -> None:
+def fill(store: perdure.Store) -> None:
     for n in (1, 2):
         store.thread(f"thread{n}", metadata={"user": n}).save({"state": n}, note=f"note {n}")
         store.run(pay, n * 100, id=f"done{n}").result()
@@ -134,7 +136,7 @@ def fill(store: hf.Store) -> None:
         store.answer(f"quorum{n}", ["yes", "no"][n - 1], who="ann")
         store.run(receives, id=f"waits{n}")
         store.send(f"waits{n}", {"amount": n * 100}, topic="pay")
-    saver = HoldfastSaver(store)
+    saver = PerdureSaver(store)
     for n in (1, 2):
         config = saver.put(
             {"configurable": {"thread_id": f"graph{n}", "checkpoint_ns": ""}},
@@ -146,7 +148,7 @@ def fill(store: hf.Store) -> None:
 
 
 RUN = "run = (SELECT run FROM run WHERE id = '{}{}')"
-Reader = Callable[[hf.Store], Any]
+Reader = Callable[[perdure.Store], Any]
 # A column: what its row is found by (of two rows), and what reads the first of them.
 COLUMNS: dict[str, tuple[str, Reader]] = {
     "thread.metadata": ("name = 'thread{1}'", lambda store: store.threads(where={"user": 1})),
@@ -178,13 +180,13 @@ CHANGES_NOTHING = [name for name in COLUMNS if name.split(".")[0] in ("thread", 
 CHANGES_NOTHING += ["run.input", "run.waiting", "run_value.value", "ask.question", "ask.terms"]
 
 
-def work(store: hf.Store, run: str) -> Any:
-    hf.Worker(store, [pay, asks, receives]).run(until_idle=True)
+def work(store: perdure.Store, run: str) -> Any:
+    perdure.Worker(store, [pay, asks, receives]).run(until_idle=True)
     return store.get_run(run).result(timeout_s=5)
 
 
-def writes_of(store: hf.Store, n: int) -> Any:
-    return HoldfastSaver(store).get_tuple({"configurable": {"thread_id": f"graph{n}"}})
+def writes_of(store: perdure.Store, n: int) -> Any:
+    return PerdureSaver(store).get_tuple({"configurable": {"thread_id": f"graph{n}"}})
 
 
 def changed(value: Any) -> Any:
@@ -209,16 +211,16 @@ def damage(raw: Raw, name: str, how: str) -> Callable[[], None]:
     return lambda: put(one, two)
 
 
-def check_damage(store: hf.Store, name: str) -> None:
+def check_damage(store: perdure.Store, name: str) -> None:
     assert not store.verify().ok
-    with pytest.raises((Damaged, JournalDamaged, hf.RunStuck)):
+    with pytest.raises((Damaged, JournalDamaged, perdure.RunStuck)):
         COLUMNS[name][1](store)
 
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("filled") / "a.db"
-    with hf.open(str(path), durability="normal") as store:
+    with perdure.open(str(path), durability="normal") as store:
         fill(store)
         assert store.verify().ok
     return path
@@ -232,13 +234,13 @@ def test_a_damaged_value_is_an_error_when_it_is_read_and_found_by_verify(
     path = shutil.copy(filled, tmp_path / "a.db")
     if not (how == "swapped" and name in SAME):
         damage(Raw(str(path)), name, how)
-        with hf.open(str(path), durability="normal") as store:
+        with perdure.open(str(path), durability="normal") as store:
             check_damage(store, name)
 
 
 def test_a_damaged_value_is_an_error_on_postgresql_too(postgres_url: str) -> None:
     raw = Raw(postgres_url)
-    with hf.open(postgres_url) as store:
+    with perdure.open(postgres_url) as store:
         fill(store)
         assert store.verify().ok
         for name in CHANGES_NOTHING:
@@ -249,24 +251,24 @@ def test_a_damaged_value_is_an_error_on_postgresql_too(postgres_url: str) -> Non
 
 
 def test_a_backup_with_a_changed_value_is_not_restored_as_a_good_one(filled: Path, tmp_path: Path) -> None:
-    with hf.open(str(filled)) as store:
+    with perdure.open(str(filled)) as store:
         backup = store.backup(str(tmp_path / "backup.db"))
     damage(Raw(str(tmp_path / "backup.db")), "run_value.value", "changed")
     assert backup is not None
-    restored = hf.restore(tmp_path / "backup.db", str(tmp_path / "restored.db"))
+    restored = perdure.restore(tmp_path / "backup.db", str(tmp_path / "restored.db"))
     assert not restored.ok
     assert [(problem.run, problem.what) for problem in restored.report.problems] == [
         ("done1", "its result cannot be read")
     ]
     empty = tmp_path / "there.db"
-    hf.open(str(empty)).close()
+    perdure.open(str(empty)).close()
     with pytest.raises(Damaged, match="was not replaced"):
-        hf.restore(tmp_path / "backup.db", str(empty))
+        perdure.restore(tmp_path / "backup.db", str(empty))
 
 
 def test_a_result_whose_row_is_gone_is_not_none(url: str) -> None:
-    with hf.open(url) as store:
+    with perdure.open(url) as store:
         store.run(pay, 100, id="r").result()
     Raw(url)("DELETE FROM run_value WHERE sort = 'outcome'")
-    with hf.open(url) as store, pytest.raises(Damaged, match="missing"):
+    with perdure.open(url) as store, pytest.raises(Damaged, match="missing"):
         store.get_run("r").result()

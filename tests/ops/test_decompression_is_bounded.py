@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 from sealed_kit import Raw
 
-import holdfast as hf
-from holdfast.values.compress import zstd
-from holdfast.values.limits import INFLATED_MAX
+import perdure
+from perdure.values.compress import zstd
+from perdure.values.limits import INFLATED_MAX
 
-SOURCE = Path(hf.__file__).parent
+SOURCE = Path(perdure.__file__).parent
 CLAIMED = 1 << 30
 READ = """
 import sys
-import holdfast as hf
-with hf.open(sys.argv[1]) as store:
+import perdure
+with perdure.open(sys.argv[1]) as store:
     assert not store.verify().ok
     try:
         print(store.thread("a").load())
-    except hf.Damaged:
+    except perdure.Damaged:
         status = dict(line.split(":", 1) for line in open("/proc/self/status"))
         print("damaged", int(status["VmHWM"].split()[0]) // 1024)  # ru_maxrss would be that of the process before exec
 """
@@ -43,7 +43,7 @@ def bomb() -> bytes:
 
 def test_a_row_that_claims_gigabytes_is_damaged_and_costs_no_memory(tmp_path: Path, bomb: bytes) -> None:
     path = str(tmp_path / "a.db")
-    with hf.open(path) as store:
+    with perdure.open(path) as store:
         store.thread("a").save({"n": 1})
     raw = Raw(path)
     raw("UPDATE body SET full_text = ?", (bomb,))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from keeping_kit import rows
 
-import holdfast as hf
+import perdure
 
 
-def test_no_table_has_a_row_of_a_deleted_thread(store: hf.Store) -> None:
+def test_no_table_has_a_row_of_a_deleted_thread(store: perdure.Store) -> None:
     store.thread("other", metadata={"kind": "other"}).save({"n": 0})
     before = rows(store)
     for erase in (False, True):

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from doctor_kit import DAY_US, now_us, raw, said, text_of, worst
 
-import holdfast as hf
-from holdfast.cli.app import main
-from holdfast.log.measuring import Sample, add_sample, size_and_samples
-from holdfast.ops.copies.copied import CopyRow, add_copy, mark_restored
-from holdfast.ops.doctor import checklist as doctor
-from holdfast.storage.keyring import key_id
-from holdfast.storage.program import Transaction
+import perdure
+from perdure.cli.app import main
+from perdure.log.measuring import Sample, add_sample, size_and_samples
+from perdure.ops.copies.copied import CopyRow, add_copy, mark_restored
+from perdure.ops.doctor import checklist as doctor
+from perdure.storage.keyring import key_id
+from perdure.storage.program import Transaction
 
 GB = 10**9
 
@@ -29,7 +29,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(url: str) -> Any:
-    with hf.open(url) as opened:
+    with perdure.open(url) as opened:
         opened.thread("t").save({"n": 1})
         yield opened
 
@@ -52,7 +52,7 @@ CHECKS = {
 }
 
 
-def test_every_line_of_the_list_is_there(store: hf.Store) -> None:
+def test_every_line_of_the_list_is_there(store: perdure.Store) -> None:
     own = (
         {"permissions", "sqlite"}
         if store._context.driver.dialect == "sqlite"
@@ -66,13 +66,13 @@ def test_every_line_of_the_list_is_there(store: hf.Store) -> None:
 
 
 async def test_awaited_it_says_the_same(url: str) -> None:
-    async with hf.open(url) as store:
+    async with perdure.open(url) as store:
         found = await store.adoctor()
     assert {finding.check for finding in found} >= CHECKS
-    assert all(isinstance(finding, hf.Finding) for finding in found)
+    assert all(isinstance(finding, perdure.Finding) for finding in found)
 
 
-def test_it_only_reads(store: hf.Store) -> None:
+def test_it_only_reads(store: perdure.Store) -> None:
     class OnlyReads:
         def __init__(self, inner: Any) -> None:
             self._below = inner
@@ -95,12 +95,12 @@ def test_it_only_reads(store: hf.Store) -> None:
 
 
 def test_durability_that_was_lowered_is_named(url: str) -> None:
-    with hf.open(url, durability="normal") as store:
+    with perdure.open(url, durability="normal") as store:
         assert worst(said(store)["durability"]) in ("warning", "problem")  # the tests' server has fsync off
         assert "normal" in text_of(said(store)["durability"]) or "fsync" in text_of(said(store)["durability"])
 
 
-def test_backups(store: hf.Store) -> None:
+def test_backups(store: perdure.Store) -> None:
     run = store._context.driver.run
     [never] = said(store)["backups"]
     assert (never.level, "never" in never.says or "no backup" in never.says) == ("warning", True)
@@ -116,7 +116,7 @@ def test_backups(store: hf.Store) -> None:
     assert worst(said(store)["restore"]) == "ok"
 
 
-def test_checkpoints_that_are_kept_for_ever(store: hf.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_that_are_kept_for_ever(store: perdure.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert worst(said(store)["retention"]) == "note"
     monkeypatch.setattr(doctor, "_LARGE_BYTES", 1000)
     assert worst(said(store)["retention"]) == "warning"
@@ -124,7 +124,7 @@ def test_checkpoints_that_are_kept_for_ever(store: hf.Store, monkeypatch: pytest
     assert worst(said(store)["retention"]) == "ok"
 
 
-def test_growth_and_when_the_disk_is_full(store: hf.Store) -> None:
+def test_growth_and_when_the_disk_is_full(store: perdure.Store) -> None:
     """From the sizes that were noted, which here were smaller by a gigabyte each day back."""
     context = store._context
     size, _ = context.driver.run(Transaction(lambda: size_and_samples(now_us())))
@@ -140,49 +140,49 @@ def test_growth_and_when_the_disk_is_full(store: hf.Store) -> None:
 
 
 def test_a_disk_that_is_nearly_full(tmp_path: Path) -> None:
-    with hf.open(str(tmp_path / "f.db")) as store:
+    with perdure.open(str(tmp_path / "f.db")) as store:
         assert worst(said(store, disk=lambda path: (100 * GB, 100 * 1024**2))["disk"]) == "problem"
         assert worst(said(store, disk=lambda path: (100 * GB, 4 * GB))["disk"]) == "warning"
         assert worst(said(store, disk=lambda path: (100 * GB, 50 * GB))["disk"]) == "ok"
 
 
-def test_checkpoints_from_the_future(store: hf.Store) -> None:
+def test_checkpoints_from_the_future(store: perdure.Store) -> None:
     assert worst(said(store, clock_is_kept=lambda: True)["clock"]) == "ok"
     raw(store, "UPDATE thread SET active = active + 600")
     found = said(store)["clock"]
     assert (worst(found), "in the future" in text_of(found)) == ("warning", True)
 
 
-def test_a_clock_that_nothing_keeps_right(store: hf.Store) -> None:
+def test_a_clock_that_nothing_keeps_right(store: perdure.Store) -> None:
     assert "nothing keeps" in text_of(said(store, clock_is_kept=lambda: False)["clock"])
 
 
-def test_a_schema_that_another_process_made_newer(store: hf.Store) -> None:
+def test_a_schema_that_another_process_made_newer(store: perdure.Store) -> None:
     raw(store, "INSERT INTO migration (version, name, applied_at) VALUES (99, 'future', 0)")
     assert worst(said(store)["schema"]) == "problem"
 
 
-@hf.durable(name="doctor_stuck")
+@perdure.durable(name="doctor_stuck")
 def stuck() -> Any:
     return object()  # cannot be stored
 
 
-@hf.effect(name="doctor_doubtful", on_doubt="ask")
+@perdure.effect(name="doctor_doubtful", on_doubt="ask")
 def doubtful() -> None:
     raise TimeoutError
 
 
-@hf.durable(name="doctor_in_doubt")
+@perdure.durable(name="doctor_in_doubt")
 def in_doubt() -> None:
     doubtful()
 
 
-@hf.durable(name="doctor_waits")
+@perdure.durable(name="doctor_waits")
 def waits() -> Any:
-    return hf.ask("?")
+    return perdure.ask("?")
 
 
-def test_runs_that_need_somebody(store: hf.Store) -> None:
+def test_runs_that_need_somebody(store: perdure.Store) -> None:
     assert worst(said(store)["runs"]) == "ok"
     assert store.run(stuck, id="s").status == "stuck"
     assert "1 run stuck" in text_of(said(store)["runs"])
@@ -195,35 +195,35 @@ def test_runs_that_need_somebody(store: hf.Store) -> None:
     assert "due for more than" not in found
 
 
-def test_effects_in_doubt(store: hf.Store) -> None:
+def test_effects_in_doubt(store: perdure.Store) -> None:
     store.run(in_doubt, id="d")
     found = said(store)["runs"]
     assert (worst(found), "in doubt" in text_of(found)) == ("warning", True)
 
 
-def test_deletions_that_were_not_finished(store: hf.Store) -> None:
+def test_deletions_that_were_not_finished(store: perdure.Store) -> None:
     raw(store, "INSERT INTO sweep (tenant, tree, id) VALUES (1, 1, 5)")
     assert worst(said(store)["deletions"]) == "note"
 
 
 def test_encryption_and_the_keys_that_do_not_fit(url: str) -> None:
     assert importlib.util.find_spec("cryptography") is not None
-    with hf.open(url, keys=bytes(range(32))) as store:
+    with perdure.open(url, keys=bytes(range(32))) as store:
         store.thread("t").save({"n": 1})
         assert worst(said(store)["encryption"]) == "ok"
-    with hf.open(url) as store:
+    with perdure.open(url) as store:
         found = said(store)["encryption"]
         assert (worst(found), "without keys" in text_of(found)) == ("problem", True)
-    with hf.open(url, keys=bytes(32)) as store:
+    with perdure.open(url, keys=bytes(32)) as store:
         found = said(store)["encryption"]
         assert (worst(found), key_id(bytes(range(32))).hex() in text_of(found)) == ("problem", True)
-    with hf.open(url, keys={"acme": bytes(32)}) as store:
+    with perdure.open(url, keys={"acme": bytes(32)}) as store:
         found = said(store)["encryption"]
         assert (worst(found), "no key here for: default" in text_of(found)) == ("problem", True)
 
 
 def test_what_the_store_keeps_about_a_key_is_damaged(url: str) -> None:
-    with hf.open(url, keys=bytes(range(32))) as store:
+    with perdure.open(url, keys=bytes(range(32))) as store:
         store.thread("t").save({"n": 1})
         raw(store, "UPDATE seal SET proof = :proof", proof=bytes(60))
         found = said(store)["encryption"]
@@ -231,7 +231,7 @@ def test_what_the_store_keeps_about_a_key_is_damaged(url: str) -> None:
 
 
 def test_a_key_that_has_been_in_use_for_long(url: str) -> None:
-    with hf.open(url, keys=bytes(range(32))) as store:
+    with perdure.open(url, keys=bytes(range(32))) as store:
         store.thread("t").save({"n": 1})
         raw(store, "UPDATE seal SET since = :since", since=now_us() - 401 * DAY_US)
         found = said(store)["encryption"]
@@ -242,43 +242,43 @@ def test_a_key_service_that_does_not_answer_is_asked_once(url: str) -> None:
     class Down:
         asked = 0
 
-        def keys_for(self, tenant: str) -> hf.Keys:
+        def keys_for(self, tenant: str) -> perdure.Keys:
             self.asked += 1
             raise ConnectionError
 
     for tenant in ("default", "acme", "globex"):
-        with hf.open(url, keys=bytes(range(32)), tenant=tenant) as store:
+        with perdure.open(url, keys=bytes(range(32)), tenant=tenant) as store:
             store.thread("t").save({"n": 1})
     keys = Down()
-    with hf.open(url, keys=keys) as store:
+    with perdure.open(url, keys=keys) as store:
         found = said(store)["encryption"]
         assert (worst(found), "could not be got" in text_of(found), keys.asked) == ("problem", True, 1)
 
 
 def test_the_key_file(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    file = hf.KeyFile(tmp_path / "keys.json")
+    file = perdure.KeyFile(tmp_path / "keys.json")
     for tenant in ("default", "acme"):
         file.new(tenant)
-        with hf.open(url, keys=file, tenant=tenant) as store:
+        with perdure.open(url, keys=file, tenant=tenant) as store:
             store.thread("t").save({"n": 1})
     file.forget("acme")
-    with hf.open(url, keys=file) as store:
+    with perdure.open(url, keys=file) as store:
         found = said(store)["encryption"]
         assert (worst(found), "no key here for: acme" in text_of(found)) == ("note", True)
-        assert "holdfast keys" not in text_of(found)
+        assert "perdure keys" not in text_of(found)
         file.path.chmod(0o640)
         found = said(store)["encryption"]
         assert (worst(found), f"chmod 600 {file.path}" in text_of(found)) == ("warning", True)
         file.path.chmod(0o600)
     for keys, level in ((str(file.path), "ok"), (str(tmp_path / "no.json"), "problem"), ("", "problem")):
-        monkeypatch.setenv("HOLDFAST_KEYS", keys)
+        monkeypatch.setenv("PERDURE_KEYS", keys)
         main(["doctor", "--store", url, "--json"])
         lines = json.loads(capsys.readouterr().out)["findings"]
         levels = {line["level"] for line in lines if line["check"] == "encryption"} - {"note"}
         assert max(levels) == level, lines
 
 
-def test_a_check_that_fails_takes_no_other_with_it(store: hf.Store) -> None:
+def test_a_check_that_fails_takes_no_other_with_it(store: perdure.Store) -> None:
     raw(store, "DROP TABLE copy")
     found = said(store)
     assert "could not be looked at" in text_of(found["backups"])

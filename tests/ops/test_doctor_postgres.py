@@ -11,17 +11,17 @@ import pytest
 from doctor_kit import said, text_of, worst
 from role_kit import Roles
 
-import holdfast as hf
-from holdfast.cli import main
-from holdfast.ops.doctor import postgres as doctor_postgres
-from holdfast.storage.migrate import CREATE_TABLE, migrations
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.wire import WireProxy
+import perdure
+from perdure.cli import main
+from perdure.ops.doctor import postgres as doctor_postgres
+from perdure.storage.migrate import CREATE_TABLE, migrations
+from perdure.testing.postgres import PostgresServer
+from perdure.testing.wire import WireProxy
 
 
 def test_a_server_that_does_not_sync_is_a_problem(postgres_url: str) -> None:
     """The tests' own server: fast, and not for data."""
-    with hf.open(postgres_url) as store:
+    with perdure.open(postgres_url) as store:
         found = said(store)["durability"]
     assert worst(found) == "problem"
     assert "fsync and full_page_writes off" in text_of(found)
@@ -30,31 +30,31 @@ def test_a_server_that_does_not_sync_is_a_problem(postgres_url: str) -> None:
 def test_a_server_as_it_should_be_and_commits_that_are_not() -> None:
     with PostgresServer(fsync=True, max_connections=20) as server:
         url = server.create_database("doctor")
-        with hf.open(url) as store:
+        with perdure.open(url) as store:
             assert worst(said(store)["durability"]) in ("ok", "note")  # note: pages without checksums
-        with hf.open(url, durability="normal") as store:
+        with perdure.open(url, durability="normal") as store:
             assert "synchronous_commit is off" in text_of(said(store)["durability"])
-        with hf.open(url, pool_size=100) as store:
+        with perdure.open(url, pool_size=100) as store:
             assert worst(said(store)["connections"]) == "problem"
         others = [psycopg.connect(url) for _ in range(14)]
-        with hf.open(url) as store:
+        with perdure.open(url) as store:
             assert worst(said(store)["connections"]) == "warning"
         for other in others:
             other.close()
 
 
 def test_a_pooler_that_refuses_settings_is_named(postgres_server: PostgresServer, postgres_url: str) -> None:
-    hf.open(postgres_url).close()
+    perdure.open(postgres_url).close()
     name = postgres_url.rsplit("/", 1)[1]
     with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"ALTER ROLE postgres IN DATABASE {name} SET search_path = holdfast".encode())
+        connection.execute(f"ALTER ROLE postgres IN DATABASE {name} SET search_path = perdure".encode())
     pooler = WireProxy(postgres_server.port, refuse_options=True)
-    with pooler as proxy, hf.open(proxy.url(name), prepare=False) as store:
+    with pooler as proxy, perdure.open(proxy.url(name), prepare=False) as store:
         assert "PgBouncer" in text_of(said(store)["connections"])
 
 
 def test_a_transaction_that_somebody_forgot(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with hf.open(postgres_url) as store, psycopg.connect(postgres_url) as other:
+    with perdure.open(postgres_url) as store, psycopg.connect(postgres_url) as other:
         assert worst(said(store)["transactions"]) == "ok"
         other.execute("SELECT 1")
         monkeypatch.setattr(doctor_postgres, "_LONG_S", 0)
@@ -68,7 +68,7 @@ def test_a_transaction_that_somebody_forgot(postgres_url: str, monkeypatch: pyte
 
 def test_a_replication_slot_that_nobody_uses(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_postgres, "_SLOT_LARGE", -1)
-    with hf.open(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as other:
+    with perdure.open(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as other:
         other.execute("SELECT pg_create_physical_replication_slot('doctor_slot', true)")
         try:
             found = said(store)["log"]
@@ -79,27 +79,27 @@ def test_a_replication_slot_that_nobody_uses(postgres_url: str, monkeypatch: pyt
 
 
 def test_roles_and_tenants(roles: Roles) -> None:
-    with hf.open(roles.owner) as store, hf.open(roles.owner, tenant="acme") as other:
+    with perdure.open(roles.owner) as store, perdure.open(roles.owner, tenant="acme") as other:
         store.thread("t").save({})
         assert worst(said(store)["roles"]) == "note"
         other.thread("t").save({})
         assert "only the application keeps them apart" in text_of(said(store)["roles"])
-    with hf.open(roles.app, tenant="acme") as store:
+    with perdure.open(roles.app, tenant="acme") as store:
         found = said(store)
         assert worst(found["roles"]) == "ok"
         assert "one tenant at a time" in text_of(found["roles"])
         assert not [each for findings in found.values() for each in findings if "could not be looked at" in each.says]
-    with hf.open(roles.tenant("acme"), tenant="acme") as store:
+    with perdure.open(roles.tenant("acme"), tenant="acme") as store:
         found = said(store)
         assert "to tenant 'acme'" in text_of(found["roles"])
         assert not [each for findings in found.values() for each in findings if "could not be looked at" in each.says]
-    roles.execute("ALTER TABLE holdfast.record NO FORCE ROW LEVEL SECURITY")
-    with hf.open(roles.owner) as store:
+    roles.execute("ALTER TABLE perdure.record NO FORCE ROW LEVEL SECURITY")
+    with perdure.open(roles.owner) as store:
         assert (worst(said(store)["roles"]), "record" in text_of(said(store)["roles"])) == ("problem", True)
 
 
 def test_a_clock_that_is_an_hour_off(postgres_url: str) -> None:
-    with hf.open(postgres_url) as store:
+    with perdure.open(postgres_url) as store:
         found = said(store, clock_us=lambda: time.time_ns() // 1000 + 3_600_000_000)["clock"]
         assert worst(found) == "problem"
         found = said(store, clock_us=lambda: time.time_ns() // 1000 - 5_000_000)["clock"]
@@ -123,8 +123,8 @@ def test_versions_of_postgresql(number: int, today: date, level: str) -> None:
 
 def test_an_old_schema_is_said_and_left_as_it_is(empty_postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     with psycopg.connect(empty_postgres_url) as connection:
-        connection.execute("CREATE SCHEMA holdfast")
-        connection.execute("SET search_path = holdfast")
+        connection.execute("CREATE SCHEMA perdure")
+        connection.execute("SET search_path = perdure")
         connection.execute(CREATE_TABLE.encode())
         for migration in migrations("postgres")[:3]:
             connection.execute(migration.text.encode())
@@ -132,7 +132,7 @@ def test_an_old_schema_is_said_and_left_as_it_is(empty_postgres_url: str, capsys
     assert main(["doctor", "--store", empty_postgres_url]) == 1
     assert "needs an update" in capsys.readouterr().out
     with psycopg.connect(empty_postgres_url) as connection:
-        assert connection.execute("SELECT max(version) FROM holdfast.migration").fetchone() == (3,)
+        assert connection.execute("SELECT max(version) FROM perdure.migration").fetchone() == (3,)
 
 
 def test_a_server_that_is_not_there_and_no_password_in_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,6 +143,6 @@ def test_a_server_that_is_not_there_and_no_password_in_what_is_said(capsys: pyte
 
 
 def test_the_command(postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    hf.open(postgres_url).close()
+    perdure.open(postgres_url).close()
     assert main(["doctor", "--store", postgres_url]) == 1  # fsync is off
     assert "problem  durability" in capsys.readouterr().out

@@ -17,11 +17,11 @@ import apsw
 import pytest
 from doctor_kit import raw, said, text_of, worst
 
-import holdfast as hf
-from holdfast.cli import main
-from holdfast.ops.doctor import sqlite as doctor_sqlite
-from holdfast.storage import migrate, sqlite_open
-from holdfast.testing.processes import Nursery, Say
+import perdure
+from perdure.cli import main
+from perdure.ops.doctor import sqlite as doctor_sqlite
+from perdure.storage import migrate, sqlite_open
+from perdure.testing.processes import Nursery, Say
 
 MOUNTS = "25 1 8:1 / / rw - {} /dev/sda1 rw\n"
 
@@ -29,7 +29,7 @@ MOUNTS = "25 1 8:1 / / rw - {} /dev/sda1 rw\n"
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     made = tmp_path / "agent.db"
-    with hf.open(str(made)) as store:
+    with perdure.open(str(made)) as store:
         store.thread("t").save({"n": 1})
     made.chmod(0o600)
     return made
@@ -51,7 +51,7 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
 
 
 def test_a_store_in_memory_is_a_problem() -> None:
-    with hf.open(":memory:") as store:
+    with perdure.open(":memory:") as store:
         found = said(store)
     assert worst(found["place"]) == "problem"
     assert "PostgreSQL" in text_of(found["place"])
@@ -62,17 +62,17 @@ def test_a_store_in_memory_is_a_problem() -> None:
     [("ext4", "ok"), ("nfs4", "problem"), ("tmpfs", "warning"), ("overlay", "warning"), ("fuse.mergerfs", "warning")],
 )
 def test_the_file_system(path: Path, kind: str, level: str) -> None:
-    with hf.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         assert worst(said(store, mountinfo=lambda: MOUNTS.format(kind))["place"]) == level
 
 
-@hf.durable(name="doctor_elsewhere")
+@perdure.durable(name="doctor_elsewhere")
 def elsewhere() -> Any:
-    return hf.ask("?")
+    return perdure.ask("?")
 
 
 def test_a_run_of_a_process_that_this_machine_does_not_see(path: Path) -> None:
-    with hf.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         store.start(elsewhere, id="r")
         raw(
             store,
@@ -87,7 +87,7 @@ def test_a_run_of_a_process_that_this_machine_does_not_see(path: Path) -> None:
 
 
 def test_who_may_read_the_file(path: Path) -> None:
-    with hf.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         path.parent.chmod(0o755)
         assert worst(said(store)["permissions"]) == "ok"
         path.chmod(0o644)
@@ -115,7 +115,7 @@ def hold_open(say: Say, path: str) -> None:
 
 def test_a_reader_that_holds_back_the_log_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_sqlite, "_LOG_LARGE", 1024 * 1024)
-    with Nursery("test_doctor_sqlite:hold_open") as nursery, hf.open(str(path)) as store:
+    with Nursery("test_doctor_sqlite:hold_open") as nursery, perdure.open(str(path)) as store:
         store.thread("t").save({"n": 2})
         assert worst(said(store)["log"]) == "ok"
         child = nursery.start(str(path))
@@ -134,7 +134,7 @@ def test_a_reader_that_holds_back_the_log_is_named(path: Path, monkeypatch: pyte
 
 def test_a_clock_that_was_set_back(path: Path) -> None:
     future = path.stat().st_mtime + 3600
-    with hf.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         os.utime(path, (future, future))
         found = said(store)["clock"]
     assert "set back" in text_of(found)
@@ -142,7 +142,7 @@ def test_a_clock_that_was_set_back(path: Path) -> None:
 
 def test_space_that_nothing_uses(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_sqlite, "_UNUSED_MIN", 1024 * 1024)
-    with hf.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         for number in range(3):
             store.thread(f"big-{number}").save({"noise": os.urandom(1_000_000).hex()})
         assert "space" not in said(store)
@@ -165,7 +165,7 @@ def test_the_command_changes_nothing_and_says_what_to_do(path: Path, capsys: pyt
     code, text = command(capsys, "--store", str(path))
     assert code == 0
     assert "no backup was ever made" in text
-    assert "run `holdfast backup`" in text
+    assert "run `perdure backup`" in text
     assert "0 problems" in text
     after = digest(path.parent)
     assert {name: after[name] for name in before} == before
@@ -218,7 +218,7 @@ def test_a_newer_schema(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     connection.execute("INSERT INTO migration VALUES (99, 'x', 0)")
     connection.close()
     code, text = command(capsys, "--store", str(path))
-    assert (code, "upgrade Holdfast" in text) == (1, True)
+    assert (code, "upgrade Perdure" in text) == (1, True)
 
 
 @pytest.mark.parametrize("what", ["missing", "text", "foreign", "folder", "damaged"])
@@ -246,13 +246,13 @@ def test_a_store_that_cannot_be_opened(path: Path, capsys: pytest.CaptureFixture
 
 READ_ONLY = """
 import os, sys
-import holdfast.cli, holdfast.ops.doctor.checklist, holdfast.ops.doctor.sqlite
-holdfast.open(":memory:").doctor()  # everything is imported before the rights are given up
-holdfast.cli.main(["doctor", "--store", "/nowhere/a.db"])
+import perdure.cli, perdure.ops.doctor.checklist, perdure.ops.doctor.sqlite
+perdure.open(":memory:").doctor()  # everything is imported before the rights are given up
+perdure.cli.main(["doctor", "--store", "/nowhere/a.db"])
 if os.getuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
-sys.exit(holdfast.cli.main(["doctor", "--store", sys.argv[1]]))
+sys.exit(perdure.cli.main(["doctor", "--store", sys.argv[1]]))
 """
 
 
@@ -267,7 +267,7 @@ def shared_folder() -> Iterator[Path]:
 
 def test_a_store_that_can_only_be_read(shared_folder: Path) -> None:
     path = shared_folder / "a.db"
-    with hf.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         store.thread("t").save({"n": 1})
     path.chmod(0o644)
     shared_folder.chmod(0o555)

@@ -9,40 +9,40 @@ from pathlib import Path
 import pytest
 from doctor_kit import raw
 
-import holdfast as hf
-from holdfast.cli.app import main
+import perdure
+from perdure.cli.app import main
 
 
-@hf.durable(name="advice.plain")
+@perdure.durable(name="advice.plain")
 def plain() -> str:
     return "done"
 
 
-def stick(store: hf.Store) -> None:
+def stick(store: perdure.Store) -> None:
     store.start(plain, id="r")
     raw(store, "UPDATE run SET fence = 9223372036854775807")
-    hf.Worker(store, [plain]).run(until_idle=True)
+    perdure.Worker(store, [plain]).run(until_idle=True)
 
 
-def leave_unfinished(store: hf.Store) -> None:
+def leave_unfinished(store: perdure.Store) -> None:
     store.thread("a").save({})
     raw(store, "INSERT INTO sweep (tenant, tree, id) SELECT tenant, tree, id + 1 FROM record")
 
 
-def waste(store: hf.Store) -> None:
+def waste(store: perdure.Store) -> None:
     raw(store, "CREATE TABLE waste AS SELECT zeroblob(70000000) AS x")
     raw(store, "DROP TABLE waste")
 
 
-def backed_up(store: hf.Store, path: Path) -> None:
+def backed_up(store: perdure.Store, path: Path) -> None:
     store.thread("a").save({})
-    store.backup(str(path / "b.hf"))
+    store.backup(str(path / "b.db"))
 
 
 # A check: what makes it complain, and the command that it advises.
-ADVICE: dict[str, tuple[Callable[[hf.Store, Path], object], list[str]]] = {
-    "backups": (lambda store, _: store.thread("a").save({}), ["backup", "{folder}/b.hf"]),
-    "restore": (backed_up, ["restore", "{folder}/b.hf", "--test"]),
+ADVICE: dict[str, tuple[Callable[[perdure.Store, Path], object], list[str]]] = {
+    "backups": (lambda store, _: store.thread("a").save({}), ["backup", "{folder}/b.db"]),
+    "restore": (backed_up, ["restore", "{folder}/b.db", "--test"]),
     "retention": (lambda store, _: store.thread("a").save({}), ["retention", "--keep-last", "5"]),
     "deletions": (lambda store, _: leave_unfinished(store), ["compact"]),
     "space": (lambda store, _: waste(store), ["compact", "--vacuum"]),
@@ -56,32 +56,32 @@ def test_following_the_advice_clears_the_complaint(
 ) -> None:
     path = str(tmp_path / "a.db")
     make, command = ADVICE[check]
-    with hf.open(path) as store:
+    with perdure.open(path) as store:
         make(store, tmp_path)
         [complaint] = [finding for finding in store.doctor() if finding.check == check and finding.level != "ok"]
     assert command[0] in complaint.do
     assert main([*(part.format(folder=tmp_path) for part in command), "--store", path]) == 0, capsys.readouterr()
-    with hf.open(path) as store:
+    with perdure.open(path) as store:
         assert {finding.level for finding in store.doctor() if finding.check == check} <= {"ok"}
 
 
 def test_a_retired_key_is_no_complaint_once_it_is_removed(tmp_path: Path) -> None:
     old, new = bytes(range(32)), bytes(range(1, 33))
     path = str(tmp_path / "a.db")
-    with hf.open(path, keys=old) as store:
+    with perdure.open(path, keys=old) as store:
         store.thread("a").save({})
-    with hf.open(path, keys=[new, old]) as store:
+    with perdure.open(path, keys=[new, old]) as store:
         store.rotate_keys()
         raw(store, "UPDATE seal SET retired_at = 1 WHERE since = (SELECT min(since) FROM seal)")
         assert any("retired" in finding.says for finding in store.doctor())
-    with hf.open(path, keys=new) as store:
+    with perdure.open(path, keys=new) as store:
         assert [finding.level for finding in store.doctor() if finding.check == "encryption"] == ["ok"]
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_dry_run_says_what_compact_does_also_with_damage(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
-    with hf.open(str(tmp_path / "a.db"), durability="normal") as store:
+    with perdure.open(str(tmp_path / "a.db"), durability="normal") as store:
         store.set_retention(keep_last=2)
         for number in range(4):
             thread = store.thread(f"t{number}")
@@ -95,7 +95,7 @@ def test_a_dry_run_says_what_compact_does_also_with_damage(seed: int, tmp_path: 
         assert getattr(foreseen, name) == getattr(done, name), name
 
 
-def test_prune_says_what_kept_older_checkpoints(store: hf.Store) -> None:
+def test_prune_says_what_kept_older_checkpoints(store: perdure.Store) -> None:
     thread = store.thread("a")
     made = [thread.save({"turn": turn}) for turn in range(10)]
     thread.pin(made[1], name="good")

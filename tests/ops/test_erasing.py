@@ -24,15 +24,15 @@ from keeping_kit import (
     text,
 )
 
-import holdfast as hf
-from holdfast.errors import NotFound, UsageError
-from holdfast.log.ids import parse_id
-from holdfast.log.packing import pack_tenant
-from holdfast.storage.program import Batch, Program, Sql, drive, write
+import perdure
+from perdure.errors import NotFound, UsageError
+from perdure.log.ids import parse_id
+from perdure.log.packing import pack_tenant
+from perdure.storage.program import Batch, Program, Sql, drive, write
 
 
 @pytest.fixture(params=PLACES)
-def store(request: pytest.FixtureRequest, clock: Clock) -> Iterator[hf.Store]:
+def store(request: pytest.FixtureRequest, clock: Clock) -> Iterator[perdure.Store]:
     with opened(place(request, request.param), clock) as made:
         yield made
 
@@ -40,7 +40,7 @@ def store(request: pytest.FixtureRequest, clock: Clock) -> Iterator[hf.Store]:
 # --- a thread
 
 
-def test_a_thread_is_gone_and_late_writes_are_refused(store: hf.Store) -> None:
+def test_a_thread_is_gone_and_late_writes_are_refused(store: perdure.Store) -> None:
     confide(store, "alice")
     fill(store.thread("bob"), 5)
     before = seen(store)["bob"]
@@ -50,7 +50,7 @@ def test_a_thread_is_gone_and_late_writes_are_refused(store: hf.Store) -> None:
     assert (erased.checkpoints, erased.threads, erased.runs) == (9, ("alice",), ())
     assert erased.may_remain
     assert seen(store) == {"bob": before}
-    with pytest.raises(hf.ThreadDeleted):
+    with pytest.raises(perdure.ThreadDeleted):
         late.save({"late": 1})
     with pytest.raises(NotFound):
         store.erase("alice")
@@ -64,7 +64,7 @@ def test_a_thread_is_gone_and_late_writes_are_refused(store: hf.Store) -> None:
 def test_no_byte_is_left_in_the_files(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     kept = secrets_of("bob")
-    with hf.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         confide(store, "alice")
         confide(store, "bob")
         assert found_in(path, secrets_of("alice")) == set(secrets_of("alice"))
@@ -75,7 +75,7 @@ def test_no_byte_is_left_in_the_files(tmp_path: Path) -> None:
     assert found_in(path, kept) == set(kept)
 
 
-def test_what_the_process_remembers_goes_too(store: hf.Store) -> None:
+def test_what_the_process_remembers_goes_too(store: perdure.Store) -> None:
     thread = store.thread("alice")
     fill(thread, 3)
     other = store.thread("bob")
@@ -103,7 +103,7 @@ def test_packed_checkpoints_are_erased_as_well(tmp_path: Path) -> None:
     assert found_in(path, [text(n, 300).encode() for n in range(40)]) == set()
 
 
-def test_forks_are_listed_and_go_only_if_that_is_said(store: hf.Store) -> None:
+def test_forks_are_listed_and_go_only_if_that_is_said(store: perdure.Store) -> None:
     saved = confide(store, "alice")
     store.thread("alice").fork(saved[3], name="copy").save({"mine": 1})
     store.thread("copy").fork(name="copy of copy")
@@ -118,7 +118,7 @@ def test_forks_are_listed_and_go_only_if_that_is_said(store: hf.Store) -> None:
     assert rows(store)["record"] == 0
 
 
-def test_a_fork_is_erased_and_its_origin_stays(store: hf.Store) -> None:
+def test_a_fork_is_erased_and_its_origin_stays(store: perdure.Store) -> None:
     saved = confide(store, "alice")
     before = seen(store)["alice"]
     fork = store.thread("alice").fork(saved[3], name="copy")
@@ -133,7 +133,7 @@ def test_a_fork_is_erased_and_its_origin_stays(store: hf.Store) -> None:
     sound(store)
 
 
-def test_the_answer_names_copies(store: hf.Store) -> None:
+def test_the_answer_names_copies(store: perdure.Store) -> None:
     confide(store, "alice")
 
     def add() -> Program[None]:
@@ -141,19 +141,19 @@ def test_the_answer_names_copies(store: hf.Store) -> None:
             Sql(
                 """INSERT INTO copy (id, sort, place, tenant, at, stamp, bytes)
                 VALUES ('x', 'backup', '/backups/monday.db', NULL, 1700000000000000, 1, 1),
-                ('y', 'export', '/tmp/alice.hf', :tenant, 1700000000000000, 1, 1),
-                ('z', 'export', '/tmp/others.hf', :tenant + 1, 1700000000000000, 1, 1)"""
+                ('y', 'export', '/tmp/alice.db', :tenant, 1700000000000000, 1, 1),
+                ('z', 'export', '/tmp/others.db', :tenant + 1, 1700000000000000, 1, 1)"""
             )(tenant=store._context.known_tenant)
         )
 
     drive(store._context.driver, write(add))
     told = " ".join(store.erase("alice").may_remain)
     assert "a backup made 2023-11-14 22:13 UTC: /backups/monday.db" in told
-    assert "/tmp/alice.hf" in told
-    assert "/tmp/others.hf" not in told
+    assert "/tmp/alice.db" in told
+    assert "/tmp/others.db" not in told
 
 
-async def test_the_async_twins(store: hf.Store) -> None:
+async def test_the_async_twins(store: perdure.Store) -> None:
     saved = confide(store, "alice")
     assert (await store.thread("alice").aerase(saved[4])).checkpoints == 1
     assert (await store.aerase("alice")).checkpoints == 8
@@ -162,7 +162,7 @@ async def test_the_async_twins(store: hf.Store) -> None:
 # --- one checkpoint
 
 
-def test_one_checkpoint_goes_and_the_history_goes_on_behind_it(store: hf.Store) -> None:
+def test_one_checkpoint_goes_and_the_history_goes_on_behind_it(store: perdure.Store) -> None:
     thread = store.thread("alice")
     saved = fill(thread, 12)
     before, states = hashes(store), {one.step: one.state for one in thread.history()}
@@ -186,7 +186,7 @@ def test_one_checkpoint_goes_and_the_history_goes_on_behind_it(store: hf.Store) 
 
 def test_its_bytes_are_gone(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
-    with hf.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         thread = store.thread("alice")
         saved = [
             thread.save({"own": text(n), "log": ["x"] * n}, note=text(f"note {n}"), metadata={"m": text(f"m {n}")})
@@ -201,7 +201,7 @@ def test_its_bytes_are_gone(tmp_path: Path) -> None:
         assert found_in(path, own[6]) == set(own[6])
 
 
-def test_erasing_the_head_goes_back_to_what_was_before_it(store: hf.Store) -> None:
+def test_erasing_the_head_goes_back_to_what_was_before_it(store: perdure.Store) -> None:
     thread = store.thread("alice")
     saved = fill(thread, 3)
     fork = thread.fork(name="fork")
@@ -223,7 +223,7 @@ def test_erasing_the_head_goes_back_to_what_was_before_it(store: hf.Store) -> No
     sound(store)
 
 
-def test_a_checkpoint_of_another_thread_is_not_found(store: hf.Store) -> None:
+def test_a_checkpoint_of_another_thread_is_not_found(store: perdure.Store) -> None:
     saved = fill(store.thread("alice"), 3)
     fill(store.thread("bob"), 3)
     with pytest.raises(NotFound):
@@ -234,7 +234,7 @@ def test_a_checkpoint_of_another_thread_is_not_found(store: hf.Store) -> None:
         store.thread("alice").erase(None)  # type: ignore[arg-type]
 
 
-def test_it_beats_pins(store: hf.Store) -> None:
+def test_it_beats_pins(store: perdure.Store) -> None:
     thread = store.thread("alice")
     saved = fill(thread, 5)
     thread.pin(saved[2], name="p")
@@ -244,7 +244,7 @@ def test_it_beats_pins(store: hf.Store) -> None:
     assert steps(thread) == [4, 3, 1, 0]
 
 
-def pin_beside(store: hf.Store, name: str, checkpoint: hf.Checkpoint) -> None:
+def pin_beside(store: perdure.Store, name: str, checkpoint: perdure.Checkpoint) -> None:
     """A pin on a checkpoint that the thread does not have, as versions before this one let anybody make."""
 
     def add() -> Program[None]:
@@ -259,7 +259,7 @@ def pin_beside(store: hf.Store, name: str, checkpoint: hf.Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_pin_of_another_thread_does_not_hold_it_either(store: hf.Store, packed: bool) -> None:
+def test_a_pin_of_another_thread_does_not_hold_it_either(store: perdure.Store, packed: bool) -> None:
     root = store.thread("root")
     first = root.save({"root": 1})
     doomed = root.fork(first.id, name="doomed")
@@ -284,7 +284,7 @@ def test_a_pin_of_another_thread_does_not_hold_it_either(store: hf.Store, packed
     sound(store)
 
 
-def test_what_was_erased_is_passed_by_everything_else(store: hf.Store, clock: Clock) -> None:
+def test_what_was_erased_is_passed_by_everything_else(store: perdure.Store, clock: Clock) -> None:
     """Forks behind it, deleting its thread, retention, rollback: as if it had never been there."""
     thread = store.thread("main")
     saved = fill(thread, 10)
@@ -310,7 +310,7 @@ def test_a_run_is_erased_with_all_that_belongs_to_it(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     secret = text("run", 90)
     secrets = [secret.encode(), secret[::-1].encode()]
-    with hf.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         store.run(agent, secret, True, id="r")
         with pytest.raises(UsageError, match="not finished"):
             store.erase_run("r")
@@ -318,12 +318,12 @@ def test_a_run_is_erased_with_all_that_belongs_to_it(tmp_path: Path) -> None:
         store.run(agent, secret, True, id="r").result()
         store.run(agent, "other" * 20, False, id="other").result()
         store.thread("run:r").pin(name="held")
-        with pytest.raises(hf.Pinned):
+        with pytest.raises(perdure.Pinned):
             store.delete_run("r")
         assert found_in(path, secrets) == set(secrets)
         erased = store.erase_run("r")
         assert erased.runs == ("r",)
-        assert any("hf.progress" in told for told in erased.may_remain)
+        assert any("perdure.progress" in told for told in erased.may_remain)
         assert found_in(path, secrets) == set()
         with pytest.raises(NotFound):
             store.get_run("r")
@@ -334,7 +334,7 @@ def test_a_run_is_erased_with_all_that_belongs_to_it(tmp_path: Path) -> None:
         store.run(agent, "again", False, id="r").result()
 
 
-def test_a_run_with_forks_is_not_erased(store: hf.Store) -> None:
+def test_a_run_with_forks_is_not_erased(store: perdure.Store) -> None:
     store.run(agent, "secret", False, id="r").result()
     store.fork("r", at="1", id="fork", keys="new").result()
     with pytest.raises(UsageError, match="'fork'"):

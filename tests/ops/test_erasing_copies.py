@@ -14,9 +14,9 @@ from keeping_kit import PLACES, Clock, place, query, sound, text
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
-import holdfast as hf
-from holdfast.errors import NotFound, UsageError
-from holdfast.langgraph import HoldfastSaver
+import perdure
+from perdure.errors import NotFound, UsageError
+from perdure.langgraph import PerdureSaver
 
 
 class Talk(TypedDict):
@@ -35,7 +35,7 @@ def asks(state: Talk) -> Talk:
     return {"said": [str(interrupt("what else?"))]}
 
 
-def graph_of(saver: HoldfastSaver) -> Any:
+def graph_of(saver: PerdureSaver) -> Any:
     """A subgraph with checkpoints of its own, then a question."""
     sub = StateGraph(Talk)
     sub.add_node("inner", inner)
@@ -54,13 +54,13 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def saver(url: str) -> Iterator[HoldfastSaver]:
-    with HoldfastSaver(url) as made:
+def saver(url: str) -> Iterator[PerdureSaver]:
+    with PerdureSaver(url) as made:
         made._keeper.ctx.clock_us = Clock()
         yield made
 
 
-def left_in(saver: HoldfastSaver, url: str, *secrets: str) -> set[str]:
+def left_in(saver: PerdureSaver, url: str, *secrets: str) -> set[str]:
     """Which secrets anything of the store still says: every thread, and on SQLite every byte of its files."""
     said = ""
     for info in saver.store.threads(limit=None):
@@ -72,7 +72,7 @@ def left_in(saver: HoldfastSaver, url: str, *secrets: str) -> set[str]:
     return {secret for secret in secrets if secret in said}
 
 
-def newest(saver: HoldfastSaver, thread: str) -> Any:
+def newest(saver: PerdureSaver, thread: str) -> Any:
     found = saver.get_tuple(at(thread))
     assert found is not None
     return found.config
@@ -82,7 +82,7 @@ def talk(graph: Any, thread: str, secret: str) -> None:
     graph.invoke({"said": [secret]}, at(thread))
 
 
-def test_a_thread_goes_with_its_copies_only_if_that_is_said(saver: HoldfastSaver, url: str) -> None:
+def test_a_thread_goes_with_its_copies_only_if_that_is_said(saver: PerdureSaver, url: str) -> None:
     graph, secret = graph_of(saver), text("main")
     talk(graph, "main", secret)
     saver.copy_thread("main", "copy")
@@ -99,7 +99,7 @@ def test_a_thread_goes_with_its_copies_only_if_that_is_said(saver: HoldfastSaver
     assert graph.get_state(at("main")).values["said"][-1] == "inner anew"
 
 
-def test_a_copy_is_erased_and_its_source_is_as_it_was(saver: HoldfastSaver, url: str) -> None:
+def test_a_copy_is_erased_and_its_source_is_as_it_was(saver: PerdureSaver, url: str) -> None:
     graph, shared, own = graph_of(saver), text("shared"), text("own")
     talk(graph, "main", shared)
     before = list(saver.list(at("main")))
@@ -114,7 +114,7 @@ def test_a_copy_is_erased_and_its_source_is_as_it_was(saver: HoldfastSaver, url:
     assert graph.invoke(Command(resume="on"), at("main"))["said"][-1] == "on"
 
 
-def test_what_a_copy_can_reach_by_an_id_alone_is_the_threads_too(saver: HoldfastSaver, url: str) -> None:
+def test_what_a_copy_can_reach_by_an_id_alone_is_the_threads_too(saver: PerdureSaver, url: str) -> None:
     """A copy's head may be older than what it has ids for: checkpoints of subgraphs, or of a head that was removed."""
     graph, shared, own = graph_of(saver), text("shared"), text("own")
     talk(graph, "root", shared)
@@ -130,14 +130,14 @@ def test_what_a_copy_can_reach_by_an_id_alone_is_the_threads_too(saver: Holdfast
     sound(saver.store)
 
 
-def _remove_main_line(saver: HoldfastSaver, thread: str, head: Any) -> None:
+def _remove_main_line(saver: PerdureSaver, thread: str, head: Any) -> None:
     """Erase the thread's own checkpoints of its main line: those of the subgraph stay, and its head is its source's."""
     store, wanted = saver.store, head["configurable"]["checkpoint_id"]
     while newest(saver, thread)["configurable"]["checkpoint_id"] != wanted:
         store.thread(thread).erase(store.thread(thread).load())
 
 
-def test_pending_writes_and_metadata_that_were_copied_are_named(saver: HoldfastSaver, url: str) -> None:
+def test_pending_writes_and_metadata_that_were_copied_are_named(saver: PerdureSaver, url: str) -> None:
     """What a fork wrote on a checkpoint that it shares is in its copies too: they share no record of its own."""
     graph, shared, own, tag = graph_of(saver), text("shared"), text("own"), text("tag")
     talk(graph, "root", shared)
@@ -158,7 +158,7 @@ def test_pending_writes_and_metadata_that_were_copied_are_named(saver: HoldfastS
     sound(saver.store)
 
 
-def test_a_checkpoint_is_erased_in_every_copy(saver: HoldfastSaver, url: str) -> None:
+def test_a_checkpoint_is_erased_in_every_copy(saver: PerdureSaver, url: str) -> None:
     graph, secret = graph_of(saver), text("secret")
     talk(graph, "main", "first")
     talk(graph, "main", "second")
@@ -176,7 +176,7 @@ def test_a_checkpoint_is_erased_in_every_copy(saver: HoldfastSaver, url: str) ->
     sound(store)
 
 
-def test_a_pin_on_a_subgraphs_checkpoint_of_a_copy_is_the_copys(saver: HoldfastSaver) -> None:
+def test_a_pin_on_a_subgraphs_checkpoint_of_a_copy_is_the_copys(saver: PerdureSaver) -> None:
     graph = graph_of(saver)
     talk(graph, "main", "first")
     saver.copy_thread("main", "copy")
@@ -190,8 +190,8 @@ def test_a_pin_on_a_subgraphs_checkpoint_of_a_copy_is_the_copys(saver: HoldfastS
         store.thread("copy").pin(max(main), name="foreign")
 
 
-def _subgraphs(store: hf.Store, thread: str) -> set[str]:
-    from holdfast.log.ids import show_id
+def _subgraphs(store: perdure.Store, thread: str) -> set[str]:
+    from perdure.log.ids import show_id
 
     found = query(
         store,
@@ -202,7 +202,7 @@ def _subgraphs(store: hf.Store, thread: str) -> set[str]:
     return {show_id(record) for (record,) in found}
 
 
-def test_what_a_deleted_source_left_goes_with_its_last_copy(saver: HoldfastSaver, url: str) -> None:
+def test_what_a_deleted_source_left_goes_with_its_last_copy(saver: PerdureSaver, url: str) -> None:
     graph, secret = graph_of(saver), text("secret")
     talk(graph, "main", secret)
     saver.copy_thread("main", "one")
@@ -223,16 +223,16 @@ def test_what_a_deleted_source_left_goes_with_its_last_copy(saver: HoldfastSaver
 def test_what_a_repair_left_is_named(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file of rows that could not be used, and the store that the mended copy was made of."""
     monkeypatch.chdir(tmp_path)
-    with hf.open(url) as store:
+    with perdure.open(url) as store:
         thread = store.thread("alice")
         for number in range(6):
             thread.save({"n": number, "secret": text(number)})
         rows(store, "UPDATE body SET full_text = NULL, diff = :junk RETURNING 1", junk=b"junk")
     to = str(tmp_path / "mended.db") if "://" not in url else "mended"
-    done = hf.repair(url, to=to)
+    done = perdure.repair(url, to=to)
     assert done.quarantine is not None
     options: dict[str, Any] = {} if "://" not in url else {"schema": to}
-    with hf.open(to if "://" not in url else url, **options) as store:
+    with perdure.open(to if "://" not in url else url, **options) as store:
         store.thread("alice").save({"n": 7})
         rows(
             store,
@@ -246,7 +246,7 @@ def test_what_a_repair_left_is_named(url: str, tmp_path: Path, monkeypatch: pyte
     assert any(one.startswith("1 rows that a repair has set aside") for one in told)
 
 
-def _tenant(store: hf.Store) -> int:
+def _tenant(store: perdure.Store) -> int:
     number = store._context.known_tenant
     assert number is not None
     return number
@@ -255,7 +255,7 @@ def _tenant(store: hf.Store) -> int:
 def test_objects_of_the_store_that_a_restored_one_was_copied_from_are_named(url: str, tmp_path: Path) -> None:
     folder = tmp_path / "objects"
     folder.mkdir()
-    with hf.open(url, objects=far_kit.at(folder)) as store:
+    with perdure.open(url, objects=far_kit.at(folder)) as store:
         far_kit.grow(store.thread("alice"), 30, words=1500)
         far_kit.pack(store)
         assert store.move_out().objects == 1
@@ -267,7 +267,7 @@ def test_objects_of_the_store_that_a_restored_one_was_copied_from_are_named(url:
     assert len(far_kit.stored(folder)) == 1
 
 
-def _told_of(store: hf.Store, name: str) -> tuple[str, ...]:
+def _told_of(store: perdure.Store, name: str) -> tuple[str, ...]:
     store.thread(name).save({"n": 0})
     return store.erase(name).may_remain
 
@@ -277,7 +277,7 @@ def _told_of(store: hf.Store, name: str) -> tuple[str, ...]:
 
 def test_a_fork_that_history_was_left_to_goes_alone(url: str) -> None:
     """What it had when it was forked is not its own, whoever it is kept for: its siblings keep it, and their pins."""
-    with hf.open(url) as store:
+    with perdure.open(url) as store:
         main = store.thread("main")
         saved = [main.save({"n": number}) for number in range(8)]
         for name in ("one", "two"):
@@ -295,7 +295,7 @@ def test_a_fork_that_history_was_left_to_goes_alone(url: str) -> None:
 
 
 def test_a_fork_that_keeps_more_than_its_source_goes_alone(url: str) -> None:
-    with hf.open(url) as store:
+    with perdure.open(url) as store:
         main = store.thread("main")
         for number in range(8):
             main.save({"n": number})

@@ -8,11 +8,11 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from holdfast.log.branches import ThreadRow
-from holdfast.log.choosing import Node, line_of, reached_by
-from holdfast.log.erasing import own_records, sharing
-from holdfast.log.labels import LabelRow
-from holdfast.log.records import ERASED
+from perdure.log.branches import ThreadRow
+from perdure.log.choosing import Node, line_of, reached_by
+from perdure.log.erasing import own_records, sharing
+from perdure.log.labels import LabelRow
+from perdure.log.records import ERASED
 
 
 class Counting(dict[int, Node]):

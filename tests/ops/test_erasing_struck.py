@@ -30,17 +30,17 @@ from keeping_kit import (
 )
 from role_kit import roles_of
 
-import holdfast as hf
-from holdfast.errors import NotFound
-from holdfast.log import erasing
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.processes import Nursery
+import perdure
+from perdure.errors import NotFound
+from perdure.log import erasing
+from perdure.testing.postgres import PostgresServer
+from perdure.testing.processes import Nursery
 
 __all__ = ["eraser"]
 
 
 @pytest.fixture(params=PLACES)
-def store(request: pytest.FixtureRequest, clock: Clock) -> Iterator[hf.Store]:
+def store(request: pytest.FixtureRequest, clock: Clock) -> Iterator[perdure.Store]:
     with opened(place(request, request.param), clock) as made:
         yield made
 
@@ -112,7 +112,7 @@ def test_killed_anywhere_and_erased_again_no_byte_is_left(tmp_path: Path, what: 
         "checkpoint": [text("own").encode(), text("own note").encode()],
         "run": [run_secret.encode(), run_secret[::-1].encode()],
     }
-    with hf.open(str(scene), durability="normal") as store:
+    with perdure.open(str(scene), durability="normal") as store:
         confide(store, "alice")
         own = store.thread("alice").save({"own": text("own")}, note=text("own note")).id
         store.thread("alice").save({"after": 1})
@@ -129,7 +129,7 @@ def test_killed_anywhere_and_erased_again_no_byte_is_left(tmp_path: Path, what: 
                 file.unlink()
             shutil.copy(scene, path)
             assert list(nursery.start(str(path), what, name, own, point).lines()) == []
-            with hf.open(str(path), durability="normal") as store:
+            with perdure.open(str(path), durability="normal") as store:
                 sound(store)
                 _erase_again(store, what, name, own, finish=point % 2 == 1)
                 sound(store)
@@ -137,7 +137,7 @@ def test_killed_anywhere_and_erased_again_no_byte_is_left(tmp_path: Path, what: 
                 assert found_in(path, hidden) == (set() if kind in gone else set(hidden)), f"{kind} at {point}"
 
 
-def _erase_again(store: hf.Store, what: str, name: str, checkpoint: str, *, finish: bool) -> None:
+def _erase_again(store: perdure.Store, what: str, name: str, checkpoint: str, *, finish: bool) -> None:
     if finish and query(store, "SELECT 1 FROM meta WHERE key LIKE 'scrub %'"):
         store.compact()
     try:
@@ -156,7 +156,7 @@ def _erase_again(store: hf.Store, what: str, name: str, checkpoint: str, *, fini
 
 @pytest.mark.parametrize("where", PLACES)
 def test_readers_and_writers_go_on_beside_it(request: pytest.FixtureRequest, where: str) -> None:
-    with hf.open(place(request, where), durability="normal") as store:
+    with perdure.open(place(request, where), durability="normal") as store:
         fill(store.thread("bob"), 5)
         stop, problems, count = threading.Event(), [], [5]
 
@@ -192,12 +192,12 @@ def test_a_reader_that_holds_the_log_is_told_of(tmp_path: Path, monkeypatch: pyt
     """What cannot be cut off yet is named, and the next compaction does it."""
     import apsw
 
-    from holdfast.storage import sqlite_write
+    from perdure.storage import sqlite_write
 
     monkeypatch.setattr(sqlite_write, "_SCRUB_WAIT_MS", 1)
     monkeypatch.setattr(erasing, "_TRIES", 1)
     path = tmp_path / "a.db"
-    with hf.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         confide(store, "alice")
         reader = apsw.Connection(str(path))
         reader.execute("BEGIN; SELECT count(*) FROM record").fetchall()
@@ -225,7 +225,7 @@ def test_full_leaves_nothing_in_postgresqls_files(postgres_server: PostgresServe
         data = [file.read_bytes() for file in Path(row[1], "base", str(row[0])).glob("[0-9]*")]
         return {secret for secret in secrets if any(secret in part for part in data)}
 
-    with hf.open(postgres_url) as store:
+    with perdure.open(postgres_url) as store:
         confide(store, "alice")
         fill(store.thread("bob"), 3)
         assert in_files() == set(secrets)
@@ -239,10 +239,10 @@ def test_full_leaves_nothing_in_postgresqls_files(postgres_server: PostgresServe
 
 @pytest.mark.parametrize("kind", ["app", "tenant"])
 def test_a_role_that_may_not_vacuum_says_so(postgres_url: str, kind: str) -> None:
-    with hf.open(postgres_url) as store:
+    with perdure.open(postgres_url) as store:
         confide(store, "alice")
     for roles in roles_of(postgres_url):
-        with hf.open(roles.app if kind == "app" else roles.tenant("default"), create=False) as store:
+        with perdure.open(roles.app if kind == "app" else roles.tenant("default"), create=False) as store:
             store.thread("bob").save({"n": 1})
             store.set_retention(ttl=timedelta(days=3), keep_last=1)
             erased = store.erase("alice")
@@ -252,12 +252,12 @@ def test_a_role_that_may_not_vacuum_says_so(postgres_url: str, kind: str) -> Non
 
 
 def test_an_operator_vacuums_what_it_has_erased(postgres_url: str) -> None:
-    with hf.open(postgres_url) as store:
+    with perdure.open(postgres_url) as store:
         confide(store, "alice")
     for roles in roles_of(postgres_url):
         with roles.connect(roles.owner) as connection:
             may = connection.info.server_version >= 170000
-        with hf.open(roles.operator, create=False) as store:
+        with perdure.open(roles.operator, create=False) as store:
             told = store.erase("alice").may_remain
             assert any("may not vacuum" in each for each in told) != may
             assert not any("could not be vacuumed" in each for each in told)
@@ -265,18 +265,18 @@ def test_an_operator_vacuums_what_it_has_erased(postgres_url: str) -> None:
 
 def test_the_planners_samples_are_erased_too(postgres_url: str) -> None:
     """PostgreSQL keeps samples of columns, in the clear, long after the rows are gone."""
-    samples = """SELECT tablename, attname FROM pg_stats WHERE schemaname = 'holdfast' AND
+    samples = """SELECT tablename, attname FROM pg_stats WHERE schemaname = 'perdure' AND
         (most_common_vals::text ~ 'a very secret note' OR histogram_bounds::text ~ 'a very secret note')"""
-    with hf.open(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as connection:
+    with perdure.open(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as connection:
         for number in range(30):
             store.thread("alice").save({"n": number}, note=f"a very secret note {number}")
         store.thread("bob").save({}, note="another")
-        connection.execute("ANALYZE holdfast.record")
+        connection.execute("ANALYZE perdure.record")
         assert connection.execute(samples).fetchall() == [("record", "note")]
         erased = store.erase("alice")
         assert connection.execute(samples).fetchall() == []
         assert not any("pg_statistic" in told for told in erased.may_remain)
         store.thread("bob").save({}, note="a very secret note")
-        connection.execute("ANALYZE holdfast.record")
+        connection.execute("ANALYZE perdure.record")
         erased = store.erase("bob")  # PostgreSQL keeps the samples of a table that is empty now
         assert any("pg_statistic" in told for told in erased.may_remain)

@@ -13,11 +13,11 @@ import pytest
 import striking
 from copy_kit import everything, make_thread, query
 
-import holdfast
-from holdfast import Conflict, NotFound, Store, UsageError
-from holdfast.ops.copies.sections import SectionReader, SectionWriter
-from holdfast.ops.copies.thread_files import decode_parts, encode_parts
-from holdfast.testing.processes import Nursery
+import perdure
+from perdure import Conflict, NotFound, Store, UsageError
+from perdure.ops.copies.sections import SectionReader, SectionWriter
+from perdure.ops.copies.thread_files import decode_parts, encode_parts
+from perdure.testing.processes import Nursery
 
 Opener = Callable[..., Store]
 
@@ -31,7 +31,7 @@ def opener(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Opener]:
         url = str(tmp_path / f"{name}.db")
         if kind == "postgres":
             url, options = request.getfixturevalue("postgres_url"), {"schema": name, **options}
-        opened.append(holdfast.open(url, **options))
+        opened.append(perdure.open(url, **options))
         return opened[-1]
 
     yield opening
@@ -84,8 +84,8 @@ def test_a_pruned_thread_arrives_with_its_tombstones_and_a_packed_one_unpacked(
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_what_was_packed_is_exported_like_everything_else(kind: str, opener: Opener, tmp_path: Path) -> None:
-    from holdfast.log.packing import pack_tenant
-    from holdfast.storage.program import drive
+    from perdure.log.packing import pack_tenant
+    from perdure.storage.program import drive
 
     here, there = opener(kind, "a"), opener("sqlite", "b")
     make_thread(here)
@@ -122,10 +122,10 @@ def test_ids_namespaces_and_pending_writes_of_langgraph_come_along(
 ) -> None:
     from langgraph.checkpoint.base import empty_checkpoint
 
-    from holdfast.langgraph import HoldfastSaver
+    from perdure.langgraph import PerdureSaver
 
     here, there = opener(source, "a"), opener(target, "b")
-    savers = HoldfastSaver(here), HoldfastSaver(there)
+    savers = PerdureSaver(here), PerdureSaver(there)
     config: Any = {"configurable": {"thread_id": "graph", "checkpoint_ns": ""}}
     text = "the same words again and again " * 300
     for number in range(30):
@@ -212,10 +212,10 @@ def test_a_file_that_was_changed_or_cut_short_anywhere_is_refused(opener: Opener
     with pytest.raises(UsageError):
         there.import_thread(bad)
     bad.write_bytes(whole.replace(b"thread 1\n", b"thread 2\n", 1))
-    with pytest.raises(UsageError, match="newer Holdfast"):
+    with pytest.raises(UsageError, match="newer Perdure"):
         there.import_thread(bad)
     bad.write_bytes(b"something else")
-    with pytest.raises(UsageError, match="no file of Holdfast"):
+    with pytest.raises(UsageError, match="no file of Perdure"):
         there.import_thread(bad)
     with pytest.raises(UsageError, match="No such file"):
         there.import_thread(tmp_path / "nothing")
@@ -350,7 +350,7 @@ def test_an_import_that_is_killed_can_be_done_again_and_what_it_left_goes(
     url = str(tmp_path / "b.db")
     if kind == "postgres":
         there.close()
-        there = opener(kind, "holdfast")
+        there = opener(kind, "perdure")
         url = request.getfixturevalue("postgres_url")
     thread = here.thread("long")
     for number in range(400):
@@ -402,8 +402,8 @@ def test_a_thread_that_is_pruned_while_it_is_exported_arrives_whole_or_pruned(
 def test_what_is_saved_during_an_export_or_a_compaction_during_an_import_does_no_harm(
     opener: Opener, tmp_path: Path
 ) -> None:
-    from holdfast.log.packing import pack_tenant
-    from holdfast.storage.program import drive
+    from perdure.log.packing import pack_tenant
+    from perdure.storage.program import drive
 
     here, there = opener("sqlite", "a"), opener("sqlite", "b")
     make_thread(here)

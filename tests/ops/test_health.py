@@ -12,13 +12,13 @@ import apsw
 import pytest
 from role_kit import roles_of
 
-import holdfast as hf
-from holdfast.cli import main
-from holdfast.log import measuring
-from holdfast.log.measuring import DAY_US, HOUR_US, Sample, growth_per_day
-from holdfast.ops import health
-from holdfast.storage.program import Batch, Program, Sql, drive, write
-from holdfast.threads.models import moment
+import perdure
+from perdure.cli import main
+from perdure.log import measuring
+from perdure.log.measuring import DAY_US, HOUR_US, Sample, growth_per_day
+from perdure.ops import health
+from perdure.storage.program import Batch, Program, Sql, drive, write
+from perdure.threads.models import moment
 
 
 class Clock:
@@ -32,12 +32,12 @@ class Clock:
 
 
 @pytest.fixture
-def clock(store: hf.Store) -> Clock:
+def clock(store: perdure.Store) -> Clock:
     store._context.clock_us = clock = Clock()
     return clock
 
 
-def execute(store: hf.Store, text: str, **params: Any) -> list[tuple[Any, ...]]:
+def execute(store: perdure.Store, text: str, **params: Any) -> list[tuple[Any, ...]]:
     def program() -> Program[list[tuple[Any, ...]]]:
         [rows] = yield Batch(Sql(text)(**params))
         return rows
@@ -45,7 +45,7 @@ def execute(store: hf.Store, text: str, **params: Any) -> list[tuple[Any, ...]]:
     return drive(store._context.driver, write(program))
 
 
-def test_of_an_empty_store_it_says_that_there_is_nothing(store: hf.Store) -> None:
+def test_of_an_empty_store_it_says_that_there_is_nothing(store: perdure.Store) -> None:
     found = store.health()
     assert (found.threads, found.runs, found.unsaved, found.last_save_at) == (0, {}, (), None)
     assert (found.last_backup_at, found.growth_bytes_per_day, found.disk_full_at) == (None, None, None)
@@ -54,16 +54,16 @@ def test_of_an_empty_store_it_says_that_there_is_nothing(store: hf.Store) -> Non
 
 
 async def test_the_async_twin_says_the_same(url: str) -> None:
-    async with hf.open(url) as store:
+    async with perdure.open(url) as store:
         await store.thread("a").asave({})
         assert (await store.ahealth()).threads == 1
 
 
-def test_it_knows_what_a_crash_now_would_cost(store: hf.Store) -> None:
+def test_it_knows_what_a_crash_now_would_cost(store: perdure.Store) -> None:
     ticks = iter(range(1000))
     store._context.ticks = lambda: float(next(ticks))
     first, second = store.thread("a"), store.thread("b")
-    every = hf.autosave.every(100)
+    every = perdure.autosave.every(100)
     with first.autosave(every) as one, second.autosave(every) as other:
         assert store.health().unsaved_changes == 0
         one["n"] = 1
@@ -79,7 +79,7 @@ def test_it_knows_what_a_crash_now_would_cost(store: hf.Store) -> None:
     assert store.health().unsaved == ()
 
 
-def test_it_counts_threads_and_knows_the_last_save(store: hf.Store, clock: Clock) -> None:
+def test_it_counts_threads_and_knows_the_last_save(store: perdure.Store, clock: Clock) -> None:
     for number in range(5):
         clock.now += 90_000_000
         store.thread(f"t{number}").save({"n": number})
@@ -90,12 +90,12 @@ def test_it_counts_threads_and_knows_the_last_save(store: hf.Store, clock: Clock
     assert store.tenant("acme").health().threads == 0
 
 
-def test_it_counts_runs_by_status_and_names_the_oldest_that_wait_and_are_stuck(store: hf.Store) -> None:
-    @hf.durable(name="health.asks")
+def test_it_counts_runs_by_status_and_names_the_oldest_that_wait_and_are_stuck(store: perdure.Store) -> None:
+    @perdure.durable(name="health.asks")
     def asks() -> Any:
-        return hf.ask("Really?")
+        return perdure.ask("Really?")
 
-    @hf.durable(name="health.stuck")
+    @perdure.durable(name="health.stuck")
     def stuck() -> Any:
         return print  # cannot be stored
 
@@ -109,7 +109,7 @@ def test_it_counts_runs_by_status_and_names_the_oldest_that_wait_and_are_stuck(s
     assert found.oldest_waiting.since == store.get_run("ask-0").info().changed_at
 
 
-def test_a_sample_of_the_size_is_left_once_an_hour(store: hf.Store, clock: Clock) -> None:
+def test_a_sample_of_the_size_is_left_once_an_hour(store: perdure.Store, clock: Clock) -> None:
     for minutes in (0, 20, 39, 1, 59, 2):
         clock.now += minutes * 60_000_000
         store.health()
@@ -117,7 +117,7 @@ def test_a_sample_of_the_size_is_left_once_an_hour(store: hf.Store, clock: Clock
     assert [(at - times[0]) // 60_000_000 for at in times] == [0, 60, 121]
 
 
-def test_growth_is_told_from_samples_and_from_the_age_before_there_are_any(store: hf.Store, clock: Clock) -> None:
+def test_growth_is_told_from_samples_and_from_the_age_before_there_are_any(store: perdure.Store, clock: Clock) -> None:
     store.thread("a").save({})
     assert store.health().growth_bytes_per_day is None
     execute(store, "DELETE FROM size_sample")
@@ -139,7 +139,7 @@ def test_growth_is_told_from_samples_and_from_the_age_before_there_are_any(store
     assert found.growth_bytes_per_day == pytest.approx(24_000)
 
 
-def test_a_sample_from_the_future_is_no_sample(store: hf.Store, clock: Clock) -> None:
+def test_a_sample_from_the_future_is_no_sample(store: perdure.Store, clock: Clock) -> None:
     clock.now += 300 * DAY_US
     store.health()
     clock.now -= 300 * DAY_US
@@ -159,35 +159,35 @@ def test_growth_is_the_line_through_the_samples() -> None:
     assert growth_per_day([Sample(0, 1, 0), Sample(HOUR_US - 1, 2, 0)]) is None
 
 
-def test_the_workers_upkeep_leaves_a_sample_too(store: hf.Store, clock: Clock) -> None:
-    worker = hf.Worker(store, [])
+def test_the_workers_upkeep_leaves_a_sample_too(store: perdure.Store, clock: Clock) -> None:
+    worker = perdure.Worker(store, [])
     worker._upkeep()
     worker._upkeep()
     assert execute(store, "SELECT count(*) FROM size_sample") == [(1,)]
 
 
 def test_it_says_when_the_disk_is_full_and_how_large_the_log_is(tmp_path: Path) -> None:
-    with hf.open(str(tmp_path / "a.db")) as store:
+    with perdure.open(str(tmp_path / "a.db")) as store:
         store.thread("a").save({"text": "x" * 10_000})
         found = store.health()
         assert found.wal_bytes == (tmp_path / "a.db-wal").stat().st_size > 0
         assert found.disk_free_bytes
-        fields = {name: getattr(found, name) for name in hf.Health.__slots__}
+        fields = {name: getattr(found, name) for name in perdure.Health.__slots__}
         free = fields["disk_free_bytes"] + fields["free_bytes"]
-        full = hf.Health(**fields | {"growth_bytes_per_day": free / 10})
+        full = perdure.Health(**fields | {"growth_bytes_per_day": free / 10})
         assert full.disk_full_at == found.at + timedelta(days=10)
-        assert hf.Health(**fields | {"growth_bytes_per_day": -5.0}).disk_full_at is None
-        assert hf.Health(**fields | {"growth_bytes_per_day": 1e-9}).disk_full_at is None
+        assert perdure.Health(**fields | {"growth_bytes_per_day": -5.0}).disk_full_at is None
+        assert perdure.Health(**fields | {"growth_bytes_per_day": 1e-9}).disk_full_at is None
 
 
 def test_in_memory_there_is_no_disk() -> None:
-    with hf.open(":memory:") as store:
+    with perdure.open(":memory:") as store:
         store.thread("a").save({})
         found = store.health()
         assert (found.wal_bytes, found.disk_free_bytes, found.threads) == (None, None, 1)
 
 
-def test_it_knows_of_backups(store: hf.Store, clock: Clock) -> None:
+def test_it_knows_of_backups(store: perdure.Store, clock: Clock) -> None:
     for number, restored in ((1, None), (2, clock.now - 5), (3, None)):
         execute(
             store,
@@ -202,13 +202,13 @@ def test_it_knows_of_backups(store: hf.Store, clock: Clock) -> None:
 
 
 def test_a_store_that_cannot_be_written_is_told_of_all_the_same(
-    store: hf.Store, monkeypatch: pytest.MonkeyPatch
+    store: perdure.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.thread("a").save({})
 
     def refused(found: Sample) -> Program[None]:
         yield Batch()
-        raise hf.ReadOnlyStore("not here")
+        raise perdure.ReadOnlyStore("not here")
 
     monkeypatch.setattr(measuring, "add_sample", refused)
     assert store.health().threads == 1
@@ -217,7 +217,7 @@ def test_a_store_that_cannot_be_written_is_told_of_all_the_same(
 # --- its cost
 
 
-def plan_of(store: hf.Store, sql: Sql) -> str:
+def plan_of(store: perdure.Store, sql: Sql) -> str:
     """How the database will do it. PostgreSQL would read a small table whole, which says nothing about a large one."""
     given = {"tenant": 1, "status": "waiting"}
     params = {name: value for name, value in given.items() if f":{name}" in sql.sqlite[0]}
@@ -231,7 +231,7 @@ def plan_of(store: hf.Store, sql: Sql) -> str:
     return str(drive(store._context.driver, write(program)))
 
 
-def test_no_query_reads_a_table_from_end_to_end(store: hf.Store) -> None:
+def test_no_query_reads_a_table_from_end_to_end(store: perdure.Store) -> None:
     store.thread("a").save({})
     for sql in health.QUERIES:
         plan = plan_of(store, sql)
@@ -242,7 +242,7 @@ def test_no_query_reads_a_table_from_end_to_end(store: hf.Store) -> None:
 def test_its_time_does_not_grow_with_the_store(tmp_path: Path) -> None:
     """Counted in steps of SQLite's machine, not in seconds: a hundred times the checkpoints, the same work."""
     steps: list[int] = []
-    with hf.open(str(tmp_path / "a.db"), durability="normal") as store:
+    with perdure.open(str(tmp_path / "a.db"), durability="normal") as store:
         for target in (10, 1000):
             thread = store.thread("a")
             for number in range(target):
@@ -272,7 +272,7 @@ def counted(path: Path) -> int:
 # --- the command
 
 
-def test_the_command_shows_it(url: str, store: hf.Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_it(url: str, store: perdure.Store, capsys: pytest.CaptureFixture[str]) -> None:
     store.thread("a").save({"n": 1})
     assert main(["health", "--store", url]) == 0
     said = capsys.readouterr().out
@@ -287,12 +287,12 @@ def test_the_command_shows_it(url: str, store: hf.Store, capsys: pytest.CaptureF
 
 
 def test_the_command_names_runs_that_wait(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    @hf.durable(name="health.asks_once")
+    @perdure.durable(name="health.asks_once")
     def asks() -> Any:
-        return hf.ask("Really?")
+        return perdure.ask("Really?")
 
     url = str(tmp_path / "a.db")
-    with hf.open(url) as store:
+    with perdure.open(url) as store:
         store.run(asks, id="trip-42")
     assert main(["health", "--store", url]) == 0
     said = capsys.readouterr().out
@@ -306,11 +306,11 @@ def test_every_role_of_postgresql_may_ask(postgres_url: str) -> None:
     """The application and operators leave samples; a tenant's own role may not, and gets its answer all the same."""
     for roles in roles_of(postgres_url):
         for url, samples in ((roles.tenant("acme"), 0), (roles.app, 1), (roles.operator, 1)):
-            with hf.open(url, tenant="acme") as store:
+            with perdure.open(url, tenant="acme") as store:
                 store.thread("a").save({"n": 1})
                 found = store.health()
                 assert (found.threads, found.bytes > 0) == (1, True)
                 store.set_retention(keep_last=5)
                 assert store.health().has_retention
-            with hf.open(postgres_url) as owner:
+            with perdure.open(postgres_url) as owner:
                 assert execute(owner, "SELECT count(*) FROM size_sample") == [(samples,)]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from keeping_kit import fill, seen, steps
 
-import holdfast as hf
-from holdfast.cli import main
+import perdure
+from perdure.cli import main
 
 
 @pytest.fixture
@@ -30,12 +30,12 @@ def call(path: str, capsys: pytest.CaptureFixture[str]) -> Any:
 
 @pytest.fixture
 def store(path: str) -> Any:
-    with hf.open(path) as made:
+    with perdure.open(path) as made:
         fill(made.thread("alice"), 6)
         yield made
 
 
-def test_retention_is_shown_and_set_field_by_field(store: hf.Store, call: Any) -> None:
+def test_retention_is_shown_and_set_field_by_field(store: perdure.Store, call: Any) -> None:
     assert "stays for good" in call("retention")
     call("retention", "--ttl", "30d")
     assert "for 30 days\n" in call("retention", "--keep-last", "5")
@@ -49,7 +49,7 @@ def test_retention_is_shown_and_set_field_by_field(store: hf.Store, call: Any) -
     call("retention", "alice", "--inherit")
     assert store.thread("alice").retention().keep_last == 5
     call("retention", "--never")
-    assert store.retention() == hf.Retention()
+    assert store.retention() == perdure.Retention()
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,12 @@ def test_retention_is_shown_and_set_field_by_field(store: hf.Store, call: Any) -
         ("pin", "alice"),
     ],
 )
-def test_a_usage_error_says_what_to_do(store: hf.Store, call: Any, wrong: tuple[str, ...]) -> None:
+def test_a_usage_error_says_what_to_do(store: perdure.Store, call: Any, wrong: tuple[str, ...]) -> None:
     call(*wrong, code=2)
     assert len(steps(store.thread("alice"))) == 6
 
 
-def test_compact_and_its_dry_run(store: hf.Store, call: Any) -> None:
+def test_compact_and_its_dry_run(store: perdure.Store, call: Any) -> None:
     call("retention", "--keep-last", "2")
     assert "would be" in call("compact", "--dry-run")
     assert json.loads(call("compact", "--dry-run", "--json"))["checkpoints"] == 4
@@ -83,7 +83,7 @@ def test_compact_and_its_dry_run(store: hf.Store, call: Any) -> None:
     assert "were" in call("compact")
 
 
-def test_pins(store: hf.Store, call: Any) -> None:
+def test_pins(store: perdure.Store, call: Any) -> None:
     assert "has no pins" in call("pins", "alice")
     call("pin", "alice", "@2", "--name", "good")
     assert "good" in call("pins", "alice")
@@ -96,12 +96,12 @@ def test_pins(store: hf.Store, call: Any) -> None:
     assert seen(store) == {}
 
 
-@hf.durable(name="cli.erased")
+@perdure.durable(name="cli.erased")
 def work(text: str) -> str:
     return text
 
 
-def test_erase(store: hf.Store, call: Any) -> None:
+def test_erase(store: perdure.Store, call: Any) -> None:
     told = call("erase", "alice", "--checkpoint", "@3", "--yes")
     assert "erased 1 checkpoint" in told
     assert "what may still hold it" in told

@@ -1,4 +1,4 @@
-"""Key files, what `open(keys=…)` takes, and `holdfast keys`."""
+"""Key files, what `open(keys=…)` takes, and `perdure keys`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from sealed_kit import CANARY, NEW, OLD, Raw, assert_sealed, fill
 
-import holdfast as hf
-from holdfast import KeyFile, KeyMissing, Keys, StaticKeys, UsageError
-from holdfast.cli.app import main
-from holdfast.storage.keyring import key_id, provider_of
+import perdure
+from perdure import KeyFile, KeyMissing, Keys, StaticKeys, UsageError
+from perdure.cli.app import main
+from perdure.storage.keyring import key_id, provider_of
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_two_that_change_a_key_file_do_not_lose_each_others_keys(file: KeyFile) 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"holdfast_keys": 2, "tenants": {}}', '{"holdfast_keys": 1, "tenants": {"default": 7}}'],
+    ["", "{", "[]", '{"perdure_keys": 2, "tenants": {}}', '{"perdure_keys": 1, "tenants": {"default": 7}}'],
 )
 def test_what_is_no_key_file_is_refused_without_a_word_of_it(file: KeyFile, text: str) -> None:
     file.path.write_text(text)
@@ -86,14 +86,14 @@ def test_what_is_no_key_file_is_refused_without_a_word_of_it(file: KeyFile, text
 
 @pytest.mark.parametrize("key", ["AAAA", "?", 7, None])
 def test_a_damaged_key_is_named_by_its_tenant_only(file: KeyFile, key: Any) -> None:
-    file.path.write_text(json.dumps({"holdfast_keys": 1, "tenants": {"default": [{"key": key}]}}))
+    file.path.write_text(json.dumps({"perdure_keys": 1, "tenants": {"default": [{"key": key}]}}))
     os.chmod(file.path, 0o600)
     with pytest.raises(UsageError, match="default"):
         file.keys_for("default")
 
 
 def test_a_missing_key_file_says_how_to_make_one(file: KeyFile) -> None:
-    with pytest.raises(KeyMissing, match="holdfast keys new"):
+    with pytest.raises(KeyMissing, match="perdure keys new"):
         file.keys_for("default")
 
 
@@ -110,7 +110,7 @@ def keys_of(given: Any) -> Keys:
 def test_what_are_no_keys_is_refused_before_a_store_is_made(tmp_path: Path, keys: Any) -> None:
     path = tmp_path / "a.db"
     with pytest.raises(UsageError):
-        hf.open(str(path), keys=keys)
+        perdure.open(str(path), keys=keys)
     assert not path.exists()
 
 
@@ -120,11 +120,11 @@ def test_keys_in_every_form(keys: Any) -> None:
 
 
 def test_keys_from_the_environment(file: KeyFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOLDFAST_KEYS", raising=False)
-    with pytest.raises(UsageError, match="HOLDFAST_KEYS"):
+    monkeypatch.delenv("PERDURE_KEYS", raising=False)
+    with pytest.raises(UsageError, match="PERDURE_KEYS"):
         provider_of("env")
     made = file.new("default")
-    monkeypatch.setenv("HOLDFAST_KEYS", str(file.path))
+    monkeypatch.setenv("PERDURE_KEYS", str(file.path))
     assert keys_of("env").current.hex() == made
 
 
@@ -144,7 +144,7 @@ def test_a_provider_of_ones_own(tmp_path: Path) -> None:
             asked.append(tenant)
             return Keys(OLD)
 
-    with hf.open(str(tmp_path / "a.db"), keys=Mine()) as store:
+    with perdure.open(str(tmp_path / "a.db"), keys=Mine()) as store:
         for number in range(20):
             store.thread("a").save({"n": number})
     assert len(asked) <= 5, "not for every save"
@@ -156,7 +156,7 @@ def test_a_provider_of_ones_own(tmp_path: Path) -> None:
 @pytest.fixture
 def store_file(tmp_path: Path, file: KeyFile, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOLDFAST_KEYS", str(file.path))
+    monkeypatch.setenv("PERDURE_KEYS", str(file.path))
     return str(tmp_path / "a.db")
 
 
@@ -167,12 +167,12 @@ def said(capsys: pytest.CaptureFixture[str]) -> Any:
 def test_from_a_plain_store_to_a_rotated_one(
     store_file: str, file: KeyFile, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with hf.open(store_file) as store:
+    with perdure.open(store_file) as store:
         fill(store)
     assert main(["keys", "new", "--json"]) == 0
     first = said(capsys)["key"]
     assert main(["threads", "--store", store_file]) == 4  # not encrypted yet
-    assert "holdfast keys encrypt" in capsys.readouterr().err
+    assert "perdure keys encrypt" in capsys.readouterr().err
     assert main(["keys", "encrypt", "--store", store_file, "--json"]) == 0
     assert said(capsys)["rows"] > 40
     assert_sealed(Raw(store_file), bytes.fromhex(first))
@@ -183,9 +183,9 @@ def test_from_a_plain_store_to_a_rotated_one(
     assert done["waiting"] == [first]
     for more in ([], ["--yes"]):
         assert main(["keys", "remove", first, "--store", store_file, *more]) == 2  # not before it is retired
-        assert "holdfast keys rotate" in capsys.readouterr().err
+        assert "perdure keys rotate" in capsys.readouterr().err
     assert len(file.keys_for("default").by_id) == 2
-    monkeypatch.setattr("holdfast.ops.keys.rotate.__kwdefaults__", {"plain": False, "grace_s": 0})
+    monkeypatch.setattr("perdure.ops.keys.rotate.__kwdefaults__", {"plain": False, "grace_s": 0})
     assert main(["keys", "rotate", "--store", store_file]) == 0
     assert first in capsys.readouterr().out
     assert main(["keys", "list", "--store", store_file]) == 0
@@ -203,7 +203,7 @@ def test_forgetting_asks_first_and_makes_the_tenant_unreadable(
 ) -> None:
     for tenant in ("acme", "globex"):
         assert main(["keys", "new", tenant]) == 0
-        with hf.open(store_file, keys="env", tenant=tenant) as store:
+        with perdure.open(store_file, keys="env", tenant=tenant) as store:
             store.thread("t").save({"of": tenant})
     capsys.readouterr()
     assert main(["keys", "forget", "acme"]) == 2
@@ -219,11 +219,11 @@ def test_a_key_that_the_store_uses_is_removed_by_force_only(
     store_file: str, file: KeyFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     used = file.new("default")
-    with hf.open(store_file, keys="env") as store:
+    with perdure.open(store_file, keys="env") as store:
         store.thread("t").save({"n": 1})
     file.new("default")  # and no rotation: everything is encrypted with the older one
     assert main(["keys", "remove", used, "--yes", "--store", store_file]) == 2
-    assert "holdfast keys rotate" in capsys.readouterr().err
+    assert "perdure keys rotate" in capsys.readouterr().err
     assert main(["show", "t", "--store", store_file]) == 0
     assert main(["keys", "remove", used, "--yes"]) == 2  # no store to ask
     assert main(["keys", "remove", used, "--force"]) == 0
@@ -254,7 +254,7 @@ def test_a_wrong_call_says_what_is_wrong(store_file: str, arguments: list[str]) 
 
 
 def test_without_a_key_file_named_it_says_how(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.delenv("HOLDFAST_KEYS", raising=False)
+    monkeypatch.delenv("PERDURE_KEYS", raising=False)
     assert main(["keys", "new"]) == 2
     assert "--keys FILE" in capsys.readouterr().err
 

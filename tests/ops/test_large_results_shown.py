@@ -10,23 +10,23 @@ import pytest
 from far_kit import at, rows, stored
 from keeping_kit import PLACES, place
 
-import holdfast as hf
-from holdfast.cli import main
+import perdure
+from perdure.cli import main
 
 LARGE = {"words": [f"word {number * number}" for number in range(20_000)]}
 
 
-@hf.step(name="large_shown.step")
+@perdure.step(name="large_shown.step")
 def many_words() -> dict[str, list[str]]:
     return LARGE
 
 
-@hf.step(name="large_shown.small")
+@perdure.step(name="large_shown.small")
 def few_words() -> str:
     return "few"
 
 
-@hf.durable(name="large_shown.agent")
+@perdure.durable(name="large_shown.agent")
 def agent() -> int:
     few_words()
     return len(many_words()["words"])
@@ -38,7 +38,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 def test_steps_and_events_hold_the_value_itself(url: str) -> None:
-    with hf.open(url) as store:
+    with perdure.open(url) as store:
         run = store.run(agent, id="r")
         assert run.result() == 20_000
         small, large = run.steps()
@@ -54,7 +54,7 @@ def test_steps_and_events_hold_the_value_itself(url: str) -> None:
 
 
 async def test_the_async_twins_too(url: str) -> None:
-    async with hf.open(url) as store:
+    async with perdure.open(url) as store:
         run = await store.astart(agent, id="r")
         await store.arun(agent, id="r")
         assert [step.result for step in await run.asteps()] == ["few", LARGE]
@@ -63,14 +63,14 @@ async def test_the_async_twins_too(url: str) -> None:
 
 
 def test_a_fork_shows_what_it_shares(url: str) -> None:
-    with hf.open(url) as store:
+    with perdure.open(url) as store:
         run = store.run(agent, id="r")
         fork = store.fork(run)
         assert [step.result for step in fork.steps()][:2] == ["few", LARGE]
 
 
 def test_the_command_line_says_how_large_it_is(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with hf.open(url) as store:
+    with perdure.open(url) as store:
         store.run(agent, id="r").result()
     assert main(["steps", "r", "--store", url]) == 0
     shown = capsys.readouterr().out
@@ -87,7 +87,7 @@ def test_the_command_line_says_how_large_it_is(url: str, capsys: pytest.CaptureF
 def test_one_that_is_in_an_object_store_or_lost(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "objects"
     folder.mkdir()
-    with hf.open(url, objects=at(folder)) as store:
+    with perdure.open(url, objects=at(folder)) as store:
         run = store.run(agent, id="r")
         size = run.steps()[1].large
         assert store.move_out().objects == 1
@@ -95,10 +95,10 @@ def test_one_that_is_in_an_object_store_or_lost(url: str, tmp_path: Path, capsys
         [name] = stored(folder)
     command = ["steps", "r", "--store", url, "--objects", f"file://{folder}"]
     (folder / name).unlink()
-    with hf.open(url, objects=at(folder)) as store:
+    with perdure.open(url, objects=at(folder)) as store:
         run = store.get_run("r")
         assert run.steps(large=False)[1].large == size
-        with pytest.raises(hf.ObjectMissing, match=name):
+        with pytest.raises(perdure.ObjectMissing, match=name):
             run.steps()
     assert main(command) == 0
     assert "KB: --json shows it)" in capsys.readouterr().out

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-import holdfast as hf
-from holdfast.values import sizing
-from holdfast.values.codec import encode
-from holdfast.values.registry import Codec
-from holdfast.values.sizing import Part, culprit, largest
+import perdure
+from perdure.values import sizing
+from perdure.values.codec import encode
+from perdure.values.registry import Codec
+from perdure.values.sizing import Part, culprit, largest
 
 SECRET = "4111-1111-1111-1111"
 
 
-@hf.register("test_largest.Note")
+@perdure.register("test_largest.Note")
 @dataclass
 class Note:
     title: str
@@ -35,9 +35,9 @@ def text_of(state: Any) -> bytes:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[hf.Store]:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[perdure.Store]:
     url = request.getfixturevalue("postgres_url") if request.param == "postgres" else str(tmp_path / "a.db")
-    with hf.open(url, warn_bytes=10_000) as made:
+    with perdure.open(url, warn_bytes=10_000) as made:
         yield made
 
 
@@ -94,20 +94,20 @@ def test_a_list_of_very_many_is_looked_through_in_time() -> None:
     assert largest(text, 3)[0].path == 'state["rows"]'
 
 
-def test_largest_reads_any_checkpoint_of_a_thread(store: hf.Store) -> None:
+def test_largest_reads_any_checkpoint_of_a_thread(store: perdure.Store) -> None:
     thread = store.thread("a")
     old = thread.save({"a": "x" * 100})
     thread.save({"a": "x" * 100, "b": Note("t", "y" * 5000)})
     assert thread.largest(1) == [Part('state["b"].content', 5002)]
     assert thread.largest(1, at=old) == [Part('state["a"]', 102)]
-    with pytest.raises(hf.NotFound):
+    with pytest.raises(perdure.NotFound):
         store.thread("none").largest()
-    with pytest.raises(hf.UsageError):
+    with pytest.raises(perdure.UsageError):
         thread.largest(-1)
 
 
 async def test_largest_has_an_async_twin(tmp_path: Path) -> None:
-    async with hf.open(str(tmp_path / "a.db")) as store:
+    async with perdure.open(str(tmp_path / "a.db")) as store:
         await store.thread("a").asave({"a": "x" * 100})
         assert await store.thread("a").alargest(n=1) == [Part('state["a"]', 102)]
 
@@ -116,7 +116,7 @@ async def test_largest_has_an_async_twin(tmp_path: Path) -> None:
 
 
 def test_a_large_state_is_told_of_once_and_again_when_it_has_doubled(
-    store: hf.Store, caplog: pytest.LogCaptureFixture
+    store: perdure.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     for size in (5_000, 11_000, 12_000, 21_000, 30_000, 50_000):
         store.thread("a").save({"mail": {"body": SECRET * (size // len(SECRET))}})
@@ -126,11 +126,11 @@ def test_a_large_state_is_told_of_once_and_again_when_it_has_doubled(
     assert SECRET not in caplog.text
 
 
-def test_what_the_machine_reads_of_it(store: hf.Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_the_machine_reads_of_it(store: perdure.Store, caplog: pytest.LogCaptureFixture) -> None:
     store.thread("a").save({"n": 1, "doc": "x" * 20_000})
     [record] = [record for record in caplog.records if "its state is" in record.message]
-    assert (record.levelno, record.name) == (logging.WARNING, "holdfast")
-    assert vars(record)["holdfast"] == {
+    assert (record.levelno, record.name) == (logging.WARNING, "perdure")
+    assert vars(record)["perdure"] == {
         "event": "state.large",
         "thread": "a",
         "bytes": 20_016,
@@ -140,16 +140,16 @@ def test_what_the_machine_reads_of_it(store: hf.Store, caplog: pytest.LogCapture
 
 
 def test_updates_autosaves_runs_and_other_threads_are_told_of_too(
-    store: hf.Store, caplog: pytest.LogCaptureFixture
+    store: perdure.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.thread("b").save({})
     store.thread("b").update({"x": "x" * 20_000})
-    with store.thread("c").autosave(hf.autosave.every(1)) as state:
+    with store.thread("c").autosave(perdure.autosave.every(1)) as state:
         state["x"] = "x" * 20_000
 
-    @hf.durable(name="largest.run")
+    @perdure.durable(name="largest.run")
     def agent() -> None:
-        hf.state({"x": "x" * 20_000})["n"] = 1
+        perdure.state({"x": "x" * 20_000})["n"] = 1
         store.thread("e").save({"x": "x" * 20_000})
 
     store.run(agent, id="r").result()
@@ -164,16 +164,16 @@ def test_a_graphs_state_is_told_of(tmp_path: Path) -> None:
     code = """
 import sys
 from typing import TypedDict
-import holdfast as hf
-from holdfast.langgraph import HoldfastSaver
+import perdure
+from perdure.langgraph import PerdureSaver
 from langgraph.graph import StateGraph
 class S(TypedDict):
     doc: str
-store = hf.open(sys.argv[1], warn_bytes=10_000)
+store = perdure.open(sys.argv[1], warn_bytes=10_000)
 builder = StateGraph(S)
 builder.add_node("n", lambda state: {"doc": "x" * 20_000})
 builder.set_entry_point("n")
-builder.compile(checkpointer=HoldfastSaver(store)).invoke({"doc": ""}, {"configurable": {"thread_id": "g"}})
+builder.compile(checkpointer=PerdureSaver(store)).invoke({"doc": ""}, {"configurable": {"thread_id": "g"}})
 """
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "a.db")], capture_output=True, text=True, timeout=100, check=True
@@ -183,7 +183,7 @@ builder.compile(checkpointer=HoldfastSaver(store)).invoke({"doc": ""}, {"configu
 
 
 def test_a_warning_never_costs_a_save(
-    store: hf.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: perdure.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def lost(text: bytes) -> Part:
         raise LookupError
@@ -195,7 +195,7 @@ def test_a_warning_never_costs_a_save(
     ]
 
 
-def test_below_the_limit_nothing_is_looked_at(store: hf.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_below_the_limit_nothing_is_looked_at(store: perdure.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(text: bytes) -> Part:
         raise AssertionError("looked into")
 

@@ -16,21 +16,21 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-import holdfast as hf
-from holdfast.storage.events import event, said, where
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.wire import WireProxy
+import perdure
+from perdure.storage.events import event, said, where
+from perdure.testing.postgres import PostgresServer
+from perdure.testing.wire import WireProxy
 
-SOURCE = Path(hf.__file__).parent
+SOURCE = Path(perdure.__file__).parent
 CANARY = "canary-9f2c"
 
 
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
     stream = io.StringIO()
-    logger = logging.getLogger("holdfast")
+    logger = logging.getLogger("perdure")
     before = logger.level
-    handler = hf.logs.json_lines(stream, level=logging.DEBUG)
+    handler = perdure.logs.json_lines(stream, level=logging.DEBUG)
     yield stream
     logger.removeHandler(handler)
     logger.setLevel(before)
@@ -44,7 +44,7 @@ def parsed(stream: io.StringIO) -> list[dict[str, Any]]:
 
 
 def test_a_line_is_an_object_with_the_same_fields_always(lines: io.StringIO) -> None:
-    logger = logging.getLogger("holdfast")
+    logger = logging.getLogger("perdure")
     logger.warning("thread %r was\nskipped", "alice", extra=event("load.skipped", thread="alice", skipped=2))
     logger.info("of somebody else's")
     first, second = parsed(lines)
@@ -61,7 +61,7 @@ def test_a_line_is_an_object_with_the_same_fields_always(lines: io.StringIO) -> 
 
 
 def test_a_field_never_hides_what_every_line_has(lines: io.StringIO) -> None:
-    logging.getLogger("holdfast").info("x", extra=event("a.b", level="none", message="none"))
+    logging.getLogger("perdure").info("x", extra=event("a.b", level="none", message="none"))
     [found] = parsed(lines)
     assert (found["level"], found["message"]) == ("info", "x")
 
@@ -100,9 +100,9 @@ def test_an_events_name_is_a_constant() -> None:
 
 def test_what_is_said_of_an_error() -> None:
     """The store's own texts, and of all others only the class."""
-    assert said(hf.Busy("the file is locked")) == "Busy: the file is locked"
+    assert said(perdure.Busy("the file is locked")) == "Busy: the file is locked"
     assert said(ValueError(CANARY)) == "ValueError"
-    assert said(hf.RunStuck(CANARY)) == "RunStuck"
+    assert said(perdure.RunStuck(CANARY)) == "RunStuck"
     with pytest.raises(Named) as raised:
         fail(CANARY)
     assert "test_logs.py" in where(raised.value)
@@ -116,12 +116,12 @@ class Named(Exception):
     pass
 
 
-@hf.step(name="logs_step", retries=1, backoff_s=0.001)
+@perdure.step(name="logs_step", retries=1, backoff_s=0.001)
 def step(argument: str) -> str:
     raise Named(f"a step's error with {argument}")
 
 
-@hf.effect(name="logs_effect", reconcile=lambda key, argument: fail(argument), on_doubt="fail")
+@perdure.effect(name="logs_effect", reconcile=lambda key, argument: fail(argument), on_doubt="fail")
 def effect(argument: str) -> str:
     raise TimeoutError(f"an effect's error with {argument}")
 
@@ -130,64 +130,64 @@ def fail(argument: str) -> Any:
     raise Named(f"reconcile's error with {argument}")
 
 
-@hf.effect(name="logs_undone", undo=lambda result: fail(result))
+@perdure.effect(name="logs_undone", undo=lambda result: fail(result))
 def undone(argument: str) -> str:
     return f"a result with {argument}"
 
 
-@hf.durable(name="logs_fails")
+@perdure.durable(name="logs_fails")
 def fails(argument: str) -> str:
     return step(argument)
 
 
-@hf.durable(name="logs_doubts")
+@perdure.durable(name="logs_doubts")
 def doubts(argument: str) -> str:
     return effect(argument)
 
 
-@hf.durable(name="logs_undoes")
+@perdure.durable(name="logs_undoes")
 def undoes(argument: str) -> str:
     undone(argument)
     raise Named(f"a run's error with {argument}")
 
 
-@hf.durable(name="logs_unstorable")
+@perdure.durable(name="logs_unstorable")
 def unstorable(argument: str) -> Any:
     return {argument: object()}
 
 
-@hf.durable(name="logs_exits")
+@perdure.durable(name="logs_exits")
 def exits(argument: str) -> None:
     raise SystemExit(f"told to go with {argument}")
 
 
-@hf.durable(name="logs_good")
+@perdure.durable(name="logs_good")
 def good(argument: str) -> str:
-    hf.emit({"text": argument})
-    hf.progress(done=argument, file=None)
+    perdure.emit({"text": argument})
+    perdure.progress(done=argument, file=None)
     return argument
 
 
-def everything(store: hf.Store, argument: str) -> None:
+def everything(store: perdure.Store, argument: str) -> None:
     """As much as one process can do, right and wrong, with the argument in all of it."""
     thread = store.thread("alice", metadata={"token": argument})
     for number in range(3):
         thread.save({"number": number, "secret": argument}, note=argument, metadata={"why": argument})
     thread.update({"secret": argument + "2"})
-    with pytest.raises(hf.Unstorable):
+    with pytest.raises(perdure.Unstorable):
         thread.save({"secret": object(), "why": argument})
-    with pytest.raises(hf.Conflict):
+    with pytest.raises(perdure.Conflict):
         thread.save({}, expect=next(iter(list(thread.history())[-1:])))
     thread.load()
     thread.fork(name="bob")
     for function in (fails, doubts, undoes, unstorable, good):
         store.start(function, argument, id=function.__name__)
-    hf.Worker(store, [fails, doubts, undoes, unstorable, good, exits]).run(until_idle=True)
+    perdure.Worker(store, [fails, doubts, undoes, unstorable, good, exits]).run(until_idle=True)
     assert store.get_run("good").result() == argument
     for function in (fails, doubts, undoes):
         run = store.run(function, argument, id=function.__name__ + "-direct")
         assert run.status in ("failed", "stuck")
-    with hf.metrics.collect() as registry:
+    with perdure.metrics.collect() as registry:
         thread.save({"secret": argument})
         store.doctor()
     assert argument not in registry.text()
@@ -206,7 +206,7 @@ def check(stream: io.StringIO, caplog: pytest.LogCaptureFixture, *secrets: str) 
 def test_no_secret_in_the_log_on_sqlite(tmp_path: Path, lines: io.StringIO, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     path = tmp_path / "l.db"
-    with hf.open(str(path), warn_bytes=1000) as store:
+    with perdure.open(str(path), warn_bytes=1000) as store:
         everything(store, CANARY)
         store.thread("large").save({"deep": {"text": CANARY * 1000}})
         store.thread("torn").save({"n": 1})
@@ -215,7 +215,7 @@ def test_no_secret_in_the_log_on_sqlite(tmp_path: Path, lines: io.StringIO, capl
     raw.execute("UPDATE body SET diff = zeroblob(20), full_text = NULL WHERE id = (SELECT max(id) FROM body)")
     raw.commit()
     raw.close()
-    with hf.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         assert store.thread("torn").load().skipped
     found = {line["event"] for line in parsed(lines)}
     assert {"run.stuck", "reconcile.failed", "load.skipped", "state.large"} <= found
@@ -229,20 +229,20 @@ def test_no_secret_in_the_log_on_postgresql_when_the_connection_is_cut(
     parts = urlsplit(postgres_url)
     password, token = "sesame-77aa", "token-55bb"
     url = f"postgresql://{parts.username}:{password}@{parts.hostname}:{parts.port}{parts.path}?application_name={token}"
-    with hf.open(url) as store, psycopg.connect(postgres_url, autocommit=True) as other:
+    with perdure.open(url) as store, psycopg.connect(postgres_url, autocommit=True) as other:
         everything(store, CANARY)
         cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
         other.execute(cut, (token,))
         store.thread("alice").save({"secret": CANARY})
-        other.execute("ALTER TABLE holdfast.run RENAME TO gone")
-        worker = hf.Worker(store, [good])
-        with pytest.raises(hf.StoreError) as raised:
+        other.execute("ALTER TABLE perdure.run RENAME TO gone")
+        worker = perdure.Worker(store, [good])
+        with pytest.raises(perdure.StoreError) as raised:
             worker.run(until_idle=True)
         assert password not in str(raised.value)
-        other.execute("ALTER TABLE holdfast.gone RENAME TO run")
+        other.execute("ALTER TABLE perdure.gone RENAME TO run")
         assert password not in repr(store)
-    with pytest.raises(hf.StoreError) as raised:
-        hf.open(f"postgresql://app:{password}@127.0.0.1:1/app?sslpassword={token}")
+    with pytest.raises(perdure.StoreError) as raised:
+        perdure.open(f"postgresql://app:{password}@127.0.0.1:1/app?sslpassword={token}")
     assert password not in str(raised.value)
     assert token not in str(raised.value)
     check(lines, caplog, CANARY, password, token)
@@ -252,7 +252,7 @@ def test_a_commit_whose_answer_was_lost_is_told_without_what_was_saved(
     postgres_server: PostgresServer, postgres_url: str, lines: io.StringIO, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    with WireProxy(postgres_server.port) as proxy, hf.open(proxy.url(postgres_url.rsplit("/", 1)[1])) as store:
+    with WireProxy(postgres_server.port) as proxy, perdure.open(proxy.url(postgres_url.rsplit("/", 1)[1])) as store:
         thread = store.thread("alice")
         thread.save({"n": 0})
         proxy.lose(CANARY.encode())

@@ -23,10 +23,10 @@ from metrics_kit import SECRET, Telemetry, scrape
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
-import holdfast as hf
-from holdfast.storage import meters
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.wire import WireProxy
+import perdure
+from perdure.storage import meters
+from perdure.testing.postgres import PostgresServer
+from perdure.testing.wire import WireProxy
 
 
 @pytest.fixture(autouse=True)
@@ -46,48 +46,48 @@ def telemetry() -> Iterator[Telemetry]:
 
 def test_saves_and_loads_are_counted_timed_and_sized(url: str, telemetry: Telemetry) -> None:
     system = "sqlite" if "://" not in url else "postgresql"
-    installed = hf.metrics.otel(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
-    with hf.open(url) as store:
+    installed = perdure.metrics.otel(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
+    with perdure.open(url) as store:
         thread = store.thread("alice")
         for number in range(3):
             thread.save({"step": number, "secret": SECRET, "text": "x" * 2000})
         thread.load()
-        with pytest.raises(hf.NotFound):
+        with pytest.raises(perdure.NotFound):
             store.thread("nobody").load()
     installed.close()
     installed.close()
     found = {
         (dict(point.attributes)["operation"], dict(point.attributes).get("error.type")): point.count
-        for point in telemetry.points("holdfast.operation.duration")
+        for point in telemetry.points("perdure.operation.duration")
     }
     assert found == {("save", None): 3, ("load", None): 1, ("load", "NotFound"): 1}
-    [sizes] = telemetry.points("holdfast.save.state_size")
+    [sizes] = telemetry.points("perdure.save.state_size")
     assert (sizes.count, dict(sizes.attributes)) == (3, {"db.system.name": system})
     assert sizes.sum > 6000
-    [stored] = telemetry.points("holdfast.save.stored_size")
+    [stored] = telemetry.points("perdure.save.stored_size")
     assert 0 < stored.sum < sizes.sum
-    [ratio] = telemetry.points("holdfast.save.ratio")
+    [ratio] = telemetry.points("perdure.save.ratio")
     assert ratio.max > 5
-    [commits] = telemetry.points("holdfast.commit.duration")
+    [commits] = telemetry.points("perdure.commit.duration")
     assert commits.count >= 3
     if system == "postgresql":
-        [trips] = telemetry.points("holdfast.round_trips")
+        [trips] = telemetry.points("perdure.round_trips")
         assert trips.value >= 4
-    with hf.open(url) as store:  # nobody measures any more
+    with perdure.open(url) as store:  # nobody measures any more
         store.thread("alice").save({})
-    [sizes] = telemetry.points("holdfast.save.state_size")
+    [sizes] = telemetry.points("perdure.save.state_size")
     assert sizes.count == 3
 
 
 def test_units_and_names_follow_opentelemetrys_conventions() -> None:
     for what in meters.INSTRUMENTS:
-        assert re.fullmatch(r"holdfast(\.[a-z][a-z_]*)+", what.name)
+        assert re.fullmatch(r"perdure(\.[a-z][a-z_]*)+", what.name)
         assert what.unit in ("s", "By", "1") or re.fullmatch(r"\{[a-z]+\}", what.unit)
         assert not what.name.endswith(("_total", "_seconds", "_bytes"))  # the unit says that
     assert len({what.name for what in meters.INSTRUMENTS}) == len(meters.INSTRUMENTS)
 
 
-@hf.step(name="metrics_look")
+@perdure.step(name="metrics_look")
 def look(what: str) -> str:
     with trace.get_tracer("app", tracer_provider=_tracers[0] if _tracers else None).start_as_current_span(
         "the users own"
@@ -95,7 +95,7 @@ def look(what: str) -> str:
         return what.upper()
 
 
-@hf.step(name="metrics_alook")
+@perdure.step(name="metrics_alook")
 async def alook(what: str) -> str:
     with trace.get_tracer("app", tracer_provider=_tracers[0] if _tracers else None).start_as_current_span(
         "the users own"
@@ -103,22 +103,22 @@ async def alook(what: str) -> str:
         return what.upper()
 
 
-@hf.effect(name="metrics_send")
+@perdure.effect(name="metrics_send")
 def send(what: str) -> str:
     return what
 
 
-@hf.durable(name="metrics_agent")
+@perdure.durable(name="metrics_agent")
 def agent(what: str) -> str:
     return send(look(what))
 
 
-@hf.durable(name="metrics_aagent")
+@perdure.durable(name="metrics_aagent")
 async def aagent(what: str) -> list[str]:
     return list(await asyncio.gather(alook(what), alook(what + what)))
 
 
-@hf.durable(name="metrics_fails")
+@perdure.durable(name="metrics_fails")
 def fails(what: str) -> str:
     raise RuntimeError(f"this holds {what}")
 
@@ -129,7 +129,7 @@ _tracers: list[TracerProvider] = []  # empty: nobody traces
 @pytest.fixture
 def installed(telemetry: Telemetry) -> Iterator[Any]:
     _tracers[:] = [telemetry.tracers]
-    made = hf.metrics.otel(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
+    made = perdure.metrics.otel(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
     yield made
     made.close()
 
@@ -137,17 +137,17 @@ def installed(telemetry: Telemetry) -> Iterator[Any]:
 def test_a_run_its_steps_and_what_user_code_traces_inside_are_one_trace(
     url: str, telemetry: Telemetry, installed: Any
 ) -> None:
-    with hf.open(url) as store:
+    with perdure.open(url) as store:
         assert store.run(agent, SECRET, id="alices-run").result() == SECRET.upper()
-    [run] = telemetry.spans("holdfast.run")
-    [step] = telemetry.spans("holdfast.step")
-    [effect] = telemetry.spans("holdfast.effect")
+    [run] = telemetry.spans("perdure.run")
+    [step] = telemetry.spans("perdure.step")
+    [effect] = telemetry.spans("perdure.effect")
     [own] = telemetry.spans("the users own")
     assert (step.parent.span_id, effect.parent.span_id) == (run.context.span_id, run.context.span_id)
     assert own.parent.span_id == step.context.span_id
-    assert dict(run.attributes) == {"holdfast.function": "metrics_agent", "holdfast.status": "done"}
-    assert dict(step.attributes) == {"holdfast.step": "metrics_look", "holdfast.step.kind": "step"}
-    events = {dict(point.attributes)["event"]: point.value for point in telemetry.points("holdfast.run.events")}
+    assert dict(run.attributes) == {"perdure.function": "metrics_agent", "perdure.status": "done"}
+    assert dict(step.attributes) == {"perdure.step": "metrics_look", "perdure.step.kind": "step"}
+    events = {dict(point.attributes)["event"]: point.value for point in telemetry.points("perdure.run.events")}
     assert events == {"started": 1, "done": 1}
     everything = repr([(span.name, dict(span.attributes or {}), span.events) for span in telemetry.spans()])
     assert SECRET not in everything.lower()
@@ -155,45 +155,45 @@ def test_a_run_its_steps_and_what_user_code_traces_inside_are_one_trace(
 
 
 async def test_an_async_runs_parallel_steps_are_under_it(url: str, telemetry: Telemetry, installed: Any) -> None:
-    async with hf.open(url) as store:
+    async with perdure.open(url) as store:
         run = await store.arun(aagent, "x", id="a")
         assert await run.aresult() == ["X", "XX"]
         await store.thread("t").asave({"n": 1})
         assert (await store.thread("t").aload()).state == {"n": 1}
-    [run_span] = telemetry.spans("holdfast.run")
-    steps = telemetry.spans("holdfast.step")
+    [run_span] = telemetry.spans("perdure.run")
+    steps = telemetry.spans("perdure.step")
     owns = telemetry.spans("the users own")
     assert [step.parent.span_id for step in steps] == [run_span.context.span_id] * 2
     assert {own.parent.span_id for own in owns} == {step.context.span_id for step in steps}
-    assert len(telemetry.spans("holdfast.save")) == len(telemetry.spans("holdfast.load")) == 1
-    assert telemetry.spans("holdfast.save")[0].parent is None  # the run's span has been left
+    assert len(telemetry.spans("perdure.save")) == len(telemetry.spans("perdure.load")) == 1
+    assert telemetry.spans("perdure.save")[0].parent is None  # the run's span has been left
 
 
 def test_an_error_leaves_its_class_and_not_its_text(url: str, telemetry: Telemetry, installed: Any) -> None:
-    with hf.open(url) as store:
-        with pytest.raises(hf.RunFailed):
+    with perdure.open(url) as store:
+        with pytest.raises(perdure.RunFailed):
             store.run(fails, SECRET, id="f").result()
-        with pytest.raises(hf.NotFound):
+        with pytest.raises(perdure.NotFound):
             store.thread("nobody").load()
-    [run] = telemetry.spans("holdfast.run")
-    assert run.attributes["holdfast.status"] == "failed"
-    [load] = telemetry.spans("holdfast.load")
+    [run] = telemetry.spans("perdure.run")
+    assert run.attributes["perdure.status"] == "failed"
+    [load] = telemetry.spans("perdure.load")
     assert (load.status.status_code, load.status.description) == (trace.StatusCode.ERROR, None)
     assert load.attributes["error.type"] == "NotFound"
     assert not load.events
-    events = {dict(point.attributes)["event"] for point in telemetry.points("holdfast.run.events")}
+    events = {dict(point.attributes)["event"] for point in telemetry.points("perdure.run.events")}
     assert "failed" in events
 
 
 def test_ids_are_in_spans_only_if_they_are_asked_for(url: str, telemetry: Telemetry) -> None:
     _tracers[:] = [telemetry.tracers]
-    made = hf.metrics.otel(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers, ids=True)
-    with hf.open(url) as store:
+    made = perdure.metrics.otel(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers, ids=True)
+    with perdure.open(url) as store:
         store.thread("alice").save({})
         store.run(agent, "x", id="trip-1").result()
     made.close()
-    assert telemetry.spans("holdfast.save")[0].attributes["holdfast.thread"] == "alice"
-    assert telemetry.spans("holdfast.step")[0].attributes["holdfast.run"] == "trip-1"
+    assert telemetry.spans("perdure.save")[0].attributes["perdure.thread"] == "alice"
+    assert telemetry.spans("perdure.step")[0].attributes["perdure.run"] == "trip-1"
     for what in meters.INSTRUMENTS:  # never in metrics: each id would be a series of its own
         assert "trip-1" not in repr([dict(point.attributes) for point in telemetry.points(what.name)])
 
@@ -219,8 +219,8 @@ def test_an_exporter_that_fails_fails_no_save(tmp_path: Path) -> None:
 
         record = add
 
-    made = hf.metrics.otel(meter_provider=Broken(), tracer_provider=Broken())
-    with hf.open(str(tmp_path / "b.db")) as store:
+    made = perdure.metrics.otel(meter_provider=Broken(), tracer_provider=Broken())
+    with perdure.open(str(tmp_path / "b.db")) as store:
         store.thread("t").save({"n": 1})
         assert store.thread("t").load().state == {"n": 1}
     made.close()
@@ -231,11 +231,11 @@ def test_an_exporter_that_fails_fails_no_save(tmp_path: Path) -> None:
 
 def test_prometheus_can_scrape_a_process(url: str) -> None:
     system = "sqlite" if "://" not in url else "postgresql"
-    with hf.metrics.serve() as endpoint:
+    with perdure.metrics.serve() as endpoint:
         assert endpoint.url == f"http://127.0.0.1:{endpoint.port}/metrics"
         before, _ = scrape(endpoint.url)
-        assert before["holdfast_compactions_total"] == 0
-        with hf.open(url) as store:
+        assert before["perdure_compactions_total"] == 0
+        with perdure.open(url) as store:
             for number in range(5):
                 store.thread("alice").save({"number": number, "secret": SECRET})
             store.run(agent, SECRET, id="r").result()
@@ -243,41 +243,41 @@ def test_prometheus_can_scrape_a_process(url: str) -> None:
         assert SECRET not in text
         assert "alice" not in text
         labels = f'operation="save",db_system_name="{system}",error_type=""'
-        assert samples[f"holdfast_operation_duration_seconds_count{{{labels}}}"] == 5
+        assert samples[f"perdure_operation_duration_seconds_count{{{labels}}}"] == 5
         buckets = [
             value
             for name, value in samples.items()
-            if name.startswith(f"holdfast_operation_duration_seconds_bucket{{{labels}")
+            if name.startswith(f"perdure_operation_duration_seconds_bucket{{{labels}")
         ]
         assert buckets == sorted(buckets)
         assert buckets[-1] == 5
-        assert samples[f'holdfast_save_state_bytes_sum{{db_system_name="{system}"}}'] > 100
-        assert samples['holdfast_run_events_total{event="done"}'] == 1
+        assert samples[f'perdure_save_state_bytes_sum{{db_system_name="{system}"}}'] > 100
+        assert samples['perdure_run_events_total{event="done"}'] == 1
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(endpoint.url + "/../etc")
         port = endpoint.port
-        with pytest.raises(hf.UsageError, match="choose another port"):
-            hf.metrics.serve(port)
+        with pytest.raises(perdure.UsageError, match="choose another port"):
+            perdure.metrics.serve(port)
     endpoint.close()
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
-    assert not [thread for thread in threading.enumerate() if thread.name == "holdfast-metrics"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "perdure-metrics"]
 
 
 def test_several_can_measure_at_once(tmp_path: Path, telemetry: Telemetry) -> None:
-    installed = hf.metrics.otel(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
-    with hf.metrics.collect() as registry, hf.open(str(tmp_path / "s.db")) as store:
+    installed = perdure.metrics.otel(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
+    with perdure.metrics.collect() as registry, perdure.open(str(tmp_path / "s.db")) as store:
         store.thread("t").save({"n": 1})
         installed.close()
         store.thread("t").save({"n": 2})
-    assert 'holdfast_save_state_bytes_count{db_system_name="sqlite"} 2' in registry.text()
-    [sizes] = telemetry.points("holdfast.save.state_size")
+    assert 'perdure_save_state_bytes_count{db_system_name="sqlite"} 2' in registry.text()
+    [sizes] = telemetry.points("perdure.save.state_size")
     assert sizes.count == 1
 
 
 def test_waits_for_the_file_lock_and_for_the_queue_are_measured(tmp_path: Path) -> None:
     path = str(tmp_path / "w.db")
-    with hf.metrics.collect() as registry, hf.open(path) as one, hf.open(path) as other:
+    with perdure.metrics.collect() as registry, perdure.open(path) as one, perdure.open(path) as other:
         one.thread("t").save({})
         threads = [
             threading.Thread(target=lambda s=store, n=number: [s.thread(f"t{n}").save({"i": i}) for i in range(30)])
@@ -290,11 +290,11 @@ def test_waits_for_the_file_lock_and_for_the_queue_are_measured(tmp_path: Path) 
         text = registry.text()
     assert 'lock="file"' in text
     assert 'lock="queue"' in text
-    assert "holdfast_commit_jobs_count" in text
+    assert "perdure_commit_jobs_count" in text
 
 
 def test_a_pool_that_is_too_small_is_seen(postgres_url: str) -> None:
-    with hf.metrics.collect() as registry, hf.open(postgres_url, pool_size=1) as store:
+    with perdure.metrics.collect() as registry, perdure.open(postgres_url, pool_size=1) as store:
         threads = [
             threading.Thread(target=lambda n=number: [store.thread(f"t{n}").save({"i": i}) for i in range(20)])
             for number in range(4)
@@ -303,96 +303,96 @@ def test_a_pool_that_is_too_small_is_seen(postgres_url: str) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert 'holdfast_lock_wait_duration_seconds_count{db_system_name="postgresql",lock="pool"}' in registry.text()
+        assert 'perdure_lock_wait_duration_seconds_count{db_system_name="postgresql",lock="pool"}' in registry.text()
 
 
 def test_a_timeout_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "t.db"
-    with hf.metrics.collect() as registry, hf.open(str(path), timeout_s=0.05) as store:
+    with perdure.metrics.collect() as registry, perdure.open(str(path), timeout_s=0.05) as store:
         store.thread("t").save({})
         holder = apsw.Connection(str(path))  # not sqlite3: two SQLites in one process do not see each other's locks
         holder.execute("BEGIN IMMEDIATE")
-        with pytest.raises(hf.Busy):
+        with pytest.raises(perdure.Busy):
             store.thread("t").save({"n": 1})
         holder.execute("ROLLBACK")
         holder.close()
-    assert 'holdfast_lock_timeouts_total{db_system_name="sqlite"} 1' in registry.text()
+    assert 'perdure_lock_timeouts_total{db_system_name="sqlite"} 1' in registry.text()
     assert 'error_type="Busy"' in registry.text()
 
 
 def test_a_transaction_that_is_run_again_is_counted(postgres_url: str) -> None:
     """Somebody else's session, as behind a pooler: the prepared statements are gone."""
-    with hf.metrics.collect() as registry, hf.open(postgres_url, pool_size=1) as store:
+    with perdure.metrics.collect() as registry, perdure.open(postgres_url, pool_size=1) as store:
         for number in range(8):
             store.thread("t").save({"n": number})
         raw(store, "DEALLOCATE ALL")
         store.thread("t").save({"n": 9})
-        assert 'holdfast_retries_total{db_system_name="postgresql",reason="plan"}' in registry.text()
+        assert 'perdure_retries_total{db_system_name="postgresql",reason="plan"}' in registry.text()
 
 
 def test_round_trips_are_those_on_the_wire(postgres_server: PostgresServer, postgres_url: str) -> None:
-    with WireProxy(postgres_server.port) as proxy, hf.open(proxy.url(postgres_url.rsplit("/", 1)[1])) as store:
+    with WireProxy(postgres_server.port) as proxy, perdure.open(proxy.url(postgres_url.rsplit("/", 1)[1])) as store:
         store.thread("t").save({"n": 0})
-        with hf.metrics.collect() as registry:
+        with perdure.metrics.collect() as registry:
             proxy.reset()
             for number in range(10):
                 store.thread("t").save({"n": number})
             store.thread("t").load()
-            counted = f'holdfast_round_trips_total{{db_system_name="postgresql"}} {proxy.turns}\n'
+            counted = f'perdure_round_trips_total{{db_system_name="postgresql"}} {proxy.turns}\n'
             assert counted in registry.text()
 
 
 def test_a_lost_connection_is_counted(postgres_server: PostgresServer, postgres_url: str) -> None:
-    with WireProxy(postgres_server.port) as proxy, hf.open(proxy.url(postgres_url.rsplit("/", 1)[1])) as store:
+    with WireProxy(postgres_server.port) as proxy, perdure.open(proxy.url(postgres_url.rsplit("/", 1)[1])) as store:
         store.thread("t").save({"n": 0})
-        with hf.metrics.collect() as registry:
+        with perdure.metrics.collect() as registry:
             proxy.lose(b"t", delivered=False)
             assert store.thread("t").load().state == {"n": 0}
-            assert 'holdfast_retries_total{db_system_name="postgresql",reason="lost"} 1' in registry.text()
+            assert 'perdure_retries_total{db_system_name="postgresql",reason="lost"} 1' in registry.text()
 
 
-@hf.effect(name="metrics_doubtful", on_doubt="fail")
+@perdure.effect(name="metrics_doubtful", on_doubt="fail")
 def doubtful() -> None:
     raise TimeoutError
 
 
-@hf.step(name="metrics_flaky", retries=1, backoff_s=0.001)
+@perdure.step(name="metrics_flaky", retries=1, backoff_s=0.001)
 def flaky() -> None:
     raise RuntimeError
 
 
-@hf.durable(name="metrics_trouble")
+@perdure.durable(name="metrics_trouble")
 def trouble() -> None:
     with contextlib.suppress(RuntimeError):
         flaky()
     doubtful()
 
 
-@hf.durable(name="metrics_left")
+@perdure.durable(name="metrics_left")
 def left() -> str:
     return "done"
 
 
 def test_doubts_retries_and_takeovers_are_counted(url: str) -> None:
-    with hf.metrics.collect() as registry, hf.open(url) as store:
+    with perdure.metrics.collect() as registry, perdure.open(url) as store:
         store.run(trouble, id="t")
         store.start(left, id="l")
         raw(store, "UPDATE run SET status = 'running', owner = 'x', lease_until = 1 WHERE id = 'l'")
-        hf.Worker(store, [left]).run(until_idle=True)
+        perdure.Worker(store, [left]).run(until_idle=True)
         text = registry.text()
-    assert 'holdfast_run_events_total{event="in_doubt"} 1' in text
-    assert 'holdfast_run_events_total{event="taken_over"} 1' in text
-    assert "holdfast_step_retries_total 1" in text
-    assert 'holdfast_step_duration_seconds_count{kind="step",error_type="RuntimeError"} 2' in text
-    assert 'holdfast_step_duration_seconds_count{kind="effect",error_type="TimeoutError"} 1' in text
+    assert 'perdure_run_events_total{event="in_doubt"} 1' in text
+    assert 'perdure_run_events_total{event="taken_over"} 1' in text
+    assert "perdure_step_retries_total 1" in text
+    assert 'perdure_step_duration_seconds_count{kind="step",error_type="RuntimeError"} 2' in text
+    assert 'perdure_step_duration_seconds_count{kind="effect",error_type="TimeoutError"} 1' in text
 
 
 def test_compactions_are_counted(url: str) -> None:
-    with hf.metrics.collect() as registry, hf.open(url) as store:
+    with perdure.metrics.collect() as registry, perdure.open(url) as store:
         store.thread("t").save({"n": 1})
         store.compact()
-        assert "holdfast_compactions_total 1" in registry.text()
-        assert "holdfast_compaction_saved_bytes_total" in registry.text()
+        assert "perdure_compactions_total 1" in registry.text()
+        assert "perdure_compaction_saved_bytes_total" in registry.text()
 
 
 class Counted(TypedDict):
@@ -402,44 +402,44 @@ class Counted(TypedDict):
 def test_a_graphs_checkpoints_are_saves(url: str) -> None:
     from langgraph.graph import StateGraph
 
-    from holdfast.langgraph import HoldfastSaver
+    from perdure.langgraph import PerdureSaver
 
     builder = StateGraph(Counted)
     builder.add_node("one", lambda state: {"n": 1})
     builder.set_entry_point("one")
-    with hf.metrics.collect() as registry, HoldfastSaver(url) as saver:
+    with perdure.metrics.collect() as registry, PerdureSaver(url) as saver:
         graph = builder.compile(checkpointer=saver)
         graph.invoke({"n": 0}, {"configurable": {"thread_id": "a"}})
         text = registry.text()
-    assert re.search(r'holdfast_operation_duration_seconds_count\{operation="save".*\} [1-9]', text)
-    assert "holdfast_save_state_bytes_count" in text
+    assert re.search(r'perdure_operation_duration_seconds_count\{operation="save".*\} [1-9]', text)
+    assert "perdure_save_state_bytes_count" in text
 
 
 APP = """
-import holdfast as hf
+import perdure
 
-@hf.durable(name="metrics_hello")
+@perdure.durable(name="metrics_hello")
 def hello() -> str:
     return "hi"
 """
 
 
-@hf.durable(name="metrics_hello")
+@perdure.durable(name="metrics_hello")
 def hello() -> str:
     return "hi"
 
 
 def test_a_worker_shows_its_metrics(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
-    with hf.open(str(tmp_path / "w.db")) as store:
+    with perdure.open(str(tmp_path / "w.db")) as store:
         store.start(hello, id="h")
-    line = [sys.executable, "-m", "holdfast.cli", "worker", "app.py", "--store", "w.db", "--metrics", "0"]
+    line = [sys.executable, "-m", "perdure.cli", "worker", "app.py", "--store", "w.db", "--metrics", "0"]
     worker = subprocess.Popen(line, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     assert worker.stderr is not None
     try:
         found = next(match for said in worker.stderr if (match := re.search(r"metrics at (http://\S+)", said)))
         until = time.monotonic() + 60
-        while 'holdfast_run_events_total{event="done"}' not in scrape(found[1])[0]:
+        while 'perdure_run_events_total{event="done"}' not in scrape(found[1])[0]:
             assert time.monotonic() < until
     finally:
         worker.terminate()
@@ -450,23 +450,23 @@ def test_a_worker_shows_its_metrics(tmp_path: Path) -> None:
 
 def test_damage_that_was_worked_around_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "d.db"
-    with hf.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         for number in range(4):
             store.thread("t").save({"n": number, "text": "x" * 100})
     raw = sqlite3.connect(path)
     raw.execute("UPDATE body SET diff = zeroblob(20), full_text = NULL WHERE id = (SELECT max(id) FROM body)")
     raw.commit()
     raw.close()
-    with hf.metrics.collect() as registry, hf.open(str(path)) as store:
+    with perdure.metrics.collect() as registry, perdure.open(str(path)) as store:
         assert store.thread("t").load().skipped
         text = registry.text()
-    assert 'holdfast_recoveries_total{kind="ancestor"} 1' in text
-    assert 'holdfast_corruptions_total{kind="checkpoint"}' in text
+    assert 'perdure_recoveries_total{kind="ancestor"} 1' in text
+    assert 'perdure_corruptions_total{kind="checkpoint"}' in text
 
 
 def test_a_keyframe_that_was_rebuilt_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "k.db"
-    with hf.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         thread = store.thread("t")
         for number in range(60):  # random enough that keyframes come, each with the difference that it kept
             thread.save({"n": number, "text": [str(number * k * 7919 % 10007) for k in range(300)]})
@@ -475,7 +475,7 @@ def test_a_keyframe_that_was_rebuilt_is_counted(tmp_path: Path) -> None:
     raw.execute("UPDATE body SET full_text = zeroblob(40) WHERE id = ?", (newest,))
     raw.commit()
     raw.close()
-    with hf.metrics.collect() as registry, hf.open(str(path)) as store:
+    with perdure.metrics.collect() as registry, perdure.open(str(path)) as store:
         loaded = store.thread("t").load()
         assert (loaded.state["n"], loaded.skipped) == (59, ())
-        assert 'holdfast_recoveries_total{kind="keyframe"} 1' in registry.text()
+        assert 'perdure_recoveries_total{kind="keyframe"} 1' in registry.text()

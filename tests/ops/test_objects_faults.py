@@ -16,10 +16,10 @@ import pytest
 import striking
 from far_kit import at, blob, cells, check, fetch, fill, grow, loose, named, pack, prose, rows, scene, stored
 
-import holdfast as hf
-from holdfast.storage.program import drive
-from holdfast.testing.processes import Nursery
-from holdfast.threads.far_loose import collect
+import perdure
+from perdure.storage.program import drive
+from perdure.testing.processes import Nursery
+from perdure.threads.far_loose import collect
 
 TWO_DAYS_US = 2 * 86_400_000_000
 _numbers = itertools.count()
@@ -50,11 +50,11 @@ class Stage:
 
     url: str
     folder: Path
-    plain: hf.Store
-    struck: hf.Store
+    plain: perdure.Store
+    struck: perdure.Store
     hook: Hook
 
-    def copy(self) -> tuple[hf.Store, hf.Store]:
+    def copy(self) -> tuple[perdure.Store, perdure.Store]:
         name = f"copy {next(_numbers)}"
         made = self.plain.tenant(name)
         grow(made.thread("a"), 14, words=1500)
@@ -71,39 +71,39 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def stage(url: str, folder: Path) -> Iterator[Stage]:
     hook = Hook()
-    with hf.open(url, objects=at(folder)) as plain, hf.open(url, objects=at(folder), hook=hook) as struck:
+    with perdure.open(url, objects=at(folder)) as plain, perdure.open(url, objects=at(folder), hook=hook) as struck:
         yield Stage(url, folder, plain, struck, hook)
 
 
-def nothing_dangles(store: hf.Store, folder: Path) -> None:
+def nothing_dangles(store: perdure.Store, folder: Path) -> None:
     there = stored(folder)
     assert named(store) <= there
     assert there <= named(store) | set(loose(store))
     assert not named(store) & set(loose(store))
 
 
-def tidy(store: hf.Store) -> None:
+def tidy(store: perdure.Store) -> None:
     """What a compaction does days later."""
     tenant = store._context.known_tenant
     assert tenant is not None
     drive(store._context.driver, collect(store._context, tenant, now_us=store._context.clock_us() + TWO_DAYS_US))
 
 
-def _move_out(store: hf.Store) -> None:
+def _move_out(store: perdure.Store) -> None:
     store.move_out()
 
 
-def _bring_back(store: hf.Store) -> None:
+def _bring_back(store: perdure.Store) -> None:
     store.bring_back()
 
 
-def _move_everything(store: hf.Store) -> None:
+def _move_everything(store: perdure.Store) -> None:
     store.move_out()
     store.bring_back()
     store.move_out()
 
 
-OPERATIONS: dict[str, tuple[Callable[[hf.Store], Any], Callable[[hf.Store], Any]]] = {
+OPERATIONS: dict[str, tuple[Callable[[perdure.Store], Any], Callable[[perdure.Store], Any]]] = {
     "out": (lambda store: None, _move_out),
     "back": (_move_out, _bring_back),
     "collect": (_move_everything, _move_out),
@@ -149,10 +149,10 @@ def test_a_fault_while_objects_are_put_or_removed_loses_nothing(stage: Stage) ->
 
     def half(objects: Mapping[str, bytes]) -> None:
         put(dict(list(objects.items())[: len(objects) // 2]))
-        raise hf.Unavailable("the network is gone")
+        raise perdure.Unavailable("the network is gone")
 
     place.put = half
-    with pytest.raises(hf.Unavailable):
+    with pytest.raises(perdure.Unavailable):
         struck.move_out()
     nothing_dangles(stage.plain, stage.folder)
     assert not cells(plain)
@@ -163,10 +163,10 @@ def test_a_fault_while_objects_are_put_or_removed_loses_nothing(stage: Stage) ->
 
     def late(names: list[str]) -> None:
         remove(names[:1])
-        raise hf.Unavailable("the network is gone")
+        raise perdure.Unavailable("the network is gone")
 
     place.remove = late
-    with pytest.raises(hf.Unavailable):
+    with pytest.raises(perdure.Unavailable):
         struck.move_out(cold_s=10**6)
     nothing_dangles(stage.plain, stage.folder)
     place.remove = remove
@@ -177,7 +177,7 @@ def test_a_fault_while_objects_are_put_or_removed_loses_nothing(stage: Stage) ->
 
 @pytest.mark.parametrize("what", ["out", "back"])
 def test_a_process_that_is_killed_loses_nothing(url: str, folder: Path, what: str) -> None:
-    with hf.open(url, objects=at(folder)) as store:
+    with perdure.open(url, objects=at(folder)) as store:
         fill(store, 70)
         before = scene(store)
         if what == "back":
@@ -186,12 +186,12 @@ def test_a_process_that_is_killed_loses_nothing(url: str, folder: Path, what: st
         for point in range(1, 30, 4 if striking.SOAK else 12):
             child = nursery.start(url, str(folder), what, point)
             said = list(child.lines())
-            with hf.open(url, objects=at(folder)) as store:
+            with perdure.open(url, objects=at(folder)) as store:
                 nothing_dangles(store, folder)
                 assert scene(store) == before
             if said:  # it came to its end
                 break
-    with hf.open(url, objects=at(folder)) as store:
+    with perdure.open(url, objects=at(folder)) as store:
         (store.move_out if what == "out" else store.bring_back)()
         tidy(store)
         assert stored(folder) == named(store)
@@ -297,7 +297,7 @@ def test_a_large_tree_is_not_read_again_for_each_object(stage: Stage) -> None:
 
 def test_readers_and_writers_notice_nothing(url: str, folder: Path) -> None:
     """Saves, loads, prunes, equal large results that come and go, while everything is moved out and back."""
-    with hf.open(url, objects=at(folder)) as store:
+    with perdure.open(url, objects=at(folder)) as store:
         grow(store.thread("a"), 60)
         until = time.monotonic() + 4.0
         problems: list[BaseException] = []
@@ -335,7 +335,7 @@ def test_readers_and_writers_notice_nothing(url: str, folder: Path) -> None:
             for checkpoint in thread.history(limit=20):
                 try:
                     thread.load(checkpoint.id, strict=True)
-                except hf.NotFound:
+                except perdure.NotFound:
                     continue
 
         threads = [again(work) for work in (write, large_result, move, read)]

@@ -12,9 +12,9 @@ import pytest
 from far_kit import KEY, cells, check, fill, named, scene
 from moto.server import ThreadedMotoServer
 
-import holdfast as hf
-from holdfast.cli import main
-from holdfast.storage.objects import Objects
+import perdure
+from perdure.cli import main
+from perdure.storage.objects import Objects
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +54,12 @@ def far(bucket: str, **options: Any) -> Objects:
 
 
 def test_s3_round_trip(url: str, bucket: str) -> None:
-    with hf.open(url, objects=far(bucket), keys=KEY) as store:
+    with perdure.open(url, objects=far(bucket), keys=KEY) as store:
         fill(store, 70)
         before = scene(store)
         assert store.move_out().objects > 1
         assert listed(bucket) == named(store)
-    with hf.open(url, objects=far(bucket), keys=KEY) as store:
+    with perdure.open(url, objects=far(bucket), keys=KEY) as store:
         assert scene(store) == before
         check(store)
         for name in ("fork", "a", "other"):
@@ -69,12 +69,12 @@ def test_s3_round_trip(url: str, bucket: str) -> None:
 
 
 async def test_s3_round_trip_async(url: str, bucket: str) -> None:
-    with hf.open(url, objects=far(bucket)) as store:
+    with perdure.open(url, objects=far(bucket)) as store:
         ids = fill(store, 70)
         before = scene(store)
-    async with hf.open(url, objects=far(bucket)) as store:
+    async with perdure.open(url, objects=far(bucket)) as store:
         assert (await store.amove_out()).objects > 1
-    async with hf.open(url, objects=far(bucket)) as store:
+    async with perdure.open(url, objects=far(bucket)) as store:
         assert (await store.thread("a").aload(ids[-1])).state == before[f"a {ids[-1]}"][0]
         assert (await store.averify()).ok
         await store.abring_back()
@@ -86,39 +86,39 @@ def test_a_missing_object_and_a_missing_bucket(url: str, bucket: str) -> None:
     import obstore
     from obstore.store import from_url
 
-    with hf.open(url, objects=far(bucket)) as store:
+    with perdure.open(url, objects=far(bucket)) as store:
         ids = fill(store, 70)
         store.move_out()
         obstore.delete(from_url(bucket, client_options={"allow_http": True}), sorted(named(store)))
-    with hf.open(url, objects=far(bucket)) as store:
-        with pytest.raises(hf.ObjectMissing, match="s3://agents/cold"):
+    with perdure.open(url, objects=far(bucket)) as store:
+        with pytest.raises(perdure.ObjectMissing, match="s3://agents/cold"):
             store.thread("a").load(ids[-1])
         assert sum("is not at" in problem.what for problem in store.verify().problems) == len(cells(store))
-    with hf.open(url, objects=far("s3://nobodys/x")) as store:
-        with pytest.raises(hf.Unavailable, match="s3://nobodys/x") as caught:
+    with perdure.open(url, objects=far("s3://nobodys/x")) as store:
+        with pytest.raises(perdure.Unavailable, match="s3://nobodys/x") as caught:
             store.thread("a").load(ids[-1])
         assert "hush" not in str(caught.value)
 
 
 def test_a_backup_in_s3_and_back(url: str, bucket: str, tmp_path: Path) -> None:
     place = "s3://agents/backups/monday.backup"
-    with hf.open(url, objects=far(bucket)) as store:
+    with perdure.open(url, objects=far(bucket)) as store:
         fill(store, 70)
         before = scene(store)
         moved = store.move_out()
         made = store.backup(place)
         assert (made.path, made.objects) == (place, moved.objects)
-        with pytest.raises(hf.UsageError, match="exists already"):
+        with pytest.raises(perdure.UsageError, match="exists already"):
             store.backup(place)
-        with pytest.raises(hf.UsageError, match="names no object"):
+        with pytest.raises(perdure.UsageError, match="names no object"):
             store.backup("s3://agents")
         assert store.try_restore(place).ok
     target = str(tmp_path / "restored.db")
-    with pytest.raises(hf.ObjectMissing, match="objects="):
-        hf.restore(place, target)
+    with pytest.raises(perdure.ObjectMissing, match="objects="):
+        perdure.restore(place, target)
     assert not Path(target).exists()
-    assert hf.restore(place, target, objects=far(bucket)).ok
-    with hf.open(target, objects=far(bucket)) as restored:
+    assert perdure.restore(place, target, objects=far(bucket)).ok
+    with perdure.open(target, objects=far(bucket)) as restored:
         assert scene(restored) == before
         there = listed(bucket)
         for name in ("fork", "a", "other"):  # what it has let go belongs to the other store
@@ -126,19 +126,19 @@ def test_a_backup_in_s3_and_back(url: str, bucket: str, tmp_path: Path) -> None:
         restored.compact()
         restored.move_out()
         assert listed(bucket) >= there
-    with hf.open(url, objects=far(bucket)) as store:
+    with perdure.open(url, objects=far(bucket)) as store:
         assert scene(store) == before
-    with pytest.raises(hf.ObjectMissing, match="nothing"):
-        hf.restore("s3://agents/backups/nothing.backup", str(tmp_path / "x.db"))
+    with pytest.raises(perdure.ObjectMissing, match="nothing"):
+        perdure.restore("s3://agents/backups/nothing.backup", str(tmp_path / "x.db"))
 
 
 def test_from_the_command_line(
     tmp_path: Path, bucket: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(tmp_path / "a.db")
-    with hf.open(path) as store:
+    with perdure.open(path) as store:
         fill(store, 70)
-    monkeypatch.setenv("HOLDFAST_STORE", path)
+    monkeypatch.setenv("PERDURE_STORE", path)
 
     def run(*argv: str) -> Any:
         assert main([*argv, "--json"]) == 0
@@ -152,7 +152,7 @@ def test_from_the_command_line(
     assert moved["objects"] >= 1  # only what is large is worth it
     assert main(["verify"]) == 4
     assert "--objects URL" in capsys.readouterr().err
-    monkeypatch.setenv("HOLDFAST_OBJECTS", bucket)
+    monkeypatch.setenv("PERDURE_OBJECTS", bucket)
     assert main(["verify"]) == 0
     assert main(["show", "a"]) == 0
     capsys.readouterr()
@@ -166,5 +166,5 @@ def test_from_the_command_line(
     assert "0 objects named by the store" in said
     assert "s3://agents/cold" in said
     assert main(["objects", "--cold", "3d"]) == 2
-    monkeypatch.delenv("HOLDFAST_OBJECTS")
+    monkeypatch.delenv("PERDURE_OBJECTS")
     assert main(["objects"]) == 2

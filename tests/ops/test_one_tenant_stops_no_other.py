@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 from sealed_kit import Raw
 
-import holdfast as hf
+import perdure
 
 FENCE_MAX = 2**63 - 1
 
 
-@hf.durable(name="isolated.add")
+@perdure.durable(name="isolated.add")
 def add(a: int, b: int) -> int:
     return a + b
 
 
-def work(store: hf.Store) -> None:
-    hf.Worker(store, [add], all_tenants=True).run(until_idle=True)
+def work(store: perdure.Store) -> None:
+    perdure.Worker(store, [add], all_tenants=True).run(until_idle=True)
 
 
 @pytest.mark.parametrize("fence", [FENCE_MAX, -1])
 def test_a_run_whose_row_makes_no_sense_is_stuck_and_the_others_run(url: str, fence: int) -> None:
-    with hf.open(url, tenant="bad") as store:
+    with perdure.open(url, tenant="bad") as store:
         for name in ("first", "second"):
             store.start(add, 1, 2, id=name)
             store.tenant("good").start(add, 1, 2, id=name)
@@ -40,20 +40,20 @@ def test_a_run_whose_row_makes_no_sense_is_stuck_and_the_others_run(url: str, fe
         assert store.get_run("first").result() == 3, "its journal is whole"
 
 
-def upkeep_findings(store: hf.Store) -> list[tuple[str, str]]:
+def upkeep_findings(store: perdure.Store) -> list[tuple[str, str]]:
     return [(finding.level, finding.says) for finding in store.doctor() if finding.check == "upkeep"]
 
 
 def test_the_daily_upkeep_of_one_tenant_fails_and_the_others_have_theirs(url: str) -> None:
     raw = Raw(url)
-    with hf.open(url, tenant="bad", keep_runs_s=0) as store:
+    with perdure.open(url, tenant="bad", keep_runs_s=0) as store:
         for one in (store, store.tenant("good")):
             one.set_retention(keep_last=2)
             one.run(add, 1, 2, id="a").result()
         [(key,)] = raw("SELECT key FROM meta WHERE substr(key, 1, 10) = 'retention ' ORDER BY key LIMIT 1")
         [(policy,)] = raw("SELECT value FROM meta WHERE key = ?", (key,))
         raw("UPDATE meta SET value = '{' WHERE key = ?", (key,))
-        worker = hf.Worker(store, [add], all_tenants=True)
+        worker = perdure.Worker(store, [add], all_tenants=True)
         worker._upkeep()
         [(level, says)] = upkeep_findings(store)
         assert level == "warning"
@@ -66,11 +66,11 @@ def test_the_daily_upkeep_of_one_tenant_fails_and_the_others_have_theirs(url: st
 
 def test_a_forgotten_key_of_one_tenant_ends_no_other_tenants_upkeep(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
-    with hf.open(path, tenant="bad", keys=os.urandom(32)) as store:
+    with perdure.open(path, tenant="bad", keys=os.urandom(32)) as store:
         store.thread("a").save({})
-    with hf.open(path, tenant="good", keys=os.urandom(32)) as store:
+    with perdure.open(path, tenant="good", keys=os.urandom(32)) as store:
         store.thread("a").save({})
-        hf.Worker(store, [add], all_tenants=True)._upkeep()
+        perdure.Worker(store, [add], all_tenants=True)._upkeep()
         [(level, says)] = upkeep_findings(store)
         assert (level, "KeyMissing" in says) == ("warning", True), says
         upkeeps = Raw(path)("SELECT count(*) FROM meta WHERE substr(key, 1, 7) = 'upkeep '")
@@ -80,7 +80,7 @@ def test_a_forgotten_key_of_one_tenant_ends_no_other_tenants_upkeep(tmp_path: Pa
 def test_garbage_in_one_tenants_rows_ends_no_check_of_the_doctor(tmp_path: Path) -> None:
     """SQLite keeps values of any type in any column."""
     url = str(tmp_path / "a.db")
-    with hf.open(url) as store:
+    with perdure.open(url) as store:
         store.thread("a").save({"n": 1})
         Raw(url)("UPDATE thread SET active = x'fffe'")
         findings = store.doctor()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-import holdfast as hf
-from holdfast.cli import main
+import perdure
+from perdure.cli import main
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, database: str) -> str:
 
 @pytest.fixture
 def backup(url: str, tmp_path: Path) -> Path:
-    with hf.open(url) as store:
+    with perdure.open(url) as store:
         for number in range(20):
             store.thread(f"t{number}").save({"n": os.urandom(3000).hex()})
         store.backup(tmp_path / "b")
@@ -59,9 +59,9 @@ def test_a_beginning_of_a_header_is_a_backup_cut_short_and_a_damaged_one_is_not_
     url: str, backup: Path, tmp_path: Path
 ) -> None:
     backup.write_bytes(backup.read_bytes()[:50])
-    with pytest.raises(hf.Damaged, match="cut short"):
-        hf.restore(backup, str(tmp_path / "new.db"))
-    with hf.open(url) as store, pytest.raises(hf.UsageError, match="no backup that can be read"):
+    with pytest.raises(perdure.Damaged, match="cut short"):
+        perdure.restore(backup, str(tmp_path / "new.db"))
+    with perdure.open(url) as store, pytest.raises(perdure.UsageError, match="no backup that can be read"):
         store.backup(backup)
 
 
@@ -70,14 +70,14 @@ def test_the_command_that_backup_prints_works(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HOLDFAST_STORE", raising=False)
-    with hf.open(url) as store:
+    monkeypatch.delenv("PERDURE_STORE", raising=False)
+    with perdure.open(url) as store:
         store.thread("a").save({"n": 1})
     assert main(["backup", "my backup", "--store", url]) == 0
-    found = re.search("`holdfast (.*)`", capsys.readouterr().err)
+    found = re.search("`perdure (.*)`", capsys.readouterr().err)
     assert found is not None
     assert main(shlex.split(found[1])) == 0
-    monkeypatch.setenv("HOLDFAST_STORE", url)
+    monkeypatch.setenv("PERDURE_STORE", url)
     assert main(["backup", "my backup"]) == 0
     assert "--store" not in capsys.readouterr().err
 
@@ -88,17 +88,17 @@ def test_a_damaged_file_names_repair(url: str, backup: Path, capsys: pytest.Capt
         file.seek(4096)
         file.write(os.urandom(4096 * 12))
     assert main(["verify", "--store", url]) == 4
-    assert "holdfast repair" in capsys.readouterr().err
+    assert "perdure repair" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("port", ["abc", "9464", 1.5, None, True])
 def test_a_port_is_a_number(port: Any) -> None:
-    with pytest.raises(hf.UsageError, match="a port is a number"):
-        hf.metrics.serve(port=port)
+    with pytest.raises(perdure.UsageError, match="a port is a number"):
+        perdure.metrics.serve(port=port)
 
 
 def test_one_thing_was_mended() -> None:
-    from holdfast.cli.repair import _counted
+    from perdure.cli.repair import _counted
 
     assert [_counted(range(count), "mended", False) for count in (0, 1, 2)] == [
         "were mended",

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from packing_kit import ALL_COLD, check, grow, pack, prose, rows, scene
 
-import holdfast as hf
-from holdfast.log.packing import Packed, pack_tenant
-from holdfast.storage.program import drive
+import perdure
+from perdure.log.packing import Packed, pack_tenant
+from perdure.storage.program import drive
 
 
-def branched(store: hf.Store) -> None:
+def branched(store: perdure.Store) -> None:
     """Branches in the middle of a chain, a lost race, a fork that goes on, a second thread."""
     thread = store.thread("a")
     ids = grow(thread, 150)
@@ -37,7 +37,7 @@ def branched(store: hf.Store) -> None:
     grow(store.thread("small"), 3, size=5)
 
 
-def test_a_packed_store_shows_the_same(store: hf.Store) -> None:
+def test_a_packed_store_shows_the_same(store: perdure.Store) -> None:
     branched(store)
     before, bytes_before = scene(store), store.stats().difference_bytes
     packed = pack(store)
@@ -50,7 +50,7 @@ def test_a_packed_store_shows_the_same(store: hf.Store) -> None:
     assert packed.packs == len(sizes)
 
 
-def test_packing_again_changes_nothing(store: hf.Store) -> None:
+def test_packing_again_changes_nothing(store: perdure.Store) -> None:
     branched(store)
     pack(store)
     dumped = rows(store, "SELECT * FROM pack ORDER BY pack")
@@ -58,7 +58,7 @@ def test_packing_again_changes_nothing(store: hf.Store) -> None:
     assert rows(store, "SELECT * FROM pack ORDER BY pack") == dumped
 
 
-def test_writers_go_on_after_a_packing_and_small_packs_grow_together(store: hf.Store) -> None:
+def test_writers_go_on_after_a_packing_and_small_packs_grow_together(store: perdure.Store) -> None:
     thread, other = store.thread("a"), store.thread("a")
     grow(thread, 20)
     other.load()
@@ -75,7 +75,7 @@ def test_writers_go_on_after_a_packing_and_small_packs_grow_together(store: hf.S
     assert rows(store, "SELECT count(*) FROM pack") == [(1,)]
 
 
-def test_a_hot_handle_does_not_notice(store: hf.Store) -> None:
+def test_a_hot_handle_does_not_notice(store: perdure.Store) -> None:
     """The same handle saves before and after, without loading in between: its stream ends, its line does not."""
     thread = store.thread("a")
     grow(thread, 50)
@@ -88,7 +88,7 @@ def test_a_hot_handle_does_not_notice(store: hf.Store) -> None:
     assert thread.load(strict=True).state["n"] == 4
 
 
-def test_a_lost_race_on_a_packed_line_becomes_a_branch(store: hf.Store) -> None:
+def test_a_lost_race_on_a_packed_line_becomes_a_branch(store: perdure.Store) -> None:
     winner, loser = store.thread("a"), store.thread("a")
     grow(winner, 40)
     state = loser.load().state
@@ -101,7 +101,7 @@ def test_a_lost_race_on_a_packed_line_becomes_a_branch(store: hf.Store) -> None:
 
 
 @pytest.mark.parametrize("keep", [1, 30, 100])
-def test_pruning_takes_packs_apart(store: hf.Store, keep: int) -> None:
+def test_pruning_takes_packs_apart(store: perdure.Store, keep: int) -> None:
     branched(store)
     pack(store)
     before = scene(store)
@@ -117,7 +117,7 @@ def test_pruning_takes_packs_apart(store: hf.Store, keep: int) -> None:
     check(store)
 
 
-def test_deleting_leaves_no_pack_behind(store: hf.Store) -> None:
+def test_deleting_leaves_no_pack_behind(store: perdure.Store) -> None:
     branched(store)
     pack(store)
     forked = {key: value for key, value in scene(store).items() if key.startswith("fork")}
@@ -131,7 +131,7 @@ def test_deleting_leaves_no_pack_behind(store: hf.Store) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 9, 65, 66, 73, 130])
-def test_no_record_loses_the_start_of_its_stream(store: hf.Store, count: int) -> None:
+def test_no_record_loses_the_start_of_its_stream(store: perdure.Store, count: int) -> None:
     """What is too little for a pack of its own stays readable."""
     grow(store.thread("a"), count, size=4000)
     before = scene(store)
@@ -140,7 +140,7 @@ def test_no_record_loses_the_start_of_its_stream(store: hf.Store, count: int) ->
     check(store)
 
 
-def test_a_large_difference_in_the_middle_stays_by_itself(store: hf.Store) -> None:
+def test_a_large_difference_in_the_middle_stays_by_itself(store: perdure.Store) -> None:
     thread, chance = store.thread("a"), random.Random(1)
     state: dict[str, Any] = {"text": prose(chance, 200_000), "log": []}
     for number in range(40):
@@ -154,7 +154,7 @@ def test_a_large_difference_in_the_middle_stays_by_itself(store: hf.Store) -> No
     check(store)
 
 
-def test_what_compresses_well_is_packed_too(store: hf.Store) -> None:
+def test_what_compresses_well_is_packed_too(store: perdure.Store) -> None:
     """Packs are bounded by what a load must hold, not by what is stored."""
     thread, chance = store.thread("a"), random.Random(1)
     base = prose(chance, 100_000)
@@ -167,7 +167,7 @@ def test_what_compresses_well_is_packed_too(store: hf.Store) -> None:
     check(store)
 
 
-def test_a_branch_from_the_middle_of_a_pack(store: hf.Store) -> None:
+def test_a_branch_from_the_middle_of_a_pack(store: perdure.Store) -> None:
     thread = store.thread("a")
     ids = grow(thread, 20)
     pack(store)
@@ -184,7 +184,7 @@ def test_a_branch_from_the_middle_of_a_pack(store: hf.Store) -> None:
     assert scene(store) == before
 
 
-def test_small_packs_whose_branches_are_gone(store: hf.Store) -> None:
+def test_small_packs_whose_branches_are_gone(store: perdure.Store) -> None:
     thread = store.thread("a")
     state: dict[str, Any] = {"text": prose(random.Random(1), 4000), "log": []}
     for part in range(3):
@@ -203,7 +203,7 @@ def test_small_packs_whose_branches_are_gone(store: hf.Store) -> None:
     check(store)
 
 
-def test_what_a_prune_took_apart_is_packed_the_next_time(store: hf.Store) -> None:
+def test_what_a_prune_took_apart_is_packed_the_next_time(store: perdure.Store) -> None:
     """Though nobody has written to the thread since."""
     tenant_of = store._context
     grow(store.thread("a"), 100)
@@ -218,7 +218,7 @@ def test_what_a_prune_took_apart_is_packed_the_next_time(store: hf.Store) -> Non
     check(store)
 
 
-def test_a_clock_that_was_ahead_does_not_end_packing(store: hf.Store) -> None:
+def test_a_clock_that_was_ahead_does_not_end_packing(store: perdure.Store) -> None:
     context = store._context
     grow(store.thread("b"), 3)
     tenant = context.known_tenant
@@ -228,7 +228,7 @@ def test_a_clock_that_was_ahead_does_not_end_packing(store: hf.Store) -> None:
     assert drive(context.driver, pack_tenant(tenant, context.clock_us() + 600_000_000)).records > 40
 
 
-def test_what_was_in_the_way_is_packed_the_next_time(store: hf.Store) -> None:
+def test_what_was_in_the_way_is_packed_the_next_time(store: perdure.Store) -> None:
     """A prune between looking and storing: the thread is idle then, and must not be forgotten."""
     context = store._context
     grow(store.thread("a"), 100)
@@ -255,7 +255,7 @@ def test_what_was_in_the_way_is_packed_the_next_time(store: hf.Store) -> None:
     check(store)
 
 
-def test_joining_packs_saves_bytes(store: hf.Store) -> None:
+def test_joining_packs_saves_bytes(store: perdure.Store) -> None:
     thread = store.thread("a")
     for part in range(3):
         grow(thread, 9, seed=part, size=3000) if part == 0 else [

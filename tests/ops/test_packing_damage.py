@@ -13,14 +13,14 @@ import pytest
 import striking
 from packing_kit import check, grow, pack, prose, rows, scene
 
-import holdfast as hf
-from holdfast.log.packing import Packed
+import perdure
+from perdure.log.packing import Packed
 
 
 def test_a_keyframe_is_still_rebuilt_from_the_one_before(tmp_path: Path) -> None:
     """A keyframe keeps its difference, also after the chain before it was packed."""
     path = str(tmp_path / "a.db")
-    with hf.open(path) as store:
+    with perdure.open(path) as store:
         ids = grow(store.thread("a"), 200)
         pack(store)
         states = {name: store.thread("a").load(name).state for name in ids}
@@ -29,28 +29,28 @@ def test_a_keyframe_is_still_rebuilt_from_the_one_before(tmp_path: Path) -> None
     assert keyframes
     connection.execute("UPDATE body SET full_text = x'00' WHERE id = ?", (keyframes[-1][1],))
     connection.close()
-    with hf.open(path) as store:
+    with perdure.open(path) as store:
         assert all(store.thread("a").load(name, strict=True).state == state for name, state in states.items())
 
 
 @pytest.mark.parametrize("damage", ["data = x'00'", "data = substr(data, 1, length(data) - 9)", "checksum = 1", "gone"])
 def test_a_damaged_pack_is_found_and_never_read(tmp_path: Path, damage: str) -> None:
     path = str(tmp_path / "a.db")
-    with hf.open(path) as store:
+    with perdure.open(path) as store:
         ids = grow(store.thread("a"), 60)
         pack(store)
     connection = apsw.Connection(path)
     connection.execute("DELETE FROM pack" if damage == "gone" else f"UPDATE pack SET {damage}")
     connection.close()
-    with hf.open(path) as store:
+    with perdure.open(path) as store:
         assert not store.verify().ok
-        with pytest.raises(hf.Damaged):
+        with pytest.raises(perdure.Damaged):
             store.thread("a").load(ids[30], strict=True)
 
 
 def test_members_that_changed_places_are_found(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
-    with hf.open(path) as store:
+    with perdure.open(path) as store:
         ids = grow(store.thread("a"), 60)
         pack(store)
     connection = apsw.Connection(path)
@@ -58,7 +58,7 @@ def test_members_that_changed_places_are_found(tmp_path: Path) -> None:
     first = connection.execute("SELECT min(id) FROM record WHERE body < 0").get
     connection.execute("UPDATE record SET body = NULL WHERE id = ?", (first,))
     connection.close()
-    with hf.open(path) as store, pytest.raises(hf.Damaged):
+    with perdure.open(path) as store, pytest.raises(perdure.Damaged):
         store.thread("a").load(ids[30], strict=True)
 
 
@@ -67,7 +67,7 @@ def test_members_that_changed_places_are_found(tmp_path: Path) -> None:
 )
 def test_damage_does_not_keep_others_from_being_packed(tmp_path: Path, damage: str) -> None:
     path = str(tmp_path / "a.db")
-    with hf.open(path) as store:
+    with perdure.open(path) as store:
         grow(store.thread("a"), 30)
         grow(store.thread("b"), 30)
     connection = apsw.Connection(path)
@@ -75,7 +75,7 @@ def test_damage_does_not_keep_others_from_being_packed(tmp_path: Path, damage: s
     where = "id = (SELECT body FROM record WHERE id = ?)" if "body" in damage else "id = ?"
     connection.execute(f"{damage} WHERE {where}", (victim,))
     connection.close()
-    with hf.open(path) as store:
+    with perdure.open(path) as store:
         store.threads()
         assert pack(store).records >= 29
         other = rows(store, "SELECT count(*) FROM record WHERE tree <> :tree AND body < 0", tree=tree)
@@ -84,7 +84,7 @@ def test_damage_does_not_keep_others_from_being_packed(tmp_path: Path, damage: s
 
 def test_damage_keeps_no_other_thread_from_retention_and_packing(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
-    with hf.open(path) as store:
+    with perdure.open(path) as store:
         store.set_retention(keep_last=30)
         for name in ("a", "b", "c"):
             grow(store.thread(name), 40)
@@ -93,7 +93,7 @@ def test_damage_keeps_no_other_thread_from_retention_and_packing(tmp_path: Path)
     connection.execute("UPDATE body SET diff = x'00' WHERE id IN (SELECT body FROM record WHERE tree = ?)", (trees[0],))
     connection.execute("UPDATE record SET body = 'x' WHERE tree = ? AND keyframe = 0", (trees[1],))
     connection.close()
-    with hf.open(path) as store:
+    with perdure.open(path) as store:
         store._context.clock_us = lambda: time.time_ns() // 1000 + 3_600_000_000
         done = store.compact()
         assert done.damaged
@@ -116,7 +116,7 @@ def test_a_fault_at_every_statement_loses_nothing(url: str) -> None:
         if len(points) == struck_at[0]:
             raise Fault
 
-    with hf.open(url) as whole, hf.open(url, hook=hook) as fragile:
+    with perdure.open(url) as whole, perdure.open(url, hook=hook) as fragile:
         for at in striking.points("packing"):
             struck_at[0] = 0
             plain, struck = whole.tenant(f"copy {at}"), fragile.tenant(f"copy {at}")
@@ -153,7 +153,7 @@ def test_readers_and_writers_beside_a_packing(url: str) -> None:
             failures.append(error)
             stop.set()
 
-    def writing(store: hf.Store, name: str, seed: int) -> None:
+    def writing(store: perdure.Store, name: str, seed: int) -> None:
         chance, thread = random.Random(seed), store.thread(name)
         state: dict[str, Any] = {"text": prose(chance, 300), "log": []}
         for number in range(120):
@@ -167,7 +167,7 @@ def test_readers_and_writers_beside_a_packing(url: str) -> None:
                 branch = {**side.load(older).state, "branch": number}
                 saved[name, side.save(branch, parent=older).id] = branch
 
-    def reading(store: hf.Store, seed: int) -> None:
+    def reading(store: perdure.Store, seed: int) -> None:
         chance = random.Random(seed)
         while not stop.is_set():
             if saved:
@@ -175,7 +175,7 @@ def test_readers_and_writers_beside_a_packing(url: str) -> None:
                 loaded = store.thread(name).load(checkpoint, strict=True)
                 assert loaded.state == saved[name, checkpoint]
 
-    with hf.open(url) as store, hf.open(url, cache_bytes=0) as cold:
+    with perdure.open(url) as store, perdure.open(url, cache_bytes=0) as cold:
         grow(store.thread("old"), 5)
         cold.threads()
         writers = [threading.Thread(target=guarded, args=(writing, store, f"t{n}", n)) for n in range(3)]
@@ -197,7 +197,7 @@ def test_readers_and_writers_beside_a_packing(url: str) -> None:
 
 
 def test_random_histories_survive_packing_pruning_and_packing(url: str) -> None:
-    with hf.open(url) as store:
+    with perdure.open(url) as store:
         for seed in range(6):
             chance = random.Random(seed)
             name = f"r{seed}"

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from packing_kit import check, grow, scene
 
-import holdfast as hf
-from holdfast.errors import Damaged
-from holdfast.log import compacting, packing
-from holdfast.log.packs import make_pack
-from holdfast.storage.program import Flow, adrive, aside, drive
-from holdfast.values.compress import compress_hard
+import perdure
+from perdure.errors import Damaged
+from perdure.log import compacting, packing
+from perdure.log.packs import make_pack
+from perdure.storage.program import Flow, adrive, aside, drive
+from perdure.values.compress import compress_hard
 
 _LONG_S = 5.0  # waited for only if the test fails
 
@@ -42,7 +42,7 @@ class Turns:
         return waiting
 
 
-async def test_the_loop_turns_while_a_store_is_compacted(store: hf.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_loop_turns_while_a_store_is_compacted(store: perdure.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     grow(store.thread("a"), 150)
     before = scene(store)
     store._context.clock_us = lambda: time.time_ns() // 1000 + 3_600_000_000
@@ -66,12 +66,12 @@ def _flow(work: Callable[[], int]) -> Flow[int]:
         return -1
 
 
-def test_in_a_blocking_flow_it_is_done_in_place(store: hf.Store) -> None:
+def test_in_a_blocking_flow_it_is_done_in_place(store: perdure.Store) -> None:
     driver = store._context.driver
     assert drive(driver, _flow(threading.get_ident)) == threading.get_ident()
 
 
-async def test_the_flow_gets_what_went_wrong(store: hf.Store) -> None:
+async def test_the_flow_gets_what_went_wrong(store: perdure.Store) -> None:
     def work() -> int:
         raise Damaged("something is wrong")
 

@@ -11,16 +11,16 @@ import apsw
 import pytest
 from packing_kit import check, grow, pack, rows, scene
 
-import holdfast as hf
-from holdfast.log import packed_lines, packs, reading
-from holdfast.log.packs import Member, diffs_in, make_pack, pack_checksum, salts_in
-from holdfast.storage.program import Batch, Program, Solo, Sql, Transaction, drive, write
-from holdfast.storage.sqlite import SqliteDriver
-from holdfast.values.compress import decompress_full, pack_against
-from holdfast.values.delta import pack_splices
+import perdure
+from perdure.log import packed_lines, packs, reading
+from perdure.log.packs import Member, diffs_in, make_pack, pack_checksum, salts_in
+from perdure.storage.program import Batch, Program, Solo, Sql, Transaction, drive, write
+from perdure.storage.sqlite import SqliteDriver
+from perdure.values.compress import decompress_full, pack_against
+from perdure.values.delta import pack_splices
 
 
-def texts_of(store: hf.Store, record: int) -> set[str]:
+def texts_of(store: perdure.Store, record: int) -> set[str]:
     """The statements that a load of a record takes."""
     [(tenant, tree)] = rows(store, "SELECT tenant, tree FROM record WHERE id = :id", id=record)
     met: set[str] = set()
@@ -40,12 +40,12 @@ def texts_of(store: hf.Store, record: int) -> set[str]:
     return met
 
 
-def newest(store: hf.Store) -> int:
+def newest(store: perdure.Store) -> int:
     [(record,)] = rows(store, "SELECT max(id) FROM record")
     return int(record)
 
 
-def test_a_load_takes_the_short_way(store: hf.Store) -> None:
+def test_a_load_takes_the_short_way(store: perdure.Store) -> None:
     thread = store.thread("a")
     grow(thread, 150, size=20_000)
     before = scene(store)
@@ -63,7 +63,7 @@ def test_a_load_takes_the_short_way(store: hf.Store) -> None:
     check(store)
 
 
-def test_a_line_that_leaves_a_pack_in_its_middle_is_followed(store: hf.Store) -> None:
+def test_a_line_that_leaves_a_pack_in_its_middle_is_followed(store: perdure.Store) -> None:
     thread = store.thread("a")
     ids = grow(thread, 150, size=20_000)
     pack(store)
@@ -89,21 +89,21 @@ def test_a_line_that_leaves_a_pack_in_its_middle_is_followed(store: hf.Store) ->
 )
 def test_where_a_pack_belongs_is_wrong_and_nobody_notices(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "a.db"
-    with hf.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         grow(store.thread("a"), 150, size=20_000)
         before = scene(store)
         pack(store)
     with apsw.Connection(str(path)) as connection:
         connection.execute(damage)
     connection.close()
-    with hf.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         assert scene(store) == before
 
 
 def test_all_as_one_is_wrong_and_each_is_taken(tmp_path: Path) -> None:
     """A pack whose frame of all differences gives something else: no load may give that."""
     path = tmp_path / "a.db"
-    with hf.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         grow(store.thread("a"), 150, size=20_000)
         before = scene(store)
         pack(store)
@@ -119,7 +119,7 @@ def test_all_as_one_is_wrong_and_each_is_taken(tmp_path: Path) -> None:
     change = {"data": mixed, "checksum": pack_checksum(mixed), "pack": number}
     connection.execute("UPDATE pack SET data = :data, checksum = :checksum WHERE pack = :pack", change)
     connection.close()
-    with hf.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         assert scene(store) == before
 
 
@@ -150,7 +150,7 @@ def test_what_can_wait_does_not_wait_for_the_disk_and_all_else_does(tmp_path: Pa
     solos: dict[str, Solo] = {"s": "slack", "u": False}
     drive(driver, write(lambda: level("usual")))
     drive(driver, write(lambda: level("slack"), solo="slack"))
-    with pytest.raises(hf.StoreError):
+    with pytest.raises(perdure.StoreError):
         drive(driver, write(failing, solo="slack"))
     drive(driver, write(lambda: level("after")))
     threads = [

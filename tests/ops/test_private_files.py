@@ -1,4 +1,4 @@
-"""What Holdfast writes is for its owner alone, and is never written through a name that something else has taken."""
+"""What Perdure writes is for its owner alone, and is never written through a name that something else has taken."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from backup_kit import fill, run_of
 
-import holdfast
-from holdfast import Store, UsageError
+import perdure
+from perdure import Store, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def modes(folder: Path, start: str) -> dict[str, int]:
 
 
 def test_a_store_and_the_files_beside_it_are_for_their_owner_alone(tmp_path: Path) -> None:
-    with holdfast.open(tmp_path / "agent.db") as store:
+    with perdure.open(tmp_path / "agent.db") as store:
         store.run(run_of, 2, id="a")
         found = modes(tmp_path, "agent.db")
     assert {"agent.db", "agent.db-wal", "agent.db-shm", "agent.db-lock", "agent.db-lock-next"} < set(found)
@@ -35,11 +35,11 @@ def test_a_store_and_the_files_beside_it_are_for_their_owner_alone(tmp_path: Pat
 
 
 def test_a_store_that_exists_keeps_its_mode_and_the_files_beside_it_get_it(tmp_path: Path) -> None:
-    holdfast.open(tmp_path / "agent.db").close()
+    perdure.open(tmp_path / "agent.db").close()
     for path in tmp_path.glob("agent.db-*"):
         path.unlink()
     (tmp_path / "agent.db").chmod(0o660)
-    with holdfast.open(tmp_path / "agent.db") as store:
+    with perdure.open(tmp_path / "agent.db") as store:
         store.run(run_of, 2, id="a")
         found = modes(tmp_path, "agent.db")
     assert len(found) >= 5
@@ -49,8 +49,8 @@ def test_a_store_that_exists_keeps_its_mode_and_the_files_beside_it_get_it(tmp_p
 def test_a_lock_file_is_not_opened_through_a_link(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     (tmp_path / "agent.db-lock").symlink_to(victim)
-    with pytest.raises(holdfast.OpenError, match=r"agent\.db-lock"):
-        holdfast.open(tmp_path / "agent.db")
+    with pytest.raises(perdure.OpenError, match=r"agent\.db-lock"):
+        perdure.open(tmp_path / "agent.db")
     assert not victim.exists()
 
 
@@ -59,7 +59,7 @@ Copy = Callable[[Store, Path], object]
 
 def _restore(store: Store, path: Path) -> None:
     store.backup(path.with_name("backup"))
-    holdfast.restore(path.with_name("backup"), str(path))
+    perdure.restore(path.with_name("backup"), str(path))
 
 
 COPIES: dict[str, Copy] = {
@@ -72,7 +72,7 @@ COPIES: dict[str, Copy] = {
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with holdfast.open(tmp_path / "source.db") as store:
+    with perdure.open(tmp_path / "source.db") as store:
         fill(store)
         yield store
 

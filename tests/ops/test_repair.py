@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from repair_kit import MENDED, Scene, Scenes, build
 
-import holdfast
-from holdfast.cli.app import main
-from holdfast.log.ids import parse_id
-from holdfast.testing.postgres import PostgresServer
+import perdure
+from perdure.cli.app import main
+from perdure.log.ids import parse_id
+from perdure.testing.postgres import PostgresServer
 
 
 @pytest.fixture(scope="module")
@@ -305,7 +305,7 @@ def test_what_cannot_be_saved_is_named_and_kept(scene: Scene, damage: Callable[[
         nothing_left = mend.checkpoint is None or mend.what == "its row is gone"
         assert nothing_left or parse_id(mend.checkpoint or "") in rows, mend
     assert os.stat(done.quarantine).st_mode & 0o77 == 0, "others can read it"
-    again = holdfast.repair(
+    again = perdure.repair(
         done.place if scene.is_file else scene.url, to="again.db" if scene.is_file else "again", **schema_of(scene)
     )
     assert not again.changed
@@ -374,7 +374,7 @@ def test_a_sound_store_is_not_touched(scene: Scene, tmp_path: Path) -> None:
     before = Path(scene.url).read_bytes() if scene.is_file else b""
     files = set(tmp_path.iterdir())
     for options in ({}, {"in_place": True}, {"dry_run": True}):
-        done = holdfast.repair(scene.url, **options)  # type: ignore[arg-type]
+        done = perdure.repair(scene.url, **options)  # type: ignore[arg-type]
         assert done.ok
         assert not done.changed
         assert done.quarantine is None
@@ -388,24 +388,24 @@ def test_a_sound_store_is_not_touched(scene: Scene, tmp_path: Path) -> None:
 def test_a_dry_run_says_the_same_and_leaves_nothing(scene: Scene, tmp_path: Path) -> None:
     a_body(scene)
     files = {path.name for path in tmp_path.iterdir()}
-    tried = holdfast.repair(scene.url, dry_run=True)
+    tried = perdure.repair(scene.url, dry_run=True)
     assert {path.name for path in tmp_path.iterdir() if "-lock" not in path.name} <= files
     done = scene.repair()
     assert (tried.mended, tried.lost) == (done.mended, done.lost)
     if not scene.is_file:
-        schemas = scene.execute("SELECT nspname FROM pg_namespace WHERE starts_with(nspname::text, 'holdfast')")
-        assert schemas == [("holdfast",)]
+        schemas = scene.execute("SELECT nspname FROM pg_namespace WHERE starts_with(nspname::text, 'perdure')")
+        assert schemas == [("perdure",)]
 
 
 def test_in_place_mends_the_store_itself(scene: Scene) -> None:
     a_head(scene)
     full_text(scene)
     before = scene.loadable()
-    done = holdfast.repair(scene.url, in_place=True)
+    done = perdure.repair(scene.url, in_place=True)
     assert done.in_place
     assert done.damaged is None
     scene.check(done, before)
-    assert not holdfast.repair(scene.url, in_place=True).changed
+    assert not perdure.repair(scene.url, in_place=True).changed
 
 
 # --- runs
@@ -421,10 +421,10 @@ def test_a_run_whose_journal_does_not_add_up_is_stopped(scene: Scene) -> None:
     assert {problem.run for problem in done.report.problems} == {"done", "asks"}
     with scene.open(done) as store:
         assert store.get_run("asks").status == "stuck"
-        with pytest.raises(holdfast.RunStuck, match="does not add up"):
+        with pytest.raises(perdure.RunStuck, match="does not add up"):
             store.get_run("asks").result(timeout_s=0)
     place = done.place if scene.is_file else scene.url
-    again = holdfast.repair(place, to="again.db" if scene.is_file else "again", **schema_of(scene))
+    again = perdure.repair(place, to="again.db" if scene.is_file else "again", **schema_of(scene))
     assert not again.mended
 
 
@@ -460,20 +460,20 @@ def test_the_command(scene: Scene, capsys: pytest.CaptureFixture[str], tmp_path:
 
 async def test_awaited(scene: Scene) -> None:
     a_head(scene)
-    done = await holdfast.arepair(scene.url, in_place=True)
+    done = await perdure.arepair(scene.url, in_place=True)
     assert done.report.ok
     assert len(done.lost) == 1
 
 
 def test_mistakes_are_said(tmp_path: Path) -> None:
-    with pytest.raises(holdfast.OpenError, match="there is no store"):
-        holdfast.repair(str(tmp_path / "none.db"))
-    with pytest.raises(holdfast.UsageError, match="in memory"):
-        holdfast.repair(":memory:")
-    with pytest.raises(holdfast.UsageError, match="goes with neither"):
-        holdfast.repair("a.db", in_place=True, dry_run=True)
+    with pytest.raises(perdure.OpenError, match="there is no store"):
+        perdure.repair(str(tmp_path / "none.db"))
+    with pytest.raises(perdure.UsageError, match="in memory"):
+        perdure.repair(":memory:")
+    with pytest.raises(perdure.UsageError, match="goes with neither"):
+        perdure.repair("a.db", in_place=True, dry_run=True)
     scene = build(str(tmp_path / "a.db"), saves=8)
     (tmp_path / "there.db").write_text("mine")
-    with pytest.raises(holdfast.UsageError, match="exists already"):
-        holdfast.repair(scene.url, to=tmp_path / "there.db")
+    with pytest.raises(perdure.UsageError, match="exists already"):
+        perdure.repair(scene.url, to=tmp_path / "there.db")
     assert (tmp_path / "there.db").read_text() == "mine"

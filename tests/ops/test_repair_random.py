@@ -18,10 +18,10 @@ import psycopg
 import pytest
 from repair_kit import Scene, Scenes, build
 
-import holdfast
-from holdfast.testing.postgres import PostgresServer
+import perdure
+from perdure.testing.postgres import PostgresServer
 
-SOAK = int(os.environ.get("HOLDFAST_SOAK") or 0)
+SOAK = int(os.environ.get("PERDURE_SOAK") or 0)
 PARTS = 8
 SEEDS = 250 if SOAK else 1  # in each part
 PAGE = 4096
@@ -74,7 +74,7 @@ def test_bytes_of_the_file(plain: Scene, tmp_path: Path, part: int) -> None:
             done = scene.repair()
             examine(scene, done, before)
             loaded += len(scene.loadable(done))
-            again = holdfast.repair(done.place, to=tmp_path / "again.db")
+            again = perdure.repair(done.place, to=tmp_path / "again.db")
             assert not again.mended, again.mended
         except BaseException:
             print(f"seed {seed}")
@@ -84,7 +84,7 @@ def test_bytes_of_the_file(plain: Scene, tmp_path: Path, part: int) -> None:
     assert loaded > 0.8 * SEEDS * len(plain.states)
 
 
-def examine(scene: Scene, done: holdfast.Repaired, before: set[tuple[str, str]]) -> None:
+def examine(scene: Scene, done: perdure.Repaired, before: set[tuple[str, str]]) -> None:
     """As `check`, but runs may be damaged too: these stay stopped, and verify says so."""
     after = scene.loadable(done)
     assert before <= after, f"lost by the repair: {sorted(before - after)}\n{done}"
@@ -124,7 +124,7 @@ def damage_values(scene: Scene, chance: random.Random, times: int) -> list[str]:
         names = "SELECT name FROM pragma_table_info(?)"
         if not scene.is_file:
             names = """SELECT column_name::text FROM information_schema.columns
-                WHERE table_name = ? AND table_schema = 'holdfast' ORDER BY ordinal_position"""
+                WHERE table_name = ? AND table_schema = 'perdure' ORDER BY ordinal_position"""
         columns = [name for (name,) in scene.execute(names, (table,))]
         rows = scene.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY {', '.join(columns[:3])}")
         if not rows:

@@ -17,9 +17,9 @@ import pytest
 from repair_kit import Scene, Scenes, build
 from striking import SOAK, points
 
-import holdfast
-from holdfast.storage import migrate
-from holdfast.testing.postgres import PostgresServer
+import perdure
+from perdure.storage import migrate
+from perdure.testing.postgres import PostgresServer
 
 KEY = bytes(range(32))
 PARTS = 8
@@ -75,7 +75,7 @@ def test_killed_at_every_statement(
     count = Kill(0)
     whole = scenes.new(database)
     damage(whole)
-    reference = holdfast.repair(whole.url, in_place=True, hook=count)
+    reference = perdure.repair(whole.url, in_place=True, hook=count)
     wanted = whole.loadable()
     assert before <= wanted
     assert reference.lost
@@ -86,11 +86,11 @@ def test_killed_at_every_statement(
     for at in struck:
         scene = scenes.new(database)
         damage(scene)
-        with pytest.raises((Struck, holdfast.HoldfastError)):
-            holdfast.repair(scene.url, in_place=True, durability="normal", hook=Kill(at))
+        with pytest.raises((Struck, perdure.PerdureError)):
+            perdure.repair(scene.url, in_place=True, durability="normal", hook=Kill(at))
         if at % 3 == 0:
             assert before <= scene.loadable(), f"lost by a kill at step {at}"
-        done = holdfast.repair(scene.url, in_place=True, durability="normal")
+        done = perdure.repair(scene.url, in_place=True, durability="normal")
         assert {problem.run for problem in done.report.problems} == {"asks"}
         assert scene.loadable() == wanted, f"after a kill at step {at}"
         if scene.is_file:
@@ -115,7 +115,7 @@ def test_in_place_while_others_read_and_write(
 
     def write(name: str) -> None:
         try:
-            with holdfast.open(scene.url, **scene.options) as store:
+            with perdure.open(scene.url, **scene.options) as store:
                 thread = store.thread(name)
                 state = thread.load().state
                 number = 0
@@ -132,7 +132,7 @@ def test_in_place_while_others_read_and_write(
     for each in threads:
         each.start()
     begun.wait()
-    done = holdfast.repair(scene.url, in_place=True)
+    done = perdure.repair(scene.url, in_place=True)
     ended.set()
     for each in threads:
         each.join()
@@ -147,10 +147,10 @@ def test_in_place_while_others_read_and_write(
         assert known.keys() == saved.keys()
 
 
-def _has(thread: holdfast.Thread, at: str) -> bool:
+def _has(thread: perdure.Thread, at: str) -> bool:
     try:
         thread.load(at, strict=True)
-    except holdfast.NotFound:
+    except perdure.NotFound:
         return False
     return True
 
@@ -169,29 +169,29 @@ def break_pages(scene: Scene) -> None:
 
 def test_a_file_in_place_is_replaced_only_while_nobody_has_it_open(scenes: Scenes, tmp_path: Path) -> None:
     scene = scenes.new("sqlite")
-    with holdfast.open(scene.url) as store:
+    with perdure.open(scene.url) as store:
         store.thread("a").load()
         break_pages(scene)
-        with pytest.raises(holdfast.UsageError, match="in use"):
-            holdfast.repair(scene.url, in_place=True)
+        with pytest.raises(perdure.UsageError, match="in use"):
+            perdure.repair(scene.url, in_place=True)
     damaged = Path(scene.url).read_bytes()
-    done = holdfast.repair(scene.url, in_place=True)
+    done = perdure.repair(scene.url, in_place=True)
     assert done.in_place
     assert done.damaged is not None
     assert Path(done.damaged).read_bytes() == damaged
     assert any("rebuilt from its pages" in mend.what for mend in done.mended)
     assert scene.loadable() == scene.states.keys()
-    assert not holdfast.repair(scene.url, in_place=True).changed
+    assert not perdure.repair(scene.url, in_place=True).changed
 
 
 def test_a_file_that_sqlite_takes_for_none_is_repaired_to_a_copy(scenes: Scenes) -> None:
     scene = scenes.new("sqlite")
     data = Path(scene.url).read_bytes()
     Path(scene.url).write_bytes(bytes(4096) + data[4096:])
-    with pytest.raises(holdfast.OpenError):
-        holdfast.open(scene.url)
-    with pytest.raises(holdfast.HoldfastError):
-        holdfast.repair(scene.url, in_place=True)
+    with pytest.raises(perdure.OpenError):
+        perdure.open(scene.url)
+    with pytest.raises(perdure.PerdureError):
+        perdure.repair(scene.url, in_place=True)
     done = scene.repair()
     assert done.report.ok
     assert scene.loadable(done) == scene.states.keys()
@@ -200,7 +200,7 @@ def test_a_file_that_sqlite_takes_for_none_is_repaired_to_a_copy(scenes: Scenes)
 def test_what_is_in_the_log_is_in_the_copy(scenes: Scenes, tmp_path: Path) -> None:
     """A store that is in use: its newest commits are not in its file yet."""
     scene = scenes.new("sqlite")
-    with holdfast.open(scene.url) as store:
+    with perdure.open(scene.url) as store:
         newest = store.thread("a").save({"only": "in the log"})
         store.thread("b").save({"more": 1})
         scene.execute("UPDATE thread SET head_hash = ? WHERE name = 'b'", (bytes(32),))
@@ -233,7 +233,7 @@ def test_in_place_after_a_copy_was_made(scenes: Scenes) -> None:
         file.write(bytes(4096))
     copy = Path(scene.repair().place)
     before = copy.read_bytes()
-    done = holdfast.repair(scene.url, in_place=True)
+    done = perdure.repair(scene.url, in_place=True)
     assert done.changed
     assert done.damaged is not None  # its pages, not only rows
     assert done.report.ok
@@ -258,8 +258,8 @@ def test_what_never_was_a_store_is_left_alone(tmp_path: Path, sort: str, way: di
         contents = {"text": b"notes\n" * 4000, "our schema as text": ours, "empty": b"", "zeros": bytes(1 << 16)}
         path.write_bytes(contents.get(sort, random.Random(7).randbytes(1 << 20)))
     before = path.read_bytes()
-    with pytest.raises(holdfast.OpenError, match="not a Holdfast store"):
-        holdfast.repair(str(path), **way)
+    with pytest.raises(perdure.OpenError, match="not a Perdure store"):
+        perdure.repair(str(path), **way)
     assert os.listdir(tmp_path) == ["a.db"]
     assert path.read_bytes() == before
 
@@ -283,11 +283,11 @@ def test_what_is_left_of_a_store_is_one(scenes: Scenes, lost: str) -> None:
 
 
 def test_a_store_that_is_in_its_log_only_is_one(tmp_path: Path) -> None:
-    with holdfast.open(str(tmp_path / "a.db")) as store:
+    with perdure.open(str(tmp_path / "a.db")) as store:
         store.thread("t").save({"n": 1})
         for end in ("", "-wal"):
             shutil.copy(tmp_path / f"a.db{end}", tmp_path / f"b.db{end}")
-    done = holdfast.repair(str(tmp_path / "b.db"))
+    done = perdure.repair(str(tmp_path / "b.db"))
     assert done.ok
     assert done.report.checkpoints == 1
 
@@ -304,7 +304,7 @@ def test_an_encrypted_store(
     made = Scenes(tmp_path, postgres_server, saves=10, keys=KEY)
     try:
         scene = made.new(database)
-        assert not holdfast.repair(scene.url, keys=KEY).changed
+        assert not perdure.repair(scene.url, keys=KEY).changed
         bodies = scene.execute("SELECT id, full_text FROM body WHERE full_text IS NOT NULL AND diff IS NOT NULL")
         for (body, text), at in zip(bodies[1:4], (0, 20, -1), strict=True):  # the mark, the nonce, the tag
             changed = bytearray(text)
@@ -324,8 +324,8 @@ def test_an_encrypted_store(
         target = str(tmp_path / "to.db") if scene.is_file else "to_schema"
         ways: list[dict[str, Any]] = [{}, {"dry_run": True}, {"to": target}, {"in_place": True}]
         for way in ways:
-            with pytest.raises(holdfast.KeyMissing, match="HOLDFAST_KEYS"):
-                holdfast.repair(scene.url, **way)
+            with pytest.raises(perdure.KeyMissing, match="PERDURE_KEYS"):
+                perdure.repair(scene.url, **way)
         assert sorted(os.listdir(tmp_path)) == names
         assert scene.execute("SELECT id, full_text, diff FROM body ORDER BY id") == bodies
     finally:
@@ -341,13 +341,13 @@ def test_ids_and_pending_writes_of_langgraph(
 ) -> None:
     from langgraph.checkpoint.base import empty_checkpoint
 
-    from holdfast.langgraph import HoldfastSaver
+    from perdure.langgraph import PerdureSaver
 
     monkeypatch.chdir(tmp_path)
     url = str(tmp_path / "l.db") if database == "sqlite" else str(request.getfixturevalue("postgres_url"))
     config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
     kept: list[Any] = []
-    with HoldfastSaver(url) as saver:
+    with PerdureSaver(url) as saver:
         for number in range(6):
             checkpoint = empty_checkpoint()
             checkpoint["channel_values"] = {"n": number, "text": "x" * 400}
@@ -365,7 +365,7 @@ def test_ids_and_pending_writes_of_langgraph(
     assert any("id points at it again" in mend.what for mend in done.mended)
     assert any("pending write" in mend.what for mend in done.mended)
     target = done.place if scene.is_file else url
-    with HoldfastSaver(scene.open(done) if not scene.is_file else target) as saver:
+    with PerdureSaver(scene.open(done) if not scene.is_file else target) as saver:
         for number, each in enumerate(kept):
             found = saver.get_tuple(each)
             assert found is not None
@@ -378,6 +378,6 @@ def test_a_copy_of_a_copy_is_a_store_like_any_other(tmp_path: Path) -> None:
     damage(scene)
     done = scene.repair()
     shutil.copy(done.place, tmp_path / "moved.db")
-    with holdfast.open(str(tmp_path / "moved.db")) as store:
+    with perdure.open(str(tmp_path / "moved.db")) as store:
         assert store.thread("a").save({"x": 1}).is_head
         assert [problem for problem in store.verify().problems if problem.run is None] == []

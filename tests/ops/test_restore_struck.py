@@ -18,28 +18,28 @@ from blows import Blows, Struck
 from copy_kit import make_thread, query, tables
 from striking import SOAK, points
 
-import holdfast
-from holdfast import HoldfastError, Store, UsageError
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.processes import Nursery
-from holdfast.testing.wire import WireProxy
+import perdure
+from perdure import PerdureError, Store, UsageError
+from perdure.testing.postgres import PostgresServer
+from perdure.testing.processes import Nursery
+from perdure.testing.wire import WireProxy
 
 Content = dict[str, list[Any]]
 
 
-@holdfast.step(name="struck restore step")
+@perdure.step(name="struck restore step")
 def double(n: int) -> int:
     return n * 2
 
 
-@holdfast.durable(name="struck restore run")
+@perdure.durable(name="struck restore run")
 def counted(n: int) -> int:
     return sum(double(number) for number in range(n))
 
 
-@holdfast.durable(name="struck restore question")
+@perdure.durable(name="struck restore question")
 def asks() -> str:
-    return str(holdfast.ask("Go on?"))
+    return str(perdure.ask("Go on?"))
 
 
 def fill(store: Store) -> None:
@@ -53,7 +53,7 @@ def content(place: str, **options: Any) -> Content | None:
     """Every row that is data, of a store that verifies; None: there is no store, or an empty one."""
     if not place.startswith("postgres") and not Path(place).exists():
         return None
-    with holdfast.open(place, durability="normal", **options) as store:
+    with perdure.open(place, durability="normal", **options) as store:
         assert store.verify().ok
         assert store.tenant("acme").verify().ok
         found = tables(store)
@@ -62,7 +62,7 @@ def content(place: str, **options: Any) -> Content | None:
 
 def is_marked(place: str, **options: Any) -> bool:
     """Whether a store says that its restore has not come to its end."""
-    with holdfast.open(place, durability="normal", **options) as store:
+    with perdure.open(place, durability="normal", **options) as store:
         return bool(query(store, "SELECT value FROM meta WHERE key = 'restoring'"))
 
 
@@ -80,8 +80,8 @@ class Scene:
         if self.original is not None:
             shutil.copy(self.original, self.place)
 
-    def restore(self, backup: str) -> holdfast.Restored:
-        return holdfast.restore(backup, str(self.place), force=self.force)
+    def restore(self, backup: str) -> perdure.Restored:
+        return perdure.restore(backup, str(self.place), force=self.force)
 
     def content(self) -> Content | None:
         return content(str(self.place))
@@ -97,7 +97,7 @@ class Scene:
 def backup(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A backup of either database."""
     url = str(tmp_path / "source.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-    with holdfast.open(url, durability="normal") as store:
+    with perdure.open(url, durability="normal") as store:
         fill(store)
         store.backup(tmp_path / "backup")
     return str(tmp_path / "backup")
@@ -110,7 +110,7 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Scene:
     if request.param == "nothing":
         original = None
     else:
-        with holdfast.open(str(original)) as store:
+        with perdure.open(str(original)) as store:
             if request.param == "used":
                 store.thread("old").save({"old": "y" * 3000})
     (tmp_path / "place").mkdir()
@@ -146,7 +146,7 @@ def test_a_file_is_whole_or_as_it_was(backup: str, scene: Scene, request: pytest
     for at in itertools.takewhile(lambda at: at <= len(count.points), points(request.node.name)):
         where = f"point {at} of {len(count.points)}: {count.points[at - 1]}"
         scene.prepare()
-        with suppress(Struck, HoldfastError, OSError), Blows(at):
+        with suppress(Struck, PerdureError, OSError), Blows(at):
             scene.restore(backup)
         assert scene.content() in (was, whole), where
         again(scene, backup, whole, where)
@@ -187,7 +187,7 @@ def test_what_is_placed_and_not_settled_is_taken_up(backup: str, tmp_path: Path)
     taken = 0
     for at in range(linked, len(count.points) + 1):
         scene.prepare()
-        with suppress(Struck, HoldfastError, OSError), Blows(at):
+        with suppress(Struck, PerdureError, OSError), Blows(at):
             scene.restore(backup)
         assert scene.content() == whole  # without links it is renamed
         taken += scene.is_marked()
@@ -196,7 +196,7 @@ def test_what_is_placed_and_not_settled_is_taken_up(backup: str, tmp_path: Path)
     scene.prepare()
     with pytest.raises(OSError, match="struck"), Blows(linked + 1):
         scene.restore(backup)
-    with holdfast.open(str(scene.place)) as store:
+    with perdure.open(str(scene.place)) as store:
         store.thread("new").save({"n": 1})
     with pytest.raises(UsageError, match="not empty"):
         scene.restore(backup)
@@ -223,7 +223,7 @@ def test_a_schema_is_whole_or_not_there(
 
     proxy.reset()
     first = schema()
-    assert holdfast.restore(backup, url, **first).ok
+    assert perdure.restore(backup, url, **first).ok
     turns = proxy.turns
     whole = content(postgres_url, **first)
     assert whole is not None
@@ -234,16 +234,16 @@ def test_a_schema_is_whole_or_not_there(
             proxy.lose(b"COMMIT")
         else:
             proxy.lose_turn(at)
-        with suppress(HoldfastError):
-            holdfast.restore(backup, url, **options)
+        with suppress(PerdureError):
+            perdure.restore(backup, url, **options)
         proxy.lose_turn(0)
         found = content(postgres_url, **options)
         assert found in (None, whole), at
         if found == whole and not is_marked(postgres_url, **options):
             with pytest.raises(UsageError, match="not empty"):
-                holdfast.restore(backup, url, **options)
+                perdure.restore(backup, url, **options)
         else:
-            assert holdfast.restore(backup, url, **options).ok, at
+            assert perdure.restore(backup, url, **options).ok, at
         assert content(postgres_url, **options) == whole, at
         assert not is_marked(postgres_url, **options)
 
@@ -255,11 +255,11 @@ def test_a_schema_that_was_not_checked_is_taken_up(backup: str, postgres_url: st
         raise Struck
 
     with pytest.raises(Struck):
-        holdfast.restore(backup, postgres_url, schema="place", hook=strike)
+        perdure.restore(backup, postgres_url, schema="place", hook=strike)
     assert is_marked(postgres_url, schema="place")
-    done = holdfast.restore(backup, postgres_url, schema="place")
+    done = perdure.restore(backup, postgres_url, schema="place")
     assert done.ok
     assert done.tenants == 2
     assert not is_marked(postgres_url, schema="place")
     with pytest.raises(UsageError, match="not empty"):
-        holdfast.restore(backup, postgres_url, schema="place")
+        perdure.restore(backup, postgres_url, schema="place")

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from keeping_kit import PLACES, Clock, fill, hashes, opened, place, query, rows, seen, sound, steps, text
 
-import holdfast as hf
-from holdfast.errors import NotFound, UsageError
+import perdure
+from perdure.errors import NotFound, UsageError
 
 
 @pytest.fixture(params=PLACES)
-def store(request: pytest.FixtureRequest, clock: Clock) -> Iterator[hf.Store]:
+def store(request: pytest.FixtureRequest, clock: Clock) -> Iterator[perdure.Store]:
     with opened(place(request, request.param), clock, keep_runs_s=86_400) as made:
         yield made
 
@@ -23,34 +23,34 @@ def store(request: pytest.FixtureRequest, clock: Clock) -> Iterator[hf.Store]:
 # --- policies
 
 
-def test_a_threads_own_fields_go_before_the_stores(store: hf.Store) -> None:
+def test_a_threads_own_fields_go_before_the_stores(store: perdure.Store) -> None:
     thread = store.thread("a")
     fill(thread, 1)
-    assert store.retention() == hf.Retention()
-    assert thread.retention() == hf.Retention()
-    assert store.set_retention(ttl=timedelta(days=30), keep_last=10) == hf.Retention(timedelta(days=30), 10)
-    assert thread.retention() == hf.Retention(timedelta(days=30), 10)
-    assert thread.set_retention(ttl=3600) == hf.Retention(timedelta(hours=1), 10, ("ttl",))
-    assert thread.set_retention(ttl=None, keep_last=None) == hf.Retention(None, None, ("ttl", "keep_last"))
-    assert thread.set_retention() == hf.Retention(timedelta(days=30), 10)
-    assert store.set_retention() == hf.Retention()
-    assert thread.retention() == hf.Retention()
+    assert store.retention() == perdure.Retention()
+    assert thread.retention() == perdure.Retention()
+    assert store.set_retention(ttl=timedelta(days=30), keep_last=10) == perdure.Retention(timedelta(days=30), 10)
+    assert thread.retention() == perdure.Retention(timedelta(days=30), 10)
+    assert thread.set_retention(ttl=3600) == perdure.Retention(timedelta(hours=1), 10, ("ttl",))
+    assert thread.set_retention(ttl=None, keep_last=None) == perdure.Retention(None, None, ("ttl", "keep_last"))
+    assert thread.set_retention() == perdure.Retention(timedelta(days=30), 10)
+    assert store.set_retention() == perdure.Retention()
+    assert thread.retention() == perdure.Retention()
 
 
 def test_a_policy_is_the_tenants_own_and_outlives_the_process(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
-    with hf.open(path) as store:
+    with perdure.open(path) as store:
         store.set_retention(keep_last=3)
-        assert store.tenant("other").retention() == hf.Retention()
-    with hf.open(path) as store:
-        assert store.retention() == hf.Retention(None, 3)
+        assert store.tenant("other").retention() == perdure.Retention()
+    with perdure.open(path) as store:
+        assert store.retention() == perdure.Retention(None, 3)
 
 
 @pytest.mark.parametrize(
     "wrong", [{"ttl": 0}, {"ttl": -1}, {"ttl": "30d"}, {"ttl": True}, {"keep_last": 0}, {"keep_last": 1.5}]
 )
 def test_what_is_no_policy_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    with hf.open(str(tmp_path / "a.db")) as store:
+    with perdure.open(str(tmp_path / "a.db")) as store:
         with pytest.raises(UsageError, match=next(iter(wrong))):
             store.set_retention(**wrong)
         fill(store.thread("a"), 1)
@@ -58,11 +58,11 @@ def test_what_is_no_policy_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> 
             store.thread("a").set_retention(**wrong)
 
 
-async def test_the_async_twins(store: hf.Store) -> None:
+async def test_the_async_twins(store: perdure.Store) -> None:
     thread = store.thread("a")
     saved = fill(thread, 5)
     await store.aset_retention(keep_last=2)
-    assert await store.aretention() == hf.Retention(None, 2)
+    assert await store.aretention() == perdure.Retention(None, 2)
     await thread.aset_retention(keep_last=3)
     assert (await thread.aretention()).keep_last == 3
     assert (await thread.apin(saved[0], name="first")).checkpoint == saved[0].id
@@ -76,7 +76,7 @@ async def test_the_async_twins(store: hf.Store) -> None:
 # --- what goes
 
 
-def test_without_a_policy_nothing_goes(store: hf.Store, clock: Clock) -> None:
+def test_without_a_policy_nothing_goes(store: perdure.Store, clock: Clock) -> None:
     fill(store.thread("a"), 5)
     clock.days(10_000)
     before = seen(store)
@@ -85,7 +85,7 @@ def test_without_a_policy_nothing_goes(store: hf.Store, clock: Clock) -> None:
     assert seen(store) == before
 
 
-def test_a_thread_that_nobody_writes_to_expires(store: hf.Store, clock: Clock) -> None:
+def test_a_thread_that_nobody_writes_to_expires(store: perdure.Store, clock: Clock) -> None:
     store.set_retention(ttl=timedelta(days=30))
     fill(store.thread("old"), 3)
     fill(store.thread("kept"), 3)
@@ -99,14 +99,14 @@ def test_a_thread_that_nobody_writes_to_expires(store: hf.Store, clock: Clock) -
     done = store.compact()
     assert (done.threads, done.checkpoints, done.expired) == (1, 3, ("old",))
     assert set(seen(store)) == {"kept", "new"}
-    with pytest.raises(hf.ThreadDeleted):
+    with pytest.raises(perdure.ThreadDeleted):
         late.save({"late": True})
     sound(store)
     assert store.compact().threads == 0
     assert rows(store)["sweep"] == 0
 
 
-def test_the_newest_checkpoints_stay(store: hf.Store) -> None:
+def test_the_newest_checkpoints_stay(store: perdure.Store) -> None:
     fill(store.thread("a"), 20)
     fill(store.thread("all"), 20)
     store.thread("all").set_retention(keep_last=None)
@@ -126,7 +126,7 @@ def test_the_newest_checkpoints_stay(store: hf.Store) -> None:
     assert store.compact().checkpoints == 1
 
 
-def test_what_a_fork_needs_stays_until_the_fork_goes(store: hf.Store, clock: Clock) -> None:
+def test_what_a_fork_needs_stays_until_the_fork_goes(store: perdure.Store, clock: Clock) -> None:
     store.set_retention(ttl=timedelta(days=30))
     saved = fill(store.thread("main"), 10)
     clock.days(20)
@@ -143,7 +143,7 @@ def test_what_a_fork_needs_stays_until_the_fork_goes(store: hf.Store, clock: Clo
     assert rows(store)["record"] == 0
 
 
-def test_a_fork_is_shortened_too(store: hf.Store) -> None:
+def test_a_fork_is_shortened_too(store: perdure.Store) -> None:
     saved = fill(store.thread("main"), 10)
     fill(store.thread("main").fork(saved[5], name="fork"), 2, start=100)
     store.set_retention(keep_last=1)
@@ -158,7 +158,7 @@ def test_a_fork_is_shortened_too(store: hf.Store) -> None:
 # --- pins
 
 
-def test_a_pinned_checkpoint_stays_whatever_happens(store: hf.Store, clock: Clock) -> None:
+def test_a_pinned_checkpoint_stays_whatever_happens(store: perdure.Store, clock: Clock) -> None:
     thread = store.thread("a")
     saved = fill(thread, 12)
     pin = thread.pin(saved[3], name="good")
@@ -175,7 +175,7 @@ def test_a_pinned_checkpoint_stays_whatever_happens(store: hf.Store, clock: Cloc
     thread.prune(keep=1)
     assert thread.load(saved[3]).state == state
     sound(store)
-    with pytest.raises(hf.Pinned, match="'good'"):
+    with pytest.raises(perdure.Pinned, match="'good'"):
         store.delete("a")
     thread.unpin("good")
     thread.unpin("newest")
@@ -183,7 +183,7 @@ def test_a_pinned_checkpoint_stays_whatever_happens(store: hf.Store, clock: Cloc
     assert rows(store)["record"] == 0
 
 
-def test_pins_are_refused_where_they_cannot_be(store: hf.Store) -> None:
+def test_pins_are_refused_where_they_cannot_be(store: perdure.Store) -> None:
     thread = store.thread("a")
     with pytest.raises(NotFound):
         thread.pin(name="x")
@@ -199,7 +199,7 @@ def test_pins_are_refused_where_they_cannot_be(store: hf.Store) -> None:
         thread.pin(saved[1], name="")
 
 
-def test_a_thread_with_pins_is_deleted_if_that_is_said(store: hf.Store) -> None:
+def test_a_thread_with_pins_is_deleted_if_that_is_said(store: perdure.Store) -> None:
     thread = store.thread("a")
     fill(thread, 3)
     thread.pin(name="x")
@@ -208,7 +208,7 @@ def test_a_thread_with_pins_is_deleted_if_that_is_said(store: hf.Store) -> None:
     sound(store)
 
 
-def test_a_fork_keeps_what_it_has_pinned_of_its_origin(store: hf.Store) -> None:
+def test_a_fork_keeps_what_it_has_pinned_of_its_origin(store: perdure.Store) -> None:
     saved = fill(store.thread("main"), 8)
     fork = store.thread("main").fork(saved[5], name="fork")
     fork.pin(saved[2], name="before")
@@ -220,7 +220,7 @@ def test_a_fork_keeps_what_it_has_pinned_of_its_origin(store: hf.Store) -> None:
     sound(store)
 
 
-def test_a_thread_pins_only_what_it_has(store: hf.Store) -> None:
+def test_a_thread_pins_only_what_it_has(store: perdure.Store) -> None:
     """Its own lines and branches, and what it shares with its origin: not what another thread of the tree has saved."""
     main = store.thread("main")
     saved = fill(main, 6)
@@ -244,7 +244,7 @@ def test_a_thread_pins_only_what_it_has(store: hf.Store) -> None:
     sound(store)
 
 
-async def test_the_async_twin_pins_only_what_it_has_too(store: hf.Store) -> None:
+async def test_the_async_twin_pins_only_what_it_has_too(store: perdure.Store) -> None:
     main = store.thread("main")
     saved = fill(main, 3)
     fork = main.fork(saved[0], name="fork")
@@ -256,33 +256,33 @@ async def test_the_async_twin_pins_only_what_it_has_too(store: hf.Store) -> None
 # --- unfinished runs
 
 
-@hf.durable(name="retention.saver")
+@perdure.durable(name="retention.saver")
 def saves_and_asks(url: str, name: str) -> str:
     thread = _stores[url].thread(name)
     thread.save({"by": "the run"}, note="first")
-    answer = hf.ask("Go on?", options=["yes", "no"])
+    answer = perdure.ask("Go on?", options=["yes", "no"])
     thread.save({"by": "the run", "answer": answer}, note="second")
     return str(answer)
 
 
-@hf.durable(name="retention.stateful")
+@perdure.durable(name="retention.stateful")
 def keeps_a_state() -> str:
-    state = hf.state({"count": 0})
+    state = perdure.state({"count": 0})
     for number in range(5):
         state["count"] = number
         state_step(number)
-    return str(hf.ask("Go on?", options=["yes", "no"]))
+    return str(perdure.ask("Go on?", options=["yes", "no"]))
 
 
-@hf.step(name="retention.step")
+@perdure.step(name="retention.step")
 def state_step(number: int) -> int:
     return number
 
 
-_stores: dict[str, hf.Store] = {}
+_stores: dict[str, perdure.Store] = {}
 
 
-def test_what_an_unfinished_run_saved_stays(store: hf.Store, clock: Clock) -> None:
+def test_what_an_unfinished_run_saved_stays(store: perdure.Store, clock: Clock) -> None:
     _stores["here"] = store
     run = store.run(saves_and_asks, "here", "notes", id="asks")
     assert run.info().status == "waiting"
@@ -303,7 +303,7 @@ def test_what_an_unfinished_run_saved_stays(store: hf.Store, clock: Clock) -> No
     sound(store)
 
 
-def test_the_states_of_a_run_go_with_its_journal_and_not_before(store: hf.Store, clock: Clock) -> None:
+def test_the_states_of_a_run_go_with_its_journal_and_not_before(store: perdure.Store, clock: Clock) -> None:
     run = store.run(keeps_a_state, id="r")
     assert run.info().status == "waiting", run.result()
     assert len(steps(store.thread("run:r"))) > 3
@@ -321,7 +321,7 @@ def test_the_states_of_a_run_go_with_its_journal_and_not_before(store: hf.Store,
 
 def test_a_dry_run_counts_runs_as_a_sweep_does(request: pytest.FixtureRequest) -> None:
     for where in PLACES:
-        with hf.open(place(request, where), keep_runs_s=0) as store:
+        with perdure.open(place(request, where), keep_runs_s=0) as store:
             for number in range(3):
                 store.run(saves_nothing, number, id=f"r{number}").result()
             fork = store.fork("r0", at="1", id="fork", keys="new")
@@ -335,7 +335,7 @@ def test_a_dry_run_counts_runs_as_a_sweep_does(request: pytest.FixtureRequest) -
             assert store.compact(dry_run=True).runs == store.compact().runs == 0
 
 
-@hf.durable(name="retention.plain")
+@perdure.durable(name="retention.plain")
 def saves_nothing(number: int) -> int:
     return state_step(number)
 
@@ -343,7 +343,7 @@ def saves_nothing(number: int) -> int:
 # --- the dry run, and the day's work
 
 
-def scene(store: hf.Store, clock: Clock) -> None:
+def scene(store: perdure.Store, clock: Clock) -> None:
     """Old and new threads, forks of both, pins, branches, own policies."""
     for name in ("old", "older", "pinned", "forked"):
         saved = fill(store.thread(name), 9)
@@ -359,7 +359,7 @@ def scene(store: hf.Store, clock: Clock) -> None:
     store.set_retention(ttl=timedelta(days=30), keep_last=3)
 
 
-def test_a_dry_run_writes_nothing_and_tells_the_truth(store: hf.Store, clock: Clock) -> None:
+def test_a_dry_run_writes_nothing_and_tells_the_truth(store: perdure.Store, clock: Clock) -> None:
     scene(store, clock)
     before, counted = seen(store), rows(store)
     foreseen = store.compact(dry_run=True)
@@ -382,7 +382,7 @@ def test_a_dry_run_writes_nothing_and_tells_the_truth(store: hf.Store, clock: Cl
     assert (again.threads, again.checkpoints) == (0, 0)
 
 
-def test_progress_counts_threads(store: hf.Store, clock: Clock) -> None:
+def test_progress_counts_threads(store: perdure.Store, clock: Clock) -> None:
     scene(store, clock)
     told: list[tuple[int, int]] = []
     store.compact(progress=lambda done, total: told.append((done, total)))
@@ -392,7 +392,7 @@ def test_progress_counts_threads(store: hf.Store, clock: Clock) -> None:
 
 def test_vacuum_gives_space_back(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
-    with hf.open(str(path)) as store:
+    with perdure.open(str(path)) as store:
         thread = store.thread("a")
         for number in range(300):
             thread.save({"n": number, "text": text(number, 3000)})
@@ -404,18 +404,20 @@ def test_vacuum_gives_space_back(tmp_path: Path) -> None:
         assert path.stat().st_size < size / 2
 
 
-def test_a_worker_does_it_daily(store: hf.Store, clock: Clock) -> None:
+def test_a_worker_does_it_daily(store: perdure.Store, clock: Clock) -> None:
     store.set_retention(ttl=timedelta(days=30))
     fill(store.thread("old"), 3)
     clock.days(31)
-    worker = hf.Worker(store, [saves_nothing], poll_s=0.01)
+    worker = perdure.Worker(store, [saves_nothing], poll_s=0.01)
     worker.run(until_idle=True)
     worker._upkeep()
     assert seen(store) == {}
 
 
-def test_a_large_store_is_gone_through_in_pages(store: hf.Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.ops.keeping import retention
+def test_a_large_store_is_gone_through_in_pages(
+    store: perdure.Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from perdure.ops.keeping import retention
 
     monkeypatch.setattr(retention, "_PAGE", 3)
     for number in range(7):

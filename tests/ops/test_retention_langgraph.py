@@ -16,8 +16,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import _messages_delta_reducer
 from langgraph.types import Command, interrupt
 
-import holdfast as hf
-from holdfast.langgraph import HoldfastSaver
+import perdure
+from perdure.langgraph import PerdureSaver
 
 
 class Total(TypedDict):
@@ -38,14 +38,14 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def store(url: str, clock: Clock) -> Iterator[hf.Store]:
+def store(url: str, clock: Clock) -> Iterator[perdure.Store]:
     with opened(url, clock) as made:
         yield made
 
 
 @pytest.fixture
-def saver(url: str, clock: Clock) -> Iterator[HoldfastSaver]:
-    with HoldfastSaver(url) as made:
+def saver(url: str, clock: Clock) -> Iterator[PerdureSaver]:
+    with PerdureSaver(url) as made:
         made._keeper.ctx.clock_us = clock
         yield made
 
@@ -58,14 +58,16 @@ def adds(state: Total) -> Total:
     return {"total": 1}
 
 
-def graph_of(saver: HoldfastSaver, node: Any, shape: Any = Total) -> Any:
+def graph_of(saver: PerdureSaver, node: Any, shape: Any = Total) -> Any:
     builder = StateGraph(shape)
     builder.add_node("node", node)
     builder.add_edge(START, "node")
     return builder.compile(checkpointer=saver)
 
 
-def test_a_graph_that_waits_for_a_person_does_not_expire(store: hf.Store, saver: HoldfastSaver, clock: Clock) -> None:
+def test_a_graph_that_waits_for_a_person_does_not_expire(
+    store: perdure.Store, saver: PerdureSaver, clock: Clock
+) -> None:
     waits, done = graph_of(saver, asks), graph_of(saver, adds)
     waits.invoke({"total": 1}, at("waits"))
     done.invoke({"total": 1}, at("done"))
@@ -81,7 +83,7 @@ def test_a_graph_that_waits_for_a_person_does_not_expire(store: hf.Store, saver:
     assert store.compact().threads == 1
 
 
-@hf.effect(name="retention.graph.book")
+@perdure.effect(name="retention.graph.book")
 def book(what: str) -> str:
     raise TimeoutError("nobody knows")
 
@@ -91,9 +93,9 @@ def books(state: Total) -> Total:
     return {"total": 1}
 
 
-def test_a_task_in_doubt_holds_its_thread_as_it_is(store: hf.Store, saver: HoldfastSaver, clock: Clock) -> None:
+def test_a_task_in_doubt_holds_its_thread_as_it_is(store: perdure.Store, saver: PerdureSaver, clock: Clock) -> None:
     graph = graph_of(saver, books)
-    with pytest.raises(hf.InDoubt):
+    with pytest.raises(perdure.InDoubt):
         graph.invoke({"total": 1}, at("doubt"))
     count = len(list(graph.get_state_history(at("doubt"))))
     store.set_retention(ttl=timedelta(days=1), keep_last=1)
@@ -105,7 +107,7 @@ def test_a_task_in_doubt_holds_its_thread_as_it_is(store: hf.Store, saver: Holdf
     sound(store)
 
 
-def test_a_thread_takes_the_tasks_of_its_graph_with_it(store: hf.Store, saver: HoldfastSaver, clock: Clock) -> None:
+def test_a_thread_takes_the_tasks_of_its_graph_with_it(store: perdure.Store, saver: PerdureSaver, clock: Clock) -> None:
     graph = graph_of(saver, counts)
     graph.invoke({"total": 1}, at("t"))
     assert len(store.runs(tasks=True)) == 1
@@ -118,7 +120,7 @@ def test_a_thread_takes_the_tasks_of_its_graph_with_it(store: hf.Store, saver: H
     sound(store)
 
 
-@hf.step(name="retention.graph.count")
+@perdure.step(name="retention.graph.count")
 def count_one() -> int:
     return 1
 
@@ -127,7 +129,7 @@ def counts(state: Total) -> Total:
     return {"total": count_one()}
 
 
-def test_delta_channels_are_still_rebuilt(store: hf.Store, saver: HoldfastSaver) -> None:
+def test_delta_channels_are_still_rebuilt(store: perdure.Store, saver: PerdureSaver) -> None:
     def node(state: Deltas) -> Any:
         return {"messages": [HumanMessage(f"answer {len(state['messages'])}")]}
 
@@ -143,7 +145,7 @@ def test_delta_channels_are_still_rebuilt(store: hf.Store, saver: HoldfastSaver)
     assert len(graph.get_state(at("t")).values["messages"]) == len(before) + 2
 
 
-def test_keep_last_counts_the_threads_own_line(store: hf.Store, saver: HoldfastSaver) -> None:
+def test_keep_last_counts_the_threads_own_line(store: perdure.Store, saver: PerdureSaver) -> None:
     def node(state: MessagesState) -> Any:
         return {"messages": [HumanMessage("answer")]}
 
@@ -158,8 +160,8 @@ def test_keep_last_counts_the_threads_own_line(store: hf.Store, saver: HoldfastS
     sound(store)
 
 
-def test_pins_hold_against_the_savers_own_retention(url: str, clock: Clock, store: hf.Store) -> None:
-    with HoldfastSaver(url, ttl=timedelta(days=1), keep_last=2) as saver:
+def test_pins_hold_against_the_savers_own_retention(url: str, clock: Clock, store: perdure.Store) -> None:
+    with PerdureSaver(url, ttl=timedelta(days=1), keep_last=2) as saver:
         saver._keeper.ctx.clock_us = clock
         graph = graph_of(saver, adds)
         for _ in range(4):
@@ -174,7 +176,7 @@ def test_pins_hold_against_the_savers_own_retention(url: str, clock: Clock, stor
         clock.days(3)
         saver.compact()
         assert graph.get_state(at("t")).values["total"] == 8
-        with pytest.raises(hf.Pinned):
+        with pytest.raises(perdure.Pinned):
             saver.delete_thread("t")
         thread.unpin("first")
         saver.compact()
@@ -182,7 +184,7 @@ def test_pins_hold_against_the_savers_own_retention(url: str, clock: Clock, stor
     sound(store)
 
 
-def test_an_erased_checkpoint_is_unknown_to_the_graph(store: hf.Store, saver: HoldfastSaver) -> None:
+def test_an_erased_checkpoint_is_unknown_to_the_graph(store: perdure.Store, saver: PerdureSaver) -> None:
     graph = graph_of(saver, adds)
     for _ in range(3):
         graph.invoke({"total": 1}, at("t"))
@@ -204,7 +206,7 @@ def test_an_erased_checkpoint_is_unknown_to_the_graph(store: hf.Store, saver: Ho
     assert graph.get_state(at("t")).values == {}
 
 
-def test_a_checkpoint_that_others_are_rebuilt_from_is_not_erased(store: hf.Store, saver: HoldfastSaver) -> None:
+def test_a_checkpoint_that_others_are_rebuilt_from_is_not_erased(store: perdure.Store, saver: PerdureSaver) -> None:
     def node(state: Deltas) -> Any:
         return {"messages": [HumanMessage("answer")]}
 
@@ -213,7 +215,7 @@ def test_a_checkpoint_that_others_are_rebuilt_from_is_not_erased(store: hf.Store
         graph.invoke({"messages": [HumanMessage(f"question {number}")]}, at("t"))
     thread = store.thread("t")
     line = list(thread.history())
-    with pytest.raises(hf.UsageError, match="rebuilt"):
+    with pytest.raises(perdure.UsageError, match="rebuilt"):
         thread.erase(line[1])
     sound(store)
     thread.erase(line[0])
@@ -222,5 +224,5 @@ def test_a_checkpoint_that_others_are_rebuilt_from_is_not_erased(store: hf.Store
 
 
 def test_tables_that_no_graph_uses_cost_nothing(tmp_path: Path) -> None:
-    with hf.open(str(tmp_path / "a.db")) as store:
-        assert store.compact() == hf.Compacted(0, 0, 0, 0, 0, 0, 0, 0)
+    with perdure.open(str(tmp_path / "a.db")) as store:
+        assert store.compact() == perdure.Compacted(0, 0, 0, 0, 0, 0, 0, 0)

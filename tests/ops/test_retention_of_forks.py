@@ -13,9 +13,9 @@ import pytest
 from keeping_kit import PLACES, Clock, fill, hashes, opened, place, query, sound, steps
 from langgraph.graph import START, StateGraph
 
-import holdfast as hf
-from holdfast.cli import main
-from holdfast.langgraph import HoldfastSaver
+import perdure
+from perdure.cli import main
+from perdure.langgraph import PerdureSaver
 
 
 @pytest.fixture(params=PLACES)
@@ -24,7 +24,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def store(url: str, clock: Clock) -> Iterator[hf.Store]:
+def store(url: str, clock: Clock) -> Iterator[perdure.Store]:
     with opened(url, clock) as made:
         yield made
 
@@ -41,13 +41,13 @@ def at(thread: str) -> Any:
     return {"configurable": {"thread_id": thread}}
 
 
-def forked_at_head(store: hf.Store, count: int = 10) -> tuple[hf.Thread, hf.Thread]:
+def forked_at_head(store: perdure.Store, count: int = 10) -> tuple[perdure.Thread, perdure.Thread]:
     thread = store.thread("main")
     fill(thread, count)
     return thread, thread.fork(name="fork")
 
 
-def test_the_stores_keep_last_shortens_a_fork_at_the_head_and_its_source(store: hf.Store) -> None:
+def test_the_stores_keep_last_shortens_a_fork_at_the_head_and_its_source(store: perdure.Store) -> None:
     thread, fork = forked_at_head(store)
     before = hashes(store)
     store.set_retention(keep_last=3)
@@ -67,7 +67,7 @@ def test_the_stores_keep_last_shortens_a_fork_at_the_head_and_its_source(store: 
 
 
 def test_a_fork_without_a_rule_keeps_the_line_and_the_answer_says_so(
-    store: hf.Store, url: str, capsys: pytest.CaptureFixture[str]
+    store: perdure.Store, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     thread, fork = forked_at_head(store)
     thread.set_retention(keep_last=3)
@@ -86,7 +86,7 @@ def test_a_fork_without_a_rule_keeps_the_line_and_the_answer_says_so(
     sound(store)
 
 
-def test_a_forks_rule_does_not_reach_its_source(store: hf.Store) -> None:
+def test_a_forks_rule_does_not_reach_its_source(store: perdure.Store) -> None:
     thread, fork = forked_at_head(store)
     fork.set_retention(keep_last=2)
     assert store.compact().checkpoints == 0
@@ -97,16 +97,16 @@ def test_a_forks_rule_does_not_reach_its_source(store: hf.Store) -> None:
     sound(store)
 
 
-@hf.durable(name="forks_kept.saver")
+@perdure.durable(name="forks_kept.saver")
 def saves_to_fork(url: str) -> str:
     _stores[url].thread("fork").save({"by": "the run"}, note="first")
-    return str(hf.ask("Go on?"))
+    return str(perdure.ask("Go on?"))
 
 
-_stores: dict[str, hf.Store] = {}
+_stores: dict[str, perdure.Store] = {}
 
 
-def test_what_an_unfinished_run_saved_to_a_fork_stays(store: hf.Store, url: str) -> None:
+def test_what_an_unfinished_run_saved_to_a_fork_stays(store: perdure.Store, url: str) -> None:
     thread, fork = forked_at_head(store)
     _stores[url] = store
     store.run(saves_to_fork, url, id="r")
@@ -119,9 +119,9 @@ def test_what_an_unfinished_run_saved_to_a_fork_stays(store: hf.Store, url: str)
     sound(store)
 
 
-def test_a_copy_of_a_graphs_thread_is_shortened_with_it(store: hf.Store, url: str, clock: Clock) -> None:
+def test_a_copy_of_a_graphs_thread_is_shortened_with_it(store: perdure.Store, url: str, clock: Clock) -> None:
     """Its ids go with its checkpoints, and what is left goes on."""
-    with HoldfastSaver(url) as saver:
+    with PerdureSaver(url) as saver:
         saver._keeper.ctx.clock_us = clock
         builder = StateGraph(Total)
         builder.add_node("node", adds)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from keeping_kit import PLACES, Clock, Hook, fill, hashes, opened, place, query, rows, seen, sound, struck_everywhere
 
-import holdfast as hf
+import perdure
 
 _tenants = itertools.count()
 
@@ -21,12 +21,12 @@ _tenants = itertools.count()
 class Pair:
     """The same database twice: a plain store, and one that can be struck. Each scene is a tenant of its own."""
 
-    plain: hf.Store
-    struck: hf.Store
+    plain: perdure.Store
+    struck: perdure.Store
     hook: Hook
     clock: Clock
 
-    def scene(self) -> tuple[hf.Store, hf.Store]:
+    def scene(self) -> tuple[perdure.Store, perdure.Store]:
         name = f"scene {next(_tenants)}"
         plain, struck = self.plain.tenant(name), self.struck.tenant(name)
         for store in (plain, struck):
@@ -42,14 +42,14 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         yield Pair(plain, struck, hook, clock)
 
 
-@hf.durable(name="struck.asks")
+@perdure.durable(name="struck.asks")
 def asks() -> str:
-    state = hf.state({"n": 0})
+    state = perdure.state({"n": 0})
     state["n"] = 1
-    return str(hf.ask("Go on?", options=["yes", "no"]))
+    return str(perdure.ask("Go on?", options=["yes", "no"]))
 
 
-def prepare(store: hf.Store, clock: Clock) -> None:
+def prepare(store: perdure.Store, clock: Clock) -> None:
     saved = fill(store.thread("main"), 8)
     store.thread("main").save({"branch": 1}, parent=saved[2], note="branch")
     fill(store.thread("gone"), 4)
@@ -62,7 +62,7 @@ def prepare(store: hf.Store, clock: Clock) -> None:
     store.set_retention(ttl=timedelta(days=30), keep_last=2)
 
 
-def live(store: hf.Store) -> dict[str, Any]:
+def live(store: perdure.Store) -> dict[str, Any]:
     found = seen(store)
     return {name: (line[:2], pins) for name, (line, pins, _) in found.items()}
 
@@ -74,7 +74,7 @@ def test_struck_anywhere_it_goes_on_the_next_time(pair: Pair) -> None:
     assert (expected.threads, expected.held) == (2, 1)
     after = seen(plain)
 
-    def check(scene: tuple[hf.Store, hf.Store], point: int) -> None:
+    def check(scene: tuple[perdure.Store, perdure.Store], point: int) -> None:
         plain, struck = scene
         sound(plain)
         now = live(plain)
@@ -92,7 +92,7 @@ def test_struck_anywhere_it_goes_on_the_next_time(pair: Pair) -> None:
 
 
 def test_a_dry_run_that_is_struck_has_changed_nothing(pair: Pair) -> None:
-    def check(scene: tuple[hf.Store, hf.Store], point: int) -> None:
+    def check(scene: tuple[perdure.Store, perdure.Store], point: int) -> None:
         assert scene[0].compact(dry_run=True).threads == 2
 
     struck_everywhere(pair.scene, lambda scene: scene[1].compact(dry_run=True), pair.hook, check)
@@ -101,7 +101,7 @@ def test_a_dry_run_that_is_struck_has_changed_nothing(pair: Pair) -> None:
 @pytest.mark.parametrize("where", PLACES)
 def test_readers_and_writers_go_on_beside_it(request: pytest.FixtureRequest, where: str) -> None:
     """Writers save without pause, readers load whatever is there, and compaction shortens it all the time."""
-    with hf.open(place(request, where), durability="normal") as store:
+    with perdure.open(place(request, where), durability="normal") as store:
         for name in ("a", "b"):
             fill(store.thread(name), 20)
         pinned = store.thread("a").head()
@@ -119,7 +119,7 @@ def test_readers_and_writers_go_on_beside_it(request: pytest.FixtureRequest, whe
                 problems.append(error)
                 stop.set()
 
-        def write_to(name: str, thread: hf.Thread) -> None:
+        def write_to(name: str, thread: perdure.Thread) -> None:
             checkpoint = thread.save({"log": ["x" * (written[name] % 50)] * 20, "n": written[name]})
             assert checkpoint.is_head
             written[name] += 1
@@ -154,7 +154,7 @@ def test_two_compactions_at_once(request: pytest.FixtureRequest, where: str) -> 
     url = place(request, where)
     with opened(url, clock) as one, opened(url, clock) as two:
         prepare(one, clock)
-        results: list[hf.Compacted] = []
+        results: list[perdure.Compacted] = []
         threads = [threading.Thread(target=lambda s=s: results.append(s.compact())) for s in (one, two, one)]
         for thread in threads:
             thread.start()

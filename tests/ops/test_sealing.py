@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from sealed_kit import CANARY, LARGE, NEW, OLD, OTHER, Raw, assert_sealed, fill, fill_langgraph, secret, travel
 
-import holdfast as hf
-from holdfast import Damaged, HoldfastError, KeyMissing, NotEncrypted, RunError, StaticKeys, Store
-from holdfast.storage.cells import TABLES
+import perdure
+from perdure import Damaged, KeyMissing, NotEncrypted, PerdureError, RunError, StaticKeys, Store
+from perdure.storage.cells import TABLES
 
 
 def opened(url: str, keys: Any = OLD, **options: Any) -> Store:
-    return hf.open(url, durability="normal", keys=keys, **options)
+    return perdure.open(url, durability="normal", keys=keys, **options)
 
 
 # --- what is stored
@@ -149,9 +149,9 @@ def test_data_that_is_not_encrypted_is_refused(url: str) -> None:
     with opened(url, None) as store:
         fill(store)
     with opened(url) as store:
-        with pytest.raises(NotEncrypted, match="holdfast keys encrypt"):
+        with pytest.raises(NotEncrypted, match="perdure keys encrypt"):
             store.thread("alice").load()
-        with pytest.raises(NotEncrypted, match="holdfast keys encrypt"):
+        with pytest.raises(NotEncrypted, match="perdure keys encrypt"):
             store.thread("new").save({"n": 1})
         assert store.tenant("another").thread("t").save({"n": 1})
 
@@ -177,7 +177,7 @@ def test_a_plain_cell_among_encrypted_ones_is_refused(url: str, table: str, colu
 # --- damage
 
 
-def saved(url: str) -> list[hf.Checkpoint]:
+def saved(url: str) -> list[perdure.Checkpoint]:
     with opened(url) as store:
         thread = store.thread("a")
         return [thread.save({"n": n, "word": secret()}, note=f"note {n}", metadata={"n": n}) for n in range(4)]
@@ -298,7 +298,7 @@ def test_an_answer_to_one_question_does_not_open_as_that_of_another(url: str) ->
         runs = [number for (number,) in raw("SELECT run FROM ask WHERE answer IS NOT NULL ORDER BY run")]
         raw.swap("ask", "answer", "run", runs[0], runs[-1])
     with opened(url) as store:
-        with pytest.raises(HoldfastError):
+        with pytest.raises(PerdureError):
             store.asks(all=True)
         assert not store.verify().ok
 
@@ -338,7 +338,7 @@ def test_keys_are_in_no_repr(no_key_in_text: None) -> None:
 # --- workers
 
 
-@hf.durable(name="test_sealing.shout")
+@perdure.durable(name="test_sealing.shout")
 def shout(word: str) -> str:
     return word.upper()
 
@@ -350,14 +350,14 @@ def test_a_worker_of_all_tenants_passes_over_those_it_has_no_key_for(url: str) -
             store.tenant("acme").start(shout, "a", id=f"a{number}", priority=9)
         store.tenant("globex").start(shout, "g", id="g")
     with opened(url, StaticKeys({"globex": NEW, "default": OTHER})) as store:
-        hf.Worker(store, all_tenants=True, concurrency=2).run(until_idle=True)
+        perdure.Worker(store, all_tenants=True, concurrency=2).run(until_idle=True)
         assert store.tenant("globex").get_run("g").result() == "G"
     with opened(url, None) as store:  # nor does one without keys touch anything
-        hf.Worker(store, all_tenants=True).run(until_idle=True)
+        perdure.Worker(store, all_tenants=True).run(until_idle=True)
     with opened(url, keys) as store:
         acme = store.tenant("acme")
         assert {run.status for run in acme.runs()} == {"queued"}
-        hf.Worker(acme).run(until_idle=True)
+        perdure.Worker(acme).run(until_idle=True)
         assert {acme.get_run(f"a{number}").result() for number in range(8)} == {"A"}
         assert acme.verify().ok
     assert_sealed(Raw(url))

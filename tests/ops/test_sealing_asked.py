@@ -15,21 +15,21 @@ import pytest
 from far_kit import at, fetch
 from sealed_kit import NEW, OLD, Raw
 
-import holdfast as hf
-from holdfast import KeyFile, KeyMissing, Keys, Store, Unavailable
-from holdfast.langgraph.known import Known
-from holdfast.log.branches import create_thread
-from holdfast.runs.journal.blobs import read_blob
-from holdfast.storage.far import FarDriver
-from holdfast.storage.key_asking import ASKERS_MAX, Asker
-from holdfast.storage.keyring import StaticKeys
-from holdfast.storage.program import Batch, Program, Sql, Transaction, adrive
-from holdfast.storage.sealing import SealedDriver
-from holdfast.storage.vault import KeysWanted, Vault
+import perdure
+from perdure import KeyFile, KeyMissing, Keys, Store, Unavailable
+from perdure.langgraph.known import Known
+from perdure.log.branches import create_thread
+from perdure.runs.journal.blobs import read_blob
+from perdure.storage.far import FarDriver
+from perdure.storage.key_asking import ASKERS_MAX, Asker
+from perdure.storage.keyring import StaticKeys
+from perdure.storage.program import Batch, Program, Sql, Transaction, adrive
+from perdure.storage.sealing import SealedDriver
+from perdure.storage.vault import KeysWanted, Vault
 
 
 def opened(url: str, keys: Any, **options: Any) -> Store:
-    return hf.open(url, durability="normal", keys=keys, **options)
+    return perdure.open(url, durability="normal", keys=keys, **options)
 
 
 def vault_of(store: Store) -> Vault:
@@ -130,7 +130,7 @@ def test_those_that_hang_do_not_keep_others_from_being_asked() -> None:
 # --- many tenants
 
 
-@hf.durable(name="sealing_asked.double")
+@perdure.durable(name="sealing_asked.double")
 def double(word: str) -> str:
     return word * 2
 
@@ -164,7 +164,7 @@ def test_a_fresh_worker_meets_any_number_of_tenants_at_once(url: str) -> None:
             return real(wanted)
 
         vault._patience_s = patience_s  # type: ignore[method-assign]
-        hf.Worker(store, [double], all_tenants=True, concurrency=40).run(until_idle=True)
+        perdure.Worker(store, [double], all_tenants=True, concurrency=40).run(until_idle=True)
     with opened(url, OLD) as store:
         done = [name for name in names if store.tenant(name).get_run("r").status == "done"]
         assert done == [name for name in names if name != "tenant3"]
@@ -183,13 +183,13 @@ def test_an_operation_does_not_ask_again_for_what_it_has_asked_for_in_vain(url: 
         vault, now = vault_of(store), [1000.0]
         real = vault._failed
 
-        def failed(tenant: int, error: hf.HoldfastError) -> None:
+        def failed(tenant: int, error: perdure.PerdureError) -> None:
             real(tenant, error)
             now[0] += 2.0  # until the next one
 
         vault._monotonic = lambda: now[0]
         vault._failed = failed  # type: ignore[method-assign]
-        hf.Worker(store, [double], all_tenants=True, concurrency=10).run(until_idle=True)
+        perdure.Worker(store, [double], all_tenants=True, concurrency=10).run(until_idle=True)
     assert sorted(keys.asked) == ["fine", *lost]
     with opened(url, OLD) as store:
         assert store.tenant("fine").get_run("r").status == "done"

@@ -10,8 +10,8 @@ import pytest
 from contracts import StoreSmoke
 from soak import SOAK
 
-import holdfast
-from holdfast.testing.contract import Harness, Mode, StoreContract
+import perdure
+from perdure.testing.contract import Harness, Mode, StoreContract
 
 KEY = bytes(range(32))
 
@@ -22,10 +22,10 @@ async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     database, _, suffix = request.param.partition("-")
     url = str(tmp_path / "store.db") if database == "sqlite" else request.getfixturevalue("postgres_url")
     mode: Mode = "async" if suffix else "blocking"
-    made = Harness(partial(holdfast.open, url, durability="normal", keys=KEY), mode)
+    made = Harness(partial(perdure.open, url, durability="normal", keys=KEY), mode)
     yield made
     await made.finish()
 
 
 class TestEncryptedStore(StoreContract if SOAK else StoreSmoke):  # type: ignore[misc]
-    """Everything a store promises, encrypted. HOLDFAST_SOAK=1: the whole suite, on both databases."""
+    """Everything a store promises, encrypted. PERDURE_SOAK=1: the whole suite, on both databases."""

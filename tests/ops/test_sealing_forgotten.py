@@ -12,15 +12,15 @@ import pytest
 from langgraph.checkpoint.base import empty_checkpoint
 from sealed_kit import NEW, OLD, OTHER, Raw
 
-import holdfast as hf
-from holdfast import KeyFile, KeyMissing, Keys, Store, Unavailable
-from holdfast.langgraph import HoldfastSaver
-from holdfast.storage.vault import KeysWanted
-from holdfast.testing.processes import Nursery, Say
+import perdure
+from perdure import KeyFile, KeyMissing, Keys, Store, Unavailable
+from perdure.langgraph import PerdureSaver
+from perdure.storage.vault import KeysWanted
+from perdure.testing.processes import Nursery, Say
 
 
 def opened(url: str, keys: Any, **options: Any) -> Store:
-    return hf.open(url, durability="normal", keys=keys, **options)
+    return perdure.open(url, durability="normal", keys=keys, **options)
 
 
 class Clock:
@@ -111,7 +111,7 @@ def test_a_key_file_that_is_gone_or_opened_to_others_stops_a_running_process(url
         clock.now += 1.01
         assert thread.load().state == {"n": 1}, "for a moment: somebody may be writing the file"
         clock.now += 1.01
-        with pytest.raises(hf.UsageError, match="chmod 600"):
+        with pytest.raises(perdure.UsageError, match="chmod 600"):
             thread.load()
         file.path.chmod(0o600)
         clock.now += 1.01
@@ -127,7 +127,7 @@ def test_a_langgraph_checkpointer_forgets_too(url: str, tmp_path: Path) -> None:
     file.new("default")
     with opened(url, KeyFile(file.path)) as store:
         clock = Clock(store)
-        saver = HoldfastSaver(store)
+        saver = PerdureSaver(store)
         config: Any = {"configurable": {"thread_id": "graph", "checkpoint_ns": ""}}
         checkpoint = empty_checkpoint()
         checkpoint["channel_values"] = {"messages": ["hello"]}

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from sealed_kit import NEW, OLD, Raw
 
-import holdfast as hf
-from holdfast import KeyMissing, Keys, Store, Unavailable, UsageError
-from holdfast.log.branches import create_thread
-from holdfast.storage.program import Transaction, adrive
+import perdure
+from perdure import KeyMissing, Keys, Store, Unavailable, UsageError
+from perdure.log.branches import create_thread
+from perdure.storage.program import Transaction, adrive
 
 
 def opened(url: str, keys: Any, **options: Any) -> Store:
-    return hf.open(url, durability="normal", keys=keys, **options)
+    return perdure.open(url, durability="normal", keys=keys, **options)
 
 
 class Slow:
@@ -223,7 +223,7 @@ def test_what_is_no_keys_is_named_and_not_shown(url: str, given: Any) -> None:
         def keys_for(self, tenant: str) -> Any:
             return given
 
-    with opened(url, Wrong()) as store, pytest.raises(UsageError, match=r"Wrong\.keys_for.*hf\.Keys") as caught:
+    with opened(url, Wrong()) as store, pytest.raises(UsageError, match=r"Wrong\.keys_for.*perdure\.Keys") as caught:
         store.thread("t").save({})
     assert repr(OLD) not in str(caught.value)
 
@@ -271,7 +271,7 @@ def test_a_providers_times_are_checked_when_the_store_is_opened(tmp_path: Path, 
     assert not (tmp_path / "a.db").exists()
 
 
-@hf.durable(name="sealing_providers.double")
+@perdure.durable(name="sealing_providers.double")
 def double(word: str) -> str:
     return word * 2
 
@@ -291,7 +291,7 @@ def test_a_worker_goes_on_with_others_while_the_keys_of_one_tenant_cannot_be_got
             store.tenant(name).start(double, name, id=name)
     keys.broken = True
     with opened(url, keys) as store:
-        hf.Worker(store, [double], all_tenants=True).run(until_idle=True)
+        perdure.Worker(store, [double], all_tenants=True).run(until_idle=True)
         assert store.tenant("fine").get_run("fine").result() == "finefine"
     with opened(url, OLD) as store:
         assert store.tenant("lost").get_run("lost").status == "queued"

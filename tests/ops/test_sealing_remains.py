@@ -12,14 +12,14 @@ import psycopg
 import pytest
 from sealed_kit import CANARY, OLD, Raw, assert_sealed, fill
 
-import holdfast as hf
-from holdfast import KeyFile, Store
-from holdfast.cli.app import main
-from holdfast.log import erasing
+import perdure
+from perdure import KeyFile, Store
+from perdure.cli.app import main
+from perdure.log import erasing
 
 
 def opened(url: str, keys: Any = OLD, **options: Any) -> Store:
-    return hf.open(url, durability="normal", keys=keys, **options)
+    return perdure.open(url, durability="normal", keys=keys, **options)
 
 
 def relation_files(url: str) -> list[bytes]:
@@ -27,7 +27,7 @@ def relation_files(url: str) -> list[bytes]:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CHECKPOINT")
         rows = connection.execute(
-            """WITH ours AS (SELECT oid, reltoastrelid FROM pg_class WHERE relnamespace = 'holdfast'::regnamespace
+            """WITH ours AS (SELECT oid, reltoastrelid FROM pg_class WHERE relnamespace = 'perdure'::regnamespace
                 AND relkind IN ('r', 'i')), every AS (SELECT oid FROM ours UNION SELECT reltoastrelid FROM ours)
             SELECT current_setting('data_directory'), pg_relation_filepath(oid) FROM every WHERE oid <> 0"""
         ).fetchall()
@@ -54,7 +54,7 @@ def test_the_dead_rows_are_vacuumed_and_what_they_leave_is_said(postgres_url: st
         assert any("full=True" in told for told in done.may_remain)
         dead = Raw(postgres_url)(
             """SELECT c.relname FROM pg_class c JOIN pg_stat_all_tables s ON s.relid = c.oid
-            WHERE c.relnamespace = 'holdfast'::regnamespace AND s.vacuum_count = 0 AND c.relname IN
+            WHERE c.relnamespace = 'perdure'::regnamespace AND s.vacuum_count = 0 AND c.relname IN
             ('thread', 'tag', 'record', 'body', 'pack', 'write', 'run', 'run_value', 'journal', 'ask', 'answer',
              'signal', 'blob')"""
         )
@@ -68,8 +68,8 @@ def test_postgresqls_statistics_hold_nothing_plain(postgres_url: str) -> None:
         for number in range(30):
             store.thread(f"t{number}", metadata={"user": f"{CANARY} {number % 3}"}).save({}, note=f"{CANARY} {number}")
     raw = Raw(postgres_url)
-    raw("ANALYZE holdfast.tag, holdfast.record, holdfast.thread")
-    stats = """SELECT tablename, attname FROM pg_stats WHERE schemaname = 'holdfast' AND
+    raw("ANALYZE perdure.tag, perdure.record, perdure.thread")
+    stats = """SELECT tablename, attname FROM pg_stats WHERE schemaname = 'perdure' AND
         (most_common_vals::text ~ 'Kanarienvogel' OR histogram_bounds::text ~ 'Kanarienvogel')"""
     assert {table for table, _ in raw(stats)} >= {"tag", "record"}
     with opened(postgres_url) as store:
@@ -84,10 +84,10 @@ def test_a_role_that_may_not_vacuum_says_so(postgres_url: str) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(f"DROP ROLE IF EXISTS {role}")
         connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x' BYPASSRLS")
-        connection.execute(f"GRANT USAGE ON SCHEMA holdfast TO {role}")
-        connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA holdfast TO {role}")
-        connection.execute(f"REVOKE MAINTAIN ON ALL TABLES IN SCHEMA holdfast FROM {role}")
-        connection.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA holdfast TO {role}")
+        connection.execute(f"GRANT USAGE ON SCHEMA perdure TO {role}")
+        connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA perdure TO {role}")
+        connection.execute(f"REVOKE MAINTAIN ON ALL TABLES IN SCHEMA perdure FROM {role}")
+        connection.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA perdure TO {role}")
     try:
         url = psycopg.conninfo.make_conninfo(postgres_url, user=role, password="x")
         parts = psycopg.conninfo.conninfo_to_dict(url)

@@ -13,13 +13,13 @@ import pytest
 from langgraph.checkpoint.base import empty_checkpoint
 from sealed_kit import OLD, Raw
 
-import holdfast as hf
-from holdfast import Damaged, HoldfastError, JournalDamaged, Store
-from holdfast.langgraph import HoldfastSaver
+import perdure
+from perdure import Damaged, JournalDamaged, PerdureError, Store
+from perdure.langgraph import PerdureSaver
 
 
 def opened(url: str, keys: Any = OLD, **options: Any) -> Store:
-    return hf.open(url, durability="normal", keys=keys, **options)
+    return perdure.open(url, durability="normal", keys=keys, **options)
 
 
 class Rows:
@@ -28,7 +28,7 @@ class Rows:
     def __init__(self, raw: Raw, table: str, key: Sequence[str], where: str = "1 = 1") -> None:
         self._raw, self._table, self._key = raw, table, key
         columns = raw(
-            "SELECT column_name FROM information_schema.columns WHERE table_schema = 'holdfast' AND table_name = ?"
+            "SELECT column_name FROM information_schema.columns WHERE table_schema = 'perdure' AND table_name = ?"
             if raw.is_postgres
             else "SELECT name FROM pragma_table_info(?)",
             (table,),
@@ -83,7 +83,7 @@ def test_a_checkpoints_row_and_body_are_what_was_saved_or_an_error(url: str) -> 
         with opened(url) as store:
             try:
                 assert store.thread("a").load(strict=True).state == state
-            except HoldfastError:
+            except PerdureError:
                 assert not store.verify().ok
 
 
@@ -110,7 +110,7 @@ def test_a_langgraph_id_that_was_put_twice_can_be_pointed_at_the_first(url: str)
     raw = Raw(url)
     config: Any = {"configurable": {"thread_id": "graph", "checkpoint_ns": ""}}
     with opened(url) as store:
-        saver = HoldfastSaver(store)
+        saver = PerdureSaver(store)
         checkpoint = empty_checkpoint()
         checkpoint["channel_versions"] = {"messages": 1}
         stored = config
@@ -124,7 +124,7 @@ def test_a_langgraph_id_that_was_put_twice_can_be_pointed_at_the_first(url: str)
     before[0].put_back()
     before[1].put_back()
     with opened(url) as store:
-        found = HoldfastSaver(store).get_tuple(stored)
+        found = PerdureSaver(store).get_tuple(stored)
         assert found is not None
         assert found.checkpoint["channel_values"] == {"messages": ["first"]}
         assert found.pending_writes == [("task", "__error__", "first")], "a special write is replaced by a later one"
@@ -134,7 +134,7 @@ def test_a_pending_write_of_another_channel_task_or_checkpoint_is_noticed(url: s
     raw = Raw(url)
     config: Any = {"configurable": {"thread_id": "graph", "checkpoint_ns": ""}}
     with opened(url) as store:
-        saver = HoldfastSaver(store)
+        saver = PerdureSaver(store)
         checkpoint = empty_checkpoint()
         checkpoint["channel_versions"] = {"messages": 1}
         checkpoint["channel_values"] = {"messages": []}
@@ -145,7 +145,7 @@ def test_a_pending_write_of_another_channel_task_or_checkpoint_is_noticed(url: s
         raw(f"UPDATE write SET {change}")
         with opened(url) as store:
             with pytest.raises(Damaged):
-                HoldfastSaver(store).get_tuple(stored)
+                PerdureSaver(store).get_tuple(stored)
             assert not store.verify().ok
         kept.put_back()
 
@@ -153,19 +153,19 @@ def test_a_pending_write_of_another_channel_task_or_checkpoint_is_noticed(url: s
 # --- runs
 
 
-@hf.step(name="sealing_replay.add")
+@perdure.step(name="sealing_replay.add")
 def add(n: int) -> int:
     return n + 1
 
 
-@hf.durable(name="sealing_replay.count")
+@perdure.durable(name="sealing_replay.count")
 def count(n: int) -> str:
     add(n)
     add(n + 1)
-    return str(hf.ask("go on?"))
+    return str(perdure.ask("go on?"))
 
 
-@hf.durable(name="sealing_replay.pay")
+@perdure.durable(name="sealing_replay.pay")
 def pay(amount: int) -> int:
     return amount
 
@@ -218,7 +218,7 @@ def test_an_entry_or_an_outcome_of_another_run_is_noticed(url: str, table: str) 
     raw(f"UPDATE {table} SET {column} = ? WHERE run = ? AND {more}", (cell, one))
     with opened(url) as store:
         assert not store.verify().ok
-        with pytest.raises(HoldfastError):
+        with pytest.raises(PerdureError):
             store.get_run("r1").steps() if table == "journal" else store.get_run("r1").result()
 
 
@@ -236,7 +236,7 @@ def test_the_arguments_of_another_run_are_noticed(url: str, with_digest: bool) -
     with opened(url) as store:
         assert not store.verify().ok
         store.start(pay, 1, id="to-carol")
-        hf.Worker(store, [pay]).run(until_idle=True)
+        perdure.Worker(store, [pay]).run(until_idle=True)
         assert store.get_run("to-carol").result() == 1, "a damaged run holds up no other"
     assert raw("SELECT id, status FROM run WHERE id <> 'to-carol' ORDER BY id") == [
         ("to-bob", "stuck"),
@@ -252,7 +252,7 @@ def test_a_repair_lets_a_thread_be_found_by_what_its_metadata_says(url: str) -> 
         [(guest,)] = raw("SELECT value FROM tag JOIN thread ON thread.thread = tag.thread WHERE name = 'b'")
         raw("UPDATE tag SET value = ? WHERE thread = (SELECT thread FROM thread WHERE name = 'a')", (guest,))
         assert not store.verify().ok
-    done = hf.repair(url, in_place=True, keys=OLD)
+    done = perdure.repair(url, in_place=True, keys=OLD)
     with opened(url) as store:
         assert store.verify().ok, done
         assert [info.name for info in store.threads(where={"role": "admin"})] == ["a"]
@@ -264,7 +264,7 @@ seen: list[tuple[int, int]] = []
 looking: list[Raw] = []
 
 
-@hf.step(name="sealing_replay.watched")
+@perdure.step(name="sealing_replay.watched")
 def watched(n: int) -> int:
     """Somebody watches the run's row while it runs."""
     [(entries, digest)] = looking[0]("SELECT entries, digest FROM run")
@@ -272,11 +272,11 @@ def watched(n: int) -> int:
     return n
 
 
-@hf.durable(name="sealing_replay.watched_run")
+@perdure.durable(name="sealing_replay.watched_run")
 def watched_run() -> str:
     watched(1)
     watched(2)
-    return str(hf.ask("go on?"))
+    return str(perdure.ask("go on?"))
 
 
 def test_an_entry_can_be_removed_by_somebody_who_saw_it_being_written(url: str) -> None:
@@ -297,11 +297,11 @@ def test_an_entry_can_be_removed_by_somebody_who_saw_it_being_written(url: str) 
         assert len(seen) == 3, "the step was run again"
 
 
-@hf.durable(name="sealing_replay.listening")
+@perdure.durable(name="sealing_replay.listening")
 def listening() -> list[str]:
-    first = hf.receive("topic")
-    hf.ask("go on?")
-    return [first, hf.receive("topic")]
+    first = perdure.receive("topic")
+    perdure.ask("go on?")
+    return [first, perdure.receive("topic")]
 
 
 def test_a_message_can_be_marked_as_not_received(url: str) -> None:
@@ -314,10 +314,10 @@ def test_a_message_can_be_marked_as_not_received(url: str) -> None:
         assert store.run(listening, id="r").result() == ["pay", "pay"]
 
 
-@hf.durable(name="sealing_replay.rounds")
+@perdure.durable(name="sealing_replay.rounds")
 def rounds(amount: int, again: bool = True) -> int:
     if again:
-        hf.continue_as_new(amount * 10, again=False)
+        perdure.continue_as_new(amount * 10, again=False)
     return amount
 
 
@@ -326,7 +326,7 @@ def test_arguments_of_a_run_that_began_anew_are_bound_to_it(url: str) -> None:
     with opened(url) as store:
         for name, amount in (("a", 1), ("b", 2)):
             store.start(rounds, amount, id=name)
-        worker = hf.Worker(store, [rounds], concurrency=1)
+        worker = perdure.Worker(store, [rounds], concurrency=1)
         worker.run(until_idle=True)
         assert [store.get_run(name).result() for name in ("a", "b")] == [10, 20]
     [(one,), (two,)] = raw("SELECT run FROM run ORDER BY run")
@@ -336,9 +336,9 @@ def test_arguments_of_a_run_that_began_anew_are_bound_to_it(url: str) -> None:
         assert not store.verify().ok
 
 
-@hf.durable(name="sealing_replay.deciding")
+@perdure.durable(name="sealing_replay.deciding")
 def deciding() -> Any:
-    return hf.ask("pay?", options=["yes", "no"], approvers=["ann", "bob"], quorum=2)
+    return perdure.ask("pay?", options=["yes", "no"], approvers=["ann", "bob"], quorum=2)
 
 
 def test_an_older_answer_of_the_same_person_can_be_put_back_while_the_question_is_open(url: str) -> None:
@@ -367,7 +367,7 @@ def test_messages_and_answers_of_another_run_are_noticed(url: str) -> None:
         wrong = {problem.run for problem in store.verify().problems}
         assert wrong == {"listening-a", "listening-b", "deciding-a", "deciding-b"}
         for name in ("a", "b"):
-            with pytest.raises(HoldfastError):
+            with pytest.raises(PerdureError):
                 store.run(listening, id=f"listening-{name}").result(timeout_s=5)
             with pytest.raises(Damaged):
                 store.answer(f"deciding-{name}", "yes", who="bob")

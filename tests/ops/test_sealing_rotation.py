@@ -13,13 +13,13 @@ import pytest
 import striking
 from sealed_kit import CANARY, NEW, OLD, OTHER, Raw, assert_sealed, fill, fill_langgraph
 
-import holdfast as hf
-from holdfast import KeyFile, KeyMissing, Keys, NotEncrypted, Rotated, StaticKeys, Store, UsageError
-from holdfast.ops.keys import rotate
-from holdfast.storage import vault
-from holdfast.storage.keyring import key_id
-from holdfast.storage.program import drive
-from holdfast.testing.processes import Nursery, Say
+import perdure
+from perdure import KeyFile, KeyMissing, Keys, NotEncrypted, Rotated, StaticKeys, Store, UsageError
+from perdure.ops.keys import rotate
+from perdure.storage import vault
+from perdure.storage.keyring import key_id
+from perdure.storage.program import drive
+from perdure.testing.processes import Nursery, Say
 
 _copies = itertools.count()
 
@@ -31,7 +31,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(url: str, keys: Any = OLD, **options: Any) -> Store:
-    return hf.open(url, durability="normal", keys=keys, **options)
+    return perdure.open(url, durability="normal", keys=keys, **options)
 
 
 def rotated(store: Store, *, plain: bool = False) -> Rotated:
@@ -242,7 +242,7 @@ def test_a_key_is_not_retired_while_a_row_that_needs_it_is_locked(postgres_url: 
         store.thread("a", metadata={"of": "a"}).save({"n": 1})
     with opened(postgres_url, [NEW, OLD]) as store:
         with psycopg.connect(postgres_url) as holder:
-            holder.execute("SELECT 1 FROM holdfast.thread FOR UPDATE")
+            holder.execute("SELECT 1 FROM perdure.thread FOR UPDATE")
             assert rotated(store).retired == ()
             assert rotated(store).waiting == (key_id(OLD).hex(),), "what is locked was passed over"
         assert rotated(store).retired == (key_id(OLD).hex(),)
@@ -303,12 +303,12 @@ def scene(store: Store) -> None:
     store.run(one_step, "word", id="run")
 
 
-@hf.step(name="sealing_rotation.step")
+@perdure.step(name="sealing_rotation.step")
 def step(word: str) -> str:
     return word * 2
 
 
-@hf.durable(name="sealing_rotation.one_step")
+@perdure.durable(name="sealing_rotation.one_step")
 def one_step(word: str) -> str:
     return step(word)
 

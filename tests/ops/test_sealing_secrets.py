@@ -17,10 +17,10 @@ import pytest
 from cryptography.exceptions import InvalidTag
 from sealed_kit import NEW, OLD, OTHER, Raw
 
-import holdfast as hf
-from holdfast import KeyFile, KeyMissing, Keys, StaticKeys, Store, UsageError
-from holdfast.storage.cells import MARK, NOTE, SALT
-from holdfast.storage.locks import Locks, locks_of
+import perdure
+from perdure import KeyFile, KeyMissing, Keys, StaticKeys, Store, UsageError
+from perdure.storage.cells import MARK, NOTE, SALT
+from perdure.storage.locks import Locks, locks_of
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -29,7 +29,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def opened(url: str, keys: Any = OLD, **options: Any) -> Store:
-    return hf.open(url, durability="normal", keys=keys, **options)
+    return perdure.open(url, durability="normal", keys=keys, **options)
 
 
 def shapes_of(key: bytes) -> list[str]:
@@ -42,7 +42,7 @@ def frames(error: BaseException | None) -> Iterator[dict[str, Any]]:
     while error is not None:
         place: TracebackType | None = error.__traceback__
         while place is not None:
-            if "holdfast" in place.tb_frame.f_code.co_filename and "/tests/" not in place.tb_frame.f_code.co_filename:
+            if "perdure" in place.tb_frame.f_code.co_filename and "/tests/" not in place.tb_frame.f_code.co_filename:
                 yield place.tb_frame.f_locals
             place = place.tb_next
         error = error.__cause__ or error.__context__
@@ -85,7 +85,7 @@ def test_no_error_shows_a_key_not_even_to_who_looks_at_its_frames(
         for call in calls:
             try:
                 call()
-            except hf.HoldfastError as error:
+            except perdure.PerdureError as error:
                 caught += 1
                 text = shown(error)
                 assert not [shape for key in (OLD, OTHER) for shape in shapes_of(key) if shape in text]
@@ -134,7 +134,7 @@ def test_what_a_provider_gives_instead_of_keys_is_not_shown(tmp_path: Path, give
 
 
 def test_an_error_while_a_store_is_opened_shows_no_key(tmp_path: Path) -> None:
-    with pytest.raises(hf.OpenError) as caught:
+    with pytest.raises(perdure.OpenError) as caught:
         opened(str(tmp_path / "nowhere" / "a.db"), OLD)
     assert not [shape for shape in shapes_of(OLD) if shape in shown(caught.value)]
 
@@ -168,7 +168,7 @@ def test_no_line_of_the_log_shows_a_key(url: str, caplog: pytest.LogCaptureFixtu
         for number in range(5):
             try:
                 store.thread("a").save({"n": number})
-            except hf.Unavailable:
+            except perdure.Unavailable:
                 pass
         store._context.driver.vault.asker.wait()  # type: ignore[attr-defined]
     assert not [shape for shape in shapes_of(OLD) if shape in caplog.text]
@@ -239,7 +239,7 @@ def test_the_same_text_is_never_the_same_cell_and_kinds_and_tenants_have_keys_of
     assert locks.seal(SALT, b"x", ()) != locks.seal(SALT, b"x", ())
     cell = locks.seal(SALT, b"x", ())
     sealed = locks.seal(NOTE, "x", (1, 2))
-    with pytest.raises(hf.Damaged):
+    with pytest.raises(perdure.Damaged):
         locks.open(NOTE, sealed, (1, 3))
     assert locks.open(SALT, cell, ()) == b"x"
     nonce, text, bound = cell[len(MARK) + 8 :][:12], cell[len(MARK) + 20 :], locks._aad(SALT, ())

@@ -1,4 +1,4 @@
-"""Every statement of Holdfast that touches a secret column says so: what it does not say is stored in the clear."""
+"""Every statement of Perdure that touches a secret column says so: what it does not say is stored in the clear."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-import holdfast
-from holdfast.storage.cells import TABLES
-from holdfast.storage.program import Sql
+import perdure
+from perdure.storage.cells import TABLES
+from perdure.storage.program import Sql
 
 # What sees cells as they are stored, on purpose: beginnings of the statements, without runs of blanks.
 _RAW = (
@@ -20,13 +20,13 @@ _RAW = (
     "SELECT key, value, thread FROM tag WHERE tenant = :tenant LIMIT",  # to be set aside as they are
 )
 # They move cells as they are stored: to an object store, to a quarantine.
-_RAW_MODULES = ("holdfast.ops.far.objects", "holdfast.log.quarantine")
+_RAW_MODULES = ("perdure.ops.far.objects", "perdure.log.quarantine")
 
 
 def statements() -> list[Sql]:
     """Every statement that is a module's own."""
     found: list[Sql] = []
-    for module in pkgutil.walk_packages(holdfast.__path__, "holdfast."):
+    for module in pkgutil.walk_packages(perdure.__path__, "perdure."):
         if module.name.endswith("__main__") or module.name in _RAW_MODULES:
             continue
         for value in vars(importlib.import_module(module.name)).values():

@@ -16,17 +16,17 @@ import pytest
 from psycopg import sql
 from role_kit import Roles, fill, tenant_tables
 
-import holdfast as hf
-from holdfast.cli import main
-from holdfast.errors import OpenError, UsageError
-from holdfast.ops.roles import look_at_role, make_role
-from holdfast.storage.migrate import migrations
-from holdfast.storage.postgres import PostgresDriver
-from holdfast.storage.postgres_open import ROLES_SINCE
-from holdfast.storage.postgres_roles import tables
-from holdfast.storage.program import Batch, Program, Sql, Transaction
-from holdfast.testing.postgres import PostgresServer, _binaries
-from holdfast.testing.wire import WireProxy
+import perdure
+from perdure.cli import main
+from perdure.errors import OpenError, UsageError
+from perdure.ops.roles import look_at_role, make_role
+from perdure.storage.migrate import migrations
+from perdure.storage.postgres import PostgresDriver
+from perdure.storage.postgres_open import ROLES_SINCE
+from perdure.storage.postgres_roles import tables
+from perdure.storage.program import Batch, Program, Sql, Transaction
+from perdure.testing.postgres import PostgresServer, _binaries
+from perdure.testing.wire import WireProxy
 
 # Not a tenant's: which store it is, which schema, what queues allow, how large it is. Its columns are not its rows.
 OF_THE_STORE = {"meta", "migration", "queue", "size_sample"}
@@ -35,7 +35,7 @@ OF_THE_STORE = {"meta", "migration", "queue", "size_sample"}
 @pytest.fixture
 def two(roles: Roles) -> Roles:
     """A store in which two tenants have something, written by its owner."""
-    with hf.open(roles.owner) as store:
+    with perdure.open(roles.owner) as store:
         for name in ("acme", "globex"):
             fill(store.tenant(name), name)
     return roles
@@ -49,7 +49,7 @@ def test_every_table_with_a_tenant_is_protected_against_its_owner_too(roles: Rol
         found = connection.execute(
             """SELECT c.relname::text, c.relrowsecurity, c.relforcerowsecurity,
                 (SELECT count(*) FROM pg_policy p WHERE p.polrelid = c.oid AND p.polpermissive)
-            FROM pg_class c WHERE c.relnamespace = 'holdfast'::regnamespace AND c.relkind IN ('r', 'p')"""
+            FROM pg_class c WHERE c.relnamespace = 'perdure'::regnamespace AND c.relkind IN ('r', 'p')"""
         ).fetchall()
     state = {name: (enabled, forced, policies > 0) for name, enabled, forced, policies in found}
     assert set(tenant_tables(roles)) | OF_THE_STORE == set(state)
@@ -60,15 +60,15 @@ def test_every_table_with_a_tenant_is_protected_against_its_owner_too(roles: Rol
 def test_no_function_runs_with_its_owners_rights_and_no_view_hides_a_table(roles: Roles) -> None:
     with roles.connect(roles.owner) as connection:
         [definers] = connection.execute(
-            "SELECT count(*) FROM pg_proc WHERE pronamespace = 'holdfast'::regnamespace AND prosecdef"
+            "SELECT count(*) FROM pg_proc WHERE pronamespace = 'perdure'::regnamespace AND prosecdef"
         ).fetchone() or (None,)
         [views] = connection.execute(
-            "SELECT count(*) FROM pg_class WHERE relnamespace = 'holdfast'::regnamespace AND relkind IN ('v', 'm')"
+            "SELECT count(*) FROM pg_class WHERE relnamespace = 'perdure'::regnamespace AND relkind IN ('v', 'm')"
         ).fetchone() or (None,)
         # What the policies call was resolved when it was made: a search_path cannot change what it means.
         texts = connection.execute(
             """SELECT p.proname::text FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
-            WHERE p.pronamespace = 'holdfast'::regnamespace AND l.lanname = 'sql' AND p.prosqlbody IS NULL"""
+            WHERE p.pronamespace = 'perdure'::regnamespace AND l.lanname = 'sql' AND p.prosqlbody IS NULL"""
         ).fetchall()
     assert (definers, views, texts) == (0, 0, [])
 
@@ -78,8 +78,8 @@ def test_every_statement_on_a_tenants_rows_says_whose() -> None:
     (The doctor is about the whole store, and says so to a role that does not see it.)"""
     of_tenants = set(tables()) - OF_THE_STORE
     silent: set[str] = set()
-    for module in pkgutil.walk_packages(hf.__path__, "holdfast."):
-        if module.name.endswith("__main__") or module.name.startswith("holdfast.ops.doctor"):
+    for module in pkgutil.walk_packages(perdure.__path__, "perdure."):
+        if module.name.endswith("__main__") or module.name.startswith("perdure.ops.doctor"):
             continue
         for name, value in vars(importlib.import_module(module.name)).items():
             several = value if isinstance(value, list | tuple) else [value]
@@ -93,17 +93,17 @@ def test_every_statement_on_a_tenants_rows_says_whose() -> None:
 
 # Each is for those who see all tenants, or is given the tenant beside what its text needs.
 KNOWN_TO_BE_ABOUT_ALL = {
-    "holdfast.runs.journal.claiming._RUNNING",  # what a queue allows: counted over all tenants that the worker sees
-    "holdfast.runs.journal.claiming._TENANTS",
-    "holdfast.ops.copies.copied._RESTORED",  # copies of the whole store
-    "holdfast.ops.health._COPIES",  # these too: they are known to every role
-    "holdfast.ops.copies.checked._TENANTS",  # restored and repaired stores are checked as a whole
-    "holdfast.ops.far.missing._TENANTS",  # whose objects are lost: of those that the role sees
-    "holdfast.ops.repair.readable._STRANGE",  # a repair is refused to roles that are held
-    "holdfast.log.quarantine._PAGE",
-    "holdfast.log.repairing_strangers._ADD_TENANT",
-    "holdfast.storage.postgres_tenants._ROLES",
-    "holdfast.storage.postgres_tenants._BOUND_HERE",
+    "perdure.runs.journal.claiming._RUNNING",  # what a queue allows: counted over all tenants that the worker sees
+    "perdure.runs.journal.claiming._TENANTS",
+    "perdure.ops.copies.copied._RESTORED",  # copies of the whole store
+    "perdure.ops.health._COPIES",  # these too: they are known to every role
+    "perdure.ops.copies.checked._TENANTS",  # restored and repaired stores are checked as a whole
+    "perdure.ops.far.missing._TENANTS",  # whose objects are lost: of those that the role sees
+    "perdure.ops.repair.readable._STRANGE",  # a repair is refused to roles that are held
+    "perdure.log.quarantine._PAGE",
+    "perdure.log.repairing_strangers._ADD_TENANT",
+    "perdure.storage.postgres_tenants._ROLES",
+    "perdure.storage.postgres_tenants._BOUND_HERE",
 }
 
 
@@ -126,7 +126,7 @@ def test_without_a_tenant_the_application_sees_nothing(two: Roles) -> None:
 def test_with_a_tenant_it_sees_that_one_and_writes_no_others_rows(two: Roles) -> None:
     with two.connect(two.app) as connection:
         numbers = _numbers(two)
-        connection.execute("SELECT set_config('holdfast.tenant', %s, false)", [str(numbers["acme"])])
+        connection.execute("SELECT set_config('perdure.tenant', %s, false)", [str(numbers["acme"])])
         assert connection.execute("SELECT DISTINCT name FROM thread ORDER BY 1").fetchall() == [
             ("acme-fork",),
             ("acme-thread",),
@@ -146,7 +146,7 @@ def _numbers(roles: Roles) -> dict[str, int]:
 
 
 def test_two_tenants_through_the_application_see_only_their_own(roles: Roles) -> None:
-    with hf.open(roles.app, tenant="acme") as acme, hf.open(roles.app, tenant="globex") as globex:
+    with perdure.open(roles.app, tenant="acme") as acme, perdure.open(roles.app, tenant="globex") as globex:
         for store, name in ((acme, "acme"), (globex, "globex"), (acme.tenant("third"), "third")):
             fill(store, name)
         for store, name in ((acme, "acme"), (globex, "globex"), (globex.tenant("third"), "third")):
@@ -200,7 +200,7 @@ def test_a_save_stays_one_round_trip(roles: Roles, postgres_server: PostgresServ
     assert roles.app
     with WireProxy(postgres_server.port) as proxy:
         url = proxy.url(roles.database).replace("//postgres@", f"//{app}@")
-        with hf.open(url, tenant="acme", prepare=prepare) as store:
+        with perdure.open(url, tenant="acme", prepare=prepare) as store:
             thread = store.thread("t")
             thread.save({"n": 0})
             for number in range(1, 4):
@@ -213,8 +213,8 @@ def test_a_save_stays_one_round_trip(roles: Roles, postgres_server: PostgresServ
 
 
 def test_the_setting_ends_with_its_transaction(roles: Roles) -> None:
-    setting = Sql("SELECT current_setting('holdfast.tenant', true), current_setting('holdfast.tenant_name', true)")
-    with hf.open(roles.app, tenant="acme", pool_size=1) as store:
+    setting = Sql("SELECT current_setting('perdure.tenant', true), current_setting('perdure.tenant_name', true)")
+    with perdure.open(roles.app, tenant="acme", pool_size=1) as store:
         store.thread("t").save({"n": 1})
         store.thread("t").load()
         driver: Any = store._context.driver
@@ -227,24 +227,24 @@ def test_the_setting_ends_with_its_transaction(roles: Roles) -> None:
 
 
 def test_what_is_about_all_tenants_is_refused_not_answered_with_nothing(roles: Roles) -> None:
-    with hf.open(roles.app) as store, pytest.raises(UsageError, match="holdfast roles operator"):
-        hf.Worker(store, [], all_tenants=True).run(until_idle=True)
+    with perdure.open(roles.app) as store, pytest.raises(UsageError, match="perdure roles operator"):
+        perdure.Worker(store, [], all_tenants=True).run(until_idle=True)
 
 
 # --- operators, owners, superusers
 
 
 def test_operators_work_for_all_tenants(two: Roles) -> None:
-    @hf.durable(name="for operators")
+    @perdure.durable(name="for operators")
     def greet(who: str) -> str:
         return f"hello {who}"
 
-    with hf.open(two.app) as app:
+    with perdure.open(two.app) as app:
         for name in ("acme", "globex"):
             app.tenant(name).start(greet, name, id="greet")
-    with hf.open(two.operator) as store:
+    with perdure.open(two.operator) as store:
         assert store._context.driver.tenancy is None  # type: ignore[attr-defined]
-        worker = hf.Worker(store, [greet], all_tenants=True)
+        worker = perdure.Worker(store, [greet], all_tenants=True)
         worker.run(until_idle=True)
         assert worker.counts == {"done": 2}
         assert store.tenant("acme").get_run("greet").result() == "hello acme"
@@ -253,10 +253,10 @@ def test_operators_work_for_all_tenants(two: Roles) -> None:
 
 
 def test_operators_make_backups_and_others_are_refused(two: Roles, tmp_path: Path) -> None:
-    with hf.open(two.operator) as store:
+    with perdure.open(two.operator) as store:
         assert store.backup(tmp_path / "all.backup").bytes > 0
     for url in (two.app, two.tenant("acme")):
-        with hf.open(url, tenant="acme") as store, pytest.raises(UsageError, match="operator"):
+        with perdure.open(url, tenant="acme") as store, pytest.raises(UsageError, match="operator"):
             store.backup(tmp_path / "part.backup")
 
 
@@ -271,7 +271,7 @@ def test_a_dump_carries_the_policies_and_the_rights(two: Roles, postgres_server:
         )
         with two.connect(app.rsplit("/", 1)[0] + f"/{there}") as connection:
             assert connection.execute("SELECT count(*) FROM thread").fetchone() == (0,)
-        with hf.open(acme.rsplit("/", 1)[0] + f"/{there}", tenant="acme") as store:
+        with perdure.open(acme.rsplit("/", 1)[0] + f"/{there}", tenant="acme") as store:
             assert sorted(info.name for info in store.threads()) == ["acme-fork", "acme-thread"]
             assert store.verify().ok
     finally:
@@ -281,7 +281,7 @@ def test_a_dump_carries_the_policies_and_the_rights(two: Roles, postgres_server:
 def test_an_owner_who_is_no_superuser_goes_on_as_before(roles: Roles) -> None:
     owner = roles.plain("owner")
     roles.execute(sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(*map(sql.Identifier, (roles.database, owner))))
-    with hf.open(roles.url(owner), schema="theirs") as store:
+    with perdure.open(roles.url(owner), schema="theirs") as store:
         assert store._context.driver.tenancy is None  # type: ignore[attr-defined]
         store.thread("t").save({"n": 1})
         store.tenant("acme").thread("t").save({"n": 2})
@@ -290,7 +290,7 @@ def test_an_owner_who_is_no_superuser_goes_on_as_before(roles: Roles) -> None:
     found = look_at_role(roles.url(owner), schema="theirs")
     assert (found.sees, found.owner, found.superuser, found.gaps) == ("everything", True, False, ())
     make_role(roles.url(owner), "app", roles.plain("their_app"), schema="theirs", apply=True)
-    with hf.open(roles.url(roles.name("their_app")), schema="theirs", tenant="acme") as store:
+    with perdure.open(roles.url(roles.name("their_app")), schema="theirs", tenant="acme") as store:
         assert store.thread("t").load().state == {"n": 2}
 
 
@@ -299,17 +299,17 @@ def test_the_owner_can_be_held_too(two: Roles) -> None:
     owner = two.plain("held_owner")
     two.execute(
         f"""DO $$ DECLARE each record; BEGIN
-        FOR each IN SELECT relname FROM pg_class WHERE relnamespace = 'holdfast'::regnamespace AND relkind = 'r' LOOP
-            EXECUTE format('ALTER TABLE holdfast.%I OWNER TO {owner}', each.relname);
+        FOR each IN SELECT relname FROM pg_class WHERE relnamespace = 'perdure'::regnamespace AND relkind = 'r' LOOP
+            EXECUTE format('ALTER TABLE perdure.%I OWNER TO {owner}', each.relname);
         END LOOP; END $$"""
     )
-    two.execute(f"GRANT USAGE ON SCHEMA holdfast TO {owner}")
+    two.execute(f"GRANT USAGE ON SCHEMA perdure TO {owner}")
     with two.connect(two.url(owner)) as connection:
         assert connection.execute("SELECT count(*) FROM thread").fetchone() == (0,)
-    two.execute(f"ALTER TYPE holdfast.sees_every_tenant OWNER TO {owner}")
+    two.execute(f"ALTER TYPE perdure.sees_every_tenant OWNER TO {owner}")
     with two.connect(two.url(owner)) as connection:
         assert connection.execute("SELECT count(*) FROM thread").fetchone() == (4,)
-    two.execute("ALTER TYPE holdfast.sees_every_tenant OWNER TO postgres")
+    two.execute("ALTER TYPE perdure.sees_every_tenant OWNER TO postgres")
 
 
 # --- opening
@@ -317,32 +317,32 @@ def test_the_owner_can_be_held_too(two: Roles) -> None:
 
 def test_a_role_that_may_see_nothing_is_refused(roles: Roles) -> None:
     role = roles.plain("stranger")
-    with pytest.raises(OpenError, match=r"permission denied for schema holdfast.*holdfast roles"):
-        hf.open(roles.url(role))
-    roles.execute(f"GRANT USAGE ON SCHEMA holdfast TO {role}")
-    roles.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA holdfast TO {role}")
+    with pytest.raises(OpenError, match=r"permission denied for schema perdure.*perdure roles"):
+        perdure.open(roles.url(role))
+    roles.execute(f"GRANT USAGE ON SCHEMA perdure TO {role}")
+    roles.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA perdure TO {role}")
     with pytest.raises(OpenError, match="may see no tenant at all"):
-        hf.open(roles.url(role))
+        perdure.open(roles.url(role))
     with roles.connect(roles.url(role)) as connection:
         assert connection.execute("SELECT count(*) FROM tenant").fetchone() == (0,)
 
 
 def test_a_role_that_may_not_make_or_update_the_schema_says_who_can(roles: Roles) -> None:
     with pytest.raises(OpenError, match=r"is not there yet.*open it once as its owner"):
-        hf.open(roles.app, schema="other")
-    roles.execute(f"DELETE FROM holdfast.migration WHERE version = {len(migrations('postgres'))}")
+        perdure.open(roles.app, schema="other")
+    roles.execute(f"DELETE FROM perdure.migration WHERE version = {len(migrations('postgres'))}")
     with pytest.raises(OpenError, match=r"needs an update.*open it once as its owner"):
-        hf.open(roles.app)
+        perdure.open(roles.app)
 
 
 def test_a_bound_role_opens_its_tenant_only(roles: Roles) -> None:
     url = roles.tenant("acme")
-    with hf.open(url, tenant="acme") as store:
+    with perdure.open(url, tenant="acme") as store:
         fill(store, "acme")
         assert store.verify().ok
         with pytest.raises(UsageError, match=r"bound to the tenant 'acme'.*tenant='acme'"):
             store.tenant("globex").thread("t").save({})
-    with hf.open(url) as store, pytest.raises(UsageError, match="bound to the tenant 'acme'"):
+    with perdure.open(url) as store, pytest.raises(UsageError, match="bound to the tenant 'acme'"):
         store.threads()
 
 
@@ -351,13 +351,13 @@ def test_an_update_of_the_schema_gives_the_roles_their_rights_again(roles: Roles
     assert len(migrations("postgres")) >= ROLES_SINCE
     for url in urls:
         role = url.split("//")[1].split("@")[0]
-        roles.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA holdfast FROM {role}")
-    from holdfast.storage.postgres_roles import place_of, renew_grants
+        roles.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA perdure FROM {role}")
+    from perdure.storage.postgres_roles import place_of, renew_grants
 
     with roles.connect(roles.owner) as connection:
-        renew_grants(connection, place_of(connection, "holdfast"))
+        renew_grants(connection, place_of(connection, "perdure"))
     for url in urls:
-        with hf.open(url, tenant="acme") as store:
+        with perdure.open(url, tenant="acme") as store:
             store.thread("t").save({"n": 1})
 
 
@@ -374,7 +374,7 @@ def test_roles_prints_sql_that_can_be_run_and_changes_nothing(roles: Roles, caps
         roles._made.append(hostile)
         connection.execute(text.encode())
         assert connection.execute("SELECT role::text FROM tenant_role").fetchall() == [(hostile,)]
-    with hf.open(roles.url(hostile), tenant="a'; --") as store:
+    with perdure.open(roles.url(hostile), tenant="a'; --") as store:
         store.thread("t").save({"n": 1})
 
 
@@ -402,11 +402,11 @@ def test_roles_check_says_what_holds_a_role(roles: Roles, capsys: pytest.Capture
 def test_roles_check_finds_what_reaches_around_it(roles: Roles) -> None:
     app = roles.name("app")
     assert look_at_role(roles.app).held
-    roles.execute(f"GRANT TRUNCATE ON holdfast.thread TO {app}")
-    roles.execute(f"GRANT CREATE ON SCHEMA holdfast TO {app}")
+    roles.execute(f"GRANT TRUNCATE ON perdure.thread TO {app}")
+    roles.execute(f"GRANT CREATE ON SCHEMA perdure TO {app}")
     strong = roles.plain("strong", "BYPASSRLS")
     roles.execute(f"GRANT {strong} TO {app}")
-    roles.execute("ALTER TABLE holdfast.run NO FORCE ROW LEVEL SECURITY")
+    roles.execute("ALTER TABLE perdure.run NO FORCE ROW LEVEL SECURITY")
     found = look_at_role(roles.app)
     assert not found.held
     assert found.gaps == ("run",)
@@ -466,7 +466,7 @@ def test_a_password_comes_from_the_environment_and_goes_as_a_verifier(
         ["roles", "app", ""],
         ["roles", "check", "x"],
         ["roles", "nonsense"],
-        ["roles", "app", "x", "--apply", "--password-from-env", "HOLDFAST_NOT_SET"],
+        ["roles", "app", "x", "--apply", "--password-from-env", "PERDURE_NOT_SET"],
     ],
 )
 def test_what_cannot_be_meant_is_a_usage_error(roles: Roles, given: list[str]) -> None:

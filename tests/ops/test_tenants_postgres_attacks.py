@@ -14,7 +14,7 @@ import pytest
 from psycopg import sql
 from role_kit import Roles, fill, roles_of, tenant_tables
 
-import holdfast as hf
+import perdure
 
 
 class Place:
@@ -22,7 +22,7 @@ class Place:
 
     def __init__(self, roles: Roles) -> None:
         self.roles = roles
-        with hf.open(roles.owner) as store:
+        with perdure.open(roles.owner) as store:
             for name in ("acme", "globex"):
                 fill(store.tenant(name), name)
         self.url, self.victim = roles.tenant("acme"), roles.tenant("globex")
@@ -72,7 +72,7 @@ class Place:
                 connection.execute(
                     """SELECT string_agg(c.relname || coalesce(c.relacl::text, '') || c.relowner || c.relrowsecurity
                         || c.relforcerowsecurity || c.relhastriggers || c.relhasrules, ',' ORDER BY c.relname)
-                    FROM pg_class c WHERE c.relnamespace = 'holdfast'::regnamespace"""
+                    FROM pg_class c WHERE c.relnamespace = 'perdure'::regnamespace"""
                 ).fetchone()
             )
         return found
@@ -120,8 +120,8 @@ SHADOW = (
     "CREATE FUNCTION pg_temp.visible_tenant() RETURNS bigint LANGUAGE sql AS 'SELECT {globex}::bigint'",
     "CREATE FUNCTION pg_temp.bound_tenant() RETURNS bigint LANGUAGE sql AS 'SELECT {globex}::bigint'",
     "CREATE FUNCTION pg_temp.may_see_every_tenant() RETURNS boolean LANGUAGE sql AS 'SELECT true'",
-    "SET search_path = pg_temp, holdfast, pg_catalog",
-    "SET holdfast.tenant = '{globex}'",
+    "SET search_path = pg_temp, perdure, pg_catalog",
+    "SET perdure.tenant = '{globex}'",
 )
 LEAK = (
     """CREATE FUNCTION pg_temp.leak(anyelement) RETURNS boolean LANGUAGE plpgsql COST 0.0000001 AS
@@ -141,13 +141,13 @@ READS: dict[str, tuple[str, ...]] = {
     ),
     "by number": ("SELECT * FROM thread WHERE tenant = {globex}", "SELECT * FROM tag WHERE tenant <> {acme}"),
     "the setting": (
-        "SELECT set_config('holdfast.tenant', '{globex}', false)",
-        "SELECT set_config('holdfast.tenant_name', 'glo' || 'bex', false) IS NULL",
+        "SELECT set_config('perdure.tenant', '{globex}', false)",
+        "SELECT set_config('perdure.tenant_name', 'glo' || 'bex', false) IS NULL",
         "SELECT name FROM thread",
         "SELECT name FROM tenant",
-        "SET holdfast.tenant = '{globex}'",
-        "BEGIN; SET LOCAL holdfast.tenant = '{globex}'; SELECT name FROM thread; COMMIT",
-        "ALTER ROLE {me} SET holdfast.tenant = '{globex}'",
+        "SET perdure.tenant = '{globex}'",
+        "BEGIN; SET LOCAL perdure.tenant = '{globex}'; SELECT name FROM thread; COMMIT",
+        "ALTER ROLE {me} SET perdure.tenant = '{globex}'",
         "SELECT name FROM thread",
     ),
     "other roles": (
@@ -156,26 +156,26 @@ READS: dict[str, tuple[str, ...]] = {
         "SELECT set_config('role', 'postgres', false)",
         "SELECT set_config('session_authorization', 'postgres', false)",
         "RESET ROLE; RESET SESSION AUTHORIZATION; RESET ALL",
-        "SET search_path = holdfast",
+        "SET search_path = perdure",
         "SELECT name FROM thread",
         "DISCARD ALL",
-        "SELECT name FROM holdfast.thread",
+        "SELECT name FROM perdure.thread",
     ),
     "row_security off": ("SET row_security = off", "SELECT name FROM thread", "TABLE tenant", "DELETE FROM thread"),
     "views": (
-        "CREATE TEMP VIEW mine AS SELECT * FROM holdfast.thread",
+        "CREATE TEMP VIEW mine AS SELECT * FROM perdure.thread",
         "SELECT * FROM mine",
-        "CREATE TEMP VIEW barrier WITH (security_barrier) AS SELECT * FROM holdfast.run",
+        "CREATE TEMP VIEW barrier WITH (security_barrier) AS SELECT * FROM perdure.run",
         "SELECT id FROM barrier",
-        "CREATE TEMP TABLE taken AS SELECT * FROM holdfast.thread",
+        "CREATE TEMP TABLE taken AS SELECT * FROM perdure.thread",
         "SELECT * FROM taken",
-        "CREATE VIEW holdfast.theirs AS SELECT * FROM holdfast.thread",
-        "CREATE MATERIALIZED VIEW holdfast.stale AS SELECT * FROM holdfast.thread",
+        "CREATE VIEW perdure.theirs AS SELECT * FROM perdure.thread",
+        "CREATE MATERIALIZED VIEW perdure.stale AS SELECT * FROM perdure.thread",
     ),
     "blocks": (
         "DO $$ DECLARE r record; BEGIN FOR r IN SELECT * FROM thread LOOP RAISE NOTICE '%', r; END LOOP; END $$",
         "DO $$ DECLARE r record; BEGIN EXECUTE 'SET LOCAL ROLE postgres'; END $$",
-        "DO $$ BEGIN PERFORM set_config('holdfast.tenant', '{globex}', true);"
+        "DO $$ BEGIN PERFORM set_config('perdure.tenant', '{globex}', true);"
         " RAISE NOTICE '%', (SELECT string_agg(name, ',') FROM thread); END $$",
     ),
     "prepared": (
@@ -196,9 +196,9 @@ READS: dict[str, tuple[str, ...]] = {
         "SELECT json_agg(t) FROM thread t",
         "SELECT rank() OVER (ORDER BY name), name FROM thread",
         "BEGIN; DECLARE c CURSOR WITH HOLD FOR SELECT name FROM thread; COMMIT; FETCH ALL FROM c",
-        "SELECT query_to_xml('SELECT * FROM holdfast.thread', true, true, '')",
-        "SELECT table_to_xml('holdfast.thread', true, true, '')",
-        "SELECT * FROM ts_stat('SELECT to_tsvector(name) FROM holdfast.thread')",
+        "SELECT query_to_xml('SELECT * FROM perdure.thread', true, true, '')",
+        "SELECT table_to_xml('perdure.thread', true, true, '')",
+        "SELECT * FROM ts_stat('SELECT to_tsvector(name) FROM perdure.thread')",
     ),
     "plans": (
         "EXPLAIN (ANALYZE, VERBOSE) SELECT * FROM thread",
@@ -220,13 +220,13 @@ READS: dict[str, tuple[str, ...]] = {
         "SELECT name::int FROM tenant WHERE tenant = {globex}",
         "SELECT id::int FROM run WHERE tenant = {globex}",
     ),
-    "shadows": (*SHADOW, "SELECT name FROM holdfast.thread", "SELECT name FROM holdfast.tenant", "TABLE holdfast.run"),
+    "shadows": (*SHADOW, "SELECT name FROM perdure.thread", "SELECT name FROM perdure.tenant", "TABLE perdure.run"),
     "definers": (
         "CREATE FUNCTION pg_temp.peek() RETURNS SETOF text LANGUAGE sql SECURITY DEFINER "
-        "AS 'SELECT name FROM holdfast.thread'",
+        "AS 'SELECT name FROM perdure.thread'",
         "SELECT * FROM pg_temp.peek()",
-        "CREATE FUNCTION holdfast.peek() RETURNS bigint LANGUAGE sql AS 'SELECT 1'",
-        "CREATE OR REPLACE FUNCTION holdfast.visible_tenant() RETURNS bigint LANGUAGE sql AS 'SELECT {globex}::bigint'",
+        "CREATE FUNCTION perdure.peek() RETURNS bigint LANGUAGE sql AS 'SELECT 1'",
+        "CREATE OR REPLACE FUNCTION perdure.visible_tenant() RETURNS bigint LANGUAGE sql AS 'SELECT {globex}::bigint'",
     ),
     "copies": (
         "COPY thread TO STDOUT",
@@ -237,7 +237,7 @@ READS: dict[str, tuple[str, ...]] = {
         "SELECT pg_read_file('PG_VERSION')",
     ),
     "statistics": (
-        "SELECT * FROM pg_stats WHERE schemaname = 'holdfast'",
+        "SELECT * FROM pg_stats WHERE schemaname = 'perdure'",
         "SELECT * FROM pg_statistic",
         "SELECT usename, query FROM pg_stat_activity WHERE usename <> current_user",
         "SELECT * FROM pg_stats_ext",
@@ -307,7 +307,7 @@ WRITES: dict[str, tuple[str, ...]] = {
         "CREATE RULE spy AS ON INSERT TO thread DO ALSO NOTHING",
         "CREATE INDEX spy ON thread (name)",
         "ALTER TABLE thread ADD COLUMN spy text",
-        "CREATE TABLE probe (tenant bigint, hash bytea, FOREIGN KEY (tenant, hash) REFERENCES holdfast.blob)",
+        "CREATE TABLE probe (tenant bigint, hash bytea, FOREIGN KEY (tenant, hash) REFERENCES perdure.blob)",
         "CREATE TABLE child () INHERITS (thread)",
         "CREATE STATISTICS spy ON tenant, name FROM thread",
         "DROP TABLE thread",
@@ -335,7 +335,7 @@ def test_nothing_of_another_tenant_or_of_the_store_can_be_changed(place: Place, 
     for statement in WRITES[kind]:
         place.seen(statement)
         place.seen("BEGIN", statement, "COMMIT")
-        place.seen("SET holdfast.tenant = '{globex}'", statement)
+        place.seen("SET perdure.tenant = '{globex}'", statement)
         assert place.fingerprint() == before, statement
 
 
@@ -364,10 +364,10 @@ def test_keys_tell_nothing_of_what_others_have(place: Place) -> None:
 
 def test_what_is_heard_says_nothing_of_whom(place: Place) -> None:
     with place.roles.connect(place.url) as connection:
-        connection.execute("LISTEN holdfast_holdfast")
-        with hf.open(place.victim, tenant="globex") as store:
+        connection.execute("LISTEN perdure_perdure")
+        with perdure.open(place.victim, tenant="globex") as store:
 
-            @hf.durable(name="heard by others")
+            @perdure.durable(name="heard by others")
             def agent() -> None:
                 return None
 
@@ -377,9 +377,9 @@ def test_what_is_heard_says_nothing_of_whom(place: Place) -> None:
 
 
 def test_the_tenant_still_works_after_all_this(place: Place) -> None:
-    with hf.open(place.url, tenant="acme") as store:
+    with perdure.open(place.url, tenant="acme") as store:
         store.thread("more").save({"n": 1})
         assert store.thread("acme-thread").load().state == {"secret": "acme", "number": 2}
-    with hf.open(place.victim, tenant="globex") as store:
+    with perdure.open(place.victim, tenant="globex") as store:
         assert store.thread("globex-thread").load().state == {"secret": "globex", "number": 2}
         assert [info.id for info in store.runs()] == ["heard", "globex-run"]

@@ -14,21 +14,21 @@ from langgraph.graph import END, START, StateGraph
 from role_kit import Roles
 from soak import SOAK
 
-import holdfast as hf
-from holdfast.langgraph import HoldfastSaver
-from holdfast.testing.contract import Harness, StoreContract
+import perdure
+from perdure.langgraph import PerdureSaver
+from perdure.testing.contract import Harness, StoreContract
 
 
 @pytest.fixture
 async def harness(roles: Roles) -> AsyncIterator[Harness]:
     """As the application's role. Async: blocking goes the same way through the driver."""
-    made = Harness(partial(hf.open, roles.app, durability="normal"), "async")
+    made = Harness(partial(perdure.open, roles.app, durability="normal"), "async")
     yield made
     await made.finish()
 
 
 class TestStoreAsTheApplication(StoreContract if SOAK else StoreSmoke):  # type: ignore[misc]
-    """Everything a store promises. HOLDFAST_SOAK=1: the whole suite."""
+    """Everything a store promises. PERDURE_SOAK=1: the whole suite."""
 
 
 @pytest.fixture(params=["app", "tenant", "operator"])
@@ -40,28 +40,28 @@ def url(request: pytest.FixtureRequest, roles: Roles) -> str:
 def test_a_run_that_asks_sleeps_and_is_undone(url: str) -> None:
     done: list[str] = []
 
-    @hf.effect(name="held booking", undo=lambda what: done.append(f"undo {what}"))
+    @perdure.effect(name="held booking", undo=lambda what: done.append(f"undo {what}"))
     def book(what: str) -> str:
         done.append(what)
         return what
 
-    @hf.step(name="held large step")
+    @perdure.step(name="held large step")
     def large() -> str:
         return "x" * 2_000_000
 
-    @hf.durable(name="held trip")
+    @perdure.durable(name="held trip")
     def trip() -> str:
         book("flight")
         large()
-        hf.sleep(0.01)
-        if hf.ask("go on?", options=["yes", "no"]) == "no":
+        perdure.sleep(0.01)
+        if perdure.ask("go on?", options=["yes", "no"]) == "no":
             raise ValueError("they said no")
-        return str(hf.receive("word"))
+        return str(perdure.receive("word"))
 
-    with hf.open(url, tenant="acme") as store:
+    with perdure.open(url, tenant="acme") as store:
         for answer in ("yes", "no"):
             run = store.start(trip, id=f"trip {answer}")
-            worker = hf.Worker(store, [trip])
+            worker = perdure.Worker(store, [trip])
             while not store.asks(run.id):
                 worker.run(until_idle=True)
             store.answer(run.id, answer)
@@ -78,10 +78,10 @@ def test_a_run_that_asks_sleeps_and_is_undone(url: str) -> None:
 
 
 def test_the_days_upkeep(url: str) -> None:
-    from holdfast.runs.keeping.retention import upkeep
-    from holdfast.storage.program import drive
+    from perdure.runs.keeping.retention import upkeep
+    from perdure.storage.program import drive
 
-    with hf.open(url, tenant="acme") as store:
+    with perdure.open(url, tenant="acme") as store:
         store.thread("t").save({"n": 1})
         context = store._context
         tenant = drive(context.driver, context.ensure_tenant())
@@ -90,7 +90,7 @@ def test_the_days_upkeep(url: str) -> None:
 
 
 def test_operating_ones_own_tenant(url: str, tmp_path: Path) -> None:
-    with hf.open(url, tenant="acme") as store:
+    with perdure.open(url, tenant="acme") as store:
         thread = store.thread("t")
         for number in range(200):
             thread.save({"n": number, "text": "word " * number})
@@ -102,7 +102,7 @@ def test_operating_ones_own_tenant(url: str, tmp_path: Path) -> None:
         assert thread.load().state["n"] == 199
         assert store.verify().ok
         assert store.health().threads == 1
-        exported = store.export_thread("t", tmp_path / "t.holdfast")
+        exported = store.export_thread("t", tmp_path / "t.perdure")
         store.import_thread(exported.path, name="copied")
         assert store.thread("copied").load().state["n"] == 199
         store.erase("t")
@@ -110,7 +110,7 @@ def test_operating_ones_own_tenant(url: str, tmp_path: Path) -> None:
 
 
 def test_what_is_encrypted_stays_so(url: str) -> None:
-    with hf.open(url, tenant="acme", keys=b"k" * 32) as store:
+    with perdure.open(url, tenant="acme", keys=b"k" * 32) as store:
         store.thread("t").save({"secret": "word"})
         assert store.thread("t").load().state == {"secret": "word"}
 
@@ -119,7 +119,7 @@ class _State(TypedDict):
     count: int
 
 
-def _graph(saver: HoldfastSaver) -> Any:
+def _graph(saver: PerdureSaver) -> Any:
     builder = StateGraph(_State)
     builder.add_node("add", lambda state: {"count": state["count"] + 1})
     builder.add_edge(START, "add")
@@ -129,7 +129,7 @@ def _graph(saver: HoldfastSaver) -> Any:
 
 def test_langgraph(url: str, tmp_path: Path) -> None:
     config: Any = {"configurable": {"thread_id": "graph"}}
-    with HoldfastSaver(url, tenant="acme") as saver:
+    with PerdureSaver(url, tenant="acme") as saver:
         graph = _graph(saver)
         assert graph.invoke({"count": 1}, config) == {"count": 2}
         assert asyncio.run(graph.ainvoke({"count": 5}, config)) == {"count": 6}

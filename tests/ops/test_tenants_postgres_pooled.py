@@ -13,11 +13,11 @@ import pytest
 from role_kit import Roles, fill
 from transaction_pooler import TransactionPooler
 
-import holdfast as hf
-from holdfast.errors import StoreError
-from holdfast.ops.roles import make_role
-from holdfast.storage.program import Batch, Program, Sql, Transaction
-from holdfast.testing.postgres import PostgresServer
+import perdure
+from perdure.errors import StoreError
+from perdure.ops.roles import make_role
+from perdure.storage.program import Batch, Program, Sql, Transaction
+from perdure.testing.postgres import PostgresServer
 
 NAMES = ("acme", "globex", "initech")
 
@@ -40,14 +40,14 @@ def stranger(pooler: TransactionPooler) -> Iterator[psycopg.Connection[Any]]:
 
 
 def sees_nothing(connection: psycopg.Connection[Any]) -> bool:
-    setting = "current_setting('holdfast.tenant', true), current_setting('holdfast.tenant_name', true)"
+    setting = "current_setting('perdure.tenant', true), current_setting('perdure.tenant_name', true)"
     rows = "(SELECT count(*) FROM thread) + (SELECT count(*) FROM record) + (SELECT count(*) FROM tenant)"
     [tenant, name, count] = connection.execute(f"SELECT {setting}, {rows}".encode()).fetchone() or [0, 0, 0]
     return {tenant, name} <= {None, ""} and count == 0
 
 
 def test_after_every_operation_the_next_client_sees_nothing(pooler: TransactionPooler) -> None:
-    with stranger(pooler) as watcher, hf.open(pooler.address, tenant="acme", prepare=False) as store:
+    with stranger(pooler) as watcher, perdure.open(pooler.address, tenant="acme", prepare=False) as store:
         assert sees_nothing(watcher)
         thread = store.thread("t", metadata={"who": "acme"})
         for number in range(3):
@@ -65,7 +65,7 @@ def test_after_every_operation_the_next_client_sees_nothing(pooler: TransactionP
 
 def test_after_a_transaction_that_failed_too(pooler: TransactionPooler) -> None:
     broken = Sql("SELECT 1 / :zero + count(*) FROM thread")
-    with stranger(pooler) as watcher, hf.open(pooler.address, tenant="acme", prepare=False) as store:
+    with stranger(pooler) as watcher, perdure.open(pooler.address, tenant="acme", prepare=False) as store:
         store.thread("t").save({"n": 1})
         driver: Any = store._context.driver
 
@@ -90,7 +90,7 @@ def test_after_a_fault_at_every_statement(pooler: TransactionPooler) -> None:
         if len(points) in faults:
             raise RuntimeError(point)
 
-    with stranger(pooler) as watcher, hf.open(pooler.address, tenant="acme", prepare=False, hook=hook) as store:
+    with stranger(pooler) as watcher, perdure.open(pooler.address, tenant="acme", prepare=False, hook=hook) as store:
         store.thread("t").save({"n": 0})
         before = 0
         for number in range(1, 40):
@@ -107,7 +107,7 @@ def test_after_a_fault_at_every_statement(pooler: TransactionPooler) -> None:
 
 
 def test_tenants_that_take_turns_on_one_session_never_meet(pooler: TransactionPooler) -> None:
-    stores = {name: hf.open(pooler.address, tenant=name, prepare=False) for name in NAMES}
+    stores = {name: perdure.open(pooler.address, tenant=name, prepare=False) for name in NAMES}
 
     def work(name: str) -> list[Any]:
         thread = stores[name].thread("same name")
@@ -131,13 +131,13 @@ def test_tenants_that_take_turns_on_one_session_never_meet(pooler: TransactionPo
 
 
 def test_async_and_cancelled_clients_leave_nothing_behind(pooler: TransactionPooler) -> None:
-    async def work(store: hf.Store) -> None:
+    async def work(store: perdure.Store) -> None:
         thread = store.thread("t")
         for number in range(1000):
             await thread.asave({"n": number})
 
     async def main() -> None:
-        async with hf.open(pooler.address, tenant="acme", prepare=False) as store:
+        async with perdure.open(pooler.address, tenant="acme", prepare=False) as store:
             await store.thread("t").asave({"n": -1})
             for _ in range(5):
                 task = asyncio.create_task(work(store))
@@ -156,5 +156,5 @@ def test_async_and_cancelled_clients_leave_nothing_behind(pooler: TransactionPoo
 def test_a_setting_that_outlives_its_transaction_would_be_seen(pooler: TransactionPooler) -> None:
     """The test of the test: the pooler does hand sessions on, with all that was set in them."""
     with stranger(pooler) as careless, stranger(pooler) as watcher:
-        careless.execute("SELECT set_config('holdfast.tenant', '1', false)")
+        careless.execute("SELECT set_config('perdure.tenant', '1', false)")
         assert not sees_nothing(watcher)

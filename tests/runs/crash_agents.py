@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 from lab import Code
 
 # Everything that a child needs is imported before it is forked.
-import holdfast as hf
-import holdfast.storage.postgres
-import holdfast.storage.sqlite
-from holdfast.runs.calls import steps
-from holdfast.runs.session import points, tasks
-from holdfast.runs.session.points import Point
-from holdfast.runs.session.scope import current
-from holdfast.testing.processes import Say
+import perdure
+import perdure.storage.postgres
+import perdure.storage.sqlite
+from perdure.runs.calls import steps
+from perdure.runs.session import points, tasks
+from perdure.runs.session.points import Point
+from perdure.runs.session.scope import current
+from perdure.testing.processes import Say
 
 DEADLINE_S = 0.3  # of effects: how long a request may be under way
 ENDED_S_MAX = 20.0
@@ -160,27 +160,27 @@ def steps_of(code: Code) -> list[Agent]:
         return await code(idle())
 
     async def values() -> Any:
-        return await code(seen(hf.random())) is not None
+        return await code(seen(perdure.random())) is not None
 
     return [plain, retried, lazy, values]
 
 
-def find(key: str, item: str) -> hf.Done | hf.NotDone:
+def find(key: str, item: str) -> perdure.Done | perdure.NotDone:
     """A reconcile that looks."""
     done = [line for line in world.lines() if line.name == "book" and line.key == key]
-    return hf.Done(f"booked {item}") if done else hf.NotDone()
+    return perdure.Done(f"booked {item}") if done else perdure.NotDone()
 
 
-def not_sure(key: str, item: str) -> hf.Unknown:
-    return hf.Unknown("the receiver is closed today")
+def not_sure(key: str, item: str) -> perdure.Unknown:
+    return perdure.Unknown("the receiver is closed today")
 
 
 def effects_of(code: Code) -> list[Agent]:
-    def book(item: str, key: hf.Key) -> str:
+    def book(item: str, key: perdure.Key) -> str:
         act("book", key)
         return f"booked {item}"
 
-    def unsure(item: str, key: hf.Key) -> str:
+    def unsure(item: str, key: perdure.Key) -> str:
         act("try", key)
         if world.count(here(), "try", key) < 3:
             raise ValueError("no free line")  # a definite answer: nothing was booked
@@ -192,7 +192,7 @@ def effects_of(code: Code) -> list[Agent]:
         async def agent() -> Any:
             try:
                 return await code(made("LH400"))
-            except hf.InDoubt as error:
+            except perdure.InDoubt as error:
                 return f"in doubt at {error.step}"
 
         agent.__name__ = name
@@ -211,25 +211,25 @@ def effects_of(code: Code) -> list[Agent]:
 
 def waits_of(code: Code) -> list[Agent]:
     async def ask() -> Any:
-        return await code(hf.ask("How many?", schema=int))
+        return await code(perdure.ask("How many?", schema=int))
 
     async def sleep() -> Any:
-        return await code(hf.sleep(0.05))
+        return await code(perdure.sleep(0.05))
 
     async def receive() -> Any:
         # The second one proves that the message is not there twice.
-        return [await code(hf.receive("in")), await code(hf.receive("in", timeout_s=0, default="nothing"))]
+        return [await code(perdure.receive("in")), await code(perdure.receive("in", timeout_s=0, default="nothing"))]
 
     return [ask, sleep, receive]
 
 
 def others_of(code: Code) -> list[Agent]:
-    def booked(item: str, key: hf.Key) -> str:
+    def booked(item: str, key: perdure.Key) -> str:
         act(f"book {item}", key)
         return f"booked {item}"
 
-    def found(key: str, item: str) -> hf.Done | hf.NotDone:
-        return hf.Done(f"booked {item}") if any(line.key == key for line in world.lines()) else hf.NotDone()
+    def found(key: str, item: str) -> perdure.Done | perdure.NotDone:
+        return perdure.Done(f"booked {item}") if any(line.key == key for line in world.lines()) else perdure.NotDone()
 
     book = code.effect(name="book", timeout_s=DEADLINE_S, reconcile=found)(booked)
 
@@ -244,8 +244,8 @@ def others_of(code: Code) -> list[Agent]:
 
     async def parallel() -> Any:
         if code.is_async:
-            return await hf.gather(book("left"), middle(), book("right"))
-        return hf.gather(lambda: book("left"), middle, lambda: book("right"))
+            return await perdure.gather(book("left"), middle(), book("right"))
+        return perdure.gather(lambda: book("left"), middle, lambda: book("right"))
 
     async def tasks_of_its_own() -> Any:
         """Plain asyncio; a sync run has no such thing."""
@@ -256,11 +256,11 @@ def others_of(code: Code) -> list[Agent]:
         return list(await asyncio.gather(book("left"), middle(), book("right")))
 
     async def child() -> Any:
-        started = await code(hf.spawn(below, "below", id=f"{here()}/child"))
+        started = await code(perdure.spawn(below, "below", id=f"{here()}/child"))
         return await code(started.result())
 
     async def send() -> Any:
-        return await code(hf.send(f"{here()}-listener", "hello"))
+        return await code(perdure.send(f"{here()}-listener", "hello"))
 
     return [parallel, tasks_of_its_own, child, send]
 
@@ -269,21 +269,21 @@ def undone_of(code: Code, *, asked: bool) -> Any:
     """Books two things, then fails: both are taken back. With `asked`, an undo in doubt needs a person."""
     name = "cancel_asked" if asked else "cancel"
 
-    def find_cancelled(key: str, item: str) -> hf.Done | hf.NotDone:
-        return hf.Done(None) if any(line.key == key for line in world.lines()) else hf.NotDone()
+    def find_cancelled(key: str, item: str) -> perdure.Done | perdure.NotDone:
+        return perdure.Done(None) if any(line.key == key for line in world.lines()) else perdure.NotDone()
 
-    def cancel(item: str, key: hf.Key) -> None:
+    def cancel(item: str, key: perdure.Key) -> None:
         act(f"cancel {item}", key)
 
     options: dict[str, Any] = {} if asked else {"reconcile": find_cancelled}
     undo = code.effect(name=name, timeout_s=DEADLINE_S, **options)(cancel)
 
-    def book(item: str, key: hf.Key) -> str:
+    def book(item: str, key: perdure.Key) -> str:
         act(f"book {item}", key)
         return f"booked {item}"
 
-    def find_booked(key: str, item: str) -> hf.Done | hf.NotDone:
-        return hf.Done(f"booked {item}") if any(line.key == key for line in world.lines()) else hf.NotDone()
+    def find_booked(key: str, item: str) -> perdure.Done | perdure.NotDone:
+        return perdure.Done(f"booked {item}") if any(line.key == key for line in world.lines()) else perdure.NotDone()
 
     book_undoable = code.effect(name="book", undo=undo, timeout_s=DEADLINE_S, reconcile=find_booked)(book)
 
@@ -299,10 +299,10 @@ def undone_of(code: Code, *, asked: bool) -> Any:
 def rounds_of(code: Code) -> Any:
     """An agent that never ends, three times."""
 
-    def found(key: str, number: int) -> hf.Done | hf.NotDone:
-        return hf.Done(number) if any(line.key == key for line in world.lines()) else hf.NotDone()
+    def found(key: str, number: int) -> perdure.Done | perdure.NotDone:
+        return perdure.Done(number) if any(line.key == key for line in world.lines()) else perdure.NotDone()
 
-    def pay(number: int, key: hf.Key) -> int:
+    def pay(number: int, key: perdure.Key) -> int:
         act(f"pay {number}", key)
         return number
 
@@ -312,22 +312,22 @@ def rounds_of(code: Code) -> Any:
     async def agent(number: int = 1, total: int = 0) -> int:
         total += await code(paid(number))
         if number < 3:
-            hf.continue_as_new(number + 1, total)
+            perdure.continue_as_new(number + 1, total)
         return total
 
     return agent
 
 
-@hf.durable
+@perdure.durable
 def listener() -> list[Any]:
-    return [hf.receive(), hf.receive(timeout_s=0, default="nothing")]
+    return [perdure.receive(), perdure.receive(timeout_s=0, default="nothing")]
 
 
 # --- the child process
 
 
 class Killer:
-    """A hook that kills the process when a point is reached for the n-th time: "before done of hf.ask #1"."""
+    """A hook that kills the process when a point is reached for the n-th time: "before done of perdure.ask #1"."""
 
     def __init__(self, at: str | None) -> None:
         self._at = at
@@ -348,7 +348,7 @@ def live(say: Say, url: str, outside: str, mode: str, scenario: str, run_id: str
     killer = Killer(at)
     points.hook = killer
     drive = _prepared(outside, mode, scenario)
-    with hf.open(url, durability="normal") as store:
+    with perdure.open(url, durability="normal") as store:
         end = drive(store, run_id)
     say({"reached": killer.reached, **end})
 
@@ -356,7 +356,7 @@ def live(say: Say, url: str, outside: str, mode: str, scenario: str, run_id: str
 def resume(say: Say, url: str, outside: str, mode: str, scenario: str, run_ids: list[str]) -> None:
     """The same line again, for runs whose processes have died. Says how each of them ended."""
     drive = _prepared(outside, mode, scenario)
-    with hf.open(url, durability="normal") as store, ThreadPoolExecutor(THREADS) as pool:
+    with perdure.open(url, durability="normal") as store, ThreadPoolExecutor(THREADS) as pool:
         for end in pool.map(lambda run_id: drive(store, run_id), run_ids):
             say(end)
 
@@ -365,7 +365,7 @@ def child(say: Say, what: str, *arguments: Any) -> None:
     (live if what == "live" else resume)(say, *arguments)
 
 
-def _prepared(outside: str, mode: str, scenario: str) -> Callable[[hf.Store, str], dict[str, Any]]:
+def _prepared(outside: str, mode: str, scenario: str) -> Callable[[perdure.Store, str], dict[str, Any]]:
     global world
     world = World(outside)
     if scenario == "sleep":  # a short sleep parks as well, so that nobody has to wait for a long one
@@ -375,7 +375,7 @@ def _prepared(outside: str, mode: str, scenario: str) -> Callable[[hf.Store, str
     return lambda store, run_id: drive(store, agent, run_id)
 
 
-def drive(store: hf.Store, agent: Callable[..., Any], run_id: str) -> dict[str, Any]:
+def drive(store: perdure.Store, agent: Callable[..., Any], run_id: str) -> dict[str, Any]:
     """The line, again and again until the run has ended; answers what it asks meanwhile, after looking outside."""
     recorded = _recorded(store, run_id)
     if run_id.startswith("send"):
@@ -390,7 +390,7 @@ def drive(store: hf.Store, agent: Callable[..., Any], run_id: str) -> dict[str, 
     raise AssertionError(f"{run_id} does not end: {run.info()}")
 
 
-def _answer(store: hf.Store, run: hf.Run) -> None:
+def _answer(store: perdure.Store, run: perdure.Run) -> None:
     """What a person does who is asked, or sees what a run waits for."""
     asks = store.asks(run.id)
     for ask in asks:
@@ -412,22 +412,22 @@ def _answer(store: hf.Store, run: hf.Run) -> None:
         time.sleep(0.005)  # it is due at a time of its own
 
 
-def _recorded(store: hf.Store, run_id: str) -> list[list[str]]:
+def _recorded(store: perdure.Store, run_id: str) -> list[list[str]]:
     """Which steps have their ends on record, in a run and its children."""
     found = []
     for name in (run_id, f"{run_id}/child"):
         try:
             run = store.get_run(name)
-        except hf.NotFound:
+        except perdure.NotFound:
             continue
         found += [[name, step.path] for step in run.steps() if step.status in ("done", "failed")]
     return found
 
 
-def _end(store: hf.Store, run: hf.Run, status: str) -> dict[str, Any]:
+def _end(store: perdure.Store, run: perdure.Run, status: str) -> dict[str, Any]:
     try:
         outcome = run.result()
-    except hf.RunError as error:
+    except perdure.RunError as error:
         outcome = f"{type(error).__name__}: {error.__cause__ or error}"
     ends: Counter[str] = Counter(event.path for event in run.stream() if event.kind == "done")
     return {
@@ -440,9 +440,9 @@ def _end(store: hf.Store, run: hf.Run, status: str) -> dict[str, Any]:
     }
 
 
-def _heard(store: hf.Store, run_id: str) -> Any:
+def _heard(store: perdure.Store, run_id: str) -> Any:
     try:
         store.get_run(f"{run_id}-listener")
-    except hf.NotFound:
+    except perdure.NotFound:
         return None
     return store.run(listener, id=f"{run_id}-listener").result(timeout_s=10)

@@ -10,16 +10,16 @@ import urllib.request
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
-import holdfast as hf
+import perdure
 
 
-@hf.step
+@perdure.step
 def search(city: str) -> list[str]:
     return [f"{city}-1", f"{city}-2"]
 
 
-@hf.effect(timeout_s=0.2, name="drilled.book")
-def book(flight: str, key: hf.Key) -> str:
+@perdure.effect(timeout_s=0.2, name="drilled.book")
+def book(flight: str, key: perdure.Key) -> str:
     return f"booked {flight} under {key}"
 
 
@@ -27,34 +27,34 @@ def cancel(flight: str) -> None:
     raise AssertionError("the drill has a stage of its own")
 
 
-@hf.effect(undo=cancel, reconcile=lambda key, flight: hf.Unknown(), timeout_s=0.2, name="drilled.reserve")
-def reserve(flight: str, key: hf.Key) -> str:
+@perdure.effect(undo=cancel, reconcile=lambda key, flight: perdure.Unknown(), timeout_s=0.2, name="drilled.reserve")
+def reserve(flight: str, key: perdure.Key) -> str:
     return f"reserved {flight} under {key}"
 
 
-@hf.durable
+@perdure.durable
 def right(city: str) -> str:
     flights = search(city)
-    choice = hf.ask("Which flight?", options=flights)
-    hf.sleep(86_400)
-    return f"{reserve(choice)} {book(choice)} {hf.now().year > 2000}"
+    choice = perdure.ask("Which flight?", options=flights)
+    perdure.sleep(86_400)
+    return f"{reserve(choice)} {book(choice)} {perdure.now().year > 2000}"
 
 
-@hf.durable
+@perdure.durable
 def undone(city: str) -> str:
     reserve(city)
     raise RuntimeError("sold out")
 
 
-@hf.step
+@perdure.step
 async def find(city: str) -> str:
     return f"{city}!"
 
 
-@hf.durable
+@perdure.durable
 async def right_async(city: str) -> str:
     found = await asyncio.gather(find(city), find(city + "2"))
-    if await hf.ask("Go?", options=[True, False]):
+    if await perdure.ask("Go?", options=[True, False]):
         return " ".join(found)
     return "no"
 
@@ -62,66 +62,66 @@ async def right_async(city: str) -> str:
 # --- an effect that nobody marked
 
 
-@hf.step
+@perdure.step
 def pay(url: str) -> str:
     urllib.request.urlopen(urllib.request.Request(url, data=b"{}", method="POST"))
     return "paid"
 
 
-@hf.durable
+@perdure.durable
 def unmarked_post(url: str) -> str:
     return pay(url)
 
 
-@hf.step
+@perdure.step
 def write_file(path: str) -> str:
     Path(path).write_text("sent")
     return "written"
 
 
-@hf.durable
+@perdure.durable
 def unmarked_file(path: str) -> str:
     return write_file(path)
 
 
-@hf.step
+@perdure.step
 async def write_later(path: str) -> str:
     await asyncio.sleep(0)
     Path(path).write_text("sent")
     return "written"
 
 
-@hf.step
+@perdure.step
 async def write_elsewhere(path: str) -> str:
     await asyncio.to_thread(Path(path).write_text, "sent")
     return "written"
 
 
-@hf.durable
+@perdure.durable
 async def unmarked_async(path: str) -> str:
     return await write_later(f"{path}.later") + await write_elsewhere(f"{path}.jsonl")
 
 
-@hf.step
+@perdure.step
 def write_in_parts(path: str) -> Iterator[str]:
     yield "begun"
     Path(path).write_text("sent")
     yield "written"
 
 
-@hf.durable
+@perdure.durable
 def unmarked_generator(path: str) -> list[str]:
     return write_in_parts(path)  # type: ignore[return-value]
 
 
-@hf.step
+@perdure.step
 async def awrite_in_parts(path: str) -> AsyncIterator[str]:
     yield "begun"
     Path(path).write_text("sent")
     yield "written"
 
 
-@hf.durable
+@perdure.durable
 async def unmarked_async_generator(path: str) -> list[str]:
     return await awrite_in_parts(path)  # type: ignore[misc, no-any-return]
 
@@ -131,7 +131,7 @@ def _say_sent(path: str) -> None:
         file.write("sent")
 
 
-@hf.durable
+@perdure.durable
 def main_body(path: str) -> str:
     search("NYC")
     _say_sent(path)
@@ -139,7 +139,7 @@ def main_body(path: str) -> str:
     return "written"
 
 
-@hf.durable
+@perdure.durable
 async def async_main_body(path: str) -> str:
     await find("NYC")
     _say_sent(path)
@@ -149,21 +149,21 @@ async def async_main_body(path: str) -> str:
 # --- what may be one: a client that the drill does not know
 
 
-@hf.step
+@perdure.step
 def talk(port: int) -> str:
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(b"GET / HTTP/1.0\r\n\r\n")
     return "said"
 
 
-@hf.step
+@perdure.step
 async def atalk(port: int) -> str:
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.close()
     return "said"
 
 
-@hf.durable
+@perdure.durable
 async def raw_sockets(port: int) -> str:
     return talk(port) + await atalk(port)
 
@@ -171,29 +171,29 @@ async def raw_sockets(port: int) -> str:
 # --- results that differ every time: pinned
 
 
-@hf.step
+@perdure.step
 async def stamp() -> int:
     return time.time_ns()
 
 
-@hf.step
+@perdure.step
 def stamps() -> Iterator[int]:
     yield time.time_ns()
     yield time.time_ns()
 
 
-@hf.step
+@perdure.step
 def stamped() -> Generator[int, None, int]:
     yield 1
     return time.time_ns()
 
 
-@hf.step
+@perdure.step
 async def astamps() -> AsyncIterator[int]:
     yield time.time_ns()
 
 
-@hf.durable
+@perdure.durable
 async def pinned(city: str) -> str:
     import json as lazily  # noqa: F401 - an import is no effect
 
@@ -203,17 +203,17 @@ async def pinned(city: str) -> str:
 # --- an undo that is repeated
 
 
-@hf.effect(on_doubt="retry", timeout_s=0.1)
+@perdure.effect(on_doubt="retry", timeout_s=0.1)
 def give_back(flight: str) -> None:
     raise AssertionError("the drill has a stage of its own")
 
 
-@hf.effect(undo=give_back, timeout_s=0.1)
-def take(flight: str, key: hf.Key) -> str:
+@perdure.effect(undo=give_back, timeout_s=0.1)
+def take(flight: str, key: perdure.Key) -> str:
     return f"took {flight} under {key}"
 
 
-@hf.durable
+@perdure.durable
 def undo_repeated(city: str) -> str:
     take(city)
     raise RuntimeError("sold out")
@@ -224,12 +224,12 @@ def put_back(path: str) -> None:
         file.write("undone\n")
 
 
-@hf.effect(undo=put_back, timeout_s=0.1)
-def put(path: str, key: hf.Key) -> str:
+@perdure.effect(undo=put_back, timeout_s=0.1)
+def put(path: str, key: perdure.Key) -> str:
     return f"put {path} under {key}"
 
 
-@hf.durable
+@perdure.durable
 def really_undone(path: str) -> str:
     put(path)
     raise RuntimeError("sold out")
@@ -238,27 +238,27 @@ def really_undone(path: str) -> str:
 # --- an effect that does not use its key (with --real)
 
 
-@hf.effect(on_doubt="retry", timeout_s=0.1)
-def send_without_key(path: str, key: hf.Key) -> str:
+@perdure.effect(on_doubt="retry", timeout_s=0.1)
+def send_without_key(path: str, key: perdure.Key) -> str:
     with open(path, "a") as file:
         file.write("sent\n")
     return "sent"
 
 
-@hf.durable
+@perdure.durable
 def key_not_used(path: str) -> str:
     return send_without_key(path)
 
 
-@hf.effect(on_doubt="retry", timeout_s=0.1)
-def send_with_key(path: str, key: hf.Key) -> str:
+@perdure.effect(on_doubt="retry", timeout_s=0.1)
+def send_with_key(path: str, key: perdure.Key) -> str:
     lines = Path(path).read_text().splitlines() if Path(path).exists() else []
     if key not in lines:
         Path(path).write_text("\n".join([*lines, key]))
     return "sent"
 
 
-@hf.durable
+@perdure.durable
 def key_used(path: str) -> str:
     return send_with_key(path)
 
@@ -268,13 +268,13 @@ def key_used(path: str) -> str:
 _seen: list[str] = []
 
 
-@hf.step
+@perdure.step
 def look(what: str) -> str:
     _seen.append(what)
     return what.upper()
 
 
-@hf.durable
+@perdure.durable
 def state_in_a_global(what: str) -> str:
     look(what)
     look(what + "2")
@@ -284,35 +284,35 @@ def state_in_a_global(what: str) -> str:
 # --- an order that depends on time
 
 
-@hf.durable
+@perdure.durable
 def order_by_time(city: str) -> str:
     first = f"{city}-{time.time_ns()}"
     search(first)
     return "done"
 
 
-@hf.durable
+@perdure.durable
 def result_by_time(city: str) -> str:
     search(city)
     return json.dumps({"at": time.time_ns()})
 
 
-@hf.step(name=f"{__name__}.search_here")
+@perdure.step(name=f"{__name__}.search_here")
 def search_here(city: str) -> str:
     return city
 
 
-@hf.durable
+@perdure.durable
 def named_by_module(city: str) -> str:
     """Its step has another name in a worker than in the script that began the run."""
     return search_here(city)
 
 
-@hf.effect(reconcile=lambda key: {}[key], timeout_s=0.1, name="drilled.order")
-def order(what: str, key: hf.Key) -> str:
+@perdure.effect(reconcile=lambda key: {}[key], timeout_s=0.1, name="drilled.order")
+def order(what: str, key: perdure.Key) -> str:
     return f"ordered {what}"
 
 
-@hf.durable
+@perdure.durable
 def looks_wrong(what: str) -> str:
     return order(what)

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import random
 
-import holdfast as hf
+import perdure
 
 
-@hf.step
+@perdure.step
 def draw() -> float:
     return random.random()  # another one at the same place in every child and every life
 
 
-@hf.durable(name="drilled_families.child")
+@perdure.durable(name="drilled_families.child")
 def child() -> float:
-    hf.sleep(60)
-    hf.ask("Shall it go on?")
+    perdure.sleep(60)
+    perdure.ask("Shall it go on?")
     return draw()
 
 
-@hf.durable(name="drilled_families.parent")
+@perdure.durable(name="drilled_families.parent")
 def parent(turn: int = 0, total: float = 0.0) -> float:
     total += draw()
     if turn == 0:
-        hf.continue_as_new(1, total + hf.spawn(child, id="named").result())
+        perdure.continue_as_new(1, total + perdure.spawn(child, id="named").result())
     return total

@@ -8,9 +8,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import holdfast as hf
-from holdfast.runs.session import points
-from holdfast.runs.session.points import Point
+import perdure
+from perdure.runs.session import points
+from perdure.runs.session.points import Point
 
 
 def ledger(folder: str) -> list[str]:
@@ -18,62 +18,62 @@ def ledger(folder: str) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def find(key: hf.Key, folder: str, room: str) -> hf.Done | hf.NotDone:
+def find(key: perdure.Key, folder: str, room: str) -> perdure.Done | perdure.NotDone:
     found = [line for line in ledger(folder) if line.startswith(f"{key} ")]
-    return hf.Done(f"booked {room}") if found else hf.NotDone()
+    return perdure.Done(f"booked {room}") if found else perdure.NotDone()
 
 
-def _book(folder: str, room: str, key: hf.Key) -> str:
+def _book(folder: str, room: str, key: perdure.Key) -> str:
     descriptor = os.open(f"{folder}/ledger.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, f"{key} {room}\n".encode())
     os.close(descriptor)
     return f"booked {room}"
 
 
-book = hf.effect(name="kb_book", reconcile=find, timeout_s=0.05)(_book)
+book = perdure.effect(name="kb_book", reconcile=find, timeout_s=0.05)(_book)
 
 
-@hf.effect(name="kb_abook", reconcile=find, timeout_s=0.05)
-async def abook(folder: str, room: str, key: hf.Key) -> str:
+@perdure.effect(name="kb_abook", reconcile=find, timeout_s=0.05)
+async def abook(folder: str, room: str, key: perdure.Key) -> str:
     return _book(folder, room, key)
 
 
-@hf.step
+@perdure.step
 def look(what: str) -> str:
     return f"seen {what}"
 
 
-@hf.step
+@perdure.step
 async def alook(what: str) -> str:
     return f"seen {what}"
 
 
-@hf.durable(name="kb_agent")
+@perdure.durable(name="kb_agent")
 def agent(folder: str) -> Any:
-    token = str(hf.uuid())
+    token = str(perdure.uuid())
 
     def trip(room: str) -> list[str]:
-        return [look(room + token), book(folder, room), str(hf.random())]
+        return [look(room + token), book(folder, room), str(perdure.random())]
 
-    both = hf.gather(lambda: trip("1"), lambda: trip("2"))
-    fastest = hf.first(lambda: look("a"), lambda: look("b"), lambda: look("c"))
-    order = list(hf.as_completed(lambda: look("x"), lambda: look("y")))
-    rooms = hf.map(lambda room: book(folder, room), ["3", "4", "5"], concurrency=2)
+    both = perdure.gather(lambda: trip("1"), lambda: trip("2"))
+    fastest = perdure.first(lambda: look("a"), lambda: look("b"), lambda: look("c"))
+    order = list(perdure.as_completed(lambda: look("x"), lambda: look("y")))
+    rooms = perdure.map(lambda room: book(folder, room), ["3", "4", "5"], concurrency=2)
     again = look(str([both, fastest, order]))
     return [both, fastest, order, rooms, again == f"seen {[both, fastest, order]}"]
 
 
-@hf.durable(name="kb_aagent")
+@perdure.durable(name="kb_aagent")
 async def aagent(folder: str) -> Any:
-    token = str(hf.uuid())
+    token = str(perdure.uuid())
 
     async def trip(room: str) -> list[str]:
-        return [await alook(room + token), await abook(folder, room), str(hf.random())]
+        return [await alook(room + token), await abook(folder, room), str(perdure.random())]
 
-    both = await hf.gather(trip("1"), trip("2"))
-    fastest = await hf.first(alook("a"), alook("b"), alook("c"))
-    order = [found async for found in hf.as_completed(alook("x"), alook("y"))]
-    rooms = await hf.map(lambda room: abook(folder, room), ["3", "4", "5"], concurrency=2)
+    both = await perdure.gather(trip("1"), trip("2"))
+    fastest = await perdure.first(alook("a"), alook("b"), alook("c"))
+    order = [found async for found in perdure.as_completed(alook("x"), alook("y"))]
+    rooms = await perdure.map(lambda room: abook(folder, room), ["3", "4", "5"], concurrency=2)
     again = await alook(str([both, fastest, order]))
     return [both, fastest, order, rooms, again == f"seen {[both, fastest, order]}"]
 
@@ -87,7 +87,7 @@ def work(say: Any, url: str, folder: str, mode: str, deadly: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     points.hook = hook
-    with hf.open(url, durability="normal", lease_s=1) as store:
+    with perdure.open(url, durability="normal", lease_s=1) as store:
         chosen: Any = aagent if mode == "async" else agent
         run = store.run(chosen, folder, id=Path(folder).name)
         say(run.result(timeout_s=60))

@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import holdfast as hf
-from holdfast.runs.session import points
-from holdfast.runs.session.points import Point
+import perdure
+from perdure.runs.session import points
+from perdure.runs.session.points import Point
 
 CALLS: list[dict[str, Any]] = [
     {"id": "a", "name": "look", "arguments": {"city": "Rome"}},
@@ -32,13 +32,13 @@ def fail() -> None:
     raise LookupError("no")
 
 
-def find(key: hf.Key, folder: str, room: str) -> hf.Done | hf.NotDone:
+def find(key: perdure.Key, folder: str, room: str) -> perdure.Done | perdure.NotDone:
     booked = f"{key} {room}" in ledger(folder)
-    return hf.Done(f"booked {room}") if booked else hf.NotDone()
+    return perdure.Done(f"booked {room}") if booked else perdure.NotDone()
 
 
-@hf.effect(reconcile=find, timeout_s=0.5, name="killed_tools.book")
-def book(folder: str, room: str, key: hf.Key) -> str:
+@perdure.effect(reconcile=find, timeout_s=0.5, name="killed_tools.book")
+def book(folder: str, room: str, key: perdure.Key) -> str:
     with open(f"{folder}/ledger.txt", "a") as file:
         file.write(f"{key} {room}\n")
     return f"booked {room}"
@@ -57,28 +57,28 @@ def calls(folder: str) -> list[dict[str, Any]]:
 
 
 SYNC: dict[str, Any] = {"look": look, "book": book, "fail": fail}
-TOOLS = hf.tools(SYNC)
+TOOLS = perdure.tools(SYNC)
 ASYNC: dict[str, Any] = {"look": alook, "book": book, "fail": fail}
-ATOOLS = hf.tools(ASYNC)
+ATOOLS = perdure.tools(ASYNC)
 
 
-@hf.step
+@perdure.step
 def think(messages: list[Any]) -> list[str]:
     return [message["content"].partition(": the tools")[0] for message in messages]
 
 
-@hf.durable(name="killed_tools.agent")
+@perdure.durable(name="killed_tools.agent")
 def agent(folder: str) -> list[Any]:
-    hf.progress(goal="Rome", next="all", file=f"{folder}/PROGRESS.md")
+    perdure.progress(goal="Rome", next="all", file=f"{folder}/PROGRESS.md")
     said = think(TOOLS.call(calls(folder)))
-    return [said, hf.progress(done="all").done]
+    return [said, perdure.progress(done="all").done]
 
 
-@hf.durable(name="killed_tools.aagent")
+@perdure.durable(name="killed_tools.aagent")
 async def aagent(folder: str) -> list[Any]:
-    await hf.progress(goal="Rome", next="all", file=f"{folder}/PROGRESS.md")
+    await perdure.progress(goal="Rome", next="all", file=f"{folder}/PROGRESS.md")
     said = think(await ATOOLS.call(calls(folder)))
-    return [said, (await hf.progress(done="all")).done]
+    return [said, (await perdure.progress(done="all")).done]
 
 
 def work(say: Any, url: str, folder: str, mode: str, deadly: int) -> None:
@@ -92,7 +92,7 @@ def work(say: Any, url: str, folder: str, mode: str, deadly: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     points.hook = hook
-    with hf.open(url, durability="normal", lease_s=1) as store:
+    with perdure.open(url, durability="normal", lease_s=1) as store:
         run = store.run(agent if mode == "sync" else aagent, folder, id=f"{Path(folder).name}")
         result = run.result(timeout_s=30)
         found = store.progress(run)

@@ -6,10 +6,10 @@ import os
 import signal
 from typing import Any
 
-import holdfast as hf
-from holdfast.runs.moving.exporting import Export
-from holdfast.runs.moving.importing import Import
-from holdfast.testing.processes import Say
+import perdure
+from perdure.runs.moving.exporting import Export
+from perdure.runs.moving.importing import Import
+from perdure.testing.processes import Say
 
 
 def move(say: Say, url: str, tenant: str, what: str, path: str, die_at: str) -> None:
@@ -22,7 +22,7 @@ def move(say: Say, url: str, tenant: str, what: str, path: str, die_at: str) -> 
     name, _, when = die_at.partition(" ")
     if name:
         setattr(kind, name, _dying(getattr(kind, name), when, kill))
-    store = hf.open(url).tenant(tenant)
+    store = perdure.open(url).tenant(tenant)
     if what == "export":
         store.export_run("trip", path)
     else:

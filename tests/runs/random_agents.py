@@ -11,11 +11,11 @@ import crash_agents
 from crash_agents import World, act
 from lab import Code
 
-import holdfast as hf
-from holdfast.runs.session import points
-from holdfast.runs.session.points import Point
-from holdfast.testing.ledger import Airline
-from holdfast.testing.processes import Say
+import perdure
+from perdure.runs.session import points
+from perdure.runs.session.points import Point
+from perdure.testing.ledger import Airline
+from perdure.testing.processes import Say
 
 BOOKINGS, THOUGHTS = 5, 5  # 5 times 5 and 1: 30 steps
 DEADLINE_S = 0.4  # how long a booking may be under way
@@ -26,9 +26,9 @@ def agent_of(mode: str, variant: str, airline: Airline) -> Any:
     """honours: the airline knows keys, so a doubt is retried. reconciles: it does not, but can be asked. neither."""
     code = Code(mode)
 
-    def find(key: str, item: str, number: int) -> hf.Done | hf.NotDone:
+    def find(key: str, item: str, number: int) -> perdure.Done | perdure.NotDone:
         found = airline.bookings(key)
-        return hf.Done(found[0].booking) if found else hf.NotDone()
+        return perdure.Done(found[0].booking) if found else perdure.NotDone()
 
     rules: dict[str, dict[str, Any]] = {
         "honours": {"on_doubt": "retry"},
@@ -42,7 +42,7 @@ def agent_of(mode: str, variant: str, airline: Airline) -> Any:
         return number
 
     @code.effect(timeout_s=DEADLINE_S, **rules[variant])
-    def book(item: str, number: int, key: hf.Key) -> str:
+    def book(item: str, number: int, key: perdure.Key) -> str:
         act("book", key)
         return airline.book("flight", item, key=key, delay_s=DELAY_S if number % 2 else 0.0)
 
@@ -62,7 +62,7 @@ def live(say: Say, url: str, outside: str, airline: str, variant: str, mode: str
     """Go on with a run until it has ended or is parked; die at the `at`-th point."""
     crash_agents.world = World(outside)
     agent = agent_of(mode, variant, Airline(airline))
-    store = hf.open(url, durability="normal")
+    store = perdure.open(url, durability="normal")
     say({"recorded": _recorded(store, run_id), "pid": os.getpid()})
     reached = 0
 
@@ -81,8 +81,8 @@ def live(say: Say, url: str, outside: str, airline: str, variant: str, mode: str
     say({"status": status, "result": run.result() if status == "done" else None})
 
 
-def _recorded(store: hf.Store, run_id: str) -> list[str]:
+def _recorded(store: perdure.Store, run_id: str) -> list[str]:
     try:
         return [step.path for step in store.get_run(run_id).steps() if step.status in ("done", "failed")]
-    except hf.NotFound:
+    except perdure.NotFound:
         return []

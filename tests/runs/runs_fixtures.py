@@ -10,26 +10,26 @@ import pytest
 from lab import PLACES, Lab, open_at, open_place
 from soak import SOAK
 
-import holdfast as hf
+import perdure
 
 
 @pytest.fixture(scope="module", params=PLACES)
-def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[hf.Store]:
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[perdure.Store]:
     """A store on either database. Each lab is a tenant of its own."""
     yield from open_place(request, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def other(
-    store: hf.Store, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[hf.Store]:
+    store: perdure.Store, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[perdure.Store]:
     """A store at the other place: from SQLite to PostgreSQL, and back."""
     place = "postgres" if store._context.driver.dialect == "sqlite" else "sqlite"
     yield from open_at(place, request, tmp_path_factory)
 
 
 @pytest.fixture
-def target(lab: Lab, other: hf.Store) -> hf.Store:
+def target(lab: Lab, other: perdure.Store) -> perdure.Store:
     """The same tenant in the other store."""
     return other.tenant(lab.store._context.tenant_name)
 
@@ -41,14 +41,14 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(params=["paired", "crossed"] if SOAK else ["paired"])
-def lab(request: pytest.FixtureRequest, store: hf.Store) -> Lab:
+def lab(request: pytest.FixtureRequest, store: perdure.Store) -> Lab:
     """Where a test runs its agents: as sync functions on SQLite, async ones on PostgreSQL; in a soak crosswise too."""
     is_sqlite = store._context.driver.dialect == "sqlite"
     return Lab(store, "sync" if is_sqlite == (request.param == "paired") else "async")
 
 
 @pytest.fixture
-def sync_lab(store: hf.Store) -> Lab:
+def sync_lab(store: perdure.Store) -> Lab:
     """For what is the same in both."""
     return Lab(store, "sync")
 

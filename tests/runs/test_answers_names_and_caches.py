@@ -12,41 +12,41 @@ import pytest
 from attack_kit import asks_once
 from lab import Lab, hooked
 
-import holdfast as hf
-from holdfast.runs.session.points import Point
+import perdure
+from perdure.runs.session.points import Point
 
 
 @pytest.fixture
-def local(tmp_path: Path) -> Iterator[hf.Store]:
-    with hf.open(str(tmp_path / "runs.db")) as store:
+def local(tmp_path: Path) -> Iterator[perdure.Store]:
+    with perdure.open(str(tmp_path / "runs.db")) as store:
         yield store
 
 
 # --- an answer that counts is never lost
 
 
-@pytest.mark.parametrize("gives_up", ["hf.timeout", "timeout_s"])
+@pytest.mark.parametrize("gives_up", ["perdure.timeout", "timeout_s"])
 def test_an_answer_that_was_accepted_in_the_last_moment_counts(lab: Lab, gives_up: str) -> None:
-    given: list[hf.Store | object] = []
+    given: list[perdure.Store | object] = []
 
     @lab.durable
     async def agent() -> Any:
         if gives_up == "timeout_s":
-            return await lab(hf.ask("ok?", timeout_s=0.2, on_timeout="late"))
+            return await lab(perdure.ask("ok?", timeout_s=0.2, on_timeout="late"))
         try:
-            with hf.timeout(0.2):
-                return await lab(hf.ask("ok?"))
+            with perdure.timeout(0.2):
+                return await lab(perdure.ask("ok?"))
         except TimeoutError:
             return "late"
 
     def answer() -> None:
         try:
             given.append(lab.store.answer("r", "yes").settled)
-        except hf.AnswerRefused as error:
+        except perdure.AnswerRefused as error:
             given.append(error)
 
     def hook(point: Point) -> None:
-        if (point.kind, point.name, point.when) == ("done", "hf.ask", "before") and not given:
+        if (point.kind, point.name, point.when) == ("done", "perdure.ask", "before") and not given:
             thread = threading.Thread(target=answer)
             thread.start()
             thread.join(20)
@@ -55,12 +55,12 @@ def test_an_answer_that_was_accepted_in_the_last_moment_counts(lab: Lab, gives_u
         result = lab.run(agent, id="r").result(timeout_s=20)
     # On SQLite, and for a question with a time of its own, the answer is refused because that time is over.
     assert result == ("yes" if given == [True] else "late")
-    if gives_up == "hf.timeout":
+    if gives_up == "perdure.timeout":
         assert given == [True]
 
 
 def test_an_answer_between_the_look_and_the_giving_up_counts(sync_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.runs.calls import asking
+    from perdure.runs.calls import asking
 
     looked: list[int] = []
     look = asking.look
@@ -75,9 +75,9 @@ def test_an_answer_between_the_look_and_the_giving_up_counts(sync_lab: Lab, monk
             return asking.AskState("open", None, state.deadline, state.deadline)
         return state
 
-    @hf.durable
+    @perdure.durable
     def agent() -> Any:
-        return hf.ask("ok?", timeout_s=600, on_timeout="late")
+        return perdure.ask("ok?", timeout_s=600, on_timeout="late")
 
     monkeypatch.setattr(asking, "look", late_look)
     assert sync_lab.run(agent, id="r").result(timeout_s=10) == "yes"
@@ -94,20 +94,20 @@ def test_an_approval_is_given_by_true_and_not_by_a_number(lab: Lab) -> None:
 
     lab.run(agent, id="r")
     for wrong in (1, 0, 1.0, "true"):
-        with pytest.raises(hf.AnswerRefused, match="one of"):
+        with pytest.raises(perdure.AnswerRefused, match="one of"):
             lab.store.answer("r", wrong)
     assert lab.store.answer("r", True).settled
     assert lab.run(agent, id="r").result() == "paid"
 
 
 def test_a_number_is_chosen_however_json_writes_it(sync_lab: Lab) -> None:
-    @hf.durable
+    @perdure.durable
     def agent() -> Any:
-        return hf.ask("how many?", options=[1, 2.0, [True]])
+        return perdure.ask("how many?", options=[1, 2.0, [True]])
 
     sync_lab.run(agent, id="r")
     for wrong in (True, [1], "1"):
-        with pytest.raises(hf.AnswerRefused):
+        with pytest.raises(perdure.AnswerRefused):
             sync_lab.store.answer("r", wrong)
     sync_lab.store.answer("r", 2)
     result = sync_lab.run(agent, id="r").result()
@@ -119,52 +119,52 @@ def test_a_number_is_chosen_however_json_writes_it(sync_lab: Lab) -> None:
 
 NAN, INF, HUGE = math.nan, math.inf, 1e15
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "sleep inf": (lambda: hf.sleep(INF), "hundred years"),
-    "sleep nan": (lambda: hf.sleep(NAN), "seconds"),
-    "sleep huge": (lambda: hf.sleep(HUGE), "hundred years"),
-    "ask inf": (lambda: hf.ask("q", timeout_s=INF), "hundred years"),
-    "ask nan": (lambda: hf.ask("q", timeout_s=NAN), "hundred years"),
-    "ask huge": (lambda: hf.ask("q", timeout_s=HUGE), "hundred years"),
-    "receive text": (lambda: hf.receive(timeout_s="5"), "hundred years"),  # type: ignore[arg-type]
-    "receive huge": (lambda: hf.receive(timeout_s=HUGE), "hundred years"),
-    "timeout inf": (lambda: hf.timeout(INF), "hundred years"),
-    "step inf": (lambda: hf.step(timeout_s=INF), "hundred years"),
-    "budget nan": (lambda: hf.budget(usd=NAN), "a number"),
-    "spend nan": (lambda: hf.step(lambda: hf.spend(usd=NAN))(), "a number"),
-    "approvers text": (lambda: hf.ask("q", approvers="ann"), "approvers=\\['ann'\\]"),  # type: ignore[arg-type]
-    "no asker": (lambda: hf.ask("q", allow_self=False), "asker="),
-    "quorum true": (lambda: hf.ask("q", quorum=True), "1 or more"),
-    "options": (lambda: hf.ask("q", options=[object()]), "JSON"),
-    "topic": (lambda: hf.receive(5, timeout_s=0), "topic"),  # type: ignore[arg-type]
-    "no run": (lambda: hf.send(None, 1), "run"),  # type: ignore[arg-type]
-    "patch": (lambda: hf.patched(5), "patch"),  # type: ignore[arg-type]
+    "sleep inf": (lambda: perdure.sleep(INF), "hundred years"),
+    "sleep nan": (lambda: perdure.sleep(NAN), "seconds"),
+    "sleep huge": (lambda: perdure.sleep(HUGE), "hundred years"),
+    "ask inf": (lambda: perdure.ask("q", timeout_s=INF), "hundred years"),
+    "ask nan": (lambda: perdure.ask("q", timeout_s=NAN), "hundred years"),
+    "ask huge": (lambda: perdure.ask("q", timeout_s=HUGE), "hundred years"),
+    "receive text": (lambda: perdure.receive(timeout_s="5"), "hundred years"),  # type: ignore[arg-type]
+    "receive huge": (lambda: perdure.receive(timeout_s=HUGE), "hundred years"),
+    "timeout inf": (lambda: perdure.timeout(INF), "hundred years"),
+    "step inf": (lambda: perdure.step(timeout_s=INF), "hundred years"),
+    "budget nan": (lambda: perdure.budget(usd=NAN), "a number"),
+    "spend nan": (lambda: perdure.step(lambda: perdure.spend(usd=NAN))(), "a number"),
+    "approvers text": (lambda: perdure.ask("q", approvers="ann"), "approvers=\\['ann'\\]"),  # type: ignore[arg-type]
+    "no asker": (lambda: perdure.ask("q", allow_self=False), "asker="),
+    "quorum true": (lambda: perdure.ask("q", quorum=True), "1 or more"),
+    "options": (lambda: perdure.ask("q", options=[object()]), "JSON"),
+    "topic": (lambda: perdure.receive(5, timeout_s=0), "topic"),  # type: ignore[arg-type]
+    "no run": (lambda: perdure.send(None, 1), "run"),  # type: ignore[arg-type]
+    "patch": (lambda: perdure.patched(5), "patch"),  # type: ignore[arg-type]
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_meant_is_refused(local: hf.Store, case: str) -> None:
+def test_what_cannot_be_meant_is_refused(local: perdure.Store, case: str) -> None:
     call, match = WRONG[case]
 
-    @hf.durable
+    @perdure.durable
     def agent() -> Any:
         made = call()
         return made(lambda: None)() if case == "step inf" else made
 
-    with pytest.raises(hf.RunStuck, match=f"UsageError: .*{match}"):
+    with pytest.raises(perdure.RunStuck, match=f"UsageError: .*{match}"):
         local.run(agent, id="r").result(timeout_s=5)
 
 
 BAD = {"nul": "a\0b", "surrogate": "a\ud800b"}
 PLACES_OF_TEXT: dict[str, tuple[Callable[[str], Any], str]] = {
-    "question": (lambda text: hf.ask(text), "question"),
-    "option": (lambda text: hf.ask("?", options=[text, "b"]), "option"),
-    "approver": (lambda text: hf.ask("?", approvers=[text]), "approver"),
-    "topic received": (lambda text: hf.receive(text, timeout_s=0), "topic"),
-    "topic sent": (lambda text: hf.send("r", 1, topic=text), "topic"),
-    "run sent to": (lambda text: hf.send(text, 1), "run"),
-    "id of a child": (lambda text: hf.spawn(asks_once, id=text), "run"),
-    "queue of a child": (lambda text: hf.spawn(asks_once, queue=text), "queue"),
-    "patch": (lambda text: hf.patched(text), "patch"),
+    "question": (lambda text: perdure.ask(text), "question"),
+    "option": (lambda text: perdure.ask("?", options=[text, "b"]), "option"),
+    "approver": (lambda text: perdure.ask("?", approvers=[text]), "approver"),
+    "topic received": (lambda text: perdure.receive(text, timeout_s=0), "topic"),
+    "topic sent": (lambda text: perdure.send("r", 1, topic=text), "topic"),
+    "run sent to": (lambda text: perdure.send(text, 1), "run"),
+    "id of a child": (lambda text: perdure.spawn(asks_once, id=text), "run"),
+    "queue of a child": (lambda text: perdure.spawn(asks_once, queue=text), "queue"),
+    "patch": (lambda text: perdure.patched(text), "patch"),
 }
 
 
@@ -173,11 +173,11 @@ PLACES_OF_TEXT: dict[str, tuple[Callable[[str], Any], str]] = {
 def test_text_that_a_database_cannot_store_is_refused_in_a_run(sync_lab: Lab, place: str, bad: str) -> None:
     call, named = PLACES_OF_TEXT[place]
 
-    @hf.durable
+    @perdure.durable
     def agent() -> Any:
         return call(BAD[bad])
 
-    with pytest.raises(hf.RunStuck, match=f"UsageError: .*{named}.*(NUL|Unicode)"):
+    with pytest.raises(perdure.RunStuck, match=f"UsageError: .*{named}.*(NUL|Unicode)"):
         sync_lab.run(agent, id="r").result(timeout_s=5)
 
 
@@ -196,14 +196,14 @@ def test_text_that_a_database_cannot_store_is_refused_from_outside(sync_lab: Lab
     if len(bad) < 10:
         calls.append(lambda: store.answer("r", 1, step=bad))
     for call in calls:
-        with pytest.raises(hf.UsageError):
+        with pytest.raises(perdure.UsageError):
             call()
 
 
 def test_children_of_a_run_with_a_long_id_have_ids_that_can_be_used(sync_lab: Lab) -> None:
-    @hf.durable
+    @perdure.durable
     def parent() -> Any:
-        first, second = hf.spawn(asks_once), hf.spawn(asks_once)
+        first, second = perdure.spawn(asks_once), perdure.spawn(asks_once)
         return [first.result(), second.result()]
 
     run = sync_lab.run(parent, id="p" * 512)
@@ -221,11 +221,13 @@ def test_children_of_a_run_with_a_long_id_have_ids_that_can_be_used(sync_lab: La
 def test_reconcile_and_the_next_attempt_get_the_arguments_as_they_were(lab: Lab) -> None:
     asked: list[Any] = []
 
-    def reconcile(key: str, client: object, texts: list[str], more: list[list[str]], **named: list[str]) -> hf.NotDone:
+    def reconcile(
+        key: str, client: object, texts: list[str], more: list[list[str]], **named: list[str]
+    ) -> perdure.NotDone:
         asked.append(
             (client, list(texts), [list(one) for one in more], {name: list(one) for name, one in named.items()})
         )
-        return hf.NotDone()
+        return perdure.NotDone()
 
     client = object()
 
@@ -251,7 +253,7 @@ def test_reconcile_and_the_next_attempt_get_the_arguments_as_they_were(lab: Lab)
 
 @pytest.mark.parametrize("rule", ["retry", "reconcile"])
 def test_an_effect_that_stays_in_doubt_is_not_tried_for_ever(lab: Lab, rule: str) -> None:
-    options: dict[str, Any] = {"on_doubt": "retry"} if rule == "retry" else {"reconcile": lambda key: hf.NotDone()}
+    options: dict[str, Any] = {"on_doubt": "retry"} if rule == "retry" else {"reconcile": lambda key: perdure.NotDone()}
 
     @lab.effect(timeout_s=0.01, retries=1, **options)
     def pays() -> str:
@@ -279,10 +281,10 @@ def test_an_effect_that_stays_in_doubt_is_not_tried_for_ever(lab: Lab, rule: str
 # --- names, tools, exports
 
 
-@pytest.mark.parametrize("name", ["hf.timeout", "hf.ask", "langgraph:x", "x\0", "x\ud800", "", "x" * 600])
-@pytest.mark.parametrize("decorator", [hf.step, hf.effect, hf.durable])
-def test_a_name_that_is_holdfasts_own_is_refused(decorator: Any, name: str) -> None:
-    with pytest.raises(hf.UsageError, match="name"):
+@pytest.mark.parametrize("name", ["perdure.timeout", "perdure.ask", "langgraph:x", "x\0", "x\ud800", "", "x" * 600])
+@pytest.mark.parametrize("decorator", [perdure.step, perdure.effect, perdure.durable])
+def test_a_name_that_is_perdures_own_is_refused(decorator: Any, name: str) -> None:
+    with pytest.raises(perdure.UsageError, match="name"):
         decorator(name=name)(lambda: None)
 
 
@@ -294,7 +296,7 @@ def test_tool_calls_with_the_same_id_go_back_to_the_model(lab: Lab) -> None:
 
     @lab.durable
     async def agent(calls: list[dict[str, Any]]) -> Any:
-        return await lab(hf.tools([books]).call(calls))
+        return await lab(perdure.tools([books]).call(calls))
 
     calls = [{"id": i, "name": "books", "arguments": {"seat": s}} for i, s in (("a", "1"), ("b", "2"), ("a", "3"))]
     run = lab.run(agent, calls, id="r")
@@ -307,6 +309,6 @@ def test_tool_calls_with_the_same_id_go_back_to_the_model(lab: Lab) -> None:
 
 def test_an_exported_run_is_not_forked_where_it_was(sync_lab: Lab, tmp_path: Path) -> None:
     sync_lab.run(asks_once, id="r")
-    sync_lab.store.export_run("r", tmp_path / "r.hf")
-    with pytest.raises(hf.UsageError, match="exported"):
+    sync_lab.store.export_run("r", tmp_path / "r.db")
+    with pytest.raises(perdure.UsageError, match="exported"):
         sync_lab.store.fork("r", id="f", keys="new")

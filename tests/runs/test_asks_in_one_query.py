@@ -8,27 +8,27 @@ from typing import Any
 import pytest
 from lab import Lab
 
-import holdfast as hf
-from holdfast.storage.program import Transaction
+import perdure
+from perdure.storage.program import Transaction
 
 
-@hf.effect(timeout_s=0.01)
+@perdure.effect(timeout_s=0.01)
 def transfer(number: int) -> None:
     raise TimeoutError
 
 
-@hf.durable(name="asks.many")
+@perdure.durable(name="asks.many")
 def many(count: int) -> list[Any]:
-    found: list[Any] = hf.map(lambda number: hf.ask(f"Pay {number}?", quorum=2), range(count))
+    found: list[Any] = perdure.map(lambda number: perdure.ask(f"Pay {number}?", quorum=2), range(count))
     return found
 
 
-@hf.durable(name="asks.doubts")
+@perdure.durable(name="asks.doubts")
 def doubts(count: int) -> list[Any]:
-    return hf.map(transfer, range(count))
+    return perdure.map(transfer, range(count))
 
 
-def batches(store: hf.Store, call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> int:
+def batches(store: perdure.Store, call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> int:
     """How many batches of statements a call sends."""
     driver: Any = store._context.driver
     run, sent = driver.run, 0

@@ -11,12 +11,12 @@ import pytest
 from async_kit import PATIENCE_S, noting, until
 from lab import Interrupt, Lab, Once, hooked
 
-import holdfast as hf
-from holdfast.runs.session.points import Point
+import perdure
+from perdure.runs.session.points import Point
 
 
 @pytest.fixture
-def lab(store: hf.Store) -> Lab:
+def lab(store: perdure.Store) -> Lab:
     return Lab(store, "async")
 
 
@@ -27,14 +27,14 @@ def test_cancelling_whoever_awaits_the_run_gives_it_back_and_it_goes_on(lab: Lab
     note = noting(lab)
     begun = threading.Event()
 
-    @hf.step
+    @perdure.step
     async def slow() -> str:
         if not begun.is_set():
             begun.set()
             await asyncio.sleep(3600)
         return "slow"
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
         await note("a")
         return await asyncio.gather(slow(), note("b"))
@@ -55,14 +55,14 @@ def test_cancelling_whoever_awaits_the_run_gives_it_back_and_it_goes_on(lab: Lab
 def test_cancelling_whoever_awaits_a_sync_run_gives_it_back_at_its_next_call(lab: Lab) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    @hf.step
+    @perdure.step
     def slow(number: int) -> int:
         lab.ran.append(number)
         begun.set()
         go_on.wait(PATIENCE_S)
         return number
 
-    @hf.durable
+    @perdure.durable
     def agent() -> Any:
         return [slow(1), slow(2)]
 
@@ -86,7 +86,7 @@ def test_cancelled_while_it_is_written_a_step_is_recorded_and_nothing_is_lost(la
     once, drawn = Once(), list[float]()
     tasks: list[asyncio.Task[Any]] = []
 
-    @hf.step(lazy=True)
+    @perdure.step(lazy=True)
     async def lazy() -> str:
         return "lazy"
 
@@ -96,9 +96,9 @@ def test_cancelled_while_it_is_written_a_step_is_recorded_and_nothing_is_lost(la
         if tasks and (point.kind, point.when) == ("value", "before"):
             asyncio.get_running_loop().call_soon(tasks.pop().cancel)
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
-        drawn.append(hf.random())
+        drawn.append(perdure.random())
         tasks.append(task := asyncio.create_task(note("cancelled before its body")))
         try:
             await task
@@ -119,7 +119,7 @@ def test_cancelled_while_it_is_written_a_step_is_recorded_and_nothing_is_lost(la
 def test_cancelling_a_run_stops_a_long_body(lab: Lab) -> None:
     begun = threading.Event()
 
-    @hf.step
+    @perdure.step
     async def slow() -> None:
         begun.set()
         try:
@@ -127,9 +127,9 @@ def test_cancelling_a_run_stops_a_long_body(lab: Lab) -> None:
         finally:
             lab.ran.append("stopped")
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
-        await asyncio.gather(slow(), hf.ask("Which?"))
+        await asyncio.gather(slow(), perdure.ask("Which?"))
 
     async def main() -> Any:
         running = asyncio.create_task(lab.store.arun(agent, id="r"))
@@ -144,15 +144,15 @@ def test_cancelling_a_run_stops_a_long_body(lab: Lab) -> None:
 def test_a_paused_run_finishes_the_body_that_it_is_in(lab: Lab) -> None:
     begun, told = threading.Event(), threading.Event()
 
-    @hf.effect
-    async def book(key: hf.Key) -> str:
+    @perdure.effect
+    async def book(key: perdure.Key) -> str:
         begun.set()
         await until(told.is_set)
         await asyncio.sleep(1.5)  # until the run has heard of it
         lab.ran.append("booked")
         return "booked"
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
         event = asyncio.Event()  # nobody sets it once the branch is paused
 
@@ -178,14 +178,14 @@ def test_a_paused_run_finishes_the_body_that_it_is_in(lab: Lab) -> None:
 
 
 def test_a_function_that_ends_by_a_cancellation_of_its_own_has_failed(lab: Lab) -> None:
-    @hf.durable
+    @perdure.durable
     async def agent() -> None:
         task = asyncio.create_task(asyncio.sleep(3600))
         task.cancel()
         await task
 
     run = lab.run(agent, id="r")
-    with pytest.raises(hf.RunFailed, match="CancelledError"):
+    with pytest.raises(perdure.RunFailed, match="CancelledError"):
         run.result()
 
 
@@ -199,7 +199,7 @@ def test_tasks_that_are_left_when_the_function_ends_are_ended_and_write_nothing_
             except BaseException:
                 await note("after the end")
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> str:
         task = asyncio.create_task(goes_on())
         await asyncio.sleep(0)
@@ -216,7 +216,7 @@ def test_tasks_that_are_left_when_the_function_ends_are_ended_and_write_nothing_
 def test_ctrl_c_gives_an_async_run_back(lab: Lab) -> None:
     begun = threading.Event()
 
-    @hf.step
+    @perdure.step
     async def slow() -> str:
         if not begun.is_set():
             begun.set()
@@ -224,7 +224,7 @@ def test_ctrl_c_gives_an_async_run_back(lab: Lab) -> None:
                 await asyncio.sleep(0.01)  # a signal that comes just before the loop sleeps does not wake it
         return "slow"
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
         return await slow()
 
@@ -244,7 +244,7 @@ def test_ctrl_c_gives_an_async_run_back(lab: Lab) -> None:
 def test_a_keyboard_interrupt_that_the_code_raises_gives_the_run_back(lab: Lab) -> None:
     once, note = Once(), noting(lab)
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
         await note("a")
         if not once.reached:
@@ -264,14 +264,14 @@ def test_a_blocking_call_on_a_loops_thread_can_be_interrupted(lab: Lab) -> None:
     """As in a notebook: the run has a loop and a thread of its own."""
     begun = threading.Event()
 
-    @hf.step
+    @perdure.step
     async def slow() -> str:
         if not begun.is_set():
             begun.set()
             await asyncio.sleep(3600)
         return "slow"
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
         return await slow()
 
@@ -304,14 +304,14 @@ def test_a_blocking_call_that_is_interrupted_while_its_thread_starts_gives_the_r
     """Thread.start waits for the thread: an interrupt that comes then must reach the run too."""
     begun = threading.Event()
 
-    @hf.step(name="slow-while-starting")
+    @perdure.step(name="slow-while-starting")
     async def slow() -> str:
         if not begun.is_set():
             begun.set()
             await asyncio.sleep(3600)
         return "slow"
 
-    @hf.durable(name="started-and-interrupted")
+    @perdure.durable(name="started-and-interrupted")
     async def agent() -> Any:
         return await slow()
 
@@ -319,7 +319,7 @@ def test_a_blocking_call_that_is_interrupted_while_its_thread_starts_gives_the_r
 
     def interrupted(thread: threading.Thread) -> None:
         start(thread)
-        if thread.name == "holdfast-run" and presses:
+        if thread.name == "perdure-run" and presses:
             presses.clear()
             assert begun.wait(PATIENCE_S)
             raise KeyboardInterrupt

@@ -12,15 +12,15 @@ import pytest
 from async_kit import PATIENCE_S, noting, until
 from lab import Interrupt, Lab, Once
 
-import holdfast as hf
+import perdure
 
 
 @pytest.fixture
-def lab(store: hf.Store) -> Lab:
+def lab(store: perdure.Store) -> Lab:
     return Lab(store, "async")
 
 
-def again(lab: Lab, agent: Any, *args: Any, id: str = "r") -> hf.Run:
+def again(lab: Lab, agent: Any, *args: Any, id: str = "r") -> perdure.Run:
     with pytest.raises(Interrupt):
         lab.run(agent, *args, id=id)
     return lab.run(agent, *args, id=id)
@@ -35,7 +35,7 @@ def test_asyncio_gather_task_groups_and_create_task_replay_right(lab: Lab) -> No
     async def two(name: str) -> list[str]:
         return [await note(name + "1"), await note(name + "2")]
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
         found: list[Any] = list(await asyncio.gather(two("a"), two("b")))
         async with asyncio.TaskGroup() as group:
@@ -63,12 +63,12 @@ def test_a_task_is_numbered_when_it_is_made_not_when_it_runs(lab: Lab) -> None:
     """On replay the first step is answered at once, and the task begins later than it did before."""
     once, note = Once(), noting(lab)
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
         task = asyncio.create_task(note("task"))
-        sleep = asyncio.create_task(hf.sleep(0))
-        waits = hf.receive("now", timeout_s=0, default="nothing")
-        found = [await note("main"), hf.random(), await waits, await task, await sleep]
+        sleep = asyncio.create_task(perdure.sleep(0))
+        waits = perdure.receive("now", timeout_s=0, default="nothing")
+        found = [await note("main"), perdure.random(), await waits, await task, await sleep]
         once.interrupt()
         return found[2:]
 
@@ -76,17 +76,17 @@ def test_a_task_is_numbered_when_it_is_made_not_when_it_runs(lab: Lab) -> None:
     assert run.result() == ["nothing", "task", None]
     assert {step.path: step.name for step in run.steps()} == {
         "1.1": "note",
-        "2": "hf.sleep",
-        "4": "hf.receive",
+        "2": "perdure.sleep",
+        "4": "perdure.receive",
         "5": "note",
-        "6": "hf.random",
+        "6": "perdure.random",
     }
 
 
 def test_a_thousand_tasks(lab: Lab) -> None:
     once, note = Once(), noting(lab)
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> int:
         found = await asyncio.gather(*(note(number) for number in range(1000)))
         once.interrupt()
@@ -109,7 +109,7 @@ def test_a_task_that_the_code_did_not_make_takes_no_number(lab: Lab) -> None:
             await asyncio.sleep(0)
             lab.ran.append("closed")
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
         async for _ in chunks():
             break
@@ -131,7 +131,7 @@ def test_a_factory_of_tasks_that_was_there_is_kept(lab: Lab) -> None:
         made.append(coro.__qualname__)
         return asyncio.Task(coro, loop=loop, **options)
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
         return await asyncio.gather(note("a"), note("b"))
 
@@ -146,14 +146,14 @@ def test_a_factory_of_tasks_that_was_there_is_kept(lab: Lab) -> None:
     assert asyncio.run(main()) == (["a", "b"], ["1.1", "2.1"])
 
 
-def test_the_drivers_own_tasks_take_no_numbers(store: hf.Store, postgres_url: str) -> None:
+def test_the_drivers_own_tasks_take_no_numbers(store: perdure.Store, postgres_url: str) -> None:
     """A new connection of psycopg's is made with tasks, and when one is needed is up to chance."""
     del store
-    with hf.open(postgres_url) as fresh:
+    with perdure.open(postgres_url) as fresh:
         lab = Lab(fresh, "async")
         note = noting(lab)
 
-        @hf.durable
+        @perdure.durable
         async def agent() -> Any:
             return await asyncio.gather(*(note(number) for number in range(20)))
 
@@ -165,7 +165,7 @@ def test_the_drivers_own_tasks_take_no_numbers(store: hf.Store, postgres_url: st
 def test_a_sync_step_works_in_an_async_run(lab: Lab) -> None:
     once = Once()
 
-    @hf.step
+    @perdure.step
     def plain(number: int) -> int:
         lab.ran.append(number)
         return number
@@ -173,11 +173,11 @@ def test_a_sync_step_works_in_an_async_run(lab: Lab) -> None:
     async def go(number: int) -> int:
         return plain(number)
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
-        token = hf.random()
+        token = perdure.random()
         found = [plain(1), *await asyncio.gather(go(2), go(3)), await asyncio.to_thread(plain, 4)]
-        found += await hf.map(plain, [5, 6])  # type: ignore[misc]
+        found += await perdure.map(plain, [5, 6])  # type: ignore[misc]
         once.interrupt()
         return [found, token]
 
@@ -191,13 +191,13 @@ def test_a_sync_step_does_not_wait_for_ever_for_what_another_branch_writes(lab: 
     once, drawn = Once(), list[float]()
     note = noting(lab)
 
-    @hf.step
+    @perdure.step
     def plain(number: float) -> None:
         drawn.append(number)
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
-        number = hf.random()
+        number = perdure.random()
         task = asyncio.create_task(note("other"))
         for _ in range(3):
             await asyncio.sleep(0)  # until the other one is writing
@@ -208,7 +208,9 @@ def test_a_sync_step_does_not_wait_for_ever_for_what_another_branch_writes(lab: 
 
     run = again(lab, agent)
     assert drawn == [run.result()]
-    assert [(step.path, step.name) for step in run.steps() if step.name == "hf.random"] == [("1", "hf.random")]
+    assert [(step.path, step.name) for step in run.steps() if step.name == "perdure.random"] == [
+        ("1", "perdure.random")
+    ]
 
 
 # --- parking
@@ -218,9 +220,9 @@ def test_a_run_parks_when_all_of_its_tasks_wait(lab: Lab) -> None:
     """Whatever way they are waited for."""
 
     async def asks(question: str) -> Any:
-        return await hf.ask(question)
+        return await perdure.ask(question)
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
         found = list(await asyncio.gather(asks("gather"), asyncio.gather(asks("in gather"), asks("too"))))
         async with asyncio.TaskGroup() as group:
@@ -255,7 +257,7 @@ def test_a_run_parks_when_all_of_its_tasks_wait(lab: Lab) -> None:
 
 
 def test_a_branch_that_works_goes_on_to_its_end_before_the_run_parks(lab: Lab) -> None:
-    """Also where its work is nothing that Holdfast knows of."""
+    """Also where its work is nothing that Perdure knows of."""
     note = noting(lab)
 
     async def works() -> Any:
@@ -265,9 +267,9 @@ def test_a_branch_that_works_goes_on_to_its_end_before_the_run_parks(lab: Lab) -
         await asyncio.to_thread(time.sleep, 0.2)
         return await note("c")
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
-        return await asyncio.gather(hf.ask("Which?"), works())
+        return await asyncio.gather(perdure.ask("Which?"), works())
 
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
@@ -278,9 +280,9 @@ def test_a_branch_that_works_goes_on_to_its_end_before_the_run_parks(lab: Lab) -
 
 
 def test_the_code_that_made_a_waiting_task_may_work_on_by_itself(lab: Lab) -> None:
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
-        question = asyncio.create_task(hf.ask("Which?"))
+        question = asyncio.create_task(perdure.ask("Which?"))
         await asyncio.sleep(0.3)
         lab.ran.append("worked")
         return await question
@@ -293,12 +295,12 @@ def test_the_code_that_made_a_waiting_task_may_work_on_by_itself(lab: Lab) -> No
 def test_a_run_that_waits_inside_the_process_does_not_park_and_hears_the_answer(lab: Lab) -> None:
     """A queue between two branches: nobody knows who will put something into it."""
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
         queue: asyncio.Queue[Any] = asyncio.Queue()
 
         async def asks() -> None:
-            await queue.put(await hf.ask("Which?"))
+            await queue.put(await perdure.ask("Which?"))
 
         task = asyncio.create_task(asks())
         found = await queue.get()
@@ -317,30 +319,30 @@ def test_a_run_that_waits_inside_the_process_does_not_park_and_hears_the_answer(
 def test_a_timeout_of_asyncios_own_is_waited_for_in_the_process(lab: Lab) -> None:
     note = noting(lab)
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
         found = []
         try:
-            found.append(await asyncio.wait_for(hf.ask("Quick?"), 0.15))
+            found.append(await asyncio.wait_for(perdure.ask("Quick?"), 0.15))
         except TimeoutError:
             found.append(await note("too late"))
         try:
             async with asyncio.timeout(0.15):
-                await hf.receive()
+                await perdure.receive()
         except TimeoutError:
             found.append(await note("nothing came"))
-        await asyncio.wait([asyncio.create_task(hf.ask("Slow?"))], timeout=0.15)
+        await asyncio.wait([asyncio.create_task(perdure.ask("Slow?"))], timeout=0.15)
         return [*found, await note("on")]
 
     assert lab.run(agent, id="r").result() == ["too late", "nothing came", "on"]
 
 
 def test_a_parked_run_whose_code_catches_everything_and_waits_elsewhere_parks_all_the_same(lab: Lab) -> None:
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
         while True:
             try:
-                return await hf.ask("Which?")
+                return await perdure.ask("Which?")
             except asyncio.CancelledError:
                 raise
             except BaseException:
@@ -355,16 +357,16 @@ def test_a_parked_run_whose_code_catches_everything_and_waits_elsewhere_parks_al
 def test_a_sync_effect_that_must_wait_parks_the_whole_run(lab: Lab) -> None:
     """Blocking code cannot be suspended."""
 
-    @hf.effect(approve=True)
-    def book(key: hf.Key) -> str:
+    @perdure.effect(approve=True)
+    def book(key: perdure.Key) -> str:
         return "booked"
 
     async def books() -> str:
         return book()
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
-        return await asyncio.gather(hf.ask("Which?"), books())
+        return await asyncio.gather(perdure.ask("Which?"), books())
 
     run = lab.run(agent, id="r")
     assert run.status == "waiting"

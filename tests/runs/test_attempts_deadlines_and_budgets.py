@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from lab import Flaky, Interrupt, Lab, Once, again, finished, hooked
 
-import holdfast as hf
-from holdfast.runs.session.points import Point
-from holdfast.runs.session.session import Session
+import perdure
+from perdure.runs.session.points import Point
+from perdure.runs.session.session import Session
 
 
 class Signal:
@@ -38,7 +38,7 @@ def failing(lab: Lab, kind: str, **options: Any) -> Any:
 
     def call() -> None:
         lab.ran.append("call")
-        hf.spend(tokens=10)
+        perdure.spend(tokens=10)
         raise Flaky("not today")
 
     return make(name="call", **settings)(call)
@@ -81,8 +81,8 @@ def test_a_loser_that_failed_for_certain_is_not_tried_again_and_leaves_no_doubt(
             return await lab(quick())
 
         if lab.is_async:
-            return await hf.first(call(), waits())
-        return hf.first(call, lambda: finished(waits()))
+            return await perdure.first(call(), waits())
+        return perdure.first(call, lambda: finished(waits()))
 
     def hear(point: Point) -> None:
         if (point.kind, point.name, point.when) == ("body", "call", "after"):
@@ -111,7 +111,7 @@ def test_each_attempt_of_a_step_gets_the_arguments_as_they_were(lab: Lab) -> Non
     assert lab.ran == [[1, 2, 3]] * 3
 
 
-# --- hf.timeout and attempts
+# --- perdure.timeout and attempts
 
 
 @pytest.mark.parametrize("kind", ["step", "effect"])
@@ -125,7 +125,7 @@ def test_no_attempt_begins_after_the_deadline(
     @lab.durable
     async def agent() -> str:
         try:
-            with hf.timeout(60):
+            with perdure.timeout(60):
                 await lab(call())
         except TimeoutError:
             once.interrupt()
@@ -144,11 +144,11 @@ def test_no_attempt_begins_after_the_deadline(
 
 
 def test_a_short_sleep_ends_at_the_deadline(sync_lab: Lab) -> None:
-    @hf.durable(name="attacked_again.dozes")
+    @perdure.durable(name="attacked_again.dozes")
     def agent() -> str:
         try:
-            with hf.timeout(0.05):
-                hf.sleep(0.9)
+            with perdure.timeout(0.05):
+                perdure.sleep(0.9)
         except TimeoutError:
             return "over"
         return "slept"
@@ -186,7 +186,7 @@ def test_a_doubt_of_a_loser_is_named_and_settled(sync_lab: Lab, policy: Any) -> 
 
     @sync_lab.durable
     async def agent() -> Any:
-        return hf.first(loses, lambda: lost.wait(10))
+        return perdure.first(loses, lambda: lost.wait(10))
 
     def hear(point: Point) -> None:
         if (point.kind, point.path, point.when) == ("value", "1", "after"):
@@ -221,7 +221,7 @@ def test_what_is_in_doubt_is_not_taken_for_not_done_when_a_run_is_undone(lab: La
     run = lab.run(agent, id="a")
     assert (run.status, undone) == ("waiting", [])
     run.resolve("1", done="booked")
-    with pytest.raises(hf.RolledBack):
+    with pytest.raises(perdure.RolledBack):
         run.result(timeout_s=10)
     assert (undone, lab.count("book")) == (["booked"], 1)
 
@@ -250,7 +250,7 @@ def test_a_budget_that_branches_passed_is_passed_again_on_replay(lab: Lab) -> No
 
     @lab.step(name="spends")
     def spends() -> str:
-        hf.spend(tokens=100)
+        perdure.spend(tokens=100)
         return "spent"
 
     @lab.step(name="after")
@@ -260,20 +260,20 @@ def test_a_budget_that_branches_passed_is_passed_again_on_replay(lab: Lab) -> No
 
     @lab.durable
     async def agent() -> Any:
-        hf.budget(tokens=10)
+        perdure.budget(tokens=10)
 
         async def careful() -> str:
             await spent.seen(lab)
             try:
                 return str(await lab(after()))
-            except hf.BudgetExceeded:
+            except perdure.BudgetExceeded:
                 return "exceeded"
 
         found: Any
         if lab.is_async:
-            found = await hf.gather(careful(), spends())
+            found = await perdure.gather(careful(), spends())
         else:
-            found = hf.gather(lambda: finished(careful()), spends)
+            found = perdure.gather(lambda: finished(careful()), spends)
         once.interrupt()
         return found
 
@@ -295,10 +295,10 @@ def test_no_further_attempt_is_made_past_the_budget(lab: Lab, kind: str) -> None
 
     @lab.durable
     async def agent() -> str:
-        budget = hf.budget(tokens=15)
+        budget = perdure.budget(tokens=15)
         try:
             await lab(call())
-        except hf.BudgetExceeded:
+        except perdure.BudgetExceeded:
             once.interrupt()
         return f"{budget.spent['tokens']:g}"
 
@@ -307,16 +307,16 @@ def test_no_further_attempt_is_made_past_the_budget(lab: Lab, kind: str) -> None
 
 
 def test_a_doubt_is_settled_before_the_budget_is_looked_at(lab: Lab) -> None:
-    book = in_doubt(lab, reconcile=lab.body(lambda key: hf.Done("booked")))
+    book = in_doubt(lab, reconcile=lab.body(lambda key: perdure.Done("booked")))
 
     @lab.step(name="spends_much")
     def spends() -> None:
-        hf.spend(tokens=100)
+        perdure.spend(tokens=100)
 
     @lab.durable
     async def booking() -> Any:
         await lab(spends())
-        hf.budget(tokens=limits.pop())  # at first another branch has not spent it yet
+        perdure.budget(tokens=limits.pop())  # at first another branch has not spent it yet
         return await lab(book())
 
     limits = [10, 1000]

@@ -10,7 +10,7 @@ import pytest
 from bad_use_kit import changed, stuck_reason
 from lab import Interrupt, Lab, Once
 
-import holdfast as hf
+import perdure
 
 # --- values
 
@@ -20,7 +20,7 @@ def test_an_argument_of_a_run_that_cannot_be_stored(lab: Lab) -> None:
     async def agent(lock: Any) -> None:
         lab.ran.append("agent")
 
-    with pytest.raises(hf.Unstorable, match=r"agent\(lock=…\)"):
+    with pytest.raises(perdure.Unstorable, match=r"agent\(lock=…\)"):
         lab.run(agent, threading.Lock(), id="r")
     assert lab.ran == []
     assert lab.store.runs() == []  # nothing was begun
@@ -118,12 +118,12 @@ def test_a_result_of_a_run_that_cannot_be_stored(lab: Lab) -> None:
 def test_an_answer_of_the_wrong_type(lab: Lab) -> None:
     @lab.durable
     async def agent() -> Any:
-        return await lab(hf.ask("How many?", schema=int))
+        return await lab(perdure.ask("How many?", schema=int))
 
     lab.run(agent, id="r")
-    with pytest.raises(hf.AnswerRefused, match="integer"):
+    with pytest.raises(perdure.AnswerRefused, match="integer"):
         lab.store.answer("r", "three")
-    with pytest.raises(hf.Unstorable):
+    with pytest.raises(perdure.Unstorable):
         lab.store.send("r", threading.Lock())
 
 
@@ -164,8 +164,8 @@ def test_an_order_that_depends_on_time(lab: Lab, sticky: bool) -> None:
     said = stuck_reason(run)
     assert "left()" in said
     assert "right()" in said
-    assert "hf.patched()" in said
-    assert "hf.now()" in said
+    assert "perdure.patched()" in said
+    assert "perdure.now()" in said
     assert lab.ran == ["left", "right"]  # no body ran on the wrong way
 
 
@@ -199,7 +199,7 @@ def test_code_that_has_fewer_steps_than_were_recorded(lab: Lab) -> None:
     """A step that happened cannot be forgotten by returning before it."""
     said = stuck_reason(changed(lab, ["a", "b", "c"], ["a"]))
     assert "work()" in said
-    assert "hf.patched()" in said
+    assert "perdure.patched()" in said
 
 
 def test_code_that_goes_on_where_the_old_one_ended_is_fine(lab: Lab) -> None:

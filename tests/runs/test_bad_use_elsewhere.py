@@ -15,7 +15,7 @@ import pytest
 from bad_use_kit import stuck_reason
 from lab import PLACES, Lab
 
-import holdfast as hf
+import perdure
 
 # --- where there is no run
 
@@ -23,26 +23,26 @@ import holdfast as hf
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("hf.ask()", lambda: hf.ask("?")),
-        ("hf.sleep()", lambda: hf.sleep(1)),
-        ("hf.receive()", lambda: hf.receive()),
-        ("hf.send()", lambda: hf.send("r", 1)),
-        ("hf.now()", lambda: hf.now()),
-        ("hf.random()", lambda: hf.random()),
-        ("hf.uuid()", lambda: hf.uuid()),
-        ("hf.patched()", lambda: hf.patched("x")),
-        ("hf.budget()", lambda: hf.budget(tokens=1)),
-        ("hf.rollback()", lambda: hf.rollback()),
-        ("hf.continue_as_new()", lambda: hf.continue_as_new(1)),
-        ("hf.emit()", lambda: hf.emit(1)),
-        ("hf.timeout()", lambda: hf.timeout(1).__enter__()),
+        ("perdure.ask()", lambda: perdure.ask("?")),
+        ("perdure.sleep()", lambda: perdure.sleep(1)),
+        ("perdure.receive()", lambda: perdure.receive()),
+        ("perdure.send()", lambda: perdure.send("r", 1)),
+        ("perdure.now()", lambda: perdure.now()),
+        ("perdure.random()", lambda: perdure.random()),
+        ("perdure.uuid()", lambda: perdure.uuid()),
+        ("perdure.patched()", lambda: perdure.patched("x")),
+        ("perdure.budget()", lambda: perdure.budget(tokens=1)),
+        ("perdure.rollback()", lambda: perdure.rollback()),
+        ("perdure.continue_as_new()", lambda: perdure.continue_as_new(1)),
+        ("perdure.emit()", lambda: perdure.emit(1)),
+        ("perdure.timeout()", lambda: perdure.timeout(1).__enter__()),
     ],
 )
 def test_a_call_that_needs_a_run(name: str, call: Callable[[], Any]) -> None:
-    with pytest.raises(hf.NotInRun, match=r"store\.run") as caught:
+    with pytest.raises(perdure.NotInRun, match=r"store\.run") as caught:
         call()
     assert name in str(caught.value)
-    assert "hf.gather" in str(caught.value)
+    assert "perdure.gather" in str(caught.value)
 
 
 def test_a_call_that_needs_a_run_inside_a_step(lab: Lab) -> None:
@@ -50,8 +50,12 @@ def test_a_call_that_needs_a_run_inside_a_step(lab: Lab) -> None:
 
     @lab.step()
     def work() -> None:
-        for name, call in (("ask", lambda: hf.ask("?")), ("sleep", lambda: hf.sleep(1)), ("now", hf.now)):
-            with pytest.raises(hf.UsageError) as caught:
+        for name, call in (
+            ("ask", lambda: perdure.ask("?")),
+            ("sleep", lambda: perdure.sleep(1)),
+            ("now", perdure.now),
+        ):
+            with pytest.raises(perdure.UsageError) as caught:
                 call()
             said[name] = str(caught.value)
 
@@ -61,7 +65,7 @@ def test_a_call_that_needs_a_run_inside_a_step(lab: Lab) -> None:
 
     lab.run(agent, id="r").result()
     for name, text in said.items():
-        assert f"hf.{name}()" in text
+        assert f"perdure.{name}()" in text
         assert "step 'work'" in text
         assert "durable function" in text  # where to call it
 
@@ -71,22 +75,22 @@ def test_an_effect_without_a_run(lab: Lab) -> None:
     def book() -> None:
         lab.ran.append("book")
 
-    with pytest.raises(hf.NotInRun, match=r"book\.direct") as caught:
+    with pytest.raises(perdure.NotInRun, match=r"book\.direct") as caught:
         asyncio.run(book()) if lab.is_async else book()
     assert "durable" in str(caught.value)
     assert lab.ran == []
 
 
-def test_an_effect_and_a_step_in_a_raw_thread(store: hf.Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_effect_and_a_step_in_a_raw_thread(store: perdure.Store, caplog: pytest.LogCaptureFixture) -> None:
     """The effect raises. The step may be of no run at all: it is a plain call, and the log warns, once."""
     lab = Lab(store, "sync")
     errors: list[BaseException] = []
 
-    @hf.effect
+    @perdure.effect
     def book() -> None:
         lab.ran.append("book")
 
-    @hf.step
+    @perdure.step
     def work() -> None:
         lab.ran.append("work")
 
@@ -96,7 +100,7 @@ def test_an_effect_and_a_step_in_a_raw_thread(store: hf.Store, caplog: pytest.Lo
         except BaseException as error:
             errors.append(error)
 
-    @hf.durable
+    @perdure.durable
     def agent() -> None:
         for call in (book, work, work):
             thread = threading.Thread(target=in_thread, args=(call,))
@@ -106,22 +110,22 @@ def test_an_effect_and_a_step_in_a_raw_thread(store: hf.Store, caplog: pytest.Lo
     lab.run(agent, id="r").result()
     assert lab.ran == ["work", "work"]
     [error] = errors
-    assert isinstance(error, hf.NotInRun)
+    assert isinstance(error, perdure.NotInRun)
     [warning] = [record.message for record in caplog.records]
     assert warning.startswith("step work was called outside of any run")
     for text in (str(error), warning):
-        assert "hf.gather" in text
+        assert "perdure.gather" in text
         assert "thread" in text
 
 
 def test_a_step_is_a_plain_call_while_an_unrelated_run_is_active(sync_lab: Lab) -> None:
     begun, ended = threading.Event(), threading.Event()
 
-    @hf.step
+    @perdure.step
     def work() -> str:
         return "plain"
 
-    @hf.durable(name="unrelated")
+    @perdure.durable(name="unrelated")
     def unrelated() -> None:
         begun.set()
         ended.wait(60)
@@ -147,34 +151,34 @@ def test_an_effect_inside_a_step(lab: Lab) -> None:
     async def aouter_body() -> None:
         await book()
 
-    outer = hf.step(name="outer")(aouter_body if lab.is_async else outer_body)
+    outer = perdure.step(name="outer")(aouter_body if lab.is_async else outer_body)
 
     @lab.durable
     async def agent() -> None:
         await lab(outer())
 
     run = lab.run(agent, id="r")
-    with pytest.raises(hf.RunStuck, match="make the step an effect"):
+    with pytest.raises(perdure.RunStuck, match="make the step an effect"):
         run.result()
     assert lab.ran == []
 
 
 def test_the_key_outside_of_an_effect(lab: Lab) -> None:
-    with pytest.raises(hf.NotInRun, match="effect"):
-        hf.idempotency_key()
+    with pytest.raises(perdure.NotInRun, match="effect"):
+        perdure.idempotency_key()
 
     @lab.step()
     def work() -> str:
-        with pytest.raises(hf.NotInRun, match="effect"):
-            hf.idempotency_key()
-        with pytest.raises(hf.UsageError, match=r"spend|step"):
-            hf.continue_as_new()
+        with pytest.raises(perdure.NotInRun, match="effect"):
+            perdure.idempotency_key()
+        with pytest.raises(perdure.UsageError, match=r"spend|step"):
+            perdure.continue_as_new()
         return "ok"
 
     @lab.durable
     async def agent() -> Any:
-        with pytest.raises(hf.UsageError, match="inside a step"):
-            hf.spend(tokens=1)
+        with pytest.raises(perdure.UsageError, match="inside a step"):
+            perdure.spend(tokens=1)
         return await lab(work())
 
     assert lab.run(agent, id="r").result() == "ok"
@@ -190,9 +194,9 @@ def test_an_unknown_run(lab: Lab) -> None:
         lambda: lab.store.answer("nope", 1, step="1"),
         lambda: lab.store.send("nope", 1),
     ):
-        with pytest.raises(hf.NotFound, match="nope"):
+        with pytest.raises(perdure.NotFound, match="nope"):
             call()
-    with pytest.raises(hf.NotFound, match="holdfast runs"):
+    with pytest.raises(perdure.NotFound, match="perdure runs"):
         lab.store.get_run("nope")
 
 
@@ -206,12 +210,12 @@ def test_other_arguments_or_another_function_for_the_same_id(lab: Lab) -> None:
         return number
 
     lab.run(one, 1, id="r")
-    with pytest.raises(hf.RunMismatch, match="other arguments") as caught:
+    with pytest.raises(perdure.RunMismatch, match="other arguments") as caught:
         lab.run(one, 2, id="r")
     assert "another id" in str(caught.value)
-    with pytest.raises(hf.RunMismatch, match="run of one"):
+    with pytest.raises(perdure.RunMismatch, match="run of one"):
         lab.run(two, 1, id="r")
-    with pytest.raises(hf.RunMismatch):
+    with pytest.raises(perdure.RunMismatch):
         lab.store.start(one, 2, id="r")
     assert lab.run(one, number=1, id="r").result() == 1  # however they are passed
 
@@ -219,33 +223,33 @@ def test_other_arguments_or_another_function_for_the_same_id(lab: Lab) -> None:
 def test_a_function_that_is_not_durable(lab: Lab) -> None:
     def plain() -> None: ...
 
-    with pytest.raises(hf.UsageError, match=r"@hf\.durable"):
+    with pytest.raises(perdure.UsageError, match=r"@perdure\.durable"):
         lab.run(plain, id="r")
 
     @lab.step()
     def work() -> None: ...
 
-    with pytest.raises(hf.UsageError, match=r"@hf\.durable"):
+    with pytest.raises(perdure.UsageError, match=r"@perdure\.durable"):
         lab.run(work, id="r")
 
 
 @pytest.mark.parametrize(
     ("decorate", "said"),
     [
-        (lambda: hf.step(retries=-1)(lambda: None), "retries"),
-        (lambda: hf.step(timeout_s=0)(lambda: None), "timeout_s"),
-        (lambda: hf.step(ignore="client")(lambda client: None), "tuple"),  # type: ignore[call-overload]
-        (lambda: hf.step(ignore=("nobody",))(lambda client: None).holdfast.binder, "no parameter"),
-        (lambda: hf.step(retry_on=(KeyboardInterrupt,))(lambda: None), "retry_on"),
-        (lambda: hf.effect(on_doubt="guess")(lambda: None), "on_doubt"),  # type: ignore[call-overload]
-        (lambda: hf.effect(definite="all")(lambda: None), "definite"),  # type: ignore[call-overload]
-        (lambda: hf.step(int), "functions"),
-        (lambda: hf.durable("agent"), "functions"),  # type: ignore[call-overload]
-        (lambda: hf.step(staticmethod(lambda: None)), "staticmethod"),
+        (lambda: perdure.step(retries=-1)(lambda: None), "retries"),
+        (lambda: perdure.step(timeout_s=0)(lambda: None), "timeout_s"),
+        (lambda: perdure.step(ignore="client")(lambda client: None), "tuple"),  # type: ignore[call-overload]
+        (lambda: perdure.step(ignore=("nobody",))(lambda client: None).perdure.binder, "no parameter"),
+        (lambda: perdure.step(retry_on=(KeyboardInterrupt,))(lambda: None), "retry_on"),
+        (lambda: perdure.effect(on_doubt="guess")(lambda: None), "on_doubt"),  # type: ignore[call-overload]
+        (lambda: perdure.effect(definite="all")(lambda: None), "definite"),  # type: ignore[call-overload]
+        (lambda: perdure.step(int), "functions"),
+        (lambda: perdure.durable("agent"), "functions"),  # type: ignore[call-overload]
+        (lambda: perdure.step(staticmethod(lambda: None)), "staticmethod"),
     ],
 )
 def test_a_wrong_option_is_refused_where_it_is_given(decorate: Callable[[], Any], said: str) -> None:
-    with pytest.raises((hf.UsageError, TypeError), match=said):
+    with pytest.raises((perdure.UsageError, TypeError), match=said):
         decorate()
 
 
@@ -258,16 +262,16 @@ class Tampered:
     def __init__(self, url: str, place: str) -> None:
         self.url, self.place = url, place
 
-        @hf.step
+        @perdure.step
         def work(number: int) -> int:
             return number
 
-        @hf.durable(name="tampered")
+        @perdure.durable(name="tampered")
         def agent() -> Any:
-            return [work(1), work(2), hf.ask("?")]
+            return [work(1), work(2), perdure.ask("?")]
 
         self.agent = agent
-        with hf.open(url) as store:
+        with perdure.open(url) as store:
             assert store.run(agent, id="r").status == "waiting"
 
     def execute(self, sql: str) -> None:
@@ -276,7 +280,7 @@ class Tampered:
                 connection.execute(sql)
             connection.close()
         else:
-            with psycopg.connect(self.url, options="-c search_path=holdfast") as raw:
+            with psycopg.connect(self.url, options="-c search_path=perdure") as raw:
                 raw.execute(sql.encode())
 
 
@@ -305,32 +309,32 @@ def test_a_journal_that_somebody_changed_is_not_run(tampered: Tampered, how: str
         tampered.execute("INSERT INTO journal SELECT tenant, run, 99, kind, body, stamp FROM journal WHERE seq = 1")
     else:
         tampered.execute("UPDATE journal SET seq = 77 WHERE seq = 2")
-    with hf.open(tampered.url) as store:
+    with perdure.open(tampered.url) as store:
         store.answer("r", "yes")
         run = store.run(tampered.agent, id="r")
         said = stuck_reason(run)
         assert "JournalDamaged" in said
         assert "backup" in said
-        with pytest.raises(hf.JournalDamaged, match="'r'"):
+        with pytest.raises(perdure.JournalDamaged, match="'r'"):
             run.steps()
         assert run.info().status == "stuck"
 
 
 def test_rows_of_another_run_do_not_pass_for_its_own(tampered: Tampered) -> None:
-    with hf.open(tampered.url) as store:
+    with perdure.open(tampered.url) as store:
         store.run(tampered.agent, id="s")
     tampered.execute("DELETE FROM journal WHERE run = (SELECT run FROM run WHERE id = 'r') AND seq = 2")
     tampered.execute(
         """INSERT INTO journal SELECT tenant, (SELECT run FROM run WHERE id = 'r'), seq, kind, body, stamp FROM journal
         WHERE run = (SELECT run FROM run WHERE id = 's') AND seq = 2"""
     )
-    with hf.open(tampered.url) as store, pytest.raises(hf.JournalDamaged, match="changed"):
+    with perdure.open(tampered.url) as store, pytest.raises(perdure.JournalDamaged, match="changed"):
         store.get_run("r").steps()
 
 
 def test_arguments_that_are_gone(tampered: Tampered) -> None:
     tampered.execute("DELETE FROM run_value")
-    with hf.open(tampered.url) as store:
+    with perdure.open(tampered.url) as store:
         store.answer("r", "yes")
         assert "backup" in stuck_reason(store.run(tampered.agent, id="r"))
 
@@ -339,15 +343,15 @@ def test_arguments_that_are_gone(tampered: Tampered) -> None:
 def test_a_large_result_that_is_gone_or_damaged(tampered: Tampered, how: str) -> None:
     large = random.Random(1).randbytes(150_000).hex()
 
-    @hf.step
+    @perdure.step
     def page() -> str:
         return large
 
-    @hf.durable
+    @perdure.durable
     def agent() -> list[Any]:
-        return [len(page()), hf.ask("?")]
+        return [len(page()), perdure.ask("?")]
 
-    with hf.open(tampered.url) as store:
+    with perdure.open(tampered.url) as store:
         store.run(agent, id="large")
         store.answer("large", "yes")
     if how == "gone":
@@ -355,7 +359,7 @@ def test_a_large_result_that_is_gone_or_damaged(tampered: Tampered, how: str) ->
         tampered.execute("DELETE FROM blob")
     else:
         tampered.execute("UPDATE blob SET body = run_value.value FROM run_value")
-    with hf.open(tampered.url) as store:
+    with perdure.open(tampered.url) as store:
         said = stuck_reason(store.run(agent, id="large"))
         assert how in said
         assert "backup" in said

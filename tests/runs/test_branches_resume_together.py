@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import holdfast as hf
+import perdure
 
 BRANCHES, RACES = 8, 12
 crash: list[bool] = []
@@ -24,8 +24,8 @@ class Crash(BaseException):
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[hf.Store]:
-    with hf.open(str(tmp_path / "agent.db"), durability="normal") as opened:
+def store(tmp_path: Path) -> Iterator[perdure.Store]:
+    with perdure.open(str(tmp_path / "agent.db"), durability="normal") as opened:
         yield opened
 
 
@@ -37,12 +37,12 @@ def switch_often() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-@hf.step
+@perdure.step
 def number(value: int) -> int:
     return value
 
 
-@hf.step
+@perdure.step
 def crash_once() -> str:
     if crash:
         crash.clear()
@@ -52,48 +52,48 @@ def crash_once() -> str:
 
 def races(branch: int) -> int:
     """Decide many small races, so that a resume drops the losers' rows while sibling branches read theirs."""
-    return sum(hf.first(lambda: number(branch), lambda: number(branch)) for _ in range(RACES))
+    return sum(perdure.first(lambda: number(branch), lambda: number(branch)) for _ in range(RACES))
 
 
-@hf.durable
+@perdure.durable
 def racing() -> tuple[list[int], str]:
-    return hf.gather(*[lambda n=n: races(n) for n in range(BRANCHES)]), crash_once()
+    return perdure.gather(*[lambda n=n: races(n) for n in range(BRANCHES)]), crash_once()
 
 
 def draws(branch: int) -> int:
-    return sum(number(branch) + 0 * hash(hf.uuid()) for _ in range(RACES * 4))
+    return sum(number(branch) + 0 * hash(perdure.uuid()) for _ in range(RACES * 4))
 
 
 async def araces(branch: int) -> int:
     async def one() -> int:
         return number(branch)
 
-    return sum([await hf.first(one(), one()) for _ in range(RACES)])
+    return sum([await perdure.first(one(), one()) for _ in range(RACES)])
 
 
-@hf.durable
+@perdure.durable
 async def aracing() -> tuple[list[int], str]:
     """Half of the branches race on the event loop; the others run their steps on threads."""
     halves = [araces(n) if n % 2 else asyncio.to_thread(draws, n) for n in range(BRANCHES)]
-    return await hf.gather(*halves), crash_once()
+    return await perdure.gather(*halves), crash_once()
 
 
 def report(branch: int) -> int:
     for step in range(RACES):
         number(step)
         if step == branch == 3:
-            hf.progress(done="three steps")
+            perdure.progress(done="three steps")
     return branch
 
 
-@hf.durable
+@perdure.durable
 def reporting() -> list[int]:
     for _ in range(1000):  # a journal that takes a while to go through
-        hf.uuid()
-    return hf.gather(*[lambda n=n: report(n) for n in range(BRANCHES)])
+        perdure.uuid()
+    return perdure.gather(*[lambda n=n: report(n) for n in range(BRANCHES)])
 
 
-def test_threads_that_forget_the_losers_of_a_race_do_not_disturb_their_siblings(store: hf.Store) -> None:
+def test_threads_that_forget_the_losers_of_a_race_do_not_disturb_their_siblings(store: perdure.Store) -> None:
     for attempt in range(5):
         crash.append(True)
         with pytest.raises(Crash):
@@ -102,7 +102,7 @@ def test_threads_that_forget_the_losers_of_a_race_do_not_disturb_their_siblings(
         assert again.result() == ([n * RACES for n in range(BRANCHES)], "resumed")
 
 
-async def test_tasks_and_the_threads_they_wait_for_do_not_disturb_each_other(store: hf.Store) -> None:
+async def test_tasks_and_the_threads_they_wait_for_do_not_disturb_each_other(store: perdure.Store) -> None:
     for attempt in range(5):
         crash.append(True)
         with pytest.raises(Crash):
@@ -112,6 +112,6 @@ async def test_tasks_and_the_threads_they_wait_for_do_not_disturb_each_other(sto
         assert await again.aresult() == (expected, "resumed")
 
 
-def test_a_branch_reports_progress_while_siblings_record_steps(store: hf.Store) -> None:
+def test_a_branch_reports_progress_while_siblings_record_steps(store: perdure.Store) -> None:
     for attempt in range(8):
         assert store.run(reporting, id=f"r{attempt}").result() == list(range(BRANCHES))

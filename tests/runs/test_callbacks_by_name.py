@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from lab import Lab
 
-import holdfast as hf
+import perdure
 
 
-def takes_a_typo(key: str, flihgt: str) -> hf.NotDone:
-    return hf.NotDone()
+def takes_a_typo(key: str, flihgt: str) -> perdure.NotDone:
+    return perdure.NotDone()
 
 
-def takes_all(*args: Any) -> hf.NotDone:
-    return hf.NotDone()
+def takes_all(*args: Any) -> perdure.NotDone:
+    return perdure.NotDone()
 
 
 def takes_what_is_not_recorded(client: object) -> None: ...
@@ -43,11 +43,11 @@ class Canceller:
         ({"reconcile": takes_all}, r"asks for '\*args'"),
         (
             {"undo": takes_what_is_not_recorded},
-            "asks for 'client', .* any of flight, result, effect_key, or `key: hf.Key`",
+            "asks for 'client', .* any of flight, result, effect_key, or `key: perdure.Key`",
         ),
         ({"undo": takes_a_key_without_its_type}, "asks for 'key'"),
         ({"undo": takes_another_name}, "asks for 'booking'"),
-        ({"undo": hf.effect(name="names.cancel")(takes_another_name)}, "asks for 'booking'"),
+        ({"undo": perdure.effect(name="names.cancel")(takes_another_name)}, "asks for 'booking'"),
         ({"reconcile": takes_by_position}, "takes 'flight' by position only"),
         ({"undo": takes_by_position}, "takes 'flight' by position only"),
         ({"undo": functools.partial(takes_another_name, booking="7")}, "has no name .* wrap it in a function"),
@@ -58,13 +58,13 @@ class Canceller:
 def test_what_cannot_be_called_by_name_is_refused_where_the_effect_is_decorated(
     options: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(hf.UsageError, match=words):
+    with pytest.raises(perdure.UsageError, match=words):
 
-        @hf.effect(ignore=("client",), name="names.book", **options)
-        def book(client: object, flight: str, key: hf.Key) -> None: ...
+        @perdure.effect(ignore=("client",), name="names.book", **options)
+        def book(client: object, flight: str, key: perdure.Key) -> None: ...
 
 
-def names(key: hf.Key) -> Any:
+def names(key: perdure.Key) -> Any:
     return [key]
 
 
@@ -102,14 +102,14 @@ def by_keyword(flight: str, key: str, *, seats: int, tries: int = 3) -> Any:
 )
 def test_reconcile_gets_what_it_asks_for(sync_lab: Lab, look: Callable[..., Any], gets: list[Any]) -> None:
     @functools.wraps(look)
-    def reconcile(*args: Any, **kwargs: Any) -> hf.Done:
-        return hf.Done(look(*args, **kwargs))
+    def reconcile(*args: Any, **kwargs: Any) -> perdure.Done:
+        return perdure.Done(look(*args, **kwargs))
 
-    @hf.effect(reconcile=reconcile, ignore=("client",), name="names.reconciled")
-    def book(client: str, flight: str, token: hf.Key, seats: int = 2) -> Any:
+    @perdure.effect(reconcile=reconcile, ignore=("client",), name="names.reconciled")
+    def book(client: str, flight: str, token: perdure.Key, seats: int = 2) -> Any:
         raise TimeoutError
 
-    @hf.durable(name="names.agent")
+    @perdure.durable(name="names.agent")
     def agent() -> Any:
         return book("a client", flight="LH400")
 
@@ -121,14 +121,14 @@ def test_reconcile_gets_what_it_asks_for(sync_lab: Lab, look: Callable[..., Any]
 def test_an_effect_with_a_parameter_named_key_keeps_it(sync_lab: Lab) -> None:
     """The idempotency key then comes to a parameter of its type."""
 
-    def look(key: str, mine: hf.Key) -> hf.Done:
-        return hf.Done([key, mine.startswith("hf_")])
+    def look(key: str, mine: perdure.Key) -> perdure.Done:
+        return perdure.Done([key, mine.startswith("pd_")])
 
-    @hf.effect(reconcile=look, name="names.put")
+    @perdure.effect(reconcile=look, name="names.put")
     def put(key: str, value: int) -> Any:
         raise TimeoutError
 
-    @hf.durable(name="names.puts")
+    @perdure.durable(name="names.puts")
     def agent() -> Any:
         return put("colour", 7)
 
@@ -139,14 +139,14 @@ def test_a_method_gives_its_object_to_its_reconcile(sync_lab: Lab) -> None:
     class Desk:
         name = "desk"
 
-        def look(self, key: str, room: str) -> hf.Done:
-            return hf.Done(f"{self.name} has {room}")
+        def look(self, key: str, room: str) -> perdure.Done:
+            return perdure.Done(f"{self.name} has {room}")
 
-        @hf.effect(reconcile=look, name="names.desk")
-        def book(self, room: str, key: hf.Key) -> str:
+        @perdure.effect(reconcile=look, name="names.desk")
+        def book(self, room: str, key: perdure.Key) -> str:
             raise TimeoutError
 
-    @hf.durable(name="names.at_the_desk")
+    @perdure.durable(name="names.at_the_desk")
     def agent() -> Any:
         return Desk().book("7")
 
@@ -159,7 +159,7 @@ def test_the_same_line_asks_a_reconcile_again_that_was_fixed(lab: Lab, broken: s
 
     def look(key: str) -> Any:
         if is_fixed:
-            return hf.Done("found")
+            return perdure.Done("found")
         if broken == "raises":
             raise KeyError("booking")
         return None
@@ -181,19 +181,19 @@ def test_the_same_line_asks_a_reconcile_again_that_was_fixed(lab: Lab, broken: s
 def test_what_failed_with_in_doubt_is_not_in_doubt(sync_lab: Lab) -> None:
     """on_doubt="fail" gave the question to the code: no message sends a person to `resolve`, which would refuse."""
 
-    @hf.effect(on_doubt="fail", name="names.fails")
+    @perdure.effect(on_doubt="fail", name="names.fails")
     def pay() -> None:
         raise TimeoutError("no answer")
 
-    @hf.durable(name="names.fails_agent")
+    @perdure.durable(name="names.fails_agent")
     def agent() -> None:
         pay()
 
     run = sync_lab.run(agent, id="r")
-    with pytest.raises(hf.RunFailed) as caught:
+    with pytest.raises(perdure.RunFailed) as caught:
         run.result()
     assert "resolve" not in str(caught.value)
     [step] = run.steps()
     assert step.status == "failed"
-    with pytest.raises(hf.NotFound, match="not in doubt"):
+    with pytest.raises(perdure.NotFound, match="not in doubt"):
         run.resolve("1", done=None)

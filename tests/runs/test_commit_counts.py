@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from lab import MODES, PLACES, Code, Interrupt, Once
 
-import holdfast as hf
-from holdfast.storage.program import Batch, Transaction
+import perdure
+from perdure.storage.program import Batch, Transaction
 
 
 class Meter:
@@ -26,9 +26,9 @@ class Meter:
         self.written = 0
         self.statements: Counter[str] = Counter()
         if place == "sqlite":
-            self.store = hf.open(url, hook=self._hear, durability="normal")
+            self.store = perdure.open(url, hook=self._hear, durability="normal")
         else:
-            self.store = hf.open(url)
+            self.store = perdure.open(url)
         driver: Any = self.store._context.driver
         self._run, self._arun = driver.run, driver.arun
         driver.run, driver.arun = self._counted, self._acounted
@@ -116,8 +116,8 @@ def five_steps(code: Code) -> Any:
 
 
 def four_effects(code: Code) -> Any:
-    @code.effect(reconcile=lambda key, number: hf.NotDone(), undo=lambda number: None)
-    def book(number: int, key: hf.Key) -> int:
+    @code.effect(reconcile=lambda key, number: perdure.NotDone(), undo=lambda number: None)
+    def book(number: int, key: perdure.Key) -> int:
         return number
 
     @code.durable(name="agent")
@@ -134,10 +134,10 @@ def values(code: Code) -> Any:
 
     @code.durable(name="agent")
     async def agent() -> None:
-        hf.now(), hf.random(), hf.uuid(), hf.patched("x")
-        hf.emit("y")
+        perdure.now(), perdure.random(), perdure.uuid(), perdure.patched("x")
+        perdure.emit("y")
         await code(work())
-        hf.now(), hf.random()  # at the end: with the finish
+        perdure.now(), perdure.random()  # at the end: with the finish
 
     return agent
 
@@ -236,7 +236,7 @@ def test_commits_of_waiting(meter: Meter) -> None:
 
     @code.durable(name="agent")
     async def agent() -> Any:
-        return await code(hf.ask("?"))
+        return await code(perdure.ask("?"))
 
     with meter.counting() as cost:
         meter.store.run(agent, id="r")
@@ -251,8 +251,8 @@ def test_commits_of_waiting(meter: Meter) -> None:
 
     @code.durable(name="speaker")
     async def speaker() -> None:
-        await code(hf.send("r", "hello"))
-        await code(hf.spawn(agent, id="child"))
+        await code(perdure.send("r", "hello"))
+        await code(perdure.spawn(agent, id="child"))
 
     with meter.counting() as cost:
         meter.store.run(speaker, id="s")
@@ -264,11 +264,11 @@ def test_commits_of_waiting(meter: Meter) -> None:
 def test_branches_share_commits(meter: Meter) -> None:
     """Concurrent steps of an async run on SQLite are committed in groups: never more than one each, mostly fewer."""
 
-    @hf.step
+    @perdure.step
     async def work(number: int) -> int:
         return number
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> int:
         return sum(await asyncio.gather(*(work(number) for number in range(20))))
 
@@ -331,19 +331,19 @@ def test_replay_runs_no_body(meter: Meter) -> None:
         raise ValueError("always")
 
     @code.effect(reconcile=lambda key: first_time())
-    def book(key: hf.Key) -> str:
+    def book(key: perdure.Key) -> str:
         first_time()
         return "booked"
 
     @code.durable(name="agent")
     async def agent() -> list[Any]:
-        found: list[Any] = [await code(work()), await code(book()), hf.random()]
+        found: list[Any] = [await code(work()), await code(book()), perdure.random()]
         try:
             await code(broken())
         except ValueError as error:
             found.append(str(error))
-        await code(hf.sleep(0.001))
-        found.append(await code(hf.ask("?", timeout_s=0.01, on_timeout="nobody")))
+        await code(perdure.sleep(0.001))
+        found.append(await code(perdure.ask("?", timeout_s=0.01, on_timeout="nobody")))
         once.interrupt()
         return found
 

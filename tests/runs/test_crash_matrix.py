@@ -24,8 +24,8 @@ from crash_agents import Line, World
 from databases import new_database
 from lab import MODES, PLACES
 
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.processes import Nursery
+from perdure.testing.postgres import PostgresServer
+from perdure.testing.processes import Nursery
 
 Points = list[str]
 Acts = dict[str, int | range]
@@ -127,11 +127,11 @@ PARALLEL = Kind(
     ["first", ["booked left", "middle", "booked right"], "last"],
 )
 CHILD = [
-    *commit("spawn", "hf.spawn:below"),
+    *commit("spawn", "perdure.spawn:below"),
     *commit("park", "child_agent"),
     *whole("below", [*effect("book", "book below #1"), *step("middle")]),
     "after claim of child_agent #2",
-    *commit("done", "hf.result"),
+    *commit("done", "perdure.result"),
 ]
 MIDDLE_TWICE = between(step("middle"), "after act of middle #1", "before done of middle #1")
 
@@ -140,7 +140,7 @@ def undone(agent: str) -> Points:
     return whole(
         agent,
         [
-            *commit("value", "hf.rollback"),
+            *commit("value", "perdure.rollback"),
             *effect("undo book", "cancel hotel #1", 1),
             *effect("undo book", "cancel flight #1", 2),
         ],
@@ -188,7 +188,7 @@ MATRIX: dict[str, Kind] = {
         ["first", "lazy", "last"],
     ),
     "values": Kind(
-        whole("values_agent", [*commit("value", "hf.random"), *step("seen")]),
+        whole("values_agent", [*commit("value", "perdure.random"), *step("seen")]),
         again_at(between(step("seen"), "after act of seen #1", "before done of seen #1"), seen=1),
         ["first", True, "last"],
     ),
@@ -205,20 +205,20 @@ MATRIX: dict[str, Kind] = {
         whole("retried_effect_agent", UNSURE), lambda point: {"book": 1, "try": range(3, 5)}, BOOKED
     ),
     "approved": Kind(
-        whole("approved_agent", [*parked("approved_agent", "hf.approve"), *BOOK]),
+        whole("approved_agent", [*parked("approved_agent", "perdure.approve"), *BOOK]),
         once("book"),
         BOOKED,
         asks=lambda point: ["approval"],
     ),
     "ask": Kind(
-        whole("ask_agent", parked("ask_agent", "hf.ask")),
+        whole("ask_agent", parked("ask_agent", "perdure.ask")),
         once(),
         ["first", 7, "last"],
         asks=lambda point: ["question"],
     ),
-    "sleep": Kind(whole("sleep_agent", parked("sleep_agent", "hf.sleep")), once(), ["first", None, "last"]),
+    "sleep": Kind(whole("sleep_agent", parked("sleep_agent", "perdure.sleep")), once(), ["first", None, "last"]),
     "sleep_short": Kind(
-        whole("sleep_agent", [*commit("wait", "hf.sleep"), *commit("done", "hf.sleep")]),
+        whole("sleep_agent", [*commit("wait", "perdure.sleep"), *commit("done", "perdure.sleep")]),
         once(),
         ["first", None, "last"],
     ),
@@ -226,9 +226,9 @@ MATRIX: dict[str, Kind] = {
         whole(
             "receive_agent",
             [
-                *parked("receive_agent", "hf.receive"),
-                *commit("wait", "hf.receive", 2),
-                *commit("done", "hf.receive", 2),
+                *parked("receive_agent", "perdure.receive"),
+                *commit("wait", "perdure.receive", 2),
+                *commit("done", "perdure.receive", 2),
             ],
         ),
         once(),
@@ -244,7 +244,7 @@ MATRIX: dict[str, Kind] = {
         ["first", ["booked below", "middle"], "last"],
     ),
     "send": Kind(
-        whole("send_agent", commit("done", "hf.send")),
+        whole("send_agent", commit("done", "perdure.send")),
         once(),
         ["first", None, "last"],
         heard=["hello", "nothing"],
@@ -365,7 +365,7 @@ def check_points(name: str, kind: Kind, undisturbed: dict[str, Any]) -> None:
     others = {*kind.elsewhere, *(point for step_name in kind.ran_before for point in step(step_name))}
     reached = [point for point in undisturbed["reached"] if point not in others and "listener" not in point]
     if name == "send":
-        reached = [point for point in reached if "hf.receive" not in point]  # the listener's
+        reached = [point for point in reached if "perdure.receive" not in point]  # the listener's
     assert sorted(reached) == sorted(kind.points)
     assert (undisturbed["status"], undisturbed["outcome"]) == (kind.status, kind.outcome)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from soak import SOAK
 
-from holdfast.errors import UsageError
-from holdfast.testing.drill import drill
-from holdfast.testing.ledger import AirlineProcess
+from perdure.errors import UsageError
+from perdure.testing.drill import drill
+from perdure.testing.ledger import AirlineProcess
 
 AGENTS = Path(__file__).with_name("drilled.py")
 
@@ -133,7 +133,7 @@ def test_a_result_that_depends_on_time_differs() -> None:
 def test_on_postgresql_the_database_is_restarted_too() -> None:
     report = drill(agent("right_async"), ["NYC"], random_kills=2, postgres=True)
     assert report.ok, report.text()
-    assert not report.notes, report.text()  # what Holdfast itself does is not the agent's
+    assert not report.notes, report.text()  # what Perdure itself does is not the agent's
     assert report.restarts >= 2
 
 
@@ -149,7 +149,7 @@ def test_a_function_that_is_not_named_or_never_ends_is_refused() -> None:
 
 
 def test_the_command_prints_a_table_and_exits_with_1_on_failure(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "holdfast", "drill"]
+    command = [sys.executable, "-m", "perdure", "drill"]
     done = subprocess.run(
         [*command, agent("right"), "--args", "NYC", "--kills", "2", "--json"],
         capture_output=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.testing.drill import drill
+from perdure.testing.drill import drill
 
 AGENTS = Path(__file__).with_name("drilled_families.py")
 

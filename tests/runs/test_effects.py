@@ -9,7 +9,7 @@ import pytest
 from effects_kit import Receiver, booking
 from lab import Interrupt, Lab, Once, hooked
 
-import holdfast as hf
+import perdure
 
 # --- the two commits and the key
 
@@ -18,10 +18,10 @@ def test_an_effect_has_an_intent_and_a_completion_and_one_key(lab: Lab) -> None:
     receiver, seen = Receiver(), []
 
     @lab.effect()
-    def book(flight: str, key: hf.Key) -> str:
+    def book(flight: str, key: perdure.Key) -> str:
         [step] = lab.store.get_run("r").steps()
         seen.append((step.status, step.key, step.result))  # the intent is there before the body runs
-        assert hf.idempotency_key() == key
+        assert perdure.idempotency_key() == key
         return receiver.act(key, flight)
 
     @lab.durable
@@ -34,7 +34,7 @@ def test_an_effect_has_an_intent_and_a_completion_and_one_key(lab: Lab) -> None:
     [(key, _)] = receiver.done
     assert seen == [("in doubt", key, None)]
     assert (step.kind, step.status, step.key, step.result) == ("effect", "done", key, "done: LH400")
-    assert key.startswith("hf_")
+    assert key.startswith("pd_")
     assert lab.run(agent, id="r").result() == "done: LH400"
     assert len(receiver.done) == 1
 
@@ -44,7 +44,7 @@ def test_keys_differ_by_call_run_and_tenant_and_stay_across_attempts(lab: Lab) -
 
     @lab.effect(retries=2, backoff_s=0, definite=(ValueError,))
     def book(flight: str) -> None:
-        keys.append(hf.idempotency_key())
+        keys.append(perdure.idempotency_key())
         if len(keys) in (1, 2):
             raise ValueError("try again")
 
@@ -142,12 +142,12 @@ def test_methods_are_effects_with_a_key(lab: Lab) -> None:
         def __init__(self, name: str) -> None:
             self.name = name
 
-        @hf.effect
-        def book(self, flight: str, key: hf.Key) -> list[str]:
+        @perdure.effect
+        def book(self, flight: str, key: perdure.Key) -> list[str]:
             return [self.name, flight, key]
 
-        @hf.effect
-        async def abook(self, flight: str, *, key: hf.Key) -> list[str]:
+        @perdure.effect
+        async def abook(self, flight: str, *, key: perdure.Key) -> list[str]:
             return [self.name, flight, key]
 
     @lab.durable
@@ -165,7 +165,7 @@ def test_direct_means_it(lab: Lab) -> None:
     receiver = Receiver()
 
     @lab.effect()
-    def book(flight: str, key: hf.Key) -> str:
+    def book(flight: str, key: perdure.Key) -> str:
         return receiver.act(key, flight)
 
     found = book.direct("LH400", key="mine")
@@ -177,12 +177,12 @@ def test_a_key_that_the_caller_gives_is_used(lab: Lab) -> None:
     receiver = Receiver()
 
     @lab.effect()
-    def book(flight: str, key: hf.Key) -> str:
+    def book(flight: str, key: perdure.Key) -> str:
         return receiver.act(key, flight)
 
     @lab.durable
     async def agent() -> Any:
-        return await lab(book("LH400", key=hf.Key("order-7")))
+        return await lab(book("LH400", key=perdure.Key("order-7")))
 
     lab.run(agent, id="r").result()
     assert receiver.done == [("order-7", "LH400")]
@@ -201,11 +201,11 @@ def test_an_effect_runs_only_if_a_person_agrees(lab: Lab) -> None:
     assert (ask.kind, ask.options) == ("approval", [True, False])
     assert "book" in ask.question
     assert "LH400" in ask.question
-    with pytest.raises(hf.AnswerRefused):
+    with pytest.raises(perdure.AnswerRefused):
         lab.store.answer("r", "maybe")
     lab.store.answer("r", True, who="ann")
     assert run.result() == "done: LH400"
-    [approval] = lab.named(run, "hf.approve")
+    [approval] = lab.named(run, "perdure.approve")
     assert (approval.note or {})["who"] == ["ann"]
 
 
@@ -216,15 +216,15 @@ def test_an_effect_that_is_not_approved_does_not_run(lab: Lab) -> None:
     run = lab.run(agent, "LH400", id="r")
     [ask] = lab.store.asks("r")
     assert (ask.question, ask.approvers, ask.quorum) == ("Spend 400 EUR?", ["ann", "bob"], 2)
-    with pytest.raises(hf.AnswerRefused, match="ann"):
+    with pytest.raises(perdure.AnswerRefused, match="ann"):
         lab.store.answer("r", True, who="eve")
     assert lab.store.answer("r", False, who="ann").missing == 1
     assert lab.run(agent, "LH400", id="r").status == "waiting"
     assert lab.store.answer("r", False, who="bob").settled
     for _ in range(2):
-        with pytest.raises(hf.RunFailed) as caught:
+        with pytest.raises(perdure.RunFailed) as caught:
             run.result()
-        assert isinstance(caught.value.__cause__, hf.NotApproved)
+        assert isinstance(caught.value.__cause__, perdure.NotApproved)
     assert receiver.done == []
 
 

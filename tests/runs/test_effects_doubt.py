@@ -12,8 +12,8 @@ import pytest
 from effects_kit import Receiver, booking
 from lab import Interrupt, Lab, hooked
 
-import holdfast as hf
-from holdfast.runs.session.points import Point
+import perdure
+from perdure.runs.session.points import Point
 
 DEADLINE_S = 0.2  # how long a request may be under way, where a test must wait for that
 
@@ -61,7 +61,7 @@ def test_a_request_that_lands_late_is_found_by_the_second_look(lab: Lab) -> None
     receiver = Receiver()
     asked: list[str] = []
 
-    def find(key: str, flight: str) -> hf.Done | hf.NotDone:
+    def find(key: str, flight: str) -> perdure.Done | perdure.NotDone:
         asked.append(key)
         if len(asked) == 2:  # the deadline has passed: by now it has arrived
             receiver.act(key, flight)
@@ -82,7 +82,7 @@ def test_a_reconcile_that_does_not_know_leaves_it_to_the_policy(lab: Lab, verdic
     def find(key: str, flight: str) -> Any:
         if verdict == "raises":
             raise OSError("the airline does not answer")
-        return hf.Unknown("it is night") if verdict == "unknown" else None
+        return perdure.Unknown("it is night") if verdict == "unknown" else None
 
     agent = booking(lab, receiver, reconcile=find)
     interrupted(lab, agent, "LH400", at="before done")
@@ -90,7 +90,7 @@ def test_a_reconcile_that_does_not_know_leaves_it_to_the_policy(lab: Lab, verdic
     assert run.status in ("waiting", "stuck")
     assert len(receiver.done) == 1
     if verdict == "nonsense":  # a defect of the code: said as such, and nothing was decided
-        with pytest.raises(hf.RunStuck, match=r"hf\.Done"):
+        with pytest.raises(perdure.RunStuck, match=r"perdure\.Done"):
             run.result()
         return
     [ask] = lab.store.asks()
@@ -101,7 +101,7 @@ def test_a_reconcile_that_does_not_know_leaves_it_to_the_policy(lab: Lab, verdic
 
 
 def test_while_a_person_is_asked_reconcile_is_asked_again(lab: Lab) -> None:
-    receiver, answers = Receiver(), [hf.Unknown("not yet"), hf.Done("found later")]
+    receiver, answers = Receiver(), [perdure.Unknown("not yet"), perdure.Done("found later")]
     agent = booking(lab, receiver, reconcile=lambda key, flight: answers.pop(0))
     interrupted(lab, agent, "LH400", at="before done")
     run = lab.run(agent, "LH400", id="r")
@@ -198,10 +198,10 @@ def test_on_doubt_fail_raises_in_doubt_for_good(lab: Lab) -> None:
     agent = booking(lab, receiver, on_doubt="fail")
     interrupted(lab, agent, "LH400", at="before done")
     run = lab.run(agent, "LH400", id="r")
-    with pytest.raises(hf.RunFailed) as caught:
+    with pytest.raises(perdure.RunFailed) as caught:
         run.result()
     doubt = caught.value.__cause__
-    assert isinstance(doubt, hf.InDoubt)
+    assert isinstance(doubt, perdure.InDoubt)
     assert (doubt.run, doubt.step, doubt.key) == ("r", "1", receiver.done[0][0])
     assert "for the key" in str(doubt)
     assert len(receiver.done) == 1
@@ -219,7 +219,7 @@ def unlucky(lab: Lab, receiver: Receiver, error: Exception, *, acts: bool, **opt
     raised: list[int] = []
 
     @lab.effect(name="book", timeout_s=DEADLINE_S, **options)
-    def book(flight: str, key: hf.Key) -> str:
+    def book(flight: str, key: perdure.Key) -> str:
         lab.ran.append("book")
         if raised:
             return receiver.act(key, flight)
@@ -259,9 +259,9 @@ def test_an_unknown_outcome_asks_a_person_without_reconcile(lab: Lab) -> None:
 def test_an_unknown_outcome_fails_where_that_is_the_policy(lab: Lab) -> None:
     receiver = Receiver()
     agent = unlucky(lab, receiver, TimeoutError("slow"), acts=True, on_doubt="fail")
-    with pytest.raises(hf.RunFailed) as caught:
+    with pytest.raises(perdure.RunFailed) as caught:
         lab.run(agent, "LH400", id="r").result()
-    assert isinstance(caught.value.__cause__, hf.InDoubt)
+    assert isinstance(caught.value.__cause__, perdure.InDoubt)
     assert "TimeoutError: slow" in str(caught.value)
 
 
@@ -280,7 +280,7 @@ def test_a_definite_error_does_not_settle_an_earlier_attempt(lab: Lab) -> None:
     receiver = Receiver()
 
     @lab.effect(name="book", timeout_s=0.01, on_doubt="retry", retries=0)
-    def book(flight: str, key: hf.Key) -> str:
+    def book(flight: str, key: perdure.Key) -> str:
         lab.ran.append("book")
         if lab.count("book") > 1:
             raise SoldOut("the first request took the last seat")
@@ -303,7 +303,7 @@ def test_an_attempt_that_reconcile_settled_leaves_a_definite_error_definite(lab:
     errors = iter([TimeoutError("slow"), SoldOut("none left")])
 
     @lab.effect(name="book", timeout_s=0.01, on_doubt="retry", reconcile=receiver.find)
-    def book(flight: str, key: hf.Key) -> str:
+    def book(flight: str, key: perdure.Key) -> str:
         raise next(errors)
 
     @lab.durable(name="agent")
@@ -316,13 +316,13 @@ def test_an_attempt_that_reconcile_settled_leaves_a_definite_error_definite(lab:
 def test_an_attempt_that_ended_late_is_settled_by_its_own_error(sync_lab: Lab) -> None:
     is_over = threading.Event()
 
-    @hf.effect(name="late", timeout_s=0.05, on_doubt="retry")
+    @perdure.effect(name="late", timeout_s=0.05, on_doubt="retry")
     def book() -> None:
         sync_lab.ran.append("book")
         is_over.wait(0.2)
         raise SoldOut("none left")
 
-    @hf.durable(name="agent")
+    @perdure.durable(name="agent")
     def agent() -> None:
         book()
 
@@ -331,10 +331,10 @@ def test_an_attempt_that_ended_late_is_settled_by_its_own_error(sync_lab: Lab) -
 
 
 def test_a_failure_before_the_body_began_is_definite(sync_lab: Lab) -> None:
-    @hf.effect
+    @perdure.effect
     def book(flight: str) -> None: ...
 
-    @hf.durable
+    @perdure.durable
     def agent() -> None:
         book()
 
@@ -345,18 +345,18 @@ def test_a_failure_before_the_body_began_is_definite(sync_lab: Lab) -> None:
 def test_a_body_beyond_its_deadline_is_in_doubt(lab: Lab) -> None:
     receiver, release = Receiver(), threading.Event()
 
-    async def aslow(flight: str, key: hf.Key) -> str:
+    async def aslow(flight: str, key: perdure.Key) -> str:
         receiver.act(key, flight)
         await asyncio.sleep(60)
         return ""
 
-    def slow(flight: str, key: hf.Key) -> str:
+    def slow(flight: str, key: perdure.Key) -> str:
         receiver.act(key, flight)
         release.wait(60)
         return ""
 
     body: Callable[..., Any] = aslow if lab.is_async else slow
-    book = hf.effect(name="book", timeout_s=0.05, reconcile=receiver.find)(body)
+    book = perdure.effect(name="book", timeout_s=0.05, reconcile=receiver.find)(body)
 
     @lab.durable
     async def agent() -> Any:
@@ -371,17 +371,17 @@ def test_a_body_beyond_its_deadline_is_in_doubt(lab: Lab) -> None:
     assert run.steps()[0].note == {"settled": "reconciled"}
 
 
-def test_a_cancelled_task_leaves_its_effect_to_be_settled(store: hf.Store) -> None:
+def test_a_cancelled_task_leaves_its_effect_to_be_settled(store: perdure.Store) -> None:
     """asyncio.wait_for stops a booking: the run is not done before it is known what became of it."""
     lab, receiver = Lab(store, "async"), Receiver()
 
-    @hf.effect(reconcile=receiver.find, timeout_s=2)
-    async def book(flight: str, key: hf.Key) -> str:
+    @perdure.effect(reconcile=receiver.find, timeout_s=2)
+    async def book(flight: str, key: perdure.Key) -> str:
         receiver.act(key, flight)
         await asyncio.sleep(60)
         return ""
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> str:
         try:
             return await asyncio.wait_for(book("LH400"), 0.5)
@@ -395,23 +395,23 @@ def test_a_cancelled_task_leaves_its_effect_to_be_settled(store: hf.Store) -> No
     assert len(receiver.done) == 1
 
 
-def test_an_effect_under_way_is_not_broken_off_because_another_branch_failed(store: hf.Store) -> None:
+def test_an_effect_under_way_is_not_broken_off_because_another_branch_failed(store: perdure.Store) -> None:
     """What could end by itself is not made a doubt: its end is recorded first."""
     lab, receiver = Lab(store, "async"), Receiver()
     begun = asyncio.Event()
 
-    @hf.effect
-    async def book(flight: str, key: hf.Key) -> str:
+    @perdure.effect
+    async def book(flight: str, key: perdure.Key) -> str:
         begun.set()
         await asyncio.sleep(0.05)
         return receiver.act(key, flight)
 
-    @hf.step
+    @perdure.step
     async def breaks() -> None:
         await begun.wait()
         raise ValueError("no")
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> None:
         await asyncio.gather(book("LH400"), breaks())
 
@@ -428,19 +428,19 @@ def test_only_what_is_in_doubt_can_be_resolved(lab: Lab) -> None:
     receiver = Receiver()
     agent = booking(lab, receiver)
     run = lab.run(agent, "LH400", id="r")
-    with pytest.raises(hf.NotFound, match="not in doubt"):
+    with pytest.raises(perdure.NotFound, match="not in doubt"):
         run.resolve("1", done=1)
-    with pytest.raises(hf.UsageError, match="one of them"):
+    with pytest.raises(perdure.UsageError, match="one of them"):
         run.resolve("1")
-    with pytest.raises(hf.UsageError, match="one of them"):
+    with pytest.raises(perdure.UsageError, match="one of them"):
         run.resolve("1", done=1, not_done=True)
     interrupted(lab, agent, "UA88", at="before done", id="s")
     doubtful = lab.run(agent, "UA88", id="s")
-    with pytest.raises(hf.AnswerRefused, match="resolve"):
+    with pytest.raises(perdure.AnswerRefused, match="resolve"):
         lab.store.answer("s", "yes")
     doubtful.resolve("1", done=None)  # a result may be None
     assert doubtful.result() is None
-    with pytest.raises(hf.NotFound, match="not in doubt"):
+    with pytest.raises(perdure.NotFound, match="not in doubt"):
         doubtful.resolve("1", not_done=True)
 
 
@@ -451,20 +451,20 @@ def test_a_run_with_an_open_doubt_can_be_cancelled(lab: Lab) -> None:
     run = lab.run(agent, "LH400", id="r")
     assert run.cancel() == "cancelled"
     assert lab.store.asks() == []
-    with pytest.raises(hf.RunCancelled):
+    with pytest.raises(perdure.RunCancelled):
         run.result()
 
 
-def test_continue_as_new_does_not_forget_a_doubt(store: hf.Store) -> None:
+def test_continue_as_new_does_not_forget_a_doubt(store: perdure.Store) -> None:
     lab, receiver = Lab(store, "async"), Receiver()
 
-    @hf.effect
-    async def book(flight: str, key: hf.Key) -> str:
+    @perdure.effect
+    async def book(flight: str, key: perdure.Key) -> str:
         receiver.act(key, flight)
         await asyncio.sleep(60)
         return ""
 
-    @hf.durable
+    @perdure.durable
     async def agent(round: int) -> int:
         if round == 2:
             return round
@@ -472,7 +472,7 @@ def test_continue_as_new_does_not_forget_a_doubt(store: hf.Store) -> None:
             await asyncio.wait_for(book("LH400"), 0.5)
         except TimeoutError:
             pass
-        return hf.continue_as_new(2)
+        return perdure.continue_as_new(2)
 
     run = lab.run(agent, 1, id="r")
     assert run.status == "waiting"

@@ -8,21 +8,21 @@ from functools import partial
 
 import pytest
 
-import holdfast as hf
-from holdfast.runs.engine.flows import locate
-from holdfast.runs.journal import rows
-from holdfast.runs.session import points
-from holdfast.runs.session.points import Point
-from holdfast.storage.program import drive, write
+import perdure
+from perdure.runs.engine.flows import locate
+from perdure.runs.journal import rows
+from perdure.runs.session import points
+from perdure.runs.session.points import Point
+from perdure.storage.program import drive, write
 
 PATIENCE_S = 30.0
 asks, won = threading.Event(), threading.Event()
-stores: list[hf.Store] = []
+stores: list[perdure.Store] = []
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[hf.Store]:
-    with hf.open(url, durability="normal") as opened:
+def store(url: str) -> Iterator[perdure.Store]:
+    with perdure.open(url, durability="normal") as opened:
         stores[:] = [opened]
         asks.clear()
         won.clear()
@@ -45,25 +45,25 @@ def cancel(run_id: str) -> None:
     drive(ctx.driver, write(partial(rows.ask_for, tenant, row.run, "cancel", ctx.clock_us())))
 
 
-@hf.step
+@perdure.step
 def small() -> int:
     return 1
 
 
-@hf.durable
+@perdure.durable
 def child() -> int:
     return small()
 
 
-@hf.durable(name="fenced.parent")
+@perdure.durable(name="fenced.parent")
 def parent() -> None:
-    hf.spawn(child, id="child").result()
+    perdure.spawn(child, id="child").result()
     raise ValueError("the parent fails, so that its child is undone")
 
 
-@hf.durable
+@perdure.durable
 def cancelled_parent() -> None:
-    hf.spawn(child, id="child", queue="of no worker")
+    perdure.spawn(child, id="child", queue="of no worker")
     cancel("parent")
     try:
         small()
@@ -79,48 +79,48 @@ def quick() -> str:
 
 
 def slow() -> str:
-    assert hf.ask("Is it too late?")
+    assert perdure.ask("Is it too late?")
     return "slow"
 
 
-@hf.durable
+@perdure.durable
 def asking() -> str:
-    return str(hf.first(quick, slow))
+    return str(perdure.first(quick, slow))
 
 
-def test_a_child_is_not_rolled_back(store: hf.Store) -> None:
+def test_a_child_is_not_rolled_back(store: perdure.Store) -> None:
     def hook(point: Point) -> None:
-        if (point.name, point.when) == ("hf.rollback", "after"):
+        if (point.name, point.when) == ("perdure.rollback", "after"):
             take_over("parent")
 
     store.start(parent, id="parent")
     points.hook = hook
-    hf.Worker(store).run(until_idle=True)
+    perdure.Worker(store).run(until_idle=True)
     assert store.get_run("parent").status == "running"
     assert store.get_run("child").status == "done"
 
 
-def test_children_are_not_cancelled(store: hf.Store) -> None:
+def test_children_are_not_cancelled(store: perdure.Store) -> None:
     store.start(cancelled_parent, id="parent")
-    hf.Worker(store).run(until_idle=True)
+    perdure.Worker(store).run(until_idle=True)
     assert store.get_run("parent").status == "running"
     assert store.get_run("child").status == "queued"
 
 
-def test_the_question_of_a_branch_that_lost_is_not_closed(store: hf.Store) -> None:
+def test_the_question_of_a_branch_that_lost_is_not_closed(store: perdure.Store) -> None:
     def hook(point: Point) -> None:
         """The branch that loses is about to ask when the other one wins; then the run is taken over."""
-        if (point.name, point.when) == ("hf.first", "after"):
+        if (point.name, point.when) == ("perdure.first", "after"):
             won.set()
-        elif (point.name, point.when) == ("hf.ask", "before"):
+        elif (point.name, point.when) == ("perdure.ask", "before"):
             asks.set()
             assert won.wait(PATIENCE_S)
-        elif (point.name, point.when) == ("hf.ask", "after"):
+        elif (point.name, point.when) == ("perdure.ask", "after"):
             take_over("run")
 
     store.start(asking, id="run")
     points.hook = hook
-    hf.Worker(store).run(until_idle=True)
+    perdure.Worker(store).run(until_idle=True)
     assert store.get_run("run").status == "running"
     [ask] = store.asks("run")
     assert ask.status == "open"

@@ -28,32 +28,32 @@ from workshop import (
     working,
 )
 
-import holdfast as hf
-from holdfast.errors import OutcomeUnknown
-from holdfast.log.cache import BaseCache
-from holdfast.runs.engine.runtime import TICK_S, runtime_of
-from holdfast.runs.journal import rows
-from holdfast.runs.session import points
-from holdfast.runs.session.points import Point
-from holdfast.runs.session.session import Session
-from holdfast.storage import postgres_pool
-from holdfast.storage.program import Driver, Transaction
-from holdfast.storage.urls import open_driver
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.wire import WireProxy
-from holdfast.threads.context import Context
-from holdfast.values.registry import Codec
+import perdure
+from perdure.errors import OutcomeUnknown
+from perdure.log.cache import BaseCache
+from perdure.runs.engine.runtime import TICK_S, runtime_of
+from perdure.runs.journal import rows
+from perdure.runs.session import points
+from perdure.runs.session.points import Point
+from perdure.runs.session.session import Session
+from perdure.storage import postgres_pool
+from perdure.storage.program import Driver, Transaction
+from perdure.storage.urls import open_driver
+from perdure.testing.postgres import PostgresServer
+from perdure.testing.wire import WireProxy
+from perdure.threads.context import Context
+from perdure.values.registry import Codec
 
 ERRAND = [("mark", "done"), ("hold", "done"), ("mark", "done")]
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[hf.Store]:
-    with hf.open(url, durability="normal") as store:
+def store(url: str) -> Iterator[perdure.Store]:
+    with perdure.open(url, durability="normal") as store:
         yield store
 
 
-def test_a_stopped_worker_that_comes_back_cannot_write(url: str, store: hf.Store, tmp_path: Path) -> None:
+def test_a_stopped_worker_that_comes_back_cannot_write(url: str, store: perdure.Store, tmp_path: Path) -> None:
     """SIGSTOP in a body; the lease runs out, another one finishes; SIGCONT: LeaseLost, and nothing is there twice."""
     run = store.start(errand, str(tmp_path), id="a")
     with hands(2) as (first, second):
@@ -73,14 +73,14 @@ def test_a_stopped_worker_that_comes_back_cannot_write(url: str, store: hf.Store
     assert dict(notes(tmp_path))["last"] == other.child.pid
 
 
-def test_a_stopped_worker_keeps_its_run_while_its_lease_lasts(url: str, store: hf.Store, tmp_path: Path) -> None:
+def test_a_stopped_worker_keeps_its_run_while_its_lease_lasts(url: str, store: perdure.Store, tmp_path: Path) -> None:
     """A process that is stopped is not dead: its lock and its pid say so."""
     run = store.start(errand, str(tmp_path), id="a")
     with hands(1) as (first,):
         stopped = Hand(first, url, lease_s=3600)
         somebody_waits(tmp_path)
         stopped.stop()
-        worker = hf.Worker(store)
+        worker = perdure.Worker(store)
         worker.run(until_idle=True)  # it looks, and there is nothing for it
         assert not worker.counts
         stopped.go_on()
@@ -90,14 +90,14 @@ def test_a_stopped_worker_keeps_its_run_while_its_lease_lasts(url: str, store: h
     assert run.info().attempts == 1
 
 
-def test_what_a_killed_worker_had_is_taken_over_at_once(url: str, store: hf.Store, tmp_path: Path) -> None:
+def test_what_a_killed_worker_had_is_taken_over_at_once(url: str, store: perdure.Store, tmp_path: Path) -> None:
     """The lease has an hour to go: the file lock (SQLite) and the pid (PostgreSQL, same machine) say: dead."""
     run = store.start(errand, str(tmp_path), id="a")
     with hands(1) as (first,):
         killed = Hand(first, url, lease_s=3600)
         somebody_waits(tmp_path)
         killed.kill()
-        worker = hf.Worker(store)
+        worker = perdure.Worker(store)
         worker.run(until_idle=True)
     assert worker.counts == {"done": 1}
     assert run.result() == ["first", "held", "last"]
@@ -106,18 +106,18 @@ def test_what_a_killed_worker_had_is_taken_over_at_once(url: str, store: hf.Stor
 
 
 def test_an_effect_that_a_killed_worker_had_begun_is_in_doubt_and_not_repeated(
-    url: str, store: hf.Store, tmp_path: Path
+    url: str, store: perdure.Store, tmp_path: Path
 ) -> None:
     run = store.start(paid_slowly, str(tmp_path), id="a")
     with hands(1) as (first,):
         killed = Hand(first, url, lease_s=3600)
         somebody_waits(tmp_path)
         killed.kill()
-        hf.Worker(store).run(until_idle=True)
+        perdure.Worker(store).run(until_idle=True)
     assert run.status == "waiting"
     assert (run.info().waiting_for or {})["for"] == "doubt"
     run.resolve("2", done="receipt")
-    hf.Worker(store).run(until_idle=True)
+    perdure.Worker(store).run(until_idle=True)
     assert run.result() == "after"
     assert done(tmp_path) == ["before", "pay", "after"]
 
@@ -127,11 +127,11 @@ def test_the_shortest_lease_sets_the_pace_of_renewals(tmp_path: Path, lease_s: f
     """A lease of a second must not run out between two looks."""
     ticks: list[float] = []
 
-    @hf.durable
+    @perdure.durable
     def watching() -> None:
         ticks.append(runtime_of(opened._context)._tick_s())
 
-    with hf.open(str(tmp_path / "agent.db"), lease_s=lease_s) as opened:
+    with perdure.open(str(tmp_path / "agent.db"), lease_s=lease_s) as opened:
         opened.run(watching)
     assert ticks == [pytest.approx(tick_s)]
 
@@ -142,17 +142,17 @@ def test_the_shortest_lease_sets_the_pace_of_renewals(tmp_path: Path, lease_s: f
 def test_a_clock_that_jumps_ahead_takes_a_run_away_and_the_fence_holds(tmp_path: Path) -> None:
     """To whoever's clock is an hour ahead, every lease is over. What he takes, the other cannot write any more."""
     path = str(tmp_path / "agent.db")
-    with hf.open(path, durability="normal") as store, hf.open(path, durability="normal") as ahead:
+    with perdure.open(path, durability="normal") as store, perdure.open(path, durability="normal") as ahead:
         run = store.start(errand, str(tmp_path), id="a")
         honest = ahead._context.clock_us
-        with working(hf.Worker(store)) as slow:
+        with working(perdure.Worker(store)) as slow:
             somebody_waits(tmp_path)
             ahead._context.clock_us = lambda: honest() - 3_600_000_000
-            early = hf.Worker(ahead)
+            early = perdure.Worker(ahead)
             early.run(until_idle=True)
             assert not early.counts  # by a clock that is behind, nothing is over
             ahead._context.clock_us = lambda: honest() + 3_600_000_000
-            fast = hf.Worker(ahead)
+            fast = perdure.Worker(ahead)
             fast.run(until_idle=True)
             assert fast.counts == {"done": 1}
             open_gate(tmp_path)
@@ -163,10 +163,10 @@ def test_a_clock_that_jumps_ahead_takes_a_run_away_and_the_fence_holds(tmp_path:
 
 def test_a_clock_that_jumps_does_not_make_a_worker_take_its_own_run(tmp_path: Path) -> None:
     """Its leases look over to itself, until they are renewed."""
-    with hf.open(str(tmp_path / "agent.db"), durability="normal") as store:
+    with perdure.open(str(tmp_path / "agent.db"), durability="normal") as store:
         run = store.start(errand, str(tmp_path), id="a")
         honest = store._context.clock_us
-        worker = hf.Worker(store, poll_s=0.01)
+        worker = perdure.Worker(store, poll_s=0.01)
         with working(worker):
             somebody_waits(tmp_path)
             store._context.clock_us = lambda: honest() + 86_400_000_000
@@ -183,27 +183,29 @@ def test_a_clock_that_jumps_does_not_make_a_worker_take_its_own_run(tmp_path: Pa
 
 
 @pytest.fixture
-def proxied(postgres_server: PostgresServer, postgres_url: str) -> Iterator[tuple[WireProxy, hf.Store, hf.Store]]:
+def proxied(
+    postgres_server: PostgresServer, postgres_url: str
+) -> Iterator[tuple[WireProxy, perdure.Store, perdure.Store]]:
     """The network, a store behind it, and one that is not."""
     database = postgres_url.rpartition("/")[2]
     with (
-        hf.open(postgres_url) as direct,
+        perdure.open(postgres_url) as direct,
         WireProxy(postgres_server.port) as proxy,
-        hf.open(proxy.url(database), lease_s=2.0, timeout_s=2.0) as behind,
+        perdure.open(proxy.url(database), lease_s=2.0, timeout_s=2.0) as behind,
     ):
         yield proxy, behind, direct
 
 
 def test_a_worker_behind_a_cut_network_loses_its_run_and_repeats_nothing(
-    proxied: tuple[WireProxy, hf.Store, hf.Store], tmp_path: Path
+    proxied: tuple[WireProxy, perdure.Store, perdure.Store], tmp_path: Path
 ) -> None:
     """It cannot renew its lease; another one takes the run; when the network is back, its write finds no row."""
     proxy, behind, direct = proxied
     run = direct.start(errand, str(tmp_path), id="a")
-    with working(hf.Worker(behind)) as cut_off:
+    with working(perdure.Worker(behind)) as cut_off:
         somebody_waits(tmp_path)
         proxy.cut()
-        with working(hf.Worker(direct)) as other:
+        with working(perdure.Worker(direct)) as other:
             assert run.result(timeout_s=60) == ["first", "held", "last"]
         proxy.mend()
         open_gate(tmp_path)
@@ -218,14 +220,14 @@ def test_a_worker_behind_a_cut_network_loses_its_run_and_repeats_nothing(
 
 @pytest.mark.parametrize("how", ["cut", "frozen", "frozen for long"])
 def test_a_network_that_comes_back_costs_nothing(
-    proxied: tuple[WireProxy, hf.Store, hf.Store], tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+    proxied: tuple[WireProxy, perdure.Store, perdure.Store], tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a body gave is written down when the network is back, by the same owner; late arrivals are not doubled."""
     monkeypatch.setattr(postgres_pool, "GRACE_S", 0.1)
     proxy, behind, direct = proxied
     behind._lease_us = 3_600_000_000
     run = direct.start(errand, str(tmp_path), id="a")
-    with working(hf.Worker(behind)):
+    with working(perdure.Worker(behind)):
         somebody_waits(tmp_path)
         proxy.cut() if how == "cut" else proxy.freeze()
         turns, connections = proxy.turns, len(proxy._sockets)
@@ -273,7 +275,7 @@ class LateDriver:
 @pytest.mark.parametrize("late", ["done", "intent", "finish"])
 def test_a_write_that_arrives_after_it_was_looked_for_is_written_once(tmp_path: Path, late: str) -> None:
     driver = LateDriver(open_driver(":memory:", durability="normal", timeout_s=5, create=True))
-    store = hf.Store(Context(driver, Codec(), BaseCache(1000), "default"))
+    store = perdure.Store(Context(driver, Codec(), BaseCache(1000), "default"))
 
     def hook(point: Point) -> None:
         if point.kind == late and point.when == "before" and not armed:
@@ -305,14 +307,14 @@ LOST = {
 @pytest.mark.parametrize("delivered", [True, False], ids=["committed", "never arrived"])
 @pytest.mark.parametrize("what", LOST)
 def test_a_commit_whose_answer_is_lost_is_looked_up(
-    proxied: tuple[WireProxy, hf.Store, hf.Store], tmp_path: Path, what: str, delivered: bool
+    proxied: tuple[WireProxy, perdure.Store, perdure.Store], tmp_path: Path, what: str, delivered: bool
 ) -> None:
     """Whether it was committed or not, everything happens once."""
     proxy, behind, direct = proxied
     behind._lease_us = 3_600_000_000  # nobody helps by taking over
     run = direct.start(paid, str(tmp_path), id="a")
     proxy.lose(LOST[what], delivered=delivered)
-    with working(hf.Worker(behind, poll_s=0.02)) as worker:
+    with working(perdure.Worker(behind, poll_s=0.02)) as worker:
         assert run.result(timeout_s=60) == "after"
         until(lambda: not worker._active)
     assert proxy.lost == 1
@@ -323,12 +325,12 @@ def test_a_commit_whose_answer_is_lost_is_looked_up(
 
 @pytest.mark.parametrize("delivered", [True, False], ids=["committed", "never arrived"])
 def test_a_park_whose_answer_is_lost_is_looked_up(
-    proxied: tuple[WireProxy, hf.Store, hf.Store], tmp_path: Path, delivered: bool
+    proxied: tuple[WireProxy, perdure.Store, perdure.Store], tmp_path: Path, delivered: bool
 ) -> None:
     proxy, behind, direct = proxied
     run = direct.start(asked, str(tmp_path), id="a")
     proxy.lose(b"nudged = 1 OR", delivered=delivered)
-    with working(hf.Worker(behind, poll_s=0.02)) as worker:
+    with working(perdure.Worker(behind, poll_s=0.02)) as worker:
         until(lambda: run.status == "waiting")
         until(lambda: not worker._active)
         direct.answer("a", "yes")
@@ -337,14 +339,14 @@ def test_a_park_whose_answer_is_lost_is_looked_up(
     assert done(tmp_path) == ["before", "yes"]
 
 
-def test_a_lost_lease_is_said_to_the_code_at_its_next_step(url: str, store: hf.Store, tmp_path: Path) -> None:
+def test_a_lost_lease_is_said_to_the_code_at_its_next_step(url: str, store: perdure.Store, tmp_path: Path) -> None:
     """LeaseLost, and every further call says it again."""
     heard: list[BaseException] = []
 
-    @hf.durable
+    @perdure.durable
     def stubborn(folder: str) -> None:
         session: Session = store_sessions(store)[0]
-        with hf.open(url) as thief:
+        with perdure.open(url) as thief:
             thief._context.driver.run(take_over(session))
         for _ in range(2):
             try:
@@ -352,17 +354,17 @@ def test_a_lost_lease_is_said_to_the_code_at_its_next_step(url: str, store: hf.S
             except BaseException as error:
                 heard.append(error)
 
-    @hf.step
+    @perdure.step
     def mark_step() -> None: ...
 
     store.start(stubborn, str(tmp_path), id="a")
-    worker = hf.Worker(store, [stubborn])
+    worker = perdure.Worker(store, [stubborn])
     worker.run(until_idle=True)
-    assert [type(error) for error in heard] == [hf.LeaseLost, hf.LeaseLost]
+    assert [type(error) for error in heard] == [perdure.LeaseLost, perdure.LeaseLost]
     assert worker.counts == {"lost": 1}
 
 
-def store_sessions(store: hf.Store) -> list[Session]:
+def store_sessions(store: perdure.Store) -> list[Session]:
     return list(runtime_of(store._context)._sessions)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from lab import Lab
 
-import holdfast as hf
+import perdure
 
 ran: list[str] = []
 
 
-@hf.effect(name="await.book")
+@perdure.effect(name="await.book")
 async def book(flight: str) -> str:
     ran.append(flight)
     return f"booked {flight}"
@@ -26,8 +26,8 @@ async def helper() -> int:
 
 def stuck(lab: Lab, agent: Any, name: str) -> str:
     ran.clear()
-    run = lab.run(hf.durable(name=f"await.{name}")(agent), id=name)
-    with pytest.raises(hf.RunStuck) as caught:
+    run = lab.run(perdure.durable(name=f"await.{name}")(agent), id=name)
+    with pytest.raises(perdure.RunStuck) as caught:
         run.result()
     assert ran == []
     return str(caught.value)
@@ -57,16 +57,18 @@ def test_another_coroutine_as_a_result(sync_lab: Lab) -> None:
 
 
 def test_an_async_effect_in_a_blocking_run(sync_lab: Lab) -> None:
-    @hf.durable(name="await.blocking")
+    @perdure.durable(name="await.blocking")
     def agent() -> None:
         book("LIS")  # type: ignore[unused-coroutine]
 
-    with pytest.raises((hf.RunFailed, hf.RunStuck), match=r"effect 'await\.book' is async, and was called in run 'b'"):
+    with pytest.raises(
+        (perdure.RunFailed, perdure.RunStuck), match=r"effect 'await\.book' is async, and was called in run 'b'"
+    ):
         sync_lab.run(agent, id="b").result()
 
 
 def test_calls_that_are_awaited_later_or_cancelled_are_none(sync_lab: Lab) -> None:
-    @hf.durable(name="await.later")
+    @perdure.durable(name="await.later")
     async def agent() -> list[str]:
         asyncio.create_task(book("never")).cancel()
         calls = [book("A"), book("B")]

@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-import holdfast as hf
+import perdure
 
 
-@hf.step
+@perdure.step
 def one() -> int:
     return 1
 
 
-@hf.durable
+@perdure.durable
 def agent() -> int:
-    hf.progress(done="begun")
+    perdure.progress(done="begun")
     return one()
 
 
-@hf.durable
+@perdure.durable
 async def async_agent() -> int:
     return one()
 
@@ -34,7 +34,7 @@ async def async_agent() -> int:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_store_that_ran_something_and_was_not_closed_is_collected(tmp_path: Path, is_async: bool) -> None:
-    store = hf.open(str(tmp_path / "agent.db"), durability="normal")
+    store = perdure.open(str(tmp_path / "agent.db"), durability="normal")
     if is_async:
         asyncio.run(arun(store))
     else:
@@ -50,14 +50,14 @@ def test_a_store_that_ran_something_and_was_not_closed_is_collected(tmp_path: Pa
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_store_on_postgresql_that_was_not_closed_is_collected(postgres_url: str) -> None:
-    store = hf.open(postgres_url)
+    store = perdure.open(postgres_url)
     assert store.run(agent, id="a").result() == 1
     driver = weakref.ref(store._context.driver)
     del store
     assert is_collected(driver)
 
 
-async def arun(store: hf.Store) -> None:
+async def arun(store: perdure.Store) -> None:
     run = await store.arun(async_agent, id="a")
     assert await run.aresult() == 1
 

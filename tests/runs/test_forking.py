@@ -8,12 +8,12 @@ import pytest
 from forking_kit import Agents
 from lab import Lab
 
-import holdfast as hf
-from holdfast.runs.journal.blobs import BLOB_MIN_BYTES
-from holdfast.storage.program import Batch, Program, Sql, drive, read
+import perdure
+from perdure.runs.journal.blobs import BLOB_MIN_BYTES
+from perdure.storage.program import Batch, Program, Sql, drive, read
 
 
-def count_rows(lab: Lab, run: hf.Run) -> int:
+def count_rows(lab: Lab, run: perdure.Run) -> int:
     """How many journal rows a run has of its own."""
 
     def program() -> Program[int]:
@@ -121,9 +121,9 @@ def test_a_fork_of_a_fork_survives_that_its_origin_begins_anew(lab: Lab) -> None
         number = await lab(agents.add(round))
         number = await lab(agents.add(number))
         if round == 0 and "go" in lab.ran:
-            hf.continue_as_new(10)
+            perdure.continue_as_new(10)
         if "go" not in lab.ran:
-            await lab(hf.ask("Well?"))
+            await lab(perdure.ask("Well?"))
         return int(number)
 
     run = lab.run(endless, 0)
@@ -180,7 +180,7 @@ def test_a_changed_result_does_not_hide_that_the_code_goes_another_way(lab: Lab)
     agents = Agents(lab)
     run = lab.run(agents.counting, 0)
     fork = lab.store.fork(run, at="3", changes={"1": 7})  # step 2 was called with 1, and is now called with 7
-    with pytest.raises(hf.RunStuck, match="at step 2 it did add"):
+    with pytest.raises(perdure.RunStuck, match="at step 2 it did add"):
         fork.result()
 
 
@@ -195,7 +195,7 @@ def test_an_error_and_an_answer_may_be_changed_too(lab: Lab) -> None:
             found = await lab(fails())
         except ValueError:
             found = "failed"
-        return [found, await lab(hf.ask("Which?", options=["a", "b"])), hf.random()]
+        return [found, await lab(perdure.ask("Which?", options=["a", "b"])), perdure.random()]
 
     run = lab.run(trying, id="trying")
     lab.store.answer("trying", "a")
@@ -211,12 +211,12 @@ def test_an_error_and_an_answer_may_be_changed_too(lab: Lab) -> None:
 def test_changes_that_cannot_be_are_refused(lab: Lab) -> None:
     agents = Agents(lab)
     run = lab.run(agents.counting, 0)
-    with pytest.raises(hf.UsageError, match="does not keep this step"):
+    with pytest.raises(perdure.UsageError, match="does not keep this step"):
         lab.store.fork(run, at="2", changes={"3": 1})
-    with pytest.raises(hf.NotFound, match="no step '9'"):
+    with pytest.raises(perdure.NotFound, match="no step '9'"):
         lab.store.fork(run, at="2", changes={"9": 1})
-    with pytest.raises(hf.Unstorable):
+    with pytest.raises(perdure.Unstorable):
         lab.store.fork(run, at="2", changes={"2": object()})
-    with pytest.raises(hf.UsageError, match="mapping"):
+    with pytest.raises(perdure.UsageError, match="mapping"):
         lab.store.fork(run, changes=[1])  # type: ignore[arg-type]
     assert len(lab.store.runs()) == 1

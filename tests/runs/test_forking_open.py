@@ -9,9 +9,9 @@ import pytest
 from forking_kit import Agents
 from lab import Lab, hooked
 
-import holdfast as hf
-from holdfast.runs.session.points import Point
-from holdfast.storage.program import Batch, Program, Sql, drive
+import perdure
+from perdure.runs.session.points import Point
+from perdure.storage.program import Batch, Program, Sql, drive
 
 
 def keys(lab: Lab) -> list[str]:
@@ -24,7 +24,7 @@ def keys(lab: Lab) -> list[str]:
 def test_whoever_forks_before_effects_must_say_whose_keys_they_bear(lab: Lab) -> None:
     agents = Agents(lab)
     run = lab.run(agents.booking, "LH")
-    with pytest.raises(hf.UsageError, match=r'keys="new".*keys="same"'):
+    with pytest.raises(perdure.UsageError, match=r'keys="new".*keys="same"'):
         lab.store.fork(run, at="1")
     assert len(lab.store.runs()) == 1
     before = keys(lab)
@@ -47,13 +47,13 @@ def test_an_effect_in_a_child_behind_the_point_counts(lab: Lab) -> None:
     @lab.durable(name=f"parent-{id(lab)}")
     async def parent() -> Any:
         await lab(agents.add(1))
-        child = await lab(hf.spawn(agents.booking, "UA"))
+        child = await lab(perdure.spawn(agents.booking, "UA"))
         return await lab(child.result())
 
     run = lab.run(parent)
     assert run.result() == "B-UA2 B-UA3"
     before = keys(lab)
-    with pytest.raises(hf.UsageError, match="keys="):
+    with pytest.raises(perdure.UsageError, match="keys="):
         lab.store.fork(run, at="1")
     assert lab.store.fork(run, at="1", keys="same").result() == "B-UA2 B-UA3"
     assert keys(lab)[2:] == before
@@ -69,7 +69,7 @@ def test_a_fork_undoes_only_its_own_effects(lab: Lab) -> None:
     fork = lab.store.fork(run, at="3", id="fork", keys="new")
     assert fork.result() == "B-LH2 B-LH3"
     fork.rollback()
-    with pytest.raises(hf.RolledBack):
+    with pytest.raises(perdure.RolledBack):
         fork.result()
     assert [one for one in lab.ran if one[0] == "cancel"] == [("cancel", "LH3")]
     assert run.status == "done"
@@ -78,11 +78,11 @@ def test_a_fork_undoes_only_its_own_effects(lab: Lab) -> None:
 def test_a_fork_of_what_was_undone_is_refused_and_one_before_it_is_not(lab: Lab) -> None:
     agents = Agents(lab)
     run = lab.run(agents.booking, "LH", fail=True)
-    with pytest.raises(hf.RunFailed):
+    with pytest.raises(perdure.RunFailed):
         run.result()
-    with pytest.raises(hf.UsageError, match="has undone step 2"):
+    with pytest.raises(perdure.UsageError, match="has undone step 2"):
         lab.store.fork(run, keys="new")
-    with pytest.raises(hf.UsageError, match="belongs to its undoing"):
+    with pytest.raises(perdure.UsageError, match="belongs to its undoing"):
         lab.store.fork(run, at="undo:2", keys="new")
     lab.ran.append("mended")
     assert lab.store.fork(run, at="1", keys="new").result() == "B-LH2 B-LH3"
@@ -102,7 +102,7 @@ def test_an_effect_in_doubt_is_not_shared_unless_the_keys_are(lab: Lab) -> None:
     with hooked(stop), pytest.raises(Stop):
         lab.run(agents.booking, "LH", id="doubtful")
     assert lab.step_at(lab.store.get_run("doubtful"), "2").status == "in doubt"
-    with pytest.raises(hf.UsageError, match="keys="):
+    with pytest.raises(perdure.UsageError, match="keys="):
         lab.store.fork("doubtful")
     [key] = keys(lab)
     new = lab.store.fork("doubtful", keys="new")
@@ -125,7 +125,7 @@ def test_an_effect_in_doubt_is_not_shared_unless_the_keys_are(lab: Lab) -> None:
 def test_an_open_question_is_asked_again_by_the_fork(lab: Lab) -> None:
     @lab.durable(name=f"asking-{id(lab)}")
     async def asking() -> Any:
-        return await lab(hf.ask("Which?", options=["a", "b"]))
+        return await lab(perdure.ask("Which?", options=["a", "b"]))
 
     run = lab.run(asking, id="asking")
     assert run.status == "waiting"
@@ -143,7 +143,7 @@ def test_an_approval_is_for_one_request(lab: Lab) -> None:
     ran: list[str] = []
 
     @lab.effect(name="pay", approve=True, on_doubt="fail")
-    def pay(amount: int, key: hf.Key) -> int:
+    def pay(amount: int, key: perdure.Key) -> int:
         ran.append(str(key))
         return amount
 
@@ -190,18 +190,18 @@ def test_a_run_that_lives_is_forked_while_it_goes_on(lab: Lab) -> None:
     assert [step.path for step in fork.steps()] == ["1", "fork", "2", "3"]
 
 
-def test_a_number_that_is_written_later_is_no_part_of_the_fork(store: hf.Store) -> None:
+def test_a_number_that_is_written_later_is_no_part_of_the_fork(store: perdure.Store) -> None:
     """Two branches commit in another order than they took their numbers in."""
     import asyncio
 
     lab = Lab(store, "async")
     held, release = asyncio.Event(), asyncio.Event()
 
-    @hf.step(name="parallel")
+    @perdure.step(name="parallel")
     async def parallel(number: int) -> int:
         return number
 
-    @hf.durable(name=f"branches-{id(lab)}")
+    @perdure.durable(name=f"branches-{id(lab)}")
     async def branches() -> list[int]:
         return list(await asyncio.gather(parallel(1), parallel(2)))
 
@@ -245,24 +245,24 @@ def test_the_same_fork_under_the_same_id_is_one_and_another_is_refused(lab: Lab)
     assert lab.store.fork(run, at="2", id="fork", changes={"2": 5}).id == fork.id
     assert fork.result() == 7
     assert lab.store.fork(run, at="2", id="fork", changes={"2": 5}).result() == 7
-    with pytest.raises(hf.RunMismatch, match="not this fork"):
+    with pytest.raises(perdure.RunMismatch, match="not this fork"):
         lab.store.fork(run, at="3", id="fork")
-    with pytest.raises(hf.RunMismatch, match="not this fork"):
+    with pytest.raises(perdure.RunMismatch, match="not this fork"):
         lab.store.fork(run, at="3", id="source")
 
 
 def test_bad_use_is_named(lab: Lab) -> None:
     agents = Agents(lab)
     run = lab.run(agents.counting, 0)
-    with pytest.raises(hf.NotFound, match="no run 'nobody'"):
+    with pytest.raises(perdure.NotFound, match="no run 'nobody'"):
         lab.store.fork("nobody")
-    with pytest.raises(hf.NotFound, match="no step '17'"):
+    with pytest.raises(perdure.NotFound, match="no step '17'"):
         lab.store.fork(run, at="17")
-    with pytest.raises(hf.NotFound, match="no step number 17"):
+    with pytest.raises(perdure.NotFound, match="no step number 17"):
         lab.store.fork(run, at=17)
-    with pytest.raises(hf.UsageError, match="a step is its path"):
+    with pytest.raises(perdure.UsageError, match="a step is its path"):
         lab.store.fork(run, at=1.5)  # type: ignore[arg-type]
-    with pytest.raises(hf.UsageError, match="new"):
+    with pytest.raises(perdure.UsageError, match="new"):
         lab.store.fork(run, keys="old")  # type: ignore[arg-type]
 
 
@@ -279,10 +279,10 @@ def test_a_tampered_origin_is_noticed(lab: Lab) -> None:
             )(name=lab.store._context.tenant_name)
         )
 
-    from holdfast.storage.program import write
+    from perdure.storage.program import write
 
     drive(lab.store._context.driver, write(program))
-    with pytest.raises(hf.RunStuck, match="does not add up"):
+    with pytest.raises(perdure.RunStuck, match="does not add up"):
         fork.result()
 
 
@@ -294,10 +294,10 @@ def test_a_run_that_began_anew_starts_children_of_its_own(lab: Lab) -> None:
 
     @lab.durable(name=f"rounds-{id(lab)}")
     async def rounds(left: int, before: list[int]) -> list[int]:
-        child = await lab(hf.spawn(kid))
+        child = await lab(perdure.spawn(kid))
         found = [*before, await lab(child.result())]
         if left:
-            hf.continue_as_new(left - 1, found)
+            perdure.continue_as_new(left - 1, found)
         return found
 
     assert lab.run(rounds, 2, []).result() == [1, 2, 3]

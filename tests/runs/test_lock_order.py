@@ -11,32 +11,32 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import holdfast as hf
+import perdure
 
 _BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 
 
-@hf.durable(name="locks.asking")
+@perdure.durable(name="locks.asking")
 def asking() -> str:
-    return str(hf.ask("Which?"))
+    return str(perdure.ask("Which?"))
 
 
-def export(store: hf.Store, folder: Path) -> None:
+def export(store: perdure.Store, folder: Path) -> None:
     store.export_run("trip", folder / "trip.run")
 
 
-def delete_thread(store: hf.Store, folder: Path) -> None:
+def delete_thread(store: perdure.Store, folder: Path) -> None:
     store.delete("chat")
 
 
 @pytest.mark.parametrize("change", [export, delete_thread])
 def test_a_writer_that_waits_for_a_run_holds_none_of_its_questions(
-    change: Callable[[hf.Store, Path], None], postgres_url: str, tmp_path: Path
+    change: Callable[[perdure.Store, Path], None], postgres_url: str, tmp_path: Path
 ) -> None:
-    with hf.open(postgres_url) as store:
+    with perdure.open(postgres_url) as store:
         store.run(asking, id="trip")
         store.thread("chat").save({"n": 1})
-        with psycopg.connect(postgres_url, options="-c search_path=holdfast") as answering:
+        with psycopg.connect(postgres_url, options="-c search_path=perdure") as answering:
             if change is delete_thread:  # as the run of a task of the thread's graph
                 answering.execute("UPDATE run SET function = 'langgraph:node', root = (SELECT thread FROM thread)")
                 answering.commit()

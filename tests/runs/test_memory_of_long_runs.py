@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import holdfast as hf
+import perdure
 
 STEPS, SIZE = 60, 1_000_000
 ALLOWED_BYTES = 25_000_000
@@ -19,19 +19,19 @@ class Crash(BaseException):
     """Ends the process's work on a run the way Ctrl-C does: the run is queued and can be resumed."""
 
 
-@hf.step
+@perdure.step
 def page(number: int) -> bytes:
     return number.to_bytes(4, "big") + os.urandom(SIZE - 4)
 
 
-@hf.step
+@perdure.step
 def crash_once() -> None:
     if crash:
         crash.clear()
         raise Crash
 
 
-@hf.durable
+@perdure.durable
 def reading() -> int:
     total = sum(int.from_bytes(page(number)[:4], "big") for number in range(STEPS))
     crash_once()
@@ -39,7 +39,7 @@ def reading() -> int:
 
 
 def test_a_run_with_large_results_stays_small_also_when_it_is_resumed(tmp_path: Path) -> None:
-    with hf.open(str(tmp_path / "agent.db"), durability="normal") as store:
+    with perdure.open(str(tmp_path / "agent.db"), durability="normal") as store:
         crash.append(True)
         tracemalloc.start()
         try:

@@ -16,24 +16,24 @@ from databases import new_database
 from lab import PLACES, Lab
 from moving_kit import Stop, agent_of
 
-import holdfast as hf
-from holdfast.runs.moving import packages
-from holdfast.testing.processes import Nursery
-from holdfast.values.compress import zstd
+import perdure
+from perdure.runs.moving import packages
+from perdure.testing.processes import Nursery
+from perdure.values.compress import zstd
 
 # --- one place
 
 
-def test_a_file_is_imported_once(lab: Lab, target: hf.Store, tmp_path: Path) -> None:
+def test_a_file_is_imported_once(lab: Lab, target: perdure.Store, tmp_path: Path) -> None:
     agent = agent_of(lab)
     lab.run(agent, "NYC", id="trip")
     path = lab.store.export_run("trip", tmp_path / "trip.run")
     target.import_run(path)
-    with pytest.raises(hf.UsageError, match="there is a run 'trip' in this store already"):
+    with pytest.raises(perdure.UsageError, match="there is a run 'trip' in this store already"):
         target.import_run(path)
-    with pytest.raises(hf.UsageError, match="imported already, into another store or tenant"):
+    with pytest.raises(perdure.UsageError, match="imported already, into another store or tenant"):
         lab.store.import_run(path)
-    with pytest.raises(hf.UsageError, match="imported already"):
+    with pytest.raises(perdure.UsageError, match="imported already"):
         target.tenant("somebody else").import_run(path)
     assert lab.store.get_run("trip").status == "exported"
 
@@ -45,7 +45,7 @@ def test_a_run_is_exported_once(lab: Lab, tmp_path: Path) -> None:
     content = path.read_bytes()
     assert lab.store.export_run("trip", path) == path  # the same call again: it is done
     assert path.read_bytes() == content
-    with pytest.raises(hf.UsageError, match=r"was exported already, to .*trip\.run"):
+    with pytest.raises(perdure.UsageError, match=r"was exported already, to .*trip\.run"):
         lab.store.export_run("trip", tmp_path / "other.run")
     assert os.listdir(tmp_path) == ["trip.run"]
 
@@ -59,18 +59,20 @@ def test_an_export_can_be_taken_back_where_it_came_from(lab: Lab, tmp_path: Path
     assert back.result()[1] == "B-NYC1"
 
 
-def test_an_id_that_is_taken_is_refused_and_the_file_stays_good(lab: Lab, target: hf.Store, tmp_path: Path) -> None:
+def test_an_id_that_is_taken_is_refused_and_the_file_stays_good(
+    lab: Lab, target: perdure.Store, tmp_path: Path
+) -> None:
     agent = agent_of(lab)
     lab.run(agent, "NYC", id="trip")
     target.start(agent, "LON", id="trip")
     path = lab.store.export_run("trip", tmp_path / "trip.run")
-    with pytest.raises(hf.UsageError, match="there is a run 'trip' in this store already"):
+    with pytest.raises(perdure.UsageError, match="there is a run 'trip' in this store already"):
         target.import_run(path)
     assert os.listdir(tmp_path) == ["trip.run"]
     assert target.tenant(f"elsewhere-{id(lab)}").import_run(path).status == "waiting"
 
 
-def test_a_finished_run_may_be_kept_and_an_unfinished_one_not(lab: Lab, target: hf.Store, tmp_path: Path) -> None:
+def test_a_finished_run_may_be_kept_and_an_unfinished_one_not(lab: Lab, target: perdure.Store, tmp_path: Path) -> None:
     @lab.durable(name=f"done-{id(lab)}")
     async def done() -> int:
         return 5
@@ -81,7 +83,7 @@ def test_a_finished_run_may_be_kept_and_an_unfinished_one_not(lab: Lab, target: 
     assert target.import_run(path).result() == 5
     assert target.tenant(f"another-{id(lab)}").import_run(path).result() == 5
     lab.run(agent_of(lab), "NYC", id="trip")
-    with pytest.raises(hf.UsageError, match="keep=True"):
+    with pytest.raises(perdure.UsageError, match="keep=True"):
         lab.store.export_run("trip", tmp_path / "trip.run", keep=True)
     assert lab.store.get_run("trip").status == "waiting"
 
@@ -90,16 +92,16 @@ def test_existing_files_are_not_overwritten(lab: Lab, tmp_path: Path) -> None:
     lab.run(agent_of(lab), "NYC", id="trip")
     path = tmp_path / "trip.run"
     path.write_text("precious")
-    with pytest.raises(hf.UsageError, match="exists already"):
+    with pytest.raises(perdure.UsageError, match="exists already"):
         lab.store.export_run("trip", path)
-    with pytest.raises(hf.UsageError, match="cannot be written"):
+    with pytest.raises(perdure.UsageError, match="cannot be written"):
         lab.store.export_run("trip", tmp_path / "no" / "folder.run")
     assert path.read_text() == "precious"
     assert lab.store.get_run("trip").status == "waiting"
 
 
 def test_what_comes_in_between_is_not_lost(
-    lab: Lab, target: hf.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, target: perdure.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer that arrives between the reading and the fencing goes along."""
     agent = agent_of(lab)
@@ -111,13 +113,13 @@ def test_what_comes_in_between_is_not_lost(
             lab.store.answer("trip", "NYC1")
         return before(package, path)
 
-    monkeypatch.setattr("holdfast.runs.moving.exporting.write_pending", write)
+    monkeypatch.setattr("perdure.runs.moving.exporting.write_pending", write)
     moved = target.import_run(lab.store.export_run("trip", tmp_path / "trip.run"))
     target.send("trip", 2, topic="news")
     assert moved.result()[1] == "B-NYC1"
 
 
-async def test_export_and_import_are_awaited_too(store: hf.Store, other: hf.Store, tmp_path: Path) -> None:
+async def test_export_and_import_are_awaited_too(store: perdure.Store, other: perdure.Store, tmp_path: Path) -> None:
     lab = Lab(store, "async")
     target = other.tenant(lab.store._context.tenant_name)
     run = await lab.store.arun(agent_of(lab), "NYC", id="trip")
@@ -132,9 +134,9 @@ async def test_export_and_import_are_awaited_too(store: hf.Store, other: hf.Stor
 
 @pytest.mark.parametrize("point", ["before the mark", "after the mark", "in the middle of publishing"])
 def test_a_kill_in_the_middle_is_safe(
-    lab: Lab, target: hf.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+    lab: Lab, target: perdure.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    from holdfast.runs.moving.exporting import Export
+    from perdure.runs.moving.exporting import Export
 
     agent = agent_of(lab)
     lab.run(agent, "NYC", id="trip")
@@ -157,11 +159,11 @@ def test_a_kill_in_the_middle_is_safe(
     run = lab.store.get_run("trip")
     if point == "before the mark":
         assert run.status == "waiting"
-        with pytest.raises(hf.UsageError, match="not finished"):
+        with pytest.raises(perdure.UsageError, match="not finished"):
             target.import_run(part)
     else:
         assert run.status == "exported"
-        with pytest.raises(hf.UsageError, match="call export_run again with that path"):
+        with pytest.raises(perdure.UsageError, match="call export_run again with that path"):
             lab.store.export_run("trip", tmp_path / "other.run")
     moved = target.import_run(lab.store.export_run("trip", path))
     target.answer("trip", "NYC1")
@@ -178,7 +180,7 @@ def test_sigkill_at_any_step_leaves_the_run_in_one_place(
     if place == "postgres":
         server = request.getfixturevalue("postgres_server")
         urls = [server.url(new_database(server)) for _ in range(2)]
-    with hf.open(urls[0]) as store:
+    with perdure.open(urls[0]) as store:
         lab = Lab(store, "sync")
         agent = agent_of(lab)
         lab.run(agent, "NYC", id="trip")
@@ -188,7 +190,7 @@ def test_sigkill_at_any_step_leaves_the_run_in_one_place(
     with Nursery("mover:move") as nursery:
         for die_at in ("write before", "write after", "mark before", "mark after", "publish before", "publish after"):
             list(nursery.start(urls[0], name, "export", str(path), die_at).lines())
-            with hf.open(urls[0]) as store:
+            with perdure.open(urls[0]) as store:
                 marked = store.tenant(name).get_run("trip").status == "exported"
             assert marked == (die_at in ("mark after", "publish before", "publish after"))
             ready = path.exists()
@@ -196,12 +198,12 @@ def test_sigkill_at_any_step_leaves_the_run_in_one_place(
         assert ready
         for die_at in ("claim before", "claim after", "write before", "write after"):
             list(nursery.start(urls[1], name, "import", str(path), die_at).lines())
-            with hf.open(urls[1]) as store:
+            with perdure.open(urls[1]) as store:
                 assert bool(store.tenant(name).runs()) == (die_at == "write after")
             if die_at == "claim after":  # another store is not let in between
-                with hf.open(urls[0]) as store, pytest.raises(hf.UsageError, match="imported already"):
+                with perdure.open(urls[0]) as store, pytest.raises(perdure.UsageError, match="imported already"):
                     store.tenant(name).import_run(path)
-    with hf.open(urls[1]) as store:
+    with perdure.open(urls[1]) as store:
         there = store.tenant(name)
         there.answer("trip", "NYC1")
         there.send("trip", 2, topic="news")
@@ -214,7 +216,7 @@ def test_sigkill_at_any_step_leaves_the_run_in_one_place(
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("good")
-    with hf.open(str(folder / "good.db")) as store:
+    with perdure.open(str(folder / "good.db")) as store:
         lab = Lab(store, "sync")
         lab.run(agent_of(lab), "NYC", id="trip")
         return lab.store.export_run("trip", folder / "trip.run").read_bytes()
@@ -230,21 +232,23 @@ def repacked(good: bytes, change: Any) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hf.Store]:
-    with hf.open(str(tmp_path_factory.mktemp("bench") / "bench.db")) as store:
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[perdure.Store]:
+    with perdure.open(str(tmp_path_factory.mktemp("bench") / "bench.db")) as store:
         yield store
 
 
-def refuses(store: hf.Store, path: Path, content: bytes, match: str) -> None:
+def refuses(store: perdure.Store, path: Path, content: bytes, match: str) -> None:
     path.write_bytes(content)
-    with pytest.raises(hf.UsageError, match=match):
+    with pytest.raises(perdure.UsageError, match=match):
         store.import_run(path)
     assert store.runs() == []
     assert store.threads() == []
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_a_file_that_is_cut_short_or_changed_anywhere_is_refused(good: bytes, bench: hf.Store, tmp_path: Path) -> None:
+def test_a_file_that_is_cut_short_or_changed_anywhere_is_refused(
+    good: bytes, bench: perdure.Store, tmp_path: Path
+) -> None:
     path = tmp_path / "bad.run"
     for length in (0, 1, 10, packages._HEAD, packages._HEAD + 16, packages._HEAD + 32, len(good) // 2, len(good) - 1):
         refuses(bench, path, good[:length], "cannot be imported")
@@ -297,12 +301,14 @@ def _set(name: str, value: Any) -> Any:
         lambda package: package.clear(),
     ],
 )
-def test_a_file_that_says_what_cannot_be_is_refused(good: bytes, bench: hf.Store, tmp_path: Path, change: Any) -> None:
+def test_a_file_that_says_what_cannot_be_is_refused(
+    good: bytes, bench: perdure.Store, tmp_path: Path, change: Any
+) -> None:
     refuses(bench, tmp_path / "bad.run", repacked(good, change), "cannot be imported")
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked(
-    good: bytes, bench: hf.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    good: bytes, bench: perdure.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packages, "BYTES_MAX", 1 << 20)
     packed = zstd.compress(bytes(1 << 24))
@@ -313,13 +319,13 @@ def test_a_bomb_is_refused_before_it_is_unpacked(
 def test_what_is_too_large_is_not_exported(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.run(agent_of(lab), "NYC", id="trip")
     monkeypatch.setattr(packages, "BYTES_MAX", 1 << 12)
-    with pytest.raises(hf.UsageError, match="holds"):
+    with pytest.raises(perdure.UsageError, match="holds"):
         lab.store.export_run("trip", tmp_path / "trip.run")
     assert lab.store.get_run("trip").status == "waiting"
     assert os.listdir(tmp_path) == []
 
 
-def test_hostile_values_are_texts_that_nobody_runs(good: bytes, bench: hf.Store, tmp_path: Path) -> None:
+def test_hostile_values_are_texts_that_nobody_runs(good: bytes, bench: perdure.Store, tmp_path: Path) -> None:
     """A pickle in place of the arguments is no JSON text: the run is stuck, and nothing was executed."""
     import pickle
 
@@ -333,20 +339,20 @@ def test_hostile_values_are_texts_that_nobody_runs(good: bytes, bench: hf.Store,
     run = store.import_run(path)
     run.cancel()
     assert not (tmp_path / "owned").exists()
-    with pytest.raises(hf.HoldfastError):
+    with pytest.raises(perdure.PerdureError):
         store.replay(run, lambda place: None)
     assert not (tmp_path / "owned").exists()
 
 
 def test_an_unknown_run_and_a_missing_file_are_named(lab: Lab, tmp_path: Path) -> None:
-    with pytest.raises(hf.NotFound):
+    with pytest.raises(perdure.NotFound):
         lab.store.export_run("nobody", tmp_path / "x.run")
-    with pytest.raises(hf.UsageError, match="No such file"):
+    with pytest.raises(perdure.UsageError, match="No such file"):
         lab.store.import_run(tmp_path / "x.run")
     assert asyncio.run(_aimports(lab.store, tmp_path / "x.run"))
 
 
-async def _aimports(store: hf.Store, path: Path) -> bool:
-    with pytest.raises(hf.UsageError):
+async def _aimports(store: perdure.Store, path: Path) -> bool:
+    with pytest.raises(perdure.UsageError):
         await store.aimport_run(path)
     return True

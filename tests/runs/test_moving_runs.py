@@ -11,9 +11,9 @@ import pytest
 from lab import Lab, hooked
 from moving_kit import Stop, agent_of
 
-import holdfast as hf
-from holdfast.runs.journal.blobs import BLOB_MIN_BYTES
-from holdfast.runs.session.points import Point
+import perdure
+from perdure.runs.journal.blobs import BLOB_MIN_BYTES
+from perdure.runs.session.points import Point
 
 
 def result_of(place: str, message: Any) -> list[Any]:
@@ -24,7 +24,7 @@ def result_of(place: str, message: Any) -> list[Any]:
 # --- the whole of it
 
 
-def test_a_parked_run_goes_on_in_another_store(lab: Lab, target: hf.Store, tmp_path: Path) -> None:
+def test_a_parked_run_goes_on_in_another_store(lab: Lab, target: perdure.Store, tmp_path: Path) -> None:
     agent = agent_of(lab)
     run = lab.run(agent, "NYC", id="trip")
     lab.store.send("trip", "sunny", topic="news")
@@ -55,11 +55,11 @@ def test_the_source_is_fenced(lab: Lab, tmp_path: Path) -> None:
     run = lab.run(agent, "NYC", id="trip")
     lab.store.export_run(run, tmp_path / "trip.run")
     assert lab.store.asks() == []
-    with pytest.raises(hf.RunCancelled, match="exported"):
+    with pytest.raises(perdure.RunCancelled, match="exported"):
         lab.run(agent, "NYC", id="trip").result()
-    with pytest.raises(hf.AnswerRefused):
+    with pytest.raises(perdure.AnswerRefused):
         lab.store.answer("trip", "NYC2", step="5")
-    with pytest.raises(hf.NotFound, match="exported"):
+    with pytest.raises(perdure.NotFound, match="exported"):
         lab.store.send("trip", 1)
     assert (run.cancel(), run.pause(), run.resume()) == ("exported", "exported", "exported")
     assert len(lab.ran) == 3
@@ -69,15 +69,15 @@ def test_a_run_that_somebody_runs_is_not_exported(lab: Lab, tmp_path: Path) -> N
     agent = agent_of(lab)
     lab.run(agent, "NYC", id="trip")
     lab.store._run(_claim(lab.store, "trip"))
-    with pytest.raises(hf.UsageError, match="is running"):
+    with pytest.raises(perdure.UsageError, match="is running"):
         lab.store.export_run("trip", tmp_path / "trip.run")
     assert os.listdir(tmp_path) == []
 
 
-def _claim(store: hf.Store, run_id: str) -> Any:
-    from holdfast.runs.engine import flows
-    from holdfast.runs.journal import rows
-    from holdfast.storage.program import write
+def _claim(store: perdure.Store, run_id: str) -> Any:
+    from perdure.runs.engine import flows
+    from perdure.runs.journal import rows
+    from perdure.storage.program import write
 
     def flow() -> Any:
         tenant, row = yield from flows.locate(store._context, run_id)
@@ -91,7 +91,9 @@ def _claim(store: hf.Store, run_id: str) -> Any:
 
 
 @pytest.mark.parametrize("status", ["queued", "paused", "stuck", "done", "failed", "waiting"])
-def test_a_run_of_any_status_that_is_not_running_moves(lab: Lab, target: hf.Store, tmp_path: Path, status: str) -> None:
+def test_a_run_of_any_status_that_is_not_running_moves(
+    lab: Lab, target: perdure.Store, tmp_path: Path, status: str
+) -> None:
     mended: list[bool] = []
 
     @lab.step(name="plain")
@@ -106,7 +108,7 @@ def test_a_run_of_any_status_that_is_not_running_moves(lab: Lab, target: hf.Stor
         if status == "failed":
             raise LookupError("no")
         if status == "waiting":
-            value += await lab(hf.receive())
+            value += await lab(perdure.receive())
         return value
 
     run = lab.store.start(agent, id="any") if status in ("queued", "paused") else lab.run(agent, id="any")
@@ -125,13 +127,13 @@ def test_a_run_of_any_status_that_is_not_running_moves(lab: Lab, target: hf.Stor
     if status == "waiting":
         target.send("any", 3)
     if status == "failed":
-        with pytest.raises(hf.RunFailed, match="LookupError: no"):
+        with pytest.raises(perdure.RunFailed, match="LookupError: no"):
             moved.result()
     else:
         assert moved.result() == (10 if status == "waiting" else 7)
 
 
-def test_keys_stay_the_same_and_a_doubt_stays_a_doubt(lab: Lab, target: hf.Store, tmp_path: Path) -> None:
+def test_keys_stay_the_same_and_a_doubt_stays_a_doubt(lab: Lab, target: perdure.Store, tmp_path: Path) -> None:
     agent = agent_of(lab)
 
     def stop(point: Point) -> None:
@@ -148,7 +150,7 @@ def test_keys_stay_the_same_and_a_doubt_stays_a_doubt(lab: Lab, target: hf.Store
     assert (doubt.kind, doubt.key) == ("doubt", key)
 
 
-def test_a_child_goes_along_and_is_not_exported_alone(lab: Lab, target: hf.Store, tmp_path: Path) -> None:
+def test_a_child_goes_along_and_is_not_exported_alone(lab: Lab, target: perdure.Store, tmp_path: Path) -> None:
     @lab.effect(name="reserve", undo=lambda name: lab.ran.append(f"undo {name}"))
     def reserve(name: str) -> str:
         lab.ran.append(name)
@@ -156,22 +158,22 @@ def test_a_child_goes_along_and_is_not_exported_alone(lab: Lab, target: hf.Store
 
     @lab.durable(name=f"grandchild-{id(lab)}")
     async def grandchild() -> str:
-        return str(await lab(hf.receive()))
+        return str(await lab(perdure.receive()))
 
     @lab.durable(name=f"child-{id(lab)}")
     async def child(name: str) -> str:
         await lab(reserve(name))
-        below = await lab(hf.spawn(grandchild))
+        below = await lab(perdure.spawn(grandchild))
         return f"{name}{await lab(below.result())}"
 
     @lab.durable(name=f"parent-{id(lab)}")
     async def parent() -> str:
-        first = await lab(hf.spawn(child, "a"))
+        first = await lab(perdure.spawn(child, "a"))
         return str(await lab(first.result()))
 
     run = lab.run(parent, id="family")
     assert run.status == "waiting"
-    with pytest.raises(hf.UsageError, match="started by another run"):
+    with pytest.raises(perdure.UsageError, match="started by another run"):
         lab.store.export_run("family/1", tmp_path / "child.run")
     path = lab.store.export_run(run, tmp_path / "family.run")
     assert {info.status for info in lab.store.runs()} == {"exported"}
@@ -180,12 +182,14 @@ def test_a_child_goes_along_and_is_not_exported_alone(lab: Lab, target: hf.Store
     target.send("family/1/2", "!")
     assert moved.result() == "a!"
     moved.rollback()
-    with pytest.raises(hf.RolledBack):
+    with pytest.raises(perdure.RolledBack):
         moved.result()
     assert lab.ran == ["a", "undo a"]
 
 
-def test_a_fork_takes_what_it_shares_along_and_undoes_only_its_own(lab: Lab, target: hf.Store, tmp_path: Path) -> None:
+def test_a_fork_takes_what_it_shares_along_and_undoes_only_its_own(
+    lab: Lab, target: perdure.Store, tmp_path: Path
+) -> None:
     @lab.effect(name="reserve", undo=lambda name: lab.ran.append(f"undo {name}"))
     def reserve(name: str) -> str:
         lab.ran.append(name)
@@ -194,9 +198,9 @@ def test_a_fork_takes_what_it_shares_along_and_undoes_only_its_own(lab: Lab, tar
     @lab.durable(name=f"forked-{id(lab)}")
     async def forked() -> list[Any]:
         first = await lab(reserve("first"))
-        chosen = await lab(hf.ask("Which?"))
+        chosen = await lab(perdure.ask("Which?"))
         second = await lab(reserve("second"))
-        return [first, chosen, second, await lab(hf.receive())]
+        return [first, chosen, second, await lab(perdure.receive())]
 
     lab.run(forked, id="source")
     lab.store.answer("source", "a")
@@ -210,13 +214,13 @@ def test_a_fork_takes_what_it_shares_along_and_undoes_only_its_own(lab: Lab, tar
     assert moved.result() == ["first", "b", "second", "x"]
     assert target.replay(moved).result == moved.result()
     moved.rollback()
-    with pytest.raises(hf.RolledBack):
+    with pytest.raises(perdure.RolledBack):
         moved.result()
     assert [one for one in lab.ran if one.startswith("undo")] == ["undo second"]
     assert lab.store.get_run("source").status == "waiting"
 
 
-def test_an_imported_fork_can_be_forked_and_moved_on(lab: Lab, target: hf.Store, tmp_path: Path) -> None:
+def test_an_imported_fork_can_be_forked_and_moved_on(lab: Lab, target: perdure.Store, tmp_path: Path) -> None:
     agent = agent_of(lab)
     lab.run(agent, "NYC", id="trip")
     fork = lab.store.fork("trip", at="1", id="fork", changes={"1": ["X1", "X2"]}, keys="new")
@@ -235,7 +239,7 @@ def test_an_imported_fork_can_be_forked_and_moved_on(lab: Lab, target: hf.Store,
     assert back.state_at("1") == {"plan": ["NYC"]}
 
 
-def test_a_run_comes_back_to_the_store_that_it_left(lab: Lab, target: hf.Store, tmp_path: Path) -> None:
+def test_a_run_comes_back_to_the_store_that_it_left(lab: Lab, target: perdure.Store, tmp_path: Path) -> None:
     agent = agent_of(lab)
     lab.run(agent, "NYC", id="trip")
     lab.store.fork("trip", id="fork", keys="new")

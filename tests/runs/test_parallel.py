@@ -10,7 +10,7 @@ import pytest
 from lab import Interrupt, Lab, Once
 from parallel_kit import Order, again, branch, ordered, paths
 
-import holdfast as hf
+import perdure
 
 # --- gather
 
@@ -28,7 +28,7 @@ def test_gather_gives_the_results_in_order_and_records_each_step_once(lab: Lab) 
 
     @lab.durable
     async def agent() -> Any:
-        found = await lab(hf.gather(*(branch(lab, twice, number) for number in (1, 2, 3))))
+        found = await lab(perdure.gather(*(branch(lab, twice, number) for number in (1, 2, 3))))
         once.interrupt()
         return [found, await lab(double(100))]
 
@@ -39,14 +39,14 @@ def test_gather_gives_the_results_in_order_and_records_each_step_once(lab: Lab) 
 
 
 def test_gather_of_nothing_is_nothing(lab: Lab) -> None:
-    @hf.durable
+    @perdure.durable
     def agent() -> Any:
-        return [hf.gather(), hf.map(str, []), list(hf.as_completed())]
+        return [perdure.gather(), perdure.map(str, []), list(perdure.as_completed())]
 
-    @hf.durable
+    @perdure.durable
     async def aagent() -> Any:
-        nothing: Any = hf.as_completed()
-        results: Any = hf.gather(), hf.map(str, [])
+        nothing: Any = perdure.as_completed()
+        results: Any = perdure.gather(), perdure.map(str, [])
         return [await results[0], await results[1], [result async for result in nothing]]
 
     assert lab.run(aagent if lab.is_async else agent, id="r").result() == [[], [], []]
@@ -61,7 +61,7 @@ def test_numbers_do_not_depend_on_who_runs_first(lab: Lab) -> None:
 
     @lab.durable
     async def agent() -> Any:
-        found = await lab(hf.gather(*(branch(lab, go, name) for name in "abc")))
+        found = await lab(perdure.gather(*(branch(lab, go, name) for name in "abc")))
         once.interrupt()
         return found
 
@@ -85,7 +85,7 @@ def test_all_branches_come_to_their_end_before_the_first_error_by_position_is_ra
     @lab.durable
     async def agent() -> Any:
         try:
-            await lab(hf.gather(*(branch(lab, go, name) for name in "abc")))
+            await lab(perdure.gather(*(branch(lab, go, name) for name in "abc")))
         except LookupError as error:
             once.interrupt()
             return [str(error), len(lab.ran)]
@@ -104,7 +104,7 @@ def test_an_error_keeps_the_traceback_of_its_branch(lab: Lab) -> None:
     @lab.durable
     async def agent() -> None:
         try:
-            await lab(hf.gather(branch(lab, fails_deep_inside)))
+            await lab(perdure.gather(branch(lab, fails_deep_inside)))
         except ValueError as error:
             found.append("".join(traceback.format_exception(error)))
 
@@ -124,11 +124,11 @@ def test_gather_in_gather(lab: Lab) -> None:
         return await lab(note(text))
 
     async def outer(text: str) -> Any:
-        return await lab(hf.gather(branch(lab, inner, text + "1"), branch(lab, inner, text + "2")))
+        return await lab(perdure.gather(branch(lab, inner, text + "1"), branch(lab, inner, text + "2")))
 
     @lab.durable
     async def agent() -> Any:
-        found = await lab(hf.gather(branch(lab, outer, "a"), branch(lab, outer, "b")))
+        found = await lab(perdure.gather(branch(lab, outer, "a"), branch(lab, outer, "b")))
         once.interrupt()
         return found
 
@@ -151,7 +151,7 @@ def test_branches_have_the_callers_context_variables(lab: Lab) -> None:
     @lab.durable
     async def agent() -> Any:
         who.set("ann")
-        return [*await lab(hf.gather(branch(lab, go), branch(lab, go))), who.get()]
+        return [*await lab(perdure.gather(branch(lab, go), branch(lab, go))), who.get()]
 
     assert lab.run(agent, id="r").result() == ["ann", "ann", "ann"]
 
@@ -166,14 +166,14 @@ def test_a_branch_that_asks_lets_the_others_finish_and_then_the_run_parks(lab: L
         return number
 
     async def asks() -> Any:
-        return await lab(hf.ask("Which?"))
+        return await lab(perdure.ask("Which?"))
 
     async def works() -> Any:
         return [await lab(work(number)) for number in (1, 2, 3)]
 
     @lab.durable
     async def agent() -> Any:
-        return await lab(hf.gather(branch(lab, asks), branch(lab, works)))
+        return await lab(perdure.gather(branch(lab, asks), branch(lab, works)))
 
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
@@ -185,14 +185,14 @@ def test_a_branch_that_asks_lets_the_others_finish_and_then_the_run_parks(lab: L
 
 def test_when_all_branches_wait_the_run_waits_for_whatever_comes_first(lab: Lab) -> None:
     async def asks() -> Any:
-        return await lab(hf.ask("Which?"))
+        return await lab(perdure.ask("Which?"))
 
     async def sleeps() -> Any:
-        await lab(hf.sleep(3600))
+        await lab(perdure.sleep(3600))
 
     @lab.durable
     async def agent() -> Any:
-        return await lab(hf.gather(branch(lab, asks), branch(lab, sleeps)))
+        return await lab(perdure.gather(branch(lab, asks), branch(lab, sleeps)))
 
     run = lab.run(agent, id="r")
     info = run.info()
@@ -208,19 +208,19 @@ def test_when_all_branches_wait_the_run_waits_for_whatever_comes_first(lab: Lab)
 
 def test_a_wait_comes_before_an_error_which_is_raised_when_all_have_ended(lab: Lab) -> None:
     async def asks() -> Any:
-        return await lab(hf.ask("Which?"))
+        return await lab(perdure.ask("Which?"))
 
     async def fails() -> None:
         raise LookupError("no")
 
     @lab.durable
     async def agent() -> Any:
-        return await lab(hf.gather(branch(lab, fails), branch(lab, asks)))
+        return await lab(perdure.gather(branch(lab, fails), branch(lab, asks)))
 
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
     lab.store.answer("r", 1)
-    with pytest.raises(hf.RunFailed, match="no"):
+    with pytest.raises(perdure.RunFailed, match="no"):
         run.result()
 
 
@@ -231,14 +231,14 @@ def test_a_branch_that_catches_everything_parks_all_the_same(lab: Lab) -> None:
 
     async def asks() -> Any:
         try:
-            return await lab(hf.ask("Which?"))
+            return await lab(perdure.ask("Which?"))
         except BaseException:
             return "never mind"
 
     @lab.durable
     async def agent() -> Any:
         try:
-            found = await lab(hf.gather(branch(lab, asks)))
+            found = await lab(perdure.gather(branch(lab, asks)))
         except BaseException:
             found = ["never mind"]
         await lab(work())
@@ -263,12 +263,12 @@ def test_a_rollback_in_one_branch_ends_the_others_and_undoes_what_they_did(lab: 
         await lab(book("flight"))
 
     async def regrets() -> None:
-        hf.rollback("no")
+        perdure.rollback("no")
 
     @lab.durable
     async def agent() -> None:
-        await lab(hf.gather(branch(lab, books)))
-        await lab(hf.gather(branch(lab, regrets), branch(lab, books)))
+        await lab(perdure.gather(branch(lab, books)))
+        await lab(perdure.gather(branch(lab, regrets), branch(lab, books)))
 
     run = lab.run(agent, id="r")
     assert run.status == "rolled_back"

@@ -11,7 +11,7 @@ import pytest
 from lab import Interrupt, Lab, Once, finished
 from parallel_kit import PATIENCE_S, Order, again, branch, completing, ordered
 
-import holdfast as hf
+import perdure
 
 # --- first
 
@@ -29,7 +29,7 @@ def test_the_first_to_succeed_wins_and_only_its_branch_is_replayed(lab: Lab) -> 
 
     @lab.durable
     async def agent() -> Any:
-        found = await lab(hf.first(branch(lab, fails), branch(lab, go, "a"), branch(lab, go, "b")))
+        found = await lab(perdure.first(branch(lab, fails), branch(lab, go, "a"), branch(lab, go, "b")))
         order.free()
         once.interrupt()
         return found
@@ -54,7 +54,7 @@ def test_if_all_fail_the_error_of_the_first_by_position_is_raised_again_and_agai
     @lab.durable
     async def agent() -> Any:
         try:
-            await lab(hf.first(branch(lab, fails, "a"), branch(lab, fails, "b")))
+            await lab(perdure.first(branch(lab, fails, "a"), branch(lab, fails, "b")))
         except LookupError as error:
             once.interrupt()
             return str(error)
@@ -64,36 +64,36 @@ def test_if_all_fail_the_error_of_the_first_by_position_is_raised_again_and_agai
 
 def test_a_question_against_the_clock(lab: Lab) -> None:
     async def asks() -> Any:
-        return await lab(hf.ask("Which?"))
+        return await lab(perdure.ask("Which?"))
 
     async def gives_up() -> str:
-        await lab(hf.sleep(1.2))
+        await lab(perdure.sleep(1.2))
         return "too late"
 
     @lab.durable
     async def agent() -> Any:
-        return await lab(hf.first(branch(lab, asks), branch(lab, gives_up)))
+        return await lab(perdure.first(branch(lab, asks), branch(lab, gives_up)))
 
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
     assert len(lab.store.asks("r")) == 1
     assert run.result(timeout_s=PATIENCE_S) == "too late"
     assert lab.store.asks("r") == []
-    with pytest.raises(hf.AnswerRefused):
+    with pytest.raises(perdure.AnswerRefused):
         lab.store.answer("r", "me", step="2.1")
 
 
 def test_what_a_loser_waited_for_does_not_wake_the_run_later(lab: Lab) -> None:
     async def sleeps() -> Any:
-        await lab(hf.sleep(3000))
+        await lab(perdure.sleep(3000))
 
     async def wins() -> str:
         return "won"
 
     @lab.durable
     async def agent() -> Any:
-        await lab(hf.first(branch(lab, sleeps), branch(lab, wins)))
-        return await lab(hf.ask("And now?"))
+        await lab(perdure.first(branch(lab, sleeps), branch(lab, wins)))
+        return await lab(perdure.ask("And now?"))
 
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
@@ -103,18 +103,18 @@ def test_what_a_loser_waited_for_does_not_wake_the_run_later(lab: Lab) -> None:
     assert run.result() == "home"
 
 
-def test_a_loser_in_a_long_body_holds_up_nobody_but_the_end_of_the_run(store: hf.Store) -> None:
+def test_a_loser_in_a_long_body_holds_up_nobody_but_the_end_of_the_run(store: perdure.Store) -> None:
     """A thread cannot be stopped: the effect that it is in ends, and is recorded, before the run does."""
     lab = Lab(store, "sync")
     begun, go_on = threading.Event(), threading.Event()
 
-    @hf.effect
-    def slow(key: hf.Key) -> str:
+    @perdure.effect
+    def slow(key: perdure.Key) -> str:
         begun.set()
         assert go_on.wait(PATIENCE_S)
         return "slow"
 
-    @hf.step
+    @perdure.step
     def later() -> None:
         lab.ran.append("after the race")
 
@@ -129,9 +129,9 @@ def test_a_loser_in_a_long_body_holds_up_nobody_but_the_end_of_the_run(store: hf
         assert begun.wait(PATIENCE_S)
         return "fast"
 
-    @hf.durable
+    @perdure.durable
     def agent() -> str:
-        found = hf.first(loses, wins)
+        found = perdure.first(loses, wins)
         lab.ran.append("won")
         go_on.set()
         return found
@@ -142,18 +142,18 @@ def test_a_loser_in_a_long_body_holds_up_nobody_but_the_end_of_the_run(store: hf
     assert [(step.name, step.status) for step in run.steps() if step.kind == "effect"] == [("slow", "done")]
 
 
-def test_a_loser_is_cancelled_in_an_async_run_but_not_out_of_an_effect(store: hf.Store) -> None:
+def test_a_loser_is_cancelled_in_an_async_run_but_not_out_of_an_effect(store: perdure.Store) -> None:
     lab = Lab(store, "async")
 
-    @hf.step
+    @perdure.step
     async def long() -> None:
         try:
             await asyncio.sleep(3600)
         finally:
             lab.ran.append("step cancelled")
 
-    @hf.effect
-    async def book(key: hf.Key) -> str:
+    @perdure.effect
+    async def book(key: perdure.Key) -> str:
         await asyncio.sleep(0.05)
         lab.ran.append("booked")
         return "booked"
@@ -163,9 +163,9 @@ def test_a_loser_is_cancelled_in_an_async_run_but_not_out_of_an_effect(store: hf
             await asyncio.sleep(0.001)
         return "fast"
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> Any:
-        found: Any = await hf.first(long(), book(), wins())
+        found: Any = await perdure.first(long(), book(), wins())
         lab.ran.append("won")
         return found
 
@@ -181,16 +181,16 @@ def test_a_patch_after_a_race_is_not_misled_by_what_losers_recorded(lab: Lab) ->
     new_code = [False]
 
     async def two(name: str) -> Any:
-        return [await lab(work(name)), await lab(hf.ask("Which?"))]
+        return [await lab(work(name)), await lab(perdure.ask("Which?"))]
 
     async def one(name: str) -> Any:
         return await lab(work(name))
 
     @lab.durable
     async def agent() -> Any:
-        found = await lab(hf.first(branch(lab, two, "a"), branch(lab, one, "b")))
-        await lab(hf.ask("And now?"))
-        return [found, hf.patched("after") if new_code[0] else None]
+        found = await lab(perdure.first(branch(lab, two, "a"), branch(lab, one, "b")))
+        await lab(perdure.ask("And now?"))
+        return [found, perdure.patched("after") if new_code[0] else None]
 
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
@@ -245,13 +245,13 @@ def test_a_recorded_beginning_is_followed_and_then_gone_on_from(lab: Lab) -> Non
         once.interrupt()
         return result
 
-    @hf.durable
+    @perdure.durable
     async def aagent() -> Any:
-        return [await noted(result) async for result in hf.as_completed(go("a"), go("b"))]
+        return [await noted(result) async for result in perdure.as_completed(go("a"), go("b"))]
 
-    @hf.durable
+    @perdure.durable
     def agent() -> Any:
-        return [finished(noted(result)) for result in hf.as_completed(branch(lab, go, "a"), branch(lab, go, "b"))]
+        return [finished(noted(result)) for result in perdure.as_completed(branch(lab, go, "a"), branch(lab, go, "b"))]
 
     run = again(lab, aagent if lab.is_async else agent, id="r")
     assert run.result() == ["B", "A"]
@@ -265,9 +265,9 @@ def test_an_error_is_raised_in_its_turn_and_the_others_can_still_be_had(lab: Lab
     async def works() -> int:
         return 1
 
-    @hf.durable
+    @perdure.durable
     def agent() -> Any:
-        results = hf.as_completed(branch(lab, fails), branch(lab, works))
+        results = perdure.as_completed(branch(lab, fails), branch(lab, works))
         found: list[Any] = []
         for _ in range(2):
             try:
@@ -276,9 +276,9 @@ def test_an_error_is_raised_in_its_turn_and_the_others_can_still_be_had(lab: Lab
                 found.append(str(error))
         return [sorted(found, key=str), next(results, "end")]
 
-    @hf.durable
+    @perdure.durable
     async def aagent() -> Any:
-        results = hf.as_completed(fails(), works())
+        results = perdure.as_completed(fails(), works())
         found: list[Any] = []
         for _ in range(2):
             try:
@@ -292,7 +292,7 @@ def test_an_error_is_raised_in_its_turn_and_the_others_can_still_be_had(lab: Lab
 
 def test_results_are_given_while_another_branch_waits_and_then_the_run_parks(lab: Lab) -> None:
     async def asks() -> Any:
-        return await lab(hf.ask("Which?"))
+        return await lab(perdure.ask("Which?"))
 
     async def works(number: int) -> int:
         return number
@@ -301,15 +301,15 @@ def test_results_are_given_while_another_branch_waits_and_then_the_run_parks(lab
     def note(result: Any) -> None:
         lab.ran.append(result)
 
-    @hf.durable
+    @perdure.durable
     def agent() -> Any:
-        for result in hf.as_completed(branch(lab, asks), branch(lab, works, 1), branch(lab, works, 2)):
+        for result in perdure.as_completed(branch(lab, asks), branch(lab, works, 1), branch(lab, works, 2)):
             note(result)
         return len(lab.ran)
 
-    @hf.durable
+    @perdure.durable
     async def aagent() -> Any:
-        async for result in hf.as_completed(asks(), works(1), works(2)):
+        async for result in perdure.as_completed(asks(), works(1), works(2)):
             await note(result)
         return len(lab.ran)
 
@@ -333,21 +333,21 @@ def test_a_loop_that_stops_early_leaves_nobody_behind_when_the_run_ends(lab: Lab
     async def quick() -> str:
         return "quick"
 
-    @hf.durable
+    @perdure.durable
     def agent() -> Any:
-        found = next(hf.as_completed(branch(lab, go, "b"), branch(lab, quick)))
+        found = next(perdure.as_completed(branch(lab, go, "b"), branch(lab, quick)))
         order.free()
         return found
 
-    @hf.durable
+    @perdure.durable
     async def aagent() -> Any:
-        found: Any = await anext(hf.as_completed(go("b"), quick()))
+        found: Any = await anext(perdure.as_completed(go("b"), quick()))
         order.free()
         return found
 
     run = lab.run(aagent if lab.is_async else agent, id="r")
     assert run.result() == "quick"
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("holdfast-r-")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("perdure-r-")]
     assert "bb" not in lab.ran
 
 
@@ -360,12 +360,12 @@ def test_gather_of_children(lab: Lab) -> None:
         return number * 10
 
     async def one(number: int) -> Any:
-        started = await lab(hf.spawn(child, number))
+        started = await lab(perdure.spawn(child, number))
         return await lab(started.result())
 
     @lab.durable
     async def agent() -> Any:
-        return await lab(hf.gather(*(branch(lab, one, number) for number in range(5))))
+        return await lab(perdure.gather(*(branch(lab, one, number) for number in range(5))))
 
     assert lab.run(agent, id="r").result(timeout_s=PATIENCE_S) == [0, 10, 20, 30, 40]
     assert len(lab.store.runs(limit=None)) == 6

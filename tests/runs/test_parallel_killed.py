@@ -10,7 +10,7 @@ import pytest
 from lab import MODES, PLACES
 from soak import SOAK
 
-from holdfast.testing.processes import Nursery
+from perdure.testing.processes import Nursery
 
 POINTS_MAX = 120
 

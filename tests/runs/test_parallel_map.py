@@ -1,4 +1,4 @@
-"""hf.map, branches that share a state, replays that run nothing, and what a branch has put off."""
+"""perdure.map, branches that share a state, replays that run nothing, and what a branch has put off."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from lab import Interrupt, Lab, Once, finished, hooked
 from parallel_kit import Order, again, branch, completing, ordered, paths
 
-import holdfast as hf
-from holdfast.runs.session.points import Point
+import perdure
+from perdure.runs.session.points import Point
 
 
 def plain(lab: Lab, fn: Callable[..., Any]) -> Any:
-    """The same for hf.map."""
+    """The same for perdure.map."""
     return fn if lab.is_async else lambda item: finished(fn(item))
 
 
@@ -40,9 +40,9 @@ def test_map_calls_steps_effects_and_functions_that_call_them(lab: Lab) -> None:
     @lab.durable
     async def agent() -> Any:
         return [
-            await lab(hf.map(double, [1, 2])),
-            await lab(hf.map(send, (number for number in (3, 4)))),
-            await lab(hf.map(plain(lab, both), range(5, 7))),
+            await lab(perdure.map(double, [1, 2])),
+            await lab(perdure.map(send, (number for number in (3, 4)))),
+            await lab(perdure.map(plain(lab, both), range(5, 7))),
         ]
 
     assert lab.run(agent, id="r").result() == [[2, 4], [-3, -4], [[10, -5], [12, -6]]]
@@ -78,11 +78,11 @@ def test_a_limit_is_kept_and_changes_no_numbers(lab: Lab) -> None:
         return number
 
     body: Any = awork if lab.is_async else work
-    step = hf.step(name="work")(body)
+    step = perdure.step(name="work")(body)
 
     @lab.durable
     async def agent() -> Any:
-        found = await lab(hf.map(step, range(10), concurrency=limit[0]))
+        found = await lab(perdure.map(step, range(10), concurrency=limit[0]))
         once.interrupt()
         return found
 
@@ -100,11 +100,11 @@ def test_a_branch_that_waits_takes_no_place_from_the_others(lab: Lab) -> None:
     """Ten questions, two at a time: all are asked before the run parks."""
 
     async def asks(number: int) -> Any:
-        return await lab(hf.ask(f"{number}?"))
+        return await lab(perdure.ask(f"{number}?"))
 
     @lab.durable
     async def agent() -> Any:
-        return await lab(hf.map(plain(lab, asks), range(10), concurrency=2))
+        return await lab(perdure.map(plain(lab, asks), range(10), concurrency=2))
 
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
@@ -128,8 +128,8 @@ def test_a_thousand_branches(lab: Lab) -> None:
 
     @lab.durable
     async def agent() -> int:
-        mapped = await lab(hf.map(work, range(1000)))
-        gathered = await lab(hf.gather(*(branch(lab, go, number) for number in range(1000, 1300))))
+        mapped = await lab(perdure.map(work, range(1000)))
+        gathered = await lab(perdure.gather(*(branch(lab, go, number) for number in range(1000, 1300))))
         once.interrupt()
         return sum([*mapped, *gathered])
 
@@ -140,16 +140,16 @@ def test_a_thousand_branches(lab: Lab) -> None:
     assert threading.active_count() <= before + 8  # none of the branches' own is left
 
 
-def test_map_uses_at_most_32_threads_in_a_sync_run(store: hf.Store) -> None:
+def test_map_uses_at_most_32_threads_in_a_sync_run(store: perdure.Store) -> None:
     lab, most = Lab(store, "sync"), [0]
 
     def work(number: int) -> int:
-        most[0] = max(most[0], sum(thread.name.startswith("holdfast-r-") for thread in threading.enumerate()))
+        most[0] = max(most[0], sum(thread.name.startswith("perdure-r-") for thread in threading.enumerate()))
         return number
 
-    @hf.durable
+    @perdure.durable
     def agent() -> Any:
-        return hf.map(work, range(200))
+        return perdure.map(work, range(200))
 
     assert lab.run(agent, id="r").result() == list(range(200))
     assert 1 <= most[0] <= 32
@@ -162,11 +162,11 @@ def test_what_branches_change_in_the_state_is_their_makers_when_it_has_their_res
     once = Once()
 
     async def sets(name: str) -> str:
-        hf.state()[name] = name.upper()
+        perdure.state()[name] = name.upper()
         return name
 
     async def fails() -> None:
-        hf.state()["failed"] = True
+        perdure.state()["failed"] = True
         raise LookupError("no")
 
     @lab.step()
@@ -175,10 +175,10 @@ def test_what_branches_change_in_the_state_is_their_makers_when_it_has_their_res
 
     @lab.durable
     async def agent() -> Any:
-        state = hf.state({"start": 1})
-        await lab(hf.gather(*(branch(lab, sets, name) for name in "ab")))
+        state = perdure.state({"start": 1})
+        await lab(perdure.gather(*(branch(lab, sets, name) for name in "ab")))
         await lab(note(dict(state)))
-        winner = await lab(hf.first(branch(lab, fails), branch(lab, sets, "c")))
+        winner = await lab(perdure.first(branch(lab, fails), branch(lab, sets, "c")))
         assert dict(state)[winner] == "C"
         await lab(completing(lab, branch(lab, sets, "d")))
         await lab(note(dict(state)))
@@ -200,20 +200,20 @@ def test_a_record_of_branches_can_be_replayed_without_running_anything(lab: Lab)
 
     @lab.durable(name=f"agent-{id(lab)}")
     async def agent() -> Any:
-        found = [await lab(hf.gather(*(branch(lab, go, name) for name in "abc")))]
+        found = [await lab(perdure.gather(*(branch(lab, go, name) for name in "abc")))]
         order.free()
-        found.append(await lab(hf.first(branch(lab, go, "x"), branch(lab, go, "y"))))
+        found.append(await lab(perdure.first(branch(lab, go, "x"), branch(lab, go, "y"))))
         found.append(await lab(completing(lab, branch(lab, go, "p"), branch(lab, go, "q"))))
-        return [*found, await lab(hf.gather(branch(lab, go, "z"), branch(lab, asks)))]
+        return [*found, await lab(perdure.gather(branch(lab, go, "z"), branch(lab, asks)))]
 
     async def asks() -> Any:
-        return await lab(hf.ask("Which?"))
+        return await lab(perdure.ask("Which?"))
 
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
     ran = list(lab.ran)
     found = lab.store.replay(run)
-    assert (found.name, found.is_complete) == ("hf.ask", False)
+    assert (found.name, found.is_complete) == ("perdure.ask", False)
     lab.store.answer("r", 1)
     result = run.result()
     found = lab.store.replay(run)
@@ -245,8 +245,8 @@ def test_no_body_runs_before_what_its_code_has_drawn_is_recorded(lab: Lab) -> No
 
     @lab.durable
     async def agent() -> None:
-        number = str(hf.uuid())
-        await lab(hf.gather(*(branch(lab, go, number) for _ in range(5))))
+        number = str(perdure.uuid())
+        await lab(perdure.gather(*(branch(lab, go, number) for _ in range(5))))
 
     with hooked(hook):
         assert lab.run(agent, id="r").status == "done"
@@ -263,10 +263,10 @@ def test_what_was_drawn_is_kept_if_what_goes_with_it_is_refused(lab: Lab) -> Non
 
     @lab.durable
     async def agent() -> None:
-        drawn.append(hf.random())
+        drawn.append(perdure.random())
         try:
-            await lab(hf.send("nobody", "hello"))
-        except hf.NotFound:
+            await lab(perdure.send("nobody", "hello"))
+        except perdure.NotFound:
             pass
         await lab(note())
         once.interrupt()

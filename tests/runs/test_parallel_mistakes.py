@@ -11,18 +11,18 @@ import pytest
 from lab import Interrupt, Lab, Once
 from parallel_kit import PATIENCE_S, branch
 
-import holdfast as hf
+import perdure
 
 # --- interrupts
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_while_branches_work_gives_the_run_back(store: hf.Store) -> None:
+def test_ctrl_c_while_branches_work_gives_the_run_back(store: perdure.Store) -> None:
     """The branches end at their next journal call, and write nothing for a run that is another's."""
     lab = Lab(store, "sync")
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
-    @hf.step
+    @perdure.step
     def slow() -> str:
         if not lab.ran:
             lab.ran.append("slow")
@@ -36,9 +36,9 @@ def test_ctrl_c_while_branches_work_gives_the_run_back(store: hf.Store) -> None:
         finally:
             ended.set()
 
-    @hf.durable
+    @perdure.durable
     def agent() -> Any:
-        return hf.gather(watched, slow)
+        return perdure.gather(watched, slow)
 
     def press() -> None:
         assert begun.wait(PATIENCE_S)
@@ -78,7 +78,7 @@ def test_an_interrupt_in_one_branch_ends_the_others_at_their_next_call(lab: Lab)
 
     @lab.durable
     async def agent() -> Any:
-        return await lab(hf.gather(branch(lab, works), branch(lab, interrupted)))
+        return await lab(perdure.gather(branch(lab, works), branch(lab, interrupted)))
 
     with pytest.raises(Interrupt):
         lab.run(agent, id="r")
@@ -90,37 +90,37 @@ def test_an_interrupt_in_one_branch_ends_the_others_at_their_next_call(lab: Lab)
 
 
 def test_a_call_that_does_not_fit_the_run_is_explained(lab: Lab) -> None:
-    @hf.step
+    @perdure.step
     def sync_step() -> int:
         return 1
 
-    @hf.step
+    @perdure.step
     async def async_step() -> int:
         return 1
 
     told: list[str] = []
 
     def tell(call: Callable[[], Any]) -> None:
-        with pytest.raises(hf.UsageError) as caught:
+        with pytest.raises(perdure.UsageError) as caught:
             call()
         told.append(str(caught.value))
 
-    @hf.durable
+    @perdure.durable
     def agent() -> None:
-        tell(lambda: hf.gather(async_step(), async_step()))
-        tell(lambda: hf.gather(sync_step()))  # type: ignore[call-overload]
-        tell(lambda: hf.gather(async_step))
+        tell(lambda: perdure.gather(async_step(), async_step()))
+        tell(lambda: perdure.gather(sync_step()))  # type: ignore[call-overload]
+        tell(lambda: perdure.gather(async_step))
 
-    @hf.durable
+    @perdure.durable
     async def aagent() -> None:
-        tell(lambda: hf.gather(lambda: async_step()))
-        tell(lambda: hf.first(sync_step(), async_step()))  # type: ignore[call-overload]
-        tell(lambda: hf.first())
+        tell(lambda: perdure.gather(lambda: async_step()))
+        tell(lambda: perdure.first(sync_step(), async_step()))  # type: ignore[call-overload]
+        tell(lambda: perdure.first())
 
     @lab.durable
     async def both() -> None:
-        tell(lambda: hf.map(str, {1, 2}))
-        tell(lambda: hf.map(str, [1], concurrency=0))
+        tell(lambda: perdure.map(str, {1, 2}))
+        tell(lambda: perdure.map(str, [1], concurrency=0))
 
     assert lab.run(aagent if lab.is_async else agent, id="r").status == "done"
     assert lab.run(both, id="b").status == "done"
@@ -134,18 +134,18 @@ def test_a_call_that_does_not_fit_the_run_is_explained(lab: Lab) -> None:
 
 
 def test_outside_of_a_run_and_inside_of_a_step_it_is_an_error(lab: Lab) -> None:
-    with pytest.raises(hf.NotInRun):
-        hf.gather(lambda: 1)
+    with pytest.raises(perdure.NotInRun):
+        perdure.gather(lambda: 1)
 
-    @hf.step
+    @perdure.step
     def step() -> Any:
-        return hf.gather(lambda: 1)
+        return perdure.gather(lambda: 1)
 
-    @hf.durable
+    @perdure.durable
     def agent() -> Any:
         return step()
 
-    with pytest.raises(hf.RunStuck, match="inside step"):
+    with pytest.raises(perdure.RunStuck, match="inside step"):
         lab.run(agent, id="r").result()
 
 
@@ -161,7 +161,7 @@ def test_fewer_branches_than_were_recorded_is_another_way(lab: Lab) -> None:
     @lab.durable
     async def agent() -> Any:
         losers = [branch(lab, fails) for _ in range(count[0] - 1)]
-        found = await lab(hf.first(*losers, branch(lab, wins)))
+        found = await lab(perdure.first(*losers, branch(lab, wins)))
         once.interrupt()
         return found
 
@@ -170,5 +170,5 @@ def test_fewer_branches_than_were_recorded_is_another_way(lab: Lab) -> None:
     count[0] = 2
     run = lab.run(agent, id="r")
     assert run.status == "stuck"
-    with pytest.raises(hf.RunStuck, match="NonDeterministic"):
+    with pytest.raises(perdure.RunStuck, match="NonDeterministic"):
         run.result()

@@ -10,11 +10,11 @@ from typing import Any, Literal
 import pytest
 from lab import Interrupt, Lab, Once, hooked
 
-import holdfast as hf
-from holdfast.runs.session.points import Point
+import perdure
+from perdure.runs.session.points import Point
 
 
-@hf.register
+@perdure.register
 @dataclass
 class Choice:
     """What a person may answer."""
@@ -35,7 +35,7 @@ def test_a_question_parks_the_run_until_it_is_answered(lab: Lab) -> None:
     @lab.durable
     async def agent() -> str:
         flights = await lab(search())
-        choice = await lab(hf.ask("Which flight?", options=flights))
+        choice = await lab(perdure.ask("Which flight?", options=flights))
         return f"booked {choice}"
 
     run = lab.run(agent, id="r")
@@ -57,7 +57,7 @@ def test_a_question_parks_the_run_until_it_is_answered(lab: Lab) -> None:
 def test_who_answered_and_when_is_on_record(lab: Lab) -> None:
     @lab.durable
     async def agent() -> Any:
-        return await lab(hf.ask("Go?", options=[True, False], quorum=2, approvers=["ann", "bob", "cid"]))
+        return await lab(perdure.ask("Go?", options=[True, False], quorum=2, approvers=["ann", "bob", "cid"]))
 
     run = lab.run(agent, id="r")
     before = datetime.now(UTC) - timedelta(seconds=5)
@@ -77,18 +77,18 @@ def test_who_answered_and_when_is_on_record(lab: Lab) -> None:
 def test_an_answer_must_be_one_of_the_options(lab: Lab) -> None:
     @lab.durable
     async def agent() -> Any:
-        return await lab(hf.ask("Which?", options=["a", "b"]))
+        return await lab(perdure.ask("Which?", options=["a", "b"]))
 
     run = lab.run(agent, id="r")
     for wrong in ("c", "A", 1, None, ["a"]):
-        with pytest.raises(hf.AnswerRefused, match="one of"):
+        with pytest.raises(perdure.AnswerRefused, match="one of"):
             lab.store.answer("r", wrong)
     assert run.status == "waiting"
     lab.store.answer("r", "a")
     assert run.result() == "a"
-    with pytest.raises(hf.UsageError, match="0 open questions"):
+    with pytest.raises(perdure.UsageError, match="0 open questions"):
         lab.store.answer("r", "b")
-    with pytest.raises(hf.AnswerRefused, match="answered already"):
+    with pytest.raises(perdure.AnswerRefused, match="answered already"):
         lab.store.answer("r", "b", step="1")
 
 
@@ -105,12 +105,12 @@ def test_an_answer_must_be_one_of_the_options(lab: Lab) -> None:
 def test_an_answer_must_fit_the_schema(lab: Lab, schema: Any, good: Any, bad: list[Any]) -> None:
     @lab.durable
     async def agent() -> Any:
-        return await lab(hf.ask("What?", schema=schema))
+        return await lab(perdure.ask("What?", schema=schema))
 
     run = lab.run(agent, id="r")
     assert lab.store.asks("r")[0].schema is not None
     for wrong in bad:
-        with pytest.raises(hf.AnswerRefused, match="answer"):
+        with pytest.raises(perdure.AnswerRefused, match="answer"):
             lab.store.answer("r", wrong)
     lab.store.answer("r", good)
     assert run.result() == good
@@ -119,13 +119,13 @@ def test_an_answer_must_fit_the_schema(lab: Lab, schema: Any, good: Any, bad: li
 def test_a_schema_may_be_a_class(lab: Lab) -> None:
     @lab.durable
     async def agent() -> Any:
-        choice = await lab(hf.ask("What?", schema=Choice))
+        choice = await lab(perdure.ask("What?", schema=Choice))
         return [type(choice).__name__, choice]
 
     run = lab.run(agent, id="r")
-    with pytest.raises(hf.AnswerRefused, match="flight"):
+    with pytest.raises(perdure.AnswerRefused, match="flight"):
         lab.store.answer("r", {"seats": 2})
-    with pytest.raises(hf.AnswerRefused, match="seats"):
+    with pytest.raises(perdure.AnswerRefused, match="seats"):
         lab.store.answer("r", {"flight": "LH400", "seats": "two"})
     lab.store.answer("r", {"flight": "LH400", "seats": 2})
     kind, found = run.result()
@@ -138,7 +138,7 @@ def test_a_question_that_nobody_answers_in_time_raises(lab: Lab) -> None:
     @lab.durable
     async def agent() -> str:
         try:
-            await lab(hf.ask("Anybody?", timeout_s=0.05))
+            await lab(perdure.ask("Anybody?", timeout_s=0.05))
         except TimeoutError as error:
             once.interrupt()
             return str(error)
@@ -149,7 +149,7 @@ def test_a_question_that_nobody_answers_in_time_raises(lab: Lab) -> None:
     run = lab.run(agent, id="r")
     assert "Anybody?" in run.result(timeout_s=20)
     assert lab.store.asks() == []
-    with pytest.raises(hf.AnswerRefused):
+    with pytest.raises(perdure.AnswerRefused):
         lab.store.answer("r", 1, step="1")
 
 
@@ -158,7 +158,7 @@ def test_what_a_timeout_stands_for_can_be_said(lab: Lab, on_timeout: Any) -> Non
     @lab.durable
     async def agent() -> Any:
         try:
-            return [await lab(hf.ask("Anybody?", timeout_s=0.02, on_timeout=on_timeout))]
+            return [await lab(perdure.ask("Anybody?", timeout_s=0.02, on_timeout=on_timeout))]
         except KeyError as error:
             return type(error).__name__
 
@@ -170,7 +170,7 @@ def test_what_a_timeout_stands_for_can_be_said(lab: Lab, on_timeout: Any) -> Non
 def test_an_answer_after_the_time_is_refused(lab: Lab) -> None:
     @lab.durable
     async def agent() -> Any:
-        return await lab(hf.ask("Anybody?", timeout_s=1.5, on_timeout="late"))
+        return await lab(perdure.ask("Anybody?", timeout_s=1.5, on_timeout="late"))
 
     run = lab.run(agent, id="r")
     info = run.info()
@@ -181,7 +181,7 @@ def test_an_answer_after_the_time_is_refused(lab: Lab) -> None:
     if lab.store._context.driver.dialect == "sqlite":
         lab.store._context.clock_us = lambda: clock() + 10_000_000
         try:
-            with pytest.raises(hf.AnswerRefused, match="time is over"):
+            with pytest.raises(perdure.AnswerRefused, match="time is over"):
                 lab.store.answer("r", "me")
             assert lab.run(agent, id="r").result() == "late"
         finally:
@@ -193,10 +193,10 @@ def test_an_answer_after_the_time_is_refused(lab: Lab) -> None:
 def test_only_approvers_may_answer_and_so_many_must_agree(lab: Lab) -> None:
     @lab.durable
     async def agent() -> Any:
-        return await lab(hf.ask("Deploy?", options=["yes", "no"], approvers=["ann", "bob", "cid"], quorum=2))
+        return await lab(perdure.ask("Deploy?", options=["yes", "no"], approvers=["ann", "bob", "cid"], quorum=2))
 
     run = lab.run(agent, id="r")
-    with pytest.raises(hf.AnswerRefused, match="ann, bob, cid"):
+    with pytest.raises(perdure.AnswerRefused, match="ann, bob, cid"):
         lab.store.answer("r", "yes", who="eve")
     assert lab.store.answer("r", "yes", who="ann").missing == 1
     assert lab.store.answer("r", "yes", who="ann").missing == 1  # the same person twice is one
@@ -209,30 +209,30 @@ def test_only_approvers_may_answer_and_so_many_must_agree(lab: Lab) -> None:
 def test_whoever_asks_may_be_kept_from_answering(lab: Lab) -> None:
     @lab.durable
     async def agent() -> Any:
-        return await lab(hf.ask("Expense it?", asker="ann", allow_self=False))
+        return await lab(perdure.ask("Expense it?", asker="ann", allow_self=False))
 
     run = lab.run(agent, id="r")
-    with pytest.raises(hf.AnswerRefused, match="somebody else"):
+    with pytest.raises(perdure.AnswerRefused, match="somebody else"):
         lab.store.answer("r", True, who="ann")
     lab.store.answer("r", True, who="bob")
     assert run.result() is True
 
 
-def test_several_questions_at_once_are_told_apart(store: hf.Store) -> None:
+def test_several_questions_at_once_are_told_apart(store: perdure.Store) -> None:
     lab = Lab(store, "async")
     import asyncio
 
     async def one(name: str) -> str:
-        return f"{name}={await hf.ask(f'{name}?')}"
+        return f"{name}={await perdure.ask(f'{name}?')}"
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> list[str]:
         return list(await asyncio.gather(one("a"), one("b")))
 
     run = lab.run(agent, id="r")
     assert (run.info().waiting_for or {})["for"] == "all"
     asks = {ask.question: ask.path for ask in lab.store.asks("r")}
-    with pytest.raises(hf.UsageError, match="say which with step="):
+    with pytest.raises(perdure.UsageError, match="say which with step="):
         lab.store.answer("r", 1)
     lab.store.answer("r", 2, step=asks["b?"])
     assert lab.run(agent, id="r").status == "waiting"
@@ -253,8 +253,8 @@ def test_a_question_that_nobody_could_answer_is_refused(lab: Lab, options: dict[
     @lab.durable
     async def agent() -> str:
         try:
-            await lab(hf.ask("What?", **options))
-        except hf.UsageError as error:
+            await lab(perdure.ask("What?", **options))
+        except perdure.UsageError as error:
             return str(error)
         return ""
 
@@ -264,7 +264,7 @@ def test_a_question_that_nobody_could_answer_is_refused(lab: Lab, options: dict[
 def test_an_answer_that_comes_while_the_run_is_about_to_park_wakes_it(lab: Lab) -> None:
     @lab.durable
     async def agent() -> Any:
-        return await lab(hf.ask("Quick?"))
+        return await lab(perdure.ask("Quick?"))
 
     def strike(point: Point) -> None:
         if (point.kind, point.when) == ("park", "before"):

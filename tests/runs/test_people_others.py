@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from lab import Interrupt, Lab, Once, hooked
 
-import holdfast as hf
-from holdfast.runs.session.points import Point
+import perdure
+from perdure.runs.session.points import Point
 
 # --- time
 
@@ -21,11 +21,11 @@ def test_a_sleep_passes_once_also_across_restarts(lab: Lab) -> None:
 
     @lab.durable
     async def agent() -> list[datetime]:
-        before = hf.now()
-        await lab(hf.sleep(1))
-        after = hf.now()
+        before = perdure.now()
+        await lab(perdure.sleep(1))
+        after = perdure.now()
         once.interrupt()
-        await lab(hf.sleep(0))
+        await lab(perdure.sleep(0))
         return [before, after]
 
     with pytest.raises(Interrupt):
@@ -39,7 +39,7 @@ def test_a_sleep_passes_once_also_across_restarts(lab: Lab) -> None:
 def test_a_long_sleep_parks_the_run(lab: Lab) -> None:
     @lab.durable
     async def agent() -> None:
-        await lab(hf.sleep(3600))
+        await lab(perdure.sleep(3600))
 
     run = lab.run(agent, id="r")
     info = run.info()
@@ -56,7 +56,7 @@ def test_a_long_sleep_parks_the_run(lab: Lab) -> None:
 def test_a_run_that_slept_goes_on_when_it_is_due(lab: Lab) -> None:
     @lab.durable
     async def agent() -> str:
-        await lab(hf.sleep(1.1))  # long enough to park
+        await lab(perdure.sleep(1.1))  # long enough to park
         return "awake"
 
     run = lab.run(agent, id="r")
@@ -70,9 +70,9 @@ def test_sleep_until_a_moment(lab: Lab) -> None:
 
     @lab.durable
     async def agent() -> datetime:
-        await lab(hf.sleep_until(when))
-        await lab(hf.sleep_until(datetime(2020, 1, 1, tzinfo=UTC)))  # long past
-        return hf.now()
+        await lab(perdure.sleep_until(when))
+        await lab(perdure.sleep_until(datetime(2020, 1, 1, tzinfo=UTC)))  # long past
+        return perdure.now()
 
     assert lab.run(agent, id="r").result() >= when
 
@@ -85,9 +85,9 @@ def test_messages_are_received_once_in_the_order_sent(lab: Lab) -> None:
 
     @lab.durable
     async def agent() -> list[Any]:
-        found = [await lab(hf.receive()), await lab(hf.receive())]
+        found = [await lab(perdure.receive()), await lab(perdure.receive())]
         once.interrupt()
-        return [*found, await lab(hf.receive()), await lab(hf.receive("other"))]
+        return [*found, await lab(perdure.receive()), await lab(perdure.receive("other"))]
 
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
@@ -103,7 +103,7 @@ def test_messages_are_received_once_in_the_order_sent(lab: Lab) -> None:
 def test_the_same_key_is_the_same_message(lab: Lab) -> None:
     @lab.durable
     async def agent() -> list[Any]:
-        return [await lab(hf.receive(timeout_s=0.05, default="nothing")) for _ in range(3)]
+        return [await lab(perdure.receive(timeout_s=0.05, default="nothing")) for _ in range(3)]
 
     run = lab.store.start(agent, id="r")
     lab.store.send("r", "a", key="k1")
@@ -117,7 +117,7 @@ def test_the_same_key_is_the_same_message(lab: Lab) -> None:
 def test_a_receive_gives_up_after_its_time(lab: Lab) -> None:
     @lab.durable
     async def agent() -> list[Any]:
-        return [await lab(hf.receive(timeout_s=0)), await lab(hf.receive(timeout_s=0.02, default=7))]
+        return [await lab(perdure.receive(timeout_s=0)), await lab(perdure.receive(timeout_s=0.02, default=7))]
 
     assert lab.run(agent, id="r").result(timeout_s=20) == [None, 7]
     assert lab.run(agent, id="r").result() == [None, 7]
@@ -128,11 +128,11 @@ def test_runs_send_to_each_other_once(lab: Lab) -> None:
 
     @lab.durable
     async def listener() -> list[Any]:
-        return [await lab(hf.receive("news")), await lab(hf.receive("news", timeout_s=0.05, default="end"))]
+        return [await lab(perdure.receive("news")), await lab(perdure.receive("news", timeout_s=0.05, default="end"))]
 
     @lab.durable
     async def speaker() -> None:
-        await lab(hf.send("l", {"said": 1}, topic="news"))
+        await lab(perdure.send("l", {"said": 1}, topic="news"))
         once.interrupt()
 
     heard = lab.run(listener, id="l")
@@ -152,10 +152,10 @@ def test_a_message_to_a_run_that_is_not_there(lab: Lab) -> None:
 
     @lab.durable
     async def agent() -> list[Any]:
-        chance = hf.random()
+        chance = perdure.random()
         try:
-            await lab(hf.send("nobody", 1))
-        except hf.NotFound as error:
+            await lab(perdure.send("nobody", 1))
+        except perdure.NotFound as error:
             found = str(error)
         else:
             found = "sent"
@@ -168,13 +168,13 @@ def test_a_message_to_a_run_that_is_not_there(lab: Lab) -> None:
 
     @lab.durable(name="late")
     async def late() -> Any:
-        return await lab(hf.receive(timeout_s=0.01))
+        return await lab(perdure.receive(timeout_s=0.01))
 
     lab.store.start(late, id="nobody")
     said, same = lab.run(agent, id="r").result()
     assert "nobody" in said
     assert same
-    with pytest.raises(hf.NotFound, match="nowhere"):
+    with pytest.raises(perdure.NotFound, match="nowhere"):
         lab.store.send("nowhere", 1)
 
 
@@ -195,8 +195,8 @@ def test_a_child_is_started_once_and_waited_for(lab: Lab) -> None:
 
     @lab.durable
     async def agent() -> list[Any]:
-        first = await lab(hf.spawn(child_agent, 1))
-        second = await lab(hf.spawn(child_agent, 2, id="second"))
+        first = await lab(perdure.spawn(child_agent, 1))
+        second = await lab(perdure.spawn(child_agent, 2, id="second"))
         once.interrupt()
         found = [await lab(second.result()), await lab(first.result())]
         return [*found, first.id, second.id]
@@ -214,11 +214,11 @@ def test_a_child_is_started_once_and_waited_for(lab: Lab) -> None:
 def test_a_child_that_asks_parks_the_family_until_it_is_answered(lab: Lab) -> None:
     @lab.durable(name="child_agent")
     async def child_agent() -> Any:
-        return await lab(hf.ask("From below?"))
+        return await lab(perdure.ask("From below?"))
 
     @lab.durable
     async def agent() -> Any:
-        child = await lab(hf.spawn(child_agent, id="c"))
+        child = await lab(perdure.spawn(child_agent, id="c"))
         return ["up", await lab(child.result())]
 
     run = lab.run(agent, id="r")
@@ -231,16 +231,16 @@ def test_a_child_that_asks_parks_the_family_until_it_is_answered(lab: Lab) -> No
 def test_a_cancelled_parent_takes_its_children_along(lab: Lab) -> None:
     @lab.durable(name="grandchild_agent")
     async def grandchild_agent() -> None:
-        await lab(hf.ask("?"))
+        await lab(perdure.ask("?"))
 
     @lab.durable(name="child_agent")
     async def child_agent() -> None:
-        child = await lab(hf.spawn(grandchild_agent, id="g"))
+        child = await lab(perdure.spawn(grandchild_agent, id="g"))
         await lab(child.result())
 
     @lab.durable
     async def agent() -> None:
-        child = await lab(hf.spawn(child_agent, id="c"))
+        child = await lab(perdure.spawn(child_agent, id="c"))
         await lab(child.result())
 
     run = lab.run(agent, id="r")
@@ -258,12 +258,12 @@ def test_a_child_with_an_id_that_is_taken(lab: Lab) -> None:
 
     @lab.durable
     async def agent() -> Any:
-        chance = hf.random()
+        chance = perdure.random()
         try:
-            await lab(hf.spawn(child_agent, 2, id="taken"))
-        except hf.RunMismatch as error:
+            await lab(perdure.spawn(child_agent, 2, id="taken"))
+        except perdure.RunMismatch as error:
             once.interrupt()
-            return ["taken" in str(error), chance == hf.random()]
+            return ["taken" in str(error), chance == perdure.random()]
         return []
 
     lab.run(child_agent, 1, id="taken")
@@ -278,11 +278,11 @@ def test_a_child_with_an_id_that_is_taken(lab: Lab) -> None:
 def test_a_run_that_waits_is_cancelled_at_once(lab: Lab) -> None:
     @lab.durable
     async def agent() -> None:
-        await lab(hf.ask("?"))
+        await lab(perdure.ask("?"))
 
     run = lab.run(agent, id="r")
     assert run.cancel() == "cancelled"
-    with pytest.raises(hf.RunCancelled, match="'r'"):
+    with pytest.raises(perdure.RunCancelled, match="'r'"):
         run.result()
     assert lab.run(agent, id="r").status == "cancelled"
     assert run.cancel() == run.pause() == run.resume() == "cancelled"
@@ -313,19 +313,19 @@ def test_a_running_run_is_cancelled_at_its_next_step(lab: Lab) -> None:
     assert (step.status, step.result) == ("done", "done")  # what was done is on record
 
 
-def test_a_run_busy_with_a_long_body_hears_of_it(store: hf.Store) -> None:
+def test_a_run_busy_with_a_long_body_hears_of_it(store: perdure.Store) -> None:
     """An async body is ended; the thread that keeps the leases tells it."""
     lab = Lab(store, "async")
     import asyncio
 
     begun = threading.Event()
 
-    @hf.step
+    @perdure.step
     async def slow() -> None:
         begun.set()
         await asyncio.sleep(60)
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> None:
         await slow()
 
@@ -343,7 +343,7 @@ def test_a_run_busy_with_a_long_body_hears_of_it(store: hf.Store) -> None:
 def test_pause_and_resume_of_a_run_that_waits(lab: Lab) -> None:
     @lab.durable
     async def agent() -> Any:
-        return await lab(hf.ask("?"))
+        return await lab(perdure.ask("?"))
 
     run = lab.run(agent, id="r")
     assert run.pause() == "paused"
@@ -380,7 +380,7 @@ def test_what_is_asked_for_while_the_run_parks_is_not_lost(lab: Lab, wish: str) 
 
     @lab.durable
     async def agent() -> None:
-        await lab(hf.ask("?"))
+        await lab(perdure.ask("?"))
 
     def strike(point: Point) -> None:
         if (point.kind, point.when) == ("park", "before") and not once.reached:
@@ -416,7 +416,7 @@ def test_runs_are_listed(lab: Lab) -> None:
 
     @lab.durable(name="two")
     async def two() -> None:
-        await lab(hf.ask("?"))
+        await lab(perdure.ask("?"))
 
     for number in range(3):
         lab.run(one, id=f"one-{number}")
@@ -425,5 +425,5 @@ def test_runs_are_listed(lab: Lab) -> None:
     assert [info.id for info in lab.store.runs(status="waiting")] == ["two-0"]
     assert [info.id for info in lab.store.runs(function="one", limit=2)] == ["one-2", "one-1"]
     assert lab.store.runs(queue="other") == []
-    with pytest.raises(hf.UsageError, match="status"):
+    with pytest.raises(perdure.UsageError, match="status"):
         lab.store.runs(status="asleep")

@@ -1,4 +1,4 @@
-"""hf.progress: a record that is merged, kept with the journal, and written to a file that is never ahead of it."""
+"""perdure.progress: a record that is merged, kept with the journal, and written to a file that is never ahead of it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from lab import Interrupt, Lab, Once, hooked
 
-import holdfast as hf
-from holdfast.runs.agents import progress_file
-from holdfast.runs.session.points import Point
+import perdure
+from perdure.runs.agents import progress_file
+from perdure.runs.session.points import Point
 
 
 def dies_after_the_commit(number: int) -> Any:
-    """A hook that ends the code right after the commit of the so-manieth hf.progress."""
+    """A hook that ends the code right after the commit of the so-manieth perdure.progress."""
     seen = []
 
     def hook(point: Point) -> None:
-        if point.name == "hf.progress" and point.when == "after":
+        if point.name == "perdure.progress" and point.when == "after":
             seen.append(point)
             if len(seen) == number:
                 raise Interrupt
@@ -36,12 +36,14 @@ def dies_after_the_commit(number: int) -> Any:
 def test_the_record_is_merged_over_the_calls_and_kept_with_the_run(lab: Lab) -> None:
     @lab.durable
     async def agent() -> Any:
-        await lab(hf.progress(goal="Book a flight", next="Search", context={"from": "SFO"}))
-        await lab(hf.progress(done="Search", blocked="sold out"))
-        return await lab(hf.progress(done=["Ask", "Search"], blocked=None, next="Book", context={"to": ("NYC", 1)}))
+        await lab(perdure.progress(goal="Book a flight", next="Search", context={"from": "SFO"}))
+        await lab(perdure.progress(done="Search", blocked="sold out"))
+        return await lab(
+            perdure.progress(done=["Ask", "Search"], blocked=None, next="Book", context={"to": ("NYC", 1)})
+        )
 
     run = lab.run(agent, id="r")
-    expected = hf.Progress("Book a flight", ["Search", "Ask"], None, "Book", {"from": "SFO", "to": ("NYC", 1)})
+    expected = perdure.Progress("Book a flight", ["Search", "Ask"], None, "Book", {"from": "SFO", "to": ("NYC", 1)})
     assert run.result() == expected
     assert lab.store.progress("r") == expected
     assert asyncio.run(lab.store.aprogress("r")) == expected
@@ -57,10 +59,10 @@ def test_a_replay_says_nothing_twice(lab: Lab) -> None:
 
     @lab.durable
     async def agent() -> Any:
-        first = await lab(hf.progress(done="one" if not once.reached else "reworded"))
+        first = await lab(perdure.progress(done="one" if not once.reached else "reworded"))
         first.done.append("the caller's own")
         once.interrupt()
-        return await lab(hf.progress(done="two"))
+        return await lab(perdure.progress(done="two"))
 
     with pytest.raises(Interrupt):
         lab.run(agent, id="r")
@@ -74,10 +76,10 @@ def test_a_call_is_one_commit(lab: Lab) -> None:
 
     @lab.durable
     async def agent() -> None:
-        await lab(hf.progress(goal="one"))
-        await lab(hf.progress(done="two"))
+        await lab(perdure.progress(goal="one"))
+        await lab(perdure.progress(done="two"))
 
-    with hooked(lambda point: commits.append(point) if point.name == "hf.progress" else None):
+    with hooked(lambda point: commits.append(point) if point.name == "perdure.progress" else None):
         lab.run(agent).result()
     assert [(point.kind, point.path, point.when) for point in commits] == [
         ("value", path, when) for path in ("1", "2") for when in ("before", "after")
@@ -90,24 +92,24 @@ def test_what_a_run_said_is_there_when_it_begins_anew(lab: Lab, tmp_path: Path) 
     @lab.durable
     async def agent(round_: int) -> Any:
         if round_ == 0:
-            await lab(hf.progress(goal="for ever", done="round 0", file=file))
-            hf.continue_as_new(1)
-        before = await lab(hf.progress.read())
-        after = await lab(hf.progress(done="round 1"))
+            await lab(perdure.progress(goal="for ever", done="round 0", file=file))
+            perdure.continue_as_new(1)
+        before = await lab(perdure.progress.read())
+        after = await lab(perdure.progress(done="round 1"))
         return before.done, after.done
 
     assert lab.run(agent, 0, id="r").result() == (["round 0"], ["round 0", "round 1"])
     assert "round 1" in file.read_text()
 
 
-def test_parallel_branches_lose_nothing(store: hf.Store, tmp_path: Path) -> None:
+def test_parallel_branches_lose_nothing(store: perdure.Store, tmp_path: Path) -> None:
     lab = Lab(store, "async")
     file = tmp_path / "P.md"
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> list[str]:
-        await asyncio.gather(*(hf.progress(done=f"{number}", file=file) for number in range(8)))
-        found = await hf.progress.read()
+        await asyncio.gather(*(perdure.progress(done=f"{number}", file=file) for number in range(8)))
+        found = await perdure.progress.read()
         return sorted(found.done)
 
     assert lab.run(agent, id="r").result() == [str(number) for number in range(8)]
@@ -122,9 +124,9 @@ def test_parallel_tools_lose_nothing(lab: Lab, tmp_path: Path) -> None:
 
     @lab.durable
     async def note(text: str) -> None:
-        await lab(hf.progress(done=text, file=file))
+        await lab(perdure.progress(done=text, file=file))
 
-    tools = hf.tools([note])
+    tools = perdure.tools([note])
 
     @lab.durable
     async def agent() -> None:
@@ -143,9 +145,9 @@ def test_a_fork_has_the_record_of_where_it_begins_and_goes_on_from_it(lab: Lab) 
 
     @lab.durable
     async def agent(size: int) -> Any:
-        await lab(hf.progress(goal="g", context={"random": os.urandom(size)}))
-        await lab(hf.progress(done="one"))
-        await lab(hf.progress(done="two" if not once.reached else "another"))
+        await lab(perdure.progress(goal="g", context={"random": os.urandom(size)}))
+        await lab(perdure.progress(done="one"))
+        await lab(perdure.progress(done="two" if not once.reached else "another"))
 
     for size in (10, 100_000):  # with its value in the journal, and beside it
         once.reached = 0
@@ -165,11 +167,11 @@ def test_a_fork_has_the_record_of_where_it_begins_and_goes_on_from_it(lab: Lab) 
 def test_runs_that_said_nothing_or_do_not_exist(lab: Lab) -> None:
     @lab.durable
     async def agent() -> Any:
-        return await lab(hf.progress.read())
+        return await lab(perdure.progress.read())
 
     assert lab.run(agent, id="silent").result() is None
     assert lab.store.progress("silent") is None
-    with pytest.raises(hf.NotFound):
+    with pytest.raises(perdure.NotFound):
         lab.store.progress("nobody")
 
 
@@ -185,10 +187,10 @@ def test_what_cannot_be_said_is_refused_and_the_rest_goes_on(lab: Lab) -> None:
         reasons = []
         for change, _ in wrong:
             try:
-                await lab(hf.progress(**change))
-            except hf.UsageError as error:
+                await lab(perdure.progress(**change))
+            except perdure.UsageError as error:
                 reasons.append(str(error))
-        await lab(hf.progress(done="fine"))
+        await lab(perdure.progress(done="fine"))
         return reasons
 
     reasons = lab.run(agent, id="r").result()
@@ -196,8 +198,8 @@ def test_what_cannot_be_said_is_refused_and_the_rest_goes_on(lab: Lab) -> None:
     found = lab.store.progress("r")
     assert found is not None
     assert found.done == ["fine"]
-    with pytest.raises(hf.NotInRun):
-        hf.progress(done="outside")
+    with pytest.raises(perdure.NotInRun):
+        perdure.progress(done="outside")
 
 
 # --- the file
@@ -208,11 +210,15 @@ def test_the_file_says_what_the_record_says_and_is_remembered(lab: Lab, tmp_path
 
     @lab.durable
     async def agent() -> None:
-        await lab(hf.progress(goal="Fly", file=str(file)))
-        await lab(hf.progress(done="Packed", context={"bags": 2}))
+        await lab(perdure.progress(goal="Fly", file=str(file)))
+        await lab(perdure.progress(done="Packed", context={"bags": 2}))
 
     lab.run(agent, id="r").result()
-    assert hf.progress.read(file) == lab.store.progress("r") == hf.Progress("Fly", ["Packed"], context={"bags": 2})
+    assert (
+        perdure.progress.read(file)
+        == lab.store.progress("r")
+        == perdure.Progress("Fly", ["Packed"], context={"bags": 2})
+    )
     assert "1. [x] Packed" in file.read_text()
     assert [one.name for one in file.parent.iterdir()] == ["PROGRESS.md"]
 
@@ -226,8 +232,8 @@ def test_a_file_that_was_not_written_before_the_crash_is_written_on_resume(
 
     @lab.durable
     async def agent() -> None:
-        await lab(hf.progress(done="one", file=file))
-        await lab(hf.progress(done="two"))
+        await lab(perdure.progress(done="one", file=file))
+        await lab(perdure.progress(done="two"))
         texts.append(file.read_text())
 
     with hooked(dies_after_the_commit(number)), pytest.raises(Interrupt):
@@ -246,10 +252,10 @@ def test_a_file_that_is_gone_is_written_again_and_one_that_somebody_changed_is_l
 
     @lab.durable
     async def agent(run: str) -> None:
-        await lab(hf.progress(goal=run, done="one", file=file))
+        await lab(perdure.progress(goal=run, done="one", file=file))
         at_resume.append(file.read_text() if file.exists() else None)
         once.interrupt()
-        await lab(hf.progress(done="two"))
+        await lab(perdure.progress(done="two"))
 
     once = Once()
     with pytest.raises(Interrupt):
@@ -274,8 +280,8 @@ def test_a_replay_writes_no_file(lab: Lab, tmp_path: Path) -> None:
 
     @lab.durable
     async def agent() -> Any:
-        await lab(hf.progress(done="one", file=file))
-        return (await lab(hf.progress.read())).done
+        await lab(perdure.progress(done="one", file=file))
+        return (await lab(perdure.progress.read())).done
 
     run = lab.run(agent)
     run.result()
@@ -286,11 +292,11 @@ def test_a_replay_writes_no_file(lab: Lab, tmp_path: Path) -> None:
 
 def test_a_run_goes_on_from_a_file_that_somebody_else_began(lab: Lab, tmp_path: Path) -> None:
     file = tmp_path / "P.md"
-    began = hf.Progress("Ship it", ["Design"], None, "Build", {"language": "Python"})
+    began = perdure.Progress("Ship it", ["Design"], None, "Build", {"language": "Python"})
 
     @lab.durable
     async def worker(goal: str | None) -> Any:
-        return await lab(hf.progress(goal=goal, done="Build", file=file))
+        return await lab(perdure.progress(goal=goal, done="Build", file=file))
 
     for goal, done in ((None, ["Design", "Build"]), ("Ship it", ["Design", "Build"]), ("Another", ["Build"])):
         progress_file.write(file, began)
@@ -304,12 +310,12 @@ def test_a_file_that_cannot_be_written_does_not_fail_the_run(
 ) -> None:
     @lab.durable
     async def agent() -> Any:
-        return await lab(hf.progress(done="one", file=tmp_path))  # a folder
+        return await lab(perdure.progress(done="one", file=tmp_path))  # a folder
 
-    with caplog.at_level(logging.WARNING, "holdfast"):
+    with caplog.at_level(logging.WARNING, "perdure"):
         assert lab.run(agent, id="r").result().done == ["one"]
     assert "could not be written" in caplog.text
-    assert lab.store.progress("r") == hf.Progress(done=["one"])
+    assert lab.store.progress("r") == perdure.Progress(done=["one"])
 
 
 # --- git
@@ -328,9 +334,9 @@ def test_every_call_is_a_commit_and_a_crash_before_it_is_made_up_for(lab: Lab, t
 
     @lab.durable
     async def agent() -> None:
-        await lab(hf.progress(goal="Fly", next="Pack", file=file, git=True))
-        await lab(hf.progress(done=["Pack", "Lock"]))
-        await lab(hf.progress(blocked="x" * 200))
+        await lab(perdure.progress(goal="Fly", next="Pack", file=file, git=True))
+        await lab(perdure.progress(done=["Pack", "Lock"]))
+        await lab(perdure.progress(blocked="x" * 200))
 
     with hooked(dies_after_the_commit(2)), pytest.raises(Interrupt):
         lab.run(agent, id="r")
@@ -352,7 +358,7 @@ def test_a_file_that_was_written_and_not_committed_is_committed_on_resume(
 
     @lab.durable
     async def agent() -> None:
-        await lab(hf.progress(goal="Fly", file=file, git=True))
+        await lab(perdure.progress(goal="Fly", file=file, git=True))
 
     def dies(*_: Any) -> None:
         raise Interrupt
@@ -375,26 +381,26 @@ def test_what_was_read_is_recorded(lab: Lab, tmp_path: Path) -> None:
 
     @lab.durable
     async def other() -> None:
-        await lab(hf.progress(done="elsewhere"))
+        await lab(perdure.progress(done="elsewhere"))
 
     @lab.step()
-    def use(found: list[hf.Progress | None]) -> list[Any]:
+    def use(found: list[perdure.Progress | None]) -> list[Any]:
         return [None if one is None else one.done for one in found]
 
     @lab.durable
     async def agent() -> Any:
-        await lab(hf.progress(done="mine"))
+        await lab(perdure.progress(done="mine"))
         found = [
-            await lab(hf.progress.read()),
-            await lab(hf.progress.read(file)),
-            await lab(hf.progress.read(run="other")),
-            await lab(hf.progress.read(run="nobody")),
+            await lab(perdure.progress.read()),
+            await lab(perdure.progress.read(file)),
+            await lab(perdure.progress.read(run="other")),
+            await lab(perdure.progress.read(run="nobody")),
         ]
         used = await lab(use(found))
         once.interrupt()
         return used, found
 
-    progress_file.write(file, hf.Progress(done=["in the file"]))
+    progress_file.write(file, perdure.Progress(done=["in the file"]))
     lab.run(other, id="other").result()
     with pytest.raises(Interrupt):
         lab.run(agent, id="r")
@@ -405,17 +411,17 @@ def test_what_was_read_is_recorded(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_outside_of_a_run_only_files_are_read(lab: Lab, tmp_path: Path) -> None:
-    assert hf.progress.read(tmp_path / "none.md") is None
-    with pytest.raises(hf.NotInRun, match=r"store\.progress\(run\)"):
-        hf.progress.read()
-    with pytest.raises(hf.NotInRun):
-        hf.progress.read(run="r")
-    with pytest.raises(hf.UsageError, match="not both"):
-        hf.progress.read("P.md", run="r")
+    assert perdure.progress.read(tmp_path / "none.md") is None
+    with pytest.raises(perdure.NotInRun, match=r"store\.progress\(run\)"):
+        perdure.progress.read()
+    with pytest.raises(perdure.NotInRun):
+        perdure.progress.read(run="r")
+    with pytest.raises(perdure.UsageError, match="not both"):
+        perdure.progress.read("P.md", run="r")
 
     @lab.step()
     def body() -> Any:
-        return hf.progress.read(tmp_path / "none.md")
+        return perdure.progress.read(tmp_path / "none.md")
 
     @lab.durable
     async def agent() -> Any:

@@ -4,7 +4,7 @@
     it does not, but can be asked             never twice, by `reconcile`
     neither                                   parked, not repeated: a person looks and says which
 
-Some bookings travel slowly: they arrive after the agent died, and are not doubled either. HOLDFAST_SOAK=1: more than
+Some bookings travel slowly: they arrive after the agent died, and are not doubled either. PERDURE_SOAK=1: more than
 500 kills, else 60.
 """
 
@@ -24,10 +24,10 @@ from lab import PLACES
 from ledger import AirlineProcess, airline
 from random_agents import BOOKINGS, DEADLINE_S, THOUGHTS
 
-import holdfast as hf
-from holdfast.testing.processes import Nursery
+import perdure
+from perdure.testing.processes import Nursery
 
-SOAK = bool(os.environ.get("HOLDFAST_SOAK"))
+SOAK = bool(os.environ.get("PERDURE_SOAK"))
 VARIANTS = ("honours", "reconciles", "neither")
 KILLS = 90 if SOAK else 5  # of each variant on each database
 POINTS_MAX = 60  # a whole run has some two hundred
@@ -63,7 +63,7 @@ class Killing:
         self.chance = random.Random(f"{variant} {url.partition(':')[0]}")
         self.deaths: list[tuple[str, float]] = []
 
-    def run(self, store: hf.Store, kills: int) -> None:
+    def run(self, store: perdure.Store, kills: int) -> None:
         while sum(self.figures.kills.values()) < kills:
             run_id = f"{self.variant}-{self.figures.runs}"
             mode = self.chance.choice(("sync", "async"))
@@ -75,7 +75,7 @@ class Killing:
             self._check(store, run_id, end["result"])
         self._count_late()
 
-    def _attempt(self, store: hf.Store, run_id: str, mode: str) -> dict[str, Any] | None:
+    def _attempt(self, store: perdure.Store, run_id: str, mode: str) -> dict[str, Any] | None:
         """One life of the agent: None if it was killed."""
         by_point = self.chance.random() < 0.5
         at = self.chance.randint(1, POINTS_MAX) if by_point else None
@@ -96,14 +96,14 @@ class Killing:
             self.figures.doubts += sum(step.status == "in doubt" for step in store.get_run(run_id).steps())
         return None
 
-    def _exists(self, store: hf.Store, run_id: str) -> bool:
+    def _exists(self, store: perdure.Store, run_id: str) -> bool:
         try:
             store.get_run(run_id)
-        except hf.NotFound:
+        except perdure.NotFound:
             return False
         return True
 
-    def _settle(self, store: hf.Store, run_id: str) -> None:
+    def _settle(self, store: perdure.Store, run_id: str) -> None:
         """What a person does: looks at the airline when nothing can be under way any more, and says what there is."""
         run = store.get_run(run_id)
         [ask] = store.asks(run_id)
@@ -124,7 +124,7 @@ class Killing:
         mine = [line for line in self.world.lines(run_id) if line.pid == begun["pid"]]
         self.figures.ran_again += sum(line.path in recorded for line in mine)
 
-    def _check(self, store: hf.Store, run_id: str, result: Any) -> None:
+    def _check(self, store: perdure.Store, run_id: str, result: Any) -> None:
         """Each booking is there once, and is what the run believes."""
         total, booked = result
         assert total == sum(range(BOOKINGS * THOUGHTS))
@@ -156,7 +156,7 @@ def test_random_kills(request: pytest.FixtureRequest, tmp_path: Path, place: str
     with (
         airline(tmp_path, ignore_keys=ignores) as outside,
         Nursery("random_agents:live") as nursery,
-        hf.open(url) as store,
+        perdure.open(url) as store,
     ):
         killing = Killing(url, tmp_path, variant, outside, nursery)
         killing.run(store, KILLS)

@@ -10,9 +10,9 @@ import pytest
 from lab import Lab, hooked
 from replaying_kit import Broken, everything
 
-import holdfast as hf
-from holdfast.runs.history.checking_code import acheck_code, check_code
-from holdfast.runs.session.points import Point
+import perdure
+from perdure.runs.history.checking_code import acheck_code, check_code
+from perdure.runs.session.points import Point
 
 
 class Stop(BaseException):
@@ -25,8 +25,8 @@ def test_replay_runs_no_body_and_gives_the_result(lab: Lab) -> None:
     @lab.durable(name=f"travel-{id(lab)}")
     async def travel(place: str) -> list[Any]:
         flights = await lab(steps.search(place))
-        when, chance = hf.now(), hf.random()
-        hf.emit({"flights": flights})
+        when, chance = perdure.now(), perdure.random()
+        perdure.emit({"flights": flights})
         booked = await lab(steps.book(flights[0]))
         try:
             await lab(steps.fails())
@@ -51,7 +51,7 @@ def test_replay_stops_at_the_first_call_that_is_not_recorded(lab: Lab) -> None:
     @lab.durable(name=f"stopping-{id(lab)}")
     async def stopping() -> Any:
         flights = await lab(steps.search("NYC"))
-        choice = await lab(hf.ask("Which?", options=flights))
+        choice = await lab(perdure.ask("Which?", options=flights))
         return await lab(steps.book(choice))
 
     run = lab.run(stopping, id="open")
@@ -59,7 +59,7 @@ def test_replay_stops_at_the_first_call_that_is_not_recorded(lab: Lab) -> None:
     steps.armed = True
     before = everything(lab)
     found = lab.store.replay(run)
-    assert (found.status, found.path, found.name) == ("stopped at step 2 (hf.ask)", "2", "hf.ask")
+    assert (found.status, found.path, found.name) == ("stopped at step 2 (perdure.ask)", "2", "perdure.ask")
     assert (found.result, found.answered) == (None, 1)
     assert everything(lab) == before
     lab.store.answer("open", "NYC1")  # given, and not recorded in the journal yet
@@ -90,7 +90,7 @@ def test_waits_count_as_not_recorded(lab: Lab, wait: str) -> None:
 
     @lab.durable(name=f"child-{id(lab)}-{wait}")
     async def child() -> int:
-        await lab(hf.receive())
+        await lab(perdure.receive())
         return 1
 
     @lab.step(name="tries", retries=3, backoff_s=3600, jitter=False)
@@ -101,13 +101,13 @@ def test_waits_count_as_not_recorded(lab: Lab, wait: str) -> None:
     @lab.durable(name=f"waiting-{id(lab)}-{wait}")
     async def waiting() -> None:
         if wait == "sleep":
-            await lab(hf.sleep(3600))
+            await lab(perdure.sleep(3600))
         elif wait == "receive":
-            await lab(hf.receive())
+            await lab(perdure.receive())
         elif wait == "retry":
             await lab(tries())
         else:
-            started = await lab(hf.spawn(child))
+            started = await lab(perdure.spawn(child))
             await lab(started.result())
 
     run = lab.run(waiting)
@@ -125,13 +125,13 @@ def test_code_that_swallows_everything_does_not_hide_the_end(lab: Lab) -> None:
     async def swallowing() -> str:
         await lab(steps.search("NYC"))
         try:
-            await lab(hf.receive())
+            await lab(perdure.receive())
         except BaseException:
             pass
         return "fine"
 
     run = lab.run(swallowing)
-    assert lab.store.replay(run).status == "stopped at step 2 (hf.receive)"
+    assert lab.store.replay(run).status == "stopped at step 2 (perdure.receive)"
 
 
 def test_a_failed_run_replays_to_its_error(lab: Lab) -> None:
@@ -143,7 +143,7 @@ def test_a_failed_run_replays_to_its_error(lab: Lab) -> None:
         await lab(steps.fails())
 
     run = lab.run(failing)
-    with pytest.raises(hf.RunFailed):
+    with pytest.raises(perdure.RunFailed):
         run.result()
     steps.armed = True
     found = lab.store.replay(run)
@@ -158,7 +158,7 @@ def test_a_run_that_began_anew_replays_its_present_round(lab: Lab) -> None:
     async def endless(left: int) -> int:
         await lab(steps.search(str(left)))
         if left:
-            hf.continue_as_new(left - 1)
+            perdure.continue_as_new(left - 1)
         return left
 
     run = lab.run(endless, 2)
@@ -195,12 +195,12 @@ def test_other_code_is_tried_with_fn_and_said_to_differ(lab: Lab) -> None:
         return place
 
     assert lab.store.replay(run, longer).path == "2"
-    with pytest.raises(hf.NonDeterministic, match="at step 1 it did search") as caught:
+    with pytest.raises(perdure.NonDeterministic, match="at step 1 it did search") as caught:
         lab.store.replay(run, renamed)
     assert (caught.value.path, caught.value.actual) == ("1", "book()")
-    with pytest.raises(hf.NonDeterministic, match="arguments"):
+    with pytest.raises(perdure.NonDeterministic, match="arguments"):
         lab.store.replay(run, other_input)
-    with pytest.raises(hf.NonDeterministic, match="the function ends"):
+    with pytest.raises(perdure.NonDeterministic, match="the function ends"):
         lab.store.replay(run, shorter)
 
 
@@ -220,22 +220,22 @@ def test_a_swallowed_difference_is_still_one(lab: Lab) -> None:
         except Exception:
             return None
 
-    with pytest.raises(hf.NonDeterministic):
+    with pytest.raises(perdure.NonDeterministic):
         lab.store.replay(run, careless)
 
 
 def test_an_unknown_function_and_an_unknown_run_are_named(lab: Lab) -> None:
-    from holdfast.runs.functions import specs
+    from perdure.runs.functions import specs
 
     @lab.durable(name=f"forgotten-{id(lab)}")
     async def forgotten() -> None: ...
 
     run = lab.run(forgotten)
     del specs._durables[f"forgotten-{id(lab)}"]
-    with pytest.raises(hf.UsageError, match="import its module"):
+    with pytest.raises(perdure.UsageError, match="import its module"):
         lab.store.replay(run)
     assert lab.store.replay(run, forgotten).is_complete
-    with pytest.raises(hf.NotFound):
+    with pytest.raises(perdure.NotFound):
         lab.store.replay("nobody")
 
 
@@ -259,21 +259,21 @@ def test_a_fork_replays_with_what_it_shares_and_changes(lab: Lab) -> None:
 # --- async branches
 
 
-def test_parallel_branches_are_all_replayed_as_far_as_they_go(store: hf.Store) -> None:
+def test_parallel_branches_are_all_replayed_as_far_as_they_go(store: perdure.Store) -> None:
     lab = Lab(store, "async")
     armed = False
 
-    @hf.step(name="work")
+    @perdure.step(name="work")
     async def work(number: int) -> int:
         assert not armed
         return number
 
-    @hf.durable(name=f"branches-{id(lab)}")
+    @perdure.durable(name=f"branches-{id(lab)}")
     async def branches() -> list[Any]:
         async def one(number: int) -> Any:
             first = await work(number)
             if number == 1:
-                await hf.receive()
+                await perdure.receive()
             return first + await work(number * 10)
 
         return list(await asyncio.gather(one(1), one(2), one(3)))
@@ -286,15 +286,15 @@ def test_parallel_branches_are_all_replayed_as_far_as_they_go(store: hf.Store) -
     assert found.answered == 5
 
 
-def test_a_branch_that_waits_for_an_ended_one_does_not_keep_the_replay_from_ending(store: hf.Store) -> None:
+def test_a_branch_that_waits_for_an_ended_one_does_not_keep_the_replay_from_ending(store: perdure.Store) -> None:
     lab = Lab(store, "async")
 
-    @hf.durable(name=f"events-{id(lab)}")
+    @perdure.durable(name=f"events-{id(lab)}")
     async def events() -> None:
         done = asyncio.Event()
 
         async def branch() -> None:
-            await hf.receive(timeout_s=3600)
+            await perdure.receive(timeout_s=3600)
             done.set()
 
         task = asyncio.create_task(branch())
@@ -326,12 +326,12 @@ def test_new_code_is_checked_against_every_open_run(lab: Lab) -> None:
     async def agent(place: str) -> Any:
         flights = await lab(steps.search(place))
         if place != "paused":
-            await lab(hf.ask("Which?"))
+            await lab(perdure.ask("Which?"))
         return flights
 
     @lab.durable(name=f"gone-{id(lab)}")
     async def gone() -> Any:
-        return await lab(hf.receive())
+        return await lab(perdure.receive())
 
     lab.run(agent, "waiting", id="waiting")
     lab.store.start(agent, "queued", id="queued")
@@ -376,16 +376,16 @@ def test_a_patch_makes_changed_code_fit_the_runs_that_are_under_way(lab: Lab) ->
     @lab.durable(name=f"patched-{id(lab)}", version="1")
     async def agent() -> Any:
         await lab(steps.search("NYC"))
-        await lab(hf.receive())
+        await lab(perdure.receive())
 
     lab.run(agent, id="open")
 
     @lab.durable(name=f"patched-{id(lab)}", version="2")
     async def changed() -> Any:
-        if hf.patched("search the weather first"):
+        if perdure.patched("search the weather first"):
             await lab(steps.search("weather"))
         await lab(steps.search("NYC"))
-        await lab(hf.receive())
+        await lab(perdure.receive())
 
     [finding] = check_code(lab.store, [changed])
     assert finding.is_ok
@@ -396,7 +396,7 @@ def test_code_that_now_fails_before_the_end_of_the_record_differs(lab: Lab) -> N
 
     @lab.durable(name=f"raising-{id(lab)}")
     async def agent() -> Any:
-        await lab(hf.receive())
+        await lab(perdure.receive())
 
     lab.run(agent, id="open")
 
@@ -407,7 +407,7 @@ def test_code_that_now_fails_before_the_end_of_the_record_differs(lab: Lab) -> N
     [finding] = check_code(lab.store, [changed])
     assert finding.verdict == "differs"
     assert "KeyError" in (finding.actual or "")
-    with pytest.raises(hf.UsageError, match="no durable function"):
+    with pytest.raises(perdure.UsageError, match="no durable function"):
         check_code(lab.store, [steps.search])
 
 
@@ -415,7 +415,7 @@ def test_a_run_that_is_being_undone_needs_only_its_undo(lab: Lab) -> None:
     def cancel(flight: str) -> None:
         raise RuntimeError("the airline is closed")
 
-    @lab.effect(name="reserve", undo=hf.effect(definite=RuntimeError)(cancel))
+    @lab.effect(name="reserve", undo=perdure.effect(definite=RuntimeError)(cancel))
     def reserve(flight: str) -> str:
         return flight
 
@@ -429,7 +429,7 @@ def test_a_run_that_is_being_undone_needs_only_its_undo(lab: Lab) -> None:
 
     @lab.durable(name=f"undoing-{id(lab)}")
     async def changed() -> Any:
-        return await lab(hf.receive())
+        return await lab(perdure.receive())
 
     [finding] = check_code(lab.store, [changed])
     assert finding.is_ok

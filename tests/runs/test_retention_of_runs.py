@@ -12,22 +12,22 @@ import psycopg
 import pytest
 from workshop import until, working
 
-import holdfast as hf
-from holdfast.errors import NotFound, RunError, UsageError
-from holdfast.runs.journal.blobs import BLOB_MIN_BYTES, blob_statements, drop_loose_blobs
-from holdfast.runs.keeping import retention
-from holdfast.runs.workers import worker as worker_module
-from holdfast.storage.program import Batch, Program, Sql, Transaction, drive
+import perdure
+from perdure.errors import NotFound, RunError, UsageError
+from perdure.runs.journal.blobs import BLOB_MIN_BYTES, blob_statements, drop_loose_blobs
+from perdure.runs.keeping import retention
+from perdure.runs.workers import worker as worker_module
+from perdure.storage.program import Batch, Program, Sql, Transaction, drive
 
 HISTORY = ("journal", "ask", "answer", "signal", "run_blob")
 
 
-@hf.step
+@perdure.step
 def note(text: str) -> str:
     return text
 
 
-@hf.step
+@perdure.step
 def large(seed: int) -> bytes:
     """More than fits a row, and cannot be compressed."""
     import random
@@ -35,47 +35,47 @@ def large(seed: int) -> bytes:
     return random.Random(seed).randbytes(BLOB_MIN_BYTES * 2)
 
 
-@hf.effect(name="retained.book")
+@perdure.effect(name="retained.book")
 def book(what: str) -> str:
     return what
 
 
-@hf.durable
+@perdure.durable
 def chat(text: str) -> str:
-    answer = hf.ask("And?", options=["yes", "no"])
-    hf.receive("news", timeout_s=0)
+    answer = perdure.ask("And?", options=["yes", "no"])
+    perdure.receive("news", timeout_s=0)
     return note(text) + str(answer)
 
 
-@hf.durable
+@perdure.durable
 def plain(text: str) -> str:
     return note(text)
 
 
-@hf.durable
+@perdure.durable
 def booked(text: str) -> str:
     return book(text)
 
 
-@hf.durable
+@perdure.durable
 def heavy(seed: int) -> int:
     return len(large(seed))
 
 
-@hf.durable
+@perdure.durable
 def parent(text: str) -> Any:
-    return hf.spawn(plain, text, id=f"child of {text}").result()
+    return perdure.spawn(plain, text, id=f"child of {text}").result()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[hf.Store]:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[perdure.Store]:
     """Finished runs keep their journals no time at all."""
     url = str(tmp_path / "a.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-    with hf.open(url, durability="normal", keep_runs_s=0) as store:
+    with perdure.open(url, durability="normal", keep_runs_s=0) as store:
         yield store
 
 
-def count(store: hf.Store, table: str, run: str | None = None) -> int:
+def count(store: perdure.Store, table: str, run: str | None = None) -> int:
     """How many rows there are of a run, or of all."""
     where = "" if run is None else " WHERE run = (SELECT run FROM run WHERE id = :id)"
 
@@ -87,7 +87,7 @@ def count(store: hf.Store, table: str, run: str | None = None) -> int:
     return found
 
 
-def test_the_journal_goes_and_the_result_stays(store: hf.Store) -> None:
+def test_the_journal_goes_and_the_result_stays(store: perdure.Store) -> None:
     run = store.run(chat, "hello", id="a")
     store.send("a", "news")
     store.answer("a", "yes", who="maria")
@@ -102,7 +102,7 @@ def test_the_journal_goes_and_the_result_stays(store: hf.Store) -> None:
 
 
 def test_a_journal_stays_as_long_as_it_should(tmp_path: Path) -> None:
-    with hf.open(str(tmp_path / "a.db"), keep_runs_s=60) as store:
+    with perdure.open(str(tmp_path / "a.db"), keep_runs_s=60) as store:
         now = [1_700_000_000_000_000]
         store._context.clock_us = lambda: now[0]
         run = store.run(plain, "a", id="a")
@@ -115,14 +115,14 @@ def test_a_journal_stays_as_long_as_it_should(tmp_path: Path) -> None:
 
 
 def test_without_a_retention_everything_stays(tmp_path: Path) -> None:
-    with hf.open(str(tmp_path / "a.db")) as store:
+    with perdure.open(str(tmp_path / "a.db")) as store:
         run = store.run(plain, "a", id="a")
         assert store.sweep_runs() == 0
         assert len(run.steps()) == 1
 
 
 @pytest.mark.parametrize("status", ["waiting", "queued", "paused"])
-def test_an_unfinished_run_keeps_everything(store: hf.Store, status: str) -> None:
+def test_an_unfinished_run_keeps_everything(store: perdure.Store, status: str) -> None:
     run = store.run(chat, "hello", id="a")
     if status == "paused":
         run.pause()
@@ -134,16 +134,16 @@ def test_an_unfinished_run_keeps_everything(store: hf.Store, status: str) -> Non
     assert [count(store, table) for table in HISTORY] == before
 
 
-def test_a_run_that_is_being_undone_is_unfinished(store: hf.Store) -> None:
+def test_a_run_that_is_being_undone_is_unfinished(store: perdure.Store) -> None:
     run = store.run(booked, "flight", id="a")
     assert run.rollback() == "queued"
     assert store.sweep_runs() == 0
-    hf.Worker(store).run(until_idle=True)
+    perdure.Worker(store).run(until_idle=True)
     assert run.status == "rolled_back"
     assert store.sweep_runs() == 1
 
 
-def test_what_is_not_on_record_any_more_cannot_be_undone(store: hf.Store) -> None:
+def test_what_is_not_on_record_any_more_cannot_be_undone(store: perdure.Store) -> None:
     """And is not said to be."""
     run = store.run(booked, "flight", id="a")
     store.sweep_runs()
@@ -152,7 +152,7 @@ def test_what_is_not_on_record_any_more_cannot_be_undone(store: hf.Store) -> Non
     assert run.status == "done"
 
 
-def test_a_run_that_an_operator_cancelled_goes_too(store: hf.Store) -> None:
+def test_a_run_that_an_operator_cancelled_goes_too(store: perdure.Store) -> None:
     """He may have used a handle that knows nothing of the retention."""
     run = store.run(chat, "hello", id="a")
     assert run.cancel() == "cancelled"
@@ -160,7 +160,7 @@ def test_a_run_that_an_operator_cancelled_goes_too(store: hf.Store) -> None:
     assert count(store, "journal") == 0
 
 
-def test_what_a_fork_shares_stays_until_the_fork_goes(store: hf.Store) -> None:
+def test_what_a_fork_shares_stays_until_the_fork_goes(store: perdure.Store) -> None:
     run = store.run(chat, "hello", id="a")
     store.answer("a", "yes")
     run.result()
@@ -173,13 +173,13 @@ def test_what_a_fork_shares_stays_until_the_fork_goes(store: hf.Store) -> None:
     assert fork.result() == run.result() == "helloyes"
 
 
-def test_a_family_goes_as_one(store: hf.Store) -> None:
+def test_a_family_goes_as_one(store: perdure.Store) -> None:
     """Undoing the parent would need the child's journal."""
 
-    @hf.durable
+    @perdure.durable
     def waits(text: str) -> str:
-        result = hf.spawn(plain, text, id="child").result()
-        hf.ask("And?")
+        result = perdure.spawn(plain, text, id="child").result()
+        perdure.ask("And?")
         return str(result)
 
     run = store.run(waits, "x", id="family")
@@ -191,7 +191,7 @@ def test_a_family_goes_as_one(store: hf.Store) -> None:
     assert count(store, "journal") == 0
 
 
-def test_a_large_result_goes_with_the_last_run_that_has_it(store: hf.Store) -> None:
+def test_a_large_result_goes_with_the_last_run_that_has_it(store: perdure.Store) -> None:
     for name in ("a", "b"):
         store.run(heavy, 1, id=name).result()
     store.run(heavy, 2, id="c").result()
@@ -207,7 +207,7 @@ def test_a_large_result_goes_with_the_last_run_that_has_it(store: hf.Store) -> N
 def test_a_large_result_that_somebody_is_about_to_need_is_not_swept(postgres_url: str) -> None:
     """A sweep that comes between the look whether it is there, and the reference to it."""
     body = b"x" * BLOB_MIN_BYTES
-    with hf.open(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as watch:
+    with perdure.open(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as watch:
         tenant = drive(store._context.driver, store._context.ensure_tenant())
         sweep = threading.Thread(target=drive, args=(store._context.driver, drop_loose_blobs(tenant)))
         blocked = b"SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
@@ -221,13 +221,13 @@ def test_a_large_result_that_somebody_is_about_to_need_is_not_swept(postgres_url
                 until(lambda: not sweep.is_alive() or (watch.execute(blocked).fetchone() or (0,))[0])
 
         store._context.driver.run(Transaction(partial(add, 0), write=True))
-        with hf.open(postgres_url, hook=hook) as slow:
+        with perdure.open(postgres_url, hook=hook) as slow:
             slow._context.driver.run(Transaction(partial(add, 0, 1), write=True))
         sweep.join()
         assert count(store, "blob") == count(store, "run_blob") == 1
 
 
-def test_a_sweep_that_was_interrupted_is_taken_up(store: hf.Store) -> None:
+def test_a_sweep_that_was_interrupted_is_taken_up(store: perdure.Store) -> None:
     """Killed after any of its transactions: what is left can be read, and the next sweep removes it."""
     for cut in range(1, 8):
         run = store.run(chat, f"hello {cut}", id=f"r{cut}")
@@ -247,10 +247,10 @@ def test_a_sweep_that_was_interrupted_is_taken_up(store: hf.Store) -> None:
         assert [count(store, table) for table in HISTORY] == [0] * len(HISTORY)
 
 
-def test_many_entries_go_in_bounded_transactions(store: hf.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_entries_go_in_bounded_transactions(store: perdure.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "_BATCH", 7)
 
-    @hf.durable
+    @perdure.durable
     def many(number: int) -> int:
         return sum(len(note(str(one))) for one in range(number))
 
@@ -262,7 +262,7 @@ def test_many_entries_go_in_bounded_transactions(store: hf.Store, monkeypatch: p
 # --- deleting
 
 
-def test_a_deleted_run_is_gone_and_its_id_is_free(store: hf.Store) -> None:
+def test_a_deleted_run_is_gone_and_its_id_is_free(store: perdure.Store) -> None:
     run = store.run(chat, "hello", id="a")
     store.answer("a", "yes")
     run.result()
@@ -275,7 +275,7 @@ def test_a_deleted_run_is_gone_and_its_id_is_free(store: hf.Store) -> None:
     assert store.run(plain, "other", id="a").result() == "other"
 
 
-def test_what_is_still_needed_is_not_deleted(store: hf.Store) -> None:
+def test_what_is_still_needed_is_not_deleted(store: perdure.Store) -> None:
     run = store.run(chat, "hello", id="a")
     with pytest.raises(UsageError, match="is not finished"):
         store.delete_run("a")
@@ -285,17 +285,17 @@ def test_what_is_still_needed_is_not_deleted(store: hf.Store) -> None:
     with pytest.raises(UsageError, match="its fork 'b'"):
         store.delete_run("a")
 
-    @hf.durable
+    @perdure.durable
     def waits(text: str) -> None:
-        hf.spawn(plain, text, id="child").result()
-        hf.ask("And?")
+        perdure.spawn(plain, text, id="child").result()
+        perdure.ask("And?")
 
     store.run(waits, "x", id="family")
     with pytest.raises(UsageError, match="its parent 'family' is not finished"):
         store.delete_run("child")
 
 
-async def test_the_async_twins(store: hf.Store) -> None:
+async def test_the_async_twins(store: perdure.Store) -> None:
     run = await store.arun(plain, "a", id="a")
     await run.aresult()
     assert await store.asweep_runs() == 1
@@ -307,10 +307,10 @@ async def test_the_async_twins(store: hf.Store) -> None:
 # --- the day's work
 
 
-def test_one_worker_does_the_days_work(store: hf.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_worker_does_the_days_work(store: perdure.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.run(plain, "a", id="a").result()
     monkeypatch.setattr(worker_module, "_UPKEEP_FIRST_S", 0.0)
-    with working(hf.Worker(store, poll_s=0.01)):
+    with working(perdure.Worker(store, poll_s=0.01)):
         until(lambda: count(store, "journal") == 0)
     store.run(plain, "later", id="c").result()
     ctx = store._context
@@ -321,15 +321,15 @@ def test_one_worker_does_the_days_work(store: hf.Store, monkeypatch: pytest.Monk
 
 def test_the_days_work_is_for_every_tenant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "_UPKEEP_FIRST_S", 0.0)
-    with hf.open(str(tmp_path / "a.db"), keep_runs_s=0) as store:
+    with perdure.open(str(tmp_path / "a.db"), keep_runs_s=0) as store:
         for name in ("acme", "beta"):
             store.tenant(name).run(plain, name, id="a").result()
-        with working(hf.Worker(store, all_tenants=True, poll_s=0.01)):
+        with working(perdure.Worker(store, all_tenants=True, poll_s=0.01)):
             until(lambda: count(store, "journal") == 0)
 
 
 def test_a_turn_is_a_day_by_the_stores_clock(tmp_path: Path) -> None:
-    with hf.open(str(tmp_path / "a.db"), keep_runs_s=0) as store:
+    with perdure.open(str(tmp_path / "a.db"), keep_runs_s=0) as store:
         now = [1_700_000_000_000_000]
         ctx = store._context
         ctx.clock_us = lambda: now[0]
@@ -350,7 +350,7 @@ def test_a_turn_is_a_day_by_the_stores_clock(tmp_path: Path) -> None:
 def test_space_is_given_back_when_there_is_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "_FREE_PAGES_MIN", 10)
     path = tmp_path / "a.db"
-    with hf.open(str(path), keep_runs_s=0) as store:
+    with perdure.open(str(path), keep_runs_s=0) as store:
         for number in range(20):
             store.run(heavy, number).result()
         ctx = store._context
@@ -361,7 +361,7 @@ def test_space_is_given_back_when_there_is_much(tmp_path: Path, monkeypatch: pyt
     assert path.stat().st_size < BLOB_MIN_BYTES * 5
 
 
-def test_tenants_keep_to_themselves(store: hf.Store) -> None:
+def test_tenants_keep_to_themselves(store: perdure.Store) -> None:
     other = store.tenant("other")
     other.run(plain, "a", id="a").result()
     assert store.sweep_runs() == 0

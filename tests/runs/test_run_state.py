@@ -1,4 +1,4 @@
-"""`hf.state()`: what the function changes is computed again, what bodies change comes back, and every step shows it."""
+"""`perdure.state()`: what the function changes is computed again, what bodies change is read back, at every step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from lab import Interrupt, Lab, Once, hooked
 from state_kit import EXPECTED, Stop, agent_of
 
-import holdfast as hf
-from holdfast.runs.session.points import Point
+import perdure
+from perdure.runs.session.points import Point
 
 
 def test_the_function_and_its_bodies_change_one_state(lab: Lab) -> None:
@@ -51,7 +51,7 @@ def test_the_state_at_each_step_is_seen_without_running_code(lab: Lab) -> None:
     assert [change.path for change in run.diff("2")] == [("now",)]
     assert {change.path for change in run.diff(0, 1)} == {("plan",), ("notes",), ("now",), ("count",)}
     assert asyncio.run(run.adiff("1", "2")) == changes
-    with pytest.raises(hf.NotFound, match="no step '9'"):
+    with pytest.raises(perdure.NotFound, match="no step '9'"):
         run.state_at("9")
 
 
@@ -60,7 +60,7 @@ def test_states_are_checkpoints_of_a_thread(lab: Lab) -> None:
     thread = lab.store.thread("run:kept")
     assert thread.load().state == EXPECTED
     assert [checkpoint.state.get("count") for checkpoint in thread.history()] == [2, 2, 1]
-    assert thread.info().metadata == {"holdfast_run": "kept"}
+    assert thread.info().metadata == {"perdure_run": "kept"}
     assert lab.store.verify().ok
     assert run.state_at() == EXPECTED
 
@@ -84,11 +84,11 @@ def test_a_run_without_state_has_none(lab: Lab) -> None:
 def test_a_step_that_changes_nothing_keeps_nothing(lab: Lab) -> None:
     @lab.step(name="looks")
     def looks() -> int:
-        return len(hf.state())
+        return len(perdure.state())
 
     @lab.durable(name=f"looking-{id(lab)}")
     async def looking() -> int:
-        hf.state({"a": 1, "b": 2})
+        perdure.state({"a": 1, "b": 2})
         await lab(looks())
         return int(await lab(looks()))
 
@@ -102,9 +102,9 @@ def test_a_step_that_changes_nothing_keeps_nothing(lab: Lab) -> None:
 def test_the_state_is_recorded_before_a_wait(lab: Lab) -> None:
     @lab.durable(name=f"asking-{id(lab)}")
     async def asking() -> Any:
-        state = hf.state()
+        state = perdure.state()
         state["asked"] = True
-        answer = await lab(hf.ask("Well?"))
+        answer = await lab(perdure.ask("Well?"))
         state["answer"] = answer
         return dict(state)
 
@@ -149,7 +149,7 @@ def test_effects_and_retries_bring_their_changes_back_too(lab: Lab) -> None:
 
     @lab.step(name="flaky", retries=2, backoff_s=0.001)
     def flaky() -> str:
-        state = hf.state()
+        state = perdure.state()
         state["tries"] = state.get("tries", 0) + 1
         if state["tries"] < 3:
             raise LookupError("again")
@@ -157,21 +157,21 @@ def test_effects_and_retries_bring_their_changes_back_too(lab: Lab) -> None:
 
     @lab.effect(name="pay")
     def pay(amount: int) -> int:
-        hf.state()["paid"] = amount
+        perdure.state()["paid"] = amount
         return amount
 
     @lab.step(name="fails")
     def fails() -> None:
-        hf.state()["failed"] = True
+        perdure.state()["failed"] = True
         raise ValueError("no")
 
     @lab.step(name="lazy", lazy=True)
     def lazy() -> None:
-        hf.state()["lazy"] = 1
+        perdure.state()["lazy"] = 1
 
     @lab.durable(name=f"all-{id(lab)}")
     async def everything() -> dict[str, Any]:
-        state = hf.state()
+        state = perdure.state()
         await lab(flaky())
         await lab(pay(5))
         try:
@@ -180,7 +180,7 @@ def test_effects_and_retries_bring_their_changes_back_too(lab: Lab) -> None:
             state["caught"] = True
         await lab(lazy())
         state["seen"] = state["lazy"]
-        hf.random()
+        perdure.random()
         await lab(pay(6))
         once.interrupt()
         return dict(state)
@@ -203,7 +203,7 @@ def test_a_state_that_is_computed_otherwise_on_replay_is_noticed_and_named(lab: 
 
     @lab.durable(name=f"impure-{id(lab)}")
     async def impure() -> None:
-        state = hf.state({"plan": {"step": 0}})
+        state = perdure.state({"plan": {"step": 0}})
         state["plan"]["step"] = len(lab.ran)  # a global: not recorded
         lab.ran.append("called")
         await lab(work(1))
@@ -214,10 +214,10 @@ def test_a_state_that_is_computed_otherwise_on_replay_is_noticed_and_named(lab: 
     run = lab.run(impure, id="impure")
     assert run.status == "stuck"
     with pytest.raises(
-        hf.RunStuck, match=r"state\['plan'\]\['step'\] = 0 before, and now state\['plan'\]\['step'\] = 1"
+        perdure.RunStuck, match=r"state\['plan'\]\['step'\] = 0 before, and now state\['plan'\]\['step'\] = 1"
     ):
         run.result()
-    with pytest.raises(hf.NonDeterministic) as caught:
+    with pytest.raises(perdure.NonDeterministic) as caught:
         lab.store.replay(run)
     assert caught.value.path == "1"
 
@@ -227,7 +227,7 @@ def test_values_of_all_sorts_are_kept(lab: Lab) -> None:
 
     @lab.step(name="fill")
     def fill() -> None:
-        state = hf.state()
+        state = perdure.state()
         state["tuple"] = (1, (2, 3))
         state["set"] = {1, 2}
         state[7] = float("nan")  # type: ignore[index]
@@ -236,7 +236,7 @@ def test_values_of_all_sorts_are_kept(lab: Lab) -> None:
 
     @lab.step(name="change")
     def change() -> None:
-        state = hf.state()
+        state = perdure.state()
         state["tuple"] = (1, (2, 4))
         state["deep"]["list"][1]["b"][1] = True
         state["deep"]["list"].insert(0, "first")
@@ -249,7 +249,7 @@ def test_values_of_all_sorts_are_kept(lab: Lab) -> None:
 
     @lab.durable(name=f"values-{id(lab)}")
     async def values() -> Any:
-        state = hf.state()
+        state = perdure.state()
         await lab(fill())
         await lab(change())
         once.interrupt()
@@ -278,19 +278,19 @@ def test_a_fork_starts_with_the_state_at_its_point(lab: Lab) -> None:
     assert fork.state_at("2") == run.state_at("2")
     thread = lab.store.thread("run:fork")
     assert thread.info().forked_at is not None
-    assert thread.info().metadata == {"holdfast_run": "fork"}
+    assert thread.info().metadata == {"perdure_run": "fork"}
     assert lab.store.verify().ok
 
 
 def test_a_fork_with_another_result_computes_another_state(lab: Lab) -> None:
     @lab.step(name="find")
     def find(number: int) -> int:
-        hf.state()["bodies"] = number
+        perdure.state()["bodies"] = number
         return number
 
     @lab.durable(name=f"changing-{id(lab)}")
     async def changing() -> dict[str, Any]:
-        state = hf.state()
+        state = perdure.state()
         state["first"] = await lab(find(1))
         await lab(find(2))
         await lab(find(3))
@@ -307,14 +307,14 @@ def test_a_fork_with_another_result_computes_another_state(lab: Lab) -> None:
 def test_a_run_that_begins_anew_has_a_new_state(lab: Lab) -> None:
     @lab.step(name="count")
     def count() -> None:
-        hf.state()["count"] += 1
+        perdure.state()["count"] += 1
 
     @lab.durable(name=f"endless-{id(lab)}")
     async def endless(left: int) -> int:
-        state = hf.state({"count": left * 10})
+        state = perdure.state({"count": left * 10})
         await lab(count())
         if left:
-            hf.continue_as_new(left - 1)
+            perdure.continue_as_new(left - 1)
         return int(state["count"])
 
     run = lab.run(endless, 2, id="endless")
@@ -328,11 +328,11 @@ def test_a_deleted_thread_of_states_does_not_stop_the_run(lab: Lab) -> None:
 
     @lab.step(name="more")
     def more() -> None:
-        hf.state()["count"] += 1
+        perdure.state()["count"] += 1
 
     @lab.durable(name=f"robbed-{id(lab)}")
     async def robbed() -> int:
-        state = hf.state({"count": 0})
+        state = perdure.state({"count": 0})
         await lab(more())
         await lab(more())
         once.interrupt()
@@ -346,7 +346,7 @@ def test_a_deleted_thread_of_states_does_not_stop_the_run(lab: Lab) -> None:
     run = lab.run(robbed, id="robbed")
     assert run.result() == 4
     assert run.state_at() == {"count": 4}
-    with pytest.raises(hf.NotFound, match="gone"):
+    with pytest.raises(perdure.NotFound, match="gone"):
         run.state_at("1")
     assert run.state_at("3") == {"count": 3}
 
@@ -354,11 +354,11 @@ def test_a_deleted_thread_of_states_does_not_stop_the_run(lab: Lab) -> None:
 def test_a_pruned_thread_of_states_does_not_stop_the_run(lab: Lab) -> None:
     @lab.step(name="grow")
     def grow(number: int) -> None:
-        hf.state()["text"] += f" {number}" * 50
+        perdure.state()["text"] += f" {number}" * 50
 
     @lab.durable(name=f"pruned-{id(lab)}")
     async def pruned() -> int:
-        state = hf.state({"text": "x" * 5000})
+        state = perdure.state({"text": "x" * 5000})
         for number in range(12):
             await lab(grow(number))
             if number % 4 == 3:
@@ -374,47 +374,47 @@ def test_a_pruned_thread_of_states_does_not_stop_the_run(lab: Lab) -> None:
 
 
 def test_bad_use_gets_a_clear_error(lab: Lab) -> None:
-    with pytest.raises(hf.NotInRun):
-        hf.state()
+    with pytest.raises(perdure.NotInRun):
+        perdure.state()
     caught: list[BaseException] = []
 
     @lab.step(name="first")
     def first() -> None:
         try:
-            hf.state({"a": 1})
-        except hf.UsageError as error:
+            perdure.state({"a": 1})
+        except perdure.UsageError as error:
             caught.append(error)
 
-    kept: list[hf.State] = []
+    kept: list[perdure.State] = []
 
     @lab.durable(name=f"wrong-{id(lab)}")
     async def wrong() -> None:
         await lab(first())
         for bad in ([1], {"a": object()}):
             try:
-                hf.state(bad)  # type: ignore[arg-type]
-            except (hf.UsageError, hf.Unstorable) as error:
+                perdure.state(bad)  # type: ignore[arg-type]
+            except (perdure.UsageError, perdure.Unstorable) as error:
                 caught.append(error)
-        kept.append(hf.state({"a": 1}))
+        kept.append(perdure.state({"a": 1}))
 
     assert lab.run(wrong).result() is None
     assert len(caught) == 3
-    with pytest.raises(hf.NotInRun, match="outside of it"):
+    with pytest.raises(perdure.NotInRun, match="outside of it"):
         kept[0]["a"]
 
 
 def test_an_unstorable_value_in_the_state_leaves_the_run_stuck(lab: Lab) -> None:
     @lab.step(name="spoil")
     def spoil() -> None:
-        hf.state()["lock"] = object()
+        perdure.state()["lock"] = object()
 
     @lab.durable(name=f"spoiled-{id(lab)}")
     async def spoiled() -> None:
-        hf.state()
+        perdure.state()
         await lab(spoil())
 
     run = lab.run(spoiled)
-    with pytest.raises(hf.RunStuck, match="lock"):
+    with pytest.raises(perdure.RunStuck, match="lock"):
         run.result()
 
 
@@ -423,9 +423,9 @@ def test_the_initial_value_is_copied_and_counts_once(lab: Lab) -> None:
 
     @lab.durable(name=f"copied-{id(lab)}")
     async def copied() -> Any:
-        state = hf.state(initial)
+        state = perdure.state(initial)
         state["list"].append(2)
-        return [dict(hf.state({"other": 1})), len(state), "list" in state]
+        return [dict(perdure.state({"other": 1})), len(state), "list" in state]
 
     assert lab.run(copied).result() == [{"list": [1, 2]}, 1, True]
     assert initial == {"list": [1]}
@@ -439,13 +439,13 @@ class Note:
 
 
 def test_a_step_inside_another_process_of_the_store_sees_classes_raw(lab: Lab) -> None:
-    hf.register(Note)
+    perdure.register(Note)
 
     @lab.durable(name=f"classes-{id(lab)}")
     async def classes() -> None:
-        state = hf.state()
+        state = perdure.state()
         state["note"] = Note("hi")
-        hf.emit(1)
+        perdure.emit(1)
 
     run = lab.run(classes)
     assert run.state_at() == {"note": Note("hi")}

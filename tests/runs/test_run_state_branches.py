@@ -1,4 +1,4 @@
-"""`hf.state()` with branches: a thread's own, and those of parallel calls; and patches of a state."""
+"""`perdure.state()` with branches: a thread's own, and those of parallel calls; and patches of a state."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from hypothesis import strategies as st
 from lab import Interrupt, Lab, Once, hooked
 from state_kit import EXPECTED, Stop, agent_of
 
-import holdfast as hf
-from holdfast.runs.calls.patching import apply, difference
-from holdfast.runs.session.points import Point
-from holdfast.storage.program import Batch, Program, Sql, drive, read
-from holdfast.values.codec import decode, encode
-from holdfast.values.registry import Codec
+import perdure
+from perdure.runs.calls.patching import apply, difference
+from perdure.runs.session.points import Point
+from perdure.storage.program import Batch, Program, Sql, drive, read
+from perdure.values.codec import decode, encode
+from perdure.values.registry import Codec
 
 # --- branches
 
 
-def test_branches_change_paths_of_their_own(store: hf.Store) -> None:
+def test_branches_change_paths_of_their_own(store: perdure.Store) -> None:
     lab = Lab(store, "async")
     once = Once()
 
-    @hf.step(name="work")
+    @perdure.step(name="work")
     async def work(name: str) -> str:
-        hf.state()["found"][name] = name.upper()
+        perdure.state()["found"][name] = name.upper()
         return name
 
-    @hf.durable(name=f"branches-{id(lab)}")
+    @perdure.durable(name=f"branches-{id(lab)}")
     async def branches() -> Any:
-        state = hf.state({"found": {}, "log": []})
+        state = perdure.state({"found": {}, "log": []})
 
         async def one(name: str) -> None:
             seen = sorted(state["found"])
@@ -57,31 +57,31 @@ def test_branches_change_paths_of_their_own(store: hf.Store) -> None:
     assert lab.store.verify().ok
 
 
-def test_two_branches_that_write_one_path_are_an_error(store: hf.Store) -> None:
+def test_two_branches_that_write_one_path_are_an_error(store: perdure.Store) -> None:
     lab = Lab(store, "async")
 
-    @hf.step(name="note")
+    @perdure.step(name="note")
     async def note(name: str) -> None:
-        hf.state()["notes"].append(name)
+        perdure.state()["notes"].append(name)
 
-    @hf.durable(name=f"clash-{id(lab)}")
+    @perdure.durable(name=f"clash-{id(lab)}")
     async def clash() -> None:
-        state = hf.state({"notes": []})
+        state = perdure.state({"notes": []})
         await asyncio.gather(note("a"), note("b"))
         state["done"] = True
 
     run = lab.run(clash)
     assert run.status == "stuck"
-    with pytest.raises(hf.RunStuck, match=r"changed state\['notes'\]"):
+    with pytest.raises(perdure.RunStuck, match=r"changed state\['notes'\]"):
         run.result()
 
 
-def test_a_branch_and_its_maker_that_write_one_path_are_an_error(store: hf.Store) -> None:
+def test_a_branch_and_its_maker_that_write_one_path_are_an_error(store: perdure.Store) -> None:
     lab = Lab(store, "async")
 
-    @hf.durable(name=f"clash-maker-{id(lab)}")
+    @perdure.durable(name=f"clash-maker-{id(lab)}")
     async def clash() -> None:
-        state = hf.state()
+        state = perdure.state()
 
         async def branch() -> None:
             state["who"] = "branch"
@@ -92,26 +92,26 @@ def test_a_branch_and_its_maker_that_write_one_path_are_an_error(store: hf.Store
         dict(state)
 
     run = lab.run(clash)
-    with pytest.raises(hf.RunStuck, match=r"state\['who'\]"):
+    with pytest.raises(perdure.RunStuck, match=r"state\['who'\]"):
         run.result()
 
 
-def test_a_branch_that_ends_in_the_middle_of_a_call_is_recorded_with_it(store: hf.Store) -> None:
+def test_a_branch_that_ends_in_the_middle_of_a_call_is_recorded_with_it(store: perdure.Store) -> None:
     """Whether it ends before or after a step of the main line is chance, and must be the same on replay."""
     lab = Lab(store, "async")
     once = Once()
     ended = asyncio.Event()
     seen: list[bool] = []
 
-    @hf.step(name="slow")
+    @perdure.step(name="slow")
     async def slow(number: int) -> int:
         if number == 1 and not seen:
             await asyncio.wait_for(ended.wait(), 30)
         return number
 
-    @hf.durable(name=f"late-{id(lab)}")
+    @perdure.durable(name=f"late-{id(lab)}")
     async def late() -> Any:
-        state = hf.state()
+        state = perdure.state()
 
         async def background() -> None:
             state["background"] = True
@@ -134,12 +134,12 @@ def test_a_branch_that_ends_in_the_middle_of_a_call_is_recorded_with_it(store: h
     assert lab.store.replay(run).result == run.result()
 
 
-def test_a_branch_that_was_cancelled_changes_nothing(store: hf.Store) -> None:
+def test_a_branch_that_was_cancelled_changes_nothing(store: perdure.Store) -> None:
     lab = Lab(store, "async")
 
-    @hf.durable(name=f"cancelled-{id(lab)}")
+    @perdure.durable(name=f"cancelled-{id(lab)}")
     async def cancelled() -> Any:
-        state = hf.state()
+        state = perdure.state()
 
         async def loser() -> None:
             state["loser"] = True
@@ -183,11 +183,11 @@ def test_a_patch_leads_exactly_to_what_was_there(before: dict[str, Any], after: 
 def test_a_small_change_of_a_large_state_is_a_small_patch(lab: Lab) -> None:
     @lab.step(name="append")
     def append() -> None:
-        hf.state()["messages"].append("one more")
+        perdure.state()["messages"].append("one more")
 
     @lab.durable(name=f"small-{id(lab)}")
     async def small() -> None:
-        hf.state({"messages": [f"message {number} " * 20 for number in range(500)]})
+        perdure.state({"messages": [f"message {number} " * 20 for number in range(500)]})
         await lab(append())
         await lab(append())
 
@@ -206,7 +206,7 @@ def test_a_small_change_of_a_large_state_is_a_small_patch(lab: Lab) -> None:
     assert drive(lab.store._context.driver, read(program)) < 300
 
 
-# --- branches that Holdfast makes
+# --- branches that Perdure makes
 
 
 def test_what_gathered_branches_change_is_there_when_they_have_ended(lab: Lab) -> None:
@@ -215,14 +215,14 @@ def test_what_gathered_branches_change_is_there_when_they_have_ended(lab: Lab) -
     @lab.step(name="find")
     def find(name: str) -> str:
         lab.ran.append(name)
-        hf.state()["found"][name] = name.upper()
+        perdure.state()["found"][name] = name.upper()
         return name
 
     @lab.durable(name=f"gathering-{id(lab)}")
     async def gathering() -> Any:
-        state = hf.state({"found": {}})
+        state = perdure.state({"found": {}})
         calls = [(find(name) if lab.is_async else lambda name=name: find(name)) for name in "abc"]
-        await lab(hf.gather(*calls))
+        await lab(perdure.gather(*calls))
         state["seen"] = list(state["found"])
         await lab(find("z"))
         once.interrupt()
@@ -242,16 +242,16 @@ def test_of_a_race_only_the_winner_changes_the_state(lab: Lab) -> None:
 
     @lab.step(name="try")
     def attempt(name: str) -> str:
-        hf.state()[name] = True
+        perdure.state()[name] = True
         if name == "loser":
             raise LookupError(name)
         return name
 
     @lab.durable(name=f"racing-{id(lab)}")
     async def racing() -> Any:
-        state = hf.state()
+        state = perdure.state()
         calls = [(attempt(name) if lab.is_async else lambda name=name: attempt(name)) for name in ("loser", "winner")]
-        won = await lab(hf.first(*calls))
+        won = await lab(perdure.first(*calls))
         once.interrupt()
         return [won, dict(state)]
 
@@ -265,15 +265,15 @@ def test_of_a_race_only_the_winner_changes_the_state(lab: Lab) -> None:
 def test_gathered_branches_that_write_one_path_are_an_error(lab: Lab) -> None:
     @lab.step(name="count")
     def count() -> None:
-        hf.state()["count"] += 1
+        perdure.state()["count"] += 1
 
     @lab.durable(name=f"counting-{id(lab)}")
     async def counting() -> Any:
-        state = hf.state({"count": 0})
-        await lab(hf.gather(*((count() if lab.is_async else count) for _ in range(2))))
+        state = perdure.state({"count": 0})
+        await lab(perdure.gather(*((count() if lab.is_async else count) for _ in range(2))))
         return dict(state)
 
-    with pytest.raises(hf.RunStuck, match=r"changed state\['count'\]"):
+    with pytest.raises(perdure.RunStuck, match=r"changed state\['count'\]"):
         lab.run(counting).result()
 
 
@@ -283,14 +283,14 @@ def test_tools_change_the_state_each_in_its_own_place(lab: Lab) -> None:
     @lab.step(name="note")
     def note(topic: str) -> str:
         """Note a topic."""
-        hf.state()["topics"][topic] = len(topic)
+        perdure.state()["topics"][topic] = len(topic)
         return topic
 
     @lab.durable(name=f"tooling-{id(lab)}")
     async def tooling() -> Any:
-        state = hf.state({"topics": {}})
+        state = perdure.state({"topics": {}})
         calls = [{"id": f"call_{topic}", "name": "note", "arguments": {"topic": topic}} for topic in ("a", "bb")]
-        await lab(hf.tools([note]).call(calls))
+        await lab(perdure.tools([note]).call(calls))
         once.interrupt()
         return dict(state)
 
@@ -304,7 +304,7 @@ def test_the_states_go_with_the_run(lab: Lab) -> None:
     run = lab.run(agent_of(lab), ["a", "bb"], id="gone")
     fork = lab.store.fork(lab.run(agent_of(lab), ["a", "bb"], id="source"), at="1", id="fork")
     assert fork.result() == EXPECTED
-    with pytest.raises(hf.UsageError, match="fork"):
+    with pytest.raises(perdure.UsageError, match="fork"):
         lab.store.delete_run("source")
     lab.store.delete_run(run.id)
     assert sorted(info.name for info in lab.store.threads()) == ["run:fork", "run:source"]
@@ -315,7 +315,7 @@ def test_the_states_go_with_the_run(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("at", range(1, 10))
-def test_tasks_that_end_at_any_time_are_put_in_at_the_same_place_again(store: hf.Store, at: int) -> None:
+def test_tasks_that_end_at_any_time_are_put_in_at_the_same_place_again(store: perdure.Store, at: int) -> None:
     """Background tasks end when they like; the run is stopped after each of its commits, and goes on the same way."""
     import random
 
@@ -323,16 +323,16 @@ def test_tasks_that_end_at_any_time_are_put_in_at_the_same_place_again(store: hf
     chance = random.Random(at)
     commits: list[Point] = []
 
-    @hf.step(name="work")
+    @perdure.step(name="work")
     async def work(name: str) -> str:
         for _ in range(chance.randrange(4)):
             await asyncio.sleep(0)
-        hf.state()[name] = name
+        perdure.state()[name] = name
         return name if len(name) < 3 else name * BLOB
 
-    @hf.durable(name=f"racy-{id(lab)}")
+    @perdure.durable(name=f"racy-{id(lab)}")
     async def racy() -> Any:
-        state = hf.state({"seen": []})
+        state = perdure.state({"seen": []})
 
         async def background(name: str) -> None:
             await work(name)

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from lab import Flaky, Interrupt, Lab, Once, again
 
-import holdfast as hf
+import perdure
 
 # --- lazy ones and recorded values
 
@@ -26,7 +26,7 @@ def test_values_that_a_run_draws_are_the_same_on_every_replay(lab: Lab) -> None:
 
     @lab.durable
     async def agent() -> list[Any]:
-        drawn = [hf.now(), hf.random(), hf.uuid(), hf.random()]
+        drawn = [perdure.now(), perdure.random(), perdure.uuid(), perdure.random()]
         seen.append(drawn)
         await lab(work())
         once.interrupt()
@@ -71,7 +71,7 @@ def test_patched_sends_new_runs_the_new_way_and_old_runs_the_old_one(lab: Lab) -
 
     @lab.step()
     def old() -> str:
-        hf.emit("at work")
+        perdure.emit("at work")
         return "old"
 
     @lab.step()
@@ -89,11 +89,11 @@ def test_patched_sends_new_runs_the_new_way_and_old_runs_the_old_one(lab: Lab) -
 
     @lab.durable(name="changing")
     async def after() -> list[str]:
-        found = [await lab(new() if hf.patched("first") else old()), await lab(old())]
-        if hf.patched("tail"):  # both runs come here for the first time
+        found = [await lab(new() if perdure.patched("first") else old()), await lab(old())]
+        if perdure.patched("tail"):  # both runs come here for the first time
             found.append(await lab(new()))
         fresh.interrupt()
-        return [*found, str(hf.patched("first")), str(hf.patched("tail"))]
+        return [*found, str(perdure.patched("first")), str(perdure.patched("tail"))]
 
     assert again(lab, after, id="new").result() == ["new", "old", "new", "True", "True"]
     assert lab.run(after, id="r").result() == ["old", "old", "new", "False", "True"]
@@ -109,7 +109,7 @@ def test_a_budget_is_counted_once_across_interruptions(lab: Lab) -> None:
     @lab.step(retries=1, backoff_s=0)
     def think(tokens: int) -> int:
         lab.ran.append(tokens)
-        hf.spend(tokens=tokens, usd=tokens / 100)
+        perdure.spend(tokens=tokens, usd=tokens / 100)
         if tokens == 7 and not flaky.reached:
             flaky.reached = 1
             raise Flaky("paid for nothing")
@@ -117,7 +117,7 @@ def test_a_budget_is_counted_once_across_interruptions(lab: Lab) -> None:
 
     @lab.durable
     async def agent() -> list[Any]:
-        budget = hf.budget(tokens=30)
+        budget = perdure.budget(tokens=30)
         await lab(think(10))
         await lab(think(7))  # twice: the failed attempt was paid for too
         once.interrupt()
@@ -126,7 +126,7 @@ def test_a_budget_is_counted_once_across_interruptions(lab: Lab) -> None:
         await lab(think(10))
         try:
             await lab(think(1))
-        except hf.BudgetExceeded as error:
+        except perdure.BudgetExceeded as error:
             return [spent, left, budget.spent, str(error)]
         return []
 
@@ -142,18 +142,18 @@ def test_a_run_over_its_budget_fails_before_the_next_body(lab: Lab) -> None:
     @lab.step()
     def think() -> None:
         lab.ran.append("think")
-        hf.spend(tokens=6)
+        perdure.spend(tokens=6)
 
     @lab.durable
     async def agent() -> None:
-        hf.budget(tokens=10)
+        perdure.budget(tokens=10)
         for _ in range(5):
             await lab(think())
 
     run = lab.run(agent, id="r")
-    with pytest.raises(hf.RunFailed) as caught:
+    with pytest.raises(perdure.RunFailed) as caught:
         run.result()
-    assert isinstance(caught.value.__cause__, hf.BudgetExceeded)
+    assert isinstance(caught.value.__cause__, perdure.BudgetExceeded)
     assert lab.count("think") == 2
 
 
@@ -172,14 +172,14 @@ def test_a_timeout_is_recorded_and_raises_at_the_same_call_again(lab: Lab) -> No
     async def agent() -> list[Any]:
         found: list[Any] = []
         try:
-            with hf.timeout(0.05):
+            with perdure.timeout(0.05):
                 found.append(await lab(work(1)))
-                await lab(hf.sleep(0.06))
+                await lab(perdure.sleep(0.06))
                 found.append(await lab(work(2)))
         except TimeoutError:
             found.append("late")
         once.interrupt()
-        with hf.timeout(60):
+        with perdure.timeout(60):
             found.append(await lab(work(3)))
         return found
 
@@ -191,16 +191,16 @@ def test_a_timeout_ends_a_wait(lab: Lab) -> None:
     @lab.durable
     async def asking() -> str:
         try:
-            with hf.timeout(0.05):
-                return str(await lab(hf.ask("Who?")))
+            with perdure.timeout(0.05):
+                return str(await lab(perdure.ask("Who?")))
         except TimeoutError:
             return "late"
 
     @lab.durable
     async def receiving() -> str:
         try:
-            with hf.timeout(0.05):
-                return str(await lab(hf.receive()))
+            with perdure.timeout(0.05):
+                return str(await lab(perdure.receive()))
         except TimeoutError:
             return "late"
 
@@ -221,27 +221,27 @@ def test_continue_as_new_begins_again_with_an_empty_journal(lab: Lab) -> None:
     @lab.durable
     async def agent(round: int, total: int = 0) -> int:
         entries.append(lab.store.get_run("r").info().entries)
-        hf.now()
+        perdure.now()
         total += await lab(work(round))
         if round < 4:
-            hf.continue_as_new(round + 1, total=total)
+            perdure.continue_as_new(round + 1, total=total)
         return total
 
     run = lab.run(agent, 1, id="r")
     assert run.result() == 10
     assert lab.ran == [1, 2, 3, 4]
     assert entries == [0, 0, 0, 0]
-    assert [step.name for step in run.steps()] == ["hf.now", "work"]
+    assert [step.name for step in run.steps()] == ["perdure.now", "work"]
     assert lab.run(agent, 1, id="r").result() == 10  # the arguments that it was started with still name it
 
 
 # --- tasks
 
 
-def test_plain_tasks_of_asyncio_replay_right(store: hf.Store) -> None:
+def test_plain_tasks_of_asyncio_replay_right(store: perdure.Store) -> None:
     lab, once = Lab(store, "async"), Once()
 
-    @hf.step
+    @perdure.step
     async def work(name: str, turns: int) -> str:
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -251,7 +251,7 @@ def test_plain_tasks_of_asyncio_replay_right(store: hf.Store) -> None:
     async def branch(name: str, turns: int) -> list[str]:
         return [await work(name, turns), await work(name + "'", 0)]
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> list[Any]:
         # The second time the branches take other times; each finds its own steps.
         slow, fast = (50, 0) if not once.reached else (0, 50)
@@ -262,19 +262,19 @@ def test_plain_tasks_of_asyncio_replay_right(store: hf.Store) -> None:
         return [*gathered, *(task.result() for task in tasks), await work("f", 0)]
 
     # What is passed to the steps differs, and must not: it is an input.
-    work.holdfast.ignore = ("turns",)
-    work.holdfast.__dict__.pop("binder", None)
+    work.perdure.ignore = ("turns",)
+    work.perdure.__dict__.pop("binder", None)
     run = again(lab, agent, id="r")
     assert run.result() == [["a", "a'"], ["b", "b'"], "c", ["d", "d'"], ["e", "e'"], "f"]
     assert sorted(lab.ran) == sorted(["a", "a'", "b", "b'", "c", "d", "d'", "e", "e'", "f"])
     assert len({step.path for step in run.steps()}) == 10
 
 
-def test_a_sync_step_in_a_task_may_wait_for_its_next_attempt(store: hf.Store) -> None:
+def test_a_sync_step_in_a_task_may_wait_for_its_next_attempt(store: perdure.Store) -> None:
     """A sync step of an async run cannot be suspended: it ends its branch, and the run parks."""
     lab = Lab(store, "async")
 
-    @hf.step(retries=1, backoff_s=3600, backoff_max_s=3600)
+    @perdure.step(retries=1, backoff_s=3600, backoff_max_s=3600)
     def call() -> None:
         lab.ran.append("call")
         raise Flaky("no")
@@ -282,7 +282,7 @@ def test_a_sync_step_in_a_task_may_wait_for_its_next_attempt(store: hf.Store) ->
     async def branch() -> None:
         call()
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> None:
         await asyncio.gather(branch(), branch())
 
@@ -293,16 +293,16 @@ def test_a_sync_step_in_a_task_may_wait_for_its_next_attempt(store: hf.Store) ->
     assert lab.count("call") <= 2
 
 
-async def test_every_operation_has_an_async_twin(store: hf.Store) -> None:
+async def test_every_operation_has_an_async_twin(store: perdure.Store) -> None:
     lab = Lab(store, "async")
 
-    @hf.step
+    @perdure.step
     async def work(number: int) -> int:
         return number * 2
 
-    @hf.durable
+    @perdure.durable
     async def agent(number: int) -> int:
-        return await work(number) + int(await hf.ask("More?", schema=int))
+        return await work(number) + int(await perdure.ask("More?", schema=int))
 
     run = await lab.store.arun(agent, 4, id="r")
     assert await run.astatus() == "waiting"
@@ -311,7 +311,7 @@ async def test_every_operation_has_an_async_twin(store: hf.Store) -> None:
     assert (await lab.store.aanswer("r", 3, who="bob")).settled
     assert await run.aresult() == 11
     assert (await run.ainfo()).status == "done"
-    assert [step.name for step in await run.asteps()] == ["work", "hf.ask"]
+    assert [step.name for step in await run.asteps()] == ["work", "perdure.ask"]
     assert [event.kind async for event in run.astream()][-1] == "status"
     assert (await lab.store.aget_run("r")).id == "r"
     assert [info.id for info in await lab.store.aruns()] == ["r"]
@@ -319,19 +319,19 @@ async def test_every_operation_has_an_async_twin(store: hf.Store) -> None:
     assert await queued.apause() == "paused"
     assert await queued.aresume() == "queued"
     assert await queued.acancel() == "cancelled"
-    with pytest.raises(hf.RunCancelled):
+    with pytest.raises(perdure.RunCancelled):
         await queued.aresult()
 
 
-async def test_a_sync_agent_runs_beside_an_async_caller(store: hf.Store) -> None:
+async def test_a_sync_agent_runs_beside_an_async_caller(store: perdure.Store) -> None:
     lab = Lab(store, "sync")
     ticks: list[int] = []
 
-    @hf.step
+    @perdure.step
     def work() -> int:
         return threading.get_ident()
 
-    @hf.durable
+    @perdure.durable
     def agent() -> int:
         return work()
 

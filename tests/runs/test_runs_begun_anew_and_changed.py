@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from lab import Flaky, Lab, finished
 
-import holdfast as hf
-from holdfast.errors import OutcomeUnknown
-from holdfast.log.cache import BaseCache
-from holdfast.runs.journal.families import PAGE
-from holdfast.storage.program import Driver, Transaction
-from holdfast.storage.urls import open_driver
-from holdfast.threads.context import Context
-from holdfast.values.registry import Codec
+import perdure
+from perdure.errors import OutcomeUnknown
+from perdure.log.cache import BaseCache
+from perdure.runs.journal.families import PAGE
+from perdure.storage.program import Driver, Transaction
+from perdure.storage.urls import open_driver
+from perdure.threads.context import Context
+from perdure.values.registry import Codec
 
 # --- the last commit of a run that begins anew
 
@@ -50,14 +50,14 @@ class Losing:
 def test_a_run_begins_anew_once_also_if_the_answer_is_lost(outcome: str) -> None:
     driver = Losing(open_driver(":memory:", durability="normal", timeout_s=5, create=True))
 
-    @hf.durable(name="attacked_again.anew")
+    @perdure.durable(name="attacked_again.anew")
     def agent(number: int) -> int:
         if number < 2:
             driver.loses = outcome if number == 0 else None
-            hf.continue_as_new(number + 1)
+            perdure.continue_as_new(number + 1)
         return number
 
-    with hf.Store(Context(driver, Codec(), BaseCache(1000), "default")) as store:
+    with perdure.Store(Context(driver, Codec(), BaseCache(1000), "default")) as store:
         assert store.run(agent, 0, id="a").result(timeout_s=10) == 2
 
 
@@ -69,11 +69,11 @@ def test_whoever_began_anew_is_not_taken_for_damaged(lab: Lab) -> None:
     @lab.durable(name=f"attacked_again.renewed_{lab.is_async}")
     async def agent(number: int) -> Any:
         if number == 0:  # nothing is on record yet
-            hf.continue_as_new(1)
+            perdure.continue_as_new(1)
         await lab(seen(number))
         if number == 1:
-            hf.continue_as_new(2)
-        return await lab(hf.ask("Well?"))
+            perdure.continue_as_new(2)
+        return await lab(perdure.ask("Well?"))
 
     run = lab.run(agent, 0, id="a")
     lab.store.fork(run, at=1, id="b")
@@ -104,8 +104,8 @@ def test_code_that_ends_before_its_branches_is_another_way_and_nothing_is_undone
             raise Flaky("the new code is broken")
         if code[0] == "first":
             if lab.is_async:
-                return await hf.gather(reserve("a"), hf.ask("Go on?"))
-            return hf.gather(lambda: reserve("a"), lambda: hf.ask("Go on?"))
+                return await perdure.gather(reserve("a"), perdure.ask("Go on?"))
+            return perdure.gather(lambda: reserve("a"), lambda: perdure.ask("Go on?"))
         return None
 
     run = lab.run(agent, id="a")
@@ -129,13 +129,13 @@ def test_a_branch_that_fails_before_what_it_had_done_is_another_way(lab: Lab) ->
         if code[0] == "raises" and what == "a":
             raise Flaky("the new code is broken")
         await lab(reserve(what))
-        return what if what == "a" else await lab(hf.ask("Go on?"))
+        return what if what == "a" else await lab(perdure.ask("Go on?"))
 
     @lab.durable
     async def agent() -> Any:
         if lab.is_async:
-            return await hf.map(branch, ["a", "b"])
-        return hf.map(lambda what: finished(branch(what)), ["a", "b"])
+            return await perdure.map(branch, ["a", "b"])
+        return perdure.map(lambda what: finished(branch(what)), ["a", "b"])
 
     run = lab.run(agent, id="a")
     code[0] = "raises"
@@ -157,21 +157,21 @@ def test_options_of_an_approval_are_checked_where_they_are_written() -> None:
         ({"quorum": 3, "approvers": ["ann"]}, "cannot be reached"),
         ({"allow_self": False}, "who asks"),
         ({"timeout_s": "a day"}, "a day"),
-        (["ann"], "options of hf.ask as a dict"),
+        (["ann"], "options of perdure.ask as a dict"),
     ):
-        with pytest.raises(hf.UsageError, match=said):
-            hf.effect(approve=approve, name="attacked_again.pay")(pay)
+        with pytest.raises(perdure.UsageError, match=said):
+            perdure.effect(approve=approve, name="attacked_again.pay")(pay)
 
 
 def test_a_run_is_not_its_own_child(lab: Lab) -> None:
     @lab.durable(name=f"attacked_again.ouroboros_{lab.is_async}")
     async def agent(number: int) -> Any:
-        child = await lab(hf.spawn(agent, number, id="a"))
+        child = await lab(perdure.spawn(agent, number, id="a"))
         return await lab(child.result())
 
     run = lab.run(agent, 1, id="a")
     assert run.status == "failed"
-    with pytest.raises(hf.RunFailed, match="the run itself"):
+    with pytest.raises(perdure.RunFailed, match="the run itself"):
         run.result()
 
 
@@ -182,8 +182,8 @@ def test_a_child_that_is_gone_is_not_waited_for(lab: Lab) -> None:
 
     @lab.durable
     async def parent() -> Any:
-        spawned = await lab(hf.spawn(child))
-        await lab(hf.ask("Go on?"))
+        spawned = await lab(perdure.spawn(child))
+        await lab(perdure.ask("Go on?"))
         return await lab(spawned.result())
 
     origin = lab.run(parent, id="a")
@@ -193,36 +193,36 @@ def test_a_child_that_is_gone_is_not_waited_for(lab: Lab) -> None:
     lab.store.delete_run("a/1")
     fork = lab.run(parent, id="b")
     lab.store.answer("b", True)
-    with pytest.raises(hf.RunStuck, match=r"'a/1'.*not in this store"):
+    with pytest.raises(perdure.RunStuck, match=r"'a/1'.*not in this store"):
         fork.result(timeout_s=10)
 
 
 def test_whoever_answers_may_name_a_step_in_any_way(sync_lab: Lab) -> None:
     @sync_lab.durable
     async def agent() -> Any:
-        return hf.gather(*[lambda text=text: hf.ask(text) for text in "abc"])
+        return perdure.gather(*[lambda text=text: perdure.ask(text) for text in "abc"])
 
     run = sync_lab.run(agent, id="a")
-    asked = sync_lab.named(run, "hf.ask")
+    asked = sync_lab.named(run, "perdure.ask")
     sync_lab.store.answer(run, 1, step=asked[0])
     sync_lab.store.answer(run, 2, step=asked[1].number)
-    with pytest.raises(hf.NotFound, match="has no step 7"):
+    with pytest.raises(perdure.NotFound, match="has no step 7"):
         sync_lab.store.answer(run, 3, step=7)
     sync_lab.store.answer(run, 3, step=asked[2].path)
     assert run.result(timeout_s=10) == [1, 2, 3]
 
 
 def test_a_family_of_more_than_a_page_is_gone_on_with_and_cancelled(tmp_path: Path) -> None:
-    @hf.durable(name="attacked_again.waits")
+    @perdure.durable(name="attacked_again.waits")
     def child(number: int) -> Any:
-        return hf.receive()
+        return perdure.receive()
 
-    @hf.durable(name="attacked_again.has_many")
+    @perdure.durable(name="attacked_again.has_many")
     def parent(count: int) -> Any:
-        children = [hf.spawn(child, number) for number in range(count)]
+        children = [perdure.spawn(child, number) for number in range(count)]
         return [one.result() for one in children]
 
-    with hf.open(str(tmp_path / "runs.db"), durability="normal") as store:
+    with perdure.open(str(tmp_path / "runs.db"), durability="normal") as store:
         run = store.run(parent, PAGE + 3, id="a")
         assert [info.status for info in store.runs(limit=None)] == ["waiting"] * (PAGE + 4)
         run.cancel()

@@ -12,7 +12,7 @@ import pytest
 from attack_kit import asks_once
 from lab import Interrupt, Lab, Once
 
-import holdfast as hf
+import perdure
 
 # --- locks are taken in one order
 
@@ -22,7 +22,7 @@ class Held:
 
     def __init__(self, url: str, run: str) -> None:
         self._url = url
-        self._holder = psycopg.connect(url, options="-c search_path=holdfast")
+        self._holder = psycopg.connect(url, options="-c search_path=perdure")
         self._holder.execute("SELECT run FROM run WHERE id = %s FOR UPDATE", (run,))
 
     def meanwhile(self, operation: Callable[[], object], look: str) -> None:
@@ -38,7 +38,7 @@ class Held:
         thread = threading.Thread(target=run)
         thread.start()
         try:
-            with psycopg.connect(self._url, options="-c search_path=holdfast", autocommit=True) as watcher:
+            with psycopg.connect(self._url, options="-c search_path=perdure", autocommit=True) as watcher:
                 waiting = b"SELECT count(*) FROM pg_locks WHERE NOT granted"
                 for _ in range(2000):
                     if watcher.execute(waiting).fetchone() != (0,):
@@ -53,27 +53,27 @@ class Held:
         assert not failed
 
 
-@hf.durable
+@perdure.durable
 def sends(to: str) -> Any:
-    hf.ask("Send?")
-    hf.send(to, "hello")
+    perdure.ask("Send?")
+    perdure.send(to, "hello")
     return "sent"
 
 
-@hf.durable
+@perdure.durable
 def has_child() -> Any:
-    return hf.spawn(asks_once, id="child").result()
+    return perdure.spawn(asks_once, id="child").result()
 
 
 def test_an_answer_waits_for_the_run_before_it_takes_the_question(postgres_url: str) -> None:
-    with hf.open(postgres_url) as store:
+    with perdure.open(postgres_url) as store:
         store.run(asks_once, id="r")
         Held(postgres_url, "r").meanwhile(lambda: store.answer("r", 1), "SELECT 1 FROM ask")
         assert store.run(asks_once, id="r").result() == 1
 
 
 def test_a_message_waits_for_the_older_run_before_it_takes_the_sender(postgres_url: str) -> None:
-    with hf.open(postgres_url) as store:
+    with perdure.open(postgres_url) as store:
         store.run(asks_once, id="old")
         store.run(sends, "old", id="new")
         store.answer("new", 1)
@@ -85,7 +85,7 @@ def test_a_message_waits_for_the_older_run_before_it_takes_the_sender(postgres_u
 
 @pytest.mark.parametrize("end", ["finish", "cancel"])
 def test_a_child_that_ends_waits_for_its_parent_before_it_takes_itself(postgres_url: str, end: str) -> None:
-    with hf.open(postgres_url) as store:
+    with perdure.open(postgres_url) as store:
         store.run(has_child, id="parent")
         if end == "finish":
             store.answer("child", 1)
@@ -98,15 +98,15 @@ def test_a_child_that_ends_waits_for_its_parent_before_it_takes_itself(postgres_
 MESSAGES = 40
 
 
-@hf.durable
+@perdure.durable
 def chatters(other: str) -> bool:
     for number in range(MESSAGES):
-        hf.send(other, number)
-    return [hf.receive() for _ in range(MESSAGES)] == list(range(MESSAGES))
+        perdure.send(other, number)
+    return [perdure.receive() for _ in range(MESSAGES)] == list(range(MESSAGES))
 
 
 def test_two_runs_that_send_to_each_other_go_on_without_a_deadlock(postgres_url: str) -> None:
-    with hf.open(postgres_url) as store:
+    with perdure.open(postgres_url) as store:
         store.start(chatters, "b", id="a")
         store.start(chatters, "a", id="b")
         threads = [
@@ -173,15 +173,15 @@ def said(error: BaseException) -> list[Any]:
 def test_an_error_is_the_same_when_it_is_replayed(sync_lab: Lab, fails: Callable[[], None]) -> None:
     seen: list[Any] = []
     once = Once()
-    step = hf.step(fails)
+    step = perdure.step(fails)
 
-    @hf.durable
+    @perdure.durable
     def agent() -> None:
         try:
             step()
         except Exception as error:
             seen.append(said(error))
-        hf.step(lambda: None)()
+        perdure.step(lambda: None)()
         once.interrupt()
 
     with pytest.raises(Interrupt):
@@ -233,15 +233,15 @@ def test_a_run_fails_with_an_error_that_cannot_be_shown(
 ) -> None:
     undone: list[int] = []
 
-    @hf.effect(undo=lambda result: undone.append(result))
+    @perdure.effect(undo=lambda result: undone.append(result))
     def books() -> int:
         return 7
 
-    @hf.effect(definite=(Exception,))
+    @perdure.effect(definite=(Exception,))
     def fails() -> None:
         raise make()
 
-    @hf.durable
+    @perdure.durable
     def agent() -> None:
         books()
         if where == "effect":
@@ -250,7 +250,7 @@ def test_a_run_fails_with_an_error_that_cannot_be_shown(
 
     run = sync_lab.run(agent, id="r")
     assert (run.status, undone) == ("failed", [7])
-    with pytest.raises(hf.RunFailed):
+    with pytest.raises(perdure.RunFailed):
         run.result()
 
 
@@ -259,11 +259,11 @@ def test_an_error_that_cannot_even_be_looked_at_leaves_an_effect_in_doubt(sync_l
         def __getattribute__(self, name: str) -> Any:
             raise RuntimeError("no")
 
-    @hf.effect
+    @perdure.effect
     def fails() -> None:
         raise Closed
 
-    @hf.durable
+    @perdure.durable
     def agent() -> None:
         fails()
 

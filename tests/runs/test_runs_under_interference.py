@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-import holdfast as hf
-from holdfast.runs.handle import _Follower
-from holdfast.runs.session import points
+import perdure
+from perdure.runs.handle import _Follower
+from perdure.runs.session import points
 
 _done: list[str] = []
 _undone: list[str] = []
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[hf.Store]:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[perdure.Store]:
     _done.clear()
     _undone.clear()
     url = str(tmp_path / "runs.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-    with hf.open(url) as opened:
+    with perdure.open(url) as opened:
         yield opened
 
 
@@ -32,7 +32,7 @@ def take_back(what: str) -> None:
     _undone.append(what)
 
 
-@hf.effect(undo=take_back, name="attacked.pay")
+@perdure.effect(undo=take_back, name="attacked.pay")
 def pay(what: str) -> str:
     _done.append(what)
     return what
@@ -41,15 +41,15 @@ def pay(what: str) -> str:
 # --- a body that goes on on its thread after its time
 
 
-def test_an_effect_is_not_run_again_while_its_body_still_runs(store: hf.Store) -> None:
+def test_an_effect_is_not_run_again_while_its_body_still_runs(store: perdure.Store) -> None:
     begun, may_end = threading.Event(), threading.Event()
     bodies: list[int] = []
 
-    def looks(key: str) -> hf.NotDone:
+    def looks(key: str) -> perdure.NotDone:
         may_end.set()  # the receiver does not know of it yet: and the request is still under way
-        return hf.NotDone()
+        return perdure.NotDone()
 
-    @hf.effect(timeout_s=0.05, reconcile=looks, name="attacked.slow")
+    @perdure.effect(timeout_s=0.05, reconcile=looks, name="attacked.slow")
     def slow() -> str:
         bodies.append(1)
         begun.set()
@@ -57,7 +57,7 @@ def test_an_effect_is_not_run_again_while_its_body_still_runs(store: hf.Store) -
         may_end.wait(10)
         return "paid"
 
-    @hf.durable(name="attacked.slow_run")
+    @perdure.durable(name="attacked.slow_run")
     def run() -> str:
         return slow()
 
@@ -68,11 +68,12 @@ def test_an_effect_is_not_run_again_while_its_body_still_runs(store: hf.Store) -
 # --- one message, two receivers
 
 
-def test_a_message_is_received_once_by_parallel_branches(store: hf.Store) -> None:
-    @hf.durable(name="attacked.receivers")
+def test_a_message_is_received_once_by_parallel_branches(store: perdure.Store) -> None:
+    @perdure.durable(name="attacked.receivers")
     def run() -> list[str]:
-        found: list[str] = hf.gather(
-            lambda: hf.receive(timeout_s=0.2, default="none"), lambda: hf.receive(timeout_s=0.2, default="none")
+        found: list[str] = perdure.gather(
+            lambda: perdure.receive(timeout_s=0.2, default="none"),
+            lambda: perdure.receive(timeout_s=0.2, default="none"),
         )
         return found
 
@@ -85,21 +86,21 @@ def test_a_message_is_received_once_by_parallel_branches(store: hf.Store) -> Non
 # --- a run that is there already is not a child
 
 
-@hf.durable(name="attacked.job")
+@perdure.durable(name="attacked.job")
 def job(what: str) -> str:
     return pay(what)
 
 
-def test_a_failing_parent_does_not_undo_a_run_that_is_not_its_child(store: hf.Store) -> None:
+def test_a_failing_parent_does_not_undo_a_run_that_is_not_its_child(store: perdure.Store) -> None:
     assert store.run(job, "A", id="shared").result() == "A"
 
-    @hf.durable(name="attacked.parent")
+    @perdure.durable(name="attacked.parent")
     def parent() -> str:
-        hf.spawn(job, "A", id="shared").result()
+        perdure.spawn(job, "A", id="shared").result()
         raise ValueError("the parent fails")
 
     handle = store.run(parent, id="parent")
-    with pytest.raises(hf.RunFailed, match="the parent fails"):
+    with pytest.raises(perdure.RunFailed, match="the parent fails"):
         handle.result(timeout_s=20)
     assert store.get_run("shared").status == "done"
     assert _undone == []
@@ -108,33 +109,33 @@ def test_a_failing_parent_does_not_undo_a_run_that_is_not_its_child(store: hf.St
 # --- undoing
 
 
-def test_the_budget_does_not_keep_a_run_from_being_undone(store: hf.Store) -> None:
-    @hf.step(name="attacked.think")
+def test_the_budget_does_not_keep_a_run_from_being_undone(store: perdure.Store) -> None:
+    @perdure.step(name="attacked.think")
     def think() -> None:
-        hf.spend(tokens=100)
+        perdure.spend(tokens=100)
 
-    @hf.durable(name="attacked.spender")
+    @perdure.durable(name="attacked.spender")
     def run() -> None:
-        hf.budget(tokens=10)
+        perdure.budget(tokens=10)
         pay("flight")
         think()
         think()
 
-    with pytest.raises(hf.RunFailed, match="BudgetExceeded"):
+    with pytest.raises(perdure.RunFailed, match="BudgetExceeded"):
         store.run(run, id="spender").result()
     assert _undone == ["flight"]
 
 
-def test_an_undo_in_doubt_is_not_taken_for_done(store: hf.Store) -> None:
-    @hf.effect(on_doubt="fail", timeout_s=0.05, name="attacked.refund")
+def test_an_undo_in_doubt_is_not_taken_for_done(store: perdure.Store) -> None:
+    @perdure.effect(on_doubt="fail", timeout_s=0.05, name="attacked.refund")
     def refund(what: str) -> None:
         raise TimeoutError("no answer")
 
-    @hf.effect(undo=refund, name="attacked.charge")
+    @perdure.effect(undo=refund, name="attacked.charge")
     def charge(what: str) -> str:
         return what
 
-    @hf.durable(name="attacked.refunded")
+    @perdure.durable(name="attacked.refunded")
     def run() -> None:
         charge("card")
         raise ValueError("sold out")
@@ -143,45 +144,45 @@ def test_an_undo_in_doubt_is_not_taken_for_done(store: hf.Store) -> None:
     assert handle.status == "waiting"
     assert [ask.kind for ask in store.asks("refunded")] == ["doubt"]
     handle.resolve("undo:1", done=None)
-    with pytest.raises(hf.RunFailed, match="sold out"):
+    with pytest.raises(perdure.RunFailed, match="sold out"):
         handle.result(timeout_s=20)
 
 
 # --- errors of a body are the run's own, whatever their class
 
 
-@pytest.mark.parametrize("error", [ImportError("no such module"), hf.Unavailable("another database is away")])
-def test_a_run_fails_by_the_recorded_error_of_a_step_and_is_undone(store: hf.Store, error: Exception) -> None:
+@pytest.mark.parametrize("error", [ImportError("no such module"), perdure.Unavailable("another database is away")])
+def test_a_run_fails_by_the_recorded_error_of_a_step_and_is_undone(store: perdure.Store, error: Exception) -> None:
     bodies: list[int] = []
 
-    @hf.step(name="attacked.imports")
+    @perdure.step(name="attacked.imports")
     def imports() -> None:
         bodies.append(1)
         raise error
 
-    @hf.durable(name="attacked.importer")
+    @perdure.durable(name="attacked.importer")
     def run() -> None:
         pay("flight")
         imports()
 
-    with pytest.raises(hf.RunFailed, match=str(error)):
+    with pytest.raises(perdure.RunFailed, match=str(error)):
         store.run(run, id="importer").result()
     assert (len(bodies), _undone) == (1, ["flight"])
 
 
-def test_an_effect_is_not_undone_by_another_ones_undo(store: hf.Store) -> None:
+def test_an_effect_is_not_undone_by_another_ones_undo(store: perdure.Store) -> None:
     def first_undo(what: str) -> None:
         _undone.append(f"first {what}")
 
     def second_undo(what: str) -> None:
         _undone.append(f"second {what}")
 
-    first = hf.effect(name="attacked.twin", undo=first_undo)(lambda what: what)
+    first = perdure.effect(name="attacked.twin", undo=first_undo)(lambda what: what)
 
-    @hf.durable(name="attacked.twins")
+    @perdure.durable(name="attacked.twins")
     def run() -> None:
         first("A")
-        hf.effect(name="attacked.twin", undo=second_undo)(lambda what: what)  # the name is another's from here on
+        perdure.effect(name="attacked.twin", undo=second_undo)(lambda what: what)  # the name is another's from here on
         raise ValueError("sold out")
 
     handle = store.run(run, id="twins")
@@ -195,9 +196,9 @@ def test_an_effect_is_not_undone_by_another_ones_undo(store: hf.Store) -> None:
 
 @pytest.mark.parametrize(("wish", "end"), [("cancel", "cancelled"), ("rollback", "rolled_back")])
 def test_an_end_that_is_asked_for_while_the_run_pauses_is_not_lost(
-    store: hf.Store, monkeypatch: pytest.MonkeyPatch, wish: str, end: str
+    store: perdure.Store, monkeypatch: pytest.MonkeyPatch, wish: str, end: str
 ) -> None:
-    @hf.durable(name="attacked.paused")
+    @perdure.durable(name="attacked.paused")
     def run() -> str:
         pay("flight")
         store.get_run("paused").pause()
@@ -211,22 +212,22 @@ def test_an_end_that_is_asked_for_while_the_run_pauses_is_not_lost(
     handle = store.run(run, id="paused")
     monkeypatch.setattr(points, "hook", None)
     handle.resume()
-    with pytest.raises((hf.RunCancelled, hf.RolledBack)):
+    with pytest.raises((perdure.RunCancelled, perdure.RolledBack)):
         handle.result(timeout_s=20)
     assert handle.status == end
 
 
 async def test_a_task_that_is_cancelled_while_its_intent_is_written_leaves_no_doubt(
-    store: hf.Store, monkeypatch: pytest.MonkeyPatch
+    store: perdure.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bodies: list[str] = []
 
-    @hf.effect(name="attacked.never")
+    @perdure.effect(name="attacked.never")
     async def never(what: str) -> str:
         bodies.append(what)
         return what
 
-    @hf.durable(name="attacked.cancelling")
+    @perdure.durable(name="attacked.cancelling")
     async def run() -> str:
         task = asyncio.create_task(never("flight"))
         tasks.append(task)
@@ -252,8 +253,8 @@ async def test_a_task_that_is_cancelled_while_its_intent_is_written_leaves_no_do
 
 
 def test_an_entry_that_is_committed_after_a_later_number_is_followed_too() -> None:
-    def event(seq: int) -> hf.Event:
-        return hf.Event("done", str(seq), "step", None, datetime.now(UTC), seq)
+    def event(seq: int) -> perdure.Event:
+        return perdure.Event("done", str(seq), "step", None, datetime.now(UTC), seq)
 
     class Row:
         since = origin_seq = 0
@@ -268,22 +269,22 @@ def test_an_entry_that_is_committed_after_a_later_number_is_followed_too() -> No
 
 
 def test_a_closed_store_leaves_nothing_that_says_it_lives(tmp_path: Path) -> None:
-    @hf.durable(name="attacked.brief")
+    @perdure.durable(name="attacked.brief")
     def run() -> int:
         return 1
 
-    with hf.open(str(tmp_path / "brief.db")) as opened:
+    with perdure.open(str(tmp_path / "brief.db")) as opened:
         assert opened.run(run, id="brief").result() == 1
         assert list(tmp_path.glob("*-owner-*"))
     assert not list(tmp_path.glob("*-owner-*"))
 
 
-def test_a_cancelled_run_can_be_undone_and_asks_again_what_it_did_not_know(store: hf.Store) -> None:
-    @hf.effect(timeout_s=0.05, name="attacked.risky")
+def test_a_cancelled_run_can_be_undone_and_asks_again_what_it_did_not_know(store: perdure.Store) -> None:
+    @perdure.effect(timeout_s=0.05, name="attacked.risky")
     def risky() -> str:
         raise TimeoutError("no answer")
 
-    @hf.durable(name="attacked.shop")
+    @perdure.durable(name="attacked.shop")
     def run() -> str:
         pay("flight")
         return risky()
@@ -296,6 +297,6 @@ def test_a_cancelled_run_can_be_undone_and_asks_again_what_it_did_not_know(store
         handle.result(timeout_s=0.5)
     assert [ask.kind for ask in store.asks("shop")] == ["doubt"]
     handle.resolve("2", not_done=True)
-    with pytest.raises(hf.RolledBack):
+    with pytest.raises(perdure.RolledBack):
         handle.result(timeout_s=20)
     assert _undone == ["flight"]

@@ -9,7 +9,7 @@ import pytest
 from lab import Lab
 from sagas_kit import Trip
 
-import holdfast as hf
+import perdure
 
 # --- when and in which order
 
@@ -35,7 +35,7 @@ def test_a_run_that_fails_undoes_what_it_did_newest_first(lab: Lab) -> None:
     run = lab.run(agent, id="r")
     assert run.status == "failed"
     assert trip.did == ["+flight", "a mail", "+car", "-car", "-flight"]
-    with pytest.raises(hf.RunFailed, match="no hotel left"):
+    with pytest.raises(perdure.RunFailed, match="no hotel left"):
         run.result()
     undone = [(step.path, step.name, step.status) for step in run.steps() if step.kind == "undo"]
     assert undone == [("undo:3", "undo book", "done"), ("undo:1", "undo book", "done")]
@@ -71,7 +71,7 @@ def test_rollback_cannot_be_caught_away(lab: Lab) -> None:
         await lab(trip.book("flight"))
         for _ in range(3):
             try:
-                hf.rollback("changed my mind")
+                perdure.rollback("changed my mind")
             except BaseException as error:  # agent loops catch everything
                 trip.did.append(type(error).__name__)
             try:
@@ -83,11 +83,11 @@ def test_rollback_cannot_be_caught_away(lab: Lab) -> None:
     run = lab.run(agent, id="r")
     assert run.status == "rolled_back"
     assert trip.did == ["+flight", *["RollBack"] * 6, "-flight"]
-    with pytest.raises(hf.RolledBack, match="changed my mind"):
+    with pytest.raises(perdure.RolledBack, match="changed my mind"):
         run.result()
 
 
-def test_branches_are_undone_in_reverse_order_of_their_completion(store: hf.Store) -> None:
+def test_branches_are_undone_in_reverse_order_of_their_completion(store: perdure.Store) -> None:
     lab = Lab(store, "async")
     did: list[str] = []
     second_is_booked = asyncio.Event()
@@ -95,13 +95,13 @@ def test_branches_are_undone_in_reverse_order_of_their_completion(store: hf.Stor
     async def cancel(what: str) -> None:
         did.append(f"-{what}")
 
-    @hf.effect(undo=cancel)
+    @perdure.effect(undo=cancel)
     async def book(what: str) -> None:
         if what == "first":
             await second_is_booked.wait()
         did.append(f"+{what}")
 
-    @hf.step
+    @perdure.step
     async def tells() -> None:
         second_is_booked.set()
 
@@ -109,7 +109,7 @@ def test_branches_are_undone_in_reverse_order_of_their_completion(store: hf.Stor
         await book("second")
         await tells()
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> None:
         await asyncio.gather(book("first"), second())
         raise ValueError("all for nothing")
@@ -125,8 +125,8 @@ def test_an_undo_gets_what_its_parameters_name(lab: Lab) -> None:
     got: list[Any] = []
     keys: list[str] = []
 
-    def by_name(flight: str, result: str, effect_key: str, key: hf.Key) -> None:
-        got.append([flight, result, effect_key == keys[0], key not in keys, key.startswith("hf_")])
+    def by_name(flight: str, result: str, effect_key: str, key: perdure.Key) -> None:
+        got.append([flight, result, effect_key == keys[0], key not in keys, key.startswith("pd_")])
 
     def by_default(hotel: str, guests: int, result: str) -> None:
         got.append([hotel, guests, result])
@@ -138,7 +138,7 @@ def test_an_undo_gets_what_its_parameters_name(lab: Lab) -> None:
         got.append([flight, reason])
 
     @lab.effect(name="one", undo=lab.body(by_name))
-    def one(flight: str, seats: int, key: hf.Key) -> str:
+    def one(flight: str, seats: int, key: perdure.Key) -> str:
         keys.append(key)
         return f"{flight} for {seats}"
 
@@ -160,7 +160,7 @@ def test_an_undo_gets_what_its_parameters_name(lab: Lab) -> None:
         await lab(two("Grand"))
         await lab(three("car", colour="red"))
         await lab(four("UA88"))
-        hf.rollback()
+        perdure.rollback()
 
     assert lab.run(agent, id="r").status == "rolled_back"
     assert got == [
@@ -173,16 +173,16 @@ def test_an_undo_gets_what_its_parameters_name(lab: Lab) -> None:
 
 def test_an_undo_that_needs_an_object_is_refused_when_it_is_given() -> None:
     """A rollback, perhaps in another process, has no `self` to call it on."""
-    with pytest.raises(hf.UsageError, match="self"):
+    with pytest.raises(perdure.UsageError, match="self"):
 
         class Airline:
             def cancel(self, flight: str) -> None: ...
 
-            @hf.effect(undo=cancel)
+            @perdure.effect(undo=cancel)
             def book(self, flight: str) -> None: ...
 
 
-def test_an_undo_may_be_of_another_flavour_than_the_run_where_that_is_possible(store: hf.Store) -> None:
+def test_an_undo_may_be_of_another_flavour_than_the_run_where_that_is_possible(store: perdure.Store) -> None:
     did: list[str] = []
 
     def cancel(what: str) -> None:
@@ -191,31 +191,31 @@ def test_an_undo_may_be_of_another_flavour_than_the_run_where_that_is_possible(s
     async def acancel(what: str) -> None:
         did.append(f"-{what}")
 
-    @hf.effect(undo=cancel)
+    @perdure.effect(undo=cancel)
     async def abook(what: str) -> None:
         did.append(what)
 
-    @hf.durable
+    @perdure.durable
     async def aagent() -> None:
         await abook("a")
-        hf.rollback()
+        perdure.rollback()
 
     lab = Lab(store, "async")
     assert lab.run(aagent, id="r").status == "rolled_back"
     assert did == ["a", "-a"]
 
-    @hf.effect(undo=acancel)
+    @perdure.effect(undo=acancel)
     def book(what: str) -> None:
         did.append(what)
 
-    @hf.durable
+    @perdure.durable
     def agent() -> None:
         book("b")
-        hf.rollback()
+        perdure.rollback()
 
     run = lab.run(agent, id="s")
     assert run.status == "stuck"
-    with pytest.raises(hf.RunStuck, match="async"):
+    with pytest.raises(perdure.RunStuck, match="async"):
         run.result()
 
 
@@ -234,18 +234,18 @@ def test_a_child_is_undone_as_one_unit(lab: Lab) -> None:
     @lab.durable
     async def agent() -> None:
         await lab(trip.book("flight"))
-        child = await lab(hf.spawn(child_agent, id="c"))
+        child = await lab(perdure.spawn(child_agent, id="c"))
         assert await lab(child.result()) == "evening"
         await lab(trip.book("taxi"))
         raise ValueError("no")
 
     run = lab.run(agent, id="r")
-    with pytest.raises(hf.RunFailed):
+    with pytest.raises(perdure.RunFailed):
         run.result(timeout_s=20)
     assert trip.did == ["+flight", "+museum", "+opera", "+taxi", "-taxi", "-opera", "-museum", "-flight"]
     child = lab.store.get_run("c")
     assert child.status == "rolled_back"
-    with pytest.raises(hf.RolledBack):
+    with pytest.raises(perdure.RolledBack):
         child.result()
 
 
@@ -258,13 +258,13 @@ def test_a_child_counts_from_when_it_ended(lab: Lab) -> None:
 
     @lab.durable
     async def agent() -> None:
-        child = await lab(hf.spawn(child_agent, id="c"))
+        child = await lab(perdure.spawn(child_agent, id="c"))
         await lab(trip.book("flight"))
         await lab(child.result())
         raise ValueError("no")
 
     run = lab.run(agent, id="r")
-    with pytest.raises(hf.RunFailed):
+    with pytest.raises(perdure.RunFailed):
         run.result(timeout_s=20)
     assert trip.did == ["+flight", "+opera", "-opera", "-flight"]
 
@@ -275,19 +275,19 @@ def test_a_child_that_waits_is_rolled_back_with_its_parent(lab: Lab) -> None:
     @lab.durable(name="child_agent")
     async def child_agent() -> None:
         await lab(trip.book("opera"))
-        await lab(hf.ask("Dress code?"))
+        await lab(perdure.ask("Dress code?"))
 
     @lab.durable
     async def agent() -> None:
         await lab(trip.book("flight"))
-        child = await lab(hf.spawn(child_agent, id="c"))
+        child = await lab(perdure.spawn(child_agent, id="c"))
         await lab(child.result())
 
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
     assert lab.store.get_run("c").status == "waiting"
     assert run.rollback() == "queued"
-    with pytest.raises(hf.RolledBack):
+    with pytest.raises(perdure.RolledBack):
         run.result(timeout_s=20)
     assert trip.did == ["+flight", "+opera", "-opera", "-flight"]
     assert lab.store.get_run("c").status == "rolled_back"
@@ -304,10 +304,10 @@ def test_the_failure_of_a_child_reaches_its_parent_who_may_go_on(lab: Lab) -> No
 
     @lab.durable
     async def agent() -> str:
-        child = await lab(hf.spawn(child_agent))
+        child = await lab(perdure.spawn(child_agent))
         try:
             await lab(child.result())
-        except hf.RunFailed as error:
+        except perdure.RunFailed as error:
             return f"{type(error.__cause__).__name__}: {error.__cause__}"
         return ""
 

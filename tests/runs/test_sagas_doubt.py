@@ -11,8 +11,8 @@ import pytest
 from lab import Interrupt, Lab, Once, hooked
 from sagas_kit import Trip
 
-import holdfast as hf
-from holdfast.runs.session.points import Point
+import perdure
+from perdure.runs.session.points import Point
 
 
 def strike_at(at: str, name: str) -> Callable[[Point], None]:
@@ -26,19 +26,19 @@ def strike_at(at: str, name: str) -> Callable[[Point], None]:
 # --- doubts and failures on the way
 
 
-def test_what_is_in_doubt_is_settled_before_anything_is_undone(store: hf.Store) -> None:
+def test_what_is_in_doubt_is_settled_before_anything_is_undone(store: perdure.Store) -> None:
     lab, did = Lab(store, "async"), list[str]()
 
     async def cancel(what: str) -> None:
         did.append(f"-{what}")
 
-    @hf.effect(undo=cancel)
+    @perdure.effect(undo=cancel)
     async def book(what: str) -> None:
         did.append(f"+{what}")
         if what == "hotel":
             await asyncio.sleep(60)
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> None:
         await book("flight")
         try:
@@ -53,7 +53,7 @@ def test_what_is_in_doubt_is_settled_before_anything_is_undone(store: hf.Store) 
     assert ask.kind == "doubt"
     assert ask.step is not None
     run.resolve(ask.step, done=None)
-    with pytest.raises(hf.RunFailed, match="give up"):
+    with pytest.raises(perdure.RunFailed, match="give up"):
         run.result()
     assert did == ["+flight", "+hotel", "-hotel", "-flight"]
 
@@ -66,7 +66,7 @@ def test_an_undo_in_doubt_asks_and_is_not_repeated(lab: Lab, verdict: str) -> No
     async def agent() -> None:
         await lab(trip.book("flight"))
         await lab(trip.book("hotel"))
-        hf.rollback("enough")
+        perdure.rollback("enough")
 
     at = "before done" if verdict == "done" else "before body"
     with hooked(strike_at(at, "undo book")), pytest.raises(Interrupt):
@@ -79,7 +79,7 @@ def test_an_undo_in_doubt_asks_and_is_not_repeated(lab: Lab, verdict: str) -> No
         run.resolve("undo:2", done=None)
     else:
         run.resolve("undo:2", not_done=True)
-    with pytest.raises(hf.RolledBack, match="enough"):
+    with pytest.raises(perdure.RolledBack, match="enough"):
         run.result()
     assert trip.did == ["+flight", "+hotel", "-hotel", "-flight"]
 
@@ -88,9 +88,9 @@ def test_an_undo_with_reconcile_settles_itself(lab: Lab) -> None:
     found: list[Any] = []
     trip: Trip
 
-    def find(key: str, what: str) -> hf.Done | hf.NotDone:
+    def find(key: str, what: str) -> perdure.Done | perdure.NotDone:
         found.append(what)
-        return hf.Done(None) if f"-{what}" in trip.did else hf.NotDone()
+        return perdure.Done(None) if f"-{what}" in trip.did else perdure.NotDone()
 
     trip = Trip(lab, reconcile=find, timeout_s=0.05)
 
@@ -118,7 +118,7 @@ def test_an_undo_that_fails_leaves_the_run_stuck_and_it_goes_on_when_mended(lab:
             raise ValueError("the hotel does not answer the phone")
         did.append(f"-{what}")
 
-    undo = hf.effect(name="cancel_or_not", retries=1, backoff_s=0, definite=ValueError)(lab.body(cancel))
+    undo = perdure.effect(name="cancel_or_not", retries=1, backoff_s=0, definite=ValueError)(lab.body(cancel))
 
     @lab.effect(undo=undo)
     def book(what: str) -> None:
@@ -132,14 +132,14 @@ def test_an_undo_that_fails_leaves_the_run_stuck_and_it_goes_on_when_mended(lab:
 
     run = lab.run(agent, id="r")
     assert run.status == "stuck"
-    with pytest.raises(hf.RunStuck, match=r"holdfast resume r|run the same line again") as caught:
+    with pytest.raises(perdure.RunStuck, match=r"perdure resume r|run the same line again") as caught:
         run.result()
     assert "does not answer the phone" in str(caught.value)
     assert did == ["+flight", "+hotel", "+car", "try -car", "-car", "try -hotel", "try -hotel"]
     assert lab.run(agent, id="r").status == "stuck"  # the same line tries again
     broken.clear()
     assert run.resume() == "queued"
-    with pytest.raises(hf.RunFailed, match="reason"):
+    with pytest.raises(perdure.RunFailed, match="reason"):
         run.result()
     assert did[-4:] == ["try -hotel", "-hotel", "try -flight", "-flight"]
     assert did.count("-car") == 1
@@ -164,7 +164,7 @@ def test_a_plain_undo_is_tried_again_by_itself(lab: Lab) -> None:
     @lab.durable
     async def agent() -> None:
         await lab(book("flight"))
-        hf.rollback()
+        perdure.rollback()
 
     assert lab.run(agent, id="r").status == "rolled_back"
     assert did == ["+flight", "-flight", "-flight"]
@@ -182,8 +182,8 @@ def test_an_effect_whose_result_cannot_be_stored_was_done_and_is_undone(lab: Lab
     async def agent() -> None:
         try:
             await lab(odd("ship"))
-        except hf.Unstorable:
-            hf.rollback("an odd ship")
+        except perdure.Unstorable:
+            perdure.rollback("an odd ship")
 
     assert lab.run(agent, id="r").status == "rolled_back"
     assert trip.did == ["+ship", "-ship"]
@@ -198,7 +198,7 @@ def test_an_operator_rolls_back_a_run_that_waits(lab: Lab) -> None:
     @lab.durable
     async def agent() -> None:
         await lab(trip.book("flight"))
-        await lab(hf.ask("Go on?"))
+        await lab(perdure.ask("Go on?"))
 
     run = lab.run(agent, id="r")
     assert run.rollback() == "queued"
@@ -219,7 +219,7 @@ def test_an_operator_rolls_back_a_run_that_is_done(lab: Lab) -> None:
     run = lab.run(agent, id="r")
     assert run.result() == "gone"
     assert run.rollback() == "queued"
-    with pytest.raises(hf.RolledBack):
+    with pytest.raises(perdure.RolledBack):
         run.result()
     assert trip.did == ["+flight", "-flight"]
 
@@ -251,7 +251,7 @@ def test_a_rollback_at_the_last_moment_is_not_lost(lab: Lab, at: str) -> None:
     async def agent() -> str:
         await lab(trip.book("flight"))
         if at == "before park":
-            await lab(hf.ask("Go on?"))
+            await lab(perdure.ask("Go on?"))
         return "gone"
 
     def strike(point: Point) -> None:
@@ -285,7 +285,7 @@ def test_a_rollback_of_an_operator_may_meet_a_doubt(lab: Lab) -> None:
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
     run.resolve("undo:1", done=None)
-    with pytest.raises(hf.RolledBack):
+    with pytest.raises(perdure.RolledBack):
         run.result()
     assert trip.did == ["+flight", "-flight"]
 
@@ -305,5 +305,5 @@ def test_a_rollback_that_was_interrupted_goes_on(lab: Lab) -> None:
     run = lab.run(agent, id="r")
     assert run.status == "failed"
     assert trip.did == ["+a", "+b", "+c", "-c", "-b", "-a"]
-    with pytest.raises(hf.RunFailed, match="reason"):
+    with pytest.raises(perdure.RunFailed, match="reason"):
         run.result()

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 from lab import Interrupt, Lab, Once, hooked
 
-import holdfast as hf
-from holdfast.runs.session.points import Point
+import perdure
+from perdure.runs.session.points import Point
 
 
 class Stop(BaseException):
     """Ends the process's part where a test wants it."""
 
 
-def save(lab: Lab, thread: hf.Thread, state: Any, **options: Any) -> Any:
+def save(lab: Lab, thread: perdure.Thread, state: Any, **options: Any) -> Any:
     return thread.asave(state, **options) if lab.is_async else thread.save(state, **options)
 
 
-def update(lab: Lab, thread: hf.Thread, patch: Any, **options: Any) -> Any:
+def update(lab: Lab, thread: perdure.Thread, patch: Any, **options: Any) -> Any:
     return thread.aupdate(patch, **options) if lab.is_async else thread.update(patch, **options)
 
 
@@ -129,7 +129,7 @@ def test_a_conflict_is_raised_and_nothing_is_written(lab: Lab) -> None:
         await lab(save(lab, thread, 2))
         try:
             await lab(save(lab, thread, 3, expect=first))
-        except hf.Conflict:
+        except perdure.Conflict:
             return "conflict"
 
     run = lab.run(agent)
@@ -165,7 +165,7 @@ def test_another_state_on_replay_is_an_error(lab: Lab) -> None:
 
     with pytest.raises(Interrupt):
         lab.run(agent, id="impure")
-    with pytest.raises(hf.RunStuck, match=r"thread\.save"):
+    with pytest.raises(perdure.RunStuck, match=r"thread\.save"):
         lab.run(agent, id="impure").result()
     assert len(states(lab, "impure")) == 1
 
@@ -186,7 +186,7 @@ def test_a_save_inside_a_body_is_a_plain_one(lab: Lab) -> None:
 
 def test_a_thread_of_another_tenant_or_database(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> None:
     other = lab.store.tenant(f"other-{id(lab)}")
-    elsewhere = hf.open(str(tmp_path_factory.mktemp("elsewhere") / "e.db"))
+    elsewhere = perdure.open(str(tmp_path_factory.mktemp("elsewhere") / "e.db"))
 
     @lab.durable(name=f"tenants-{id(lab)}")
     async def agent() -> None:
@@ -206,7 +206,7 @@ def test_with_state_both_go_in_one_commit(lab: Lab) -> None:
 
     @lab.durable(name=f"both-{id(lab)}")
     async def agent() -> Any:
-        state = hf.state({"saved": 0})
+        state = perdure.state({"saved": 0})
         thread = lab.store.thread("both")
         for _ in range(2):
             state["saved"] += 1
@@ -227,12 +227,12 @@ def test_a_moved_run_begins_a_thread_that_is_not_there(lab: Lab, tmp_path_factor
     async def agent() -> Any:
         thread = lab.store.thread("left") if not moved else target.thread("left")
         await lab(save(lab, thread, 1))
-        answer = await lab(hf.receive())
+        answer = await lab(perdure.receive())
         await lab(save(lab, thread, answer))
 
     folder = tmp_path_factory.mktemp("moved")
     moved: list[bool] = []
-    with hf.open(str(folder / "target.db")) as other:
+    with perdure.open(str(folder / "target.db")) as other:
         target = other.tenant(lab.store._context.tenant_name)
         lab.run(agent, id="moved")
         run = target.import_run(lab.store.export_run("moved", folder / "moved.run"))

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from lab import Flaky, Interrupt, Lab, Once, again, hooked
 
-import holdfast as hf
-from holdfast.runs.journal.blobs import BLOB_MIN_BYTES
-from holdfast.runs.session.points import Point
+import perdure
+from perdure.runs.journal.blobs import BLOB_MIN_BYTES
+from perdure.runs.session.points import Point
 
 
 class OutOfPaper(Exception):
@@ -106,7 +106,7 @@ def test_an_error_that_nobody_catches_fails_the_run(lab: Lab) -> None:
     run = lab.run(agent, id="r")
     assert run.status == "failed"
     for handle in (run, lab.run(agent, id="r"), lab.store.get_run("r")):
-        with pytest.raises(hf.RunFailed, match="OutOfPaper") as caught:
+        with pytest.raises(perdure.RunFailed, match="OutOfPaper") as caught:
             handle.result()
         assert isinstance(caught.value.__cause__, OutOfPaper)
         assert caught.value.__cause__.printer == "lobby"
@@ -133,7 +133,7 @@ def test_an_error_whose_class_is_gone_leaves_the_run_stuck_whatever_the_code_cat
 
     run = again(lab, agent, id="r")
     assert run.status == "stuck"
-    with pytest.raises(hf.RunStuck, match=r"step 1 \(broken\) of run 'r' failed with .*Local: sprocket"):
+    with pytest.raises(perdure.RunStuck, match=r"step 1 \(broken\) of run 'r' failed with .*Local: sprocket"):
         run.result()
 
 
@@ -226,7 +226,7 @@ def test_a_generator_streams_its_chunks_and_is_recorded_once(lab: Lab) -> None:
 
     with pytest.raises(Interrupt):
         lab.run(agent, id="r")
-    heard: list[hf.Event] = []
+    heard: list[perdure.Event] = []
     ready = threading.Event()
 
     def listen() -> None:
@@ -260,7 +260,7 @@ def test_chunks_are_heard_while_the_step_runs(lab: Lab) -> None:
 
         return chunks
 
-    step = hf.step(atokens()) if lab.is_async else hf.step(tokens)
+    step = perdure.step(atokens()) if lab.is_async else perdure.step(tokens)
     begun = threading.Event()
 
     @lab.durable
@@ -288,8 +288,8 @@ def test_chunks_are_heard_while_the_step_runs(lab: Lab) -> None:
     assert heard == [("chunk", "one"), ("chunk", "two"), ("done", ["one", "two"]), ("status", "done")]
 
 
-def listening(store: hf.Store) -> bool:
-    from holdfast.runs.engine.runtime import runtime_of
+def listening(store: perdure.Store) -> bool:
+    from perdure.runs.engine.runtime import runtime_of
 
     return bool(runtime_of(store._context)._listeners)
 
@@ -299,16 +299,16 @@ def test_what_a_run_emits_is_recorded_and_never_read_by_it(lab: Lab) -> None:
 
     @lab.step()
     def work() -> int:
-        hf.emit({"half": True})
+        perdure.emit({"half": True})
         return 1
 
     @lab.durable
     async def agent() -> Any:
-        hf.emit("begun")
+        perdure.emit("begun")
         found = await lab(work())
-        hf.emit("done")
+        perdure.emit("done")
         once.interrupt()
-        hf.emit("after")
+        perdure.emit("after")
         return found
 
     run = again(lab, agent, id="r")
@@ -328,15 +328,15 @@ class Printer:
         self.lab = lab
         self.name = name
         if keyed:
-            self.holdfast_key = name
+            self.perdure_key = name
 
-    @hf.step
+    @perdure.step
     def prints(self, text: str) -> str:
         """What a page says."""
         self.lab.ran.append((self.name, text))
         return f"{self.name}: {text}"
 
-    @hf.step
+    @perdure.step
     async def aprints(self, text: str) -> str:
         self.lab.ran.append((self.name, text))
         return f"{self.name}: {text}"
@@ -369,7 +369,7 @@ def test_methods_are_steps_and_self_counts_only_if_it_has_a_key(lab: Lab) -> Non
 
     run = again(lab, other, id="s")
     assert run.status == "stuck"  # the printer is an input now, and it is another one
-    with pytest.raises(hf.RunStuck, match="arguments"):
+    with pytest.raises(perdure.RunStuck, match="arguments"):
         run.result()
     assert Printer.prints.__doc__ == "What a page says."
     assert asyncio.iscoroutinefunction(Printer.aprints)
@@ -428,7 +428,7 @@ def test_a_step_is_a_plain_call_where_there_is_no_run_and_inside_a_step(lab: Lab
     async def aouter_body(number: int) -> int:
         return int(await inner(number)) + 1
 
-    outer = hf.step(name="outer")(aouter_body if lab.is_async else outer_body)
+    outer = perdure.step(name="outer")(aouter_body if lab.is_async else outer_body)
 
     @lab.durable
     async def agent() -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from lab import Flaky, Lab
 
-import holdfast as hf
+import perdure
 
 # --- retries
 
@@ -110,7 +110,7 @@ def test_a_body_that_takes_too_long_is_given_up(lab: Lab) -> None:
         lab.ran.append("slow")
         release.wait(60)
 
-    step = hf.step(timeout_s=0.05, retries=1, backoff_s=0)(slow_async if lab.is_async else slow)
+    step = perdure.step(timeout_s=0.05, retries=1, backoff_s=0)(slow_async if lab.is_async else slow)
 
     @lab.durable
     async def agent() -> str:
@@ -127,14 +127,14 @@ def test_a_body_that_takes_too_long_is_given_up(lab: Lab) -> None:
     assert lab.count("slow") == 2
 
 
-@hf.step(process=True, timeout_s=30)
+@perdure.step(process=True, timeout_s=30)
 def in_a_process(number: int) -> list[int]:
     import os
 
     return [number + 1, os.getpid()]
 
 
-@hf.step(process=True, timeout_s=0.5)
+@perdure.step(process=True, timeout_s=0.5)
 def never_ends(path: str) -> None:
     import os
     from pathlib import Path
@@ -144,7 +144,7 @@ def never_ends(path: str) -> None:
         pass
 
 
-@hf.durable
+@perdure.durable
 def with_a_process(path: str) -> list[Any]:
     import os
 
@@ -156,7 +156,7 @@ def with_a_process(path: str) -> list[Any]:
     return []
 
 
-def test_a_sync_body_may_run_in_a_process_that_can_be_stopped(store: hf.Store, tmp_path: Path) -> None:
+def test_a_sync_body_may_run_in_a_process_that_can_be_stopped(store: perdure.Store, tmp_path: Path) -> None:
     lab, path = Lab(store, "sync"), tmp_path / "pid"
     assert lab.run(with_a_process, str(path), id="r").result() == [2, True, "BodyTimeout"]
     if path.exists():  # it had begun: it was killed

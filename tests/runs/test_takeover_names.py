@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-import holdfast as hf
+import perdure
 
 APP = """
 import os
@@ -22,7 +22,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-import holdfast as hf
+import perdure
 
 
 class Shop:
@@ -30,7 +30,7 @@ class Shop:
         pass
 
 
-@hf.register
+@perdure.register
 @dataclass
 class Order:
     item: str
@@ -45,23 +45,23 @@ def refund(result):
     note("refunded")
 
 
-@hf.step
+@perdure.step
 def find() -> Order:
     return Order("seat")
 
 
-@hf.effect(undo=refund)
+@perdure.effect(undo=refund)
 def pay(order: Order) -> str:
     note("paid")
     return "receipt"
 
 
-@hf.step
+@perdure.step
 def reserve(order: Order) -> str:
     raise Shop.SoldOut("none left")
 
 
-@hf.durable
+@perdure.durable
 def buy() -> str:
     order = find()
     assert isinstance(order, Order)
@@ -75,12 +75,12 @@ def buy() -> str:
 
 
 if __name__ == "__main__":
-    with hf.open(os.environ["HOLDFAST_STORE"]) as store:
+    with perdure.open(os.environ["PERDURE_STORE"]) as store:
         store.run(buy, id="r")
 """
-WORKS = "hf.Worker(store).run(until_idle=True)"  # with the copy that was imported: it came last
-QUEUE = "import app, holdfast as hf, os; hf.open(os.environ['HOLDFAST_STORE']).start(app.buy, id='r')"
-SCRIPT, MODULE, WORKER = ["app.py"], ["-m", "app"], ["-m", "holdfast", "worker", "app.py", "--once"]
+WORKS = "perdure.Worker(store).run(until_idle=True)"  # with the copy that was imported: it came last
+QUEUE = "import app, perdure as hf, os; perdure.open(os.environ['PERDURE_STORE']).start(app.buy, id='r')"
+SCRIPT, MODULE, WORKER = ["app.py"], ["-m", "app"], ["-m", "perdure", "worker", "app.py", "--once"]
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def place(tmp_path: Path) -> Path:
 def python(place: Path, *arguments: str, die: bool = False, folder: str = ".") -> int:
     """Run Python in a folder of the place: gives how it ended."""
     extra = {
-        "HOLDFAST_STORE": str(place / "agent.db"),
+        "PERDURE_STORE": str(place / "agent.db"),
         "LEDGER": str(place / "ledger"),
         **({"DIE": "1"} if die else {}),
     }
@@ -104,7 +104,7 @@ def python(place: Path, *arguments: str, die: bool = False, folder: str = ".") -
 
 def ended(place: Path) -> tuple[str, str, str]:
     """The run's status, its result, and what was done to the world."""
-    with hf.open(str(place / "agent.db")) as store:
+    with perdure.open(str(place / "agent.db")) as store:
         run = store.get_run("r")
         result = run.result() if run.status == "done" else ""
         return run.status, result, (place / "ledger").read_text()
@@ -114,7 +114,7 @@ def ended(place: Path) -> tuple[str, str, str]:
     ("begin", "resume", "folders"),
     [
         (SCRIPT, WORKER, (".", ".")),
-        (MODULE, ["-m", "holdfast", "worker", "../app.py", "--once"], (".", "shop")),
+        (MODULE, ["-m", "perdure", "worker", "../app.py", "--once"], (".", "shop")),
         (["shop/app.py"], ["-m", "shop.app"], (".", ".")),
         (["-m", "shop.app"], WORKER, (".", "shop")),
         (WORKER, SCRIPT, (".", ".")),
@@ -154,11 +154,13 @@ def test_a_renamed_error_leaves_the_run_stuck_until_its_name_is_back(place: Path
     (place / "app.py").write_text(renamed)
     assert python(place, *WORKER) == 0
     assert ended(place) == ("stuck", "", "paid\n")
-    with hf.open(str(place / "agent.db")) as store:
+    with perdure.open(str(place / "agent.db")) as store:
         why = (store.get_run("r").info().waiting_for or {})["error"]
     assert "SoldOut: none left" in why
     assert "app:Shop.SoldOut" in why
-    (place / "app.py").write_text(renamed.replace("@hf.register", "Shop.SoldOut = Shop.NoSeats\n\n\n@hf.register"))
-    assert python(place, "-m", "holdfast", "resume", "r") == 0
+    (place / "app.py").write_text(
+        renamed.replace("@perdure.register", "Shop.SoldOut = Shop.NoSeats\n\n\n@perdure.register")
+    )
+    assert python(place, "-m", "perdure", "resume", "r") == 0
     assert python(place, *WORKER) == 0
     assert ended(place) == ("done", "waiting list: none left", "paid\n")

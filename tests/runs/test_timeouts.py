@@ -1,4 +1,4 @@
-"""hf.timeout: a deadline that calls keep and waits are woken by, recorded; and bodies that outlive their own."""
+"""perdure.timeout: a deadline that calls keep and waits are woken by, recorded; and bodies that outlive their own."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from lab import Interrupt, Lab, Once, finished
 
-import holdfast as hf
+import perdure
 
 PATIENCE_S = 30.0
 
 
-def again(lab: Lab, agent: Callable[..., Any], id: str = "r") -> hf.Run:
+def again(lab: Lab, agent: Callable[..., Any], id: str = "r") -> perdure.Run:
     with pytest.raises(Interrupt):
         lab.run(agent, id=id)
     return lab.run(agent, id=id)
@@ -38,7 +38,7 @@ def test_a_call_after_the_deadline_raises_and_does_so_again_on_replay(lab: Lab) 
     async def agent() -> Any:
         found = []
         try:
-            with hf.timeout(seconds[0]):
+            with perdure.timeout(seconds[0]):
                 found.append(await lab(note("in time")))
                 while True:
                     found.append(await lab(note("perhaps")))
@@ -63,7 +63,7 @@ def test_in_time_nothing_happens_also_on_replay(lab: Lab) -> None:
 
     @lab.durable
     async def agent() -> Any:
-        with hf.timeout(seconds[0]):
+        with perdure.timeout(seconds[0]):
             found = [await lab(note("a")), await lab(note("b"))]
         found.append(await lab(note("c")))
         once.interrupt()
@@ -80,34 +80,36 @@ def test_in_time_nothing_happens_also_on_replay(lab: Lab) -> None:
 def waits(lab: Lab) -> dict[str, Callable[[], Any]]:
     @lab.durable(name=f"child-{id(lab)}")
     async def child() -> None:
-        await lab(hf.ask("Child?"))
+        await lab(perdure.ask("Child?"))
 
     async def result() -> Any:
-        return await lab((await lab(hf.spawn(child))).result())
+        return await lab((await lab(perdure.spawn(child))).result())
 
     @lab.step(retries=5, backoff_s=3600, backoff_max_s=3600)
     def flaky() -> None:
         raise LookupError
 
     @lab.effect(approve=True)
-    def book(key: hf.Key) -> str:
+    def book(key: perdure.Key) -> str:
         lab.ran.append("booked")
         return "booked"
 
     def first() -> Any:
         if lab.is_async:
-            return hf.first(hf.ask("Which?"), hf.sleep(3600))
-        return hf.first(lambda: hf.ask("Which?"), lambda: hf.sleep(3600))
+            return perdure.first(perdure.ask("Which?"), perdure.sleep(3600))
+        return perdure.first(lambda: perdure.ask("Which?"), lambda: perdure.sleep(3600))
 
     return {
-        "ask": lambda: hf.ask("Which?"),
-        "sleep": lambda: hf.sleep(3600),
-        "receive": lambda: hf.receive(),
+        "ask": lambda: perdure.ask("Which?"),
+        "sleep": lambda: perdure.sleep(3600),
+        "receive": lambda: perdure.receive(),
         "result": lambda: result() if lab.is_async else finished(result()),
         "retry": flaky,
         "approval": book,
         "first": first,
-        "gather": lambda: hf.gather(hf.sleep(3600)) if lab.is_async else hf.gather(lambda: hf.sleep(3600)),
+        "gather": lambda: (
+            perdure.gather(perdure.sleep(3600)) if lab.is_async else perdure.gather(lambda: perdure.sleep(3600))
+        ),
     }
 
 
@@ -121,7 +123,7 @@ def test_a_wait_is_woken_by_the_deadline_and_raises_on_replay_too(lab: Lab, kind
     @lab.durable
     async def agent() -> Any:
         try:
-            async with hf.timeout(1.3):
+            async with perdure.timeout(1.3):
                 if call is not None:
                     await lab(call())
             found = "in time"
@@ -156,8 +158,8 @@ def test_a_short_deadline_is_waited_for_here(lab: Lab) -> None:
     @lab.durable
     async def agent() -> Any:
         try:
-            with hf.timeout(0.05):
-                return await lab(hf.ask("Which?"))
+            with perdure.timeout(0.05):
+                return await lab(perdure.ask("Which?"))
         except TimeoutError:
             return "too late"
 
@@ -167,8 +169,8 @@ def test_a_short_deadline_is_waited_for_here(lab: Lab) -> None:
 def test_an_answer_in_time_counts(lab: Lab) -> None:
     @lab.durable
     async def agent() -> Any:
-        with hf.timeout(3600):
-            return await lab(hf.ask("Which?"))
+        with perdure.timeout(3600):
+            return await lab(perdure.ask("Which?"))
 
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
@@ -181,16 +183,16 @@ def test_the_nearest_of_nested_deadlines_counts_and_the_outer_one_goes_on_counti
     async def agent() -> Any:
         found = []
         try:
-            with hf.timeout(0.15):
+            with perdure.timeout(0.15):
                 try:
-                    with hf.timeout(0.05):
-                        await lab(hf.sleep(3600))
+                    with perdure.timeout(0.05):
+                        await lab(perdure.sleep(3600))
                 except TimeoutError:
                     found.append("inner")
-                await lab(hf.sleep(3600))
+                await lab(perdure.sleep(3600))
         except TimeoutError:
             found.append("outer")
-        await lab(hf.sleep(0))
+        await lab(perdure.sleep(0))
         return found
 
     assert lab.run(agent, id="r").result(timeout_s=PATIENCE_S) == ["inner", "outer"]
@@ -200,14 +202,14 @@ def test_an_effect_in_doubt_is_not_given_up(lab: Lab) -> None:
     """Nobody may guess what became of it: the person who is asked may take longer than the deadline."""
 
     @lab.effect(timeout_s=0.01)
-    def book(key: hf.Key) -> str:
+    def book(key: perdure.Key) -> str:
         lab.ran.append(key)
         raise ConnectionError("did it arrive?")
 
     @lab.durable
     async def agent() -> Any:
         try:
-            with hf.timeout(0.05):
+            with perdure.timeout(0.05):
                 return await lab(book())
         except TimeoutError:
             return "too late"
@@ -223,7 +225,7 @@ def test_an_effect_in_doubt_is_not_given_up(lab: Lab) -> None:
 def test_branches_have_the_deadline_of_their_maker(lab: Lab) -> None:
     async def sleeps() -> str:
         try:
-            await lab(hf.sleep(3600))
+            await lab(perdure.sleep(3600))
         except TimeoutError:
             return "too late"
         return "slept"
@@ -231,17 +233,17 @@ def test_branches_have_the_deadline_of_their_maker(lab: Lab) -> None:
     @lab.durable
     async def agent() -> Any:
         calls: Any = [sleeps() if lab.is_async else lambda: finished(sleeps()) for _ in range(3)]
-        with hf.timeout(0.05):
-            return await lab(hf.gather(*calls))
+        with perdure.timeout(0.05):
+            return await lab(perdure.gather(*calls))
 
     assert lab.run(agent, id="r").result(timeout_s=PATIENCE_S) == ["too late"] * 3
 
 
 def test_a_timeout_wants_a_number_and_a_run(lab: Lab) -> None:
     for wrong in (-1, float("nan"), "5"):
-        with pytest.raises(hf.UsageError):
-            hf.timeout(wrong)  # type: ignore[arg-type]
-    with pytest.raises(hf.NotInRun), hf.timeout(1):
+        with pytest.raises(perdure.UsageError):
+            perdure.timeout(wrong)  # type: ignore[arg-type]
+    with pytest.raises(perdure.NotInRun), perdure.timeout(1):
         pass
     del lab
 
@@ -249,28 +251,28 @@ def test_a_timeout_wants_a_number_and_a_run(lab: Lab) -> None:
 # --- bodies that outlive their own time
 
 
-def test_a_body_that_outlives_its_time_has_no_part_in_the_run_any_more(store: hf.Store) -> None:
+def test_a_body_that_outlives_its_time_has_no_part_in_the_run_any_more(store: perdure.Store) -> None:
     """It goes on on its thread, where nothing can stop it; what it says is not heard."""
     lab = Lab(store, "sync")
     late, said = threading.Event(), list[BaseException]()
     ended = threading.Event()
 
-    @hf.step(timeout_s=0.02)
+    @perdure.step(timeout_s=0.02)
     def slow() -> None:
-        hf.emit("in time")
+        perdure.emit("in time")
         late.wait(PATIENCE_S)
         try:
-            hf.emit("too late")
+            perdure.emit("too late")
         except BaseException as error:
             said.append(error)
         ended.set()
 
-    @hf.step
+    @perdure.step
     def waits_for_it() -> None:
         late.set()
         assert ended.wait(PATIENCE_S)
 
-    @hf.durable
+    @perdure.durable
     def agent() -> str:
         try:
             slow()
@@ -301,7 +303,7 @@ def test_a_generator_has_its_time_too(lab: Lab) -> None:
         yield 2
 
     body: Any = achunks if lab.is_async else chunks
-    step = hf.step(name="chunks", timeout_s=0.02)(body)
+    step = perdure.step(name="chunks", timeout_s=0.02)(body)
 
     @lab.durable
     async def agent() -> Any:

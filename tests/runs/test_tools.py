@@ -1,4 +1,4 @@
-"""hf.tools: schemas for the APIs of models, and their tool calls, run so that they replay."""
+"""perdure.tools: schemas for the APIs of models, and their tool calls, run so that they replay."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from lab import Interrupt, Lab, Once
 from tools_kit import SoldOut, chat, said, search
 
-import holdfast as hf
-from holdfast.runs.agents.toolcalls import ERROR_CHARACTERS_MAX, Outcome, ToolCall, label, messages, parse, text_of
+import perdure
+from perdure.runs.agents.toolcalls import ERROR_CHARACTERS_MAX, Outcome, ToolCall, label, messages, parse, text_of
 
 # --- schemas
 
 
-@hf.effect
-def reserve(room: str, key: hf.Key) -> str:
+@perdure.effect
+def reserve(room: str, key: perdure.Key) -> str:
     """Reserve a room."""
     return f"{room} {key}"
 
@@ -41,38 +41,38 @@ PARAMETERS = {
 
 
 def test_schemas_are_in_the_form_that_each_api_wants() -> None:
-    tools = hf.tools([search])
+    tools = perdure.tools([search])
     about = {"name": "search", "description": "Find hotels in a city."}
     assert tools.schemas() == [{"type": "function", "function": {**about, "parameters": PARAMETERS}}]
     assert tools.schemas("responses") == [{"type": "function", **about, "parameters": PARAMETERS, "strict": False}]
     assert tools.schemas("anthropic") == [{**about, "input_schema": PARAMETERS}]
     assert tools.schemas(style="plain") == [{**about, "parameters": PARAMETERS}]
-    with pytest.raises(hf.UsageError, match="openai, responses, anthropic, plain"):
+    with pytest.raises(perdure.UsageError, match="openai, responses, anthropic, plain"):
         tools.schemas("gemini")
 
 
 def test_the_key_and_what_is_ignored_are_not_shown_to_a_model() -> None:
-    @hf.step(ignore=("client",))
+    @perdure.step(ignore=("client",))
     def look(query: str, client: Any = None) -> str:
         return query
 
-    effect, step = (tool["parameters"] for tool in hf.tools([reserve, look]).schemas("plain"))
+    effect, step = (tool["parameters"] for tool in perdure.tools([reserve, look]).schemas("plain"))
     assert (list(effect["properties"]), list(step["properties"])) == (["room"], ["query"])
 
 
 def test_tools_are_named_by_their_functions_or_as_said() -> None:
     class Agent:
-        @hf.step
+        @perdure.step
         def look(self, at: str) -> str:
             return at
 
-    @hf.step(name="places.find")
+    @perdure.step(name="places.find")
     def find(city: str) -> str:
         return city
 
-    assert hf.tools([Agent().look, find, search]).names == ["look", "places_find", "search"]
-    assert hf.tools({"hotels": search, "flights": search}).names == ["hotels", "flights"]
-    assert repr(hf.tools([search])) == "<Tools search>"
+    assert perdure.tools([Agent().look, find, search]).names == ["look", "places_find", "search"]
+    assert perdure.tools({"hotels": search, "flights": search}).names == ["hotels", "flights"]
+    assert repr(perdure.tools([search])) == "<Tools search>"
 
 
 @dataclass
@@ -84,11 +84,11 @@ class Callable_:
 
 def test_what_cannot_be_a_tool_is_refused_when_it_is_given() -> None:
     class Agent:
-        @hf.step
+        @perdure.step
         def look(self, at: str) -> str:
             return at
 
-    @hf.step(ignore=("client",))
+    @perdure.step(ignore=("client",))
     def needs(query: str, client: Any) -> str:
         return query
 
@@ -106,8 +106,8 @@ def test_what_cannot_be_a_tool_is_refused_when_it_is_given() -> None:
         ([untold], "'what'"),
     ]
     for functions, reason in refusals:
-        with pytest.raises(hf.UsageError, match=reason):
-            hf.tools(functions)
+        with pytest.raises(perdure.UsageError, match=reason):
+            perdure.tools(functions)
 
 
 # --- the forms of calls and answers
@@ -175,9 +175,9 @@ def test_what_is_no_list_of_calls_is_refused_and_other_items_are_passed_over() -
     assert parse([{"type": "reasoning", "summary": []}, {"type": "message", "content": []}]) == []
     wrongs: list[Any] = ["text", {"tool_calls": []}, 3]
     for wrong in wrongs:
-        with pytest.raises(hf.UsageError, match="takes the list of tool calls"):
+        with pytest.raises(perdure.UsageError, match="takes the list of tool calls"):
             parse(wrong)
-    with pytest.raises(hf.UsageError, match="no tool call of a known form"):
+    with pytest.raises(perdure.UsageError, match="no tool call of a known form"):
         parse([{"tool": "f"}])
 
 
@@ -223,7 +223,7 @@ def test_what_a_model_can_mend_goes_back_to_it(lab: Lab) -> None:
     def fail(what: str) -> None:
         raise SoldOut(what * 3000 if what == "long" else what)
 
-    tools = hf.tools([lab.body(search), lab.body(fail)])
+    tools = perdure.tools([lab.body(search), lab.body(fail)])
     odd = chat("e", "search")
     odd["function"]["arguments"] = "{not json"
     calls = [
@@ -259,8 +259,8 @@ def test_an_error_is_told_again_as_it_was_whatever_the_code_knows_now(lab: Lab) 
         raise Local("no rooms")
 
     calls = [chat("a", "fail"), chat("b", "later"), chat("c", "search", town="x")]
-    before = hf.tools({"fail": lab.body(fail), "search": lab.body(search)})
-    after = hf.tools(
+    before = perdure.tools({"fail": lab.body(fail), "search": lab.body(search)})
+    after = perdure.tools(
         {"fail": lab.body(fail), "search": lab.body(lambda town: town), "later": lab.body(lambda: "there")}
     )
 
@@ -286,7 +286,7 @@ def test_an_error_is_told_again_as_it_was_whatever_the_code_knows_now(lab: Lab) 
 
 
 def test_arguments_that_no_journal_keeps_are_the_models_to_mend(lab: Lab) -> None:
-    tools = hf.tools([lab.body(search)])
+    tools = perdure.tools([lab.body(search)])
 
     @lab.durable
     async def agent() -> list[str]:
@@ -306,7 +306,7 @@ def test_a_persons_no_goes_back_to_the_model_and_a_yes_runs_it(lab: Lab) -> None
         lab.ran.append("look")
         return "seen"
 
-    tools = hf.tools([book, lab.body(look)])
+    tools = perdure.tools([book, lab.body(look)])
 
     @lab.durable
     async def agent(room: str) -> list[str]:
@@ -331,15 +331,15 @@ def test_doubt_never_goes_back_to_a_model(lab: Lab) -> None:
     def book() -> None:
         raise TimeoutError("no answer")
 
-    tools = hf.tools([book])
+    tools = perdure.tools([book])
 
     @lab.durable
     async def agent() -> None:
         await lab(tools.call([chat("a", "book")]))
 
-    with pytest.raises(hf.RunFailed) as failed:
+    with pytest.raises(perdure.RunFailed) as failed:
         lab.run(agent).result()
-    assert isinstance(failed.value.__cause__, hf.InDoubt)
+    assert isinstance(failed.value.__cause__, perdure.InDoubt)
 
 
 def test_doubt_that_a_person_settles_parks_the_run(lab: Lab) -> None:
@@ -348,7 +348,7 @@ def test_doubt_that_a_person_settles_parks_the_run(lab: Lab) -> None:
         lab.ran.append("book")
         raise ConnectionError("gone")
 
-    tools = hf.tools([book])
+    tools = perdure.tools([book])
 
     @lab.durable
     async def agent() -> list[str]:
@@ -366,7 +366,7 @@ def test_a_park_that_is_swallowed_still_parks(lab: Lab) -> None:
     def book() -> str:
         return "booked"
 
-    tools = hf.tools([book])
+    tools = perdure.tools([book])
 
     @lab.step()
     def after() -> None:
@@ -389,28 +389,28 @@ def test_a_park_that_is_swallowed_still_parks(lab: Lab) -> None:
 def test_a_budget_ends_the_run_and_not_the_conversation(lab: Lab) -> None:
     @lab.step()
     def think() -> None:
-        hf.spend(tokens=10)
+        perdure.spend(tokens=10)
 
-    tools = hf.tools([lab.body(search)])
+    tools = perdure.tools([lab.body(search)])
 
     @lab.durable
     async def agent() -> None:
-        hf.budget(tokens=5)
+        perdure.budget(tokens=5)
         await lab(think())
         await lab(tools.call([chat("a", "search", city="x")]))
 
-    with pytest.raises(hf.RunFailed) as failed:
+    with pytest.raises(perdure.RunFailed) as failed:
         lab.run(agent).result()
-    assert isinstance(failed.value.__cause__, hf.BudgetExceeded)
+    assert isinstance(failed.value.__cause__, perdure.BudgetExceeded)
 
 
 def test_a_timeout_around_the_calls_is_not_an_error_of_a_tool(lab: Lab) -> None:
-    tools = hf.tools([lab.body(search)])
+    tools = perdure.tools([lab.body(search)])
 
     @lab.durable
     async def agent() -> str:
         try:
-            with hf.timeout(0):
+            with perdure.timeout(0):
                 return str(await lab(tools.call([chat("a", "search", city="x")])))
         except TimeoutError:
             return "over"
@@ -419,7 +419,7 @@ def test_a_timeout_around_the_calls_is_not_an_error_of_a_tool(lab: Lab) -> None:
 
 
 def test_a_result_that_cannot_be_stored_leaves_the_run_stuck(lab: Lab) -> None:
-    tools = hf.tools({"odd": lab.body(lambda: object())})
+    tools = perdure.tools({"odd": lab.body(lambda: object())})
 
     @lab.durable
     async def agent() -> None:
@@ -431,9 +431,9 @@ def test_a_result_that_cannot_be_stored_leaves_the_run_stuck(lab: Lab) -> None:
 def test_a_rollback_inside_a_tool_is_a_rollback(lab: Lab) -> None:
     @lab.durable
     async def give_up() -> None:
-        hf.rollback("enough")
+        perdure.rollback("enough")
 
-    tools = hf.tools([give_up])
+    tools = perdure.tools([give_up])
 
     @lab.durable
     async def agent() -> None:

@@ -10,8 +10,8 @@ import pytest
 from lab import MODES, PLACES
 from soak import SOAK
 
-from holdfast.runs.agents import progress_file
-from holdfast.testing.processes import Nursery
+from perdure.runs.agents import progress_file
+from perdure.testing.processes import Nursery
 
 POINTS_MAX = 60
 

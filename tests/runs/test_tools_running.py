@@ -10,11 +10,11 @@ import pytest
 from lab import Interrupt, Lab, Once
 from tools_kit import SoldOut, chat, said, search
 
-import holdfast as hf
+import perdure
 
 
 @pytest.fixture
-def async_lab(store: hf.Store) -> Lab:
+def async_lab(store: perdure.Store) -> Lab:
     return Lab(store, "async")
 
 
@@ -28,7 +28,7 @@ def test_calls_are_run_as_steps_of_their_own_scope_and_once(lab: Lab) -> None:
         lab.ran.append(city)
         return len(city)
 
-    tools = hf.tools([lab.body(price)])
+    tools = perdure.tools([lab.body(price)])
     calls = [chat("call_a", "price", city="Rome"), chat("call_b", "price", city="Oslo!")]
 
     @lab.durable
@@ -46,7 +46,7 @@ def test_calls_are_run_as_steps_of_their_own_scope_and_once(lab: Lab) -> None:
 
 
 def test_answers_come_in_the_order_of_the_calls(lab: Lab) -> None:
-    tools = hf.tools([lab.body(search)])
+    tools = perdure.tools([lab.body(search)])
 
     @lab.durable
     async def agent() -> list[Any]:
@@ -57,7 +57,7 @@ def test_answers_come_in_the_order_of_the_calls(lab: Lab) -> None:
 
 
 def test_calls_without_ids_have_their_position_and_the_same_id_may_come_again_later(lab: Lab) -> None:
-    tools = hf.tools([lab.body(search)])
+    tools = perdure.tools([lab.body(search)])
 
     @lab.durable
     async def agent() -> int:
@@ -75,7 +75,7 @@ def test_calls_without_ids_have_their_position_and_the_same_id_may_come_again_la
 
 
 def test_two_calls_with_one_id_are_refused(lab: Lab) -> None:
-    tools = hf.tools([lab.body(search)])
+    tools = perdure.tools([lab.body(search)])
 
     @lab.durable
     async def agent() -> Any:
@@ -93,7 +93,7 @@ def test_effects_get_their_keys_and_methods_their_objects(lab: Lab) -> None:
         name = "desk"
 
         @lab.effect()
-        def book(self, room: str, *, key: hf.Key) -> str:
+        def book(self, room: str, *, key: perdure.Key) -> str:
             keys.append(key)
             return f"{self.name}: {room}"
 
@@ -102,7 +102,7 @@ def test_effects_get_their_keys_and_methods_their_objects(lab: Lab) -> None:
             return f"{self.name} has {room}"
 
     desk = Desk()
-    tools = hf.tools([desk.book, desk.look])
+    tools = perdure.tools([desk.book, desk.look])
 
     @lab.durable
     async def agent() -> list[str]:
@@ -120,7 +120,7 @@ def test_a_replay_runs_no_tool(lab: Lab) -> None:
             raise SoldOut(city)
         return len(city)
 
-    tools = hf.tools([lab.body(price)])
+    tools = perdure.tools([lab.body(price)])
     calls = [chat("a", "price", city="Rome"), chat("b", "price", city="Oslo"), chat("c", "weather")]
 
     @lab.durable
@@ -143,11 +143,11 @@ def test_a_durable_tool_asks_and_has_steps(lab: Lab) -> None:
     @lab.durable
     async def ask_user(question: str) -> str:
         """Ask the user."""
-        answer = await lab(hf.ask(question))
+        answer = await lab(perdure.ask(question))
         await lab(note(answer))
         return str(answer)
 
-    tools = hf.tools([ask_user])
+    tools = perdure.tools([ask_user])
 
     @lab.durable
     async def agent() -> list[str]:
@@ -164,25 +164,25 @@ def test_a_durable_tool_asks_and_has_steps(lab: Lab) -> None:
 def test_tools_and_runs_of_different_kinds_are_refused(sync_lab: Lab, async_lab: Lab) -> None:
     async def later() -> None: ...
 
-    @hf.durable
+    @perdure.durable
     def now() -> None: ...
 
-    @hf.durable
+    @perdure.durable
     def blocking() -> None:
-        hf.tools([later]).call([chat("a", "later")])
+        perdure.tools([later]).call([chat("a", "later")])
 
-    @hf.durable
+    @perdure.durable
     async def awaiting() -> None:
-        await hf.tools([now]).call([chat("a", "now")])
+        await perdure.tools([now]).call([chat("a", "now")])
 
     for agent, reason in ((blocking, "'later' is async"), (awaiting, "'now' is sync")):
-        with pytest.raises(hf.RunStuck, match=reason):
+        with pytest.raises(perdure.RunStuck, match=reason):
             sync_lab.run(agent).result()
 
 
 def test_calls_belong_in_a_run_and_not_in_a_step(lab: Lab) -> None:
-    tools = hf.tools([search])
-    with pytest.raises(hf.NotInRun, match=r"tools\.call"):
+    tools = perdure.tools([search])
+    with pytest.raises(perdure.NotInRun, match=r"tools\.call"):
         tools.call([chat("a", "search", city="x")])
 
     @lab.step()
@@ -193,7 +193,7 @@ def test_calls_belong_in_a_run_and_not_in_a_step(lab: Lab) -> None:
     async def agent() -> None:
         await lab(body())
 
-    with pytest.raises(hf.RunStuck, match="inside step 'body'"):
+    with pytest.raises(perdure.RunStuck, match="inside step 'body'"):
         lab.run(agent).result()
 
 
@@ -210,9 +210,9 @@ def test_async_tools_run_at_the_same_time(async_lab: Lab) -> None:
 
     here: list[str] = []
     both = asyncio.Event()
-    tools = hf.tools([meet])
+    tools = perdure.tools([meet])
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> list[str]:
         return said(await tools.call([chat("a", "meet", me="a"), chat("b", "meet", me="b")]))
 
@@ -226,15 +226,15 @@ def test_sync_tools_run_at_the_same_time_on_threads(lab: Lab) -> None:
         barrier.wait()
         return me
 
-    @hf.effect
+    @perdure.effect
     def meet_outside(me: str) -> str:
         return meet(me)
 
-    @hf.step(timeout_s=60)
+    @perdure.step(timeout_s=60)
     def meet_in_time(me: str) -> str:
         return meet(me)
 
-    tools = hf.tools([meet, meet_outside, meet_in_time])
+    tools = perdure.tools([meet, meet_outside, meet_in_time])
 
     @lab.durable
     async def agent() -> list[str]:
@@ -256,7 +256,7 @@ def test_tools_run_one_after_the_other_if_they_must(lab: Lab) -> None:
             raise SoldOut
         return me
 
-    tools = hf.tools([lab.body(alone)])
+    tools = perdure.tools([lab.body(alone)])
 
     @lab.durable
     async def agent() -> list[str]:
@@ -267,7 +267,7 @@ def test_tools_run_one_after_the_other_if_they_must(lab: Lab) -> None:
     assert lab.run(agent).result() == ["a", "Error: SoldOut", "c"]
     assert lab.ran == [("a", 1), ("b", 1), ("c", 1)]
     assert len(set(threads)) == 1
-    with pytest.raises(hf.UsageError, match="at least 1"):
+    with pytest.raises(perdure.UsageError, match="at least 1"):
         tools.call([], concurrency=0)
 
 
@@ -285,7 +285,7 @@ def test_what_ends_a_run_is_raised_when_all_calls_have_ended(lab: Lab, concurren
         lab.ran.append("look")
         return "seen"
 
-    tools = hf.tools([book, pay, lab.body(look)])
+    tools = perdure.tools([book, pay, lab.body(look)])
 
     @lab.durable
     async def agent() -> list[str]:
@@ -295,17 +295,17 @@ def test_what_ends_a_run_is_raised_when_all_calls_have_ended(lab: Lab, concurren
     run = lab.run(agent, id=f"r-{concurrency}")
     assert (run.status, lab.ran) == ("waiting", ["look"])
     lab.store.answer(run.id, True)
-    with pytest.raises(hf.RunFailed) as failed:
+    with pytest.raises(perdure.RunFailed) as failed:
         run.result()
-    assert isinstance(failed.value.__cause__, hf.InDoubt)
+    assert isinstance(failed.value.__cause__, perdure.InDoubt)
     assert [step.status for step in run.steps() if step.name == "pay"] == ["done"]
 
 
 def test_several_batches_may_run_at_the_same_time(async_lab: Lab) -> None:
-    tools = hf.tools([search])
+    tools = perdure.tools([search])
     once = Once()
 
-    @hf.durable
+    @perdure.durable
     async def agent() -> list[list[str]]:
         found = await asyncio.gather(*(tools.call([chat("x", "search", city=city)]) for city in ("a", "b")))
         once.interrupt()

@@ -9,17 +9,17 @@ from typing import Any
 import numpy
 import pytest
 
-import holdfast as hf
-from holdfast.cli import main
-from holdfast.values.showing import shown
+import perdure
+from perdure.cli import main
+from perdure.values.showing import shown
 
 HUGE = 16**4000
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "agent.db"))
-    with hf.open(str(tmp_path / "agent.db")) as opened:
+    monkeypatch.setenv("PERDURE_STORE", str(tmp_path / "agent.db"))
+    with perdure.open(str(tmp_path / "agent.db")) as opened:
         yield opened
 
 
@@ -30,12 +30,12 @@ def test_what_cannot_be_shown_is_named_by_its_type() -> None:
     assert shown({"a": HUGE}) == "<dict>"
 
 
-def test_an_effect_with_such_an_argument_is_put_to_a_person_and_settled(store: hf.Store) -> None:
-    @hf.effect(name="huge.pay")
+def test_an_effect_with_such_an_argument_is_put_to_a_person_and_settled(store: perdure.Store) -> None:
+    @perdure.effect(name="huge.pay")
     def pay(amount: int) -> str:
         raise TimeoutError("no answer")
 
-    @hf.durable(name="huge.agent")
+    @perdure.durable(name="huge.agent")
     def agent(amount: int) -> str:
         return pay(amount)
 
@@ -46,14 +46,14 @@ def test_an_effect_with_such_an_argument_is_put_to_a_person_and_settled(store: h
     assert store.run(agent, HUGE, id="r").result() == "paid"
 
 
-def test_the_commands_show_it(store: hf.Store, capsys: pytest.CaptureFixture[str]) -> None:
-    @hf.step(name="huge.look")
+def test_the_commands_show_it(store: perdure.Store, capsys: pytest.CaptureFixture[str]) -> None:
+    @perdure.step(name="huge.look")
     def look(number: int) -> dict[Any, Any]:
         return {"number": number, number: range(number)}
 
-    @hf.durable(name="huge.looks")
+    @perdure.durable(name="huge.looks")
     def agent(number: int) -> Any:
-        hf.state()["number"] = number
+        perdure.state()["number"] = number
         return look(number)
 
     store.run(agent, HUGE, id="r").result()

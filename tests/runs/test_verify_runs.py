@@ -11,51 +11,51 @@ from typing import Any
 
 import pytest
 
-import holdfast as hf
-from holdfast.runs.journal.blobs import BLOB_MIN_BYTES
-from holdfast.storage.program import Batch, Program, Sql, Transaction
+import perdure
+from perdure.runs.journal.blobs import BLOB_MIN_BYTES
+from perdure.storage.program import Batch, Program, Sql, Transaction
 
 
-@hf.step(name="verify-search")
+@perdure.step(name="verify-search")
 def search(word: str) -> str:
     return word * 3
 
 
-@hf.step(name="verify-large")
+@perdure.step(name="verify-large")
 def large(number: int) -> str:
     return random.Random(number).randbytes(2 * BLOB_MIN_BYTES).hex()  # nothing that compresses
 
 
-@hf.effect(name="verify-book", timeout_s=5)
-def book(item: str, key: hf.Key) -> str:
+@perdure.effect(name="verify-book", timeout_s=5)
+def book(item: str, key: perdure.Key) -> str:
     return f"{item}-1"
 
 
-@hf.durable(name="verify-child")
+@perdure.durable(name="verify-child")
 def child(word: str) -> str:
     return search(word)
 
 
-@hf.durable(name="verify-agent")
+@perdure.durable(name="verify-agent")
 def agent(word: str) -> str:
     found = search(word)
     large(1)
     booked = book(found)
-    kid = hf.spawn(child, word, id=f"child of {word}").result()
-    flight = hf.ask("Which?", options=["LH", "AF"])
+    kid = perdure.spawn(child, word, id=f"child of {word}").result()
+    flight = perdure.ask("Which?", options=["LH", "AF"])
     return f"{booked} {kid} {flight}"
 
 
-@hf.durable(name="verify-fails")
+@perdure.durable(name="verify-fails")
 def fails() -> None:
     raise ValueError("no")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def store(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[hf.Store]:
+def store(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[perdure.Store]:
     """A run that is done, one that waits for an answer, a fork, a child of each, one that failed, and an import."""
     url = str(tmp_path / "a.db") if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
-    with hf.open(url, durability="normal") as opened:
+    with perdure.open(url, durability="normal") as opened:
         opened.run(agent, "done", id="done")
         opened.answer("done", "LH", who="maria")
         assert opened.run(agent, "done", id="done").result() == "donedonedone-1 donedonedone LH"
@@ -65,7 +65,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[hf.Store]:
         yield opened
 
 
-def run_sql(store: hf.Store, *statements: str, **params: Any) -> list[Any]:
+def run_sql(store: perdure.Store, *statements: str, **params: Any) -> list[Any]:
     def program() -> Program[list[Any]]:
         answers = yield Batch(*(Sql(text)(**params) for text in statements), last=True)
         return answers[-1]
@@ -74,7 +74,7 @@ def run_sql(store: hf.Store, *statements: str, **params: Any) -> list[Any]:
     return found
 
 
-def problems(store: hf.Store) -> list[str]:
+def problems(store: perdure.Store) -> list[str]:
     report = store.verify()
     assert report.ok == (not report.problems)
     return [str(problem) for problem in report.problems]
@@ -83,7 +83,7 @@ def problems(store: hf.Store) -> list[str]:
 NUMBER = "(SELECT run FROM run WHERE id = 'done')"
 
 
-def test_sound_runs_are_counted_and_nothing_is_found(store: hf.Store) -> None:
+def test_sound_runs_are_counted_and_nothing_is_found(store: perdure.Store) -> None:
     report = store.verify()
     assert (report.ok, report.runs) == (True, 6)
     stats = store.stats()
@@ -93,7 +93,7 @@ def test_sound_runs_are_counted_and_nothing_is_found(store: hf.Store) -> None:
     assert store.tenant("nobody").stats().runs == 0
 
 
-async def test_the_same_awaited(store: hf.Store) -> None:
+async def test_the_same_awaited(store: perdure.Store) -> None:
     assert (await store.averify()).runs == 6
     assert (await store.astats()).runs == 6
 
@@ -128,7 +128,7 @@ async def test_the_same_awaited(store: hf.Store) -> None:
         (f"DELETE FROM run_blob WHERE run = {NUMBER}", "nothing keeps its large result"),
     ],
 )
-def test_damage_to_a_run_is_found_and_named(store: hf.Store, damage: str, what: str) -> None:
+def test_damage_to_a_run_is_found_and_named(store: perdure.Store, damage: str, what: str) -> None:
     run_sql(store, damage, body=b"\xc1")
     found = problems(store)
     assert [line for line in found if line.startswith("(run done): ") and what in line], found
@@ -143,14 +143,14 @@ def test_damage_to_a_run_is_found_and_named(store: hf.Store, damage: str, what: 
         ("UPDATE ask SET run = -1 WHERE status = 'open'", "(store): rows of ask belong to 1 runs that are not there"),
     ],
 )
-def test_what_belongs_to_nobody_is_found(store: hf.Store, damage: str, what: str) -> None:
+def test_what_belongs_to_nobody_is_found(store: perdure.Store, damage: str, what: str) -> None:
     if "journal" in damage:
         damage += f" AND run = {NUMBER}"
     run_sql(store, damage)
     assert what in problems(store)
 
 
-def test_a_large_result_that_is_damaged_or_gone_is_found(store: hf.Store) -> None:
+def test_a_large_result_that_is_damaged_or_gone_is_found(store: perdure.Store) -> None:
     run_sql(store, "UPDATE blob SET body = :body", body=b"x")
     [problem] = store.verify().problems
     assert (problem.run, problem.what.endswith("is damaged")) == ("done", True)
@@ -159,14 +159,14 @@ def test_a_large_result_that_is_damaged_or_gone_is_found(store: hf.Store) -> Non
     assert {line.partition(":")[0] for line in found} == {"(run done)", "(run waits)", "(run fork)"}
 
 
-def test_a_fork_whose_origin_is_gone_is_found(store: hf.Store) -> None:
+def test_a_fork_whose_origin_is_gone_is_found(store: perdure.Store) -> None:
     run_sql(store, f"DELETE FROM journal WHERE run = {NUMBER}", "DELETE FROM run WHERE id = 'done'")
     assert any(line.startswith("(run fork): ") and "forked from a run that is gone" in line for line in problems(store))
 
 
 def test_a_row_that_holds_something_else_does_not_stop_the_rest(tmp_path: Any) -> None:
     """SQLite lets a column hold anything."""
-    with hf.open(str(tmp_path / "a.db")) as store:
+    with perdure.open(str(tmp_path / "a.db")) as store:
         for name in ("a", "b", "c"):
             store.run(child, name, id=name)
         damage = "UPDATE run SET entries = 'many', owner = x'07' WHERE id = 'a'"
@@ -178,10 +178,10 @@ def test_a_row_that_holds_something_else_does_not_stop_the_rest(tmp_path: Any) -
 
 
 def test_pages_are_walked_to_their_end(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.runs.keeping.verifying._PAGE", 2)
-    monkeypatch.setattr("holdfast.runs.keeping.verifying._BLOB_PAGE", 1)
+    monkeypatch.setattr("perdure.runs.keeping.verifying._PAGE", 2)
+    monkeypatch.setattr("perdure.runs.keeping.verifying._BLOB_PAGE", 1)
     seen: list[tuple[int, int]] = []
-    with hf.open(str(tmp_path / "a.db"), durability="normal") as store:
+    with perdure.open(str(tmp_path / "a.db"), durability="normal") as store:
         for number in range(5):
             store.run(stored, number, id=f"run {number}")
         assert store.verify(progress=lambda done, total: seen.append((done, total))).runs == 5
@@ -190,7 +190,7 @@ def test_pages_are_walked_to_their_end(tmp_path: Any, monkeypatch: pytest.Monkey
         assert len(problems(store)) == 3
 
 
-@hf.durable(name="verify-stored")
+@perdure.durable(name="verify-stored")
 def stored(number: int) -> str:
     return large(number // 2)[:1]  # two runs may share a large result
 
@@ -198,16 +198,16 @@ def stored(number: int) -> str:
 # --- what a run that begins anew leaves behind
 
 
-@hf.durable(name="verify-rounds")
+@perdure.durable(name="verify-rounds")
 def rounds(number: int) -> Any:
     large(number)
-    said = hf.ask("Again?", quorum=2)
+    said = perdure.ask("Again?", quorum=2)
     if said == "again":
-        hf.continue_as_new(number + 1)
+        perdure.continue_as_new(number + 1)
     return said
 
 
-def test_a_run_that_begins_anew_keeps_neither_answers_nor_large_results(store: hf.Store) -> None:
+def test_a_run_that_begins_anew_keeps_neither_answers_nor_large_results(store: perdure.Store) -> None:
     """An answer of the last round does not count for the question at the same place in the next one."""
     store.run(rounds, 1, id="rounds")
     for who in ("maria", "noor"):

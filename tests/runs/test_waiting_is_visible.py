@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from lab import Lab
 
-import holdfast as hf
-from holdfast.cli import main
+import perdure
+from perdure.cli import main
 
 README = Path(__file__).parents[2] / "README.md"
 KILLED = "    __import__('os').kill(__import__('os').getpid(), 9)\n"
@@ -31,7 +31,7 @@ def store_option(lab: Lab) -> str:
     return f" --store {path or 'URL'}"
 
 
-def timed_out(lab: Lab, run: hf.Run) -> str:
+def timed_out(lab: Lab, run: perdure.Run) -> str:
     """What `result()` says that has looked at the run once, and then gives up."""
     with pytest.raises(TimeoutError) as caught:
         asyncio.run(run.aresult(timeout_s=0)) if lab.is_async else run.result(timeout_s=0)
@@ -50,12 +50,12 @@ def test_the_first_snippet_of_the_readme_killed_while_it_books_says_what_it_wait
     with subprocess.Popen([sys.executable, again], cwd=tmp_path, stdout=-1, stderr=-1, text=True) as waiting:
         assert waiting.stderr is not None
         line = waiting.stderr.readline()
-        assert line.startswith("run trip-42 waits for a verdict: did book happen? (step 2, key hf_")
-        command = re.findall(r"To continue: holdfast (.*) or holdfast (.*)$", line)
+        assert line.startswith("run trip-42 waits for a verdict: did book happen? (step 2, key pd_")
+        command = re.findall(r"To continue: perdure (.*) or perdure (.*)$", line)
         [(done, not_done)] = command
         assert shlex.split(not_done) == ["resolve", "trip-42", "2", "--not-done"]
         at = ["--store", str(tmp_path / "agent.db")]
-        for pasted in (done, f"{done} or holdfast {not_done}"):  # changes nothing
+        for pasted in (done, f"{done} or perdure {not_done}"):  # changes nothing
             assert main([*shlex.split(pasted), *at]) == 2
         assert main([*shlex.split(done.replace("<result as JSON>", '"found"')), *at]) == 0
         out, err = waiting.communicate(timeout=60)
@@ -65,11 +65,11 @@ def test_the_first_snippet_of_the_readme_killed_while_it_books_says_what_it_wait
 def test_a_question_is_said_once_for_each_wait(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     @lab.durable(name="visible.asks")
     async def agent() -> list[Any]:
-        return [await lab(hf.ask(question)) for question in ("Which flight?", "Window?")]
+        return [await lab(perdure.ask(question)) for question in ("Which flight?", "Window?")]
 
     run, at = lab.run(agent, id="trip 1"), store_option(lab)
     for question, step in (("Which flight?", 1), ("Window?", 2)):
-        command = f"holdfast answer 'trip 1' {step} '<answer>'{at}"
+        command = f"perdure answer 'trip 1' {step} '<answer>'{at}"
         expected = f"waits for an answer: {question} (step {step}). To continue: {command}"
         for _ in range(2):
             assert timed_out(lab, run) == f"run 'trip 1' has no result yet: it {expected}"
@@ -87,7 +87,7 @@ def test_a_paused_run_says_how_to_resume_it(lab: Lab, caplog: pytest.LogCaptureF
 
     @lab.durable(name="visible.paused")
     async def agent() -> Any:
-        return await lab(hf.ask("Which?"))
+        return await lab(perdure.ask("Which?"))
 
     lab.run(agent, id="held").pause()
     run = lab.run(agent, id="held")
@@ -95,9 +95,9 @@ def test_a_paused_run_says_how_to_resume_it(lab: Lab, caplog: pytest.LogCaptureF
     for _ in range(2):
         assert (
             timed_out(lab, run)
-            == f"run 'held' has no result yet: it is paused. To continue: holdfast resume held{store_option(lab)}"
+            == f"run 'held' has no result yet: it is paused. To continue: perdure resume held{store_option(lab)}"
         )
-    assert warnings(caplog) == [f"run held is paused. To continue: holdfast resume held{store_option(lab)}"]
+    assert warnings(caplog) == [f"run held is paused. To continue: perdure resume held{store_option(lab)}"]
     run.resume()
     lab.store.answer(run, 1)
     assert run.result() == 1
@@ -108,18 +108,18 @@ def test_what_a_child_waits_for_is_said_of_the_run_that_waits_for_it(
 ) -> None:
     @lab.durable(name="visible.child")
     async def child() -> Any:
-        return await lab(hf.ask("Which?"))
+        return await lab(perdure.ask("Which?"))
 
     @lab.durable(name="visible.parent")
     async def parent() -> Any:
-        started = await lab(hf.spawn(child, id="the-child"))
+        started = await lab(perdure.spawn(child, id="the-child"))
         return await lab(started.result())
 
     run = lab.run(parent, id="the-parent")
-    assert timed_out(lab, run).endswith(f"To continue: holdfast answer the-child 1 '<answer>'{store_option(lab)}")
+    assert timed_out(lab, run).endswith(f"To continue: perdure answer the-child 1 '<answer>'{store_option(lab)}")
     assert warnings(caplog) == [
         "run the-parent waits for run the-child, which waits for an answer: Which? (step 1). "
-        f"To continue: holdfast answer the-child 1 '<answer>'{store_option(lab)}"
+        f"To continue: perdure answer the-child 1 '<answer>'{store_option(lab)}"
     ]
     lab.store.answer("the-child", 3)
     assert run.result() == 3
@@ -135,7 +135,7 @@ def test_a_run_that_no_worker_has_taken_says_so(sync_lab: Lab) -> None:
 
 def test_why_reconcile_could_not_tell_is_shown(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     """The newest reason: while a person is waited for, the same line asks the receiver again."""
-    reasons: list[Any] = [hf.Unknown("the airline is closed"), ConnectionError("no route"), hf.Unknown()]
+    reasons: list[Any] = [perdure.Unknown("the airline is closed"), ConnectionError("no route"), perdure.Unknown()]
 
     def look(key: str, flight: str) -> Any:
         found = reasons.pop(0)
@@ -144,7 +144,7 @@ def test_why_reconcile_could_not_tell_is_shown(lab: Lab, caplog: pytest.LogCaptu
         return found
 
     @lab.effect(name="visible.book", reconcile=look, timeout_s=0.01)
-    def book(flight: str, key: hf.Key) -> str:
+    def book(flight: str, key: perdure.Key) -> str:
         raise TimeoutError
 
     @lab.durable(name="visible.doubtful")

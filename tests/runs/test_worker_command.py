@@ -1,4 +1,4 @@
-"""`holdfast worker`, and the loading of apps: what a user types, what comes out, and what a mistake teaches."""
+"""`perdure worker`, and the loading of apps: what a user types, what comes out, and what a mistake teaches."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pathlib import Path
 
 import pytest
 
-import holdfast as hf
-from holdfast.cli import main
-from holdfast.errors import UsageError
-from holdfast.runs.functions import specs
-from holdfast.runs.workers import loading
-from holdfast.runs.workers.loading import load_app, load_named, split_app
+import perdure
+from perdure.cli import main
+from perdure.errors import UsageError
+from perdure.runs.functions import specs
+from perdure.runs.workers import loading
+from perdure.runs.workers.loading import load_app, load_named, split_app
 
 APP = """
-import holdfast as hf
+import perdure
 
-@hf.step
+@perdure.step
 def double(number: int) -> int:
     return number * 2
 
-@hf.durable
+@perdure.durable
 def doubled(number: int) -> int:
     return double(number)
 
-@hf.durable
+@perdure.durable
 async def anticipated(number: int) -> int:
     return double(number) + 1
 
@@ -45,10 +45,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(specs, "_durables", {})
     monkeypatch.setattr(loading, "_loaded", set())
-    monkeypatch.delenv("HOLDFAST_STORE", raising=False)
+    monkeypatch.delenv("PERDURE_STORE", raising=False)
     before = set(sys.modules)
     (tmp_path / "jobs_app.py").write_text(APP)
-    hf.open("agent.db").close()
+    perdure.open("agent.db").close()
     yield tmp_path
     for name in set(sys.modules) - before:
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
@@ -56,7 +56,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def start(name: str, number: int, **options: str) -> None:
-    with hf.open("agent.db") as store:
+    with perdure.open("agent.db") as store:
         store.start(getattr(load_app("jobs_app.py"), name), number, id=f"{name}-{number}", **options)  # type: ignore[arg-type]
 
 
@@ -67,7 +67,7 @@ def test_once_runs_what_is_due_and_ends(capsys: pytest.CaptureFixture[str]) -> N
     said = capsys.readouterr()
     assert said.out == "2 done\n"
     assert "serving 2 functions (anticipated, doubled) of queue default" in said.err
-    with hf.open("agent.db") as store:
+    with perdure.open("agent.db") as store:
         assert store.get_run("doubled-3").result() == 6
         assert store.get_run("anticipated-3").result() == 7
 
@@ -85,7 +85,7 @@ def test_one_function_and_some_queues(capsys: pytest.CaptureFixture[str]) -> Non
     command = ["worker", "jobs_app:doubled", "--queue", "mail", "--queue", "search", "--once", "--concurrency", "2"]
     assert main(command) == 0
     assert capsys.readouterr().out == "1 done\n"
-    with hf.open("agent.db") as store:
+    with perdure.open("agent.db") as store:
         assert {info.id: info.status for info in store.runs()} == {
             "doubled-1": "done",
             "doubled-2": "queued",
@@ -94,21 +94,21 @@ def test_one_function_and_some_queues(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_all_tenants(capsys: pytest.CaptureFixture[str]) -> None:
-    with hf.open("agent.db") as store:
+    with perdure.open("agent.db") as store:
         store.tenant("acme").start(load_app("jobs_app.py").doubled, 1)
     assert main(["worker", "jobs_app.py", "--once"]) == 0
     assert capsys.readouterr().out == "nothing was due\n"
     assert main(["worker", "jobs_app.py", "--once", "--all-tenants", "--keep-runs", "30d"]) == 0
     assert capsys.readouterr().out == "1 done\n"
-    with hf.open("agent.db") as store:
+    with perdure.open("agent.db") as store:
         [info] = store.tenant("acme").runs()
         assert info.status == "done"
 
 
 def test_a_worker_process_runs_until_it_is_told_to_stop(place: Path) -> None:
-    command = [sys.executable, "-m", "holdfast", "worker", "jobs_app.py", "--store", "agent.db"]
+    command = [sys.executable, "-m", "perdure", "worker", "jobs_app.py", "--store", "agent.db"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        with hf.open("agent.db") as store:
+        with perdure.open("agent.db") as store:
             run = store.start(load_app("jobs_app.py").doubled, 21, id="a")
             assert run.result(timeout_s=60) == 42
         process.send_signal(signal.SIGTERM)
@@ -121,7 +121,9 @@ def test_a_worker_process_runs_until_it_is_told_to_stop(place: Path) -> None:
 
 def test_what_it_logs_is_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     start("doubled", 3)
-    Path("jobs_app.py").write_text(APP.replace("@hf.durable\ndef doubled", '@hf.durable(version="2")\ndef doubled'))
+    Path("jobs_app.py").write_text(
+        APP.replace("@perdure.durable\ndef doubled", '@perdure.durable(version="2")\ndef doubled')
+    )
     sys.modules.pop("jobs_app")
     assert main(["worker", "jobs_app.py", "--once"]) == 0
     said = capsys.readouterr()
@@ -135,8 +137,8 @@ def test_what_it_logs_is_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
         (["nowhere.py"], "there is no file 'nowhere.py'; give a file (app.py) or a module (myapp.agents)"),
         (["nowhere.agents"], "there is no module 'nowhere.agents'"),
         (["jobs_app.py:nothing"], "jobs_app.py has no 'nothing'; it has the durable functions anticipated, doubled"),
-        (["jobs_app.py:plain"], "jobs_app.py:plain is not a durable function: put @hf.durable above it"),
-        (["empty.py"], "empty.py has no durable function: put @hf.durable above what runs are made of"),
+        (["jobs_app.py:plain"], "jobs_app.py:plain is not a durable function: put @perdure.durable above it"),
+        (["empty.py"], "empty.py has no durable function: put @perdure.durable above what runs are made of"),
         (["jobs_app.py", "--all-tenants", "--tenant", "a"], "--all-tenants and --tenant: one of them"),
         (["jobs_app.py", "--concurrency", "0"], "'0' is not a count of at least 1"),
         (["jobs_app.py", "--drain", "soon"], "'soon' is no duration: write 45s, 30m, 2h, 3d or 1w"),
@@ -216,7 +218,7 @@ def test_another_file_of_the_same_name_replaces_the_first(place: Path) -> None:
     old, new = load_app("jobs_app.py"), load_app("new/jobs_app.py")
     assert old.doubled(2) == 4
     assert new.doubled(2) == 6
-    assert specs.find_durable("doubled") is new.doubled.holdfast_durable
+    assert specs.find_durable("doubled") is new.doubled.perdure_durable
 
 
 @pytest.mark.parametrize(

@@ -27,29 +27,29 @@ from workshop import (
     working,
 )
 
-import holdfast as hf
-from holdfast.errors import UsageError
-from holdfast.runs.functions.specs import known_durables
-from holdfast.runs.journal import claiming
-from holdfast.runs.journal.claiming import Claimed, Known, Search
-from holdfast.runs.journal.queues import Limits, Room, write_limits
-from holdfast.runs.journal.rows import Hold
-from holdfast.storage.program import Program, Transaction, drive
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.wire import WireProxy
+import perdure
+from perdure.errors import UsageError
+from perdure.runs.functions.specs import known_durables
+from perdure.runs.journal import claiming
+from perdure.runs.journal.claiming import Claimed, Known, Search
+from perdure.runs.journal.queues import Limits, Room, write_limits
+from perdure.runs.journal.rows import Hold
+from perdure.storage.program import Program, Transaction, drive
+from perdure.testing.postgres import PostgresServer
+from perdure.testing.wire import WireProxy
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[hf.Store]:
-    with hf.open(url, durability="normal") as store:
+def store(url: str) -> Iterator[perdure.Store]:
+    with perdure.open(url, durability="normal") as store:
         yield store
 
 
-def do(store: hf.Store, op: Any) -> Any:
+def do(store: perdure.Store, op: Any) -> Any:
     return store._context.driver.run(Transaction(op, write=True))
 
 
-def claim(store: hf.Store, most: int, *, queue: str = "default", all_tenants: bool = False) -> Claimed:
+def claim(store: perdure.Store, most: int, *, queue: str = "default", all_tenants: bool = False) -> Claimed:
     """One claim, as a worker makes it."""
     tenant = None if all_tenants else drive(store._context.driver, store._context.ensure_tenant())
     search = Search("m:test", (queue,), Known.of(known_durables()), tenant, ())
@@ -62,7 +62,7 @@ def ids(found: Claimed) -> list[str]:
     return [taken.row.id for taken in found.taken]
 
 
-def finish(store: hf.Store, found: Claimed) -> None:
+def finish(store: perdure.Store, found: Claimed) -> None:
     """Those runs wait for something that never comes."""
     holds = [Hold(taken.tenant, taken.row.run, taken.row.fence) for taken in found.taken]
     do(store, partial(claiming.hand_back, holds, store._context.clock_us()))
@@ -71,11 +71,11 @@ def finish(store: hf.Store, found: Claimed) -> None:
 # --- limits
 
 
-def declare(store: hf.Store, **limits: Any) -> None:
-    do(store, partial(write_limits, [hf.Queue("limited", **limits)], store._context.clock_us()))
+def declare(store: perdure.Store, **limits: Any) -> None:
+    do(store, partial(write_limits, [perdure.Queue("limited", **limits)], store._context.clock_us()))
 
 
-def test_a_queue_runs_no_more_at_once_than_it_allows(store: hf.Store, tmp_path: Path) -> None:
+def test_a_queue_runs_no_more_at_once_than_it_allows(store: perdure.Store, tmp_path: Path) -> None:
     declare(store, concurrency=2)
     for number in range(5):
         store.start(short, str(tmp_path), id=f"r{number}", queue="limited")
@@ -86,12 +86,12 @@ def test_a_queue_runs_no_more_at_once_than_it_allows(store: hf.Store, tmp_path: 
     assert len(claim(store, 8, queue="limited").taken) == 1
 
 
-def test_limits_hold_while_a_worker_runs(store: hf.Store) -> None:
+def test_limits_hold_while_a_worker_runs(store: perdure.Store) -> None:
     running = Counter[str]()
     most = Counter[str]()
     lock = threading.Lock()
 
-    @hf.durable
+    @perdure.durable
     def busy(number: int) -> int:
         with lock:
             running["now"] += 1
@@ -101,20 +101,20 @@ def test_limits_hold_while_a_worker_runs(store: hf.Store) -> None:
             running["now"] -= 1
         return number
 
-    @hf.step
+    @perdure.step
     def tick(number: int) -> int:
         return number
 
     for number in range(20):
         store.start(busy, number, queue="narrow")
-    queue = hf.Queue("narrow", concurrency=3)
-    workers = [hf.Worker(store, queues=[queue], poll_s=0.01) for _ in range(2)]
+    queue = perdure.Queue("narrow", concurrency=3)
+    workers = [perdure.Worker(store, queues=[queue], poll_s=0.01) for _ in range(2)]
     with working(workers[0]), working(workers[1]):
         until(lambda: sum(worker.counts["done"] for worker in workers) == 20)
     assert 1 <= most["ever"] <= 3
 
 
-def test_one_tenant_cannot_take_all_of_a_queue(store: hf.Store, tmp_path: Path) -> None:
+def test_one_tenant_cannot_take_all_of_a_queue(store: perdure.Store, tmp_path: Path) -> None:
     """Though its runs are older and more than a claim looks at."""
     declare(store, tenant_concurrency=2)
     for tenant, count in (("acme", 30), ("beta", 3), ("core", 1)):
@@ -127,7 +127,7 @@ def test_one_tenant_cannot_take_all_of_a_queue(store: hf.Store, tmp_path: Path) 
 
 def test_a_rate_lets_so_many_runs_begin_per_second(tmp_path: Path) -> None:
     """By an hour that the test sets."""
-    with hf.open(str(tmp_path / "agent.db"), durability="normal") as store:
+    with perdure.open(str(tmp_path / "agent.db"), durability="normal") as store:
         hour = [1_700_000_000_000_000]
         store._context.clock_us = lambda: hour[0]
         declare(store, rate=10, burst=2)
@@ -150,7 +150,7 @@ def test_a_rate_lets_so_many_runs_begin_per_second(tmp_path: Path) -> None:
         assert ids(claim(store, 8, queue="limited")) == ["r5"]  # a clock that went back stops nothing
 
 
-def test_a_rate_holds_in_the_database(store: hf.Store, tmp_path: Path) -> None:
+def test_a_rate_holds_in_the_database(store: perdure.Store, tmp_path: Path) -> None:
     declare(store, rate=0.001, burst=3)
     for number in range(5):
         store.start(short, str(tmp_path), id=f"r{number}", queue="limited")
@@ -163,28 +163,28 @@ def test_a_rate_holds_in_the_database(store: hf.Store, tmp_path: Path) -> None:
     assert claim(store, 8, queue="limited").taken == []
 
 
-def test_a_worker_keeps_to_a_rate(store: hf.Store, tmp_path: Path) -> None:
-    hf.Queue("paced", rate=50, burst=1)
+def test_a_worker_keeps_to_a_rate(store: perdure.Store, tmp_path: Path) -> None:
+    perdure.Queue("paced", rate=50, burst=1)
     for number in range(5):
         store.start(short, str(tmp_path), f"p{number}", queue="paced")
     begun = store._context.clock_us()
-    hf.Worker(store, queues="paced").run(until_idle=True)
+    perdure.Worker(store, queues="paced").run(until_idle=True)
     assert len(done(tmp_path)) == 5
     assert store._context.clock_us() - begun >= 4 / 50 * 1e6 * 0.99
 
 
-def test_limits_are_taken_from_the_code_when_a_worker_begins(store: hf.Store) -> None:
-    hf.Queue("declared", concurrency=7, rate=2)
-    hf.Queue("elsewhere", concurrency=1)
-    hf.Worker(store, queues=("declared",)).run(until_idle=True)
-    hf.Queue("declared", tenant_concurrency=3)
-    hf.Worker(store, queues=("declared",)).run(until_idle=True)
+def test_limits_are_taken_from_the_code_when_a_worker_begins(store: perdure.Store) -> None:
+    perdure.Queue("declared", concurrency=7, rate=2)
+    perdure.Queue("elsewhere", concurrency=1)
+    perdure.Worker(store, queues=("declared",)).run(until_idle=True)
+    perdure.Queue("declared", tenant_concurrency=3)
+    perdure.Worker(store, queues=("declared",)).run(until_idle=True)
     found = do(store, _queues)
     assert [row[:4] for row in found] == [("declared", None, 3, None)]
 
 
 def _queues() -> Program[Any]:
-    from holdfast.storage.program import Batch, Sql
+    from perdure.storage.program import Batch, Sql
 
     [rows] = yield Batch(Sql("SELECT queue, concurrency, tenant_concurrency, rate FROM queue")(), last=True)
     return rows
@@ -210,24 +210,24 @@ def test_room_looks_behind_those_that_may_not_enter() -> None:
 )
 def test_a_queue_with_limits_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        hf.Queue("bad", **options)
+        perdure.Queue("bad", **options)
 
 
 @pytest.mark.parametrize(
     "options", [{"queues": ()}, {"concurrency": 0}, {"poll_s": 0}, {"drain_s": -1}, {"functions": [len]}]
 )
 def test_a_worker_with_options_that_cannot_be_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
-    with hf.open(":memory:") as store, pytest.raises(UsageError):
-        hf.Worker(store, **options)
+    with perdure.open(":memory:") as store, pytest.raises(UsageError):
+        perdure.Worker(store, **options)
 
 
-def test_two_claims_never_give_the_same_run(store: hf.Store, url: str, tmp_path: Path) -> None:
+def test_two_claims_never_give_the_same_run(store: perdure.Store, url: str, tmp_path: Path) -> None:
     for number in range(60):
         store.start(short, str(tmp_path), id=f"r{number}")
     found: list[str] = []
 
     def take() -> None:
-        with hf.open(url, durability="normal") as other:
+        with perdure.open(url, durability="normal") as other:
             while taken := ids(claim(other, 3)):
                 found.extend(taken)
 
@@ -244,10 +244,10 @@ def test_what_is_due_is_found_by_an_index_on_postgresql(postgres_url: str) -> No
     statement runs, so that an index is searched by it only if it is taken once."""
     import psycopg
 
-    from holdfast.storage.postgres_wire import Compiled
+    from perdure.storage.postgres_wire import Compiled
 
-    hf.open(postgres_url).close()
-    with psycopg.connect(postgres_url, options="-c search_path=holdfast", autocommit=True) as connection:
+    perdure.open(postgres_url).close()
+    with psycopg.connect(postgres_url, options="-c search_path=perdure", autocommit=True) as connection:
         connection.execute("SET enable_seqscan = off")
         for number, (sql, index) in enumerate(zip(claiming._DUE, ("run_queued", "run_waiting"), strict=True)):
             text = Compiled(sql.postgres, None).text
@@ -264,22 +264,22 @@ def test_what_is_due_is_found_by_an_index_on_postgresql(postgres_url: str) -> No
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_no_error_of_a_runs_code_ends_the_worker(store: hf.Store, tmp_path: Path, is_async: bool) -> None:
+def test_no_error_of_a_runs_code_ends_the_worker(store: perdure.Store, tmp_path: Path, is_async: bool) -> None:
     def bad(kind: str) -> None:
         raise {"error": ValueError, "exit": SystemExit, "interrupt": KeyboardInterrupt}[kind]("secret")
 
-    @hf.durable
+    @perdure.durable
     def fails(kind: str) -> None:
         bad(kind)
 
-    @hf.durable
+    @perdure.durable
     async def afails(kind: str) -> None:
         bad(kind)
 
     for kind in ("error", "exit", "interrupt"):
         store.start(afails if is_async else fails, kind, id=kind)
         store.start(ashort if is_async else short, str(tmp_path), kind)
-    worker = hf.Worker(store)
+    worker = perdure.Worker(store)
     worker.run(until_idle=True)
     assert sorted(done(tmp_path)) == ["error", "exit", "interrupt"]
     assert worker.counts == {"done": 3, "failed": 1, "stuck": 2}
@@ -288,15 +288,15 @@ def test_no_error_of_a_runs_code_ends_the_worker(store: hf.Store, tmp_path: Path
     assert "SystemExit" in (store.get_run("exit").info().waiting_for or {})["error"]
 
 
-def test_nothing_of_a_runs_data_is_logged(store: hf.Store, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "holdfast")
+def test_nothing_of_a_runs_data_is_logged(store: perdure.Store, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "perdure")
 
-    @hf.durable
+    @perdure.durable
     def leaks(word: str) -> None:
         raise SystemExit(word)
 
     store.start(leaks, "topsecret", id="the-run")
-    hf.Worker(store).run(until_idle=True)
+    perdure.Worker(store).run(until_idle=True)
     assert "the-run" in caplog.text
     assert "topsecret" not in caplog.text
 
@@ -306,10 +306,10 @@ def test_a_database_that_goes_away_does_not_end_the_worker(
 ) -> None:
     database = postgres_url.rpartition("/")[2]
     with (
-        hf.open(postgres_url) as direct,
+        perdure.open(postgres_url) as direct,
         WireProxy(postgres_server.port) as proxy,
-        hf.open(proxy.url(database), timeout_s=2.0) as behind,
-        working(hf.Worker(behind, poll_s=0.02)) as worker,
+        perdure.open(proxy.url(database), timeout_s=2.0) as behind,
+        working(perdure.Worker(behind, poll_s=0.02)) as worker,
     ):
         assert direct.start(short, str(tmp_path)).result(timeout_s=60) == "short"
         proxy.cut()
@@ -318,15 +318,17 @@ def test_a_database_that_goes_away_does_not_end_the_worker(
         assert direct.start(short, str(tmp_path)).result(timeout_s=60) == "short"
 
 
-def test_a_run_that_a_lost_database_got_stuck_is_tried_again(store: hf.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_a_lost_database_got_stuck_is_tried_again(
+    store: perdure.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody should have to resume every run after the database was restarted."""
-    from holdfast.errors import Unavailable
-    from holdfast.runs.workers import worker as module
+    from perdure.errors import Unavailable
+    from perdure.runs.workers import worker as module
 
     monkeypatch.setattr(module, "_LATER_US", 0)
     tries: list[int] = []
 
-    @hf.durable
+    @perdure.durable
     def unlucky() -> str:
         tries.append(1)
         if len(tries) == 1:
@@ -334,7 +336,7 @@ def test_a_run_that_a_lost_database_got_stuck_is_tried_again(store: hf.Store, mo
         return "at last"
 
     run = store.start(unlucky)
-    worker = hf.Worker(store)
+    worker = perdure.Worker(store)
     worker.run(until_idle=True)
     assert run.result() == "at last"
     assert worker.counts == {"queued": 1, "done": 1}
@@ -343,9 +345,9 @@ def test_a_run_that_a_lost_database_got_stuck_is_tried_again(store: hf.Store, mo
 # --- the end
 
 
-def test_stop_lets_runs_finish_and_takes_no_more(store: hf.Store, tmp_path: Path) -> None:
+def test_stop_lets_runs_finish_and_takes_no_more(store: perdure.Store, tmp_path: Path) -> None:
     first = store.start(errand, str(tmp_path), id="a")
-    worker = hf.Worker(store, concurrency=1)
+    worker = perdure.Worker(store, concurrency=1)
     with working(worker):
         somebody_waits(tmp_path)
         store.start(short, str(tmp_path), "never", id="b")
@@ -355,7 +357,7 @@ def test_stop_lets_runs_finish_and_takes_no_more(store: hf.Store, tmp_path: Path
     assert store.get_run("b").status == "queued"
 
 
-def test_sigterm_drains(url: str, store: hf.Store, tmp_path: Path) -> None:
+def test_sigterm_drains(url: str, store: perdure.Store, tmp_path: Path) -> None:
     run = store.start(errand, str(tmp_path), id="a")
     with hands(1) as (nursery,):
         hand = Hand(nursery, url, concurrency=1)
@@ -370,7 +372,7 @@ def test_sigterm_drains(url: str, store: hf.Store, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("drain_s", [0.0, 3600.0], ids=["time is over", "second signal"])
 def test_what_does_not_finish_in_time_is_given_back_and_gone_on_with_at_once(
-    url: str, store: hf.Store, tmp_path: Path, drain_s: float
+    url: str, store: perdure.Store, tmp_path: Path, drain_s: float
 ) -> None:
     """Its body cannot be stopped; nevertheless the process ends, and the run is not held by its lease of an hour."""
     run = store.start(errand, str(tmp_path), id="a")
@@ -382,7 +384,7 @@ def test_what_does_not_finish_in_time_is_given_back_and_gone_on_with_at_once(
             until(lambda: not _has_signal_waiting(hand.child.pid))
             hand.ask_to_end()
         until(lambda: run.status == "queued")
-        worker = hf.Worker(store)
+        worker = perdure.Worker(store)
         worker.run(until_idle=True)
         assert worker.counts == {"done": 1}
         assert hand.counts() == {}
@@ -397,11 +399,11 @@ def _has_signal_waiting(pid: int) -> bool:
     return any(mask >> (signal.SIGTERM - 1) & 1 for mask in waiting)
 
 
-def test_code_that_is_told_to_stop_ends_at_its_next_step(store: hf.Store, tmp_path: Path) -> None:
+def test_code_that_is_told_to_stop_ends_at_its_next_step(store: perdure.Store, tmp_path: Path) -> None:
     """Within the grace: given back by itself, with all that it has recorded."""
-    endless = hf.durable(name="endless")(partial(_endless, str(tmp_path)).func)
+    endless = perdure.durable(name="endless")(partial(_endless, str(tmp_path)).func)
     run = store.start(endless, str(tmp_path))
-    worker = hf.Worker(store, drain_s=0)
+    worker = perdure.Worker(store, drain_s=0)
     with working(worker):
         until(lambda: len(done(tmp_path)) > 3)
     assert worker.counts == {"queued": 1}
@@ -416,11 +418,11 @@ def _endless(folder: str) -> None:
         mark(folder, "again")
 
 
-def test_an_async_run_that_waits_in_a_body_is_interrupted(store: hf.Store) -> None:
+def test_an_async_run_that_waits_in_a_body_is_interrupted(store: perdure.Store) -> None:
     entered = threading.Event()
     ended: list[str] = []
 
-    @hf.step
+    @perdure.step
     async def forever() -> None:
         entered.set()
         try:
@@ -428,12 +430,12 @@ def test_an_async_run_that_waits_in_a_body_is_interrupted(store: hf.Store) -> No
         finally:
             ended.append("cancelled")
 
-    @hf.durable
+    @perdure.durable
     async def waits() -> None:
         await forever()
 
     run = store.start(waits)
-    worker = hf.Worker(store, drain_s=0)
+    worker = perdure.Worker(store, drain_s=0)
     with working(worker):
         assert entered.wait(60)
     assert ended == ["cancelled"]
@@ -441,34 +443,34 @@ def test_an_async_run_that_waits_in_a_body_is_interrupted(store: hf.Store) -> No
     assert run.status == "queued"
 
 
-def test_signal_handlers_are_put_back(store: hf.Store) -> None:
+def test_signal_handlers_are_put_back(store: perdure.Store) -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    hf.Worker(store).run(until_idle=True)
+    perdure.Worker(store).run(until_idle=True)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-def test_a_signal_wakes_a_worker_that_waits(store: hf.Store) -> None:
+def test_a_signal_wakes_a_worker_that_waits(store: perdure.Store) -> None:
     """In the main thread, with nothing to do for an hour."""
-    worker = hf.Worker(store, poll_s=3600)
+    worker = perdure.Worker(store, poll_s=3600)
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM))
     timer.start()
     worker.run()
     timer.join()
 
 
-async def test_arun_works_until_it_is_cancelled(store: hf.Store, tmp_path: Path) -> None:
-    task = asyncio.create_task(hf.Worker(store).arun())
+async def test_arun_works_until_it_is_cancelled(store: perdure.Store, tmp_path: Path) -> None:
+    task = asyncio.create_task(perdure.Worker(store).arun())
     run = await store.astart(ashort, str(tmp_path))
     assert await run.aresult(timeout_s=60) == "ashort"
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await hf.Worker(store).arun(until_idle=True)
+    await perdure.Worker(store).arun(until_idle=True)
 
 
-def test_a_worker_that_was_told_to_stop_before_it_ran_does_not_run(store: hf.Store, tmp_path: Path) -> None:
+def test_a_worker_that_was_told_to_stop_before_it_ran_does_not_run(store: perdure.Store, tmp_path: Path) -> None:
     store.start(short, str(tmp_path))
-    worker = hf.Worker(store)
+    worker = perdure.Worker(store)
     worker.stop()
     worker.run()
     assert done(tmp_path) == []
@@ -476,17 +478,17 @@ def test_a_worker_that_was_told_to_stop_before_it_ran_does_not_run(store: hf.Sto
     assert done(tmp_path) == ["short"]
 
 
-def test_a_worker_runs_once_at_a_time(store: hf.Store) -> None:
-    worker = hf.Worker(store)
+def test_a_worker_runs_once_at_a_time(store: perdure.Store) -> None:
+    worker = perdure.Worker(store)
     with working(worker):
         until(lambda: worker._working.locked())
         with pytest.raises(UsageError, match="runs already"):
             worker.run()
 
 
-def test_no_thread_and_no_lock_file_is_left(store: hf.Store, tmp_path: Path) -> None:
+def test_no_thread_and_no_lock_file_is_left(store: perdure.Store, tmp_path: Path) -> None:
     store.start(short, str(tmp_path))
     store.start(ashort, str(tmp_path))
-    hf.Worker(store).run(until_idle=True)
-    until(lambda: not [thread for thread in threading.enumerate() if "holdfast-worker" in thread.name])
+    perdure.Worker(store).run(until_idle=True)
+    until(lambda: not [thread for thread in threading.enumerate() if "perdure-worker" in thread.name])
     assert not [name for name in os.listdir(tmp_path) if "-owner-" in name]

@@ -1,4 +1,4 @@
-"""A call of Holdfast's that cannot be right is a mistake in the code: the run waits for a correction, and nothing that
+"""A call of Perdure's that cannot be right is a mistake in the code: the run waits for a correction, and nothing that
 it did is undone for it."""
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from typing import Any
 
 import pytest
 
-import holdfast as hf
+import perdure
 
 done: list[str] = []
 is_right = threading.Event()
 
 
-@hf.effect(undo=lambda: done.append("undone"), name="wrong_calls.book")
+@perdure.effect(undo=lambda: done.append("undone"), name="wrong_calls.book")
 def book() -> None:
     done.append("booked")
 
 
 def ask() -> str:
-    return str(hf.ask("Which?", options=["a"] if is_right.is_set() else []))
+    return str(perdure.ask("Which?", options=["a"] if is_right.is_set() else []))
 
 
-@hf.durable(name="wrong_calls.asks")
+@perdure.durable(name="wrong_calls.asks")
 def asks() -> str:
     book()
     return ask()
 
 
-@hf.durable(name="wrong_calls.in_a_task")
+@perdure.durable(name="wrong_calls.in_a_task")
 async def in_a_task() -> str:
     async def branch() -> str:
-        return str(await hf.ask("Which?", options=["a"] if is_right.is_set() else []))
+        return str(await perdure.ask("Which?", options=["a"] if is_right.is_set() else []))
 
     await asyncio.to_thread(lambda: None)
     book()
@@ -44,7 +44,7 @@ async def in_a_task() -> str:
     return task.result()
 
 
-@hf.durable(name="wrong_calls.on_a_thread")
+@perdure.durable(name="wrong_calls.on_a_thread")
 def on_a_thread() -> str:
     book()
     if is_right.is_set():
@@ -53,8 +53,8 @@ def on_a_thread() -> str:
 
     def body() -> None:
         try:
-            hf.ask("Which?")
-        except hf.NotInRun as error:
+            perdure.ask("Which?")
+        except perdure.NotInRun as error:
             found.append(error)
 
     thread = threading.Thread(target=body)
@@ -64,15 +64,15 @@ def on_a_thread() -> str:
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path: Path) -> Iterator[hf.Store]:
+def store(tmp_path: Path) -> Iterator[perdure.Store]:
     done.clear()
     is_right.clear()
-    with hf.open(str(tmp_path / "agent.db")) as opened:
+    with perdure.open(str(tmp_path / "agent.db")) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("agent", [asks, in_a_task, on_a_thread])
-def test_the_run_is_stuck_and_resumes_with_corrected_code(store: hf.Store, agent: Callable[..., Any]) -> None:
+def test_the_run_is_stuck_and_resumes_with_corrected_code(store: perdure.Store, agent: Callable[..., Any]) -> None:
     assert store.run(agent, id="r").status == "stuck"
     is_right.set()
     assert store.run(agent, id="r").status == "waiting"
@@ -81,30 +81,30 @@ def test_the_run_is_stuck_and_resumes_with_corrected_code(store: hf.Store, agent
     assert done == ["booked"]
 
 
-def test_also_if_it_is_made_in_a_step_whose_error_is_recorded(store: hf.Store) -> None:
-    @hf.step
+def test_also_if_it_is_made_in_a_step_whose_error_is_recorded(store: perdure.Store) -> None:
+    @perdure.step
     def look() -> None:
         store.runs(limit=-1)
 
-    @hf.durable(name="wrong_calls.in_a_step")
+    @perdure.durable(name="wrong_calls.in_a_step")
     def agent() -> str:
         book()
         look()
         return "done"
 
     assert store.run(agent, id="r").status == "stuck"
-    with pytest.raises(hf.RunStuck, match="UsageError"):
+    with pytest.raises(perdure.RunStuck, match="UsageError"):
         store.get_run("r").result()
     assert done == ["booked"]
 
 
-def test_code_may_catch_it(store: hf.Store) -> None:
-    @hf.durable(name="wrong_calls.catches")
+def test_code_may_catch_it(store: perdure.Store) -> None:
+    @perdure.durable(name="wrong_calls.catches")
     def agent() -> str:
         book()
         try:
             return ask()
-        except hf.UsageError as error:
+        except perdure.UsageError as error:
             return str(error)
 
     assert "options" in store.run(agent, id="r").result()

@@ -8,13 +8,13 @@ from typing import Any
 
 from lab import Lab
 
-import holdfast as hf
+import perdure
 
 PATIENCE_S = 30.0
 
 
 def noting(lab: Lab) -> Any:
-    @hf.step
+    @perdure.step
     async def note(what: Any) -> Any:
         lab.ran.append(what)
         return what

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import holdfast as hf
+import perdure
 
 
-@hf.durable
+@perdure.durable
 def asks_once() -> Any:
-    return hf.ask("Go on?")
+    return perdure.ask("Go on?")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from copy_kit import make_thread
 
-import holdfast
-from holdfast import Store
+import perdure
+from perdure import Store
 
 
-@holdfast.step(name="copied step")
+@perdure.step(name="copied step")
 def add(a: int, b: int) -> int:
     return a + b
 
 
-@holdfast.durable(name="copied run")
+@perdure.durable(name="copied run")
 def run_of(n: int) -> int:
     total = 0
     for number in range(n):
@@ -21,9 +21,9 @@ def run_of(n: int) -> int:
     return total
 
 
-@holdfast.durable(name="copied question")
+@perdure.durable(name="copied question")
 def asking() -> str:
-    return str(holdfast.ask("Go on?", options=["yes", "no"]))
+    return str(perdure.ask("Go on?", options=["yes", "no"]))
 
 
 def fill(store: Store) -> None:

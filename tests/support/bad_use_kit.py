@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 from lab import Interrupt, Lab, Once
 
-import holdfast as hf
+import perdure
 
 
-def stuck_reason(run: hf.Run) -> str:
+def stuck_reason(run: perdure.Run) -> str:
     """Why a run is stuck: what its result raises, which says how to go on as well."""
     assert run.status == "stuck"
-    with pytest.raises(hf.RunStuck) as caught:
+    with pytest.raises(perdure.RunStuck) as caught:
         run.result()
     said = str(caught.value)
     assert "run the same line again" in said
-    assert "holdfast resume" in said
+    assert "perdure resume" in said
     return said
 
 
-def changed(lab: Lab, old: list[str], new: list[str]) -> hf.Run:
+def changed(lab: Lab, old: list[str], new: list[str]) -> perdure.Run:
     """A run that did its old steps, met by code that has new ones."""
     once = Once()
 

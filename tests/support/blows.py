@@ -16,8 +16,8 @@ from typing import Any, Self
 
 import apsw
 
-import holdfast
-from holdfast.testing.processes import Say
+import perdure
+from perdure.testing.processes import Say
 
 _CALLS = ("fsync", "link", "replace", "unlink", "ftruncate")
 
@@ -109,5 +109,5 @@ class _File(apsw.VFSFile):
 def restore_killed(say: Say, backup: str, place: str, force: bool, at: int) -> None:
     """Restore, and be killed at a point of it."""
     with Blows(at, kill=True):
-        holdfast.restore(backup, place, force=force)
+        perdure.restore(backup, place, force=force)
     say("done")

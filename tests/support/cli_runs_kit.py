@@ -18,51 +18,51 @@ def lines(out: str) -> list[dict[str, Any]]:
 
 APP_FILE = "cli_runs_app.py"
 APP = """
-import holdfast as hf
+import perdure
 
 lose = []  # what happens to the next booking
 
-@hf.step
+@perdure.step
 def search(dest: str) -> list[str]:
     return [f"{dest} 1", f"{dest} 2"]
 
 def cancelled(result: str) -> None:
     pass
 
-@hf.effect(timeout_s=0.01, undo=cancelled)
-def book(flight: str, key: hf.Key) -> str:
+@perdure.effect(timeout_s=0.01, undo=cancelled)
+def book(flight: str, key: perdure.Key) -> str:
     if lose:
         raise lose.pop()
     return f"B-{flight}"
 
-@hf.durable(version="1")
+@perdure.durable(version="1")
 def travel(dest: str) -> str:
     flights = search(dest)
-    hf.emit({"found": len(flights)})
-    flight = hf.ask("Which flight?", options=flights)
+    perdure.emit({"found": len(flights)})
+    flight = perdure.ask("Which flight?", options=flights)
     return book(flight)
 
-@hf.durable(version="1")
+@perdure.durable(version="1")
 def doubtful(dest: str) -> str:
     return book(dest)
 
-@hf.durable(version="1")
+@perdure.durable(version="1")
 def listener() -> list:
-    return [hf.receive("news"), hf.receive("news")]
+    return [perdure.receive("news"), perdure.receive("news")]
 
-@hf.durable(version="1")
+@perdure.durable(version="1")
 def quorum() -> str:
-    return hf.ask("Pay?", schema=int, approvers=["ann", "bob", "eve"], quorum=2)
+    return perdure.ask("Pay?", schema=int, approvers=["ann", "bob", "eve"], quorum=2)
 
-@hf.durable(version="1")
+@perdure.durable(version="1")
 def both() -> list:
-    return hf.gather(lambda: hf.ask("One?"), lambda: hf.ask("Two?", options=["1", "2"]))
+    return perdure.gather(lambda: perdure.ask("One?"), lambda: perdure.ask("Two?", options=["1", "2"]))
 
-@hf.durable(version="1")
+@perdure.durable(version="1")
 def broken() -> None:
     raise ValueError("no such place")
 
-@hf.durable(version="1")
+@perdure.durable(version="1")
 def sleeper() -> None:
-    hf.sleep(86_400)
+    perdure.sleep(86_400)
 """

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.testing.contract_arranging import ArrangingContract, PruningContract
-from holdfast.testing.contract_history import HistoryContract, ListingContract
-from holdfast.testing.contract_placing import PlacingContract
-from holdfast.testing.contract_saving import RacingContract, SavingContract
-from holdfast.testing.contract_sharing import LifecycleContract, TenantContract
-from holdfast.testing.contract_values import LimitsContract, ValuesContract
+from perdure.testing.contract_arranging import ArrangingContract, PruningContract
+from perdure.testing.contract_history import HistoryContract, ListingContract
+from perdure.testing.contract_placing import PlacingContract
+from perdure.testing.contract_saving import RacingContract, SavingContract
+from perdure.testing.contract_sharing import LifecycleContract, TenantContract
+from perdure.testing.contract_values import LimitsContract, ValuesContract
 
 
 class StoreSmoke(RacingContract, TenantContract, LifecycleContract):

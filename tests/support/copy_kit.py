@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 
-import holdfast
-from holdfast import Store
-from holdfast.storage.program import Batch, Program, Rows, Sql, drive, read
-from holdfast.testing.processes import Say
+import perdure
+from perdure import Store
+from perdure.storage.program import Batch, Program, Rows, Sql, drive, read
+from perdure.testing.processes import Say
 
 
 def grown(number: int) -> dict[str, Any]:
@@ -93,27 +93,27 @@ def tables(store: Store) -> dict[str, list[Any]]:
 
 def import_slowly(say: Say, url: str, file: str) -> None:
     """Import, and say how far it is; the parent kills it."""
-    with holdfast.open(url) as store:
+    with perdure.open(url) as store:
         store.import_thread(file, progress=lambda done, total: say([done, total]))
         say("done")
 
 
 def backup_slowly(say: Say, url: str, file: str) -> None:
     """Back up, and say how far it is; the parent kills it."""
-    with holdfast.open(url) as store:
+    with perdure.open(url) as store:
         store.backup(file, progress=lambda done, total: say([done, total]))
         say("done")
 
 
 def write_for_ever(url: str, name: str, told: str) -> None:
     """Save without pause, into a thread of its own and one that all share; tell of each save once it has returned."""
-    with holdfast.open(url) as store, open(told, "ab", buffering=0) as acknowledged:
+    with perdure.open(url) as store, open(told, "ab", buffering=0) as acknowledged:
         own, shared = store.thread(name), store.thread("shared")
         number = 0
         while True:
             try:
                 saved = (own if number % 3 else shared).save({"who": name, **grown(number)})
-            except holdfast.NotFound:
+            except perdure.NotFound:
                 # Two writers of one thread branch, and a prune keeps the head's line: the other's is gone.
                 assert number % 3 == 0
                 shared = store.thread("shared")
@@ -124,7 +124,7 @@ def write_for_ever(url: str, name: str, told: str) -> None:
 
 def prune_for_ever(url: str, name: str, told: str) -> None:
     """Prune those threads again and again, and pack what is left."""
-    with holdfast.open(url) as store, open(told, "ab", buffering=0) as acknowledged:
+    with perdure.open(url) as store, open(told, "ab", buffering=0) as acknowledged:
         number = 0
         while True:
             for info in store.threads():

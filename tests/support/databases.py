@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-import holdfast as hf
-from holdfast.testing.postgres import PostgresServer
+import perdure
+from perdure.testing.postgres import PostgresServer
 
 _TEMPLATE = "migrated"
 _numbers = itertools.count(1)
@@ -13,8 +13,8 @@ _numbers = itertools.count(1)
 
 def make_template(server: PostgresServer) -> None:
     """Migrate the database that all others are copied from. Each copy gets a store id of its own when it is opened."""
-    hf.open(server.create_database(_TEMPLATE)).close()
-    server.execute("DELETE FROM holdfast.meta WHERE key = 'store'", _TEMPLATE)
+    perdure.open(server.create_database(_TEMPLATE)).close()
+    server.execute("DELETE FROM perdure.meta WHERE key = 'store'", _TEMPLATE)
 
 
 def new_database(server: PostgresServer, *, migrated: bool = True) -> str:

@@ -6,9 +6,9 @@ import time
 from collections.abc import Generator
 from typing import Any
 
-import holdfast as hf
-from holdfast.ops.doctor.checklist import Finding, Machine, examine
-from holdfast.storage.program import Batch, Rows, Sql, Transaction, drive
+import perdure
+from perdure.ops.doctor.checklist import Finding, Machine, examine
+from perdure.storage.program import Batch, Rows, Sql, Transaction, drive
 
 DAY_US = 86_400_000_000
 LEVELS = ("ok", "note", "warning", "problem")
@@ -18,7 +18,7 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-def raw(store: hf.Store, text: str, **params: Any) -> Rows:
+def raw(store: perdure.Store, text: str, **params: Any) -> Rows:
     """A statement as it is, in a write transaction of its own."""
 
     def program() -> Generator[Batch, list[Rows], Rows]:
@@ -29,7 +29,7 @@ def raw(store: hf.Store, text: str, **params: Any) -> Rows:
     return found
 
 
-def said(store: hf.Store, **machine: Any) -> dict[str, list[Finding]]:
+def said(store: perdure.Store, **machine: Any) -> dict[str, list[Finding]]:
     """What the doctor says, by check. Every line that is not fine says what to do."""
     found: dict[str, list[Finding]] = {}
     for finding in drive(store._context.driver, examine(store._context, Machine(**machine))):

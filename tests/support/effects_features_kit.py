@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypedDict
 from graph_kit import Runner
 from langgraph.graph import START, StateGraph
 
-import holdfast as hf
+import perdure
 
 
 class Trip(TypedDict, total=False):
@@ -34,7 +34,7 @@ class Office:
         self.book: Callable[..., Any] = self.effect(self._book, name="book", **options)
         self.search: Callable[..., Any] = self.step(self._search, name="search")
 
-    def _book(self, item: str, key: hf.Key) -> str:
+    def _book(self, item: str, key: perdure.Key) -> str:
         self.keys.append(str(key))
         self.ran.append(f"book {item}")
         if self.trouble:
@@ -48,16 +48,16 @@ class Office:
         return f"found {what}"
 
     def effect(self, body: Callable[..., Any], **options: Any) -> Any:
-        return hf.effect(**options)(self._body(body))
+        return perdure.effect(**options)(self._body(body))
 
     def step(self, body: Callable[..., Any], **options: Any) -> Any:
-        return hf.step(**options)(self._body(body))
+        return perdure.step(**options)(self._body(body))
 
     def _body(self, body: Callable[..., Any]) -> Callable[..., Any]:
         if not self.is_async:
             return body
 
-        async def awaited(item: str, key: hf.Key) -> Any:
+        async def awaited(item: str, key: perdure.Key) -> Any:
             return body(item, key)
 
         async def plain(item: str) -> Any:

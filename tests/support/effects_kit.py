@@ -6,7 +6,7 @@ from typing import Any
 
 from lab import Lab
 
-import holdfast as hf
+import perdure
 
 
 class Receiver:
@@ -20,16 +20,16 @@ class Receiver:
         self.done.append((key, what))
         return f"done: {what}"
 
-    def find(self, key: str, flight: str) -> hf.Done | hf.NotDone:
+    def find(self, key: str, flight: str) -> perdure.Done | perdure.NotDone:
         self.asked.append((key, flight))
-        return hf.Done(f"done: {flight}") if (key, flight) in self.done else hf.NotDone()
+        return perdure.Done(f"done: {flight}") if (key, flight) in self.done else perdure.NotDone()
 
 
 def booking(lab: Lab, receiver: Receiver, **options: Any) -> Any:
     """An agent with one effect."""
 
     @lab.effect(name="book", **options)
-    def book(flight: str, key: hf.Key) -> str:
+    def book(flight: str, key: perdure.Key) -> str:
         return receiver.act(key, flight)
 
     @lab.durable(name="agent")

@@ -9,8 +9,8 @@ from keeping_kit import (
     text,
 )
 
-import holdfast as hf
-from holdfast.runs.journal.blobs import BLOB_MIN_BYTES
+import perdure
+from perdure.runs.journal.blobs import BLOB_MIN_BYTES
 
 
 def secrets_of(name: str) -> list[bytes]:
@@ -18,7 +18,7 @@ def secrets_of(name: str) -> list[bytes]:
     return [text(f"{name} {what}").encode() for what in ("state", "late", "note", "about", "metadata")]
 
 
-def confide(store: hf.Store, name: str) -> list[hf.Checkpoint]:
+def confide(store: perdure.Store, name: str) -> list[perdure.Checkpoint]:
     """A thread with secrets in its states, notes, metadata, packs and pins."""
     state, late, note, about, metadata = (secret.decode() for secret in secrets_of(name))
     thread = store.thread(name, metadata={"of": metadata})
@@ -34,22 +34,22 @@ def found_in(path: Path, secrets: list[bytes]) -> set[bytes]:
     return {secret for secret in secrets if any(secret in part for part in data)}
 
 
-@hf.step(name="erasing.large")
+@perdure.step(name="erasing.large")
 def large(secret: str) -> bytes:
     return secret.encode() + random.Random(secret).randbytes(BLOB_MIN_BYTES)
 
 
-@hf.step(name="erasing.small")
+@perdure.step(name="erasing.small")
 def small(secret: str) -> str:
     return secret[::-1]
 
 
-@hf.durable(name="erasing.agent")
+@perdure.durable(name="erasing.agent")
 def agent(secret: str, ask: bool) -> str:
-    state = hf.state({"secret": ""})
+    state = perdure.state({"secret": ""})
     state["secret"] = secret
     small(secret)
     large(secret)
     if ask:
-        hf.ask(secret, options=["yes"])
+        perdure.ask(secret, options=["yes"])
     return secret

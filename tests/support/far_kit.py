@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import holdfast as hf
-from holdfast.log.packing import pack_tenant
-from holdfast.runs.journal.blobs import read_blob
-from holdfast.storage.far_cells import MARK, wanted_of
-from holdfast.storage.objects import Objects
-from holdfast.storage.program import Batch, Program, Sql, Transaction, drive, read
+import perdure
+from perdure.log.packing import pack_tenant
+from perdure.runs.journal.blobs import read_blob
+from perdure.storage.far_cells import MARK, wanted_of
+from perdure.storage.objects import Objects
+from perdure.storage.program import Batch, Program, Sql, Transaction, drive, read
 
 ALL_COLD = 2**61
 WORDS = [f"word{number:04}" for number in range(3000)]
@@ -20,12 +20,12 @@ LARGE = 70_000  # bytes: results from 64 KB on are kept apart
 KEY = bytes(range(32))
 
 
-@hf.step(name="far_kit.large")
+@perdure.step(name="far_kit.large")
 def large(seed: int) -> str:
     return random.Random(seed).randbytes(LARGE).hex()
 
 
-@hf.durable(name="far_kit.fetch")
+@perdure.durable(name="far_kit.fetch")
 def fetch(seed: int) -> int:
     return len(large(seed))
 
@@ -39,7 +39,7 @@ def prose(chance: random.Random, words: int) -> str:
     return " ".join(chance.choices(WORDS, k=words))
 
 
-def grow(thread: hf.Thread, count: int, seed: int = 1, words: int = 6000) -> list[str]:
+def grow(thread: perdure.Thread, count: int, seed: int = 1, words: int = 6000) -> list[str]:
     chance = random.Random(seed)
     state: dict[str, Any] = {"text": prose(chance, words), "log": [], "n": 0}
     ids = []
@@ -50,7 +50,7 @@ def grow(thread: hf.Thread, count: int, seed: int = 1, words: int = 6000) -> lis
     return ids
 
 
-def fill(store: hf.Store, count: int = 140) -> list[str]:
+def fill(store: perdure.Store, count: int = 140) -> list[str]:
     """A thread with packs, a fork, a run with a large result. The thread's ids."""
     ids = grow(store.thread("a"), count)
     grow(store.thread("a").fork(ids[count // 2], name="fork"), 20, seed=2)
@@ -60,13 +60,13 @@ def fill(store: hf.Store, count: int = 140) -> list[str]:
     return ids
 
 
-def pack(store: hf.Store) -> None:
+def pack(store: perdure.Store) -> None:
     tenant = store._context.known_tenant
     assert tenant is not None
     drive(store._context.driver, pack_tenant(tenant, ALL_COLD))
 
 
-def scene(store: hf.Store) -> dict[str, Any]:
+def scene(store: perdure.Store) -> dict[str, Any]:
     """Everything that can be seen."""
     seen: dict[str, Any] = {}
     for info in store.threads(limit=None):
@@ -79,7 +79,7 @@ def scene(store: hf.Store) -> dict[str, Any]:
     return seen
 
 
-def blob(store: hf.Store, key: bytes | None = None) -> bytes:
+def blob(store: perdure.Store, key: bytes | None = None) -> bytes:
     """A large result: the only one, if none is named."""
     if key is None:
         [(key,)] = rows(store, "SELECT hash FROM blob")
@@ -88,7 +88,7 @@ def blob(store: hf.Store, key: bytes | None = None) -> bytes:
     return found
 
 
-def rows(store: hf.Store, text: str, **params: Any) -> list[Any]:
+def rows(store: perdure.Store, text: str, **params: Any) -> list[Any]:
     """Past everything that encrypts or fetches."""
 
     def program() -> Program[list[Any]]:
@@ -98,17 +98,17 @@ def rows(store: hf.Store, text: str, **params: Any) -> list[Any]:
     return list(store._context.driver.run(Transaction(program, write=True)))
 
 
-def cells(store: hf.Store) -> list[bytes]:
+def cells(store: perdure.Store) -> list[bytes]:
     """The cells that name objects."""
     found = rows(store, "SELECT data FROM pack ORDER BY pack") + rows(store, "SELECT body FROM blob ORDER BY hash")
     return [bytes(cell) for (cell,) in found if bytes(cell).startswith(MARK)]
 
 
-def named(store: hf.Store) -> set[str]:
+def named(store: perdure.Store) -> set[str]:
     return {wanted_of(cell).name for cell in cells(store)}
 
 
-def loose(store: hf.Store) -> dict[str, int]:
+def loose(store: perdure.Store) -> dict[str, int]:
     return dict(rows(store, "SELECT name, state FROM far_loose"))
 
 
@@ -117,6 +117,6 @@ def stored(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def check(store: hf.Store) -> None:
+def check(store: perdure.Store) -> None:
     report = store.verify()
     assert report.ok, report.problems

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lab import Lab
 
-import holdfast as hf
+import perdure
 
 
 class Agents:
@@ -17,7 +17,7 @@ class Agents:
             return number + 1
 
         @lab.effect(name="book", undo=lambda flight: lab.ran.append(("cancel", flight)))
-        def book(flight: str, key: hf.Key) -> str:
+        def book(flight: str, key: perdure.Key) -> str:
             lab.ran.append(("book", flight, str(key)))
             return f"B-{flight}"
 

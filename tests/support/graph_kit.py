@@ -22,7 +22,7 @@ from langgraph.graph.message import _messages_delta_reducer
 from langgraph.pregel import Pregel
 from langgraph.types import Interrupt, StateSnapshot, interrupt
 
-from holdfast.langgraph import HoldfastSaver
+from perdure.langgraph import PerdureSaver
 
 MODES = ("sync", "async")
 AnyGraph = Pregel[Any, Any, Any, Any]
@@ -252,7 +252,7 @@ def long_talking(saver: AnySaver, **options: Any) -> AnyGraph:
 Scenario = Callable[[AnySaver, str], Awaitable[Any]]
 
 
-async def on_both(scenario: Scenario, saver: HoldfastSaver, mode: str) -> tuple[Any, Any]:
+async def on_both(scenario: Scenario, saver: PerdureSaver, mode: str) -> tuple[Any, Any]:
     """What a scenario saw on this saver and on LangGraph's own in memory. The store must verify afterwards."""
     mine = normal(await scenario(saver, mode))
     report = saver.store.verify()

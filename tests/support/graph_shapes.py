@@ -15,10 +15,10 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Send, interrupt
 
-from holdfast.langgraph import HoldfastSaver
+from perdure.langgraph import PerdureSaver
 
 AnyGraph = Pregel[Any, Any, Any, Any]
-Shape = Callable[[HoldfastSaver], AnyGraph]
+Shape = Callable[[PerdureSaver], AnyGraph]
 
 
 def at(thread: str, **more: Any) -> RunnableConfig:
@@ -45,7 +45,7 @@ def note(name: str) -> Callable[[Work], dict[str, Any]]:
     return lambda state: {"found": [f"{name}{state.get('item', '')}"]}
 
 
-def built(saver: HoldfastSaver, edges: dict[str, Any], **options: Any) -> AnyGraph:
+def built(saver: PerdureSaver, edges: dict[str, Any], **options: Any) -> AnyGraph:
     """A graph of nodes that note their names. An edge leads to a name, to several, or where a function says."""
     builder = StateGraph(Work)
     for name in edges.keys() - {START}:
@@ -85,63 +85,63 @@ def fails(state: Work) -> dict[str, Any]:
     raise ZeroDivisionError("no way")
 
 
-def line(saver: HoldfastSaver) -> AnyGraph:
+def line(saver: PerdureSaver) -> AnyGraph:
     return ran(built(saver, {START: "a", "a": "b", "b": []}))
 
 
-def stopped(saver: HoldfastSaver) -> AnyGraph:
+def stopped(saver: PerdureSaver) -> AnyGraph:
     return ran(built(saver, {START: "a", "a": "b", "b": []}, interrupt_before=["b"]))
 
 
-def parallel(saver: HoldfastSaver) -> AnyGraph:
+def parallel(saver: PerdureSaver) -> AnyGraph:
     return ran(built(saver, {START: ["a", "b"], "a": [], "b": [], "c": "join a b"}, interrupt_before=["c"]))
 
 
-def half_joined(saver: HoldfastSaver) -> AnyGraph:
+def half_joined(saver: PerdureSaver) -> AnyGraph:
     edges = {START: ["a", "b"], "a": [], "b": "b+", "b+": [], "c": "join a b+"}
     return ran(built(saver, edges, interrupt_before=["b+"]))
 
 
-def deferred(saver: HoldfastSaver) -> AnyGraph:
+def deferred(saver: PerdureSaver) -> AnyGraph:
     return ran(built(saver, {START: ["a", "last"], "a": "b", "b": [], "last": []}, interrupt_before=["b"]))
 
 
-def conditional(saver: HoldfastSaver) -> AnyGraph:
+def conditional(saver: PerdureSaver) -> AnyGraph:
     edges = {START: "a", "a": lambda state: "b" if len(state["found"]) < 3 else "c", "b": "a", "c": []}
     return ran(built(saver, edges, interrupt_before=["c"]))
 
 
-def commanded(saver: HoldfastSaver) -> AnyGraph:
+def commanded(saver: PerdureSaver) -> AnyGraph:
     goes = lambda state: Command(goto=["b", Send("c", {"item": 7})])  # noqa: E731
     return ran(built(saver, {START: "a", "a": [], "b": [], "c": []}, a=goes, interrupt_before=["b"]))
 
 
-def asking(saver: HoldfastSaver) -> AnyGraph:
+def asking(saver: PerdureSaver) -> AnyGraph:
     return ran(built(saver, {START: "ask", "ask": "b", "b": []}, ask=asks))
 
 
-def asking_again(saver: HoldfastSaver) -> AnyGraph:
+def asking_again(saver: PerdureSaver) -> AnyGraph:
     return ran(asking(saver), Command(resume="Bo"))
 
 
-def asking_beside(saver: HoldfastSaver) -> AnyGraph:
+def asking_beside(saver: PerdureSaver) -> AnyGraph:
     return ran(built(saver, {START: ["a", "ask"], "ask": "b", "a": [], "b": []}, ask=asks))
 
 
-def failing(saver: HoldfastSaver) -> AnyGraph:
+def failing(saver: PerdureSaver) -> AnyGraph:
     return ran(built(saver, {START: ["a", "fail"], "a": [], "fail": "b", "b": []}, fail=fails))
 
 
-def sending(saver: HoldfastSaver) -> AnyGraph:
+def sending(saver: PerdureSaver) -> AnyGraph:
     sends = lambda state: [Send("work", {"item": item}) for item in state["items"]]  # noqa: E731
     return ran(built(saver, {START: "plan", "plan": sends, "work": "end", "end": []}, work=asks_of_two))
 
 
-def answered(saver: HoldfastSaver) -> AnyGraph:
+def answered(saver: PerdureSaver) -> AnyGraph:
     return ran(sending(saver), Command(resume="yes"), {"items": []})
 
 
-def functional(saver: HoldfastSaver) -> AnyGraph:
+def functional(saver: PerdureSaver) -> AnyGraph:
     @task
     def more(number: int) -> int:
         return number + 1
@@ -157,7 +157,7 @@ def functional(saver: HoldfastSaver) -> AnyGraph:
     return ran(flow, 1)
 
 
-def functional_again(saver: HoldfastSaver) -> AnyGraph:
+def functional_again(saver: PerdureSaver) -> AnyGraph:
     return ran(functional(saver), Command(resume="yes"), 5)
 
 
@@ -192,7 +192,7 @@ def talk(state: MessagesState) -> dict[str, Any]:
     }
 
 
-def talking(saver: HoldfastSaver) -> AnyGraph:
+def talking(saver: PerdureSaver) -> AnyGraph:
     builder = StateGraph(MessagesState)
     builder.add_node("talk", talk)
     builder.add_edge(START, "talk")
@@ -208,7 +208,7 @@ class Outer(TypedDict, total=False):
     found: Annotated[list[str], operator.add]
 
 
-def nested(saver: HoldfastSaver, *, ask: bool = True, keeps: bool | None = None) -> AnyGraph:
+def nested(saver: PerdureSaver, *, ask: bool = True, keeps: bool | None = None) -> AnyGraph:
     """A graph with a graph in it, that asks, and that may keep its state from run to run."""
     inner = StateGraph(Outer)
     inner.add_node("read", lambda state: {"found": [f"read {state['topic']}"]})

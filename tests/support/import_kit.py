@@ -19,10 +19,10 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Send
 
-from holdfast.langgraph import HoldfastSaver
-from holdfast.langgraph.history import Ancestors
-from holdfast.log.label_ids import pack_id, unpack_id
-from holdfast.testing.samples import same
+from perdure.langgraph import PerdureSaver
+from perdure.langgraph.history import Ancestors
+from perdure.log.label_ids import pack_id, unpack_id
+from perdure.testing.samples import same
 
 TRUST = ["import_kit."]
 
@@ -176,8 +176,8 @@ def raw_writes(url: str) -> dict[Key, set[tuple[str, str, int, str]]]:
     return found
 
 
-def kept_writes(saver: HoldfastSaver, key: Key) -> set[tuple[str, str, int, str]]:
-    """The same of a checkpoint in Holdfast."""
+def kept_writes(saver: PerdureSaver, key: Key) -> set[tuple[str, str, int, str]]:
+    """The same of a checkpoint in Perdure."""
     thread, space, id_ = key
     entry = saver._run(Ancestors(saver._keeper, thread, space).entry(pack_id(id_)))
     assert entry is not None

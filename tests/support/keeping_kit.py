@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import striking
 
-import holdfast as hf
-from holdfast.storage.program import Batch, Program, Sql, drive, read
+import perdure
+from perdure.storage.program import Batch, Program, Sql, drive, read
 
 DAY_US = 86_400_000_000
 PLACES = ["sqlite", "postgres"]
@@ -66,8 +66,8 @@ def place(request: pytest.FixtureRequest, where: str) -> str:
 
 
 @contextmanager
-def opened(url: str, clock: Clock, **options: Any) -> Iterator[hf.Store]:
-    with hf.open(url, durability="normal", **options) as store:
+def opened(url: str, clock: Clock, **options: Any) -> Iterator[perdure.Store]:
+    with perdure.open(url, durability="normal", **options) as store:
         store._context.clock_us = clock
         yield store
 
@@ -77,7 +77,7 @@ def text(seed: object, size: int = 60) -> str:
     return "".join(random.Random(str(seed)).choices("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", k=size))
 
 
-def fill(thread: hf.Thread, count: int, start: int = 0) -> list[hf.Checkpoint]:
+def fill(thread: perdure.Thread, count: int, start: int = 0) -> list[perdure.Checkpoint]:
     """Save states that share most of their text."""
     return [
         thread.save({"log": [f"entry {i} " * 9 for i in range(n % 7 + 3)], "n": n}, note=f"step {n}")
@@ -85,16 +85,16 @@ def fill(thread: hf.Thread, count: int, start: int = 0) -> list[hf.Checkpoint]:
     ]
 
 
-def steps(thread: hf.Thread) -> list[int]:
+def steps(thread: perdure.Thread) -> list[int]:
     return [checkpoint.step for checkpoint in thread.history()]
 
 
-def sound(store: hf.Store) -> None:
+def sound(store: perdure.Store) -> None:
     report = store.verify()
     assert report.ok, [str(problem) for problem in report.problems]
 
 
-def seen(store: hf.Store) -> dict[str, Any]:
+def seen(store: perdure.Store) -> dict[str, Any]:
     """Everything that the public API shows of threads, without ids."""
     found: dict[str, Any] = {}
     for info in store.threads(limit=None):
@@ -106,12 +106,12 @@ def seen(store: hf.Store) -> dict[str, Any]:
     return found
 
 
-def hashes(store: hf.Store) -> dict[tuple[int, int], bytes]:
+def hashes(store: perdure.Store) -> dict[tuple[int, int], bytes]:
     """The hash of every record by tree and id."""
     return {(tree, record): found for tree, record, found in query(store, "SELECT tree, id, hash FROM record")}
 
 
-def query(store: hf.Store, sql: str, **params: Any) -> list[Any]:
+def query(store: perdure.Store, sql: str, **params: Any) -> list[Any]:
     def program() -> Program[list[Any]]:
         [rows] = yield Batch(Sql(sql)(**params))
         return rows
@@ -119,7 +119,7 @@ def query(store: hf.Store, sql: str, **params: Any) -> list[Any]:
     return drive(store._context.driver, read(program))
 
 
-def rows(store: hf.Store) -> dict[str, int]:
+def rows(store: perdure.Store) -> dict[str, int]:
     """How many rows each table has: leftovers show here, and only here."""
     return {table: query(store, f"SELECT count(*) FROM {table}")[0][0] for table in TABLES}
 

@@ -26,21 +26,21 @@ from typing import Any, overload
 import pytest
 from databases import new_database
 
-import holdfast as hf
-from holdfast.runs.session import points
-from holdfast.runs.session.points import Point
+import perdure
+from perdure.runs.session import points
+from perdure.runs.session.points import Point
 
 _numbers = itertools.count(1)
 PLACES = ("sqlite", "postgres")
 MODES = ("sync", "async")
 
 
-def open_place(request: pytest.FixtureRequest, factory: pytest.TempPathFactory) -> Iterator[hf.Store]:
+def open_place(request: pytest.FixtureRequest, factory: pytest.TempPathFactory) -> Iterator[perdure.Store]:
     """A store for all tests of a module, at the place that `request.param` names. Each lab is a tenant of its own."""
     yield from open_at(request.param, request, factory)
 
 
-def open_at(place: str, request: pytest.FixtureRequest, factory: pytest.TempPathFactory) -> Iterator[hf.Store]:
+def open_at(place: str, request: pytest.FixtureRequest, factory: pytest.TempPathFactory) -> Iterator[perdure.Store]:
     """The same, at a place that is given."""
     if place == "sqlite":
         yield from _opened(str(factory.mktemp("lab") / "lab.db"))
@@ -51,8 +51,8 @@ def open_at(place: str, request: pytest.FixtureRequest, factory: pytest.TempPath
     server.drop_database(name)
 
 
-def _opened(url: str) -> Iterator[hf.Store]:
-    with hf.open(url, durability="normal") as store:
+def _opened(url: str) -> Iterator[perdure.Store]:
+    with perdure.open(url, durability="normal") as store:
         yield store
 
 
@@ -70,10 +70,10 @@ class Code:
         return value
 
     def step(self, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-        return lambda fn: hf.step(**options)(self.body(fn))
+        return lambda fn: perdure.step(**options)(self.body(fn))
 
     def effect(self, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-        return lambda fn: hf.effect(**options)(self.body(fn))
+        return lambda fn: perdure.effect(**options)(self.body(fn))
 
     def body(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """A plain function, as the body of a step of this mode."""
@@ -107,36 +107,36 @@ class Code:
 
     def _durable(self, options: dict[str, Any], fn: Callable[..., Any]) -> Any:
         if self.is_async:
-            return hf.durable(**options)(fn)
+            return perdure.durable(**options)(fn)
 
         @functools.wraps(fn)
         def agent(*args: Any, **kwargs: Any) -> Any:
             return finished(fn(*args, **kwargs))
 
-        return hf.durable(**options)(agent)
+        return perdure.durable(**options)(agent)
 
 
 class Lab(Code):
     """A store, as a tenant of its own, and how its agents are written."""
 
-    def __init__(self, store: hf.Store, mode: str) -> None:
+    def __init__(self, store: perdure.Store, mode: str) -> None:
         super().__init__(mode)
         self.store = store.tenant(f"lab-{next(_numbers)}")
         self.ran: list[Any] = []  # for bodies: what ran, in order
 
     # --- running them
 
-    def run(self, fn: Callable[..., Any], *args: Any, **options: Any) -> hf.Run:
+    def run(self, fn: Callable[..., Any], *args: Any, **options: Any) -> perdure.Run:
         return self.store.run(fn, *args, **options)
 
     def count(self, name: Any) -> int:
         return self.ran.count(name)
 
-    def step_at(self, run: hf.Run, path: str) -> hf.Step:
+    def step_at(self, run: perdure.Run, path: str) -> perdure.Step:
         [found] = [step for step in run.steps() if step.path == path]
         return found
 
-    def named(self, run: hf.Run, name: str) -> list[hf.Step]:
+    def named(self, run: perdure.Run, name: str) -> list[perdure.Step]:
         return [step for step in run.steps() if step.name == name]
 
 
@@ -180,7 +180,7 @@ class Flaky(Exception):
     """Worth another attempt."""
 
 
-def again(lab: Lab, agent: Callable[..., Any], *args: Any, id: str) -> hf.Run:
+def again(lab: Lab, agent: Callable[..., Any], *args: Any, id: str) -> perdure.Run:
     """The same line twice: the first is interrupted, the second goes on."""
     with pytest.raises(Interrupt):
         lab.run(agent, *args, id=id)

@@ -7,8 +7,8 @@ from typing import Any
 import mover  # noqa: F401 - for the children: it must be found
 from lab import Lab
 
-import holdfast as hf
-from holdfast.runs.journal.blobs import BLOB_MIN_BYTES
+import perdure
+from perdure.runs.journal.blobs import BLOB_MIN_BYTES
 
 
 class Stop(BaseException):
@@ -29,20 +29,20 @@ def agent_of(lab: Lab) -> Any:
         return random.Random(size).randbytes(size).hex()
 
     @lab.effect(name="book", undo=lambda flight: lab.ran.append(("cancel", flight)))
-    def book(flight: str, key: hf.Key) -> str:
+    def book(flight: str, key: perdure.Key) -> str:
         lab.ran.append(("book", flight, str(key)))
         return f"B-{flight}"
 
     @lab.durable(name=f"agent-{id(lab)}")
     async def agent(place: str) -> list[Any]:
-        state = hf.state({"plan": [place]})
+        state = perdure.state({"plan": [place]})
         flights = await lab(search(place))
         state["flights"] = flights
         first = await lab(book(flights[0]))
         text = await lab(large(BLOB_MIN_BYTES * 2))
-        hf.emit("asking")
-        chosen = await lab(hf.ask("Which?", options=flights))
-        message = await lab(hf.receive("news"))
+        perdure.emit("asking")
+        chosen = await lab(perdure.ask("Which?", options=flights))
+        message = await lab(perdure.receive("news"))
         second = await lab(book(chosen))
         state["done"] = True
         return [first, second, len(text), message, dict(state)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import holdfast as hf
-from holdfast.log.packing import Packed, pack_tree
-from holdfast.storage.program import Batch, Program, Sql, Transaction, drive
+import perdure
+from perdure.log.packing import Packed, pack_tree
+from perdure.storage.program import Batch, Program, Sql, Transaction, drive
 
 ALL_COLD = 2**61
 WORDS = [f"word{number:04}" for number in range(3000)]
@@ -17,7 +17,7 @@ def prose(chance: random.Random, words: int) -> str:
     return " ".join(chance.choices(WORDS, k=words))
 
 
-def grow(thread: hf.Thread, count: int, seed: int = 1, size: int = 2000) -> list[str]:
+def grow(thread: perdure.Thread, count: int, seed: int = 1, size: int = 2000) -> list[str]:
     """Checkpoints of a state that grows, with edits in its middle."""
     chance = random.Random(seed)
     state: dict[str, Any] = {"text": prose(chance, size), "log": [], "n": 0}
@@ -31,7 +31,7 @@ def grow(thread: hf.Thread, count: int, seed: int = 1, size: int = 2000) -> list
     return ids
 
 
-def scene(store: hf.Store) -> dict[str, Any]:
+def scene(store: perdure.Store) -> dict[str, Any]:
     """Everything that can be seen of all threads."""
     seen: dict[str, Any] = {}
     for info in store.threads(limit=None):
@@ -43,7 +43,7 @@ def scene(store: hf.Store) -> dict[str, Any]:
     return seen
 
 
-def rows(store: hf.Store, text: str, **params: Any) -> list[Any]:
+def rows(store: perdure.Store, text: str, **params: Any) -> list[Any]:
     def program() -> Program[list[Any]]:
         [found] = yield Batch(Sql(text)(**params))
         return found
@@ -51,7 +51,7 @@ def rows(store: hf.Store, text: str, **params: Any) -> list[Any]:
     return list(store._context.driver.run(Transaction(program)))
 
 
-def pack(store: hf.Store) -> Packed:
+def pack(store: perdure.Store) -> Packed:
     """Everything, however new it is, and whatever was looked at before."""
     tenant = store._context.known_tenant
     assert tenant is not None
@@ -61,6 +61,6 @@ def pack(store: hf.Store) -> Packed:
     return total
 
 
-def check(store: hf.Store) -> None:
+def check(store: perdure.Store) -> None:
     report = store.verify()
     assert report.ok, report.problems

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from lab import Interrupt, Lab, finished
 
-import holdfast as hf
+import perdure
 
 PATIENCE_S = 30.0
 
@@ -21,7 +21,7 @@ def branch(lab: Lab, fn: Callable[..., Any], *args: Any) -> Any:
     return fn(*args) if lab.is_async else lambda: finished(fn(*args))
 
 
-def again(lab: Lab, agent: Callable[..., Any], *args: Any, id: str) -> hf.Run:
+def again(lab: Lab, agent: Callable[..., Any], *args: Any, id: str) -> perdure.Run:
     """The same line twice: the first is interrupted, the second goes on."""
     with pytest.raises(Interrupt):
         lab.run(agent, *args, id=id)
@@ -71,19 +71,19 @@ def ordered(lab: Lab, order: Order, *, effect: bool = False) -> Any:
         return name.upper()
 
     body: Any = awork if lab.is_async else work
-    return hf.effect(name="work")(body) if effect else hf.step(name="work")(body)
+    return perdure.effect(name="work")(body) if effect else perdure.step(name="work")(body)
 
 
-def paths(run: hf.Run) -> list[tuple[str, str]]:
+def paths(run: perdure.Run) -> list[tuple[str, str]]:
     return sorted((step.path, step.name) for step in run.steps())
 
 
 def completing(lab: Lab, *calls: Any) -> Any:
-    """The results of hf.as_completed as a list, in either mode."""
+    """The results of perdure.as_completed as a list, in either mode."""
     if not lab.is_async:
-        return list(hf.as_completed(*calls))
+        return list(perdure.as_completed(*calls))
 
     async def listed() -> Any:
-        return [result async for result in hf.as_completed(*calls)]
+        return [result async for result in perdure.as_completed(*calls)]
 
     return listed()

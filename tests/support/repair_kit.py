@@ -15,30 +15,30 @@ import apsw
 import psycopg
 import pytest
 
-import holdfast
-from holdfast.log import keyframes as policy
-from holdfast.log.packing import pack_tenant
-from holdfast.storage.program import drive
-from holdfast.testing.postgres import PostgresServer
+import perdure
+from perdure.log import keyframes as policy
+from perdure.log.packing import pack_tenant
+from perdure.storage.program import drive
+from perdure.testing.postgres import PostgresServer
 
 ALL_COLD = 2**61
 MENDED = "mended"  # the schema that copies go to
 
 
-@holdfast.step(name="repair_kit.step")
+@perdure.step(name="repair_kit.step")
 def one_step(number: int) -> str:
     return "x" * number
 
 
-@holdfast.durable(name="repair_kit.run")
+@perdure.durable(name="repair_kit.run")
 def one_run(count: int) -> int:
     return sum(len(one_step(number)) for number in range(count))
 
 
-@holdfast.durable(name="repair_kit.asks")
+@perdure.durable(name="repair_kit.asks")
 def asking() -> str:
     one_step(3)
-    return str(holdfast.ask("Go on?", options=["yes", "no"]))
+    return str(perdure.ask("Go on?", options=["yes", "no"]))
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Scene:
         """The same in a copy of the file."""
         return Scene(url, self.states, self.notes, self.heads, self.options)
 
-    def execute(self, text: str, params: Sequence[Any] = (), schema: str = "holdfast") -> list[Any]:
+    def execute(self, text: str, params: Sequence[Any] = (), schema: str = "perdure") -> list[Any]:
         """Plain SQL, past the store; parameters are written as ?."""
         if self.is_file:
             connection = apsw.Connection(self.url)
@@ -71,20 +71,20 @@ class Scene:
             cursor = other.execute(text.replace("?", "%s"), params)
             return cursor.fetchall() if cursor.description else []
 
-    def repair(self, **options: Any) -> holdfast.Repaired:
+    def repair(self, **options: Any) -> perdure.Repaired:
         """Mend a copy."""
         to = options.pop("to", None) or (f"{self.url}-mended.db" if self.is_file else MENDED)
-        return holdfast.repair(self.url, to=to, **{**self.options, **options})
+        return perdure.repair(self.url, to=to, **{**self.options, **options})
 
-    def open(self, done: holdfast.Repaired | None = None) -> holdfast.Store:
+    def open(self, done: perdure.Repaired | None = None) -> perdure.Store:
         """The store, or the copy that a repair made of it."""
         if done is None or done.in_place or not done.changed:
-            return holdfast.open(self.url, **self.options)
+            return perdure.open(self.url, **self.options)
         if self.is_file:
-            return holdfast.open(done.place, **self.options)
-        return holdfast.open(self.url, **{**self.options, "schema": done.place.split('"')[1]})
+            return perdure.open(done.place, **self.options)
+        return perdure.open(self.url, **{**self.options, "schema": done.place.split('"')[1]})
 
-    def loadable(self, done: holdfast.Repaired | None = None) -> set[tuple[str, str]]:
+    def loadable(self, done: perdure.Repaired | None = None) -> set[tuple[str, str]]:
         """Which checkpoints can be loaded; each is compared with what was saved."""
         good = set()
         try:
@@ -92,16 +92,16 @@ class Scene:
                 for name, at in self.states:
                     try:
                         loaded = store.thread(name).load(at, strict=True)
-                    except holdfast.HoldfastError:
+                    except perdure.PerdureError:
                         continue
                     assert loaded.state == self.states[name, at], f"{name} {at} is not what was saved"
                     assert loaded.note == self.notes[at]
                     good.add((name, at))
-        except holdfast.HoldfastError:
+        except perdure.PerdureError:
             pass  # it cannot even be opened
         return good
 
-    def check(self, done: holdfast.Repaired, before: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    def check(self, done: perdure.Repaired, before: set[tuple[str, str]]) -> set[tuple[str, str]]:
         """What must hold after every repair. Which checkpoints can be loaded."""
         after = self.loadable(done)
         assert before <= after, f"lost by the repair: {sorted(before - after)}\n{done}"
@@ -122,11 +122,11 @@ class Scene:
             assert all(line.keys() == {"tenant", "table", "reason", "key", "row"} for line in lines)
         return after
 
-    def _check_thread(self, store: holdfast.Store, name: str, done: holdfast.Repaired) -> None:
+    def _check_thread(self, store: perdure.Store, name: str, done: perdure.Repaired) -> None:
         thread = store.thread(name)
         try:
             loaded = thread.load(strict=True)
-        except holdfast.NotFound:
+        except perdure.NotFound:
             assert any(mend.checkpoint is None or mend.thread == name for mend in (*done.mended, *done.lost))
             return
         assert loaded.state == self.states[name, loaded.id]
@@ -137,12 +137,12 @@ def build(url: str, *, saves: int = 24, runs: bool = True, packs: bool = True, *
     """Small states, so that keyframes come often; text that does not compress away."""
     chance = random.Random(7)
     scene = Scene(url, options=options)
-    with pytest.MonkeyPatch.context() as patch, holdfast.open(url, durability="normal", **options) as store:
+    with pytest.MonkeyPatch.context() as patch, perdure.open(url, durability="normal", **options) as store:
         patch.setattr(policy, "SMALL_BYTES", 0)
         patch.setattr(policy, "RECORD_COST_BYTES", 700)
         state: dict[str, Any] = {"messages": [], "plan": {"step": 0}, "blob": chance.randbytes(600)}
 
-        def save(on: holdfast.Thread, note: str | None = None, **how: Any) -> str:
+        def save(on: perdure.Thread, note: str | None = None, **how: Any) -> str:
             state["messages"].append({"role": "user", "content": chance.randbytes(20).hex()})
             state["plan"]["step"] += 1
             saved = on.save(state, note=note, metadata={"cost": 0.5} if note else None, **how)

@@ -6,8 +6,8 @@ from typing import Any
 
 from lab import Lab
 
-import holdfast as hf
-from holdfast.storage.program import Batch, Program, Sql, drive, read
+import perdure
+from perdure.storage.program import Batch, Program, Sql, drive, read
 
 
 def everything(lab: Lab) -> list[Any]:
@@ -31,12 +31,12 @@ class Broken:
             assert not self.armed, "a body ran in a replay"
             return [f"{place}1", f"{place}2"]
 
-        def look(key: str, flight: str) -> hf.Unknown:
+        def look(key: str, flight: str) -> perdure.Unknown:
             assert not self.armed, "a reconcile ran in a replay"
-            return hf.Unknown()
+            return perdure.Unknown()
 
         @lab.effect(name="book", reconcile=look)
-        def book(flight: str, key: hf.Key) -> str:
+        def book(flight: str, key: perdure.Key) -> str:
             assert not self.armed, "an effect ran in a replay"
             return f"B-{flight}"
 

@@ -1,4 +1,4 @@
-"""Roles for the tests of tenants: made as `holdfast roles` makes them, with names of their own, and dropped."""
+"""Roles for the tests of tenants: made as `perdure roles` makes them, with names of their own, and dropped."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from urllib.parse import quote, urlsplit
 import psycopg
 from psycopg import sql
 
-import holdfast as hf
-from holdfast.ops.roles import make_role
-from holdfast.storage.postgres_roles import Kind
+import perdure
+from perdure.ops.roles import make_role
+from perdure.storage.postgres_roles import Kind
 
 
 class Roles:
@@ -21,7 +21,7 @@ class Roles:
         self.owner = url
         self.database = url.rsplit("/", 1)[1]
         self._made: list[str] = []
-        hf.open(url).close()
+        perdure.open(url).close()
 
     @property
     def app(self) -> str:
@@ -42,7 +42,7 @@ class Roles:
         return f"postgresql://{quote(role)}@{parts.hostname}:{parts.port}{parts.path}"
 
     def plain(self, what: str, attributes: str = "LOGIN") -> str:
-        """A role that Holdfast has given nothing. Its name."""
+        """A role that Perdure has given nothing. Its name."""
         role = self.name(what)
         self.execute(sql.SQL("CREATE ROLE {} {}").format(sql.Identifier(role), sql.SQL(attributes)))
         self._made.append(role)
@@ -54,7 +54,7 @@ class Roles:
             connection.execute(statement.encode() if isinstance(statement, str) else statement)
 
     def connect(self, url: str, **options: Any) -> psycopg.Connection[Any]:
-        return psycopg.connect(url, autocommit=True, options="-c search_path=holdfast", **options)
+        return psycopg.connect(url, autocommit=True, options="-c search_path=perdure", **options)
 
     def _role(self, kind: Kind, what: str, tenant: str | None = None) -> str:
         role = self.name(what)
@@ -78,7 +78,7 @@ def roles_of(url: str) -> Iterator[Roles]:
     made.drop()
 
 
-TENANT_TABLES = """SELECT c.relname::text FROM pg_class c WHERE c.relnamespace = 'holdfast'::regnamespace
+TENANT_TABLES = """SELECT c.relname::text FROM pg_class c WHERE c.relnamespace = 'perdure'::regnamespace
     AND c.relkind IN ('r', 'p') AND EXISTS (SELECT 1 FROM pg_attribute a
         WHERE a.attrelid = c.oid AND a.attname = 'tenant' AND NOT a.attisdropped) ORDER BY 1"""
 
@@ -89,21 +89,21 @@ def tenant_tables(roles: Roles) -> list[str]:
         return [str(name) for (name,) in connection.execute(TENANT_TABLES.encode())]
 
 
-def fill(store: hf.Store, word: str) -> None:
+def fill(store: perdure.Store, word: str) -> None:
     """Something in as many tables as the public API reaches, with `word` in all of it."""
 
-    @hf.step(name=f"look {word}")
+    @perdure.step(name=f"look {word}")
     def look() -> str:
         return word
 
-    @hf.durable(name=f"agent {word}")
+    @perdure.durable(name=f"agent {word}")
     def agent() -> str:
         found = look()
-        return hf.ask(f"{word}?") if found else ""
+        return perdure.ask(f"{word}?") if found else ""
 
     thread = store.thread(f"{word}-thread", metadata={"who": word})
     for number in range(3):
         thread.save({"secret": word, "number": number}, note=word)
     thread.fork(name=f"{word}-fork")
     store.start(agent, id=f"{word}-run")
-    hf.Worker(store, [agent]).run(until_idle=True)
+    perdure.Worker(store, [agent]).run(until_idle=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from lab import Lab
 
-import holdfast as hf
+import perdure
 
 
 class Trip:
@@ -25,6 +25,6 @@ class Trip:
 
         undo: Any = lab.body(cancel)
         if undo_options:
-            undo = hf.effect(name="cancel", **undo_options)(undo)
+            undo = perdure.effect(name="cancel", **undo_options)(undo)
         self.cancel: Any = undo
         self.book: Any = lab.effect(name="book", undo=undo)(book)

@@ -11,12 +11,12 @@ from typing import Any
 import apsw
 import psycopg
 
-import holdfast as hf
-from holdfast import Store
-from holdfast.log.packing import pack_tenant
-from holdfast.storage.cells import MARK, TABLES, Cell, Table
-from holdfast.storage.locks import INDEX_MARK, INDEX_TEXT_MARK, MASKED_FROM, TEXT_MARK
-from holdfast.storage.program import drive
+import perdure
+from perdure import Store
+from perdure.log.packing import pack_tenant
+from perdure.storage.cells import MARK, TABLES, Cell, Table
+from perdure.storage.locks import INDEX_MARK, INDEX_TEXT_MARK, MASKED_FROM, TEXT_MARK
+from perdure.storage.program import drive
 
 OLD, NEW, OTHER = bytes(range(32)), bytes(range(1, 33)), bytes(range(2, 34))
 CANARY = "Kanarienvogel"
@@ -29,37 +29,37 @@ def secret() -> str:
     return f"{CANARY}{next(_words):x}"
 
 
-@hf.step(name="sealed_kit.look")
+@perdure.step(name="sealed_kit.look")
 def look(word: str) -> str:
     return f"{word} {secret()}"
 
 
-@hf.effect(name="sealed_kit.book")
+@perdure.effect(name="sealed_kit.book")
 def book(word: str) -> str:
     return f"{word} {secret()}"
 
 
-@hf.step(name="sealed_kit.large")
+@perdure.step(name="sealed_kit.large")
 def large(word: str) -> str:
     return f"{word} {os.urandom(LARGE).hex()} {word}"
 
 
-@hf.durable(name="sealed_kit.travel")
+@perdure.durable(name="sealed_kit.travel")
 def travel(word: str) -> str:
     look(word)
     book(word)
     large(word)
-    state = hf.state()
+    state = perdure.state()
     state["secret"] = word
-    hf.emit(f"{word} emitted")
-    answer = hf.ask(f"{secret()}?", options=[secret(), CANARY])
-    heard = hf.receive("topic")
+    perdure.emit(f"{word} emitted")
+    answer = perdure.ask(f"{secret()}?", options=[secret(), CANARY])
+    heard = perdure.receive("topic")
     return f"{answer} {heard} {secret()}"
 
 
-@hf.durable(name="sealed_kit.waiting")
+@perdure.durable(name="sealed_kit.waiting")
 def waiting(word: str) -> str:
-    return str(hf.ask(f"{secret()}?", options=[CANARY, secret()]))
+    return str(perdure.ask(f"{secret()}?", options=[CANARY, secret()]))
 
 
 def fill(store: Store) -> None:
@@ -93,9 +93,9 @@ def fill_langgraph(store: Store) -> None:
     """The same through LangGraph's checkpointer, with writes that are pending."""
     from langgraph.checkpoint.base import empty_checkpoint
 
-    from holdfast.langgraph import HoldfastSaver
+    from perdure.langgraph import PerdureSaver
 
-    saver = HoldfastSaver(store)
+    saver = PerdureSaver(store)
     config: Any = {"configurable": {"thread_id": "graph", "checkpoint_ns": ""}}
     checkpoint = empty_checkpoint()
     checkpoint["channel_values"] = {"messages": [secret()]}
@@ -105,7 +105,7 @@ def fill_langgraph(store: Store) -> None:
 
 
 class Raw:
-    """The database itself, past Holdfast."""
+    """The database itself, past Perdure."""
 
     def __init__(self, url: str) -> None:
         self.is_postgres = url.startswith("postgres")
@@ -113,7 +113,7 @@ class Raw:
 
     def __call__(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         if self.is_postgres:
-            with psycopg.connect(self._url, options="-c search_path=holdfast", autocommit=True) as connection:
+            with psycopg.connect(self._url, options="-c search_path=perdure", autocommit=True) as connection:
                 cursor = connection.execute(sql.replace("?", "%s"), params, binary=True)
                 return cursor.fetchall() if cursor.description else []
         file = apsw.Connection(self._url)
@@ -129,7 +129,7 @@ class Raw:
             folder, name = Path(self._url).parent, Path(self._url).name
             yield from (path.read_bytes() for path in folder.iterdir() if path.name.startswith(name))
             return
-        tables = self("SELECT table_name FROM information_schema.tables WHERE table_schema = 'holdfast'")
+        tables = self("SELECT table_name FROM information_schema.tables WHERE table_schema = 'perdure'")
         for (table,) in tables:
             for row in self(f'SELECT * FROM "{table}"'):
                 yield from (value if isinstance(value, bytes) else str(value).encode() for value in row)

@@ -1,7 +1,7 @@
 """Which tests `make test` leaves to `make soak`: those whose parameters fail as those of another test would.
 
 A test on either database and in either mode runs as sync on SQLite and as async on PostgreSQL: what is one program for
-both modes, and one text of SQL for both databases, does not fail crosswise alone. HOLDFAST_SOAK=1 runs all of them.
+both modes, and one text of SQL for both databases, does not fail crosswise alone. PERDURE_SOAK=1 runs all of them.
 """
 
 from __future__ import annotations

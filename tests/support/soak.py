@@ -1,4 +1,4 @@
-"""HOLDFAST_SOAK=1, as `make soak` sets it: everything that `make test` runs a sample of is run in full.
+"""PERDURE_SOAK=1, as `make soak` sets it: everything that `make test` runs a sample of is run in full.
 
 A sample is always the same, and has each kind of what it is taken from.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
-SOAK = bool(os.environ.get("HOLDFAST_SOAK"))
+SOAK = bool(os.environ.get("PERDURE_SOAK"))
 
 
 def spread(values: Sequence[T], most: int) -> list[T]:

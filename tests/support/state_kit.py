@@ -1,4 +1,4 @@
-"""What the tests of `hf.state()` share: an agent that keeps one."""
+"""What the tests of `perdure.state()` share: an agent that keeps one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from lab import Lab, Once
 
-import holdfast as hf
+import perdure
 
 
 class Stop(BaseException):
@@ -19,14 +19,14 @@ def agent_of(lab: Lab, once: Once | None = None) -> Any:
     @lab.step(name="research")
     def research(topic: str) -> int:
         lab.ran.append(topic)
-        state = hf.state()
+        state = perdure.state()
         state["notes"].append({"topic": topic, "found": len(topic)})
         state["count"] = state.get("count", 0) + 1
         return len(topic)
 
     @lab.durable(name=f"agent-{id(lab)}")
     async def agent(topics: list[str]) -> dict[str, Any]:
-        state = hf.state({"plan": [], "notes": []})
+        state = perdure.state({"plan": [], "notes": []})
         state["plan"] += topics
         for topic in topics:
             state["now"] = topic

@@ -1,4 +1,4 @@
-"""At which points an operation is struck: at every one in a soak (HOLDFAST_SOAK=1), else at a twentieth of them.
+"""At which points an operation is struck: at every one in a soak (PERDURE_SOAK=1), else at a twentieth of them.
 
 Which are drawn, so that it falls on every kind of point (begin, each statement, commit, after it), and always the
 same for one test.
@@ -10,7 +10,7 @@ import os
 import random
 from collections.abc import Iterator
 
-SOAK = bool(os.environ.get("HOLDFAST_SOAK"))
+SOAK = bool(os.environ.get("PERDURE_SOAK"))
 
 
 def points(name: str) -> Iterator[int]:

@@ -11,13 +11,13 @@ import socket
 import struct
 import threading
 
-from holdfast.testing.wire import Between, refused_options
+from perdure.testing.wire import Between, refused_options
 
 _NO_ENCRYPTION = {80877103, 80877104}  # a client asks for TLS, or for GSSAPI
 
 
 class TransactionPooler(Between):
-    """`with TransactionPooler(port, "app", "database") as pooler: holdfast.open(pooler.address, prepare=False)`."""
+    """`with TransactionPooler(port, "app", "database") as pooler: perdure.open(pooler.address, prepare=False)`."""
 
     def __init__(self, port: int, user: str, database: str) -> None:
         self.served = 0  # transactions

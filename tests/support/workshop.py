@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import holdfast as hf
-from holdfast.runs.session import points
-from holdfast.runs.session.points import Point
-from holdfast.testing.processes import Child, Nursery, Say
+import perdure
+from perdure.runs.session import points
+from perdure.runs.session.points import Point
+from perdure.testing.processes import Child, Nursery, Say
 
 PATIENCE_S = 30.0
 
@@ -68,71 +68,71 @@ def open_gate(folder: Path, name: str = "gate") -> None:
         pass
 
 
-@hf.step
+@perdure.step
 def mark(folder: str, what: str) -> str:
     note(folder, what)
     return what
 
 
-@hf.step
+@perdure.step
 def hold(folder: str) -> str:
     note(folder, "hold")
     gate(folder)
     return "held"
 
 
-@hf.step
+@perdure.step
 async def amark(folder: str, what: str) -> str:
     note(folder, what)
     return what
 
 
-@hf.effect
-def pay(folder: str, key: hf.Key) -> str:
+@perdure.effect
+def pay(folder: str, key: perdure.Key) -> str:
     note(folder, "pay")
     return str(key)
 
 
-@hf.effect
-def pay_slowly(folder: str, key: hf.Key) -> str:
+@perdure.effect
+def pay_slowly(folder: str, key: perdure.Key) -> str:
     note(folder, "pay")
     gate(folder)
     return str(key)
 
 
-@hf.durable
+@perdure.durable
 def errand(folder: str) -> list[str]:
     return [mark(folder, "first"), hold(folder), mark(folder, "last")]
 
 
-@hf.durable
+@perdure.durable
 def short(folder: str, what: str = "short") -> str:
     return mark(folder, what)
 
 
-@hf.durable
+@perdure.durable
 async def ashort(folder: str, what: str = "ashort") -> str:
     return await amark(folder, what)
 
 
-@hf.durable
+@perdure.durable
 def paid(folder: str) -> str:
     mark(folder, "before")
     pay(folder)
     return mark(folder, "after")
 
 
-@hf.durable
+@perdure.durable
 def paid_slowly(folder: str) -> str:
     mark(folder, "before")
     pay_slowly(folder)
     return mark(folder, "after")
 
 
-@hf.durable
+@perdure.durable
 def asked(folder: str) -> str:
     mark(folder, "before")
-    answer = hf.ask("Go on?", options=["yes", "no"])
+    answer = perdure.ask("Go on?", options=["yes", "no"])
     return mark(folder, str(answer))
 
 
@@ -150,8 +150,8 @@ def work(say: Say, url: str, options: dict[str, Any]) -> None:
 
     stopping = threading.Event()
     points.hook = hook
-    with hf.open(url, lease_s=lease_s, durability="normal") as store:
-        worker = hf.Worker(store, **options)
+    with perdure.open(url, lease_s=lease_s, durability="normal") as store:
+        worker = perdure.Worker(store, **options)
         say("ready")
         worker.run(until_idle=until_idle)
         stopping.set()
@@ -216,7 +216,7 @@ def hands(count: int = 1) -> Iterator[list[Nursery]]:
 
 
 @contextmanager
-def working(worker: hf.Worker) -> Iterator[hf.Worker]:
+def working(worker: perdure.Worker) -> Iterator[perdure.Worker]:
     """A worker on a thread of this process; it is drained when the block ends."""
     errors: list[BaseException] = []
 
@@ -248,6 +248,6 @@ def until(happened: Callable[[], Any]) -> Any:
     return found
 
 
-def names(run: hf.Run) -> list[tuple[str, str]]:
+def names(run: perdure.Run) -> list[tuple[str, str]]:
     """The steps of a run and how they stand: one line for each, or it was recorded twice."""
     return [(step.name, step.status) for step in run.steps()]

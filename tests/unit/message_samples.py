@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from pydantic import PrivateAttr
 
-from holdfast.values.codec import Codec, decode, encode
+from perdure.values.codec import Codec, decode, encode
 
 lc: Any = pytest.importorskip("langchain_core.messages")
 

@@ -24,10 +24,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from holdfast.errors import Undecodable, UnknownType
-from holdfast.values.codec import Codec, decode, encode
-from holdfast.values.registry import Registry
-from holdfast.values.revive import _READERS
+from perdure.errors import Undecodable, UnknownType
+from perdure.values.codec import Codec, decode, encode
+from perdure.values.registry import Registry
+from perdure.values.revive import _READERS
 
 
 class Color(Enum):
@@ -220,7 +220,7 @@ def test_every_cut_text_is_refused() -> None:
         "subprocess.Popen",
         "importlib.import_module",
         "pickle.loads",
-        "holdfast.values.codec.decode",
+        "perdure.values.codec.decode",
         "langchain_core.messages.os.system",
         "__main__.main",
     ],

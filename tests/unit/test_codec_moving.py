@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage
 
-import holdfast as hf
-from holdfast.values.codec import Codec, decode, encode
+import perdure
+from perdure.values.codec import Codec, decode, encode
 
 NAN = float("nan")
 TIMES = 2000
@@ -123,7 +123,7 @@ def test_a_value_that_grows_and_shrinks_is_saved(codec: Codec) -> None:
 def test_copies_are_exact(codec: Codec) -> None:
     """What `marshal` would turn into something else is not copied by it."""
     value = {"a": bytearray(b"x"), "b": b"x", "c": (1, [NAN, -0.0, 2**70, "\ud800"]), "d": memoryview(b"x")}
-    with pytest.raises(hf.Unstorable):
+    with pytest.raises(perdure.Unstorable):
         encode(value, codec, moving=True)
     del value["d"]
     assert encode(value, codec, moving=True) == encode(value, codec)
@@ -131,11 +131,11 @@ def test_copies_are_exact(codec: Codec) -> None:
 
 def test_an_autosave_in_the_background_is_not_torn(tmp_path: Any) -> None:
     """Values are changed by one thread while another makes the changes that save."""
-    with hf.open(tmp_path / "a.db", durability="normal") as store:
+    with perdure.open(tmp_path / "a.db", durability="normal") as store:
         thread = store.thread("t")
         inner: dict[str, Any] = {"x": 1.5, "n": 0}
         with (
-            thread.autosave(hf.autosave.every(1), background=True, initial={"turn": 0}) as state,
+            thread.autosave(perdure.autosave.every(1), background=True, initial={"turn": 0}) as state,
             changing(lambda number: inner.update(x=(1.5, NAN, (1, 2))[number % 3], n=number % 3)),
         ):
             state["inner"] = inner

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.errors import Unstorable
-from holdfast.values.codec import DEPTH_MAX, Codec, decode, encode
-from holdfast.values.registry import register
+from perdure.errors import Unstorable
+from perdure.values.codec import DEPTH_MAX, Codec, decode, encode
+from perdure.values.registry import register
 
 CODEC = Codec()
 
@@ -60,7 +60,7 @@ class Holder:
     ("value", "path", "words"),
     [
         ({"plan": [1, 2, 3, Holder(len)]}, 'state["plan"][3].callback', "not data"),
-        ({"a": Unregistered()}, 'state["a"]', "@holdfast.register"),
+        ({"a": Unregistered()}, 'state["a"]', "@perdure.register"),
         ({"a": MyStr("x")}, 'state["a"]', "MyStr"),
         ({"a": MyDict()}, 'state["a"]', "MyDict"),
         ({MyStr("x"): 1}, "state.<key MyStr>", "MyStr"),

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from holdfast.errors import Undecodable, UnknownType, Unstorable, UsageError
-from holdfast.values.codec import Codec, decode, encode
-from holdfast.values.registry import Registry, register
+from perdure.errors import Undecodable, UnknownType, Unstorable, UsageError
+from perdure.values.codec import Codec, decode, encode
+from perdure.values.registry import Registry, register
 
 MODULE = """
 import os
@@ -126,7 +126,7 @@ def test_an_untrusted_module_is_never_imported(app: str) -> None:
         decode(text_of("trustedapp.models.Plan"), Codec())
     assert caught.value.type_name == "trustedapp.models.Plan"
     assert 'trust=["trustedapp."]' in str(caught.value)
-    assert "@holdfast.register" in str(caught.value)
+    assert "@perdure.register" in str(caught.value)
     assert "trustedapp" not in sys.modules
 
 
@@ -296,6 +296,6 @@ def test_raw_form_is_readable_and_needs_no_class() -> None:
 
 
 def test_the_codec_imports_neither_numpy_nor_pydantic() -> None:
-    code = "import holdfast.values.codec; assert not {'numpy', 'pydantic'} & set(sys.modules)"
+    code = "import perdure.values.codec; assert not {'numpy', 'pydantic'} & set(sys.modules)"
     source = str(Path(__file__).parents[2] / "src")
     subprocess.run([sys.executable, "-c", f"import sys; sys.path.insert(0, {source!r}); {code}"], check=True)

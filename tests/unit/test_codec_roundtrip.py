@@ -22,10 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, PrivateAttr, RootModel, field_validator
 
-from holdfast.errors import Unstorable
-from holdfast.values.codec import Codec, decode, encode
-from holdfast.values.plain import is_plain_dict
-from holdfast.values.registry import register
+from perdure.errors import Unstorable
+from perdure.values.codec import Codec, decode, encode
+from perdure.values.plain import is_plain_dict
+from perdure.values.registry import register
 
 CODEC = Codec()
 

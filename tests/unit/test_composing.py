@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import Undecodable
-from holdfast.log.packs import Member, Packs, diffs_in, make_pack, pack_checksum, salts_in, whole_in
-from holdfast.values.composing import compose
-from holdfast.values.delta import Splices, apply_all, apply_splices, pack_splices, unpack_run
-from holdfast.values.dictionary import Dictionary
+from perdure.errors import Undecodable
+from perdure.log.packs import Member, Packs, diffs_in, make_pack, pack_checksum, salts_in, whole_in
+from perdure.values.composing import compose
+from perdure.values.delta import Splices, apply_all, apply_splices, pack_splices, unpack_run
+from perdure.values.dictionary import Dictionary
 
 TEXT = bytes(range(97, 123)) * 4
 

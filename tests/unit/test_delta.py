@@ -9,13 +9,13 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.values import dictionary as format_of
-from holdfast.values.codec import encode
-from holdfast.values.delta import Decoder, Encoder, apply_all, apply_splices
-from holdfast.values.dictionary import Dictionary
-from holdfast.values.finding import Ops, find
-from holdfast.values.hashing import chunk_digests
-from holdfast.values.registry import Codec
+from perdure.values import dictionary as format_of
+from perdure.values.codec import encode
+from perdure.values.delta import Decoder, Encoder, apply_all, apply_splices
+from perdure.values.dictionary import Dictionary
+from perdure.values.finding import Ops, find
+from perdure.values.hashing import chunk_digests
+from perdure.values.registry import Codec
 
 CODEC = Codec()
 SIZE_MAX = 16 << 20

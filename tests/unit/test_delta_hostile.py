@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import Undecodable
-from holdfast.values.compress import compress_full, decompress_full, zstd
-from holdfast.values.delta import Encoder, apply_all
-from holdfast.values.dictionary import Dictionary
-from holdfast.values.finding import Ops, find
+from perdure.errors import Undecodable
+from perdure.values.compress import compress_full, decompress_full, zstd
+from perdure.values.delta import Encoder, apply_all
+from perdure.values.dictionary import Dictionary
+from perdure.values.finding import Ops, find
 
 RNG = random.Random(3)
 WORDS = [RNG.randbytes(RNG.randint(1, 4)).hex() for _ in range(400)]

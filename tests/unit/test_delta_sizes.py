@@ -9,12 +9,12 @@ from itertools import pairwise
 import pytest
 from bench import workload
 
-from holdfast.values.codec import encode
-from holdfast.values.compress import zstd
-from holdfast.values.delta import Encoder, apply_all
-from holdfast.values.dictionary import Dictionary
-from holdfast.values.finding import find
-from holdfast.values.registry import Codec
+from perdure.values.codec import encode
+from perdure.values.compress import zstd
+from perdure.values.delta import Encoder, apply_all
+from perdure.values.dictionary import Dictionary
+from perdure.values.finding import find
+from perdure.values.registry import Codec
 
 CODEC = Codec()
 RNG = random.Random(11)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 
-from holdfast.log.grouping import GROUP_MIN, Node, group
-from holdfast.log.packs import BYTES_MAX, MEMBERS_MAX, MEMBERS_MIN
+from perdure.log.grouping import GROUP_MIN, Node, group
+from perdure.log.packs import BYTES_MAX, MEMBERS_MAX, MEMBERS_MIN
 
 
 def line(count: int, *, start: int = 1, base: int = 0, body: int | None = None) -> dict[int, Node]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.values.hashing import CHUNK_BYTES, chunk_digests, content_digest, digest
+from perdure.values.hashing import CHUNK_BYTES, chunk_digests, content_digest, digest
 
 
 def test_digest_depends_on_salt_length_and_every_chunk() -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.ops.store import Store
-from holdfast.threads.thread import Thread
+import perdure
+from perdure.ops.store import Store
+from perdure.threads.thread import Thread
 
-SOURCE = Path(holdfast.__file__).parent
+SOURCE = Path(perdure.__file__).parent
 TESTS = Path(__file__).parent.parent
 # Lowest first: a module may import from its own layer and from those before it.
 LAYERS = ("errors", "values", "storage", "log", "threads", "runs", "ops", "langgraph", "testing", "cli")
@@ -44,32 +44,32 @@ def layer(module: str) -> int:
 def imports(tree: ast.Module) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "holdfast":
-            names |= {node.module} if "." in node.module else {f"holdfast.{a.name}" for a in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "perdure":
+            names |= {node.module} if "." in node.module else {f"perdure.{a.name}" for a in node.names}
         elif isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names if alias.name.split(".")[0] == "holdfast"}
+            names |= {alias.name for alias in node.names if alias.name.split(".")[0] == "perdure"}
     return names
 
 
 def test_all_names_exactly_what_is_public() -> None:
     public = {
         name
-        for name, value in vars(holdfast).items()
+        for name, value in vars(perdure).items()
         if not name.startswith("_")
         and not inspect.ismodule(value)
         and name not in ("annotations", "Any", "TYPE_CHECKING")
     }
-    late = set(holdfast._LATE)
-    assert public | late | {"__version__"} == set(holdfast.__all__)
+    late = set(perdure._LATE)
+    assert public | late | {"__version__"} == set(perdure.__all__)
     for name in late:
-        assert getattr(holdfast, name) is getattr(sys.modules[holdfast._LATE[name]], name)
+        assert getattr(perdure, name) is getattr(sys.modules[perdure._LATE[name]], name)
 
 
 def test_a_layer_imports_only_downwards() -> None:
     for path, tree in modules().items():
-        name = "holdfast." + ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        name = "perdure." + ".".join(path.relative_to(SOURCE).with_suffix("").parts)
         name = name.removesuffix(".__init__")
-        for imported in imports(tree) if name != "holdfast" else ():
+        for imported in imports(tree) if name != "perdure" else ():
             if imported.split(".")[1:2] and imported.split(".")[1] not in LAYERS:
                 assert layer(name) >= LAYERS.index("testing"), f"{name} imports the package root: {imported}"
                 continue
@@ -84,7 +84,7 @@ def test_the_floors_of_a_layer_import_only_downwards(whole: str) -> None:
     for path in (SOURCE / whole).rglob("*.py"):
         floor = path.relative_to(SOURCE / whole).parts[0].removesuffix(".py")
         for node in modules()[path].body:
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"holdfast.{whole}."):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"perdure.{whole}."):
                 below = str(node.module).split(".")[2]
                 assert floors.index(below) <= floors.index(floor), f"{path} imports upwards: {node.module}"
 
@@ -100,7 +100,7 @@ def test_a_run_writes_only_with_its_fence() -> None:
         if path.suffix != ".py":
             continue
         for outer in ast.walk(ast.parse(path.read_text())):
-            if isinstance(outer, ast.ImportFrom) and outer.module == "holdfast.storage.program":
+            if isinstance(outer, ast.ImportFrom) and outer.module == "perdure.storage.program":
                 writes += [(path.name, alias.name) for alias in outer.names if alias.name in ("write", "mend")]
             elif isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
                 writes += [(path.name, outer.name) for node in ast.walk(outer) if _asks_to_write(node)]
@@ -156,7 +156,7 @@ def test_import_is_under_100_ms_and_brings_no_face_or_extra(tmp_path: Path) -> N
     may have other work."""
     names = ("psycopg", "rich", "numpy", "pydantic", "langgraph", "opentelemetry")
     code = (
-        "import sys, time; start = time.process_time(); import holdfast; print(time.process_time() - start);"
+        "import sys, time; start = time.process_time(); import perdure; print(time.process_time() - start);"
         f"print([name for name in {names} if name in sys.modules])"
     )
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.log.keyframes import (
+import perdure
+from perdure.log.keyframes import (
     RECORD_COST_BYTES,
     SMALL_BYTES,
     SPLICE_COST_BYTES,
@@ -241,7 +241,7 @@ def check_tables(path: Path, changed: int, extra: int = 0) -> None:
 @pytest.mark.parametrize("history", REAL)
 def test_a_real_store_stays_within_the_bounds(tmp_path: Path, history: str) -> None:
     states = REAL[history]()
-    with holdfast.open(str(tmp_path / "a.db"), durability="normal") as store:
+    with perdure.open(str(tmp_path / "a.db"), durability="normal") as store:
         thread = store.thread("t")
         for state in states:
             thread.save(state)
@@ -251,7 +251,7 @@ def test_a_real_store_stays_within_the_bounds(tmp_path: Path, history: str) -> N
 def test_a_real_store_with_forks_stays_within_the_bounds(tmp_path: Path) -> None:
     states = messages(120)
     extra = 0
-    with holdfast.open(str(tmp_path / "a.db"), durability="normal") as store:
+    with perdure.open(str(tmp_path / "a.db"), durability="normal") as store:
         thread = store.thread("t")
         saved = [thread.save(state) for state in states]
         for number in range(0, 120, 5):

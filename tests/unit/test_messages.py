@@ -31,10 +31,10 @@ from message_samples import (
 )
 from pydantic import BaseModel
 
-from holdfast.errors import Unstorable
-from holdfast.values import messages
-from holdfast.values.codec import DEPTH_MAX, Codec, decode, encode
-from holdfast.values.registry import Registry
+from perdure.errors import Unstorable
+from perdure.values import messages
+from perdure.values.codec import DEPTH_MAX, Codec, decode, encode
+from perdure.values.registry import Registry
 
 
 @dataclass

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from message_samples import CODEC, SAMPLES, Mine, Secret, assert_equal, assert_same, lc, trip
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-from holdfast.errors import Undecodable, UnknownType, Unstorable
-from holdfast.values import messages
-from holdfast.values.codec import DEPTH_MAX, Codec, decode, encode
-from holdfast.values.registry import Registry
-from holdfast.values.sorts import ModelSort
+from perdure.errors import Undecodable, UnknownType, Unstorable
+from perdure.values import messages
+from perdure.values.codec import DEPTH_MAX, Codec, decode, encode
+from perdure.values.registry import Registry
+from perdure.values.sorts import ModelSort
 
 
 def test_a_subclass_is_written_like_any_model() -> None:
@@ -193,8 +193,8 @@ def test_raw_gives_readable_dicts_of_what_is_stored() -> None:
 
 SCRIPT = """
 import sys
-from holdfast.errors import UnknownType
-from holdfast.values.codec import Codec, decode
+from perdure.errors import UnknownType
+from perdure.values.codec import Codec, decode
 human, chunk = b'{"^msg.human":{"content":"hi"}}', b'{"^msg.ai_chunk":{"content":"a"}}'
 text = b'{"messages":[%b,%b],"m":{"^msg.remove":{"content":"","id":"1"}}}' % (human, chunk)
 assert "langchain_core" not in sys.modules and "pydantic" not in sys.modules

@@ -9,10 +9,10 @@ from typing import get_args
 import apsw
 import pytest
 
-from holdfast.errors import OpenError
-from holdfast.storage import migrate, sqlite_open
-from holdfast.storage.program import Dialect
-from holdfast.storage.sqlite import SqliteDriver
+from perdure.errors import OpenError
+from perdure.storage import migrate, sqlite_open
+from perdure.storage.program import Dialect
+from perdure.storage.sqlite import SqliteDriver
 
 
 @pytest.mark.parametrize("dialect", get_args(Dialect))
@@ -31,7 +31,7 @@ def test_pending_is_what_was_not_applied() -> None:
 
 def test_a_newer_schema_is_refused_with_both_numbers() -> None:
     newest = migrate.newest("sqlite")
-    with pytest.raises(OpenError, match=f"newer Holdfast: schema {newest + 6}, this one knows {newest}; upgrade"):
+    with pytest.raises(OpenError, match=f"newer Perdure: schema {newest + 6}, this one knows {newest}; upgrade"):
         migrate.pending("sqlite", range(1, newest + 7))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.errors import (
+from perdure.errors import (
     Busy,
     DiskFull,
     ForkedProcess,
@@ -26,10 +26,10 @@ from holdfast.errors import (
     Unavailable,
     UsageError,
 )
-from holdfast.storage.base import ConstraintFailed
-from holdfast.storage.postgres import PostgresDriver, backoff_s
-from holdfast.storage.program import Batch, Driver, Program, Rows, Sql, Transaction
-from holdfast.testing.postgres import PostgresServer
+from perdure.storage.base import ConstraintFailed
+from perdure.storage.postgres import PostgresDriver, backoff_s
+from perdure.storage.program import Batch, Driver, Program, Rows, Sql, Transaction
+from perdure.testing.postgres import PostgresServer
 
 PUT = Sql("INSERT INTO note (id, body) VALUES (:id, :body) RETURNING id")
 ALL = Sql("SELECT id, body FROM note ORDER BY id")
@@ -47,7 +47,7 @@ def driver(postgres_url: str) -> Iterator[PostgresDriver]:
 
 def make_driver(url: str, **options: Any) -> PostgresDriver:
     driver = PostgresDriver(url, **options)
-    with psycopg.connect(url, autocommit=True, options="-c search_path=holdfast") as connection:
+    with psycopg.connect(url, autocommit=True, options="-c search_path=perdure") as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS note (id bigint PRIMARY KEY, body bytea, hits bigint DEFAULT 0)")
     return driver
 
@@ -135,7 +135,7 @@ def test_a_broken_constraint_rolls_back_the_whole_batch(driver: PostgresDriver, 
 
 def test_a_deferred_constraint_fails_the_single_statement(driver: PostgresDriver, postgres_url: str) -> None:
     """Its error comes with the Sync, after the statement was answered."""
-    with psycopg.connect(postgres_url, autocommit=True, options="-c search_path=holdfast") as connection:
+    with psycopg.connect(postgres_url, autocommit=True, options="-c search_path=perdure") as connection:
         connection.execute("CREATE TABLE child (id bigint REFERENCES note (id) DEFERRABLE INITIALLY DEFERRED)")
     with pytest.raises(ConstraintFailed):
         write(driver, once(Sql("INSERT INTO child VALUES (:id)"), id=7))
@@ -252,7 +252,7 @@ def test_a_lock_that_is_held_too_long_is_busy(postgres_url: str) -> None:
     driver = make_driver(postgres_url, timeout_s=0.1)
     write(driver, once(PUT, id=1, body=b""))
     with psycopg.connect(postgres_url) as connection:
-        connection.execute("SELECT 1 FROM holdfast.note FOR UPDATE")
+        connection.execute("SELECT 1 FROM perdure.note FOR UPDATE")
         with pytest.raises(Busy, match="Nothing was written"):
             write(driver, once(ADD, id=1))
     assert write(driver, once(ADD, id=1)) == [(1,)]
@@ -466,7 +466,7 @@ def test_a_table_that_changed_under_a_prepared_statement_is_prepared_again(
     write(driver, once(PUT, id=1, body=b"x"))
     assert len(read(driver, once(star))[0]) == 3
     with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute("ALTER TABLE holdfast.note ADD COLUMN more text")
+        connection.execute("ALTER TABLE perdure.note ADD COLUMN more text")
     assert len(read(driver, once(star))[0]) == 4
 
 

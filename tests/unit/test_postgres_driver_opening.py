@@ -12,10 +12,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.errors import OpenError, ReadOnlyStore, Unavailable, UsageError
-from holdfast.storage.postgres import PostgresDriver
-from holdfast.storage.program import Batch, Program, Rows, Sql, Transaction
-from holdfast.testing.postgres import PostgresServer
+from perdure.errors import OpenError, ReadOnlyStore, Unavailable, UsageError
+from perdure.storage.postgres import PostgresDriver
+from perdure.storage.program import Batch, Program, Rows, Sql, Transaction
+from perdure.testing.postgres import PostgresServer
 
 PUT = Sql("INSERT INTO meta (key, value) VALUES (:key, :value)")
 SLOW = Sql("SELECT pg_sleep(:seconds)")
@@ -43,7 +43,7 @@ def test_openers_at_the_same_time_do_not_clash(empty_postgres_url: str) -> None:
         ids = set(pool.map(open_and_close, range(8)))
     assert len(ids) == 1
     with psycopg.connect(empty_postgres_url) as connection:
-        [row] = connection.execute("SELECT value FROM holdfast.meta WHERE key = 'store'").fetchall()
+        [row] = connection.execute("SELECT value FROM perdure.meta WHERE key = 'store'").fetchall()
     assert {row[0]} == ids
 
 
@@ -58,7 +58,7 @@ def test_two_schemas_are_two_stores(empty_postgres_url: str) -> None:
 
 
 def test_an_empty_database_is_not_a_store_unless_asked(empty_postgres_url: str) -> None:
-    with pytest.raises(OpenError, match="has no Holdfast store"):
+    with pytest.raises(OpenError, match="has no Perdure store"):
         PostgresDriver(empty_postgres_url, create=False)
     PostgresDriver(empty_postgres_url).close()
     PostgresDriver(empty_postgres_url, create=False).close()
@@ -67,8 +67,8 @@ def test_an_empty_database_is_not_a_store_unless_asked(empty_postgres_url: str) 
 def test_a_newer_store_is_refused(empty_postgres_url: str) -> None:
     PostgresDriver(empty_postgres_url).close()
     with psycopg.connect(empty_postgres_url) as connection:
-        connection.execute("INSERT INTO holdfast.migration VALUES (999, 'future', 0)")
-    with pytest.raises(OpenError, match="newer Holdfast"):
+        connection.execute("INSERT INTO perdure.migration VALUES (999, 'future', 0)")
+    with pytest.raises(OpenError, match="newer Perdure"):
         PostgresDriver(empty_postgres_url)
 
 
@@ -76,8 +76,8 @@ def test_durability_and_settings_hold_for_each_connection(empty_postgres_url: st
     setting = Sql("SELECT current_setting('synchronous_commit'), current_setting('search_path')")
     for durability, expected in (("full", "on"), ("normal", "off")):
         driver = PostgresDriver(empty_postgres_url, durability=durability)  # type: ignore[arg-type]
-        assert read(driver, once(setting)) == [(expected, "holdfast")]
-        assert asyncio.run(driver.arun(Transaction(once(setting)))) == [(expected, "holdfast")]
+        assert read(driver, once(setting)) == [(expected, "perdure")]
+        assert asyncio.run(driver.arun(Transaction(once(setting)))) == [(expected, "perdure")]
         driver.close()
 
 
@@ -109,7 +109,7 @@ def test_what_cannot_be_opened_says_why_and_never_the_password(
 
 def test_an_unknown_table_and_a_read_only_server(empty_postgres_url: str) -> None:
     driver = PostgresDriver(empty_postgres_url)
-    with pytest.raises(OpenError, match="no Holdfast store"):
+    with pytest.raises(OpenError, match="no Perdure store"):
         read(driver, once(Sql("SELECT 1 FROM nothing_here")))
     frozen = PostgresDriver(f"{empty_postgres_url}?options=-c%20default_transaction_read_only%3Don", create=False)
     with pytest.raises(ReadOnlyStore):
@@ -120,7 +120,7 @@ def test_an_unknown_table_and_a_read_only_server(empty_postgres_url: str) -> Non
 
 def test_a_silent_server_is_given_up_on(empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that takes the statement and never answers: by our clock, since its own does not tick."""
-    monkeypatch.setattr("holdfast.storage.postgres_pool.GRACE_S", 0.1)
+    monkeypatch.setattr("perdure.storage.postgres_pool.GRACE_S", 0.1)
     driver = PostgresDriver(empty_postgres_url, timeout_s=0.1)
     asleep = Sql("SELECT set_config('statement_timeout', '0', false)")
     read(driver, once(asleep))

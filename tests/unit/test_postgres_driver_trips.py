@@ -9,12 +9,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.errors import OpenError, UsageError
-from holdfast.storage.postgres import PostgresDriver
-from holdfast.storage.postgres_wire import Compiled, encode
-from holdfast.storage.program import Batch, Program, Sql, Transaction
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.wire import WireProxy
+from perdure.errors import OpenError, UsageError
+from perdure.storage.postgres import PostgresDriver
+from perdure.storage.postgres_wire import Compiled, encode
+from perdure.storage.program import Batch, Program, Sql, Transaction
+from perdure.testing.postgres import PostgresServer
+from perdure.testing.wire import WireProxy
 
 PUT = Sql("INSERT INTO note (id) VALUES (:id)")
 COUNT = Sql("SELECT count(*) FROM note")
@@ -54,7 +54,7 @@ CASES = {
 def test_round_trips(proxy: WireProxy, postgres_url: str, mode: str) -> None:
     """A single last batch is one round trip, the first time (with its preparation) and ever after."""
     driver = PostgresDriver(proxy.url(database(postgres_url)), prepare=mode != "unprepared")
-    with psycopg.connect(postgres_url, options="-c search_path=holdfast") as connection:
+    with psycopg.connect(postgres_url, options="-c search_path=perdure") as connection:
         connection.execute("CREATE TABLE note (id bigint)")
 
     async def each() -> None:
@@ -98,9 +98,9 @@ def test_a_pooler_that_refuses_settings_needs_the_role_to_have_them(
 ) -> None:
     proxy = WireProxy(postgres_server.port, refuse_options=True)
     name = database(postgres_url)
-    with pytest.raises(OpenError, match="ALTER ROLE postgres SET search_path = holdfast"):
+    with pytest.raises(OpenError, match="ALTER ROLE postgres SET search_path = perdure"):
         PostgresDriver(proxy.url(name), prepare=False)
-    postgres_server.execute(f"ALTER ROLE postgres IN DATABASE {name} SET search_path = holdfast")
+    postgres_server.execute(f"ALTER ROLE postgres IN DATABASE {name} SET search_path = perdure")
     driver = PostgresDriver(proxy.url(name), prepare=False)
     meta = Sql("SELECT value FROM meta WHERE key = 'store'")
     seen: list[Any] = []

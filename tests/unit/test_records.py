@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import NotFound
-from holdfast.log.ids import ID_MAX, ROOM, new_id, parse_id, show_id
-from holdfast.log.records import COLUMNS, NO_HASH, Record, chain_hash, record_of, row_checksum, row_is_sound
+from perdure.errors import NotFound
+from perdure.log.ids import ID_MAX, ROOM, new_id, parse_id, show_id
+from perdure.log.records import COLUMNS, NO_HASH, Record, chain_hash, record_of, row_checksum, row_is_sound
 
 MEANING: dict[str, Any] = {
     "parent_hash": NO_HASH,

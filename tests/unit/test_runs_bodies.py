@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from holdfast.errors import Unstorable, UsageError
-from holdfast.runs.calls.bodies import BodyDied, BodyTimeout, acall, call
+from perdure.errors import Unstorable, UsageError
+from perdure.runs.calls.bodies import BodyDied, BodyTimeout, acall, call
 
 T = TypeVar("T")
 SHORT_S = 0.05
@@ -137,7 +137,7 @@ def decorated() -> str:
     return "wrapper"
 
 
-decorated.holdfast = Spec(_original)  # type: ignore[attr-defined]
+decorated.perdure = Spec(_original)  # type: ignore[attr-defined]
 
 
 # On the caller's thread
@@ -249,7 +249,7 @@ async def test_a_late_body_may_end_after_its_loop() -> None:
 
     def watch() -> None:
         for thread in threading.enumerate():
-            if thread.name == "holdfast-slow":
+            if thread.name == "perdure-slow":
                 thread.join(10)
         ended.set()
 
@@ -271,7 +271,7 @@ async def test_a_late_body_may_end_after_its_loop() -> None:
 def test_a_late_body_does_not_keep_the_interpreter_from_ending() -> None:
     script = """
 from threading import Event
-from holdfast.runs.calls.bodies import BodyTimeout, call
+from perdure.runs.calls.bodies import BodyTimeout, call
 try:
     call(Event().wait, timeout_s=0.01)
 except BodyTimeout:
@@ -358,7 +358,7 @@ async def test_at_its_deadline_a_process_is_dead_when_the_caller_hears_of_it(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deadline is made to pass once the body hangs, however slow this machine is."""
-    from holdfast.runs.calls import bodies
+    from perdure.runs.calls import bodies
 
     path, waits = tmp_path / "pids", [0]
     wait, await_ = bodies._Pending.wait, bodies._Pending.await_
@@ -401,7 +401,7 @@ def test_a_body_does_not_outlive_a_caller_that_is_killed(tmp_path: Path) -> None
     path = tmp_path / "pids"
     script = """
 import sys, test_runs_bodies
-from holdfast.runs.calls.bodies import call
+from perdure.runs.calls.bodies import call
 call(test_runs_bodies.hang, sys.argv[1:], process=True)
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}

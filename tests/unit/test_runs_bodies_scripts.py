@@ -9,7 +9,7 @@ from pathlib import Path
 
 SCRIPT = """
 import sys
-from holdfast.runs.calls.bodies import call
+from perdure.runs.calls.bodies import call
 
 class Mine(Exception): ...
 class Point:
@@ -39,7 +39,7 @@ def test_functions_and_classes_of_the_users_script_work(tmp_path: Path) -> None:
 
 
 def test_a_script_without_its_guard_is_told_so(tmp_path: Path) -> None:
-    unguarded = "from holdfast.runs.calls.bodies import call\ndef body(): return 1\ncall(body, process=True)\n"
+    unguarded = "from perdure.runs.calls.bodies import call\ndef body(): return 1\ncall(body, process=True)\n"
     done = run_script(tmp_path / "script.py", unguarded)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith('is the `if __name__ == "__main__":` of the script missing?')
@@ -47,7 +47,7 @@ def test_a_script_without_its_guard_is_told_so(tmp_path: Path) -> None:
 
 def test_a_function_that_was_typed_in_is_told_so() -> None:
     script = (
-        "from holdfast.runs.calls.bodies import call\ndef body(a): return 1\ncall(body, [bytes(10**6)], process=True)\n"
+        "from perdure.runs.calls.bodies import call\ndef body(a): return 1\ncall(body, [bytes(10**6)], process=True)\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)

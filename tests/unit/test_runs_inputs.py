@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import Unstorable, UsageError
-from holdfast.runs.functions import keys as hf
-from holdfast.runs.functions.inputs import DIGEST_BYTES, Binder, annotations_of, digest, is_key
-from holdfast.runs.functions.keys import Key
-from holdfast.values.codec import Codec, decode
+import perdure
+from perdure.errors import Unstorable, UsageError
+from perdure.runs.functions.inputs import DIGEST_BYTES, Binder, annotations_of, digest, is_key
+from perdure.runs.functions.keys import Key
+from perdure.values.codec import Codec, decode
 
 if TYPE_CHECKING:
     from nowhere import OnlyForCheckers  # type: ignore[import-not-found]
@@ -178,7 +178,7 @@ class Agent:
 
 class Keyed(Agent):
     @property
-    def holdfast_key(self) -> str:
+    def perdure_key(self) -> str:
         return "agent-1"
 
 
@@ -193,7 +193,7 @@ def test_self_with_a_key_is_its_key_and_comes_first() -> None:
     assert found == {"self": "agent-1", "text": "x"}
     assert list(found) == ["self", "text"]
     own = Agent()
-    own.holdfast_key = "agent-2"  # type: ignore[attr-defined]
+    own.perdure_key = "agent-2"  # type: ignore[attr-defined]
     assert arguments(Agent.search, own, "x") == {"self": "agent-2", "text": "x"}
 
 
@@ -271,9 +271,9 @@ def test_a_missing_argument_is_named_and_a_missing_key_is_not() -> None:
         Binder(book_last).bind((), {})
 
 
-def unresolvable(a: OnlyForCheckers, b: int, key: hf.Key | None = None) -> None: ...
+def unresolvable(a: OnlyForCheckers, b: int, key: perdure.Key | None = None) -> None: ...
 def text_only(a: OnlyForCheckers, key: OnlyForCheckers | Key) -> None: ...
-def optional(key: Optional[hf.Key] = None) -> None: ...  # noqa: UP045
+def optional(key: Optional[perdure.Key] = None) -> None: ...  # noqa: UP045
 def annotated(key: Annotated[Key, "what the airline knows it by"]) -> None: ...
 def not_one(key: str, other: SimpleNamespace) -> None: ...
 
@@ -291,7 +291,7 @@ def test_one_unknown_name_spoils_no_other_annotation() -> None:
     assert annotations_of(unresolvable) == {"a": "OnlyForCheckers", "b": int, "key": Optional[Key]}  # noqa: UP045
 
 
-@pytest.mark.parametrize("text", ["Key", "hf.Key", "holdfast.Key", "Key | None", "Optional[Key]", "None|hf.Key"])
+@pytest.mark.parametrize("text", ["Key", "perdure.Key", "Key | None", "Optional[Key]", "None|perdure.Key"])
 def test_the_key_is_known_by_its_text(text: str) -> None:
     assert is_key(text)
 

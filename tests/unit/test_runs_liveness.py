@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import StoreClosed, StoreError
-from holdfast.runs.engine import liveness
-from holdfast.runs.engine.liveness import Owner
-from holdfast.storage import files
+from perdure.errors import StoreClosed, StoreError
+from perdure.runs.engine import liveness
+from perdure.runs.engine.liveness import Owner
+from perdure.storage import files
 
 linux_only = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs /proc")
 
 PREAMBLE = """
 import os, sys
-from holdfast.runs.engine.liveness import Owner
+from perdure.runs.engine.liveness import Owner
 owner = Owner.for_sqlite(sys.argv[1]) if sys.argv[1] != "place" else Owner.for_place()
 print(owner.text, flush=True)
 """

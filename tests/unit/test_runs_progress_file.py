@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import UsageError
-from holdfast.runs.agents import progress_file
-from holdfast.runs.agents.progress_file import Progress, commit, from_markdown, merge, read, to_markdown, write
+from perdure.errors import UsageError
+from perdure.runs.agents import progress_file
+from perdure.runs.agents.progress_file import Progress, commit, from_markdown, merge, read, to_markdown, write
 
 FACTS: dict[str, Any] = {"Departure": "SFO", "limit": 500, "files": ["a.py", "b.py"]}
 FLIGHT = Progress(
@@ -356,7 +356,7 @@ def test_a_commit_takes_this_file_and_leaves_what_else_is_staged(repository: Pat
     git(repository, "add", "other.txt")
     assert commit(path, "First step") == (True, "committed")
     assert git(repository, "show", "--name-only", "--format=%an <%ae>: %s") == (
-        "Holdfast <holdfast@localhost>: First step\n\nPROGRESS.md"
+        "Perdure <perdure@localhost>: First step\n\nPROGRESS.md"
     )
     assert git(repository, "diff", "--cached", "--name-only") == "other.txt"
     assert commit(path, "Again") == (True, "nothing to commit")
@@ -369,7 +369,7 @@ def test_an_identity_that_is_set_is_used(repository: Path) -> None:
     git(repository, "config", "user.name", "Ann")
     write(repository / "PROGRESS.md", FLIGHT)
     assert commit(repository / "PROGRESS.md", "Ann's").ok
-    assert git(repository, "log", "--format=%an <%ae>") == "Ann <holdfast@localhost>"
+    assert git(repository, "log", "--format=%an <%ae>") == "Ann <perdure@localhost>"
 
 
 @pytest.mark.parametrize("name", ["-n.md", "a*.md", ":!x.md", "häß lich.md", 'quo"te.md'])

@@ -16,12 +16,12 @@ from typing import Any
 import httpx
 import pytest
 
-import holdfast
-from holdfast.errors import NotInRun, Unstorable, UsageError
-from holdfast.runs.agents.http import HEADERS, KEY_LENGTH_MAX, idempotency_headers
-from holdfast.runs.agents.resources import Resource, resource
-from holdfast.runs.functions.keys import Key
-from holdfast.values.codec import Codec, encode
+import perdure
+from perdure.errors import NotInRun, Unstorable, UsageError
+from perdure.runs.agents.http import HEADERS, KEY_LENGTH_MAX, idempotency_headers
+from perdure.runs.agents.resources import Resource, resource
+from perdure.runs.functions.keys import Key
+from perdure.values.codec import Codec, encode
 
 # --- resources
 
@@ -297,18 +297,18 @@ def test_the_key_is_sent_in_the_header_of_the_api() -> None:
     assert type(idempotency_headers(key)["Idempotency-Key"]) is str
 
 
-@holdfast.effect(name="helpers.pay")
+@perdure.effect(name="helpers.pay")
 def pay(cents: int, key: Key) -> list[str]:
     return [str(key), idempotency_headers(api="stripe")["Idempotency-Key"]]
 
 
-@holdfast.durable
+@perdure.durable
 def buy() -> list[list[str]]:
     return [pay(1), pay(2), pay(1)]
 
 
 def test_without_a_key_it_is_the_key_of_the_effect_that_runs() -> None:
-    with holdfast.open(":memory:") as store:
+    with perdure.open(":memory:") as store:
         keys = store.run(buy, id="order-1").result()
     assert all(given == sent for given, sent in keys)
     assert len({given for given, _ in keys}) == 3
@@ -317,7 +317,7 @@ def test_without_a_key_it_is_the_key_of_the_effect_that_runs() -> None:
 
 
 def test_the_key_of_an_effect_fits_the_usual_apis() -> None:
-    with holdfast.open(":memory:") as store:
+    with perdure.open(":memory:") as store:
         key = store.run(buy, id="order-2").result()[0][0]
     for name in ("adyen", "klarna", "mercado_pago", "mollie", "paypal", "resend", "stripe"):
         assert idempotency_headers(key, api=name) == {HEADERS[name]: key}
@@ -356,9 +356,9 @@ def test_a_header_that_cannot_be_one_is_refused(header: str) -> None:
 
 def test_importing_the_helpers_is_cheap() -> None:
     code = (
-        "import sys; import holdfast; before = set(sys.modules);"
-        "import holdfast.runs.calls.doubt, holdfast.runs.agents.http;"
-        "import holdfast.runs.agents.resources, holdfast.runs.agents.progress_file;"
+        "import sys; import perdure; before = set(sys.modules);"
+        "import perdure.runs.calls.doubt, perdure.runs.agents.http;"
+        "import perdure.runs.agents.resources, perdure.runs.agents.progress_file;"
         "print({'asyncio', 'subprocess', 'ssl', 'socket', 'httpx', 'requests'} & (set(sys.modules) - before))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

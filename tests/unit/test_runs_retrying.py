@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import UsageError
-from holdfast.runs.calls.bodies import acollect, collect
-from holdfast.runs.functions.retrying import Retry
+from perdure.errors import UsageError
+from perdure.runs.calls.bodies import acollect, collect
+from perdure.runs.functions.retrying import Retry
 
 
 # Generators

@@ -30,11 +30,11 @@ from schemas_kit import (
     WithModel,
 )
 
-from holdfast.errors import AnswerRefused, UsageError
-from holdfast.runs.functions.checking import problems_of
-from holdfast.runs.functions.keys import Key
-from holdfast.runs.functions.patterns import PATTERN_LENGTH_MAX, TEXT_LENGTH_MAX, compiled
-from holdfast.runs.functions.schemas import (
+from perdure.errors import AnswerRefused, UsageError
+from perdure.runs.functions.checking import problems_of
+from perdure.runs.functions.keys import Key
+from perdure.runs.functions.patterns import PATTERN_LENGTH_MAX, TEXT_LENGTH_MAX, compiled
+from perdure.runs.functions.schemas import (
     check_answer,
     schema_of,
 )

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from pydantic import Field
 from schemas_kit import EVERY_TYPE, Box, Color, Model, Node, NotData, Options, Point, Price, Seat, Trip
 
-from holdfast.errors import UsageError
-from holdfast.runs.functions.checking import check_schema
-from holdfast.runs.functions.inputs import Binder
-from holdfast.runs.functions.keys import Key
-from holdfast.runs.functions.schemas import (
+from perdure.errors import UsageError
+from perdure.runs.functions.checking import check_schema
+from perdure.runs.functions.inputs import Binder
+from perdure.runs.functions.keys import Key
+from perdure.runs.functions.schemas import (
     coerce_arguments,
     described,
     description_of,
@@ -163,7 +163,7 @@ def test_a_type_without_a_form_in_json_is_refused(kind: Any) -> None:
 
 def test_pydantic_is_not_imported() -> None:
     code = (
-        "import sys; from holdfast.runs.functions import schemas; schemas.schema_of(int); schemas.check_answer(1, int);"
+        "import sys; from perdure.runs.functions import schemas; schemas.schema_of(int); schemas.check_answer(1, int);"
         "print([name for name in ('pydantic', 'asyncio') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,10 +11,10 @@ from typing import Any
 import apsw
 import pytest
 
-from holdfast.errors import Busy, DiskFull, OutcomeUnknown, StoreClosed, StoreError, UsageError
-from holdfast.storage.base import ConstraintFailed
-from holdfast.storage.program import Batch, Program, Sql, Transaction
-from holdfast.storage.sqlite import SqliteDriver
+from perdure.errors import Busy, DiskFull, OutcomeUnknown, StoreClosed, StoreError, UsageError
+from perdure.storage.base import ConstraintFailed
+from perdure.storage.program import Batch, Program, Sql, Transaction
+from perdure.storage.sqlite import SqliteDriver
 
 PUT = Sql("INSERT INTO meta (key, value) VALUES (:key, {stamp})")
 KEYS = Sql("SELECT key FROM meta WHERE key <> 'store' ORDER BY key")

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import StoreClosed
-from holdfast.storage.base import ConstraintFailed
-from holdfast.storage.program import Batch, Program, Sql, Transaction
-from holdfast.storage.sqlite import SqliteDriver
+from perdure.errors import StoreClosed
+from perdure.storage.base import ConstraintFailed
+from perdure.storage.program import Batch, Program, Sql, Transaction
+from perdure.storage.sqlite import SqliteDriver
 
 PUT = Sql("INSERT INTO meta (key, value) VALUES (:key, 'v')")
 COUNT = Sql("SELECT count(*) FROM meta WHERE key <> 'store'")

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import OpenError, UsageError
-from holdfast.storage import sqlite_open
-from holdfast.storage.program import Batch, Program, Sql, Transaction
-from holdfast.storage.sqlite import SqliteDriver
+from perdure.errors import OpenError, UsageError
+from perdure.storage import sqlite_open
+from perdure.storage.program import Batch, Program, Sql, Transaction
+from perdure.storage.sqlite import SqliteDriver
 
 
 def ask(text: str) -> Program[Any]:
@@ -61,7 +61,7 @@ def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> 
     connection.execute("CREATE TABLE customers (a)")
     connection.close()
     before = path.read_bytes()
-    refused(path, "not a Holdfast store")
+    refused(path, "not a Perdure store")
     assert path.read_bytes() == before
 
 
@@ -71,12 +71,12 @@ def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
     SqliteDriver(tmp_path / "a.db", create=False).close()
 
 
-def test_a_store_of_a_newer_holdfast_is_refused(tmp_path: Path) -> None:
+def test_a_store_of_a_newer_perdure_is_refused(tmp_path: Path) -> None:
     SqliteDriver(tmp_path / "a.db").close()
     connection = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
     connection.execute("INSERT INTO migration SELECT max(version) + 1, 'later', 0 FROM migration")
     connection.close()
-    refused(tmp_path / "a.db", r"written by a newer Holdfast: schema \d+, this one knows \d+; upgrade")
+    refused(tmp_path / "a.db", r"written by a newer Perdure: schema \d+, this one knows \d+; upgrade")
 
 
 def test_an_unknown_durability_is_refused() -> None:
@@ -163,9 +163,9 @@ def test_every_connection_has_the_settings(tmp_path: Path) -> None:
 READ_ONLY = """
 import os, sys
 from functools import partial
-from holdfast.errors import ReadOnlyStore
-from holdfast.storage.program import Batch, Sql, Transaction
-from holdfast.storage.sqlite import SqliteDriver
+from perdure.errors import ReadOnlyStore
+from perdure.storage.program import Batch, Sql, Transaction
+from perdure.storage.sqlite import SqliteDriver
 def ask(text):
     [rows] = yield Batch(Sql(text)())
     return rows

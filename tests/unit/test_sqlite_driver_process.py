@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import Busy
-from holdfast.storage.program import Batch, Program, Sql, Transaction
-from holdfast.storage.sqlite import SqliteDriver
-from holdfast.storage.sqlite_lock import FileGate
+from perdure.errors import Busy
+from perdure.storage.program import Batch, Program, Sql, Transaction
+from perdure.storage.sqlite import SqliteDriver
+from perdure.storage.sqlite_lock import FileGate
 
 PUT = Sql("INSERT INTO meta (key, value) VALUES (:key, 'v')")
 KEYS = Sql("SELECT key FROM meta WHERE key <> 'store' ORDER BY key")
@@ -22,9 +22,9 @@ KEYS = Sql("SELECT key FROM meta WHERE key <> 'store' ORDER BY key")
 PREAMBLE = """
 import json, os, sys, time
 from functools import partial
-from holdfast.errors import ForkedProcess
-from holdfast.storage.program import Batch, Sql, Transaction
-from holdfast.storage.sqlite import SqliteDriver
+from perdure.errors import ForkedProcess
+from perdure.storage.program import Batch, Sql, Transaction
+from perdure.storage.sqlite import SqliteDriver
 PUT = Sql("INSERT INTO meta (key, value) VALUES (:key, 'v')")
 KEYS = Sql("SELECT key FROM meta WHERE key <> 'store' ORDER BY key")
 def put(key):

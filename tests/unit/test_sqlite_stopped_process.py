@@ -11,8 +11,8 @@ from time import monotonic
 
 import pytest
 
-import holdfast as hf
-from holdfast.storage.sqlite_lock import LOCK_ENDS, PATIENCE_S
+import perdure
+from perdure.storage.sqlite_lock import LOCK_ENDS, PATIENCE_S
 
 HOLDER = """
 import fcntl, os, sys, signal
@@ -26,7 +26,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
 @pytest.mark.parametrize("ends", [LOCK_ENDS[:1], LOCK_ENDS[1:], LOCK_ENDS], ids=["front", "waiting", "both"])
 def test_a_stopped_process_holds_up_the_others_once_and_for_a_bounded_time(tmp_path: Path, ends: list[str]) -> None:
     path = str(tmp_path / "a.db")
-    with hf.open(path) as store:
+    with perdure.open(path) as store:
         thread = store.thread("t")
         thread.save({"n": 0})
         stopped = subprocess.Popen([sys.executable, "-c", HOLDER, *(path + end for end in ends)])
@@ -41,5 +41,5 @@ def test_a_stopped_process_holds_up_the_others_once_and_for_a_bounded_time(tmp_p
             stopped.wait()
         thread.save({"n": 4})
         assert thread.load().state == {"n": 4}
-        with hf.open(path) as other:  # the queue is as it was
+        with perdure.open(path) as other:  # the queue is as it was
             other.thread("t").update({"n": 5})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import apsw
 import pytest
 
-from holdfast.storage.program import Sql
-from holdfast.storage.sqlite_texts import prepare
+from perdure.storage.program import Sql
+from perdure.storage.sqlite_texts import prepare
 
 
 def test_parameters_are_numbered_by_their_first_use() -> None:

@@ -1,5 +1,0 @@
-"""Tools for testing Holdfast and what is built on it: real servers, contract suites, faults.
-
-They are shipped with the package so that third parties run the same tests. Of the
-library only the command `holdfast drill` imports them.
-"""

@@ -1,0 +1,301 @@
+"""Perdure keeps the state of AI agents: what was saved is there, whatever happens to the process.
+
+    import perdure
+
+    @perdure.effect
+    def book(flight: str, key: perdure.Key) -> str: ...
+
+    @perdure.durable
+    def travel(request: str) -> str:
+        return book(perdure.ask("Which flight?", options=["LH400", "UA88"]))
+
+    store = perdure.open("agent.db")
+    run = store.run(travel, "NYC tomorrow", id="trip-42")    # kill it anywhere, run the line again: it goes on
+    store.thread("alice-001").save({"messages": ["hi"]})     # or keep states yourself
+
+Everything public is named here; what is not in `__all__` may change.
+"""
+
+# ruff: noqa: E402
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+_collects = gc.isenabled()
+gc.disable()  # what an import makes stays: collecting meanwhile takes a tenth of its time and frees nothing
+
+from perdure.errors import (
+    AnswerRefused,
+    BudgetExceeded,
+    Busy,
+    Conflict,
+    Damaged,
+    DiskFull,
+    ForkedProcess,
+    InDoubt,
+    JournalDamaged,
+    KeyMissing,
+    LeaseLost,
+    NonDeterministic,
+    NotApproved,
+    NotEncrypted,
+    NotFound,
+    NotInRun,
+    ObjectMissing,
+    OpenError,
+    OutcomeUnknown,
+    PerdureError,
+    Pinned,
+    ReadOnlyStore,
+    RolledBack,
+    RunCancelled,
+    RunError,
+    RunFailed,
+    RunMismatch,
+    RunStuck,
+    StepFailed,
+    StoreClosed,
+    StoreError,
+    ThreadDeleted,
+    Unavailable,
+    Undecodable,
+    UnknownType,
+    Unstorable,
+    UsageError,
+    ValueProblem,
+)
+from perdure.ops.store import Store
+from perdure.ops.store import open_store as open
+from perdure.runs.agents.resources import Resource, resource
+from perdure.runs.calls.calls import (
+    ask,
+    budget,
+    continue_as_new,
+    emit,
+    receive,
+    rollback,
+    send,
+    sleep,
+    sleep_until,
+    spawn,
+    spend,
+)
+from perdure.runs.calls.children import Child
+from perdure.runs.calls.decorators import durable, effect, step
+from perdure.runs.calls.doubt import Done, NotDone, Unknown
+from perdure.runs.calls.drawing import now, patched, random, uuid
+from perdure.runs.calls.state import State, state
+from perdure.runs.calls.timeouts import timeout
+from perdure.runs.engine.models import Ask, Event, RunInfo, Step
+from perdure.runs.functions.keys import Key
+from perdure.runs.functions.keys import current_key as idempotency_key
+from perdure.runs.handle import Run
+from perdure.runs.parallel.parallel import as_completed, first, gather, map
+from perdure.threads.keeping import Erased, Pin, Retention
+from perdure.threads.models import Change, Checkpoint, Problem, Pruned, Report, Stats, ThreadInfo
+from perdure.threads.thread import Thread
+from perdure.values.registry import register
+
+if _collects:
+    gc.enable()
+
+if TYPE_CHECKING:
+    from perdure.ops.copies.copied import Backup, Exported, Imported, Restored
+    from perdure.ops.copies.restoring import arestore, restore
+    from perdure.ops.doctor.checklist import Finding
+    from perdure.ops.far.objects import Moved, ObjectsInfo
+    from perdure.ops.health import Health
+    from perdure.ops.keeping.compaction import Compacted
+    from perdure.ops.keys import KeyInfo, Rotated
+    from perdure.ops.repair.repaired import Mend, Repaired
+    from perdure.ops.repair.repairing import arepair, repair
+    from perdure.ops.telemetry import logs, metrics
+    from perdure.runs.agents.http import idempotency_headers
+    from perdure.runs.agents.progress import progress
+    from perdure.runs.agents.progress_file import Progress
+    from perdure.runs.agents.tools import Tools, tools
+    from perdure.runs.history.replaying import Replay
+    from perdure.runs.journal.queues import Queue
+    from perdure.runs.workers.worker import Worker
+    from perdure.storage.keyring import KeyFile, KeyProvider, Keys, StaticKeys
+    from perdure.storage.objects import Objects
+    from perdure.threads.autosave import AutoState
+    from perdure.threads.policies import autosave
+
+__version__ = "0.1.0"
+
+# What not every program needs is imported when it is first asked for: a sixth of the time that importing all takes.
+_LATE = {
+    "Compacted": "perdure.ops.keeping.compaction",
+    "Backup": "perdure.ops.copies.copied",
+    "Exported": "perdure.ops.copies.copied",
+    "Finding": "perdure.ops.doctor.checklist",
+    "Health": "perdure.ops.health",
+    "Imported": "perdure.ops.copies.copied",
+    "KeyFile": "perdure.storage.keyring",
+    "KeyInfo": "perdure.ops.keys",
+    "KeyProvider": "perdure.storage.keyring",
+    "Keys": "perdure.storage.keyring",
+    "Moved": "perdure.ops.far.objects",
+    "Objects": "perdure.storage.objects",
+    "ObjectsInfo": "perdure.ops.far.objects",
+    "Progress": "perdure.runs.agents.progress_file",
+    "Queue": "perdure.runs.journal.queues",
+    "Replay": "perdure.runs.history.replaying",
+    "Mend": "perdure.ops.repair.repaired",
+    "Repaired": "perdure.ops.repair.repaired",
+    "Restored": "perdure.ops.copies.copied",
+    "Rotated": "perdure.ops.keys",
+    "StaticKeys": "perdure.storage.keyring",
+    "Tools": "perdure.runs.agents.tools",
+    "Worker": "perdure.runs.workers.worker",
+    "arepair": "perdure.ops.repair.repairing",
+    "arestore": "perdure.ops.copies.restoring",
+    "AutoState": "perdure.threads.autosave",
+    "autosave": "perdure.threads.policies",
+    "idempotency_headers": "perdure.runs.agents.http",
+    "logs": "perdure.ops.telemetry",
+    "metrics": "perdure.ops.telemetry",
+    "progress": "perdure.runs.agents.progress",
+    "repair": "perdure.ops.repair.repairing",
+    "restore": "perdure.ops.copies.restoring",
+    "tools": "perdure.runs.agents.tools",
+}
+
+__all__ = [
+    "AnswerRefused",
+    "Ask",
+    "AutoState",
+    "Backup",
+    "BudgetExceeded",
+    "Busy",
+    "Change",
+    "Checkpoint",
+    "Child",
+    "Compacted",
+    "Conflict",
+    "Damaged",
+    "DiskFull",
+    "Done",
+    "Erased",
+    "Event",
+    "Exported",
+    "Finding",
+    "ForkedProcess",
+    "Health",
+    "PerdureError",
+    "Imported",
+    "InDoubt",
+    "JournalDamaged",
+    "Key",
+    "KeyFile",
+    "KeyInfo",
+    "KeyMissing",
+    "KeyProvider",
+    "Keys",
+    "LeaseLost",
+    "Mend",
+    "Moved",
+    "NonDeterministic",
+    "NotApproved",
+    "NotDone",
+    "NotEncrypted",
+    "NotFound",
+    "NotInRun",
+    "ObjectMissing",
+    "Objects",
+    "ObjectsInfo",
+    "OpenError",
+    "OutcomeUnknown",
+    "Pin",
+    "Pinned",
+    "Problem",
+    "Progress",
+    "Pruned",
+    "Queue",
+    "ReadOnlyStore",
+    "Replay",
+    "Report",
+    "Resource",
+    "Repaired",
+    "Restored",
+    "Retention",
+    "RolledBack",
+    "Rotated",
+    "Run",
+    "RunCancelled",
+    "RunError",
+    "RunFailed",
+    "RunInfo",
+    "RunMismatch",
+    "RunStuck",
+    "State",
+    "StaticKeys",
+    "Stats",
+    "Step",
+    "StepFailed",
+    "Store",
+    "StoreClosed",
+    "StoreError",
+    "Thread",
+    "ThreadDeleted",
+    "ThreadInfo",
+    "Tools",
+    "Unavailable",
+    "Undecodable",
+    "Unknown",
+    "UnknownType",
+    "Unstorable",
+    "UsageError",
+    "ValueProblem",
+    "Worker",
+    "__version__",
+    "arepair",
+    "arestore",
+    "as_completed",
+    "ask",
+    "autosave",
+    "budget",
+    "continue_as_new",
+    "durable",
+    "effect",
+    "emit",
+    "first",
+    "gather",
+    "idempotency_headers",
+    "idempotency_key",
+    "logs",
+    "map",
+    "metrics",
+    "now",
+    "open",
+    "patched",
+    "progress",
+    "random",
+    "receive",
+    "register",
+    "resource",
+    "repair",
+    "restore",
+    "rollback",
+    "send",
+    "sleep",
+    "sleep_until",
+    "spawn",
+    "spend",
+    "state",
+    "step",
+    "timeout",
+    "tools",
+    "uuid",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module 'perdure' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_LATE[name]), name)
+    return value

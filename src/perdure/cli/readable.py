@@ -1,0 +1,137 @@
+"""Values as people and JSON can see them: states, sizes, times.
+
+Pure functions. What JSON cannot hold becomes text or a list; nothing is ever called on a value of an unknown class
+but `str`, and no text leaves here that could steer a terminal (escape sequences, direction overrides).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import deque
+from collections.abc import Mapping, Set
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any
+
+from perdure.values.amounts import size as size
+from perdure.values.showing import shown
+
+BYTES_SHOWN = 32
+_INT_BITS_MAX = 14_000  # 4,214 digits
+_STEERING = r"\x7f-\x9f\ud800-\udfff\u2028-\u202e\u2066-\u2069"
+_UNSAFE_JSON = re.compile(f"[{_STEERING}]")
+_UNSAFE_TEXT = re.compile(rf"[\x00-\x1f{_STEERING}]")
+
+
+def readable(value: Any) -> Any:
+    """A value made of None, bool, int, float, str, list and dict with text keys, for any value of a raw state."""
+    if type(value) is int and value.bit_length() > _INT_BITS_MAX:
+        return hex(value)  # Python refuses to write it in decimal
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        return _mapping(value)
+    if isinstance(value, list | tuple | deque):
+        return [readable(item) for item in value]
+    if isinstance(value, Set):
+        return sorted((readable(item) for item in value), key=lambda item: (type(item).__name__, str(item)))
+    if isinstance(value, bytes | bytearray):
+        return _octets(bytes(value))
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        return _array(value)
+    try:
+        return str(value)
+    except Exception:  # a range of such ints
+        return shown(value)
+
+
+def _mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for key, item in value.items():
+        name = key if type(key) is str else str(readable(key))
+        if name in made or (name is not key and name in value):
+            name = f"{name} ({type(key).__name__})"  # 1 and "1" are two keys
+        made[name] = readable(item)
+    return made
+
+
+def _octets(value: bytes) -> str:
+    more = "…" if len(value) > BYTES_SHOWN else ""
+    return f"<{len(value)} bytes: {value[:BYTES_SHOWN].hex()}{more}>"
+
+
+def _array(value: Any) -> Any:
+    """numpy's, if it is installed here: a scalar as its value, an array with its type and shape."""
+    if not getattr(value, "shape", ()):
+        plain = value.tolist()
+        return str(value) if hasattr(plain, "dtype") else readable(plain)
+    return {
+        "<type>": "ndarray",
+        "dtype": str(value.dtype),
+        "shape": list(value.shape),
+        "items": readable(value.tolist()) if value.size else [],  # as a list, a million empty rows are a million lists
+    }
+
+
+def to_json(value: Any, *, indent: int | None = None, ascii_only: bool = False) -> str:
+    """JSON text of a readable value; what could steer a terminal is escaped, and it stays valid JSON."""
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False)
+    return _UNSAFE_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def printable(text: str) -> str:
+    """One line of text that cannot steer a terminal."""
+    return _UNSAFE_TEXT.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def moment(at: datetime) -> str:
+    """A stored time in JSON: UTC, exact."""
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def local(at: datetime) -> str:
+    """A stored time for people: local, to the second."""
+    return at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def ago(at: datetime, now: datetime) -> str:
+    """How long ago: `just now`, `5 min ago`, `3 h ago`, `12 days ago`, and a date when it is longer."""
+    seconds = (now - at).total_seconds()
+    if seconds < 10:  # also a clock that is a little ahead
+        return "just now"
+    if seconds < 60:
+        return f"{seconds:.0f} s ago"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min ago"
+    if seconds < 86_400:
+        return f"{seconds // 3600:.0f} h ago"
+    days = int(seconds // 86_400)
+    if days <= 30:
+        return f"{days} day{'s' if days > 1 else ''} ago"
+    return at.astimezone().strftime("%Y-%m-%d")
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def parse_since(text: str, now: datetime) -> datetime:
+    """`45s`, `30m`, `2h`, `3d`, `1w` before now, or an ISO date or time, local if it names no zone; else ValueError."""
+    if found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip().lower()):
+        try:
+            return now - timedelta(seconds=float(found[1]) * _UNITS[found[2]])
+        except OverflowError as error:
+            raise ValueError(f"{text!r} is before the first day there is") from error
+    return datetime.fromisoformat(text.strip()).astimezone()

@@ -1,0 +1,130 @@
+"""Naming checkpoints on the command line: an id, a unique beginning of one, `head`, `head~3`, `@12`, LangGraph's id.
+
+Only reads. A name that fits nothing, or several, is a NotFound that says what was looked for and what was found; the
+nearest is never taken by guess.
+"""
+
+from __future__ import annotations
+
+import difflib
+import heapq
+import re
+from collections.abc import Iterator
+from itertools import islice
+from shlex import quote
+
+from perdure import Checkpoint, Store, Thread
+from perdure.errors import NotFound, UsageError
+from perdure.threads.labelled import read_named
+
+ID_CHARACTERS = 13
+NAMES_COMPARED = 1000
+_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # LangGraph's own id of a checkpoint
+_REF = re.compile(rf"(?P<base>head|@\d{{1,18}}|{_UUID}|[0-9a-z]{{1,13}})(?P<back>~\d{{0,18}})?", re.IGNORECASE)
+HELP = "an id, a unique beginning of one, head, head~3 (3 back), @12 (step 12) or LangGraph's checkpoint_id"
+
+
+def existing(store: Store, name: str) -> Thread:
+    """The handle of a thread that is there. Raises NotFound, with the nearest name if there is one."""
+    thread = store.thread(name)
+    try:
+        thread.info()
+    except NotFound:
+        if _is_run(store, name):
+            raise NotFound(f"there is no thread {name!r}, but a run: `perdure run {quote(name)}`") from None
+        names = [info.name for info in store.threads(limit=NAMES_COMPARED)]
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "`perdure threads` lists what is there"
+        raise NotFound(f"there is no thread {name!r}; {hint}") from None
+    return thread
+
+
+def _is_run(store: Store, name: str) -> bool:
+    try:
+        store.get_run(name)
+    except NotFound:
+        return False
+    return True
+
+
+def resolve(thread: Thread, ref: str | None, newest: Checkpoint | None = None) -> Checkpoint:
+    """The checkpoint that a REF names (None: the head). `newest`: the end of another line, which is meant by head."""
+    found = _REF.fullmatch(ref or "head")
+    if found is None:
+        raise UsageError(f"{ref!r} names no checkpoint: write {HELP}")
+    base = _base(thread, found["base"].lower(), newest)
+    if found["back"] is None:
+        return base
+    return _back(thread, base, int(found["back"][1:] or 1))
+
+
+def _base(thread: Thread, base: str, newest: Checkpoint | None) -> Checkpoint:
+    if base == "head":
+        if (head := newest or thread.head()) is None:
+            raise NotFound(f"thread {thread.name!r} has no checkpoint yet")
+        return head
+    if base.startswith("@"):
+        return _at_step(thread, int(base[1:]), newest)
+    if "-" in base:
+        named = read_named(thread, base)
+        if named is None:
+            raise NotFound(f"thread {thread.name!r} has no checkpoint whose checkpoint_id is {base}")
+        return next(thread.history(start=named, limit=1))
+    if len(base) == ID_CHARACTERS:
+        return next(thread.history(start=base, limit=1))
+    return _beginning(thread, base)
+
+
+def _back(thread: Thread, base: Checkpoint, count: int) -> Checkpoint:
+    last = base
+    for passed, checkpoint in enumerate(thread.history(start=base)):
+        last = checkpoint
+        if passed == count:
+            return checkpoint
+    raise NotFound(
+        f"thread {thread.name!r} does not go {count} back from {base.id}: its oldest checkpoint is step {last.step}"
+    )
+
+
+def _at_step(thread: Thread, step: int, newest: Checkpoint | None) -> Checkpoint:
+    oldest = None
+    for checkpoint in thread.history(start=newest):
+        if checkpoint.step == step:
+            return checkpoint
+        newest, oldest = newest or checkpoint, checkpoint
+        if checkpoint.step < step:
+            break
+    if newest is None or oldest is None:
+        raise NotFound(f"thread {thread.name!r} has no checkpoint yet")
+    there = f"its newest is step {newest.step}" if step > newest.step else f"step {oldest.step} is the nearest"
+    raise NotFound(f"thread {thread.name!r} has no step {step} on its line: {there}")
+
+
+def _beginning(thread: Thread, text: str) -> Checkpoint:
+    # Ids grow along a line and the merge is newest first: once below the beginning, nothing can match any more.
+    found: list[Checkpoint] = []
+    for checkpoint in all_lines(thread):
+        if checkpoint.id.startswith(text):
+            found.append(checkpoint)
+        elif checkpoint.id < text:
+            break
+    if not found:
+        raise NotFound(f"thread {thread.name!r} has no checkpoint that begins with {text!r}")
+    if len(found) > 1:
+        some = ", ".join(f"{checkpoint.id} (step {checkpoint.step})" for checkpoint in found[:3])
+        more = ", …" if len(found) > 3 else ""
+        raise NotFound(f"{text!r} begins {len(found)} checkpoints: {some}{more}; write more of it")
+    return found[0]
+
+
+def all_lines(thread: Thread) -> Iterator[Checkpoint]:
+    """The checkpoints of all lines of a thread, newest first, each once. Read in pages, as far as asked for."""
+    tips = {checkpoint.id: checkpoint for checkpoint in thread.branches()}
+    for head in islice(thread.history(limit=1), 1):  # a fresh fork's head is another thread's record: no tip of its own
+        tips.setdefault(head.id, head)
+    lines = [thread.history(start=tip) for tip in tips.values()]
+    last = None
+    for checkpoint in heapq.merge(*lines, key=lambda checkpoint: checkpoint.id, reverse=True):
+        if checkpoint.id != last:  # where lines have met, each of them brings the same checkpoint
+            yield checkpoint
+        last = checkpoint.id

@@ -1,0 +1,240 @@
+"""Every error Perdure raises, as one tree.
+
+A message says what happened, to what, and what to do now. Driver errors (SQLite's, PostgreSQL's) are
+translated where they arise, in `perdure.storage`, and kept as `__cause__`.
+
+    PerdureError
+    ├── UsageError             a call that cannot be right: a wrong URL, an option that does not exist
+    │   └── Pinned             what was to be deleted holds pinned checkpoints
+    ├── NotFound               no such thread or checkpoint
+    │   └── ThreadDeleted      it existed, was deleted, and this handle is late
+    ├── Conflict               somebody else moved the head that you expected
+    ├── ValueProblem
+    │   ├── Unstorable         a value that cannot be saved; names its path; nothing was written
+    │   ├── UnknownType        a stored value of a class this process does not know or trust
+    │   └── Undecodable        stored text that is not ours, is cut short, or breaks a limit
+    ├── Damaged                a record failed its checks and no valid one could stand in for it
+    ├── RunError               a durable run
+    │   ├── NotInRun           a call that needs a run, made where there is none
+    │   ├── NonDeterministic   the code took another way than its journal says
+    │   ├── RunMismatch        the id belongs to a run of another function or version, or with other arguments
+    │   ├── RunFailed          the run ended with an error of its own code, which is the cause
+    │   ├── RunCancelled       it was cancelled
+    │   ├── RolledBack         it was rolled back: its effects were undone
+    │   ├── RunStuck           it cannot go on by itself; nothing was undone
+    │   ├── InDoubt            nobody knows whether an effect happened
+    │   ├── NotApproved        a person said no to an effect; it did not run
+    │   ├── StepFailed         stands for a recorded error whose class is not here, as a cause or in a text
+    │   ├── LeaseLost          another process has taken the run over
+    │   ├── JournalDamaged     a run's journal does not add up
+    │   ├── AnswerRefused      an answer that the question does not allow
+    │   └── BudgetExceeded     more was spent than the budget allows
+    └── StoreError             the database below
+        ├── OpenError          it cannot be opened as a Perdure store
+        ├── KeyMissing         it is encrypted, and the key is not there, is wrong or was replaced
+        ├── NotEncrypted       data that is not encrypted, met where everything must be
+        ├── StoreClosed        the store was closed, or closed itself after a failure
+        ├── ForkedProcess      this store was opened by the parent process
+        ├── ReadOnlyStore      the disk or the file does not allow writing
+        ├── DiskFull           no space left; nothing of this operation was written
+        ├── Busy               another writer held the store longer than the deadline
+        ├── Unavailable        the server cannot be reached or went away; nothing was written
+        │   └── ObjectMissing  what was moved to an object store is not there
+        └── OutcomeUnknown     the connection broke during COMMIT and the outcome could not be looked up
+"""
+
+from __future__ import annotations
+
+
+class PerdureError(Exception):
+    """The root of every error of Perdure."""
+
+
+class UsageError(PerdureError, ValueError):
+    """A call that cannot be right, whatever the store holds."""
+
+
+class Pinned(UsageError):
+    """A thread with pinned checkpoints is deleted only if that is said: `force=True`, or `unpin` first."""
+
+
+class NotFound(PerdureError, LookupError):
+    """No such thread or checkpoint."""
+
+
+class ThreadDeleted(NotFound):
+    """The thread was deleted after this handle was made; late writes are refused."""
+
+
+class Conflict(PerdureError):
+    """The head is not the one that was expected. Both are named, as checkpoint ids (None: no checkpoint)."""
+
+    def __init__(self, message: str, *, expected: str | None = None, actual: str | None = None) -> None:
+        super().__init__(message)
+        self.expected = expected
+        self.actual = actual
+
+
+class ValueProblem(PerdureError):
+    """The root of errors about values."""
+
+
+class Unstorable(ValueProblem, TypeError):
+    """A value cannot be saved. `path` names it, for example `state["plan"][3].callback`."""
+
+    def __init__(self, message: str, *, path: str = "state") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class UnknownType(ValueProblem):
+    """A stored value belongs to a class that is neither registered nor trusted here."""
+
+    def __init__(self, message: str, *, type_name: str = "") -> None:
+        super().__init__(message)
+        self.type_name = type_name
+
+
+class Undecodable(ValueProblem):
+    """Stored text is not Perdure's, is cut short, or breaks a limit."""
+
+
+class Damaged(PerdureError):
+    """A record failed its checks. `checkpoints` lists the ids that could not be read."""
+
+    def __init__(self, message: str, *, checkpoints: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.checkpoints = checkpoints
+
+
+class StoreError(PerdureError):
+    """The root of errors about the database below."""
+
+
+class OpenError(StoreError):
+    """The target cannot be opened as a Perdure store."""
+
+
+class KeyMissing(StoreError):
+    """Data is encrypted with a key that is not there, is another one, or was replaced. `key` is the key's id."""
+
+    def __init__(self, message: str, *, tenant: str = "", key: str = "") -> None:
+        super().__init__(message)
+        self.tenant, self.key = tenant, key
+
+
+class NotEncrypted(StoreError):
+    """Encryption is on, and what was read is not encrypted: nothing of it was used."""
+
+
+class StoreClosed(StoreError):
+    """The store was closed, or closed itself after a failure that must not be retried."""
+
+
+class ForkedProcess(StoreError):
+    """The store was opened by the parent process. Open stores after forking (PostgreSQL's may be opened again)."""
+
+
+class ReadOnlyStore(StoreError):
+    """The disk or the file does not allow writing."""
+
+
+class DiskFull(StoreError):
+    """No space left on the device; nothing of this operation was written."""
+
+
+class Busy(StoreError):
+    """Another writer held the store longer than the deadline; nothing was written."""
+
+
+class Unavailable(StoreError):
+    """The database server cannot be reached or went away; nothing was written."""
+
+
+class ObjectMissing(Unavailable):
+    """What was moved to an object store is not there, or nobody said where that is (`open(objects=…)`)."""
+
+    def __init__(self, message: str, *, name: str = "", place: str = "") -> None:
+        super().__init__(message)
+        self.name, self.place = name, place
+
+
+class OutcomeUnknown(StoreError):
+    """The connection broke during COMMIT: it may or may not have been written."""
+
+
+class RunError(PerdureError):
+    """The root of errors about durable runs."""
+
+
+class NotInRun(RunError, RuntimeError):
+    """A call that needs a run was made where there is none: outside of one, or in a thread of the user's own."""
+
+
+class NonDeterministic(RunError):
+    """On replay the code took another way than the journal says. `expected` is what is recorded, `actual` what came."""
+
+    def __init__(self, message: str, *, path: str = "", expected: str = "", actual: str = "") -> None:
+        super().__init__(message)
+        self.path, self.expected, self.actual = path, expected, actual
+
+
+class RunMismatch(RunError, ValueError):
+    """The id belongs to a run of another function, or with other arguments."""
+
+
+class RunFailed(RunError):
+    """The run ended with an error of its own code: `__cause__`, and `error` as text."""
+
+    def __init__(self, message: str, *, error: str = "") -> None:
+        super().__init__(message)
+        self.error = error
+
+
+class RunCancelled(RunError):
+    """The run was cancelled. What its effects did stays done."""
+
+
+class RolledBack(RunError):
+    """The run was rolled back: what its effects did was undone."""
+
+
+class RunStuck(RunError):
+    """The run cannot go on by itself (changed code, an unstorable value, a lost store). Nothing was undone."""
+
+
+class InDoubt(RunError):
+    """Nobody knows whether an effect happened. `key` is its idempotency key."""
+
+    def __init__(self, message: str, *, run: str = "", step: str = "", key: str = "") -> None:
+        super().__init__(message)
+        self.run, self.step, self.key = run, step, key
+
+
+class NotApproved(RunError):
+    """A person said no to an effect; it did not run."""
+
+
+class StepFailed(RunError):
+    """Stands for a recorded error whose class this process does not have, where it is only looked at: as a cause, or as
+    a text for a model. `type_name` names it. Where code might catch it, the run is stuck instead."""
+
+    def __init__(self, message: str, *, type_name: str = "") -> None:
+        super().__init__(message)
+        self.type_name = type_name
+
+
+class LeaseLost(RunError):
+    """Another process has taken the run over; this one may not write any more."""
+
+
+class JournalDamaged(RunError):
+    """A run's journal does not add up to what its row says: rows are missing, changed or added."""
+
+
+class AnswerRefused(RunError, ValueError):
+    """An answer that the question does not allow; says why."""
+
+
+class BudgetExceeded(RunError):
+    """The run has spent more than its budget allows."""

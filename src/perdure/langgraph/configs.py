@@ -1,0 +1,111 @@
+"""LangGraph's configs: which thread, namespace and checkpoint they name, and what they say about a run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any, NamedTuple
+
+from langchain_core.runnables import RunnableConfig
+
+from perdure.errors import UsageError
+from perdure.threads.checks import check_name
+
+# Of one step or run, not of the thread.
+_OF_STEP = frozenset({"source", "step", "parents", "run_id", "writes", "counters_since_delta_snapshot"})
+_TAGS_MAX = 32
+_SPACE_BYTES_MAX = 2000  # it must fit an entry of PostgreSQL's indexes
+_KEY_CHARACTERS_MAX = 500
+_TAG_CHARACTERS_MAX = 1000
+
+
+class Address(NamedTuple):
+    """What a config names. `id` None: the newest checkpoint."""
+
+    thread: str
+    space: str
+    id: str | None
+
+
+def address_of(config: RunnableConfig) -> Address:
+    configurable = config.get("configurable") or {}
+    thread = configurable.get("thread_id")
+    if thread is None:
+        raise UsageError('a checkpointer needs a thread: pass config={"configurable": {"thread_id": "…"}}')
+    id_ = configurable.get("checkpoint_id")
+    return Address(
+        check_name(str(thread)),
+        _check_space(str(configurable.get("checkpoint_ns") or "")),
+        str(id_) if id_ else None,
+    )
+
+
+def _check_space(space: str) -> str:
+    try:
+        size = len(space.encode())
+    except UnicodeEncodeError as error:
+        raise UsageError(f"a checkpoint_ns must be valid Unicode, not {space[:60]!r}") from error
+    if size > _SPACE_BYTES_MAX or "\0" in space:
+        raise UsageError(f"a checkpoint_ns has at most {_SPACE_BYTES_MAX} bytes and no NUL: {space[:60]!r}…")
+    return space
+
+
+class Written(NamedTuple):
+    """What writes are pending on."""
+
+    thread: str
+    space: str
+    id: str
+
+
+def written_address(config: RunnableConfig) -> Written:
+    """The checkpoint that a task's writes belong to."""
+    thread, space, id_ = address_of(config)
+    if id_ is None:
+        raise UsageError("put_writes needs the checkpoint_id that the writes belong to")
+    return Written(thread, space, id_)
+
+
+def parent_of(config: RunnableConfig) -> str | None:
+    """The parent of a checkpoint that is being put."""
+    return address_of(config).id
+
+
+def stored_config(address: Address, id_: str) -> RunnableConfig:
+    """The config of a checkpoint that is stored."""
+    return {
+        "configurable": {"thread_id": address.thread, "checkpoint_ns": address.space, "checkpoint_id": id_},
+    }
+
+
+def note_of(metadata: Mapping[str, Any]) -> str | None:
+    """What `perdure log` shows of a checkpoint: where it came from, and the step."""
+    source, step = metadata.get("source"), metadata.get("step")
+    parts = [str(part) for part in (source, step) if type(part) is int or _fits(part)]
+    return " ".join(parts)[:200].replace("\0", "") or None
+
+
+def tags_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a checkpoint's metadata says something of the thread: it can be listed by that."""
+    tags: dict[str, Any] = {}
+    for key, value in metadata.items():
+        if key in _OF_STEP or not _fits(key) or len(key) > _KEY_CHARACTERS_MAX or len(tags) == _TAGS_MAX:
+            continue
+        if (
+            type(value) is bool
+            or (type(value) is float and isfinite(value))
+            or (type(value) is int and abs(value) < 2**63)
+            or (type(value) is str and _fits(value))
+        ):
+            tags[key] = value
+    return tags
+
+
+def _fits(text: object) -> bool:
+    if type(text) is not str or not 0 < len(text) <= _TAG_CHARACTERS_MAX or "\0" in text:
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

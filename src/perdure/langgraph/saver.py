@@ -1,0 +1,475 @@
+"""The checkpointer: LangGraph's contract on a Perdure store, blocking and async in one class."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+    get_checkpoint_metadata,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+import perdure.langgraph.types  # noqa: F401  (LangGraph's types become known)
+from perdure.errors import PerdureError, UsageError
+from perdure.langgraph import compacting, flows, retention, tasks
+from perdure.langgraph.checkpoints import encode_checkpoint, run_key
+from perdure.langgraph.compacting import Compacted
+from perdure.langgraph.configs import (
+    Address,
+    Written,
+    address_of,
+    note_of,
+    parent_of,
+    stored_config,
+    tags_of,
+    written_address,
+)
+from perdure.langgraph.flows import Entry, Keeper
+from perdure.langgraph.history import Ancestors, Listing
+from perdure.langgraph.inflight import InFlight
+from perdure.langgraph.replies import DeltaWalk, matches, tuple_of, wanted_of, writes_from
+from perdure.langgraph.retention import Retention
+from perdure.langgraph.serde import PerdureSerde
+from perdure.langgraph.tasks import Ending
+from perdure.langgraph.travels import Travels
+from perdure.log.label_ids import pack_id
+from perdure.log.labels import Mark, ParentChanged
+from perdure.log.pending import Write, is_large
+from perdure.ops.store import Store, open_store
+from perdure.storage.program import Flow, Progress, adrive, drive
+from perdure.threads.models import ThreadInfo, moment
+from perdure.threads.store import DEFAULT_TENANT
+from perdure.values.codec import Codec
+
+T = TypeVar("T")
+
+
+class PerdureSaver(BaseCheckpointSaver[Any]):
+    """A LangGraph checkpointer that stores what changed. One class for SQLite and PostgreSQL, blocking and async.
+
+    `store` is a path or URL as for `perdure.open`, or a store that is open already (then closing is its owner's).
+    `trust` names module prefixes whose data classes may be kept; others must be registered. `ttl` (seconds) deletes
+    threads that were not written for so long, `keep_last` keeps so many checkpoints per thread and namespace.
+    `single_writer` refuses a run's checkpoint if somebody else has written to its thread since it began.
+    """
+
+    def __init__(
+        self,
+        store: str | Store,
+        *,
+        serde: SerializerProtocol | None = None,
+        trust: Sequence[str] = (),
+        tenant: str | None = None,
+        ttl: float | timedelta | None = None,
+        keep_last: int | None = None,
+        single_writer: bool = False,
+        **options: Any,
+    ) -> None:
+        self._owned = not isinstance(store, Store)
+        if isinstance(store, Store):
+            opened = store if tenant is None else store.tenant(tenant)
+            if trust or options:
+                options_given = ", ".join(["trust"] * bool(trust) + sorted(options))
+                raise UsageError(f"give {options_given} to perdure.open: this store is open already")
+        else:
+            opened = open_store(store, trust=trust, tenant=tenant or DEFAULT_TENANT, **options)
+        #: the engine underneath: the same threads, as Perdure sees them
+        self.store: Store = opened
+        self._keeper = Keeper(opened._context)
+        self._in_flight = InFlight()
+        self._lines = tasks.Lines()
+        self._retention = Retention.of(ttl, keep_last)
+        self._single_writer = single_writer
+        self._travels = Travels()
+        super().__init__(serde=serde or PerdureSerde(opened._context.codec))
+
+    def __repr__(self) -> str:
+        return f"<PerdureSaver on {self.store!r}>"
+
+    @classmethod
+    def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
+        """The same as the class itself: use what it returns directly, or in a `with` or `async with`."""
+        return cls(conn_string, **options)
+
+    def setup(self) -> Awaitable[None]:
+        """Not needed: a store is made when it is opened. May be called, and awaited, as with other savers."""
+        return _Done()
+
+    def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> BaseCheckpointSaver[Any]:
+        """The same saver that also keeps these classes (module, name): LangGraph derives them from a graph's schema."""
+        if not isinstance(self.serde, PerdureSerde):
+            return super().with_allowlist(extra_allowlist)
+        serde = self.serde.with_classes(extra_allowlist)
+        if serde is self.serde:
+            return self
+        clone = copy.copy(self)
+        clone.serde = serde
+        return clone
+
+    def get_next_version(self, current: Any, channel: None) -> Any:
+        """Versions are counted. Those of imported threads are text, and go on as text."""
+        if current is None:
+            return 1
+        if isinstance(current, str):
+            return f"{int(current.split('.')[0]) + 1:032}"
+        return int(current) + 1
+
+    # --- LangGraph's contract, blocking
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """A checkpoint by its id, or the newest of a thread and namespace."""
+        return self._run(self._get(config))
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Checkpoints, the newest first. Nothing is locked between two of them."""
+        listing, fits = self._list(config, filter, before)
+        left = limit
+        while left is None or left > 0:
+            entry = self._run(listing.next(fits))
+            if left == 1:
+                self._went_back(config, before, entry)
+            if entry is None:
+                return
+            yield self._tuple(entry)
+            left = None if left is None else left - 1
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint. Waits for what is being written on its parent: it is stored first."""
+        address, flow = self._put(config, checkpoint, metadata, new_versions)
+        if (parent := parent_of(config)) is not None:
+            self._in_flight.wait(("writes", address.thread, address.space, parent))
+        with self._putting(address, checkpoint["id"], parent, metadata):
+            self._run(flow)
+        return stored_config(address, checkpoint["id"])
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Store what a task has written on a checkpoint."""
+        address = written_address(config)
+        with self._in_flight.doing(("writes", *address)):
+            packed = writes_from(writes, task_id, task_path, self.serde)
+            if is_large(packed):  # it shares what its checkpoint says, once that is stored
+                self._in_flight.wait(("put", *address))
+            self._run(self._put_writes(address, packed, self._ending(address, task_id, writes)))
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete a thread with all its checkpoints and writes. Late writes to it are dropped."""
+        self._run(flows.delete(self._keeper, str(thread_id)))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints that runs have made, except those that a later one needs for a DeltaChannel."""
+        self._run(retention.delete_for_runs(self._keeper, run_ids))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """A thread of another name with the same checkpoints and writes. Their states are shared, not copied."""
+        self._run(flows.copy(self._keeper, str(source_thread_id), str(target_thread_id)))
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Keep only the newest checkpoint of each namespace ("keep_latest"), or nothing ("delete")."""
+        self._run(retention.prune(self._keeper, thread_ids, strategy))
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """What a checkpoint's ancestors have written to DeltaChannels since their last stored value."""
+        walk, ancestors, target = self._delta(config, channels)
+        walk.begin(self._run(target))
+        while (id_ := walk.next_id()) is not None:
+            walk.take(self._run(ancestors.entry(id_)))
+        return walk.result()
+
+    # --- the same, awaited
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """`get_tuple`, awaited."""
+        return await self._arun(self._get(config))
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """`list`, awaited."""
+        listing, fits = self._list(config, filter, before)
+        left = limit
+        while left is None or left > 0:
+            entry = await self._arun(listing.next(fits))
+            if left == 1:
+                self._went_back(config, before, entry)
+            if entry is None:
+                return
+            yield self._tuple(entry)
+            left = None if left is None else left - 1
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """`put`, awaited."""
+        address, flow = self._put(config, checkpoint, metadata, new_versions)
+        if (parent := parent_of(config)) is not None:
+            await self._in_flight.await_(("writes", address.thread, address.space, parent))
+        with self._putting(address, checkpoint["id"], parent, metadata):
+            await self._arun(flow)
+        return stored_config(address, checkpoint["id"])
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """`put_writes`, awaited."""
+        address = written_address(config)
+        with self._in_flight.doing(("writes", *address)):
+            packed = writes_from(writes, task_id, task_path, self.serde)
+            if is_large(packed):
+                await self._in_flight.await_(("put", *address))
+            await self._arun(self._put_writes(address, packed, self._ending(address, task_id, writes)))
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """`delete_thread`, awaited."""
+        await self._arun(flows.delete(self._keeper, str(thread_id)))
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """`delete_for_runs`, awaited."""
+        await self._arun(retention.delete_for_runs(self._keeper, run_ids))
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """`copy_thread`, awaited."""
+        await self._arun(flows.copy(self._keeper, str(source_thread_id), str(target_thread_id)))
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """`prune`, awaited."""
+        await self._arun(retention.prune(self._keeper, thread_ids, strategy))
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """`get_delta_channel_history`, awaited."""
+        walk, ancestors, target = self._delta(config, channels)
+        walk.begin(await self._arun(target))
+        while (id_ := walk.next_id()) is not None:
+            walk.take(await self._arun(ancestors.entry(id_)))
+        return walk.result()
+
+    # --- what other savers have not
+
+    def threads(
+        self, *, where: Mapping[str, Any] | None = None, since: datetime | None = None, limit: int | None = 100
+    ) -> Sequence[ThreadInfo]:
+        """Threads, the most recently written first: those whose metadata (`configurable` and `metadata` of their runs)
+        has all of `where`, written since `since`."""
+        return self.store.threads(where=where, since=self._since(since), limit=limit)
+
+    async def athreads(
+        self, *, where: Mapping[str, Any] | None = None, since: datetime | None = None, limit: int | None = 100
+    ) -> Sequence[ThreadInfo]:
+        """`threads`, awaited."""
+        return await self.store.athreads(where=where, since=self._since(since), limit=limit)
+
+    def compact(self, *, progress: Progress | None = None) -> Compacted:
+        """Apply `ttl` and `keep_last` to all threads, pack what stays, and give space back to the file system.
+        Meant for quiet hours: it rewrites an SQLite file. `progress`: (done, of how many) threads."""
+        return self._run(compacting.compact(self._keeper, self._retention, progress))
+
+    async def acompact(self, *, progress: Progress | None = None) -> Compacted:
+        """`compact`, awaited."""
+        return await self._arun(compacting.compact(self._keeper, self._retention, progress))
+
+    def close(self) -> None:
+        """Close the store, if this saver opened it. May be called twice."""
+        if self._owned:
+            self.store.close()
+
+    async def aclose(self) -> None:
+        """`close`, awaited."""
+        if self._owned:
+            await self.store.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # --- the same, as flows
+
+    @property
+    def _codec(self) -> Codec:
+        return self.store._context.codec
+
+    def _run(self, flow: Flow[T]) -> T:
+        return drive(self._keeper.ctx.driver, flow)
+
+    async def _arun(self, flow: Flow[T]) -> T:
+        return await adrive(self._keeper.ctx.driver, flow)
+
+    def _tuple(self, entry: Entry) -> CheckpointTuple:
+        return tuple_of(entry, self.serde, self._codec)
+
+    def _since(self, since: datetime | None) -> datetime | None:
+        """From when on threads are listed: not those that have expired."""
+        if self._retention.ttl_us is None:
+            return since
+        expired = moment(self._retention.expired_before(self._keeper.ctx.clock_us()))
+        return expired if since is None else max(since.astimezone(), expired)
+
+    def _list(
+        self, config: RunnableConfig | None, conditions: Mapping[str, Any] | None, before: RunnableConfig | None
+    ) -> tuple[Listing, Callable[[Entry], bool]]:
+        expired = self._retention.expired_before(self._keeper.ctx.clock_us())
+        wanted = wanted_of(config, before)
+        if wanted.thread is not None and wanted.space is not None:
+            self._lines.note(wanted.thread, wanted.space)  # a subgraph that goes back looks for its checkpoint so
+        listing = Listing(self._keeper, wanted, expired)
+        return listing, lambda entry: matches(entry, conditions, self.serde, self._codec)
+
+    def _went_back(self, config: RunnableConfig | None, before: RunnableConfig | None, entry: Entry | None) -> None:
+        """A subgraph looks for its checkpoint so when the graph around it goes back; none: it begins anew."""
+        wanted = wanted_of(config, before)
+        if before is not None and wanted.thread is not None and wanted.space:
+            self._travels.read(wanted.thread, wanted.space, b"", b"" if entry is None else entry.id)
+
+    def _get(self, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
+        address = address_of(config)
+        self._lines.note(address.thread, address.space)
+        id_ = pack_id(address.id) if address.id else None
+        yield from retention.expire(self._keeper, self._retention, address.thread)
+        entry = yield from flows.get(self._keeper, address.thread, address.space, id_)
+        self._travels.read(address.thread, address.space, id_, entry.id if entry is not None else None)
+        return None if entry is None else self._tuple(entry)
+
+    def _put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> tuple[Address, Flow[None]]:
+        """The work that needs no store is done here, on the caller's thread: values are as they are at the call."""
+        address = address_of(config)
+        parent = parent_of(config)
+        stored = get_checkpoint_metadata(config, metadata)
+        packed = pack_id(parent) if parent is not None else None
+        known = None
+        if packed is not None and new_versions:  # who says what is new also says what is not
+            known = flows.parent_text(self._keeper, address.thread, address.space, packed)
+        reused, before = known or (None, None)
+        text = encode_checkpoint(checkpoint, stored, parent, self.serde, self._codec, new_versions, before)
+        native = isinstance(self.serde, PerdureSerde)
+        run = stored.get("run_id")
+        mark = Mark(
+            address.space,
+            pack_id(checkpoint["id"]),
+            packed,
+            run_key(str(run)) if run is not None else None,
+            self._single_writer,
+            self._travels.allowed(address.thread, address.space),
+            forks=stored.get("source") == "fork",
+            reused=reused,
+        )
+        # What an assigned serializer hides is not shown elsewhere.
+        note, tags = (note_of(stored), tags_of(stored)) if native else (None, {})
+
+        def store() -> Flow[None]:
+            try:
+                yield from flows.put(self._keeper, address.thread, text, mark, note, tags)
+            except ParentChanged:  # somebody has put the parent's id again: nothing is taken over from what it was
+                whole = encode_checkpoint(checkpoint, stored, parent, self.serde, self._codec)
+                yield from flows.put(self._keeper, address.thread, whole, mark._replace(reused=None), note, tags)
+            yield from retention.after_put(self._keeper, self._retention, address.thread)
+
+        return address, store()
+
+    def _put_writes(self, address: Written, writes: Sequence[Write], end: Ending | None) -> Flow[None]:
+        place = (self._keeper, address.thread, address.space, pack_id(address.id), writes)
+        if end is None:
+            yield from flows.put_pending(*place)
+        elif end.error is not None:
+            yield from tasks.settle(end)
+            raise end.error
+        else:
+            yield from flows.put_pending(*place, [end.statement])
+            tasks.over(end)
+
+    def _ending(self, address: Written, task: str, writes: Sequence[tuple[str, Any]]) -> Ending | None:
+        return tasks.ending(self._keeper.ctx, address.thread, task, writes, self.store._keep_us)
+
+    def _check_settled(self, address: Address, parent: str, metadata: CheckpointMetadata) -> None:
+        """Raise what a task left for a person: the checkpoint that follows it must not be stored. Somebody who changes
+        the state by hand, or forks it, knows."""
+        ctx, source = self._keeper.ctx, metadata.get("source")
+        error = tasks.unsettled_in(ctx, address.thread, (address.space, parent))
+        if error is not None and source == "loop":
+            raise error
+        if source == "input" and tasks.is_busy_on(ctx, address.thread, (address.space, parent)):
+            raise flows.is_run_elsewhere(address.thread)
+
+    @contextmanager
+    def _putting(self, address: Address, id_: str, parent: str | None, metadata: CheckpointMetadata) -> Iterator[None]:
+        """A checkpoint is being stored; if it is refused, the nodes that run on it hear why."""
+        try:
+            if parent is not None:
+                self._check_settled(address, parent, metadata)
+            with self._in_flight.doing(("put", address.thread, address.space, id_)):
+                yield
+        except PerdureError as error:
+            self._travels.current().refused = error
+            raise
+
+    def _delta(
+        self, config: RunnableConfig, channels: Sequence[str]
+    ) -> tuple[DeltaWalk, Ancestors, Flow[Entry | None]]:
+        thread, space, id_ = address_of(config)
+        return (
+            DeltaWalk(channels, self.serde, self._codec),
+            Ancestors(self._keeper, thread, space),
+            flows.get(self._keeper, thread, space, pack_id(id_) if id_ else None),
+        )
+
+
+class _Done:
+    """Nothing to do, and nothing to wait for: what `setup()` gives."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()

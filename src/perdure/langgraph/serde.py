@@ -1,0 +1,67 @@
+"""How values become text: by Perdure's codec, or by a serializer that the user assigned.
+
+`saver.serde` may be replaced, as in LangGraph's own savers (EncryptedSerializer is the usual one). Then each value,
+and the metadata too, goes through it and is kept as the bytes it gave: nothing of it can be read without it, and
+nothing can be compared, so that each checkpoint costs what its values cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from perdure.errors import Undecodable, UsageError
+from perdure.values.codec import Codec, decode, encode
+from perdure.values.names import module_name
+
+_TYPE = "perdure"
+_OPAQUE = b"\x00"  # no text of the codec starts with it
+
+
+class PerdureSerde:
+    """Perdure's codec in the form that LangGraph knows: what a saver has unless another one is assigned."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        return _TYPE, encode(obj, self.codec)
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        kind, text = data
+        if kind != _TYPE:
+            raise Undecodable(f"this serializer reads {_TYPE!r}, not {kind!r}")
+        return decode(text, self.codec)
+
+    def with_classes(self, classes: Collection[tuple[str, ...]]) -> PerdureSerde:
+        pairs = {(module_name(str(one[0])), str(one[1])) for one in classes if len(one) == 2}
+        if pairs <= self.codec.classes:
+            return self
+        return PerdureSerde(self.codec.with_classes(pairs))
+
+
+def value_to_text(value: Any, serde: SerializerProtocol) -> bytes:
+    """A value that stands alone (a pending write) as it is stored."""
+    if isinstance(serde, PerdureSerde):
+        return encode(value, serde.codec)
+    kind, data = serde.dumps_typed(value)
+    return _OPAQUE + kind.encode() + _OPAQUE + data
+
+
+def value_from_text(text: bytes, serde: SerializerProtocol, codec: Codec) -> Any:
+    """The value again."""
+    if text[:1] != _OPAQUE:
+        return decode(text, serde.codec if isinstance(serde, PerdureSerde) else codec)
+    kind, _, data = text[1:].partition(_OPAQUE)
+    return load_opaque((kind.decode(), data), serde)
+
+
+def load_opaque(typed: Any, serde: SerializerProtocol) -> Any:
+    """A value that an assigned serializer made."""
+    if isinstance(serde, PerdureSerde):
+        raise UsageError(
+            f"this checkpoint was stored with an assigned serializer ({typed[0]!r}): assign the same one to saver.serde"
+        )
+    return serde.loads_typed((typed[0], typed[1]))

@@ -1,0 +1,65 @@
+"""The types that LangGraph itself puts into checkpoints, made known to the registry, by name and sort.
+
+The list is LangGraph's own list of what is safe to load (messages are trusted by the codec already). Each is kept as
+its fields; nothing is called but these constructors, with the types that they expect.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.messages.base import TextAccessor
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+from langgraph.store.base import GetOp, Item, SearchItem
+from langgraph.types import Command, Interrupt, Overwrite, PregelTask, Send, StateSnapshot, TimeoutPolicy
+
+from perdure.values.registry import REGISTRY
+
+_FIELDS = (_DeltaSnapshot, Command, Document, GetOp, Interrupt, Overwrite, PregelTask, StateSnapshot, TimeoutPolicy)
+_ADDRESSES = (
+    ipaddress.IPv4Address,
+    ipaddress.IPv4Interface,
+    ipaddress.IPv4Network,
+    ipaddress.IPv6Address,
+    ipaddress.IPv6Interface,
+    ipaddress.IPv6Network,
+)
+_ITEM = ("value", "key", "namespace", "created_at", "updated_at")
+
+
+def _dump_slots(names: tuple[str, ...]) -> Callable[[Any], dict[str, Any]]:
+    return lambda value: {name: getattr(value, name) for name in names}
+
+
+def _load_send(fields: dict[str, Any]) -> Send:
+    made = Send(fields["node"], fields["arg"])
+    if fields.get("timeout") is not None:
+        made.timeout = fields["timeout"]
+    return made
+
+
+def _load_pattern(parts: list[Any]) -> re.Pattern[Any]:
+    pattern, flags = parts
+    if not isinstance(pattern, str | bytes) or type(flags) is not int:
+        raise ValueError("a pattern is text and flags")
+    return re.compile(pattern, flags)
+
+
+def register_types() -> None:
+    """Make LangGraph's types known. May be called again."""
+    for cls in _FIELDS:
+        REGISTRY.add(cls)
+    REGISTRY.add(Send, dump=_dump_slots(("node", "arg", "timeout")), load=_load_send)
+    REGISTRY.add(Item, dump=_dump_slots(_ITEM), load=lambda fields: Item(**fields))
+    REGISTRY.add(SearchItem, dump=_dump_slots((*_ITEM, "score")), load=lambda fields: SearchItem(**fields))
+    for address in _ADDRESSES:
+        REGISTRY.add(address, dump=str, load=address)
+    REGISTRY.add(TextAccessor, dump=lambda value: str.__str__(value), load=TextAccessor)  # what message.text gives
+    REGISTRY.add(re.Pattern, dump=lambda value: [value.pattern, value.flags], load=_load_pattern)
+
+
+register_types()

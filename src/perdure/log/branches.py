@@ -1,0 +1,324 @@
+"""Threads as the log sees them: a name, a head, and the tree whose records it shares with its forks.
+
+A fork is one row that points at a record: it copies nothing. `generation`, the same for all threads of a tree, grows
+when bases move under a writer's feet (pruning), so that a difference made against the old arrangement is refused.
+Numbers are never used twice: a late write to a deleted thread finds no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from itertools import product
+from typing import Any, NamedTuple
+
+import orjson
+from blake3 import blake3
+
+from perdure.errors import Damaged, KeyMissing, NotFound, ThreadDeleted
+from perdure.storage.cells import NEEDED, TAG, THREAD_METADATA, Unreadable
+from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_row
+
+MINUTE_US = 60_000_000
+_TAG_BYTES_MAX = 200  # with a key of 512 characters it must fit PostgreSQL's index entries of 2704 bytes
+_COLUMNS = "thread, tree, name, metadata, origin, generation, head, head_hash, created_at, updated_at"
+
+# What is secret of a row that was selected as _COLUMNS has it.
+THREAD_CELLS = {3: THREAD_METADATA.at(0)}
+BY_NAME = Sql(
+    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND name = :name", opens=THREAD_CELLS, tolerant=True
+)
+BY_NUMBER = Sql(
+    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND thread = :thread", opens=THREAD_CELLS, tolerant=True
+)
+LOCK = Sql(
+    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND thread = :thread {{for_update}}",
+    opens=THREAD_CELLS,
+    tolerant=True,
+)
+LOCK_BY_NAME = Sql(
+    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND name = :name {{for_update}}",
+    opens=THREAD_CELLS,
+    tolerant=True,
+)
+# With the key that its data needs, if it is encrypted: who has keys sees none here.
+_TENANT = Sql(
+    """SELECT t.tenant, (SELECT s.key FROM seal s WHERE s.tenant = t.tenant ORDER BY s.since DESC LIMIT 1)
+    FROM tenant t WHERE t.name = :tenant_name""",
+    opens={1: NEEDED},
+)
+_ADD_TENANT = Sql("INSERT INTO tenant (tenant, name) VALUES (:number, :tenant_name) ON CONFLICT (name) DO NOTHING")
+_NUMBER = Sql(
+    sqlite="UPDATE clock SET number = number + 1 RETURNING number",
+    postgres="SELECT nextval('number')",
+)
+_INSERT = Sql(
+    """INSERT INTO thread (tenant, thread, tree, name, metadata, origin, generation, head, head_hash, created_at,
+        updated_at, active, stamp)
+    VALUES (:tenant, :thread, :tree, :name, :metadata, :origin, :generation, :head, :head_hash, :at, :at, :active,
+        {stamp})
+    ON CONFLICT (tenant, name) DO NOTHING RETURNING thread""",
+    seals={"metadata": THREAD_METADATA},
+)
+_SET_METADATA = Sql(
+    "UPDATE thread SET metadata = :metadata WHERE tenant = :tenant AND thread = :thread",
+    seals={"metadata": THREAD_METADATA},
+)
+_DROP_TAGS = Sql("DELETE FROM tag WHERE tenant = :tenant AND thread = :thread")
+_ADD_TAG = Sql(
+    "INSERT INTO tag (tenant, key, value, thread) VALUES (:tenant, :key, :value, :thread)", seals={"value": TAG}
+)
+_IN_TREE = Sql(
+    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND tree = :tree", opens=THREAD_CELLS, tolerant=True
+)
+_LOCK_IN_TREE = Sql(
+    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND tree = :tree ORDER BY thread {{for_update}}",
+    opens=THREAD_CELLS,
+    tolerant=True,
+)
+
+
+_COUNT = Sql("SELECT count(*) FROM thread WHERE tenant = :tenant")
+_NAMES = Sql("SELECT thread, name FROM thread WHERE tenant = :tenant AND thread > :after ORDER BY thread LIMIT :limit")
+_IDLE = Sql(
+    """SELECT name FROM thread t WHERE tenant = :tenant AND active <= :minute AND updated_at < :before
+        AND NOT EXISTS (SELECT 1 FROM pin p WHERE p.tenant = t.tenant AND p.thread = t.thread)
+    ORDER BY active LIMIT :limit"""
+)
+
+
+class ThreadRow(NamedTuple):
+    """One row of the thread table."""
+
+    thread: int
+    tree: int
+    name: str
+    metadata: str
+    origin: int | None
+    generation: int
+    head: int | None
+    head_hash: bytes | None
+    created_at: int
+    updated_at: int
+
+
+_INT, _MAYBE_INT = (int,), (int, type(None))
+_SHAPES = set(
+    product(_INT, _INT, (str,), (str, Unreadable), _MAYBE_INT, _INT, _MAYBE_INT, (bytes, type(None)), _INT, _INT)
+)  # what the types of a row can be; metadata that cannot be read keep no state from being loaded
+
+
+def thread_row(row: tuple[Any, ...]) -> ThreadRow:
+    """A thread from a row. Raises Damaged for one whose columns are not even of their types."""
+    if tuple(map(type, row)) not in _SHAPES:
+        raise Damaged(f"the row of thread {row[2]!r} is damaged; run `perdure verify`")
+    return ThreadRow._make(row)
+
+
+def thread_of(rows: Rows) -> ThreadRow | None:
+    row = one_row(rows)
+    return thread_row(row) if row else None
+
+
+def metadata_of(row: ThreadRow) -> dict[str, Any]:
+    """A thread's metadata. Raises Damaged if it is not JSON."""
+    try:
+        return dict(orjson.loads(row.metadata))
+    except (ValueError, TypeError) as error:
+        raise Damaged(f"the metadata of thread {row.name!r} is damaged ({error})") from error
+
+
+def find_tenant(name: str) -> Program[int | None]:
+    [rows] = yield Batch(_TENANT(tenant_name=name), last=True)
+    return _tenant_in(rows, name)
+
+
+def _tenant_in(rows: Rows, name: str) -> int | None:
+    """A tenant's number. Raises KeyMissing if its data is encrypted and the store was opened without keys."""
+    row = one_row(rows)
+    if row is None:
+        return None
+    number, key = row
+    if key is not None:
+        raise KeyMissing(
+            f"the data of tenant {name!r} is encrypted, with key {bytes(key).hex()}, and the store was opened without "
+            "keys: open(url, keys=…), or on the command line set PERDURE_KEYS to the key file",
+            tenant=name,
+            key=bytes(key).hex(),
+        )
+    return int(number)
+
+
+def ensure_tenant(name: str) -> Program[int]:
+    """The tenant's number; made on first use."""
+    [found] = yield Batch(_TENANT(tenant_name=name))
+    if not found:
+        number = yield from next_number()
+        yield Batch(_ADD_TENANT(number=number, tenant_name=name))
+        [found] = yield Batch(_TENANT(tenant_name=name))  # somebody else's, if they were first
+    number_found = _tenant_in(found, name)
+    assert number_found is not None
+    return number_found
+
+
+def next_number() -> Generator[Batch, list[Rows], int]:
+    [[row]] = yield Batch(_NUMBER())
+    return int(row[0])
+
+
+def try_thread(tenant: int, name: str, number: int | None = None, *, lock: bool = False) -> Program[ThreadRow | None]:
+    """A thread by its number if that is known, else by name. Raises ThreadDeleted for a number that is gone."""
+    if number is None:
+        by = (LOCK_BY_NAME if lock else BY_NAME)(tenant=tenant, name=name)
+    else:
+        by = (LOCK if lock else BY_NUMBER)(tenant=tenant, thread=number)
+    [rows] = yield Batch(by)
+    row = thread_of(rows)
+    if row is None and number is not None:
+        raise no_thread(name, number)
+    return row
+
+
+def find_thread(tenant: int, name: str, number: int | None = None, *, lock: bool = False) -> Program[ThreadRow]:
+    """A thread that must be there. Raises NotFound, ThreadDeleted."""
+    row = yield from try_thread(tenant, name, number, lock=lock)
+    if row is None:
+        raise no_thread(name)
+    return row
+
+
+def no_thread(name: str, number: int | None = None) -> NotFound:
+    """The error for a thread that is not there: never made, or deleted since the handle was made."""
+    if number is not None:
+        return ThreadDeleted(
+            f"thread {name!r} was deleted after this handle was made: nothing was read or written; "
+            "ask the store for the thread again to start it anew"
+        )
+    return NotFound(f"thread {name!r} has no checkpoint: save() one first, or list the names with store.threads()")
+
+
+def threads_in_tree(tenant: int, tree: int, *, lock: bool = False) -> Generator[Batch, list[Rows], list[ThreadRow]]:
+    """All threads that share the tree's records. Locked in the order of their numbers, so that two never wait for each
+    other; and looked for again, because a fork that was being made while we waited is seen only then."""
+    locked: list[int] = []
+    while True:
+        [rows] = yield Batch((_LOCK_IN_TREE if lock else _IN_TREE)(tenant=tenant, tree=tree))
+        found = [row[0] for row in rows]
+        if not lock or found == locked:
+            return [thread_row(row) for row in rows]
+        locked = found
+
+
+def create_thread(
+    tenant: int,
+    name: str,
+    metadata: Mapping[str, Any],
+    at: int,
+    *,
+    tree: int | None = None,
+    origin: int | None = None,
+    head_hash: bytes | None = None,
+    generation: int = 0,
+) -> Generator[Batch, list[Rows], ThreadRow | None]:
+    """A new thread; a fork if it is given a tree, an origin and its hash. None: the name is taken."""
+    number = yield from next_number()
+    metadata = {key: value for key, value in metadata.items() if value is not None}
+    text = orjson.dumps(metadata).decode()
+    row = ThreadRow(number, tree or number, name, text, origin, generation, origin, head_hash, at, at)
+    [made] = yield Batch(
+        _INSERT(
+            tenant=tenant,
+            thread=number,
+            tree=row.tree,
+            name=name,
+            metadata=text,
+            origin=origin,
+            generation=generation,
+            head=origin,
+            head_hash=head_hash,
+            at=at,
+            active=at // MINUTE_US,
+        )
+    )
+    if not made:
+        return None
+    tags = _tags(tenant, number, metadata)
+    if tags:
+        yield Batch(*tags)
+    return row
+
+
+def merge_metadata(tenant: int, row: ThreadRow, metadata: Mapping[str, Any]) -> Generator[Batch, list[Rows], None]:
+    """Add to a thread's metadata what differs; a value of None removes the key."""
+    before = metadata_of(row)
+    after = {key: value for key, value in {**before, **metadata}.items() if value is not None}
+    if after == before:
+        return
+    yield Batch(
+        _SET_METADATA(metadata=orjson.dumps(after).decode(), tenant=tenant, thread=row.thread),
+        _DROP_TAGS(tenant=tenant, thread=row.thread),
+        *_tags(tenant, row.thread, after),
+    )
+
+
+def _tags(tenant: int, thread: int, metadata: Mapping[str, Any]) -> list[Statement]:
+    return [_ADD_TAG(tenant=tenant, key=key, value=tag_value(value), thread=thread) for key, value in metadata.items()]
+
+
+def tag_value(value: object) -> str:
+    """What a metadata value is looked up by: its JSON, or a hash of it where that is long."""
+    text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    return text.decode() if len(text) <= _TAG_BYTES_MAX else "#" + blake3(text).hexdigest()
+
+
+def list_threads(tenant: int, where: Mapping[str, Any], since_us: int | None, limit: int) -> Program[list[ThreadRow]]:
+    """Threads, the most recently used first. Each condition is an index search. One without a head only waits for its
+    first record: writes came before it."""
+    joins: list[str] = []
+    conditions = ["t.tenant = :tenant", "t.head IS NOT NULL"]
+    params: dict[str, Any] = {"tenant": tenant, "limit": limit}
+    for index, (key, value) in enumerate(where.items()):
+        joins.append(
+            f"JOIN tag g{index} ON g{index}.tenant = t.tenant AND g{index}.thread = t.thread"
+            f" AND g{index}.key = :key{index} AND g{index}.value = :value{index}"
+        )
+        params[f"key{index}"] = key
+        params[f"value{index}"] = tag_value(value)
+    if since_us is not None:
+        conditions.append("t.active >= :minute AND t.updated_at >= :since")
+        params |= {"minute": since_us // MINUTE_US, "since": since_us}
+    columns = ", ".join(f"t.{column.strip()}" for column in _COLUMNS.split(","))
+    [rows] = yield Batch(
+        Sql(
+            f"SELECT {columns} FROM thread t {' '.join(joins)} WHERE {' AND '.join(conditions)}"
+            " ORDER BY t.active DESC, t.updated_at DESC, t.thread DESC LIMIT :limit",
+            seals={f"value{index}": TAG.at(f"key{index}") for index in range(len(where))},
+            opens=THREAD_CELLS,
+            tolerant=True,
+        )(**params),
+        last=True,
+    )
+    return [thread_row(row) for row in rows]
+
+
+def thread_numbered(tenant: int, number: int) -> Generator[Batch, list[Rows], ThreadRow | None]:
+    """A thread by its number, or None if it is gone."""
+    [rows] = yield Batch(BY_NUMBER(tenant=tenant, thread=number))
+    return thread_of(rows)
+
+
+def count_threads(tenant: int) -> Program[int]:
+    [[(count,)]] = yield Batch(_COUNT(tenant=tenant), last=True)
+    return int(count)
+
+
+def thread_names(tenant: int, after: int, limit: int) -> Program[list[tuple[int, str]]]:
+    """A page of threads by number, with their names: those after a number."""
+    [rows] = yield Batch(_NAMES(tenant=tenant, after=after, limit=limit), last=True)
+    return [(row[0], row[1]) for row in rows]
+
+
+def idle_threads(tenant: int, before: int, limit: int) -> Program[list[str]]:
+    """Names of threads without a pin that were last written before a time, the longest idle first."""
+    minute = before // MINUTE_US
+    [rows] = yield Batch(_IDLE(tenant=tenant, minute=minute, before=before, limit=limit), last=True)
+    return [name for (name,) in rows]

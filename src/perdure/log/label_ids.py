@@ -1,0 +1,52 @@
+"""The ids that callers give their records and tasks, as they are stored: short, and in the same order. Pure."""
+
+from __future__ import annotations
+
+import uuid
+
+from perdure.errors import Undecodable, UsageError
+
+_TEXT = 0xFF  # first byte of an id that is no UUID
+ID_BYTES_MAX = 1000  # two of them must fit an entry of PostgreSQL's indexes
+_GREGORIAN = 0x01B2_1DD2_1381_4000  # from 1582 to 1970, in steps of 100 ns
+
+
+def pack_id(text: str) -> bytes:
+    """An id as it is stored: 16 bytes for a UUID as everybody writes it. The order of ids stays the same."""
+    if len(text) == 36:
+        try:
+            packed = uuid.UUID(text)
+        except ValueError:
+            pass
+        else:
+            if packed.bytes[0] != _TEXT and str(packed) == text:
+                return packed.bytes
+    try:
+        packed_text = bytes((_TEXT,)) + text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"an id must be valid Unicode, not {text[:60]!r}") from error
+    if len(packed_text) > ID_BYTES_MAX:
+        raise UsageError(f"an id has at most {ID_BYTES_MAX} bytes, this one {len(packed_text)}: {text[:60]!r}…")
+    return packed_text
+
+
+def unpack_id(packed: bytes) -> str:
+    """The id again. Raises Undecodable."""
+    try:
+        if packed[:1] == bytes((_TEXT,)):
+            return packed[1:].decode()
+        return str(uuid.UUID(bytes=packed))
+    except ValueError as error:
+        raise Undecodable(f"a stored id is damaged: {packed[:40]!r}") from error
+
+
+def new_label_id(now_us: int, chance: bytes, after: bytes) -> bytes:
+    """An id as LangGraph makes them (a UUID of version 6: time first), greater than `after`."""
+    ticks = now_us * 10 + _GREGORIAN
+    number = (ticks >> 12 & 0xFFFF_FFFF_FFFF) << 80 | 6 << 76 | (ticks & 0xFFF) << 64
+    made = (number | 1 << 63 | int.from_bytes(chance, "big") & (1 << 62) - 1).to_bytes(16, "big")
+    if made > after:
+        return made
+    if len(after) == 16 and after[0] != _TEXT:
+        return (int.from_bytes(after, "big") + 1).to_bytes(16, "big")
+    return after + b"+"

@@ -1,0 +1,401 @@
+"""Labels: ids that a caller gives its records, in namespaces of a thread.
+
+LangGraph names its checkpoints itself, may put an id again, and keeps a line of checkpoints for each subgraph. A label
+points at a record and is re-pointed when its id is put again; the record stays what it is. Namespace "" is the
+thread's own line, and its newest record the thread's head. Other namespaces are lines of their own in the same tree,
+so that their differences can be made against the thread's states.
+
+The newest of a namespace is the one with the greatest id, or what follows the newest (a clock may step back).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Generator, Iterable
+from typing import Any, NamedTuple
+
+from perdure.errors import Conflict, Damaged
+from perdure.log.branches import MINUTE_US, ThreadRow
+from perdure.log.cache import Base
+from perdure.log.ids import ID_MAX
+from perdure.log.reading import RECORD, read_live
+from perdure.log.records import INSERT_SEALS, Record, record_of
+from perdure.log.turns import IS_OURS, OWNER, Turn, take_turn
+from perdure.log.writing import (
+    BODY_POSTGRES,
+    BODY_SQLITE,
+    INSERT,
+    MOVE,
+    MOVE_HEAD,
+    POSTGRES_RECORD,
+    SALT,
+    SQLITE_RECORD,
+    Appended,
+    Draft,
+    Place,
+    appended,
+    base_has_moved,
+    enter,
+    insert_params,
+    is_drafts,
+    seal,
+)
+from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_row
+
+MAIN = 0  # the number of namespace ""
+LABELLED_KIND = "langgraph"  # the kind of record that lives by its label
+
+_KEY = "tenant = :tenant AND thread = :thread AND space = :space"
+_SPACE = Sql("SELECT space, head FROM space WHERE tenant = :tenant AND thread = :thread AND name = :name")
+_SPACES = Sql("SELECT name, space, head FROM space WHERE tenant = :tenant AND thread = :thread")
+_ADD_SPACE = Sql(
+    """INSERT INTO space (tenant, thread, name, space)
+    SELECT :tenant, :thread, :name, coalesce(max(space), 0) + 1 FROM space WHERE tenant = :tenant AND thread = :thread
+    ON CONFLICT (tenant, thread, name) DO NOTHING""",
+    postgres="""INSERT INTO space (tenant, thread, name, space)
+    SELECT :tenant::bigint, :thread::bigint, :name::text, coalesce(max(space), 0) + 1 FROM space
+        WHERE tenant = :tenant AND thread = :thread
+    ON CONFLICT (tenant, thread, name) DO NOTHING""",
+)
+_SET_SPACE_HEAD = Sql("UPDATE space SET head = :head WHERE tenant = :tenant AND thread = :thread AND space = :space")
+_TOUCH = Sql("UPDATE thread SET updated_at = :at, active = :active WHERE tenant = :tenant AND thread = :thread")
+_LABEL = Sql(f"SELECT record FROM label WHERE {_KEY} AND id = :id")
+_GREATEST = Sql(f"SELECT id, record FROM label WHERE {_KEY} ORDER BY id DESC LIMIT 1")
+_IS_LABELLED = Sql(f"SELECT 1 FROM label WHERE {_KEY} AND record = :record LIMIT 1")
+_SET_LABEL = (
+    "ON CONFLICT (tenant, thread, space, id) DO UPDATE SET record = excluded.record, run = excluded.run RETURNING id"
+)
+_PUT_LABEL = Sql(
+    f"""INSERT INTO label (tenant, thread, space, id, record, run)
+    VALUES (:tenant, :thread, :space, :label, :id, :run) {_SET_LABEL}"""
+)
+# As `append_to_head`, with the label in the same breath.
+_TO_HEAD = Sql(
+    sqlite=(
+        f"{MOVE} AND head = :parent AND generation = :generation AND {IS_OURS}",
+        f"{BODY_SQLITE} WHERE changes() = 1",
+        f"{SQLITE_RECORD} WHERE changes() = 1",
+        "INSERT INTO label (tenant, thread, space, id, record, run)"
+        f" SELECT :tenant, :thread, 0, :label, :id, :run WHERE changes() = 1 {_SET_LABEL}",
+    ),
+    postgres=f"""WITH t AS ({MOVE} AND head = :parent AND generation = :generation AND {IS_OURS} RETURNING thread),
+        b AS ({BODY_POSTGRES} FROM t RETURNING id),
+        r AS ({POSTGRES_RECORD})
+        INSERT INTO label (tenant, thread, space, id, record, run)
+        SELECT :tenant::bigint, :thread::bigint, 0, :label::bytea, r.id, :run::bytea FROM r {_SET_LABEL}""",
+    seals=INSERT_SEALS,
+)
+
+
+class Mark(NamedTuple):
+    """How the caller names a record: its namespace, id and parent's id, and the run that made it."""
+
+    space: str
+    id: bytes
+    parent: bytes | None
+    run: bytes | None
+    exclusive: bool = False  # refuse it if its parent is not the newest, unless that parent is among `free`
+    free: Container[bytes] = ()
+    forks: bool = False  # it is meant to follow something else than the newest
+    turn: Turn = Turn()  # a thread that has an owner refuses a second writer, as if it were exclusive
+    orphan: bool = False  # it may have a parent that nobody has, also as a thread's first
+    reused: int | None = None  # the record whose text was taken over in part: it must be the parent
+
+
+class ParentChanged(Exception):
+    """The parent's id means another record than the one that was taken over in part: nothing was written."""
+
+
+class Found(NamedTuple):
+    """A labelled record."""
+
+    space: int
+    id: bytes
+    record: int
+
+
+def put_to_head(draft: Draft, base: Base, tenant: int, record: Record, mark: Mark) -> Program[bool]:
+    """Append a labelled record if the head is its parent and no base has moved; else change nothing and say False."""
+    params = insert_params(draft, tenant, record)
+    [rows] = yield Batch(
+        _TO_HEAD(
+            generation=base.generation,
+            active=record.at // MINUTE_US,
+            label=mark.id,
+            run=mark.run,
+            owner=mark.turn.owner,
+            **params,
+        ),
+        last=True,
+    )
+    return bool(rows)
+
+
+def put_labelled(draft: Draft, place: Place, record: int, at: int, mark: Mark) -> Program[Appended]:
+    """Append a labelled record wherever it belongs, and point its label at it. Safe to repeat with the same id."""
+    thread, is_new = yield from enter(place, at)
+    tenant = place.tenant
+    space, space_head = yield from ensure_space(tenant, thread.thread, mark.space)
+    head = thread.head if space == MAIN else space_head
+    this = {"tenant": tenant, "thread": thread.thread, "space": space}
+    statements = [
+        RECORD(tenant=tenant, tree=thread.tree, id=record),
+        SALT(tenant=tenant, tree=thread.tree, id=record),
+        _LABEL(**this, id=mark.id),
+        _GREATEST(**this),
+        _LABEL(**this, id=mark.parent or b""),
+        OWNER(tenant=tenant, thread=thread.thread),
+    ]
+    rows, salts, replaced, greatest, parents, owners = yield Batch(*statements)
+    if rows and (yield from is_drafts(draft, rows[0], salts, tenant, thread.tree)):
+        found = record_of(rows[0])  # written before, by a COMMIT whose answer was lost
+        return appended(found, thread, on_head=head == found.id)
+    if rows:  # somebody else's, with the same id
+        return Appended(None, thread.thread, thread.tree, thread.generation, on_head=False, after=record)
+    parent = (yield from read_live(tenant, thread.tree, parents[0][0])) if parents else None
+    if parent is not None and parent.id > record:  # along a line ids grow
+        return Appended(None, thread.thread, thread.tree, thread.generation, on_head=False, after=parent.id)
+    if draft.base is not None:
+        base = yield from read_live(tenant, thread.tree, draft.base.record.id)
+        if base is None or base_has_moved(draft.base, base, thread):
+            return appended(None, thread, on_head=False)
+    if mark.reused is not None and (parent is None or parent.id != mark.reused):
+        raise ParentChanged
+    old = replaced[0][0] if replaced else None
+    follows = head is None or old == head or (parent is not None and parent.id == head)
+    holder = owners[0][0]
+    turn = [] if holder is None else (yield from take_turn(mark.turn, tenant, thread.thread, holder, at))
+    if (mark.exclusive or holder is not None) and not (follows or mark.forks or (mark.parent or b"") in mark.free):
+        newest = parent.id if parent is not None and greatest and greatest[0][1] == parent.id else None
+        if mark.exclusive or newest is None or (yield from _is_labelled(this, head)):
+            raise second_writer(place.name, mark.space)
+    on_head = is_new or follows or not greatest or greatest[0][0] < mark.id
+    sealed = seal(draft, tenant, thread.thread, thread.tree, record, at, parent)
+    yield Batch(
+        INSERT(**insert_params(draft, tenant, sealed)),
+        _PUT_LABEL(**this, label=mark.id, id=sealed.id, run=mark.run),
+        *_moved(tenant, thread, space, sealed, on_head=on_head),
+        *turn,
+        last=True,
+    )
+    return appended(sealed, thread, on_head=on_head)
+
+
+def _moved(tenant: int, thread: ThreadRow, space: int, record: Record, *, on_head: bool) -> list[Statement]:
+    if not on_head:
+        return []
+    if space != MAIN:
+        at = {"at": record.at, "active": record.at // MINUTE_US}
+        return [
+            _SET_SPACE_HEAD(tenant=tenant, thread=thread.thread, space=space, head=record.id),
+            _TOUCH(tenant=tenant, thread=thread.thread, **at),
+        ]
+    return [
+        MOVE_HEAD(
+            id=record.id,
+            hash=record.hash,
+            at=record.at,
+            active=record.at // MINUTE_US,
+            tenant=tenant,
+            thread=thread.thread,
+        )
+    ]
+
+
+def second_writer(name: str, space: str) -> Conflict:
+    """What a writer is told that another one has overtaken."""
+    where = f" (namespace {space!r})" if space else ""
+    return Conflict(
+        f"another run has written to thread {name!r}{where} since this one began: nothing was written; "
+        "start the run again from the newest checkpoint, or fork the thread"
+    )
+
+
+def _is_labelled(this: dict[str, int], record: int | None) -> Generator[Batch, list[Rows], bool]:
+    """Whether a record is a checkpoint of a namespace. A head need not be: the state may be changed in other ways."""
+    [rows] = yield Batch(_IS_LABELLED(**this, record=record))
+    return bool(rows)
+
+
+def is_newest(tenant: int, thread: int, head: int | None, name: str, id_: bytes) -> Generator[Batch, list[Rows], bool]:
+    """Whether a namespace was not written to since this checkpoint. `head` is the thread's; its row is locked."""
+    space = yield from find_space(tenant, thread, name)
+    if space is None:
+        return False
+    if space[0] != MAIN:
+        head = space[1]
+    this = {"tenant": tenant, "thread": thread, "space": space[0]}
+    found, greatest = yield Batch(_LABEL(**this, id=id_), _GREATEST(**this))
+    if not found:
+        return False
+    record = found[0][0]
+    return record == head or (greatest[0][1] == record and not (yield from _is_labelled(this, head)))
+
+
+def ensure_space(tenant: int, thread: int, name: str) -> Generator[Batch, list[Rows], tuple[int, int | None]]:
+    """The number and the newest record of a namespace; made if it is new. For a thread whose row is locked."""
+    if name == "":
+        return MAIN, None
+    [rows] = yield Batch(_SPACE(tenant=tenant, thread=thread, name=name))
+    if not rows:
+        _, rows = yield Batch(
+            _ADD_SPACE(tenant=tenant, thread=thread, name=name), _SPACE(tenant=tenant, thread=thread, name=name)
+        )
+    return rows[0]
+
+
+def find_space(tenant: int, thread: int, name: str) -> Generator[Batch, list[Rows], tuple[int, int | None] | None]:
+    """The number and the newest record of a namespace, or None if nothing was ever written there."""
+    if name == "":
+        return MAIN, None
+    [rows] = yield Batch(_SPACE(tenant=tenant, thread=thread, name=name))
+    return one_row(rows)
+
+
+def spaces_of(tenant: int, thread: int) -> Generator[Batch, list[Rows], dict[int, str]]:
+    """The names of a thread's namespaces by their numbers."""
+    [rows] = yield Batch(_SPACES(tenant=tenant, thread=thread))
+    return {MAIN: "", **{number: name for name, number, _ in rows}}
+
+
+def space_heads(tenant: int, thread: int) -> Generator[Batch, list[Rows], dict[int, int | None]]:
+    """The newest records of a thread's namespaces by their numbers, "" left out."""
+    [rows] = yield Batch(_SPACES(tenant=tenant, thread=thread))
+    return {number: head for _, number, head in rows}
+
+
+def find_label(tenant: int, thread: int, space: int, id_: bytes) -> Generator[Batch, list[Rows], Found | None]:
+    [rows] = yield Batch(_LABEL(tenant=tenant, thread=thread, space=space, id=id_))
+    return Found(space, id_, rows[0][0]) if rows else None
+
+
+def greatest_label(tenant: int, thread: int, space: int) -> Generator[Batch, list[Rows], Found | None]:
+    [rows] = yield Batch(_GREATEST(tenant=tenant, thread=thread, space=space))
+    return Found(space, rows[0][0], rows[0][1]) if rows else None
+
+
+_PAGE = """SELECT thread, space, id, record FROM label WHERE tenant = :tenant {where}
+    ORDER BY id DESC, thread DESC, space DESC LIMIT :limit"""
+
+
+class LabelRow(NamedTuple):
+    """A row of the label table."""
+
+    thread: int
+    space: int
+    id: bytes
+    record: int
+
+
+def _label_row(row: tuple[Any, ...]) -> LabelRow:
+    if tuple(map(type, row)) != (int, int, bytes, int) or not 0 <= row[3] <= ID_MAX:
+        raise Damaged("the row of a label is damaged; run `perdure verify`")
+    return LabelRow._make(row)
+
+
+def list_labels(
+    tenant: int,
+    *,
+    thread: int | None = None,
+    space: int | None = None,
+    id_: bytes | None = None,
+    before: bytes | None = None,
+    after: LabelRow | None = None,
+    limit: int,
+) -> Program[list[LabelRow]]:
+    """Labels by id, the greatest first: of a namespace, a thread, or all. `after`: the page before ended there."""
+    where: list[str] = []
+    params: dict[str, Any] = {"tenant": tenant, "limit": limit}
+    for column, value in (("thread", thread), ("space", space), ("id", id_)):
+        if value is not None:
+            where.append(f"AND {column} = :{column}")
+            params[column] = value
+    if before is not None:
+        where.append("AND id < :before")
+        params["before"] = before
+    if after is not None:
+        where.append("AND (id, thread, space) < (:last_id, :last_thread, :last_space)")
+        params |= {"last_id": after.id, "last_thread": after.thread, "last_space": after.space}
+    [rows] = yield Batch(Sql(_PAGE.format(where=" ".join(where)))(**params))
+    return [_label_row(row) for row in rows]
+
+
+_OF_RUN = Sql("SELECT thread, space, id, record FROM label WHERE tenant = :tenant AND run = :run")
+_ALL = Sql("SELECT thread, space, id, record FROM label WHERE tenant = :tenant AND thread = :thread")
+# Records that a write was compressed against although its id means another one by now, or none yet.
+_ODD_BASES = Sql(
+    """SELECT DISTINCT w.base FROM write w
+    LEFT JOIN label l ON l.tenant = w.tenant AND l.thread = w.thread AND l.space = w.space AND l.id = w.id
+    WHERE w.tenant = :tenant AND w.thread = :thread AND w.base IS NOT NULL
+        AND (l.record IS NULL OR w.base <> l.record)"""
+)
+_DROP_LABEL = Sql(f"DELETE FROM label WHERE {_KEY} AND id = :id")
+_DROP_WRITES = Sql(f"DELETE FROM write WHERE {_KEY} AND id = :id")
+
+
+def labels_of_runs(tenant: int, runs: Iterable[bytes]) -> Program[list[LabelRow]]:
+    """The labels that runs have made, in all threads."""
+    found = yield Batch(*(_OF_RUN(tenant=tenant, run=run) for run in runs), last=True)
+    return [_label_row(row) for rows in found for row in rows]
+
+
+def labels_in(tenant: int, threads: Iterable[int]) -> Generator[Batch, list[Rows], list[LabelRow]]:
+    """All labels of some threads."""
+    batch = [_ALL(tenant=tenant, thread=thread) for thread in threads]
+    if not batch:
+        return []
+    found = yield Batch(*batch)
+    return [_label_row(row) for rows in found for row in rows]
+
+
+def bases_of_writes(tenant: int, threads: Iterable[int]) -> Generator[Batch, list[Rows], set[int]]:
+    """Records that some write needs, beside the one it is pending on: its id was put again since."""
+    found = yield from bases_by_thread(tenant, threads)
+    return set().union(*found.values())
+
+
+def bases_by_thread(tenant: int, threads: Iterable[int]) -> Generator[Batch, list[Rows], dict[int, set[int]]]:
+    """The same, thread by thread."""
+    numbers = list(threads)
+    if not numbers:
+        return {}
+    found = yield Batch(*(_ODD_BASES(tenant=tenant, thread=thread) for thread in numbers))
+    return {thread: {base for (base,) in rows} for thread, rows in zip(numbers, found, strict=True)}
+
+
+def drop_labels(tenant: int, labels: Iterable[LabelRow]) -> list[Statement]:
+    """Statements that remove labels and what is pending on them."""
+    statements: list[Statement] = []
+    for thread, space, id_, _ in labels:
+        key = {"tenant": tenant, "thread": thread, "space": space, "id": id_}
+        statements += [_DROP_LABEL(**key), _DROP_WRITES(**key)]
+    return statements
+
+
+def drop_writes(tenant: int, labels: Iterable[LabelRow]) -> list[Statement]:
+    """Statements that remove what is pending on labels."""
+    return [_DROP_WRITES(tenant=tenant, thread=thread, space=space, id=id_) for thread, space, id_, _ in labels]
+
+
+_COPIED = {
+    "space": ("name, space, head", "name, space, CASE WHEN head <= :upto THEN head END", ""),
+    "label": ("space, id, record, run", "space, id, record, run", "AND record <= :upto"),
+    "write": (
+        "space, id, task, idx, channel, path, base, value",
+        "space, id, task, idx, channel, path, base, value",
+        """AND EXISTS (SELECT 1 FROM label l WHERE l.tenant = w.tenant AND l.thread = w.thread AND l.space = w.space
+            AND l.id = w.id AND l.record <= :upto)""",
+    ),
+}
+_COPY = [
+    Sql(
+        f"""INSERT INTO {table} (tenant, thread, {columns})
+        SELECT tenant, CAST(:target AS bigint), {values} FROM {table} w
+        WHERE tenant = :tenant AND thread = :source {where}"""
+    )
+    for table, (columns, values, where) in _COPIED.items()
+]
+
+
+def copy_labels(tenant: int, source: int, target: int, upto: int) -> list[Statement]:
+    """Statements that give a fork the labels of its source, up to a record, and what is pending on them."""
+    return [copy(tenant=tenant, source=source, target=target, upto=upto) for copy in _COPY]

@@ -1,0 +1,361 @@
+"""Putting cold differences together: up to 64 of a chain in one row, compressed as one.
+
+The differences of a chain are one compressed stream, in which each needs those before it. So a chain is packed from its
+ends towards its keyframe, a group of records in each transaction: what is not packed yet never misses what it needs,
+a crash in between leaves a chain that is packed in part, and other writers wait for one group at most. Writers that
+hold a stream of the chain in memory are told first, by the tree's generation, to start a new one. No hash changes.
+The transactions are "slack": whatever a power cut undoes of them is packed the next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import orjson
+
+from perdure.errors import Damaged, ObjectMissing, Undecodable
+from perdure.log.branches import MINUTE_US, threads_in_tree
+from perdure.log.grouping import Groups, Node, group
+from perdure.log.packs import (
+    MEMBERS_MAX,
+    Member,
+    diffs_in,
+    make_pack,
+    pack_checksum,
+    packed_mark,
+    salts_in,
+)
+from perdure.log.reading import NOT_SWEPT, read_chain, read_state
+from perdure.log.records import SALT_BYTES, body_checksum
+from perdure.storage.cells import DIFF, PACK, SALT
+from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, aside, read, write
+from perdure.values.delta import Decoder, Encoder, goes_on, pack_splices
+from perdure.values.dictionary import Dictionary
+
+_PAGE = 100
+
+_TREES = Sql(
+    """SELECT DISTINCT tree FROM thread WHERE tenant = :tenant AND active >= :since AND tree > :after
+    ORDER BY tree LIMIT :limit"""
+)
+# Chains in which something is not packed yet, and when each was last written to.
+_CHAINS = Sql(
+    f"""SELECT key FROM record r
+    WHERE tenant = :tenant AND tree = :tree AND keyframe = 0 AND body IS NOT NULL AND {NOT_SWEPT}
+    GROUP BY key HAVING max(at) < :cold AND max(body) > 0 AND count(*) >= 2 ORDER BY key"""
+)
+_NODES = Sql(
+    f"""SELECT r.id, r.base, r.keyframe, r.body, length(b.diff)
+    FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :key AND r.body IS NOT NULL AND {NOT_SWEPT}
+    AND (r.key = :key OR (r.keyframe = 1 AND r.base IN (SELECT o.id FROM record o
+        WHERE o.tenant = :tenant AND o.tree = :tree AND o.id >= :key AND o.key = :key))) ORDER BY r.id"""
+)
+_SALTS = Sql(
+    """SELECT r.id, b.salt, b.checksum, b.diff FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :key AND r.key = :key AND r.keyframe = 0""",
+    opens={1: SALT, 3: DIFF},
+)
+_KEPT_DIFF = Sql("SELECT salt, diff FROM body WHERE tenant = :tenant AND id = :body", opens={0: SALT, 1: DIFF})
+_NEXT_GENERATION = Sql("UPDATE thread SET generation = generation + 1 WHERE tenant = :tenant AND tree = :tree")
+_INSERT = Sql(
+    """INSERT INTO pack (tenant, tree, key, first, last, checksum, data)
+    VALUES (:tenant, :tree, :key, :first, :last, :checksum, :data) RETURNING pack""",
+    seals={"data": PACK},
+)
+_POINT = Sql(
+    sqlite="""UPDATE record SET checksum = checksum - body - :pack, body = -:pack
+        WHERE tenant = :tenant AND tree = :tree AND id IN (SELECT value FROM json_each(:ids)) RETURNING id""",
+    postgres="""UPDATE record SET checksum = checksum - body - :pack::bigint, body = -:pack::bigint
+        WHERE tenant = :tenant AND tree = :tree
+        AND id IN (SELECT v::bigint FROM json_array_elements_text(:ids::json) v) RETURNING id""",
+)
+_DROP_BODIES = Sql(
+    sqlite="DELETE FROM body WHERE tenant = :tenant AND id IN (SELECT value FROM json_each(:numbers))",
+    postgres="""DELETE FROM body WHERE tenant = :tenant
+        AND id IN (SELECT v::bigint FROM json_array_elements_text(:numbers::json) v)""",
+)
+_DROP_PACKS = Sql(
+    sqlite="""DELETE FROM pack WHERE tenant = :tenant AND pack IN (SELECT value FROM json_each(:numbers))
+        RETURNING length(data)""",
+    postgres="""DELETE FROM pack WHERE tenant = :tenant
+        AND pack IN (SELECT v::bigint FROM json_array_elements_text(:numbers::json) v) RETURNING length(data)""",
+)
+_SET_DIFF = Sql(
+    "UPDATE body SET diff = :diff, checksum = checksum + :change WHERE tenant = :tenant AND id = :body RETURNING id",
+    seals={"diff": DIFF},
+)
+_GET_MARK = Sql("SELECT value FROM meta WHERE key = :key")
+_SET_MARK = Sql("INSERT INTO meta (key, value) VALUES (:key, :value) ON CONFLICT (key) DO UPDATE SET value = :value")
+_MOVE_MARK = Sql("UPDATE meta SET value = :value WHERE key = :key AND value = :since")
+COLD_US = MINUTE_US  # nobody has written to a chain for so long: its writer has mostly let go of the stream
+
+
+class Packed(NamedTuple):
+    """What packing did."""
+
+    records: int = 0
+    packs: int = 0
+    saved_bytes: int = 0
+
+    def plus(self, other: Packed) -> Packed:
+        return Packed(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """A chain as it was read, and its differences without the stream they were compressed in."""
+
+    key: int
+    key_text: bytes
+    generation: int
+    nodes: dict[int, Node]
+    members: dict[int, Member]
+    stored: dict[int, bytes]  # differences as they are stored, of what is not packed, and of the keyframes at its ends
+
+
+class _Moved(Exception):
+    """Somebody rearranged the tree meanwhile: this chain is left for the next time."""
+
+
+def pack_tenant(tenant: int, cold_before: int, progress: Progress | None = None) -> Flow[Packed]:
+    """Pack every chain that nobody has written to since `cold_before` (microseconds since 1970), among the threads that
+    were active since the last time. `progress`: (done, of how many) trees of a page."""
+    key = packed_mark(tenant)
+    since = yield from write(partial(_mark, tenant, key, cold_before // MINUTE_US), solo="slack")
+    total, after, whole = Packed(), 0, True
+    while True:
+        trees = yield from read(partial(_trees, tenant, since, after))
+        for done, tree in enumerate(trees):
+            after = tree
+            packed, complete = yield from _pack_chains(tenant, tree, cold_before)
+            total, whole = total.plus(packed), whole and complete
+            if progress is not None:
+                progress(done + 1, len(trees))
+        if len(trees) < _PAGE:
+            break
+    if whole:
+        yield from write(partial(_move_mark, tenant, key, since, cold_before // MINUTE_US - 1), solo="slack")
+    return total
+
+
+def pack_tree(tenant: int, tree: int, cold_before: int) -> Flow[Packed]:
+    """Pack the cold chains of one tree."""
+    return (yield from _pack_chains(tenant, tree, cold_before))[0]
+
+
+def _pack_chains(tenant: int, tree: int, cold_before: int) -> Flow[tuple[Packed, bool]]:
+    """The same; and whether nobody got in the way."""
+    total, complete = Packed(), True
+    keys = yield from read(partial(_chains, tenant, tree, cold_before))
+    for key in keys:
+        try:
+            total = total.plus((yield from _pack_chain(tenant, tree, key)))
+        except _Moved:
+            complete = False
+        except (Damaged, Undecodable, ObjectMissing):
+            continue  # that is for verify and repair to say; the other chains are packed all the same
+    return total, complete
+
+
+def _pack_chain(tenant: int, tree: int, key: int) -> Flow[Packed]:
+    before, worth = yield from read(partial(_worth_packing, tenant, tree, key))
+    if not worth:
+        return Packed()
+    generation = yield from write(partial(_tell_writers, tenant, tree), solo="slack")
+    chain = yield from read(partial(_read_chain, tenant, tree, key, generation))
+    if [node.id for node in chain.nodes.values() if not node.keyframe] != before:
+        return Packed()  # somebody has just written to it: its stream may go on
+    found = group(chain.nodes, {record: len(member.diff) for record, member in chain.members.items()})
+    if not found.packs:
+        return Packed()
+    total = Packed()
+    ends = [node.id for node in chain.nodes.values() if node.keyframe]
+    for doing in _in_order(found, ends):
+        if isinstance(doing, list):
+            data = yield from aside(partial(_pack, chain, doing))
+            total = total.plus((yield from write(partial(_store, tenant, tree, chain, doing, data), solo="slack")))
+        else:
+            detached = yield from aside(partial(_detached, tenant, chain, doing))
+            if detached:
+                yield from write(partial(_store_detached, tenant, tree, chain, detached), solo="slack")
+    return total
+
+
+def _in_order(found: Groups, ends: list[int]) -> Iterator[list[int] | tuple[int, ...]]:
+    """What to do, one transaction each, so that nothing ever misses the start of its stream: the newest first, so that
+    what follows a group is packed or needs no stream. A list is packed; records in a tuple get differences of their
+    own. Keyframes at the ends first of all: nothing is built on their differences."""
+    for at in range(0, len(ends), MEMBERS_MAX):
+        yield tuple(ends[at : at + MEMBERS_MAX])
+    loose: list[int] = []
+    for doing in sorted([*found.packs, *([record] for record in found.rest)], reverse=True):
+        single = len(doing) == 1
+        if loose and (not single or len(loose) == MEMBERS_MAX):
+            yield tuple(loose)
+            loose = []
+        if single:
+            loose += doing
+        else:
+            yield doing
+    if loose:
+        yield tuple(loose)
+
+
+def _pack(chain: _Chain, group: list[int]) -> bytes:
+    """A pack, looked at before what it replaces goes."""
+    members = [chain.members[record] for record in group]
+    passed = any(node.base == group[-1] and not node.keyframe for node in chain.nodes.values())
+    data = make_pack(members, chain.key_text, passed=passed)
+    if [*map(Member._make, zip(salts_in(data), diffs_in(data, chain.key_text), strict=True))] != members:
+        raise Damaged("a pack does not give back what was put into it")
+    return data
+
+
+def _detached(tenant: int, chain: _Chain, records: tuple[int, ...]) -> list[Statement]:
+    """What gives records that stay in bodies of their own differences that need no stream of the chain. Made before the
+    transaction: large differences are among them."""
+    dictionary = Dictionary(chain.key_text)
+    statements = []
+    for record in records:
+        old = chain.stored.get(record)
+        if old is None or not goes_on(old):
+            continue
+        [splices] = Decoder(dictionary).decode([chain.members[record].diff])
+        diff = Encoder(dictionary).encode_splices(splices)
+        change = body_checksum(diff) - body_checksum(old)
+        statements.append(_SET_DIFF(tenant=tenant, body=chain.nodes[record].body, diff=diff, change=change))
+    return statements
+
+
+# --- programs
+
+
+def _mark(tenant: int, key: str, cold: int) -> Program[int]:
+    """How far the last time came; 0 if that is not known, or by a clock that was ahead. Makes sure that it is written
+    down: whoever takes packs apart removes it, which must be seen at the end."""
+    [rows] = yield Batch(_GET_MARK(tenant=tenant, key=key))
+    found = int(rows[0][0]) if rows and str(rows[0][0]).isdigit() else -1
+    if not 0 <= found <= cold:
+        found = 0
+        yield Batch(_SET_MARK(tenant=tenant, key=key, value="0"))
+    return found
+
+
+def _move_mark(tenant: int, key: str, since: int, minute: int) -> Program[None]:
+    yield Batch(_MOVE_MARK(tenant=tenant, key=key, since=str(since), value=str(max(0, minute))), last=True)
+
+
+def _trees(tenant: int, since: int, after: int) -> Program[list[int]]:
+    [rows] = yield Batch(_TREES(tenant=tenant, since=since, after=after, limit=_PAGE), last=True)
+    return [tree for (tree,) in rows]
+
+
+def _chains(tenant: int, tree: int, cold: int) -> Program[list[int]]:
+    [rows] = yield Batch(_CHAINS(tenant=tenant, tree=tree, cold=cold), last=True)
+    return [key for (key,) in rows]
+
+
+def _worth_packing(tenant: int, tree: int, key: int) -> Program[tuple[list[int], bool]]:
+    """The records of a chain, and whether packing them would change anything."""
+    [rows] = yield Batch(_NODES(tenant=tenant, tree=tree, key=key))
+    nodes = _nodes(rows)
+    sizes = {node.id: node.size or 0 for node in nodes.values()}
+    return [node.id for node in nodes.values() if not node.keyframe], bool(group(nodes, sizes).packs)
+
+
+def _nodes(rows: Rows) -> dict[int, Node]:
+    for row in rows:
+        if not all(type(part) is int or (part is None and at in (1, 4)) for at, part in enumerate(row)):
+            raise Damaged("the row of a record is damaged")
+    return {row[0]: Node._make(row) for row in rows}
+
+
+def _tell_writers(tenant: int, tree: int) -> Program[int]:
+    """From now on nobody goes on with a stream that was begun before."""
+    threads = yield from threads_in_tree(tenant, tree, lock=True)
+    if not threads:
+        raise _Moved
+    yield Batch(_NEXT_GENERATION(tenant=tenant, tree=tree))
+    return threads[0].generation + 1
+
+
+def _read_chain(tenant: int, tree: int, key: int, generation: int) -> Program[_Chain]:
+    threads = yield from threads_in_tree(tenant, tree)
+    keyframe = yield from read_state(tenant, tree, key)
+    if keyframe is None or not threads or threads[0].generation != generation:
+        raise _Moved
+    [rows] = yield Batch(_NODES(tenant=tenant, tree=tree, key=key))
+    nodes = _nodes(rows)
+    [rows] = yield Batch(_SALTS(tenant=tenant, tree=tree, key=key))
+    salts: dict[int, bytes] = {}
+    chain = _Chain(key, keyframe.data, generation, nodes, {}, {})
+    for record, salt, checksum, diff in rows:
+        sound = type(salt) is bytes and type(diff) is bytes and len(salt) == SALT_BYTES
+        if not sound or checksum != body_checksum(salt, diff):
+            raise Damaged("a body is damaged")
+        salts[record], chain.stored[record] = salt, diff
+    bases = {node.base for node in nodes.values() if not node.keyframe}
+    for node in nodes.values():
+        if node.keyframe or node.id not in bases:
+            yield from _unpack_line(tenant, tree, node, chain, salts)
+    return chain
+
+
+def _unpack_line(
+    tenant: int, tree: int, end: Node, chain: _Chain, salts: dict[int, bytes]
+) -> Generator[Batch, list[Rows], None]:
+    """The differences from the keyframe to the end of a line, each for itself."""
+    tip = end.base if end.keyframe and end.base is not None else end.id
+    found = yield from read_chain(tenant, tree, tip)
+    diffs = found.diffs(chain.key_text) if found is not None else None
+    if found is None or diffs is None:
+        raise Damaged("a chain is broken")
+    salts = salts | found.packed_salts()
+    ids = list(found.ids)
+    if end.keyframe and end.size is not None:
+        [rows] = yield Batch(_KEPT_DIFF(tenant=tenant, body=end.body))
+        if not rows or type(rows[0][1]) is not bytes:
+            raise Damaged("a keyframe has lost its difference")
+        [(salts[end.id], chain.stored[end.id])] = rows
+        ids, diffs = [*ids, end.id], [*diffs, chain.stored[end.id]]
+    for record, splices in zip(ids, Decoder(Dictionary(chain.key_text)).decode(diffs), strict=True):
+        if record not in salts:
+            raise Damaged("a record stands in a chain that is not its own")
+        if record not in chain.members:
+            chain.members[record] = Member(salts[record], pack_splices(splices))
+
+
+def _check_generation(tenant: int, tree: int, chain: _Chain) -> Generator[Batch, list[Rows], None]:
+    threads = yield from threads_in_tree(tenant, tree, lock=True)
+    if not threads or threads[0].generation != chain.generation:
+        raise _Moved
+
+
+def _store_detached(tenant: int, tree: int, chain: _Chain, statements: list[Statement]) -> Program[None]:
+    yield from _check_generation(tenant, tree, chain)
+    done = yield Batch(*statements)
+    if not all(done):
+        raise _Moved
+
+
+def _store(tenant: int, tree: int, chain: _Chain, group: list[int], data: bytes) -> Program[Packed]:
+    yield from _check_generation(tenant, tree, chain)
+    this = {"tenant": tenant, "tree": tree}
+    [[(pack,)]] = yield Batch(
+        _INSERT(**this, key=chain.key, first=group[0], last=group[-1], checksum=pack_checksum(data), data=data)
+    )
+    bodies = {chain.nodes[record].body for record in group}
+    pointed, _, dropped = yield Batch(
+        _POINT(**this, pack=pack, ids=orjson.dumps(group).decode()),
+        _DROP_BODIES(tenant=tenant, numbers=orjson.dumps([body for body in bodies if body >= 0]).decode()),
+        _DROP_PACKS(tenant=tenant, numbers=orjson.dumps([-body for body in bodies if body < 0]).decode()),
+    )
+    if len(pointed) != len(group):
+        raise _Moved
+    before = sum((chain.nodes[record].size or 0) + SALT_BYTES for record in group if chain.nodes[record].body >= 0)
+    before += sum(size for (size,) in dropped)
+    return Packed(len(group), 1, before - len(data))

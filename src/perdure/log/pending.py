@@ -1,0 +1,304 @@
+"""Pending writes: what tasks have written on a labelled record before the next one is made of it.
+
+A write is found by its task and its index. Of regular writes the first one stays; special ones (index below 0: an
+error, an interrupt, an answer) are replaced. They may come before their record. A thread that was deleted takes none.
+
+Much of what is written is in the record's own text already: the input of a graph, the messages that a subgraph was
+given and gives back. So a value is compressed against that text where it is at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from perdure.errors import Damaged, Undecodable
+from perdure.log.branches import create_thread, find_thread, try_thread
+from perdure.log.labels import MAIN, ensure_space
+from perdure.log.reading import read_state
+from perdure.storage.cells import WRITE
+from perdure.storage.program import Batch, Program, Rows, Sql, Statement
+from perdure.values.compress import compress_against, decompress_bounded, zstd
+from perdure.values.dictionary import compress_alone, decompress_alone
+from perdure.values.limits import SIZE_MAX
+
+#: From here on a value is compressed against the whole text of its record, below it against its end: where the newest
+#: input and messages stand.
+LARGE_BYTES = 4096
+_PLAIN, _ALONE, _END, _WHOLE = range(4)  # how a value is stored: its first byte
+_PACK_MIN_BYTES = 48
+
+_COLUMNS = "tenant, thread, space, id, task, idx, channel, path, base, value"
+# The thread's row is kept from being deleted until this is committed; a deletion that comes after sees the write.
+_INSERT = f"""INSERT INTO write ({_COLUMNS})
+    SELECT tenant, thread, {{space}}, {{id}}, {{task}}, {{idx}}, {{channel}}, {{path}}, {{base}}, {{value}}
+    FROM thread WHERE tenant = :tenant AND thread = :thread AND generation = coalesce({{generation}}, generation)
+    {{for_key_share}}
+    ON CONFLICT (tenant, thread, space, id, task, idx)"""
+_CASTS = {
+    "space": "bigint",
+    "id": "bytea",
+    "task": "bytea",
+    "idx": "bigint",
+    "channel": "text",
+    "path": "text",
+    "base": "bigint",
+    "value": "bytea",
+    "generation": "bigint",
+}
+_REPLACE = (
+    "DO UPDATE SET channel = excluded.channel, path = excluded.path, base = excluded.base, value = excluded.value"
+)
+
+
+def _insert(conflict: str) -> Sql:
+    postgres = sqlite = _INSERT
+    for name, kind in _CASTS.items():
+        postgres = postgres.replace(f"{{{name}}}", f":{name}::{kind}")
+        sqlite = sqlite.replace(f"{{{name}}}", f":{name}")
+    return Sql(sqlite=f"{sqlite} {conflict}", postgres=f"{postgres} {conflict}", seals={"value": WRITE})
+
+
+_KEEP_FIRST = _insert("DO NOTHING")
+_TAKE_LAST = _insert(_REPLACE)
+_GENERATION = Sql("SELECT generation FROM thread WHERE tenant = :tenant AND thread = :thread")
+_THIS = "tenant = :tenant AND thread = :thread AND space = :space"
+_OPENS = {6: WRITE.at("space", 0, 1, 2, 3, 4, 5)}
+_OF = Sql(
+    f"SELECT id, task, idx, channel, path, base, value FROM write WHERE {_THIS} AND id = :id",
+    opens=_OPENS,
+    tolerant=True,
+)
+_BETWEEN = Sql(
+    f"SELECT id, task, idx, channel, path, base, value FROM write WHERE {_THIS} AND id BETWEEN :low AND :high",
+    opens=_OPENS,
+    tolerant=True,
+)
+
+
+class Write(NamedTuple):
+    """One pending write, its value as text."""
+
+    task: bytes
+    idx: int
+    channel: str
+    path: str
+    text: bytes
+
+
+class Against(NamedTuple):
+    """A record whose text is at hand, and the generation of its tree in which it was there for sure."""
+
+    record: int
+    text: bytes
+    generation: int
+
+
+class Stored(NamedTuple):
+    """What became of writes. `thread` None: it was deleted since the caller saw it. `moved`: records were removed
+    meanwhile, perhaps what the writes were to be stored against; they must be stored again, alone."""
+
+    thread: int | None
+    moved: bool = False
+
+
+def is_large(writes: Sequence[Write]) -> bool:
+    """Whether there is much in them that may stand in their record already."""
+    return any(len(write.text) >= LARGE_BYTES for write in writes)
+
+
+def put_writes(
+    tenant: int,
+    name: str,
+    number: int | None,
+    space: str,
+    id_: bytes,
+    writes: Sequence[Write],
+    against: Against | None,
+    at: int,
+    beside: Sequence[Statement] = (),
+) -> Program[Stored]:
+    """Store writes, and whatever else goes with them. Safe to repeat."""
+    if number is not None and space == "":
+        statements = _statements(tenant, number, MAIN, id_, writes, against)
+        *_, there = yield Batch(*statements, *beside, _GENERATION(tenant=tenant, thread=number), last=True)
+        return Stored(number if there else None, _has_moved(there, against))
+    thread = yield from try_thread(tenant, name, number, lock=True)
+    if thread is None:  # they came before the first record: the thread waits for it, without a head
+        thread = yield from create_thread(tenant, name, {}, at)
+    if thread is None:
+        thread = yield from find_thread(tenant, name, lock=True)
+    if _has_moved([(thread.generation,)], against):
+        return Stored(thread.thread, moved=True)
+    place, _ = yield from ensure_space(tenant, thread.thread, space)
+    yield Batch(*_statements(tenant, thread.thread, place, id_, writes, against), *beside, last=True)
+    return Stored(thread.thread)
+
+
+def _has_moved(rows: Rows, against: Against | None) -> bool:
+    return bool(rows) and against is not None and rows[0][0] != against.generation
+
+
+def _statements(
+    tenant: int, thread: int, space: int, id_: bytes, writes: Iterable[Write], against: Against | None
+) -> list[Statement]:
+    statements: list[Statement] = []
+    for write in writes:
+        base, value = _pack(write, against)
+        statements.append(
+            (_TAKE_LAST if write.idx < 0 else _KEEP_FIRST)(
+                tenant=tenant,
+                thread=thread,
+                space=space,
+                id=id_,
+                task=write.task,
+                idx=write.idx,
+                channel=write.channel,
+                path=write.path,
+                base=base,
+                value=value,
+                generation=None if base is None or against is None else against.generation,
+            )
+        )
+    return statements
+
+
+def select_writes(tenant: int, thread: int, space: int, id_: bytes) -> Statement:
+    """Selects what is pending on one record, for `writes_of`."""
+    return _OF(tenant=tenant, thread=thread, space=space, id=id_)
+
+
+def select_writes_between(tenant: int, thread: int, space: int, low: bytes, high: bytes) -> Statement:
+    """The same for all records from one id to another."""
+    return _BETWEEN(tenant=tenant, thread=thread, space=space, low=low, high=high)
+
+
+def odd_bases(
+    tenant: int, tree: int, rows: Rows, own: Collection[int]
+) -> Generator[Batch, list[Rows], dict[int, bytes]]:
+    """The texts of records that writes were compressed against, except those that the caller has (`own`): others only
+    if an id was put again meanwhile."""
+    texts: dict[int, bytes] = {}
+    for base in {row[5] for row in rows if type(row[5]) is int} - set(own):
+        loaded = yield from read_state(tenant, tree, base)
+        if loaded is not None:
+            texts[base] = loaded.data
+    return texts
+
+
+_LOOSE = Sql(
+    f"""SELECT 1 FROM write WHERE tenant = :tenant AND thread = :thread AND base IS NULL
+    AND length(value) >= {_PACK_MIN_BYTES} LIMIT 1"""
+)
+_ONE = f"{_THIS} AND id = :id AND task = :task AND idx = :idx AND base IS NULL"
+# Compared here, not in the database: there it may be encrypted.
+_STORED = Sql(
+    f"SELECT value, channel, path, base FROM write WHERE {_ONE} {{for_update}}",
+    opens={0: WRITE.at("space", "id", "task", "idx", 1, 2, 3)},
+    tolerant=True,
+)
+_REPACK = Sql(
+    f"""UPDATE write SET base = :base, value = :value
+    WHERE {_ONE} AND EXISTS (SELECT 1 FROM label WHERE {_THIS} AND id = :id AND record = :base)""",
+    seals={"value": WRITE},
+)
+
+
+class Repacked(NamedTuple):
+    """A write as it is stored, and as it is to be stored."""
+
+    key: dict[str, Any]
+    channel: str
+    path: str
+    base: int | None
+    value: bytes
+    old: bytes
+
+
+def has_loose(tenant: int, thread: int) -> Program[bool]:
+    """Whether a thread has writes that were stored when their record's text was not at hand."""
+    [rows] = yield Batch(_LOOSE(tenant=tenant, thread=thread), last=True)
+    return bool(rows)
+
+
+def repacked(tenant: int, thread: int, space: int, rows: Rows, against: Against) -> list[Repacked]:
+    """How such writes of a record are stored against its text, where that is shorter. Raises Damaged."""
+    found: list[Repacked] = []
+    for id_, task, idx, channel, path, base, old in rows:
+        if base is not None or type(old) is not bytes or len(old) < _PACK_MIN_BYTES:
+            continue
+        text = _unpack(channel, None, old, {})
+        base, value = _pack(Write(task, idx, channel, path, text), against)
+        if len(value) < len(old):
+            key = {"tenant": tenant, "thread": thread, "space": space, "id": id_, "task": task, "idx": idx}
+            found.append(Repacked(key, channel, path, base, value, old))
+    return found
+
+
+def store_repacked(found: Sequence[Repacked]) -> Program[int]:
+    """Store them so, unless somebody has replaced one meanwhile. How many bytes that saves."""
+    stored = yield Batch(*(_STORED(**one.key) for one in found))
+    same = [one for one, rows in zip(found, stored, strict=True) if rows and rows[0][0] == one.old]
+    if same:
+        statements = [
+            _REPACK(**one.key, channel=one.channel, path=one.path, base=one.base, value=one.value) for one in same
+        ]
+        yield Batch(*statements, last=True)
+    return sum(len(one.old) - len(one.value) for one in same)
+
+
+def writes_of(rows: Rows, texts: Mapping[int, bytes]) -> list[Write]:
+    """The writes of one record, in the order in which a run applies them. `texts`: what they were compressed against,
+    by record. Raises Damaged."""
+    for row in rows:
+        if tuple(map(type, row)) not in _SHAPES:
+            raise Damaged("the row of a pending write is damaged; run `perdure verify`")
+    found = [
+        Write(task, idx, channel, path, _unpack(channel, base, value, texts))
+        for _, task, idx, channel, path, base, value in rows
+    ]
+    found.sort(key=_order)
+    return found
+
+
+_SHAPES = {(bytes, bytes, int, str, str, base, bytes) for base in (int, type(None))}
+
+
+def _order(write: Write) -> tuple[str, bytes, int]:
+    return write.path, write.task, write.idx
+
+
+def _pack(write: Write, against: Against | None) -> tuple[int | None, bytes]:
+    """A value as it is stored, and the record that it was compressed against."""
+    text, kind, base = write.text, _PLAIN, None
+    stored = text
+    if len(text) >= _PACK_MIN_BYTES:
+        if against is None:
+            kind, stored = _ALONE, compress_alone(text)
+        else:
+            kind, base = (_END if len(text) < LARGE_BYTES else _WHOLE), against.record
+            stored = compress_against(text, _prefix(kind, against.text))
+        if len(stored) >= len(text):
+            kind, base, stored = _PLAIN, None, text
+    return base, bytes((kind,)) + stored
+
+
+def _prefix(kind: int, text: bytes) -> bytes:
+    return text[-LARGE_BYTES:] if kind == _END else text
+
+
+def _unpack(channel: str, base: int | None, value: bytes, texts: Mapping[int, bytes]) -> bytes:
+    kind, stored = value[0] if value else -1, value[1:]
+    try:
+        if kind == _PLAIN:
+            text = stored
+        elif kind == _ALONE:
+            text = decompress_alone(stored)
+        elif kind in (_END, _WHOLE) and base is not None and base in texts:
+            prefix = zstd.ZstdDict(_prefix(kind, texts[base]), is_raw=True)
+            text = decompress_bounded(stored, SIZE_MAX, prefix=prefix)
+        else:
+            raise Undecodable("what it was stored against is gone")
+    except Undecodable as error:
+        raise Damaged(f"a pending write on channel {channel!r} is damaged: {error}") from error
+    return text

@@ -1,0 +1,467 @@
+"""Reading a record's state: the keyframe, the differences since, and the check that they add up to what was saved.
+
+What is returned has been checked against the record's hash. A damaged keyframe is rebuilt from the one before it; when
+nothing can be rebuilt, `Damaged` names the record. Deciding what to offer instead is the caller's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from perdure.errors import Damaged, Undecodable
+from perdure.log.branches import ThreadRow, find_thread, no_thread
+from perdure.log.ids import show_id
+from perdure.log.keyframes import RECORD_COST_BYTES
+from perdure.log.packed_lines import line_statements, line_to, packed_line
+from perdure.log.packs import PACK, Packs
+from perdure.log.records import COLUMNS, ERASED, NO_HASH, R_COLUMNS, RECORD_CELLS, Record, chain_hash, record_of
+from perdure.storage import meters
+from perdure.storage.cells import DIFF, FULL_TEXT, SALT
+from perdure.storage.program import Batch, Program, Rows, Sql, one_row
+from perdure.values.compress import decompress_full
+from perdure.values.delta import Run, apply_all
+from perdure.values.dictionary import Dictionary
+from perdure.values.hashing import chunk_digests, content_digest
+from perdure.values.pause import collector_pause
+
+_THIS = "tenant = :tenant AND tree = :tree AND id = :id"
+_COST_MAX = 1 << 60
+_RECOVERED_MAX = 32  # damaged keyframes in a row that are worth rebuilding
+
+# What is listed to be swept is gone: it may already have lost its base, though nobody got round to removing it.
+NOT_SWEPT = "NOT EXISTS (SELECT 1 FROM sweep s WHERE s.tenant = r.tenant AND s.tree = r.tree AND s.id = r.id)"
+
+RECORD = Sql(f"SELECT {COLUMNS} FROM record r WHERE {_THIS} AND {NOT_SWEPT}", opens=RECORD_CELLS, tolerant=True)
+_LIVE = Sql(
+    f"SELECT {COLUMNS} FROM record r WHERE {_THIS} AND body IS NOT NULL AND {NOT_SWEPT}",
+    opens=RECORD_CELLS,
+    tolerant=True,
+)
+# Searches by values that are known are twice as fast in SQLite as one statement that joins them all.
+_WITH_SALT = Sql(
+    f"""SELECT {COLUMNS}, (SELECT b.salt FROM body b WHERE b.tenant = r.tenant AND b.id = r.body)
+    FROM record r WHERE {_THIS} AND {NOT_SWEPT}""",
+    opens={**RECORD_CELLS, len(Record._fields): SALT},
+    tolerant=True,
+)
+_HASH = Sql(f"SELECT hash FROM record WHERE {_THIS}")
+_KEYFRAME = Sql(
+    """SELECT k.base, k.size, b.full_text FROM record k JOIN body b ON b.tenant = k.tenant AND b.id = k.body
+    WHERE k.tenant = :tenant AND k.tree = :tree AND k.id = :id""",
+    opens={2: FULL_TEXT},
+    tolerant=True,
+)
+_DIFF = Sql(
+    f"SELECT diff FROM body WHERE tenant = :tenant AND id = (SELECT body FROM record WHERE {_THIS})",
+    opens={0: DIFF},
+    tolerant=True,
+)
+# Ids grow along a chain, so the chain lies in a range of ids, which is three times faster to read than following the
+# pointers. Other branches may lie in that range too: the limit is what the chain can have at most, with some room.
+# Most often nothing of it is packed, and only its differences are wanted.
+_LOOSE = Sql(
+    """SELECT r.id, r.base, b.diff FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id <= :id AND r.id > :key ORDER BY r.id DESC LIMIT :limit""",
+    opens={2: DIFF},
+    tolerant=True,
+)
+_RANGE = Sql(
+    """SELECT r.id, r.base, r.keyframe, b.diff, r.body
+    FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id <= :id AND r.id > :key AND r.body IS NOT NULL
+    ORDER BY r.id DESC LIMIT :limit""",
+    opens={3: DIFF},
+    tolerant=True,
+)
+# A base is older than what is built on it; damaged pointers that say otherwise must not lead in circles.
+_FOLLOW = Sql(
+    f"""WITH RECURSIVE chain (id, base, keyframe, body) AS (
+        SELECT id, base, keyframe, body FROM record WHERE {_THIS}
+        UNION ALL
+        SELECT r.id, r.base, r.keyframe, r.body FROM chain c
+        JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = c.base
+        WHERE c.keyframe = 0 AND c.base < c.id)
+    SELECT c.id, c.base, c.keyframe, b.diff, c.body
+    FROM chain c LEFT JOIN body b ON b.tenant = :tenant AND b.id = c.body
+    WHERE c.body IS NOT NULL ORDER BY c.id DESC""",
+    opens={3: DIFF},
+    tolerant=True,
+)
+
+
+class Loaded(NamedTuple):
+    """A record and its state's text, checked; and the keyframe's text, which the next difference needs."""
+
+    record: Record
+    data: bytes
+    digests: tuple[bytes, ...]
+    key_data: bytes
+
+
+class Packed(NamedTuple):
+    """Where a packed difference is: which pack, which of its records."""
+
+    pack: int
+    place: int
+
+
+class Chain(NamedTuple):
+    """What the database holds of a record's state, unchecked."""
+
+    record: Record
+    parent_hash: bytes | None  # None: the parent's row is gone
+    salt: bytes
+    ids: Sequence[int]  # after the keyframe, oldest first
+    stored: Sequence[bytes | Packed] | None  # their differences, or where these are; None: the chain is broken
+    key_base: int | None
+    key_size: int
+    full: bytes | None
+    packs: Packs | None = None  # None: none of them is packed
+    pieces: Sequence[tuple[int, int | None]] = ()  # of a brief one: packs before them, and how many records of each
+
+    def diffs(self, key_data: bytes) -> Sequence[bytes] | None:
+        """The differences from the keyframe to the record, oldest first. None: one is missing. Raises Undecodable."""
+        packs = self.packs
+        if self.stored is None or packs is None:
+            return self.stored  # type: ignore[return-value]
+        return [part if isinstance(part, bytes) else packs.diff(*part, key_data) for part in self.stored]
+
+    def parts(self, key_data: bytes) -> Sequence[bytes | Run] | None:
+        """The same, with as few differences as there are for what is packed. Raises Undecodable."""
+        packs = self.packs
+        if self.stored is None or packs is None:
+            return self.stored  # type: ignore[return-value]
+        parts: list[bytes | Run] = [packs.run(pack, number, key_data) for pack, number in self.pieces]
+        for pack, group in groupby(self.stored, _pack_of):
+            if pack is None:
+                parts += group  # type: ignore[arg-type]
+            else:
+                parts.append(packs.run(pack, len(list(group)), key_data))
+        return parts
+
+    def packed_salts(self) -> dict[int, bytes]:
+        """The salts of the chain's records that are in packs. Raises Undecodable."""
+        packs = self.packs
+        if packs is None:
+            return {}
+        places = zip(self.ids, self.stored or (), strict=False)
+        return {record: packs.salt(*place) for record, place in places if isinstance(place, Packed)}
+
+
+def _pack_of(part: bytes | Packed) -> int | None:
+    return None if isinstance(part, bytes) else part.pack
+
+
+def read_thread_state(
+    tenant: int, name: str, number: int | None, at: int | None
+) -> Program[tuple[ThreadRow, Loaded | None]]:
+    """A thread's row and the state at its head, or at another checkpoint, as of one moment. Raises Damaged."""
+    row = yield from find_thread(tenant, name, number)
+    if row.head is None:
+        raise no_thread(name)
+    target = row.head if at is None else at
+    loaded = (yield from read_state(tenant, row.tree, target)) if target is not None else None
+    if at is None and (loaded is None or loaded.record.hash != row.head_hash):
+        head = show_id(row.head or 0)
+        raise Damaged(f"the head of thread {name!r} ({head}) is missing or was changed", checkpoints=(head,))
+    return row, loaded
+
+
+def read_live(tenant: int, tree: int, record: int) -> Program[Record | None]:
+    """One row of the log, if it has a body and is not about to be removed: what a new record may build on."""
+    [rows] = yield Batch(_LIVE(tenant=tenant, tree=tree, id=record))
+    row = one_row(rows)
+    return record_of(row) if row else None
+
+
+def read_chain(tenant: int, tree: int, record: int, *, brief: bool = False) -> Program[Chain | None]:
+    """Everything that the state of a record is made of: its row, then the rest in one batch, unless other branches lie
+    in between. `brief`: only what its own state takes, which leaves out `ids` and more where packs tell the line."""
+    this = {"tenant": tenant, "tree": tree}
+    [rows] = yield Batch(_WITH_SALT(**this, id=record))
+    row = one_row(rows)
+    if row is None:
+        return None
+    found, salt = record_of(row[:-1]), row[-1]
+    packed = found.body is not None and found.body < 0
+    batch = [_KEYFRAME(**this, id=found.key)]
+    if found.parent is not None:
+        batch.append(_HASH(**this, id=found.parent))
+    if not found.keyframe and not packed:
+        batch.append(_LOOSE(**this, id=record, key=found.key, limit=_limit(found)))
+    elif packed and brief:
+        batch += line_statements(tenant, found)
+    keyframes, *rest = yield Batch(*batch)
+    key_base, key_size, full = one_row(keyframes) or (None, 0, None)
+    parent_hash = NO_HASH
+    if found.parent is not None:
+        (parent_hash,) = one_row(rest[0]) or (None,)
+    way = _Way(start=None if found.keyframe else found.id)
+    if not found.keyframe and not packed:
+        way = _follow_loose(rest[-1], found)
+    if way.start is not None:
+        way = yield from _read_packed_way(tenant, found, way, rest[found.parent is not None :] if packed else [], brief)
+        if packed:
+            salt = _packed_salt(way)
+    # A damaged row may hold anything: what is no blob is as good as lost.
+    salt, full = (part if type(part) is bytes else None for part in (salt, full))
+    stored = way.stored if way.start is None else None
+    return Chain(found, parent_hash, salt or b"", way.ids, stored, key_base, key_size, full, way.packs, way.pieces)
+
+
+def _limit(record: Record) -> int:
+    """How many records a chain can have at most, with some room. A damaged cost must not overflow."""
+    return 64 + 2 * min(max(record.cost, 0), _COST_MAX) // RECORD_COST_BYTES
+
+
+class _Way(NamedTuple):
+    """The way from a keyframe to a record, as far as it is known, oldest first."""
+
+    ids: Sequence[int] = ()
+    stored: Sequence[bytes | Packed] = ()
+    start: int | None = None  # the record that it is not known how to get to; None: it starts at the keyframe
+    packs: Packs | None = None
+    pieces: Sequence[tuple[int, int | None]] = ()
+
+
+def _follow_loose(links: Rows, record: Record) -> _Way:
+    """The way as far as nothing is packed."""
+    if links:
+        ids, bases, diffs = zip(*links, strict=True)
+        # Nearly always the range is the chain and nothing else: then it is looked at as a whole.
+        whole = ids[0] == record.id and bases == (*ids[1:], record.key)
+        if whole and set(map(type, diffs)) == {bytes}:
+            return _Way(ids[::-1], diffs[::-1])
+    wanted: int | None = record.id
+    found: list[tuple[int, bytes]] = []
+    for link, base, diff in links:
+        if link == wanted and type(diff) is bytes:
+            found.append((link, diff))
+            wanted = base
+    found.reverse()
+    start = None if wanted == record.key else wanted or 0
+    return _Way([link for link, _ in found], [diff for _, diff in found], start)
+
+
+def _read_packed_way(
+    tenant: int, record: Record, loose: _Way, answers: list[Rows], brief: bool
+) -> Generator[Batch, list[Rows], _Way]:
+    """The way where some are packed. `loose`: its end, which is not; `answers`: to `line_statements`, if all is."""
+    if brief and (loose.ids or answers):
+        tree, key = record.tree, record.key
+        if loose.ids:
+            line = yield from line_to(tenant, tree, key, loose.start or 0)
+        else:
+            line = yield from packed_line(tenant, tree, key, *answers)
+        if line is not None:
+            return loose._replace(start=None, packs=line.packs, pieces=line.pieces)
+    this = {"tenant": tenant, "tree": record.tree, "id": record.id}
+    [links] = yield Batch(_RANGE(**this, key=record.key, limit=_limit(record)))
+    way = _follow(links, record)
+    if way.start is not None:
+        [links] = yield Batch(_FOLLOW(**this))
+        way = _follow(links, record)
+    numbers = dict.fromkeys(place.pack for place in way.stored if isinstance(place, Packed))
+    if not numbers:
+        return way
+    found = yield Batch(*(PACK(tenant=tenant, pack=number) for number in numbers))
+    return way._replace(packs=Packs([row for rows in found for row in rows]))
+
+
+def _follow(links: Rows, record: Record) -> _Way:
+    wanted: int | None = record.id
+    found: list[tuple[int, bytes | None, int]] = []
+    for link, base, keyframe, diff, body in links:
+        if link == wanted and not keyframe and (type(diff) is bytes or (type(body) is int and body < 0)):
+            found.append((link, diff, body))
+            wanted = base
+    found.reverse()
+    stored: list[bytes | Packed] = []
+    seen: dict[int, int] = {}  # a chain has a pack's records from the first on, without a hole
+    for _, diff, body in found:
+        if type(diff) is bytes:
+            stored.append(diff)
+        else:
+            stored.append(Packed(-body, seen.get(body, 0)))
+            seen[body] = seen.get(body, 0) + 1
+    return _Way([link for link, _, _ in found], stored, None if wanted == record.key else wanted or 0)
+
+
+def _packed_salt(way: _Way) -> bytes:
+    """The salt of the last record of the way, which is packed."""
+    try:
+        if way.packs is not None and way.pieces:
+            pack, number = way.pieces[-1]
+            return way.packs.salt(pack, (number or 0) - 1)
+        last = way.stored[-1] if way.stored else None
+        return way.packs.salt(*last) if way.packs is not None and isinstance(last, Packed) else b""
+    except Undecodable:
+        return b""
+
+
+def read_state(tenant: int, tree: int, record: int) -> Program[Loaded | None]:
+    """The state of a record, checked. None: there is no such record, or only its tombstone. Raises Damaged."""
+    chain = yield from read_chain(tenant, tree, record, brief=True)
+    if chain is None or chain.record.body is None:
+        return None
+    key_data = _key_data(chain)
+    loaded = _rebuild(chain, key_data, brief=True) if key_data is not None else None
+    if loaded is None and chain.packs is not None:
+        chain = (yield from read_chain(tenant, tree, record)) or chain
+        loaded = _rebuild(chain, key_data) if key_data is not None else None
+    if loaded is None:
+        # Either the keyframe's full text or something in between is damaged. The keyframe kept its difference.
+        key_data = yield from _recover_key(tenant, tree, chain)
+        loaded = _rebuild(chain, key_data) if key_data is not None else None
+        if (sink := meters.sink) is not None:
+            sink.record(meters.CORRUPTIONS, 1, "checkpoint")
+            if loaded is not None:
+                sink.record(meters.RECOVERIES, 1, "keyframe")
+    if loaded is None:
+        raise Damaged(
+            f"checkpoint {show_id(record)} is damaged: what is stored does not add up to what was saved",
+            checkpoints=(show_id(record),),
+        )
+    return loaded
+
+
+def _key_data(chain: Chain) -> bytes | None:
+    try:
+        return None if chain.full is None else decompress_full(chain.full, chain.key_size)
+    except Undecodable:
+        return None
+
+
+def _rebuild(chain: Chain, key_data: bytes, *, brief: bool = False) -> Loaded | None:
+    """Apply the differences and check the result. None: it is not what was saved. `brief`: those of a pack at once,
+    where it has them as one."""
+    record = chain.record
+    if chain.stored is None or chain.parent_hash is None:
+        return None
+    try:
+        diffs = chain.parts(key_data) if brief else chain.diffs(key_data)
+        with collector_pause:
+            data = apply_all(key_data, diffs, Dictionary(key_data)) if diffs else key_data
+    except Undecodable:
+        return None
+    if len(data) != record.size:
+        return None
+    digests = chunk_digests(data)
+    content = content_digest(chain.salt, len(data), digests)
+    expected = chain_hash(
+        chain.parent_hash,
+        record.id,
+        record.kind,
+        record.at,
+        record.step,
+        record.note,
+        record.metadata,
+        content,
+    )
+    if expected != record.hash:
+        return None
+    return Loaded(record, data, digests, key_data)
+
+
+def _recover_key(
+    tenant: int, tree: int, chain: Chain, tries: int = _RECOVERED_MAX
+) -> Generator[Batch, list[Rows], bytes | None]:
+    """A keyframe's text from the keyframe before it and the difference that the keyframe kept."""
+    [rows] = yield Batch(_DIFF(tenant=tenant, tree=tree, id=chain.record.key))
+    if tries == 0 or chain.key_base is None or not rows or type(rows[0][0]) is not bytes:
+        return None
+    before = yield from read_chain(tenant, tree, chain.key_base)
+    if (
+        before is None or before.stored is None or before.record.key >= chain.record.key
+    ):  # damaged pointers may form a circle
+        return None
+    key_data = _key_data(before)
+    if key_data is None or _rebuild(before, key_data) is None:
+        key_data = yield from _recover_key(tenant, tree, before, tries - 1)
+    if key_data is None:
+        return None
+    try:
+        return apply_all(key_data, [*(before.diffs(key_data) or ()), rows[0][0]], Dictionary(key_data))
+    except Undecodable:
+        return None
+
+
+LINE = Sql(
+    f"""WITH RECURSIVE line (at_id, depth) AS (
+        SELECT CAST(:id AS bigint), 0
+        UNION ALL
+        SELECT r.parent, l.depth + 1 FROM line l
+        JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id
+        WHERE r.parent IS NOT NULL AND r.parent < r.id AND l.depth < :limit - 1)
+    SELECT {R_COLUMNS} FROM line l
+    JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id
+    WHERE {NOT_SWEPT} ORDER BY l.depth""",
+    opens=RECORD_CELLS,
+    tolerant=True,
+)
+
+
+# The same without what was erased: that is passed over, and does not count.
+_HISTORY = Sql(
+    f"""WITH RECURSIVE line (at_id, depth) AS (
+        SELECT CAST(:id AS bigint), 0
+        UNION ALL
+        SELECT r.parent, l.depth + CASE r.keyframe WHEN {ERASED} THEN 0 ELSE 1 END FROM line l
+        JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id
+        WHERE r.parent IS NOT NULL AND r.parent < r.id
+            AND l.depth + CASE r.keyframe WHEN {ERASED} THEN 0 ELSE 1 END < :limit)
+    SELECT {R_COLUMNS} FROM line l
+    JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id
+    WHERE r.keyframe <> {ERASED} AND {NOT_SWEPT} ORDER BY l.depth""",
+    opens=RECORD_CELLS,
+    tolerant=True,
+)
+
+
+def read_line(tenant: int, tree: int, record: int, limit: int) -> Program[list[Record]]:
+    """A record and its ancestors, newest first, at most `limit`. What was erased is passed over; another tombstone is
+    the end."""
+    [rows] = yield Batch(_HISTORY(tenant=tenant, tree=tree, id=record, limit=limit), last=True)
+    line: list[Record] = []
+    for row in rows:
+        found = record_of(row)
+        if found.body is None:
+            break
+        line.append(found)
+    return line
+
+
+_OWN = Sql(
+    f"""SELECT id FROM record r WHERE tenant = :tenant AND tree = :tree AND thread = :thread AND id <= :upto
+      AND body IS NOT NULL AND {NOT_SWEPT} ORDER BY id DESC LIMIT :limit"""
+)
+
+
+def read_newest(tenant: int, tree: int, thread: int, upto: int, limit: int) -> Program[list[int]]:
+    """The newest records that a thread wrote, whatever the pointers between them say: for when those are damaged."""
+    [rows] = yield Batch(_OWN(tenant=tenant, tree=tree, thread=thread, upto=upto, limit=limit), last=True)
+    return [row[0] for row in rows]
+
+
+_TIPS = Sql(
+    f"""SELECT {R_COLUMNS} FROM record r
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id IN (
+        SELECT r.id FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.thread = :thread
+            AND r.body IS NOT NULL AND {NOT_SWEPT}
+        EXCEPT
+        SELECT r.parent FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.thread = :thread
+            AND r.parent IS NOT NULL AND {NOT_SWEPT}
+        UNION
+        SELECT head FROM thread WHERE tenant = :tenant AND thread = :thread)
+    ORDER BY r.at DESC, r.id DESC""",
+    opens=RECORD_CELLS,
+    tolerant=True,
+)
+
+
+def read_tips(tenant: int, tree: int, thread: int) -> Program[list[Record]]:
+    """The records of a thread that nothing follows: its head, and the ends of its branches."""
+    [rows] = yield Batch(_TIPS(tenant=tenant, tree=tree, thread=thread), last=True)
+    return [record_of(row) for row in rows]

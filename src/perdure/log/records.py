@@ -1,0 +1,129 @@
+"""What a record is: its columns, the hash that covers its meaning, the checksum that covers its row.
+
+The hash chains meaning: parent's hash, id, kind, time, note, metadata, step and the content's salted hash. Moving a
+base, re-keyframing, packing or encrypting changes no hash. The checksum covers the physical row, so that a flipped
+bit in a column that the hash does not cover shows too.
+"""
+
+from __future__ import annotations
+
+import zlib
+from itertools import product
+from typing import Any, NamedTuple
+
+import msgspec
+from blake3 import blake3
+
+from perdure.errors import Damaged
+from perdure.log.ids import ID_MAX, ROOM, show_id
+from perdure.storage.cells import DIFF, FULL_TEXT, NOTE, RECORD_CHECKSUM, RECORD_METADATA, SALT
+
+NO_HASH = bytes(32)  # the parent's hash of a first record
+SALT_BYTES = 16
+# In column keyframe of a tombstone: it was erased, and the history goes on behind it. Behind others it has ended.
+ERASED = 2
+NUMBER_MAX = 1 << 61
+COLUMNS = (
+    "tree, id, thread, parent, base, keyframe, key, kind, at, step, note, metadata, size, cost, hash, checksum, "
+    "body, stamp"
+)
+R_COLUMNS = ", ".join(f"r.{column.strip()}" for column in COLUMNS.split(","))  # the same, of a record named r
+_pack = msgspec.msgpack.Encoder().encode
+# What is secret of a row that was selected as COLUMNS has it, and of one that is written.
+_AT = {name.strip(): index for index, name in enumerate(COLUMNS.split(","))}
+RECORD_CELLS = {
+    _AT["note"]: NOTE.at(_AT["tree"], _AT["id"]),
+    _AT["metadata"]: RECORD_METADATA.at(_AT["tree"], _AT["id"]),
+    _AT["checksum"]: RECORD_CHECKSUM.at(_AT["tree"], _AT["id"]),
+}
+RECORD_SEALS = {"note": NOTE, "metadata": RECORD_METADATA, "checksum": RECORD_CHECKSUM}
+INSERT_SEALS = {**RECORD_SEALS, "salt": SALT, "diff": DIFF, "full_text": FULL_TEXT}  # with its body
+
+
+class Record(NamedTuple):
+    """One row of the log, in the order of COLUMNS."""
+
+    tree: int
+    id: int
+    thread: int
+    parent: int | None
+    base: int | None
+    keyframe: int
+    key: int
+    kind: str
+    at: int
+    step: int
+    note: str | None
+    metadata: str | None
+    size: int
+    cost: int
+    hash: bytes
+    checksum: int
+    body: int | None
+    stamp: int
+
+
+_OPTIONAL = {"parent": int, "base": int, "note": str, "metadata": str, "body": int}
+_TYPES = [
+    (_OPTIONAL[name], type(None)) if name in _OPTIONAL else ({"kind": str, "hash": bytes}.get(name, int),)
+    for name in Record._fields
+]
+_SHAPES = set(product(*_TYPES))  # what the types of a row can be
+
+
+def _in_bounds(record: Record) -> bool:
+    """Whether the numbers that others are computed from leave room for that."""
+    return (
+        0 <= record.id <= ID_MAX - ROOM
+        and 0 <= record.step <= NUMBER_MAX
+        and 0 <= record.stamp <= NUMBER_MAX
+        and (record.body is None or -NUMBER_MAX <= record.body <= NUMBER_MAX)  # negative: a pack
+    )
+
+
+def record_of(row: tuple[Any, ...]) -> Record:
+    """A record from a row that selected COLUMNS. Raises Damaged for one whose columns are not even of their types."""
+    record = Record._make(row)
+    if tuple(map(type, row)) not in _SHAPES or not _in_bounds(record):
+        named = show_id(record.id) if type(record.id) is int and 0 <= record.id <= ID_MAX else repr(record.id)
+        raise Damaged(f"the row of checkpoint {named} is damaged; run `perdure verify`", checkpoints=(named,))
+    return record
+
+
+def chain_hash(
+    parent_hash: bytes,
+    record: int,
+    kind: str,
+    at: int,
+    step: int,
+    note: str | None,
+    metadata: str | None,
+    content: bytes,
+) -> bytes:
+    """The hash of a record: what it says and, through its parent's hash, everything before it."""
+    meta = blake3(_pack((step, note, metadata))).digest()
+    return blake3(parent_hash + _pack((record, kind, at)) + meta + content).digest()
+
+
+def row_checksum(tenant: int, record: Record) -> int:
+    """The checksum of a row's own columns, without those that the database assigns (body, stamp).
+
+    The stored checksum is this plus body plus stamp, added by the database when it assigns them.
+    """
+    return columns_checksum(tenant, record[:15])
+
+
+def columns_checksum(tenant: int, columns: tuple[Any, ...]) -> int:
+    """The checksum of a row that is being made: all columns up to and with the hash."""
+    return zlib.crc32(_pack((tenant, *columns)))
+
+
+def row_is_sound(tenant: int, record: Record) -> bool:
+    """Whether no column of the row has changed since it was written."""
+    return record.checksum == row_checksum(tenant, record) + (record.body or 0) + record.stamp
+
+
+def body_checksum(*parts: bytes | None) -> int:
+    """The checksum of a body: those of its salt, difference and full text, added up, so that one can change without
+    reading the others."""
+    return sum(zlib.crc32(part) for part in parts if part is not None)

@@ -1,0 +1,105 @@
+"""How long things stay, as it is stored: a policy of a tenant, and a thread's own, which goes before it field by field.
+
+A policy is JSON with two fields: `ttl_us`, how long a thread that nobody writes to stays, and `keep_last`, how many of
+its newest checkpoints. null is for good; a field that a thread's policy does not have is as the tenant's says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import orjson
+
+from perdure.errors import Damaged
+from perdure.log.branches import find_thread
+from perdure.storage.program import Batch, Program, Sql
+
+Fields = dict[str, int | None]
+FIELDS = ("ttl_us", "keep_last")
+_GET = Sql("SELECT value FROM meta WHERE key = :key")
+_SET = Sql("INSERT INTO meta (key, value) VALUES (:key, :value) ON CONFLICT (key) DO UPDATE SET value = :value")
+_DROP = Sql("DELETE FROM meta WHERE key = :key")
+_GET_OWN = Sql("SELECT retention FROM thread WHERE tenant = :tenant AND thread = :thread")
+_SET_OWN = Sql("UPDATE thread SET retention = :retention WHERE tenant = :tenant AND thread = :thread")
+# The threads that keep the states of runs are left out: they go with the journals of their runs.
+_PAGE = """SELECT t.tree, t.thread, t.name, t.updated_at, t.head, t.retention FROM thread t
+    WHERE t.tenant = :tenant AND (t.tree, t.thread) > (:tree, :thread) {where} AND NOT (t.name LIKE 'run:%' AND EXISTS (
+        SELECT 1 FROM run r WHERE r.tenant = t.tenant AND r.id = substr(t.name, 5)))
+    ORDER BY t.tree, t.thread LIMIT :limit"""
+_ALL = Sql(_PAGE.format(where=""))
+_WITH_OWN = Sql(_PAGE.format(where="AND t.retention IS NOT NULL"))
+
+
+class Policy(NamedTuple):
+    """What holds for a thread. None: for good."""
+
+    ttl_us: int | None = None
+    keep_last: int | None = None
+
+
+class Kept(NamedTuple):
+    """A thread as far as retention goes."""
+
+    tree: int
+    thread: int
+    name: str
+    updated_at: int
+    head: int | None
+    retention: str | None
+
+
+def _key(tenant: int) -> str:
+    return f"retention {tenant}"
+
+
+def fields_of(text: str | None) -> Fields:
+    """The fields of a stored policy. Raises Damaged."""
+    if text is None:
+        return {}
+    try:
+        found = orjson.loads(text)
+        fields = {name: found[name] for name in FIELDS if name in found}
+    except (ValueError, TypeError) as error:
+        raise Damaged(f"a retention policy cannot be read ({error}); set it again") from error
+    if not all(value is None or (type(value) is int and value > 0) for value in fields.values()):
+        raise Damaged("a retention policy holds something else than counts; set it again")
+    return fields
+
+
+def policy(tenants: Mapping[str, int | None], own: Mapping[str, int | None]) -> Policy:
+    """What holds for a thread: its own fields before the tenant's."""
+    return Policy(**{name: own.get(name, tenants.get(name)) for name in FIELDS})
+
+
+def read_policy(tenant: int) -> Program[Fields]:
+    """The policy of a tenant."""
+    [rows] = yield Batch(_GET(tenant=tenant, key=_key(tenant)), last=True)
+    return fields_of(rows[0][0] if rows else None)
+
+
+def write_policy(tenant: int, fields: Fields) -> Program[None]:
+    """Set the policy of a tenant."""
+    this = {"tenant": tenant, "key": _key(tenant)}
+    text = orjson.dumps(fields).decode()
+    yield Batch(_SET(**this, value=text) if any(fields.values()) else _DROP(**this), last=True)
+
+
+def read_own(tenant: int, thread: int) -> Program[tuple[Fields, Fields]]:
+    """The policy of a tenant, and a thread's own."""
+    tenants, own = yield Batch(_GET(tenant=tenant, key=_key(tenant)), _GET_OWN(tenant=tenant, thread=thread), last=True)
+    return fields_of(tenants[0][0] if tenants else None), fields_of(own[0][0] if own else None)
+
+
+def write_own(tenant: int, name: str, thread: int, fields: Fields) -> Program[None]:
+    """Set a thread's own policy."""
+    row = yield from find_thread(tenant, name, thread, lock=True)
+    text = orjson.dumps(fields).decode() if fields else None
+    yield Batch(_SET_OWN(tenant=tenant, thread=row.thread, retention=text), last=True)
+
+
+def page(tenant: int, after: tuple[int, int], limit: int, *, everything: bool) -> Program[list[Kept]]:
+    """Threads by tree and number, those after a place: all, or those with a policy of their own."""
+    sql = _ALL if everything else _WITH_OWN
+    [rows] = yield Batch(sql(tenant=tenant, tree=after[0], thread=after[1], limit=limit), last=True)
+    return [Kept._make(row) for row in rows]

@@ -1,0 +1,110 @@
+"""Reading many states of one line: a keyframe's whole chain at once, then state after state, the newest first.
+
+Loading each by itself would apply the chain again for each. Here it is applied once, forwards, and what each step
+overwrote is remembered, so that it can be undone step by step. Every state is checked against its hash on the way.
+Memory: one text and what the steps changed, however long the chain is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from perdure.errors import Damaged, Undecodable
+from perdure.log.ids import show_id
+from perdure.log.reading import Chain, read_chain
+from perdure.log.records import NO_HASH, R_COLUMNS, RECORD_CELLS, Record, chain_hash, record_of
+from perdure.storage.cells import SALT
+from perdure.storage.program import Batch, Program, Sql
+from perdure.values.compress import decompress_full
+from perdure.values.delta import Decoder, Splices, apply_undoable
+from perdure.values.dictionary import Dictionary
+from perdure.values.hashing import chunk_digests, content_digest
+
+_ROWS = Sql(
+    f"""SELECT {R_COLUMNS}, b.salt,
+        (SELECT p.hash FROM record p WHERE p.tenant = r.tenant AND p.tree = r.tree AND p.id = r.parent)
+    FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id BETWEEN :low AND :high AND r.body IS NOT NULL""",
+    opens={**RECORD_CELLS, len(Record._fields): SALT},
+    tolerant=True,
+)
+_WIDTH = len(Record._fields)
+
+
+class Link(NamedTuple):
+    """One record of a chain, with what its hash is made of."""
+
+    record: Record
+    salt: bytes
+    parent_hash: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A record's chain back to its keyframe, read at once; nothing is checked yet."""
+
+    chain: Chain
+    links: dict[int, Link]
+
+    def states(self) -> Iterator[tuple[Record, bytes]]:
+        """The states from the record back to the keyframe, the newest first, each checked. Raises Damaged."""
+        chain = self.chain
+        key = self.links.get(chain.record.key)
+        try:
+            if chain.full is None or chain.stored is None or key is None:
+                raise Undecodable("its chain is broken")
+            text = decompress_full(chain.full, chain.key_size)
+            diffs, salts = chain.diffs(text) or [], chain.packed_salts()
+            steps: list[tuple[Link, Splices]] = []
+            digests = self._check(key, text)
+            decoder = Decoder(Dictionary(text))
+            numbers = iter(chain.ids)
+            for batch in decoder.batches(diffs):
+                for splices in batch:
+                    common = splices[0] if splices else len(text)
+                    text, before = apply_undoable(text, splices)
+                    link = self.links[next(numbers)]
+                    if link.record.id in salts:
+                        link = link._replace(salt=salts[link.record.id])
+                    digests = self._check(link, text, digests, common)  # type: ignore[arg-type]
+                    steps.append((link, before))
+        except (Undecodable, KeyError, StopIteration) as problem:
+            raise Damaged(
+                f"checkpoint {show_id(chain.record.id)} is damaged, or one it is built on: {problem}",
+                checkpoints=(show_id(chain.record.id),),
+            ) from problem
+        return self._back(key, text, steps)
+
+    def _back(self, key: Link, text: bytes, steps: list[tuple[Link, Splices]]) -> Iterator[tuple[Record, bytes]]:
+        while steps:
+            link, before = steps.pop()
+            yield link.record, text
+            text, _ = apply_undoable(text, before)
+        yield key.record, text
+
+    def _check(self, link: Link, text: bytes, known: tuple[bytes, ...] = (), common_head: int = 0) -> tuple[bytes, ...]:
+        record = link.record
+        digests = chunk_digests(text, known, common_head)
+        content = content_digest(link.salt, len(text), digests)
+        meaning = (record.id, record.kind, record.at, record.step, record.note, record.metadata)
+        if link.parent_hash is None or chain_hash(link.parent_hash, *meaning, content) != record.hash:
+            raise Undecodable(f"what is stored for {show_id(record.id)} does not add up to what was saved")
+        return digests
+
+
+def read_stretch(tenant: int, tree: int, record: int) -> Program[Stretch | None]:
+    """A record's chain. None: there is no such record."""
+    chain = yield from read_chain(tenant, tree, record)
+    if chain is None or chain.record.body is None:
+        return None
+    [rows] = yield Batch(_ROWS(tenant=tenant, tree=tree, low=chain.record.key, high=record), last=True)
+    wanted = {chain.record.key, *chain.ids}
+    links: dict[int, Link] = {}
+    for row in rows:
+        if row[1] in wanted:
+            found = record_of(row[:_WIDTH])
+            salt, parent_hash = row[_WIDTH:]
+            links[found.id] = Link(found, salt, NO_HASH if found.parent is None else parent_hash)
+    return Stretch(chain, links)

@@ -1,0 +1,123 @@
+"""Taking packs apart where records are removed or moved: what stays in them gets bodies of its own again.
+
+Part of the transaction that rearranges a tree (`sweeping.py`): afterwards nothing that is to be moved is packed, so
+that the rest of it knows nothing of packs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Iterable
+from typing import Protocol
+
+from perdure.errors import Damaged, Undecodable
+from perdure.log.ids import show_id
+from perdure.log.packs import PACK, Packs, packed_mark
+from perdure.log.reading import read_state
+from perdure.log.records import body_checksum
+from perdure.storage.cells import DIFF, SALT
+from perdure.storage.program import Batch, Rows, Sql, Statement
+from perdure.values.delta import Decoder, Encoder
+from perdure.values.dictionary import Dictionary
+
+# The body of one record again; the checksum of its row follows the number that the body gets.
+_UNPACK = Sql(
+    sqlite=(
+        "INSERT INTO body (tenant, salt, checksum, diff) VALUES (:tenant, :salt, :checksum, :diff)",
+        "UPDATE record SET checksum = checksum - body + last_insert_rowid(), body = last_insert_rowid()"
+        " WHERE tenant = :tenant AND tree = :tree AND id = :id",
+    ),
+    postgres="""WITH b AS (INSERT INTO body (tenant, salt, checksum, diff)
+            VALUES (:tenant, :salt, :checksum, :diff) RETURNING id)
+        UPDATE record SET checksum = checksum - body + b.id, body = b.id FROM b
+        WHERE tenant = :tenant AND tree = :tree AND record.id = :id""",
+    seals={"salt": SALT, "diff": DIFF},
+)
+_DROP_PACK = Sql("DELETE FROM pack WHERE tenant = :tenant AND pack = :pack")
+# What was taken apart is to be packed again, though nobody may have written to its thread.
+_FORGET_MARK = Sql("DELETE FROM meta WHERE key = :key")
+_BATCH = 50
+_DROP_PACKS = Sql(
+    """DELETE FROM pack WHERE tenant = :tenant AND pack IN (
+        SELECT pack FROM pack WHERE tenant = :tenant AND tree = :tree LIMIT :limit) RETURNING pack"""
+)
+
+
+class Pointers(Protocol):
+    """What is asked of a record here."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def body(self) -> int | None: ...
+    @property
+    def key(self) -> int: ...
+
+
+def _packed_in(nodes: Iterable[Pointers]) -> dict[tuple[int, int], list[int]]:
+    """Which packs there are, each with its chain's keyframe, and the records in it, the oldest first."""
+    packs: dict[tuple[int, int], list[int]] = {}
+    for node in sorted(nodes, key=lambda node: node.id):
+        if node.body is not None and node.body < 0:
+            packs.setdefault((-node.body, node.key), []).append(node.id)
+    return packs
+
+
+def release(
+    tenant: int, tree: int, nodes: Iterable[Pointers], gone: Collection[int], moved_keys: Collection[int]
+) -> Generator[Batch, list[Rows], tuple[bool, list[Statement]]]:
+    """Take apart the packs in which records `gone` stand beside others, and those of the chains `moved_keys`. Whether
+    any body has moved; and what drops the packs whose records all go, for when nothing is built on these any more."""
+    changed, drops = False, []
+    for (pack, key), members in _packed_in(nodes).items():
+        going = sum(record in gone for record in members)
+        if going == len(members):
+            drops.append(_DROP_PACK(tenant=tenant, pack=pack))
+        elif going or key in moved_keys:
+            yield from _dissolve(tenant, tree, pack, key, members)
+            changed = True
+    return changed, drops
+
+
+def _dissolve(tenant: int, tree: int, pack: int, key: int, members: list[int]) -> Generator[Batch, list[Rows], None]:
+    keyframe = yield from read_state(tenant, tree, key)
+    if keyframe is None:
+        raise _lost(members)
+    yield from dissolve_with(tenant, tree, pack, keyframe.data, members)
+
+
+def dissolve_with(
+    tenant: int, tree: int, pack: int, key_text: bytes, members: list[int]
+) -> Generator[Batch, list[Rows], None]:
+    """Give all records of a pack bodies of their own. `members`: every record that is in it, in order."""
+    [rows] = yield Batch(PACK(tenant=tenant, pack=pack))
+    if not rows:
+        raise _lost(members)
+    packs = Packs(rows)
+    encoder, decoder = Encoder(Dictionary(key_text)), Decoder(Dictionary(key_text))
+    statements = []
+    try:
+        for index, record in enumerate(members):
+            salt = packs.salt(pack, index)
+            [splices] = decoder.decode([packs.diff(pack, index, key_text)])
+            diff = encoder.encode_splices(splices)
+            statements.append(
+                _UNPACK(tenant=tenant, tree=tree, id=record, salt=salt, diff=diff, checksum=body_checksum(salt, diff))
+            )
+    except Undecodable as problem:
+        raise _lost(members) from problem
+    forget = _FORGET_MARK(tenant=tenant, key=packed_mark(tenant))
+    yield Batch(*statements, _DROP_PACK(tenant=tenant, pack=pack), forget)
+
+
+def drop_packs(tenant: int, tree: int) -> Generator[Batch, list[Rows], int]:
+    """Remove some packs of a tree that goes as a whole. How many: 0 if none was left."""
+    [rows] = yield Batch(_DROP_PACKS(tenant=tenant, tree=tree, limit=_BATCH))
+    return len(rows)
+
+
+def _lost(members: list[int]) -> Damaged:
+    named = tuple(show_id(record) for record in members)
+    return Damaged(
+        f"the pack that holds checkpoints {named[0]} to {named[-1]} is damaged: run `perdure repair`",
+        checkpoints=named,
+    )

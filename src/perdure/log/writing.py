@@ -1,0 +1,368 @@
+"""Appending a record: prepare the difference on the caller's thread, then one short transaction.
+
+`prepare` is pure. `append_to_head` is the path nearly every save takes: one batch that moves the head from the expected
+parent and inserts the record, or changes nothing. `append` is the careful path for everything else: a new thread, a
+branch, a lost race, an expectation to check, a COMMIT whose answer was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perdure.errors import Conflict, NotFound
+from perdure.log.branches import (
+    MINUTE_US,
+    ThreadRow,
+    create_thread,
+    find_thread,
+    merge_metadata,
+    try_thread,
+)
+from perdure.log.cache import Base
+from perdure.log.ids import show_id
+from perdure.log.keyframes import difference_cost, keyframe_is_due
+from perdure.log.packs import packed_salt
+from perdure.log.reading import RECORD, read_live
+from perdure.log.records import (
+    INSERT_SEALS,
+    NO_HASH,
+    Record,
+    body_checksum,
+    chain_hash,
+    columns_checksum,
+    record_of,
+)
+from perdure.storage.cells import SALT as SALT_CELL
+from perdure.storage.program import Batch, Program, Rows, Sql
+from perdure.values.compress import compress_full
+from perdure.values.delta import Encoder, payload_bytes
+from perdure.values.dictionary import Dictionary
+from perdure.values.finding import find
+from perdure.values.hashing import CHUNK_BYTES, chunk_digests, content_digest
+
+# The texts that `labels` uses too have public names.
+# name, PostgreSQL type: parameters in a SELECT list need their type said
+_RECORD_PARAMS = (
+    ("tenant", "bigint"),
+    ("tree", "bigint"),
+    ("id", "bigint"),
+    ("thread", "bigint"),
+    ("parent", "bigint"),
+    ("base", "bigint"),
+    ("keyframe", "smallint"),
+    ("key", "bigint"),
+    ("kind", "text"),
+    ("at", "bigint"),
+    ("step", "bigint"),
+    ("note", "text"),
+    ("metadata", "text"),
+    ("size", "bigint"),
+    ("cost", "bigint"),
+    ("hash", "bytea"),
+)
+_NAMES = ", ".join(name for name, _ in _RECORD_PARAMS)
+_SQLITE_VALUES = ", ".join(f":{name}" for name, _ in _RECORD_PARAMS)
+_POSTGRES_VALUES = ", ".join(f":{name}::{type_}" for name, type_ in _RECORD_PARAMS)
+_INSERT_RECORD = f"INSERT INTO record ({_NAMES}, checksum, body, stamp)"
+SQLITE_RECORD = (
+    f"{_INSERT_RECORD} SELECT {_SQLITE_VALUES}, "
+    ":checksum + last_insert_rowid() + {stamp}, last_insert_rowid(), {stamp}"
+)
+POSTGRES_RECORD = (
+    f"{_INSERT_RECORD} SELECT {_POSTGRES_VALUES}, "
+    ":checksum::bigint + b.id + {stamp}, b.id, {stamp} FROM b RETURNING id"
+)
+BODY_SQLITE = (
+    "INSERT INTO body (tenant, salt, checksum, diff, full_text) "
+    "SELECT :tenant, :salt, :body_checksum, :diff, :full_text"
+)
+BODY_POSTGRES = (
+    "INSERT INTO body (tenant, salt, checksum, diff, full_text) "
+    "SELECT :tenant::bigint, :salt::bytea, :body_checksum::bigint, :diff::bytea, :full_text::bytea"
+)
+MOVE = (
+    "UPDATE thread SET head = :id, head_hash = :hash, updated_at = :at, active = :active "
+    "WHERE tenant = :tenant AND thread = :thread"
+)
+
+# The head moves from the expected parent, in the generation that the difference was made in, or nothing happens.
+_TO_HEAD = Sql(
+    sqlite=(
+        f"{MOVE} AND head = :parent AND generation = :generation",
+        f"{BODY_SQLITE} WHERE changes() = 1",
+        f"{SQLITE_RECORD} WHERE changes() = 1 RETURNING id",
+    ),
+    postgres=f"""WITH t AS ({MOVE} AND head = :parent AND generation = :generation RETURNING thread),
+        b AS ({BODY_POSTGRES} FROM t RETURNING id)
+        {POSTGRES_RECORD}""",
+    seals=INSERT_SEALS,
+)
+INSERT = Sql(
+    sqlite=(BODY_SQLITE, f"{SQLITE_RECORD} RETURNING id"),
+    postgres=f"WITH b AS ({BODY_POSTGRES} RETURNING id) {POSTGRES_RECORD}",
+    seals=INSERT_SEALS,
+)
+MOVE_HEAD = Sql(MOVE)
+# A salt is random and used once: whose record it is.
+SALT = Sql(
+    """SELECT b.salt FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = :id""",
+    opens={0: SALT_CELL},
+    tolerant=True,
+)
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Draft:
+    """A state made ready to be appended: all the work that needs no database."""
+
+    text: bytes
+    digests: tuple[bytes, ...]
+    content: bytes
+    salt: bytes
+    base: Base | None
+    diff: bytes | None
+    full: bytes | None
+    cost: int
+    kind: str
+    note: str | None
+    metadata: str | None
+    encoder: Encoder | None = None  # goes on from this record, once it is written
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Place:
+    """Where a record is to go. `thread` None: the thread is looked up by name, and made if there is none."""
+
+    tenant: int
+    name: str
+    thread: int | None
+    merge: Mapping[str, Any] | None = None  # metadata for the thread
+    parent: int | None = None  # the caller says which checkpoint it goes on from
+    expect: int | None = None  # the caller says what the head must be
+    cursor: int | None = None  # what the handle stood on
+    own: Container[int] = ()  # records that the same handle wrote: no race with those
+    lost_head: int | None = None  # a head whose record is gone: nothing to race with, the next save replaces it
+    found_nothing: bool = False  # the handle looked when there was no checkpoint: it goes on from nothing
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Appended:
+    """What became of a draft. `record` None: nothing was written. Either its base has moved: make the difference
+    anew; or `after` says which id it must follow: somebody made its parent a moment later, with a greater id."""
+
+    record: Record | None
+    thread: int
+    tree: int
+    generation: int
+    on_head: bool
+    after: int = 0
+
+
+def prepare(
+    text: bytes,
+    base: Base | None,
+    salt: bytes,
+    *,
+    kind: str,
+    note: str | None,
+    metadata: str | None,
+    branching: bool = False,
+) -> Draft:
+    """The difference to the base, and the full text where a keyframe is due."""
+    if base is None:
+        digests = chunk_digests(text)
+        content = content_digest(salt, len(text), digests)
+        whole = compress_full(text)
+        return Draft(text, digests, content, salt, None, None, whole, 0, kind, note, metadata)
+    ops = find(base.data, text)
+    size = len(text)
+    same = ops.same(size) if size >= CHUNK_BYTES else ()
+    digests = chunk_digests(text, base.digests, ops.common_head, same)
+    content = content_digest(salt, size, digests)
+    # A branch does not take the stream that the base's own line goes on with.
+    encoder = Encoder(base.dictionary) if branching else base.take_encoder()
+    diff = encoder.encode(ops)
+    cost = base.record.cost + difference_cost(len(diff), payload_bytes(diff), len(ops.items))
+    full: bytes | None = None
+    if keyframe_is_due(cost=cost, size=size, key_size=base.key_size, branching=branching):
+        full, cost = compress_full(text), 0
+    return Draft(text, digests, content, salt, base, diff, full, cost, kind, note, metadata, encoder)
+
+
+def seal(draft: Draft, tenant: int, thread: int, tree: int, record: int, at: int, parent: Record | None) -> Record:
+    """The record's row: the hash over its parent's, the checksum over its columns (without body and stamp)."""
+    step = parent.step + 1 if parent else 0
+    hash_ = chain_hash(
+        parent.hash if parent else NO_HASH,
+        record,
+        draft.kind,
+        at,
+        step,
+        draft.note,
+        draft.metadata,
+        draft.content,
+    )
+    base = draft.base
+    columns = (
+        tree,
+        record,
+        thread,
+        parent.id if parent else None,
+        base.record.id if base else None,
+        0 if draft.full is None else 1,
+        base.record.key if base and draft.full is None else record,
+        draft.kind,
+        at,
+        step,
+        draft.note,
+        draft.metadata,
+        len(draft.text),
+        draft.cost,
+        hash_,
+    )
+    return Record(*columns, checksum=columns_checksum(tenant, columns), body=None, stamp=0)
+
+
+def stored_as_drafted(draft: Draft, record: Record) -> bool:
+    """Whether a record lies in the chain that its difference was made for: a prune may have moved it since, if the
+    answer to its COMMIT was lost. Nothing must be built on a draft that does not say how it is stored."""
+    base = draft.base
+    return record.key == (record.id if base is None or draft.full is not None else base.record.key)
+
+
+def base_after(draft: Draft, record: Record, generation: int) -> Base:
+    """What the next save builds on, once this one is written."""
+    text = draft.text
+    base = draft.base
+    if base is None or draft.full is not None:
+        dictionary, key_size, encoder = Dictionary(text), len(text), None
+    else:
+        dictionary, key_size, encoder = base.dictionary, base.key_size, draft.encoder
+    return Base(record, text, draft.digests, dictionary, key_size, generation, encoder)
+
+
+def append_to_head(draft: Draft, base: Base, tenant: int, record: Record) -> Program[bool]:
+    """Append if the head is the record's parent and no base has moved; else change nothing and say False."""
+    params = insert_params(draft, tenant, record)
+    [rows] = yield Batch(_TO_HEAD(generation=base.generation, active=record.at // MINUTE_US, **params), last=True)
+    return bool(rows)
+
+
+def append(draft: Draft, place: Place, record: int, at: int) -> Program[Appended]:
+    """Append, wherever it belongs: on the head, or as a branch. Safe to repeat with the same record id."""
+    thread, is_new = yield from enter(place, at)
+    this = {"tenant": place.tenant, "tree": thread.tree, "id": record}
+    rows, salts = yield Batch(RECORD(**this), SALT(**this))
+    if rows and (yield from is_drafts(draft, rows[0], salts, place.tenant, thread.tree)):
+        found = record_of(rows[0])  # written before, by a COMMIT whose answer was lost
+        return appended(found, thread, on_head=thread.head == found.id)
+    if rows:  # somebody else's, with the same id
+        return Appended(None, thread.thread, thread.tree, thread.generation, on_head=False, after=record)
+    parent_id = _parent(place, thread)
+    parent = None
+    if parent_id is not None:
+        parent = yield from read_live(place.tenant, thread.tree, parent_id)
+        if parent is None:
+            raise NotFound(
+                f"thread {place.name!r} has no checkpoint {show_id(parent_id)} (pruned, or of another thread): "
+                "load() the thread again"
+            )
+    if parent is not None and parent.id > record:  # along a line ids grow
+        return Appended(None, thread.thread, thread.tree, thread.generation, on_head=False, after=parent.id)
+    if draft.base is not None:
+        base = yield from read_live(place.tenant, thread.tree, draft.base.record.id)
+        if base is None or base_has_moved(draft.base, base, thread):
+            return appended(None, thread, on_head=False)
+    sealed = seal(draft, place.tenant, thread.thread, thread.tree, record, at, parent)
+    on_head = is_new or parent_id == thread.head or (place.parent is None and _head_is_lost(place, thread))
+    params = insert_params(draft, place.tenant, sealed)
+    statements = [INSERT(**params)]
+    if on_head:
+        statements.append(
+            MOVE_HEAD(
+                id=sealed.id,
+                hash=sealed.hash,
+                at=at,
+                active=at // MINUTE_US,
+                tenant=place.tenant,
+                thread=thread.thread,
+            )
+        )
+    yield Batch(*statements, last=True)
+    return appended(sealed, thread, on_head=on_head)
+
+
+def base_has_moved(base: Base, found: Record, thread: ThreadRow) -> bool:
+    """Whether a difference must be made anew: another keyframe, or its stream may have been taken apart."""
+    return found.key != base.record.key or thread.generation != base.generation
+
+
+def is_drafts(
+    draft: Draft, row: tuple[Any, ...], salts: Rows, tenant: int, tree: int
+) -> Generator[Batch, list[Rows], bool]:
+    """Whether a record with the draft's id is the draft's: a salt is random and used once."""
+    if salts:
+        return bool(salts[0][0] == draft.salt)
+    return (yield from packed_salt(tenant, tree, record_of(row).id)) == draft.salt
+
+
+def appended(record: Record | None, thread: ThreadRow, *, on_head: bool) -> Appended:
+    """What became of a draft, in a thread as it was found."""
+    return Appended(record, thread.thread, thread.tree, thread.generation, on_head)
+
+
+def enter(place: Place, at: int) -> Generator[Batch, list[Rows], tuple[ThreadRow, bool]]:
+    """The thread's row, locked; made if it is new; its metadata brought up to date."""
+    thread = yield from try_thread(place.tenant, place.name, place.thread, lock=True)
+    if thread is None:
+        thread = yield from create_thread(place.tenant, place.name, place.merge or {}, at)
+        if thread is not None:
+            if place.expect is not None:
+                raise _conflict(place, None)
+            return thread, True
+        # Somebody else made it in between.
+        thread = yield from find_thread(place.tenant, place.name, lock=True)
+    if place.merge:
+        yield from merge_metadata(place.tenant, thread, place.merge)
+    return thread, False
+
+
+def _parent(place: Place, thread: ThreadRow) -> int | None:
+    """Which record the new one follows. What the handle stood on, unless only the handle itself has moved the head."""
+    if place.expect is not None and thread.head != place.expect:
+        raise _conflict(place, thread.head)
+    if place.parent is not None:
+        return place.parent
+    if place.expect is not None:  # it is the head, and the caller knows it
+        return place.cursor if _head_is_lost(place, thread) else thread.head
+    if thread.head == place.cursor or thread.head in place.own:
+        return thread.head
+    # Nothing: a branch of its own from the start, beside what somebody else has begun meanwhile.
+    return thread.head if place.cursor is None and not place.found_nothing else place.cursor
+
+
+def _head_is_lost(place: Place, thread: ThreadRow) -> bool:
+    return thread.head is not None and thread.head == place.lost_head
+
+
+def _conflict(place: Place, actual: int | None) -> Conflict:
+    expected = show_id(place.expect) if place.expect is not None else None
+    found = show_id(actual) if actual is not None else None
+    return Conflict(
+        f"the head of thread {place.name!r} is {found or 'not there yet'}, not {expected} as expected: "
+        "nothing was written; load() it, apply your change again and save",
+        expected=expected,
+        actual=found,
+    )
+
+
+def insert_params(draft: Draft, tenant: int, record: Record) -> dict[str, Any]:
+    """The parameters of a record's insertion, with those of its body."""
+    params = record._asdict()
+    del params["body"], params["stamp"]
+    params.update(tenant=tenant, salt=draft.salt, diff=draft.diff, full_text=draft.full)
+    params["body_checksum"] = body_checksum(draft.salt, draft.diff, draft.full)
+    return params

@@ -1,0 +1,35 @@
+"""Verifying a whole store, tenant by tenant: after a restore and after a repair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from perdure.errors import ObjectMissing, PerdureError
+from perdure.runs.keeping.isolating import OF_THE_STORE
+from perdure.storage.program import Batch, Program, Sql
+from perdure.threads.models import Problem, Report
+
+_TENANTS = Sql("SELECT name FROM tenant ORDER BY tenant")
+
+
+def tenant_names() -> Program[list[str]]:
+    """All tenants of the store. A name that is no text is damage, and of no use to whoever asks by it."""
+    [rows] = yield Batch(_TENANTS(tenant=None), last=True)
+    return [name for (name,) in rows if type(name) is str]
+
+
+def verified(store: Any, tenants: Iterable[str]) -> Report:
+    """One report on all of them."""
+    threads = checkpoints = runs = 0
+    problems: list[Problem] = []
+    for name in tenants:
+        try:
+            report: Report = store.tenant(name).verify()
+        except (*OF_THE_STORE, ObjectMissing):  # the latter: the object store was not named
+            raise
+        except PerdureError as error:  # it hides nothing of the others
+            report = Report(0, 0, (Problem("(store)", None, f"tenant {name!r} could not be checked: {error}"),))
+        threads, checkpoints, runs = threads + report.threads, checkpoints + report.checkpoints, runs + report.runs
+        problems += report.problems
+    return Report(threads, checkpoints, tuple(problems), runs)

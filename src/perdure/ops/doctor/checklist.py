@@ -1,0 +1,418 @@
+"""`store.doctor()`: goes through the checklist of a deployment, and says for each line what to do.
+
+Reads only: it never changes the store, and works on one that cannot be written. Each check is a transaction of its own,
+so that one that fails (a privilege that is missing, a damaged table) takes no other with it. What only one of the
+databases has is in `sqlite.py` and `postgres.py` beside this file; `triage` is for a store that cannot be opened.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import sys
+from datetime import date, timedelta
+from functools import partial
+
+import orjson
+
+from perdure.errors import PerdureError
+from perdure.log import measuring
+from perdure.ops.doctor.findings import (
+    DAY_S,
+    GB,
+    MB,
+    Finding,
+    Level,
+    Look,
+    Machine,
+    Patient,
+    looked,
+    many,
+    query,
+    query_one,
+    span,
+)
+from perdure.storage import migrate
+from perdure.storage.program import Flow, Sql, read
+from perdure.storage.urls import is_postgres
+from perdure.threads.context import Context
+from perdure.values.amounts import size as shown
+
+__all__ = ["Finding", "Level", "Machine", "examine", "triage", "would_change"]
+
+_FULL_SOON_DAYS, _FULL_LATER_DAYS = 7, 45
+_FREE_BYTES_MIN = 512 * MB
+_FREE_SHARE_MIN = 0.05
+_BACKUP_DAYS_MAX, _RESTORE_DAYS_MAX = 2, 90
+_LARGE_BYTES = 1 * GB
+_LATE_S = 600  # a run that is due for so long has no worker
+_FUTURE_MINUTES = 2
+_US = 1_000_000
+
+# When the last release of each is due (devguide.python.org/versions).
+PYTHON_ENDS = {
+    (3, 11): date(2027, 10, 31),
+    (3, 12): date(2028, 10, 31),
+    (3, 13): date(2029, 10, 31),
+    (3, 14): date(2030, 10, 31),
+}
+EXTRAS = {
+    "postgres": "psycopg",
+    "cli": "rich",
+    "langgraph": "langgraph",
+    "crypto": "cryptography",
+    "s3": "obstore",
+    "otel": "opentelemetry",
+}
+
+_COPIES = Sql("SELECT max(at), max(restored_at), count(*) FROM copy WHERE sort = 'backup'")
+_RETENTION = Sql(
+    """SELECT (SELECT count(*) FROM meta WHERE key LIKE 'retention %'),
+    EXISTS (SELECT 1 FROM thread WHERE retention IS NOT NULL), EXISTS (SELECT 1 FROM thread)"""
+)
+_STUCK = Sql(
+    """SELECT (SELECT count(*) FROM run WHERE tenant IN (SELECT tenant FROM tenant) AND status = 'stuck'),
+    (SELECT count(*) FROM ask WHERE status = 'open' AND sort = 'doubt'),
+    (SELECT count(*) FROM run WHERE status = 'running' AND lease_until < {now} - :late),
+    (SELECT count(*) FROM run WHERE status = 'queued' AND wake_at < {now} - :late AND changed_at < {now} - :late)"""
+)
+_TROUBLE = Sql(
+    """SELECT t.name, m.value FROM meta m JOIN tenant t ON m.key = 'trouble ' || CAST(t.tenant AS text)
+    ORDER BY t.tenant LIMIT 20"""
+)
+_SWEEPS = Sql("SELECT count(*) FROM sweep")
+_SEALS = Sql("SELECT count(DISTINCT tenant), (SELECT count(*) FROM tenant) FROM seal")
+_NEWEST = Sql("SELECT max(active) FROM thread")
+_APPLIED = Sql("SELECT max(version) FROM migration")
+
+
+def examine(ctx: Context, machine: Machine | None = None) -> Flow[list[Finding]]:
+    """The whole list, in its order."""
+    driver = ctx.driver
+    while hasattr(driver, "inner"):
+        driver = driver.inner
+    patient = Patient(ctx, driver, machine or Machine())
+    found: list[Finding] = []
+    for name, look in _checks(patient):
+        found += yield from looked(patient, name, look)
+    return found
+
+
+def _checks(patient: Patient) -> list[tuple[str, Look]]:
+    if patient.is_sqlite:
+        from perdure.ops.doctor import sqlite as special
+    else:
+        from perdure.ops.doctor import postgres as special  # type: ignore[no-redef]
+    return [
+        *special.FIRST,
+        ("backups", backups),
+        ("retention", retention),
+        *special.THEN,
+        ("disk", disk),
+        ("clock", clock),
+        ("schema", schema),
+        ("runs", runs),
+        ("upkeep", upkeep),
+        ("deletions", deletions),
+        ("encryption", encryption),
+        ("objects", objects),
+        ("python", python),
+        ("extras", extras),
+        ("damage", damage),
+    ]
+
+
+def triage(url: str, error: PerdureError, machine: Machine | None = None) -> list[Finding]:
+    """What can be said of a store that cannot be opened. The error's text says what to do."""
+    found = [Finding("open", "problem", f"the store cannot be opened: {error}", "see above; then run the doctor again")]
+    if not is_postgres(url):
+        from perdure.ops.doctor.sqlite import outside
+
+        found += outside(url, machine or Machine())
+    return [*found, _python(), _extras()]
+
+
+def would_change(url: str) -> Finding | None:
+    """What opening a store would change, if anything: an old schema is brought up to date. Changes nothing itself."""
+    if is_postgres(url):
+        return None  # on PostgreSQL `create=False` refuses that by itself
+    from perdure.ops.doctor.sqlite import look_before_opening
+
+    return look_before_opening(url)
+
+
+# --- backups, retention
+
+
+def backups(patient: Patient) -> Flow[list[Finding]]:
+    """When the last one was made, and when one was last restored in a test."""
+    at, restored_at, count = yield from query_one(patient, _COPIES)
+    now = patient.machine.clock_us()
+    if not count:
+        return [
+            Finding(
+                "backups",
+                "warning",
+                "no backup was ever made with Perdure",
+                "run `perdure backup` every day, or make sure that something else does (then ignore this)",
+            )
+        ]
+    age_s = max(0, now - at) / _US
+    level: Level = "ok" if age_s <= _BACKUP_DAYS_MAX * DAY_S else "warning"
+    do = "" if level == "ok" else "run `perdure backup`; a timer should do it every day"
+    made = Finding("backups", level, f"the last backup was made {span(age_s)} ago", do)
+    if restored_at is None:
+        says, do = "no backup was ever restored in a test", "run `perdure restore FILE --test`"
+        return [made, Finding("restore", "warning", says, do)]
+    age_s = max(0, now - restored_at) / _US
+    tried: Level = "ok" if age_s <= _RESTORE_DAYS_MAX * DAY_S else "warning"
+    says = f"a backup was last restored, and found whole, {span(age_s)} ago"
+    return [
+        made,
+        Finding("restore", tried, says, "" if tried == "ok" else "try it again: `perdure restore FILE --test`"),
+    ]
+
+
+def retention(patient: Patient) -> Flow[list[Finding]]:
+    """Whether anything ever removes old checkpoints."""
+    policies, on_threads, used = yield from query_one(patient, _RETENTION)
+    if policies or on_threads:
+        return [
+            Finding("retention", "ok", "old checkpoints are removed by a retention policy; `perdure compact` does it")
+        ]
+    if not used:
+        return [Finding("retention", "ok", "no checkpoints are stored yet")]
+    stored = yield from stored_bytes(patient)
+    level: Level = "warning" if stored > _LARGE_BYTES else "note"
+    return [
+        Finding(
+            "retention",
+            level,
+            f"checkpoints are kept for ever ({shown(stored)} so far)",
+            "if that is not meant, set a ttl or keep_last (how-to/retention) and run `perdure compact` by a timer",
+        )
+    ]
+
+
+# --- space
+
+
+def stored_bytes(patient: Patient) -> Flow[int]:
+    """What the store takes on its disk."""
+    if patient.is_sqlite:
+        from perdure.ops.doctor.sqlite import file_bytes
+
+        return file_bytes(patient.driver.path)
+    from perdure.ops.doctor.postgres import BYTES
+
+    [found] = yield from query_one(patient, BYTES)
+    return int(found)
+
+
+def growth_per_day(patient: Patient) -> Flow[float | None]:
+    """Bytes per day, from the sizes that were noted; None: not known yet."""
+    size, samples = yield from read(partial(measuring.size_and_samples, patient.machine.clock_us()))
+    return measuring.growth_per_day([*samples, size])
+
+
+def disk(patient: Patient) -> Flow[list[Finding]]:
+    """How much is free, how fast the store grows, and when the two meet."""
+    stored = yield from stored_bytes(patient)
+    growth = yield from growth_per_day(patient)
+    grows = "how fast it grows is not known yet" if growth is None else f"it grows by {shown(max(0, growth))} a day"
+    place = yield from _place(patient)
+    if place is None:
+        says = f"the store takes {shown(stored)}; {grows}; the server's disk cannot be seen from here"
+        return [Finding("disk", "note", says, "watch the server's free disk; a full one stops every write")]
+    total, free = patient.machine.disk(place)
+    says = f"the store takes {shown(stored)}; {grows}; {shown(free)} of {shown(total)} are free"
+    if growth is not None and growth > 0:
+        days = free / growth
+        full = (date.today() + timedelta(days=min(days, 36_500))).isoformat()
+        says += f"; the disk is full in {span(days * DAY_S)} ({full})" if days < 3650 else ""
+        if days < _FULL_LATER_DAYS:
+            level: Level = "problem" if days < _FULL_SOON_DAYS else "warning"
+            return [Finding("disk", level, says, "set retention and run `perdure compact`, or get a larger disk")]
+    if free < _FREE_BYTES_MIN or free < total * _FREE_SHARE_MIN:
+        level = "problem" if free < _FREE_BYTES_MIN else "warning"
+        return [Finding("disk", level, says, "free some space now: a full disk stops every write")]
+    if free < stored:
+        do = "make room for one copy: giving space back (`perdure compact`) and a backup beside it need as much again"
+        return [Finding("disk", "warning", says, do)]
+    return [Finding("disk", "ok", says)]
+
+
+def _place(patient: Patient) -> Flow[str | None]:
+    """A path on the store's disk, if this machine sees it."""
+    if patient.is_sqlite:
+        from perdure.ops.doctor.sqlite import folder_of
+
+        return folder_of(patient.driver.path)
+    from perdure.ops.doctor.postgres import data_folder
+
+    return (yield from data_folder(patient))
+
+
+# --- time
+
+
+def clock(patient: Patient) -> Flow[list[Finding]]:
+    """This machine's clock: against the server's or the file's, and against what was saved."""
+    found: list[Finding] = []
+    if patient.is_sqlite:
+        from perdure.ops.doctor.sqlite import clock_against_files
+
+        found += clock_against_files(patient)
+    else:
+        from perdure.ops.doctor.postgres import clock_against_server
+
+        found += yield from clock_against_server(patient)
+    [newest] = yield from query_one(patient, _NEWEST)
+    minutes = patient.machine.clock_us() // (60 * _US)
+    if newest is not None and newest > minutes + _FUTURE_MINUTES:
+        ahead = span((newest - minutes) * 60)
+        says = f"the newest checkpoint is {ahead} in the future: a clock is wrong, or was set back"
+        found.append(
+            Finding("clock", "warning", says, "set the clocks of all writers by NTP (chrony, systemd-timesyncd)")
+        )
+    if patient.machine.clock_is_kept() is False:
+        says = "the kernel says that nothing keeps this machine's clock right (in a container its host may)"
+        found.append(Finding("clock", "note", says, "run chrony or systemd-timesyncd"))
+    if all(finding.level == "ok" for finding in found):
+        return found or [Finding("clock", "ok", "nothing is from the future")]
+    return [finding for finding in found if finding.level != "ok"]
+
+
+# --- the store itself
+
+
+def schema(patient: Patient) -> Flow[list[Finding]]:
+    """An open store has the newest: opening brings it up to date, and refuses what is newer."""
+    dialect = patient.driver.dialect
+    [version] = yield from query_one(patient, _APPLIED)
+    newest = migrate.newest(dialect)
+    if version == newest:
+        return [Finding("schema", "ok", f"schema {version}, the newest that this Perdure knows")]
+    if version < newest:
+        return [schema_is_old(version, newest)]
+    says = f"schema {version}, and this Perdure knows {newest}: another process has a newer one"
+    return [Finding("schema", "problem", says, "upgrade Perdure everywhere")]
+
+
+def schema_is_old(version: int, newest: int) -> Finding:
+    return Finding(
+        "schema",
+        "warning",
+        f"schema {version}; this Perdure writes {newest}",
+        "make a backup, then open the store once with this Perdure: that brings it up to date. Older versions of "
+        "Perdure cannot open it after that",
+    )
+
+
+def runs(patient: Patient) -> Flow[list[Finding]]:
+    """Runs that need somebody."""
+    params = {"late": _LATE_S * _US, "now": patient.ctx.clock_us()}
+    stuck, doubts, leases, due = yield from query_one(patient, _STUCK, **params)
+    found: list[Finding] = []
+    if doubts:
+        says = f"{many(doubts, 'effect')} in doubt: nobody knows whether they happened"
+        found.append(Finding("runs", "warning", says, "look with `perdure asks`, say it with `perdure resolve`"))
+    if stuck:
+        says = f"{many(stuck, 'run')} stuck: they cannot go on by themselves"
+        found.append(Finding("runs", "warning", says, "look with `perdure runs --status stuck`; then `perdure resume`"))
+    if leases:
+        says = f"{many(leases, 'run')} whose process died more than {span(_LATE_S)} ago, and nobody took over"
+        found.append(Finding("runs", "warning", says, "run a worker: `perdure worker app.py`"))
+    if due:
+        says = f"{many(due, 'run')} due for more than {span(_LATE_S)}"
+        found.append(
+            Finding("runs", "warning", says, "run a worker of their queue and version: `perdure worker app.py`")
+        )
+    return found or [
+        Finding("runs", "ok", f"no run is stuck or in doubt, and none has been due for more than {span(_LATE_S)}")
+    ]
+
+
+def upkeep(patient: Patient) -> Flow[list[Finding]]:
+    """Tenants for which a worker's daily upkeep failed the last time."""
+    rows = yield from query(patient, _TROUBLE)
+    found = [
+        Finding(
+            "upkeep",
+            "warning",
+            f"upkeep of tenant {name!r} failed: {orjson.loads(value)['error']}",
+            f"see to that, then run `perdure compact --tenant {name}`; a worker tries it again every day",
+        )
+        for name, value in rows
+    ]
+    return found or [Finding("upkeep", "ok", "no tenant's upkeep has failed")]
+
+
+def deletions(patient: Patient) -> Flow[list[Finding]]:
+    """Deletions that a crash left unfinished."""
+    [count] = yield from query_one(patient, _SWEEPS)
+    if not count:
+        return [Finding("deletions", "ok", "no deletion is unfinished")]
+    says = f"{many(count, 'deletion')} decided and not finished (a process died, or is at it now)"
+    return [Finding("deletions", "note", says, "`perdure compact` finishes them")]
+
+
+def encryption(patient: Patient) -> Flow[list[Finding]]:
+    """Whether states are encrypted in the database, and whether the keys are here."""
+    sealed, tenants = yield from query_one(patient, _SEALS)
+    if not sealed:
+        says = "states are not encrypted in the database"
+        return [Finding("encryption", "note", says, "if the disk or its backups are not, see how-to/encryption")]
+    found = Finding("encryption", "ok", f"{sealed} of {many(tenants, 'tenant')} encrypted")
+    if sealed < tenants:
+        found = Finding(
+            "encryption",
+            "warning",
+            found.says,
+            "`perdure keys encrypt --tenant NAME` for each that `perdure keys` shows without a key",
+        )
+    from perdure.ops.doctor.keys import keys
+
+    wrong = yield from keys(patient)
+    return [found, *wrong]
+
+
+def objects(patient: Patient) -> Flow[list[Finding]]:
+    """Whether what was moved to an object store is there; nothing, if nothing was."""
+    from perdure.ops.doctor.objects import objects as look
+
+    return (yield from look(patient))
+
+
+def damage(patient: Patient) -> Flow[list[Finding]]:
+    """Not looked for here: that reads everything."""
+    yield from ()
+    return [Finding("damage", "ok", "not looked for: that reads every state; `perdure verify` does it, by a timer")]
+
+
+# --- this process
+
+
+def python(patient: Patient) -> Flow[list[Finding]]:
+    yield from ()
+    return [_python()]
+
+
+def extras(patient: Patient) -> Flow[list[Finding]]:
+    yield from ()
+    return [_extras()]
+
+
+def _python() -> Finding:
+    ends = PYTHON_ENDS.get(sys.version_info[:2])
+    says = f"Python {platform.python_version()}"
+    if ends is not None and ends < date.today():
+        return Finding("python", "warning", f"{says} gets no fixes since {ends}", "go to a newer Python")
+    return Finding("python", "ok", says if ends is None else f"{says}, which gets fixes until {ends}")
+
+
+def _extras() -> Finding:
+    there = [name for name, module in EXTRAS.items() if importlib.util.find_spec(module) is not None]
+    missing = [name for name in EXTRAS if name not in there]
+    says = f"installed: {', '.join(there) or 'none'}" + (f"; not: {', '.join(missing)}" if missing else "")
+    return Finding("extras", "ok", says)

@@ -1,0 +1,221 @@
+"""`store.health()`: what a crash now would cost, and how the store is doing, in figures that cost nothing to get.
+
+No query here reads a table from end to end: counts stop at a limit, the rest are ends of indexes. A test looks at the
+plans. What the file system knows (the disk, the write-ahead log) is added after the transaction.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+from perdure.errors import StoreError
+from perdure.log import measuring
+from perdure.log.measuring import DAY_US, HOUR_US, Sample
+from perdure.runs.journal.rows import STATUSES
+from perdure.storage.program import Batch, Flow, Program, Row, Rows, Sql, read, write
+from perdure.threads.autosave_session import Unsaved, open_sessions
+from perdure.threads.context import Context
+from perdure.threads.models import moment
+
+THREADS_MAX = 100_000
+RUNS_MAX = 10_000
+_AMONG = 1_000  # of the runs that wait, the oldest is looked for among so many
+_YEARS_US = 100 * 365 * DAY_US
+
+_THREADS = Sql(f"SELECT count(*) FROM (SELECT 1 FROM thread WHERE tenant = :tenant LIMIT {THREADS_MAX}) AS counted")
+_RUNS = Sql(
+    " UNION ALL ".join(
+        f"SELECT '{status}', (SELECT count(*) FROM "
+        f"(SELECT 1 FROM run WHERE tenant = :tenant AND status = '{status}' LIMIT {RUNS_MAX}) AS counted)"
+        for status in STATUSES
+    )
+)
+_OLDEST = Sql(
+    f"""SELECT id, changed_at FROM (SELECT id, changed_at FROM run WHERE tenant = :tenant AND status = :status
+    ORDER BY run LIMIT {_AMONG}) AS some_of_them ORDER BY changed_at LIMIT 1"""
+)
+# The index knows minutes; the row knows exactly.
+_LAST_SAVE = Sql(
+    """SELECT max(updated_at) FROM thread WHERE tenant = :tenant AND active = (
+        SELECT active FROM thread WHERE tenant = :tenant ORDER BY active DESC LIMIT 1)"""
+)
+_FIRST = [
+    Sql(f"SELECT created_at FROM {table} WHERE tenant = :tenant ORDER BY {table} LIMIT 1")
+    for table in ("thread", "run")
+]
+_RETENTION = Sql("SELECT count(*) FROM meta WHERE key = :key")  # the policy of all the tenant's threads
+_COPIES = Sql("SELECT max(at), max(restored_at) FROM copy WHERE sort = 'backup'")
+_FILE = Sql(sqlite="SELECT file FROM pragma_database_list WHERE name = 'main'", postgres="SELECT ''")
+QUERIES = (_THREADS, _RUNS, _OLDEST, _LAST_SAVE, *_FIRST)  # on tables that grow
+
+
+class WaitingRun(NamedTuple):
+    """A run, and since when it is as it is."""
+
+    id: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a store is doing. Sizes and copies are of the whole store, the rest is of one tenant."""
+
+    at: datetime
+    unsaved: tuple[Unsaved, ...]  # what a crash of this process would cost, for each autosave that is open in it
+    last_save_at: datetime | None
+    threads: int  # counted up to THREADS_MAX
+    runs: dict[str, int]  # by status, each counted up to RUNS_MAX
+    oldest_waiting: WaitingRun | None
+    oldest_stuck: WaitingRun | None
+    bytes: int
+    free_bytes: int  # inside the store, to be used again
+    wal_bytes: int | None  # None: PostgreSQL, or in memory
+    disk_free_bytes: int | None  # None: PostgreSQL, whose disk is not here; or in memory
+    growth_bytes_per_day: float | None  # None: too early to tell
+    growth_is_estimate: bool  # made from the store's age: there are no samples yet
+    has_retention: bool  # a policy for all threads of this tenant; single threads may have their own
+    last_backup_at: datetime | None
+    last_restored_at: datetime | None  # when a backup was last restored and found whole
+
+    @property
+    def unsaved_changes(self) -> int:
+        """How many changes a crash of this process would lose."""
+        return sum(each.changes for each in self.unsaved)
+
+    @property
+    def unsaved_s(self) -> float:
+        """For how many seconds the oldest of them has not been durable."""
+        return max((each.seconds for each in self.unsaved), default=0.0)
+
+    @property
+    def disk_full_at(self) -> datetime | None:
+        """When the disk is full if the store grows on like this; None: it does not, or nobody knows."""
+        if self.disk_free_bytes is None or self.growth_bytes_per_day is None or self.growth_bytes_per_day <= 0:
+            return None
+        days = (self.disk_free_bytes + self.free_bytes) / self.growth_bytes_per_day
+        return self.at + timedelta(days=days) if days * DAY_US < _YEARS_US else None
+
+
+class Facts(NamedTuple):
+    """What the database says."""
+
+    size: Sample
+    samples: list[Sample]
+    copies: Row
+    file: str
+    threads: int = 0
+    runs: Sequence[Row] = ()
+    waiting: Row | None = None
+    stuck: Row | None = None
+    last_save: int | None = None
+    first: int | None = None
+    policies: int = 0
+
+
+def health(ctx: Context) -> Flow[Health]:
+    """Look, and leave a sample of the size if the last one is an hour old."""
+    tenant = yield from ctx.tenant()
+    now = ctx.clock_us()
+    facts = yield from read(partial(_facts, tenant, now))
+    if measuring.is_due(facts.samples, now):
+        try:
+            yield from write(partial(measuring.add_sample, facts.size))
+        except StoreError:
+            pass  # a store that cannot be written, or a role that may not: its health can be told all the same
+    return _told(ctx, facts, now)
+
+
+def _facts(tenant: int | None, now: int) -> Program[Facts]:
+    size, samples = yield from measuring.size_and_samples(now)
+    [[copies], [(file,)]] = yield Batch(_COPIES(), _FILE())
+    if tenant is None:
+        return Facts(size, samples, copies, file or "")
+    return (yield from _of_tenant(tenant, Facts(size, samples, copies, file or "")))
+
+
+def _of_tenant(tenant: int, facts: Facts) -> Generator[Batch, list[Rows], Facts]:
+    [[(threads,)], runs, waiting, stuck, [(last_save,)], [(policies,)], *firsts] = yield Batch(
+        _THREADS(tenant=tenant),
+        _RUNS(tenant=tenant),
+        _OLDEST(tenant=tenant, status="waiting"),
+        _OLDEST(tenant=tenant, status="stuck"),
+        _LAST_SAVE(tenant=tenant),
+        _RETENTION(tenant=tenant, key=f"retention {tenant}"),
+        *(sql(tenant=tenant) for sql in _FIRST),
+        last=True,
+    )
+    return facts._replace(
+        threads=threads,
+        runs=runs,
+        waiting=waiting[0] if waiting else None,
+        stuck=stuck[0] if stuck else None,
+        last_save=last_save,
+        policies=policies,
+        first=min((rows[0][0] for rows in firsts if rows), default=None),
+    )
+
+
+def _told(ctx: Context, facts: Facts, now: int) -> Health:
+    growth = measuring.growth_per_day([*facts.samples, facts.size])
+    is_estimate = growth is None and facts.first is not None and now - facts.first >= HOUR_US
+    if is_estimate and facts.first is not None:
+        growth = (facts.size.bytes - facts.size.free_bytes) / ((now - facts.first) / DAY_US)
+    backup, restored = facts.copies
+    return Health(
+        at=moment(now),
+        unsaved=tuple(session.unsaved() for session in open_sessions(ctx)),
+        last_save_at=_moment(facts.last_save),
+        threads=facts.threads,
+        runs={status: count for status, count in facts.runs if count},
+        oldest_waiting=_waiting(facts.waiting),
+        oldest_stuck=_waiting(facts.stuck),
+        bytes=facts.size.bytes,
+        free_bytes=facts.size.free_bytes,
+        wal_bytes=_wal_bytes(facts.file),
+        disk_free_bytes=shutil.disk_usage(os.path.dirname(facts.file)).free if facts.file else None,
+        growth_bytes_per_day=growth,
+        growth_is_estimate=is_estimate,
+        has_retention=facts.policies > 0,
+        last_backup_at=_moment(backup),
+        last_restored_at=_moment(restored),
+    )
+
+
+def _moment(at: int | None) -> datetime | None:
+    return None if at is None else moment(at)
+
+
+def _waiting(row: Row | None) -> WaitingRun | None:
+    return None if row is None else WaitingRun(row[0], moment(row[1]))
+
+
+def _wal_bytes(file: str) -> int | None:
+    if not file:
+        return None
+    try:
+        return os.path.getsize(f"{file}-wal")
+    except OSError:  # there is none
+        return 0
+
+
+def as_json(found: Health) -> dict[str, Any]:
+    """Health as JSON holds it: times in UTC, and figures that are computed."""
+    fields = {name: getattr(found, name) for name in Health.__slots__}
+    for name in ("unsaved_changes", "unsaved_s", "disk_full_at"):
+        fields[name] = getattr(found, name)
+    fields["unsaved"] = [each._asdict() for each in found.unsaved]
+    return {name: _plain(value) for name, value in fields.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, WaitingRun):
+        return {"id": value.id, "since": _plain(value.since)}
+    return value

@@ -1,0 +1,149 @@
+"""`store.compact()`: remove what retention says, pack what has come to rest, give the space back.
+
+Many short transactions, so that other writers never wait long; killed anywhere, it goes on the next time. Nothing that
+a pin, a fork, a graph or an unfinished run needs goes, and what stays reads the same: no hash changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from perdure.log import erasing
+from perdure.log.compacting import reclaim, recompress
+from perdure.log.measuring import size_and_samples
+from perdure.log.packing import COLD_US, pack_tenant
+from perdure.log.sweeping import sweep
+from perdure.ops.keeping import retention
+from perdure.runs.journal import graph_tasks
+from perdure.runs.keeping import foreseeing
+from perdure.runs.keeping import retention as runs
+from perdure.runs.keeping.isolating import succeeded
+from perdure.storage import meters
+from perdure.storage.program import Flow, Program, Progress, read
+from perdure.threads.context import Context
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What a compaction has removed and how much smaller it made what stays; of a dry run, what it would remove.
+
+    Bytes are those in use inside the store. PostgreSQL's shrink only when the server has vacuumed; of a dry run,
+    `bytes_after` is an estimate that counts only what would be removed.
+    """
+
+    threads: int  # that have expired
+    checkpoints: int  # of those, and beyond keep_last
+    runs: int  # finished ones whose journals went
+    held: int  # threads whose time is over, and that a pin, a graph or a run still needs
+    packed: int  # checkpoints whose differences were put together
+    saved_bytes: int  # by compressing and packing what stays
+    bytes_before: int
+    bytes_after: int
+    expired: tuple[str, ...] = ()  # names of threads, up to 100
+    damaged: int = 0  # threads that retention could not look through: see `perdure verify`
+    dry_run: bool = False
+    moved: int = 0  # packs and large results that went to the object store, if there is one
+    shared: int = 0  # checkpoints beyond keep_last that stay, because a fork has them and keeps more
+
+
+def compact(
+    ctx: Context,
+    keep_us: int | None,
+    *,
+    dry_run: bool = False,
+    vacuum: bool = False,
+    progress: Progress | None = None,
+) -> Flow[Compacted]:
+    """All of it, for the store's tenant."""
+    tenant = yield from ctx.tenant()
+    if tenant is None:
+        done = Compacted(0, 0, 0, 0, 0, 0, 0, 0, dry_run=dry_run)
+    elif dry_run:
+        done = yield from _foresee(ctx, tenant, keep_us, progress)
+    else:
+        done = yield from compact_tenant(ctx, tenant, keep_us, progress)
+        yield from succeeded(tenant)
+    if vacuum and not dry_run:
+        yield from reclaim()
+    return done
+
+
+def _foresee(ctx: Context, tenant: int, keep_us: int | None, progress: Progress | None) -> Flow[Compacted]:
+    now = ctx.clock_us()
+    before = yield from _used(now)
+    gone = yield from retention.enforce(tenant, now, dry_run=True, progress=progress)
+    swept = gone.tasks + (yield from foreseeing.would_sweep(tenant, keep_us, now))
+    return Compacted(
+        gone.threads,
+        gone.checkpoints,
+        swept,
+        gone.held,
+        0,
+        0,
+        before,
+        max(0, before - gone.bytes),
+        tuple(gone.names),
+        damaged=gone.damaged,
+        dry_run=True,
+        shared=gone.shared,
+    )
+
+
+def compact_tenant(ctx: Context, tenant: int, keep_us: int | None, progress: Progress | None = None) -> Flow[Compacted]:
+    """The whole of it for one tenant, without giving space back to the file system."""
+    now = ctx.clock_us()
+    before = yield from _used(now)
+    # First what others have begun and not finished.
+    if (yield from read(partial(erasing.marked, tenant))) is not None:
+        yield from erasing.finish(tenant, ctx.driver.dialect)
+    yield from sweep(tenant)
+    swept = yield from graph_tasks.sweep(tenant, now)
+    gone = yield from retention.enforce(tenant, now, dry_run=False, progress=progress)
+    swept += gone.tasks + (yield from runs.sweep_runs(tenant, keep_us, ctx.clock_us))
+    saved = yield from recompress(tenant)
+    packed = yield from pack_tenant(tenant, now - COLD_US)
+    moved = yield from _move_out(ctx, tenant)
+    if (sink := meters.sink) is not None:
+        sink.record(meters.COMPACTIONS, 1)
+        sink.record(meters.COMPACTED, gone.checkpoints)
+        sink.record(meters.SAVED_BYTES, max(0, saved + packed.saved_bytes))
+    return Compacted(
+        gone.threads,
+        gone.checkpoints,
+        swept,
+        gone.held,
+        packed.records,
+        saved + packed.saved_bytes,
+        before,
+        (yield from _used(now)),
+        tuple(gone.names),
+        damaged=gone.damaged,
+        moved=moved,
+        shared=gone.shared,
+    )
+
+
+def _move_out(ctx: Context, tenant: int) -> Flow[int]:
+    """What is cold goes to the object store, if there is one."""
+    if getattr(ctx.driver, "objects", None) is None:
+        return 0
+    from perdure.ops.far.objects import move_out_of
+
+    return (yield from move_out_of(ctx, tenant)).objects
+
+
+def _used(now: int) -> Flow[int]:
+    """Bytes in use inside the store."""
+
+    def program() -> Program[int]:
+        found, _ = yield from size_and_samples(now)
+        return found.bytes - found.free_bytes
+
+    return (yield from read(program))
+
+
+def days_work(ctx: Context, tenant: int, keep_us: int | None) -> Flow[runs.Upkeep]:
+    """What a worker does for a tenant once a day."""
+    done = yield from compact_tenant(ctx, tenant, keep_us)
+    return runs.Upkeep(done.runs, done.saved_bytes, done.threads, done.checkpoints)

@@ -1,0 +1,100 @@
+"""`store.erase()` and `store.erase_run()`: a thread or a run goes with every byte; the answer says what may hold it.
+
+A run's own part is in several transactions (journal, state, arguments), each of which may be the last before a kill:
+what is still to be done is found the next time, by the same call or by `store.compact()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from functools import partial
+
+from perdure.errors import NotFound
+from perdure.log import erasing
+from perdure.log.branches import no_thread
+from perdure.runs.engine import flows
+from perdure.runs.journal import graph_tasks
+from perdure.runs.journal.blobs import drop_loose_blobs
+from perdure.runs.keeping.retention import delete_run
+from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read, write
+from perdure.threads.context import Context
+from perdure.threads.far_loose import remove_now
+from perdure.threads.keeping import Erased, remains
+from perdure.threads.models import moment
+
+_CHILDREN = Sql("SELECT id FROM run WHERE tenant = :tenant AND parent = :run ORDER BY run LIMIT 20")
+
+
+def erase_thread(
+    ctx: Context, name: str, number: int | None, *, forks: bool, full: bool, progress: Progress | None = None
+) -> Flow[Erased]:
+    """Erase a thread, with its forks if that is said. What a killed process has decided before is finished."""
+    tenant = yield from ctx.tenant()
+    if tenant is None:
+        raise no_thread(name)
+    at = ctx.clock_us()
+    records, names, told = 0, [name], []
+    try:
+        op = partial(erasing.wipe_thread, tenant, name, number, forks, at)
+        wiped = yield from write(op, solo=True)
+    except NotFound:
+        if not (yield from _unfinished(tenant)):
+            raise
+        names = []
+    else:
+        records, names = wiped.records, [thread.name for thread in wiped.threads]
+        told = wiped.stay
+        ctx.cache.forget(tenant, wiped.tree)
+        for thread in wiped.threads:
+            yield from graph_tasks.drop_of_thread(tenant, thread.thread)
+    told = [*(yield from _finish(ctx, tenant, full, progress)), *told]
+    return Erased(records, moment(at), (*told, *(yield from remains(ctx, tenant, full))), tuple(names))
+
+
+def erase_run(ctx: Context, run_id: str, *, full: bool) -> Flow[Erased]:
+    """Erase a finished run: arguments, journal, outcome, questions, answers, messages, large results, states."""
+    tenant = yield from ctx.tenant()
+    if tenant is None:
+        yield from flows.locate(ctx, run_id)  # raises: there is none
+        raise AssertionError
+    at = ctx.clock_us()
+    told: list[str] = []
+    names: tuple[str, ...] = ()
+    try:
+        _, row = yield from flows.locate(ctx, run_id)
+    except NotFound:
+        if not (yield from _unfinished(tenant)):
+            raise
+    else:
+        told = yield from read(partial(_beside, tenant, row.run))
+        yield from delete_run(ctx, run_id, first=partial(_begin, tenant, row.run, at), force=True)
+        names = (run_id,)
+    told = [*(yield from _finish(ctx, tenant, full, None)), *told]
+    told.append(
+        "files that the run itself has written, such as that of perdure.progress(file=…), and what effects sent out"
+    )
+    return Erased(0, moment(at), (*told, *(yield from remains(ctx, tenant, full))), runs=names)
+
+
+def _unfinished(tenant: int) -> Flow[bool]:
+    return (yield from read(partial(erasing.marked, tenant))) is not None
+
+
+def _begin(tenant: int, run: int, at: int) -> Generator[Batch, list[Rows], None]:
+    """Inside the transaction that decides that a run goes."""
+    yield from erasing.mark(tenant, at)
+    yield from erasing.note(tenant, run, 0, 0, None, at)
+
+
+def _beside(tenant: int, run: int) -> Program[list[str]]:
+    [children] = yield Batch(_CHILDREN(tenant=tenant, run=run), last=True)
+    return [f"run {child!r}, which it has started: erase it too" for (child,) in children]
+
+
+def _finish(ctx: Context, tenant: int, full: bool, progress: Progress | None) -> Flow[list[str]]:
+    """Also what a killed process left: tasks of graphs whose threads are gone, results that no run needs."""
+    yield from graph_tasks.sweep(tenant, ctx.clock_us())
+    yield from drop_loose_blobs(tenant)
+    began = yield from read(partial(erasing.marked, tenant))
+    told = yield from erasing.finish(tenant, ctx.driver.dialect, full=full, progress=progress)
+    return [*told, *(yield from remove_now(ctx, tenant, int(began or ctx.clock_us())))]

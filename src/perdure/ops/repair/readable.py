@@ -1,0 +1,147 @@
+"""Before a repair changes anything: whether it can read all that is there.
+
+A wrong key and a wrong address make sound data look lost. So a repair that lacks a key, or finds none of the objects
+that the store names, is refused, and says what to give it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from perdure.errors import KeyMissing, ObjectMissing, UsageError
+from perdure.log.branches import try_thread
+from perdure.ops.far.missing import is_any_there, tenants
+from perdure.ops.far.objects import count_far
+from perdure.storage.cells import MARK
+from perdure.storage.keyring import ID_BYTES
+from perdure.storage.program import Batch, Flow, Program, Sql, read
+from perdure.threads.context import Context
+from perdure.threads.far_loose import objects_of, place_of
+
+_NOTHING = "nothing was changed"
+_GIVE = "give its keys (keys=…), or set PERDURE_KEYS to its key file"
+_SAMPLE = 20
+_SEALED = Sql("SELECT key FROM seal WHERE tenant = :tenant ORDER BY since DESC LIMIT 1")
+_USED = Sql(
+    """SELECT EXISTS (SELECT 1 FROM thread WHERE tenant = :tenant), EXISTS (SELECT 1 FROM run WHERE tenant = :tenant),
+    EXISTS (SELECT 1 FROM body WHERE tenant = :tenant)"""
+)
+_STRANGE = Sql("SELECT 1 FROM seal s WHERE NOT EXISTS (SELECT 1 FROM tenant t WHERE t.tenant = s.tenant) LIMIT 1")
+# What cells begin with that were sealed, whatever the store has kept about keys.
+_STARTS = [
+    Sql(f"SELECT substr({column}, 1, 16) FROM {table} WHERE tenant = :tenant ORDER BY {key} LIMIT :limit")
+    for table, column, key in (("body", "salt", "id"), ("journal", "body", "run, seq"), ("run_value", "value", "run"))
+]
+
+
+class Allowed(NamedTuple):
+    """What a repair was told to do without."""
+
+    leave: Sequence[str] = ()  # tenants whose keys are gone
+    objects_lost: bool = False
+
+
+def check_readable(ctx: Context, allowed: Allowed, keys: object) -> Flow[set[str]]:
+    """The names of the tenants to be passed over: those that are to be left, those that have neither data nor a key.
+    Raises KeyMissing, NotEncrypted, ObjectMissing, UsageError."""
+    found = yield from read(tenants)
+    if keys is None and (yield from read(_is_sealed_strange)):
+        raise KeyMissing(f"the store is encrypted, and a repair must read it: {_GIVE}; {_NOTHING}")
+    names = [name for _, name in found]
+    unknown = [name for name in allowed.leave if name not in names]
+    if unknown:
+        raise UsageError(f"leave={unknown[0]!r}: there is no such tenant; there are {', '.join(map(repr, names))}")
+    passed = set(allowed.leave)
+    for number, name in found:
+        if name not in passed and not (yield from _has_key(number, name, keys)):
+            passed.add(name)
+    numbers = [number for number, name in found if name not in passed]
+    yield from _check_objects(ctx, numbers, allowed.objects_lost)
+    return passed
+
+
+# --- keys
+
+
+def _has_key(tenant: int, name: str, keys: object) -> Flow[bool]:
+    """Whether a tenant can be read. False: there is nothing to be read. Raises KeyMissing, NotEncrypted."""
+    listed, used = yield from read(partial(_keys_of, tenant))
+    if keys is None and (listed or used):
+        key = listed or used or b""
+        says = f"the data of tenant {name!r} is encrypted with key {key.hex()}, and a repair must read it: {_GIVE}"
+        raise _refused(says, name, key)
+    if used and not listed:
+        raise KeyMissing(
+            f"the data of tenant {name!r} is encrypted with key {used.hex()}, and what the store keeps about its keys "
+            f"(the table `seal`) is gone: restore a backup, or bring that table back from one; {_NOTHING}",
+            tenant=name,
+            key=used.hex(),
+        )
+    if keys is not None:
+        try:
+            yield from read(partial(try_thread, tenant, ""))  # whatever opens a cell asks for the key
+        except KeyMissing as error:
+            if listed is None and not (yield from read(partial(_is_used, tenant))):
+                return False
+            raise _refused(str(error), name, listed) from None
+    return True
+
+
+def _refused(says: str, name: str, key: bytes | None) -> KeyMissing:
+    return KeyMissing(
+        f"{says}. {_NOTHING.capitalize()}. If the key was forgotten on purpose, leave the tenant as it is: "
+        f"repair(…, leave=[{name!r}]) (`--leave {name}`)",
+        tenant=name,
+        key=(key or b"").hex(),
+    )
+
+
+def _keys_of(tenant: int) -> Program[tuple[bytes | None, bytes | None]]:
+    """The newest key that the store knows of, and one that its cells were sealed with."""
+    listed, *starts = yield Batch(
+        _SEALED(tenant=tenant), *(sql(tenant=tenant, limit=_SAMPLE) for sql in _STARTS), last=True
+    )
+    cells = [start for rows in starts for (start,) in rows if type(start) is bytes]
+    sealed = [start[len(MARK) :][:ID_BYTES] for start in cells if start.startswith(MARK)]
+    # One cell may look so by damage; a store that is encrypted has no others.
+    used = sealed[0] if sealed and 2 * len(sealed) > len(cells) else None
+    return (bytes(listed[0][0]) if listed else None), used
+
+
+def _is_used(tenant: int) -> Program[bool]:
+    [rows] = yield Batch(_USED(tenant=tenant), last=True)
+    return any(rows[0])
+
+
+def _is_sealed_strange() -> Program[bool]:
+    """Whether there are keys of a tenant whose own row is lost."""
+    [rows] = yield Batch(_STRANGE(tenant=None), last=True)
+    return bool(rows)
+
+
+# --- objects
+
+
+def _check_objects(ctx: Context, numbers: Sequence[int], objects_lost: bool) -> Flow[None]:
+    count = yield from read(count_far)
+    if not count:
+        return
+    if objects_of(ctx) is None:
+        raise ObjectMissing(
+            f"{count} packs and large results of the store are in an object store, and a repair must read them: give "
+            f"its address (repair(url, objects=…), --objects URL or PERDURE_OBJECTS); {_NOTHING}"
+        )
+    looked = 0
+    for number in numbers:
+        some, there = yield from is_any_there(number)
+        looked += some
+        if there or objects_lost:
+            return
+    if looked:
+        raise ObjectMissing(
+            f"none of the {looked} objects that the store names is at {place_of(ctx)}: that looks like the wrong place "
+            f"(objects=); {_NOTHING}. If they are all lost, say so: repair(…, objects_lost=True) (`--objects-lost`)",
+            place=place_of(ctx),
+        )

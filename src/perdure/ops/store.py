@@ -1,0 +1,149 @@
+"""The store with everything it offers: threads, runs, and what somebody who operates it needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from perdure.errors import UsageError
+from perdure.log.cache import BaseCache
+from perdure.ops.copies.store import CopyStore
+from perdure.ops.far.store import FarStore
+from perdure.ops.keeping.store import KeepStore
+from perdure.runs.session.session import LEASE_US
+from perdure.storage.program import Driver, Flow, Progress
+from perdure.storage.urls import open_driver
+from perdure.threads.checks import check_name
+from perdure.threads.context import WARN_BYTES, Context
+from perdure.threads.store import CACHE_BYTES, DEFAULT_TENANT
+from perdure.values.registry import Codec
+
+if TYPE_CHECKING:  # imported where it is used
+    from perdure.ops.doctor.checklist import Finding
+    from perdure.ops.health import Health
+    from perdure.ops.keys import KeyInfo, Rotated
+    from perdure.storage.keyring import KeyProvider
+    from perdure.storage.objects import Objects
+
+
+def open_store(
+    url: str | os.PathLike[str],
+    *,
+    trust: Sequence[str] = (),
+    durability: Literal["full", "normal"] = "full",
+    tenant: str = DEFAULT_TENANT,
+    timeout_s: float = 30.0,
+    create: bool = True,
+    cache_bytes: int = CACHE_BYTES,
+    lease_s: float = LEASE_US / 1e6,
+    keep_runs_s: float | None = None,
+    warn_bytes: int = WARN_BYTES,
+    keys: KeyProvider | bytes | Sequence[bytes] | Mapping[str, Any] | Literal["env"] | None = None,
+    objects: Objects | str | None = None,
+    **options: Any,
+) -> Store:
+    """Open a store: a path or `sqlite:///path` (made if it is not there), `:memory:`, or `postgresql://…`.
+
+    `trust` names module prefixes whose data classes may be saved and loaded without being registered one by one.
+    `durability="normal"` may lose the last commits at a power loss, never more, and never corrupts. `timeout_s` is how
+    long to wait for other writers. `create=False` refuses to make a new store. `lease_s` is how long a run stays with a
+    process that says nothing; `keep_runs_s` how long finished runs keep their journals (None: until they are deleted).
+    A state whose text is longer than `warn_bytes` is told of in the log, with the path that makes it so. With `keys` (a
+    `KeyFile`, `StaticKeys`, 32 bytes, or "env" for the file that PERDURE_KEYS names) what is stored is encrypted, and
+    what is not encrypted is refused. With `objects` (`s3://bucket/prefix`, `gs://…`, `az://…`, `file:///folder`, or an
+    `Objects`) `compact` moves cold data there, and reading it is as before. Further options go to the driver.
+    """
+    check_name(tenant, "tenant")
+    if not lease_s > 0:
+        raise UsageError(f"lease_s={lease_s!r}: a number of seconds above 0")
+    wrapped = _encrypting(keys) if keys is not None else None  # before the store is opened: keys may be wrong
+    keys = None  # not in a frame that an error may be raised from: what reports errors shows its variables
+    far = _far(objects, os.fspath(url)) if objects is not None else None
+    driver = open_driver(url, durability=durability, timeout_s=timeout_s, create=create, **options)
+    if far is not None:  # below what encrypts: objects hold what the database would
+        driver = far(driver)
+    if wrapped is not None:
+        driver = wrapped(driver)
+    context = Context(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant, warn_bytes=warn_bytes)
+    if (vault := getattr(driver, "vault", None)) is not None:  # texts in memory go with the key that opened them
+        vault.listen(context.cache)
+    keep_us = None if keep_runs_s is None else int(keep_runs_s * 1e6)
+    return Store(context, lease_us=int(lease_s * 1e6), keep_us=keep_us)
+
+
+def _encrypting(keys: object) -> Callable[[Driver], Driver]:
+    from perdure.ops.keys import encrypting
+
+    return encrypting(keys)
+
+
+def _far(objects: object, url: str) -> Callable[[Driver], Driver]:
+    from perdure.ops.far.objects import with_objects
+
+    return with_objects(objects, url)
+
+
+class Store(KeepStore, CopyStore, FarStore):
+    """One database, as one tenant sees it."""
+
+    def doctor(self) -> list[Finding]:
+        """The checklist of a deployment: for each line how it stands, and what to do. Changes nothing."""
+        return self._run(self._doctor())
+
+    async def adoctor(self) -> list[Finding]:
+        """`doctor`, awaited."""
+        return await self._arun(self._doctor())
+
+    def health(self) -> Health:
+        """How the store is doing, and what a crash of this process would cost now. Cheap: it may be asked often."""
+        return self._run(self._health())
+
+    async def ahealth(self) -> Health:
+        """`health`, awaited."""
+        return await self._arun(self._health())
+
+    def list_keys(self) -> list[KeyInfo]:
+        """The keys that this tenant's data is or was encrypted with, the oldest first; never the keys themselves."""
+        return self._run(self._list_keys())
+
+    async def alist_keys(self) -> list[KeyInfo]:
+        """`list_keys`, awaited."""
+        return await self._arun(self._list_keys())
+
+    def rotate_keys(self, *, progress: Progress | None = None) -> Rotated:
+        """Encrypt everything of this tenant with the key in use now, while others read and write. Safe to repeat."""
+        return self._run(self._rotate_keys(progress))
+
+    async def arotate_keys(self, *, progress: Progress | None = None) -> Rotated:
+        """`rotate_keys`, awaited."""
+        return await self._arun(self._rotate_keys(progress))
+
+    def encrypt(self, *, full: bool = False, progress: Progress | None = None) -> Rotated:
+        """Encrypt what this tenant has stored without a key, while nobody else uses it. Safe to repeat. The answer says
+        what may still hold it in the clear. `full`: PostgreSQL rewrites its tables, and nobody can use them then."""
+        return self._run(self._rotate_keys(progress, plain=True, full=full))
+
+    async def aencrypt(self, *, full: bool = False, progress: Progress | None = None) -> Rotated:
+        """`encrypt`, awaited."""
+        return await self._arun(self._rotate_keys(progress, plain=True, full=full))
+
+    def _list_keys(self) -> Flow[list[KeyInfo]]:
+        from perdure.ops.keys import list_keys
+
+        return list_keys(self._context)
+
+    def _rotate_keys(self, progress: Progress | None, *, plain: bool = False, full: bool = False) -> Flow[Rotated]:
+        from perdure.ops.keys import rotate
+
+        return rotate(self._context, progress, plain=plain, full=full)
+
+    def _doctor(self) -> Flow[list[Finding]]:
+        from perdure.ops.doctor.checklist import examine
+
+        return examine(self._context)
+
+    def _health(self) -> Flow[Health]:
+        from perdure.ops.health import health
+
+        return health(self._context)

@@ -1,0 +1,13 @@
+"""What the library tells of itself: logs, metrics, traces."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """`perdure.logs` and `perdure.metrics`, imported when they are first asked for."""
+    if name in ("logs", "metrics"):
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,57 @@
+"""`perdure.logs`: the library's log as JSON, a line each.
+
+Perdure logs through `logging.getLogger("perdure")`, as the application has set it up. Each line has an event, whose
+name does not change, and fields. None holds a state, an argument, a result, the text of an error of user code, or a
+password.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from perdure.storage.events import FIELD
+
+__all__ = ["JsonFormatter", "json_lines"]
+
+LOGGER = "perdure"
+
+
+class JsonFormatter(logging.Formatter):
+    """A log record as one JSON object: time, level, logger, event, message, then the event's own fields.
+
+    Works for records of other libraries too; their event is "log".
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = dict(getattr(record, FIELD, {}))
+        found: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": fields.pop("event", "log"),
+            "message": record.getMessage(),
+        }
+        for name, value in fields.items():
+            found.setdefault(name, value)
+        if record.exc_info:
+            found["exception"] = self.formatException(record.exc_info)
+        return json.dumps(found, ensure_ascii=False, default=str)
+
+
+def json_lines(stream: TextIO | None = None, *, level: int | str = logging.INFO) -> logging.Handler:
+    """Write the library's log to a stream (default: stderr), a JSON object per line, from `level` up.
+
+    Returns the handler: `logging.getLogger("perdure").removeHandler(handler)` ends it.
+    """
+    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler.setFormatter(JsonFormatter())
+    handler.setLevel(level)
+    logger = logging.getLogger(LOGGER)
+    if logger.level == logging.NOTSET or logger.level > handler.level:
+        logger.setLevel(handler.level)
+    logger.addHandler(handler)
+    return handler

@@ -1,0 +1,56 @@
+"""`perdure.metrics`: what the library does, as figures: for OpenTelemetry, for Prometheus, or for a page of your own.
+
+    perdure.metrics.otel()                  # metrics and spans, through the application's OpenTelemetry SDK
+    perdure.metrics.serve(port=9464)        # http://127.0.0.1:9464/metrics, for Prometheus
+    perdure.metrics.collect().text()        # the same text, for a page of your own
+
+Process-wide: all stores of the process are measured. Until one of these is called, nothing is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from perdure.storage import meters
+
+if TYPE_CHECKING:
+    from perdure.ops.telemetry.otel import OtelMeter
+    from perdure.ops.telemetry.prometheus import Endpoint, Registry
+
+__all__ = ["collect", "otel", "serve"]
+
+
+def otel(*, meter_provider: Any = None, tracer_provider: Any = None, ids: bool = False) -> OtelMeter:
+    """Send metrics and spans to OpenTelemetry (extra `otel`): to its global providers, or to those given.
+
+    `ids=True` names threads and runs in spans. Their names may be personal, so it is off by default; functions and
+    steps are named always. No state, argument or result is ever sent. `close()` of what is returned ends it.
+    """
+    from perdure.ops.telemetry.otel import OtelMeter
+
+    made = OtelMeter(meter_provider, tracer_provider, ids=ids)
+    meters.install(made)
+    return made
+
+
+def collect() -> Registry:
+    """Measure from now on, in memory. `text()` of what is returned is Prometheus's format; `close()` ends it."""
+    from perdure.ops.telemetry.prometheus import Registry
+
+    made = Registry()
+    meters.install(made)
+    return made
+
+
+def serve(port: int = 0, *, host: str = "127.0.0.1") -> Endpoint:
+    """Measure from now on, and show it at `http://host:port/metrics` (0: any free port; see `url`).
+
+    Anybody who reaches the port may read it: it is bound to this machine unless `host` says otherwise. A thread serves
+    it until `close()`, or the process, ends it.
+    """
+    from perdure.ops.telemetry.prometheus import Endpoint, Registry
+
+    registry = Registry()
+    endpoint = Endpoint(registry, host, port)
+    meters.install(registry)
+    return endpoint

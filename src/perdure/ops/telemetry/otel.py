@@ -1,0 +1,77 @@
+"""OpenTelemetry as a sink of the meters: metrics, and spans for saves, loads, runs and steps.
+
+Only its API is used: without an SDK that the application sets up, all of this does nothing. A span says what was done
+and how long it took; of an error its class, never its text. Threads and runs are named only with `ids=True`; functions
+and steps, whose names stand in the code, always.
+Whatever an exporter does, no save fails by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from perdure.errors import UsageError
+from perdure.storage import meters
+from perdure.storage.meters import Instrument, Token
+
+SCOPE = "perdure"
+
+
+class OtelMeter:
+    """What `perdure.metrics.otel` installs. `close` takes it away."""
+
+    def __init__(self, meter_provider: Any, tracer_provider: Any, *, ids: bool) -> None:
+        try:
+            from opentelemetry import context, metrics, trace
+        except ImportError as missing:
+            raise UsageError('OpenTelemetry is not installed: pip install "perdure[otel]"') from missing
+        self._context, self._trace, self._ids = context, trace, ids
+        self._tracer = trace.get_tracer(SCOPE, tracer_provider=tracer_provider)
+        meter = metrics.get_meter(SCOPE, meter_provider=meter_provider)
+        self._add = {what: _adder(meter, what) for what in meters.INSTRUMENTS}
+
+    def record(self, what: Instrument, value: float, *labels: str) -> None:
+        attributes = {name: label for name, label in zip(what.labels, labels, strict=True) if label}
+        try:
+            self._add[what](value, attributes)
+        except Exception:  # somebody else's code, in the middle of a save
+            return
+
+    def begin(self, name: str, attributes: dict[str, str], ids: dict[str, str]) -> Token:
+        try:
+            span = self._tracer.start_span(name, attributes={**attributes, **ids} if self._ids else attributes)
+            return span, self._context.attach(self._trace.set_span_in_context(span))
+        except Exception:
+            return None
+
+    def end(self, token: Token, attributes: dict[str, str], error: BaseException | None) -> None:
+        if token is None:
+            return
+        span, attached = token
+        try:
+            self._context.detach(attached)
+            span.set_attributes(attributes)
+            if isinstance(error, Exception):  # others only end the code: a run that parks has not failed
+                span.set_attribute("error.type", meters.error_type(error))
+                span.set_status(self._trace.StatusCode.ERROR)
+            span.end()
+        except Exception:
+            return
+
+    def close(self) -> None:
+        """Tell OpenTelemetry no more. May be called twice."""
+        meters.remove(self)
+
+
+def _adder(meter: Any, what: Instrument) -> Callable[[float, dict[str, str]], None]:
+    if not what.bounds:
+        add: Callable[[float, dict[str, str]], None] = meter.create_counter(
+            what.name, unit=what.unit, description=what.says
+        ).add
+        return add
+    histogram = meter.create_histogram(
+        what.name, unit=what.unit, description=what.says, explicit_bucket_boundaries_advisory=list(what.bounds)
+    )
+    observe: Callable[[float, dict[str, str]], None] = histogram.record
+    return observe

@@ -1,0 +1,237 @@
+"""The shapes in which models ask for tools and are answered: OpenAI (chat and Responses), Anthropic, LangChain, plain.
+
+    style        what comes                                            what goes back
+    ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+    openai       {"id", "function": {"name", "arguments": text}}       {"role": "tool", "tool_call_id", "content"}
+    responses    {"type": "function_call", "call_id", "name", …}       {"type": "function_call_output", "call_id", …}
+    anthropic    {"type": "tool_use", "id", "name", "input"}           one user message of tool_result blocks
+    langchain    {"id", "name", "args"}                                {"role": "tool", "tool_call_id", "status", …}
+    plain        {"id", "name", "arguments"}                           {"role": "tool", "tool_call_id", "is_error", …}
+
+Each as a dict or as the object of an SDK. Pure: nothing here runs a tool.
+Must never happen here: a text that is another one in another process, for the same value.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import PurePath
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import orjson
+from blake3 import blake3
+
+from perdure.errors import UsageError
+from perdure.values.showing import shown
+
+STYLES: Final = ("openai", "responses", "anthropic", "plain")
+ERROR_CHARACTERS_MAX: Final = 2000
+_ID: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
+_DEPTH_MAX: Final = 100
+
+
+class ToolCall(NamedTuple):
+    """What a model asked for. `arguments` as it wrote them: JSON text, or a dict."""
+
+    style: str
+    id: str | None
+    name: str
+    arguments: Any
+    problem: str = ""  # why it is not made at all
+
+
+class Outcome(NamedTuple):
+    """What it is told."""
+
+    text: str
+    is_error: bool = False
+
+
+# --- what comes
+
+
+def parse(tool_calls: Any) -> list[ToolCall]:
+    """The tool calls of a model's answer. Its other items (text, reasoning, a server's own tools) are passed over."""
+    if tool_calls is None:
+        return []
+    if isinstance(tool_calls, str | bytes | Mapping) or not isinstance(tool_calls, Iterable):
+        raise UsageError(
+            f"tools.call() takes the list of tool calls, such as message.tool_calls, not a {type(tool_calls).__name__}"
+        )
+    found = [_parsed(item) for item in tool_calls]
+    return [call for call in found if call is not None]
+
+
+def _parsed(item: Any) -> ToolCall | None:
+    kind, function, name = _get(item, "type"), _get(item, "function"), _get(item, "name")
+    if function is not None:
+        return _made("openai", _get(item, "id"), _get(function, "name"), _get(function, "arguments"))
+    if kind == "function_call":
+        return _made("responses", _get(item, "call_id") or _get(item, "id"), name, _get(item, "arguments"))
+    if kind == "tool_use":
+        return _made("anthropic", _get(item, "id"), name, _get(item, "input"))
+    if isinstance(name, str) and kind in (None, "tool_call", "invalid_tool_call", "function"):
+        arguments = _get(item, "args")
+        if arguments is not None or kind in ("tool_call", "invalid_tool_call"):
+            return _made("langchain", _get(item, "id"), name, arguments)
+        return _made("plain", _get(item, "id"), name, _get(item, "arguments"))
+    if isinstance(kind, str):
+        return None
+    raise UsageError(
+        f"this is no tool call of a known form: {shown(item, 200)}; give it as "
+        '{"id": …, "name": …, "arguments": {…}}, or as OpenAI, Anthropic or LangChain have it'
+    )
+
+
+def _get(item: Any, name: str) -> Any:
+    return item.get(name) if isinstance(item, Mapping) else getattr(item, name, None)
+
+
+def _made(style: str, call_id: Any, name: Any, arguments: Any) -> ToolCall:
+    known = None if call_id is None or call_id == "" else str(call_id)
+    return ToolCall(style, known, name if isinstance(name, str) else "", arguments)
+
+
+def label(call: ToolCall, position: int) -> str:
+    """A tool call's part of a path: its id, made fit; its position if it has none, which no id looks like."""
+    if call.id is None or call.problem:
+        return f"_{position}"
+    if re.fullmatch(_ID, call.id):
+        return call.id
+    readable = re.sub(r"[^A-Za-z0-9_-]", "-", call.id)[:32].lstrip("_-")
+    return f"{readable or 'id'}-{blake3(call.id.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+
+
+def arguments_of(call: ToolCall) -> Any:
+    """The arguments as data. ValueError, for the model to read, if their text is not JSON."""
+    given = call.arguments
+    if given is None or given == "":
+        return {}
+    if isinstance(given, Mapping):
+        return dict(given)
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given, strict=False, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise ValueError("the arguments are nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"the arguments are not JSON: {error}") from error
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")
+
+
+# --- what goes back
+
+
+def messages(calls: Iterable[tuple[ToolCall, Outcome]]) -> list[dict[str, Any]]:
+    """The messages for the model, in the order of its calls. Anthropic's results go together, in one message."""
+    made: list[dict[str, Any]] = []
+    blocks: list[dict[str, Any]] = []
+    for call, outcome in calls:
+        if call.style != "anthropic":
+            made.append(_message(call, outcome))
+            continue
+        if not blocks:
+            made.append({"role": "user", "content": blocks})
+        block = {"type": "tool_result", "tool_use_id": call.id, "content": outcome.text}
+        blocks.append({**block, "is_error": True} if outcome.is_error else block)
+    return made
+
+
+def _message(call: ToolCall, outcome: Outcome) -> dict[str, Any]:
+    text = outcome.text
+    if call.style == "responses":
+        return {"type": "function_call_output", "call_id": call.id, "output": text}
+    if call.style == "openai" and call.id is None:  # Ollama's calls have no ids
+        return {"role": "tool", "tool_name": call.name, "content": text}
+    message = {"role": "tool", "tool_call_id": call.id, "content": text}
+    if call.style == "langchain":
+        return {**message, "name": call.name, "status": "error" if outcome.is_error else "success"}
+    if call.style == "plain":
+        return {**message, "name": call.name, "is_error": outcome.is_error}
+    return message
+
+
+def schema(style: str, name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """A tool as an API wants to hear of it."""
+    about: dict[str, Any] = {"name": name}
+    if description:
+        about["description"] = description
+    match style:
+        case "openai":
+            return {"type": "function", "function": {**about, "parameters": parameters}}
+        case "responses":
+            # Strict is this API's default, and knows no parameters that may be left out.
+            return {"type": "function", **about, "parameters": parameters, "strict": False}
+        case "anthropic":
+            return {**about, "input_schema": parameters}
+        case "plain":
+            return {**about, "parameters": parameters}
+    raise UsageError(f"style={style!r}: one of {', '.join(STYLES)}")
+
+
+# --- values as text
+
+
+def error_text(name: str, text: str) -> str:
+    """What a model is told about an error, in bounds."""
+    whole = f"Error: {name}: {text}" if text else f"Error: {name}"
+    clean = whole.encode("utf-8", "replace").decode().replace("\0", "�")
+    return clean if len(clean) <= ERROR_CHARACTERS_MAX else clean[: ERROR_CHARACTERS_MAX - 1] + "…"
+
+
+def text_of(value: Any) -> str:
+    """A result as a model reads it: a text as it is, everything else as JSON, what JSON lacks in a readable form."""
+    plain = _plain(value, 0)
+    return plain if isinstance(value, str) and isinstance(plain, str) else orjson.dumps(plain).decode()
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """A value as JSON has it; never by the order of a set or the address of an object."""
+    if depth > _DEPTH_MAX:
+        return "…"
+    if isinstance(value, enum.Enum):
+        return _plain(value.value, depth + 1)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value).encode("utf-8", "replace").decode()
+    if isinstance(value, int):
+        return int(value) if -(2**63) <= value < 2**63 else int.__repr__(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else float.__repr__(value)
+    if isinstance(value, Mapping):
+        return {text_of(key): _plain(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted((_plain(item, depth + 1) for item in value), key=orjson.dumps)
+    made = _built(value)
+    if isinstance(made, list | tuple):
+        return [_plain(item, depth + 1) for item in made]
+    return _plain(made, depth + 1)
+
+
+def _built(value: Any) -> Any:
+    """An object as what it is made of: the fields of a class, or the text of a leaf such as a date."""
+    if callable(getattr(value, "model_dump", None)) and not isinstance(value, type):
+        return value.model_dump(mode="json")
+    fields = getattr(type(value), "__dataclass_fields__", None) or getattr(type(value), "__struct_fields__", None)
+    if fields is not None:
+        return {name: getattr(value, name) for name in fields}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return value._asdict()
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, PurePath | complex | range):
+        return str(value)
+    try:
+        return msgspec.to_builtins(value, order="deterministic")
+    except (TypeError, ValueError):
+        return f"({type(value).__qualname__})"

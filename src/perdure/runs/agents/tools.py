@@ -1,0 +1,361 @@
+"""`perdure.tools`: functions as the tools of a model. Their schemas for its API, and the calls that come back, run.
+
+    tools = perdure.tools([search, book])
+
+    @perdure.durable
+    def agent(task: str) -> str:
+        messages = [{"role": "user", "content": task}]
+        while True:
+            reply = think(messages, tools.schemas())          # a step of yours that calls the model
+            messages.append(reply)
+            if not reply.get("tool_calls"):
+                return reply["content"]
+            messages += tools.call(reply["tool_calls"])       # at the same time; awaited in an async run
+
+Every call has a scope of its own, named by the tool call's id, so that parallel calls replay whatever order they come
+in. What the model can mend goes back to it as text: a tool that does not exist, arguments that do not fit, an error of
+the tool, a person's no. What it cannot know or must not decide never does: doubt, parking, a lost store or lease, a
+budget, a mistake in the code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from perdure.errors import (
+    BudgetExceeded,
+    Damaged,
+    InDoubt,
+    JournalDamaged,
+    LeaseLost,
+    NonDeterministic,
+    NotInRun,
+    RunMismatch,
+    RunStuck,
+    StepFailed,
+    StoreError,
+    UsageError,
+    ValueProblem,
+)
+from perdure.runs.agents.toolcalls import (
+    STYLES,
+    Outcome,
+    ToolCall,
+    arguments_of,
+    error_text,
+    label,
+    messages,
+    parse,
+    schema,
+    text_of,
+)
+from perdure.runs.calls.decorators import step
+from perdure.runs.calls.effects import effect_act
+from perdure.runs.calls.failures import describe_error
+from perdure.runs.calls.steps import step_act
+from perdure.runs.calls.timeouts import TimedOut
+from perdure.runs.functions.schemas import coerce_arguments, description_of, parameters_schema
+from perdure.runs.functions.specs import DurableSpec, StepSpec, plain_name
+from perdure.runs.journal.entries import VALUE, Entry, unsqueeze
+from perdure.runs.parallel.branches import Branch, results
+from perdure.runs.session.acting import Act, Body, aperform
+from perdure.runs.session.scope import Scope, current, need_scope
+
+NAME: Final = "perdure.tools"
+_THREADS_MAX: Final = 32
+_TOOL_NAME: Final = r"[A-Za-z0-9_-]{1,64}"
+# The run's own affairs: no model is told, and no model decides what becomes of them.
+_NOT_FOR_MODELS: Final = (
+    StoreError,
+    ValueProblem,
+    Damaged,
+    UsageError,
+    NotInRun,
+    NonDeterministic,
+    InDoubt,
+    LeaseLost,
+    JournalDamaged,
+    RunStuck,
+    RunMismatch,
+    BudgetExceeded,
+    TimedOut,  # of a perdure.timeout around all of it
+)
+
+
+class Tool(NamedTuple):
+    """A function that a model may call."""
+
+    name: str
+    call: Callable[..., Any]
+    spec: StepSpec | DurableSpec
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """Parameters that a model does not give: clients and the like."""
+        return self.spec.ignore if isinstance(self.spec, StepSpec) else ()
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return parameters_schema(self.spec.fn, self.hidden)
+
+    def bound(self, raw: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A model's arguments as those of the function. ValueError, for the model to read, if they do not fit."""
+        return self.spec.binder.restore(coerce_arguments(self.spec.fn, raw, self.hidden))
+
+    def act(self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Act[Any]:
+        """The journaled call, of a step or an effect."""
+        assert isinstance(self.spec, StepSpec)
+        receiver = getattr(self.call, "__self__", None)
+        whole = args if receiver is None else (receiver, *args)
+        return (effect_act if self.spec.kind == "effect" else step_act)(scope, self.spec, whole, kwargs)
+
+
+def tools(functions: Iterable[Callable[..., Any]] | Mapping[str, Callable[..., Any]]) -> Tools:
+    """Functions as tools: `@perdure.step`, `@perdure.effect`, `@perdure.durable` (tools that ask, sleep or have steps
+    of their own; they run as a part of this run), or plain ones, run as steps. A mapping gives them other names."""
+    return Tools(functions)
+
+
+class Tools:
+    """Tools of a model: `schemas()` for its API, `call()` for what comes back."""
+
+    def __init__(self, functions: Iterable[Callable[..., Any]] | Mapping[str, Callable[..., Any]]) -> None:
+        if isinstance(functions, Mapping):
+            made = [_tool(function, name) for name, function in functions.items()]
+        elif isinstance(functions, Iterable):
+            made = [_tool(function, None) for function in functions]
+        else:
+            raise UsageError(f"perdure.tools() takes a list of functions, not {functions!r}")
+        self._tools: dict[str, Tool] = {}
+        for tool in made:
+            if tool.name in self._tools:
+                raise UsageError(
+                    f"two tools have the name {tool.name!r}: give one another name, "
+                    f'perdure.tools({{"{tool.name}": …, "another_name": …}})'
+                )
+            self._tools[tool.name] = tool
+
+    def __repr__(self) -> str:
+        return f"<Tools {', '.join(self._tools)}>"
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._tools)
+
+    def schemas(self, style: str = "openai") -> list[dict[str, Any]]:
+        """The tools as an API wants to hear of them: "openai" (chat), "responses" (OpenAI's other one), "anthropic", or
+        "plain". The description is the docstring's, the idempotency key is not a parameter."""
+        if style not in STYLES:
+            raise UsageError(f"style={style!r}: one of {', '.join(STYLES)}")
+        return [
+            schema(style, tool.name, description_of(tool.spec.fn), tool.parameters) for tool in self._tools.values()
+        ]
+
+    def call(self, tool_calls: Any, *, concurrency: int | None = None) -> Any:
+        """Run what a model asked for, and give the messages that go back to it, in the same style and order.
+
+        Takes the tool calls of OpenAI (chat or Responses), Anthropic, LangChain, or plain ones:
+        `{"id", "name", "arguments"}`. They run at the same time, sync tools on threads; at most `concurrency` of them,
+        and with 1 one after the other. Await it in an async run.
+        """
+        if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
+            raise UsageError(f"tools.call(concurrency={concurrency!r}): how many at once, at least 1")
+        scope = need_scope("tools.call()")
+        if scope.is_async:
+            return self._acall(tool_calls, concurrency)
+        calls = parse(tool_calls)
+        for call in calls:
+            self._refuse_async(call)
+        branches = self._branches(scope, calls, self._run)
+        limit = min(concurrency or _THREADS_MAX, len(branches))
+        return _told(calls, branches, _threads(scope, branches, limit) if limit > 1 else _in_turn(scope, branches))
+
+    async def _acall(self, tool_calls: Any, concurrency: int | None) -> list[dict[str, Any]]:
+        from perdure.runs.parallel import parallel_tasks
+
+        scope, calls = need_scope("tools.call()"), parse(tool_calls)
+        branches = self._branches(scope, calls, self._arun)
+        return _told(calls, branches, await parallel_tasks.gather(scope, branches, concurrency or len(branches)))
+
+    def _branches(self, scope: Scope, calls: list[ToolCall], run: Callable[..., Any]) -> list[Branch]:
+        """Each call as a branch with a scope of its own: `<this call>.<tool call's id>.`"""
+        scope.check()
+        if not calls:
+            return []
+        path = scope.take()
+        labels = [label(call, position) for position, call in enumerate(calls, 1)]
+        if len(set(labels)) < len(labels):
+            calls = [_alone(call, labels.count(name)) for call, name in zip(calls, labels, strict=True)]
+            labels = [label(call, position) for position, call in enumerate(calls, 1)]
+        scopes = [scope.inside(f"{path}.{name}.") for name in labels]
+        return [Branch(at, own, partial(run, own, calls[at]), None) for at, own in enumerate(scopes)]
+
+    # --- one call, in the context of its own scope
+
+    def _run(self, scope: Scope, call: ToolCall) -> Outcome:
+        ready = self._ready(scope, call)
+        if isinstance(ready, Outcome):
+            return ready
+        tool, args, kwargs = ready
+        try:
+            result = tool.call(*args, **kwargs)
+            scope.check()
+        except Exception as error:
+            return _failed(scope, error)
+        return Outcome(text_of(result))
+
+    async def _arun(self, scope: Scope, call: ToolCall) -> Outcome:
+        ready = self._ready(scope, call)
+        if isinstance(ready, Outcome):
+            return ready
+        tool, args, kwargs = ready
+        try:
+            if isinstance(tool.spec, DurableSpec):
+                result = await _in_an_async_run(tool)(*args, **kwargs)
+            else:
+                result = await aperform(scope, _on_threads(tool.act(scope, args, kwargs)))
+            scope.check()
+        except Exception as error:
+            return _failed(scope, error)
+        return Outcome(text_of(result))
+
+    def _ready(self, scope: Scope, call: ToolCall) -> tuple[Tool, tuple[Any, ...], dict[str, Any]] | Outcome:
+        """The tool and its arguments, or why not. What was refused once is refused again, whatever the code is now."""
+        if scope.session.index.at(f"{scope.prefix}refused"):
+            return _said(scope, "refused", "")
+        if call.problem:
+            return _said(scope, "refused", error_text("this call was not made", call.problem))
+        tool = self._tools.get(call.name)
+        if tool is None:
+            known = ", ".join(self._tools) or "none"
+            return _said(scope, "refused", error_text(f"there is no tool {call.name!r}", f"the tools are {known}"))
+        try:
+            args, kwargs = tool.bound(_storable(scope, arguments_of(call)))
+        except UsageError:
+            raise
+        except ValueError as error:
+            return _said(scope, "refused", error_text(f"the arguments of {call.name} do not fit", str(error)))
+        scope.by_name = isinstance(tool.spec, StepSpec)  # the code of a durable one catches errors by their classes
+        return tool, args, kwargs
+
+    def _refuse_async(self, call: ToolCall) -> None:
+        tool = self._tools.get(call.name)
+        if tool is not None and tool.spec.is_async:
+            raise UsageError(f"the tool {tool.name!r} is async: make the durable function that calls it async too")
+
+
+def _alone(call: ToolCall, count: int) -> ToolCall:
+    """A tool call; with its problem, for the model to mend, if others have the same id."""
+    if count == 1:
+        return call
+    problem = f"{count} calls have the id {call.id!r}, and their results could not be told apart: give each its own id"
+    return call._replace(problem=problem)
+
+
+def _tool(fn: Any, name: str | None) -> Tool:
+    spec = getattr(fn, "perdure_durable", None) or getattr(fn, "perdure", None)
+    if not isinstance(spec, StepSpec | DurableSpec):
+        if not callable(fn) or isinstance(fn, type) or not hasattr(fn, "__code__"):
+            raise UsageError(f"perdure.tools() takes functions, and {fn!r} is none; wrap it in one")
+        fn = step(fn)
+        spec = fn.perdure
+    own = spec.fn.__name__ if spec.name == plain_name(spec.fn) else spec.name.replace(".", "_")
+    chosen = own if name is None else name
+    if not isinstance(chosen, str) or not re.fullmatch(_TOOL_NAME, chosen):
+        raise UsageError(f"{chosen!r} cannot be a tool's name: letters, digits, _ and -, at most 64 of them")
+    tool = Tool(chosen, fn, spec)
+    plan = spec.binder.plan
+    if plan.receiver is not None and getattr(fn, "__self__", None) is None:
+        raise UsageError(f"the tool {chosen!r} is a method of no object: give it as object.{spec.fn.__name__}")
+    missing = [hidden for hidden in tool.hidden if hidden in plan.required]
+    if missing:
+        raise UsageError(
+            f"the tool {chosen!r} needs {missing[0]!r}, which is ignored as an input, so a model cannot give it: "
+            "give it a default, or use perdure.resource in the body"
+        )
+    tool.parameters  # noqa: B018  # a type that has no form in JSON is refused now
+    return tool
+
+
+def _threads(scope: Scope, branches: list[Branch], limit: int) -> list[Outcome]:
+    from perdure.runs.parallel import parallel_threads
+
+    return parallel_threads.gather(scope, branches, limit)
+
+
+def _in_turn(scope: Scope, branches: list[Branch]) -> list[Outcome]:
+    """One after the other, on the caller's thread. One that waits does not keep the others waiting."""
+    from perdure.runs.parallel import parallel_threads
+
+    for branch in branches:
+        token = current.set(branch.scope)
+        try:
+            parallel_threads.call(branch)
+        finally:
+            current.reset(token)
+        if branch.is_broken:
+            branch.result()
+    return results(scope, branches)
+
+
+def _told(calls: list[ToolCall], branches: list[Branch], outcomes: list[Outcome]) -> list[dict[str, Any]]:
+    for branch in branches:
+        branch.scope.ended()
+    return messages(zip(calls, outcomes, strict=True))
+
+
+def _storable(scope: Scope, raw: Any) -> Any:
+    """The arguments, if the journal can keep them; else that is the model's to mend."""
+    try:
+        scope.session.encoded(raw)
+    except ValueProblem as error:
+        raise ValueError(str(error)) from error
+    return raw
+
+
+def _failed(scope: Scope, error: Exception) -> Outcome:
+    """An error of a tool, as the model is told. Raises it if it is the run's own affair."""
+    scope.check()
+    if isinstance(error, _NOT_FOR_MODELS):
+        raise error
+    name = error.type_name if isinstance(error, StepFailed) else type(error).__name__
+    return _said(scope, "error", error_text(name, describe_error(error, scope.session.ctx.codec)["text"]))
+
+
+def _said(scope: Scope, mark: str, text: str) -> Outcome:
+    """An error as it was first told: the model's next call has it among its arguments, and must have it again."""
+    session, path = scope.session, f"{scope.prefix}{mark}"
+    found = session.recorded(path, NAME, None)
+    if found:
+        recorded = found[-1].entry.value
+        return Outcome(str(session.decoded(unsqueeze(recorded or b'""'))), is_error=True)
+    session.later(VALUE, Entry(path, NAME, session.ctx.clock_us(), value=session.encoded(text)))
+    return Outcome(text, is_error=True)
+
+
+def _in_an_async_run(tool: Tool) -> Callable[..., Any]:
+    if not tool.spec.is_async:
+        raise UsageError(f"the durable tool {tool.name!r} is sync, and its run is async: make it async too")
+    return tool.call
+
+
+def _on_threads(act: Act[Any]) -> Generator[Any, Any, Any]:
+    """The same act for a loop that must not be blocked: sync bodies run on threads."""
+    import asyncio
+
+    try:
+        want = next(act)
+        while True:
+            if type(want) is Body and not want.is_async:
+                want = Body(partial(asyncio.to_thread, want.call), is_async=True)
+            try:
+                answer = yield want
+            except BaseException as error:
+                want = act.throw(error)
+            else:
+                want = act.send(answer)
+    except StopIteration as stop:
+        return stop.value

@@ -1,0 +1,387 @@
+"""Questions to people: opened with a journal entry, answered from any process, recorded when the run goes on.
+
+The row in `ask` is how an answer gets to the run; what counts is the entry that the run then writes. Who may answer,
+how many must agree and what an answer may be is checked when it is given, so that a refused answer never reaches a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from functools import partial
+from typing import Any
+
+import msgspec
+import orjson
+
+from perdure.errors import AnswerRefused, NotFound, UsageError
+from perdure.runs.calls.steps import answer as replayed
+from perdure.runs.calls.timeouts import check_deadline, check_seconds
+from perdure.runs.journal.entries import DONE, WAIT, Entry, completion, opening, unsqueeze
+from perdure.runs.journal.rows import LOCK, NUDGE
+from perdure.runs.session.acting import Act, Wait
+from perdure.runs.session.scope import Scope
+from perdure.runs.session.session import Session
+from perdure.storage.cells import ANSWER, ASK_ANSWER, QUESTION, TERMS
+from perdure.storage.program import Batch, Program, Rows, Sql, read
+from perdure.threads.checks import check_name, check_text
+from perdure.values.codec import decode, encode
+from perdure.values.registry import Codec
+from perdure.values.showing import shown
+
+NAME = "perdure.ask"
+_OF_APPROVALS = ("question", "timeout_s", "on_timeout", "approvers", "quorum", "allow_self", "asker")
+_OPEN = Sql(
+    """INSERT INTO ask (tenant, run, path, sort, question, terms, asked_at, deadline, status, answer)
+    VALUES (:tenant, :run, :path, :sort, :question, :terms, {now}, :deadline, 'open', NULL)
+    ON CONFLICT (tenant, run, path) DO UPDATE SET status = 'open', terms = excluded.terms,
+        asked_at = CASE WHEN ask.status = 'closed' THEN excluded.asked_at ELSE ask.asked_at END
+    WHERE ask.status <> 'answered'""",  # a run that was cancelled, and is undone now, asks again; a reason may be new
+    seals={"question": QUESTION, "terms": TERMS},
+)
+_LOOK = Sql(
+    "SELECT status, answer, deadline, {now} FROM ask WHERE tenant = :tenant AND run = :run AND path = :path",
+    opens={1: ASK_ANSWER},
+)
+_FOR_ANSWER = Sql(
+    """SELECT a.run, a.sort, a.question, a.terms, a.status, a.deadline, r.owner, {now} FROM ask a
+    JOIN run r ON r.tenant = a.tenant AND r.run = a.run
+    WHERE a.tenant = :tenant AND r.id = :id AND a.path = :path""",
+    opens={2: QUESTION.at(0, "path"), 3: TERMS.at(0, "path")},
+)
+_ANSWERS = Sql(
+    "SELECT who, value, at FROM answer WHERE tenant = :tenant AND run = :run AND path = :path ORDER BY at",
+    opens={1: ANSWER.at("run", "path", 0)},
+)
+_ADD = Sql(
+    """INSERT INTO answer (tenant, run, path, who, value, at) VALUES (:tenant, :run, :path, :who, :value, {now})
+    ON CONFLICT (tenant, run, path, who) DO UPDATE SET value = excluded.value, at = excluded.at""",
+    seals={"value": ANSWER},
+)
+_SETTLE = Sql(
+    """UPDATE ask SET status = 'answered', answer = :answer
+    WHERE tenant = :tenant AND run = :run AND path = :path AND status = 'open' RETURNING run""",
+    seals={"answer": ASK_ANSWER},
+)
+_LOCK = Sql("SELECT status FROM ask WHERE tenant = :tenant AND run = :run AND path = :path {for_update}")
+_CLOSE = Sql(
+    "UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND path = :path AND status = 'open'"
+)
+_LISTED = """FROM ask a JOIN run r ON r.tenant = a.tenant AND r.run = a.run
+    WHERE a.tenant = :tenant AND (a.status = 'open' OR :all = 1) AND (CAST(:id AS text) IS NULL OR r.id = :id)
+    ORDER BY a.asked_at, a.run, a.path LIMIT :limit"""
+_LIST = Sql(
+    f"SELECT r.id, a.path, a.sort, a.question, a.terms, a.asked_at, a.deadline, a.status, a.answer, r.run {_LISTED}",
+    opens={3: QUESTION.at(9, 1), 4: TERMS.at(9, 1), 8: ASK_ANSWER.at(9, 1)},
+)
+_LIST_ANSWERS = Sql(
+    f"""SELECT run, path, who, value, at FROM answer
+    WHERE tenant = :tenant AND (run, path) IN (SELECT a.run, a.path {_LISTED}) ORDER BY at""",
+    opens={3: ANSWER.at(0, 1, 2)},
+)
+_DOUBT = Sql(
+    """SELECT a.path FROM ask a JOIN run r ON r.tenant = a.tenant AND r.run = a.run
+    WHERE a.tenant = :tenant AND r.id = :id AND a.sort = 'doubt' AND a.status = 'open'
+    AND (a.path = :path OR substr(a.path, 1, length(:path) + 1) = :path || '#')"""
+)
+
+
+class Terms(msgspec.Struct, omit_defaults=True):
+    """What an answer must be, and whose."""
+
+    options: list[Any] | None = None
+    schema: dict[str, Any] | None = None
+    approvers: list[str] | None = None
+    quorum: int = 1
+    allow_self: bool = True
+    asker: str | None = None  # on whose behalf the run asks
+    step: str | None = None  # of an effect in doubt, or to be approved
+    key: str | None = None
+    reason: str | None = None  # why `reconcile` could not tell
+
+
+class AskState(msgspec.Struct, frozen=True):
+    """A question as a run sees it."""
+
+    status: str
+    answer: bytes | None
+    deadline: int | None
+    now: int
+
+
+def open_ask(
+    session: Session, path: str, sort: str, question: str, terms: Terms, deadline: int | None
+) -> Generator[Batch, list[Rows], None]:
+    """The row of a question, in the transaction that records it."""
+    yield Batch(
+        _OPEN(
+            tenant=session.tenant,
+            run=session.row.run,
+            path=path,
+            sort=sort,
+            question=question,
+            terms=msgspec.json.encode(terms).decode(),
+            deadline=deadline,
+            now=session.ctx.clock_us(),
+        )
+    )
+
+
+def look(session: Session, path: str) -> Act[AskState | None]:
+    """A question's state; None if it was never opened."""
+    if session.replay:
+        return None
+    return (yield from read(partial(_look, session.tenant, session.row.run, path, session.ctx.clock_us())))
+
+
+def _look(tenant: int, run: int, path: str, now: int) -> Program[AskState | None]:
+    [rows] = yield Batch(_LOOK(tenant=tenant, run=run, path=path, now=now), last=True)
+    return AskState(*rows[0]) if rows else None
+
+
+def await_answer(session: Session, path: str, what: dict[str, Any], wake_at: int | None) -> Act[dict[str, Any]]:
+    """Wait until a question is answered. Gives the answer's parts: `value`, or `done`/`not_done` of a doubt."""
+    while True:
+        state = yield from look(session, path)
+        if state is not None and state.status == "answered" and state.answer is not None:
+            found = decode(unsqueeze(state.answer), session.ctx.codec)
+            assert isinstance(found, dict)
+            return found
+        if wake_at is not None and state is not None and state.now >= wake_at:
+            return {}
+        yield Wait(path, what, wake_at)
+
+
+def question_at(
+    scope: Scope,
+    path: str,
+    question: str,
+    *,
+    name: str = NAME,
+    sort: str = "question",
+    options: list[Any] | None = None,
+    schema: Any = None,
+    timeout_s: float | None = None,
+    on_timeout: Any = TimeoutError,
+    approvers: list[str] | None = None,
+    quorum: int = 1,
+    allow_self: bool = True,
+    asker: str | None = None,
+) -> Act[Any]:
+    """Ask, and wait for the answer. `on_timeout` is raised if it is an exception class, else it is the answer."""
+    scope.check()
+    session = scope.session
+    yield from check_deadline(scope, path)
+    terms = _terms(question, options, schema, approvers, quorum, allow_self, asker)
+    if timeout_s is not None:
+        check_seconds(timeout_s, "perdure.ask(timeout_s=…)")
+    found = session.recorded(path, name, None)
+    ended = completion(found)
+    if ended is not None:
+        if (ended.more or {}).get("late"):
+            return _late(question, on_timeout)
+        return (yield from replayed(session, ended))
+    first = opening(found)
+    if first is None:
+        deadline = None if timeout_s is None else session.shared_clock_us() + int(timeout_s * 1e6)
+        entry = Entry(path, name, session.ctx.clock_us(), more={"question": question, "deadline": deadline})
+        beside = partial(open_ask, session, path, sort, question, terms, deadline)
+        yield from session.record((WAIT, entry), beside=beside)
+    else:
+        deadline = (first.more or {}).get("deadline")
+    what = {"for": sort, "step": path, "question": question}
+    while not (answered := (yield from await_answer(session, path, what, deadline))):
+        late = Entry(path, name, session.ctx.clock_us(), more={"late": True})
+        try:
+            yield from session.record((DONE, late), beside=partial(give_up_ask, session, path))
+        except Answered:
+            continue
+        return _late(question, on_timeout)
+    value, now = answered["value"], session.ctx.clock_us()
+    more = {"who": answered.get("who"), "answered_at": answered.get("at")}
+    yield from session.record((DONE, Entry(path, name, now, value=session.encoded(value), more=more)))
+    return value
+
+
+def check_approve(approve: Any) -> None:
+    """What `approve=` of an effect may be, before any run meets it: True, a question, or the options of one."""
+    if not approve or isinstance(approve, bool | str):
+        return
+    if not isinstance(approve, dict):
+        raise UsageError(f"approve={approve!r}: True, a question, or options of perdure.ask as a dict")
+    unknown = [key for key in approve if key not in _OF_APPROVALS]
+    if unknown:
+        raise UsageError(
+            f"approve={{{unknown[0]!r}: …}}: an approval has {', '.join(_OF_APPROVALS)}; its answer is True or False"
+        )
+    given = {"question": "May it run?", **approve}
+    timeout_s = given.pop("timeout_s", None)
+    given.pop("on_timeout", None)
+    if timeout_s is not None:
+        check_seconds(timeout_s, "approve={'timeout_s': …}")
+    defaults = {"approvers": None, "quorum": 1, "allow_self": True, "asker": None}
+    _terms(options=[True, False], schema=None, **{**defaults, **given})
+
+
+def close_ask(session: Session, path: str) -> Generator[Batch, list[Rows], None]:
+    yield Batch(_CLOSE(tenant=session.tenant, run=session.row.run, path=path))
+
+
+class Answered(Exception):
+    """A question that is being given up was answered a moment ago: undoes the transaction. Whoever answered was told
+    that it counts, so it does."""
+
+
+def give_up_ask(session: Session, path: str) -> Generator[Batch, list[Rows], None]:
+    """Close a question whose time is over. Raises Answered if it has its answer."""
+    yield from close_ask(session, path)
+    [found] = yield Batch(_LOCK(tenant=session.tenant, run=session.row.run, path=path))
+    if found and found[0][0] == "answered":
+        raise Answered
+
+
+def _late(question: str, on_timeout: Any) -> Any:
+    if isinstance(on_timeout, type) and issubclass(on_timeout, BaseException):
+        raise on_timeout(f"nobody answered in time: {question}")
+    return on_timeout
+
+
+def _terms(
+    question: str,
+    options: list[Any] | None,
+    schema: Any,
+    approvers: list[str] | None,
+    quorum: int,
+    allow_self: bool,
+    asker: str | None,
+) -> Terms:
+    if not isinstance(question, str) or not question:
+        raise UsageError(f"perdure.ask() wants a question as text, not {shown(question)}")
+    check_text(question, "the question of perdure.ask()")
+    if options is not None and schema is not None:
+        raise UsageError("perdure.ask(): give options= or schema=, not both")
+    if not isinstance(quorum, int) or isinstance(quorum, bool) or quorum < 1:
+        raise UsageError(f"perdure.ask(quorum={shown(quorum)}): how many must agree, 1 or more")
+    if isinstance(approvers, str):
+        raise UsageError(f"perdure.ask(approvers={approvers!r}): a list of names, such as approvers=[{approvers!r}]")
+    for name in approvers or ():
+        check_name(name, "approver")
+    if asker is not None:
+        check_name(asker, "asker")
+    elif not allow_self:
+        raise UsageError(
+            "perdure.ask(allow_self=False): say who asks, to refuse this one: perdure.ask(…, allow_self=False, "
+            'asker="ann")'
+        )
+    if approvers is not None and quorum > len(set(approvers)):
+        raise UsageError(f"perdure.ask(): quorum={quorum} cannot be reached with {len(set(approvers))} approvers")
+    shape = None if schema is None else _schema_of(schema)
+    listed = None if options is None else list(options)
+    if listed is not None:
+        _check_options(listed)
+    return Terms(listed, shape, None if approvers is None else list(approvers), quorum, allow_self, asker)
+
+
+def _check_options(options: list[Any]) -> None:
+    if not options:
+        raise UsageError("perdure.ask(options=[]): there is nothing to choose from")
+    for option in options:
+        if isinstance(option, str):
+            check_text(option, "an option of perdure.ask()")
+        try:
+            msgspec.json.encode(option)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(
+                f"perdure.ask(options=…): {type(option).__name__} cannot be shown as JSON: {error}"
+            ) from error
+
+
+def _schema_of(schema: Any) -> dict[str, Any]:
+    from perdure.runs.functions.schemas import schema_of  # late: few questions have a schema
+
+    return schema_of(schema)
+
+
+# --- the other side: whoever answers
+
+
+class Given(msgspec.Struct, frozen=True):
+    """What became of an answer: it counts, or so many more must agree."""
+
+    settled: bool
+    missing: int
+
+
+def give(
+    tenant: int, run_id: str, path: str, value: Any, who: str, codec: Codec, now: int, *, verdict: bool = False
+) -> Program[Given]:
+    """Answer a question. Raises NotFound, AnswerRefused; nothing is written then."""
+    [rows] = yield Batch(_FOR_ANSWER(tenant=tenant, id=run_id, path=path, now=now))
+    if not rows:
+        raise NotFound(f"run {run_id!r} has no question {path!r}; `perdure asks` lists the open ones")
+    run, sort, _question, terms_text, _status, deadline, _owner, db_now = rows[0]
+    # The run's row first, as whoever writes to a run does; then what belongs to it.
+    _, [(status,)] = yield Batch(LOCK(tenant=tenant, run=run), _LOCK(tenant=tenant, run=run, path=path))
+    if status != "open":
+        raise AnswerRefused(f"question {path!r} of run {run_id!r} is {status} already")
+    if deadline is not None and db_now >= deadline:
+        raise AnswerRefused(f"question {path!r} of run {run_id!r}: its time is over")
+    if (sort == "doubt") != verdict:
+        raise AnswerRefused(
+            f"step {path!r} of run {run_id!r} is "
+            + ("in doubt: settle it with `perdure resolve`" if sort == "doubt" else "a question")
+        )
+    terms = msgspec.json.decode(terms_text, type=Terms)
+    checked = value if verdict else _allowed(terms, value, who, codec)
+    stored = encode(checked, codec)
+    yield Batch(_ADD(tenant=tenant, run=run, path=path, who=who, value=stored, now=now))
+    [answers] = yield Batch(_ANSWERS(tenant=tenant, run=run, path=path))
+    agreeing = [(name, at) for name, given, at in answers if given == stored]
+    if len(agreeing) < terms.quorum:
+        return Given(False, terms.quorum - len(agreeing))
+    parts = checked if verdict else {"value": checked}
+    parts = {**parts, "who": [name for name, _ in agreeing], "at": max(at for _, at in agreeing)}
+    yield Batch(
+        _SETTLE(tenant=tenant, run=run, path=path, answer=encode(parts, codec)),
+        NUDGE(tenant=tenant, run=run),
+        last=True,
+    )
+    return Given(True, 0)
+
+
+def _allowed(terms: Terms, value: Any, who: str, codec: Codec) -> Any:
+    if terms.approvers is not None and who not in terms.approvers:
+        raise AnswerRefused(f"{who!r} may not answer this; it is for {', '.join(terms.approvers)}")
+    if not terms.allow_self and terms.asker is not None and who == terms.asker:
+        raise AnswerRefused(f"{who!r} asked for this, and somebody else must answer it")
+    if terms.options is not None:
+        text = encode(value, codec)
+        for option in terms.options:
+            if encode(option, codec) == text or (_is_number(value) and _is_number(option) and value == option):
+                return option
+        raise AnswerRefused(f"answer: must be one of {orjson.dumps(terms.options).decode()}, not {shown(value)}")
+    if terms.schema is None:
+        return value
+    from perdure.runs.functions.schemas import check_answer  # late: few questions have a schema
+
+    return check_answer(value, terms.schema)
+
+
+def _is_number(value: Any) -> bool:
+    """A number, which True is not: JSON writes 2.0 as 2, and never True as 1."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def list_asks(tenant: int, run_id: str | None, *, everything: bool, limit: int) -> Program[list[tuple[Any, ...]]]:
+    """Questions, oldest first: run id, path, sort, question, terms, times, status, answer, and who has answered."""
+    params = {"tenant": tenant, "id": run_id, "all": int(everything), "limit": limit}
+    asks, answers = yield Batch(_LIST(**params), _LIST_ANSWERS(**params), last=True)
+    given: dict[tuple[int, str], list[tuple[Any, ...]]] = {}
+    for run, path, *answer in answers:
+        given.setdefault((run, path), []).append(tuple(answer))
+    return [(*row[:9], given.get((row[9], row[1]), [])) for row in asks]
+
+
+def doubt_at(tenant: int, run_id: str, path: str) -> Program[str | None]:
+    """The path of the open question whether the effect at a step happened."""
+    [found] = yield Batch(_DOUBT(tenant=tenant, id=run_id, path=path), last=True)
+    return found[0][0] if found else None

@@ -1,0 +1,246 @@
+"""What user code calls inside a run: asking, sleeping, receiving, spawning. In an async run they are awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, NoReturn, TypeVar
+
+from perdure.errors import UsageError
+from perdure.runs.calls import asking, children, signals
+from perdure.runs.calls.steps import answer, wait_until
+from perdure.runs.calls.timeouts import check_deadline, check_seconds, limited
+from perdure.runs.journal.entries import DONE, NOTE, WAIT, Entry, completion, opening
+from perdure.runs.session.acting import Act, aperform, perform
+from perdure.runs.session.requests import ContinueAsNew, RollBack
+from perdure.runs.session.scope import Scope, current, need_scope
+from perdure.threads.checks import check_name
+
+T = TypeVar("T")
+_YEAR_MAX = 9000
+
+
+def place(what: str) -> tuple[Scope, str]:
+    """Where a call is made: its branch and its path, taken now. What is awaited later, perhaps in a task of its own,
+    has the number of the call, whoever runs first."""
+    scope = need_scope(what)
+    scope.check()
+    return scope, scope.take()
+
+
+def do(scope: Scope, act: Act[T]) -> Any:
+    """Drive an act the way the run is driven: its result, or in an async run something to await."""
+    act = limited(scope, act)
+    return aperform(scope, act) if scope.is_async else perform(scope, act)
+
+
+def ask(
+    question: str,
+    *,
+    options: list[Any] | None = None,
+    schema: Any = None,
+    timeout_s: float | None = None,
+    on_timeout: Any = TimeoutError,
+    approvers: list[str] | None = None,
+    quorum: int = 1,
+    allow_self: bool = True,
+    asker: str | None = None,
+) -> Any:
+    """Ask a person, and wait. The run is parked meanwhile: no process is needed. Await it in an async run.
+
+    `options` lists the answers to choose from; `schema` is a type or a JSON schema that the answer must fit.
+    `approvers` names who may answer, `quorum` how many of them must give the same answer; with `allow_self=False` the
+    `asker` may not. After `timeout_s` the answer is `on_timeout`, or that is raised if it is an exception class.
+    """
+    scope, path = place("perdure.ask()")
+    act = asking.question_at(
+        scope,
+        path,
+        question,
+        options=options,
+        schema=schema,
+        timeout_s=timeout_s,
+        on_timeout=on_timeout,
+        approvers=approvers,
+        quorum=quorum,
+        allow_self=allow_self,
+        asker=asker,
+    )
+    return do(scope, act)
+
+
+def sleep(seconds: float) -> Any:
+    """Let time pass, also across restarts. The run is parked meanwhile. Await it in an async run."""
+    if not isinstance(seconds, int | float) or not seconds >= 0:
+        raise UsageError(f"perdure.sleep({seconds!r}): a number of seconds from 0 on")
+    check_seconds(seconds, "perdure.sleep()")
+    scope, path = place("perdure.sleep()")
+    return do(scope, _sleep_act(scope, path, lambda now: now + int(seconds * 1e6)))
+
+
+def sleep_until(when: datetime) -> Any:
+    """Let time pass until a moment. Await it in an async run."""
+    if not isinstance(when, datetime):
+        raise UsageError(f"perdure.sleep_until() wants a datetime, not {type(when).__name__}")
+    if when.year > _YEAR_MAX:
+        raise UsageError(f"perdure.sleep_until({when}): not after the year {_YEAR_MAX}")
+    due = int(when.timestamp() * 1e6)
+    scope, path = place("perdure.sleep_until()")
+    return do(scope, _sleep_act(scope, path, lambda _: due))
+
+
+def _sleep_act(scope: Scope, path: str, due_at: Callable[[int], int]) -> Act[None]:
+    scope.check()
+    session, name = scope.session, "perdure.sleep"
+    yield from check_deadline(scope, path)
+    found = session.recorded(path, name, None)
+    ended = completion(found)
+    if ended is not None:
+        yield from answer(session, ended)
+        return
+    first = opening(found)
+    if first is None:
+        due = due_at((yield from session.now_us()))
+        yield from session.record((WAIT, Entry(path, name, session.ctx.clock_us(), more={"due": due})))
+    else:
+        due = int((first.more or {})["due"])
+    yield from wait_until(session, path, due, {"for": "sleep", "step": path})
+    yield from session.record((DONE, Entry(path, name, session.ctx.clock_us())))
+
+
+def receive(topic: str = "", *, timeout_s: float | None = None, default: Any = None) -> Any:
+    """The next message that somebody sent to this run, in the order sent; waits for one. Await it in an async run.
+
+    After `timeout_s` it gives `default`.
+    """
+    signals.check_topic(topic)
+    if timeout_s is not None:
+        check_seconds(timeout_s, "perdure.receive(timeout_s=…)")
+    scope, path = place("perdure.receive()")
+    return do(scope, signals.receive_act(scope, path, topic, timeout_s, default))
+
+
+def send(run_id: str, value: Any, topic: str = "") -> Any:
+    """Send a message to another run: once, whatever happens. Await it in an async run."""
+    check_name(run_id, "run")
+    signals.check_topic(topic)
+    scope, path = place("perdure.send()")
+    return do(scope, signals.send_act(scope, path, run_id, value, topic))
+
+
+def spawn(fn: Callable[..., Any], *args: Any, id: str | None = None, queue: str | None = None, **kwargs: Any) -> Any:
+    """Start a child run: once. Gives a `Child`; `child.result()` waits for its end. Await it in an async run."""
+    from perdure.runs.calls.decorators import durable_spec
+
+    need_scope("perdure.spawn()")
+    spec = durable_spec(fn)
+    if id is not None:
+        check_name(id, "run")
+    if queue is not None:
+        check_name(queue, "queue")
+    scope, path = place("perdure.spawn()")
+    act = _child_act(scope, children.spawn_act(scope, path, spec, args, kwargs, id, queue))
+    return do(scope, act)
+
+
+def _child_act(scope: Scope, act: Act[str]) -> Act[children.Child]:
+    return children.Child((yield from act), scope.session.ctx.codec)
+
+
+def emit(value: Any) -> None:
+    """Say something to whoever watches the run (`run.stream()`, `perdure tail`): progress, a message, a chunk.
+
+    Written with the next entry; also inside a step's body. The code never reads it back.
+    """
+    scope = current.get()
+    if scope is None:
+        need_scope("perdure.emit()")
+        raise AssertionError
+    session = scope.session
+    if scope.body is not None:
+        if scope.stop is not None:  # its time is over, and it goes on on a thread that nobody waits for
+            raise scope.stop
+        if session.on_chunk is not None:
+            session.on_chunk(scope.body.path, scope.body.name, value)
+        entry = Entry(f"{scope.body.path}~emit", "perdure.emit", session.ctx.clock_us(), value=session.encoded(value))
+        if not session.replay:
+            session.later(NOTE, entry)
+        return
+    scope.check()
+    path = scope.take()
+    if session.recorded(path, "perdure.emit", None):
+        return
+    session.later(NOTE, Entry(path, "perdure.emit", session.ctx.clock_us(), value=session.encoded(value)))
+
+
+def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
+    """Begin this run again with new arguments and an empty journal: for agents that never end.
+
+    Everything recorded so far is dropped; hand on what is still needed. Effects of before are not undone any more.
+    """
+    scope = need_scope("perdure.continue_as_new()")
+    scope.check()
+    scope.session.stop = ContinueAsNew(args, kwargs)
+    raise scope.session.stop
+
+
+def rollback(reason: str = "") -> NoReturn:
+    """Undo this run's effects, newest first, and end it. Cannot be caught away: every further call raises again."""
+    scope = need_scope("perdure.rollback()")
+    scope.check()
+    scope.session.stop = RollBack(reason)
+    raise scope.session.stop
+
+
+class Budget:
+    """What a run may spend and has spent, counted once across crashes."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._session = scope.session
+
+    def __repr__(self) -> str:
+        return f"<Budget spent={self.spent} of {self.limits}>"
+
+    @property
+    def limits(self) -> dict[str, float]:
+        return dict(self._session.limits)
+
+    @property
+    def spent(self) -> dict[str, float]:
+        return dict(self._session.spent)
+
+    @property
+    def left(self) -> dict[str, float]:
+        return {unit: limit - self._session.spent.get(unit, 0) for unit, limit in self._session.limits.items()}
+
+
+def budget(*, tokens: float | None = None, usd: float | None = None, **units: float) -> Budget:
+    """Limit what this run may spend. A step says what it spent with `perdure.spend(tokens=…, usd=…)`, recorded with the
+    step's completion. Once a limit is passed, the next step raises BudgetExceeded."""
+    scope = need_scope("perdure.budget()")
+    given = {unit: limit for unit, limit in {"tokens": tokens, "usd": usd, **units}.items() if limit is not None}
+    for unit, limit in given.items():
+        _check_amount("budget", unit, limit)
+    session = scope.session
+    with session.counting:  # a new dict: other branches may be looking at the one there is
+        session.limits = {**session.limits, **{unit: float(limit) for unit, limit in given.items()}}
+    return Budget(scope)
+
+
+def spend(**amounts: float) -> None:
+    """Say what a step's body has spent: `perdure.spend(tokens=812, usd=0.004)`. Counted when its end is recorded."""
+    scope = current.get()
+    if scope is None or scope.body is None:
+        raise UsageError(
+            "perdure.spend() is called inside a step's body: what is spent is recorded with its completion"
+        )
+    spent = scope.body.spent
+    for unit, amount in amounts.items():
+        _check_amount("spend", unit, amount)
+        spent[unit] = spent.get(unit, 0) + amount
+
+
+def _check_amount(call: str, unit: str, amount: Any) -> None:
+    """A NaN is above no limit: whoever counts with one has no budget any more."""
+    if not isinstance(amount, int | float) or amount != amount:
+        raise UsageError(f"perdure.{call}({unit}={amount!r}): a number")

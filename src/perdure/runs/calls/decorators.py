@@ -1,0 +1,408 @@
+"""`@durable`, `@step` and `@effect`: what makes a function part of a run.
+
+The decorated function is a function again, so that methods, `iscoroutinefunction` and documentation work. `.direct`
+calls the body without a run; `.perdure` is what Perdure knows of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from weakref import WeakSet
+
+from perdure.errors import NotInRun, UsageError
+from perdure.runs.calls.asking import check_approve
+from perdure.runs.calls.bodies import acollect, collect
+from perdure.runs.calls.doubt import check_definite
+from perdure.runs.calls.effects import effect_act
+from perdure.runs.calls.steps import refuse_nested, step_act
+from perdure.runs.calls.timeouts import check_seconds, limited
+from perdure.runs.functions.callbacks import check_callbacks
+from perdure.runs.functions.inputs import annotations_of, is_key, signature_of
+from perdure.runs.functions.retrying import Retry
+from perdure.runs.functions.specs import CO_COROUTINE, DurableSpec, StepSpec, add_durable, add_step, plain_name
+from perdure.runs.journal.rows import TASK
+from perdure.runs.session.acting import Act, aperform, perform
+from perdure.runs.session.ambient import outside_scope, some_run_is_active
+from perdure.runs.session.scope import Scope, current
+from perdure.storage.events import event
+from perdure.threads.checks import check_name
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Journaled(Protocol[P, R_co]):
+    """A decorated function: called like the original, also as a method."""
+
+    @property
+    def perdure(self) -> StepSpec: ...
+
+    def direct(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Journaled[P, R_co]: ...
+
+    @overload
+    def __get__(
+        self: Journaled[Concatenate[Any, Q], R], instance: object, owner: type | None = None
+    ) -> Callable[Q, R]: ...
+
+
+class Effect(Protocol[R_co]):
+    """A decorated effect: its key is filled in, so that the call has fewer arguments than the function."""
+
+    @property
+    def perdure(self) -> StepSpec: ...
+
+    def direct(self, *args: Any, **kwargs: Any) -> R_co: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
+
+
+@overload
+def step(fn: Callable[P, R], /) -> Journaled[P, R]: ...
+
+
+@overload
+def step(
+    *,
+    name: str | None = None,
+    retries: int = 0,
+    backoff_s: float = 1.0,
+    backoff_max_s: float = 60.0,
+    jitter: bool | Literal["half", "full"] = True,
+    retry_on: Any = (Exception,),
+    give_up_on: Any = (),
+    timeout_s: float | None = None,
+    process: bool = False,
+    lazy: bool = False,
+    ignore: tuple[str, ...] = (),
+) -> Callable[[Callable[P, R]], Journaled[P, R]]: ...
+
+
+def step(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """A step: recorded once; run again only if its completion was never recorded.
+
+    `retries` with `backoff_s`, `jitter`, `retry_on`; `timeout_s` for each attempt (`process=True` runs a sync body in a
+    process of its own, which can be stopped); `lazy=True` is written with the next entry; `ignore` names arguments that
+    are no input, such as clients. A generator streams its chunks to `run.stream()` and is recorded once.
+    """
+    if fn is None:
+        return functools.partial(_decorate_step, **options)
+    return _decorate_step(fn, **options)
+
+
+def _decorate_step(
+    fn: Callable[..., Any],
+    *,
+    name: str | None = None,
+    retries: int = 0,
+    backoff_s: float = 1.0,
+    backoff_max_s: float = 60.0,
+    jitter: bool | Literal["half", "full"] = True,
+    retry_on: Any = (Exception,),
+    give_up_on: Any = (),
+    timeout_s: float | None = None,
+    process: bool = False,
+    lazy: bool = False,
+    ignore: tuple[str, ...] = (),
+) -> Any:
+    _check(fn, "step")
+    spec = StepSpec(
+        fn,
+        _name(name, fn),
+        "step",
+        ignore=_names(ignore),
+        retry=Retry(retries, backoff_s, max(backoff_s, backoff_max_s), jitter, retry_on, give_up_on),
+        timeout_s=_seconds(timeout_s),
+        process=process,
+        lazy=lazy,
+    )
+    if process and spec.flavour != "sync":
+        raise UsageError(f"{spec.name}: process=True is for plain sync functions")
+    add_step(spec)
+    return _wrapped(spec, step_act)
+
+
+@overload
+def effect(fn: Callable[..., R], /) -> Effect[R]: ...
+
+
+@overload
+def effect(
+    *,
+    name: str | None = None,
+    reconcile: Callable[..., Any] | None = None,
+    undo: Callable[..., Any] | None = None,
+    on_doubt: Literal["ask", "retry", "fail"] = "ask",
+    timeout_s: float | None = None,
+    definite: type[Exception] | tuple[type[Exception], ...] = (),
+    approve: Any = None,
+    retries: int = 0,
+    backoff_s: float = 1.0,
+    backoff_max_s: float = 60.0,
+    jitter: bool | Literal["half", "full"] = True,
+    retry_on: Any = (Exception,),
+    give_up_on: Any = (),
+    ignore: tuple[str, ...] = (),
+) -> Callable[[Callable[..., R]], Effect[R]]: ...
+
+
+def effect(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """An effect: it touches the outside world. Written down before it runs and after it ran.
+
+    The key is a parameter `key: perdure.Key`, or from `perdure.idempotency_key()`. `reconcile` finds out whether it
+    happened: `Done(result)`, `NotDone()`, `Unknown()`. It is called by the names that it asks for: `key` and the
+    effect's arguments; `undo` too: the arguments, `result`, `effect_key`. Without `reconcile`, `on_doubt` decides:
+    "ask" a person, "retry" with the same key, "fail". If its outcome is still open after ten attempts and `retries`, a
+    person is asked whatever the rule. `undo` takes it back when the run fails or is rolled back. `timeout_s` (default
+    60) is how long the body and its request may take. An error out of the body leaves the outcome unknown, unless it is
+    definite: a class of the effect's own package, an HTTP 4xx response, or a class named in `definite`. `approve=True`
+    (or a question, or the options of `perdure.ask`) asks a person first.
+    """
+    if fn is None:
+        return functools.partial(_decorate_effect, **options)
+    return _decorate_effect(fn, **options)
+
+
+def _decorate_effect(
+    fn: Callable[..., Any],
+    *,
+    name: str | None = None,
+    reconcile: Callable[..., Any] | None = None,
+    undo: Callable[..., Any] | None = None,
+    on_doubt: Literal["ask", "retry", "fail"] = "ask",
+    timeout_s: float | None = None,
+    definite: type[Exception] | tuple[type[Exception], ...] = (),
+    approve: Any = None,
+    retries: int = 0,
+    backoff_s: float = 1.0,
+    backoff_max_s: float = 60.0,
+    jitter: bool | Literal["half", "full"] = True,
+    retry_on: Any = (Exception,),
+    give_up_on: Any = (),
+    ignore: tuple[str, ...] = (),
+) -> Any:
+    _check(fn, "effect")
+    if on_doubt not in ("ask", "retry", "fail"):
+        raise UsageError(f'on_doubt is "ask", "retry" or "fail", not {on_doubt!r}')
+    check_callbacks(fn, reconcile, undo, _names(ignore))
+    check_approve(approve)
+    limit = _seconds(timeout_s)
+    spec = StepSpec(
+        fn,
+        _name(name, fn),
+        "effect",
+        ignore=_names(ignore),
+        retry=Retry(retries, backoff_s, max(backoff_s, backoff_max_s), jitter, retry_on, give_up_on),
+        timeout_s=limit,
+        reconcile=reconcile,
+        undo=undo,
+        on_doubt=on_doubt,
+        deadline_s=60.0 if limit is None else limit,
+        definite=check_definite(definite),
+        approve=approve or None,
+    )
+    add_step(spec)
+    return _wrapped(spec, effect_act)
+
+
+@overload
+def durable(fn: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+@overload
+def durable(*, name: str | None = None, version: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def durable(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """A durable function: `store.run(fn, …)` runs it so that it goes on after a crash. Called directly it is itself.
+
+    `name` is what stored runs know it by (default: its own name). With a `version`, its runs are resumed only by code
+    that gives the same one; without, by whatever code has its name, and a difference that matters is found by replay.
+    """
+    if fn is None:
+        return functools.partial(_decorate_durable, **options)
+    return _decorate_durable(fn, **options)
+
+
+def _decorate_durable(fn: Callable[..., Any], *, name: str | None = None, version: str | None = None) -> Any:
+    _check(fn, "durable")
+    if version is not None and (not isinstance(version, str) or not version):
+        raise UsageError(f"version={version!r}: a text that is not empty, such as version='2'")
+    spec = DurableSpec(fn, _name(name, fn), version or "")
+    add_durable(spec)
+    fn.perdure_durable = spec  # type: ignore[attr-defined]
+    return fn
+
+
+def durable_spec(fn: Callable[..., Any]) -> DurableSpec:
+    """What Perdure knows of a durable function. Raises UsageError for any other."""
+    spec = getattr(fn, "perdure_durable", None)
+    if isinstance(spec, DurableSpec):
+        return spec
+    raise UsageError(f"{getattr(fn, '__name__', fn)!r} is not durable: put @perdure.durable above it")
+
+
+_log = logging.getLogger("perdure")
+_warned: WeakSet[StepSpec] = WeakSet()  # once for each step
+Actor = Callable[[Scope, StepSpec, tuple[Any, ...], dict[str, Any]], Act[Any]]
+
+
+def _wrapped(spec: StepSpec, actor: Actor) -> Any:
+    fn = spec.fn
+    made: Any
+    if spec.is_async:
+
+        async def journaled(call: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if (caller := current.get()) is not None:
+                caller.session.unawaited.pop(call, None)
+            scope = _scope(spec)
+            if scope is None:
+                return await _adirect(spec, args, kwargs)
+            return await aperform(scope, scope.around(limited(scope, actor(scope, spec, args, kwargs))))
+
+        @functools.wraps(fn)
+        def begun(*args: Any, **kwargs: Any) -> Any:
+            scope, call = current.get(), object()
+            is_run = scope is not None and scope.body is None
+            if is_run and scope is not None and not scope.session.is_async:
+                raise UsageError(
+                    f"{spec.kind} {spec.name!r} is async, and was called in run {scope.session.row.id!r}: "
+                    "async steps need an async durable function. Make it `async def` and await the call, or make the "
+                    f"{spec.kind} a plain function"
+                )
+            coroutine: Any = journaled(call, args, kwargs)
+            coroutine.__name__, coroutine.__qualname__ = fn.__name__, fn.__qualname__
+            if is_run and scope is not None:
+                scope.session.unawaited[call] = coroutine
+            return coroutine
+
+        made = _as_coroutine_function(begun)
+    else:
+
+        @functools.wraps(fn)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            scope = _scope(spec)
+            if scope is None:
+                return _direct(spec, args, kwargs)
+            return perform(scope, scope.around(limited(scope, actor(scope, spec, args, kwargs))))
+
+        made = called
+    if spec.kind == "effect":
+        _hide_key(made, fn)
+    made.perdure = spec
+    made.direct = _Direct(spec)
+    return made
+
+
+def _as_coroutine_function(fn: Any) -> Any:
+    """A plain function that returns a coroutine, as one that `iscoroutinefunction` knows."""
+    if sys.version_info >= (3, 12):
+        import inspect
+
+        return inspect.markcoroutinefunction(fn)
+    # What calling it does is in the code itself since 3.11; the flag is only looked at.
+    fn.__code__ = fn.__code__.replace(co_flags=fn.__code__.co_flags | CO_COROUTINE)
+    return fn
+
+
+def _hide_key(made: Any, fn: Callable[..., Any]) -> None:
+    """What reads the signature of an effect (a framework that makes a tool of it) sees what a caller gives: no key."""
+    signature = signature_of(fn)
+    keys = {name for name, annotation in annotations_of(fn, signature).items() if is_key(annotation)}
+    if keys:
+        shown = [parameter for name, parameter in signature.parameters.items() if name not in keys]
+        made.__signature__ = signature.replace(parameters=shown)
+        made.__annotations__ = {name: kind for name, kind in fn.__annotations__.items() if name not in keys}
+
+
+class _Direct:
+    """`book.direct(…)`: the body without a run, because the caller means it."""
+
+    __slots__ = ("_spec",)
+
+    def __init__(self, spec: StepSpec) -> None:
+        self._spec = spec
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return (_adirect if self._spec.is_async else _direct)(self._spec, args, kwargs)
+
+
+def _direct(spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if spec.flavour == "generator":
+        return collect(spec.fn(*args, **kwargs), lambda chunk: None)
+    return spec.fn(*args, **kwargs)
+
+
+async def _adirect(spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if spec.flavour == "async generator":
+        return await acollect(spec.fn(*args, **kwargs), lambda chunk: None)
+    return await cast("Awaitable[Any]", spec.fn(*args, **kwargs))
+
+
+def _scope(spec: StepSpec) -> Scope | None:
+    """The run that a call belongs to; None if it is a plain call. Raises NotInRun where that would be a mistake."""
+    scope = current.get()
+    if scope is None:
+        scope = outside_scope(spec)
+    if scope is None:
+        if spec.kind == "effect":
+            raise NotInRun(
+                f"effect {spec.name!r} was called without a run, so nothing would be written down: call it in a "
+                f"durable function that store.run(fn, …) runs, or say {spec.name}.direct(…) if you mean it. A thread "
+                "of your own loses the run: use perdure.gather or perdure.map"
+            )
+        if (
+            some_run_is_active() and spec not in _warned
+        ):  # it may be none of that run's: which thread is whose is not known
+            _warned.add(spec)
+            _log.warning(
+                "step %s was called outside of any run while one is active in this process, and is not recorded. If it "
+                "belongs to that run, a thread of your own has lost it: use perdure.gather or perdure.map",
+                spec.name,
+                extra=event("step.not_recorded", function=spec.name),
+            )
+        return None
+    if scope.body is not None:
+        if spec.kind == "effect":
+            refuse_nested(spec, scope)
+        return None
+    return scope
+
+
+def _check(fn: Any, what: str) -> None:
+    if isinstance(fn, classmethod | staticmethod):
+        raise UsageError(f"put @perdure.{what} below @{type(fn).__name__}, next to the function")
+    if not callable(fn) or isinstance(fn, type) or not hasattr(fn, "__code__"):
+        raise UsageError(f"@perdure.{what} is for functions, not {fn!r}")
+
+
+def _name(name: str | None, fn: Callable[..., Any]) -> str:
+    chosen = check_name(plain_name(fn) if name is None else name, "function")
+    for taken in ("perdure.", TASK):
+        if chosen.startswith(taken):
+            raise UsageError(f"name={chosen!r}: names that begin with {taken!r} are Perdure's own")
+    return chosen
+
+
+def _names(ignore: Any) -> tuple[str, ...]:
+    if isinstance(ignore, str):
+        raise UsageError(f"ignore takes a tuple of names: ignore=({ignore!r},)")
+    return tuple(ignore)
+
+
+def _seconds(timeout_s: float | None) -> float | None:
+    if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s > 0):
+        raise UsageError(f"timeout_s={timeout_s!r}: a number of seconds above 0")
+    if timeout_s is not None:
+        check_seconds(timeout_s, "timeout_s")
+    return None if timeout_s is None else float(timeout_s)

@@ -1,0 +1,145 @@
+"""Did it happen? What `reconcile` answers, and which errors of an effect's body say that it did not.
+
+An error out of the body leaves the outcome *unknown*, unless it is *definite*: it says that the effect did not happen.
+The two mistakes do not cost the same. An unknown outcome taken for a failure can lose or repeat a booking; a failure
+taken for unknown costs a look at the receiver. So definite is only:
+
+    a class named in the effect's `definite=`              the author of the effect says so, whatever caused it
+    a class of the effect's own package (a single file:    its code raised it on purpose. Not one that is an OSError
+      of the same module)                                    or an EOFError: those say that a connection broke
+    an HTTP response with a 4xx status                     the receiver refused it. Not 408, 425 and 429, which
+                                                             gateways also give for requests that went through
+
+A failure before the body began is definite too, but no error of the body: `effects.py` sees that.
+
+The last two hold only if every error beneath is definite as well: `raise BookingFailed() from timeout`, and an error
+raised while a timeout was handled, are as unknown as the timeout, and so is a group with a timeout in it.
+`raise … from None` says that it was dealt with.
+
+HTTP statuses are recognised by their attributes, so no client library is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CoroutineType
+from typing import Any, Final
+
+from msgspec import Struct
+
+from perdure.errors import UsageError
+from perdure.values.names import module_name
+
+__all__ = ["Done", "NotDone", "Unknown", "Verdict", "check_definite", "check_verdict", "is_definite"]
+
+
+class Done(Struct, frozen=True):
+    """It happened, and this is what the effect would have returned."""
+
+    result: Any
+
+
+class NotDone(Struct, frozen=True):
+    """It did not happen, and the request can no longer arrive."""
+
+
+class Unknown(Struct, frozen=True):
+    """It cannot be told now. The effect's `on_doubt` decides."""
+
+    reason: str = ""
+
+
+Verdict = Done | NotDone | Unknown
+Classes = tuple[type[BaseException], ...]
+
+_NOT_REFUSED: Final = frozenset({408, 425, 429})
+
+
+def check_verdict(value: object, name: str = "reconcile") -> Verdict:
+    """What a reconcile function returned, if it is a verdict; else a UsageError that says what to return."""
+    if isinstance(value, Done | NotDone | Unknown):
+        return value
+    how = (
+        "perdure.Done(result) if it happened (with the effect's result), perdure.NotDone() if it did not and "
+        "no longer can, perdure.Unknown() if it cannot be told"
+    )
+    if isinstance(value, type) and issubclass(value, Done | NotDone | Unknown):
+        slip = f"the class perdure.{value.__name__} instead of an instance"
+    elif value is None:
+        slip = "None, which could mean that it did not happen, or that nothing was found out"
+    elif isinstance(value, bool):
+        slip = f"{value}, and a bool has no result and no third case"
+    elif hasattr(value, "__await__"):
+        slip = "something to await, which nobody awaits: give an async function itself, not one that calls it"
+        if isinstance(value, CoroutineType):
+            value.close()  # so that Python does not warn beside the real error
+    else:
+        slip = f"a {type(value).__qualname__}, which is not a verdict"
+    raise UsageError(f"{name} returned {slip}; return {how}")
+
+
+def check_definite(value: object) -> Classes:
+    """An effect's `definite=`, checked when the effect is defined: a class of errors, or a tuple of them."""
+    classes = (value,) if isinstance(value, type) else value
+    if isinstance(classes, tuple | list) and all(isinstance(c, type) and issubclass(c, Exception) for c in classes):
+        return tuple(classes)
+    raise UsageError(
+        f"definite={value!r}: classes of errors that say that the effect did not happen, for example "
+        "definite=(SoldOut, ConnectionRefusedError)"
+    )
+
+
+def is_definite(
+    error: BaseException, definite: Classes, fn: Callable[..., Any], outside: BaseException | None = None
+) -> bool:
+    """Whether this error out of the body of an effect says that it did not happen. `outside` is what its caller was
+    handling when the body began: Python makes it the context of every error inside, and it says nothing of them."""
+    if issubclass(type(error), definite):
+        return True
+    try:
+        return all(_is_refusal(link) or _is_own(link, fn) for link in _errors(error, outside))
+    except Exception:  # an error whose attributes cannot be read says nothing
+        return False
+
+
+def _errors(error: BaseException, outside: BaseException | None) -> list[BaseException]:
+    """The error and all beneath: what it was raised from or while handling, the members of a group, and theirs."""
+    found = {id(error): error}
+    left = [error]
+    while left:
+        link = left.pop()
+        beneath = [link.__cause__]
+        if link.__cause__ is not None or not link.__suppress_context__:  # only `from None` says that it was dealt with
+            beneath.append(link.__context__)
+        if isinstance(link, BaseExceptionGroup):
+            beneath += link.exceptions
+        for other in beneath:
+            if other is not None and other is not outside and id(other) not in found:
+                found[id(other)] = other
+                left.append(other)
+    return list(found.values())
+
+
+def _is_own(error: BaseException, fn: Callable[..., Any]) -> bool:
+    return _package(type(error)) == _package(fn) and not issubclass(type(error), OSError | EOFError)
+
+
+def _package(thing: Any) -> str:
+    return module_name(thing.__module__).partition(".")[0]
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether it stands for an HTTP response that refuses the request."""
+    status = _status(error)
+    return isinstance(status, int) and 400 <= status < 500 and status not in _NOT_REFUSED
+
+
+def _status(error: BaseException) -> Any:
+    """The HTTP status of an error: as httpx and requests, the SDKs of OpenAI, Anthropic and Stripe, aiohttp, and
+    urllib have it. `code` means too many things elsewhere."""
+    found = getattr(getattr(error, "response", None), "status_code", None)
+    for name in ("status_code", "http_status", "status"):
+        found = getattr(error, name, None) if found is None else found
+    if found is None and any((c.__module__, c.__name__) == ("urllib.error", "HTTPError") for c in type(error).__mro__):
+        found = getattr(error, "code", None)
+    return found

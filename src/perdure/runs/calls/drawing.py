@@ -1,0 +1,73 @@
+"""Time, chance and changes of the code, recorded: what a run draws once it draws again on every replay.
+
+They are written with the next entry: before any body runs, so that nobody can have seen a value that is not recorded.
+"""
+
+from __future__ import annotations
+
+import random as chance
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from perdure.runs.journal.entries import VALUE, Entry, unsqueeze
+from perdure.runs.session.scope import need_scope
+from perdure.runs.session.session import Session
+from perdure.threads.checks import check_name
+
+
+def drawn(name: str, draw: Callable[[], Any]) -> Any:
+    """A value: the recorded one, or a new one that will be."""
+    scope = need_scope(f"{name}()")
+    scope.check()
+    session, path = scope.session, scope.take()
+    found = session.recorded(path, name, None)
+    if found:
+        value = found[-1].entry.value
+        return session.decoded(unsqueeze(value)) if value is not None else None
+    made = draw()
+    session.later(VALUE, Entry(path, name, session.ctx.clock_us(), value=session.encoded(made)))
+    return made
+
+
+def now() -> datetime:
+    """The time, in UTC; on replay the one that was recorded."""
+    found: datetime = drawn("perdure.now", lambda: datetime.now(UTC))
+    return found
+
+
+def random() -> float:
+    """A random number from 0 to 1; on replay the one that was recorded."""
+    return float(drawn("perdure.random", chance.random))
+
+
+def uuid() -> UUID:
+    """A random UUID; on replay the one that was recorded."""
+    found: UUID = drawn("perdure.uuid", uuid4)
+    return found
+
+
+def patched(name: str) -> bool:
+    """Whether this run takes the changed way: True for runs that come here for the first time with the new code, False
+    for those that had gone past this place with the old one."""
+    check_name(name, "patch")
+    scope = need_scope("perdure.patched()")
+    scope.check()
+    session = scope.session
+    with session.counting:  # of two branches that come here at once, one decides
+        if name not in session.patches:
+            session.patches[name] = _decide_patch(session, name)
+        return session.patches[name]
+
+
+def _decide_patch(session: Session, name: str) -> bool:
+    path = f"patch:{name}"
+    found = session.index.at(path)
+    if found:
+        return found[-1].entry.value == b"true"
+    value = not session.index.unread()  # something recorded lies ahead: the old code has been here
+    if not session.replay:
+        text = b"true" if value else b"false"
+        session.later(VALUE, Entry(path, "perdure.patched", session.ctx.clock_us(), value=text))
+    return value

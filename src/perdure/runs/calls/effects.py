@@ -1,0 +1,499 @@
+"""An effect: written down before it runs and after it ran. In between it is in doubt, which is a state with a policy.
+
+    no intent                 it runs
+    intent, no completion     in doubt: ask `reconcile`; without it, or if that does not know, `on_doubt` decides
+    completion                the recorded result or error; the body never runs again
+
+Not done and retry are acted on only after the intent's deadline: until then the old request may still land.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from blake3 import blake3
+
+from perdure.errors import InDoubt, NotApproved, RunStuck, Unstorable, UsageError
+from perdure.runs.calls import asking
+from perdure.runs.calls.asking import Terms
+from perdure.runs.calls.bodies import BodyTimeout
+from perdure.runs.calls.doubt import Done, NotDone, Unknown, Verdict, check_verdict, is_definite
+from perdure.runs.calls.failures import describe_error, line_of, mark_recorded, safe_text
+from perdure.runs.calls.steps import (
+    Arguments,
+    answer,
+    as_called,
+    check_budget,
+    encode_result,
+    overspent,
+    run_body,
+    spend_failed,
+    spent_in,
+    wait_until,
+)
+from perdure.runs.calls.timeouts import check_again, check_deadline, is_over
+from perdure.runs.functions.callbacks import called_by_name
+from perdure.runs.functions.inputs import digest
+from perdure.runs.functions.keys import Key
+from perdure.runs.functions.specs import StepSpec, flavour_of, plain_name
+from perdure.runs.journal.entries import DONE, FAILED, INTENT, WAIT, Entry, squeeze
+from perdure.runs.session.acting import LINGER_S, Act, Body, Pause
+from perdure.runs.session.scope import BodyFrame, Scope, Unwind, call_in, in_body
+from perdure.runs.session.session import Session
+from perdure.runs.session.telling import tell_event
+from perdure.storage.events import event
+from perdure.values.showing import shown
+
+ATTEMPTS_MAX = 10  # and the retries of the effect: so often an effect whose outcome stays open is tried
+_log = logging.getLogger("perdure")
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class Call:
+    """One call of an effect: where, with what, under which key."""
+
+    scope: Scope
+    spec: StepSpec
+    path: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    text: bytes  # of the arguments; none: the function has ended, and `kwargs` is what the journal has of them
+    wanted: bytes  # their digest
+    key: Key
+    attempt: int = 0
+    deadline: int = 0
+    took: int = 0  # microseconds that the last body ran
+    is_last: bool = False  # the run is ending: it is not run again
+    is_unsettled: bool = False  # on_doubt="retry" came after an attempt that may have happened, and still may have
+
+    @property
+    def session(self) -> Session:
+        return self.scope.session
+
+    def entry(self, value: bytes | None = None, more: dict[str, Any] | None = None) -> Entry:
+        at = self.session.ctx.clock_us()
+        return Entry(self.path, self.spec.name, at, self.wanted, self.attempt, value, more, self.took)
+
+
+def effect_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Act[Any]:
+    """Call an effect: from the journal, or for real, or settle what became of it."""
+    scope.check()
+    text = spec.binder.text(spec.binder.bind(args, kwargs), scope.session.ctx.codec)
+    wanted = digest(text)
+    path = scope.take_for(spec.name, wanted)
+    if scope.deadlines:
+        yield from check_deadline(scope, path)
+    return (yield from _effect(scope, spec, path, args, kwargs, text, wanted))
+
+
+def effect_at(scope: Scope, spec: StepSpec, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Act[Any]:
+    """The same at a path that was taken before."""
+    text = spec.binder.text(spec.binder.bind(args, kwargs), scope.session.ctx.codec)
+    return (yield from _effect(scope, spec, path, args, kwargs, text, digest(text)))
+
+
+def _effect(
+    scope: Scope,
+    spec: StepSpec,
+    path: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    text: bytes,
+    wanted: bytes,
+) -> Act[Any]:
+    session = scope.session
+    found = session.recorded(path, spec.name, wanted)
+    if found:
+        spend_failed(session, found)
+        ended = session.final(found)
+        if ended is not None:
+            return (yield from answer(session, ended, by_name=scope.by_name))
+    call = Call(scope, spec, path, args, kwargs, text, wanted, make_key(session, path, spec.name, wanted))
+    intents = [recorded.entry for recorded in found if recorded.kind == INTENT]
+    is_open = bool(intents) and found[-1].kind not in (FAILED, DONE)
+    if not is_open:  # what is in doubt is settled first, whatever it costs
+        yield from _check_budget(call)
+    if intents and not is_open:  # it failed for certain, and is tried again: an undo, a node
+        call.key, call.attempt = Key((intents[-1].more or {})["key"]), intents[-1].attempt
+        yield from _wait_for_retry(call, int((found[-1].entry.more or {}).get("due", 0)))
+        yield from check_again(scope, path)
+    elif intents:
+        # Never computed again: the key that went out is the one that was written down.
+        last = intents[-1]
+        more = last.more or {}
+        call.key, call.attempt, call.deadline = Key(more["key"]), last.attempt, int(more["deadline"])
+        call.is_unsettled = "unsettled" in more
+        settled, result = yield from _settle(call)
+        if settled:
+            return result
+    elif spec.approve:
+        yield from _approval(call)
+    scope.check()  # it may have waited for long
+    return (yield from _run(call))
+
+
+def make_key(session: Session, path: str, name: str, wanted: bytes) -> Key:
+    """What the receiver can tell a repeated request by: the same for every attempt, another one for every call."""
+    if not session.key_head:  # the same for all of a run
+        session.key_head = _framed(session.row.incarnation, session.ctx.tenant_name.encode())
+    framed = session.key_head + _framed(path.encode(), name.encode(), wanted)
+    return Key("pd_" + blake3(framed).hexdigest()[:29])  # 32 characters: some receivers take no more
+
+
+def _framed(*parts: bytes) -> bytes:
+    return b"".join([len(part).to_bytes(4, "big") + part for part in parts])
+
+
+def _intent(call: Call) -> tuple[int, Entry]:
+    session, spec = call.session, call.spec
+    call.attempt, call.took = call.attempt + 1, 0
+    call.deadline = session.shared_clock_us() + int(spec.deadline_s * 1e6)
+    more: dict[str, Any] = {"key": str(call.key), "deadline": call.deadline}
+    if spec.undo is not None:
+        more["undo"] = plain_name(spec.undo)
+    if call.is_unsettled:
+        more["unsettled"] = True
+    return INTENT, call.entry(squeeze(call.text), more)
+
+
+def _run(call: Call) -> Act[Any]:
+    """Intent, body, completion; and again as the rules of the effect allow."""
+    session, spec = call.session, call.spec
+    drafts, task = [_intent(call)], _task(call)
+    while True:
+        session.acting.add(task)
+        try:
+            yield from session.record(*drafts, lease_us=int(spec.deadline_s * 1e6))
+            if isinstance(session.stop, Unwind):  # an operator's wish came with the answer: it has not begun
+                yield from _not_begun(call)
+                raise session.stop
+            frame = BodyFrame(call.scope, call.path, spec.name, key=call.key, is_effect=True)
+            given = (call.args, call.kwargs) if call.attempt == 1 else _as_called(call)
+            args, kwargs = spec.binder.call_with(*given, call.key)
+            limit = spec.timeout_s if not spec.is_async else (spec.timeout_s or spec.deadline_s)
+            try:
+                result = yield from run_body(call.scope, spec, frame, args, kwargs, call.attempt, limit)
+            except Exception as raised:
+                error = raised
+            except BaseException as broken:
+                # A task that was cancelled while its intent was written: the body never began, and that is no doubt.
+                if not frame.begun and type(broken).__name__ == "CancelledError":
+                    yield from _not_begun(call)
+                raise
+            else:
+                call.took = frame.took
+                return (yield from _succeed(call, result, spent_in(frame)))
+        finally:
+            session.acting.discard(task)
+        call.took = frame.took
+        if not _is_definite(call, error, frame):
+            was_unsettled = call.is_unsettled
+            settled, result = yield from _settle_error(call, error)
+            if settled:
+                return result
+            still = error.still if isinstance(error, BodyTimeout) else None
+            if still is None:
+                call.scope.check()  # nobody may want another attempt any more
+                drafts = [_intent(call)]
+                continue
+            # Its request may be under way in this very process: it is not done again before that has ended.
+            yield from _until_ended(still)
+            call.is_unsettled = call.is_unsettled and was_unsettled  # this attempt is settled by how it ended
+            late, result = _ended_late(still)
+            if late is None:
+                return (yield from _succeed(call, result, spent_in(frame)))
+            if _is_definite(call, late, frame):
+                drafts = yield from _failed(call, late, spent_in(frame))
+                continue
+            settled, result = yield from _settle_error(call, late)
+            if settled:
+                return result
+            call.scope.check()
+            drafts = [_intent(call)]
+        else:
+            drafts = yield from _failed(call, error, spent_in(frame))
+
+
+def _is_definite(call: Call, error: Exception, frame: BodyFrame) -> bool:
+    """Whether it says that the effect did not happen: this attempt, and those before it."""
+    named = (*call.spec.definite, *call.scope.definite)
+    return not call.is_unsettled and (not frame.begun or is_definite(error, named, call.spec.fn, frame.outside))
+
+
+def _not_begun(call: Call) -> Act[None]:
+    if not call.is_unsettled:  # else its intent stays open, for what was before it
+        yield from call.session.record((FAILED, call.entry(None, {"begun": False})))
+
+
+def _as_called(call: Call) -> Arguments:
+    return as_called(call.session, call.spec, call.args, call.kwargs, call.text)
+
+
+def _until_ended(still: Any) -> Act[None]:
+    while not still.wait(0):
+        yield Pause(0.05)
+
+
+def _ended_late(still: Any) -> tuple[Exception | None, Any]:
+    """How a body ended that had gone on after its time."""
+    try:
+        return None, still.result()
+    except Exception as error:
+        return error, None
+
+
+def _task(call: Call) -> Any:
+    """The task that an async effect runs in: it is not broken off because another branch has ended the run."""
+    if not (call.spec.is_async and call.session.is_async):
+        return None
+    import asyncio
+
+    return asyncio.current_task()
+
+
+def _failed(call: Call, error: Exception, spent: dict[str, Any]) -> Act[list[tuple[int, Entry]]]:
+    """A definite failure: the end, or the entries that the next attempt begins with."""
+    session, spec = call.session, call.spec
+    described = describe_error(error, session.ctx.codec)
+    if not spec.retry.wants(error, call.attempt):
+        if call.path.startswith("undo:"):  # must not stand for ever: whoever resumes the run tries again
+            yield from session.record((FAILED, call.entry(None, {"error": described})))
+        else:
+            yield from ended(call, None, {"error": described, **spent})
+            mark_recorded(error)
+        raise error
+    delay = spec.retry.delay_s(call.attempt, random.random())
+    due = session.shared_clock_us() + int(delay * 1e6)
+    failed = (FAILED, call.entry(None, {"error": described, "due": due, **spent}))
+    if delay <= LINGER_S:
+        try:
+            yield from _wait_for_retry(call, due)
+            call.scope.check()  # nobody may want another attempt any more
+        except GeneratorExit:
+            raise
+        except BaseException:  # the code ends here: that it failed is no doubt
+            yield from session.record(failed)
+            raise
+        if not is_over(call.scope) and (session.undoing or overspent(session) is None):
+            return [failed, _intent(call)]  # the failure and the next intent share one commit
+    yield from session.record(failed)  # a run that parks meanwhile must know that this is no doubt
+    yield from _wait_for_retry(call, due)
+    call.scope.check()
+    yield from check_again(call.scope, call.path)
+    yield from _check_budget(call)
+    return [_intent(call)]
+
+
+def _check_budget(call: Call) -> Act[None]:
+    if call.session.limits and not call.session.undoing:
+        yield from check_budget(call.session, partial(_refused, call))
+
+
+def _refused(call: Call, more: dict[str, Any]) -> Entry:
+    """The end of a call that did not run, or not again."""
+    call.attempt = call.attempt or 1
+    return call.entry(None, more)
+
+
+def _wait_for_retry(call: Call, due: int) -> Act[None]:
+    what = {"for": "retry", "step": call.path, "name": call.spec.name}
+    yield from wait_until(call.session, call.path, due, what)
+
+
+def _succeed(call: Call, result: Any, more: dict[str, Any]) -> Act[Any]:
+    try:
+        value = encode_result(call.session, call.spec.name, call.path, result)
+    except Unstorable as error:
+        # It was done: that is what matters. The result is lost, and whoever asks for it is told.
+        described = describe_error(error, call.session.ctx.codec)
+        yield from ended(call, None, {"error": described, "done": True, **more})
+        raise
+    yield from ended(call, value, more or None)
+    return result
+
+
+def ended(call: Call, value: bytes | None, more: dict[str, Any] | None) -> Act[None]:
+    yield from call.session.record((DONE, call.entry(value, more)))
+
+
+# --- doubt
+
+
+def _settle_error(call: Call, error: Exception) -> Act[tuple[bool, Any]]:
+    """`_settle`, after an error out of the body that leaves the outcome unknown."""
+    run, kind = call.session.row.id, type(error).__name__
+    found = event("effect.unknown", run=run, step=call.path, function=call.spec.name, error=kind)
+    hint = (
+        "an earlier attempt may have" if call.is_unsettled else "name it in definite= if it means that nothing happened"
+    )
+    what = "run %s: %s raised %s: it is unknown whether it happened; %s"
+    _log.warning(what, run, call.spec.name, kind, hint, extra=found)
+    try:
+        return (yield from _settle(call, error))
+    except InDoubt as doubt:
+        raise doubt from error
+
+
+def _settle(call: Call, error: Exception | None = None) -> Act[tuple[bool, Any]]:
+    """`settle`, of a call that is run again if it may be: not for ever. After so many attempts a person is asked."""
+    settled, result = yield from settle(call, error)
+    if settled or call.attempt < call.spec.retry.retries + ATTEMPTS_MAX:
+        return settled, result
+    verdict = yield from _ask_person(call, f"{call.path}#{call.attempt}", only_if_asked=False)
+    if isinstance(verdict, Done):
+        return True, (yield from _succeed(call, verdict.result, {"settled": "resolved"}))
+    call.is_unsettled = False
+    return False, None
+
+
+def settle(call: Call, error: Exception | None = None) -> Act[tuple[bool, Any]]:
+    """Find out what became of an effect: (True, its result), or (False, None) if it may be run (again)."""
+    session, spec = call.session, call.spec
+    ask_path = f"{call.path}#{call.attempt}"
+    verdict = yield from _ask_person(call, ask_path, only_if_asked=True)
+    by = "resolved"
+    if verdict is None:
+        tell_event("in_doubt")
+        verdict, by = (yield from _reconcile(call)), "reconciled"
+        if spec.reconcile is None and error is not None:
+            verdict = Unknown(f"it raised {line_of(error)}")
+    if isinstance(verdict, NotDone) and (yield from session.now_us()) < call.deadline:
+        # What came late would be doubled: look once more when it can come no more.
+        yield from _until_deadline(call)
+        if spec.reconcile is not None:
+            verdict, by = (yield from _reconcile(call)), "reconciled"
+    call.is_unsettled = False  # a verdict is about the key, and so about every attempt; on_doubt="retry" is none
+    if isinstance(verdict, Unknown):
+        verdict, by = (yield from _by_policy(call, ask_path, verdict)), "resolved"
+    if isinstance(verdict, Done):
+        return True, (yield from _succeed(call, verdict.result, {"settled": by}))
+    return False, None
+
+
+def _by_policy(call: Call, ask_path: str, unknown: Unknown) -> Act[Verdict]:
+    policy = call.spec.on_doubt
+    if call.is_last and policy != "ask":  # nothing tells by running again: what may have to be undone, a person must
+        policy = "fail" if call.spec.undo is None else "ask"
+    if policy == "retry":
+        call.is_unsettled = True
+        yield from _until_deadline(call)
+        return NotDone()
+    if policy == "fail":
+        doubt = in_doubt(call, unknown.reason)
+        yield from ended(call, None, {"error": describe_error(doubt, call.session.ctx.codec), "doubt": True})
+        raise doubt
+    verdict = yield from _ask_person(call, ask_path, only_if_asked=False, reason=unknown.reason)
+    assert verdict is not None
+    if isinstance(verdict, NotDone):
+        yield from _until_deadline(call)
+    return verdict
+
+
+def in_doubt(call: Call, reason: str = "") -> InDoubt:
+    run = call.session.row.id
+    return InDoubt(
+        f"nobody knows whether {call.spec.name} at step {call.path} of run {run!r} happened (key {call.key})"
+        f'{": " + reason if reason else ""}. on_doubt="fail" leaves that to the code that called it: look at the '
+        "receiver for the key",
+        run=run,
+        step=call.path,
+        key=str(call.key),
+    )
+
+
+def _until_deadline(call: Call) -> Act[None]:
+    what = {"for": "deadline", "step": call.path, "name": call.spec.name}
+    yield from wait_until(call.session, call.path, call.deadline, what)
+
+
+def _reconcile(call: Call) -> Act[Verdict]:
+    spec = call.spec
+    if spec.reconcile is None:
+        return Unknown()
+    fn = spec.reconcile
+    inner = in_body(call.scope, BodyFrame(call.scope, call.path, f"reconcile of {spec.name}", key=call.key))
+    is_async = flavour_of(fn) == "async"
+    try:
+        kwargs = called_by_name(fn, *_values(call), call.key)
+        found = yield Body(partial(call_in, inner, fn, kwargs, is_async), is_async)
+    except Exception as error:
+        kind, run = type(error).__name__, call.session.row.id
+        found = event("reconcile.failed", run=run, step=call.path, function=spec.name, error=kind)
+        _log.warning("run %s: reconcile of %s failed: %s", run, spec.name, kind, extra=found)
+        return Unknown(f"reconcile failed: {line_of(error)}")
+    try:
+        return check_verdict(found, getattr(fn, "__name__", "reconcile"))
+    except UsageError as error:  # a defect of the code, which says nothing about the effect: nobody may catch it away
+        stuck = RunStuck(f"step {call.path} of run {call.session.row.id!r} is in doubt, and {error}")
+        call.session.stop = call.session.stop or stuck
+        raise stuck from error
+
+
+def _values(call: Call) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of the call by name, and the key by its names."""
+    binder = call.spec.binder
+    arguments = binder.named(*_as_called(call)) if call.text else {**binder.plan.defaults, **call.kwargs}
+    named = binder.plan.key
+    return arguments, {} if "key" in arguments and named != "key" else {"key": call.key, named or "key": call.key}
+
+
+def _ask_person(call: Call, ask_path: str, *, only_if_asked: bool, reason: str = "") -> Act[Verdict | None]:
+    """A person's verdict. With `only_if_asked`, None if no person was asked yet. `reason`: why that is needed."""
+    session = call.session
+    state = yield from asking.look(session, ask_path)
+    is_asked = state is not None and state.status != "closed"
+    if only_if_asked and not is_asked:
+        return None
+    known = (session.index.at(call.path)[-1].entry.more or {}).get("reason", "")
+    reason = safe_text(reason) or known
+    if only_if_asked and state is not None and state.status == "open" and call.spec.reconcile is not None:
+        verdict = yield from _reconcile(call)  # while a person is being waited for, the receiver may know by now
+        if not isinstance(verdict, Unknown):
+            return verdict
+        reason = safe_text(verdict.reason)
+    if not is_asked or reason != known:
+        question = (
+            f"Did {call.spec.name}{_shown(call)} happen? Its outcome is not known. Look at the receiver "
+            f"for the key {call.key}."
+        )
+        terms = Terms(step=call.path, key=str(call.key), reason=reason or None)
+        entry = call.entry(None, {"doubt": ask_path, **_because(reason)})
+        beside = partial(asking.open_ask, session, ask_path, "doubt", question, terms, None)
+        yield from session.record((WAIT, entry), beside=beside)
+    what = {"for": "doubt", "step": call.path, "name": call.spec.name, "key": str(call.key), **_because(reason)}
+    answered = yield from asking.await_answer(session, ask_path, what, None)
+    return Done(answered.get("done")) if "done" in answered else NotDone()
+
+
+def _because(reason: str) -> dict[str, str]:
+    return {"reason": reason} if reason else {}
+
+
+def _shown(call: Call) -> str:
+    arguments = call.spec.binder.bind(call.args, call.kwargs).arguments if call.text else call.kwargs
+    inside = ", ".join(f"{name}={shown(value, 40)}" for name, value in arguments.items())
+    return f"({inside})"
+
+
+# --- approval
+
+
+def _approval(call: Call) -> Act[None]:
+    """Ask whether it may run; the answer is recorded beside the effect."""
+    spec, path = call.spec, f"{call.path}~approve"
+    approve = spec.approve
+    question = approve if isinstance(approve, str) else f"May {spec.name}{_shown(call)} run?"
+    options = dict(approve) if isinstance(approve, dict) else {}
+    question = options.pop("question", question)
+    agreed = yield from asking.question_at(
+        call.scope, path, question, name="perdure.approve", sort="approval", options=[True, False], **options
+    )
+    if agreed is not True:
+        error = NotApproved(f"{spec.name}{_shown(call)} was not approved; it did not run")
+        more = {"error": describe_error(error, call.session.ctx.codec), "approved": False}
+        yield from call.session.record((DONE, _refused(call, more)))
+        raise error

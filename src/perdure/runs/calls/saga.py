@@ -1,0 +1,207 @@
+"""Taking back what a run did: settle what is in doubt, then undo the effects, newest first, each a journaled effect.
+
+That the run is being undone is written down first, so that a crash in the middle goes on undoing. A fork undoes only
+what it did itself.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+from perdure.errors import InDoubt, RunError, RunStuck
+from perdure.runs.calls.effects import Call, effect_at, ended, settle
+from perdure.runs.calls.failures import describe_error, line_of
+from perdure.runs.functions.callbacks import called_by_name
+from perdure.runs.functions.keys import Key
+from perdure.runs.functions.retrying import Retry
+from perdure.runs.functions.specs import StepSpec, find_step, plain_name
+from perdure.runs.journal import rows
+from perdure.runs.journal.entries import DONE, FAILED, INTENT, SPAWN, VALUE, Entry, Recorded, completion
+from perdure.runs.session.acting import Act, Wait
+from perdure.runs.session.session import Session
+from perdure.storage.program import Batch, Program, Sql, read
+
+END = "end"  # the path of the entry that says how the run is ending
+_ROLL_CHILD = Sql(
+    """UPDATE run SET status = 'queued', request = 'rollback', wake_at = 0, changed_at = {now}
+    WHERE tenant = :tenant AND id = :id AND status IN ('done', 'queued', 'waiting', 'paused', 'stuck')"""
+)
+_ASK_CHILD = Sql("UPDATE run SET request = 'rollback' WHERE tenant = :tenant AND id = :id AND status = 'running'")
+
+
+def ending(session: Session) -> dict[str, Any] | None:
+    """How the run was ending when it was last seen; None if it was not."""
+    found = session.index.at(END)
+    return found[-1].entry.more if found else None
+
+
+def has_something_to_undo(session: Session) -> bool:
+    return bool(_undoable(session) or _children(session) or open_calls(session))
+
+
+def compensate(session: Session, status: str, error: dict[str, Any] | None) -> Act[None]:
+    """Settle, then undo. Raises Parked if a person must decide something first, RunStuck if an undo fails."""
+    if not has_something_to_undo(session):
+        return
+    if ending(session) is None:
+        more = {"as": status, "error": error}
+        yield from session.record((VALUE, Entry(END, "perdure.rollback", session.ctx.clock_us(), more=more)))
+    yield from settle_open(session)
+    units = [*_undoable(session), *_children(session)]
+    for done_at, recorded in sorted(units, key=lambda unit: -unit[0]):
+        del done_at
+        if recorded.kind == SPAWN:
+            yield from _undo_child(session, recorded.entry)
+        else:
+            yield from _undo(session, recorded.entry)
+
+
+def _undoable(session: Session) -> list[tuple[int, Recorded]]:
+    """Effects of this run's own that happened and can be undone, with the place of their completion."""
+    found = []
+    for path, entries in session.index.calls():
+        intents = [recorded for recorded in entries if recorded.kind == INTENT and recorded.own]
+        if not intents or path.startswith("undo:") or not (intents[-1].entry.more or {}).get("undo"):
+            continue
+        ends = [recorded for recorded in entries if recorded.kind == DONE]
+        if ends and ("error" not in (ends[-1].entry.more or {}) or (ends[-1].entry.more or {}).get("done")):
+            found.append((ends[-1].seq, intents[-1]))
+    return found
+
+
+def _children(session: Session) -> list[tuple[int, Recorded]]:
+    """Children of this run's own, with the place where their end was seen, or else their start."""
+    everything = [recorded for recorded in session.index.rows() if recorded.own]
+    ends = {(one.entry.more or {}).get("child"): one.seq for one in everything if one.kind == DONE}
+    return [
+        (ends.get((recorded.entry.more or {})["child"], recorded.seq), recorded)
+        for recorded in everything
+        if recorded.kind == SPAWN
+    ]
+
+
+def open_calls(session: Session) -> list[Recorded]:
+    """Effects of this run's own that have an intent and no end."""
+    found = []
+    for _, entries in session.index.calls():
+        last = entries[-1]
+        if any(recorded.kind == DONE for recorded in entries) or last.kind == FAILED:
+            continue
+        intents = [recorded for recorded in entries if recorded.kind == INTENT and recorded.own]
+        found += [intent for intent in intents[-1:] if not intent.entry.path.startswith("undo:")]
+    return found
+
+
+def settle_open(session: Session) -> Act[None]:
+    """Find out what became of every effect whose end is not known. The function has ended: what its branches waited for
+    counts no more, but for this, also where a branch was beaten by another one."""
+    session.waits, session.beaten = [], []
+    for recorded in open_calls(session):
+        entry = recorded.entry
+        spec = _effect_named(entry.name)
+        arguments = session.decoded((yield from session.text(entry)))
+        arguments.pop(spec.binder.plan.receiver, None)
+        more = entry.more or {}
+        call = Call(
+            session.root, spec, entry.path, (), arguments, b"", entry.input or b"", Key(more["key"]), entry.attempt,
+            int(more["deadline"]), is_last=True,
+        )  # fmt: skip
+        try:
+            was_done, _ = yield from settle(call)
+        except InDoubt:  # by the effect's policy, and on record: nobody is there to hear of it any more
+            continue
+        if not was_done:
+            error = RunError(f"{spec.name} did not happen")
+            yield from ended(call, None, {"error": describe_error(error, session.ctx.codec)})
+
+
+def _effect_named(name: str) -> StepSpec:
+    spec = find_step(name)
+    if spec is None:
+        raise RunStuck(
+            f"effect {name!r} must be settled or undone, and this process does not know it: import its module"
+        )
+    return spec
+
+
+def _undo(session: Session, intent: Entry) -> Act[None]:
+    spec = _effect_named(intent.name)
+    if spec.undo is None:
+        raise RunStuck(f"effect {intent.name!r} had an undo when it ran, and has none now; give it one again")
+    then, now = (intent.more or {}).get("undo"), plain_name(spec.undo)
+    if then != now:
+        raise RunStuck(
+            f"effect {intent.name!r} was to be undone by {then!r} when it ran, and is by {now!r} now: run it with the "
+            "code that it was started with"
+        )
+    path = f"undo:{intent.path}"
+    known = completion(session.index.at(path))
+    if known is not None and "error" not in (known.more or {}):
+        return
+    arguments = session.decoded((yield from session.text(intent)))
+    ended_as = completion(session.index.at(intent.path))
+    result = None if ended_as is None else (yield from session.value(ended_as))
+    undo = _undo_spec(spec)
+    if undo.is_async and not session.is_async:
+        raise RunStuck(
+            f"run {session.row.id!r} is being undone, and {undo.name} is async in a blocking run, where nothing can "
+            f"await it: give effect {intent.name!r} a plain function as its undo, then `perdure resume "
+            f"{session.row.id}`"
+        )
+    given = {"result": result, "effect_key": str((intent.more or {})["key"])}
+    kwargs = called_by_name(undo.fn, {**spec.binder.plan.defaults, **arguments}, given)
+    try:
+        yield from effect_at(session.root, undo, path, (), kwargs)
+    except Exception as error:
+        raise RunStuck(
+            f"run {session.row.id!r} is being undone, and {undo.name} failed: {line_of(error)}. "
+            f"What was done before that is not undone yet; mend the cause, then `perdure resume {session.row.id}`"
+        ) from error
+
+
+def _undo_spec(spec: StepSpec) -> StepSpec:
+    """The undo as an effect of its own. One that is decorated brings its own rules."""
+    undo: Any = spec.undo
+    given = getattr(undo, "perdure", None)
+    if isinstance(given, StepSpec):
+        return StepSpec(
+            given.fn, f"undo {spec.name}", "effect", given.ignore, given.retry, given.timeout_s,
+            reconcile=given.reconcile, on_doubt=_doubt_of(given), deadline_s=given.deadline_s,
+            definite=given.definite,
+        )  # fmt: skip
+    retry = Retry(retries=3, backoff_s=0.2, backoff_max_s=5.0)
+    return StepSpec(undo, f"undo {spec.name}", "effect", retry=retry, deadline_s=spec.deadline_s)
+
+
+def _doubt_of(given: StepSpec) -> Literal["ask", "retry", "fail"]:
+    """An undo whose outcome is open cannot just fail: somebody must say whether the effect still stands."""
+    return "ask" if given.on_doubt == "fail" else given.on_doubt
+
+
+def _undo_child(session: Session, spawn: Entry) -> Act[None]:
+    """Roll a child back, as one unit: it undoes its own effects."""
+    run_id = str((spawn.more or {})["child"])
+    path = f"undo:{spawn.path}"
+    if completion(session.index.at(path)) is not None:
+        return
+    while True:
+        row = yield from read(partial(rows.find, session.tenant, run_id))
+        if row is None or row.status in ("failed", "cancelled", "rolled_back", "exported"):
+            break
+        if row.parent != session.row.run:  # it was there already, and is somebody else's: not ours to undo
+            break
+        now = session.ctx.clock_us()
+        yield from session.write_beside(partial(_roll_child, session.tenant, run_id, now))
+        yield Wait(path, {"for": "run", "step": spawn.path, "run": run_id, "undo": True}, None)
+    now = session.ctx.clock_us()
+    yield from session.record((DONE, Entry(path, "undo " + spawn.name, now, more={"child": run_id})))
+
+
+def _roll_child(tenant: int, run_id: str, now: int) -> Program[None]:
+    yield Batch(_ROLL_CHILD(tenant=tenant, id=run_id, now=now), _ASK_CHILD(tenant=tenant, id=run_id))
+
+
+def undone_count(session: Session) -> int:
+    """How many effects were undone."""
+    return sum(path.startswith("undo:") and completion(found) is not None for path, found in session.index.calls())

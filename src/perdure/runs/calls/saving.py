@@ -1,0 +1,176 @@
+"""`thread.save()` and `thread.update()` in a durable function: one commit with the journal entry, so exactly once.
+
+The record of the thread and the entry of the call are written in one transaction; a replay answers from the entry and
+writes nothing. This holds for threads of the store that the run is in (any tenant of it). Inside a step's body a save
+is a plain one, durable when it returns: if the step is run again because its end was not recorded, so is the save.
+Threads of another database, and `rollback`, `fork`, `prune` and `annotate`, are not journaled either: call them in a
+step.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from perdure.errors import Conflict, NotFound
+from perdure.log.ids import show_id
+from perdure.log.records import Record
+from perdure.log.writing import Appended
+from perdure.runs.calls.timeouts import check_deadline
+from perdure.runs.functions.inputs import digest
+from perdure.runs.journal.entries import DONE, Entry, completion
+from perdure.runs.session.acting import Act, aperform, perform
+from perdure.runs.session.scope import Scope, current
+from perdure.storage.program import Flow
+from perdure.threads import beside, flows
+from perdure.threads.beside import Moved, Save, Saving, prepare_saving
+from perdure.threads.context import Context, Line
+
+NAME = "thread.save"
+Told = list[Any]  # what an entry says of a checkpoint: id, parent, step, time, kind, size, whether it became the head
+
+
+class RunJournal:
+    """What a run makes of saves that its code does."""
+
+    def wants(self, ctx: Context) -> bool:
+        scope = current.get()
+        if scope is None or scope.body is not None or not scope.session.can_park:
+            return False
+        return scope.session.ctx.driver is ctx.driver
+
+    def save(self, save: Save) -> tuple[Record, bool]:
+        scope = _scope()
+        return perform(scope, _act(scope, scope.take(), save))
+
+    async def asave(self, save: Save) -> tuple[Record, bool]:
+        scope = _scope()
+        return await aperform(scope, _act(scope, scope.take(), save))
+
+
+def _scope() -> Scope:
+    scope = current.get()
+    assert scope is not None
+    return scope
+
+
+class _Foreseen(Exception):
+    """It was written otherwise than the entry says. The transaction is undone, and done again with this."""
+
+    def __init__(self, told: Told) -> None:
+        super().__init__()
+        self.told = told
+
+
+def _act(scope: Scope, path: str, save: Save) -> Act[tuple[Record, bool]]:
+    scope.check()
+    session = scope.session
+    yield from check_deadline(scope, path)
+    wanted = digest(save.line.name.encode() + b"\0" + save.wanted)
+    ended = completion(session.recorded(path, NAME, wanted))
+    line = save.line
+    if ended is not None:
+        told: Told = (ended.more or {})["saved"]
+        line.cursor, line.found_nothing = told[0], False
+        line.own.append(told[0])
+        session.replayed_lines.add(id(line))
+        return _record(told, save), bool(told[6])
+    told = []
+    after = 0
+    for _ in range(flows.ATTEMPTS):
+        saving = yield from _prepared(save, after)
+        foreseen = _guess(saving, told)
+        entry = Entry(path, NAME, session.ctx.clock_us(), wanted, more={"thread": line.name, "saved": foreseen})
+        value = session.encoded(show_id(saving.record))
+        try:
+            yield from session.record((DONE, _with_value(entry, value)), beside=partial(_write, saving, foreseen))
+        except Moved as moved:
+            saving.drop(moved)
+            after = moved.after
+        except _Foreseen as other:
+            saving.drop()
+            told = other.told
+        except Conflict:
+            saving.drop()
+            if save.merge is None:
+                raise
+        except NotFound:
+            saving.drop()
+            if id(line) not in session.replayed_lines or save.parent is not None or save.expect is not None:
+                raise
+            session.replayed_lines.discard(id(line))
+            _forget(line)  # the run was moved to a store that does not have the thread: it begins anew
+        except BaseException:
+            saving.drop()
+            raise
+        else:
+            saving.settle()
+            return _record(foreseen, save), bool(foreseen[6])
+    raise Conflict(f"thread {line.name!r} is saved to without pause: nothing was written; save again")
+
+
+def _prepared(save: Save, after: int) -> Flow[Saving]:
+    text, expect, kind = save.text, save.expect, "state"
+    if save.merge is not None:
+        row, loaded, _ = yield from flows.load(save.ctx, save.line)
+        text, expect, kind = save.merge(loaded.data), row.head, "update"
+    assert text is not None
+    return (
+        yield from prepare_saving(
+            save.ctx,
+            save.line,
+            text,
+            kind=kind,
+            note=save.note,
+            metadata=save.metadata,
+            parent=save.parent,
+            expect=expect,
+            after=after,
+        )
+    )
+
+
+def _write(saving: Saving, foreseen: Told) -> Any:
+    done: Appended = yield from saving.program()
+    told = _tell(done)
+    if told != foreseen:
+        raise _Foreseen(told)
+
+
+def _guess(saving: Saving, before: Told) -> Told:
+    """How it will be written: as the attempt before, or, if there was none, as if nobody else has moved the head."""
+    draft, base = saving.draft, saving.draft.base
+    parent, step, on_head = saving.follows, 0 if base is None else base.record.step + 1, True
+    if before:
+        parent, step, on_head = before[1], before[2], before[6]
+    return [saving.record, parent, step, saving.at, draft.kind, len(draft.text), on_head]
+
+
+def _tell(done: Appended) -> Told:
+    record = done.record
+    assert record is not None
+    return [record.id, record.parent, record.step, record.at, record.kind, record.size, done.on_head]
+
+
+def _record(told: Told, save: Save) -> Record:
+    """The checkpoint as far as a handle shows it."""
+    import orjson
+
+    record, parent, step, at, kind, size, _ = told
+    metadata = orjson.dumps(save.metadata).decode() if save.metadata else None
+    return Record(0, record, 0, parent, None, 0, 0, kind, at, step, save.note, metadata, size, 0, b"", 0, None, 0)
+
+
+def _with_value(entry: Entry, value: bytes) -> Entry:
+    return Entry(entry.path, entry.name, entry.at, entry.input, entry.attempt, value, entry.more)
+
+
+def _forget(line: Line) -> None:
+    line.thread, line.tree, line.cursor = None, 0, None
+    line.own.clear()
+
+
+def install() -> None:
+    """Let runs have the saves of their own code. The layer of threads knows nothing of runs."""
+    if beside.journal is None:
+        beside.journal = RunJournal()

@@ -1,0 +1,138 @@
+"""Messages to runs: `store.send` and `perdure.send` put them into a table, `perdure.receive` takes them out, once."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from functools import partial
+from typing import Any
+
+from perdure.errors import NotFound
+from perdure.runs.calls.failures import describe_error
+from perdure.runs.calls.steps import answer
+from perdure.runs.calls.timeouts import check_deadline
+from perdure.runs.journal.entries import DONE, WAIT, Entry, completion, opening, unsqueeze
+from perdure.runs.journal.rows import BY_ID, NUDGE, RunRow
+from perdure.runs.session.acting import Act, Wait
+from perdure.runs.session.scope import Scope
+from perdure.runs.session.session import Session
+from perdure.storage.cells import SIGNAL
+from perdure.storage.program import Batch, Program, Rows, Sql, read
+from perdure.threads.checks import check_name
+
+NAME = "perdure.receive"
+_NEXT = Sql(
+    """SELECT seq, value, key FROM signal WHERE tenant = :tenant AND run = :run AND topic = :topic AND received = 0
+    ORDER BY seq LIMIT 1""",
+    opens={1: SIGNAL.at("run", "topic", 2)},
+)
+_TAKE = Sql(
+    """UPDATE signal SET received = 1 WHERE tenant = :tenant AND run = :run AND topic = :topic AND seq = :seq
+    AND received = 0 RETURNING seq"""
+)
+_PUT = Sql(
+    """INSERT INTO signal (tenant, run, topic, seq, key, value, at, received)
+    SELECT :tenant, :run, :topic, coalesce(max(seq), 0) + 1, :key, :value, {now}, 0 FROM signal
+    WHERE tenant = :tenant AND run = :run AND topic = :topic
+    ON CONFLICT (tenant, run, key) DO NOTHING""",
+    postgres="""INSERT INTO signal (tenant, run, topic, seq, key, value, at, received)
+    SELECT :tenant::bigint, :run::bigint, :topic::text, coalesce(max(seq), 0) + 1, :key::text, :value::bytea, {now}, 0
+    FROM signal WHERE tenant = :tenant AND run = :run AND topic = :topic
+    ON CONFLICT (tenant, run, key) DO NOTHING""",
+    seals={"value": SIGNAL},
+)
+_LOCK_RUN = Sql("SELECT run, status FROM run WHERE tenant = :tenant AND run = :run {for_update}")
+
+
+def check_topic(topic: object) -> str:
+    """A topic that both databases can store and find; the empty one is the default."""
+    if topic == "":
+        return ""
+    return check_name(topic, "topic")
+
+
+def put_signal(
+    tenant: int, run_id: str, topic: str, key: str, value: bytes, now: int
+) -> Generator[Batch, list[Rows], None]:
+    """Send a message to a run; one with the same key is there already and not sent again. Raises NotFound. A program of
+    its own, or part of another."""
+    [rows] = yield Batch(BY_ID(tenant=tenant, id=run_id))
+    if not rows:
+        raise NotFound(f"there is no run {run_id!r} to send to")
+    run = RunRow._make(rows[0]).run
+    # The run's row is what senders queue up at: numbers have no holes and no doubles.
+    [locked] = yield Batch(_LOCK_RUN(tenant=tenant, run=run))
+    if not locked or locked[0][1] == "exported":
+        raise NotFound(f"run {run_id!r} was exported: it goes on in another store; send to it there")
+    yield Batch(_PUT(tenant=tenant, run=run, topic=topic, key=key, value=value, now=now), NUDGE(tenant=tenant, run=run))
+
+
+class _Taken(Exception):
+    """Somebody else has received the message: undoes the transaction that would have recorded it again."""
+
+
+def receive_act(scope: Scope, path: str, topic: str, timeout_s: float | None, default: Any) -> Act[Any]:
+    """Take the oldest message of a topic; wait for one if there is none."""
+    scope.check()
+    session = scope.session
+    yield from check_deadline(scope, path)
+    found = session.recorded(path, NAME, None)
+    ended = completion(found)
+    if ended is not None:
+        return default if (ended.more or {}).get("late") else (yield from answer(session, ended))
+    first = opening(found)
+    deadline = None if first is None else (first.more or {}).get("deadline")
+    yield from session.flush()
+    opened = first is not None
+    while True:
+        row, now = yield from read(partial(_look, session.tenant, session.row.run, topic, session.ctx.clock_us()))
+        at = session.ctx.clock_us()
+        if row is not None:
+            entry = Entry(path, NAME, at, value=row[1], more={"topic": topic})
+            try:
+                yield from session.record((DONE, entry), beside=partial(_take, session, topic, row[0]))
+            except _Taken:  # by another branch of this run, a moment ago
+                continue
+            return session.decoded(unsqueeze(row[1]))
+        if not opened:
+            deadline = None if timeout_s is None else now + int(timeout_s * 1e6)
+            yield from session.record((WAIT, Entry(path, NAME, at, more={"topic": topic, "deadline": deadline})))
+            opened = True
+        if deadline is not None and now >= deadline:
+            yield from session.record((DONE, Entry(path, NAME, at, more={"late": True})))
+            return default
+        yield Wait(path, {"for": "signal", "step": path, "topic": topic}, deadline)
+
+
+def _look(tenant: int, run: int, topic: str, now: int) -> Program[tuple[tuple[int, bytes] | None, int]]:
+    from perdure.runs.journal.rows import NOW
+
+    rows, times = yield Batch(_NEXT(tenant=tenant, run=run, topic=topic, now=now), NOW(now=now), last=True)
+    return ((rows[0][0], rows[0][1]) if rows else None), int(times[0][0])
+
+
+def _take(session: Session, topic: str, seq: int) -> Generator[Batch, list[Rows], None]:
+    [taken] = yield Batch(_TAKE(tenant=session.tenant, run=session.row.run, topic=topic, seq=seq))
+    if not taken:
+        raise _Taken
+
+
+def send_act(scope: Scope, path: str, run_id: str, value: Any, topic: str) -> Act[None]:
+    """Send from inside a run: the message and the journal entry are one commit, so it is sent once."""
+    scope.check()
+    session = scope.session
+    yield from check_deadline(scope, path)
+    ended = completion(session.recorded(path, "perdure.send", None))
+    if ended is not None:
+        yield from answer(session, ended)
+        return
+    key = f"{session.row.incarnation.hex()}/{path}"
+    text = session.encoded(value)
+    now = session.ctx.clock_us()
+    beside = partial(put_signal, session.tenant, run_id, topic, key, text, now)
+    more: dict[str, Any] = {"to": run_id, "topic": topic}
+    try:
+        yield from session.record((DONE, Entry(path, "perdure.send", now, more=more)), beside=beside, other=run_id)
+    except NotFound as error:  # recorded: such a run may be there when this is replayed
+        more["error"] = describe_error(error, session.ctx.codec)
+        yield from session.record((DONE, Entry(path, "perdure.send", now, more=more)))
+        raise

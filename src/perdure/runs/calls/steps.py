@@ -1,0 +1,334 @@
+"""A plain step: one commit, made when its body has ended. Run again only if that was never recorded."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+
+from perdure.errors import BudgetExceeded, RunStuck, Unstorable, UsageError
+from perdure.runs.calls import bodies
+from perdure.runs.calls.failures import Unresolved, describe_error, error_text, mark_recorded, rebuild, rebuilt
+from perdure.runs.calls.timeouts import check_again, check_deadline
+from perdure.runs.functions.inputs import digest
+from perdure.runs.functions.specs import StepSpec
+from perdure.runs.journal.entries import DONE, FAILED, Entry, Recorded
+from perdure.runs.session import points
+from perdure.runs.session.acting import LINGER_S, Act, Body, Pause, Wait
+from perdure.runs.session.requests import Abandoned
+from perdure.runs.session.scope import BodyFrame, Scope, current, in_body
+from perdure.runs.session.session import Session
+from perdure.runs.session.telling import measured_body
+from perdure.storage import meters
+from perdure.values.codec import decode
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Act[Any]:
+    """Call a step: from the journal if its end is recorded, else for real."""
+    scope.check()
+    session = scope.session
+    text = spec.binder.text(spec.binder.bind(args, kwargs), session.ctx.codec)
+    wanted = digest(text)
+    path = scope.take_for(spec.name, wanted)
+    if scope.deadlines:
+        yield from check_deadline(scope, path)
+    found, attempt = session.recorded(path, spec.name, wanted), 1
+    if found:
+        spend_failed(session, found)
+        ended = session.final(found)
+        if ended is not None:
+            return (yield from answer(session, ended, by_name=scope.by_name))
+        attempt += sum(recorded.kind == FAILED for recorded in found)
+    if session.limits:
+        yield from check_budget(session, partial(_entry, session, path, spec, wanted, attempt, None))
+    if session.has_pending:
+        yield from session.flush()
+    if found:
+        yield from _rest_of_backoff(session, path, found)
+        yield from check_again(scope, path)
+    while True:
+        frame = BodyFrame(scope, path, spec.name)
+        try:
+            result = yield from run_body(scope, spec, frame, args, kwargs, attempt)
+        except Exception as error:
+            if not spec.retry.wants(error, attempt):
+                more = {"error": describe_error(error, session.ctx.codec), **spent_in(frame)}
+                yield from session.record((DONE, _entry(session, path, spec, wanted, attempt, None, more, frame.took)))
+                mark_recorded(error)
+                raise
+            yield from _try_again(session, path, spec, wanted, attempt, error, frame)
+            attempt += 1
+            scope.check()  # nobody may want another attempt any more
+            yield from check_again(scope, path)
+            if session.limits:
+                yield from check_budget(session, partial(_entry, session, path, spec, wanted, attempt, None))
+            args, kwargs = as_called(session, spec, args, kwargs, text)
+            continue
+        try:
+            value = encode_result(session, spec.name, path, result)
+        except Unstorable as error:
+            session.stop = session.stop or error  # no failure of the step: its code cannot catch it and go on
+            raise
+        entry = _entry(session, path, spec, wanted, attempt, value, spent_in(frame) or None, frame.took)
+        if spec.lazy:
+            session.later(DONE, entry)
+            return result
+        yield from session.record((DONE, entry))
+        return result
+
+
+def as_called(
+    session: Session, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], text: bytes
+) -> Arguments:
+    """The arguments as they were given, as `text` says: a body that has run may have changed them."""
+    binder, codec = spec.binder, session.ctx.codec
+    try:
+        if binder.text(binder.bind(args, kwargs), codec) == text:
+            return args, kwargs
+    except Exception:  # what it made of them cannot even be written down
+        pass
+    return binder.overlaid(args, kwargs, decode(text, codec))
+
+
+def encode_result(session: Session, name: str, path: str, result: Any) -> bytes:
+    """The text of a result. Unstorable names the step."""
+    try:
+        return session.encoded(result)
+    except Unstorable as error:
+        where = f"the result of {name} at step {path}"
+        inside = error.path.removeprefix("state")
+        raise Unstorable(f"{where}{inside}: {error}", path=f"{name}(){inside}") from error
+
+
+def _entry(
+    session: Session,
+    path: str,
+    spec: StepSpec,
+    wanted: bytes,
+    attempt: int,
+    value: bytes | None,
+    more: Any,
+    took: int = 0,
+) -> Entry:
+    return Entry(path, spec.name, session.ctx.clock_us(), wanted, attempt, value, more, took)
+
+
+def answer(session: Session, ended: Entry, *, by_name: bool = False) -> Act[Any]:
+    """The recorded end of a call: its result, or its error again. `by_name`: only the name and text of the error are
+    looked at, so that its class need not be found."""
+    more = ended.more or {}
+    if "spent" in more:
+        spend(session, more["spent"])
+    if "error" in more:
+        error = rebuilt(more["error"], session.ctx.codec) if by_name else _error_of(session, ended, more["error"])
+        if not more.get("done"):  # an effect that was done, but its result could not be kept: a person must look
+            mark_recorded(error)
+        raise error
+    return (yield from session.value(ended))
+
+
+def _error_of(session: Session, ended: Entry, described: dict[str, Any]) -> Exception:
+    """The error that a call ended with. Where its class cannot be found the run is stuck, whatever its code catches: an
+    `except` that does not match would undo it, or take another way than the first time."""
+    try:
+        return rebuild(described, session.ctx.codec)
+    except Unresolved as why:
+        stuck = RunStuck(
+            f"step {ended.path} ({ended.name}) of run {session.row.id!r} failed with {error_text(described)}, and "
+            f"that error cannot be raised again here: {why}. Nothing was undone; then `perdure resume "
+            f"{session.row.id}`"
+        )
+        session.stop = session.stop or stuck
+        raise stuck from why
+
+
+def run_body(
+    scope: Scope,
+    spec: StepSpec,
+    frame: BodyFrame,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    attempt: int,
+    timeout_s: float | None = None,
+) -> Act[Any]:
+    """Call the user's function once, in a scope that says so."""
+    act = _run_body(scope, spec, frame, args, kwargs, attempt, timeout_s)
+    return act if (sink := meters.sink) is None else measured_body(sink, scope.session, frame, spec.kind, act)
+
+
+def _run_body(
+    scope: Scope,
+    spec: StepSpec,
+    frame: BodyFrame,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    attempt: int,
+    timeout_s: float | None,
+) -> Act[Any]:
+    if scope.session.replay:
+        raise scope.session.end_of_replay(frame.path, frame.name)
+    limit = timeout_s if timeout_s is not None else spec.timeout_s
+    if points.hook is not None:
+        points.reach("body", frame.path, spec.name, attempt, "before")
+    inner = in_body(scope, frame)
+    state = scope.session.state
+    before = None if state is None else state.before_body(scope)
+    begun = perf_counter_ns()
+    try:
+        if spec.is_async:
+            result = yield Body(partial(_acall, inner, spec, args, kwargs, limit), is_async=True)
+        else:
+            result = yield Body(partial(_call, inner, spec, args, kwargs, limit))
+    except Exception:
+        if points.hook is not None:
+            points.reach("body", frame.path, spec.name, attempt, "after")
+        raise
+    finally:
+        frame.took = (perf_counter_ns() - begun) // 1000
+        if state is not None:
+            state.after_body(scope, before)
+    if points.hook is not None:
+        points.reach("body", frame.path, spec.name, attempt, "after")
+    return result
+
+
+def _call(inner: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None) -> Any:
+    token = current.set(inner)
+    _begin(inner)
+    try:
+        fn: Callable[..., Any] = spec.fn
+        if spec.flavour == "generator":
+            fn = partial(_collected, inner, fn)
+        if limit is None and not spec.process:
+            return fn(*args, **kwargs)
+        return bodies.call(fn, args, kwargs, timeout_s=limit, process=spec.process, name=spec.name)
+    except bodies.BodyTimeout as error:
+        if spec.kind == "step":  # it goes on on its thread and has no part in the run any more; an effect is waited for
+            inner.stop = Abandoned(str(error))
+        raise
+    finally:
+        current.reset(token)
+
+
+def _begin(inner: Scope) -> None:
+    if inner.body is not None:
+        inner.body.begun = True
+        inner.body.outside = sys.exception()
+
+
+def _collected(inner: Scope, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return bodies.collect(fn(*args, **kwargs), partial(_chunk, inner))
+
+
+async def _acollected(inner: Scope, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return await bodies.acollect(fn(*args, **kwargs), partial(_chunk, inner))
+
+
+async def _acall(
+    inner: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None
+) -> Any:
+    token = current.set(inner)
+    _begin(inner)
+    try:
+        if spec.flavour == "async generator":
+            args, kwargs = (inner, spec.fn, args, kwargs), {}
+        fn = _acollected if spec.flavour == "async generator" else spec.fn
+        if limit is None:
+            return await fn(*args, **kwargs)
+        return await bodies.acall(fn, args, kwargs, timeout_s=limit, process=False, name=spec.name)
+    finally:
+        current.reset(token)
+
+
+def _chunk(inner: Scope, chunk: Any) -> None:
+    frame, session = inner.body, inner.session
+    if inner.stop is not None:
+        raise inner.stop
+    if session.on_chunk is not None and frame is not None:
+        session.on_chunk(frame.path, frame.name, chunk)
+
+
+def _try_again(
+    session: Session, path: str, spec: StepSpec, wanted: bytes, attempt: int, error: Exception, frame: BodyFrame
+) -> Act[None]:
+    """Write down that an attempt failed and when the next one is due, and wait for it."""
+    if (sink := meters.sink) is not None:
+        sink.record(meters.STEP_RETRIES, 1)
+    delay = spec.retry.delay_s(attempt, random.random())
+    due = session.shared_clock_us() + int(delay * 1e6)
+    more = {"error": describe_error(error, session.ctx.codec), "due": due, **spent_in(frame)}
+    yield from session.record((FAILED, _entry(session, path, spec, wanted, attempt, None, more, frame.took)))
+    yield from wait_until(session, path, due, {"for": "retry", "step": path, "name": spec.name})
+
+
+def _rest_of_backoff(session: Session, path: str, found: Sequence[Recorded]) -> Act[None]:
+    failed = [recorded.entry for recorded in found if recorded.kind == FAILED]
+    if failed and failed[-1].more is not None:
+        yield from wait_until(session, path, int(failed[-1].more.get("due", 0)), {"for": "retry", "step": path})
+
+
+def wait_until(session: Session, path: str, due_us: int, what: dict[str, Any]) -> Act[None]:
+    """Let time pass: here if it is short, else the run parks."""
+    while True:
+        left = (due_us - (yield from session.now_us())) / 1e6
+        if left <= 0:
+            return
+        wait = Wait(path, what, due_us)
+        yield wait if left > LINGER_S else Pause(left, instead_of=wait)
+
+
+# --- what was spent
+
+
+def spend(session: Session, amounts: dict[str, float]) -> None:
+    with session.counting:
+        for unit, amount in amounts.items():
+            session.spent[unit] = session.spent.get(unit, 0) + amount
+
+
+def spend_failed(session: Session, found: Sequence[Recorded]) -> None:
+    """Count what recorded attempts spent that failed; the last one is counted with its end."""
+    for recorded in found:
+        if recorded.kind == FAILED:
+            spend(session, (recorded.entry.more or {}).get("spent", {}))
+
+
+def spent_in(frame: BodyFrame) -> dict[str, Any]:
+    """What the body spent, for its completion; counted from then on."""
+    if not frame.spent:
+        return {}
+    spend(frame.scope.session, frame.spent)
+    return {"spent": dict(frame.spent)}
+
+
+def overspent(session: Session) -> str | None:
+    """The unit whose limit is passed, if there is one."""
+    return next((unit for unit, limit in session.limits.items() if session.spent.get(unit, 0) > limit), None)
+
+
+def check_budget(session: Session, entry: Callable[[dict[str, Any]], Entry]) -> Act[None]:
+    """Raise BudgetExceeded before the next body, if a limit is passed. It is recorded as the end of the call, because
+    what other branches had spent by now may be counted later when this is replayed. `entry` makes the entry."""
+    unit = overspent(session)
+    if unit is None:
+        return
+    error = BudgetExceeded(
+        f"run {session.row.id!r} has spent {session.spent[unit]:g} {unit} of {session.limits[unit]:g}; no further step "
+        "is run"
+    )
+    yield from session.record((DONE, entry({"error": describe_error(error, session.ctx.codec)})))
+    mark_recorded(error)
+    raise error
+
+
+def refuse_nested(spec: StepSpec, scope: Scope) -> None:
+    assert scope.body is not None
+    raise UsageError(
+        f"effect {spec.name!r} was called inside step {scope.body.name!r}: a step may be run again, and the effect "
+        "with it. Call the effect in the durable function, or make the step an effect"
+    )

@@ -1,0 +1,198 @@
+"""`perdure.timeout`: a deadline for a part of a run, kept by its journal calls; that it passed is recorded.
+
+A call that begins after the deadline raises, and one that waits (for an answer, a message, a child, time, its next
+attempt) is woken by it. A body that is running is not interrupted: give the step its own `timeout_s` for that. An
+effect whose outcome is in doubt is not given up either. On replay the same call raises again, whatever the clock says
+then.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from perdure.errors import UsageError
+from perdure.runs.calls.failures import describe_error
+from perdure.runs.journal.entries import DONE, FAILED, INTENT, VALUE, Entry
+from perdure.runs.session.acting import LINGER_S, Pause, Wait
+from perdure.runs.session.scope import Scope, need_scope
+from perdure.values.showing import shown
+
+if TYPE_CHECKING:
+    from perdure.runs.session.acting import Act
+    from perdure.runs.session.session import Session
+
+T = TypeVar("T")
+NAME = "perdure.timeout"
+SECONDS_MAX = 100 * 366 * 86_400
+# What a deadline ends: the names of calls that may have recorded nothing yet. Not a doubt: nobody may guess there.
+_ENDED = {
+    "question": "perdure.ask",
+    "approval": "perdure.approve",
+    "sleep": "perdure.sleep",
+    "signal": "perdure.receive",
+    "run": "perdure.result",
+    "retry": "",
+}
+
+
+def check_seconds(seconds: Any, what: str) -> float:
+    """A time that a clock can count: a number, and not above a hundred years. Below 0 is over at once."""
+    if isinstance(seconds, int | float) and abs(seconds) <= SECONDS_MAX:
+        return seconds
+    raise UsageError(
+        f"{what}: {shown(seconds)} is no number of seconds up to {SECONDS_MAX:,} (a hundred years); to wait for ever, "
+        "give no time"
+    )
+
+
+class TimedOut(TimeoutError):
+    """The time that `perdure.timeout` gave a part of a run is over."""
+
+
+class timeout:
+    """`with perdure.timeout(60): …`, and `async with`: the journal calls inside raise TimeoutError once it is over."""
+
+    def __init__(self, seconds: float) -> None:
+        if not isinstance(seconds, int | float) or not seconds >= 0:
+            raise UsageError(f"perdure.timeout({shown(seconds)}): a number of seconds from 0 on")
+        self._seconds = check_seconds(seconds, "perdure.timeout()")
+        self._entered: list[tuple[Scope, tuple[tuple[str, int], ...]]] = []
+
+    def __enter__(self) -> Self:
+        scope = need_scope("perdure.timeout()")
+        scope.check()
+        session, path = scope.session, scope.take()
+        found = session.recorded(path, NAME, None)
+        if found:
+            due = int((found[0].entry.more or {})["due"])
+        else:
+            due = session.shared_clock_us() + int(self._seconds * 1e6)
+            session.later(VALUE, Entry(path, NAME, session.ctx.clock_us(), more={"due": due}))
+        self._entered.append((scope, scope.deadlines))
+        scope.deadlines = (*scope.deadlines, (path, due))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        scope, before = self._entered.pop()
+        scope.deadlines = before
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+
+def check_deadline(scope: Scope, path: str) -> Act[None]:
+    """Raise TimedOut if a deadline of this branch has passed at this call, now or when it was first made."""
+    if not scope.deadlines:
+        return
+    session = scope.session
+    found = session.index.at(path)
+    if found:
+        if found[0].entry.name == NAME:
+            session.index.read(path)
+            raise _over(path)
+        return
+    if session.index.at(f"{path}~approve"):
+        return  # an effect that waits for its approval
+    if _nearest(scope) <= session.shared_clock_us():
+        yield from session.record((VALUE, Entry(path, NAME, session.ctx.clock_us())))
+        raise _over(path)
+
+
+def is_over(scope: Scope) -> bool:
+    """Whether a deadline of this branch has passed."""
+    return bool(scope.deadlines) and _nearest(scope) <= scope.session.shared_clock_us()
+
+
+def check_again(scope: Scope, path: str) -> Act[None]:
+    """Before another attempt of a call that has failed for certain: raise TimedOut if a deadline has passed."""
+    if is_over(scope):
+        over = yield from _give_up(scope, Wait(path, {"for": "retry"}))
+        assert over is not None  # only a question can be answered in between
+        raise over
+
+
+def limited(scope: Scope, act: Act[T]) -> Act[T]:
+    """An act whose waits end at the deadlines of its branch."""
+    return _limited(scope, act) if scope.deadlines else act
+
+
+def _limited(scope: Scope, act: Act[T]) -> Act[T]:
+    session = scope.session
+    try:
+        want = next(act)
+        while True:
+            wait = want if type(want) is Wait else want.instead_of if type(want) is Pause else None
+            if wait is not None and _may_end(session, wait):
+                limit = _nearest(scope)
+                left = limit - (yield from session.now_us())
+                if left <= 0:
+                    over = yield from _give_up(scope, wait)
+                    if over is None:  # what it waits for has come after all: it looks again
+                        want = act.send(None)
+                        continue
+                    act.close()
+                    raise over
+                if type(want) is Pause:
+                    want = Pause(min(want.seconds, left / 1e6))
+                else:
+                    want = Pause(left / 1e6) if left <= LINGER_S * 1e6 else _until(wait, limit)
+            try:
+                answer = yield want
+            except BaseException as error:
+                want = act.throw(error)
+            else:
+                want = act.send(answer)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+def _may_end(session: Session, wait: Wait) -> bool:
+    """Whether a deadline ends this wait. Not that of an effect under way: its outcome stays to be settled. One that has
+    failed for certain, and waits for its next attempt, is not under way."""
+    if wait.what.get("for") not in _ENDED:
+        return False
+    found = session.index.at(wait.path)
+    return all(recorded.kind != INTENT for recorded in found) or found[-1].kind == FAILED
+
+
+def _until(wait: Wait, limit: int) -> Wait:
+    return Wait(wait.path, wait.what, limit if wait.wake_at is None else min(limit, wait.wake_at))
+
+
+def _give_up(scope: Scope, wait: Wait) -> Act[TimedOut | None]:
+    """Record that a call which had begun to wait was ended by a deadline: for good, also on replay. None: it was not,
+    because its question has been answered."""
+    from perdure.runs.calls.asking import Answered, give_up_ask
+
+    session, path, sort = scope.session, wait.path, wait.what["for"]
+    found = session.index.at(path)
+    first = found[0].entry if found else Entry(path, _ENDED[sort], 0)
+    error = _over(path)
+    more: dict[str, Any] = {"error": describe_error(error, session.ctx.codec)}
+    entry = Entry(path, first.name, session.ctx.clock_us(), first.input, first.attempt, more=more)
+    beside = None
+    if sort in ("question", "approval"):
+        beside = partial(give_up_ask, session, path)  # nobody need answer it any more
+    try:
+        yield from session.record((DONE, entry), beside=beside)
+    except Answered:
+        return None
+    return error
+
+
+def _nearest(scope: Scope) -> int:
+    """When the first deadline of a branch passes."""
+    return min(due for _, due in scope.deadlines)
+
+
+def _over(path: str) -> TimedOut:
+    return TimedOut(f"the time that perdure.timeout gave is over (at step {path})")

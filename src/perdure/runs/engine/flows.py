@@ -1,0 +1,284 @@
+"""What the handles of runs do, as flows: begin, claim, look, ask for. No I/O here, and none of the user's code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from perdure.errors import NotFound, RunMismatch, UsageError
+from perdure.runs.calls import asking, signals
+from perdure.runs.engine.models import RunInfo, Step, blob_in, steps_of
+from perdure.runs.engine.runtime import Runtime
+from perdure.runs.engine.waiting import Task, tasks_in, waits_for_run
+from perdure.runs.functions.inputs import digest
+from perdure.runs.functions.specs import DurableSpec, find_durable, said_version
+from perdure.runs.journal import families, rows
+from perdure.runs.journal.blobs import blob_sizes, read_blob
+from perdure.runs.journal.entries import Recorded, squeeze
+from perdure.runs.journal.journal import outcome_of, read_journal
+from perdure.runs.journal.rows import FINISHED, TASK, NewRun, RunRow
+from perdure.runs.session.telling import tell_event
+from perdure.storage.program import Flow, read, write
+from perdure.threads.checks import check_name, check_text
+from perdure.threads.context import Context
+from perdure.values.codec import encode
+
+
+def no_run(run_id: str) -> NotFound:
+    return NotFound(f"there is no run {run_id!r} in this store for this tenant; `perdure runs` lists them")
+
+
+def tenant_of(ctx: Context, run_id: str) -> Flow[int]:
+    tenant = yield from ctx.tenant()
+    if tenant is None:
+        raise no_run(run_id)
+    return tenant
+
+
+def locate(ctx: Context, run_id: str) -> Flow[tuple[int, RunRow]]:
+    """The tenant's number and the run's row. Raises NotFound."""
+    tenant = yield from tenant_of(ctx, run_id)
+    row = yield from read(partial(rows.find, tenant, run_id))
+    if row is None:
+        raise no_run(run_id)
+    return tenant, row
+
+
+def new_run(
+    ctx: Context,
+    spec: DurableSpec,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    run_id: str | None,
+    queue: str,
+    priority: int,
+    wake_at: int = 0,
+) -> NewRun:
+    """What a run is made of: the arguments are encoded here, on the caller's thread."""
+    text = spec.binder.text(spec.binder.bind(args, kwargs), ctx.codec)
+    name = check_name(run_id, "run") if run_id is not None else f"{spec.name}-{ctx.entropy(6).hex()}"
+    return NewRun(
+        name,
+        spec.name,
+        spec.version,
+        squeeze(text),
+        digest(text),
+        ctx.entropy(16),
+        check_name(queue, "queue"),
+        priority,
+        wake_at=wake_at,
+    )
+
+
+def begin(ctx: Context, new: NewRun, *, owner: str | None, lease_us: int) -> Flow[tuple[int, RunRow, bool]]:
+    """Make a run, or find the one with its id. Raises RunMismatch if that is another one. Says whether it was made."""
+    tenant = yield from ctx.ensure_tenant()
+    op = partial(rows.create, tenant, new, now=ctx.clock_us(), owner=owner, lease=lease_us)
+    row, made = yield from write(op)
+    if not made and row.function != new.function:
+        raise RunMismatch(f"run {new.id!r} is a run of {row.function}, not of {new.function}; choose another id")
+    if not made and row.input != new.input:
+        raise RunMismatch(
+            f"run {new.id!r} was started with other arguments; the same id stands for the same work. Choose another "
+            "id, or pass the arguments that it has"
+        )
+    return tenant, row, made
+
+
+def check_version(row: RunRow, spec: DurableSpec) -> None:
+    """Raise RunMismatch if a run must not meet this code: workers leave such a run alone."""
+    if row.version != spec.version and row.status not in FINISHED:
+        raise RunMismatch(
+            f"run {row.id!r} began with {said_version(row.version)} of {row.function}, and this process has "
+            f"{said_version(spec.version)}: resume it with the code that it began with, or fork it to this one"
+        )
+
+
+def try_claim(
+    ctx: Context, tenant: int, row: RunRow, runtime: Runtime, lease_us: int, *, again: bool = False
+) -> Flow[RunRow | None]:
+    """Take a run if it is to be had: due, or its owner is dead or late. `again` takes up a stuck one, and one that
+    waits for a verdict on an effect in doubt: the code, and with it `reconcile`, may be another one now."""
+    if row.status in FINISHED or row.status == "paused" or (row.status == "stuck" and not again):
+        return None
+    dead = row.status == "running" and row.owner is not None and runtime.owner.is_dead(row.owner)
+    op = partial(
+        rows.claim,
+        tenant,
+        row.run,
+        fence=row.fence,
+        owner=runtime.owner.text,
+        lease=lease_us,
+        now=ctx.clock_us(),
+        early=row.status == "stuck" or (again and row.status == "waiting" and '"for":"doubt"' in (row.waiting or "")),
+        dead=dead,
+    )
+    claimed = yield from write(op)
+    if claimed is not None and row.status == "running":
+        tell_event("taken_over")
+    return claimed
+
+
+def next_in_family(
+    ctx: Context, tenant: int, root: int, runtime: Runtime, lease_us: int, due: list[RunRow]
+) -> Flow[tuple[RunRow, DurableSpec] | None]:
+    """Claim a run of a family that is due and whose function this process knows; children first. `due` is what was
+    found and not yet tried, the caller's to keep: thousands of children are not read again for each of them. Whoever
+    was taken up meanwhile has another fence, and is not claimed."""
+    before = families.NEWEST
+    while True:
+        while due:
+            row = due.pop()
+            spec = find_durable(row.function)
+            if spec is None or row.version != spec.version or (row.status == "running" and runtime.owns(row.owner)):
+                continue
+            claimed = yield from try_claim(ctx, tenant, row, runtime, lease_us)
+            if claimed is not None:
+                return claimed, spec
+        found = yield from read(partial(families.due_in_family, tenant, root, before, ctx.clock_us()))
+        if not found:
+            return None
+        before = found[-1].run
+        due += reversed(found)
+
+
+def tasks_of_people(ctx: Context, tenant: int, row: RunRow) -> Flow[list[Task]]:
+    """What a person has to do before a run, or a run that it waits for, can continue."""
+    info = RunInfo.of(row)
+    infos = [info]
+    if waits_for_run(info):
+        infos = [RunInfo.of(found) for found in (yield from read(partial(families.parked_in_family, tenant, row.root)))]
+    return [task for found in infos for task in tasks_in(ctx.driver, found)]
+
+
+def outcome(tenant: int, row: RunRow) -> Flow[bytes | None]:
+    return (yield from read(partial(outcome_of, tenant, row)))
+
+
+def steps(ctx: Context, run_id: str, large: bool) -> Flow[list[Step]]:
+    """The calls of a run. `large`: with the results that are kept apart, each fetched in a transaction of its own."""
+    tenant, row = yield from locate(ctx, run_id)
+    found: list[Recorded] = yield from read(partial(read_journal, tenant, row))
+    apart = list(dict.fromkeys(key for recorded in found if (key := blob_in(recorded.entry)) is not None))
+    sizes = (yield from read(partial(blob_sizes, tenant, apart))) if apart else {}
+    return steps_of(found, ctx.codec, sizes, (yield from bodies_of(tenant, apart if large else [])))
+
+
+def bodies_of(tenant: int, keys: Iterable[bytes]) -> Flow[dict[bytes, bytes]]:
+    """Large results by their hashes, as stored. Raises JournalDamaged, ObjectMissing."""
+    bodies: dict[bytes, bytes] = {}
+    for key in keys:
+        bodies[key] = yield from read(partial(read_blob, tenant, key))
+    return bodies
+
+
+def check_no_task(row: RunRow) -> None:
+    """Raise UsageError for a run that only its graph can go on with."""
+    if row.function.startswith(TASK):
+        raise UsageError(
+            f"run {row.id!r} stands for a task of a LangGraph graph: it goes on when the graph is run, and goes when "
+            "its thread is deleted"
+        )
+
+
+def request(ctx: Context, run_id: str, wish: str) -> Flow[str]:
+    tenant, row = yield from locate(ctx, run_id)
+    check_no_task(row)
+    status = yield from write(partial(rows.ask_for, tenant, row.run, wish, ctx.clock_us()))
+    if wish == "cancel":
+        yield from cancel_children(ctx, tenant, row)
+    return status
+
+
+def family(ctx: Context, run_id: str) -> Flow[list[RunRow]]:
+    """The family that a run belongs to, the oldest first."""
+    tenant, row = yield from locate(ctx, run_id)
+    found: list[RunRow] = []
+    after = -1
+    while page := (yield from read(partial(families.whole_family, tenant, row.root, after))):
+        found += page
+        after = page[-1].run
+    return found
+
+
+def cancel_children(ctx: Context, tenant: int, row: RunRow, write: Callable[..., Any] = write) -> Flow[None]:
+    """Cancel what has not ended of a run's children, and of theirs. The run itself does so with its own `write`."""
+    children: dict[int | None, list[int]] = {}
+    after = -1
+    while found := (yield from read(partial(families.open_in_family, tenant, row.root, after))):
+        after = found[-1][0]
+        for run, parent in found:
+            children.setdefault(parent, []).append(run)
+    todo = [row.run]
+    while todo:
+        for run in children.get(todo.pop(), ()):
+            yield from write(partial(rows.ask_for, tenant, run, "cancel", ctx.clock_us()))
+            todo.append(run)
+
+
+def list_runs(
+    ctx: Context,
+    *,
+    status: str | None,
+    function: str | None,
+    queue: str | None,
+    before: int,
+    limit: int,
+    tasks: bool = False,
+) -> Flow[list[RunRow]]:
+    tenant = yield from ctx.tenant()
+    if tenant is None:
+        return []
+    wanted = partial(rows.listed, tenant, status=status, function=function, queue=queue, tasks=tasks)
+    return (yield from read(partial(wanted, before=before, limit=limit)))
+
+
+def list_asks(ctx: Context, run_id: str | None, everything: bool, limit: int) -> Flow[list[tuple[Any, ...]]]:
+    tenant = yield from ctx.tenant()
+    if tenant is None:
+        return []
+    return (yield from read(partial(asking.list_asks, tenant, run_id, everything=everything, limit=limit)))
+
+
+def answer(ctx: Context, run_id: str, path: str, value: Any, who: str, *, verdict: bool = False) -> Flow[asking.Given]:
+    check_text(path, "a step's path")
+    check_name(who, "person")
+    tenant = yield from tenant_of(ctx, run_id)
+    op = partial(asking.give, tenant, run_id, path, value, who, ctx.codec, ctx.clock_us(), verdict=verdict)
+    return (yield from write(op))
+
+
+def send(ctx: Context, run_id: str, value: Any, topic: str, key: str | None) -> Flow[None]:
+    signals.check_topic(topic)
+    if key is not None:
+        check_name(key, "key")
+    tenant = yield from tenant_of(ctx, run_id)
+    text = squeeze(encode(value, ctx.codec))
+    chosen = key if key is not None else ctx.entropy(12).hex()
+    yield from write(partial(signals.put_signal, tenant, run_id, topic, chosen, text, ctx.clock_us()))
+
+
+def path_of(ctx: Context, run_id: str, step: Step | str | int) -> Flow[str]:
+    """The path of a step that is named by its path, its number or a Step."""
+    if isinstance(step, Step):
+        return step.path
+    if isinstance(step, str):
+        return step
+    found = yield from steps(ctx, run_id, large=False)
+    if isinstance(step, bool) or not isinstance(step, int) or not 1 <= step <= len(found):
+        raise NotFound(f"run {run_id!r} has no step {step!r}; `perdure steps {run_id}` lists them")
+    return found[step - 1].path
+
+
+def resolve(ctx: Context, run_id: str, step: Step | str | int, verdict: dict[str, Any], who: str) -> Flow[asking.Given]:
+    """Settle an effect in doubt: finds the open question of that step."""
+    path = yield from path_of(ctx, run_id, step)
+    check_text(path, "a step's path")
+    tenant, _ = yield from locate(ctx, run_id)
+    asked = yield from read(partial(asking.doubt_at, tenant, run_id, path))
+    if asked is not None:
+        return (yield from answer(ctx, run_id, asked, verdict, who, verdict=True))
+    raise NotFound(
+        f"step {path!r} of run {run_id!r} is not in doubt: no person is asked about it. `perdure asks` lists what is"
+    )

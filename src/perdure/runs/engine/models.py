@@ -1,0 +1,255 @@
+"""What the handles of runs give: a run's state, its steps, its questions, its events. Plain, frozen, without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import orjson
+
+from perdure.runs.calls.asking import Terms
+from perdure.runs.calls.failures import error_text
+from perdure.runs.journal.entries import (
+    CHANGE,
+    DONE,
+    FAILED,
+    INTENT,
+    NOTE,
+    SPAWN,
+    VALUE,
+    WAIT,
+    Entry,
+    Recorded,
+    unsqueeze,
+)
+from perdure.runs.journal.journal import paths_in
+from perdure.runs.journal.rows import RunRow
+from perdure.values.codec import decode
+from perdure.values.registry import Codec
+
+_TIMES = ("deadline", "due", "answered_at")  # of what an entry says: microseconds, as stored
+
+
+def moment(microseconds: int) -> datetime:
+    return datetime.fromtimestamp(microseconds / 1e6, UTC)
+
+
+def noted(more: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What else an entry says, with times as times."""
+    if more is None:
+        return None
+    return {name: moment(value) if name in _TIMES and type(value) is int else value for name, value in more.items()}
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """A run as it stands."""
+
+    id: str
+    function: str
+    version: str
+    status: str
+    queue: str
+    priority: int
+    waiting_for: dict[str, Any] | None
+    wake_at: datetime | None
+    attempts: int  # how often it was claimed
+    entries: int
+    created_at: datetime
+    changed_at: datetime
+    is_fork: bool
+    is_child: bool
+    request: str | None
+    is_due: bool  # it waits, and what it waited for has come: a worker may take it
+
+    @classmethod
+    def of(cls, row: RunRow) -> RunInfo:
+        waiting = row.status in ("waiting", "stuck", "paused", "queued")
+        what = orjson.loads(row.waiting) if row.waiting else None
+        return cls(
+            row.id,
+            row.function,
+            row.version,
+            row.status,
+            row.queue,
+            row.priority,
+            what,
+            moment(row.wake_at) if waiting and 0 < row.wake_at < 2**60 else None,
+            row.fence,
+            row.entries + (row.origin_entries if row.since == 0 else 0),
+            moment(row.created_at),
+            moment(row.changed_at),
+            row.origin is not None,
+            row.parent is not None,
+            row.request,
+            row.status == "waiting" and row.wake_at == 0,
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One journaled call of a run."""
+
+    number: int
+    path: str
+    name: str
+    kind: str  # step, effect, undo, ask, sleep, receive, send, spawn, value, emit …
+    status: str  # done, failed, in doubt, waiting, retrying
+    attempts: int
+    started_at: datetime
+    ended_at: datetime | None
+    result: Any = None
+    error: str | None = None
+    key: str | None = None
+    shared: bool = False  # a fork's, from the run it was forked from
+    seq: int = 0
+    note: dict[str, Any] | None = None
+    large: int | None = None  # bytes of a result that is kept apart, as stored; `steps(large=False)` leaves it out
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question that a run waits for."""
+
+    run: str
+    path: str
+    kind: str  # question, approval, doubt
+    question: str
+    options: list[Any] | None
+    schema: dict[str, Any] | None
+    approvers: list[str] | None
+    quorum: int
+    asked_at: datetime
+    deadline: datetime | None
+    status: str
+    answers: tuple[tuple[str, Any, datetime], ...]
+    key: str | None = None
+    step: str | None = None
+    reason: str | None = None  # of a doubt: why `reconcile` could not tell
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a run: a journal entry, or a chunk that a generator step streams right now."""
+
+    kind: str  # intent, done, failed, value, wait, note, spawn, chunk, status
+    path: str
+    name: str
+    value: Any
+    at: datetime
+    seq: int | None = None
+
+
+def ask_of(row: tuple[Any, ...], codec: Codec) -> Ask:
+    run, path, sort, question, terms_text, asked_at, deadline, status, _answer, answers = row
+    terms = msgspec.json.decode(terms_text, type=Terms)
+    given = tuple((who, decode(unsqueeze(value), codec, raw=True), moment(at)) for who, value, at in answers)
+    return Ask(
+        run,
+        path,
+        sort,
+        question,
+        terms.options,
+        terms.schema,
+        terms.approvers,
+        terms.quorum,
+        moment(asked_at),
+        None if deadline is None else moment(deadline),
+        status,
+        given,
+        terms.key,
+        terms.step or path,
+        terms.reason,
+    )
+
+
+_KINDS = {
+    "perdure.ask": "ask",
+    "perdure.approve": "ask",
+    "perdure.sleep": "sleep",
+    "perdure.receive": "receive",
+    "perdure.send": "send",
+    "perdure.result": "result",
+    "perdure.emit": "emit",
+    "perdure.progress": "progress",
+    "perdure.timeout": "timeout",
+    "perdure.rollback": "rollback",
+    "perdure.patched": "patch",
+    "perdure.fork": "fork",
+    "thread.save": "save",
+    "perdure.state": "state",
+}
+
+
+def _kind(entries: Sequence[Recorded]) -> str:
+    first = entries[0]
+    if first.entry.path.startswith("undo:"):
+        return "undo"
+    if first.kind == SPAWN:
+        return "spawn"
+    if first.entry.name in _KINDS:
+        return _KINDS[first.entry.name]
+    if any(recorded.kind == INTENT or "approved" in (recorded.entry.more or {}) for recorded in entries):
+        return "effect"
+    return "value" if first.kind == VALUE else "step"
+
+
+def _status(entries: Sequence[Recorded]) -> str:
+    last = entries[-1]
+    more = last.entry.more or {}
+    if last.kind in (DONE, CHANGE):
+        return "failed" if "error" in more else "done"
+    if last.kind == INTENT or (last.kind == WAIT and "doubt" in more):
+        return "in doubt"
+    return {FAILED: "retrying", WAIT: "waiting", SPAWN: "done", VALUE: "done", NOTE: "done"}.get(last.kind, "done")
+
+
+def value_text(entry: Entry, bodies: Mapping[bytes, bytes]) -> bytes | None:
+    """What an entry says, of its own or in a blob, if that is among `bodies`."""
+    stored = bodies.get(blob_in(entry) or b"") if entry.value is None else entry.value
+    return None if stored is None else unsqueeze(stored)
+
+
+def blob_in(entry: Entry) -> bytes | None:
+    """The hash of an entry's large result."""
+    return entry.more.get("blob") if entry.more else None
+
+
+def steps_of(
+    entries: Sequence[Recorded], codec: Codec, sizes: Mapping[bytes, int], bodies: Mapping[bytes, bytes]
+) -> list[Step]:
+    """The calls of a run, in the order they began. `sizes`, `bodies`: of large results, by their hashes."""
+    found = []
+    for number, group in enumerate(paths_in(entries).values(), 1):
+        last, first = group[-1], group[0]
+        ended = last.kind in (DONE, CHANGE, VALUE, NOTE, SPAWN)
+        keys = [
+            recorded.entry.more["key"] for recorded in group if recorded.entry.more and "key" in recorded.entry.more
+        ]
+        errors = [r.entry.more["error"] for r in group if r.entry.more and isinstance(r.entry.more.get("error"), dict)]
+        text = value_text(last.entry, bodies) if ended else None
+        found.append(
+            Step(
+                number,
+                first.entry.path,
+                first.entry.name,
+                _kind(group),
+                _status(group),
+                max(recorded.entry.attempt for recorded in group),
+                moment(first.entry.at - (first.entry.took if first.kind in (DONE, FAILED) else 0)),
+                moment(last.entry.at) if ended else None,
+                None if text is None else decode(text, codec, raw=True),
+                error_text(errors[-1])
+                if errors and (last.kind not in (DONE, CHANGE) or "error" in (last.entry.more or {}))
+                else None,
+                keys[0] if keys else None,
+                not last.own,
+                last.seq,
+                {k: v for k, v in (noted(last.entry.more) or {}).items() if k not in ("error", "key", "blob")} or None,
+                sizes.get(blob_in(last.entry) or b"") if ended else None,
+            )
+        )
+    return found

@@ -1,0 +1,174 @@
+"""What a process keeps for the runs it owns in one database: who it is, their leases, and who listens to them.
+
+One thread per database, alive while runs are: it lengthens the leases of runs whose bodies take long, and notices that
+a run was cancelled, paused or taken over while its code was busy.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from perdure.errors import LeaseLost
+from perdure.runs.engine.liveness import Owner
+from perdure.runs.journal import rows
+from perdure.runs.journal.rows import Hold
+from perdure.runs.session import ambient
+from perdure.runs.session.session import Session
+from perdure.storage.events import event, said
+from perdure.storage.program import Batch, Driver, Program, Sql, Transaction
+from perdure.threads.context import Context
+
+TICK_S = 1.0
+Listener = Callable[[str, str, Any], None]
+_log = logging.getLogger("perdure")
+_REQUEST = Sql(
+    "SELECT request FROM run WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'"
+)
+
+
+def new_owner(driver: Driver) -> Owner:
+    """An owner of runs in this database."""
+    if driver.dialect != "sqlite":
+        return Owner.for_place()
+    path = getattr(driver, "path", None)
+    return Owner.in_memory() if path == ":memory:" else Owner.for_sqlite(str(path))
+
+
+class Runtime:
+    """The runs of this process in one database."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.owner = new_owner(driver)
+        # Not the driver, whose life ends this one's: sessions have it while they last.
+        self._sessions: set[Session] = set()
+        self._listeners: dict[tuple[int, int], list[Listener]] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, session: Session) -> None:
+        """A run begins here: its lease is kept from now on."""
+        session.on_chunk = partial(self._tell, (session.tenant, session.row.run))
+        session.touched_us = session.ctx.clock_us()
+        ambient.enter()
+        with self._lock:
+            self._sessions.add(session)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._beat, name="perdure-leases", daemon=True)
+                self._thread.start()
+
+    def remove(self, session: Session) -> None:
+        ambient.leave()
+        with self._lock:
+            self._sessions.discard(session)
+            if not self._sessions:
+                self._wake.set()
+
+    def owns(self, hold_owner: str | None) -> bool:
+        return hold_owner is not None and hold_owner == self.owner.text
+
+    # --- live chunks
+
+    def listen(self, tenant: int, run: int, listener: Listener) -> Callable[[], None]:
+        """Hear the chunks and emitted values of a run that this process runs; gives what ends it."""
+        key = (tenant, run)
+        with self._lock:
+            self._listeners.setdefault(key, []).append(listener)
+
+        def stop() -> None:
+            with self._lock:
+                left = [known for known in self._listeners.get(key, []) if known is not listener]
+                if left:
+                    self._listeners[key] = left
+                else:
+                    self._listeners.pop(key, None)
+
+        return stop
+
+    def _tell(self, key: tuple[int, int], path: str, name: str, chunk: Any) -> None:
+        for listener in self._listeners.get(key, ()):
+            listener(path, name, chunk)
+
+    # --- leases
+
+    def _beat(self) -> None:
+        while True:
+            self._wake.wait(self._tick_s())
+            self._wake.clear()
+            with self._lock:
+                sessions = list(self._sessions)
+                if not sessions:
+                    self._thread = None
+                    return
+            try:
+                self._look_after(sessions)
+            except Exception as error:  # the database is away: the runs notice by themselves, and the thread goes on
+                found = event("leases.not_lengthened", runs=len(sessions), error=type(error).__name__)
+                _log.warning("leases could not be lengthened: %s", said(error), extra=found)
+
+    def _tick_s(self) -> float:
+        """Often enough for the shortest lease: it is renewed when a third of it is over."""
+        with self._lock:
+            return min([TICK_S, *(session.lease_us / 6e6 for session in self._sessions)])
+
+    def _look_after(self, sessions: list[Session]) -> None:
+        driver = sessions[0].ctx.driver
+        late = [session for session in sessions if _is_late(session)]
+        others = [session for session in sessions if session not in late]
+        if late:
+            leases = [(session.hold, session.lease_us) for session in late]
+            op = partial(rows.renew, leases, now=late[0].ctx.clock_us())
+            answers = driver.run(Transaction(op, write=True))
+            for session, answer in zip(late, answers, strict=True):
+                session.touched_us = session.ctx.clock_us()
+                _heed(session, answer)
+        if others:
+            holds = [session.hold for session in others]
+            for session, answer in zip(others, driver.run(Transaction(partial(_requests, holds))), strict=True):
+                _heed(session, answer)
+
+
+def _is_late(session: Session) -> bool:
+    return session.ctx.clock_us() - session.touched_us > session.lease_us // 3
+
+
+def _heed(session: Session, answer: tuple[str | None] | None) -> None:
+    if answer is not None:
+        session.heed(answer[0])
+        return
+    try:
+        if session.alive:
+            session.lose()
+    except LeaseLost:
+        pass  # said to the code by its next journal call
+
+
+def _requests(holds: list[Hold]) -> Program[list[tuple[str | None] | None]]:
+    answers = yield Batch(*(_REQUEST(**hold._asdict()) for hold in holds), last=True)
+    return [rows_[0] if rows_ else None for rows_ in answers]
+
+
+_runtimes: WeakKeyDictionary[Any, Runtime] = WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def runtime_of(ctx: Context) -> Runtime:
+    """The runtime of this process for a store's database."""
+    with _making:
+        found = _runtimes.get(ctx.driver)
+        if found is None:
+            found = _runtimes[ctx.driver] = Runtime(ctx.driver)
+        return found
+
+
+def close_runtime(ctx: Context) -> None:
+    """The store is closed: give back what says that this process lives."""
+    with _making:
+        found = _runtimes.pop(ctx.driver, None)
+    if found is not None:
+        found.owner.close()

@@ -1,0 +1,100 @@
+"""How `reconcile` and `undo` of an effect are called: with what the names of their parameters ask for.
+
+    any name of a parameter of the effect    that argument, or the effect's default for it
+    key, or a parameter of type perdure.Key reconcile: the effect's idempotency key. undo: `key: perdure.Key` is its own
+    result, effect_key                       undo: what the effect returned, and the key that it had
+    **rest                                   the arguments of the effect that no other parameter asks for
+
+A name that does not exist, and a parameter without a name to call it by, is refused when the effect is decorated: a
+rollback, perhaps weeks later, is too late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from perdure.errors import UsageError
+from perdure.runs.functions.inputs import annotations_of, is_key, receiver_of, signature_of
+from perdure.runs.functions.specs import plain_name
+
+_OF_UNDO = ("result", "effect_key")
+
+
+def check_callbacks(
+    fn: Callable[..., Any],
+    reconcile: Callable[..., Any] | None,
+    undo: Callable[..., Any] | None,
+    ignore: Collection[str],
+) -> None:
+    """Raise UsageError if one of them asks for something that the effect `fn` does not have."""
+    if reconcile is None and undo is None:
+        return
+    signature = signature_of(fn)
+    annotations, receiver = annotations_of(fn, signature), receiver_of(fn, signature)
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    is_open = len(parameters) < len(signature.parameters)  # **kwargs: it may have arguments of any name
+    names = [p.name for p in parameters]
+    if reconcile is not None:
+        _check(fn, "reconcile", reconcile, [*names, *(["key"] if "key" not in names else [])], is_open)
+    if undo is None:
+        return
+    undo = getattr(getattr(undo, "perdure", None), "fn", undo)
+    if not plain_name(undo):
+        raise UsageError(
+            f"undo={undo!r} of effect {_name(fn)} has no name to be recorded and found again by: wrap it in a function"
+        )
+    if receiver_of(undo, signature_of(undo)) is not None:
+        raise UsageError(
+            f"undo={_name(undo)} is a method, and a rollback has no self to call it on: give a function, which gets "
+            "the effect's arguments and result by name"
+        )
+    recorded = [name for name in names if name != receiver and name not in ignore and not is_key(annotations.get(name))]
+    _check(fn, "undo", undo, [*recorded, *_OF_UNDO], is_open)
+
+
+def _check(fn: Callable[..., Any], what: str, callback: Callable[..., Any], names: list[str], is_open: bool) -> None:
+    signature = signature_of(callback)
+    annotations = annotations_of(callback, signature)
+    for name, parameter in signature.parameters.items():
+        is_known = name in names or is_open or is_key(annotations.get(name)) or parameter.kind is parameter.VAR_KEYWORD
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise UsageError(
+                f"{what}={_name(callback)} of effect {_name(fn)} takes {name!r} by position only, and it is called by "
+                "name: take the / out of its parameters, or wrap it in a function"
+            )
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            shown = f"*{name}"
+        elif is_known or parameter.default is not parameter.empty:
+            continue
+        else:
+            shown = name
+        own = ", or `key: perdure.Key`, a key of its own" if what == "undo" else ""
+        raise UsageError(
+            f"{what}={_name(callback)} of effect {_name(fn)} asks for {shown!r}, which is not there: it is called by "
+            f"name, with any of {', '.join(names)}{own}"
+        )
+
+
+def called_by_name(
+    callback: Callable[..., Any], arguments: Mapping[str, Any], given: Mapping[str, Any], key: str | None = None
+) -> dict[str, Any]:
+    """What to call it with. `arguments` are the effect's, `given` what goes before them, `key` what fills a parameter
+    of type Key (None: it is filled in elsewhere)."""
+    signature = signature_of(callback)
+    annotations = annotations_of(callback, signature)
+    values = {**arguments, **given}
+    kwargs: dict[str, Any] = {}
+    for name, parameter in signature.parameters.items():
+        if is_key(annotations.get(name)):
+            if key is not None:
+                kwargs[name] = key
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            kwargs |= {other: value for other, value in arguments.items() if other not in signature.parameters}
+        elif name in values:
+            kwargs[name] = values[name]
+    return kwargs
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return str(getattr(fn, "__name__", fn))

@@ -1,0 +1,433 @@
+"""Forking a run: a run of its own that shares another one's history up to a step and goes on from there.
+
+A fork copies nothing: its row names the run whose journal it shares and up to where, and its own journal begins with an
+entry that says so. What was open at that point is not shared: a question is asked again, and an effect whose end is
+not known counts as not begun, unless the fork keeps the keys.
+
+Must never happen here: a fork that goes on with effects without its maker having said whose keys they bear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+
+from perdure.errors import JournalDamaged, NotFound, RunMismatch, UsageError
+from perdure.runs.calls.state import RUN_KEY, thread_name
+from perdure.runs.engine.flows import check_no_task, no_run, tenant_of
+from perdure.runs.engine.models import Step
+from perdure.runs.functions.inputs import digest
+from perdure.runs.functions.specs import find_durable
+from perdure.runs.journal import rows
+from perdure.runs.journal.blobs import BLOB_MIN_BYTES, blob_statements, out_of_line, refer_statement
+from perdure.runs.journal.entries import (
+    CHANGE,
+    DIGEST_MASK,
+    DONE,
+    INTENT,
+    NOTE,
+    SPAWN,
+    VALUE,
+    WAIT,
+    Entry,
+    Recorded,
+    entry_digest,
+    pack,
+    squeeze,
+    unsqueeze,
+)
+from perdure.runs.journal.journal import FORK, FORK_NAME, Segment, fork_terms, paths_in, read_segments
+from perdure.runs.journal.rows import NewRun, RunRow
+from perdure.storage.cells import JOURNAL
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, write
+from perdure.threads.checks import check_name
+from perdure.threads.context import Context
+from perdure.threads.flows import _fork as fork_thread
+from perdure.values.codec import encode
+
+Keys = Literal["new", "same"]
+END = "end"  # see saga.py: where the run began to be undone
+UNDO = "undo:"
+APPROVE = "~approve"
+_ASKS = ("perdure.ask", "perdure.approve")
+# Their entries hold no result that could be another one.
+_UNCHANGEABLE = (
+    "perdure.sleep", "perdure.send", "perdure.emit", "perdure.progress", "perdure.timeout", "perdure.fork",
+    "perdure.rollback", "thread.save"
+)  # fmt: skip
+_ADD_ROW = Sql(
+    "INSERT INTO journal (tenant, run, seq, kind, body, stamp) VALUES (:tenant, :run, :seq, :kind, :body, {stamp})",
+    seals={"body": JOURNAL},
+)
+_SET_SUM = Sql(
+    """UPDATE run SET entries = :count, digest = :digest, seq = :last, origin_entries = :origin_entries,
+        origin_digest = :origin_digest WHERE tenant = :tenant AND run = :run"""
+)
+# Whether any of the runs that a run has started, or they have, has touched the world.
+_CHILD_EFFECTS = Sql(
+    """WITH RECURSIVE family (run) AS (
+        SELECT run FROM run WHERE tenant = :tenant AND id = :child
+        UNION SELECT r.run FROM run r JOIN family f ON r.parent = f.run WHERE r.tenant = :tenant AND r.root = :root)
+    SELECT 1 FROM journal j JOIN family f ON j.run = f.run WHERE j.tenant = :tenant AND j.kind = :intent LIMIT 1"""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the caller asked for, checked as far as it can be without the journal."""
+
+    source: str
+    at: str | int | None
+    id: str
+    changes: dict[str | int, bytes]
+    keys: Keys | None
+
+    def digest(self) -> bytes:
+        """The same fork asked for twice under one id is one fork."""
+        said = (self.source, self.at, self.keys, sorted((str(step), text) for step, text in self.changes.items()))
+        return digest(msgspec.msgpack.encode(said))
+
+
+def wish(
+    ctx: Context,
+    source: str,
+    at: Step | str | int | None,
+    run_id: str | None,
+    changes: Mapping[Any, Any] | None,
+    keys: str | None,
+) -> Wish:
+    """Check and encode what the caller passed, on the caller's thread. Raises UsageError, Unstorable."""
+    if keys not in (None, "new", "same"):
+        raise UsageError(f'fork(keys={keys!r}): "new" or "same"')
+    if changes is not None and not isinstance(changes, Mapping):
+        raise UsageError(f"fork(changes=…) takes a mapping of steps to results, not {type(changes).__name__}")
+    texts = {_step(step): squeeze(encode(value, ctx.codec)) for step, value in (changes or {}).items()}
+    name = check_name(run_id, "run") if run_id is not None else f"{source[:480]}-fork-{ctx.entropy(4).hex()}"
+    return Wish(source, None if at is None else _step(at), name, texts, keys)  # type: ignore[arg-type]
+
+
+def _step(step: Any) -> str | int:
+    if isinstance(step, Step):
+        return f"{step.path}@{step.seq}" if step.path.endswith("~emit") else step.path
+    if isinstance(step, str) or (isinstance(step, int) and not isinstance(step, bool) and step >= 0):
+        return step
+    raise UsageError(f"a step is its path, its number or a Step of run.steps(), not {step!r}")
+
+
+def fork(ctx: Context, wished: Wish) -> Flow[str]:
+    """Make the fork, or find the one that was made by the same call. Gives its id."""
+    tenant = yield from tenant_of(ctx, wished.source)
+    op = partial(_fork, tenant, wished, ctx.entropy(16), ctx.clock_us())
+    return (yield from write(op, solo=True))
+
+
+def _fork(tenant: int, wished: Wish, incarnation: bytes, now: int) -> Program[str]:
+    found, taken = yield Batch(rows.BY_ID(tenant=tenant, id=wished.source), rows.BY_ID(tenant=tenant, id=wished.id))
+    if not found:
+        raise no_run(wished.source)
+    if taken:
+        yield from _same_fork(tenant, RunRow._make(taken[0]), wished)
+        return wished.id
+    check_no_task(RunRow._make(found[0]))
+    number = RunRow._make(found[0]).run
+    # Locked: it may begin anew at this moment, and would drop what the fork is going to share.
+    [locked], args = yield Batch(rows.LOCK(tenant=tenant, run=number), rows.ARGS_OF(tenant=tenant, run=number))
+    if not args:
+        raise JournalDamaged(f"the arguments of run {wished.source!r} are gone; restore it from a backup")
+    source = RunRow._make(locked)
+    if source.status == "exported":
+        raise UsageError(f"run {wished.source!r} was exported: it goes on in another store; fork it there")
+    segments = yield from read_segments(tenant, source)
+    plan = _plan(source, segments, wished)
+    keys = wished.keys or ("new" if not (yield from _needs_keys(tenant, source, plan)) else None)
+    if keys is None:
+        raise _say_keys(source, plan)
+    yield from _lock_origin(tenant, plan)
+    new = _new_run(source, plan, wished, keys, args[0][0], incarnation)
+    yield from _write(tenant, new, plan, wished, keys, now)
+    return wished.id
+
+
+# --- what is shared
+
+
+@dataclass(slots=True)
+class Plan:
+    """Where the fork begins: the segment that holds that point, and what counts of all before it."""
+
+    at: str | int | None
+    point: int  # the number of the last shared entry; 0: nothing is shared
+    origin: Segment | None
+    shared: dict[str, list[Recorded]]  # by path
+    behind: list[Recorded]
+    carried: list[Recorded]  # changes that the source itself made to what it shares
+    changes: dict[str, bytes]
+
+
+def _plan(source: RunRow, segments: list[Segment], wished: Wish) -> Plan:
+    entries = [recorded for segment in segments for recorded in segment.entries]
+    paths = paths_in(entries)
+    end = next((recorded.seq for recorded in entries if recorded.entry.path == END), None)
+    point = _point(source, paths, entries, wished.at, end)
+    before = [recorded for recorded in entries if recorded.seq <= point]
+    shared = paths_in(before)
+    for path, group in shared.items():
+        undone = paths.get(UNDO + path)
+        if undone is not None and any(recorded.kind == INTENT for recorded in group):
+            raise UsageError(
+                f"run {source.id!r} has undone step {path} ({group[0].entry.name}): a fork that shares it would count "
+                f"on what is no more. Fork before it: at={_before(shared, path)!r}"
+            )
+    behind = [recorded for recorded in entries if recorded.seq > point]
+    carried = {
+        recorded.entry.path: recorded
+        for recorded in behind
+        if recorded.kind == CHANGE and recorded.entry.path in shared
+    }
+    changes = {}
+    for step, text in wished.changes.items():
+        path = _path(source, paths, step)
+        _check_changeable(source, path, shared.get(path))
+        changes[path] = text
+        carried.pop(path, None)
+    # A point at the very end of a segment belongs to it; one before its first entry to the segment below.
+    origin = next((part for part in reversed(segments) if any(row[0] <= point for row in part.rows)), None)
+    return Plan(wished.at, point if origin else 0, origin, shared, behind, list(carried.values()), changes)
+
+
+def _point(
+    source: RunRow,
+    paths: dict[str, list[Recorded]],
+    entries: list[Recorded],
+    at: str | int | None,
+    end: int | None,
+) -> int:
+    """The number of the last entry that is shared."""
+    if at == 0:
+        return 0
+    if at is None:
+        last = [recorded.seq for recorded in entries if end is None or recorded.seq < end]
+        return max(last, default=0)
+    path = _path(source, paths, at)
+    group = [recorded for recorded in _of(paths, path) if recorded.kind != CHANGE or recorded.entry.path == FORK]
+    point = max(recorded.seq for recorded in group)
+    if end is not None and point >= end:
+        raise UsageError(f"step {at!r} of run {source.id!r} belongs to its undoing: fork at a step before that")
+    return point
+
+
+def _of(paths: dict[str, list[Recorded]], path: str) -> list[Recorded]:
+    """The entries of a call; of a gather, those of all its branches."""
+    if path in paths:
+        return paths[path]
+    return [recorded for other, group in paths.items() if other.startswith(path + ".") for recorded in group]
+
+
+def _path(source: RunRow, paths: dict[str, list[Recorded]], step: str | int) -> str:
+    if isinstance(step, int):
+        if not 1 <= step <= len(paths):
+            raise NotFound(f"run {source.id!r} has {len(paths)} steps so far, and no step number {step}")
+        return list(paths)[step - 1]
+    if not _of(paths, step):
+        raise NotFound(f"run {source.id!r} has no step {step!r} so far; `perdure steps {source.id}` lists them")
+    return step
+
+
+def _before(shared: dict[str, list[Recorded]], path: str) -> str | int:
+    names = [name for name in shared if not name.endswith(APPROVE)]
+    place = names.index(path)
+    return names[place - 1] if place else 0
+
+
+def _check_changeable(source: RunRow, path: str, group: list[Recorded] | None) -> None:
+    if group is None:
+        raise UsageError(
+            f"fork(changes={{{path!r}: …}}): the fork does not keep this step of run {source.id!r}, so there is "
+            "nothing to change; it will be run"
+        )
+    first = group[0]
+    known = first.entry.name not in _UNCHANGEABLE and first.kind not in (NOTE, SPAWN)
+    has_result = any(recorded.kind in (DONE, CHANGE, INTENT) for recorded in group) or first.entry.name in _ASKS
+    if not known or not (has_result or (first.kind == VALUE and first.entry.value is not None)):
+        raise UsageError(f"fork(changes={{{path!r}: …}}): {first.entry.name} has no result that could be another one")
+
+
+def _is_open(group: list[Recorded]) -> bool:
+    return not any(recorded.kind in (DONE, CHANGE) for recorded in group)
+
+
+def _open_effects(plan: Plan) -> list[str]:
+    return [
+        path
+        for path, group in plan.shared.items()
+        if path not in plan.changes and _is_open(group) and any(recorded.kind == INTENT for recorded in group)
+    ]
+
+
+def _needs_keys(tenant: int, source: RunRow, plan: Plan) -> Generator[Batch, list[Rows], bool]:
+    """Whether effects were under way at the point, or come behind it: then somebody must say whose keys they bear."""
+    if _open_effects(plan) or any(recorded.kind == INTENT for recorded in plan.behind):
+        return True
+    for recorded in plan.behind:
+        if recorded.kind == SPAWN:
+            child = (recorded.entry.more or {}).get("child")
+            [found] = yield Batch(_CHILD_EFFECTS(tenant=tenant, child=child, root=source.root, intent=INTENT))
+            if found:
+                return True
+    return False
+
+
+def _say_keys(source: RunRow, plan: Plan) -> UsageError:
+    effects = dict.fromkeys(
+        [plan.shared[path][0].entry.name for path in _open_effects(plan)]
+        + [recorded.entry.name for recorded in plan.behind if recorded.kind in (INTENT, SPAWN)]
+    )
+    return UsageError(
+        f"run {source.id!r} has touched the world behind this point ({', '.join(effects)}), and the fork may do it "
+        'again. Say what its idempotency keys are: keys="new" makes them new, so that receivers take what the fork '
+        'does for something else and do it (again); keys="same" keeps them, so that receivers who honour keys answer '
+        "as before and do nothing twice"
+    )
+
+
+def _lock_origin(tenant: int, plan: Plan) -> Generator[Batch, list[Rows], None]:
+    if plan.origin is not None:
+        yield Batch(rows.LOCK(tenant=tenant, run=plan.origin.run))
+
+
+def _void(plan: Plan, keys: Keys) -> list[int]:
+    """Rows of the shared part that do not count, because the fork does them itself."""
+    assert plan.origin is not None
+    counted = {recorded.seq for group in plan.shared.values() for recorded in group}
+    void = {row[0] for row in plan.origin.rows if row[0] <= plan.point and row[0] not in counted}
+    dropped = [] if keys == "same" else _open_effects(plan)
+    for path, group in plan.shared.items():
+        effect = path.removesuffix(APPROVE)
+        # An approval stands for one request: what is done anew is asked for anew.
+        unused = path.endswith(APPROVE) and keys == "new" and _is_open(plan.shared.get(effect, []))
+        asking = group[0].kind == WAIT and group[0].entry.name in _ASKS and _is_open(group)
+        if path not in plan.changes and (path in dropped or unused or asking):
+            void |= {recorded.seq for recorded in group}
+    return sorted(void)
+
+
+# --- what is written
+
+
+def _new_run(source: RunRow, plan: Plan, wished: Wish, keys: Keys, args: bytes, incarnation: bytes) -> NewRun:
+    spec = find_durable(source.function)
+    origin = plan.origin
+    return NewRun(
+        wished.id,
+        source.function,
+        source.version if spec is None else spec.version,  # it goes on with the code that is here
+        args,
+        digest(unsqueeze(args)),  # not the source's: that may have begun anew, with other arguments
+        incarnation if keys == "new" else source.incarnation,
+        source.queue,
+        source.priority,
+        origin=None if origin is None else origin.run,
+        origin_since=0 if origin is None else origin.since,
+        origin_seq=plan.point,
+    )
+
+
+def _write(
+    tenant: int, new: NewRun, plan: Plan, wished: Wish, keys: Keys, now: int
+) -> Generator[Batch, list[Rows], None]:
+    made = yield from rows.insert(tenant, new, now=now)
+    if not made:
+        raise RunMismatch(f"a run with the id {new.id!r} was made at the same time; choose another id")
+    [found] = yield Batch(rows.BY_ID(tenant=tenant, id=new.id))
+    run = RunRow._make(found[0]).run
+    count, total = _sum(plan)
+    lines, statements = _own_entries(tenant, run, plan, wished, keys, now)
+    digest_sum = 0
+    for seq, (kind, entry) in enumerate(lines, plan.point + 1):
+        body = pack(entry)
+        digest_sum += entry_digest(run, seq, kind, body)
+        statements.append(_ADD_ROW(tenant=tenant, run=run, seq=seq, kind=kind, body=body))
+    statements.append(
+        _SET_SUM(
+            tenant=tenant,
+            run=run,
+            count=len(lines),
+            digest=digest_sum & DIGEST_MASK,
+            last=plan.point + len(lines),
+            origin_entries=count,
+            origin_digest=total,
+        )
+    )
+    yield Batch(*statements)
+    yield from _fork_states(tenant, new.id, plan, wished, now)
+
+
+def _fork_states(tenant: int, run_id: str, plan: Plan, wished: Wish, now: int) -> Generator[Batch, list[Rows], None]:
+    """The fork's states go on from its origin's: its thread is a fork of that one's, and copies nothing either."""
+    shared = sorted((one for group in plan.shared.values() for one in group), key=lambda recorded: recorded.seq)
+    checkpoint = next((one for one in map(_checkpoint, reversed(shared)) if one is not None), None)
+    if checkpoint is None:
+        return
+    names = (thread_name(wished.source), thread_name(run_id))
+    try:
+        yield from fork_thread(tenant, names[0], None, checkpoint, names[1], {RUN_KEY: run_id}, now)
+    except NotFound:
+        pass  # its states were deleted: the fork begins with its own
+
+
+def _checkpoint(recorded: Recorded) -> int | None:
+    return ((recorded.entry.more or {}).get("state") or {}).get("c")
+
+
+def _sum(plan: Plan) -> tuple[int, int]:
+    """What the shared rows of the origin add up to, as they are now."""
+    if plan.origin is None:
+        return 0, 0
+    counted = [row for row in plan.origin.rows if row[0] <= plan.point]
+    total = sum(entry_digest(plan.origin.run, seq, kind, body) for seq, kind, body in counted)
+    return len(counted), total & DIGEST_MASK
+
+
+def _own_entries(
+    tenant: int, run: int, plan: Plan, wished: Wish, keys: Keys, now: int
+) -> tuple[list[tuple[int, Entry]], list[Statement]]:
+    terms: dict[str, Any] = {"of": wished.source, "at": plan.at, "keys": keys, "wish": wished.digest()}
+    if plan.origin is not None:
+        there = {row[0] for row in plan.origin.rows}
+        # Numbers below the first one of a fork are its origin's.
+        first = min(there) if fork_terms(plan.origin.entries) else plan.origin.since + 1
+        terms["late"] = [seq for seq in range(first, plan.point + 1) if seq not in there]
+        terms["void"] = _void(plan, keys)
+    entries = [(CHANGE, Entry(FORK, FORK_NAME, now, more=terms))]
+    statements: list[Statement] = []
+    for recorded in plan.carried:
+        entries.append((CHANGE, recorded.entry))
+        if recorded.entry.more and "blob" in recorded.entry.more:
+            statements.append(refer_statement(tenant, run, recorded.entry.more["blob"]))
+    for path, text in plan.changes.items():
+        entry = _changed(plan.shared[path], text, now)
+        if len(text) >= BLOB_MIN_BYTES:
+            statements += blob_statements(tenant, run, text)
+            entry = out_of_line(entry)
+        entries.append((CHANGE, entry))
+    return entries, statements
+
+
+def _changed(group: list[Recorded], text: bytes, now: int) -> Entry:
+    """Another result in place of a recorded one. What the body did besides (state, costs) stays as it was."""
+    first = group[0].entry
+    last = next((recorded.entry for recorded in reversed(group) if recorded.kind in (DONE, CHANGE)), first)
+    kept = {name: value for name, value in (last.more or {}).items() if name in ("state", "spent")}
+    return Entry(first.path, first.name, now, first.input, last.attempt, text, kept or None)
+
+
+def _same_fork(tenant: int, row: RunRow, wished: Wish) -> Generator[Batch, list[Rows], None]:
+    """The id is taken. Fine if this very fork has it."""
+    segments = yield from read_segments(tenant, row)
+    if row.since == 0 and fork_terms(segments[-1].entries).get("wish") == wished.digest():
+        return
+    raise RunMismatch(f"there is a run {row.id!r} already, and it is not this fork; choose another id")

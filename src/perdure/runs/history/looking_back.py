@@ -1,0 +1,99 @@
+"""Looking at a run's state as it was at a step, and at what changed between two: without running any code."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from perdure.errors import NotFound, UnknownType
+from perdure.runs.calls.state import thread_name
+from perdure.runs.engine import flows
+from perdure.runs.engine.models import Step
+from perdure.runs.history.forking import _of, _path, _step
+from perdure.runs.journal.entries import CHANGE, Recorded
+from perdure.runs.journal.journal import paths_in, read_journal
+from perdure.runs.journal.rows import RunRow
+from perdure.storage.program import Flow, read
+from perdure.threads import flows as thread_flows
+from perdure.threads.compare import compare
+from perdure.threads.context import Context, Line
+from perdure.threads.models import Change
+from perdure.values.codec import decode
+
+
+def state_at(ctx: Context, run_id: str, step: Step | str | int | None) -> Flow[Any]:
+    """The state when a step had ended; None if the run had none by then. Without a step: the newest."""
+    text = yield from _text_at(ctx, run_id, step)
+    if text is None:
+        return None
+    try:
+        return decode(text, ctx.codec)
+    except UnknownType:  # looking needs no classes
+        return decode(text, ctx.codec, raw=True)
+
+
+def diff(ctx: Context, run_id: str, a: Step | str | int, b: Step | str | int | None) -> Flow[list[Change]]:
+    """What changed in the state from one step to another, or to the newest."""
+    before = yield from _text_at(ctx, run_id, a)
+    after = yield from _text_at(ctx, run_id, b)
+    if before == after:
+        return []
+    texts = (before or b"{}", after or b"{}")
+    try:
+        old, new = (decode(text, ctx.codec) for text in texts)
+    except UnknownType:
+        old, new = (decode(text, ctx.codec, raw=True) for text in texts)
+    return compare(old, new)
+
+
+def _text_at(ctx: Context, run_id: str, step: Step | str | int | None) -> Flow[bytes | None]:
+    tenant, row = yield from flows.locate(ctx, run_id)
+    entries = yield from read(partial(read_journal, tenant, row))
+    checkpoint = checkpoint_at(row, entries, step)
+    if checkpoint is None:
+        return None
+    try:
+        _, loaded, _ = yield from thread_flows.load(ctx, Line(thread_name(row.id)), checkpoint, strict=True)
+    except NotFound as error:
+        raise NotFound(f"the state of run {run_id!r} at this step is gone: its thread was deleted or pruned") from error
+    return loaded.data
+
+
+def checkpoint_at(row: RunRow, entries: list[Recorded], step: Step | str | int | None) -> int | None:
+    """The checkpoint of the state that the code saw when a step had ended: recorded with it, or before it."""
+    if step is None or step == 0:
+        found = [] if step == 0 else [recorded for recorded in entries if "." not in recorded.entry.path]
+        return _newest(found)
+    paths = paths_in(entries)
+    path = _path(row, paths, _step(step))
+    group = [recorded for recorded in _of(paths, path) if recorded.kind != CHANGE]
+    last = max(recorded.seq for recorded in group)
+    place = _parts(group[-1].entry.path if path in paths else path)
+    return _newest([recorded for recorded in entries if recorded.seq <= last and _leads(recorded.entry.path, place)])
+
+
+def _newest(entries: list[Recorded]) -> int | None:
+    for recorded in reversed(entries):
+        info = (recorded.entry.more or {}).get("state") or {}
+        if "c" in info:
+            return int(info["c"])
+    return None
+
+
+def _parts(path: str) -> list[str]:
+    """The parts of a path; none for what belongs to the run as a whole, such as its undoing."""
+    path = path.partition("~")[0].partition("#")[0]
+    return path.split(".") if path[:1].isdigit() else []
+
+
+def _leads(path: str, place: list[str]) -> bool:
+    """Whether the code at `place` has seen the state of this call: one before it in its branch, or in a branch that it
+    lies in."""
+    parts = _parts(path)
+    if not parts or not place:
+        return len(parts) <= 1
+    here = place[: len(parts)]
+    if len(parts) > len(place) or parts[:-1] != here[:-1]:
+        return False
+    numbers = parts[-1].isdigit() and here[-1].isdigit()
+    return int(parts[-1]) <= int(here[-1]) if numbers else parts[-1] == here[-1]

@@ -1,0 +1,154 @@
+"""Replay: a run's code with every call answered from its journal. No body runs, nothing is written, nothing is claimed.
+
+It ends where the code asks for something that is not recorded, and says where. What the code does besides its calls it
+does for real: a durable function that touches the world outside of steps touches it in a replay too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from perdure.errors import NonDeterministic, PerdureError, UsageError
+from perdure.runs.calls import saga
+from perdure.runs.calls.failures import line_of
+from perdure.runs.engine.executing import _main as call_function
+from perdure.runs.engine.executing import prepare
+from perdure.runs.engine.local import _in_a_thread as in_a_thread
+from perdure.runs.engine.local import _on_a_loop as on_a_loop
+from perdure.runs.functions.specs import DurableSpec, find_durable
+from perdure.runs.journal.rows import RunRow
+from perdure.runs.session import ambient
+from perdure.runs.session.acting import Act, Body, Parked, aperform, perform
+from perdure.runs.session.requests import ContinueAsNew, RollBack
+from perdure.runs.session.session import Session
+from perdure.threads.context import Context
+
+_GRACE_S = 1.0  # how long other branches of an async run may go on after the first has come to its end
+_TICK_S = 0.05
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """How far the record goes. `result` and `error` are what the function gave, if it came to its end."""
+
+    run: str
+    status: str  # "complete", or "stopped at step 5 (book)"
+    answered: int  # how many calls the record answered
+    result: Any = None
+    error: BaseException | None = None
+    path: str | None = None  # of the first call that is not recorded
+    name: str | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.path is None
+
+
+def spec_for(row: RunRow, fn: Callable[..., Any] | None) -> DurableSpec:
+    """The code to replay with: the one given, or the one that this process knows by the function's name."""
+    if fn is not None:
+        spec = getattr(fn, "perdure_durable", None)
+        return spec if isinstance(spec, DurableSpec) else DurableSpec(fn, row.function)
+    known = find_durable(row.function)
+    if known is None:
+        raise UsageError(
+            f"run {row.id!r} is a run of {row.function}, which this process does not know: import its module, or pass "
+            "the function: replay(run, fn)"
+        )
+    return known
+
+
+class Rehearsal:
+    """One replay. Gives a `Replay`; raises NonDeterministic if the code does not go the way that the record says."""
+
+    def __init__(self, ctx: Context, tenant: int, row: RunRow, spec: DurableSpec, *, as_resumed: bool = False) -> None:
+        self._spec = spec
+        self._as_resumed = as_resumed  # a run that is being undone does not call its function any more
+        self._session = Session(ctx.seen_from(spec.fn.__module__), tenant, row, is_async=spec.is_async, replay=True)
+
+    def run(self) -> Replay:
+        if self._spec.is_async:
+            found: Replay = on_a_loop(self.arun)
+            return found
+        ambient.enter()  # a step in a raw thread must not pass for a plain call
+        try:
+            return perform(self._session.root, self._act())
+        finally:
+            ambient.leave()
+
+    async def arun(self) -> Replay:
+        if not self._spec.is_async:
+            found: Replay = await in_a_thread(self.run)
+            return found
+        from perdure.runs.session.tasks import Supervisor
+
+        session = self._session
+        session.supervisor = Supervisor(session)
+        session.on_replay_end = self._arm
+        ambient.enter()
+        try:
+            return await aperform(session.root, self._act())
+        finally:
+            session.alive = False
+            ambient.leave()
+
+    def _act(self) -> Act[Replay]:
+        session, spec = self._session, self._spec
+        arguments = yield from prepare(session, None)
+        args, kwargs = spec.binder.restore(arguments)
+        if self._as_resumed and (saga.ending(session) is not None or session.row.request == "rollback"):
+            return Replay(session.row.id, "being undone", 0)
+        result: Any = None
+        failure: BaseException | None = None
+        try:
+            result = yield Body(partial(call_function, session, spec, args, kwargs), is_async=spec.is_async)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            failure = error
+        return self._verdict(result, failure)
+
+    def _verdict(self, result: Any, failure: BaseException | None) -> Replay:
+        session = self._session
+        run, answered, end = session.row.id, session.index.answered, session.replay_end
+        for error in (session.stop, failure):
+            if isinstance(error, NonDeterministic):
+                raise error
+        if end is not None:
+            return Replay(run, f"stopped at step {end.path} ({end.name})", answered, path=end.path, name=end.name)
+        if isinstance(session.stop, PerdureError):
+            raise session.stop
+        if isinstance(session.stop, ContinueAsNew | RollBack):
+            return Replay(run, "complete", answered)
+        if failure is not None and not isinstance(failure, Exception):
+            raise failure
+        # Only the main line: branches that lost a race are not run again.
+        left = [path for path in session.index.unread() if "." not in path]
+        if left:
+            name = session.index.at(left[0])[0].entry.name
+            how = "the function ends" if failure is None else f"the function raises {line_of(failure)}"
+            raise session._differs(left[0], f"{name}()", how)
+        return Replay(run, "complete", answered, result, failure)
+
+    # --- async: the code may wait for something that only an ended branch could bring
+
+    def _arm(self) -> None:
+        import asyncio
+
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        loop.call_later(_GRACE_S, self._give_up, loop)
+
+    def _give_up(self, loop: Any) -> None:
+        session = self._session
+        if not session.alive:
+            return
+        session.stop = session.stop or Parked()
+        if session.on_stop is not None:
+            session.on_stop()
+        loop.call_later(_TICK_S, self._give_up, loop)

@@ -1,0 +1,102 @@
+"""Large results, stored once per tenant under the hash of what they say, beside the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+from blake3 import blake3
+
+from perdure.errors import JournalDamaged
+from perdure.runs.journal.entries import Entry
+from perdure.storage.base import ConstraintFailed
+from perdure.storage.cells import BLOB
+from perdure.storage.far_cells import START_BYTES, not_far, stored_size
+from perdure.storage.program import Batch, Flow, Program, Sql, Statement, read, write
+
+BLOB_MIN_BYTES = 64 * 1024
+_PAGE = 100
+_HASH_BYTES = 20
+_INSERT = "INSERT INTO blob (tenant, hash, body) VALUES (:tenant, :hash, :body) ON CONFLICT (tenant, hash) DO "
+# PostgreSQL: one that is there already is locked, so that a sweep cannot remove it before the reference is written.
+_ADD = Sql(sqlite=_INSERT + "NOTHING", postgres=_INSERT + "UPDATE SET hash = excluded.hash", seals={"body": BLOB})
+_REFER = Sql(
+    """INSERT INTO run_blob (tenant, run, hash) VALUES (:tenant, :run, :hash)
+    ON CONFLICT (tenant, run, hash) DO NOTHING"""
+)
+_LOOSE_BLOBS = Sql(
+    """SELECT b.hash FROM blob b WHERE b.tenant = :tenant AND NOT EXISTS (
+        SELECT 1 FROM run_blob u WHERE u.tenant = b.tenant AND u.hash = b.hash) LIMIT :limit"""
+)
+_DROP_BLOB = Sql(
+    """DELETE FROM blob WHERE tenant = :tenant AND hash = :hash AND NOT EXISTS (
+        SELECT 1 FROM run_blob u WHERE u.tenant = :tenant AND u.hash = :hash)"""
+)
+_SIZE = Sql(f"SELECT length(body), substr(body, 1, {START_BYTES}) FROM blob WHERE tenant = :tenant AND hash = :hash")
+_READ = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", opens={0: BLOB}, tolerant=True)
+
+
+def blob_hash(body: bytes) -> bytes:
+    """What a blob is stored under."""
+    return blake3(body).digest(_HASH_BYTES)
+
+
+def out_of_line(entry: Entry) -> Entry:
+    """The entry with a reference in place of its value."""
+    assert entry.value is not None
+    return msgspec.structs.replace(entry, value=None, more={**(entry.more or {}), "blob": blob_hash(entry.value)})
+
+
+def blob_statements(tenant: int, run: int, body: bytes) -> list[Statement]:
+    """What stores a blob, if it is not there, and says that a run needs it."""
+    key = blob_hash(body)
+    return [_ADD(tenant=tenant, hash=key, body=body), _REFER(tenant=tenant, run=run, hash=key)]
+
+
+def read_blob(tenant: int, key: bytes) -> Program[bytes]:
+    """A blob, checked against its hash. Raises JournalDamaged."""
+    [rows] = yield Batch(_READ(tenant=tenant, hash=key), last=True)
+    if not rows or type(rows[0][0]) is not bytes or blob_hash(rows[0][0]) != key:
+        not_far(rows[0][0] if rows else None)
+        raise JournalDamaged(
+            f"the large result {key.hex()} is {'damaged' if rows else 'gone'}; restore it from a backup"
+        )
+    return bytes(rows[0][0])
+
+
+def blob_sizes(tenant: int, keys: Sequence[bytes]) -> Program[dict[bytes, int]]:
+    """How many bytes blobs take, in the database or in an object store, without fetching them."""
+    sizes: dict[bytes, int] = {}
+    for start in range(0, len(keys), _PAGE):
+        some = keys[start : start + _PAGE]
+        answers = yield Batch(*(_SIZE(tenant=tenant, hash=key) for key in some))
+        sizes |= {
+            key: stored_size(bytes(rows[0][1]), rows[0][0]) for key, rows in zip(some, answers, strict=True) if rows
+        }
+    return sizes
+
+
+def refer_statement(tenant: int, run: int, key: bytes) -> Statement:
+    """What says that a run needs a blob that is there."""
+    return _REFER(tenant=tenant, run=run, hash=key)
+
+
+def drop_loose_blobs(tenant: int) -> Flow[None]:
+    """Remove the blobs that no run needs any more."""
+    while page := (yield from read(partial(_loose_blobs, tenant))):
+        try:
+            yield from write(partial(_drop_blobs, tenant, page))
+        except ConstraintFailed:
+            return  # a run has just come to need one of them: the next sweep looks again
+        if len(page) < _PAGE:
+            return
+
+
+def _loose_blobs(tenant: int) -> Program[list[bytes]]:
+    [found] = yield Batch(_LOOSE_BLOBS(tenant=tenant, limit=_PAGE), last=True)
+    return [bytes(row[0]) for row in found]
+
+
+def _drop_blobs(tenant: int, hashes: list[bytes]) -> Program[None]:
+    yield Batch(*(_DROP_BLOB(tenant=tenant, hash=key) for key in hashes), last=True)

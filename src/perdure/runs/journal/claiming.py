@@ -1,0 +1,343 @@
+"""What a worker asks the store: is anything due, give me some of it, take this back.
+
+A claim is one transaction: it locks the limits of its queues (two workers must not both find the last place free),
+takes over what dead or late owners left, then takes what is due, by priority, then by time, then by age. Runs that
+others are claiming are passed over. The fence grows with each claim: who was taken for dead cannot write.
+
+A worker takes only functions that it knows, in the version that the run began with: the one given, or none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from perdure.runs.functions.specs import DurableSpec
+from perdure.runs.journal.queues import Limits, Room
+from perdure.runs.journal.rows import NEVER, WAITS, Hold, RunRow
+from perdure.storage.cells import ARGS, INPUT
+from perdure.storage.program import Batch, Program, Rows, Sql, Statement
+
+_BETWEEN = "\x1f"  # a function and its version, as one text
+_ROUNDS_MAX = 8  # tenants and starts that are over their limit are passed over; the rest waits for the next claim
+_FOR_WORKER = '{"for":"a worker"}'
+_LIST = re.compile(r"\{(texts|numbers):(\w+)\}")
+
+
+def _sql(text: str) -> Sql:
+    """A statement for both databases with lists as parameters, which come as JSON: {texts:name}, {numbers:name}."""
+    on_postgres = {
+        "texts": r"(SELECT jsonb_array_elements_text(CAST(:{} AS jsonb)))",
+        "numbers": r"(SELECT CAST(jsonb_array_elements(CAST(:{} AS jsonb)) AS bigint))",
+    }
+    return Sql(
+        sqlite=_LIST.sub(r"(SELECT value FROM json_each(:\2))", text.replace("{between}", "char(31)")),
+        postgres=_LIST.sub(lambda m: on_postgres[m[1]].format(m[2]), text.replace("{between}", "chr(31)")),
+    )
+
+
+# (SELECT {now}): the time is taken once, so that an index can be searched by it.
+# Nor runs of tenants whose data this process cannot read: with keys those it has none for, without what is encrypted.
+_OURS = """(CAST(:tenant AS bigint) IS NULL OR r.tenant = :tenant) AND r.tenant NOT IN {numbers:barred}
+        AND (:keyed = 1 OR NOT EXISTS (SELECT 1 FROM seal s WHERE s.tenant = r.tenant))
+        AND (r.function || {between} || r.version) IN {texts:exact}"""
+_LIMITS = _sql(
+    """SELECT queue, concurrency, tenant_concurrency, rate, burst, tokens, filled_at, {now} FROM queue
+    WHERE queue IN {texts:queues} AND coalesce(concurrency, tenant_concurrency, rate) IS NOT NULL
+    ORDER BY queue {for_update}"""
+)
+_RUNNING = _sql(
+    """SELECT r.queue, r.tenant, count(*) FROM run r WHERE r.status = 'running' AND r.queue IN {texts:queues}
+    GROUP BY r.queue, r.tenant"""
+)
+_SET_TOKENS = Sql("UPDATE queue SET tokens = :tokens, filled_at = :at WHERE queue = :queue")
+_FOUND = "r.tenant, r.run, r.fence, r.status, r.queue, r.priority, r.wake_at"
+# What is due, one statement for each status: each has an index of its own.
+_DUE = [
+    _sql(
+        f"""SELECT {_FOUND} FROM run r
+        WHERE r.status = '{status}' AND r.queue = :queue AND r.wake_at <= (SELECT {{now}}) AND {_OURS}
+        AND r.tenant NOT IN {{numbers:full}} AND (r.fence > 0 OR :starts = 1)
+        ORDER BY r.priority DESC, r.wake_at, r.run LIMIT :limit {{skip_locked}}"""
+    )
+    for status in ("queued", "waiting")
+]
+_LEFT = _sql(
+    f"""SELECT {_FOUND} FROM run r WHERE r.status = 'running' AND r.queue IN {{texts:queues}} AND {_OURS}
+    AND r.run NOT IN {{numbers:active}}
+    AND (r.lease_until <= {{now}} OR r.owner IN {{texts:dead}} OR (r.owner = :owner AND :recover = 1))
+    ORDER BY r.priority DESC, r.lease_until LIMIT :limit {{skip_locked}}"""
+)
+
+
+def _column(name: str) -> int:
+    return 3 + RunRow._fields.index(name)
+
+
+# The arguments come along: a run that begins needs no further read.
+_TAKE = Sql(
+    f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
+        nudged = 0, waiting = NULL, changed_at = {{now}}
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = :status
+    RETURNING (SELECT v.value FROM run_value v WHERE v.tenant = run.tenant AND v.run = run.run AND v.sort = 'args'),
+        (SELECT t.name FROM tenant t WHERE t.tenant = run.tenant), tenant, {", ".join(RunRow._fields)}""",
+    opens={0: ARGS.at(_column("incarnation")), _column("input"): INPUT.at(_column("id"), _column("function"))},
+    tolerant="all",  # a run that cannot be read gets stuck when it begins, and holds up no other
+    keyless=True,
+)
+_ANY_QUEUED = _sql(
+    f"""SELECT 1 FROM run r WHERE r.status = 'queued' AND r.queue = :queue AND r.wake_at <= (SELECT {{now}}) AND {_OURS}
+    LIMIT 1"""
+)
+_FIRST_WAITING = _sql(
+    f"""SELECT r.wake_at, {{now}} FROM run r WHERE r.status = 'waiting' AND r.queue = :queue AND {_OURS}
+    ORDER BY r.wake_at LIMIT 1"""
+)
+_OWNERS = _sql(
+    f"""SELECT r.owner, min(r.lease_until), {{now}} FROM run r WHERE r.status = 'running'
+    AND r.queue IN {{texts:queues}} AND {_OURS} AND r.run NOT IN {{numbers:active}} GROUP BY r.owner"""
+)
+_OTHER_VERSIONS = _sql(
+    f"""SELECT r.function, r.version, count(*) FROM run r WHERE r.status IN ('queued', 'waiting')
+    AND r.queue IN {{texts:queues}} AND r.wake_at <= (SELECT {{now}}) AND r.function IN {{texts:names}}
+    AND NOT ({_OURS}) AND (CAST(:tenant AS bigint) IS NULL OR r.tenant = :tenant)
+    GROUP BY r.function, r.version ORDER BY r.function, r.version LIMIT 100"""
+)
+_HAND_BACK = Sql(
+    """UPDATE run SET status = :status, owner = NULL, wake_at = :wake_at, nudged = 0, waiting = :waiting,
+        changed_at = {now}
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = :before RETURNING run""",
+    seals=WAITS,
+)
+_STICK = Sql(
+    f"""UPDATE run SET status = 'stuck', owner = NULL, fence = :next_fence, lease_until = 0, wake_at = {NEVER},
+        nudged = 0, waiting = :waiting, changed_at = {{now}}
+        WHERE tenant = :tenant AND run = :run AND status = :status""",
+    seals=WAITS,
+)
+_FENCE_MAX = 1 << 60  # no run is claimed so often
+_ODD = (
+    '{"for":"help","type":"Damaged","error":"the counts in its row make no sense: it was changed. '
+    'See `perdure verify`; restore it from a backup, or resume it if its journal is whole"}'
+)
+_TENANTS = Sql("SELECT tenant, name FROM tenant WHERE tenant > :after ORDER BY tenant LIMIT :limit")
+
+
+class Known(NamedTuple):
+    """The functions that a worker has, as parameters of its statements."""
+
+    exact: str
+    names: str
+
+    @classmethod
+    def of(cls, specs: Mapping[str, DurableSpec]) -> Known:
+        exact = [f"{name}{_BETWEEN}{spec.version}" for name, spec in specs.items()]
+        return cls(_json(exact), _json(specs))
+
+
+class Search(NamedTuple):
+    """Who looks, for what: `tenant` None is all of them, `active` are the runs that it has already."""
+
+    owner: str
+    queues: tuple[str, ...]
+    known: Known
+    tenant: int | None
+    active: tuple[int, ...]
+    barred: tuple[int, ...] = ()  # tenants that it has no key for
+    keyed: bool = False  # it has keys
+
+    def params(self, now: int) -> dict[str, Any]:
+        return {
+            **self.known._asdict(),
+            "tenant": self.tenant,
+            "queues": _json(self.queues),
+            "active": _json(self.active),
+            "barred": _json(self.barred),
+            "keyed": int(self.keyed),
+            "owner": self.owner,
+            "now": now,
+        }
+
+
+class View(NamedTuple):
+    """What there is: something due, when the next wait ends, and whose runs are running, with their earliest leases."""
+
+    due: bool
+    next_us: int | None  # from now
+    owners: dict[str, int]  # how long the lease of each still lasts; not above 0: it is over
+
+
+class Found(NamedTuple):
+    """A run that can be taken."""
+
+    tenant: int
+    run: int
+    fence: int
+    status: str
+    queue: str
+    priority: int
+    wake_at: int
+
+
+class Taken(NamedTuple):
+    """A run that was taken, whose it is, and its arguments."""
+
+    args: bytes | None
+    tenant_name: str
+    tenant: int
+    row: RunRow
+
+
+class Claimed(NamedTuple):
+    """What a claim gave; `wait_us`: a rate limit lets the next run begin then."""
+
+    taken: list[Taken]
+    wait_us: int | None = None
+    left: int = 0  # how many of them dead or late owners had
+    odd: tuple[Found, ...] = ()  # those whose rows make no sense: nothing was done to them
+
+
+def _json(values: Iterable[Any]) -> str:
+    return orjson.dumps(list(values)).decode()
+
+
+def look(search: Search, now: int) -> Program[View]:
+    """Whether there is anything to claim. Only reads, so that an idle worker costs the store next to nothing."""
+    params = search.params(now)
+    queues = search.queues
+    answers = yield Batch(
+        _OWNERS(**params),
+        *(_ANY_QUEUED(**params, queue=queue) for queue in queues),
+        *(_FIRST_WAITING(**params, queue=queue) for queue in queues),
+        last=True,
+    )
+    owners, queued, waiting = answers[0], answers[1 : 1 + len(queues)], answers[1 + len(queues) :]
+    left = [_left_us(*rows[0]) for rows in waiting if rows]
+    first = min(left, default=None)
+    due = any(queued) or (first is not None and first <= 0)
+    return View(due, first, {str(owner): _left_us(until, at) for owner, until, at in owners})
+
+
+def _left_us(until: Any, now: int) -> int:
+    return int(until) - int(now) if type(until) is int else 0  # what is no time is over: the claim looks at it
+
+
+def claim(search: Search, most: int, *, lease: int, dead: Sequence[str], recover: bool, now: int) -> Program[Claimed]:
+    """Take up to `most` runs. `dead` are owners that have certainly ended; with `recover` also what this owner holds
+    and does not run: the answer to an earlier claim was lost."""
+    params = search.params(now)
+    base = {**params, "limit": most, "full": "[]", "starts": 1}
+    answers = yield Batch(
+        _LIMITS(**params),
+        _LEFT(**params, limit=most, dead=_json(dead), recover=int(recover)),
+        *(sql(**base, queue=queue) for queue in search.queues for sql in _DUE),
+    )
+    limits = {row[0]: Limits._make(row) for row in answers[0]}
+    odd = tuple(found for rows in answers[1:] for found in map(Found._make, rows) if not _makes_sense(found))
+    chosen = _sensible(answers[1:2])[:most]
+    left = len(chosen)
+    due = _in_order(answers[2:])
+    take = {"owner": search.owner, "lease": lease, "now": now}
+    if not limits:
+        chosen += due[: most - len(chosen)]
+        if not chosen:
+            return Claimed([], odd=odd)
+        return Claimed(_taken((yield Batch(*(_take(found, take) for found in chosen), last=True))), left=left, odd=odd)
+    taken = _taken((yield Batch(*(_take(found, take) for found in chosen)))) if chosen else []
+    if len(taken) >= most:
+        return Claimed(taken, left=left, odd=odd)
+    return (yield from _within_limits(search, limits, taken, due, most, base, take))._replace(left=left, odd=odd)
+
+
+def _within_limits(
+    search: Search,
+    limits: dict[str, Limits],
+    taken: list[Taken],
+    due: list[Found],
+    most: int,
+    base: dict[str, Any],
+    take: dict[str, Any],
+) -> Generator[Batch, list[Rows], Claimed]:
+    [running] = yield Batch(_RUNNING(queues=base["queues"]))  # after the locks: nobody else can change it now
+    room = Room(limits, running)
+    for _ in range(_ROUNDS_MAX):
+        chosen: list[Found] = []
+        for found in due:
+            if len(taken) + len(chosen) < most and room.enter(found.queue, found.tenant, starts=found.fence == 0):
+                chosen.append(found)
+        if chosen:
+            taken += _taken((yield Batch(*(_take(found, take) for found in chosen))))
+        if len(taken) >= most or not room.passed_over:
+            break
+        room.passed_over = False
+        # What was passed over may have hidden others: look behind it.
+        places = {queue: room.places(queue, most - len(taken)) for queue in search.queues}
+        statements = [
+            sql(**{**base, "limit": limit, **room.narrowed(queue)}, queue=queue)
+            for queue, limit in places.items()
+            if limit > 0
+            for sql in _DUE
+        ]
+        due = _in_order((yield Batch(*statements))) if statements else []
+    changed = room.tokens_changed()
+    if changed:
+        yield Batch(*(_SET_TOKENS(queue=name, tokens=tokens, at=at) for name, tokens, at in changed), last=True)
+    return Claimed(taken, room.wait_us())
+
+
+def _in_order(pages: Sequence[Rows]) -> list[Found]:
+    return sorted(_sensible(pages), key=lambda one: (-one.priority, one.wake_at, one.run))
+
+
+def _sensible(pages: Sequence[Rows]) -> list[Found]:
+    return [found for page in pages for found in map(Found._make, page) if _makes_sense(found)]
+
+
+def _makes_sense(found: Found) -> bool:
+    """Whether its numbers can be counted with: one that overflows would stop the claim of all the others."""
+    numbers = (found.fence, found.priority, found.wake_at)
+    return all(type(number) is int for number in numbers) and 0 <= found.fence < _FENCE_MAX
+
+
+def stick(found: Found, now: int) -> Program[None]:
+    """Stop a run whose row makes no sense, and say so in it. An owner that it may still have loses it."""
+    fence = found.fence + 1 if _makes_sense(found) else _FENCE_MAX >> 1
+    parts = {"tenant": found.tenant, "run": found.run, "status": found.status}
+    yield Batch(_STICK(**parts, next_fence=fence, waiting=_ODD, now=now), last=True)
+
+
+def _take(found: Found, take: dict[str, Any]) -> Statement:
+    return _TAKE(**take, tenant=found.tenant, run=found.run, fence=found.fence, status=found.status)
+
+
+def _taken(answers: Sequence[Rows]) -> list[Taken]:
+    return [Taken(row[0], row[1], row[2], RunRow._make(row[3:])) for rows in answers for row in rows]
+
+
+def other_versions(search: Search, now: int) -> Program[list[tuple[str, str, int]]]:
+    """Due runs of functions that this worker has in another version: function, version, how many."""
+    [rows] = yield Batch(_OTHER_VERSIONS(**search.params(now)), last=True)
+    return [(str(function), str(version), int(count)) for function, version, count in rows]
+
+
+def hand_back(holds: Sequence[Hold], now: int) -> Program[int]:
+    """Give runs back that this process cannot stop in time: whoever claims them goes on at once. How many."""
+    parts = {"status": "queued", "before": "running", "wake_at": 0, "waiting": _FOR_WORKER, "now": now}
+    answers = yield Batch(*(_HAND_BACK(**hold._asdict(), **parts) for hold in holds), last=True)
+    return sum(len(rows) for rows in answers)
+
+
+def try_later(hold: Hold, wake_at: int, now: int) -> Program[bool]:
+    """Queue a run again that got stuck only because the database was away."""
+    parts = {"status": "queued", "before": "stuck", "wake_at": wake_at, "waiting": _FOR_WORKER, "now": now}
+    [rows] = yield Batch(_HAND_BACK(**hold._asdict(), **parts), last=True)
+    return bool(rows)
+
+
+def tenants(after: int, limit: int) -> Program[list[tuple[int, str]]]:
+    """Every tenant of a store, a page at a time."""
+    [rows] = yield Batch(_TENANTS(after=after, limit=limit, tenant=None), last=True)
+    return [(int(number), str(name)) for number, name in rows]

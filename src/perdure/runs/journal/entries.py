@@ -1,0 +1,115 @@
+"""What a journal is made of: entries, their bodies as MessagePack, and the sum that covers them.
+
+An entry says what happened at one place of the call tree. Entries of parallel branches may be committed in any order,
+so the journal has no chain of hashes: a run's row keeps the sum of the hashes of all its entries, and their number.
+
+Must never happen here: a changed meaning of a kind or a field that a released version has written.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from blake3 import blake3
+
+from perdure.errors import JournalDamaged
+from perdure.values.dictionary import compress_alone, decompress_alone
+
+INTENT: Final = 1  # an effect is about to run: arguments, key, deadline, undo
+DONE: Final = 2  # a step, effect or wait has ended: its result, or its error
+FAILED: Final = 3  # an attempt failed, and another one follows
+VALUE: Final = 4  # a value that was drawn: time, chance, a winner, a patch
+WAIT: Final = 5  # a question, a sleep, a signal or a child is waited for
+NOTE: Final = 6  # emitted for whoever watches; the code never reads it
+SPAWN: Final = 7  # a child run was started
+CHANGE: Final = 8  # a fork's own result in place of a recorded one
+
+KIND_NAMES: Final = {
+    INTENT: "intent",
+    DONE: "done",
+    FAILED: "failed",
+    VALUE: "value",
+    WAIT: "wait",
+    NOTE: "note",
+    SPAWN: "spawn",
+    CHANGE: "change",
+}
+DIGEST_MASK: Final = (1 << 62) - 1  # two of these add up without overflow in either database
+_COMPRESS_MIN_BYTES = 128
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"  # no JSON text begins with these
+_pack = msgspec.msgpack.Encoder().encode
+_head = struct.Struct(">QQH").pack
+
+
+class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One thing that happened. `value` is the text of a result, perhaps compressed; `more` what only some have."""
+
+    path: str
+    name: str
+    at: int  # microseconds since 1970
+    input: bytes | None = None  # digest of the arguments
+    attempt: int = 1
+    value: bytes | None = None
+    more: dict[str, Any] | None = None
+    took: int = 0  # microseconds that the body ran
+
+
+class Recorded(msgspec.Struct, frozen=True, gc=False):
+    """An entry with its place in the journal. `own` is False for what a fork shares with its origin."""
+
+    seq: int
+    kind: int
+    entry: Entry
+    own: bool = True
+
+
+_unpack = msgspec.msgpack.Decoder(Entry).decode
+
+
+def pack(entry: Entry) -> bytes:
+    return _pack(entry)
+
+
+def unpack(body: bytes) -> Entry:
+    """The entry behind a body. Raises JournalDamaged."""
+    try:
+        return _unpack(body)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, TypeError) as error:
+        raise JournalDamaged(f"a journal entry cannot be read ({error}); run `perdure verify`") from error
+
+
+def entry_digest(run: int, seq: int, kind: int, body: bytes) -> int:
+    """What one entry adds to its run's sum. The run is in it: an entry cannot be moved to another journal."""
+    return int.from_bytes(blake3(_head(run, seq, kind) + body).digest(8), "big") & DIGEST_MASK
+
+
+def squeeze(text: bytes) -> bytes:
+    """A text as it is stored: compressed if that makes it smaller."""
+    if len(text) < _COMPRESS_MIN_BYTES:
+        return text
+    packed = compress_alone(text)
+    return packed if len(packed) < len(text) else text
+
+
+def unsqueeze(stored: bytes) -> bytes:
+    """Such a text again. Raises Undecodable."""
+    return decompress_alone(stored) if stored[:4] == _ZSTD_MAGIC else stored
+
+
+def completion(found: Sequence[Recorded]) -> Entry | None:
+    """How a call ended, if it did. The last word counts: a fork may have changed it."""
+    for recorded in reversed(found):
+        if recorded.kind in (DONE, CHANGE):
+            return recorded.entry
+    return None
+
+
+def opening(found: Sequence[Recorded]) -> Entry | None:
+    """The wait or spawn that a call began with, if it did."""
+    for recorded in found:
+        if recorded.kind in (WAIT, SPAWN):
+            return recorded.entry
+    return None

@@ -1,0 +1,172 @@
+"""Runs that stand for tasks of a graph: they hold what the steps and effects of a node have written down.
+
+Such a run has no code of its own: whoever runs the graph runs it, and nobody else claims, forks or cancels it. It is
+done when what the task wrote is stored. Its `root` is the number of the graph's thread, so that it goes with it.
+
+To open one is to take the thread's turn (log/turns.py), and a process with an open task keeps it: the next checkpoint
+names the next task, so that two processes that each made one would do the same under two names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import NamedTuple
+
+from perdure.errors import ThreadDeleted
+from perdure.log.branches import try_thread
+from perdure.log.turns import Held, Turn, take_turn
+from perdure.runs.journal import rows
+from perdure.runs.journal.blobs import drop_loose_blobs
+from perdure.runs.journal.rows import RUN_CELLS, TASK, WAITS, Hold, NewRun, RunRow
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, read, write
+
+QUEUE = "langgraph"  # not one that workers serve, nor one whose limits count them
+_PAGE = 100
+_TRIES = 3
+IS_TASK = f"function LIKE '{TASK}%'"
+# A task that is done is run again only if somebody goes back to its checkpoint: what it did stands.
+_CLAIM = Sql(
+    f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
+        nudged = 0, waiting = NULL, changed_at = {{now}}, keep_until = NULL
+    WHERE tenant = :tenant AND run = :run AND fence = :fence
+        AND (status <> 'running' OR lease_until <= {{now}} OR :dead = 1)
+    RETURNING {", ".join(RunRow._fields)}""",
+    opens=RUN_CELLS,
+)
+_LOCK = Sql("SELECT owner, head FROM thread WHERE tenant = :tenant AND thread = :thread {for_update}")
+_OPEN = f"WHERE tenant = :tenant AND root = :thread AND status = 'running' AND owner = :owner AND {IS_TASK}"
+_BUSY = Sql(f"SELECT 1 FROM run {_OPEN} AND lease_until > {{now}} LIMIT 1")
+_FENCE = Sql(f"UPDATE run SET fence = fence + 1, lease_until = 0 {_OPEN}")
+_END = Sql(
+    """UPDATE run SET status = :status, owner = NULL, waiting = :waiting, wake_at = :wake_at, changed_at = {now},
+        keep_until = CASE WHEN CAST(:keep AS bigint) IS NULL THEN NULL ELSE {now} + CAST(:keep AS bigint) END
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'""",
+    seals=WAITS,
+)
+# Locked before what belongs to them is deleted: every writer locks a run before its questions, in the order of runs.
+_OF_THREAD = Sql(
+    f"""SELECT run FROM run WHERE tenant = :tenant AND root = :thread AND {IS_TASK}
+    ORDER BY run LIMIT :limit {{for_update}}"""
+)
+_OVER = Sql(
+    f"""SELECT run FROM run WHERE tenant = :tenant AND keep_until <= {{now}} AND status = 'done' AND {IS_TASK}
+    ORDER BY run LIMIT :limit {{for_update}}"""
+)
+_STRAYS = Sql(
+    f"""SELECT run FROM run r WHERE tenant = :tenant AND {IS_TASK}
+    AND NOT EXISTS (SELECT 1 FROM thread t WHERE t.tenant = r.tenant AND t.thread = r.root)
+    ORDER BY run LIMIT :limit {{for_update}}"""
+)
+_DROP = [
+    Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run")
+    for table in ("journal", "answer", "ask", "signal", "run_blob", "run_value", "run")
+]
+
+
+def turn_of(owner: str, gone: str = "") -> Turn:
+    """The turn of a process in a graph's thread. `gone` is an owner that has certainly ended."""
+    return Turn(owner, gone, _BUSY, _FENCE)
+
+
+class NewTask(NamedTuple):
+    """The run of a task; `check`, given the thread's head, raises if the thread was written to since its checkpoint."""
+
+    tenant: int
+    thread: int
+    new: NewRun
+    check: Callable[[int | None], Generator[Batch, list[Rows], None]]
+
+
+def take(
+    task: NewTask, *, owner: str, lease_us: int, clock_us: Callable[[], int], is_dead: Callable[[str], bool]
+) -> Flow[RunRow | None]:
+    """The run of a task: made, or taken over from the last process. None: another process is at work in the
+    thread, or (also another thread of this one) in the task."""
+    gone = ""
+    for _ in range(_TRIES):
+        opening = partial(_open, task, turn_of(owner, gone), is_dead(owner), lease_us, clock_us())
+        try:
+            return (yield from write(opening))
+        except Held as held:
+            if held.owner == gone or not is_dead(held.owner):
+                return None
+            gone = held.owner
+    return None
+
+
+def _open(task: NewTask, turn: Turn, is_free: bool, lease_us: int, now: int) -> Program[RunRow]:
+    """In one transaction: else another process could take the turn from one that has not begun yet."""
+    tenant, thread, new, check = task
+    [found] = yield Batch(_LOCK(tenant=tenant, thread=thread))
+    if not found:
+        raise ThreadDeleted(f"there is no thread any more that run {new.id!r} belongs to")
+    holder, head = found[0]
+    taking = yield from take_turn(turn, tenant, thread, holder, now)
+    yield from check(head)
+    insert = rows.insert_statements(tenant, new, now, turn.owner, lease_us)
+    # First what fences the old owner: the task that it was at may be this one.
+    *_, made, _, there = yield Batch(*taking, *insert, rows.BY_ID(tenant=tenant, id=new.id))
+    row = RunRow._make(there[0])
+    if made:
+        return row
+    dead = is_free if row.owner == turn.owner else row.owner == turn.gone
+    params = {"fence": row.fence, "owner": turn.owner, "lease": lease_us, "now": now, "dead": int(dead)}
+    [claimed] = yield Batch(_CLAIM(tenant=tenant, run=row.run, **params), last=True)
+    if not claimed:
+        raise Held(str(row.owner))
+    return RunRow._make(claimed[0])
+
+
+def end(hold: Hold, *, done: bool, waiting: str | None, keep_us: int | None, now: int) -> Statement:
+    """What says that a task is done, or what it waits for until the graph is run again."""
+    return _END(
+        **hold._asdict(),
+        status="done" if done else "waiting",
+        waiting=waiting,
+        wake_at=0 if done else rows.NEVER,
+        keep=keep_us if done else None,
+        now=now,
+    )
+
+
+def one(statement: Statement) -> Program[None]:
+    """A program of one statement."""
+    yield Batch(statement, last=True)
+
+
+def number_of(tenant: int, name: str) -> Flow[int | None]:
+    """A thread's number, to drop its tasks by when it is gone."""
+    row = yield from read(partial(try_thread, tenant, name))
+    return None if row is None else row.thread
+
+
+def drop_of_thread(tenant: int, thread: int | None) -> Flow[int]:
+    """Remove the tasks of a thread that was deleted. How many."""
+    if thread is None:
+        return 0
+    return (yield from _drop_all(tenant, _OF_THREAD, thread=thread))
+
+
+def sweep(tenant: int, now: int) -> Flow[int]:
+    """Remove the tasks that were kept long enough, and those whose threads are gone. How many."""
+    over = yield from _drop_all(tenant, _OVER, now=now)
+    return over + (yield from _drop_all(tenant, _STRAYS))
+
+
+def _drop_all(tenant: int, which: Sql, **params: int) -> Flow[int]:
+    total = 0
+    while gone := (yield from write(partial(_drop_some, tenant, which, params))):
+        total += gone
+        if gone < _PAGE:
+            break
+    if total:
+        yield from drop_loose_blobs(tenant)
+    return total
+
+
+def _drop_some(tenant: int, which: Sql, params: dict[str, int]) -> Program[int]:
+    [found] = yield Batch(which(tenant=tenant, limit=_PAGE, **params))
+    if found:
+        yield Batch(*(sql(tenant=tenant, run=run) for (run,) in found for sql in _DROP), last=True)
+    return len(found)

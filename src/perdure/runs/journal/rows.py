@@ -1,0 +1,498 @@
+"""The run table as programs: making a run, claiming it, what it waits for, ending it.
+
+Whoever runs a run holds its fence: every write says `fence = :fence`, and a claim makes the fence grow. So a process
+that was taken for dead and comes back finds no row to write to. Time is the database's own (`{now}`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
+
+from perdure.errors import RunError
+from perdure.runs.journal.entries import DIGEST_MASK
+from perdure.storage.cells import ARGS, INPUT, JOURNAL, RUN_VALUE, WAITING
+from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_row
+
+NEVER = 2**61  # a wake_at without an end of its own
+OPEN = ("queued", "running", "waiting", "paused", "stuck")
+FINISHED = ("done", "failed", "cancelled", "rolled_back", "exported")
+STATUSES = (*OPEN, *FINISHED)
+TASK = "langgraph:"  # the function of a run that stands for a task of a graph (graph_tasks.py) begins so
+COLUMNS = (
+    "run, id, function, version, input, incarnation, parent, parent_path, root, origin, origin_since, origin_seq, "
+    "origin_entries, origin_digest, status, queue, priority, owner, fence, lease_until, wake_at, nudged, request, "
+    "waiting, entries, digest, seq, since, created_at, changed_at, keep_until"
+)
+
+
+class RunRow(NamedTuple):
+    """One row of the run table, in the order of its columns."""
+
+    run: int
+    id: str
+    function: str
+    version: str
+    input: bytes
+    incarnation: bytes
+    parent: int | None
+    parent_path: str | None
+    root: int
+    origin: int | None
+    origin_since: int
+    origin_seq: int
+    origin_entries: int
+    origin_digest: int
+    status: str
+    queue: str
+    priority: int
+    owner: str | None
+    fence: int
+    lease_until: int
+    wake_at: int
+    nudged: int
+    request: str | None
+    waiting: str | None
+    entries: int
+    digest: int
+    seq: int
+    since: int
+    created_at: int
+    changed_at: int
+    keep_until: int | None
+
+
+class NewRun(NamedTuple):
+    """What a run is made of."""
+
+    id: str
+    function: str
+    version: str
+    args: bytes
+    input: bytes
+    incarnation: bytes
+    queue: str = "default"
+    priority: int = 0
+    parent: int | None = None
+    parent_path: str | None = None
+    root: int | None = None
+    wake_at: int = 0
+    origin: int | None = None
+    origin_since: int = 0
+    origin_seq: int = 0
+    origin_entries: int = 0
+    origin_digest: int = 0
+
+
+class Hold(NamedTuple):
+    """Which run, and by which right: what every write of an owner names."""
+
+    tenant: int
+    run: int
+    fence: int
+
+
+# What is secret of a row that was selected as RunRow has it.
+RUN_CELLS = {RunRow._fields.index("input"): INPUT.at(1, 2), RunRow._fields.index("waiting"): WAITING.at(0)}
+WAITS = {"waiting": WAITING}
+BY_ID = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND id = :id", opens=RUN_CELLS)
+BY_NUMBER = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run = :run", opens=RUN_CELLS)
+LOCK = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run = :run {{for_update}}", opens=RUN_CELLS)
+# Whoever writes to two runs locks both first, the one with the lower number first: so none waits for the other in turn.
+LOCK_TWO = Sql(
+    "SELECT run FROM run WHERE tenant = :tenant AND (run = :run OR id = :other) ORDER BY run {for_update}",
+)
+_LOCK_WITH_PARENT = Sql(
+    """SELECT run FROM run WHERE tenant = :tenant
+    AND (run = :run OR run = (SELECT parent FROM run WHERE tenant = :tenant AND run = :run))
+    ORDER BY run {for_update}"""
+)
+NOW = Sql(sqlite="SELECT :now", postgres="SELECT {now}")
+_NEW_COLUMNS = """tenant, run, id, function, version, input, incarnation, parent, parent_path, root, origin,
+        origin_since, origin_seq, origin_entries, origin_digest, status, queue, priority, owner, fence, lease_until,
+        wake_at, nudged, request, waiting, entries, digest, seq, since, created_at, changed_at, keep_until, stamp"""
+# One statement for PostgreSQL, so that starting a run is one round trip. A SELECT list wants to be told the types.
+_INSERT = Sql(
+    sqlite=(
+        # Nothing is written, and no commit made, if the run is there: the same line again, mostly.
+        """UPDATE clock SET number = number + 1
+        WHERE NOT EXISTS (SELECT 1 FROM run WHERE tenant = :tenant AND id = :id)""",
+        f"""INSERT INTO run ({_NEW_COLUMNS})
+        SELECT :tenant, number, :id, :function, :version, :input, :incarnation, :parent, :parent_path,
+            coalesce(:root, number), :origin, :origin_since, :origin_seq, :origin_entries, :origin_digest, :status,
+            :queue, :priority, :owner, :fence, {{now}} + :lease, :wake_at, 0, NULL, NULL, 0, 0, :origin_seq, 0, {{now}},
+            {{now}}, NULL, {{stamp}} FROM clock WHERE true
+        ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}""",
+    ),
+    postgres=f"""WITH n AS (SELECT nextval('number') AS number)
+        INSERT INTO run ({_NEW_COLUMNS})
+        SELECT :tenant::bigint, number, :id::text, :function::text, :version::text, :input::bytea, :incarnation::bytea,
+            :parent::bigint, :parent_path::text, coalesce(:root::bigint, number), :origin::bigint,
+            :origin_since::bigint, :origin_seq::bigint, :origin_entries::bigint, :origin_digest::bigint, :status::text,
+            :queue::text, :priority::bigint, :owner::text, :fence::bigint, {{now}} + :lease::bigint, :wake_at::bigint,
+            0, NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL, {{stamp}} FROM n
+        ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}""",
+    seals={"input": INPUT},
+    opens=RUN_CELLS,
+)
+# The arguments of a run that was made a moment ago: a random incarnation is used once.
+_ADD_ARGS = Sql(
+    """INSERT INTO run_value (tenant, run, sort, value) SELECT tenant, run, 'args', CAST(:args AS bytea) FROM run
+    WHERE tenant = :tenant AND id = :id AND incarnation = :incarnation
+    ON CONFLICT (tenant, run, sort) DO NOTHING""",
+    sqlite="""INSERT INTO run_value (tenant, run, sort, value) SELECT tenant, run, 'args', :args FROM run
+    WHERE tenant = :tenant AND id = :id AND incarnation = :incarnation
+    ON CONFLICT (tenant, run, sort) DO NOTHING""",
+    seals={"args": ARGS},
+)
+ADD_VALUE = Sql(
+    """INSERT INTO run_value (tenant, run, sort, value) VALUES (:tenant, :run, :sort, :value)
+    ON CONFLICT (tenant, run, sort) DO UPDATE SET value = excluded.value""",
+    seals={"value": RUN_VALUE},
+)
+_VALUE = Sql("SELECT value FROM run_value WHERE tenant = :tenant AND run = :run AND sort = :sort", opens={0: RUN_VALUE})
+SET_ARGS = Sql(
+    """INSERT INTO run_value (tenant, run, sort, value) VALUES (:tenant, :run, 'args', :args)
+    ON CONFLICT (tenant, run, sort) DO UPDATE SET value = excluded.value""",
+    seals={"args": ARGS},
+)
+_ARGS_OF = """SELECT v.value, r.incarnation FROM run_value v JOIN run r ON r.tenant = v.tenant AND r.run = v.run
+    WHERE v.tenant = :tenant AND v.run = :run AND v.sort = 'args'"""
+ARGS_OF = Sql(_ARGS_OF, opens={0: ARGS.at(1)})
+CHECK_ARGS = Sql(_ARGS_OF, opens={0: ARGS.at(1)}, tolerant="all")
+# A claim names the fence that it saw: of two that try, one finds the row changed.
+_CLAIM = Sql(
+    f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
+        nudged = 0, waiting = NULL, changed_at = {{now}}
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND (
+        (status IN ('queued', 'waiting') AND (wake_at <= {{now}} OR :early = 1))
+        OR (status = 'running' AND (lease_until <= {{now}} OR :dead = 1))
+        OR (status = 'stuck' AND :early = 1))
+    RETURNING {COLUMNS}""",
+    opens=RUN_CELLS,
+)
+_TOUCH = (
+    "UPDATE run SET entries = entries + :count, digest = (digest + :sum) & " + str(DIGEST_MASK) + ", seq = {max}(seq, "
+    ":last), lease_until = {max}(lease_until, {now} + :lease) "
+    "WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'"
+)
+_ROW = "INSERT INTO journal (tenant, run, seq, kind, body, stamp) SELECT "
+_APPEND = Sql(
+    sqlite=(
+        _TOUCH.replace("{max}", "max"),
+        f"{_ROW} :tenant, :run, :seq, :kind, :body, {{stamp}} WHERE changes() = 1",
+        # Not RETURNING: SQLite makes a table for its rows, which takes longer than to look again.
+        "SELECT request FROM run WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'",
+    ),
+    postgres=f"""WITH u AS ({_TOUCH.replace("{max}", "greatest")} RETURNING request),
+        i AS ({_ROW} :tenant::bigint, :run::bigint, :seq::bigint, :kind::bigint, :body::bytea, {{stamp}} FROM u)
+        SELECT request FROM u""",
+    seals={"body": JOURNAL},
+)
+_APPEND_MORE = Sql(
+    sqlite=f"""{_ROW} tenant, run, :seq, :kind, :body, {{stamp}} FROM run
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'""",
+    postgres=f"""{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea, {{stamp}} FROM run
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'""",
+    seals={"body": JOURNAL},
+)
+_RENEW = Sql(
+    sqlite="""UPDATE run SET lease_until = max(lease_until, {now} + :lease)
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING request""",
+    postgres="""UPDATE run SET lease_until = greatest(lease_until, {now} + :lease)
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING request""",
+)
+# What an operator asked for in the last moment is not waited with, except for what the run is at already.
+_PARK = Sql(
+    """UPDATE run SET owner = NULL, waiting = :waiting, changed_at = {now},
+        status = CASE WHEN request IN ('cancel', 'rollback') AND request <> :heeded THEN 'queued' ELSE :status END,
+        wake_at = CASE WHEN request IN ('cancel', 'rollback') AND request <> :heeded THEN 0
+            WHEN (nudged = 1 OR request <> :heeded) AND :status = 'waiting' THEN 0
+            ELSE CAST(:wake_at AS bigint) END, nudged = 0,
+        request = CASE WHEN request = :heeded THEN NULL ELSE request END
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING wake_at""",
+    seals=WAITS,
+)
+# A rollback that was asked for while the last step ran: its owner was told too late, and the next one does it.
+_FINISH = Sql(
+    """UPDATE run SET owner = NULL, waiting = :waiting, changed_at = {now},
+        status = CASE WHEN request = 'rollback' AND :status = 'done' THEN 'queued' ELSE :status END,
+        wake_at = CASE WHEN request = 'rollback' AND :status = 'done' THEN 0 ELSE wake_at END,
+        request = CASE WHEN request = 'rollback' AND :status = 'done' THEN request ELSE NULL END,
+        keep_until = CASE WHEN CAST(:keep AS bigint) IS NULL THEN NULL ELSE {now} + CAST(:keep AS bigint) END
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING status""",
+    seals=WAITS,
+)
+# What somebody may wait for has come. Also while the run is running: it may be about to wait.
+NUDGE = Sql(
+    """UPDATE run SET nudged = 1, wake_at = CASE WHEN status = 'waiting' THEN 0 ELSE wake_at END
+    WHERE tenant = :tenant AND run = :run"""
+)
+_NUDGE_PARENT = Sql(
+    """UPDATE run SET nudged = 1, wake_at = CASE WHEN status = 'waiting' THEN 0 ELSE wake_at END
+    WHERE tenant = :tenant AND run = (SELECT parent FROM run WHERE tenant = :tenant AND run = :child)"""
+)
+_CLOSE_ASKS = Sql("UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND status = 'open'")
+# By `since` is known that it began anew: never 0, also if nothing was recorded before.
+_RENEWED_START = Sql(
+    """UPDATE run SET status = 'queued', owner = NULL, wake_at = 0, waiting = NULL, nudged = 0, entries = 0, digest = 0,
+        since = CASE WHEN seq = 0 THEN 1 ELSE seq END, seq = CASE WHEN seq = 0 THEN 1 ELSE seq END,
+        incarnation = :incarnation, changed_at = {now}
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING run"""
+)
+# What a fork shares must stay.
+_DROP_JOURNAL = Sql(
+    """DELETE FROM journal WHERE tenant = :tenant AND run = :run
+    AND NOT EXISTS (SELECT 1 FROM run WHERE tenant = :tenant AND origin = :run)"""
+)
+_DROP_BLOBS = Sql(
+    """DELETE FROM run_blob WHERE tenant = :tenant AND run = :run
+    AND NOT EXISTS (SELECT 1 FROM run WHERE tenant = :tenant AND origin = :run)"""
+)
+# The answers too: a question of the next round has the same path, and they must not count for it.
+_DROP_ASKS = [Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run") for table in ("answer", "ask")]
+
+
+def find(tenant: int, run_id: str) -> Program[RunRow | None]:
+    [rows] = yield Batch(BY_ID(tenant=tenant, id=run_id), last=True)
+    row = one_row(rows)
+    return None if row is None else RunRow._make(row)
+
+
+def numbered(tenant: int, run: int) -> Program[RunRow | None]:
+    [rows] = yield Batch(BY_NUMBER(tenant=tenant, run=run), last=True)
+    row = one_row(rows)
+    return None if row is None else RunRow._make(row)
+
+
+def value_of(tenant: int, run: int, sort: str) -> Program[bytes | None]:
+    key = {"tenant": tenant, "run": run}
+    [rows] = yield Batch(ARGS_OF(**key) if sort == "args" else _VALUE(**key, sort=sort), last=True)
+    return rows[0][0] if rows else None
+
+
+def create(
+    tenant: int, new: NewRun, *, now: int, owner: str | None = None, lease: int = 0
+) -> Program[tuple[RunRow, bool]]:
+    """Make a run, with an owner at once or queued; or find the one that has its id. Says whether it was made."""
+    statements = insert_statements(tenant, new, now, owner, lease)
+    made, _, found = yield Batch(*statements, BY_ID(tenant=tenant, id=new.id), last=True)
+    return RunRow._make(found[0]), bool(made)
+
+
+def insert_statements(tenant: int, new: NewRun, now: int, owner: str | None, lease: int) -> tuple[Statement, Statement]:
+    """What makes a run. The first one's answer is empty if its id is taken."""
+    fields = new._asdict()
+    args = fields.pop("args")
+    status, fence = ("queued", 0) if owner is None else ("running", 1)
+    return (
+        _INSERT(tenant=tenant, status=status, owner=owner, fence=fence, lease=lease, now=now, **fields),
+        _ADD_ARGS(tenant=tenant, id=new.id, incarnation=new.incarnation, args=args),
+    )
+
+
+def insert(
+    tenant: int, new: NewRun, *, now: int, owner: str | None = None, lease: int = 0
+) -> Generator[Batch, list[Rows], bool]:
+    """The rows of a new run, inside another transaction. False: the id is taken."""
+    made, _ = yield Batch(*insert_statements(tenant, new, now, owner, lease))
+    return bool(made)
+
+
+def claim(
+    tenant: int, run: int, *, fence: int, owner: str, lease: int, now: int, early: bool = False, dead: bool = False
+) -> Program[RunRow | None]:
+    """Take a run that is due, or whose owner is dead or late. None: it is not to be had, or somebody was faster.
+
+    `early` takes one that waits before its time, `dead` one whose owner is known to be gone.
+    """
+    statement = _CLAIM(
+        tenant=tenant, run=run, fence=fence, owner=owner, lease=lease, now=now, early=int(early), dead=int(dead)
+    )
+    [rows] = yield Batch(statement, last=True)
+    return RunRow._make(rows[0]) if rows else None
+
+
+class Line(NamedTuple):
+    """A journal row that is about to be written."""
+
+    seq: int
+    kind: int
+    body: bytes
+    digest: int
+
+
+def append_statements(hold: Hold, lines: Sequence[Line], *, lease: int, now: int) -> list[Statement]:
+    """The statements that write journal rows: the first one's answer is empty if the fence has moved."""
+    tenant, run, fence = hold
+    seq, kind, body, total = lines[0]
+    count, last = len(lines), seq
+    if count > 1:
+        last, total = lines[-1].seq, sum([line.digest for line in lines]) & DIGEST_MASK
+    first = _APPEND(
+        tenant=tenant,
+        run=run,
+        fence=fence,
+        count=count,
+        sum=total,
+        last=last,
+        lease=lease,
+        now=now,
+        seq=seq,
+        kind=kind,
+        body=body,
+    )
+    if count == 1:
+        return [first]
+    more = [
+        _APPEND_MORE(tenant=tenant, run=run, fence=fence, seq=line.seq, kind=line.kind, body=line.body)
+        for line in lines[1:]
+    ]
+    return [first, *more]
+
+
+def append(hold: Hold, lines: Sequence[Line], *, lease: int, now: int) -> Program[tuple[str | None] | None]:
+    """Write journal rows. None: the fence has moved, nothing was written; else what an operator asks for."""
+    answers = yield Batch(*append_statements(hold, lines, lease=lease, now=now), last=True)
+    return answers[0][0] if answers[0] else None
+
+
+def renew(holds: Sequence[tuple[Hold, int]], *, now: int) -> Program[list[tuple[str | None] | None]]:
+    """Lengthen leases, each by its own: for each, what an operator asks for, or None if it is lost."""
+    in_order = sorted(set(holds))
+    answers = yield Batch(*(_RENEW(**hold._asdict(), lease=lease, now=now) for hold, lease in in_order), last=True)
+    found = {hold: rows[0] if rows else None for (hold, _), rows in zip(in_order, answers, strict=True)}
+    return [found[hold] for hold, _ in holds]
+
+
+def park(hold: Hold, *, status: str, wake_at: int, waiting: str, now: int, heeded: str = "") -> Program[int | None]:
+    """Give a run back until it is due. Gives the time it is due at; None: the fence has moved. `heeded` is the request
+    of an operator that the run has followed."""
+    statement = _PARK(**hold._asdict(), status=status, wake_at=wake_at, waiting=waiting, heeded=heeded, now=now)
+    [rows] = yield Batch(statement, last=True)
+    return rows[0][0] if rows else None
+
+
+def finish(
+    hold: Hold, lines: Sequence[Line], *, status: str, outcome: bytes, waiting: str | None, keep: int | None, now: int
+) -> Program[str | None]:
+    """End a run: the last journal rows, its outcome, and a nudge for the run that started it. Gives its status: queued
+    if it is to be rolled back after all; None: the fence has moved."""
+    statements = [_LOCK_WITH_PARENT(tenant=hold.tenant, run=hold.run)]
+    if lines:
+        statements += append_statements(hold, lines, lease=0, now=now)
+    statements.append(_FINISH(**hold._asdict(), status=status, waiting=waiting, keep=keep, now=now))
+    answers = yield Batch(*statements)
+    if not answers[-1]:
+        return None
+    tenant, run, _ = hold
+    yield Batch(
+        ADD_VALUE(tenant=tenant, run=run, sort="outcome", value=outcome),
+        _NUDGE_PARENT(tenant=tenant, child=run),
+        _CLOSE_ASKS(tenant=tenant, run=run),
+        last=True,
+    )
+    return str(answers[-1][0][0])
+
+
+def start_over(hold: Hold, *, args: bytes, incarnation: bytes, now: int) -> Program[bool]:
+    """continue_as_new: the same run with new arguments and an empty journal."""
+    tenant, run, _ = hold
+    [rows] = yield Batch(_RENEWED_START(**hold._asdict(), incarnation=incarnation, now=now))
+    if not rows:
+        return False
+    yield Batch(
+        _DROP_JOURNAL(tenant=tenant, run=run),
+        _DROP_BLOBS(tenant=tenant, run=run),
+        *(drop(tenant=tenant, run=run) for drop in _DROP_ASKS),
+        SET_ARGS(tenant=tenant, run=run, incarnation=incarnation, args=args),
+        last=True,
+    )
+    return True
+
+
+# Tasks of graphs come in numbers and say little: only those that wait for a person are runs to look at.
+_LIST = Sql(
+    f"""SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run < :before
+    AND (:tasks = 1 OR function NOT LIKE '{TASK}%' OR EXISTS (
+        SELECT 1 FROM ask a WHERE a.tenant = run.tenant AND a.run = run.run AND a.status = 'open'))
+    AND (CAST(:status AS text) IS NULL OR status = :status)
+    AND (CAST(:function AS text) IS NULL OR function = :function)
+    AND (CAST(:queue AS text) IS NULL OR queue = :queue)
+    ORDER BY run DESC LIMIT :limit""",
+    opens=RUN_CELLS,
+)
+# What an operator asks for: at once where nobody runs it, else through `request`, which its owner sees.
+_REQUEST = Sql(
+    "UPDATE run SET request = :request WHERE tenant = :tenant AND run = :run AND status = 'running' RETURNING run"
+)
+_SET_STATUS = Sql(
+    """UPDATE run SET status = :status, fence = fence + 1, owner = NULL, waiting = NULL, wake_at = :wake_at,
+        changed_at = {now}, request = :request
+    WHERE tenant = :tenant AND run = :run AND status = :before RETURNING run"""
+)
+
+
+def listed(
+    tenant: int,
+    *,
+    status: str | None,
+    function: str | None,
+    queue: str | None,
+    before: int,
+    limit: int,
+    tasks: bool = False,
+) -> Program[list[RunRow]]:
+    """Runs, the newest first; with `tasks` also those that stand for tasks of graphs."""
+    params = {"status": status, "function": function, "queue": queue, "tasks": int(tasks)}
+    [found] = yield Batch(_LIST(tenant=tenant, before=before, limit=limit, **params), last=True)
+    return [RunRow._make(row) for row in found]
+
+
+def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
+    """Cancel, pause or roll back a run. Gives its status after: "running" means that its owner was told."""
+    _, found = yield Batch(_LOCK_WITH_PARENT(tenant=tenant, run=run), LOCK(tenant=tenant, run=run))
+    row = RunRow._make(found[0])
+    if row.status == "running":
+        yield Batch(_REQUEST(tenant=tenant, run=run, request=_wish(request, row.request)))
+        return "running"
+    status, wake_at, wish = _after(request, row)
+    if status is None:
+        return row.status
+    statement = _SET_STATUS(
+        tenant=tenant, run=run, status=status, before=row.status, wake_at=wake_at, request=wish, now=now
+    )
+    yield Batch(statement)
+    if status == "cancelled":
+        yield Batch(
+            ADD_VALUE(tenant=tenant, run=run, sort="outcome", value=b"{}"),
+            _NUDGE_PARENT(tenant=tenant, child=run),
+            _CLOSE_ASKS(tenant=tenant, run=run),
+        )
+    return status
+
+
+def _wish(request: str, before: str | None) -> str | None:
+    """What the owner of a running run is told: to resume takes back a pause, and nothing takes back an end."""
+    if request == "resume":
+        return None if before == "pause" else before
+    return before if request == "pause" and before is not None else request
+
+
+def _after(request: str, row: RunRow) -> tuple[str | None, int, str | None]:
+    """What a request makes of a run that nobody runs: its status, when it is due, what its next owner is told."""
+    if request == "rollback":
+        undoable = row.status in ("queued", "waiting", "paused", "stuck", "done", "cancelled")
+        if row.status in ("done", "cancelled") and row.entries == 0 and 0 < row.seq == row.since:
+            raise RunError(f"run {row.id!r} cannot be undone: what it did is not on record any more (keep_runs_s)")
+        return ("queued", 0, "rollback") if undoable else (None, 0, None)
+    if row.status in FINISHED:
+        return None, 0, None
+    if request == "cancel":
+        return "cancelled", 0, None
+    if request == "pause":
+        return (None, 0, None) if row.status == "stuck" else ("paused", NEVER, None)
+    if request == "resume":
+        wish = row.request if row.request in ("cancel", "rollback") else None
+        return ("queued", 0, wish) if row.status in ("paused", "stuck", "waiting") else (None, 0, None)
+    raise ValueError(request)

@@ -1,0 +1,83 @@
+"""What unfinished runs need of threads: what their code has saved there, which a resume goes on from.
+
+A run's journal says which thread it saved to and as which record. From the oldest such record on, all of that thread
+stays while the run is not finished.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from perdure.errors import JournalDamaged
+from perdure.runs.calls.saving import NAME
+from perdure.runs.journal.entries import DONE, unpack
+from perdure.runs.journal.journal import ROWS
+from perdure.runs.journal.rows import OPEN, TASK
+from perdure.storage.program import Batch, Flow, Program, Row, Rows, Sql, read
+
+_PAGE = 200
+_WINDOW = 1000  # journal rows at a time
+_OPEN = ", ".join(f"'{status}'" for status in OPEN)
+_UNFINISHED = Sql(
+    f"""SELECT run, since, seq, origin, origin_since, origin_seq FROM run WHERE tenant = :tenant AND run > :after
+    AND status IN ({_OPEN}) AND function NOT LIKE '{TASK}%' ORDER BY run LIMIT :limit"""
+)
+_ORIGIN = Sql("SELECT origin, origin_since, origin_seq FROM run WHERE tenant = :tenant AND run = :run")
+_ORIGINS_MAX = 1000  # forks of forks
+# Whose graph is not done: the thread stays as it is.
+HAS_TASKS = (
+    f"EXISTS (SELECT 1 FROM run r WHERE r.tenant = :tenant AND r.root = :thread AND r.function LIKE '{TASK}%'"
+    f" AND r.status IN ({_OPEN}))"
+)
+
+
+def held_threads(tenant: int) -> Flow[dict[str, int]]:
+    """By the names of threads: the oldest record that an unfinished run has saved there."""
+    held: dict[str, int] = {}
+    after = 0
+    while page := (yield from read(partial(_unfinished, tenant, after))):
+        for run, since, seq, *shared in page:
+            after = run
+            yield from _look_through(tenant, run, since, seq, held)
+            origin: Row = tuple(shared)
+            for _ in range(_ORIGINS_MAX):  # what a fork shares
+                if not origin or origin[0] is None:
+                    break
+                yield from _look_through(tenant, origin[0], origin[1], origin[2], held)
+                origin = yield from read(partial(_origin, tenant, origin[0]))
+    return held
+
+
+def _unfinished(tenant: int, after: int) -> Program[Rows]:
+    [rows] = yield Batch(_UNFINISHED(tenant=tenant, after=after, limit=_PAGE), last=True)
+    return rows
+
+
+def _origin(tenant: int, run: int) -> Program[Row]:
+    [rows] = yield Batch(_ORIGIN(tenant=tenant, run=run), last=True)
+    return rows[0] if rows else ()
+
+
+def _look_through(tenant: int, run: int, since: int, last: int, held: dict[str, int]) -> Flow[None]:
+    for start in range(since, last, _WINDOW):
+        rows = yield from read(partial(_rows, tenant, run, start, min(last, start + _WINDOW)))
+        for _, kind, body in rows:
+            name, record = _saved(kind, body)
+            if name is not None:
+                held[name] = min(record, held.get(name, record))
+
+
+def _rows(tenant: int, run: int, since: int, last: int) -> Program[Rows]:
+    [rows] = yield Batch(ROWS(tenant=tenant, run=run, since=since, last=last), last=True)
+    return rows
+
+
+def _saved(kind: int, body: bytes) -> tuple[str | None, int]:
+    if kind != DONE:
+        return None, 0
+    try:
+        entry = unpack(body)
+    except JournalDamaged:
+        return None, 0  # that is verify's
+    more = entry.more or {}
+    return (str(more["thread"]), int(more["saved"][0])) if entry.name == NAME and "saved" in more else (None, 0)

@@ -1,0 +1,264 @@
+"""What goes, and when: journals of finished runs, and whole runs on request.
+
+A finished run keeps its journal until `keep_until`; its row, arguments and outcome stay, so that the same id still
+gives the same result. A family (a run and its children) goes as one, because undoing the one needs the others. What
+an unfinished run or a fork needs never goes. Work is done in bounded transactions: first the row says that there is no
+journal any more, then the rows go, and a crash in between is taken up the next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import NamedTuple
+
+from perdure.errors import Pinned, UsageError
+from perdure.log import sweeping
+from perdure.log.branches import metadata_of, try_thread
+from perdure.log.compacting import reclaim, recompress
+from perdure.log.pins import pinned, pins_in
+from perdure.runs.calls.state import RUN_KEY, thread_name
+from perdure.runs.engine import flows
+from perdure.runs.journal import claiming, graph_tasks, rows
+from perdure.runs.journal.blobs import drop_loose_blobs
+from perdure.runs.journal.rows import FINISHED, RunRow
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, read, write
+from perdure.threads.context import Context
+
+DAY_US = 86_400_000_000
+_PAGE = 100
+_BATCH = 500
+_FREE_PAGES_MIN = 2_000  # of the file: less is not worth rewriting it
+_OVER = ", ".join(f"'{status}'" for status in FINISHED)
+
+# An operator cancels through whatever handle is at hand, which may not know how long this store keeps runs.
+_DATE_CANCELLED = Sql(
+    """UPDATE run SET keep_until = changed_at + :keep
+    WHERE tenant = :tenant AND status = 'cancelled' AND keep_until IS NULL AND entries > 0"""
+)
+_IS_NEEDED = f"""(EXISTS (SELECT 1 FROM run f WHERE f.tenant = r.tenant AND f.origin = r.run)
+    OR EXISTS (SELECT 1 FROM run o WHERE o.tenant = r.tenant AND o.root = r.root AND o.run <> r.run
+        AND (o.status NOT IN ({_OVER}) OR o.keep_until > {{now}} OR (o.keep_until IS NULL AND o.entries > 0))))"""
+_DUE = Sql(
+    f"""SELECT r.run FROM run r WHERE r.tenant = :tenant AND r.keep_until <= (SELECT {{now}}) AND r.run > :after
+    AND r.status IN ({_OVER}) AND NOT {_IS_NEEDED} ORDER BY r.run LIMIT :limit"""
+)
+# Decided again under the row's lock: a fork may have come in between.
+_LOCK = Sql("SELECT r.run FROM run r WHERE r.tenant = :tenant AND r.run = :run {for_update}")
+_EMPTY = Sql(
+    f"""UPDATE run AS r SET entries = 0, digest = 0, since = seq, origin = NULL, origin_since = 0, origin_seq = 0,
+        origin_entries = 0, origin_digest = 0
+    WHERE r.tenant = :tenant AND r.run = :run AND r.keep_until <= {{now}} AND r.status IN ({_OVER}) AND NOT {_IS_NEEDED}
+    RETURNING run"""
+)
+_FORKS = Sql("SELECT id FROM run WHERE tenant = :tenant AND origin = :run LIMIT 1")
+_PARENT = Sql("SELECT id, status FROM run WHERE tenant = :tenant AND run = :run")
+_CONDEMN = Sql(
+    f"""UPDATE run SET entries = 0, digest = 0, since = seq, origin = NULL, origin_since = 0, origin_seq = 0,
+        origin_entries = 0, origin_digest = 0, keep_until = 0
+    WHERE tenant = :tenant AND run = :run AND status IN ({_OVER}) RETURNING run"""
+)
+_DROP_ENTRIES = Sql(
+    """DELETE FROM journal WHERE tenant = :tenant AND run = :run AND seq IN (
+        SELECT seq FROM journal WHERE tenant = :tenant AND run = :run ORDER BY seq LIMIT :limit) RETURNING seq"""
+)
+_DROP_REST = [
+    Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run")
+    for table in ("answer", "ask", "signal", "run_blob")
+]
+_SWEPT = Sql("UPDATE run SET keep_until = NULL WHERE tenant = :tenant AND run = :run")
+_DROP_RUN = [Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run") for table in ("run_value", "run")]
+# One worker of many takes the day's turn.
+_TURN = Sql(
+    """INSERT INTO meta (key, value) VALUES (:key, CAST({now} AS text))
+    ON CONFLICT (key) DO UPDATE SET value = excluded.value
+        WHERE CAST(meta.value AS bigint) <= CAST(excluded.value AS bigint) - :every
+            OR CAST(meta.value AS bigint) > CAST(excluded.value AS bigint)
+    RETURNING key"""
+)
+_SPACE = Sql(
+    sqlite="SELECT f.freelist_count, p.page_count FROM pragma_freelist_count AS f, pragma_page_count AS p",
+    postgres="SELECT 0, 0",
+)
+
+
+class Upkeep(NamedTuple):
+    """What a day's upkeep did."""
+
+    runs: int  # whose journals were removed
+    saved_bytes: int
+    threads: int = 0  # that had expired
+    checkpoints: int = 0
+
+
+def sweep_runs(tenant: int, keep_us: int | None, clock_us: Callable[[], int]) -> Flow[int]:
+    """Remove the journals of finished runs whose time is over, and what only they needed. How many runs."""
+    if keep_us is not None:
+        yield from write(partial(_date_cancelled, tenant, keep_us))
+    swept = yield from graph_tasks.sweep(tenant, clock_us())
+    while True:
+        # A fork that goes frees its origin, so what was needed before may not be any more: until nothing changes.
+        found = yield from _sweep_round(tenant, clock_us)
+        swept += found
+        if not found:
+            break
+    yield from drop_loose_blobs(tenant)
+    return swept
+
+
+def _sweep_round(tenant: int, clock_us: Callable[[], int]) -> Flow[int]:
+    swept = after = 0
+    while page := (yield from read(partial(_due, tenant, after, clock_us()))):
+        for run in page:
+            after = run
+            if (yield from write(partial(_empty, tenant, run, clock_us()))):
+                yield from _drop_history(tenant, run)
+                yield from write(partial(_one, _SWEPT, tenant, run))
+                swept += 1
+    return swept
+
+
+def _date_cancelled(tenant: int, keep: int) -> Program[None]:
+    yield Batch(_DATE_CANCELLED(tenant=tenant, keep=keep), last=True)
+
+
+def _due(tenant: int, after: int, now: int) -> Program[list[int]]:
+    [found] = yield Batch(_DUE(tenant=tenant, after=after, now=now, limit=_PAGE), last=True)
+    return [int(row[0]) for row in found]
+
+
+def _empty(tenant: int, run: int, now: int) -> Program[bool]:
+    yield Batch(_LOCK(tenant=tenant, run=run))
+    [found] = yield Batch(_EMPTY(tenant=tenant, run=run, now=now), last=True)
+    return bool(found)
+
+
+def _one(sql: Sql, tenant: int, run: int) -> Program[None]:
+    yield Batch(sql(tenant=tenant, run=run), last=True)
+
+
+def _drop_history(tenant: int, run: int, *, force: bool = False) -> Flow[None]:
+    yield from _drop_states(tenant, run, force)
+    while (yield from write(partial(_drop_entries, tenant, run))) == _BATCH:
+        pass
+    yield from write(partial(_drop_rest, tenant, run))
+
+
+def _drop_states(tenant: int, run: int, force: bool) -> Flow[None]:
+    """The thread that keeps a run's states goes with its journal; what a fork's thread needs of it stays. So does all
+    of it if somebody has pinned a checkpoint of it, unless `force`."""
+    row = yield from read(partial(rows.numbered, tenant, run))
+    if row is None:
+        return
+    name = thread_name(row.id)
+    thread = yield from read(partial(try_thread, tenant, name))
+    if thread is not None and metadata_of(thread).get(RUN_KEY) == row.id:
+        try:
+            yield from sweeping.delete(tenant, name, thread.thread, force=force)
+        except Pinned:
+            pass
+
+
+def _drop_entries(tenant: int, run: int) -> Program[int]:
+    [found] = yield Batch(_DROP_ENTRIES(tenant=tenant, run=run, limit=_BATCH), last=True)
+    return len(found)
+
+
+def _drop_rest(tenant: int, run: int) -> Program[None]:
+    yield Batch(*(sql(tenant=tenant, run=run) for sql in _DROP_REST), last=True)
+
+
+# --- one run
+
+
+def delete_run(
+    ctx: Context,
+    run_id: str,
+    *,
+    force: bool = False,
+    first: Callable[[], Generator[Batch, list[Rows], None]] | None = None,
+) -> Flow[None]:
+    """Remove a finished run and all that is known of it. Raises UsageError if something still needs it, Pinned if one
+    of its states is pinned, unless `force`. `first`: a part of the transaction that decides it."""
+    tenant, row = yield from flows.locate(ctx, run_id)
+    yield from write(partial(_condemn, tenant, row, force, first))
+    yield from _drop_history(tenant, row.run, force=force)
+    yield from write(partial(_drop_run, tenant, row.run))
+    yield from drop_loose_blobs(tenant)
+
+
+def _condemn(
+    tenant: int, row: RunRow, force: bool, first: Callable[[], Generator[Batch, list[Rows], None]] | None
+) -> Program[None]:
+    yield Batch(_LOCK(tenant=tenant, run=row.run))
+    thread = yield from try_thread(tenant, thread_name(row.id))
+    pins = (yield from pins_in(tenant, thread.tree)) if thread is not None and not force else []
+    if own := [pin.name for pin in pins if thread is not None and pin.thread == thread.thread]:
+        raise pinned(thread_name(row.id), own)
+    forks, parents, condemned = yield Batch(
+        _FORKS(tenant=tenant, run=row.run),
+        _PARENT(tenant=tenant, run=row.parent if row.parent is not None else -1),
+        rows.BY_NUMBER(tenant=tenant, run=row.run),
+    )
+    if forks:
+        raise UsageError(
+            f"run {row.id!r} cannot be deleted: its fork {forks[0][0]!r} shares its history; delete that first"
+        )
+    if parents and parents[0][1] not in FINISHED:
+        raise UsageError(
+            f"run {row.id!r} cannot be deleted: its parent {parents[0][0]!r} is not finished and may need it"
+        )
+    if condemned and RunRow._make(condemned[0]).status not in FINISHED:
+        raise UsageError(f"run {row.id!r} is not finished: `perdure cancel {row.id}` first, then delete it")
+    if first is not None:
+        yield from first()
+    yield Batch(_CONDEMN(tenant=tenant, run=row.run), last=True)
+
+
+def _drop_run(tenant: int, run: int) -> Program[None]:
+    yield Batch(*(sql(tenant=tenant, run=run) for sql in _DROP_RUN), last=True)
+
+
+# --- a day's work
+
+
+def upkeep(
+    tenant: int,
+    keep_us: int | None,
+    clock_us: Callable[[], int],
+    work: Callable[[int], Flow[Upkeep]] | None = None,
+) -> Flow[Upkeep | None]:
+    """What a worker does for a tenant once a day: `work`, if the store has more to do than this layer knows of, and
+    the space. None: another one has done it."""
+    if not (yield from write(partial(_take_turn, tenant, clock_us()))):
+        return None
+    done = yield from (work(tenant) if work is not None else days_work(tenant, keep_us, clock_us))
+    free, pages = yield from read(_space)
+    if free >= _FREE_PAGES_MIN and free * 4 >= pages:  # rewriting the file holds everybody up: not for little
+        yield from reclaim()
+    return done
+
+
+def days_work(tenant: int, keep_us: int | None, clock_us: Callable[[], int]) -> Flow[Upkeep]:
+    """The day's work as far as runs go."""
+    swept = yield from sweep_runs(tenant, keep_us, clock_us)
+    return Upkeep(swept, (yield from recompress(tenant)))
+
+
+def _take_turn(tenant: int, now: int) -> Program[bool]:
+    # A little less than a day, so that the hour does not wander through the day.
+    [found] = yield Batch(_TURN(tenant=tenant, key=f"upkeep {tenant}", now=now, every=DAY_US - DAY_US // 24), last=True)
+    return bool(found)
+
+
+def _space() -> Program[tuple[int, int]]:
+    [found] = yield Batch(_SPACE(), last=True)
+    return int(found[0][0]), int(found[0][1])
+
+
+def all_tenants() -> Flow[list[tuple[int, str]]]:
+    """Every tenant's number and name."""
+    found: list[tuple[int, str]] = []
+    while page := (yield from read(partial(claiming.tenants, found[-1][0] if found else 0, _PAGE))):
+        found += page
+    return found

@@ -1,0 +1,175 @@
+"""Branches of an async run, as tasks that the run's supervisor watches. When a run parks or ends, none of them is left.
+
+A branch that nobody waits for any more is cancelled: a step is as if it had never begun, an effect that was under way
+is in doubt and settled before the run ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, TypeVar
+
+from perdure.runs.parallel.branches import (
+    AS_COMPLETED,
+    FIRST,
+    Branch,
+    Completion,
+    Hearing,
+    all_of,
+    decided,
+    forget,
+    race,
+    results,
+    win,
+)
+from perdure.runs.session.acting import aperform
+from perdure.runs.session.requests import Abandoned, Interrupted
+from perdure.runs.session.scope import Scope
+from perdure.runs.session.tasks import Supervisor
+
+T = TypeVar("T")
+_PATIENCE_S = 1.0  # for a task that was cancelled
+
+
+class Team:
+    """Tasks that work off branches, so many at a time. One that waits for something outside does not count."""
+
+    def __init__(self, scope: Scope, branches: Sequence[Branch], limit: int) -> None:
+        self._supervisor: Supervisor = scope.session.supervisor
+        self._limit = limit
+        self._todo = deque(branches)
+        self._working = 0
+        self._tasks: dict[asyncio.Task[Any], Branch] = {}
+        self._ended: deque[Branch] = deque()
+        self._heard: asyncio.Future[None] | None = None
+
+    def start(self) -> None:
+        while self._todo and self._working < self._limit:
+            branch = self._todo.popleft()
+            self._working += 1
+            task = self._supervisor.start(_awaited(branch), branch.scope, self)
+            self._tasks[task] = branch
+            task.add_done_callback(self._end)
+
+    def pause(self) -> None:
+        """A branch begins to wait for something outside: another one may begin."""
+        self._working -= 1
+        self.start()
+
+    def go_on(self) -> None:
+        self._working += 1
+
+    async def next(self) -> Branch:
+        """Wait until another branch has ended."""
+        if not self._ended:
+            self._heard = asyncio.get_running_loop().create_future()
+            await self._supervisor.join(self._heard)
+        branch = self._ended.popleft()
+        if branch.is_broken:
+            await self.stop(Interrupted("another branch was interrupted"))
+        return branch
+
+    async def hear(self, hearing: Hearing[T]) -> T:
+        """Drive what listens to the branches as they end."""
+        try:
+            next(hearing)
+            while True:
+                hearing.send(await self.next())
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+    async def hear_out(self, hearing: Hearing[T]) -> T:
+        """The same; if this task is cancelled meanwhile, the branches are too."""
+        try:
+            return await self.hear(hearing)
+        except asyncio.CancelledError:
+            await self.stop(Interrupted("whoever waited for this branch was cancelled"))
+            raise
+
+    async def stop(self, reason: BaseException) -> None:
+        """End the branches that have not ended; those that have not begun never do."""
+        while self._todo:
+            branch = self._todo.popleft()
+            _drop(branch)
+            branch.end(error=reason)
+            self._ended.append(branch)
+        for task, branch in self._tasks.items():
+            if not task.done():
+                branch.scope.stop = branch.scope.stop or reason
+        left = self._supervisor.cancel(self._tasks)
+        if left:
+            await asyncio.wait(left, timeout=_PATIENCE_S)  # what does not end now is ended with the run
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        self._working -= 1
+        branch = self._tasks[task]
+        if task.cancelled():
+            branch.end(error=branch.scope.stop or asyncio.CancelledError())
+        else:
+            error = task.exception()
+            branch.end(task.result() if error is None else None, error)
+        self._ended.append(branch)
+        if self._heard is not None and not self._heard.done():
+            self._heard.set_result(None)
+        self.start()
+
+
+async def _awaited(branch: Branch) -> Any:
+    found = branch.call()
+    return await found if hasattr(found, "__await__") else found
+
+
+def _drop(*branches: Branch) -> None:
+    for branch in branches:
+        if branch.drop is not None:
+            branch.drop()
+
+
+def _decided(scope: Scope, path: str, name: str, branches: Sequence[Branch]) -> list[int]:
+    try:
+        return decided(scope, path, name, len(branches))
+    except BaseException:
+        _drop(*branches)
+        raise
+
+
+async def gather(scope: Scope, branches: Sequence[Branch], limit: int) -> list[Any]:
+    team = Team(scope, branches, limit)
+    team.start()
+    await team.hear_out(all_of(branches))
+    return results(scope, branches)
+
+
+async def first(scope: Scope, path: str, branches: Sequence[Branch]) -> Any:
+    order = _decided(scope, path, FIRST, branches)
+    if order:
+        winner = branches[order[-1]]
+        losers = [branch for branch in branches if branch is not winner]
+        _drop(*losers)
+        forget(scope, losers)
+        return (await gather(scope, [winner], 1))[0]
+    team = Team(scope, branches, len(branches))
+    team.start()
+    winner = await team.hear_out(race(scope, branches))
+    losers = [branch for branch in branches if branch is not winner]
+    await team.stop(Abandoned("another branch was first"))
+    forget(scope, losers)
+    await aperform(scope, win(scope, path, winner, losers))
+    return winner.result()
+
+
+class Completed(AsyncIterator[Any]):
+    """The results of branches as they end. A loop may stop before all have: they go on until the run ends."""
+
+    def __init__(self, scope: Scope, path: str, branches: Sequence[Branch]) -> None:
+        self._completion = Completion(scope, path, branches, _decided(scope, path, AS_COMPLETED, branches))
+        self._team = Team(scope, branches, len(branches))
+
+    async def __anext__(self) -> Any:
+        self._team.start()
+        branch = await self._team.hear(self._completion.next())
+        if branch is None:
+            raise StopAsyncIteration
+        return branch.result()

@@ -1,0 +1,225 @@
+"""Acts: what a journaled call does, as a generator that yields what it wants and is driven blocking or async.
+
+    Transaction   run it in the database
+    Body          call the user's function
+    Pause         let a short time pass
+    Wait          wait for something that may take days: the run parks if nothing else is to be done
+
+So a step, an effect, a question are each written once. Must never happen here: a decision.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from perdure.errors import InDoubt, RunStuck
+from perdure.runs.session.scope import Scope, Unwind, current
+from perdure.storage.program import Driver, Transaction
+
+if TYPE_CHECKING:
+    from perdure.runs.session.session import Session
+
+T = TypeVar("T")
+LINGER_S = 1.0  # a shorter wait is not worth parking the run
+_OF_PEOPLE = ("question", "approval", "doubt")
+
+
+@dataclass(slots=True, repr=False, eq=False)  # not frozen: that would cost more than the rest of its making
+class Body:
+    """A call of the user's function: `call` gives the result, or for an async function an awaitable."""
+
+    call: Callable[[], Any]
+    is_async: bool = False
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Pause:
+    """A short wait in this process. `for_others`: for a branch of this run; raises CannotWait where none could go on
+    meanwhile, because a blocking call holds the event loop. `instead_of`: what it would be, were it longer."""
+
+    seconds: float
+    for_others: bool = False
+    instead_of: Wait | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Wait:
+    """A wait for something outside. `wake_at`: look again then at the latest, microseconds since 1970."""
+
+    path: str
+    what: dict[str, Any] = field(default_factory=dict)
+    wake_at: int | None = None
+
+
+Want = Transaction | Body | Pause | Wait
+Act = Generator[Want, Any, T]
+
+
+class CannotWait(Exception):
+    """Other branches of the run go on only when this call has ended."""
+
+
+class Parked(Unwind):
+    """The run has nothing to do but wait: its code ends here and starts again from the top later."""
+
+    def __init__(self) -> None:
+        super().__init__("the run is parked: it goes on when what it waits for has come")
+
+
+def perform(scope: Scope, act: Act[T]) -> T:
+    """Drive an act to its end, blocking. A wait ends this branch."""
+    session = scope.session
+    run = session.ctx.driver.run
+    try:
+        want = next(act)
+        while True:
+            try:
+                if type(want) is Transaction:
+                    answer = run(want)
+                elif type(want) is Body:
+                    answer = _blocking(want)
+                elif type(want) is Pause:
+                    if want.for_others and (session.supervisor is not None or _holds_a_loop()):
+                        raise CannotWait
+                    answer = time.sleep(want.seconds)  # type: ignore[func-returns-value]
+                else:
+                    assert isinstance(want, Wait)
+                    if session.can_park:
+                        session.waits.append(want)
+                        scope.stop = Parked()
+                        if session.supervisor is not None:
+                            session.supervisor.park_for(scope.stop)
+                        raise scope.stop
+                    answer = time.sleep(_short_wait_s(session, want))  # type: ignore[func-returns-value]
+            except BaseException as error:
+                want = act.throw(error)
+            else:
+                want = act.send(answer)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+def _holds_a_loop() -> bool:
+    """Whether tasks of this thread's event loop go on only when this call has ended."""
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio._get_running_loop() is not None
+
+
+def _blocking(body: Body) -> Any:
+    if not body.is_async:
+        return body.call()
+    raise TypeError("an async function cannot be called from a blocking one: make the durable function async")
+
+
+async def aperform(scope: Scope, act: Act[T]) -> T:
+    """Drive an act to its end on the running event loop. A wait suspends this branch."""
+    session = scope.session
+    driver = session.ctx.driver
+    cancelled: BaseException | None = None
+    try:
+        want = next(act)
+        while True:
+            session.busy += 1
+            try:
+                if cancelled is not None:
+                    error, cancelled = cancelled, None
+                    raise error
+                if type(want) is Transaction:
+                    answer, cancelled = await _transact(driver, want)
+                elif type(want) is Body:
+                    answer = want.call()
+                    if want.is_async:
+                        answer = await answer
+                elif type(want) is Pause:
+                    answer = await session.loop_sleep(want.seconds)  # type: ignore[func-returns-value]
+                else:
+                    assert isinstance(want, Wait)
+                    answer = await _asuspend(session, want)  # type: ignore[func-returns-value]
+            except BaseException as error:
+                want = act.throw(error)
+            else:
+                want = act.send(answer)
+            finally:
+                session.busy -= 1
+    except StopIteration as stop:
+        if cancelled is not None:
+            raise cancelled from None  # it is recorded, and whoever wanted it does not any more
+        return stop.value  # type: ignore[no-any-return]
+    except Unwind as end:
+        while end.waits:
+            await session.suspend(Wait(""))
+        raise
+
+
+async def _transact(driver: Driver, want: Transaction) -> tuple[Any, Any]:
+    """Run a transaction without the run's scope: tasks that a driver makes are none of the run's. A write goes on to
+    its end also if this task is cancelled, because what was written must be known: gives its answer, and the
+    cancellation."""
+    if not want.write or driver.dialect == "sqlite":
+        token = current.set(None)
+        try:
+            return await driver.arun(Transaction(want.op, want.write, want.solo, whole=True)), None
+        except BaseException as error:
+            if not hasattr(error, "answer"):
+                raise
+            return error.answer, error
+        finally:
+            current.reset(token)
+    import asyncio
+
+    context = contextvars.copy_context()
+    context.run(current.set, None)
+    writing = asyncio.Task(driver.arun(want), context=context)
+    cancelled: BaseException | None = None
+    while not writing.done():
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError as error:
+            if writing.cancelled():
+                raise
+            cancelled = error
+        except BaseException:
+            break  # the write's own
+    if cancelled is not None and writing.exception() is not None:
+        raise cancelled
+    return writing.result(), cancelled
+
+
+async def _asuspend(session: Session, wait: Wait) -> None:
+    if not session.can_park:
+        await session.loop_sleep(_short_wait_s(session, wait))
+        return
+    session.busy -= 1
+    try:
+        await session.suspend(wait)
+    finally:
+        session.busy += 1
+
+
+def _short_wait_s(session: Session, wait: Wait) -> float:
+    """Where the code around a call cannot be ended and started again: how long to wait here. Raises InDoubt or RunStuck
+    where a person is needed; `session.waits` then says what for."""
+    if wait.wake_at is not None and wait.what.get("for") not in _OF_PEOPLE:
+        return max(0.0, (wait.wake_at - session.shared_clock_us()) / 1e6)
+    from perdure.runs.engine.waiting import how_to_answer, how_to_resolve  # imported late: it needs this module
+
+    session.waits.append(wait)
+    driver, run, step = session.ctx.driver, session.row.id, str(wait.what.get("step", wait.path))
+    if wait.what.get("for") != "doubt":
+        raise RunStuck(
+            f"{wait.what.get('question')} There is no answer yet: {how_to_answer(driver, run, wait.path)}; then run "
+            "the graph again"
+        )
+    raise InDoubt(
+        f"it is not known whether {wait.what.get('name', 'this')} happened (step {step} of {run!r}, key "
+        f"{wait.what.get('key')}). Look at the receiver, then say which: {how_to_resolve(driver, run, step)}; then "
+        "run the graph again",
+        run=run,
+        step=step,
+        key=str(wait.what.get("key")),
+    )

@@ -1,0 +1,149 @@
+"""Where the code is: the scope of the running branch, found through a context variable.
+
+A step is its path in the call tree plus its name. Each branch (a task, a thread of `gather`) has a scope with a counter
+of its own, numbered when the branch is made, so that paths do not depend on who runs first. A raw thread of the user's
+has no scope.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from perdure.errors import NotInRun, UsageError
+
+if TYPE_CHECKING:
+    from perdure.runs.session.session import Session
+
+current: ContextVar[Scope | None] = ContextVar("perdure_scope", default=None)
+
+
+class Unwind(BaseException):
+    """Ends the code of a run from inside, past every `except Exception`. Never reaches a user's caller."""
+
+    waits = False  # True: the branch that it ends waits until the others have come to their end too
+
+
+class Scope:
+    """One branch of a run. `stop`, once set, is raised by every further journal call of the branch."""
+
+    __slots__ = ("body", "by_name", "count", "deadlines", "is_async", "parent", "prefix", "session", "stop", "view")
+    definite: tuple[type[BaseException], ...] = ()  # errors by which a framework ends a body to run it again
+
+    def __init__(
+        self, session: Session, prefix: str = "", *, is_async: bool, deadlines: tuple[tuple[str, int], ...] = ()
+    ) -> None:
+        self.session = session
+        self.prefix = prefix
+        self.is_async = is_async
+        self.count = 0
+        self.stop: BaseException | None = None
+        self.body: BodyFrame | None = None
+        self.deadlines = deadlines  # of perdure.timeout: path and time
+        self.parent: Scope | None = None
+        self.by_name = False  # errors of its calls go to a model as text: their classes do not matter
+        self.view: Any = None  # its part of perdure.state(): see state.py
+
+    def take(self) -> str:
+        """The path of the next call."""
+        self.count += 1
+        return f"{self.prefix}{self.count}"
+
+    def take_for(self, name: str, wanted: bytes) -> str:
+        """The path of the next call, of this step with these arguments. Here the order of the calls is enough."""
+        del name, wanted
+        return self.take()
+
+    def around(self, act: Any) -> Any:
+        """An act of this scope, with what it needs before and after. Here nothing."""
+        return act
+
+    def branch(self) -> Scope:
+        """A scope for a new branch, numbered now."""
+        return self.inside(f"{self.take()}.")
+
+    def inside(self, prefix: str) -> Scope:
+        """A scope for a new branch whose calls have paths that begin so."""
+        made = Scope(self.session, prefix, is_async=self.is_async, deadlines=self.deadlines)
+        made.parent = self
+        if self.session.state is not None:
+            self.session.state.branched(self, made)
+        return made
+
+    def ended(self, *, awaited: bool = True) -> None:
+        """The branch has come to its end, and its maker takes its result (or, not `awaited`, may do so at any time):
+        what it changed in perdure.state() is its maker's. Not for a cancelled or unwound one, which on replay may
+        not run at all."""
+        if self.view is not None and self.session.state is not None:
+            self.session.state.ended(self, awaited=awaited)
+
+    def check(self) -> None:
+        """Raise what ended this branch or the run, again and again: user code may catch everything."""
+        if self.session.stop is not None:
+            raise self.session.stop
+        if self.session.closing is not None:
+            raise self.session.closing
+        scope: Scope | None = self
+        while scope is not None:  # what ended a branch ended those inside it
+            if scope.stop is not None:
+                raise scope.stop
+            scope = scope.parent
+
+
+class BodyFrame:
+    """What a running step's body may say: it has no scope of its own, journal calls in it are plain calls."""
+
+    __slots__ = ("begun", "is_effect", "key", "name", "outside", "path", "scope", "spent", "took")
+
+    def __init__(self, scope: Scope, path: str, name: str, *, key: str | None = None, is_effect: bool = False) -> None:
+        self.scope = scope
+        self.path = path
+        self.name = name
+        self.key = key
+        self.is_effect = is_effect
+        self.spent: dict[str, float] = {}
+        self.took = 0  # microseconds that the body ran, once it has ended
+        self.begun = False
+        self.outside: BaseException | None = None  # what the caller was handling when the body began
+
+
+def in_body(scope: Scope, frame: BodyFrame) -> Scope:
+    """The scope that a body sees: the same run, marked as being inside a step."""
+    inner = Scope(scope.session, scope.prefix, is_async=scope.is_async, deadlines=scope.deadlines)
+    inner.body = frame
+    return inner
+
+
+def need_scope(what: str) -> Scope:
+    """The scope of the running branch. Raises NotInRun outside of a run, UsageError inside a step."""
+    scope = current.get()
+    if scope is None:
+        raise NotInRun(
+            f"{what} was called outside of a durable run: call it in a function that store.run() runs. A thread of "
+            "your own loses the run; use perdure.gather or perdure.map for parallel work"
+        )
+    if scope.body is not None:
+        raise UsageError(
+            f"{what} was called inside step {scope.body.name!r}: a step's body is recorded as a whole. "
+            "Call it in the durable function"
+        )
+    return scope
+
+
+def call_in(inner: Scope, fn: Any, kwargs: dict[str, Any], is_async: bool) -> Any:
+    """Call a function of the program's with this scope as the current one."""
+    if is_async:
+        return _acall_in(inner, fn, kwargs)
+    token = current.set(inner)
+    try:
+        return fn(**kwargs)
+    finally:
+        current.reset(token)
+
+
+async def _acall_in(inner: Scope, fn: Any, kwargs: dict[str, Any]) -> Any:
+    token = current.set(inner)
+    try:
+        return await fn(**kwargs)
+    finally:
+        current.reset(token)

@@ -1,0 +1,289 @@
+"""An async run: its function as a task, a scope for every task it makes, and when it has nothing to do but wait.
+
+Tasks are numbered when they are made, through the loop's task factory, so that plain `asyncio.gather` replays right. A
+branch that waits for something outside is suspended; when every branch waits, the run parks. Parking too early is never
+wrong: the run can always start again from its journal. A run whose code waits for something in this process (the
+network, a timer, a queue) does not park, and looks for news meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+from perdure.errors import LeaseLost, RunError
+from perdure.runs.session.acting import LINGER_S, Parked, Wait
+from perdure.runs.session.idleness import has_timer, resolved_by
+from perdure.runs.session.requests import Interrupted, Paused, RollBack
+from perdure.runs.session.scope import Scope, current
+from perdure.runs.session.session import Session
+
+_LOOK_S = 0.01  # how soon after a branch began to wait to see whether all do
+_POLL_S = 0.25  # how often a waiting branch looks for news while others work
+_PATIENCE_S = 1.0  # for a task that was cancelled to end, before it is cancelled again
+_END_S = 100.0  # how long tasks that are cancelled may take to end
+
+
+class Team(Protocol):
+    """Who limits how many tasks work at once: told when one of them waits for something outside, and does not work."""
+
+    def pause(self) -> None: ...
+
+    def go_on(self) -> None: ...
+
+
+class Supervisor:
+    """Watches the tasks of one async run."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()  # those that have not ended
+        self._teams: WeakKeyDictionary[asyncio.Task[Any], Team] = WeakKeyDictionary()
+        self._waits: dict[asyncio.Future[None], Wait] = {}
+        self._joins: set[asyncio.Future[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._polled = self._loop.time()
+        session.on_stop = self._stopped
+
+    async def main(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Run the durable function to its end, or until the run parks."""
+        session = self._session
+        session.busy -= 1  # whoever drives us counts as busy, and only waits
+        _install(self._loop)
+        task = self.start(call(), session.root)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if _is_cancelled():  # whoever waits for the run does not any more
+                session.interrupt()
+                raise
+            if session.stop is not None:
+                raise session.stop from None
+            raise RunError("the durable function ended by asyncio.CancelledError, and nobody cancelled it") from error
+        finally:
+            await self._end()
+            session.busy += 1
+
+    async def _end(self) -> None:
+        """No task of a run outlives its session: they could write with a fence that is given back."""
+        if self._timer is not None:
+            self._timer.cancel()
+        session, loop = self._session, self._loop
+        session.closing = Parked()  # for branches that go on although they were cancelled
+        until, cancelled = loop.time() + _END_S, None
+        while left := set(self._tasks):
+            self.cancel(left)
+            if not session.acting and loop.time() > until:
+                break
+            try:
+                await asyncio.wait(left, timeout=_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError as error:
+                session.interrupt()
+                cancelled = error
+        session.closing = None
+        if cancelled is not None:
+            raise cancelled
+
+    def cancel(self, tasks: Iterable[asyncio.Task[Any]]) -> list[asyncio.Task[Any]]:
+        """Cancel tasks; gives those that were. An effect under way ends by itself, at its deadline at the latest, and
+        so does what waits for it: breaking it off would make a doubt of it. Not if the run is not ours any more."""
+        spared: set[Any] = set()
+        if not isinstance(self._session.stop, LeaseLost | Interrupted):
+            spared = self._with_those_who_wait(self._session.acting)
+        chosen = [task for task in tasks if not task.done() and task not in spared]
+        for task in chosen:
+            task.cancel()
+        return chosen
+
+    def _with_those_who_wait(self, tasks: set[Any]) -> set[Any]:
+        # A copy, made in one go: sync effects on threads come and go in it.
+        found = {task for task in list(tasks) if task is not None and not task.done()}
+        while found:
+            ends = found | resolved_by(found)
+            more = {task for task in self._tasks if getattr(task, "_fut_waiter", None) in ends} - found
+            if not more:
+                break
+            found |= more
+        return found
+
+    def start(self, call: Coroutine[Any, Any, Any], scope: Scope, team: Team | None = None) -> asyncio.Task[Any]:
+        """A task of the run, in a scope that was made for it."""
+        context = contextvars.copy_context()
+        context.run(current.set, scope)
+        task = asyncio.Task(call, loop=self._loop, context=context)
+        self.adopt(task)
+        if team is not None:
+            self._teams[task] = team
+        return task
+
+    def adopt(self, task: asyncio.Task[Any], scope: Scope | None = None) -> None:
+        """Watch a task until it ends; `scope` is that of a branch that the code made by itself."""
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, scope))
+
+    def _ended(self, scope: Scope | None, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()  # looked at: no complaint about errors that nobody awaited
+        if scope is not None and (error is None or isinstance(error, Exception)):
+            scope.ended(awaited=False)
+
+    async def join(self, future: asyncio.Future[None]) -> None:
+        """Wait for a future that other tasks of the run resolve, and nothing else does."""
+        self._joins.add(future)
+        try:
+            await future
+        finally:
+            self._joins.discard(future)
+
+    # --- waiting for something outside
+
+    async def suspend(self, wait: Wait) -> None:
+        """Wait until there may be news. Raises Parked when the run has nothing else to do."""
+        if self._session.stop is not None:
+            raise self._session.stop
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._waits[future] = wait
+        self._arm(_LOOK_S)
+        task = asyncio.current_task(self._loop)
+        team = None if task is None else self._teams.get(task)
+        if team is not None:
+            team.pause()
+        try:
+            await future
+        finally:
+            self._waits.pop(future, None)
+            if team is not None:
+                team.go_on()
+
+    def _arm(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self._waits or self._session.stop is not None:
+            return
+        if self._is_idle():
+            now = self._session.shared_clock_us()
+            wake_at = min((wait.wake_at for wait in self._waits.values() if wait.wake_at is not None), default=None)
+            if wake_at is None or wake_at - now > LINGER_S * 1e6:
+                self._park()
+                return
+            if wake_at > now:
+                self._arm((wake_at - now) / 1e6)
+                return
+            self._news()
+        elif self._loop.time() - self._polled > _POLL_S:
+            self._polled = self._loop.time()
+            self._news()
+        self._arm(_LOOK_S * 5)
+
+    def _news(self) -> None:
+        """Let every waiting branch look again."""
+        for future in list(self._waits):
+            if not future.done():
+                future.set_result(None)
+
+    def _is_idle(self) -> bool:
+        """Whether no task of the run can do anything until something comes from outside."""
+        if self._session.busy > 0:
+            return False
+        ours: set[Any] = {*self._waits, *self._joins, *self._tasks}
+        others = set()
+        for task in self._tasks:
+            waiter = getattr(task, "_fut_waiter", None)
+            if waiter is None or waiter.done():
+                return False  # it runs
+            if waiter not in ours:
+                others.add(waiter)
+        if others and not others <= resolved_by([*self._tasks, *self._waits, *self._joins]):
+            return False  # it waits for something else in this process
+        return not has_timer(self._loop, self._tasks, others)
+
+    # --- stopping
+
+    def _park(self) -> None:
+        session = self._session
+        session.waits = list(self._waits.values())
+        session.stop = session.stop or Parked()
+        self._wake(session.stop)
+        self._loop.call_later(_LOOK_S * 5, self._interrupt)  # code that caught it, and waits for something else
+
+    def park_for(self, stop: Parked) -> None:
+        """A sync step of this run must wait and cannot be suspended: the whole run parks, with what others wait for."""
+        session = self._session
+        # A copy, made in one go: this may be a thread that the code waits for, while the loop runs.
+        session.waits += [wait for wait in list(self._waits.values()) if wait not in session.waits]
+        session.stop = session.stop or stop
+        self._stopped()
+
+    def _wake(self, stop: BaseException) -> None:
+        for future in list(self._waits):
+            if not future.done():
+                future.set_exception(stop)
+
+    def _stopped(self) -> None:
+        """The run must stop (cancelled, taken over, paused)."""
+        try:
+            self._loop.call_soon_threadsafe(self._interrupt)
+        except RuntimeError:
+            pass  # the loop has ended
+
+    def _interrupt(self) -> None:
+        stop = self._session.stop
+        if stop is None:
+            return
+        waiting = {task for task in self._tasks if getattr(task, "_fut_waiter", None) in self._waits}
+        self._wake(stop)
+        if isinstance(stop, Parked | Paused | RollBack) and self._session.busy > 0:
+            self._loop.call_later(_LOOK_S * 5, self._interrupt)  # what is under way comes to its end
+        else:
+            self.cancel(self._tasks - waiting)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+# --- tasks that the code makes
+
+_factories: WeakSet[Any] = WeakSet()
+
+
+def _install(loop: asyncio.AbstractEventLoop) -> None:
+    """Give tasks that a run makes a scope of their own; all others are made as before."""
+    before = loop.get_task_factory()
+    if before is not None and before in _factories:
+        return
+
+    def make(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+        scope: Scope | None = current.get()
+        branch: Scope | None = None
+        supervisor = None if scope is None or scope.body is not None else scope.session.supervisor
+        if scope is not None and supervisor is not None:
+            context = options.get("context") or contextvars.copy_context()
+            # A callback of the loop, not the code, makes this one (to close an async generator): when is up to chance.
+            by_code = asyncio.current_task(loop) is not None
+            branch = scope.branch() if by_code else None
+            context.run(current.set, branch)
+            options["context"] = context
+        token = current.set(None)  # or a factory below us would number it again
+        try:
+            task = before(loop, coro, **options) if before is not None else asyncio.Task(coro, loop=loop, **options)
+        finally:
+            current.reset(token)
+        if supervisor is not None and isinstance(task, asyncio.Task):
+            supervisor.adopt(task, branch)
+        return task
+
+    _factories.add(make)
+    loop.set_task_factory(make)

@@ -1,0 +1,52 @@
+"""What runs tell the meters: how they went, how long they and their steps took. And the spans of traces around them, so
+that what user code traces inside a step stands under it."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from perdure.runs.session.acting import Act, T
+from perdure.runs.session.scope import BodyFrame
+from perdure.runs.session.session import Session
+from perdure.storage import meters
+
+
+def measured_life(sink: meters.Meter, session: Session, life: Act[str]) -> Act[str]:
+    """A run, from when this process has it to when it leaves."""
+    row = session.row
+    sink.record(meters.RUN_EVENTS, 1, "started" if row.fence == 1 else "resumed")
+    token = sink.begin("perdure.run", {"perdure.function": row.function}, {"perdure.run": row.id})
+    begun, status = perf_counter(), "lost"
+    failure: BaseException | None = None
+    try:
+        status = yield from life
+        return status
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        sink.record(meters.RUN_EVENTS, 1, status)
+        sink.record(meters.RUN_TIME, perf_counter() - begun, status)
+        sink.end(token, {"perdure.status": status}, failure)
+
+
+def measured_body(sink: meters.Meter, session: Session, frame: BodyFrame, kind: str, body: Act[T]) -> Act[T]:
+    """One call of the body of a step or an effect."""
+    attributes = {"perdure.step": frame.name, "perdure.step.kind": kind}
+    token = sink.begin(f"perdure.{kind}", attributes, {"perdure.run": session.row.id, "perdure.path": frame.path})
+    begun = perf_counter()
+    failure: BaseException | None = None
+    try:
+        return (yield from body)
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        sink.record(meters.STEP_TIME, perf_counter() - begun, kind, meters.error_type(failure))
+        sink.end(token, {}, failure)
+
+
+def tell_event(name: str, count: int = 1) -> None:
+    """Something became of a run, or of `count` of them."""
+    if (sink := meters.sink) is not None and count:
+        sink.record(meters.RUN_EVENTS, count, name)

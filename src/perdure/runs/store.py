@@ -1,0 +1,460 @@
+"""The store as far as runs go: threads, and the running of durable functions.
+
+`perdure.open` makes a store (`ops/store.py`), of which this is the middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from perdure.errors import UsageError
+from perdure.runs.calls import saving
+from perdure.runs.calls.asking import Given
+from perdure.runs.calls.decorators import durable_spec
+from perdure.runs.calls.timeouts import check_seconds
+from perdure.runs.engine import flows
+from perdure.runs.engine.local import Job
+from perdure.runs.engine.models import Ask, RunInfo, Step, ask_of
+from perdure.runs.engine.runtime import close_runtime, runtime_of
+from perdure.runs.functions.specs import DurableSpec
+from perdure.runs.handle import Run
+from perdure.runs.journal import graph_tasks
+from perdure.runs.journal.rows import STATUSES, NewRun, RunRow
+from perdure.runs.session.session import LEASE_US
+from perdure.storage.program import Flow, read
+from perdure.storage.program import Progress as Counter
+from perdure.threads.checks import check_limit, check_name
+from perdure.threads.context import Context
+from perdure.threads.models import Problem, Pruned, Report, Stats
+from perdure.threads.store import ThreadStore
+from perdure.threads.thread import Thread
+
+if TYPE_CHECKING:  # imported where they are used: most programs need none of them
+    from perdure.runs.agents.progress_file import Progress
+    from perdure.runs.history.replaying import Rehearsal, Replay
+    from perdure.runs.keeping.retention import Upkeep
+
+
+class RunStore(ThreadStore):
+    """One database, as one tenant sees it: its threads and runs."""
+
+    def __init__(self, context: Context, *, lease_us: int = LEASE_US, keep_us: int | None = None) -> None:
+        super().__init__(context)
+        saving.install()
+        self._lease_us = lease_us
+        self._keep_us = keep_us
+
+    def tenant(self, name: str) -> Self:
+        """The same database as another tenant sees it: other threads and runs, and none of these. Closing one closes
+        all."""
+        return type(self)(self._for_tenant(name), lease_us=self._lease_us, keep_us=self._keep_us)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        id: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        **kwargs: Any,
+    ) -> Run:
+        """Start a durable function, or go on with it, in this process, until it is finished or parked.
+
+        The same id again: finished, its handle; live elsewhere, a handle whose `result()` waits; parked, stopped or
+        stuck, it is resumed; paused, it stays paused. Other arguments under the same id raise RunMismatch.
+        """
+        spec = durable_spec(fn)
+        new = flows.new_run(self._context, spec, args, kwargs, id, queue, priority)
+        tenant, handle, job = self._run(self._begin(spec, new))
+        if job is not None:
+            handle._go_on(tenant, job)
+        return handle
+
+    async def arun(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        id: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        **kwargs: Any,
+    ) -> Run:
+        """`run`, awaited."""
+        spec = durable_spec(fn)
+        new = flows.new_run(self._context, spec, args, kwargs, id, queue, priority)
+        tenant, handle, job = await self._arun(self._begin(spec, new))
+        if job is not None:
+            await handle._ago_on(tenant, job)
+        return handle
+
+    def start(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        id: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        delay_s: float = 0.0,
+        **kwargs: Any,
+    ) -> Run:
+        """Leave a durable function to a worker. The same id again gives the same run."""
+        return self._run(self._enqueue(fn, args, kwargs, id, queue, priority, delay_s))
+
+    async def astart(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        id: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        delay_s: float = 0.0,
+        **kwargs: Any,
+    ) -> Run:
+        """`start`, awaited."""
+        return await self._arun(self._enqueue(fn, args, kwargs, id, queue, priority, delay_s))
+
+    def get_run(self, id: str) -> Run:
+        """A handle of a run that exists. Raises NotFound."""
+        return self._run(self._get(id))
+
+    async def aget_run(self, id: str) -> Run:
+        """`get_run`, awaited."""
+        return await self._arun(self._get(id))
+
+    def runs(
+        self,
+        *,
+        status: str | None = None,
+        function: str | None = None,
+        queue: str | None = None,
+        limit: int | None = 100,
+        tasks: bool = False,
+    ) -> list[RunInfo]:
+        """Runs, the newest first. `tasks`: also those that stand for tasks of LangGraph graphs, which are listed
+        otherwise only while they wait for a person."""
+        return self._run(self._runs(status, function, queue, limit, tasks))
+
+    async def aruns(
+        self,
+        *,
+        status: str | None = None,
+        function: str | None = None,
+        queue: str | None = None,
+        limit: int | None = 100,
+        tasks: bool = False,
+    ) -> list[RunInfo]:
+        """`runs`, awaited."""
+        return await self._arun(self._runs(status, function, queue, limit, tasks))
+
+    def asks(self, run: str | None = None, *, all: bool = False, limit: int = 1000) -> list[Ask]:
+        """Questions that runs wait for, oldest first; with `all` the answered ones too."""
+        return self._run(self._asks(run, all, limit))
+
+    async def aasks(self, run: str | None = None, *, all: bool = False, limit: int = 1000) -> list[Ask]:
+        """`asks`, awaited."""
+        return await self._arun(self._asks(run, all, limit))
+
+    def answer(
+        self, run: str | Run, value: Any, *, step: Step | str | int | None = None, who: str = "operator"
+    ) -> Given:
+        """Answer a question of a run: the only open one, or the one of this step. Raises AnswerRefused with the reason.
+
+        A worker, or a process that waits for its result, resumes the run.
+        """
+        return self._run(self._answer(run, value, step, who))
+
+    async def aanswer(
+        self, run: str | Run, value: Any, *, step: Step | str | int | None = None, who: str = "operator"
+    ) -> Given:
+        """`answer`, awaited."""
+        return await self._arun(self._answer(run, value, step, who))
+
+    def send(self, run: str | Run, value: Any, *, topic: str = "", key: str | None = None) -> None:
+        """Send a message to a run, read with `perdure.receive`. With a `key`, the same message twice is one."""
+        self._run(flows.send(self._context, _id(run), value, topic, key))
+
+    async def asend(self, run: str | Run, value: Any, *, topic: str = "", key: str | None = None) -> None:
+        """`send`, awaited."""
+        await self._arun(flows.send(self._context, _id(run), value, topic, key))
+
+    def progress(self, run: str | Run) -> Progress | None:
+        """What a run last said with `perdure.progress`; None if it said nothing. Raises NotFound."""
+        from perdure.runs.agents.progress import progress_of
+
+        return self._run(progress_of(self._context, _id(run)))
+
+    async def aprogress(self, run: str | Run) -> Progress | None:
+        """`progress`, awaited."""
+        from perdure.runs.agents.progress import progress_of
+
+        return await self._arun(progress_of(self._context, _id(run)))
+
+    def fork(
+        self,
+        run: str | Run,
+        *,
+        at: Step | str | int | None = None,
+        id: str | None = None,
+        changes: Mapping[Any, Any] | None = None,
+        keys: Literal["new", "same"] | None = None,
+    ) -> Run:
+        """A run of its own that shares a run's history up to and with a step, and goes on from there. Copies nothing.
+
+        `at` is a step's path, its number or a Step of `run.steps()`; None: everything recorded; 0: nothing. `changes`
+        gives kept steps other results: `changes={"3": "other"}`. If effects lie behind that point, say what the fork's
+        idempotency keys are: `keys="new"` (to receivers its effects are new ones) or `keys="same"` (those who honour
+        keys answer as before). What was open is not shared: a question is asked again. `result()` goes on with it here;
+        a worker may be faster. It undoes only its own effects. The same call with the same id gives the same fork.
+        """
+        return self._run(self._fork(run, at, id, changes, keys))
+
+    async def afork(
+        self,
+        run: str | Run,
+        *,
+        at: Step | str | int | None = None,
+        id: str | None = None,
+        changes: Mapping[Any, Any] | None = None,
+        keys: Literal["new", "same"] | None = None,
+    ) -> Run:
+        """`fork`, awaited."""
+        return await self._arun(self._fork(run, at, id, changes, keys))
+
+    def sweep_runs(self) -> int:
+        """Remove the journals of finished runs that were kept as long as `keep_runs_s` said; workers do it daily. The
+        runs stay, with their results. What a fork or an unfinished parent needs stays as well. How many runs."""
+        return self._run(self._sweep_runs())
+
+    async def asweep_runs(self) -> int:
+        """`sweep_runs`, awaited."""
+        return await self._arun(self._sweep_runs())
+
+    def delete_run(self, run: str) -> None:
+        """Delete a finished run with all that is known of it; its id is free then. Raises UsageError if it is not
+        finished, or a fork or an unfinished parent needs it."""
+        from perdure.runs.keeping import retention
+
+        self._run(retention.delete_run(self._context, _id(run)))
+
+    async def adelete_run(self, run: str) -> None:
+        """`delete_run`, awaited."""
+
+        from perdure.runs.keeping import retention
+
+        await self._arun(retention.delete_run(self._context, _id(run)))
+
+    def replay(self, run: str | Run, fn: Callable[..., Any] | None = None) -> Replay:
+        """Run a run's code with every call answered from its journal: no body runs, and nothing in the store changes.
+
+        It ends with the function, or at the first call that is not recorded; a question nobody has answered yet is
+        none. With `fn` it is other code that is tried. Raises NonDeterministic where the code goes another way.
+        """
+        return self._rehearsal(fn, self._run(flows.locate(self._context, _id(run)))).run()
+
+    async def areplay(self, run: str | Run, fn: Callable[..., Any] | None = None) -> Replay:
+        """`replay`, awaited."""
+        return await self._rehearsal(fn, await self._arun(flows.locate(self._context, _id(run)))).arun()
+
+    def export_run(self, run: str | Run, path: str | Path, *, keep: bool = False) -> Path:
+        """Take a run that is parked, paused, stuck, queued or finished to a file, with all that belongs to it and the
+        runs that it has started, and end it here: its status is "exported", and no process can go on with it.
+
+        `import_run` takes it into another store. `keep=True`, for finished runs, leaves the source as it is. Called
+        again after a kill in the middle, it finishes what it began.
+        """
+        from perdure.runs.moving import exporting
+
+        steps = exporting.export(self._context, _id(run), path, keep)
+        return exporting.drive_steps(self._context.driver, steps)
+
+    async def aexport_run(self, run: str | Run, path: str | Path, *, keep: bool = False) -> Path:
+        """`export_run`, awaited."""
+        from perdure.runs.moving import exporting
+
+        steps = exporting.export(self._context, _id(run), path, keep)
+        return await exporting.adrive_steps(self._context.driver, steps)
+
+    def import_run(self, path: str | Path) -> Run:
+        """Take in a run that was exported: with its id, its keys, its history. `result()` goes on with it here.
+
+        Refuses an id that is taken, a file that was imported elsewhere, and one that is damaged or says what cannot be.
+        """
+        from perdure.runs.moving import exporting, importing
+
+        steps = importing.importing(self._context, path)
+        return self._handle(exporting.drive_steps(self._context.driver, steps), drives=True)
+
+    async def aimport_run(self, path: str | Path) -> Run:
+        """`import_run`, awaited."""
+        from perdure.runs.moving import exporting, importing
+
+        steps = importing.importing(self._context, path)
+        return self._handle(await exporting.adrive_steps(self._context.driver, steps), drives=True)
+
+    def close(self) -> None:
+        """Finish what is running and close the database. May be called twice."""
+        super().close()
+        close_runtime(self._context)
+
+    async def aclose(self) -> None:
+        """`close`, awaited."""
+        await super().aclose()
+        close_runtime(self._context)
+
+    # --- the same, as flows
+
+    def _rehearsal(self, fn: Callable[..., Any] | None, found: tuple[int, RunRow]) -> Rehearsal:
+        tenant, row = found
+        from perdure.runs.history.replaying import Rehearsal, spec_for
+
+        return Rehearsal(self._context, tenant, row, spec_for(row, fn))
+
+    def _days_work(self, tenant: int) -> Flow[Upkeep]:
+        """What a worker does for a tenant once a day."""
+        from perdure.runs.keeping import retention
+
+        return retention.days_work(tenant, self._keep_us, self._context.clock_us)
+
+    def _sweep_runs(self) -> Flow[int]:
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            return 0
+
+        from perdure.runs.keeping import retention
+
+        return (yield from retention.sweep_runs(tenant, self._keep_us, self._context.clock_us))
+
+    def _verify(self, progress: Counter | None) -> Flow[Report]:
+        from perdure.runs.keeping import verifying
+
+        report = yield from super()._verify(progress)
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            return report
+
+        found = yield from verifying.verify_runs(tenant, progress)
+        problems = [
+            Problem(f"(run {run})", None, what, run) if run is not None else Problem("(store)", None, what)
+            for run, what in found.problems
+        ]
+        return replace(report, runs=found.runs, problems=(*report.problems, *problems))
+
+    def _stats(self) -> Flow[Stats]:
+        from perdure.runs.keeping import verifying
+
+        stats = yield from super()._stats()
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            return stats
+
+        runs, run_bytes = yield from read(partial(verifying.count_runs, tenant))
+        return replace(stats, runs=runs, run_bytes=run_bytes)
+
+    def _delete(self, thread: Thread | str, force: bool, progress: Counter | None) -> Flow[Pruned]:
+        """With the thread go the runs that stand for tasks of its graph."""
+        tenant = yield from self._context.tenant()
+        name = thread.name if isinstance(thread, Thread) else check_name(thread)
+        number = (yield from graph_tasks.number_of(tenant, name)) if tenant is not None else None
+        pruned = yield from super()._delete(thread, force, progress)
+        if tenant is not None:
+            yield from graph_tasks.drop_of_thread(tenant, number)
+        return pruned
+
+    def _fork(
+        self,
+        run: str | Run,
+        at: Step | str | int | None,
+        run_id: str | None,
+        changes: Mapping[Any, Any] | None,
+        keys: str | None,
+    ) -> Flow[Run]:
+        from perdure.runs.history import forking
+
+        wished = forking.wish(self._context, _id(run), at, run_id, changes, keys)
+        return self._handle((yield from forking.fork(self._context, wished)), drives=True)
+
+    def _handle(self, run_id: str, *, drives: bool) -> Run:
+        return Run(self._context, run_id, drives=drives, lease_us=self._lease_us, keep_us=self._keep_us)
+
+    def _begin(self, spec: DurableSpec, new: NewRun) -> Flow[tuple[int, Run, Job | None]]:
+        ctx, runtime = self._context, runtime_of(self._context)
+        tenant, row, made = yield from flows.begin(ctx, new, owner=runtime.owner.text, lease_us=self._lease_us)
+        args: bytes | None = new.args
+        handle = self._handle(row.id, drives=True)
+        if not made:
+            flows.check_version(row, spec)
+            claimed = yield from flows.try_claim(ctx, tenant, row, runtime, self._lease_us, again=True)
+            if claimed is None:
+                # It may wait for a child whose process died: what is due of its family goes on here.
+                job = (yield from handle._next_job(tenant, row)) if row.status == "waiting" else None
+                return tenant, handle, job
+            row, args = claimed, None
+        make = partial(Job, ctx, runtime, tenant, row, spec, lease_us=self._lease_us, keep_us=self._keep_us)
+        return tenant, handle, make(args=args)
+
+    def _enqueue(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        run_id: str | None,
+        queue: str,
+        priority: int,
+        delay_s: float,
+    ) -> Flow[Run]:
+        wake_at = self._context.clock_us() + int(check_seconds(delay_s, "start(delay_s=…)") * 1e6) if delay_s else 0
+        spec = durable_spec(fn)
+        new = flows.new_run(self._context, spec, args, kwargs, run_id, queue, priority, wake_at)
+        _, row, _ = yield from flows.begin(self._context, new, owner=None, lease_us=0)
+        return self._handle(row.id, drives=False)
+
+    def _get(self, run_id: str) -> Flow[Run]:
+        _, row = yield from flows.locate(self._context, check_name(run_id, "run"))
+        return self._handle(row.id, drives=False)
+
+    def _runs(
+        self, status: str | None, function: str | None, queue: str | None, limit: int | None, tasks: bool
+    ) -> Flow[list[RunInfo]]:
+        if status is not None and status not in STATUSES:
+            raise UsageError(f"status={status!r}: one of {', '.join(STATUSES)}")
+        for what, name in (("function", function), ("queue", queue)):
+            if name is not None:
+                check_name(name, what)
+        most = check_limit(limit)
+        found = yield from flows.list_runs(
+            self._context,
+            status=status,
+            function=function,
+            queue=queue,
+            before=2**62,
+            limit=2**62 if most is None else most,
+            tasks=tasks,
+        )
+        return [RunInfo.of(row) for row in found]
+
+    def _asks(self, run: str | None, everything: bool, limit: int) -> Flow[list[Ask]]:
+        found = yield from flows.list_asks(self._context, None if run is None else _id(run), everything, limit)
+        return [ask_of(row, self._context.codec) for row in found]
+
+    def _answer(self, run: str | Run, value: Any, step: Step | str | int | None, who: str) -> Flow[Given]:
+        run_id = _id(run)
+        if step is None:
+            open_asks = yield from flows.list_asks(self._context, run_id, False, 1000)
+            if len(open_asks) != 1:
+                yield from flows.locate(self._context, run_id)
+                paths = ", ".join(row[1] for row in open_asks)
+                raise UsageError(
+                    f"run {run_id!r} has {len(open_asks)} open questions"
+                    + (f" (steps {paths}): say which with step=" if open_asks else ": nothing to answer")
+                )
+            step = str(open_asks[0][1])
+        path = yield from flows.path_of(self._context, run_id, step)
+        return (yield from flows.answer(self._context, run_id, path, value, who))
+
+
+def _id(run: str | Run) -> str:
+    return run.id if isinstance(run, Run) else check_name(run, "run")

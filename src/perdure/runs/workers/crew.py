@@ -1,0 +1,175 @@
+"""The hands of a worker: threads for sync functions, one event loop for all async ones.
+
+What a run's code does to its thread or loop, also by `sys.exit`, ends neither the thread, nor the loop, nor the worker.
+All threads are daemons: a body that cannot be stopped must not keep the process from ending.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial, wraps
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from perdure.errors import RunStuck
+from perdure.runs.engine.local import Job
+from perdure.runs.functions.specs import DurableSpec
+from perdure.runs.session.scope import Unwind
+from perdure.storage.events import event, where
+
+if TYPE_CHECKING:
+    import asyncio
+
+Ended = Callable[[Job, str, BaseException | None], None]
+_JOIN_S = 2.0
+_log = logging.getLogger("perdure")
+
+
+def guarded(spec: DurableSpec) -> DurableSpec:
+    """The function as a worker runs it: code that would end the process gets its run stuck.
+
+    Given back, as an interrupted process gives its runs back, it would only do the same to the next worker.
+    """
+    import asyncio
+
+    fn = spec.fn
+    passes = (Exception, Unwind, asyncio.CancelledError, GeneratorExit)
+
+    @wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        except passes:
+            raise
+        except BaseException as error:
+            raise _ended_by(error) from error
+
+    @wraps(fn)
+    async def acall(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await fn(*args, **kwargs)
+        except passes:
+            raise
+        except BaseException as error:
+            raise _ended_by(error) from error
+
+    made = copy.copy(spec)
+    made.__dict__.update(fn=acall if spec.is_async else call, binder=spec.binder, is_async=spec.is_async)
+    return made
+
+
+def _ended_by(error: BaseException) -> RunStuck:
+    kind = type(error).__name__
+    return RunStuck(
+        f"its code raised {kind}, which would have ended the process; a run ends by returning or by an error"
+    )
+
+
+class Crew:
+    """Runs jobs, and tells `ended` how each ended."""
+
+    def __init__(self, ended: Ended) -> None:
+        self._ended = ended
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._threads: list[threading.Thread] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread: threading.Thread | None = None
+
+    def start(self, job: Job) -> None:
+        if not job.spec.is_async:
+            self.call(partial(self._run, job))
+            return
+        import asyncio
+
+        asyncio.run_coroutine_threadsafe(self._arun(job), self._running_loop())
+
+    def call(self, work: Callable[[], None]) -> None:
+        """Do something on a thread; a new one if none is idle."""
+        with self._lock:
+            if self._idle > 0:
+                self._idle -= 1
+            else:
+                thread = threading.Thread(target=self._thread, name="perdure-worker", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        self._calls.put(work)
+
+    def close(self) -> None:
+        """Let everybody go who is idle; the others go when they are done."""
+        for _ in self._threads:
+            self._calls.put(None)
+        if self._loop is not None and self._loop_thread is not None:
+            loop = self._loop
+            loop.call_soon_threadsafe(lambda: loop.create_task(_stop(loop)))
+            self._loop_thread.join(_JOIN_S)
+
+    def _thread(self) -> None:
+        while (work := self._calls.get()) is not None:
+            try:
+                work()
+            except BaseException as error:
+                kind, at = type(error).__name__, where(error)
+                found = event("worker.defect", error=kind, where=at)
+                _log.error("a worker's thread met a defect of Perdure's: %s at %s", kind, at, extra=found)
+            with self._lock:
+                self._idle += 1
+
+    def _run(self, job: Job) -> None:
+        error: BaseException | None
+        try:
+            status, error = job.run(), None
+        except BaseException as raised:
+            status, error = "lost", raised
+        self._ended(job, status, error)
+
+    async def _arun(self, job: Job) -> None:
+        error: BaseException | None
+        try:
+            status, error = await job.arun(), None
+        except BaseException as raised:
+            status, error = "lost", raised
+        self._ended(job, status, error)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            import asyncio
+
+            self._loop = asyncio.new_event_loop()
+            self._loop_thread = threading.Thread(
+                target=_turn, args=(self._loop,), name="perdure-worker-loop", daemon=True
+            )
+            self._loop_thread.start()
+        return self._loop
+
+
+def _turn(loop: asyncio.AbstractEventLoop) -> None:
+    import asyncio
+
+    asyncio.set_event_loop(loop)
+    while True:
+        try:
+            loop.run_forever()
+            break
+        except (SystemExit, KeyboardInterrupt):
+            # asyncio lets these through. They were meant for one run, whose job has them too; the others go on.
+            found = event("run.tried_to_exit")
+            _log.error("the code of a run tried to end the process; only the run was ended", extra=found)
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
+async def _stop(loop: asyncio.AbstractEventLoop) -> None:
+    """End the loop, and before it whatever is left on it: its runs were given back."""
+    import asyncio
+
+    left = [task for task in asyncio.all_tasks(loop) if task is not asyncio.current_task(loop)]
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=_JOIN_S / 2)
+    loop.stop()

@@ -1,0 +1,163 @@
+"""From what a user types to the module with their functions: `app.py`, `myapp.agents`, with or without `:name`.
+
+A file is imported under its own name, with its folder on the path, as if a script beside it imported it; a file of a
+package under its full name. So its functions have the names that stored runs know them by, and its classes are found
+again. What goes wrong inside is said in one line with the place; the error itself is the cause.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from importlib.abc import InspectLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from perdure.errors import UsageError
+from perdure.values.names import of_file
+
+_HINT = "give a file (app.py) or a module (myapp.agents)"
+_loaded: set[str] = set()  # modules that came from a file here: another file may take their name
+
+
+def split_app(text: str) -> tuple[str, str | None]:
+    """`app.py:travel` as its two parts; the name is None if there is none."""
+    where, colon, name = text.rpartition(":")
+    if not colon or "/" in name or name.endswith(".py"):
+        return text, None
+    if not where or not all(part.isidentifier() for part in name.split(".")):
+        raise UsageError(f"{text!r}: write app.py:name, or myapp.agents:name")
+    return where, name
+
+
+def load_app(text: str) -> ModuleType:
+    """Import a file or a module (a `:name` behind it is not looked at). Raises UsageError."""
+    where, _ = split_app(text)
+    if where.endswith(".py") or "/" in where:
+        return _load_file(where)
+    if not all(part.isidentifier() for part in where.split(".")):
+        raise UsageError(f"{where!r} names no module; {_HINT}")
+    _look_in(Path.cwd())
+    return _import(where, where)
+
+
+def load_script(text: str) -> ModuleType:
+    """Import what `load_app` has imported in other processes as the script of this one, as multiprocessing does in its
+    children: what stands below `if __name__ == "__main__":` does not run, and its classes are `__mp_main__`'s."""
+    where, _ = split_app(text)
+    name, folder = of_file(Path(where)) if where.endswith(".py") or "/" in where else (where, Path.cwd())
+    _look_in(folder)
+    spec = importlib.util.find_spec(name)
+    if spec is None or not isinstance(spec.loader, InspectLoader) or (code := spec.loader.get_code(name)) is None:
+        raise UsageError(f"{where!r} cannot be loaded as Python")
+    module = importlib.util.module_from_spec(spec)
+    module.__name__ = "__mp_main__"
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+    try:
+        exec(code, vars(module))
+    except BaseException as error:
+        raise _explained(where, error) from error
+    return module
+
+
+def load_named(text: str) -> Any:
+    """What `app.py:name` names; for `app.py` alone, the module."""
+    module = load_app(text)
+    where, name = split_app(text)
+    found: Any = module
+    for part in name.split(".") if name else ():
+        if not hasattr(found, part):
+            raise UsageError(f"{where} has no {name!r}; it has {_names(module)}")
+        found = getattr(found, part)
+    return found
+
+
+def _names(module: ModuleType) -> str:
+    found = sorted(name for name, value in vars(module).items() if hasattr(value, "perdure_durable"))
+    return "the durable functions " + ", ".join(found) if found else "no durable function"
+
+
+def _load_file(where: str) -> ModuleType:
+    path = Path(where)
+    if not path.is_file():
+        beside = " (it is a folder)" if path.is_dir() else ""
+        raise UsageError(f"there is no file {where!r}{beside}; {_HINT}. This is {Path.cwd()}")
+    full = path.resolve()
+    if not full.stem.isidentifier():
+        raise UsageError(f"{where!r} cannot be imported: {full.stem!r} is no Python name; rename the file")
+    name, folder = of_file(full)
+    _look_in(folder)
+    known = sys.modules.get(name)
+    if known is not None and _is_file(known, full):
+        return known
+    if folder != full.parent:
+        return _import(name, where)
+    if name not in _loaded and (known is not None or name in sys.stdlib_module_names):
+        raise UsageError(
+            f"{where!r} has the name of another module, {name!r}, which Python would find first: rename it"
+        )
+    return _execute(name, full, where)
+
+
+def _is_file(module: ModuleType, full: Path) -> bool:
+    found = getattr(module, "__file__", None)
+    return found is not None and Path(found).resolve() == full
+
+
+def _look_in(folder: Path) -> None:
+    # The installed script does not look where the user is.
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _execute(name: str, full: Path, where: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, full)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{where!r} cannot be loaded as Python")
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        if before is None:
+            sys.modules.pop(name, None)
+        else:
+            sys.modules[name] = before
+        raise _explained(where, error) from error
+    _loaded.add(name)
+    return module
+
+
+def _import(name: str, where: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise UsageError(f"there is no module {name!r}; {_HINT}. This is {Path.cwd()}") from error
+        raise _explained(where, error) from error
+    except BaseException as error:
+        raise _explained(where, error) from error
+
+
+def _explained(where: str, error: BaseException) -> BaseException:
+    """The same in one line, with the place in the user's code."""
+    if isinstance(error, KeyboardInterrupt):
+        return error
+    if isinstance(error, SystemExit):
+        return UsageError(
+            f"{where} ended itself while it was imported: put what starts the program under "
+            'if __name__ == "__main__":, and leave the functions outside'
+        )
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):
+        return UsageError(f"{where} is not Python that this version understands: {said}")
+    trace, place = error.__traceback__, ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith("<frozen") and code.co_filename != __file__:
+            place = f" ({Path(code.co_filename).name}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return UsageError(f"{where} could not be loaded: {said}{place}")

@@ -1,0 +1,474 @@
+"""A worker: claims runs that are due, and runs them until it is told to stop.
+
+One thread claims; threads and one event loop run what was claimed (`crew.py`). It looks as soon as it hears of
+something new, and by itself every half second. Told to stop, it claims nothing more, lets its runs finish or park, and
+gives back what is left, so that another worker goes on at once. No error of a run's code and no lost database ends it.
+It logs the ids of runs and the kinds of errors, never states or arguments.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from perdure.errors import (
+    Busy,
+    DiskFull,
+    OutcomeUnknown,
+    PerdureError,
+    StoreClosed,
+    StoreError,
+    Unavailable,
+    UsageError,
+)
+from perdure.log.measuring import take_sample
+from perdure.runs.calls.decorators import durable_spec
+from perdure.runs.engine.local import Job
+from perdure.runs.engine.runtime import new_owner, runtime_of
+from perdure.runs.functions.specs import DurableSpec, known_durables, said_version
+from perdure.runs.journal import claiming
+from perdure.runs.journal.claiming import Found, Known, Search, Taken, View
+from perdure.runs.journal.queues import Queue, declared, write_limits
+from perdure.runs.keeping import retention
+from perdure.runs.keeping.isolating import for_tenant
+from perdure.runs.session.telling import tell_event
+from perdure.runs.workers.crew import Crew, guarded
+from perdure.storage.events import event, said
+from perdure.storage.program import Driver, Flow, Program, Transaction, drive, read, write
+from perdure.threads.checks import check_name
+from perdure.threads.context import Context
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from perdure.runs.store import RunStore
+
+T = TypeVar("T")
+_GRACE_S = 1.0  # for code that was told to stop to come to its next journal call
+_TROUBLE_PAUSE_MAX_S = 5.0
+_LISTEN_S = 0.5
+_UPKEEP_FIRST_S, _UPKEEP_EVERY_S = 60.0, 3600.0  # when to see whether the day's work is still to be done
+_VERSIONS_EVERY_S = 60.0
+_LATER_US = 5_000_000
+# What passes: the worker waits and goes on.
+_PASSING = (Unavailable, Busy, OutcomeUnknown, DiskFull)
+_log = logging.getLogger("perdure")
+
+
+class Worker:
+    """Runs what is due in a store: `perdure.Worker(store).run()`.
+
+    It takes the runs of these `queues`, up to `concurrency` at once, of the store's tenant or of all of them, for the
+    durable `functions` given (default: all that this process knows). It looks for work at least every `poll_s` seconds.
+    After SIGTERM or SIGINT its runs have `drain_s` seconds to finish or park before they are given back.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        functions: Sequence[Callable[..., Any]] | None = None,
+        *,
+        queues: Sequence[str | Queue] | str | Queue = ("default",),
+        concurrency: int = 8,
+        all_tenants: bool = False,
+        poll_s: float = 0.5,
+        drain_s: float = 30.0,
+    ) -> None:
+        given = (queues,) if isinstance(queues, str | Queue) else tuple(queues)
+        self.queues = tuple(dict.fromkeys(queue.name if isinstance(queue, Queue) else queue for queue in given))
+        if not self.queues:
+            raise UsageError("queues=(): name at least one queue")
+        for name in self.queues:
+            check_name(name, "queue")
+        if not isinstance(concurrency, int) or concurrency < 1:
+            raise UsageError(f"concurrency={concurrency!r}: how many runs at once, at least 1")
+        if not poll_s > 0 or not drain_s >= 0:
+            raise UsageError(f"poll_s={poll_s!r}, drain_s={drain_s!r}: seconds; poll_s above 0")
+        self.concurrency, self.all_tenants, self.poll_s, self.drain_s = concurrency, all_tenants, poll_s, drain_s
+        self.counts: Counter[str] = Counter()  # what became of the runs: done, waiting, failed, lost …
+        self._given = None if functions is None else {spec.name: spec for spec in map(durable_spec, functions)}
+        self._store = store
+        self._ctx: Context = store._context
+        self._contexts: dict[int, Context] = {}
+        self._tenant: int | None = None
+        self._specs: Mapping[str, DurableSpec] = {}
+        self._known = Known("[]", "[]")
+        self._active: dict[int, Job] = {}
+        # put() may be called by a signal's handler while the same thread is inside of get().
+        self._news: SimpleQueue[None] = SimpleQueue()
+        self._working = threading.Lock()
+        self._stopping = self._hurry = False
+        self._recover = False
+        self._eager = False
+        self._troubles = 0
+        self._told_versions: set[tuple[str, str]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Worker of queues {', '.join(self.queues)}: {len(self._active)} of {self.concurrency} runs>"
+
+    def run(self, *, until_idle: bool = False) -> None:
+        """Work until `stop`, or SIGTERM or SIGINT if this is the main thread; `until_idle`: until nothing is due."""
+        with self._signals():
+            self._work(until_idle)
+
+    async def arun(self, *, until_idle: bool = False) -> None:
+        """`run`, awaited; it works on threads of its own. Cancelling it stops the worker, and waits until it has."""
+        import asyncio
+
+        ending = asyncio.get_running_loop().run_in_executor(None, self._work, until_idle)
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            self.stop()
+            await ending
+            raise
+
+    def stop(self) -> None:
+        """Claim nothing more, and end when the runs have. Called again, it gives them back at once. Does not wait."""
+        self._hurry = self._stopping
+        self._stopping = True
+        self._news.put(None)
+
+    # --- the loop
+
+    def _work(self, until_idle: bool) -> None:
+        if not self._working.acquire(blocking=False):
+            raise UsageError("this worker runs already; make another one")
+        try:
+            self._prepare()
+            self._owner = new_owner(self._ctx.driver)
+            self._crew = Crew(self._job_ended)
+            ended = threading.Event()
+            threading.Thread(target=self._listen, args=(ended,), name="perdure-worker-news", daemon=True).start()
+            try:
+                while not self._stopping and (pause_s := self._turn(until_idle)) is not None:
+                    self._wait(pause_s)
+            finally:
+                self._stopping = True
+                self._drain()
+                ended.set()
+                self._crew.close()
+                self._owner.close()
+        finally:
+            self._stopping = self._hurry = False
+            self._working.release()
+
+    def _prepare(self) -> None:
+        self._tenant = None if self.all_tenants else self._do(self._ctx.ensure_tenant())
+        if self._tenant is not None:
+            self._contexts[self._tenant] = self._ctx
+        limited = declared(self.queues)
+        if limited:
+            self._do(write(partial(write_limits, limited, self._ctx.clock_us())))
+        now_s = time.monotonic()
+        self._upkeep_at_s, self._versions_at_s = now_s + _UPKEEP_FIRST_S, now_s
+
+    def _turn(self, until_idle: bool) -> float | None:
+        """Look, claim, set going. Gives how long to wait; None: idle, and that is the end."""
+        most = self.concurrency - len(self._active)
+        try:
+            if not until_idle:
+                self._see_to_upkeep()
+            pause_s = self.poll_s if most <= 0 else self._find_work(most, until_idle)
+        except _PASSING as error:
+            self._troubles += 1
+            self._recover = self._recover or isinstance(error, OutcomeUnknown)
+            self._eager = False
+            found = event("worker.waits", error=type(error).__name__, troubles=self._troubles)
+            _log.warning("the worker cannot look for runs and tries again: %s", said(error), extra=found)
+            return float(min(_TROUBLE_PAUSE_MAX_S, self.poll_s * 2**self._troubles))
+        self._troubles = 0
+        return pause_s
+
+    def _find_work(self, most: int, until_idle: bool) -> float | None:
+        is_idle = not self._active  # before the look: a run that ends afterwards may leave something due
+        search = self._search()
+        dead: list[str] = []
+        view: View | None = None
+        if not self._eager:
+            view = self._read(partial(claiming.look, search, self._ctx.clock_us()))
+            dead = [owner for owner in view.owners if owner != search.owner and self._owner.is_dead(owner)]
+            late = any(left_us <= 0 for left_us in view.owners.values())
+            if not (view.due or dead or late or self._recover):
+                self._warn_of_versions(search)
+                return None if until_idle and is_idle else self._pause_s(view)
+        op = partial(
+            claiming.claim,
+            search,
+            most,
+            lease=self._store._lease_us,
+            dead=dead,
+            recover=self._recover,
+            now=self._ctx.clock_us(),
+        )
+        taken, wait_us, left, odd = self._do(write(op))
+        for found in odd:
+            self._stick(found)
+        tell_event("taken_over", 0 if self._recover else left)
+        self._recover = False
+        for one in taken:
+            self._start(one)
+        self._eager = len(taken) == most  # there may be more: the next claim need not look first
+        if taken:
+            return self.poll_s if self._eager else 0.0
+        if view is None:
+            return 0.0
+        return self.poll_s if wait_us is None else min(self.poll_s, wait_us / 1e6)
+
+    def _pause_s(self, view: View) -> float:
+        """Until the next wait ends or the next lease is over, but not for long: news may be missed."""
+        ends = [*view.owners.values()] + ([] if view.next_us is None else [view.next_us])
+        return min([self.poll_s, *(max(0.001, left_us / 1e6) for left_us in ends)])
+
+    def _search(self) -> Search:
+        specs = known_durables() if self._given is None else self._given
+        if specs != self._specs:
+            self._specs, self._known = specs, Known.of(specs)
+        vault = getattr(self._ctx.driver, "vault", None)
+        barred = () if vault is None else vault.barred()
+        active = tuple(self._active)
+        return Search(self._owner.text, self.queues, self._known, self._tenant, active, barred, vault is not None)
+
+    def _start(self, taken: Taken) -> None:
+        spec = guarded(self._specs[taken.row.function])
+        ctx = self._contexts.get(taken.tenant)
+        if ctx is None:
+            ctx = replace(self._ctx, tenant_name=taken.tenant_name, _tenant=taken.tenant)
+            self._contexts[taken.tenant] = ctx
+        store = self._store
+        job = Job(
+            ctx,
+            runtime_of(ctx),
+            taken.tenant,
+            taken.row,
+            spec,
+            lease_us=store._lease_us,
+            args=taken.args,
+            keep_us=store._keep_us,
+        )
+        self._active[taken.row.run] = job
+        self._crew.start(job)
+
+    def _stick(self, found: Found) -> None:
+        """A run whose row makes no sense holds up no other."""
+        what = event("run.stuck", run=found.run, error="Damaged")
+        _log.error("run number %d of tenant %d is stuck: its row is damaged", found.run, found.tenant, extra=what)
+        self._do(write(partial(claiming.stick, found, self._ctx.clock_us())))
+
+    def _wait(self, seconds: float) -> None:
+        try:
+            self._news.get(timeout=seconds) if seconds > 0 else self._news.get_nowait()
+            while True:
+                self._news.get_nowait()
+        except Empty:
+            pass
+
+    # --- what becomes of runs
+
+    def _job_ended(self, job: Job, status: str, error: BaseException | None) -> None:
+        """On the run's thread, or on the loop."""
+        if error is not None or status == "stuck":
+            self._crew.call(partial(self._settle, job, status, error))
+        else:
+            # Perhaps only the store was away: if the run is still ours, it is claimed again.
+            self._recover = self._recover or status == "lost"
+            self._forget(job, status)
+
+    def _settle(self, job: Job, status: str, error: BaseException | None) -> None:
+        session = job.session
+        run_id, now = session.row.id, self._ctx.clock_us()
+        try:
+            if error is not None:
+                _log.error(
+                    "run %s: %s came past everything; it goes on when its lease is over",
+                    run_id,
+                    _kind(error),
+                    extra=event("run.broken_off", run=run_id, error=_kind(error)),
+                )
+            elif isinstance(session.stuck_by, _PASSING):
+                later = session.shared_clock_us() + _LATER_US
+                status = "queued" if self._do(write(partial(claiming.try_later, session.hold, later, now))) else status
+        except PerdureError as problem:
+            found = event("run.not_settled", run=run_id, error=_kind(problem))
+            _log.warning("run %s: %s; it goes on when its lease is over", run_id, said(problem), extra=found)
+        finally:
+            self._forget(job, status)
+
+    def _forget(self, job: Job, status: str) -> None:
+        number = job.session.row.run
+        if self._active.get(number) is job:  # it may have been claimed again already
+            self._active.pop(number, None)
+        self.counts[status] += 1
+        self._news.put(None)
+
+    # --- the end
+
+    def _drain(self) -> None:
+        if (count := len(self._active)) and not self._hurry:
+            _log.info(
+                "stopping: %d %s %g s to finish or park; a second signal (Ctrl-C) gives back at once what is left",
+                count,
+                "run has" if count == 1 else "runs have",
+                self.drain_s,
+                extra=event("worker.draining", runs=count),
+            )
+        self._wait_for_runs(self.drain_s)
+        if not self._active:
+            return
+        for job in list(self._active.values()):
+            job.session.interrupt("the worker that ran it was told to stop")
+        self._wait_for_runs(_GRACE_S)
+        left = list(self._active.values())
+        if not left:
+            return
+        # Busy with something that cannot be stopped. What it still does is not written down here any more.
+        holds = [job.session.hold for job in left]
+        try:
+            self._do(write(partial(claiming.hand_back, holds, self._ctx.clock_us())))
+        except PerdureError as error:
+            _log.warning(
+                "%d runs could not be given back (%s); their leases must run out",
+                len(left),
+                said(error),
+                extra=event("runs.not_given_back", runs=len(left), error=_kind(error)),
+            )
+
+    def _wait_for_runs(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._active and not self._hurry and (left_s := deadline - time.monotonic()) > 0:
+            self._wait(left_s)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+        def asked(number: int, frame: FrameType | None) -> None:
+            if self._stopping:  # the third one is not for us: if the database hangs, it ends the process
+                for each in before:
+                    signal.signal(each, signal.SIG_DFL)
+            self.stop()
+
+        for number in before:
+            signal.signal(number, asked)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    # --- beside
+
+    def _listen(self, ended: threading.Event) -> None:
+        """Hear of news, if the driver can. What is missed is found by looking."""
+        listen = getattr(self._ctx.driver, "listen", None)
+        if listen is None:
+            return
+        news = listen()
+        try:
+            while not ended.is_set():
+                try:
+                    if news.wait(_LISTEN_S):
+                        self._news.put(None)
+                except StoreClosed:
+                    return
+                except StoreError as error:
+                    found = event("worker.deaf", error=_kind(error))
+                    _log.info("the worker hears no news and looks by itself: %s", said(error), extra=found)
+                    ended.wait(_LISTEN_S)
+        finally:
+            news.close()
+
+    def _see_to_upkeep(self) -> None:
+        if time.monotonic() >= self._upkeep_at_s:
+            self._upkeep_at_s = time.monotonic() + _UPKEEP_EVERY_S
+            self._crew.call(self._upkeep)
+
+    def _upkeep(self) -> None:
+        """The day's work, if nobody has done it yet. Stops between two transactions when the worker does."""
+        driver = _WhileWorking(self._ctx.driver, lambda: self._stopping)
+        ctx = self._ctx
+        try:
+            tenants = [(self._tenant, ctx.tenant_name)] if self._tenant is not None else []
+            for tenant, name in tenants or drive(driver, retention.all_tenants()):
+                store = self._store
+                work = retention.upkeep(tenant, store._keep_us, ctx.clock_us, store._days_work)
+                done = drive(driver, for_tenant(tenant, name, work, ctx.clock_us()))
+                if done is not None:
+                    _log.log(
+                        logging.INFO if any(done) else logging.DEBUG,
+                        "upkeep: journals of %d finished runs removed, %d bytes saved, %d threads and %d checkpoints "
+                        "removed",
+                        *done,
+                        extra=event("upkeep.done", runs=done.runs, bytes=done.saved_bytes, threads=done.threads),
+                    )
+            drive(driver, take_sample(ctx.clock_us))
+        except _Stopped:
+            pass
+        except PerdureError as error:
+            _log.warning("upkeep was not finished: %s", said(error), extra=event("upkeep.failed", error=_kind(error)))
+
+    def _warn_of_versions(self, search: Search) -> None:
+        if time.monotonic() < self._versions_at_s:
+            return
+        self._versions_at_s = time.monotonic() + _VERSIONS_EVERY_S
+        for function, version, count in self._read(partial(claiming.other_versions, search, self._ctx.clock_us())):
+            if (function, version) not in self._told_versions:
+                self._told_versions.add((function, version))
+                _log.warning(
+                    "%d due runs of %s want %s, and this worker has %s: keep a worker of that version, or see "
+                    "`perdure check`",
+                    count,
+                    function,
+                    said_version(version),
+                    said_version(self._specs[function].version),
+                    extra=event("worker.other_version", function=function, version=version, runs=count),
+                )
+
+    def _do(self, flow: Flow[T]) -> T:
+        return drive(self._ctx.driver, flow)
+
+    def _read(self, op: Callable[[], Program[T]]) -> T:
+        flow: Flow[T] = read(op)
+        return self._do(flow)
+
+
+def _kind(error: BaseException) -> str:
+    return type(error).__name__
+
+
+class _Stopped(Exception):
+    """The worker was told to stop."""
+
+
+class _WhileWorking:
+    """A driver that takes no further transaction when the worker was told to stop."""
+
+    def __init__(self, driver: Driver, stopped: Callable[[], bool]) -> None:
+        self._driver, self._stopped = driver, stopped
+        self.dialect = driver.dialect
+
+    def run(self, transaction: Transaction) -> Any:
+        if self._stopped():
+            raise _Stopped
+        return self._driver.run(transaction)
+
+    async def arun(self, transaction: Transaction) -> Any:
+        return await self._driver.arun(transaction)
+
+    def close(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass

@@ -1,0 +1,311 @@
+"""The commit queue: many callers, one writer, one fsync for all who wait.
+
+A write is a job. Who finds nobody at work becomes the leader, on its own thread, and commits its job together
+with those that queued up meanwhile; then it hands the lead to the next waiter. Jobs of event loops wait for a
+future, and are led by one background thread. A blocking caller on a loop's thread cannot deadlock: no leader
+ever needs a loop.
+
+Must never happen here: SQL; holding the mutex while anything blocks; a leader that leaves without naming an
+heir.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from threading import Condition, Lock
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from perdure.errors import StoreError
+from perdure.storage import meters
+from perdure.storage.program import Program, Solo
+
+if TYPE_CHECKING:  # asyncio takes a third of the time that importing Perdure may take
+    from asyncio import AbstractEventLoop, Future
+    from concurrent.futures import ThreadPoolExecutor
+
+JOBS_MAX = 256  # per group: bounds what one failed commit takes with it
+WORK_S_MAX = 0.020  # per group: bounds how long the first of a group waits for the others' work
+
+
+class Job:
+    """One write transaction on its way."""
+
+    __slots__ = (
+        "deadline",
+        "done",
+        "dropped",
+        "error",
+        "future",
+        "leads",
+        "loop",
+        "op",
+        "result",
+        "solo",
+        "wake",
+    )
+
+    def __init__(self, op: Callable[[], Program[Any]], solo: Solo, deadline: float) -> None:
+        self.op = op
+        self.solo = solo
+        self.deadline = deadline  # for getting its turn, in time.monotonic
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = False  # result and error are final
+        self.dropped = False  # nobody waits for it any more: it need not be started
+        self.leads = False  # a blocking waiter that was woken to lead
+        self.wake: Lock | None = None  # of a blocking waiter, held until it is done or leads
+        self.loop: AbstractEventLoop | None = None
+        self.future: Future[Any] | None = None
+
+    def fail(self, error: BaseException) -> None:
+        self.error, self.done = error, True
+
+
+class Group:
+    """The jobs of one commit: the leader's first, then those that `take` lets in while the others ran."""
+
+    __slots__ = ("_queue", "jobs", "started")
+
+    def __init__(self, queue: CommitQueue, first: Job) -> None:
+        self._queue = queue
+        self.jobs = [first]
+        self.started = monotonic()
+
+    def take(self) -> Job | None:
+        """The next job to join, or None: nobody waits, the group is full, or the next one must be alone."""
+        if not self._queue.waiting or self.jobs[0].solo or len(self.jobs) >= JOBS_MAX:
+            return None
+        if monotonic() - self.started > WORK_S_MAX:
+            return None
+        job = self._queue.pop(joins=True)
+        if job is not None:
+            self.jobs.append(job)
+            if (sink := meters.sink) is not None:
+                self._queue.tell_wait(job, sink)
+        return job
+
+    def tell(self) -> None:
+        """Wake whoever waits for a finished job; safe to call again for those that finished later."""
+        by_loop: dict[AbstractEventLoop, list[Job]] = {}
+        for job in self.jobs:
+            if not job.done:
+                continue
+            if job.loop is not None:
+                by_loop.setdefault(job.loop, []).append(job)
+                job.loop = None
+            elif job.wake is not None:
+                wake, job.wake = job.wake, None
+                wake.release()
+        for loop, jobs in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_resolve, jobs)  # one wake-up per loop and group: each costs a syscall
+            except RuntimeError:
+                pass  # the loop was closed: nobody waits there
+
+
+def _resolve(jobs: list[Job]) -> None:
+    for job in jobs:
+        if job.future is None or job.future.done():
+            continue  # cancelled meanwhile
+        if job.error is not None:
+            job.future.set_exception(job.error)
+        else:
+            job.future.set_result(job.result)
+
+
+class CommitQueue:
+    """`commit(group)` runs in the leader's thread; it finishes every job of the group, or raises."""
+
+    def __init__(self, commit: Callable[[Group], None], timeout_s: float) -> None:
+        self._commit = commit
+        self._timeout_s = timeout_s
+        self._mutex = Lock()
+        self._idle = Condition(self._mutex)
+        self._leading = False
+        self._refusal: Callable[[], StoreError] | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        self.waiting: deque[Job] = deque()
+
+    def run(self, op: Callable[[], Program[Any]], solo: Solo) -> Any:
+        """Commit one job; blocks."""
+        job = Job(op, solo, monotonic() + self._timeout_s)
+        with self._mutex:
+            if self._refusal is not None:
+                raise self._refusal()
+            if self._leading:
+                job.wake = wake = Lock()
+                wake.acquire()
+                self.waiting.append(job)
+            else:
+                job.leads = self._leading = True
+        waits = not job.leads
+        if waits:
+            self._wait(job, wake)
+        if not job.done:
+            self._lead(job, waits)
+        if job.error is not None:
+            try:
+                raise job.error
+            finally:
+                del job  # or the traceback keeps itself alive
+        return job.result
+
+    async def arun(self, op: Callable[[], Program[Any]], solo: Solo) -> Any:
+        """Commit one job for a task. After a cancellation the outcome is unknown: it may be written."""
+        job, future = self._queued(op, solo)
+        try:
+            return await future
+        finally:
+            job.dropped = True  # cancelled: if it was not started, it need not be
+
+    async def arun_whole(self, op: Callable[[], Program[Any]], solo: Solo) -> Any:
+        """Commit one job for a task, to its end also if the task is cancelled. Then the cancellation is raised, with
+        the result as its `answer`."""
+        from asyncio import CancelledError
+
+        job, future = self._queued(op, solo)
+        loop = future.get_loop()
+        cancelled: CancelledError | None = None
+        while True:
+            try:
+                result = await future
+                break
+            except CancelledError as error:
+                cancelled = error
+            except BaseException as error:
+                if cancelled is None:
+                    raise
+                raise cancelled from error
+            # Only this thread resolves futures: a job that is not done by now finds the new one.
+            job.future = future = loop.create_future()
+            if job.done:
+                _resolve([job])
+        if cancelled is not None:
+            cancelled.answer = result  # type: ignore[attr-defined]
+            raise cancelled
+        return result
+
+    def _queued(self, op: Callable[[], Program[Any]], solo: Solo) -> tuple[Job, Future[Any]]:
+        from asyncio import get_running_loop
+
+        job = Job(op, solo, monotonic() + self._timeout_s)
+        job.loop = get_running_loop()
+        job.future = future = job.loop.create_future()
+        with self._mutex:
+            if self._refusal is not None:
+                raise self._refusal()
+            self.waiting.append(job)
+            start, self._leading = not self._leading, True
+        if start:
+            self._start_background()
+        return job, future
+
+    def pop(self, *, joins: bool = False) -> Job | None:
+        """The next job that somebody still waits for; with `joins`, not one that must be alone."""
+        with self._mutex:
+            while self.waiting:
+                if joins and self.waiting[0].solo:
+                    return None
+                job = self.waiting.popleft()
+                if not job.dropped:
+                    return job
+        return None
+
+    def tell_wait(self, job: Job, sink: meters.Meter) -> None:
+        """How long a job stood in the queue, now that its turn has come."""
+        waited_s = monotonic() - (job.deadline - self._timeout_s)
+        sink.record(meters.LOCK_WAIT, max(0.0, waited_s), "sqlite", "queue")
+
+    def refuse(self, refusal: Callable[[], StoreError]) -> None:
+        """No new jobs from now on; the first refusal stays."""
+        with self._mutex:
+            if self._refusal is None:
+                self._refusal = refusal
+
+    def drain(self) -> None:
+        """Wait until what was queued has been done, and end the background thread. Call `refuse` first."""
+        with self._mutex:
+            self._idle.wait_for(lambda: not self._leading)
+        if self._executor is not None:
+            self._executor.shutdown()
+
+    def _wait(self, job: Job, wake: Lock) -> None:
+        try:
+            wake.acquire()
+        except BaseException:  # KeyboardInterrupt: an heir that left must not take the lead with it
+            with self._mutex:
+                job.dropped = True
+                leads = job.leads and not job.done
+            if leads:
+                self._hand_over()
+            raise
+
+    def _lead(self, job: Job, waited: bool) -> None:
+        group = Group(self, job)
+        try:
+            if waited and (sink := meters.sink) is not None:
+                self.tell_wait(job, sink)
+            self._commit(group)
+        finally:
+            if len(group.jobs) > 1:
+                # Interrupted: the others' work was rolled back, and the next leader does it again.
+                again = [other for other in group.jobs if other is not job and not other.done]
+                if again:
+                    with self._mutex:
+                        self.waiting.extendleft(reversed(again))
+                group.tell()
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        with self._mutex:
+            while self.waiting and self.waiting[0].dropped:
+                self.waiting.popleft()
+            if not self.waiting:
+                self._leading = False
+                if self._refusal is not None:
+                    self._idle.notify_all()
+                return
+            heir = self.waiting[0]
+            if heir.wake is not None:
+                self.waiting.popleft()
+                heir.leads = True
+                wake, heir.wake = heir.wake, None
+                wake.release()
+                return
+        self._start_background()
+
+    def _start_background(self) -> None:
+        # At most one leader exists, so one thread is enough; readers never keep it waiting.
+        if self._executor is None:
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._executor = ThreadPoolExecutor(1, "perdure-writer")
+        try:
+            self._executor.submit(self._lead_in_background)
+        except RuntimeError:  # the interpreter is shutting down: no new threads, so do it here
+            self._lead_in_background()
+
+    def _lead_in_background(self) -> None:
+        while True:
+            job = self.pop()
+            if job is None:
+                with self._mutex:
+                    if self.waiting:
+                        continue  # somebody came in between
+                    self._leading = False
+                    if self._refusal is not None:
+                        self._idle.notify_all()
+                    return
+            if (sink := meters.sink) is not None:
+                self.tell_wait(job, sink)
+            group = Group(self, job)
+            try:
+                self._commit(group)
+            except BaseException as error:  # nobody above this thread could take it
+                for unfinished in group.jobs:
+                    if not unfinished.done:
+                        unfinished.fail(error)
+            group.tell()
+            del job, group

@@ -1,0 +1,402 @@
+"""The PostgreSQL driver: one transaction per program, blocking or async, in as few round trips as it allows.
+
+A batch is one pipeline. A program whose only batch is `last` is one round trip: all statements up to the one
+Sync are one transaction of PostgreSQL's own, without BEGIN and COMMIT (reads of several statements get them,
+in the same pipeline, for one snapshot). Otherwise BEGIN rides with the first batch and COMMIT with the one
+flagged last.
+
+Writes run READ COMMITTED, reads READ ONLY REPEATABLE READ. What is run again and what is not:
+
+    serialization failure, deadlock      again, a few times; the operation is called anew, not the generator
+    connection lost before COMMIT        again, once, on a fresh connection
+    connection lost after COMMIT went    never: OutcomeUnknown, and the caller looks the record up
+
+How to run it behind PgBouncer in transaction mode: see `postgres_open`. The logic below is one generator
+that yields what it waits for; `run` and `arun` only differ in how they wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, TypeAlias
+
+from perdure.errors import ForkedProcess, OpenError, StoreClosed, UsageError
+from perdure.storage.program import Batch, Dialect, Program, Rows, Scrub, Transaction
+
+try:
+    import psycopg
+except ImportError as missing:  # pragma: no cover - the extra is installed wherever the tests run
+    raise OpenError('PostgreSQL needs its driver: pip install "psycopg[binary]>=3.2"') from missing
+
+from perdure.storage import meters
+from perdure.storage import postgres_errors as meaning
+from perdure.storage.news import News
+from perdure.storage.postgres_news import PostgresNews
+from perdure.storage.postgres_open import (
+    AsyncConnection,
+    Connection,
+    Durability,
+    first_connection,
+    parsed,
+    prepare_store,
+)
+from perdure.storage.postgres_pool import BlockingPool, LoopLine, LoopPool, wait
+from perdure.storage.postgres_tenants import Tenancy, tenancy_of
+from perdure.storage.postgres_wire import Line, LineLost, NoAnswer, Statements
+from perdure.storage.row_hashes import check_rows
+
+_BEGIN_READ = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_BEGIN_WRITE = b"BEGIN ISOLATION LEVEL READ COMMITTED"
+_ATTEMPTS_MAX = 12
+
+Hook = Callable[[str], None]
+# What an attempt waits for: None is a line, a number is that many seconds, a line is the answer on it.
+Wanted: TypeAlias = Line | float | None
+
+
+def backoff_s(attempt: int, chance: Callable[[], float] = random.random) -> float:
+    """How long to wait before an attempt is repeated: doubling, capped, and spread so that rivals part."""
+    ceiling: float = min(0.2, 0.002 * 2.0**attempt)
+    return ceiling * (0.5 + chance() / 2)
+
+
+class PostgresDriver:
+    """A store on PostgreSQL. Opening checks the server and brings the schema up to date."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = "perdure",
+        pool_size: int = 8,
+        timeout_s: float = 30.0,
+        durability: Durability = "full",
+        prepare: bool = True,
+        create: bool = True,
+        hook: Hook | None = None,
+    ) -> None:
+        if pool_size < 1:
+            raise UsageError(f"pool_size must be at least 1, not {pool_size}")
+        self._target = parsed(url, schema=schema, timeout_s=timeout_s, durability=durability)
+        self._timeout_s = timeout_s
+        self._pool_size = pool_size
+        self._hook = hook
+        self._pid = os.getpid()
+        self._closed = False
+        self._statements = Statements(prepare=prepare)
+        self._loop_pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopPool]
+        self._loop_pools = weakref.WeakKeyDictionary()
+        self._loop_pools_lock = threading.Lock()
+        connection, self._startup_options = first_connection(self._target)
+        try:
+            self.store_id = prepare_store(connection, self._target, create=create, pooled=not self._startup_options)
+            self._statements.tenancy = tenancy_of(connection, self._target)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, psycopg.Error):
+                raise meaning.translated(error, self._target, timeout_s) from error
+            raise
+        self._pool = BlockingPool(self._connect, size=pool_size, timeout_s=timeout_s)
+        self._pool.add(Line(connection, self._statements))
+
+    def __repr__(self) -> str:
+        return f"PostgresDriver({self._target})"
+
+    @property
+    def dialect(self) -> Dialect:
+        return "postgres"
+
+    @property
+    def tenancy(self) -> Tenancy | None:
+        """What the database holds this store's role to; None: it sees every tenant."""
+        return self._statements.tenancy
+
+    def run(self, transaction: Transaction) -> Any:
+        self._check()
+        pool = self._pool
+        steps = self._attempts(transaction)
+        line: Line | None = None
+        try:
+            wanted = next(steps)
+            while True:
+                try:
+                    answer: Line | None = None
+                    if wanted is None:
+                        if line is not None:
+                            held, line = line, None
+                            pool.release(held)
+                        answer = line = pool.acquire()
+                    elif isinstance(wanted, Line):
+                        wait(wanted, self._timeout_s)
+                        if (sink := meters.sink) is not None:
+                            sink.record(meters.ROUND_TRIPS, 1, "postgresql")
+                    else:
+                        time.sleep(wanted)
+                except BaseException as error:
+                    wanted = steps.throw(error)
+                else:
+                    wanted = steps.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            if line is not None:
+                pool.release(line)
+
+    async def arun(self, transaction: Transaction) -> Any:
+        self._check()
+        pool = self._loop_pool()
+        steps = self._attempts(transaction)
+        held: LoopLine | None = None
+        try:
+            wanted = next(steps)
+            while True:
+                try:
+                    answer: Line | None = None
+                    if wanted is None:
+                        if held is not None:
+                            kept, held = held, None
+                            pool.release(kept)
+                        held = pool.acquire_now() or await pool.acquire()
+                        answer = held.line
+                    elif held is not None and wanted is held.line:
+                        await held.wait(self._timeout_s)
+                        if (sink := meters.sink) is not None:
+                            sink.record(meters.ROUND_TRIPS, 1, "postgresql")
+                    else:
+                        await asyncio.sleep(float(wanted))  # type: ignore[arg-type]
+                except BaseException as error:
+                    wanted = steps.throw(error)
+                else:
+                    wanted = steps.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            if held is not None:
+                pool.release(held)
+
+    def close(self) -> None:
+        """Close every connection. Operations under way finish; later ones raise StoreClosed."""
+        self._closed = True
+        if os.getpid() != self._pid:
+            return  # the sockets are the parent's: closing them here would end its sessions
+        self._pool.close()
+        with self._loop_pools_lock:
+            pools = list(self._loop_pools.values())
+            self._loop_pools.clear()
+        for pool in pools:
+            pool.close_from_anywhere()
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedProcess("this store was opened by the parent process; open it again in the child")
+        if self._closed:
+            raise StoreClosed("the store was closed")
+
+    def listen(self) -> News:
+        """Hear that a run is due, on a connection of its own."""
+        self._check()
+        return PostgresNews(self._connect_plain, self._target)
+
+    # One operation, until it succeeds or fails for good.
+
+    def _attempts(self, transaction: Transaction) -> Generator[Wanted, Any, Any]:
+        losses = 0
+        for attempt in range(_ATTEMPTS_MAX):
+            line: Line | None = None
+            try:
+                line = yield None
+                if (sink := meters.sink) is not None and transaction.write:
+                    return (yield from _timed(sink, self._attempt(line, transaction)))
+                return (yield from self._attempt(line, transaction))
+            except LineLost as error:
+                if line is not None and line.decisive:
+                    raise meaning.unknown(str(error), self._target) from error
+                losses += 1
+                if losses > 1 or isinstance(error, NoAnswer):
+                    raise meaning.lost(str(error), self._target) from error
+                reason = "lost"
+            except psycopg.Error as error:
+                if line is None:
+                    raise meaning.not_connected(error, self._target) from error
+                if attempt + 1 == _ATTEMPTS_MAX or not self._worth_another(error, attempt):
+                    raise meaning.translated(error, self._target, self._timeout_s) from error
+                reason = "conflict" if error.sqlstate in meaning.RETRIED else "plan"
+            if (sink := meters.sink) is not None:
+                sink.record(meters.RETRIES, 1, "postgresql", reason)
+            yield backoff_s(attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _attempt(self, line: Line, transaction: Transaction) -> Generator[Wanted, Any, Any]:
+        if self._hook is None:
+            return self._transact(line, transaction)
+        if isinstance(transaction.op, Scrub):
+            return self._alone(line, transaction, self._hook)
+        return self._stepwise(line, transaction, self._hook)
+
+    def _alone(self, line: Line, transaction: Transaction, hook: Hook) -> Generator[Wanted, Any, Any]:
+        """What PostgreSQL refuses to do inside a transaction."""
+        hook("statement:0")
+        answer = yield from self._transact(line, transaction)
+        hook("committed")
+        return answer
+
+    def _worth_another(self, error: psycopg.Error, attempt: int) -> bool:
+        """Whether the statement, which was rolled back, may succeed if the operation is run again."""
+        state = error.sqlstate
+        if state in meaning.RETRIED:
+            return True
+        if state in meaning.FOREIGN_SESSION and (self._statements.prepare or attempt == 0):
+            # Behind a pooler that does not know prepared statements; from here on we do without them. What was sent
+            # before another operation found that out is worth another attempt too.
+            self._statements.prepare = False
+            return True
+        if state == meaning.STALE_PLAN and self._statements.prepare and attempt == 0:
+            self._statements.renew()
+            return True
+        return False
+
+    def _transact(self, line: Line, transaction: Transaction) -> Generator[Wanted, Any, Any]:
+        """One attempt, in as few round trips as the program's batches allow."""
+        program, write = transaction.op(), transaction.write
+        first = True
+        step = _next(program, None)
+        while isinstance(step, Batch):
+            last = step.last
+            # A pipeline is one transaction by itself; it is one snapshot only if it is one statement.
+            whole = last and first and (write or len(step.statements) == 1)
+            begin = (_BEGIN_WRITE if write else _BEGIN_READ) if first and not whole else None
+            line.send(
+                step.statements,
+                begin=begin,
+                end=b"COMMIT" if last and not whole else None,
+                decisive=last and write,
+            )
+            first = False
+            yield line
+            try:
+                step = _next(program, _checked(step, line.take()))
+            except Exception:
+                yield from _rollback(line)
+                raise
+            if last:
+                return _result(step)
+        if not first:
+            line.send((), end=b"COMMIT", decisive=write)
+            yield line
+            line.take()
+        return _result(step)
+
+    def _stepwise(self, line: Line, transaction: Transaction, hook: Hook) -> Generator[Wanted, Any, Any]:
+        """One attempt with a round trip for each statement, so that a fault can strike at every point.
+
+        What the hook raises leaves the transaction open, and a line with an open one is closed by its pool.
+        """
+        program, number = transaction.op(), 0
+        hook("begin")
+        line.send((), begin=_BEGIN_WRITE if transaction.write else _BEGIN_READ)
+        yield line
+        line.take()
+        step = _next(program, None)
+        while isinstance(step, Batch):
+            answers: list[Rows] = []
+            last = step.last
+            for statement in step.statements:
+                hook(f"statement:{number}")
+                number += 1
+                line.send((statement,))
+                yield line
+                answers += line.take()
+            step = _next(program, _checked(step, answers))
+            if last:
+                break
+        hook("commit")
+        line.send((), end=b"COMMIT", decisive=transaction.write)
+        yield line
+        line.take()
+        hook("committed")
+        return _result(step)
+
+    # Connections.
+
+    def _settings(self) -> dict[str, Any]:
+        return {"options": self._target.options} if self._startup_options else {}
+
+    def _connect_plain(self) -> Connection:
+        return Connection.connect(self._target.conninfo, autocommit=True, **self._settings())
+
+    def _connect(self) -> Line:
+        return Line(self._connect_plain(), self._statements)
+
+    async def _aconnect(self) -> Line:
+        made = await AsyncConnection.connect(self._target.conninfo, autocommit=True, **self._settings())
+        return Line(made, self._statements)
+
+    def _loop_pool(self) -> LoopPool:
+        loop = asyncio.get_running_loop()
+        pool = self._loop_pools.get(loop)
+        return pool if pool is not None else self._new_loop_pool(loop)
+
+    def _new_loop_pool(self, loop: asyncio.AbstractEventLoop) -> LoopPool:
+        pool = LoopPool(loop, self._aconnect, size=self._pool_size, timeout_s=self._timeout_s)
+        with self._loop_pools_lock:
+            # `asyncio.run` ends a loop without telling anybody; its connections are of no use to the next
+            # one.
+            for ended in [known for known in self._loop_pools if known.is_closed()]:
+                self._loop_pools.pop(ended).close()
+            self._loop_pools[loop] = pool
+        return pool
+
+
+def _timed(sink: meters.Meter, attempt: Generator[Wanted, Any, Any]) -> Generator[Wanted, Any, Any]:
+    """An attempt to commit; what failed is not counted."""
+    begun_s = time.perf_counter()
+    answer = yield from attempt
+    sink.record(meters.COMMIT, time.perf_counter() - begun_s, "postgresql")
+    return answer
+
+
+class _Returned(NamedTuple):
+    value: Any
+
+
+def _checked(batch: Batch, answers: list[Rows]) -> list[Rows]:
+    return [
+        check_rows(sql, params, rows) if rows and sql.checks else rows
+        for (sql, params), rows in zip(batch.statements, answers, strict=True)
+    ]
+
+
+def _next(program: Program[Any], answers: list[Rows] | None) -> Batch | _Returned:
+    """The program's next batch, or what it returned."""
+    try:
+        # The first step of a generator takes None.
+        return program.send(answers)  # type: ignore[arg-type]
+    except StopIteration as stop:
+        return _Returned(stop.value)
+
+
+def _result(step: Batch | _Returned) -> Any:
+    if isinstance(step, Batch):
+        raise UsageError("a program went on after the batch that it had called its last; that one was committed")
+    return step.value
+
+
+def _rollback(line: Line) -> Generator[Wanted, Any, None]:
+    """Keep the connection after a failure, if possible; else its pool closes it, which rolls back too."""
+    if line.pending or line.reusable:
+        return
+    try:
+        line.send((), end=b"ROLLBACK")
+        yield line
+        line.take()
+    except (LineLost, psycopg.Error):
+        return

@@ -1,0 +1,115 @@
+"""What PostgreSQL's errors mean to a caller of Perdure: one place, by SQLSTATE.
+
+A message names the server, the database and the user, and what to do. It never carries the password, nor a
+statement's parameters: PostgreSQL puts row values into an error's detail, so only the primary message is
+passed on. The driver's error stays as `__cause__`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import psycopg
+
+from perdure.errors import (
+    Busy,
+    DiskFull,
+    OpenError,
+    OutcomeUnknown,
+    PerdureError,
+    ReadOnlyStore,
+    StoreError,
+    Unavailable,
+)
+from perdure.storage.base import ConstraintFailed, ConstraintKind
+
+# Serialization failure and deadlock: the transaction was rolled back, and running it again is the documented
+# answer.
+RETRIED = frozenset({"40001", "40P01"})
+# A prepared statement that the session does not have, or has already: a pooler hands out another session.
+FOREIGN_SESSION = frozenset({"26000", "42P05"})
+# A table changed its columns under a prepared statement: it is prepared anew.
+STALE_PLAN = "0A000"
+_CONSTRAINTS: dict[str, ConstraintKind] = {
+    "23505": "unique",
+    "23503": "foreign_key",
+    "23514": "check",
+    "23502": "not_null",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a store lives. `conninfo` may hold a password: it is in no message and no repr."""
+
+    conninfo: str = field(repr=False)
+    options: str = field(repr=False)
+    host: str
+    port: str
+    database: str
+    user: str
+    schema: str
+
+    def __str__(self) -> str:
+        return f'database "{self.database}" on {self.host}:{self.port} as user "{self.user}"'
+
+
+def translated(error: psycopg.Error, target: Target, timeout_s: float) -> PerdureError | ConstraintFailed:
+    """The error to raise for one that the server gave in answer to a statement. Nothing was written."""
+    state = error.sqlstate or ""
+    said = error.diag.message_primary or type(error).__name__
+    if state.startswith("23"):
+        return ConstraintFailed(said, kind=_CONSTRAINTS.get(state, "other"))
+    if state in ("55P03", "57014"):
+        return Busy(f"{target} did not finish within {timeout_s:g} s: {said}. Nothing was written; try again later.")
+    if state in RETRIED:
+        return Busy(f"{target}: other writers got in the way again and again: {said}. Nothing was written.")
+    if state == "53100":
+        return DiskFull(f"{target} has no space left: {said}. Nothing was written; free space on the server.")
+    if state == "25006":
+        return ReadOnlyStore(f"{target} takes no writes: {said}. Connect to the primary server.")
+    if state in ("42P01", "3F000"):
+        return OpenError(f'{target} has no Perdure store in schema "{target.schema}": {said}.')
+    if state == "42501" and "row-level security" in said:
+        return OpenError(f"{target} may not write the rows of this tenant: {said}. See `perdure roles check`.")
+    if state == "42501":
+        return OpenError(
+            f"{target} lacks a privilege: {said}. Let the owner grant it (`perdure roles` makes all the grants that a "
+            "role needs), or open the store with another role."
+        )
+    if not state or state.startswith(("08", "53", "57P")):
+        return Unavailable(f"{target}: {said}. Nothing was written; try again later.")
+    if state in ("42P08", "42P18"):
+        return StoreError(f"{said}: the statement must say the type, as in CAST(:name AS bigint) (SQLSTATE {state})")
+    return StoreError(f"{target} refused a statement: {said} (SQLSTATE {state})")
+
+
+def lost(reason: str, target: Target) -> Unavailable:
+    """The connection is gone, and nothing can have been committed."""
+    return Unavailable(f"the connection to {target} was lost: {reason}. Nothing was written; try again later.")
+
+
+def unknown(reason: str, target: Target) -> OutcomeUnknown:
+    """The connection is gone after COMMIT was sent."""
+    return OutcomeUnknown(
+        f"the connection to {target} was lost while committing: {reason}. "
+        "It may or may not have been written: look before writing it again."
+    )
+
+
+def not_opened(error: psycopg.Error, target: Target) -> StoreError:
+    """The first connection failed. libpq's text names host, port and user, and holds no password."""
+    said = " ".join(str(error).split())
+    # A connection that is refused carries no SQLSTATE; these two texts are the server's, in English by
+    # default.
+    if "the database system is" in said or "too many clients" in said:
+        return Unavailable(f"{target} takes no connections now: {said}")
+    if "FATAL" in said:  # the server has answered
+        return OpenError(f"cannot open {target}: {said}. Check the user, the password and the database's name.")
+    return OpenError(f"cannot open {target}: {said.rstrip('.')}. Check that the server runs and that the URL is right.")
+
+
+def not_connected(error: psycopg.Error, target: Target) -> Unavailable:
+    """A later connection failed: the server was there before."""
+    said = " ".join(str(error).split())
+    return Unavailable(f"cannot connect to {target}: {said}. Nothing was written; try again later.")

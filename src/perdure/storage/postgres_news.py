@@ -1,0 +1,54 @@
+"""LISTEN on a connection of its own: PostgreSQL tells as soon as a run is due (schema/postgres/0003_runs.sql).
+
+Behind a pooler in transaction mode nothing is heard, which is no error: whoever waits looks by itself now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg
+from psycopg import sql
+
+from perdure.errors import Unavailable
+from perdure.storage.postgres_errors import Target, lost, not_connected
+from perdure.storage.postgres_open import Connection
+
+_CHANNEL_MAX = 63  # a name's length on the server
+
+
+class PostgresNews:
+    """An ear at a store's schema. Connects when it is first waited on, and again after the connection broke."""
+
+    def __init__(self, connect: Callable[[], Connection], target: Target) -> None:
+        self._connect = connect
+        self._target = target
+        self._channel = f"perdure_{target.schema}"[:_CHANNEL_MAX]
+        self._connection: Connection | None = None
+
+    def wait(self, timeout_s: float) -> bool:
+        if self._connection is None:
+            self._listen()
+            return True  # what came before is not told
+        try:
+            return any(True for _ in self._connection.notifies(timeout=timeout_s, stop_after=1))
+        except psycopg.Error as error:
+            self.close()
+            raise lost(str(error), self._target) from error
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _listen(self) -> None:
+        try:
+            made = self._connect()
+        except psycopg.Error as error:
+            raise not_connected(error, self._target) from error
+        try:
+            made.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+        except psycopg.Error as error:
+            made.close()
+            raise Unavailable(f"{self._target} does not let us LISTEN: {type(error).__name__}") from error
+        self._connection = made

@@ -1,0 +1,245 @@
+"""Opening a store on PostgreSQL: its URL, its connections' settings, its schema and migrations.
+
+The schema is found through `search_path`, and timeouts and durability are session settings. All are given as
+a startup parameter (`options`), so they hold for the whole life of a connection and cost no round trip.
+PgBouncer refuses that parameter. Then the connection is made without it and must find the schema by itself,
+which is checked: set it once with `ALTER ROLE app SET search_path = perdure`. With `prepare=False` nothing
+else depends on the session. So behind a pooler a store works or refuses to open; it never writes into
+somebody else's schema.
+
+Migrations run under an advisory lock of their transaction (a pooler breaks locks of a session), each with
+its record.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from hashlib import blake2b
+from typing import Any, Literal
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from perdure.errors import OpenError, UsageError
+from perdure.storage.migrate import CREATE_TABLE, Migration, pending
+from perdure.storage.postgres_errors import Target, not_opened
+from perdure.storage.postgres_roles import place_of, renew_grants
+from perdure.storage.urls import is_postgres
+
+Durability = Literal["full", "normal"]
+SERVER_VERSION_MIN = 140000
+ROLES_SINCE = 5  # the schema version that brought row-level security, and roles with it
+_SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
+
+
+class Connection(psycopg.Connection[Any]):
+    """A blocking connection that a pool owns. Forgetting it closes it, in the process that made it only."""
+
+    def __del__(self, _warn: Any = None) -> None:
+        pass
+
+
+class AsyncConnection(psycopg.AsyncConnection[Any]):
+    """The same for an event loop. A loop may end without telling us; that is not worth a warning."""
+
+    def __del__(self, _warn: Any = None) -> None:
+        pass
+
+
+def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -> Target:
+    """Where a URL leads, and each connection's settings. The URL may hold a password: never in a message."""
+    if not _SCHEMA.fullmatch(schema):
+        raise UsageError(f"a schema's name is lower-case letters, digits and _, not starting with pg_: {schema!r}")
+    if durability not in ("full", "normal"):
+        raise UsageError(f'durability is "full" or "normal", not {durability!r}')
+    if not timeout_s > 0:
+        raise UsageError(f"timeout_s must be positive, not {timeout_s}")
+    given: dict[str, Any] | None = None
+    if found := re.search(r"[?&](schema|currentSchema|search_path)=", url):  # as other libraries have it
+        raise OpenError(
+            f"the schema is no part of the URL: leave {found[1]}= out of it, and give it as schema=… (--schema)"
+        )
+    if is_postgres(url):
+        try:
+            given = conninfo_to_dict(url)
+        except psycopg.Error:
+            pass  # its text quotes the part of the URL that it did not understand, which may be the password
+    if given is None or not _plausible(given):
+        raise OpenError(
+            "the URL is not one of PostgreSQL; it looks like postgresql://user:password@host:5432/database, or "
+            '"host=localhost dbname=agents user=app". Write @ : / and other special characters of a password in a URL '
+            "as %40 %3A %2F"
+        )
+    timeout_ms = max(1, int(timeout_s * 1000))
+    settings = {
+        "search_path": schema,
+        "statement_timeout": timeout_ms,
+        "lock_timeout": timeout_ms,
+        # A process that was stopped in the middle of a transaction must not hold its locks for ever.
+        "idle_in_transaction_session_timeout": timeout_ms,
+        # Never weaker nor stronger by accident: some servers set their own default.
+        "synchronous_commit": "on" if durability == "full" else "off",
+    }
+    options = " ".join([str(given.pop("options", "") or ""), *(f"-c {k}={v}" for k, v in settings.items())])
+    defaults = {
+        "application_name": "perdure",
+        "connect_timeout": max(2, int(timeout_s)),
+        "tcp_user_timeout": timeout_ms,
+        "keepalives_idle": 30,
+    }
+    return Target(
+        conninfo=make_conninfo("", **{**defaults, **given, "client_encoding": "utf8"}),
+        options=options.strip(),
+        host=str(given.get("host") or "the local socket"),
+        port=str(given.get("port") or 5432),
+        database=str(given.get("dbname") or given.get("user") or "(default)"),
+        user=str(given.get("user") or "(default)"),
+        schema=schema,
+    )
+
+
+def _plausible(given: dict[str, Any]) -> bool:
+    """Whether no part of a password slipped into what messages repeat."""
+    if any("@" in str(given.get(part) or "") for part in ("host", "dbname")):
+        return False
+    return str(given.get("port") or "0").replace(",", "").isdigit()
+
+
+def refuses_options(error: psycopg.Error) -> bool:
+    """Whether a pooler refused the startup parameter that carries our settings."""
+    return "unsupported startup parameter" in str(error)
+
+
+def first_connection(target: Target) -> tuple[Connection, bool]:
+    """Connect, and say whether the server takes the session's settings at startup."""
+    try:
+        try:
+            return Connection.connect(target.conninfo, options=target.options, autocommit=True), True
+        except psycopg.OperationalError as error:
+            if not refuses_options(error):
+                raise
+        return Connection.connect(target.conninfo, autocommit=True), False
+    except psycopg.Error as error:
+        raise not_opened(error, target) from error
+
+
+def prepare_store(connection: Connection, target: Target, *, create: bool, pooled: bool) -> str:
+    """Check the server, bring the schema up to date, and return the store's id."""
+    if connection.pgconn.server_version < SERVER_VERSION_MIN:
+        found = connection.info.server_version // 10000
+        raise OpenError(f"{target} runs PostgreSQL {found}; Perdure needs 14 or newer")
+    if connection.info.parameter_status("server_encoding") != "UTF8":
+        raise OpenError(f"{target} does not store UTF8 text; create the database with ENCODING 'UTF8'")
+    applied = _applied(connection, target)
+    if applied is None and not create:
+        raise OpenError(
+            f'{target} has no Perdure store in schema "{target.schema}": check the URL and the schema (schema=…, '
+            "--schema), or make the store with perdure.open(url)"
+        )
+    waiting = _pending(applied, target)
+    if waiting and not create:
+        raise OpenError(
+            f'the store in schema "{target.schema}" of {target} needs an update: open it once as its owner, with '
+            "perdure.open(url)"
+        )
+    if waiting:
+        try:
+            _migrate(connection, target, applied, waiting)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise _not_the_owner(error, target, is_new=applied is None) from error
+    if pooled:
+        _check_search_path(connection, target)
+    return _store_id(connection, target)
+
+
+def _migrate(connection: Connection, target: Target, applied: list[int] | None, waiting: list[Migration]) -> None:
+    had_roles = applied is not None and ROLES_SINCE in applied
+    while waiting:
+        # One transaction each; whoever waited for the lock finds it done and looks again.
+        with connection.transaction():
+            _lock(connection, target)
+            if applied is None:
+                _create_schema(connection, target)
+            waiting = _pending(_applied(connection, target), target)
+            if waiting:
+                _apply(connection, waiting.pop(0))
+                if had_roles and not waiting:
+                    renew_grants(connection, place_of(connection, target.schema))
+        applied = _applied(connection, target)
+
+
+def _not_the_owner(error: psycopg.Error, target: Target, *, is_new: bool) -> OpenError:
+    what = "is not there yet" if is_new else "needs an update"
+    said = error.diag.message_primary or type(error).__name__
+    return OpenError(
+        f'the store in schema "{target.schema}" of {target} {what}, and this role may not do it ({said}): open it once '
+        "as its owner, with this version of Perdure"
+    )
+
+
+def _table(target: Target, name: str) -> sql.Identifier:
+    return sql.Identifier(target.schema, name)
+
+
+def _applied(connection: Connection, target: Target) -> list[int] | None:
+    """The versions applied, or None if there is no store."""
+    [found] = connection.execute("SELECT to_regclass(%s)", (f"{target.schema}.migration",)).fetchone() or (None,)
+    if found is None:
+        return None
+    rows = connection.execute(sql.SQL("SELECT version FROM {}").format(_table(target, "migration")))
+    return [int(version) for (version,) in rows]
+
+
+def _pending(applied: list[int] | None, target: Target) -> list[Migration]:
+    try:
+        return pending("postgres", applied or [])
+    except OpenError as error:
+        raise OpenError(f'the store in schema "{target.schema}" of {target}: {error}') from error
+
+
+def _lock(connection: Connection, target: Target) -> None:
+    key = int.from_bytes(blake2b(f"perdure {target.schema}".encode(), digest_size=8).digest(), signed=True)
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", (key,))
+    # A long migration is not a hung statement.
+    connection.execute("SET LOCAL statement_timeout = 0")
+    connection.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(target.schema)))
+
+
+def _create_schema(connection: Connection, target: Target) -> None:
+    # Looked up first: IF NOT EXISTS asks for the privilege even where there is nothing to create.
+    [found] = connection.execute("SELECT to_regnamespace(%s)", (target.schema,)).fetchone() or (None,)
+    if found is None:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(target.schema)))
+    connection.execute(CREATE_TABLE.encode())
+
+
+def _apply(connection: Connection, migration: Migration) -> None:
+    # Sent without parameters: only then may a text hold several statements.
+    connection.execute(migration.text.encode())
+    connection.execute(
+        "INSERT INTO migration (version, name, applied_at) "
+        "VALUES (%s, %s, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)",
+        (migration.version, migration.name),
+    )
+
+
+def _check_search_path(connection: Connection, target: Target) -> None:
+    [found] = connection.execute("SELECT current_schema()").fetchone() or (None,)
+    if found != target.schema:
+        raise OpenError(
+            f'{target}: a pooler refused the session\'s settings, and the role finds "{found}". Run once: '
+            f"ALTER ROLE {target.user} SET search_path = {target.schema}; and open with prepare=False"
+        )
+
+
+def _store_id(connection: Connection, target: Target) -> str:
+    table = _table(target, "meta")
+    look = sql.SQL("SELECT value FROM {} WHERE key = 'store'").format(table)
+    row = connection.execute(look).fetchone()
+    if row is None:
+        make = sql.SQL("INSERT INTO {} (key, value) VALUES ('store', %s) ON CONFLICT DO NOTHING").format(table)
+        connection.execute(make, (uuid.uuid4().hex,))
+        row = connection.execute(look).fetchone()
+    return str(row[0]) if row else ""

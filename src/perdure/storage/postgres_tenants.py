@@ -1,0 +1,204 @@
+"""Whose rows a role of PostgreSQL may touch, and how the server is told whose rows a statement is about.
+
+The rules are the database's own (`schema/postgres/0005_tenants.sql`), whatever this module does. There are four
+kinds of roles:
+
+    everything   superusers, owners of the tables, operators: all tenants
+    chosen       the application's role: the tenant that the setting perdure.tenant names, for one transaction
+    bound        a tenant's own login role: that tenant, whatever is set
+    nothing      any other: refused when a store is opened, since it would look empty
+
+For a role that chooses, each statement with a parameter `tenant` (or `tenant_name`, where the number is looked up) is
+preceded by the setting, in the same pipeline: it costs no round trip. The setting is local to its transaction, so that
+a pooler has nothing to hand to the next client. A statement that is about all tenants is given `tenant=None`.
+
+Must never happen here: a setting that outlives its transaction, or a statement about one tenant that goes out under
+another one's setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from psycopg import sql
+
+from perdure.errors import OpenError, UsageError
+from perdure.storage.postgres_errors import Target
+from perdure.storage.program import Batch, Program, Sql, Statement
+
+Sees = Literal["everything", "chosen", "bound", "nothing"]
+
+_TELL = {
+    "tenant": Sql("SELECT set_config('perdure.tenant', :tenant, true)"),
+    "tenant_name": Sql("SELECT set_config('perdure.tenant_name', :tenant_name, true)"),
+}
+# Functions of the catalog only: they need no grants, so that a role without any is told so.
+_KIND = """SELECT current_user::text, row_security_active(to_regclass({table})::oid),
+    has_type_privilege({every}, 'USAGE'), has_type_privilege({chooses}, 'USAGE')"""
+_BOUND = "SELECT t.name FROM {role} r JOIN {tenant} t ON t.tenant = r.tenant WHERE r.role = current_user"
+
+_ROLE = Sql(
+    postgres="""SELECT r.rolname::text, r.rolsuper, r.rolbypassrls,
+        EXISTS (SELECT 1 FROM pg_class c WHERE c.relnamespace = to_regnamespace(current_schema())
+            AND c.relname = 'thread' AND pg_has_role(c.relowner, 'USAGE')),
+        has_type_privilege('sees_every_tenant', 'USAGE'), has_type_privilege('chooses_tenant', 'USAGE'),
+        has_schema_privilege(current_schema(), 'CREATE')
+    FROM pg_roles r WHERE r.rolname = current_user"""
+)
+_TABLES = Sql(
+    postgres="""SELECT c.relname::text,
+        c.relrowsecurity AND c.relforcerowsecurity AND EXISTS (SELECT 1 FROM pg_policy p WHERE p.polrelid = c.oid),
+        has_table_privilege(c.oid, 'TRUNCATE, REFERENCES, TRIGGER')
+    FROM pg_class c WHERE c.relnamespace = to_regnamespace(current_schema()) AND c.relkind IN ('r', 'p')
+    AND EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'tenant' AND NOT a.attisdropped)
+    ORDER BY c.relname"""
+)
+# Whoever the role could become by SET ROLE, and would then see more.
+_BECOMES = Sql(
+    postgres="""SELECT x.rolname::text FROM pg_roles x WHERE pg_has_role(x.oid, 'MEMBER') AND x.rolname <> current_user
+    AND (x.rolsuper OR x.rolbypassrls OR has_type_privilege(x.oid, 'sees_every_tenant', 'USAGE')
+        OR (has_type_privilege(x.oid, 'chooses_tenant', 'USAGE') AND NOT has_type_privilege('chooses_tenant', 'USAGE')))
+    ORDER BY x.rolname"""
+)
+# The roles that were given something, as far as the connected one may know.
+_ROLES = Sql(
+    postgres="""SELECT 'app', pg_get_userbyid(a.grantee)::text, NULL FROM pg_type t, aclexplode(t.typacl) a
+        WHERE t.oid = to_regtype('chooses_tenant') AND a.grantee <> t.typowner
+    UNION SELECT 'operator', pg_get_userbyid(a.grantee)::text, NULL FROM pg_type t, aclexplode(t.typacl) a
+        WHERE t.oid = to_regtype('sees_every_tenant') AND a.grantee <> t.typowner
+    UNION SELECT CASE WHEN EXISTS (SELECT 1 FROM pg_roles x WHERE x.rolname = r.role) THEN 'tenant' ELSE 'gone' END,
+        r.role::text, t.name FROM tenant_role r JOIN tenant t ON t.tenant = r.tenant
+    ORDER BY 1, 2"""
+)
+_BOUND_HERE = Sql(
+    postgres="SELECT t.name FROM tenant_role r JOIN tenant t ON t.tenant = r.tenant WHERE r.role = current_user"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    """A role that may touch one tenant's rows at a time: any one (`tenant` None), or the one it is bound to."""
+
+    role: str
+    tenant: str | None
+
+    def told(self, statements: Sequence[Statement], known: dict[str, Any]) -> tuple[Sequence[Statement], set[int]]:
+        """The statements, each after what the server must be told for it, and which of the result are that.
+
+        `known` is what the running transaction was told before; it is brought up to date.
+        """
+        if self.tenant is not None:
+            for _, params in statements:
+                self._check_name(params.get("tenant_name", self.tenant))
+            return statements, set()
+        sent: list[Statement] = []
+        asides: set[int] = set()
+        for statement in statements:
+            params = statement.params
+            for name, tell in _TELL.items():
+                if name not in params:
+                    continue
+                value = params[name]
+                if value is None:
+                    raise self._only_one()
+                if known.get(name) != value:
+                    asides.add(len(sent))
+                    sent.append(tell(**{name: value}))
+                    known[name] = value
+            sent.append(statement)
+        return sent, asides
+
+    def _check_name(self, name: Any) -> None:
+        if name != self.tenant:
+            raise UsageError(
+                f'the role "{self.role}" is bound to the tenant {self.tenant!r} and sees no other, not {name!r}: '
+                f"open the store with tenant={self.tenant!r}"
+            )
+
+    def _only_one(self) -> UsageError:
+        return UsageError(
+            f'the role "{self.role}" sees one tenant at a time, and this is about all of them: use an operator\'s role '
+            "(`perdure roles operator NAME` makes one), or do it tenant by tenant"
+        )
+
+
+def tenancy_of(connection: Any, target: Target) -> Tenancy | None:
+    """What the connected role may touch; None: everything. Raises OpenError for a role that may see nothing."""
+    names = {
+        "table": sql.Literal(f"{target.schema}.thread"),
+        "every": sql.Literal(f"{target.schema}.sees_every_tenant"),
+        "chooses": sql.Literal(f"{target.schema}.chooses_tenant"),
+    }
+    role, is_held, every, chooses = connection.execute(sql.SQL(_KIND).format(**names)).fetchone()
+    if every or not is_held:
+        return None
+    if chooses:
+        return Tenancy(role, None)
+    tables = {
+        "role": sql.Identifier(target.schema, "tenant_role"),
+        "tenant": sql.Identifier(target.schema, "tenant"),
+    }
+    found = connection.execute(sql.SQL(_BOUND).format(**tables)).fetchone()
+    if found is None:
+        raise OpenError(
+            f"{target} may see no tenant at all. As the store's owner, run once: `perdure roles app {role}` for the "
+            f"application's role, or `perdure roles tenant {role} --tenant NAME` for a role of one tenant"
+        )
+    return Tenancy(role, str(found[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSecurity:
+    """How tenants are kept apart for the connected role. `gaps` and `rights` should be empty."""
+
+    role: str
+    sees: Sees
+    tenant: str | None  # the one it is bound to
+    superuser: bool
+    bypasses: bool  # BYPASSRLS
+    owner: bool  # of the tables, itself or as a member
+    tables: tuple[str, ...]  # that have a tenant
+    gaps: tuple[str, ...]  # of those: not enabled, not forced, or without a policy
+    rights: tuple[str, ...]  # of a role that is held to a tenant: what reaches around it
+    # The store's roles as far as this one may know: kind, name, tenant. Kind "gone" was bound to it, and was dropped.
+    roles: tuple[tuple[str, str, str | None], ...] = ()
+
+    @property
+    def held(self) -> bool:
+        """Whether the database holds this role to one tenant at a time."""
+        return self.sees in ("chosen", "bound") and not self.gaps and not self.rights
+
+
+def tenant_security() -> Program[TenantSecurity]:
+    """How tenants are kept apart for the connected role, as a program: `driver.run(Transaction(tenant_security))`."""
+    [role], tables = yield Batch(_ROLE(), _TABLES())
+    name, superuser, bypasses, owner, every, chooses, creates = role
+    tenant: str | None = None
+    sees: Sees = "everything" if superuser or bypasses or every else "chosen" if chooses else "nothing"
+    if sees == "nothing":
+        [bound] = yield Batch(_BOUND_HERE())
+        tenant = str(bound[0][0]) if bound else None
+        sees = "bound" if bound else "nothing"
+    rights: list[str] = []
+    if sees != "everything":
+        # None of these is subject to row-level security.
+        rights = [f"TRUNCATE, REFERENCES or TRIGGER on {table}" for table, _, risky in tables if risky]
+        rights += ["CREATE on the schema"] if creates else []
+        rights += ["ownership of the tables"] if owner else []
+        [becomes] = yield Batch(_BECOMES())
+        rights += [f"membership of {other}" for (other,) in becomes]
+    [roles] = yield Batch(_ROLES())
+    return TenantSecurity(
+        role=str(name),
+        sees=sees,
+        tenant=tenant,
+        superuser=bool(superuser),
+        bypasses=bool(bypasses),
+        owner=bool(owner),
+        tables=tuple(str(table) for table, *_ in tables),
+        gaps=tuple(str(table) for table, safe, _ in tables if not safe),
+        rights=tuple(rights),
+        roles=tuple((str(kind), str(known), bound_to) for kind, known, bound_to in roles),
+    )

@@ -1,0 +1,303 @@
+"""Programs and flows: storage logic without I/O.
+
+A *program* is one transaction: a generator that yields batches of statements, receives their rows, and returns a
+result. A *flow* is several transactions with work between them (decode, compare, encode). Neither knows whether it is
+driven blocking or async, on SQLite or PostgreSQL; a driver decides that. So no operation is written twice, and a
+fault can be injected at every statement of every one.
+
+Must never happen here or in any program: a clock, a random number, I/O. They are passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+
+from perdure.errors import UsageError
+from perdure.storage.row_hashes import with_hash
+
+if TYPE_CHECKING:
+    from perdure.storage.cells import Cell
+
+T = TypeVar("T")
+Dialect = Literal["sqlite", "postgres"]
+Row = tuple[Any, ...]
+Rows = list[Row]
+
+# {stamp}: the commit that a row belongs to. SQLite: a counter that the driver advances once per transaction.
+# PostgreSQL: the transaction's own 64-bit id, which pg_current_snapshot() can be compared with.
+# FOR UPDATE, FOR KEY SHARE: SQLite has one writer at a time and needs no row locks.
+# {now}: microseconds since 1970 by the clock that all writers share: the server's, or this machine's, passed as :now.
+_TOKENS: dict[Dialect, dict[str, str]] = {
+    "sqlite": {
+        "{stamp}": "(SELECT stamp FROM clock)",
+        "{for_update}": "",
+        "{for_key_share}": "",
+        "{skip_locked}": "",
+        "{now}": ":now",
+    },
+    "postgres": {
+        "{stamp}": "pg_current_xact_id()::text::bigint",
+        "{for_update}": "FOR UPDATE",
+        "{for_key_share}": "FOR KEY SHARE",
+        "{skip_locked}": "FOR UPDATE SKIP LOCKED",
+        "{now}": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
+    },
+}
+
+
+def _fill(text: str, dialect: Dialect) -> str:
+    for token, replacement in _TOKENS[dialect].items():
+        text = text.replace(token, replacement)
+    return text
+
+
+class Sql:
+    """A statement's text with `:name` parameters: one text for both databases, or one for each.
+
+    For SQLite it may be several statements, run in order with the same parameters; the rows are the last one's.
+    `{stamp}` stands for the stamp of the running transaction, `{for_update}` for a row lock, `{for_key_share}` for one
+    that only keeps the row from being deleted, `{skip_locked}` for one that passes over rows that others have locked.
+    `{now}` is the time by the clock that all writers share; SQLite's is the parameter `:now`.
+
+    `seals` names the parameters that are secret cells, `opens` the columns of its rows that are (`cells.py`): they are
+    encrypted if the store is, and those that are `hashed` are stored with their hash and checked against it.
+    `bare` is the same statement without that check, for a driver that decrypts first.
+    `tolerant`: who reads the rows looks at the types of these columns, so that one that is damaged may come as
+    something else than bytes or text; "all": also one that is not encrypted.
+    `far` are the columns that may stand in an object store; those that `opens` calls so need not be named.
+    `keyless`: for a tenant whose key is not there it does nothing and gives no row, instead of an error.
+    """
+
+    __slots__ = (
+        "bare",
+        "checks",
+        "far",
+        "hashes",
+        "keyless",
+        "opens",
+        "postgres",
+        "prepared",
+        "sealed",
+        "seals",
+        "sqlite",
+        "tolerant",
+    )
+
+    def __init__(
+        self,
+        common: str = "",
+        *,
+        sqlite: str | tuple[str, ...] | None = None,
+        postgres: str | None = None,
+        seals: Mapping[str, Cell] | None = None,
+        opens: Mapping[int, Cell] | None = None,
+        tolerant: bool | Literal["all"] = False,
+        far: tuple[int, ...] = (),
+        keyless: bool = False,
+    ) -> None:
+        # What others are identified by comes first: they are bound to what stands in the row.
+        self.seals = sorted(seals.items(), key=lambda item: item[1].sort != "index") if seals else []
+        self.opens = list(opens.items()) if opens else []
+        self.sealed = bool(seals or opens)
+        self.hashes = [(name, cell) for name, cell in self.seals if cell.hashed]
+        self.checks = [(index, cell) for index, cell in self.opens if cell.hashed]
+        self.far = far or tuple([column for column, cell in self.opens if cell.far])
+        self.tolerant = tolerant
+        self.keyless = keyless
+        texts = sqlite if sqlite is not None else common
+        self.sqlite: tuple[str, ...] = tuple(
+            _fill(text, "sqlite") for text in ((texts,) if isinstance(texts, str) else texts)
+        )
+        self.prepared: Any = None  # by the driver, when it is first run
+        self.postgres: str = _fill(postgres if postgres is not None else common, "postgres")
+        self.bare = self
+        if self.checks:
+            self.bare = copy(self)
+            self.bare.checks = []
+
+    def __call__(self, **params: Any) -> Statement:
+        for name, cell in self.hashes:
+            if params[name] is not None:
+                by = tuple([params[by] for by in cell.by])  # type: ignore[index]
+                params[name] = with_hash(cell, params["tenant"], by, params[name])
+        return Statement(self, params)
+
+
+class Statement(NamedTuple):
+    """A statement with its parameters."""
+
+    sql: Sql
+    params: dict[str, Any]
+
+
+class Batch:
+    """Statements that need nothing from each other's rows, so that PostgreSQL takes them in one round trip.
+
+    `last=True` promises that the program only reads the rows and returns: the driver sends COMMIT along.
+    """
+
+    __slots__ = ("last", "statements")
+
+    def __init__(self, *statements: Statement, last: bool = False) -> None:
+        self.statements = statements
+        self.last = last
+
+
+Program = Generator[Batch, list[Rows], T]
+# "slack": it only rearranges what is there, so that a power cut may undo it, with all that came after. On SQLite its
+# commit does not wait for the disk, and others do not wait for its housekeeping.
+Solo = bool | Literal["slack"]
+Progress = Callable[[int, int], None]  # of long work: how much is done, of how much
+
+
+@dataclass(slots=True)  # not frozen: one is made for every step of every run, and that would double its cost
+class Transaction:
+    """One transaction that a flow asks for. The operation is passed, not the generator, so it can be run again."""
+
+    op: Callable[[], Program[Any]]
+    write: bool = False
+    solo: Solo = False  # long work: never joins a group commit
+    # SQLite: a write goes on to its end also if the awaiting task is cancelled; the error's `answer` is its answer.
+    whole: bool = False
+    # It looks at what is stored and says what is wrong: what cannot be read comes as something unreadable.
+    checks: bool = False
+
+
+class Outside:
+    """An operation outside of the database, on an object store or a provider of keys: the driver that has one knows
+    it by its class."""
+
+    def __call__(self) -> Program[Any]:
+        raise UsageError("the store was opened without an object store: open(url, objects=…)")
+
+
+class Aside:
+    """An operation without the database: work that takes so long that an event loop must not wait for it. `adrive` has
+    a thread do it, `drive` does it in place. As a program it is one without statements."""
+
+    __slots__ = ("work",)
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work = work
+
+    def __call__(self) -> Program[Any]:
+        yield from ()
+        return self.work()
+
+
+class Reclaim:
+    """An operation that gives unused space back to the file system. SQLite rewrites the file, outside of any
+    transaction; for PostgreSQL it is an empty program, because the server does that by itself."""
+
+    def __call__(self) -> Program[None]:
+        return
+        yield
+
+
+class Scrub:
+    """An operation after which what was removed is gone from the store's own files, as far as the database allows it.
+
+    SQLite rewrites the file and cuts off its log (`log_only`: only that), outside of any transaction. PostgreSQL
+    vacuums one `table`, and takes its samples for the planner anew, which hold values in the clear; `full` rewrites it,
+    and nobody can use it meanwhile. The answer is empty, or says what was in the way.
+    """
+
+    def __init__(self, table: str = "", *, full: bool = False, log_only: bool = False) -> None:
+        self.log_only = log_only
+        self._vacuum = Sql(f"VACUUM ({'FULL, ' if full else ''}ANALYZE) {table}")
+
+    def __call__(self) -> Program[str]:
+        yield Batch(self._vacuum(), last=True)
+        return ""
+
+
+Flow = Generator[Transaction, Any, T]
+
+
+class Driver(Protocol):
+    """What a database must offer: run a program in one transaction, blocking or async."""
+
+    @property
+    def dialect(self) -> Dialect: ...
+
+    def run(self, transaction: Transaction) -> Any: ...
+
+    async def arun(self, transaction: Transaction) -> Any: ...
+
+    def close(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+def drive(driver: Driver, flow: Flow[T]) -> T:
+    """Run a flow to its end, blocking."""
+    try:
+        transaction = next(flow)
+        while True:
+            try:
+                op = transaction.op
+                answer = op.work() if type(op) is Aside else driver.run(transaction)
+            except BaseException as error:
+                transaction = flow.throw(error)
+            else:
+                transaction = flow.send(answer)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+async def adrive(driver: Driver, flow: Flow[T]) -> T:
+    """Run a flow to its end on the running event loop."""
+    try:
+        transaction = next(flow)
+        while True:
+            try:
+                op = transaction.op
+                answer = await _beside(op) if type(op) is Aside else await driver.arun(transaction)
+            except BaseException as error:
+                transaction = flow.throw(error)
+            else:
+                transaction = flow.send(answer)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+async def _beside(op: Aside) -> Any:
+    from asyncio import to_thread
+
+    return await to_thread(op.work)
+
+
+def aside(work: Callable[[], T]) -> Generator[Transaction, T, T]:
+    """Inside a flow, between transactions: `value = yield from aside(work)`, for what keeps a processor busy. It may
+    not touch what other threads change."""
+    return (yield Transaction(Aside(work)))
+
+
+def read(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:
+    """Inside a flow: `value = yield from read(op)`, a read-only transaction."""
+    return (yield Transaction(op))
+
+
+def check(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:
+    """The same for an operation that says what is wrong with what is stored."""
+    return (yield Transaction(op, checks=True))
+
+
+def write(op: Callable[[], Program[T]], *, solo: Solo = False) -> Generator[Transaction, T, T]:
+    """Inside a flow: `value = yield from write(op)`, a read-write transaction."""
+    return (yield Transaction(op, write=True, solo=solo))
+
+
+def mend(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:
+    """A long write transaction for an operation that mends what is stored: what cannot be read does not stop it."""
+    return (yield Transaction(op, write=True, solo=True, checks=True))
+
+
+def one_row(rows: Rows) -> Row | None:
+    """The only row, or None. More than one is a defect of the statement."""
+    if len(rows) > 1:
+        raise UsageError(f"a statement that should give at most one row gave {len(rows)}")
+    return rows[0] if rows else None

@@ -1,0 +1,437 @@
+"""The SQLite driver: one file, many threads, tasks and processes.
+
+Blocking calls work on the caller's thread, async ones hop to another thread once per transaction. Writes go
+through the commit queue (`group.py`, `sqlite_write.py`) behind a file lock (`sqlite_lock.py`); reads use a
+few connections of their own and, thanks to the write-ahead log, never wait for writers. A store in memory is
+the same code with one connection for all.
+
+A forked child must not touch what it inherited: SQLite's locks and caches belong to the parent. Every call
+there raises, and the connections are kept from ever being closed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from threading import Condition, Lock
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakSet
+
+import apsw
+
+from perdure.errors import Damaged, ForkedProcess, StoreClosed, StoreError, UsageError
+from perdure.storage import sqlite_open
+from perdure.storage.group import CommitQueue
+from perdure.storage.news import FileNews, News, NoNews
+from perdure.storage.program import Batch, Program, Transaction
+from perdure.storage.sqlite_errors import read_only, translate
+from perdure.storage.sqlite_lock import Gate, ThreadGate
+from perdure.storage.sqlite_open import MEMORY, Access, Durability, Target, connect
+from perdure.storage.sqlite_write import Hook, Writer, perform
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+_IDLE_READERS_MAX = 4  # 2 MB of cache each
+_TIMEOUT_S_MAX = 1_000_000  # SQLite counts milliseconds in 32 bits
+_READ_THREADS_MAX = 4  # for async reads; they share the interpreter's lock, so more would not be faster
+
+
+class _Reader:
+    """A connection for read transactions."""
+
+    __slots__ = ("connection", "cursor")
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self.connection = connection
+        self.cursor = connection.cursor()
+
+    def close(self) -> None:
+        self.cursor.close()
+        self.connection.close()
+
+
+class SqliteDriver:
+    """Runs programs on an SQLite store at `path`, or in memory with ":memory:".
+
+    `timeout_s` is how long a write may wait for its turn; then it raises `Busy`. A task that is cancelled
+    while its write is under way cannot know whether it was written; one not yet started may be dropped.
+    `hook` is called with the name of each step ("begin", "statement:0", …, "commit", "committed"), for fault
+    tests; what it raises undoes the transaction.
+    """
+
+    dialect: Literal["sqlite"] = "sqlite"
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        durability: Durability = "full",
+        timeout_s: float = 30.0,
+        vfs: str | None = None,
+        create: bool = True,
+        hook: Hook | None = None,
+    ) -> None:
+        if durability not in ("full", "normal"):
+            raise UsageError(f'durability is "full" or "normal", not {durability!r}')
+        if not 0 <= timeout_s <= _TIMEOUT_S_MAX:
+            raise UsageError(f"timeout_s is from 0 to {_TIMEOUT_S_MAX} seconds, not {timeout_s!r}")
+        real_path = MEMORY if str(path) == MEMORY else os.path.realpath(path)
+        self._target = Target(real_path, durability, timeout_s, vfs)
+        self._hook = hook
+        self._pid = os.getpid()
+        self._close_lock = Lock()
+        self._closed = ""  # why, once it is
+        self._given_back = False
+        self._state = Condition()
+        self._reading = 0
+        self._readers: list[_Reader] = []  # a stack: the one used last has the warmest cache
+        self._read_threads: ThreadPoolExecutor | None = None
+        self._file_state: tuple[int, ...] = ()
+        self._access: Access = "write"
+        self._gate: Gate | None = None
+        self._writer: Writer | None = None
+        self._queue: CommitQueue | None = None
+        self._open(create)
+        _drivers.add(self)
+
+    def __repr__(self) -> str:
+        return f"<SqliteDriver {self.path}>"
+
+    @property
+    def path(self) -> str:
+        """The store's file, absolute and without symlinks, or ":memory:"."""
+        return self._target.path
+
+    @property
+    def read_only(self) -> bool:
+        """The disk or the file does not allow writing."""
+        return self._access != "write"
+
+    def run(self, transaction: Transaction) -> Any:
+        """Run a program in one transaction, on this thread."""
+        if os.getpid() != self._pid:
+            raise self._forked()
+        if transaction.write:
+            return self._writing().run(transaction.op, transaction.solo)
+        return self._read(transaction.op)
+
+    async def arun(self, transaction: Transaction) -> Any:
+        """Run a program in one transaction without blocking the event loop.
+
+        If the awaiting task is cancelled, the outcome of a write is unknown: not started, it may be dropped;
+        started, it is finished.
+        """
+        if os.getpid() != self._pid:
+            raise self._forked()
+        if transaction.write:
+            queue = self._writing()
+            return await (queue.arun_whole if transaction.whole else queue.arun)(transaction.op, transaction.solo)
+        from asyncio import get_running_loop
+
+        try:
+            answer = get_running_loop().run_in_executor(self._threads(), self._read, transaction.op)
+        except RuntimeError as error:  # shut down by another thread a moment ago
+            raise StoreClosed(self._closed or "the interpreter is shutting down") from error
+        return await answer
+
+    def close(self) -> None:
+        """Wait for running work and give everything back. The last to close moves the log into the store."""
+        if os.getpid() != self._pid:
+            return  # the parent's; see _forget_in_child
+        with self._close_lock:
+            if self._given_back:
+                return
+            self._shut(f"the store {self.path} was closed; open it again")
+            if self._queue is not None:
+                self._queue.drain()
+            with self._state:
+                self._state.wait_for(lambda: self._reading == 0)
+            if self._read_threads is not None:
+                self._read_threads.shutdown()
+            self._close_readers()
+            if self._writer is not None:
+                self._quietly(self._writer.close)
+            if self._gate is not None:
+                self._gate.close()
+            self._given_back = True
+
+    async def aclose(self) -> None:
+        """`close`, without blocking the event loop."""
+        from asyncio import to_thread
+
+        await to_thread(self.close)
+
+    def listen(self) -> News:
+        """Hear of commits, of this process and of others."""
+        return NoNews() if self._target.in_memory else FileNews(self.path)
+
+    # Opening
+
+    def _open(self, create: bool) -> None:
+        # One at a time in this process: looking at a file's header must not meet a connection that is being made.
+        with _opening:
+            self._open_alone(create)
+
+    def _open_alone(self, create: bool) -> None:
+        target = self._target
+        if target.in_memory:
+            self._gate = ThreadGate(target.path, target.timeout_s)
+        else:
+            _refuse_inherited(target.path)
+            sqlite_open.check_place(target.path, create=create, mountinfo=sqlite_open.read_mountinfo())
+            self._access = sqlite_open.choose_access(target.path)
+            if self._access == "write":
+                self._gate = sqlite_open.open_gate(target)
+        try:
+            self._open_first_connection(create)
+        except BaseException as error:
+            if self._gate is not None:
+                self._gate.close()
+            if isinstance(error, apsw.Error):
+                raise translate(error, target.path, target.timeout_s) from error
+            raise
+
+    def _open_first_connection(self, create: bool) -> None:
+        target = self._target
+        if create and self._access == "write" and not target.in_memory:
+            sqlite_open.make_file(target.path)
+        self._file_state = self._stat()
+        connection = connect(target, self._access, "writer" if self._access == "write" else "reader")
+        try:
+            sqlite_open.prepare(connection, target, self._gate, create=create)
+        except BaseException:
+            connection.close()
+            raise
+        if self._gate is None:
+            self._readers.append(_Reader(connection))
+            return
+        self._writer = Writer(target, connection, self._gate, self._hook, self._lose)
+        self._queue = CommitQueue(self._writer.commit, target.timeout_s)
+
+    # Reading
+
+    def _read(self, op: Callable[[], Program[Any]]) -> Any:
+        if self._target.in_memory:
+            return self._read_in_memory(op)
+        reader = self._borrow()
+        healthy = False
+        try:
+            result = self._read_with(reader.cursor, op)
+            healthy = True
+            return result
+        except apsw.Error as error:
+            raise self._explain_read(error) from error
+        except UnicodeDecodeError as error:
+            raise Damaged(f"{self.path} holds text that is not text ({error}); run `perdure verify`") from error
+        except Exception:
+            healthy = True
+            raise
+        finally:
+            self._return(reader, healthy)
+
+    def _read_with(self, cursor: apsw.Cursor, op: Callable[[], Program[Any]]) -> Any:
+        hook = self._hook
+        program = op()
+        try:
+            batch = next(program)
+        except StopIteration as stop:
+            return stop.value
+        resumed = _resume(program, batch)
+        # One statement that promises to be the only one is a transaction by itself.
+        if batch.last and len(batch.statements) == 1 and len(batch.statements[0].sql.sqlite) == 1 and hook is None:
+            return perform(cursor, resumed, None)
+        cursor.execute("BEGIN")
+        try:
+            if hook is not None:
+                hook("begin")
+            return perform(cursor, resumed, hook)
+        finally:
+            if cursor.connection.in_transaction:
+                cursor.execute("ROLLBACK")  # nothing to keep; also ends it after an error
+
+    def _read_in_memory(self, op: Callable[[], Program[Any]]) -> Any:
+        # The only connection is also the writer's, so the gate that a group of writes holds is ours
+        # meanwhile.
+        with self._state:
+            if self._closed:
+                raise StoreClosed(self._closed)
+            self._reading += 1
+        assert self._writer is not None
+        assert self._gate is not None
+        connection = self._writer.connection
+        try:
+            self._gate.acquire(monotonic() + self._target.timeout_s)
+            connection.pragma("query_only", 1)
+            try:
+                return self._read_with(connection.cursor(), op)
+            finally:
+                connection.pragma("query_only", 0)
+        except apsw.Error as error:
+            raise self._explain_read(error) from error
+        finally:
+            self._gate.release()
+            self._leave()
+
+    def _explain_read(self, error: apsw.Error) -> BaseException:
+        if isinstance(error, apsw.ReadOnlyError) and not self.read_only:
+            return UsageError("a read transaction tried to write; ask for it with write=True")
+        return translate(error, self.path, self._target.timeout_s)
+
+    def _borrow(self) -> _Reader:
+        with self._state:
+            if self._closed:
+                raise StoreClosed(self._closed)
+            if self._access == "immutable" and self._stat() != self._file_state:
+                self._close_readers()  # SQLite was told the file never changes; it did, so start over
+                self._file_state = self._stat()
+            self._reading += 1
+            if self._readers:
+                return self._readers.pop()
+        try:
+            return _Reader(connect(self._target, self._access, "reader"))
+        except BaseException as error:
+            self._leave()
+            if isinstance(error, apsw.Error):
+                raise translate(error, self.path, self._target.timeout_s) from error
+            raise
+
+    def _return(self, reader: _Reader, healthy: bool) -> None:
+        keep = False
+        with self._state:
+            if healthy and not self._closed and len(self._readers) < _IDLE_READERS_MAX:
+                self._readers.append(reader)
+                keep = True
+        if not keep:
+            self._quietly(reader.close)
+        self._leave()
+
+    def _leave(self) -> None:
+        with self._state:
+            self._reading -= 1
+            if self._closed:
+                self._state.notify_all()
+
+    def _stat(self) -> tuple[int, ...]:
+        if self._access != "immutable":
+            return ()
+        found = os.stat(self.path)
+        return (found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        with self._state:
+            if self._closed:
+                raise StoreClosed(self._closed)
+            if self._read_threads is None:
+                from concurrent.futures import ThreadPoolExecutor
+
+                self._read_threads = ThreadPoolExecutor(_READ_THREADS_MAX, "perdure-reader")
+            return self._read_threads
+
+    # Writing and ending
+
+    def _writing(self) -> CommitQueue:
+        if self._queue is None:
+            raise StoreClosed(self._closed) if self._closed else read_only(self.path)
+        return self._queue
+
+    def _shut(self, reason: str) -> None:
+        with self._state:
+            self._closed = self._closed or reason
+        if self._queue is not None:
+            self._queue.refuse(self._refusal)
+
+    def _refusal(self) -> StoreError:
+        return StoreClosed(self._closed)
+
+    def _lose(self, reason: str) -> None:
+        """After a failed fsync, in the leader's thread: no connection may go on with what it remembers."""
+        self._shut(reason)
+        self._close_readers()
+        if self._writer is not None:
+            self._quietly(self._writer.close)
+
+    def _close_readers(self) -> None:
+        with self._state:
+            readers, self._readers = self._readers, []
+        for reader in readers:
+            self._quietly(reader.close)
+
+    def _quietly(self, close: Callable[[], None]) -> None:
+        """Close a connection; what fails now was reported when it was written, or is safe in the log."""
+        try:
+            close()
+        except apsw.Error:
+            pass
+
+    # Forked children
+
+    def _forked(self) -> ForkedProcess:
+        return ForkedProcess(
+            f"{self.path} was opened by process {self._pid} and this is its forked child {os.getpid()}; {_AFTER_FORK}"
+        )
+
+    def _forget_in_child(self) -> None:
+        # Closing the connections here would make SQLite act for the parent: drop its locks, finish its log.
+        # So nothing may ever close them, not even the interpreter when it ends: one reference too many keeps
+        # them.
+        import ctypes
+
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        if not self._target.in_memory and not self._given_back:
+            try:
+                found = os.stat(self._target.path)
+                _inherited.add((found.st_dev, found.st_ino))
+            except OSError:
+                pass  # the file is gone: it cannot be opened again either
+        if self._gate is not None:
+            self._gate.forget_in_child()
+
+
+def _resume(program: Program[Any], batch: Batch) -> Callable[[], Program[Any]]:
+    """A program whose first batch was already looked at, as an operation."""
+
+    def resumed() -> Program[Any]:
+        answers = yield batch
+        while True:
+            try:
+                batch_next = program.send(answers)
+            except StopIteration as stop:
+                return stop.value
+            answers = yield batch_next
+
+    return resumed
+
+
+_drivers: WeakSet[SqliteDriver] = WeakSet()
+
+
+# SQLite keeps its locks per file and process, and a forked child inherits the book-keeping without the locks: a store
+# opened there on the same file would believe itself protected, and lose what it saved when somebody else closes.
+_AFTER_FORK = "open stores after forking, or start workers by spawning"
+_inherited: set[tuple[int, int]] = set()
+_opening = Lock()
+
+
+def _refuse_inherited(path: str) -> None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return
+    if (found.st_dev, found.st_ino) in _inherited:
+        raise ForkedProcess(
+            f"{path} was open in the process that this one was forked from, and SQLite cannot open the same file "
+            f"on both sides of a fork; {_AFTER_FORK}"
+        )
+
+
+def _forget_all_in_child() -> None:
+    global _opening
+    _opening = Lock()  # another thread of the parent may have held it
+    for driver in list(_drivers):
+        driver._forget_in_child()
+
+
+os.register_at_fork(after_in_child=_forget_all_in_child)

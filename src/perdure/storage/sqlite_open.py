@@ -1,0 +1,312 @@
+"""Opening an SQLite store: is this a place and a file we may use, and is its schema the one we know?
+
+Everything is checked before anything is changed: a file that is not ours is never switched to WAL or written
+to. Python opens the store's file itself only while nobody in this process has it open: closing any descriptor of it
+would drop the locks that SQLite holds here (POSIX locks belong to the process, not to the descriptor).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import apsw
+
+from perdure.errors import OpenError
+from perdure.storage import migrate
+from perdure.storage.files import special_kind
+from perdure.storage.sqlite_errors import not_sqlite, read_only, translate
+from perdure.storage.sqlite_lock import FileGate, Gate
+
+MEMORY = ":memory:"
+APPLICATION_ID = int.from_bytes(b"Hold", "big")  # in the file's header: how we, and `file`, recognise a store
+LOG_BYTES_MAX = 64 * 1024 * 1024  # what stays of the log's file when it is started over
+
+_HEADER_BYTES = 100  # SQLite's: the schema's cookie at 40 (0: no table was ever made), the application's id at 68
+
+_PATH_BYTES_MAX, _NAME_BYTES_MAX = 460, 200  # SQLite's limit is 512, file systems' 255, for the files beside it too
+
+Durability = Literal["full", "normal"]
+Access = Literal["write", "read", "immutable"]
+Role = Literal["writer", "reader"]
+
+# WAL keeps its index in shared memory, which does not reach another machine: two hosts would overwrite each
+# other. fmt: off
+NETWORK_FILE_SYSTEMS = frozenset(
+    (
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb2",
+        "smb3",
+        "smbfs",
+        "9p",
+        "afs",
+        "coda",
+        "ceph",
+        "glusterfs",
+        "lustre",
+        "beegfs",
+        "gpfs",
+        "pvfs2",
+        "orangefs",
+        "ncpfs",
+        "davfs",
+        "fuse.sshfs",
+        "fuse.glusterfs",
+        "fuse.ceph",
+        "fuse.s3fs",
+        "fuse.rclone",
+        "fuse.gcsfuse",
+        "fuse.davfs2",
+        "fuse.smbnetfs",
+    )
+)
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which file, and how to talk to it."""
+
+    path: str  # absolute and without symlinks, so that every name of a store leads to the same lock; or MEMORY
+    durability: Durability
+    timeout_s: float
+    vfs: str | None
+
+    @property
+    def in_memory(self) -> bool:
+        return self.path == MEMORY
+
+
+def read_mountinfo() -> str:
+    """What Linux says about mounts; empty elsewhere."""
+    try:
+        return Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
+    except OSError:
+        return ""
+
+
+def network_file_system(path: str, mountinfo: str) -> str | None:
+    """The type of the network file system that `path` lies on, or None for a local one."""
+    kind = file_system(path, mountinfo)
+    return kind if kind in NETWORK_FILE_SYSTEMS else None
+
+
+def file_system(path: str, mountinfo: str) -> str:
+    """The type of the file system that `path` lies on; empty if it is not known."""
+    kind, longest = "", -1
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields = left.split(" ")
+        if len(fields) < 5 or not right:
+            continue
+        # The kernel writes a blank as \040; of several mounts on one point the last is the visible one.
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= longest:
+            kind, longest = right.split(" ")[0], len(point)
+    return kind
+
+
+def check_place(path: str, *, create: bool, mountinfo: str) -> None:
+    """Refuse, before SQLite touches anything, a place where a store cannot be."""
+    check_file(path)
+    if not os.path.isdir(os.path.dirname(path)):
+        raise OpenError(f"the folder {os.path.dirname(path)} does not exist; create it first")
+    if not create and not os.path.exists(path):
+        raise OpenError(f"there is no store at {path}; check the path, or make the store with perdure.open(path)")
+    if (head := _header(path)) and not head.startswith(b"SQLite format 3\0"):
+        raise not_sqlite(path)
+    if len(head) == _HEADER_BYTES and head[68:72] != APPLICATION_ID.to_bytes(4, "big") and head[40:44] != bytes(4):
+        raise not_ours(path, "it has tables of its own")
+    if kind := network_file_system(path, mountinfo):
+        raise OpenError(
+            f"{path} is on a network file system ({kind}), where SQLite's WAL is not safe; "
+            "use a local disk, or PostgreSQL"
+        )
+
+
+def check_file(path: str) -> None:
+    """Refuse what no store can be in. Opening a FIFO would wait for its other end for ever."""
+    if len(os.fsencode(path)) > _PATH_BYTES_MAX or len(os.fsencode(os.path.basename(path))) > _NAME_BYTES_MAX:
+        raise OpenError(
+            f"{path[:60]}… is too long: a store's path has at most {_PATH_BYTES_MAX} bytes, its name {_NAME_BYTES_MAX}"
+        )
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise OpenError(f"{path} cannot be opened: {error.strerror}; check the path") from error
+    if stat.S_ISDIR(mode):
+        raise OpenError(f"{path} is a directory; name a file in it, for example {os.path.join(path, 'agent.db')}")
+    if (kind := special_kind(mode)) is not None:
+        raise OpenError(f"{path} is {kind}; a store is a regular file: choose another path")
+
+
+def _header(path: str) -> bytes:
+    """The start of a file that is there and whole. Looking at it first leaves no lock files beside a file that is not a
+    store."""
+    if any(os.path.exists(path + side) for side in ("-wal", "-journal")):
+        # Somebody has it open, maybe in this process; or a crash has torn the file's start, and SQLite mends it from
+        # these.
+        return b""
+    try:
+        with open(path, "rb") as file:
+            return file.read(_HEADER_BYTES)
+    except OSError:
+        return b""  # not there yet, or not readable: others say so better
+
+
+def choose_access(path: str) -> Access:
+    """Whether the store can be written, and if not, how to read it."""
+    folder = os.path.dirname(path)
+    exists = os.path.exists(path)
+    if os.access(folder, os.W_OK | os.X_OK) and (not exists or os.access(path, os.W_OK)):
+        return "write"
+    if not exists:
+        raise read_only(path)
+    if not os.access(path, os.R_OK):
+        raise OpenError(f"{path} cannot be read; check its permissions")
+    # WAL needs its two side files even for reading. Where they neither exist nor can be made, SQLite must be
+    # told that nobody writes the file.
+    return "read" if os.path.exists(path + "-wal") else "immutable"
+
+
+def open_gate(target: Target) -> FileGate:
+    """The queue of writers, its files with the store's own permissions."""
+    try:
+        return FileGate(target.path, target.timeout_s)
+    except OSError as error:
+        raise OpenError(f"cannot open the lock file {target.path}-lock: {error}") from error
+
+
+def make_file(path: str) -> None:
+    """A new store's file, for its owner alone. SQLite would make it readable for everybody; the files that it makes
+    beside it get the same mode."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise OpenError(f"{path} cannot be made: {error.strerror}; choose another path") from error
+
+
+def connect(target: Target, access: Access, role: Role) -> apsw.Connection:
+    """A connection with the settings that every connection of a store has."""
+    name, flags = target.path, apsw.SQLITE_OPEN_READONLY
+    if access == "write":
+        flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if role == "writer" else 0)
+    elif access == "immutable":
+        from urllib.parse import quote  # imported late: hardly ever needed
+
+        name, flags = f"file:{quote(target.path)}?immutable=1", flags | apsw.SQLITE_OPEN_URI
+    connection = apsw.Connection(name, flags=flags, vfs=target.vfs, statementcachesize=256)
+    try:
+        # The second line behind the lock files: writers that know nothing of them, and recovery after a
+        # crash.
+        connection.set_busy_timeout(int(target.timeout_s * 1000))
+        for pragma, value in _pragmas(target, role):
+            connection.pragma(pragma, value)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _pragmas(target: Target, role: Role) -> list[tuple[str, int | str]]:
+    pragmas: list[tuple[str, int | str]] = [
+        ("foreign_keys", 1),  # off by default in SQLite; where a schema has them, they are meant
+        ("cell_size_check", 1),  # find a damaged page when it is read, not when it has spread
+        ("trusted_schema", 0),  # a doctored file must not run functions from its views and triggers
+        ("mmap_size", 0),  # a disk error would be a SIGBUS instead of an error
+        # full: the log is on the disk when a call returns. normal: a power cut may lose the last commits, a
+        # crash of the process may not.
+        ("synchronous", target.durability.upper()),
+        # Negative: KiB. The process stays small whatever the store's size: one writer, a few readers.
+        ("cache_size", -8192 if role == "writer" else -2048),
+    ]
+    if role == "reader":
+        pragmas.append(("query_only", 1))  # a read transaction that writes is a defect, not a surprise
+    else:
+        # See Writer for when that is. It is not less, because a backup needs a long one (ops/copies/backup_sqlite.py).
+        pragmas.append(("journal_size_limit", LOG_BYTES_MAX))
+    return pragmas
+
+
+def not_ours(path: str, what: str) -> OpenError:
+    return OpenError(f"{path} is an SQLite file but not a Perdure store ({what}); choose another path")
+
+
+def applied_versions(connection: apsw.Connection, path: str, *, create: bool) -> list[int]:
+    """The schema versions a file has, [] if it is new; OpenError if it is not a store of ours."""
+    application = connection.pragma("application_id")
+    if application == APPLICATION_ID:
+        return [version for (version,) in connection.execute(migrate.SELECT_APPLIED)]
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema LIMIT 3")]
+    if application == 0 and not tables and create:
+        return []
+    what = f"it has {', '.join(tables)}" if tables else "it is empty"
+    raise not_ours(path, what)
+
+
+def prepare(connection: apsw.Connection, target: Target, gate: Gate | None, *, create: bool) -> None:
+    """Check the file behind a first connection and bring its schema up to date."""
+    path = target.path
+    try:
+        applied = applied_versions(connection, path, create=create)
+        if not _pending(path, applied) and (gate is None or connection.pragma("journal_mode") == "wal"):
+            return
+        if gate is None:
+            raise read_only(path)  # it would need a change first
+        # One opener at a time: switching to WAL needs the file alone, and no migration may be applied twice.
+        gate.acquire(time.monotonic() + target.timeout_s)
+        try:
+            _upgrade(connection, target, create=create)
+        finally:
+            gate.release()
+    except apsw.Error as error:
+        raise translate(error, path, target.timeout_s) from error
+
+
+def _upgrade(connection: apsw.Connection, target: Target, *, create: bool) -> None:
+    applied = applied_versions(connection, target.path, create=create)  # again: another opener may have been first
+    todo = _pending(target.path, applied)
+    if not target.in_memory:
+        mode = connection.pragma("journal_mode", "wal")
+        if mode != "wal":
+            raise OpenError(f"{target.path} cannot use a write-ahead log (it stays in mode {mode}); use another disk")
+    for migration in todo:
+        apply(connection, migration)
+
+
+def _pending(path: str, applied: list[int]) -> list[migrate.Migration]:
+    try:
+        return migrate.pending("sqlite", applied)
+    except OpenError as error:
+        raise OpenError(f"{path} cannot be opened: {error}") from None
+
+
+def apply(connection: apsw.Connection, migration: migrate.Migration) -> None:
+    """One migration, its record, and on the first one what makes the file a store: all or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute(migrate.CREATE_TABLE)
+        connection.execute(migration.text)
+        record = {"version": migration.version, "name": migration.name, "applied_at": time.time_ns() // 1000}
+        connection.execute(migrate.INSERT_APPLIED, record)
+        if migration.version == 1:
+            connection.execute("INSERT INTO meta (key, value) VALUES ('store', ?)", (os.urandom(16).hex(),))
+            connection.pragma("application_id", APPLICATION_ID)
+        connection.pragma("user_version", migration.version)  # for tools; table migration is what counts
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise

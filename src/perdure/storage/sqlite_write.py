@@ -1,0 +1,334 @@
+"""Committing a group of jobs to SQLite: one transaction, a savepoint each, one fsync.
+
+The order is: file lock, BEGIN IMMEDIATE, advance the stamp, the jobs, COMMIT, and now and then a checkpoint.
+A job's error is its own and undoes only its own work. If COMMIT fails, it failed for all.
+
+Must never happen here: a second try of a failed fsync. The kernel may have dropped the pages and call them
+clean, so "it worked the second time" means nothing; the store closes itself instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+import apsw
+
+from perdure.errors import OutcomeUnknown, StoreClosed
+from perdure.storage import meters
+from perdure.storage.group import Group, Job
+from perdure.storage.program import Program, Reclaim, Rows, Scrub
+from perdure.storage.row_hashes import check_rows
+from perdure.storage.sqlite_errors import translate
+from perdure.storage.sqlite_lock import PATIENCE_S, Gate
+from perdure.storage.sqlite_open import Target
+from perdure.storage.sqlite_texts import prepare
+
+Hook = Callable[[str], None]
+
+_BEGIN = "BEGIN IMMEDIATE; UPDATE clock SET stamp = stamp + 1"
+
+# The log is copied into the store when it has this many pages (4 MB), which is what SQLite does by itself …
+_CHECKPOINT_PAGES = 1000
+# … but readers that always overlap keep it from being started over. From here on (64 MB) the writer waits for
+# them.
+_RESTART_PAGES = 16_384
+# Work that can wait copies the log earlier, so that nobody else's commit has to.
+_SLACK_PAGES = 500
+_RESTART_WAIT_MS = 200
+_SCRUB_WAIT_MS = 1000
+
+
+def perform(cursor: apsw.Cursor, op: Callable[[], Program[Any]], hook: Hook | None) -> Any:
+    """Drive one program inside the transaction that is open on the cursor."""
+    program = op()
+    execute, fetch = cursor.execute, cursor.fetchall
+    number = 0
+    try:
+        batch = next(program)
+        while True:
+            answers: list[Rows] = []
+            for sql, params in batch.statements:
+                for text, take in sql.prepared or prepare(sql):
+                    if hook is not None:
+                        hook(f"statement:{number}")
+                        number += 1
+                    execute(text, take(params))
+                rows = fetch()
+                answers.append(check_rows(sql, params, rows) if rows and sql.checks else rows)
+            batch = program.send(answers)
+    except StopIteration as stop:
+        return stop.value
+
+
+class Writer:
+    """The only connection of this process that writes to the store. Used by one leader at a time."""
+
+    def __init__(
+        self,
+        target: Target,
+        connection: apsw.Connection,
+        gate: Gate,
+        hook: Hook | None,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self.connection = connection
+        self._cursor = connection.cursor()
+        self._execute = self._cursor.execute
+        self._target = target
+        self._gate = gate
+        self._hook = hook
+        self._on_lost = on_lost
+        self._lost = ""
+        self._log_pages = 0
+        self._restart_at = _RESTART_PAGES
+        self._schema = connection.pragma("schema_version")
+        if not target.in_memory:
+            # Instead of SQLite's own checkpoint inside COMMIT: ours runs after the waiters were woken.
+            connection.set_wal_hook(self._committed_to_log)
+
+    def commit(self, group: Group) -> None:
+        """Finish every job of the group; raises only what no job can carry (KeyboardInterrupt)."""
+        first = group.jobs[0]
+        if self._lost:
+            first.fail(StoreClosed(self._lost))
+            return
+        slack = first.solo == "slack" and self._target.durability == "full"
+        try:
+            self._gate.acquire(first.deadline, PATIENCE_S)
+            if slack:
+                self._sync("NORMAL")
+            begun_s = monotonic()
+            left_s = first.deadline - begun_s
+            if isinstance(first.op, Reclaim):
+                self._reclaim(first)
+            elif isinstance(first.op, Scrub):
+                self._scrub(first, first.op)
+            elif left_s > self._target.timeout_s - 0.05:
+                self._transact(group)
+            else:
+                self._transact_late(group, left_s)
+            if (sink := meters.sink) is not None:
+                sink.record(meters.COMMIT, monotonic() - begun_s, "sqlite")
+                sink.record(meters.COMMIT_JOBS, len(group.jobs), "sqlite")
+            if self._log_pages >= _CHECKPOINT_PAGES and not slack and not self._lost:
+                group.tell()  # their work is safe; they need not wait for the housekeeping
+                self._checkpoint()
+        except Exception as error:
+            self._fail(group.jobs, error)
+        finally:
+            if slack:
+                self._sync("FULL")
+            self._gate.release()
+        if slack and self._log_pages >= _SLACK_PAGES and not self._lost:
+            group.tell()
+            self._checkpoint()  # without the lock: what others add meanwhile waits for the next one
+
+    def _sync(self, level: str) -> None:
+        """Whether a commit waits for the disk. If not, a power cut may undo it, until one that waits comes after it."""
+        try:
+            if not self._lost:
+                self.connection.pragma("synchronous", level)
+        except apsw.Error as error:
+            self._lose(error)  # nobody may take for durable what is not
+
+    def _reclaim(self, job: Job) -> None:
+        if not self._target.in_memory:
+            self._execute("VACUUM")
+            try:
+                self.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            except apsw.BusyError:
+                pass  # readers: the log shrinks when they are done
+        self._finish([job])
+
+    def _scrub(self, job: Job, scrub: Scrub) -> None:
+        """Nothing of what was removed stays in the file or its log, unless a reader still looks at the log."""
+        call = self._hook or _nothing
+        job.result = ""
+        if not self._target.in_memory:
+            if not scrub.log_only:
+                call("statement:0")
+                self.connection.pragma("secure_delete", 1)
+                self._execute("VACUUM")
+                self.connection.pragma("secure_delete", 0)
+            call("commit")
+            self.connection.set_busy_timeout(_SCRUB_WAIT_MS)
+            try:
+                self.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            except apsw.BusyError:
+                job.result = f"{self._target.path}-wal: somebody is reading, so that it could not be cut off yet"
+            finally:
+                self._reset_busy_timeout()
+            call("committed")
+        self._finish([job])
+
+    def close(self) -> None:
+        """Closing a store's last connection moves the log into the store and removes it: SQLite does that."""
+        self._cursor.close()
+        self.connection.close()
+
+    def _transact(self, group: Group) -> None:
+        connection, hook = self.connection, self._hook
+        committing = False
+        kept: list[Job] = []
+        try:
+            self._execute(_BEGIN)
+            if hook is not None:
+                hook("begin")
+            before = connection.total_changes()
+            job: Job | None = group.jobs[0]
+            while job is not None and self._attempt(job, kept):
+                job = group.take()
+            if not kept:
+                return
+            if connection.total_changes() == before and not self._schema_changed():
+                self._execute("ROLLBACK")  # nothing but the stamp changed: not worth an fsync
+            else:
+                if hook is not None:
+                    hook("commit")
+                committing = True
+                self._execute("COMMIT")
+        except BaseException as error:
+            if connection.in_transaction:
+                self._roll_back(error)
+            elif committing and not isinstance(error, Exception):
+                # Interrupted right after COMMIT returned: it is written, so nobody may do it again.
+                self._finish(kept)
+            self._explain_failed_commit(kept, error, committing)
+            raise
+        self._finish(kept)
+        if committing and hook is not None:
+            self._call_committed(kept, hook)
+
+    def _transact_late(self, group: Group, left_s: float) -> None:
+        """The time spent in the queue counts: SQLite's own waiting only gets what is left of the deadline."""
+        self.connection.set_busy_timeout(max(1, int(left_s * 1000)))
+        try:
+            self._transact(group)
+        finally:
+            self._reset_busy_timeout()
+
+    def _reset_busy_timeout(self) -> None:
+        if not self._lost:
+            self.connection.set_busy_timeout(int(self._target.timeout_s * 1000))
+
+    def _attempt(self, job: Job, kept: list[Job]) -> bool:
+        """Run one job; False ends the group."""
+        # What comes first needs no savepoint: if it fails, there is nothing else to roll back.
+        nested = bool(kept)
+        if nested:
+            self._execute("SAVEPOINT job")
+        try:
+            job.result = perform(self._cursor, job.op, self._hook)
+        except Exception as error:
+            if nested and self.connection.in_transaction:
+                self._execute("ROLLBACK TO job; RELEASE job")
+                self._fail((job,), error)
+                return True
+            if nested:
+                raise  # SQLite gave up the whole transaction (disk full, I/O error): it failed for all
+            if self.connection.in_transaction:
+                self._execute("ROLLBACK")
+            self._fail((job,), error)
+            return False
+        if nested:
+            self._execute("RELEASE job")
+        kept.append(job)
+        return True
+
+    def _explain_failed_commit(self, kept: list[Job], error: BaseException, committing: bool) -> None:
+        """What a failed COMMIT means for its jobs, where "it was rolled back" is not the whole answer."""
+        if not committing:
+            return
+        if isinstance(error, apsw.ConstraintError) and len(kept) > 1:
+            # A deferred constraint of one of them. The operations can be run again: each alone, with its own
+            # error.
+            for job in kept:
+                try:
+                    self._transact(_Alone(job))
+                except Exception as own_error:
+                    self._fail((job,), own_error)
+        elif isinstance(error, apsw.IOError):
+            self._lose(error)
+            for job in kept:
+                unknown = OutcomeUnknown(
+                    f"the disk under {self._target.path} failed during COMMIT: "
+                    "this may or may not be written; open the store again and look"
+                )
+                unknown.__cause__ = error
+                job.fail(unknown)
+
+    def _roll_back(self, error: BaseException) -> None:
+        try:
+            self._execute("ROLLBACK")
+        except apsw.Error:
+            self._lose(error)
+
+    def _lose(self, error: BaseException) -> None:
+        self._lost = (
+            f"the store {self._target.path} closed itself after a failure that must not be retried "
+            f"({type(error).__name__}: {error}); check the disk, then open it again"
+        )
+        self._on_lost(self._lost)
+
+    def _finish(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            job.done = True
+
+    def _fail(self, jobs: tuple[Job, ...] | list[Job], error: BaseException) -> None:
+        for job in jobs:
+            if not job.done:
+                job.fail(translate(error, self._target.path, self._target.timeout_s))
+
+    def _call_committed(self, kept: list[Job], hook: Hook) -> None:
+        try:
+            hook("committed")
+        except Exception as error:
+            for job in kept:
+                job.error = error
+
+    def _schema_changed(self) -> bool:
+        """Changes of the schema are not counted as changed rows."""
+        known, self._schema = self._schema, self.connection.pragma("schema_version")
+        return bool(known != self._schema)
+
+    def _committed_to_log(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        self._log_pages = pages
+        return apsw.SQLITE_OK
+
+    def _checkpoint(self) -> None:
+        """Copy the log into the store. Under the file lock, or others lengthen it faster than we copy; only after work
+        that can wait it is not, because then nobody must wait for it."""
+        pages, mode = self._log_pages, apsw.SQLITE_CHECKPOINT_PASSIVE
+        if pages >= self._restart_at:
+            mode = apsw.SQLITE_CHECKPOINT_RESTART
+            self._restart_at = pages + _RESTART_PAGES  # a reader that never ends costs one wait per 64 MB
+            self.connection.set_busy_timeout(_RESTART_WAIT_MS)
+        elif pages < _RESTART_PAGES:
+            self._restart_at = _RESTART_PAGES
+        try:
+            self.connection.wal_checkpoint(mode=mode)
+        except apsw.BusyError:
+            pass  # readers or another checkpoint: the next commit tries again
+        except apsw.IOError as error:
+            self._lose(error)
+        except apsw.Error:
+            pass  # a full disk: the log still holds everything, and the next write says so
+        finally:
+            if mode == apsw.SQLITE_CHECKPOINT_RESTART:
+                self._reset_busy_timeout()
+
+
+def _nothing(_point: str) -> None:
+    """A hook that nobody set."""
+
+
+class _Alone(Group):
+    """A group that nobody can join."""
+
+    def __init__(self, job: Job) -> None:
+        self.jobs = [job]
+
+    def take(self) -> Job | None:
+        return None

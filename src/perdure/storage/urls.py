@@ -1,0 +1,89 @@
+"""From a URL to a driver. The PostgreSQL driver, and psycopg with it, is imported only when it is asked for.
+
+What leads to PostgreSQL may hold a password: it is never taken for a file's name, and `redacted` is what any message
+shows of it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from perdure.errors import UsageError
+from perdure.storage.program import Driver
+
+# A URL, also one that was written wrong (postgresql:/…, user:password@host/database), or what libpq calls a connection
+# string: host=… dbname=… These are compiled when they are first used, not when Perdure is imported.
+_POSTGRES = (
+    r"(?is)postgres(?:ql)?:|[^/\s:@]+:[^/\s]*@[^/\s]+/|(?:.*[\s;])?password\s*=|\s*(?:host|hostaddr|port|dbname|user"
+    r"|passfile|service|sslmode|options|application_name|connect_timeout|target_session_attrs)\s*="
+)
+_SCHEME = r"[a-zA-Z][a-zA-Z0-9+.:-]*"
+# A password may hold blanks, an @ that should have been written as %40, and quotes: rather too much is masked.
+_IN_URL = r"(?i)((?:://|postgres(?:ql)?:/?)[^\s:/?#@]*:)[^@]*@(?:\S*@)?"
+_IN_STRING = r"(?is)(passw(?:or)?d\s*=\s*|pwd\s*=\s*)(?:'.*'|'.*|(?:[^\s&\\]|\\.)*)"
+_HINT = 'a path such as "agent.db", ":memory:", or "postgresql://user@host/database"'
+
+
+def open_driver(url: str | os.PathLike[str], **options: Any) -> Driver:
+    """A driver for a path, `sqlite:///path`, `:memory:`, `postgresql://…` or `host=… dbname=…`."""
+    text = os.fspath(url)
+    if not isinstance(text, str) or not text.strip():
+        raise UsageError(f"a store's URL is {_HINT}, not {redacted(repr(url))}")
+    try:
+        if is_postgres(text):
+            from perdure.storage.postgres import PostgresDriver
+
+            return PostgresDriver(text, **options)
+        from perdure.storage.sqlite import SqliteDriver
+
+        return SqliteDriver(sqlite_path(text), **options)
+    except TypeError as error:
+        _, unexpected, option = str(error).partition("unexpected keyword argument ")
+        if unexpected:
+            kind = "PostgreSQL" if is_postgres(text) else "SQLite"
+            raise UsageError(f"open(): {option} is not an option of {kind} stores") from error
+        raise
+
+
+def is_postgres(url: str | os.PathLike[str]) -> bool:
+    """Whether it leads to PostgreSQL: a URL, or a connection string of libpq's."""
+    return re.match(_POSTGRES, os.fspath(url)) is not None
+
+
+def redacted(text: str) -> str:
+    """A text with the passwords of URLs and connection strings masked: for messages."""
+    return re.sub(_IN_STRING, r"\1***", re.sub(_IN_URL, r"\1***@", text))
+
+
+def need_postgres() -> None:
+    """Raise OpenError, which says what to install, if there is no driver for PostgreSQL."""
+    import perdure.storage.postgres  # noqa: F401
+
+
+def sqlite_path(url: str | os.PathLike[str]) -> str:
+    """The path that a URL means for SQLite."""
+    text = os.fspath(url)
+    path = _path(text)
+    if "\0" in path:
+        raise UsageError(f"{redacted(text)!r} cannot be a file: it holds a NUL character")
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{redacted(text)!r} cannot be a file: SQLite wants names in UTF-8; rename it") from None
+    return path
+
+
+def _path(url: str) -> str:
+    if url.startswith("sqlite://"):
+        from urllib.parse import unquote  # imported late: hardly ever needed
+
+        rest = url.removeprefix("sqlite://")
+        if not rest.startswith("/") or len(rest) == 1:
+            raise UsageError(f"{redacted(url)!r} names no file: sqlite:///relative.db or sqlite:////absolute.db")
+        return unquote(rest[1:])
+    scheme, separator, _ = url.partition("://")
+    if separator and re.fullmatch(_SCHEME, scheme):
+        raise UsageError(f"no driver for {scheme}:// URLs; a store's URL is {_HINT}")
+    return url

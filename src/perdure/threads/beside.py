@@ -1,0 +1,153 @@
+"""A save that is part of another transaction: prepared on the caller's thread, written beside what it belongs to.
+
+`prepare_saving` does all that needs no lock. `Saving.program` writes the record inside the other transaction, or raises
+`Moved`, which undoes that one: then the save is prepared again. `journal` is where the layer above says that saves made
+inside of it are its own (see `runs/calls/saving.py`); this layer knows nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Protocol
+
+import msgspec
+import orjson
+
+from perdure.log.records import SALT_BYTES, Record
+from perdure.log.writing import Appended, Draft, Place, append, append_to_head, prepare, seal
+from perdure.storage.base import ConstraintFailed
+from perdure.storage.program import Batch, Flow, Program, Rows
+from perdure.threads import flows
+from perdure.threads.context import Context, Line
+from perdure.threads.large import warn_if_large
+
+
+class Moved(Exception):
+    """What a save was prepared for is not there any more: prepare it again. `after`: the id that it must follow."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__("the base of a save has moved")
+        self.after = after
+
+
+class Saving(msgspec.Struct):
+    """A state that is ready to be written."""
+
+    ctx: Context
+    line: Line
+    tenant: int
+    draft: Draft
+    place: Place
+    record: int
+    at: int
+    follows: int | None
+    done: Appended | None = None  # by the last attempt of the transaction
+
+    def program(self) -> Generator[Batch, list[Rows], Appended]:
+        """Write the record. Safe to repeat; must not be the last part of a transaction that goes on after it."""
+        sealed = self._sealed()
+        if sealed is not None and self.draft.base is not None:
+            quick = append_to_head(self.draft, self.draft.base, self.tenant, sealed)
+            if (yield from held(quick)):
+                self.done = Appended(sealed, sealed.thread, sealed.tree, self.draft.base.generation, on_head=True)
+                return self.done
+        try:
+            self.done = yield from held(append(self.draft, self.place, self.record, self.at))
+        except ConstraintFailed as error:
+            if error.kind != "unique":
+                raise
+            raise Moved(self.record) from error
+        if self.done.record is None:
+            raise Moved(self.done.after)
+        return self.done
+
+    def _sealed(self) -> Record | None:
+        """The record for the short path, where it applies."""
+        line, base, place = self.line, self.draft.base, self.place
+        expected = place.parent is None and place.expect in (None, self.follows) and not line.merge
+        if not expected or base is None or base.record.id != self.follows or line.thread is None:
+            return None
+        return seal(self.draft, self.tenant, line.thread, line.tree, self.record, self.at, base.record)
+
+    def settle(self) -> None:
+        """It is committed: the handle stands on it now."""
+        assert self.done is not None
+        assert self.done.record is not None
+        asked = self.place.parent is not None
+        flows._settle(self.ctx, self.line, self.tenant, self.draft, self.done, self.done.record, asked=asked)
+
+    def drop(self, moved: Moved | None = None) -> None:
+        """It was not written. What it was made against is not to be trusted any more if that has moved."""
+        self.line.disown(self.record)
+        if moved is not None and not moved.after and self.follows is not None:
+            self.ctx.cache.drop((self.tenant, self.line.tree, self.follows))
+
+
+def prepare_saving(
+    ctx: Context,
+    line: Line,
+    text: bytes,
+    *,
+    kind: str = "state",
+    note: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    parent: int | None = None,
+    expect: int | None = None,
+    after: int = 0,
+) -> Flow[Saving]:
+    """Everything but the writing. `after`: an id that the new one must be greater than."""
+    if len(text) > ctx.warn_bytes:
+        warn_if_large(ctx, line.name, text)
+    tenant = yield from ctx.ensure_tenant()
+    follows = yield from flows._follows(line, tenant, parent or expect or line.cursor)
+    found = yield from flows._base(ctx, line, tenant, follows)
+    branching = found is not None and (parent is not None or found.record.thread != line.thread)
+    stored = orjson.dumps(metadata).decode() if metadata else None
+    draft = prepare(text, found, ctx.entropy(SALT_BYTES), kind=kind, note=note, metadata=stored, branching=branching)
+    at = ctx.clock_us()
+    record = ctx.new_record_id(at, max(after, follows or 0))
+    line.own.append(record)
+    return Saving(ctx, line, tenant, draft, flows._place(line, tenant, parent, expect), record, at, follows)
+
+
+def held(program: Program[Any]) -> Generator[Batch, list[Rows], Any]:
+    """A program as a part of another one: none of its batches is the last."""
+    try:
+        batch = next(program)
+        while True:
+            answers = yield Batch(*batch.statements)
+            batch = program.send(answers)
+    except StopIteration as stop:
+        return stop.value
+
+
+class Save(msgspec.Struct, frozen=True):
+    """A save or an update, as a thread's handle was asked for it."""
+
+    ctx: Context
+    line: Line
+    wanted: bytes  # what was passed, as text
+    text: bytes | None = None
+    merge: Callable[[Any], bytes] | None = None  # an update: the text from what is there
+    note: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    parent: int | None = None
+    expect: int | None = None
+
+
+class Journal(Protocol):
+    """What the layer above makes of a save inside of it. `wants` says whether it is its own."""
+
+    def wants(self, ctx: Context) -> bool: ...
+
+    def save(self, save: Save) -> tuple[Record, bool]: ...
+
+    async def asave(self, save: Save) -> tuple[Record, bool]: ...
+
+
+journal: Journal | None = None
+
+
+def journal_of(ctx: Context) -> Journal | None:
+    """Who writes down what is saved here and now; None: nobody, it is a plain save."""
+    return journal if journal is not None and journal.wants(ctx) else None

@@ -1,0 +1,107 @@
+"""Limits on what a caller names: threads, tenants, notes, metadata. Checked before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+import orjson
+
+from perdure.errors import Unstorable, UsageError
+
+NAME_CHARACTERS_MAX = 512
+NOTE_CHARACTERS_MAX = 10_000
+METADATA_BYTES_MAX = 64 * 1024
+COUNT_MAX = 2**62
+
+
+def check_name(name: object, what: str = "thread") -> str:
+    """A name both databases can store: text, not empty, no NUL, no lone surrogates."""
+    if not isinstance(name, str):
+        raise UsageError(f"a {what}'s name is a str, not {type(name).__name__}")
+    if not name or len(name) > NAME_CHARACTERS_MAX:
+        raise UsageError(f"a {what}'s name has 1 to {NAME_CHARACTERS_MAX} characters; this one has {len(name)}")
+    check_text(name, f"a {what}'s name")
+    return str(name)
+
+
+def check_note(note: object) -> str | None:
+    if note is None:
+        return None
+    if not isinstance(note, str):
+        raise UsageError(f"a note is a str, not {type(note).__name__}")
+    if len(note) > NOTE_CHARACTERS_MAX:
+        raise UsageError(
+            f"a note has at most {NOTE_CHARACTERS_MAX} characters, this one {len(note)}: put it in the state"
+        )
+    check_text(note, "a note")
+    return str(note)
+
+
+def check_text(text: str, what: str) -> None:
+    """Text that both databases can store: no NUL, no lone surrogates."""
+    if "\0" in text:
+        raise UsageError(f"{what} cannot contain a NUL character: {text[:60]!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{what} is not valid Unicode: {text[:60]!r}") from error
+
+
+def check_metadata(metadata: object) -> dict[str, Any] | None:
+    """Metadata is small JSON with text keys: it is searched, shown in lists, and never needs a class."""
+    if metadata is None:
+        return None
+    if not isinstance(metadata, Mapping):
+        raise UsageError(f"metadata is a mapping, not {type(metadata).__name__}")
+    plain = dict(metadata)
+    for key in plain:
+        check_name(key, "metadata key")
+    try:
+        text = orjson.dumps(plain, option=orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS)
+    except (TypeError, ValueError) as error:
+        raise Unstorable(
+            f"metadata must be plain JSON ({error}): put other values into the state", path="metadata"
+        ) from error
+    _check_plain(plain, "metadata")
+    if len(text) > METADATA_BYTES_MAX:
+        raise UsageError(f"metadata takes {len(text)} bytes, at most {METADATA_BYTES_MAX}: put it into the state")
+    return plain
+
+
+def _check_plain(value: object, path: str) -> None:
+    """Refuse what the encoder would change in silence: nan becomes null there, a datetime or an Enum text."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_plain(inner, f"{path}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for position, inner in enumerate(value):
+            _check_plain(inner, f"{path}[{position}]")
+    elif not (value is None or type(value) in (str, bool, int) or (type(value) is float and isfinite(value))):
+        raise Unstorable(
+            f"{path} is {value!r}: metadata must be plain JSON; put other values into the state", path=path
+        )
+
+
+def check_limit(limit: int | None) -> int | None:
+    if limit is not None and (not isinstance(limit, int) or not 0 <= limit <= COUNT_MAX):
+        raise UsageError(f"limit={limit!r}: a count of 0 or more, or None for all")
+    return limit
+
+
+def check_keep(keep: object) -> int:
+    if not isinstance(keep, int) or not 1 <= keep <= COUNT_MAX:
+        raise UsageError(f"prune(keep={keep!r}): a count of 1 or more; to remove all, delete the thread")
+    return keep
+
+
+def check_paths(paths: object) -> list[tuple[Any, ...]]:
+    """Paths into a state: each a key, or a sequence of keys and positions."""
+    if isinstance(paths, str) or not isinstance(paths, Iterable):
+        raise UsageError(f'update(remove=…) takes a list of paths, such as remove=["draft"], not {paths!r}')
+    found = [(path,) if isinstance(path, str) else path for path in paths]
+    for path in found:
+        if not isinstance(path, Sequence):
+            raise UsageError(f"update(remove=…): {path!r} is no path; a key, or a list of keys and positions")
+    return [tuple(path) for path in found]

@@ -1,0 +1,115 @@
+"""What every flow of a store needs: the driver, the codec, the cache, the tenant, a clock and a source of chance.
+
+The clock and the source of chance are here, and only here, so that tests can set them and programs stay pure.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from perdure.log.branches import ensure_tenant, find_tenant
+from perdure.log.cache import BaseCache
+from perdure.log.ids import new_id
+from perdure.storage.program import Driver, Flow, read, write
+from perdure.values.registry import Codec
+
+WARN_BYTES = 5_000_000
+
+
+class Entropy:
+    """Random bytes of the operating system, fetched a page at a time: a call for each save would cost more than its
+    hashes, and give up the interpreter's lock in the middle. Whoever draws takes a page, and puts it back."""
+
+    def __init__(self) -> None:
+        self._pages: list[tuple[int, bytes, int]] = []  # whose process, the bytes, how many of them are used
+
+    def __call__(self, size: int) -> bytes:
+        try:
+            pid, data, at = self._pages.pop()  # in one step: no two threads get the same
+        except IndexError:
+            pid, data, at = 0, b"", 0
+        if at + size > len(data) or pid != os.getpid():  # a forked process must not draw the same
+            pid, data, at = os.getpid(), os.urandom(max(4096, size)), 0
+        self._pages.append((pid, data, at + size))
+        return data[at : at + size]
+
+
+def clock_us() -> int:
+    """Microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class Context:
+    """A store as one tenant sees it."""
+
+    driver: Driver
+    codec: Codec
+    cache: BaseCache
+    tenant_name: str
+    clock_us: Callable[[], int] = clock_us
+    entropy: Callable[[int], bytes] = field(default_factory=Entropy)
+    ticks: Callable[[], float] = time.monotonic  # seconds, for measuring: never goes back
+    warn_bytes: int = WARN_BYTES  # a state whose text is longer is told of in the log, with what makes it so
+    told_large: dict[tuple[str, str], int] = field(default_factory=dict)  # by tenant and thread: the next size
+    _tenant: int | None = None
+
+    def tenant(self) -> Flow[int | None]:
+        """The tenant's number, or None while nothing was ever written for it."""
+        if self._tenant is None:
+            self._tenant = yield from read(lambda: find_tenant(self.tenant_name))
+        return self._tenant
+
+    @property
+    def known_tenant(self) -> int | None:
+        """The tenant's number if it was asked for before."""
+        return self._tenant
+
+    def ensure_tenant(self) -> Flow[int]:
+        """The tenant's number; made on first use."""
+        found = yield from self.tenant()
+        if found is None:
+            found = self._tenant = yield from write(lambda: ensure_tenant(self.tenant_name))
+        return found
+
+    def seen_from(self, module: str) -> Context:
+        """The same for the code of a module."""
+        codec = self.codec.seen_from(module)
+        return self if codec is self.codec else replace(self, codec=codec)
+
+    def new_record_id(self, at: int, after: int) -> int:
+        return new_id(at, int.from_bytes(self.entropy(4), "little"), after)
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class Line:
+    """A handle's place on a thread. Shared by whoever uses the handle, in any thread of the process.
+
+    `cursor` is what the handle last loaded or saved: what its next save goes on from. If somebody else has moved the
+    head since, that save becomes a branch. Saves of the same handle at the same time (`own`) are no race.
+    """
+
+    name: str
+    merge: Mapping[str, Any] | None = None
+    thread: int | None = None
+    tree: int = 0
+    cursor: int | None = None
+    found_nothing: bool = False  # it looked, and the thread had no checkpoint: its first save goes on from nothing
+    own: deque[int] = field(default_factory=lambda: deque(maxlen=1024))
+    on_branch: bool = False  # its saves do not move the head: it is told once
+    lost_head: int | None = None  # a head whose record is gone: a load said so and offered `cursor` instead
+
+    def disown(self, record: int) -> None:
+        """An id that was drawn but not used. It may be somebody else's: then that is a race."""
+        try:
+            self.own.remove(record)
+        except ValueError:
+            pass
+
+    def resolve(self, thread: int, tree: int) -> None:
+        self.thread, self.tree = thread, tree

@@ -1,0 +1,486 @@
+"""What a thread can do, as flows: transactions with decoding, comparing and encoding between them.
+
+Each public operation is one flow here, driven blocking or async by the handles in `thread.py`. A flow never does I/O.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import orjson
+
+from perdure.errors import Conflict, Damaged, NotFound, OutcomeUnknown, StoreError, ThreadDeleted, UsageError
+from perdure.log.branches import (
+    ThreadRow,
+    create_thread,
+    find_thread,
+    merge_metadata,
+    metadata_of,
+    no_thread,
+    try_thread,
+)
+from perdure.log.cache import Base
+from perdure.log.ids import ID_MAX, parse_id, show_id
+from perdure.log.labels import copy_labels
+from perdure.log.reading import (
+    Loaded,
+    read_line,
+    read_live,
+    read_newest,
+    read_state,
+    read_thread_state,
+    read_tips,
+)
+from perdure.log.records import SALT_BYTES, Record, row_is_sound
+from perdure.log.writing import (
+    Appended,
+    Draft,
+    Place,
+    append,
+    append_to_head,
+    base_after,
+    prepare,
+    seal,
+    stored_as_drafted,
+)
+from perdure.storage import meters
+from perdure.storage.base import ConstraintFailed
+from perdure.storage.events import event
+from perdure.storage.program import Batch, Flow, Program, read, write
+from perdure.threads.context import Context, Line
+from perdure.threads.large import warn_if_large
+from perdure.threads.telling import tell_size, tell_skipped, tell_unknown
+from perdure.values.dictionary import Dictionary
+
+_log = logging.getLogger("perdure")
+ATTEMPTS = 64  # somebody else succeeds each time one of these fails
+_FALLBACK_PAGE = 64
+
+
+def tenant_of(ctx: Context, line: Line) -> Flow[int]:
+    """The tenant's number, for an operation that only makes sense on a thread that exists."""
+    tenant = yield from ctx.tenant()
+    if tenant is None:
+        line.found_nothing = True
+        raise NotFound(
+            f"thread {line.name!r} has no checkpoint: nothing was ever saved in {ctx.driver!r} "
+            f"for tenant {ctx.tenant_name!r}; check the path, or save() first"
+        )
+    return tenant
+
+
+def locate(ctx: Context, line: Line) -> Flow[tuple[int, ThreadRow]]:
+    """The tenant's number and the thread's row. Raises NotFound, ThreadDeleted."""
+    tenant = yield from tenant_of(ctx, line)
+    try:
+        row = yield from read(partial(find_thread, tenant, line.name, line.thread))
+        if row.head is None:
+            raise no_thread(line.name)
+    except NotFound:
+        line.found_nothing = line.thread is None
+        raise
+    line.resolve(row.thread, row.tree)
+    return tenant, row
+
+
+# --- saving
+
+
+@meters.operation("save")
+def save(
+    ctx: Context,
+    line: Line,
+    text: bytes,
+    *,
+    kind: str = "state",
+    note: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    parent: int | None = None,
+    expect: int | None = None,
+    base: int | None = None,
+) -> Flow[tuple[Record, bool]]:
+    """Append a state. Returns its record, and whether it became the head.
+
+    `base` names what the difference is made against, where that is not the parent.
+    """
+    if len(text) > ctx.warn_bytes:
+        warn_if_large(ctx, line.name, text)
+    tenant = yield from ctx.ensure_tenant()
+    follows = yield from _follows(line, tenant, parent or expect or line.cursor)
+    anchor = base or follows
+    stored = orjson.dumps(metadata).decode() if metadata else None
+    salt = ctx.entropy(SALT_BYTES)
+    draft: Draft | None = None
+    after = max(follows or 0, anchor or 0)
+    for _ in range(ATTEMPTS):
+        if draft is None:
+            found = yield from _base(ctx, line, tenant, anchor)
+            branching = found is not None and (parent is not None or found.record.thread != line.thread)
+            draft = prepare(text, found, salt, kind=kind, note=note, metadata=stored, branching=branching)
+        at = ctx.clock_us()
+        record = ctx.new_record_id(at, after)
+        line.own.append(record)
+        try:
+            done = yield from _append(line, draft, _place(line, tenant, parent, expect), record, at, follows)
+        except ConstraintFailed as error:
+            if error.kind != "unique":
+                raise  # damage, or a defect of ours: saving again would not help, and would hide it
+            line.disown(record)
+            continue  # the id is taken: one chance in a million
+        if done.record is not None:
+            _settle(ctx, line, tenant, draft, done, done.record, asked=parent is not None)
+            return done.record, done.on_head
+        line.disown(record)
+        if done.after:  # its parent is newer than its id, or the id is taken
+            after = done.after
+        else:  # the base was moved by a prune
+            ctx.cache.drop((tenant, done.tree, anchor or 0))
+            draft = None
+    raise Conflict(f"thread {line.name!r} is being rearranged without pause: nothing was written; save again")
+
+
+def _follows(line: Line, tenant: int, stands_on: int | None) -> Flow[int | None]:
+    """What a save goes on from: where the handle stands; if it has neither looked nor saved, whatever the head is."""
+    if line.thread is not None and stands_on is not None:
+        return stands_on
+    row = yield from read(partial(try_thread, tenant, line.name, line.thread))
+    if row is None:
+        return stands_on
+    line.resolve(row.thread, row.tree)
+    return row.head if stands_on is None and not line.found_nothing else stands_on
+
+
+def _place(line: Line, tenant: int, parent: int | None, expect: int | None) -> Place:
+    return Place(
+        tenant,
+        line.name,
+        line.thread,
+        line.merge,
+        parent,
+        expect,
+        line.cursor,
+        line.own,
+        line.lost_head,
+        line.found_nothing,
+    )
+
+
+def _settle(
+    ctx: Context, line: Line, tenant: int, draft: Draft, done: Appended, record: Record, *, asked: bool
+) -> None:
+    """Note where the handle stands now, and keep what its next save will build on. `asked`: it was told its parent."""
+    if (sink := meters.sink) is not None:
+        tell_size(ctx, draft, sink)
+    line.resolve(done.thread, done.tree)
+    line.merge = None
+    if stored_as_drafted(draft, record):
+        before = draft.base.record.id if draft.base is not None else None
+        ctx.cache.put(
+            (tenant, done.tree, record.id),
+            base_after(draft, record, done.generation),
+            instead_of=(tenant, done.tree, before) if before is not None and before == line.cursor else None,
+        )
+    if not done.on_head:  # from here on the handle follows its branch: the head is no longer its own
+        line.own.clear()
+        line.own.append(record.id)
+        if not asked and not line.on_branch:
+            _log.warning(
+                "thread %r: another writer has saved since this handle loaded it, so that its saves are a branch from "
+                "here on (is_head is False): load() takes the handle back to the head, and expect= refuses such a "
+                "save; see docs/how-to/two-writers.md",
+                line.name,
+                extra=event("thread.branched", thread=line.name),
+            )
+        line.on_branch = True
+    line.cursor, line.found_nothing = record.id, False
+
+
+def _base(ctx: Context, line: Line, tenant: int, anchor: int | None) -> Flow[Base | None]:
+    """What to make the difference against, from the cache or the store. None: nothing that can be read."""
+    if anchor is None or line.thread is None:
+        return None
+    if (cached := ctx.cache.get((tenant, line.tree, anchor))) is not None:
+        return cached
+    try:
+        row, loaded = yield from read(partial(read_thread_state, tenant, line.name, line.thread, anchor))
+    except Damaged:
+        return None  # the new record will carry its full text
+    if loaded is None:
+        return None
+    return base_of(loaded, row.generation)
+
+
+def base_of(loaded: Loaded, generation: int) -> Base:
+    """What a save can build on, from a state that was loaded."""
+    key = loaded.key_data
+    return Base(loaded.record, loaded.data, loaded.digests, Dictionary(key), len(key), generation)
+
+
+def _append(line: Line, draft: Draft, place: Place, record: int, at: int, follows: int | None) -> Flow[Appended]:
+    """The short path where it applies, else the careful one."""
+    base = draft.base
+    quick: Callable[[], Program[bool]] | None = None
+    sealed: Record | None = None
+    expected = place.expect in (None, follows) and not line.merge  # what the short path does not look at
+    if expected and base is not None and base.record.id == follows and line.thread is not None:
+        sealed = seal(draft, place.tenant, line.thread, line.tree, record, at, base.record)
+        quick = partial(append_to_head, draft, base, place.tenant, sealed)
+    done = yield from commit(record, quick, partial(append, draft, place, record, at))
+    if done is not None:
+        return done
+    assert sealed is not None
+    assert base is not None
+    return Appended(sealed, sealed.thread, sealed.tree, base.generation, on_head=True)
+
+
+def commit(
+    record: int, quick: Callable[[], Program[bool]] | None, careful: Callable[[], Program[Appended]]
+) -> Flow[Appended | None]:
+    """Write a record: the quick way, or what the careful one says became of it, which also settles a COMMIT whose
+    answer was lost. None: the quick way did it."""
+    unknown: OutcomeUnknown | None = None
+    if quick is not None:
+        try:
+            if (yield from write(quick)):
+                return None
+        except OutcomeUnknown as error:
+            unknown = error
+    for _ in range(2):
+        if unknown is not None:
+            tell_unknown(show_id(record))
+        try:
+            # It looks for the record before it writes.
+            return (yield from write(careful))
+        except OutcomeUnknown as error:
+            unknown = error
+        except StoreError as error:
+            if unknown is None:
+                raise
+            # This error's "nothing was written" is true of the search, not of the commit before it.
+            raise OutcomeUnknown(f"{unknown} Looking for checkpoint {show_id(record)} failed: {error}") from unknown
+    assert unknown is not None
+    raise unknown
+
+
+def update(
+    ctx: Context,
+    line: Line,
+    merge: Callable[[Any], bytes],
+    note: str | None,
+    metadata: Mapping[str, Any] | None,
+) -> Flow[tuple[Record, bool]]:
+    """Change the newest state, whoever saved it: load, merge, save if nobody was faster, else again."""
+    for _ in range(ATTEMPTS):
+        row, loaded, _ = yield from load(ctx, line)
+        try:
+            return (
+                yield from save(
+                    ctx,
+                    line,
+                    merge(loaded.data),
+                    kind="update",
+                    note=note,
+                    metadata=metadata,
+                    expect=row.head,  # not what was loaded: an ancestor stands in for a damaged head
+                )
+            )
+        except Conflict:
+            continue
+    raise Conflict(f"thread {line.name!r} is saved to without pause: nothing was written; update it again")
+
+
+def fork(
+    ctx: Context, line: Line, at: int | None, name: str, metadata: Mapping[str, Any]
+) -> Flow[tuple[int, int, int]]:
+    """A new thread that shares this one's records up to a checkpoint. Its number, its tree, its head."""
+    tenant, _ = yield from locate(ctx, line)
+    made = yield from write(partial(_fork, tenant, line.name, line.thread, at, name, dict(metadata), ctx.clock_us()))
+    return made
+
+
+def _fork(
+    tenant: int,
+    source: str,
+    number: int | None,
+    at: int | None,
+    name: str,
+    metadata: dict[str, Any],
+    now: int,
+) -> Program[tuple[int, int, int]]:
+    row = yield from find_thread(tenant, source, number, lock=True)
+    target = row.head if at is None else at
+    record = (yield from read_live(tenant, row.tree, target)) if target is not None else None
+    if record is None:
+        raise NotFound(f"thread {source!r} has no checkpoint {show_id(target or 0)}")
+    made = yield from create_thread(
+        tenant,
+        name,
+        {**metadata_of(row), **metadata},
+        now,
+        tree=row.tree,
+        origin=record.id,
+        head_hash=record.hash,
+        generation=row.generation,
+    )
+    if made is None:
+        raise UsageError(f"a thread named {name!r} exists already: choose another name for the fork")
+    # What subgraphs have saved since the head belongs to the step that goes on from it.
+    upto = ID_MAX if record.id == row.head else record.id
+    yield Batch(*copy_labels(tenant, row.thread, made.thread, upto))
+    return made.thread, made.tree, record.id
+
+
+def annotate(ctx: Context, line: Line, metadata: Mapping[str, Any]) -> Flow[None]:
+    """Merge into the thread's metadata; None removes a key."""
+    tenant, _ = yield from locate(ctx, line)
+
+    def program() -> Program[None]:
+        row = yield from find_thread(tenant, line.name, line.thread, lock=True)
+        yield from merge_metadata(tenant, row, metadata)
+
+    yield from write(program)
+
+
+# --- reading
+
+
+def gone(line: Line, record: int) -> NotFound:
+    return NotFound(f"thread {line.name!r} has no checkpoint {show_id(record)} (pruned, or of another thread)")
+
+
+@meters.operation("load")
+def load(
+    ctx: Context, line: Line, at: int | None = None, *, strict: bool = False, look: bool = False
+) -> Flow[tuple[ThreadRow, Loaded, tuple[str, ...]]]:
+    """A checked state: the head's, or another checkpoint's. If it is damaged, that of the newest valid ancestor,
+    with the ids that had to be skipped; `strict` raises instead. `look`: the handle stays where it stands."""
+    tenant = yield from tenant_of(ctx, line)
+    skipped: tuple[str, ...] = ()
+    try:
+        row, loaded = yield from read(partial(read_thread_state, tenant, line.name, line.thread, at))
+        if loaded is None:
+            raise gone(line, at or 0)
+    except NotFound:
+        # Another handle may make the thread meanwhile; this one's first save must not pass for its successor.
+        line.found_nothing = line.thread is None
+        raise
+    except Damaged as damage:
+        if strict:
+            raise
+        tenant, row = yield from locate(ctx, line)
+        loaded, skipped = yield from _fall_back(line, tenant, row, at, damage)
+        # What is in memory may be fine, but nothing must be built on what cannot be read back.
+        for damaged in (row.head or 0, *map(parse_id, skipped)):
+            ctx.cache.drop((tenant, row.tree, damaged))
+    line.resolve(row.thread, row.tree)
+    if at is None and not look:
+        # Also when an ancestor had to stand in: the next save follows the head, damaged or not.
+        line.cursor, line.lost_head, line.found_nothing, line.on_branch = row.head, None, False, False
+        if skipped and not (yield from read(partial(read_live, tenant, row.tree, row.head or 0))):
+            # There is no row to follow: the next save follows what stands in, and becomes the head.
+            line.cursor, line.lost_head = loaded.record.id, row.head
+        key = (tenant, row.tree, loaded.record.id)
+        cached = ctx.cache.get(key)
+        # What is there already has digests and a stream to go on with: keep it if it is still how it is stored.
+        if cached is None or (cached.generation, cached.record.key) != (row.generation, loaded.record.key):
+            ctx.cache.put(key, base_of(loaded, row.generation))
+    if (sink := meters.sink) is not None:
+        sink.record(meters.LOADED_BYTES, len(loaded.data), meters.system_of(ctx.driver))
+    return row, loaded, skipped
+
+
+def _fall_back(
+    line: Line, tenant: int, row: ThreadRow, at: int | None, damage: Damaged
+) -> Flow[tuple[Loaded, tuple[str, ...]]]:
+    """The newest checkpoint before a damaged one that can be read: along its parents, or, where these pointers are
+    damaged too, among all that the thread wrote, and before its fork."""
+    first = row.head if at is None else at
+    newest = ID_MAX if at is None else at
+    # A damaged page is an error of the database, which does not know what was being read.
+    skipped = dict.fromkeys(damage.checkpoints or (show_id(first or 0),))
+    tried: set[int] = set()
+    for begin, along in ((first, True), (newest, False), (row.origin, True)):
+        start = begin
+        while start is not None:
+            candidates, start = yield from _older(tenant, row, start, along)
+            for candidate in candidates:
+                if candidate in tried or candidate > newest:
+                    continue
+                tried.add(candidate)
+                try:
+                    loaded = yield from read(partial(read_state, tenant, row.tree, candidate))
+                except Damaged as error:
+                    skipped.update(dict.fromkeys(error.checkpoints or (show_id(candidate),)))
+                    continue
+                if loaded is not None:
+                    tell_skipped(line.name, skipped, show_id(candidate))
+                    return loaded, tuple(skipped)
+    raise Damaged(
+        f"thread {line.name!r}: none of its {len(tried)} checkpoints is valid; run `perdure verify`",
+        checkpoints=tuple(skipped),
+    ) from damage
+
+
+def _older(tenant: int, row: ThreadRow, start: int, along: bool) -> Flow[tuple[list[int], int | None]]:
+    """A page of records from `start` on, along the parents or among the thread's own; and where the next starts."""
+    if along:
+        records = yield from read(partial(read_line, tenant, row.tree, start, _FALLBACK_PAGE))
+        ids = [record.id for record in records]
+        following = records[-1].parent if records else None
+    else:
+        ids = yield from read(partial(read_newest, tenant, row.tree, row.thread, start, _FALLBACK_PAGE))
+        following = ids[-1] - 1 if ids else None
+    if len(ids) < _FALLBACK_PAGE or following is None or following >= ids[-1]:  # pointers may lead in circles
+        return ids, None
+    return ids, following
+
+
+def newest(ctx: Context, line: Line) -> Flow[tuple[int | None, list[Record]]]:
+    """The head and its record; neither while nothing was saved."""
+    try:
+        return (yield from history(ctx, line, None, 1))
+    except ThreadDeleted:
+        raise
+    except NotFound:
+        return None, []
+
+
+def history(
+    ctx: Context, line: Line, start: int | None, limit: int, *, first_page: bool = True
+) -> Flow[tuple[int | None, list[Record]]]:
+    """A page of the line that ends in a record (default: the head), newest first; and the head.
+
+    A later page may be empty: the line may end there, or have been pruned up to there."""
+    tenant, row = yield from locate(ctx, line)
+    first = row.head if start is None else start
+    if first is None:
+        return row.head, []
+    records = yield from read(partial(read_line, tenant, row.tree, first, limit))
+    if start is not None and first_page and (not records or records[0].id != start):
+        raise gone(line, start)
+    if not records and start is None:  # not "nothing was saved": the thread knows its head
+        head = show_id(first)
+        raise Damaged(f"the head of thread {line.name!r} ({head}) is missing", checkpoints=(head,))
+    return row.head, _sound(tenant, line, records)
+
+
+def tips(ctx: Context, line: Line) -> Flow[tuple[int | None, list[Record]]]:
+    """The ends of all branches of a thread, newest first; and the head."""
+    tenant, row = yield from locate(ctx, line)
+    records = yield from read(partial(read_tips, tenant, row.tree, row.thread))
+    return row.head, _sound(tenant, line, records)
+
+
+def _sound(tenant: int, line: Line, records: list[Record]) -> list[Record]:
+    """The same records; a list must not show a note, a time or an id that nobody saved. Raises Damaged."""
+    damaged = tuple(show_id(record.id) for record in records if not row_is_sound(tenant, record))
+    if damaged:
+        raise Damaged(
+            f"thread {line.name!r}: the rows of checkpoints {', '.join(damaged)} are damaged; "
+            "load() gives the newest valid one, and history(start=…) goes on from there",
+            checkpoints=damaged,
+        )
+    return records

@@ -1,0 +1,79 @@
+"""Rolling back: a new head that equals an old checkpoint. History stays; nothing is undone but what comes next.
+
+A checkpoint of LangGraph's carries its id, and what its tasks have written is found by that id. So going back to one
+makes a new one, with an id of its own that follows it, as LangGraph's own forks do: nothing is pending on it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from perdure.errors import Conflict
+from perdure.log.books import renamed
+from perdure.log.ids import show_id
+from perdure.log.label_ids import new_label_id
+from perdure.log.labels import LABELLED_KIND, MAIN, Mark, greatest_label, put_labelled
+from perdure.log.reading import Loaded, read_live, read_thread_state
+from perdure.log.records import SALT_BYTES, Record
+from perdure.log.writing import Place, prepare
+from perdure.storage.base import ConstraintFailed
+from perdure.storage.program import Flow, read
+from perdure.threads.context import Context, Line
+from perdure.threads.flows import ATTEMPTS, base_of, commit, gone, locate, save
+
+
+def rollback(ctx: Context, line: Line, to: int, note: str | None) -> Flow[tuple[Record, bool]]:
+    """A new head that equals an old checkpoint. Its difference to that checkpoint is next to nothing."""
+    tenant, _ = yield from locate(ctx, line)
+    said = note or f"rolled back to {show_id(to)}"
+    for _ in range(ATTEMPTS):
+        row, loaded = yield from read(partial(read_thread_state, tenant, line.name, line.thread, to))
+        if loaded is None:
+            raise gone(line, to)
+        if row.head is not None and not (yield from read(partial(read_live, tenant, row.tree, row.head))):
+            line.cursor, line.lost_head = to, row.head  # nothing to follow: this is how to mend it
+        if loaded.record.kind == LABELLED_KIND:
+            made = yield from _put_again(ctx, line, tenant, loaded, row.generation, said)
+            if made is not None:
+                return made
+            continue
+        try:
+            return (yield from save(ctx, line, loaded.data, kind="rollback", note=said, expect=row.head, base=to))
+        except Conflict:
+            continue
+    raise Conflict(f"thread {line.name!r} is saved to without pause: nothing was written; roll back again")
+
+
+def _put_again(
+    ctx: Context, line: Line, tenant: int, loaded: Loaded, generation: int, note: str
+) -> Flow[tuple[Record, bool] | None]:
+    """The same checkpoint under a new id, and whether it is the head. None: the base has moved, or the id is taken."""
+    assert line.thread is not None
+    greatest = yield from read(partial(greatest_label, tenant, line.thread, MAIN))
+    at = ctx.clock_us()
+    new = new_label_id(at, ctx.entropy(8), greatest.id if greatest is not None else b"")
+    text, old = renamed(loaded.data, new)
+    draft = prepare(
+        text,
+        base_of(loaded, generation),
+        ctx.entropy(SALT_BYTES),
+        kind=LABELLED_KIND,
+        note=note,
+        metadata=None,
+        branching=True,
+    )
+    record = ctx.new_record_id(at, loaded.record.id)
+    place = Place(tenant, line.name, line.thread)
+    mark = Mark("", new, old, None)
+    try:
+        done = yield from commit(record, None, partial(put_labelled, draft, place, record, at, mark))
+    except ConstraintFailed as error:
+        if error.kind != "unique":
+            raise
+        return None
+    if done is None or done.record is None:
+        return None
+    line.cursor, line.found_nothing = done.record.id, False
+    line.own.clear()
+    line.own.append(done.record.id)
+    return done.record, done.on_head

@@ -1,0 +1,278 @@
+"""What stays of a thread: pins, retention, and the erasing of a checkpoint. The lower half of a thread's handle.
+
+Nothing is removed here by itself: `store.compact()` does what retention says, daily if a worker runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from perdure.errors import NotFound, UsageError
+from perdure.log import pins, retaining
+from perdure.log.ids import parse_id, show_id
+from perdure.log.retaining import Fields
+from perdure.storage.program import Batch, Flow, Program, Sql, adrive, drive, read, write
+from perdure.threads import flows
+from perdure.threads.checks import COUNT_MAX, check_name
+from perdure.threads.context import Context, Line
+from perdure.threads.models import Checkpoint, moment
+
+T = TypeVar("T")
+Ttl = timedelta | float | None
+_COPIES_MAX = 100
+_QUARANTINE = Sql("SELECT count(*) FROM quarantine WHERE tenant = :tenant")
+_COPIES = Sql(
+    """SELECT sort, place, at FROM copy WHERE tenant IS NULL OR tenant = :tenant ORDER BY at DESC LIMIT :limit"""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long things stay. None: for good.
+
+    `ttl`: a thread that nobody writes to for so long is deleted as a whole. `keep_last`: how many of its newest
+    checkpoints stay. `own`: which of the two a thread has of its own; the others are the store's.
+    """
+
+    ttl: timedelta | None = None
+    keep_last: int | None = None
+    own: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A checkpoint that no retention removes."""
+
+    name: str
+    checkpoint: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What was erased, and what may still hold it: each a sentence that says where."""
+
+    checkpoints: int
+    at: datetime
+    may_remain: tuple[str, ...]
+    threads: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
+
+
+def checkpoint_id(checkpoint: Checkpoint | str | None) -> int | None:
+    """The number of a checkpoint that a caller names."""
+    if checkpoint is None:
+        return None
+    if isinstance(checkpoint, Checkpoint):
+        return parse_id(checkpoint.id)
+    if isinstance(checkpoint, str):
+        return parse_id(checkpoint)
+    raise UsageError(f"a checkpoint or its id is wanted here, not {type(checkpoint).__name__}")
+
+
+def fields_from(ttl: Any, keep_last: Any) -> Fields:
+    """A policy as it is stored, from what a caller gave; "inherit" leaves a field out. Raises UsageError."""
+    fields: Fields = {}
+    if ttl != "inherit":
+        seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
+        if seconds is not None and (type(seconds) not in (int, float) or not 0 < seconds * 1e6 < COUNT_MAX):
+            raise UsageError(f"ttl={ttl!r}: seconds, more than 0, or a timedelta; None keeps for good")
+        fields["ttl_us"] = None if seconds is None else max(1, int(seconds * 1_000_000))
+    if keep_last != "inherit":
+        if keep_last is not None and (type(keep_last) is not int or not 1 <= keep_last <= COUNT_MAX):
+            raise UsageError(f"keep_last={keep_last!r}: a count of 1 or more; None keeps all")
+        fields["keep_last"] = keep_last
+    return fields
+
+
+def retention_of(tenants: Fields, own: Fields) -> Retention:
+    """What holds, for people."""
+    ttl_us, keep_last = retaining.policy(tenants, own)
+    names = tuple(name for name, field in (("ttl", "ttl_us"), ("keep_last", "keep_last")) if field in own)
+    return Retention(None if ttl_us is None else timedelta(microseconds=ttl_us), keep_last, names)
+
+
+# --- flows
+
+
+def pin(ctx: Context, line: Line, record: int | None, name: str) -> Flow[Pin]:
+    from perdure.log import pinning
+
+    tenant, row = yield from flows.locate(ctx, line)
+    op = partial(pinning.add_pin, tenant, row.name, row.thread, name, record, ctx.clock_us())
+    return _pin((yield from write(op)))
+
+
+def unpin(ctx: Context, line: Line, name: str) -> Flow[None]:
+    tenant, row = yield from flows.locate(ctx, line)
+    if not (yield from write(partial(pins.drop_pin, tenant, row.thread, name))):
+        raise NotFound(f"thread {line.name!r} has no pin {name!r}: thread.pins() lists them")
+
+
+def list_pins(ctx: Context, line: Line) -> Flow[list[Pin]]:
+    tenant, row = yield from flows.locate(ctx, line)
+    return [_pin(found) for found in (yield from read(partial(pins.pins_of, tenant, row.thread)))]
+
+
+def _pin(row: pins.PinRow) -> Pin:
+    return Pin(row.name, show_id(row.record), moment(row.at))
+
+
+def set_retention(ctx: Context, line: Line, fields: Fields) -> Flow[Retention]:
+    tenant, row = yield from flows.locate(ctx, line)
+    yield from write(partial(retaining.write_own, tenant, row.name, row.thread, fields))
+    return (yield from retention(ctx, line))
+
+
+def retention(ctx: Context, line: Line) -> Flow[Retention]:
+    tenant, row = yield from flows.locate(ctx, line)
+    return retention_of(*(yield from read(partial(retaining.read_own, tenant, row.thread))))
+
+
+def erase_checkpoint(ctx: Context, line: Line, record: int, full: bool) -> Flow[Erased]:
+    """Erase one checkpoint. What a killed process has decided before is finished."""
+    from perdure.log import erasing
+    from perdure.threads.far_loose import remove_now
+
+    at = ctx.clock_us()
+    tenant = yield from flows.tenant_of(ctx, line)
+    removed = 0
+    try:
+        _, row = yield from flows.locate(ctx, line)
+        op = partial(erasing.wipe_record, tenant, row.name, row.thread, record, at)
+        wiped = yield from write(op, solo=True)
+        removed = wiped.records
+        ctx.cache.forget(tenant, row.tree)
+    except NotFound:
+        if (yield from read(partial(erasing.marked, tenant))) is None:
+            raise
+    began = yield from read(partial(erasing.marked, tenant))
+    problems = yield from erasing.finish(tenant, ctx.driver.dialect, full=full)
+    problems += yield from remove_now(ctx, tenant, int(began or at))
+    others = (
+        "other checkpoints of the thread, and of its forks, if they say the same: they stay, with what is pending on "
+        "them"
+    )
+    return Erased(removed, moment(at), (*problems, *(yield from remains(ctx, tenant, full)), others))
+
+
+def remains(ctx: Context, tenant: int, full: bool) -> Flow[tuple[str, ...]]:
+    """What no erasing reaches, as sentences."""
+    from perdure.log import erasing
+
+    told = yield from read(partial(_set_aside, tenant))
+    told += [
+        f"{'an' if sort[0] in 'aeiou' else 'a'} {sort} made {moment(at):%Y-%m-%d %H:%M} UTC: {place}"
+        for sort, place, at in (yield from read(partial(_copies, tenant)))
+    ]
+    if ctx.driver.dialect == "postgres":
+        if not full:
+            told.append(
+                "free space in PostgreSQL's files, until new rows are written over it: full=True (`--full`) rewrites "
+                "the tables"
+            )
+        if (yield from erasing.samples_stay()):
+            told.append(
+                "samples that PostgreSQL's planner took of the tables before (pg_statistic): autovacuum replaces them "
+                "in time, those of an empty table when it has rows again; a superuser can delete them at once"
+            )
+        told.append("PostgreSQL's write-ahead log, its archive, its replicas and its own backups")
+    told.append("whatever else copied the files: snapshots of the disk, blocks that the file system has not used again")
+    return tuple(told)
+
+
+def _set_aside(tenant: int) -> Program[list[str]]:
+    """What a repair has taken out of use, and not brought to its file yet."""
+    [[(count,)]] = yield Batch(_QUARANTINE(tenant=tenant), last=True)
+    if not count:
+        return []
+    return [
+        f"{count} rows that a repair has set aside: `perdure repair --in-place` brings them to a file, and names it"
+    ]
+
+
+def _copies(tenant: int) -> Program[list[tuple[str, str, int]]]:
+    [rows] = yield Batch(_COPIES(tenant=tenant, limit=_COPIES_MAX), last=True)
+    return [(sort, place, at) for sort, place, at in rows]
+
+
+# --- the handle
+
+
+class Keeping:
+    """The part of a thread's handle that says what stays."""
+
+    _context: Context
+    _line: Line
+
+    def pin(self, checkpoint: Checkpoint | str | None = None, *, name: str) -> Pin:
+        """Keep a checkpoint (default: the head) whatever retention says, until `unpin(name)`. A thread with a pin does
+        not expire, and is deleted only with `force=True`. Erasing removes it all the same."""
+        return self._run(pin(self._context, self._line, checkpoint_id(checkpoint), check_name(name, "pin")))
+
+    async def apin(self, checkpoint: Checkpoint | str | None = None, *, name: str) -> Pin:
+        """`pin`, awaited."""
+        return await self._arun(pin(self._context, self._line, checkpoint_id(checkpoint), check_name(name, "pin")))
+
+    def unpin(self, name: str) -> None:
+        """Take a pin back. Raises NotFound."""
+        self._run(unpin(self._context, self._line, check_name(name, "pin")))
+
+    async def aunpin(self, name: str) -> None:
+        """`unpin`, awaited."""
+        await self._arun(unpin(self._context, self._line, check_name(name, "pin")))
+
+    def pins(self) -> list[Pin]:
+        """The thread's pins, oldest first."""
+        return self._run(list_pins(self._context, self._line))
+
+    async def apins(self) -> list[Pin]:
+        """`pins`, awaited."""
+        return await self._arun(list_pins(self._context, self._line))
+
+    def set_retention(
+        self, *, ttl: Ttl | Literal["inherit"] = "inherit", keep_last: int | Literal["inherit"] | None = "inherit"
+    ) -> Retention:
+        """How long this thread stays, and how many of its newest checkpoints. `ttl` is seconds or a timedelta; None is
+        for good, whatever the store says; "inherit" is as the store says. Acted on by `store.compact()`."""
+        return self._run(set_retention(self._context, self._line, fields_from(ttl, keep_last)))
+
+    async def aset_retention(
+        self, *, ttl: Ttl | Literal["inherit"] = "inherit", keep_last: int | Literal["inherit"] | None = "inherit"
+    ) -> Retention:
+        """`set_retention`, awaited."""
+        return await self._arun(set_retention(self._context, self._line, fields_from(ttl, keep_last)))
+
+    def retention(self) -> Retention:
+        """What holds for this thread: its own fields, and the store's for the rest."""
+        return self._run(retention(self._context, self._line))
+
+    async def aretention(self) -> Retention:
+        """`retention`, awaited."""
+        return await self._arun(retention(self._context, self._line))
+
+    def erase(self, checkpoint: Checkpoint | str, *, full: bool = False) -> Erased:
+        """Erase one checkpoint for good, in all threads that share it: its state, note and metadata. Its hash stays,
+        so that what follows can be checked. Beats pins. SQLite rewrites the file for it; `full` makes PostgreSQL
+        rewrite its tables. `store.erase` erases a whole thread."""
+        return self._run(erase_checkpoint(self._context, self._line, _required(checkpoint), full))
+
+    async def aerase(self, checkpoint: Checkpoint | str, *, full: bool = False) -> Erased:
+        """`erase`, awaited."""
+        return await self._arun(erase_checkpoint(self._context, self._line, _required(checkpoint), full))
+
+    def _run(self, flow: Flow[T]) -> T:
+        return drive(self._context.driver, flow)
+
+    async def _arun(self, flow: Flow[T]) -> T:
+        return await adrive(self._context.driver, flow)
+
+
+def _required(checkpoint: Checkpoint | str) -> int:
+    found = checkpoint_id(checkpoint)
+    if found is None:
+        raise UsageError("erase(checkpoint): say which one; store.erase(thread) erases all")
+    return found

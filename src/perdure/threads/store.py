@@ -1,0 +1,173 @@
+"""The store as far as threads go: opens them, lists them, deletes them, checks them.
+
+`perdure.open` makes a store (`ops/store.py`), of which this is the lower half. A store may be used from any thread
+and any event loop of the process that opened it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from perdure.errors import UsageError
+from perdure.log import sweeping
+from perdure.log.branches import list_threads, no_thread
+from perdure.log.counting import count
+from perdure.storage.program import Flow, Progress, adrive, drive, read
+from perdure.threads.checks import check_limit, check_metadata, check_name
+from perdure.threads.context import Context, Line
+from perdure.threads.models import Pruned, Report, Stats, ThreadInfo
+from perdure.threads.thread import Thread
+
+T = TypeVar("T")
+DEFAULT_TENANT = "default"
+CACHE_BYTES = 64 * 1024 * 1024  # some seventy hot threads: a writer's compressor takes most of a megabyte
+
+
+class ThreadStore:
+    """One database, as one tenant sees it: its threads."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def __repr__(self) -> str:
+        return f"<Store {self._context.driver!r}, tenant {self._context.tenant_name!r}>"
+
+    def _for_tenant(self, name: str) -> Context:
+        """The same database as another tenant sees it."""
+        return replace(self._context, tenant_name=check_name(name, "tenant"), _tenant=None)
+
+    def thread(self, name: str, *, metadata: Mapping[str, Any] | None = None) -> Thread:
+        """A handle of a thread. Does no I/O: the thread is made by its first save, which also merges the metadata."""
+        return Thread(self._context, Line(check_name(name), merge=check_metadata(metadata)))
+
+    def threads(
+        self,
+        *,
+        where: Mapping[str, Any] | None = None,
+        since: datetime | None = None,
+        limit: int | None = 100,
+    ) -> list[ThreadInfo]:
+        """Threads, the most recently saved first: those whose metadata has all of `where`, saved since `since`."""
+        return self._run(self._threads(where, since, limit))
+
+    async def athreads(
+        self,
+        *,
+        where: Mapping[str, Any] | None = None,
+        since: datetime | None = None,
+        limit: int | None = 100,
+    ) -> list[ThreadInfo]:
+        """`threads`, awaited."""
+        return await self._arun(self._threads(where, since, limit))
+
+    def delete(self, thread: Thread | str, *, force: bool = False, progress: Progress | None = None) -> Pruned:
+        """Delete a thread and every record that no fork of it needs. Late writes to it are refused. One with pinned
+        checkpoints is deleted only with `force`; else it raises `Pinned`."""
+        return self._run(self._delete(thread, force, progress))
+
+    async def adelete(self, thread: Thread | str, *, force: bool = False, progress: Progress | None = None) -> Pruned:
+        """`delete`, awaited."""
+        return await self._arun(self._delete(thread, force, progress))
+
+    def verify(self, *, progress: Progress | None = None) -> Report:
+        """Check every record of this tenant, and the database file itself. `progress`: (done, of how many) trees."""
+        return self._run(self._verify(progress))
+
+    async def averify(self, *, progress: Progress | None = None) -> Report:
+        """`verify`, awaited."""
+        return await self._arun(self._verify(progress))
+
+    def stats(self) -> Stats:
+        """How much is stored, and how much storing every state in full would take."""
+        return self._run(self._stats())
+
+    async def astats(self) -> Stats:
+        """`stats`, awaited."""
+        return await self._arun(self._stats())
+
+    def close(self) -> None:
+        """Finish what is running and close the database. May be called twice."""
+        self._context.driver.close()
+
+    async def aclose(self) -> None:
+        """`close`, awaited."""
+        await self._context.driver.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # --- the same, as flows
+
+    def _run(self, flow: Flow[T]) -> T:
+        return drive(self._context.driver, flow)
+
+    async def _arun(self, flow: Flow[T]) -> T:
+        return await adrive(self._context.driver, flow)
+
+    def _threads(
+        self, where: Mapping[str, Any] | None, since: datetime | None, limit: int | None
+    ) -> Flow[list[ThreadInfo]]:
+        conditions = check_metadata(where) or {}
+        since_us = None if since is None else _microseconds(since)
+        most = check_limit(limit)
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            return []
+        rows = yield from read(partial(list_threads, tenant, conditions, since_us, 2**62 if most is None else most))
+        return [ThreadInfo.of(row) for row in rows]
+
+    def _named(self, thread: Thread | str) -> tuple[str, int | None]:
+        """A thread that a caller means: its name, and its number if the handle knows it."""
+        if not isinstance(thread, Thread):
+            return check_name(thread), None
+        theirs, ours = thread._context, self._context
+        if theirs.driver is not ours.driver or theirs.tenant_name != ours.tenant_name:
+            raise UsageError("this thread belongs to another store or tenant: use that one, or give the thread's name")
+        return thread.name, thread._line.thread
+
+    def _delete(self, thread: Thread | str, force: bool, progress: Progress | None) -> Flow[Pruned]:
+        name, number = self._named(thread)
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            raise no_thread(name)
+        return Pruned((yield from sweeping.delete(tenant, name, number, progress, force=force)))
+
+    def _verify(self, progress: Progress | None) -> Flow[Report]:
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            return Report(0, 0)
+        from perdure.log import verifying  # imported late: few programs verify
+
+        return Report.of((yield from verifying.verify_tenant(tenant, progress)))
+
+    def _stats(self) -> Flow[Stats]:
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            return Stats(0, 0, 0, 0, 0, 0)
+        return Stats(*(yield from read(partial(count, tenant))))
+
+
+def _microseconds(since: datetime) -> int:
+    if not isinstance(since, datetime):
+        raise UsageError(f"since= wants a datetime, not {type(since).__name__}")
+    if since.tzinfo is None:
+        since = since.astimezone()  # naive means local time, as everywhere in Python
+    return int(since.timestamp() * 1_000_000)

@@ -1,0 +1,47 @@
+"""What saving and loading tell the meters and the log. Nothing of a state: sizes, and ids of checkpoints."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from perdure.log.writing import Draft
+from perdure.storage import meters
+from perdure.storage.events import event
+from perdure.threads.context import Context
+
+_log = logging.getLogger("perdure")
+
+
+def tell_size(ctx: Context, draft: Draft, sink: meters.Meter) -> None:
+    """How large a saved state is, and what storing it took."""
+    system, size = meters.system_of(ctx.driver), len(draft.text)
+    stored = len(draft.diff or b"") + len(draft.full or b"")
+    sink.record(meters.STATE_BYTES, size, system)
+    sink.record(meters.STORED_BYTES, stored, system)
+    sink.record(meters.RATIO, size / max(1, stored), system)
+
+
+def tell_skipped(thread: str, skipped: Mapping[str, Any], loaded: str) -> None:
+    """A load gave an older checkpoint, because newer ones are damaged."""
+    if (sink := meters.sink) is not None:
+        sink.record(meters.RECOVERIES, 1, "ancestor")
+    first, count = next(iter(skipped)), len(skipped)
+    _log.warning(
+        "thread %r: damaged checkpoints were skipped (%d, from %s on); loaded %s instead",
+        thread,
+        count,
+        first,
+        loaded,
+        extra=event("load.skipped", thread=thread, skipped=count, first=first, loaded=loaded),
+    )
+
+
+def tell_unknown(checkpoint: str) -> None:
+    """Nobody knows whether a commit was made: it is looked for."""
+    _log.warning(
+        "a commit's answer was lost; looking for record %s",
+        checkpoint,
+        extra=event("commit.unknown", checkpoint=checkpoint),
+    )

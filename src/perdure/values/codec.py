@@ -1,0 +1,84 @@
+"""Values to text and back.
+
+The text is compact JSON in UTF-8, with tags for what JSON cannot hold; any JSON parser reads it. Plain
+values take the fast path of `plain`, others go through `tagged`; `revive` reads the tags. A value and its
+text share nothing, and nothing is cached by identity, so whoever changes a value after encoding it changes
+nothing that was saved. A caller whose other threads may change it meanwhile must say so: `encode(…, moving=True)`.
+
+Decoding never executes what it reads, and raises only UnknownType or Undecodable, whatever the bytes are. A
+key that occurs twice in an object is not searched for: the last one counts, as in most parsers. Stored text
+is checked against its hash before it comes here, so that such text cannot be Perdure's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from perdure.errors import Undecodable, UnknownType, Unstorable
+from perdure.values.limits import DEPTH_MAX, NODES_MAX, SIZE_MAX
+from perdure.values.pause import collector_pause
+from perdure.values.plain import TooMany, may_hold_tags, plain_text
+from perdure.values.registry import Codec
+from perdure.values.revive import Reviver
+from perdure.values.still import Moving, holds_bytes, still
+from perdure.values.tagged import lower_to_text
+
+__all__ = [
+    "DEPTH_MAX",
+    "NODES_MAX",
+    "SIZE_MAX",
+    "Codec",
+    "decode",
+    "encode",
+]
+
+_PAUSE_MIN_BYTES = 16 * 1024
+
+
+def encode(value: object, codec: Codec, *, moving: bool = False) -> bytes:
+    """The text of a value. Unstorable, with the path and the fix, if it cannot be kept exactly.
+
+    `moving`: other threads may be changing it. What built-in types hold is of one moment then, and each object that
+    a value of other types holds is of one moment of its own; it takes up to twice as long.
+    """
+    given, text = value, None
+    try:
+        value = still(given) if moving else given
+        text = plain_text(value, DEPTH_MAX)
+    except Moving:
+        return lower_to_text(given, codec, moving=True)
+    except TooMany:
+        pass
+    if text is None:
+        is_exact = not moving or not holds_bytes(value)
+        return lower_to_text(value if is_exact else given, codec, moving=not is_exact)
+    if len(text) > SIZE_MAX:
+        raise Unstorable(f"the text has {len(text):,} bytes, and the limit is {SIZE_MAX:,}; keep large data elsewhere")
+    return text
+
+
+def decode(text: bytes, codec: Codec, *, raw: bool = False) -> Any:
+    """The value of a text. With `raw`, classes become readable dicts (see `revive`); none need be known."""
+    if len(text) > SIZE_MAX:
+        raise Undecodable(f"stored text has {len(text):,} bytes, and the limit is {SIZE_MAX:,}")
+    if len(text) < _PAUSE_MIN_BYTES:
+        return _decode(text, codec, raw)
+    with collector_pause:
+        return _decode(text, codec, raw)
+
+
+def _decode(text: bytes, codec: Codec, raw: bool) -> Any:
+    try:
+        parsed = orjson.loads(text)
+    except ValueError as problem:
+        raise Undecodable(f"stored text is not JSON: {problem}") from problem
+    try:
+        # The parser refuses more than 1024 levels: deep enough for everything that was saved, and safe to walk.
+        return Reviver(codec, raw=raw).revive(parsed) if may_hold_tags(text) else parsed
+    except (Undecodable, UnknownType, MemoryError):
+        raise
+    except Exception as problem:
+        # Hostile text can take any shape, and rebuilding may run into any error of any library.
+        raise Undecodable(f"stored text does not hold a value: {problem!r}"[:500]) from problem

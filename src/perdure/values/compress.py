@@ -1,0 +1,174 @@
+"""Zstandard, from wherever this Python has it, and the full texts of keyframes.
+
+Python 3.14 carries zstd in the standard library; before that `backports.zstd` is the same module under
+another name. Everything in Perdure that compresses goes through here.
+
+What must never happen here: a decoder that allocates more than its caller allowed. A frame says how large
+its content is; that claim is checked against the caller's bound first, and the output is bounded again while
+it is made, because a claim can lie.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from perdure.errors import Undecodable
+from perdure.values.limits import INFLATED_MAX
+
+# Typing sees the backport on every version: the two modules have the same interface.
+if TYPE_CHECKING or sys.version_info < (3, 14):
+    from backports import zstd
+else:
+    from compression import zstd
+
+__all__ = [
+    "Compressor",
+    "Decompressor",
+    "Parameter",
+    "Shelf",
+    "compress_against",
+    "compress_full",
+    "compress_hard",
+    "decompress_bounded",
+    "decompress_full",
+    "inflate",
+    "zstd",
+]
+
+Compressor = zstd.ZstdCompressor
+Decompressor = zstd.ZstdDecompressor
+Parameter = zstd.CompressionParameter
+
+# Measured on the last state of bench/workload.py (1.39 MB): level 3 takes 7 ms for 353 KB, level 6 14 ms for 337 KB. A
+# keyframe comes once in hundreds of saves, and its bytes are a third of all that is stored.
+FULL_LEVEL = 6
+_HARD_LEVEL = 19
+_REPEAT_LEVEL = 12  # of what its prefix says already: 15 saves a twentieth more in five times the time
+_PACK_LEVEL = 15  # differences packed together: 19 saves a hundredth more in half as much time again
+_LITTLE_BYTES, _LITTLE_LEVEL, _LITTLE_PREFIX_BYTES = 16 * 1024, 9, 32 * 1024
+_REUSED_BYTES_MAX = 16 * 1024
+_RESTING_MAX = 8
+_SMALL_LEVEL = 3  # a higher one takes longer to clear its tables than to compress
+
+# The largest window that zstd's decoder accepts, as a power of two (128 MiB): what our compressor may use at most.
+WINDOW_LOG_MAX = 27
+
+# Above this, a frame that refers to another text is made with more effort; above that, long-distance matching finds
+# what the tables forget.
+_LARGE_MIN = 256 * 1024
+_LONG_MIN = 8 << 20
+
+_FULL_OPTIONS: dict[int, int] = {
+    Parameter.compression_level: FULL_LEVEL,
+    Parameter.checksum_flag: 1,
+    Parameter.content_size_flag: 1,
+}
+
+
+class Shelf:
+    """Compressors that rest between two uses: making one takes longer than compressing a small text. For each
+    thread its own would not do: some programs use a thread once."""
+
+    def __init__(self, make: Callable[[], Compressor]) -> None:
+        self._make = make
+        self._resting: list[Compressor] = []
+
+    def compress(self, text: bytes) -> bytes:
+        """The text as one frame."""
+        try:
+            compressor = self._resting.pop()  # in one step: of two threads only one gets it
+        except IndexError:
+            compressor = self._make()
+        packed = compressor.compress(text, Compressor.FLUSH_FRAME)
+        if len(self._resting) < _RESTING_MAX:
+            self._resting.append(compressor)  # not after an error: its state is unknown then
+        return packed
+
+
+_small = Shelf(lambda: Compressor(options={**_FULL_OPTIONS, Parameter.compression_level: _SMALL_LEVEL}))
+
+
+def compress_full(text: bytes) -> bytes:
+    """Compress the whole text of a keyframe: one frame with its content size and a checksum."""
+    if len(text) > _REUSED_BYTES_MAX:  # its memory would be kept for good
+        return zstd.compress(text, options=_FULL_OPTIONS)
+    return _small.compress(text)
+
+
+def compress_hard(text: bytes) -> bytes:
+    """The same with the greatest effort: a tenth smaller than `compress_full`, and some fifty times slower."""
+    return zstd.compress(text, options={**_FULL_OPTIONS, Parameter.compression_level: _HARD_LEVEL})
+
+
+def compress_against(text: bytes, old: bytes) -> bytes:
+    """A text as a frame that refers to another one, its prefix: `decompress_bounded(…, prefix=…)` gives it back."""
+    size = len(text) + len(old)
+    options: dict[int, int] = {
+        # Many small edits all over a large place are lost on the faster levels (15 KB where this gives 12).
+        Parameter.compression_level: 9 if size > _LARGE_MIN else 3,
+        Parameter.min_match: 7 if size > _LARGE_MIN else 0,
+        # A wrong prefix decompresses to garbage without a word unless there is a checksum.
+        Parameter.checksum_flag: 1,
+        Parameter.window_log: min(max(size.bit_length(), 10), WINDOW_LOG_MAX),
+        Parameter.enable_long_distance_matching: 1 if size > _LONG_MIN else 0,
+    }
+    return zstd.compress(text, options=options, zstd_dict=zstd.ZstdDict(old, is_raw=True).as_prefix)
+
+
+def pack_against(text: bytes, old: bytes, *, repeats: bool = False) -> bytes:
+    """The same for what has come to rest and is read far more often than written: with effort, and without a checksum,
+    because whoever stores it keeps one. The frame refers to the end of `old`: it may be read with more of it.
+    `repeats`: most of the text stands in `old`."""
+    little = len(text) < _LITTLE_BYTES
+    if little:  # looking through a long prefix with effort would take fifty times as long as compressing
+        old = old[-_LITTLE_PREFIX_BYTES:]
+    options: dict[int, int] = {
+        Parameter.compression_level: _LITTLE_LEVEL if little else _REPEAT_LEVEL if repeats else _PACK_LEVEL,
+        Parameter.window_log: min(max((len(text) + len(old)).bit_length(), 10), WINDOW_LOG_MAX),
+        Parameter.checksum_flag: 0,
+    }
+    prefix = zstd.ZstdDict(old, is_raw=True).as_prefix if len(old) >= 8 else None
+    return zstd.compress(text, options=options, zstd_dict=prefix)
+
+
+def inflate(decompressor: Decompressor, data: bytes, claimed: int) -> bytes:
+    """What `data` gives, at most one byte more than claimed: so that more shows, and an empty frame runs to its end.
+
+    All decompression passes through here. What a row claims is damage above the limit on texts: a few bytes can claim
+    gigabytes. Raises Undecodable, and what zstd raises.
+    """
+    if claimed > INFLATED_MAX:
+        raise Undecodable(
+            f"something compressed claims {claimed} bytes where {INFLATED_MAX} are allowed; it is damaged"
+        )
+    return decompressor.decompress(data, claimed + 1)
+
+
+def decompress_full(blob: bytes, size: int) -> bytes:
+    """Give back the text of a keyframe, which must be exactly `size` bytes long."""
+    return decompress_bounded(blob, size, exact=True)
+
+
+def decompress_bounded(
+    blob: bytes,
+    size_max: int,
+    *,
+    prefix: zstd.ZstdDict | None = None,
+    dictionary: zstd.ZstdDict | None = None,
+    exact: bool = False,
+) -> bytes:
+    """Decompress the one frame that `blob` must be, to at most (or exactly) `size_max` bytes."""
+    try:
+        claimed = zstd.get_frame_info(blob).decompressed_size
+        if claimed is None or claimed > size_max or (exact and claimed != size_max):
+            raise Undecodable(f"a compressed text claims {claimed} bytes where {size_max} are allowed; it is damaged")
+        decompressor = zstd.ZstdDecompressor(zstd_dict=prefix.as_prefix if prefix is not None else dictionary)
+        text = inflate(decompressor, blob, claimed)
+        whole = decompressor.eof and not decompressor.unused_data and len(text) == claimed
+    except (zstd.ZstdError, EOFError, ValueError, OverflowError, MemoryError) as problem:
+        raise Undecodable(f"a compressed text cannot be read: {problem}") from problem
+    if not whole:
+        raise Undecodable("a compressed text is cut short or has bytes after its end; the record is damaged")
+    return text

@@ -1,0 +1,314 @@
+"""Differences as they are stored, and applied, splice by splice.
+
+A difference is the MessagePack array `[skip, drop, insert, ...]` of its splices. It is stored as it is when it is
+small. Otherwise the differences of one chain are one zstd stream, with the dictionary of its keyframe: each stored
+difference is what the stream grew by. So what one said the next need not say again, and a chain is decompressed in
+one go. Whoever has no stream at hand (a new process, a fork, a writer that lost a race) starts a new one.
+
+A chain is applied with a gap: splices come again and again at the same place (the end of a list in the middle of a
+text), and what lies behind it is not moved each time.
+
+What must never happen here: a decoder that crashes, loops or allocates beyond its bound on bytes that are not
+ours. Everything malformed is `Undecodable`.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import msgspec
+
+from perdure.errors import Undecodable
+from perdure.values.compress import Compressor, Decompressor, decompress_bounded, inflate, zstd
+from perdure.values.dictionary import Dictionary
+from perdure.values.finding import Ops
+from perdure.values.limits import INFLATED_MAX, NODES_MAX, SIZE_MAX
+
+# Below this a difference is stored as it is: compressing would cost more than it saves.
+RAW_MAX = 96
+_START = 1  # first byte of a stored difference: it starts a stream
+_MORE = 2  # it goes on with the stream of the differences before it
+_MORES = re.compile(rb"\x02+")
+_RUN = 3  # never stored: stands for several that need no stream
+_RAW = 0x90  # from here on: the first byte of a MessagePack array
+_HEAD = 5  # the kind, and the length of the difference as four bytes
+_MAGIC = b"\x28\xb5\x2f\xfd"  # every zstd stream starts with it; not stored
+_BATCH_BYTES = 1 << 20
+_ARRAY_32 = 0xDD  # MessagePack: an array of up to 2**32 values
+# A splice that grows the text by more than this is where the next one is expected too: the gap is brought there,
+# unless it lies near behind it.
+_GAP_MIN = 64
+_NEAR = 1024
+
+Splices = list[int | bytes]  # skip, drop, insert, skip, drop, insert, ...
+_pack = msgspec.msgpack.Encoder().encode
+_MALFORMED = (msgspec.MsgspecError, zstd.ZstdError, EOFError, ValueError, MemoryError, RecursionError)
+_unpack_all = msgspec.msgpack.Decoder(list[list[int | bytes]]).decode
+
+
+class Encoder:
+    """Encodes the differences of one chain, each on top of the one before. Not for two threads at once."""
+
+    __slots__ = ("_compressor", "_dictionary")
+
+    def __init__(self, dictionary: Dictionary) -> None:
+        self._dictionary = dictionary
+        self._compressor: Compressor | None = None
+
+    def encode(self, ops: Ops) -> bytes:
+        """A difference as it is stored. The next one goes on from here: if this one is not kept, drop the encoder."""
+        return self.encode_splices([part for op in ops.items for part in op])
+
+    def encode_splices(self, splices: Splices) -> bytes:
+        payload = _pack(splices)
+        size = len(payload)
+        if size < RAW_MAX or size >= 1 << 32:
+            return payload
+        if self._compressor is not None:
+            return _head(_MORE, size) + self._compressor.compress(payload, Compressor.FLUSH_BLOCK)
+        self._compressor = self._dictionary.compressor()
+        return _head(_START, size) + self._compressor.compress(payload, Compressor.FLUSH_BLOCK)[len(_MAGIC) :]
+
+
+def _head(kind: int, size: int) -> bytes:
+    return bytes((kind,)) + size.to_bytes(_HEAD - 1, "little")
+
+
+def pack_splices(splices: Splices) -> bytes:
+    """A difference as it is stored when it is small, whatever its size: it needs no stream."""
+    return _pack(splices)
+
+
+def goes_on(diff: bytes) -> bool:
+    """Whether a stored difference can be read only behind those that its stream began with."""
+    return diff[:1] == b"\x02"
+
+
+def payload_bytes(diff: bytes) -> int:
+    """How long a stored difference is before it was compressed."""
+    return int.from_bytes(diff[1:_HEAD], "little") if diff[:1] in (b"\x01", b"\x02") else len(diff)
+
+
+class Run(NamedTuple):
+    """Differences in a row that need no stream, one behind the other."""
+
+    kind: int
+    number: int  # how many
+    payload: bytes
+
+
+def run_of(number: int, payload: bytes) -> Run:
+    """So many differences, as `pack_splices` made them, put together."""
+    return Run(_RUN, number, payload)
+
+
+def unpack_run(run: Run) -> list[Splices]:
+    """The splices of each of them. Raises Undecodable."""
+    try:
+        return _unpack([run.payload], run.number)
+    except _MALFORMED as problem:
+        raise Undecodable(f"a difference is malformed: {problem}") from problem
+
+
+class Decoder:
+    """Decodes the differences of one chain, in order. Raises Undecodable for anything that is not one."""
+
+    __slots__ = ("_decompressor", "_dictionary", "_payload_max")
+
+    def __init__(self, dictionary: Dictionary, size_max: int = SIZE_MAX) -> None:
+        self._dictionary = dictionary
+        self._decompressor: Decompressor | None = None
+        # Inserted bytes end up in a text of at most `size_max`; beside it stand the splices around them.
+        self._payload_max = min(2 * size_max + _BATCH_BYTES, INFLATED_MAX)
+
+    def decode(self, diffs: Iterable[bytes | Run]) -> list[Splices]:
+        """The splices of the next stored differences."""
+        return [splices for batch in self.batches(diffs) for splices in batch]
+
+    def batches(self, diffs: Iterable[bytes | Run]) -> Iterator[list[Splices]]:
+        """The same for a chain of any length, so many at a time that memory stays bounded."""
+        listed: list[Any] = list(diffs)
+        kinds = bytes([diff[0] if diff else 0 for diff in listed])
+        pieces: list[bytes] = []
+        count = size = start = 0
+        try:
+            while start < len(listed):
+                payload, end = self._payload(kinds, listed, start)
+                pieces.append(payload)
+                count += listed[start].number if kinds[start] == _RUN else end - start
+                size += len(payload)
+                start = end
+                if size > _BATCH_BYTES:
+                    yield _unpack(pieces, count)
+                    pieces, count, size = [], 0, 0
+            yield _unpack(pieces, count)
+        except _MALFORMED as problem:
+            raise Undecodable(f"a difference is malformed: {problem}") from problem
+
+    def _payload(self, kinds: bytes, diffs: list[Any], start: int) -> tuple[bytes, int]:
+        """What can be read in one go from a difference on, out of its stream; and the difference that comes after."""
+        kind, diff, end = kinds[start], diffs[start], start + 1
+        if kind >= _RAW:
+            return diff, end
+        if kind not in (_START, _MORE):
+            if not isinstance(diff, Run):
+                raise Undecodable(f"a difference starts with {kind}, which is no kind of difference")
+            return diff.payload, end
+        # What goes on with the stream comes with it, as far as that is not much.
+        if (more := _MORES.match(kinds, end)) is not None:
+            end = more.end()
+        alike = diffs[start:end]
+        sizes = [int.from_bytes(diff[1:_HEAD], "little") for diff in alike]
+        if (total := sum(sizes)) > _BATCH_BYTES:
+            number = max(1, bisect_right(list(accumulate(sizes)), _BATCH_BYTES))
+            alike, total, end = alike[:number], sum(sizes[:number]), start + number
+        return self._decompress(kind, [diff[_HEAD:] for diff in alike], total), end
+
+    def _decompress(self, kind: int, parts: list[bytes], size: int) -> bytes:
+        if kind == _START:
+            self._decompressor = self._dictionary.decompressor()
+            parts.insert(0, _MAGIC)
+        if self._decompressor is None:
+            raise Undecodable("a difference goes on with a stream whose start is missing")
+        if size > self._payload_max:
+            raise Undecodable(f"a difference claims {size} bytes where {self._payload_max} are allowed")
+        payload = inflate(self._decompressor, b"".join(parts), size)
+        if len(payload) != size or self._decompressor.eof:
+            raise Undecodable("a difference is cut short, or holds more than it claims")
+        if size > _BATCH_BYTES and payload[0] == _ARRAY_32 and int.from_bytes(payload[1:5], "big") > NODES_MAX:
+            raise Undecodable("a difference claims more splices than a text has values")  # each takes 8 bytes and more
+        return payload
+
+
+def _unpack(payloads: list[bytes], count: int) -> list[Splices]:
+    """All payloads in one go: together, behind the header of an array of so many, they are one message."""
+    return _unpack_all(b"".join((b"\xdd" + count.to_bytes(4, "big"), *payloads)))
+
+
+def apply_all(
+    keyframe_text: bytes, diffs: Iterable[bytes | Run], dictionary: Dictionary, *, size_max: int = SIZE_MAX
+) -> bytes:
+    """The text after a chain of stored differences, oldest first. None on the way may exceed `size_max` bytes."""
+    text = _Gapped(keyframe_text, size_max)
+    for splices in Decoder(dictionary, size_max).batches(diffs):
+        text.apply(splices)
+    return text.whole()
+
+
+def apply_splices(text: bytes, splices: Splices, *, size_max: int = SIZE_MAX) -> bytes:
+    """The text after one difference."""
+    changed = _Gapped(text, size_max)
+    changed.apply([splices])
+    return changed.whole()
+
+
+class _Gapped:
+    """A text in two parts; where they meet, growing costs only what is inserted."""
+
+    __slots__ = ("_left", "_right", "_size_max")
+
+    def __init__(self, text: bytes, size_max: int) -> None:
+        self._left = bytearray(text)
+        self._right = bytearray()
+        self._size_max = size_max
+
+    def whole(self) -> bytes:
+        return b"".join((self._left, self._right))
+
+    def apply(self, differences: list[Splices]) -> None:
+        """Apply differences in order. Raises Undecodable."""
+        try:
+            self._apply(differences)
+        except (TypeError, ValueError, OverflowError, MemoryError) as problem:
+            raise Undecodable(f"a difference is malformed: {problem}") from problem
+
+    def _apply(self, differences: list[Splices]) -> None:
+        # The hot loop of every load: lengths are kept in variables, and each splice is one slice assignment.
+        left, right, size_max = self._left, self._right, self._size_max
+        middle, size = len(left), len(left) + len(right)
+        skip: Any
+        drop: Any
+        insert: Any
+        for flat in differences:
+            if len(flat) % 3:
+                raise Undecodable("a difference does not consist of whole splices")
+            at = 0
+            parts = iter(flat)
+            for skip, drop, insert in zip(parts, parts, parts, strict=True):
+                at += skip
+                end = at + drop if drop >= 0 else at - 1 - drop
+                if skip < 0 or end > size:
+                    raise Undecodable(f"a difference reaches byte {end} of a text of {size}")
+                if drop < 0:
+                    insert = self._unpatch(at, end, insert)
+                    drop = -1 - drop
+                added = len(insert)
+                growth = added - drop
+                if at == middle == end:
+                    left += insert  # at the gap, as most are: no other way is as fast
+                    middle += added
+                elif end <= middle and (middle - end < _NEAR or growth <= _GAP_MIN):
+                    left[at:end] = insert
+                    middle += growth
+                elif at > middle and growth <= _GAP_MIN:
+                    right[at - middle : end - middle] = insert
+                else:
+                    self._move_gap(at, end)
+                    left += insert
+                    middle = at + added
+                at += added
+                size += growth
+                if size > size_max:
+                    raise Undecodable(f"a difference makes a text over the limit of {size_max} bytes")
+
+    def _move_gap(self, at: int, end: int) -> None:
+        """Drop what lies from `at` to `end`, and bring the gap there."""
+        left, right = self._left, self._right
+        middle = len(left)
+        if end <= middle:
+            right[:0] = left[end:]
+            del left[at:]
+        elif at <= middle:
+            del right[: end - middle], left[at:]
+        else:
+            left += right[: at - middle]
+            del right[: end - middle]
+
+    def _unpatch(self, at: int, end: int, frame: bytes) -> bytes:
+        """The new bytes of a patch, from the bytes that are there and its frame."""
+        middle = len(self._left)
+        old = bytes(self._left[at:end]) + bytes(self._right[max(0, at - middle) : max(0, end - middle)])
+        return decompress_bounded(frame, self._size_max, prefix=zstd.ZstdDict(old, is_raw=True))
+
+
+def apply_undoable(text: bytes, splices: Splices, *, size_max: int = SIZE_MAX) -> tuple[bytes, Splices]:
+    """The text after one difference, and the difference that leads back. Raises Undecodable."""
+    parts: list[bytes] = []
+    back: Splices = []
+    at = 0
+    flat = iter(splices)
+    skip: Any
+    drop: Any
+    insert: Any
+    try:
+        for skip, drop, insert in zip(flat, flat, flat, strict=True):
+            start = at + skip
+            end = start + (drop if drop >= 0 else -1 - drop)
+            if skip < 0 or end > len(text):
+                raise Undecodable(f"a difference reaches byte {end} of a text of {len(text)}")
+            if drop < 0:
+                insert = decompress_bounded(insert, size_max, prefix=zstd.ZstdDict(text[start:end], is_raw=True))
+            parts += (text[at:start], insert)
+            back += (skip, len(insert), text[start:end])
+            at = end
+        parts.append(text[at:])
+        after = b"".join(parts)
+    except (TypeError, ValueError, OverflowError, MemoryError) as problem:
+        raise Undecodable(f"a difference is malformed: {problem}") from problem
+    if len(after) > size_max:
+        raise Undecodable(f"a difference makes a text over the limit of {size_max} bytes")
+    return after, back

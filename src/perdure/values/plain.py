@@ -1,0 +1,182 @@
+"""The fast path: values that JSON can hold as they are.
+
+The fast encoder turns tuples into lists, nan into null and Enums into their values without a word, so a
+type walk comes first. It goes level by level and never runs Python code per value: 1 MB of messages takes
+some 75 µs, where a recursive function takes milliseconds. What the encoder refuses loudly by itself (keys
+that are not text, integers beyond 64 bit, lone surrogates) is left to it.
+
+A value must never leave this module changed: what is not plain is reported as such, not converted.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from itertools import chain, compress, repeat
+from math import isfinite
+from operator import is_
+from typing import Any, Final
+
+import orjson
+
+from perdure.values.limits import NODES_MAX
+
+ATOMS: Final = frozenset({type(None), bool, int, float, str})
+CONTAINERS: Final = frozenset({list, dict})
+PLAIN: Final = ATOMS | CONTAINERS
+
+# The walk knows every type already; these make the encoder refuse instead of convert if a value is changed
+# by another thread between the walk and the encoding.
+OPTIONS: Final = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+
+# Below so many containers the next level is gathered without adding up its size first. A structure that holds
+# itself grows by a power per level, so it passes this mark while still small.
+_UNCHECKED_MAX: Final = 2048
+
+_SCALARS: Final = frozenset((str, int, bool, type(None)))
+_SMALL: Final = 16
+
+# So many carets are looked at one by one in a text before the keys are looked at instead.
+_CARETS_MAX: Final = 64
+
+
+class TooMany(Exception):
+    """More values than the limit: very many, or a structure that holds itself or shares parts without end."""
+
+
+def _levels(value: object, room: int, nodes_max: int = NODES_MAX) -> Iterator[tuple[list[Any], list[type], set[type]]]:
+    """Each level of nested lists and dicts with the types found on it; stops after `room` + 1 levels.
+
+    The last level yielded is one whose containers are empty, unless the value is too deep.
+    """
+    level: list[Any] = [value]
+    count = 0
+    for _ in range(room + 1):
+        first = type(level[0])
+        if first not in PLAIN:
+            # A list of objects is told from its first one; the walk ends here in any case.
+            yield level[:1], [first], {first}
+            return
+        types = list(map(type, level))
+        # A level of one type is common, and counting is ten times faster than making a set.
+        kinds = {types[0]} if types.count(types[0]) == len(types) else set(types)
+        yield level, types, kinds
+        containers = level
+        if not kinds <= CONTAINERS:
+            containers = list(compress(level, map(CONTAINERS.__contains__, types)))
+        if len(containers) > _UNCHECKED_MAX and sum(map(len, containers)) > nodes_max:
+            raise TooMany
+        # What a list or a dict refers to is its values (for a dict with keys that are not text, the keys too,
+        # which the encoder refuses anyway). One call in C; a view of each dict would cost four times that.
+        level = gc.get_referents(*containers)
+        if len(level) < sum(map(len, containers)):
+            # A dict that shares its values with an object (`vars(obj)`, from Python 3.13 on) does not show them.
+            level = [inner for outer in containers for inner in (outer.values() if type(outer) is dict else outer)]
+        count += len(level)
+        if count > nodes_max:
+            raise TooMany
+        if not level:
+            return
+
+
+def is_plain(value: object, room: int) -> bool:
+    """Whether the value holds only exact JSON types, finite floats, and at most `room` levels of nesting.
+
+    Raises TooMany.
+    """
+    last: list[Any] = [value]
+    types: list[type] = [type(value)]
+    for level, types, kinds in _levels(value, room):
+        if not kinds <= PLAIN:
+            return False
+        if float in kinds and not all(map(isfinite, compress(level, map(is_, types, repeat(float))))):
+            return False
+        if kinds.isdisjoint(CONTAINERS):
+            return True
+        last = level
+    # The walk ended on a level with containers: they are all empty, or the value is too deep.
+    return not any(compress(last, map(CONTAINERS.__contains__, types)))
+
+
+def plain_text(value: object, room: int) -> bytes | None:
+    """The text of a plain value; None if it needs tags or cannot be stored. Raises TooMany."""
+    kind = type(value)
+    if kind in _SCALARS or (kind is dict and len(value) <= _SMALL and _SCALARS.issuperset(map(type, value.values()))):  # type: ignore[arg-type, attr-defined]
+        pass  # the arguments and results of most steps: the walk would take longer than encoding them
+    elif not is_plain(value, room):
+        return None
+    try:
+        text = orjson.dumps(value, option=OPTIONS)
+    except TypeError:
+        return None  # a key that is not text, an integer beyond 64 bit, a lone surrogate
+    if b"^" in text and _may_follow(text, b'"') and has_caret_key(value, room):
+        return None
+    return text
+
+
+def may_hold_tags(text: bytes) -> bool:
+    """Whether `{"^` occurs in the text. Inside a JSON string it cannot: its quote would be escaped."""
+    return _may_follow(text, b'{"')
+
+
+def _may_follow(text: bytes, before: bytes) -> bool:
+    """Whether a caret follows `before`. Many carets are not looked at: then the answer is yes.
+
+    Searching for one byte runs at memory speed; searching for two or three takes longer than encoding.
+    """
+    size = len(before)
+    at = text.find(b"^")
+    for _ in range(_CARETS_MAX):
+        if at < 0:
+            return False
+        if text[max(at - size, 0) : at] == before:
+            return True
+        at = text.find(b"^", at + 1)
+    return at >= 0
+
+
+def has_caret_key(value: object, room: int) -> bool:
+    """Whether a dict in a plain value has a key that would make it look like a tag."""
+    for level, types, _ in _levels(value, room):
+        dicts = compress(level, map(is_, types, repeat(dict)))
+        if any(key.startswith("^") for key in set(chain.from_iterable(dicts))):
+            return True
+    return False
+
+
+def may_be_tagged(value: object, room: int) -> bool:
+    """Whether a parsed value holds a tag, or is nested too deeply or too large to say so at once."""
+    count = 0
+    try:
+        for level, types, _ in _levels(value, room):
+            count += 1
+            dicts = compress(level, map(is_, types, repeat(dict)))
+            if any(key.startswith("^") for key in set(chain.from_iterable(dicts))):
+                return True
+    except TooMany:
+        return True
+    return count > room
+
+
+def is_plain_dict(value: object) -> bool:
+    """Whether this is an exact dict whose keys can be JSON keys as they are. Looks at keys only."""
+    if type(value) is not dict:
+        return False
+    if not value:
+        return True
+    types = list(map(type, value))
+    if types.count(str) != len(types):
+        return False
+    joined = "\n".join(value)
+    if "^" in joined and any(key.startswith("^") for key in value):
+        return False
+    return joined.isascii() or not has_surrogates(joined)
+
+
+def has_surrogates(value: str) -> bool:
+    """Whether the string holds a lone surrogate, which UTF-8 cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return True
+    return False

@@ -1,0 +1,351 @@
+"""Which classes may be saved and rebuilt: the closed registry, and the module prefixes the user trusts.
+
+A name found in stored text is looked up here, and nowhere else. It is never called: it either names a
+registered class, or a data class of a known sort that is defined (not merely imported) in a module under a
+trusted prefix. Importing such a module is the only thing a stored name can bring about, and only under a
+prefix the user gave.
+
+What must be registered or trusted to be loaded must be so to be saved, so that what was saved can be
+loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final, TypeVar, overload
+
+from perdure.errors import Undecodable, UnknownType, UsageError
+from perdure.values.messages import NAMES, Shape, shape_of
+from perdure.values.names import class_name, is_doubled, loaded, module_name
+from perdure.values.sorts import CustomSort, Sort, sort_of
+
+C = TypeVar("C", bound=type)
+Upgrade = Callable[[Any], Any]
+
+# LangChain's messages are pydantic models, and most of the bytes of most states.
+TRUST_DEFAULT: Final = ("langchain_core.messages.",)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A class that may be saved and rebuilt: under which name and version, and how."""
+
+    name: str
+    version: int
+    cls: type
+    sort: Sort
+    upgrade: Mapping[int, Upgrade]
+    message: Shape | None = None  # of one of LangChain's messages, which have tags of their own
+
+    def rebuild(self, version: int, body: Any, extras: dict[str, Any] | None) -> Any:
+        """Bring fields of an older version up to date, one version at a time, and make the object."""
+        if version > self.version:
+            raise UnknownType(
+                f"a stored value of type {self.name!r} has version {version}, but this process knows "
+                f"it up to version "
+                f"{self.version}; it was saved by newer code: update this one",
+                type_name=self.name,
+            )
+        for step in range(version, self.version):
+            function = self.upgrade.get(step)
+            if function is None:
+                raise UnknownType(
+                    f"a stored value of type {self.name!r} has version {version}, and there is no "
+                    f"upgrade from version "
+                    f"{step} to {step + 1}; give it: @perdure.register({self.name!r}, "
+                    f"version={self.version}, "
+                    f"upgrade={{{step}: function}})",
+                    type_name=self.name,
+                )
+            try:
+                body = function(body)
+            except Exception as problem:
+                raise Undecodable(
+                    f"the upgrade of {self.name!r} from version {step} to {step + 1} failed: {problem!r}"
+                ) from problem
+        return self.sort.rebuild(body, extras)
+
+
+def default_name(cls: type) -> str:
+    """The name of a class unless it is registered under another one."""
+    return ".".join(class_name(cls))
+
+
+class Registry:
+    """Names and classes. One per process is enough; tests make their own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_name: dict[str, dict[str, Entry]] = {}  # by module: of a script that is imported too, both copies
+        self._by_class: dict[type, Entry] = {}
+        self.generation = 0
+
+    def add(
+        self,
+        cls: type,
+        *,
+        name: str | None = None,
+        version: int = 1,
+        upgrade: Mapping[int, Upgrade] | None = None,
+        dump: Callable[[Any], Any] | None = None,
+        load: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """Register a class. The same class may be registered again, also after a reload of its module."""
+        name = default_name(cls) if name is None else name
+        upgrade = dict(upgrade or {})
+        _check(cls, name, version, upgrade)
+        sort = _sort(cls, dump, load)
+        entry = Entry(name, version, cls, sort, upgrade, shape_of(name, version, sort))
+        with self._lock:
+            other = self.named(name)
+            if other is not None and other.cls is not cls and default_name(other.cls) != default_name(cls):
+                raise UsageError(
+                    f"the name {name!r} is registered for {default_name(other.cls)}; give "
+                    f'{default_name(cls)} another: @perdure.register("another.name")'
+                )
+            # Values of a class as it was before a reload can still be saved: its entry stays, by class.
+            self._by_name.setdefault(name, {})[cls.__module__] = entry
+            self._by_class[cls] = entry
+            self.generation += 1
+
+    def named(self, name: str, home: str | None = None) -> Entry | None:
+        """The entry with a name. Of two copies of a module, that of `home`, or else the script's."""
+        copies = self._by_name.get(name)
+        if not copies:
+            return None
+        return copies.get(home or "") or copies.get("__main__") or next(reversed(copies.values()))
+
+    def of(self, cls: type) -> Entry | None:
+        return self._by_class.get(cls)
+
+
+def _check(cls: object, name: object, version: object, upgrade: Mapping[int, Upgrade]) -> None:
+    if not isinstance(cls, type):
+        raise UsageError(f"only classes can be registered, not {cls!r}")
+    if type(name) is not str or not name:
+        raise UsageError(f"the name of a registered class is a str that is not empty, not {name!r}")
+    if type(version) is not int or version < 1:
+        raise UsageError(f"the version of a registered class is an int from 1, not {version!r}")
+    for step, function in upgrade.items():
+        if type(step) is not int or not 1 <= step < version or not callable(function):
+            raise UsageError(
+                f"upgrade of {name!r}: {step!r} is not a version before {version} with a function; write "
+                f"upgrade={{1: from_1_to_2, 2: from_2_to_3}}, version=3"
+            )
+
+
+def _sort(cls: type, dump: Callable[[Any], Any] | None, load: Callable[[Any], Any] | None) -> Sort:
+    if cls.__module__ == "builtins":
+        raise UsageError(f"{cls.__name__} is a built-in type and cannot be registered")
+    if dump is not None and load is not None:
+        return CustomSort(dump, load)
+    if dump is not None or load is not None:
+        raise UsageError(f"{default_name(cls)}: dump= and load= go together")
+    sort = sort_of(cls)
+    if sort is None:
+        raise UsageError(
+            f"{default_name(cls)} is not a dataclass, NamedTuple, msgspec Struct, pydantic model or "
+            f"Enum; say how to "
+            f"keep it: perdure.register({cls.__name__}, dump=to_plain, load=from_plain)"
+        )
+    return sort
+
+
+REGISTRY: Final = Registry()
+
+
+@overload
+def register(
+    target: C,
+    *,
+    name: str | None = None,
+    version: int = 1,
+    upgrade: Mapping[int, Upgrade] | None = None,
+    dump: Callable[[Any], Any] | None = None,
+    load: Callable[[Any], Any] | None = None,
+) -> C: ...
+
+
+@overload
+def register(
+    target: str | None = None,
+    *,
+    version: int = 1,
+    upgrade: Mapping[int, Upgrade] | None = None,
+    dump: Callable[[Any], Any] | None = None,
+    load: Callable[[Any], Any] | None = None,
+) -> Callable[[C], C]: ...
+
+
+def register(target: Any = None, *, name: str | None = None, **options: Any) -> Any:
+    """Let a class be saved and loaded.
+
+    As a decorator, `@register` or `@register("app.Plan", version=2, upgrade={1: function})`, or as a call,
+    `register(Plan, name="app.Plan")`. A name of its own lets the class move between modules. An upgrade takes
+    the dict of fields as of one version and returns that of the next. For a class that is no data class give
+    `dump` and `load`: to a storable value and back.
+    """
+    if isinstance(target, type):
+        REGISTRY.add(target, name=name, **options)
+        return target
+    if target is not None and (not isinstance(target, str) or name is not None):
+        raise UsageError(f"register takes a class or a name, not {target!r}")
+
+    def decorate(cls: C) -> C:
+        REGISTRY.add(cls, name=target if target is not None else name, **options)
+        return cls
+
+    return decorate
+
+
+class Codec:
+    """What a store knows of classes: the registry and the prefixes it trusts."""
+
+    def __init__(
+        self,
+        trust: Iterable[str] = (),
+        *,
+        registry: Registry | None = None,
+        classes: Iterable[tuple[str, str]] = (),
+        home: str | None = None,
+    ) -> None:
+        if isinstance(trust, str) or not isinstance(trust, Iterable):
+            raise UsageError(f'trust is a list of module prefixes such as trust=["myapp."], not {trust!r}')
+        self.trust = tuple(dict.fromkeys(_prefix(item) for item in (*TRUST_DEFAULT, *trust)))
+        #: single classes that are trusted too: module and name
+        self.classes = frozenset(classes)
+        #: the module whose code the values are for: of a module that is there twice, its copy is meant
+        self.home = home
+        self._registry = REGISTRY if registry is None else registry
+        self._generation = self._registry.generation
+        self._by_class: dict[type, Entry | None] = {}
+        self._by_name: dict[str, Entry] = {}
+
+    def entry_of(self, cls: type) -> Entry | None:
+        """The entry of a class that is about to be saved; None if it is neither registered nor trusted."""
+        self._refresh()
+        try:
+            return self._by_class[cls]
+        except KeyError:
+            pass
+        entry = self._registry.of(cls)
+        if entry is None:
+            found = self._trusted(default_name(cls), cls.__module__)
+            entry = found if found is not None and found.cls is cls else None
+        self._by_class[cls] = entry
+        return entry
+
+    def entry_named(self, name: str) -> Entry:
+        """The entry of a class named in stored text; UnknownType if it is neither registered nor trusted."""
+        entry = self._find(name)
+        if entry is None:
+            raise UnknownType(
+                f"a stored value has the type {name[:200]!r}, which is neither registered nor trusted "
+                f"here; import the "
+                f"module that registers it (@perdure.register), or open the store with "
+                f'trust=["{_suggest(name)}"]; '
+                f"raw=True reads the value without its class",
+                type_name=name,
+            )
+        return entry
+
+    def entry_tagged(self, tag: str) -> Entry:
+        """The entry of LangChain's message with that tag, one of `messages.NAMES`; UnknownType without LangChain."""
+        name = NAMES[tag]
+        entry = self._find(name)
+        if entry is None:
+            raise UnknownType(
+                f"a stored message is a {name}, which is not installed here: pip install -U langchain-core; "
+                f"raw=True reads the value without its class",
+                type_name=name,
+            )
+        return entry
+
+    def _find(self, name: str) -> Entry | None:
+        self._refresh()
+        entry = self._by_name.get(name) or self._registry.named(name, self.home) or self._trusted(name, self.home)
+        if entry is not None:
+            self._by_name[name] = entry
+        return entry
+
+    def _refresh(self) -> None:
+        if self._generation != self._registry.generation:
+            self._generation = self._registry.generation
+            self._by_class.clear()
+            self._by_name.clear()
+
+    def with_classes(self, classes: Iterable[tuple[str, str]]) -> Codec:
+        """The same, with more single classes that are trusted."""
+        return Codec(self.trust, registry=self._registry, classes=self.classes | frozenset(classes))
+
+    def seen_from(self, home: str) -> Codec:
+        """The same for values that the code of a module reads; itself, unless that module is there twice."""
+        if home == self.home or not is_doubled(home):
+            return self
+        return Codec(self.trust, registry=self._registry, classes=self.classes, home=home)
+
+    def _trusted(self, name: str, home: str | None) -> Entry | None:
+        last = name.rpartition(".")[2]
+        for prefix in (*self.trust, *(f"{module}." for module, cls_name in self.classes if cls_name == last)):
+            if name.startswith(prefix):
+                cls = _resolve(prefix, name, home)
+                sort = None if cls is None else sort_of(cls)
+                if cls is not None and sort is not None:
+                    return Entry(name, 1, cls, sort, {}, shape_of(name, 1, sort))
+        return None
+
+
+def _prefix(item: object) -> str:
+    if not isinstance(item, str) or not all(part.isidentifier() for part in item.removesuffix(".").split(".")):
+        raise UsageError(f'trust takes module prefixes such as "myapp.", not {item!r}')
+    return module_name(item.removesuffix(".")) + "."
+
+
+def _suggest(name: str) -> str:
+    root = name.partition(".")[0]
+    return f"{root}." if root.isidentifier() else "myapp."
+
+
+def _resolve(prefix: str, name: str, home: str | None) -> type | None:
+    """The class of that very name, defined in a module under the prefix. Imports modules, calls nothing."""
+    parts = name[len(prefix) :].split(".")
+    if not all(part.isidentifier() for part in parts):
+        return None
+    place = prefix[:-1]
+    module = _import(place, home)
+    while module is not None and parts:
+        cls = _class_in(module, parts)
+        # A class that the module only imported from elsewhere has another name, and is not trusted.
+        if cls is not None and default_name(cls) == name:
+            return cls
+        place = f"{place}.{parts.pop(0)}"
+        module = _import(place, home)
+    return None
+
+
+def _class_in(module: ModuleType, parts: list[str]) -> type | None:
+    # Attributes are read from the dict, so that no `__getattr__` or descriptor runs.
+    found: Any = module
+    for part in parts:
+        found = vars(found).get(part)
+        if not isinstance(found, type):
+            return None
+    return found if isinstance(found, type) else None
+
+
+def _import(name: str, home: str | None) -> ModuleType | None:
+    module = loaded(name, home)
+    if module is not None:
+        return module
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as problem:
+        if problem.name is not None and (name == problem.name or name.startswith(problem.name + ".")):
+            return None
+        raise UnknownType(f"the trusted module {name!r} cannot be imported: {problem!r}", type_name=name) from problem
+    except Exception as problem:
+        raise UnknownType(f"the trusted module {name!r} cannot be imported: {problem!r}", type_name=name) from problem
