@@ -1,4 +1,4 @@
-"""Steps: retries, deadlines, processes of their own, caches."""
+"""Steps: retries and deadlines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,7 +95,7 @@ def test_a_long_backoff_parks_the_run_and_the_attempts_go_on_counting(lab: Lab) 
     assert (step.status, step.attempts, step.error) == ("retrying", 1, "Flaky: no")
 
 
-# --- deadlines and processes
+# --- deadlines
 
 
 def test_a_body_that_takes_too_long_is_given_up(lab: Lab) -> None:
@@ -125,39 +124,3 @@ def test_a_body_that_takes_too_long_is_given_up(lab: Lab) -> None:
     finally:
         release.set()
     assert lab.count("slow") == 2
-
-
-@perdure.step(process=True, timeout_s=30)
-def in_a_process(number: int) -> list[int]:
-    import os
-
-    return [number + 1, os.getpid()]
-
-
-@perdure.step(process=True, timeout_s=0.5)
-def never_ends(path: str) -> None:
-    import os
-    from pathlib import Path
-
-    Path(path).write_text(str(os.getpid()))
-    while True:
-        pass
-
-
-@perdure.durable
-def with_a_process(path: str) -> list[Any]:
-    import os
-
-    number, pid = in_a_process(1)
-    try:
-        never_ends(path)
-    except TimeoutError as error:
-        return [number, pid != os.getpid(), type(error).__name__]
-    return []
-
-
-def test_a_sync_body_may_run_in_a_process_that_can_be_stopped(store: perdure.Store, tmp_path: Path) -> None:
-    lab, path = Lab(store, "sync"), tmp_path / "pid"
-    assert lab.run(with_a_process, str(path), id="r").result() == [2, True, "BodyTimeout"]
-    if path.exists():  # it had begun: it was killed
-        assert not Path(f"/proc/{path.read_text()}").exists()

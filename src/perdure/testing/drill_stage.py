@@ -189,7 +189,6 @@ class Stage:
         body = spec.fn
         made = self._as_effect(spec, body) if spec.kind == "effect" else self._as_step(spec, body)
         spec.fn = functools.wraps(body)(made)
-        spec.process = False
         if spec.reconcile is not None:
             spec.reconcile = self._looked(spec, spec.reconcile)
         if spec.undo is not None and not isinstance(getattr(spec.undo, "perdure", None), StepSpec):

@@ -82,7 +82,6 @@ def step(
     retry_on: Any = (Exception,),
     give_up_on: Any = (),
     timeout_s: float | None = None,
-    process: bool = False,
     lazy: bool = False,
     ignore: tuple[str, ...] = (),
 ) -> Callable[[Callable[P, R]], Journaled[P, R]]: ...
@@ -91,9 +90,9 @@ def step(
 def step(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """A step: recorded once; run again only if its completion was never recorded.
 
-    `retries` with `backoff_s`, `jitter`, `retry_on`; `timeout_s` for each attempt (`process=True` runs a sync body in a
-    process of its own, which can be stopped); `lazy=True` is written with the next entry; `ignore` names arguments that
-    are no input, such as clients. A generator streams its chunks to `run.stream()` and is recorded once.
+    `retries` with `backoff_s`, `jitter`, `retry_on`; `timeout_s` for each attempt; `lazy=True` is written with the next
+    entry; `ignore` names arguments that are no input, such as clients. A generator streams its chunks to `run.stream()`
+    and is recorded once.
     """
     if fn is None:
         return functools.partial(_decorate_step, **options)
@@ -111,7 +110,6 @@ def _decorate_step(
     retry_on: Any = (Exception,),
     give_up_on: Any = (),
     timeout_s: float | None = None,
-    process: bool = False,
     lazy: bool = False,
     ignore: tuple[str, ...] = (),
 ) -> Any:
@@ -123,11 +121,8 @@ def _decorate_step(
         ignore=_names(ignore),
         retry=Retry(retries, backoff_s, max(backoff_s, backoff_max_s), jitter, retry_on, give_up_on),
         timeout_s=_seconds(timeout_s),
-        process=process,
         lazy=lazy,
     )
-    if process and spec.flavour != "sync":
-        raise UsageError(f"{spec.name}: process=True is for plain sync functions")
     add_step(spec)
     return _wrapped(spec, step_act)
 

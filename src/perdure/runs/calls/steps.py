@@ -204,9 +204,9 @@ def _call(inner: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str,
         fn: Callable[..., Any] = spec.fn
         if spec.flavour == "generator":
             fn = partial(_collected, inner, fn)
-        if limit is None and not spec.process:
+        if limit is None:
             return fn(*args, **kwargs)
-        return bodies.call(fn, args, kwargs, timeout_s=limit, process=spec.process, name=spec.name)
+        return bodies.call(fn, args, kwargs, timeout_s=limit, name=spec.name)
     except bodies.BodyTimeout as error:
         if spec.kind == "step":  # it goes on on its thread and has no part in the run any more; an effect is waited for
             inner.stop = Abandoned(str(error))
@@ -240,7 +240,7 @@ async def _acall(
         fn = _acollected if spec.flavour == "async generator" else spec.fn
         if limit is None:
             return await fn(*args, **kwargs)
-        return await bodies.acall(fn, args, kwargs, timeout_s=limit, process=False, name=spec.name)
+        return await bodies.acall(fn, args, kwargs, timeout_s=limit, name=spec.name)
     finally:
         current.reset(token)
 

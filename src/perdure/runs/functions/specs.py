@@ -30,7 +30,6 @@ class StepSpec:
     ignore: tuple[str, ...] = ()
     retry: Retry = field(default_factory=Retry)
     timeout_s: float | None = None
-    process: bool = False
     lazy: bool = False
     reconcile: Callable[..., Any] | None = None
     undo: Callable[..., Any] | None = None
