@@ -27,7 +27,6 @@ gc.disable()  # what an import makes stays: collecting meanwhile takes a tenth o
 
 from perdure.errors import (
     AnswerRefused,
-    BudgetExceeded,
     Busy,
     Conflict,
     Damaged,
@@ -70,7 +69,6 @@ from perdure.ops.store import open_store as open
 from perdure.runs.agents.resources import Resource, resource
 from perdure.runs.calls.calls import (
     ask,
-    budget,
     continue_as_new,
     emit,
     receive,
@@ -79,7 +77,6 @@ from perdure.runs.calls.calls import (
     sleep,
     sleep_until,
     spawn,
-    spend,
 )
 from perdure.runs.calls.children import Child
 from perdure.runs.calls.decorators import durable, effect, step
@@ -168,7 +165,6 @@ __all__ = [
     "Ask",
     "AutoState",
     "Backup",
-    "BudgetExceeded",
     "Busy",
     "Change",
     "Checkpoint",
@@ -256,7 +252,6 @@ __all__ = [
     "as_completed",
     "ask",
     "autosave",
-    "budget",
     "continue_as_new",
     "durable",
     "effect",
@@ -283,7 +278,6 @@ __all__ = [
     "sleep",
     "sleep_until",
     "spawn",
-    "spend",
     "state",
     "step",
     "timeout",

@@ -27,8 +27,7 @@ translated where they arise, in `perdure.storage`, and kept as `__cause__`.
     │   ├── StepFailed         stands for a recorded error whose class is not here, as a cause or in a text
     │   ├── LeaseLost          another process has taken the run over
     │   ├── JournalDamaged     a run's journal does not add up
-    │   ├── AnswerRefused      an answer that the question does not allow
-    │   └── BudgetExceeded     more was spent than the budget allows
+    │   └── AnswerRefused      an answer that the question does not allow
     └── StoreError             the database below
         ├── OpenError          it cannot be opened as a Perdure store
         ├── KeyMissing         it is encrypted, and the key is not there, is wrong or was replaced
@@ -234,7 +233,3 @@ class JournalDamaged(RunError):
 
 class AnswerRefused(RunError, ValueError):
     """An answer that the question does not allow; says why."""
-
-
-class BudgetExceeded(RunError):
-    """The run has spent more than its budget allows."""

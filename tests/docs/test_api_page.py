@@ -16,7 +16,6 @@ import perdure.langgraph
 from perdure.langgraph import Compacted, Imported, PerdureSaver, import_langgraph
 from perdure.runs.calls import decorators
 from perdure.runs.calls.asking import Given
-from perdure.runs.calls.calls import Budget
 from perdure.runs.journal.rows import STATUSES
 from perdure.testing import drill
 
@@ -152,7 +151,6 @@ def test_the_drill_is_on_the_page_with_all_that_it_takes_and_gives() -> None:
 
 def test_what_is_given_back_without_a_section_of_its_own_is_in_its_row() -> None:
     assert not [name for name in Given.__struct_fields__ if f"`{name}`" not in rows_of(section("Store"))["answer"][0]]
-    assert not [name for name in operations(Budget) if f"`{name}`" not in rows_of(section("Inside a run"))["budget"][0]]
     assert {"id", "result"} == operations(perdure.Child) <= set(re.findall(r"`(\w+)", section("Child")))
 
 

@@ -70,7 +70,7 @@ def masked(text: str) -> str:
     text = re.sub(r"\b\d\d:\d\d:\d\d\.\d{3}\b", "<time>", text)
     text = re.sub(r"^\S+ [KM]?B -> \S+ [KM]?B$", "<size> -> <size>", text, flags=re.MULTILINE)  # of an import
     text = re.sub(r"just now|\d+ (s|min) ago", "<ago>", text)
-    text = re.sub(r"\bhf_[0-9a-f]{29}\b", "<key>", text)
+    text = re.sub(r"\bpd_[0-9a-f]{29}\b", "<key>", text)
     text = re.sub(r"\bkey [0-9a-f]{16}\b", "key <id>", text)  # of encryption
     text = re.sub(r"^default  [0-9a-f]{16}\b", "default  <id>", text, flags=re.MULTILINE)
     text = re.sub(r"\b(version|arguments) [0-9a-f]{12,}\b", r"\1 <hash>", text)

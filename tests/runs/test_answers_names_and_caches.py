@@ -129,8 +129,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "receive huge": (lambda: perdure.receive(timeout_s=HUGE), "hundred years"),
     "timeout inf": (lambda: perdure.timeout(INF), "hundred years"),
     "step inf": (lambda: perdure.step(timeout_s=INF), "hundred years"),
-    "budget nan": (lambda: perdure.budget(usd=NAN), "a number"),
-    "spend nan": (lambda: perdure.step(lambda: perdure.spend(usd=NAN))(), "a number"),
     "approvers text": (lambda: perdure.ask("q", approvers="ann"), "approvers=\\['ann'\\]"),  # type: ignore[arg-type]
     "no asker": (lambda: perdure.ask("q", allow_self=False), "asker="),
     "quorum true": (lambda: perdure.ask("q", quorum=True), "1 or more"),

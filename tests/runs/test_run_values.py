@@ -99,64 +99,6 @@ def test_patched_sends_new_runs_the_new_way_and_old_runs_the_old_one(lab: Lab) -
     assert lab.run(after, id="r").result() == ["old", "old", "new", "False", "True"]
 
 
-# --- budgets
-
-
-def test_a_budget_is_counted_once_across_interruptions(lab: Lab) -> None:
-    once = Once()
-    flaky = Once()
-
-    @lab.step(retries=1, backoff_s=0)
-    def think(tokens: int) -> int:
-        lab.ran.append(tokens)
-        perdure.spend(tokens=tokens, usd=tokens / 100)
-        if tokens == 7 and not flaky.reached:
-            flaky.reached = 1
-            raise Flaky("paid for nothing")
-        return tokens
-
-    @lab.durable
-    async def agent() -> list[Any]:
-        budget = perdure.budget(tokens=30)
-        await lab(think(10))
-        await lab(think(7))  # twice: the failed attempt was paid for too
-        once.interrupt()
-        spent = dict(budget.spent)
-        left = budget.left
-        await lab(think(10))
-        try:
-            await lab(think(1))
-        except perdure.BudgetExceeded as error:
-            return [spent, left, budget.spent, str(error)]
-        return []
-
-    spent, left, total, said = again(lab, agent, id="r").result()
-    assert spent["tokens"] == 24
-    assert left == {"tokens": 6}
-    assert total["tokens"] == 34
-    assert "34 tokens of 30" in said
-    assert lab.ran == [10, 7, 7, 10]
-
-
-def test_a_run_over_its_budget_fails_before_the_next_body(lab: Lab) -> None:
-    @lab.step()
-    def think() -> None:
-        lab.ran.append("think")
-        perdure.spend(tokens=6)
-
-    @lab.durable
-    async def agent() -> None:
-        perdure.budget(tokens=10)
-        for _ in range(5):
-            await lab(think())
-
-    run = lab.run(agent, id="r")
-    with pytest.raises(perdure.RunFailed) as caught:
-        run.result()
-    assert isinstance(caught.value.__cause__, perdure.BudgetExceeded)
-    assert lab.count("think") == 2
-
-
 # --- deadlines of parts, new beginnings
 
 

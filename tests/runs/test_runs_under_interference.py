@@ -109,23 +109,6 @@ def test_a_failing_parent_does_not_undo_a_run_that_is_not_its_child(store: perdu
 # --- undoing
 
 
-def test_the_budget_does_not_keep_a_run_from_being_undone(store: perdure.Store) -> None:
-    @perdure.step(name="attacked.think")
-    def think() -> None:
-        perdure.spend(tokens=100)
-
-    @perdure.durable(name="attacked.spender")
-    def run() -> None:
-        perdure.budget(tokens=10)
-        pay("flight")
-        think()
-        think()
-
-    with pytest.raises(perdure.RunFailed, match="BudgetExceeded"):
-        store.run(run, id="spender").result()
-    assert _undone == ["flight"]
-
-
 def test_an_undo_in_doubt_is_not_taken_for_done(store: perdure.Store) -> None:
     @perdure.effect(on_doubt="fail", timeout_s=0.05, name="attacked.refund")
     def refund(what: str) -> None:

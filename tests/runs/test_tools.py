@@ -386,24 +386,6 @@ def test_a_park_that_is_swallowed_still_parks(lab: Lab) -> None:
     assert run.result() == ["booked"]
 
 
-def test_a_budget_ends_the_run_and_not_the_conversation(lab: Lab) -> None:
-    @lab.step()
-    def think() -> None:
-        perdure.spend(tokens=10)
-
-    tools = perdure.tools([lab.body(search)])
-
-    @lab.durable
-    async def agent() -> None:
-        perdure.budget(tokens=5)
-        await lab(think())
-        await lab(tools.call([chat("a", "search", city="x")]))
-
-    with pytest.raises(perdure.RunFailed) as failed:
-        lab.run(agent).result()
-    assert isinstance(failed.value.__cause__, perdure.BudgetExceeded)
-
-
 def test_a_timeout_around_the_calls_is_not_an_error_of_a_tool(lab: Lab) -> None:
     tools = perdure.tools([lab.body(search)])
 

@@ -15,7 +15,7 @@
 Every call has a scope of its own, named by the tool call's id, so that parallel calls replay whatever order they come
 in. What the model can mend goes back to it as text: a tool that does not exist, arguments that do not fit, an error of
 the tool, a person's no. What it cannot know or must not decide never does: doubt, parking, a lost store or lease, a
-budget, a mistake in the code.
+mistake in the code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from perdure.errors import (
-    BudgetExceeded,
     Damaged,
     InDoubt,
     JournalDamaged,
@@ -80,7 +79,6 @@ _NOT_FOR_MODELS: Final = (
     JournalDamaged,
     RunStuck,
     RunMismatch,
-    BudgetExceeded,
     TimedOut,  # of a perdure.timeout around all of it
 )
 

@@ -27,12 +27,8 @@ from perdure.runs.calls.steps import (
     Arguments,
     answer,
     as_called,
-    check_budget,
     encode_result,
-    overspent,
     run_body,
-    spend_failed,
-    spent_in,
     wait_until,
 )
 from perdure.runs.calls.timeouts import check_again, check_deadline, is_over
@@ -108,15 +104,12 @@ def _effect(
     session = scope.session
     found = session.recorded(path, spec.name, wanted)
     if found:
-        spend_failed(session, found)
         ended = session.final(found)
         if ended is not None:
             return (yield from answer(session, ended, by_name=scope.by_name))
     call = Call(scope, spec, path, args, kwargs, text, wanted, make_key(session, path, spec.name, wanted))
     intents = [recorded.entry for recorded in found if recorded.kind == INTENT]
     is_open = bool(intents) and found[-1].kind not in (FAILED, DONE)
-    if not is_open:  # what is in doubt is settled first, whatever it costs
-        yield from _check_budget(call)
     if intents and not is_open:  # it failed for certain, and is tried again: an undo, a node
         call.key, call.attempt = Key((intents[-1].more or {})["key"]), intents[-1].attempt
         yield from _wait_for_retry(call, int((found[-1].entry.more or {}).get("due", 0)))
@@ -186,7 +179,7 @@ def _run(call: Call) -> Act[Any]:
                 raise
             else:
                 call.took = frame.took
-                return (yield from _succeed(call, result, spent_in(frame)))
+                return (yield from _succeed(call, result))
         finally:
             session.acting.discard(task)
         call.took = frame.took
@@ -205,9 +198,9 @@ def _run(call: Call) -> Act[Any]:
             call.is_unsettled = call.is_unsettled and was_unsettled  # this attempt is settled by how it ended
             late, result = _ended_late(still)
             if late is None:
-                return (yield from _succeed(call, result, spent_in(frame)))
+                return (yield from _succeed(call, result))
             if _is_definite(call, late, frame):
-                drafts = yield from _failed(call, late, spent_in(frame))
+                drafts = yield from _failed(call, late)
                 continue
             settled, result = yield from _settle_error(call, late)
             if settled:
@@ -215,7 +208,7 @@ def _run(call: Call) -> Act[Any]:
             call.scope.check()
             drafts = [_intent(call)]
         else:
-            drafts = yield from _failed(call, error, spent_in(frame))
+            drafts = yield from _failed(call, error)
 
 
 def _is_definite(call: Call, error: Exception, frame: BodyFrame) -> bool:
@@ -255,7 +248,7 @@ def _task(call: Call) -> Any:
     return asyncio.current_task()
 
 
-def _failed(call: Call, error: Exception, spent: dict[str, Any]) -> Act[list[tuple[int, Entry]]]:
+def _failed(call: Call, error: Exception) -> Act[list[tuple[int, Entry]]]:
     """A definite failure: the end, or the entries that the next attempt begins with."""
     session, spec = call.session, call.spec
     described = describe_error(error, session.ctx.codec)
@@ -263,12 +256,12 @@ def _failed(call: Call, error: Exception, spent: dict[str, Any]) -> Act[list[tup
         if call.path.startswith("undo:"):  # must not stand for ever: whoever resumes the run tries again
             yield from session.record((FAILED, call.entry(None, {"error": described})))
         else:
-            yield from ended(call, None, {"error": described, **spent})
+            yield from ended(call, None, {"error": described})
             mark_recorded(error)
         raise error
     delay = spec.retry.delay_s(call.attempt, random.random())
     due = session.shared_clock_us() + int(delay * 1e6)
-    failed = (FAILED, call.entry(None, {"error": described, "due": due, **spent}))
+    failed = (FAILED, call.entry(None, {"error": described, "due": due}))
     if delay <= LINGER_S:
         try:
             yield from _wait_for_retry(call, due)
@@ -278,25 +271,13 @@ def _failed(call: Call, error: Exception, spent: dict[str, Any]) -> Act[list[tup
         except BaseException:  # the code ends here: that it failed is no doubt
             yield from session.record(failed)
             raise
-        if not is_over(call.scope) and (session.undoing or overspent(session) is None):
+        if not is_over(call.scope):
             return [failed, _intent(call)]  # the failure and the next intent share one commit
     yield from session.record(failed)  # a run that parks meanwhile must know that this is no doubt
     yield from _wait_for_retry(call, due)
     call.scope.check()
     yield from check_again(call.scope, call.path)
-    yield from _check_budget(call)
     return [_intent(call)]
-
-
-def _check_budget(call: Call) -> Act[None]:
-    if call.session.limits and not call.session.undoing:
-        yield from check_budget(call.session, partial(_refused, call))
-
-
-def _refused(call: Call, more: dict[str, Any]) -> Entry:
-    """The end of a call that did not run, or not again."""
-    call.attempt = call.attempt or 1
-    return call.entry(None, more)
 
 
 def _wait_for_retry(call: Call, due: int) -> Act[None]:
@@ -304,15 +285,15 @@ def _wait_for_retry(call: Call, due: int) -> Act[None]:
     yield from wait_until(call.session, call.path, due, what)
 
 
-def _succeed(call: Call, result: Any, more: dict[str, Any]) -> Act[Any]:
+def _succeed(call: Call, result: Any, more: dict[str, Any] | None = None) -> Act[Any]:
     try:
         value = encode_result(call.session, call.spec.name, call.path, result)
     except Unstorable as error:
         # It was done: that is what matters. The result is lost, and whoever asks for it is told.
         described = describe_error(error, call.session.ctx.codec)
-        yield from ended(call, None, {"error": described, "done": True, **more})
+        yield from ended(call, None, {"error": described, "done": True, **(more or {})})
         raise
-    yield from ended(call, value, more or None)
+    yield from ended(call, value, more)
     return result
 
 
@@ -495,5 +476,6 @@ def _approval(call: Call) -> Act[None]:
     if agreed is not True:
         error = NotApproved(f"{spec.name}{_shown(call)} was not approved; it did not run")
         more = {"error": describe_error(error, call.session.ctx.codec), "approved": False}
-        yield from call.session.record((DONE, _refused(call, more)))
+        call.attempt = call.attempt or 1
+        yield from call.session.record((DONE, call.entry(None, more)))
         raise error

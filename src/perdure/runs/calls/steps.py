@@ -9,7 +9,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
-from perdure.errors import BudgetExceeded, RunStuck, Unstorable, UsageError
+from perdure.errors import RunStuck, Unstorable, UsageError
 from perdure.runs.calls import bodies
 from perdure.runs.calls.failures import Unresolved, describe_error, error_text, mark_recorded, rebuild, rebuilt
 from perdure.runs.calls.timeouts import check_again, check_deadline
@@ -39,13 +39,10 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
         yield from check_deadline(scope, path)
     found, attempt = session.recorded(path, spec.name, wanted), 1
     if found:
-        spend_failed(session, found)
         ended = session.final(found)
         if ended is not None:
             return (yield from answer(session, ended, by_name=scope.by_name))
         attempt += sum(recorded.kind == FAILED for recorded in found)
-    if session.limits:
-        yield from check_budget(session, partial(_entry, session, path, spec, wanted, attempt, None))
     if session.has_pending:
         yield from session.flush()
     if found:
@@ -57,7 +54,7 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
             result = yield from run_body(scope, spec, frame, args, kwargs, attempt)
         except Exception as error:
             if not spec.retry.wants(error, attempt):
-                more = {"error": describe_error(error, session.ctx.codec), **spent_in(frame)}
+                more = {"error": describe_error(error, session.ctx.codec)}
                 yield from session.record((DONE, _entry(session, path, spec, wanted, attempt, None, more, frame.took)))
                 mark_recorded(error)
                 raise
@@ -65,8 +62,6 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
             attempt += 1
             scope.check()  # nobody may want another attempt any more
             yield from check_again(scope, path)
-            if session.limits:
-                yield from check_budget(session, partial(_entry, session, path, spec, wanted, attempt, None))
             args, kwargs = as_called(session, spec, args, kwargs, text)
             continue
         try:
@@ -74,7 +69,7 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
         except Unstorable as error:
             session.stop = session.stop or error  # no failure of the step: its code cannot catch it and go on
             raise
-        entry = _entry(session, path, spec, wanted, attempt, value, spent_in(frame) or None, frame.took)
+        entry = _entry(session, path, spec, wanted, attempt, value, None, frame.took)
         if spec.lazy:
             session.later(DONE, entry)
             return result
@@ -122,8 +117,6 @@ def answer(session: Session, ended: Entry, *, by_name: bool = False) -> Act[Any]
     """The recorded end of a call: its result, or its error again. `by_name`: only the name and text of the error are
     looked at, so that its class need not be found."""
     more = ended.more or {}
-    if "spent" in more:
-        spend(session, more["spent"])
     if "error" in more:
         error = rebuilt(more["error"], session.ctx.codec) if by_name else _error_of(session, ended, more["error"])
         if not more.get("done"):  # an effect that was done, but its result could not be kept: a person must look
@@ -261,7 +254,7 @@ def _try_again(
         sink.record(meters.STEP_RETRIES, 1)
     delay = spec.retry.delay_s(attempt, random.random())
     due = session.shared_clock_us() + int(delay * 1e6)
-    more = {"error": describe_error(error, session.ctx.codec), "due": due, **spent_in(frame)}
+    more = {"error": describe_error(error, session.ctx.codec), "due": due}
     yield from session.record((FAILED, _entry(session, path, spec, wanted, attempt, None, more, frame.took)))
     yield from wait_until(session, path, due, {"for": "retry", "step": path, "name": spec.name})
 
@@ -280,50 +273,6 @@ def wait_until(session: Session, path: str, due_us: int, what: dict[str, Any]) -
             return
         wait = Wait(path, what, due_us)
         yield wait if left > LINGER_S else Pause(left, instead_of=wait)
-
-
-# --- what was spent
-
-
-def spend(session: Session, amounts: dict[str, float]) -> None:
-    with session.counting:
-        for unit, amount in amounts.items():
-            session.spent[unit] = session.spent.get(unit, 0) + amount
-
-
-def spend_failed(session: Session, found: Sequence[Recorded]) -> None:
-    """Count what recorded attempts spent that failed; the last one is counted with its end."""
-    for recorded in found:
-        if recorded.kind == FAILED:
-            spend(session, (recorded.entry.more or {}).get("spent", {}))
-
-
-def spent_in(frame: BodyFrame) -> dict[str, Any]:
-    """What the body spent, for its completion; counted from then on."""
-    if not frame.spent:
-        return {}
-    spend(frame.scope.session, frame.spent)
-    return {"spent": dict(frame.spent)}
-
-
-def overspent(session: Session) -> str | None:
-    """The unit whose limit is passed, if there is one."""
-    return next((unit for unit, limit in session.limits.items() if session.spent.get(unit, 0) > limit), None)
-
-
-def check_budget(session: Session, entry: Callable[[dict[str, Any]], Entry]) -> Act[None]:
-    """Raise BudgetExceeded before the next body, if a limit is passed. It is recorded as the end of the call, because
-    what other branches had spent by now may be counted later when this is replayed. `entry` makes the entry."""
-    unit = overspent(session)
-    if unit is None:
-        return
-    error = BudgetExceeded(
-        f"run {session.row.id!r} has spent {session.spent[unit]:g} {unit} of {session.limits[unit]:g}; no further step "
-        "is run"
-    )
-    yield from session.record((DONE, entry({"error": describe_error(error, session.ctx.codec)})))
-    mark_recorded(error)
-    raise error
 
 
 def refuse_nested(spec: StepSpec, scope: Scope) -> None:

@@ -418,10 +418,10 @@ def _own_entries(
 
 
 def _changed(group: list[Recorded], text: bytes, now: int) -> Entry:
-    """Another result in place of a recorded one. What the body did besides (state, costs) stays as it was."""
+    """Another result in place of a recorded one. What the body did besides (state) stays as it was."""
     first = group[0].entry
     last = next((recorded.entry for recorded in reversed(group) if recorded.kind in (DONE, CHANGE)), first)
-    kept = {name: value for name, value in (last.more or {}).items() if name in ("state", "spent")}
+    kept = {name: value for name, value in (last.more or {}).items() if name == "state"}
     return Entry(first.path, first.name, now, first.input, last.attempt, text, kept or None)
 
 

@@ -93,7 +93,7 @@ class Scope:
 class BodyFrame:
     """What a running step's body may say: it has no scope of its own, journal calls in it are plain calls."""
 
-    __slots__ = ("begun", "is_effect", "key", "name", "outside", "path", "scope", "spent", "took")
+    __slots__ = ("begun", "is_effect", "key", "name", "outside", "path", "scope", "took")
 
     def __init__(self, scope: Scope, path: str, name: str, *, key: str | None = None, is_effect: bool = False) -> None:
         self.scope = scope
@@ -101,7 +101,6 @@ class BodyFrame:
         self.name = name
         self.key = key
         self.is_effect = is_effect
-        self.spent: dict[str, float] = {}
         self.took = 0  # microseconds that the body ran, once it has ended
         self.begun = False
         self.outside: BaseException | None = None  # what the caller was handling when the body began

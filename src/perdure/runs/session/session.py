@@ -100,8 +100,6 @@ class Session:
         self.patches: dict[str, bool] = {}
         self.state: Keeper | None = None  # once the code has asked for it: perdure.state()
         self.replayed_lines: set[int] = set()  # handles of threads whose saves were answered from the journal
-        self.limits: dict[str, float] = {}
-        self.spent: dict[str, float] = {}
         self.stuck_by: BaseException | None = None
         self.can_park = True  # False where only calls are ours, not the code around them: a LangGraph node
         self.unawaited: dict[object, Any] = {}  # coroutines of steps and effects that have not begun
@@ -123,7 +121,7 @@ class Session:
         self._carried: list[tuple[int, Entry]] | None = None  # those that a branch is writing right now
         self._broken: StoreError | None = None  # they could not be written
         self._lock = threading.Lock()
-        self.counting = threading.Lock()  # of what parallel branches spend and decide for all of them
+        self.counting = threading.Lock()  # of what one parallel branch decides for all of them
 
     def __repr__(self) -> str:
         return f"<Session of run {self.row.id!r}, fence {self.row.fence}>"

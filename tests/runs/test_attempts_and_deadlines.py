@@ -1,4 +1,4 @@
-"""What a second attack on durable runs found, in attempts, deadlines, doubts and budgets: the smallest case of each."""
+"""What a second attack on durable runs found, in attempts, deadlines and doubts: the smallest case of each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ def failing(lab: Lab, kind: str, **options: Any) -> Any:
 
     def call() -> None:
         lab.ran.append("call")
-        perdure.spend(tokens=10)
         raise Flaky("not today")
 
     return make(name="call", **settings)(call)
@@ -240,84 +239,3 @@ def test_a_doubt_that_nothing_depends_on_is_said_to_be_one_when_a_run_is_undone(
     assert run.status == "rolled_back"
     assert lab.count("book") == 1
     assert "InDoubt" in str(lab.step_at(run, "1").error)
-
-
-# --- a budget that is passed is passed again
-
-
-def test_a_budget_that_branches_passed_is_passed_again_on_replay(lab: Lab) -> None:
-    spent, once = Signal(), Once()
-
-    @lab.step(name="spends")
-    def spends() -> str:
-        perdure.spend(tokens=100)
-        return "spent"
-
-    @lab.step(name="after")
-    def after() -> str:
-        lab.ran.append("after")
-        return "after"
-
-    @lab.durable
-    async def agent() -> Any:
-        perdure.budget(tokens=10)
-
-        async def careful() -> str:
-            await spent.seen(lab)
-            try:
-                return str(await lab(after()))
-            except perdure.BudgetExceeded:
-                return "exceeded"
-
-        found: Any
-        if lab.is_async:
-            found = await perdure.gather(careful(), spends())
-        else:
-            found = perdure.gather(lambda: finished(careful()), spends)
-        once.interrupt()
-        return found
-
-    def hear(point: Point) -> None:
-        if (point.kind, point.name, point.when) == ("done", "spends", "after"):
-            spent.give()
-
-    with hooked(hear):
-        run = again(lab, agent, id="a")
-    assert run.result() == ["exceeded", "spent"]
-    assert lab.count("after") == 0
-    assert lab.store.replay(run).result == ["exceeded", "spent"]
-
-
-@pytest.mark.parametrize("kind", ["step", "effect"])
-def test_no_further_attempt_is_made_past_the_budget(lab: Lab, kind: str) -> None:
-    call = failing(lab, kind)
-    once = Once()
-
-    @lab.durable
-    async def agent() -> str:
-        budget = perdure.budget(tokens=15)
-        try:
-            await lab(call())
-        except perdure.BudgetExceeded:
-            once.interrupt()
-        return f"{budget.spent['tokens']:g}"
-
-    assert again(lab, agent, id="a").result() == "20"
-    assert lab.count("call") == 2
-
-
-def test_a_doubt_is_settled_before_the_budget_is_looked_at(lab: Lab) -> None:
-    book = in_doubt(lab, reconcile=lab.body(lambda key: perdure.Done("booked")))
-
-    @lab.step(name="spends_much")
-    def spends() -> None:
-        perdure.spend(tokens=100)
-
-    @lab.durable
-    async def booking() -> Any:
-        await lab(spends())
-        perdure.budget(tokens=limits.pop())  # at first another branch has not spent it yet
-        return await lab(book())
-
-    limits = [10, 1000]
-    assert again(lab, booking, id="a").result() == "booked"
