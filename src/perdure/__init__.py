@@ -41,7 +41,6 @@ from perdure.errors import (
     NotEncrypted,
     NotFound,
     NotInRun,
-    ObjectMissing,
     OpenError,
     OutcomeUnknown,
     PerdureError,
@@ -101,7 +100,6 @@ if TYPE_CHECKING:
     from perdure.ops.copies.copied import Backup, Exported, Imported, Restored
     from perdure.ops.copies.restoring import arestore, restore
     from perdure.ops.doctor.checklist import Finding
-    from perdure.ops.far.objects import Moved, ObjectsInfo
     from perdure.ops.health import Health
     from perdure.ops.keeping.compaction import Compacted
     from perdure.ops.keys import KeyInfo, Rotated
@@ -116,7 +114,6 @@ if TYPE_CHECKING:
     from perdure.runs.journal.queues import Queue
     from perdure.runs.workers.worker import Worker
     from perdure.storage.keyring import KeyFile, KeyProvider, Keys, StaticKeys
-    from perdure.storage.objects import Objects
     from perdure.threads.autosave import AutoState
     from perdure.threads.policies import autosave
 
@@ -134,9 +131,6 @@ _LATE = {
     "KeyInfo": "perdure.ops.keys",
     "KeyProvider": "perdure.storage.keyring",
     "Keys": "perdure.storage.keyring",
-    "Moved": "perdure.ops.far.objects",
-    "Objects": "perdure.storage.objects",
-    "ObjectsInfo": "perdure.ops.far.objects",
     "Progress": "perdure.runs.agents.progress_file",
     "Queue": "perdure.runs.journal.queues",
     "Replay": "perdure.runs.history.replaying",
@@ -192,16 +186,12 @@ __all__ = [
     "Keys",
     "LeaseLost",
     "Mend",
-    "Moved",
     "NonDeterministic",
     "NotApproved",
     "NotDone",
     "NotEncrypted",
     "NotFound",
     "NotInRun",
-    "ObjectMissing",
-    "Objects",
-    "ObjectsInfo",
     "OpenError",
     "OutcomeUnknown",
     "Pin",

@@ -38,7 +38,6 @@ translated where they arise, in `perdure.storage`, and kept as `__cause__`.
         ├── DiskFull           no space left; nothing of this operation was written
         ├── Busy               another writer held the store longer than the deadline
         ├── Unavailable        the server cannot be reached or went away; nothing was written
-        │   └── ObjectMissing  what was moved to an object store is not there
         └── OutcomeUnknown     the connection broke during COMMIT and the outcome could not be looked up
 """
 
@@ -148,14 +147,6 @@ class Busy(StoreError):
 
 class Unavailable(StoreError):
     """The database server cannot be reached or went away; nothing was written."""
-
-
-class ObjectMissing(Unavailable):
-    """What was moved to an object store is not there, or nobody said where that is (`open(objects=…)`)."""
-
-    def __init__(self, message: str, *, name: str = "", place: str = "") -> None:
-        super().__init__(message)
-        self.name, self.place = name, place
 
 
 class OutcomeUnknown(StoreError):

@@ -59,7 +59,7 @@ APP = "import perdure\n\n@perdure.durable(name='fuzzed')\ndef go():\n    return 
 def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("perdure.cli.app.build", cache(build))  # a third of the time goes into the parser
-    for name in ("PERDURE_STORE", "PERDURE_SCHEMA", "PERDURE_KEYS", "PERDURE_OBJECTS"):
+    for name in ("PERDURE_STORE", "PERDURE_SCHEMA", "PERDURE_KEYS"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "app.py").write_text(APP)
     return tmp_path

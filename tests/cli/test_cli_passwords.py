@@ -34,7 +34,7 @@ APP = "import perdure\n\n@perdure.durable(name='hushed')\ndef go():\n    return 
 @pytest.fixture
 def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for name in ("PERDURE_SCHEMA", "PERDURE_KEYS", "PERDURE_OBJECTS"):
+    for name in ("PERDURE_SCHEMA", "PERDURE_KEYS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PERDURE_STORE", "real.db")  # of the lines that name another store in the wrong place
     (tmp_path / "hushed.py").write_text(APP)

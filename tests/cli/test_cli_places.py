@@ -34,7 +34,7 @@ PLACES = {
 @pytest.fixture
 def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
-    for name in ("PERDURE_STORE", "PERDURE_SCHEMA", "PERDURE_KEYS", "PERDURE_OBJECTS"):
+    for name in ("PERDURE_STORE", "PERDURE_SCHEMA", "PERDURE_KEYS"):
         monkeypatch.delenv(name, raising=False)
     os.mkfifo("fifo")
     Path("folder").mkdir()

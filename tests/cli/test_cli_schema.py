@@ -16,7 +16,7 @@ import perdure
 def url(empty_postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A database with a store in schema `agents`, and none in the usual one. The commands find it by PERDURE_STORE."""
     monkeypatch.chdir(tmp_path)
-    for name in ("PERDURE_SCHEMA", "PERDURE_KEYS", "PERDURE_OBJECTS"):
+    for name in ("PERDURE_SCHEMA", "PERDURE_KEYS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PERDURE_STORE", empty_postgres_url)
     with perdure.open(empty_postgres_url, schema="agents") as store:

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-import far_kit
 import pytest
-from far_kit import rows
-from keeping_kit import PLACES, Clock, place, query, sound, text
+from keeping_kit import PLACES, Clock, place, query, sound, stored_rows, text
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
@@ -227,14 +225,14 @@ def test_what_a_repair_left_is_named(url: str, tmp_path: Path, monkeypatch: pyte
         thread = store.thread("alice")
         for number in range(6):
             thread.save({"n": number, "secret": text(number)})
-        rows(store, "UPDATE body SET full_text = NULL, diff = :junk RETURNING 1", junk=b"junk")
+        stored_rows(store, "UPDATE body SET full_text = NULL, diff = :junk RETURNING 1", junk=b"junk")
     to = str(tmp_path / "mended.db") if "://" not in url else "mended"
     done = perdure.repair(url, to=to)
     assert done.quarantine is not None
     options: dict[str, Any] = {} if "://" not in url else {"schema": to}
     with perdure.open(to if "://" not in url else url, **options) as store:
         store.thread("alice").save({"n": 7})
-        rows(
+        stored_rows(
             store,
             "INSERT INTO quarantine VALUES (:tenant, 'body', '{}', 'killed', '{}') RETURNING 1",
             tenant=_tenant(store),
@@ -250,26 +248,6 @@ def _tenant(store: perdure.Store) -> int:
     number = store._context.known_tenant
     assert number is not None
     return number
-
-
-def test_objects_of_the_store_that_a_restored_one_was_copied_from_are_named(url: str, tmp_path: Path) -> None:
-    folder = tmp_path / "objects"
-    folder.mkdir()
-    with perdure.open(url, objects=far_kit.at(folder)) as store:
-        far_kit.grow(store.thread("alice"), 30, words=1500)
-        far_kit.pack(store)
-        assert store.move_out().objects == 1
-        assert not any("another store" in told for told in _told_of(store, "nobody"))
-        # As a restored store does: what it finds there is not its own.
-        rows(store, "DELETE FROM meta WHERE key LIKE 'objects %' RETURNING 1")
-        told = _told_of(store, "alice")
-    assert any(one.startswith("1 objects at") and "another store has put there" in one for one in told)
-    assert len(far_kit.stored(folder)) == 1
-
-
-def _told_of(store: perdure.Store, name: str) -> tuple[str, ...]:
-    store.thread(name).save({"n": 0})
-    return store.erase(name).may_remain
 
 
 # --- history that a prune left to a fork

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
-from far_kit import at, rows, stored
-from keeping_kit import PLACES, place
+from keeping_kit import PLACES, place, stored_rows
 
 import perdure
 from perdure.cli import main
@@ -45,7 +42,7 @@ def test_steps_and_events_hold_the_value_itself(url: str) -> None:
         assert (small.result, small.large) == ("few", None)
         assert large.result == LARGE
         assert large.note is None
-        [(length,)] = rows(store, "SELECT length(body) FROM blob")
+        [(length,)] = stored_rows(store, "SELECT length(body) FROM blob")
         assert large.large == length
         left_out = run.steps(large=False)
         assert [step.result for step in left_out] == ["few", None]
@@ -82,27 +79,3 @@ def test_the_command_line_says_how_large_it_is(url: str, capsys: pytest.CaptureF
     assert main(["tail", "r", "--store", url]) == 0
     assert '"word 1"' in capsys.readouterr().out
     assert main(["run", "r", "--store", url]) == 0
-
-
-def test_one_that_is_in_an_object_store_or_lost(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "objects"
-    folder.mkdir()
-    with perdure.open(url, objects=at(folder)) as store:
-        run = store.run(agent, id="r")
-        size = run.steps()[1].large
-        assert store.move_out().objects == 1
-        assert [(step.result, step.large) for step in run.steps()] == [("few", None), (LARGE, size)]
-        [name] = stored(folder)
-    command = ["steps", "r", "--store", url, "--objects", f"file://{folder}"]
-    (folder / name).unlink()
-    with perdure.open(url, objects=at(folder)) as store:
-        run = store.get_run("r")
-        assert run.steps(large=False)[1].large == size
-        with pytest.raises(perdure.ObjectMissing, match=name):
-            run.steps()
-    assert main(command) == 0
-    assert "KB: --json shows it)" in capsys.readouterr().out
-    assert main([*command, "--json"]) == 1
-    said: Any = capsys.readouterr()
-    assert json.loads(said.out.splitlines()[1])["large"] == size
-    assert "large results are left out: object" in said.err

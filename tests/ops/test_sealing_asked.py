@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from far_kit import at, fetch
 from sealed_kit import NEW, OLD, Raw
 
 import perdure
 from perdure import KeyFile, KeyMissing, Keys, Store, Unavailable
 from perdure.langgraph.known import Known
 from perdure.log.branches import create_thread
-from perdure.runs.journal.blobs import read_blob
-from perdure.storage.far import FarDriver
 from perdure.storage.key_asking import ASKERS_MAX, Asker
 from perdure.storage.keyring import StaticKeys
 from perdure.storage.program import Batch, Program, Sql, Transaction, adrive
@@ -274,36 +271,6 @@ async def test_a_cancel_while_keys_are_tended_does_not_stop_what_must_be_written
         error = await gate.cancel_in_it(await whole(store, make_thread))
         assert error.answer.name == "made"  # type: ignore[attr-defined]
         assert ("made",) in Raw(str(tmp_path / "a.db"))("SELECT name FROM thread")
-
-
-@pytest.mark.parametrize("keys", [None, OLD])
-async def test_a_cancel_while_an_object_is_fetched_does_not_stop_what_must_be_written(
-    tmp_path: Path, keys: bytes | None
-) -> None:
-    url, objects = str(tmp_path / "a.db"), at(tmp_path / "objects")
-    with opened(url, keys, objects=objects) as store:
-        store.run(fetch, 1, id="big").result(timeout_s=30)
-        assert store.move_out().objects
-        [(key,)] = Raw(url)("SELECT hash FROM blob")
-
-    def read_and_make(tenant: int) -> Program[Any]:
-        yield from read_blob(tenant, bytes(key))
-        return (yield from make_thread(tenant))
-
-    async with opened(url, keys, objects=objects) as store:
-        driver = store._context.driver
-        far = driver.inner if isinstance(driver, SealedDriver) else driver
-        assert isinstance(far, FarDriver)
-        gate, real = Gate(), far.place.afetch
-
-        async def slow(wanted: Any) -> Any:
-            await asyncio.to_thread(gate)
-            return await real(wanted)
-
-        far.place.afetch = slow  # type: ignore[method-assign]
-        error = await gate.cancel_in_it(await whole(store, read_and_make))
-        assert error.answer.name == "made"  # type: ignore[attr-defined]
-        assert ("made",) in Raw(url)("SELECT name FROM thread")
 
 
 class Waiting:

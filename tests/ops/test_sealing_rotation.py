@@ -396,26 +396,3 @@ def test_a_key_file_is_read_again_when_it_has_changed(url: str, tmp_path: Path) 
 def test_static_keys_are_of_all_tenants_or_of_each(url: str) -> None:
     with opened(url, StaticKeys({"acme": [NEW, OLD]})) as store:
         assert store.tenant("acme").thread("a").save({})
-
-
-def test_rotation_reaches_what_is_in_an_object_store(url: str, tmp_path: Path) -> None:
-    from far_kit import at
-    from far_kit import fill as fill_far
-
-    place = at(tmp_path / "objects")
-    with opened(url, objects=place) as store:
-        fill_far(store)
-        before = all_of(store)
-        store.move_out()
-        assert not [
-            path for path in (tmp_path / "objects").rglob("*") if path.is_file() and b"word" in path.read_bytes()
-        ]
-    with opened(url, [NEW, OLD], objects=place) as store:
-        assert rotated(store).waiting == ()
-        assert rotated(store).rows == 0
-        assert all_of(store) == before
-        store.move_out()
-        assert rotated(store).rows == 0, "an object under the key in use is left alone"
-    with opened(url, NEW, objects=place) as store:
-        assert all_of(store) == before
-        assert store.verify().ok

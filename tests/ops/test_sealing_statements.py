@@ -20,7 +20,7 @@ _RAW = (
     "SELECT key, value, thread FROM tag WHERE tenant = :tenant LIMIT",  # to be set aside as they are
 )
 # They move cells as they are stored: to an object store, to a quarantine.
-_RAW_MODULES = ("perdure.ops.far.objects", "perdure.log.quarantine")
+_RAW_MODULES = ("perdure.log.quarantine",)
 
 
 def statements() -> list[Sql]:

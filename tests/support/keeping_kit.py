@@ -14,7 +14,7 @@ import pytest
 import striking
 
 import perdure
-from perdure.storage.program import Batch, Program, Sql, drive, read
+from perdure.storage.program import Batch, Program, Sql, Transaction, drive, read
 
 DAY_US = 86_400_000_000
 PLACES = ["sqlite", "postgres"]
@@ -53,6 +53,16 @@ class Hook:
 
     def arm(self, at: int = 0) -> None:
         self.count, self.strike_at = 0, at
+
+
+def stored_rows(store: perdure.Store, text: str, **params: Any) -> list[Any]:
+    """The rows of a statement, as they are stored."""
+
+    def program() -> Program[list[Any]]:
+        [found] = yield Batch(Sql(text)(**params))
+        return found
+
+    return list(store._context.driver.run(Transaction(program, write=True)))
 
 
 _places = itertools.count()

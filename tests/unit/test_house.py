@@ -25,7 +25,7 @@ LAYERS = ("errors", "values", "storage", "log", "threads", "runs", "ops", "langg
 FLOORS = {
     "runs": ("functions", "journal", "session", "calls", "parallel", "engine", "keeping", "history", "moving",
              "agents", "workers", "handle", "store"),
-    "ops": ("telemetry", "health", "roles", "keys", "far", "copies", "keeping", "repair", "doctor", "store"),
+    "ops": ("telemetry", "health", "roles", "keys", "copies", "keeping", "repair", "doctor", "store"),
 }  # fmt: skip
 
 

@@ -79,7 +79,6 @@ def backup(args: Namespace, store: Store, out: Output) -> int:
                 "snapshot": done.snapshot,
                 "bytes": done.bytes,
                 "seconds": round(done.seconds, 3),
-                "objects": done.objects,
             }
         )
     else:
@@ -87,9 +86,6 @@ def backup(args: Namespace, store: Store, out: Output) -> int:
             (f"the store is in {args.file}, as of commit {done.stamp}", "green"),
             (f"{size(done.bytes)} in {done.seconds:.1f} s", ""),
         )
-        if done.objects:
-            what = "belongs to it: keep it" if done.objects == 1 else "belong to it: keep them"
-            out.message(f"{plural(done.objects, 'object')} in the object store {what} as long as the backup")
         out.message(f"is it any good? `{_try_line(args)}` tries it")
     return OK
 
@@ -100,7 +96,7 @@ def _try_line(args: Namespace) -> str:
     if args.store != (os.environ.get("PERDURE_STORE") or "agent.db"):  # --store named it
         line += ["--store", "URL" if redacted(args.store) != args.store else args.store]
     line += ["--schema", args.schema] if args.schema else []
-    return shlex.join(line + (["--objects", args.objects] if args.objects else []))
+    return shlex.join(line)
 
 
 def restore(args: Namespace, _store: Store | None, out: Output) -> int:

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace, store: None, out: Output) -> int:
     from perdure.testing.drill import CAVEAT, drill
 
     del store
-    if any(getattr(args, name) is not None for name in ("store", "schema", "tenant", "objects")):
+    if any(getattr(args, name) is not None for name in ("store", "schema", "tenant")):
         raise UsageError("a drill makes a store of its own (--postgres: a server of its own) and takes no other")
     given, named = arguments_of(args.args), _json(args.kwargs, "--kwargs")
     check_call(args.target, given, named, "--args '[\"NYC\"]' or --kwargs")

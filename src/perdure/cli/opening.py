@@ -33,8 +33,6 @@ def store_url(args: Namespace) -> str:
 def options(args: Namespace, url: str) -> dict[str, Any]:
     """What a store at this URL is opened with: its keys, its object store, its schema. Not the tenant."""
     made: dict[str, Any] = {"keys": "env"} if os.environ.get("PERDURE_KEYS") else {}
-    if objects := args.objects or os.environ.get("PERDURE_OBJECTS"):
-        made["objects"] = objects
     return {**made, **schema(args, url)}
 
 

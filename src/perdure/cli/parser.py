@@ -23,7 +23,6 @@ from perdure.cli.drilling import DRILL
 from perdure.cli.health import HEALTH
 from perdure.cli.keeping import KEEPING_COMMANDS
 from perdure.cli.keys import KEYS
-from perdure.cli.objects import OBJECTS
 from perdure.cli.readable import parse_since
 from perdure.cli.refs import HELP as REF_HELP
 from perdure.cli.repair import REPAIR
@@ -57,7 +56,7 @@ first steps:
 
 the store: --store URL (a path, sqlite:///path, postgresql://user@host/database), else $PERDURE_STORE, else ./agent.db.
 On PostgreSQL it is in the schema --schema NAME, else $PERDURE_SCHEMA, else perdure.
-$PERDURE_KEYS: the keys of an encrypted store. $PERDURE_OBJECTS (or --objects URL): its object store.
+$PERDURE_KEYS: the keys of an encrypted store.
 Every command takes --json. `perdure COMMAND --help` has examples.
 
 {EXIT_CODES}"""
@@ -119,7 +118,6 @@ def _add_common(parser: argparse.ArgumentParser, default: Any = None) -> None:
         "--schema", metavar="NAME", default=default, help="PostgreSQL: its schema (or $PERDURE_SCHEMA, or perdure)"
     )
     group.add_argument("--tenant", metavar="NAME", default=default, help="whose threads and runs (default: default)")
-    group.add_argument("--objects", metavar="URL", default=default, help="its object store (or $PERDURE_OBJECTS)")
     group.add_argument("--json", action="store_true", default=flag, help="print JSON, and nothing else, to stdout")
     group.add_argument("--no-color", action="store_true", default=flag, help="no colours (or set $NO_COLOR)")
 
@@ -368,7 +366,6 @@ COMMANDS = {
     "repair": REPAIR,
     "doctor": DOCTOR,
     "keys": KEYS,
-    "objects": OBJECTS,
     "roles": ROLES,
     "drill": DRILL,
 }
@@ -379,6 +376,6 @@ GROUPS = {
     "running agents, changing their code": ("start", "worker", "drill", "replay", "check"),
     "threads": ("threads", "log", "show", "diff"),
     "what stays": ("retention", "compact", "pin", "unpin", "pins", "prune", "delete", "delete-run", "erase"),
-    "the store": ("doctor", "health", "stats", "verify", "backup", "restore", "repair", "keys", "roles", "objects"),
+    "the store": ("doctor", "health", "stats", "verify", "backup", "restore", "repair", "keys", "roles"),
     "moving": ("export", "import", "export-run", "import-run", "import-langgraph"),
 }

@@ -34,9 +34,6 @@ def arguments(parser: ArgumentParser) -> None:
         default=[],
         help="leave a tenant whose key is gone; may be repeated",
     )
-    parser.add_argument(
-        "--objects-lost", action="store_true", help="go on although none of the store's objects is there"
-    )
     parser.add_argument("--yes", action="store_true", help="do not ask; needed where there is no terminal")
 
 
@@ -55,7 +52,6 @@ def repair(args: Namespace, _store: None, out: Output) -> int:
             in_place=args.in_place,
             dry_run=args.dry_run,
             leave=args.leave,
-            objects_lost=args.objects_lost,
             progress=progress,
             **options,
         )
@@ -135,8 +131,8 @@ REPAIR = Command(
     "Rebuilds the file and its indexes, rows, keyframes, heads and\nids, as far as checksums and hashes prove what "
     "they were; what cannot be saved goes to a file, and is\nnamed. Then everything is verified. The copy is "
     "agent.repaired.db beside the store (or --to), on\nPostgreSQL a new schema. A store that is sound gets no copy. "
-    "Exits with 1 if something is lost.\nIt needs the keys of an encrypted store (PERDURE_KEYS), and --objects if "
-    "cold data is in an\nobject store: without them it is refused, because sound data would look lost.",
+    "Exits with 1 if something is lost.\nIt needs the keys of an encrypted store (PERDURE_KEYS): without them it is "
+    "refused, because sound data would look lost.",
     "  perdure repair --dry-run\n  perdure repair --store agent.db\n"
     "  perdure repair --store postgresql://app@db/app --in-place --yes",
     arguments,

@@ -12,7 +12,7 @@ from typing import Any
 from perdure import Ask, Event, Run, RunInfo, Step, Store
 from perdure.cli.readable import ago, local, moment, plural, readable, shorten, size, to_json
 from perdure.cli.render import Cell, Output
-from perdure.errors import JournalDamaged, NotFound, ObjectMissing, RunError, UsageError
+from perdure.errors import JournalDamaged, NotFound, RunError, UsageError
 from perdure.runs.engine.waiting import how_to_answer, how_to_resolve, waits_for
 
 OK, NO = 0, 1
@@ -157,7 +157,7 @@ def steps(args: Namespace, store: Store, out: Output) -> int:
     if out.json and any(step.large is not None for step in found):
         try:
             found = handle.steps()
-        except (JournalDamaged, ObjectMissing) as error:
+        except JournalDamaged as error:
             out.message(f"large results are left out: {error}")
             code = NO
     if args.in_doubt:

@@ -30,7 +30,6 @@ from perdure.log.records import (
 )
 from perdure.storage.cells import DIFF, FULL_TEXT, SALT
 from perdure.storage.cells import PACK as PACK_CELL
-from perdure.storage.far_cells import not_far
 from perdure.storage.program import Batch, Rows, Sql, Statement
 from perdure.values.compress import compress_full, decompress_bounded
 from perdure.values.delta import Encoder, apply_all
@@ -357,7 +356,6 @@ def _mend_pack(tenant: int, record: Record) -> Generator[Batch, list[Rows], str 
     if not found or not members:
         return None
     checksum, data = found[0][3:]
-    not_far(data)  # it is whole, and elsewhere
     if type(data) is not bytes:
         return None
     if checksum == pack_checksum(data):

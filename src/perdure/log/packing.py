@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import orjson
 
-from perdure.errors import Damaged, ObjectMissing, Undecodable
+from perdure.errors import Damaged, Undecodable
 from perdure.log.branches import MINUTE_US, threads_in_tree
 from perdure.log.grouping import Groups, Node, group
 from perdure.log.packs import (
@@ -156,7 +156,7 @@ def _pack_chains(tenant: int, tree: int, cold_before: int) -> Flow[tuple[Packed,
             total = total.plus((yield from _pack_chain(tenant, tree, key)))
         except _Moved:
             complete = False
-        except (Damaged, Undecodable, ObjectMissing):
+        except (Damaged, Undecodable):
             continue  # that is for verify and repair to say; the other chains are packed all the same
     return total, complete
 

@@ -18,7 +18,6 @@ from typing import NamedTuple
 from perdure.errors import Undecodable
 from perdure.log.records import SALT_BYTES
 from perdure.storage import cells
-from perdure.storage.far_cells import not_far
 from perdure.storage.program import Batch, Rows, Sql
 from perdure.values.composing import compose
 from perdure.values.compress import decompress_bounded, pack_against, zstd
@@ -162,8 +161,6 @@ class Packs:
         for pack, checksum, data in rows:
             if type(data) is bytes and checksum == pack_checksum(data):
                 self._data[pack] = data
-            else:
-                not_far(data)  # what is damaged is as good as lost; what is elsewhere is not
         self._diffs: dict[int, list[bytes]] = {}
 
     def __bool__(self) -> bool:

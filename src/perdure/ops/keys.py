@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from perdure.errors import Damaged, UsageError
 from perdure.storage.cells import MARK as SEALED
 from perdure.storage.cells import TABLES, Cell, Table
-from perdure.storage.far_cells import MARK as FAR
 from perdure.storage.program import (
     Batch,
     Driver,
@@ -44,7 +43,6 @@ GRACE_S = 60.0  # a writer looks at the keys every second; one whose transaction
 _ROUNDS = 4
 _ROWS_MAX = 200
 _BYTES_MAX = 4 << 20
-_FAR_BYTES = 256 << 10
 _KEYS = Sql("SELECT key, since, retired_at FROM seal WHERE tenant = :tenant ORDER BY since, key")
 _RETIRE = Sql(
     """UPDATE seal SET retired_at = :now WHERE tenant = :tenant AND key <> :key AND retired_at IS NULL
@@ -148,7 +146,7 @@ def rotate(
     since = locks.rows[locks.current]
     walk = _Walk(locks, tenant, plain)
     total = (yield from read(partial(_count, walk))) if progress is not None else 0
-    started = began = ctx.clock_us()
+    began = ctx.clock_us()
     for _ in range(_ROUNDS):
         began = ctx.clock_us()
         walk.found = 0
@@ -161,22 +159,19 @@ def rotate(
     if walk.found == 0 and began - since >= grace_s * 1e6:
         retired = yield from write(partial(_retire, tenant, locks.current, since, ctx.clock_us()))
     # Also if there was nothing to do: an earlier call may have been killed just before this.
-    told = (yield from _clean(ctx, tenant, full, started if walk.done else None)) if plain else ()
+    told = (yield from _clean(ctx, tenant, full)) if plain else ()
     left = [bytes(key).hex() for key, _, end in (yield from read(partial(_seals, tenant))) if end is None]
     current = locks.current.hex()
     waiting = tuple(key for key in left if key != current)
     return Rotated(current, walk.done, tuple(retired), waiting, walk.unreadable, told)
 
 
-def _clean(ctx: Context, tenant: int, full: bool, began: int | None) -> Flow[tuple[str, ...]]:
-    """What was plain must not stay in pages and rows that nothing uses, nor in objects. What may still hold it."""
+def _clean(ctx: Context, tenant: int, full: bool) -> Flow[tuple[str, ...]]:
+    """What was plain must not stay in pages and rows that nothing uses. What may still hold it."""
     from perdure.log.erasing import scrub
-    from perdure.threads.far_loose import remove_now
     from perdure.threads.keeping import remains
 
     told = yield from scrub(ctx.driver.dialect, full, [table.name for table in TABLES])
-    if began is not None:
-        told += yield from remove_now(ctx, tenant, began)
     return (*told, *(yield from remains(ctx, tenant, full)))
 
 
@@ -207,7 +202,7 @@ def _walk_table(walk: _Walk, table: Table, progress: Progress | None, total: int
         page: list[Row] = yield from read(partial(_page, walk, table, after))
         if not page:
             return
-        last, wanted = _cut(page, _FAR_BYTES if any(cell.far for cell in table.cells) else 0)
+        last, wanted = _cut(page)
         done, found, unreadable = yield from write(partial(_renew, walk, table, after, last))
         walk.done += done
         walk.found += max(found, wanted)  # what was locked, and passed over, still needs its key
@@ -217,12 +212,11 @@ def _walk_table(walk: _Walk, table: Table, progress: Progress | None, total: int
             progress(walk.done, max(total, walk.done))
 
 
-def _cut(page: list[Row], least: int) -> tuple[Row, int]:
-    """The last row of a page that still fits, and how many do: large cells are done a few at a time. What is in an
-    object store is small in its column: it counts as `least`."""
+def _cut(page: list[Row]) -> tuple[Row, int]:
+    """The last row of a page that still fits, and how many do: large cells are done a few at a time."""
     size = count = 0
     for row in page:
-        size += max(row[-1] or 0, least)
+        size += row[-1] or 0
         last, count = row[:-1], count + 1
         if size > _BYTES_MAX:
             break
@@ -296,10 +290,7 @@ def _needs(table: Table, plain: bool) -> str:
     widths = {"blob": len(SEALED) + 8, "text": len(TEXT_MARK) + 16}
     parts: list[str] = []
     for column, cell in zip(table.columns(), table.cells, strict=True):
-        if cell.far:  # one in an object store says in its column how the object begins
-            begins = [f"substr({column}, {at}, {widths[cell.sort]}) <> :start_{column}" for at in (1, len(FAR) + 1)]
-            parts.append(f"({' AND '.join(begins)})")
-        elif cell.sort in widths:
+        if cell.sort in widths:
             parts.append(f"substr({column}, 1, {widths[cell.sort]}) <> :start_{column}")
         elif cell.sort == "mask" and plain:
             parts.append(f"{column} < {MASKED_FROM}")
@@ -321,7 +312,6 @@ def _texts(table: Table, plain: bool, after: bool) -> tuple[Sql, Sql, Sql]:
     select = Sql(
         f"SELECT {', '.join((*table.key, *table.beside, *columns))} FROM {table.name} WHERE {where}"
         f" AND ({key}) <= ({', '.join(f':to_{column}' for column in table.key)}) ORDER BY {key} {{skip_locked}}",
-        far=tuple([len(table.key) + len(table.beside) + at for at, cell in enumerate(table.cells) if cell.far]),
     )
     update = Sql(
         f"UPDATE {table.name} SET {', '.join(f'{column} = :new_{column}' for column in columns)}"

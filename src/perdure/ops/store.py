@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from perdure.errors import UsageError
 from perdure.log.cache import BaseCache
 from perdure.ops.copies.store import CopyStore
-from perdure.ops.far.store import FarStore
 from perdure.ops.keeping.store import KeepStore
 from perdure.runs.session.session import LEASE_US
 from perdure.storage.program import Driver, Flow, Progress
@@ -24,7 +23,6 @@ if TYPE_CHECKING:  # imported where it is used
     from perdure.ops.health import Health
     from perdure.ops.keys import KeyInfo, Rotated
     from perdure.storage.keyring import KeyProvider
-    from perdure.storage.objects import Objects
 
 
 def open_store(
@@ -40,7 +38,6 @@ def open_store(
     keep_runs_s: float | None = None,
     warn_bytes: int = WARN_BYTES,
     keys: KeyProvider | bytes | Sequence[bytes] | Mapping[str, Any] | Literal["env"] | None = None,
-    objects: Objects | str | None = None,
     **options: Any,
 ) -> Store:
     """Open a store: a path or `sqlite:///path` (made if it is not there), `:memory:`, or `postgresql://…`.
@@ -51,18 +48,14 @@ def open_store(
     process that says nothing; `keep_runs_s` how long finished runs keep their journals (None: until they are deleted).
     A state whose text is longer than `warn_bytes` is told of in the log, with the path that makes it so. With `keys` (a
     `KeyFile`, `StaticKeys`, 32 bytes, or "env" for the file that PERDURE_KEYS names) what is stored is encrypted, and
-    what is not encrypted is refused. With `objects` (`s3://bucket/prefix`, `gs://…`, `az://…`, `file:///folder`, or an
-    `Objects`) `compact` moves cold data there, and reading it is as before. Further options go to the driver.
+    what is not encrypted is refused. Further options go to the driver.
     """
     check_name(tenant, "tenant")
     if not lease_s > 0:
         raise UsageError(f"lease_s={lease_s!r}: a number of seconds above 0")
     wrapped = _encrypting(keys) if keys is not None else None  # before the store is opened: keys may be wrong
     keys = None  # not in a frame that an error may be raised from: what reports errors shows its variables
-    far = _far(objects, os.fspath(url)) if objects is not None else None
     driver = open_driver(url, durability=durability, timeout_s=timeout_s, create=create, **options)
-    if far is not None:  # below what encrypts: objects hold what the database would
-        driver = far(driver)
     if wrapped is not None:
         driver = wrapped(driver)
     context = Context(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant, warn_bytes=warn_bytes)
@@ -78,13 +71,7 @@ def _encrypting(keys: object) -> Callable[[Driver], Driver]:
     return encrypting(keys)
 
 
-def _far(objects: object, url: str) -> Callable[[Driver], Driver]:
-    from perdure.ops.far.objects import with_objects
-
-    return with_objects(objects, url)
-
-
-class Store(KeepStore, CopyStore, FarStore):
+class Store(KeepStore, CopyStore):
     """One database, as one tenant sees it."""
 
     def doctor(self) -> list[Finding]:

@@ -30,7 +30,6 @@ class Cell:
     sort: Sort = "blob"
     by: tuple[str | int, ...] = ()
     hashed: bool = False  # it ends with a hash of its own (`row_hashes.py`): nothing else covers it
-    far: bool = False  # it may stand in an object store, and the column say where (`far.py`)
 
     def at(self, *by: str | int) -> Cell:
         """The same column, in a statement that identifies the row so: by as much, in the same order."""
@@ -50,7 +49,7 @@ UNREADABLE = Unreadable()
 SALT = Cell("body.salt")  # of a body, the number is given by the database; the record's hash tells a swap
 DIFF = Cell("body.diff")
 FULL_TEXT = Cell("body.full_text")
-PACK = Cell("pack.data", far=True)
+PACK = Cell("pack.data")
 NOTE = Cell("record.note", "text", ("tree", "id"))
 RECORD_METADATA = Cell("record.metadata", "text", ("tree", "id"))
 RECORD_CHECKSUM = Cell("record.checksum", "mask", ("tree", "id"))
@@ -70,7 +69,7 @@ TERMS = Cell("ask.terms", "text", ("run", "path"), hashed=True)
 ASK_ANSWER = Cell("ask.answer", "blob", ("run", "path"), hashed=True)
 ANSWER = Cell("answer.value", "blob", ("run", "path", "who"), hashed=True)
 SIGNAL = Cell("signal.value", "blob", ("run", "topic", "key"), hashed=True)
-BLOB = Cell("blob.body", "blob", ("hash",), far=True)
+BLOB = Cell("blob.body", "blob", ("hash",))
 NEEDED = Cell("seal.key", "lock")
 
 

@@ -19,7 +19,6 @@ from blake3 import blake3
 
 from perdure.errors import Damaged, KeyMissing, NotEncrypted, UsageError
 from perdure.storage.cells import MARK, Cell, Table
-from perdure.storage.far_cells import not_far
 from perdure.storage.keyring import ID_BYTES, Keys
 
 try:
@@ -143,7 +142,6 @@ class Locks:
         sort = cell.sort
         if sort == "blob":
             if type(value) is not bytes or value[:_ID_AT] != MARK:
-                not_far(value)
                 raise self._plain(cell)
             sealed = value
         elif sort == "text":

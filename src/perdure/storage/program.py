@@ -67,14 +67,12 @@ class Sql:
     `bare` is the same statement without that check, for a driver that decrypts first.
     `tolerant`: who reads the rows looks at the types of these columns, so that one that is damaged may come as
     something else than bytes or text; "all": also one that is not encrypted.
-    `far` are the columns that may stand in an object store; those that `opens` calls so need not be named.
     `keyless`: for a tenant whose key is not there it does nothing and gives no row, instead of an error.
     """
 
     __slots__ = (
         "bare",
         "checks",
-        "far",
         "hashes",
         "keyless",
         "opens",
@@ -95,7 +93,6 @@ class Sql:
         seals: Mapping[str, Cell] | None = None,
         opens: Mapping[int, Cell] | None = None,
         tolerant: bool | Literal["all"] = False,
-        far: tuple[int, ...] = (),
         keyless: bool = False,
     ) -> None:
         # What others are identified by comes first: they are bound to what stands in the row.
@@ -104,7 +101,6 @@ class Sql:
         self.sealed = bool(seals or opens)
         self.hashes = [(name, cell) for name, cell in self.seals if cell.hashed]
         self.checks = [(index, cell) for index, cell in self.opens if cell.hashed]
-        self.far = far or tuple([column for column, cell in self.opens if cell.far])
         self.tolerant = tolerant
         self.keyless = keyless
         texts = sqlite if sqlite is not None else common

@@ -135,7 +135,6 @@ def retention(ctx: Context, line: Line) -> Flow[Retention]:
 def erase_checkpoint(ctx: Context, line: Line, record: int, full: bool) -> Flow[Erased]:
     """Erase one checkpoint. What a killed process has decided before is finished."""
     from perdure.log import erasing
-    from perdure.threads.far_loose import remove_now
 
     at = ctx.clock_us()
     tenant = yield from flows.tenant_of(ctx, line)
@@ -149,9 +148,7 @@ def erase_checkpoint(ctx: Context, line: Line, record: int, full: bool) -> Flow[
     except NotFound:
         if (yield from read(partial(erasing.marked, tenant))) is None:
             raise
-    began = yield from read(partial(erasing.marked, tenant))
     problems = yield from erasing.finish(tenant, ctx.driver.dialect, full=full)
-    problems += yield from remove_now(ctx, tenant, int(began or at))
     others = (
         "other checkpoints of the thread, and of its forks, if they say the same: they stay, with what is pending on "
         "them"

@@ -16,9 +16,8 @@ from typing import Any
 from perdure.errors import Damaged, ReadOnlyStore, UsageError
 from perdure.ops.copies.copied import Backup, CopyRow, add_copy
 from perdure.ops.copies.places import Part, part_for
-from perdure.ops.far.objects import count_far
 from perdure.storage.files import open_regular
-from perdure.storage.program import Progress, drive, read, write
+from perdure.storage.program import Progress, drive, write
 from perdure.threads.context import Context
 from perdure.threads.models import moment
 
@@ -47,8 +46,7 @@ def backup(ctx: Context, place: str | os.PathLike[str], progress: Progress | Non
         drive(ctx.driver, write(partial(add_copy, row)))
     except ReadOnlyStore:
         pass  # there is nowhere to remember it
-    needs = drive(ctx.driver, read(count_far))
-    return Backup(made, path, moment(at), stamp, size, time.monotonic() - start, snapshot, needs)
+    return Backup(made, path, moment(at), stamp, size, time.monotonic() - start, snapshot)
 
 
 def _copy(driver: Any, part: Part, made: str, at: int, progress: Progress | None) -> tuple[int, str | None]:

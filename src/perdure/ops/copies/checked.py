@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from perdure.errors import ObjectMissing, PerdureError
+from perdure.errors import PerdureError
 from perdure.runs.keeping.isolating import OF_THE_STORE
 from perdure.storage.program import Batch, Program, Sql
 from perdure.threads.models import Problem, Report
@@ -26,7 +26,7 @@ def verified(store: Any, tenants: Iterable[str]) -> Report:
     for name in tenants:
         try:
             report: Report = store.tenant(name).verify()
-        except (*OF_THE_STORE, ObjectMissing):  # the latter: the object store was not named
+        except OF_THE_STORE:
             raise
         except PerdureError as error:  # it hides nothing of the others
             report = Report(0, 0, (Problem("(store)", None, f"tenant {name!r} could not be checked: {error}"),))

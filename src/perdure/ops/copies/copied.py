@@ -56,7 +56,6 @@ class Backup:
     bytes: int
     seconds: float
     snapshot: str | None = None  # PostgreSQL's pg_current_snapshot()
-    objects: int = 0  # that belong to it, are in an object store and not in the file: keep them as long as the backup
 
 
 @dataclass(frozen=True, slots=True)

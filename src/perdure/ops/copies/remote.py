@@ -11,7 +11,7 @@ from pathlib import Path
 
 from perdure.errors import UsageError
 from perdure.ops.copies.places import Part
-from perdure.storage.objects import Objects, Place, check_url, is_object_url, open_place, show_url
+from perdure.storage.objects import ObjectStore, is_object_url, open_objects, redacted_url, split_object_url
 
 _PREFIX = "perdure-copy-"
 
@@ -21,9 +21,9 @@ class RemotePart(Part):
     an upload, which buckets remove by a lifecycle rule."""
 
     def __init__(self, url: str) -> None:
-        self._to, self._name = _place_and_name(url)
-        self._shown = show_url(url)
-        if self._to.size(self._name) is not None:
+        self._to, self._name = _store_and_name(url)
+        self._shown = redacted_url(url)
+        if self._to.exists(self._name):
             raise UsageError(f"{self._shown} exists already: choose another name, such as one with the date in it")
         self._folder = tempfile.mkdtemp(prefix=_PREFIX)
         try:
@@ -53,7 +53,7 @@ def at_hand(place: str | os.PathLike[str]) -> Iterator[Path | None]:
     if not is_object_url(text):
         yield None
         return
-    source, name = _place_and_name(text)
+    source, name = _store_and_name(text)
     folder = tempfile.mkdtemp(prefix=_PREFIX)
     try:
         path = Path(folder) / name
@@ -63,11 +63,6 @@ def at_hand(place: str | os.PathLike[str]) -> Iterator[Path | None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _place_and_name(url: str) -> tuple[Place, str]:
-    path = check_url(url).path.rstrip("/")
-    folder, _, name = url.rstrip("/").rpartition("/")
-    if not path or not name or url.endswith("/"):
-        raise UsageError(
-            f"{show_url(url)!r} names no object: give it a name, such as {show_url(url).rstrip('/')}/a.backup"
-        )
-    return open_place(Objects(folder, timeout_s=120.0)), name
+def _store_and_name(url: str) -> tuple[ObjectStore, str]:
+    folder, name = split_object_url(url)
+    return open_objects(folder), name

@@ -43,7 +43,7 @@ def restore(
 
     `force` replaces an SQLite store that is not empty, if nobody has it open; on PostgreSQL drop the schema yourself.
     Then every hash is checked (`verify=False`: not). Runs that were running are queued again, and no process that used
-    the store before can go on where it was. `options` are those of `perdure.open`: `schema=`, `keys=`, `objects=`.
+    the store before can go on where it was. `options` are those of `perdure.open`: `schema=`, `keys=`.
     `progress`: (done, of how many) bytes.
     """
     with at_hand(path) as here:
@@ -96,10 +96,8 @@ def try_restore(ctx: Context, path: str | os.PathLike[str], progress: Progress |
     with at_hand(path) as here:
         if here is not None:
             return try_restore(ctx, here, progress)
-    vault, objects = getattr(ctx.driver, "vault", None), getattr(ctx.driver, "objects", None)
+    vault = getattr(ctx.driver, "vault", None)
     keys: dict[str, Any] = {} if vault is None else {"keys": vault.provider}
-    if objects is not None:
-        keys["objects"] = objects
     with _temporary(bottom(ctx.driver), _backup(path)) as (url, place):
         done = restore(path, url, progress=progress, **keys, **place)
     if done.ok:

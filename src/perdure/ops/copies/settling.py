@@ -35,8 +35,7 @@ _RUNNING = """UPDATE run SET status = 'queued', owner = NULL, lease_until = 0, n
     WHERE status = 'running'"""
 _FENCES = f"UPDATE run SET fence = fence + {FENCE_JUMP} WHERE status NOT IN {_FINISHED}"
 _GENERATIONS = f"UPDATE thread SET generation = generation + {JUMP}"
-# Without "objects …" it puts objects into a new folder, and removes none of those that the store it was has put there.
-_UNMARK = "DELETE FROM meta WHERE key IN ('backup', 'restored', 'restoring') OR key LIKE 'objects %'"
+_UNMARK = "DELETE FROM meta WHERE key IN ('backup', 'restored', 'restoring')"
 _ERA = """INSERT INTO meta (key, value) VALUES ('era', '1')
     ON CONFLICT (key) DO UPDATE SET value = CAST(CAST(meta.value AS bigint) + 1 AS text)"""
 FORGET = "DELETE FROM meta WHERE key = 'restoring'"

@@ -115,7 +115,6 @@ def _checks(patient: Patient) -> list[tuple[str, Look]]:
         ("upkeep", upkeep),
         ("deletions", deletions),
         ("encryption", encryption),
-        ("objects", objects),
         ("python", python),
         ("extras", extras),
         ("damage", damage),
@@ -375,13 +374,6 @@ def encryption(patient: Patient) -> Flow[list[Finding]]:
 
     wrong = yield from keys(patient)
     return [found, *wrong]
-
-
-def objects(patient: Patient) -> Flow[list[Finding]]:
-    """Whether what was moved to an object store is there; nothing, if nothing was."""
-    from perdure.ops.doctor.objects import objects as look
-
-    return (yield from look(patient))
 
 
 def damage(patient: Patient) -> Flow[list[Finding]]:

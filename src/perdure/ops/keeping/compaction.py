@@ -43,7 +43,6 @@ class Compacted:
     expired: tuple[str, ...] = ()  # names of threads, up to 100
     damaged: int = 0  # threads that retention could not look through: see `perdure verify`
     dry_run: bool = False
-    moved: int = 0  # packs and large results that went to the object store, if there is one
     shared: int = 0  # checkpoints beyond keep_last that stay, because a fork has them and keeps more
 
 
@@ -103,7 +102,6 @@ def compact_tenant(ctx: Context, tenant: int, keep_us: int | None, progress: Pro
     swept += gone.tasks + (yield from runs.sweep_runs(tenant, keep_us, ctx.clock_us))
     saved = yield from recompress(tenant)
     packed = yield from pack_tenant(tenant, now - COLD_US)
-    moved = yield from _move_out(ctx, tenant)
     if (sink := meters.sink) is not None:
         sink.record(meters.COMPACTIONS, 1)
         sink.record(meters.COMPACTED, gone.checkpoints)
@@ -119,18 +117,8 @@ def compact_tenant(ctx: Context, tenant: int, keep_us: int | None, progress: Pro
         (yield from _used(now)),
         tuple(gone.names),
         damaged=gone.damaged,
-        moved=moved,
         shared=gone.shared,
     )
-
-
-def _move_out(ctx: Context, tenant: int) -> Flow[int]:
-    """What is cold goes to the object store, if there is one."""
-    if getattr(ctx.driver, "objects", None) is None:
-        return 0
-    from perdure.ops.far.objects import move_out_of
-
-    return (yield from move_out_of(ctx, tenant)).objects
 
 
 def _used(now: int) -> Flow[int]:

@@ -18,7 +18,6 @@ from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.keeping.retention import delete_run
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read, write
 from perdure.threads.context import Context
-from perdure.threads.far_loose import remove_now
 from perdure.threads.keeping import Erased, remains
 from perdure.threads.models import moment
 
@@ -95,6 +94,4 @@ def _finish(ctx: Context, tenant: int, full: bool, progress: Progress | None) ->
     """Also what a killed process left: tasks of graphs whose threads are gone, results that no run needs."""
     yield from graph_tasks.sweep(tenant, ctx.clock_us())
     yield from drop_loose_blobs(tenant)
-    began = yield from read(partial(erasing.marked, tenant))
-    told = yield from erasing.finish(tenant, ctx.driver.dialect, full=full, progress=progress)
-    return [*told, *(yield from remove_now(ctx, tenant, int(began or ctx.clock_us())))]
+    return (yield from erasing.finish(tenant, ctx.driver.dialect, full=full, progress=progress))

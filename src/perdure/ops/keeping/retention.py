@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from perdure.errors import Damaged, NotFound, ObjectMissing, PerdureError, Undecodable
+from perdure.errors import Damaged, NotFound, PerdureError, Undecodable
 from perdure.log import retaining, sweeping
 from perdure.log.branches import ThreadRow, threads_in_tree
 from perdure.log.choosing import (
@@ -33,7 +33,7 @@ from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, r
 
 _log = logging.getLogger("perdure")
 _PAGE = 500
-_BAD = (Damaged, Undecodable, ObjectMissing)  # of one thread: the others have their turn all the same
+_BAD = (Damaged, Undecodable)  # of one thread: the others have their turn all the same
 _NAMES_MAX = 100
 _COUNT = Sql("SELECT count(*) FROM thread WHERE tenant = :tenant")
 _NEWEST = Sql("SELECT coalesce(max(head), 0) FROM thread WHERE tenant = :tenant")

@@ -1,7 +1,6 @@
 """Before a repair changes anything: whether it can read all that is there.
 
-A wrong key and a wrong address make sound data look lost. So a repair that lacks a key, or finds none of the objects
-that the store names, is refused, and says what to give it.
+A wrong key makes sound data look lost. So a repair that lacks a key is refused.
 """
 
 from __future__ import annotations
@@ -10,20 +9,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from perdure.errors import KeyMissing, ObjectMissing, UsageError
+from perdure.errors import KeyMissing, UsageError
 from perdure.log.branches import try_thread
-from perdure.ops.far.missing import is_any_there, tenants
-from perdure.ops.far.objects import count_far
 from perdure.storage.cells import MARK
 from perdure.storage.keyring import ID_BYTES
 from perdure.storage.program import Batch, Flow, Program, Sql, read
 from perdure.threads.context import Context
-from perdure.threads.far_loose import objects_of, place_of
 
 _NOTHING = "nothing was changed"
 _GIVE = "give its keys (keys=…), or set PERDURE_KEYS to its key file"
 _SAMPLE = 20
 _SEALED = Sql("SELECT key FROM seal WHERE tenant = :tenant ORDER BY since DESC LIMIT 1")
+_TENANTS = Sql("SELECT tenant, name FROM tenant ORDER BY tenant")
 _USED = Sql(
     """SELECT EXISTS (SELECT 1 FROM thread WHERE tenant = :tenant), EXISTS (SELECT 1 FROM run WHERE tenant = :tenant),
     EXISTS (SELECT 1 FROM body WHERE tenant = :tenant)"""
@@ -40,12 +37,11 @@ class Allowed(NamedTuple):
     """What a repair was told to do without."""
 
     leave: Sequence[str] = ()  # tenants whose keys are gone
-    objects_lost: bool = False
 
 
 def check_readable(ctx: Context, allowed: Allowed, keys: object) -> Flow[set[str]]:
     """The names of the tenants to be passed over: those that are to be left, those that have neither data nor a key.
-    Raises KeyMissing, NotEncrypted, ObjectMissing, UsageError."""
+    Raises KeyMissing, NotEncrypted, UsageError."""
     found = yield from read(tenants)
     if keys is None and (yield from read(_is_sealed_strange)):
         raise KeyMissing(f"the store is encrypted, and a repair must read it: {_GIVE}; {_NOTHING}")
@@ -57,9 +53,13 @@ def check_readable(ctx: Context, allowed: Allowed, keys: object) -> Flow[set[str
     for number, name in found:
         if name not in passed and not (yield from _has_key(number, name, keys)):
             passed.add(name)
-    numbers = [number for number, name in found if name not in passed]
-    yield from _check_objects(ctx, numbers, allowed.objects_lost)
     return passed
+
+
+def tenants() -> Program[list[tuple[int, str]]]:
+    """The tenants of a store: numbers and names."""
+    [rows] = yield Batch(_TENANTS(tenant=None), last=True)
+    return [(number, name) for number, name in rows if type(number) is int and type(name) is str]
 
 
 # --- keys
@@ -119,29 +119,3 @@ def _is_sealed_strange() -> Program[bool]:
     """Whether there are keys of a tenant whose own row is lost."""
     [rows] = yield Batch(_STRANGE(tenant=None), last=True)
     return bool(rows)
-
-
-# --- objects
-
-
-def _check_objects(ctx: Context, numbers: Sequence[int], objects_lost: bool) -> Flow[None]:
-    count = yield from read(count_far)
-    if not count:
-        return
-    if objects_of(ctx) is None:
-        raise ObjectMissing(
-            f"{count} packs and large results of the store are in an object store, and a repair must read them: give "
-            f"its address (repair(url, objects=…), --objects URL or PERDURE_OBJECTS); {_NOTHING}"
-        )
-    looked = 0
-    for number in numbers:
-        some, there = yield from is_any_there(number)
-        looked += some
-        if there or objects_lost:
-            return
-    if looked:
-        raise ObjectMissing(
-            f"none of the {looked} objects that the store names is at {place_of(ctx)}: that looks like the wrong place "
-            f"(objects=); {_NOTHING}. If they are all lost, say so: repair(…, objects_lost=True) (`--objects-lost`)",
-            place=place_of(ctx),
-        )

@@ -28,8 +28,6 @@ from perdure.log.repairing import repair_log
 from perdure.log.repairing_strangers import repair_strangers
 from perdure.ops.copies.checked import tenant_names, verified
 from perdure.ops.copies.copied import CopyRow, add_copy
-from perdure.ops.far.missing import look_for
-from perdure.ops.far.objects import begin_folder
 from perdure.ops.repair.readable import Allowed, check_readable
 from perdure.ops.repair.repaired import Mend, Repaired
 from perdure.runs.keeping.repairing import repair_runs
@@ -50,7 +48,6 @@ def repair(
     in_place: bool = False,
     dry_run: bool = False,
     leave: Sequence[str] = (),
-    objects_lost: bool = False,
     progress: Progress | None = None,
     **options: Any,
 ) -> Repaired:
@@ -63,10 +60,8 @@ def repair(
     prove; every row that is taken out of use is in the file `quarantine` of the answer.
 
     Without the key of a tenant it is refused (`KeyMissing`): sound data must not look lost. `leave` names tenants whose
-    keys are gone for good; they stay as they are. What is in a lost object of an object store is lost, and named; if
-    none of the objects is there, the address is taken for wrong (`ObjectMissing`), unless `objects_lost` says that they
-    are lost. `options` are those of `perdure.open`: `keys=`, `objects=`, `schema=`. `progress`: (done, of how many) of
-    whatever is being done.
+    keys are gone for good; they stay as they are. `options` are those of `perdure.open`: `keys=`, `schema=`.
+    `progress`: (done, of how many) of whatever is being done.
     """
     start = time.monotonic()
     url = os.fspath(url)
@@ -74,7 +69,7 @@ def repair(
         raise UsageError("in_place=True goes with neither to= nor dry_run=True")
     if dry_run and to is not None:
         raise UsageError("dry_run=True leaves nothing behind: it goes without to=")
-    allowed = Allowed(tuple(leave), objects_lost)
+    allowed = Allowed(tuple(leave))
     if is_postgres(url):
         done = _repair_postgres(url, to, in_place, dry_run, progress, options, allowed)
     else:
@@ -89,14 +84,13 @@ async def arepair(
     in_place: bool = False,
     dry_run: bool = False,
     leave: Sequence[str] = (),
-    objects_lost: bool = False,
     progress: Progress | None = None,
     **options: Any,
 ) -> Repaired:
     """`repair`, awaited."""
     from asyncio import to_thread
 
-    how: dict[str, Any] = {"in_place": in_place, "dry_run": dry_run, "leave": leave, "objects_lost": objects_lost}
+    how: dict[str, Any] = {"in_place": in_place, "dry_run": dry_run, "leave": leave}
     return await to_thread(repair, url, to=to, progress=progress, **how, **options)
 
 
@@ -253,16 +247,12 @@ def _mend(
             tenant = drive(driver, read(partial(find_tenant, name)))
             if tenant is None:
                 continue
-            gone = drive(driver, look_for(store._context, tenant)).lost
-            lost += [Mend(name, one.thread, None, one.run, one.what) for one in gone]
             log = drive(driver, repair_log(tenant, rows_lost=rows_lost, progress=progress))
             mended += _notes(name, log.mended)
             lost += _notes(name, log.lost)
             runs = drive(driver, repair_runs(tenant, progress))
             mended += _run_notes(name, runs.mended)
             lost += _run_notes(name, runs.lost)
-        if origin is not None:
-            drive(driver, write(begin_folder))
         rows = _write_out(driver, lost_rows)
         if rows:
             _remember(store._context, "quarantine", str(lost_rows), lost_rows.stat().st_size)

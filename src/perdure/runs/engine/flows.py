@@ -166,7 +166,7 @@ def steps(ctx: Context, run_id: str, large: bool) -> Flow[list[Step]]:
 
 
 def bodies_of(tenant: int, keys: Iterable[bytes]) -> Flow[dict[bytes, bytes]]:
-    """Large results by their hashes, as stored. Raises JournalDamaged, ObjectMissing."""
+    """Large results by their hashes, as stored. Raises JournalDamaged."""
     bodies: dict[bytes, bytes] = {}
     for key in keys:
         bodies[key] = yield from read(partial(read_blob, tenant, key))

@@ -12,7 +12,6 @@ from perdure.errors import JournalDamaged
 from perdure.runs.journal.entries import Entry
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.cells import BLOB
-from perdure.storage.far_cells import START_BYTES, not_far, stored_size
 from perdure.storage.program import Batch, Flow, Program, Sql, Statement, read, write
 
 BLOB_MIN_BYTES = 64 * 1024
@@ -33,7 +32,7 @@ _DROP_BLOB = Sql(
     """DELETE FROM blob WHERE tenant = :tenant AND hash = :hash AND NOT EXISTS (
         SELECT 1 FROM run_blob u WHERE u.tenant = :tenant AND u.hash = :hash)"""
 )
-_SIZE = Sql(f"SELECT length(body), substr(body, 1, {START_BYTES}) FROM blob WHERE tenant = :tenant AND hash = :hash")
+_SIZE = Sql("SELECT length(body) FROM blob WHERE tenant = :tenant AND hash = :hash")
 _READ = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", opens={0: BLOB}, tolerant=True)
 
 
@@ -58,7 +57,6 @@ def read_blob(tenant: int, key: bytes) -> Program[bytes]:
     """A blob, checked against its hash. Raises JournalDamaged."""
     [rows] = yield Batch(_READ(tenant=tenant, hash=key), last=True)
     if not rows or type(rows[0][0]) is not bytes or blob_hash(rows[0][0]) != key:
-        not_far(rows[0][0] if rows else None)
         raise JournalDamaged(
             f"the large result {key.hex()} is {'damaged' if rows else 'gone'}; restore it from a backup"
         )
@@ -66,14 +64,12 @@ def read_blob(tenant: int, key: bytes) -> Program[bytes]:
 
 
 def blob_sizes(tenant: int, keys: Sequence[bytes]) -> Program[dict[bytes, int]]:
-    """How many bytes blobs take, in the database or in an object store, without fetching them."""
+    """How many bytes blobs take, without reading them."""
     sizes: dict[bytes, int] = {}
     for start in range(0, len(keys), _PAGE):
         some = keys[start : start + _PAGE]
         answers = yield Batch(*(_SIZE(tenant=tenant, hash=key) for key in some))
-        sizes |= {
-            key: stored_size(bytes(rows[0][1]), rows[0][0]) for key, rows in zip(some, answers, strict=True) if rows
-        }
+        sizes |= {key: rows[0][0] for key, rows in zip(some, answers, strict=True) if rows}
     return sizes
 
 

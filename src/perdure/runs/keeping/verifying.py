@@ -23,7 +23,6 @@ from perdure.runs.journal.entries import DIGEST_MASK, KIND_NAMES, Recorded, unsq
 from perdure.runs.journal.journal import read_segments
 from perdure.runs.journal.rows import CHECK_ARGS, FINISHED, RUN_CELLS, STATUSES, TASK, RunRow
 from perdure.storage.cells import ANSWER, ASK_ANSWER, BLOB, QUESTION, RUN_VALUE, SIGNAL, TERMS
-from perdure.storage.far_cells import not_far
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, read
 
 _PAGE = 200
@@ -282,7 +281,6 @@ def bad_blobs(tenant: int, after: bytes) -> Program[tuple[bytes | None, list[byt
     bad: list[bytes] = []
     for key, body in rows:
         if type(body) is not bytes or blob_hash(body) != key:
-            not_far(body)
             bad.append(bytes(key))
     return (bytes(rows[-1][0]) if rows else None), bad
 

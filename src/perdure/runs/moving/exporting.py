@@ -44,7 +44,6 @@ from perdure.runs.moving.packages import (
     write_pending,
 )
 from perdure.storage.cells import ANSWER, ASK_ANSWER, BLOB, QUESTION, RUN_VALUE, SIGNAL, TERMS
-from perdure.storage.far_cells import not_far
 from perdure.storage.program import Batch, Driver, Flow, Program, Rows, Sql, adrive, drive, read, write
 from perdure.threads.context import Context
 
@@ -202,7 +201,6 @@ def _collect(tenant: int, run: int, *, keep: bool) -> Generator[Batch, list[Rows
                 [bodies] = yield Batch(_BLOB(tenant=tenant, hash=key))
                 if not bodies:
                     raise JournalDamaged(f"a large result of run {row.id!r} is gone; restore it from a backup")
-                not_far(bodies[0][0])
                 gathered.blobs[key] = bytes(bodies[0][0])
         if sum(map(len, gathered.blobs.values())) > BYTES_MAX:
             raise UsageError(f"run {top.id!r} has more than {BYTES_MAX:,} bytes of results, more than a file holds")

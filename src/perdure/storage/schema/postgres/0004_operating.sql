@@ -76,32 +76,3 @@ CREATE TABLE quarantine (
     content text NOT NULL,          -- the row, as JSON; bytes in base 64
     PRIMARY KEY (tenant, sort, key)
 );
-
--- Objects in an object store that no row names: of a move that is not finished, or let go by the row that named them.
--- Their names are never used again.
-CREATE TABLE far_loose (
-    tenant bigint NOT NULL,
-    name text NOT NULL,
-    state integer NOT NULL,        -- 0: it may be put there, 1: let go, 2: is being removed
-    at bigint NOT NULL,            -- microseconds since 1970
-    PRIMARY KEY (tenant, name)
-);
--- A cell that names an object begins with this mark; the name is its end (storage/far_cells.py). The argument is the
--- cell's column. The schema is said, so that a caller's search_path does not matter.
-CREATE FUNCTION far_let_go() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    EXECUTE format('INSERT INTO %I.far_loose (tenant, name, state, at) VALUES ($1, $2, 1, $3) ON CONFLICT DO NOTHING',
-        TG_TABLE_SCHEMA)
-    USING OLD.tenant,
-        convert_from(substr((to_jsonb(OLD) ->> TG_ARGV[0])::bytea, 57), 'UTF8'),
-        (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
-    RETURN NULL;
-END $$;
-CREATE TRIGGER pack_far_gone AFTER DELETE ON pack FOR EACH ROW
-    WHEN (substr(OLD.data, 1, 5) = '\xf566617201') EXECUTE FUNCTION far_let_go('data');
-CREATE TRIGGER pack_far_changed AFTER UPDATE OF data ON pack FOR EACH ROW
-    WHEN (substr(OLD.data, 1, 5) = '\xf566617201' AND OLD.data <> NEW.data) EXECUTE FUNCTION far_let_go('data');
-CREATE TRIGGER blob_far_gone AFTER DELETE ON blob FOR EACH ROW
-    WHEN (substr(OLD.body, 1, 5) = '\xf566617201') EXECUTE FUNCTION far_let_go('body');
-CREATE TRIGGER blob_far_changed AFTER UPDATE OF body ON blob FOR EACH ROW
-    WHEN (substr(OLD.body, 1, 5) = '\xf566617201' AND OLD.body <> NEW.body) EXECUTE FUNCTION far_let_go('body');

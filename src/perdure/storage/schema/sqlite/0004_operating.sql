@@ -75,36 +75,3 @@ CREATE TABLE quarantine (
     content TEXT NOT NULL,          -- the row, as JSON; bytes in base 64
     PRIMARY KEY (tenant, sort, key)
 ) WITHOUT ROWID;
-
--- Objects in an object store that no row names: of a move that is not finished, or let go by the row that named them.
--- Their names are never used again.
-CREATE TABLE far_loose (
-    tenant INTEGER NOT NULL,
-    name TEXT NOT NULL,
-    state INTEGER NOT NULL,         -- 0: it may be put there, 1: let go, 2: is being removed
-    at INTEGER NOT NULL,            -- microseconds since 1970
-    PRIMARY KEY (tenant, name)
-) WITHOUT ROWID;
--- A cell that names an object begins with this mark; the name is its end (storage/far_cells.py).
-CREATE TRIGGER pack_far_gone AFTER DELETE ON pack WHEN substr(OLD.data, 1, 5) = x'f566617201'
-BEGIN
-    INSERT OR IGNORE INTO far_loose (tenant, name, state, at) VALUES (
-        OLD.tenant, CAST(substr(OLD.data, 57) AS TEXT), 1, CAST(unixepoch('subsec') * 1000000 AS INTEGER));
-END;
-CREATE TRIGGER pack_far_changed AFTER UPDATE OF data ON pack WHEN substr(OLD.data, 1, 5) = x'f566617201'
-    AND OLD.data <> NEW.data
-BEGIN
-    INSERT OR IGNORE INTO far_loose (tenant, name, state, at) VALUES (
-        OLD.tenant, CAST(substr(OLD.data, 57) AS TEXT), 1, CAST(unixepoch('subsec') * 1000000 AS INTEGER));
-END;
-CREATE TRIGGER blob_far_gone AFTER DELETE ON blob WHEN substr(OLD.body, 1, 5) = x'f566617201'
-BEGIN
-    INSERT OR IGNORE INTO far_loose (tenant, name, state, at) VALUES (
-        OLD.tenant, CAST(substr(OLD.body, 57) AS TEXT), 1, CAST(unixepoch('subsec') * 1000000 AS INTEGER));
-END;
-CREATE TRIGGER blob_far_changed AFTER UPDATE OF body ON blob WHEN substr(OLD.body, 1, 5) = x'f566617201'
-    AND OLD.body <> NEW.body
-BEGIN
-    INSERT OR IGNORE INTO far_loose (tenant, name, state, at) VALUES (
-        OLD.tenant, CAST(substr(OLD.body, 57) AS TEXT), 1, CAST(unixepoch('subsec') * 1000000 AS INTEGER));
-END;
