@@ -115,7 +115,7 @@ if TYPE_CHECKING:
     from perdure.runs.workers.worker import Worker
     from perdure.storage.keyring import KeyFile, KeyProvider, Keys, StaticKeys
     from perdure.threads.autosave import AutoState
-    from perdure.threads.policies import autosave
+    from perdure.threads.autosave_policies import autosave
 
 __version__ = "0.1.0"
 
@@ -144,7 +144,7 @@ _LATE = {
     "arepair": "perdure.ops.repair.repairing",
     "arestore": "perdure.ops.copies.restoring",
     "AutoState": "perdure.threads.autosave",
-    "autosave": "perdure.threads.policies",
+    "autosave": "perdure.threads.autosave_policies",
     "idempotency_headers": "perdure.runs.agents.http",
     "logs": "perdure.ops.telemetry",
     "metrics": "perdure.ops.telemetry",

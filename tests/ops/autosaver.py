@@ -12,7 +12,7 @@ POLICIES: dict[str, Any] = {
     "every": perdure.autosave.every(3),
     "background": perdure.autosave.every(1),
     "async": perdure.autosave.every(2),
-    "adaptive": perdure.autosave.adaptive(min_s=0, overhead_max=1, mtbf_s=1e-6),
+    "adaptive": perdure.autosave.adaptive(min_s=0, mtbf_s=1e-6),
 }
 
 

@@ -102,7 +102,7 @@ def test_an_error_is_raised_at_the_next_change_and_the_one_after_it_saves(store:
     gate.faults = 1
     with store.thread("a").autosave(perdure.autosave.every(1), background=True) as state:
         state["n"] = 1
-        wait_for(lambda: state._session._error is not None)
+        wait_for(lambda: state._error is not None)
         assert state.unsaved.changes == 1
         with pytest.raises(Fault):
             state["n"] = 2
@@ -117,7 +117,7 @@ def test_an_error_that_nobody_saw_is_made_good_at_the_end(store: perdure.Store, 
     gate.faults = 1
     with store.thread("a").autosave(perdure.autosave.every(1), background=True) as state:
         state["n"] = 1
-        wait_for(lambda: state._session._error is not None)
+        wait_for(lambda: state._error is not None)
     assert saved(store) == [{"n": 1}]
 
 
@@ -137,13 +137,6 @@ def test_the_error_of_the_body_is_not_hidden_by_one_of_the_background(store: per
     ):
         state["m"]
     assert caught.value.__notes__ == ["and the last autosave of thread 'a' failed: Fault"]
-
-
-def test_the_clock_saves_while_the_code_is_busy_elsewhere(store: perdure.Store) -> None:
-    with store.thread("a").autosave(perdure.autosave.periodic(0.05), background=True) as state:
-        state["n"] = 1
-        wait_for(lambda: saved(store) == [{"n": 1}])
-        wait_for(lambda: state.unsaved.changes == 0)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +201,7 @@ async def test_async_errors_are_raised_at_the_next_change_and_made_good(tmp_path
         armed = True
         async with store.thread("a").autosave(perdure.autosave.every(1)) as state:
             state["n"] = 1
-            while state._session._error is None:
+            while state._error is None:
                 await asyncio.sleep(0)
             with pytest.raises(Fault):
                 state["n"] = 2

@@ -19,7 +19,7 @@ from perdure.log import measuring
 from perdure.log.measuring import DAY_US, HOUR_US, Sample
 from perdure.runs.journal.rows import STATUSES
 from perdure.storage.program import Batch, Flow, Program, Row, Rows, Sql, read, write
-from perdure.threads.autosave_session import Unsaved, open_sessions
+from perdure.threads.autosave import Unsaved, unsaved_changes
 from perdure.threads.context import Context
 from perdure.threads.models import moment
 
@@ -169,7 +169,7 @@ def _told(ctx: Context, facts: Facts, now: int) -> Health:
     backup, restored = facts.copies
     return Health(
         at=moment(now),
-        unsaved=tuple(session.unsaved() for session in open_sessions(ctx)),
+        unsaved=unsaved_changes(ctx),
         last_save_at=_moment(facts.last_save),
         threads=facts.threads,
         runs={status: count for status, count in facts.runs if count},

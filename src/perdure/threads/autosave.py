@@ -1,256 +1,438 @@
-"""`thread.autosave(policy)`: a state that is changed like a dict and saved when its policy says so, and at the end.
+"""`thread.autosave(policy)`: a state that is changed like a dict, and saved when its policy says so and at the end.
 
-How changes are noticed. What lies in the state are your own values, not copies and not proxies: a list in it is a list,
-and a list that you put in is that list. Putting in and taking out of the state itself (`state["n"] = 1`) is a change,
-and the policy is asked at once. Getting something mutable out (`state["messages"]`) counts as a change of it too,
-because that is what such a line is mostly for; since the change itself comes after the getting, the policy is asked at
-the next use of the state. Where nothing has changed after all, a save finds the same text and writes nothing. Changes
-through a name of your own (`messages.append(…)`) are in every save, but only `state.changed()` announces them.
+The values in the state are the caller's own, not copies and not proxies. Setting or deleting a key is a change. Reading
+a mutable value (`state["messages"]`) counts as a change of it, because such a line mostly is one; it counts at the next
+use of the state, when the change was made. If nothing changed after all, a save finds the same text and writes nothing.
+Changes through another reference (`messages.append(…)`) are in every save; `state.changed()` announces them.
+
+A saved state is never torn: it becomes text at a use of the state, on the calling thread, under the state's lock
+(`values/still.py` copies what other threads may be changing). The background thread writes texts and never looks at the
+live state. At most one text is being written and one waits; a newer one replaces the one that waits.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
-from perdure.errors import PerdureError, UsageError
+from blake3 import blake3
+
+from perdure.errors import NotFound, PerdureError, ThreadDeleted, UsageError
 from perdure.storage.events import event
-from perdure.storage.program import adrive, drive
-from perdure.threads.autosave_session import Session, Unsaved
-from perdure.threads.autosave_writers import DirectWriter, TaskWriter, ThreadWriter
+from perdure.storage.program import Flow, adrive, drive
+from perdure.threads import flows
+from perdure.threads.autosave_policies import Policy, check_change_count
 from perdure.threads.beside import journal_of
 from perdure.threads.checks import check_note
 from perdure.threads.context import Context, Line
-from perdure.threads.policies import Policy
+from perdure.values.codec import decode, encode
 
-_ANY = object()  # something mutable of the state is in the hands of its user, whatever its key
+_IMMUTABLE = frozenset({type(None), bool, int, float, complex, str, bytes, datetime, date, timedelta})
+_ANY_KEY = object()  # a mutable value was handed out whose key is not known
+_COST_WEIGHT = 0.3  # of the newest save in the running average of what a save costs
 _log = logging.getLogger("perdure")
 
 
+class Unsaved(NamedTuple):
+    """What a crash now would lose: changes that are not durable, and for how long the oldest has not been."""
+
+    thread: str
+    changes: int
+    seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class _Snapshot:
+    """The state at one use of it."""
+
+    text: bytes
+    digest: bytes
+    upto: int  # how many changes it includes
+    later: float | None = None  # when the first change was made that it does not include
+
+
 class AutoState(MutableMapping[str, Any]):
-    """The state of an autosave: a mapping that is changed freely. What lies in it are your own values."""
+    """The state of an autosave: a mapping that is changed freely. Its values are your own objects."""
 
-    __slots__ = ("_session",)
+    def __init__(self, ctx: Context, line: Line, policy: Policy, note: str | None) -> None:
+        if not hasattr(policy, "due"):
+            raise UsageError(f"autosave({policy!r}): expected a policy, such as perdure.autosave.every(5)")
+        self._ctx, self._line, self._policy, self._note = ctx, line, policy, check_note(note)
+        self._lock = threading.RLock()  # around every use of the state, and around encoding it
+        self._data: dict[Any, Any] = {}
+        self._is_open = False
+        self._together = 0  # how many `with state.together():` the code is in
+        self._total = 0  # changes since the beginning
+        self._loose: Any = None  # the key of a mutable value that was handed out, and may have been changed since
+        self._loose_at = self._saved_at = self._cost_s = 0.0
+        self._newest = self._durable = _Snapshot(b"", b"", 0)
+        self._error: Exception | None = None  # of the background: raised at the next change
+        self._retry = False
+        self._writer: _BackgroundWriter | None = None
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def _begin(self, initial: Mapping[str, Any] | None) -> Flow[None]:
+        """Load the newest state, or take a copy of the initial one."""
+        if self._saved_at:
+            raise UsageError("an autosave is for one use: call thread.autosave(…) again")
+        if journal_of(self._ctx) is not None:
+            raise UsageError(
+                "autosave in a durable function would save at other points each time it is replayed: keep its state in "
+                "perdure.state(), or use autosave inside a step"
+            )
+        if any(state._line is self._line for state in _open_states()):
+            raise UsageError(
+                f"this handle of thread {self._line.name!r} is in an autosave already, and the two would undo each "
+                "other's changes: use its state"
+            )
+        codec = self._ctx.codec
+        try:
+            _, loaded, _ = yield from flows.load(self._ctx, self._line)
+        except ThreadDeleted:
+            raise
+        except NotFound:
+            self._data = decode(encode(dict(initial or {}), codec), codec)
+        else:
+            self._data = decode(loaded.data, codec)
+            if not isinstance(self._data, dict):
+                raise UsageError(
+                    f"the newest state of thread {self._line.name!r} is a {type(self._data).__name__}, and autosave "
+                    "keeps a mapping: use save(), or another thread"
+                )
+            self._newest.digest = _digest(loaded.data)
+        self._saved_at, self._is_open = self._ctx.ticks(), True
+        with _states_lock:
+            _states[id(self)] = self
+
+    # --- the mapping
 
     def __getitem__(self, key: str) -> Any:
-        with self._session.lock:
-            self._session.use()
-            return self._session.hand_out(key, self._session.data[key])
+        with self._lock:
+            self._count_loose()
+            return self._hand_out(key, self._data[key])
 
     def __setitem__(self, key: str, value: Any) -> None:
-        with self._session.lock:
-            self._session.before_change(key)
-            self._session.data[key] = value
-            self._session.changed(value=value)
+        with self._changing(key):
+            self._data[key] = value
 
     def __delitem__(self, key: str) -> None:
-        with self._session.lock:
-            self._session.before_change(key)
-            del self._session.data[key]
-            self._session.changed()
+        with self._changing(key):
+            del self._data[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._session.data)
+        return iter(self._data)
 
     def __len__(self) -> int:
-        return len(self._session.data)
+        return len(self._data)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._session.data
+        return key in self._data
 
     def __repr__(self) -> str:
-        return f"AutoState({self._session.data!r})"
+        return f"AutoState({self._data!r})"
 
     def items(self) -> ItemsView[str, Any]:
-        with self._session.lock:
-            self._session.use()
-            self._session.hand_out(_ANY, self._session.data)
-            return self._session.data.items()
+        with self._lock:
+            self._count_loose()
+            return self._hand_out(_ANY_KEY, self._data).items()  # type: ignore[no-any-return]
 
     def values(self) -> ValuesView[Any]:
-        with self._session.lock:
-            self._session.use()
-            self._session.hand_out(_ANY, self._session.data)
-            return self._session.data.values()
+        with self._lock:
+            self._count_loose()
+            return self._hand_out(_ANY_KEY, self._data).values()  # type: ignore[no-any-return]
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        with self._session.lock:
-            if key not in self._session.data:
+        with self._lock:
+            if key not in self._data:
                 self[key] = default
             return self[key]
 
-    def pop(self, key: str, *default: Any) -> Any:
-        with self._session.lock:
-            if default and key not in self._session.data:
-                return default[0]
-            value = self._session.data[key]
-            del self[key]
-            return value
-
     def update(self, other: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), /, **more: Any) -> None:  # type: ignore[override]
         """Several keys as one change: no save falls between them."""
-        with self._session.lock:
-            self._session.before_change()
-            new = {**dict(other), **more}
-            self._session.data.update(new)
-            self._session.changed(value=new)
+        with self._changing():
+            self._data.update({**dict(other), **more})
 
     def __ior__(self, other: Mapping[str, Any]) -> AutoState:
         self.update(other)
         return self
 
     def clear(self) -> None:
-        with self._session.lock:
-            self._session.before_change()
-            self._session.data.clear()
-            self._session.changed()
+        with self._changing():
+            self._data.clear()
+
+    # --- what else its user may do
 
     def changed(self, count: int = 1) -> None:
-        """Say that something in the state was changed, where that was done through a name of your own."""
-        if not isinstance(count, int) or count < 1:
-            raise UsageError(f"state.changed({count!r}): a count of changes, 1 or more")
-        with self._session.lock:
-            self._session.before_change(self._session.loose)
-            self._session.changed(count, value=self)
+        """Announce changes that were made through another reference to a value of the state."""
+        check_change_count(count, "state.changed")
+        with self._changing(self._loose, count):
+            pass
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """`with state.together():` what is changed inside is saved as a whole or not at all; other threads wait."""
-        session = self._session
-        with session.lock:
-            session.before_change()
-            session.together += 1
+        """`with state.together():` changes inside it are saved as a whole or not at all; other threads wait."""
+        with self._changing(count=0):
+            self._together += 1
             try:
                 yield
             finally:
-                session.together -= 1
-                session.writer.look()
-            if not session.together:
-                session.before_change()
-                session.changed(0)
+                self._together -= 1
+                self._total += self._loose is not None
+                self._loose = None
 
     def save(self) -> None:
-        """Save now, whatever the policy says: before you do what cannot be undone. Durable when this returns."""
-        self._save()
-        writer = self._session.writer
-        flush = getattr(writer, "flush", None)
-        if flush is None:
-            raise UsageError("in `async with thread.autosave(…)` it is `await state.asave()`")
-        flush()
+        """Save now, whatever the policy says. Durable when this returns."""
+        self._save_now()
+        if self._writer is not None:
+            self._writer.flush()
 
     async def asave(self) -> None:
         """`save`, awaited."""
-        self._save()
-        aflush = getattr(self._session.writer, "aflush", None)
-        if aflush is None:
-            raise UsageError("in a plain `with thread.autosave(…)` it is `state.save()`")
-        await aflush()
-
-    def _save(self) -> None:
-        with self._session.lock:
-            if self._session.together:  # and who waits for the writer must not keep it from saying what went wrong
-                raise UsageError("inside of state.together() nothing is saved: call it afterwards")
-            self._session.before_change(self._session.loose)
-            self._session.raise_error()
-            self._session.take(self._session.ctx.ticks())
+        self._save_now()
+        if self._writer is not None:
+            await asyncio.to_thread(self._writer.flush)
 
     @property
     def unsaved(self) -> Unsaved:
-        """What a crash now would cost: `changes` that are not durable, and for how many `seconds`."""
-        return self._session.unsaved()
+        """What a crash now would lose: `changes` that are not durable, and for how many `seconds`."""
+        durable, is_loose = self._durable, self._loose is not None
+        since = durable.later if durable.later is not None else self._loose_at if is_loose else None
+        if since is None:
+            return Unsaved(self._line.name, 0, 0.0)
+        seconds = max(0.0, self._ctx.ticks() - since)
+        return Unsaved(self._line.name, self._total - durable.upto + is_loose, seconds)
+
+    # --- noticing changes; with the lock
+
+    def _hand_out(self, key: Any, value: Any) -> Any:
+        if type(value) not in _IMMUTABLE and self._is_open:
+            self._loose, self._loose_at = key, self._ctx.ticks()
+        return value
+
+    def _count_loose(self) -> None:
+        """A value that was handed out before may have been changed: that counts now."""
+        if self._loose is not None:
+            self._loose = None
+            self._count(1)
+
+    @contextmanager
+    def _changing(self, key: Any = None, count: int = 1) -> Iterator[None]:
+        with self._lock:
+            self._check_open()
+            if self._loose is not None:
+                self._total += self._loose != key  # read in order to be replaced: one change, not two
+                self._loose = None
+            yield
+            self._count(count)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise UsageError(f"this autosave of thread {self._line.name!r} has ended: changes would not be saved")
+
+    def _count(self, count: int) -> None:
+        """Count changes, and save if the policy says so."""
+        now = self._ctx.ticks()
+        self._total += count
+        if self._newest.later is None and self._total > self._newest.upto:
+            self._newest.later = now
+        if self._together:
+            return
+        self._raise_error()
+        if self._retry or self._policy.due(self._total - self._newest.upto, now - self._saved_at, self._cost_s):
+            self._take(now)
+
+    # --- saving; with the lock
+
+    def _save_now(self) -> None:
+        with self._lock:
+            if self._together:
+                raise UsageError("nothing is saved inside state.together(): call save() after it")
+            with self._changing(self._loose, 0):
+                self._raise_error()
+                self._take(self._ctx.ticks())
+
+    def _take(self, now: float) -> None:
+        """Save the state as it is now, unless that is what was saved last."""
+        text = encode(self._data, self._ctx.codec, moving=True)
+        before, snapshot = self._newest, _Snapshot(text, _digest(text), self._total)
+        if snapshot.digest == before.digest and not self._retry:
+            before.upto, before.later = self._total, None
+        else:
+            self._newest = snapshot
+            try:
+                if self._writer is not None:
+                    self._writer.put(snapshot)
+                else:
+                    drive(self._ctx.driver, self._write(snapshot))
+            except BaseException:
+                before.later, self._newest = before.later or now, before
+                raise
+            cost_s = self._ctx.ticks() - now
+            self._cost_s = self._cost_s + _COST_WEIGHT * (cost_s - self._cost_s) if self._cost_s else cost_s
+        self._retry, self._saved_at = False, self._ctx.ticks()
+
+    def _write(self, snapshot: _Snapshot) -> Flow[None]:
+        yield from flows.save(self._ctx, self._line, snapshot.text, note=self._note)
+        snapshot.text = b""
+        self._durable = snapshot
+
+    def _failed(self, snapshot: _Snapshot, error: Exception) -> None:
+        """The background could not write a snapshot. The next change raises its error, the one after that retries."""
+        with self._lock:
+            if snapshot is self._newest:  # else a newer one, which includes it, is written next
+                self._newest = self._durable
+                self._newest.later = self._newest.later or self._ctx.ticks()
+                self._error, self._retry = error, True
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _finish(self) -> Exception | None:
+        """The last save, if there is anything to save; what is changed from now on is refused. Returns what failed."""
+        with self._lock:
+            if self._error is not None:
+                _log_failure(self._line.name, self._error, "an autosave failed; the state is saved again")
+                self._error = None
+            try:
+                if self._newest.digest or self._data:
+                    self._save_now()
+            except Exception as error:
+                self._end()
+                return error
+            finally:
+                self._is_open = False
+                with _states_lock:
+                    _states.pop(id(self), None)
+        return None
+
+    def _end(self) -> Exception | None:
+        """Wait for the background. Returns what failed."""
+        if self._writer is not None:
+            self._writer.close()
+        return self._error
+
+
+class _BackgroundWriter:
+    """A thread that writes snapshots in order; the code that changes the state waits only while the text is made."""
+
+    def __init__(self, state: AutoState) -> None:
+        self._state = state
+        self._wakeup = threading.Condition()
+        self._waiting: _Snapshot | None = None
+        self._is_busy = self._is_closing = False
+        # A daemon: a database that hangs must not keep the process alive. Leaving the `with` waits.
+        self._thread = threading.Thread(target=self._run, name="perdure-autosave", daemon=True)
+        self._thread.start()
+
+    def put(self, snapshot: _Snapshot) -> None:
+        with self._wakeup:
+            self._waiting = snapshot
+            self._wakeup.notify_all()
+
+    def flush(self) -> None:
+        """Wait until everything is written. Raises what went wrong."""
+        with self._wakeup:
+            self._wakeup.wait_for(lambda: self._waiting is None and not self._is_busy)
+        self._state._raise_error()
+
+    def close(self) -> None:
+        """Write what still waits, and end the thread."""
+        with self._wakeup:
+            self._is_closing = True
+            self._wakeup.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._wakeup:
+                self._is_busy = False
+                self._wakeup.notify_all()
+                self._wakeup.wait_for(lambda: self._waiting is not None or self._is_closing)
+                snapshot, self._waiting = self._waiting, None
+                if snapshot is None:
+                    return
+                self._is_busy = True
+            try:
+                drive(self._state._ctx.driver, self._state._write(snapshot))
+            except Exception as error:
+                self._state._failed(snapshot, error)
 
 
 class Autosave:
     """`with thread.autosave(policy) as state:` and `async with`. For one use."""
 
-    def __init__(
-        self,
-        ctx: Context,
-        line: Line,
-        policy: Policy,
-        *,
-        background: bool,
-        initial: Mapping[str, Any] | None,
-        note: str | None,
-    ) -> None:
-        if not hasattr(policy, "start"):
-            raise UsageError(f"autosave({policy!r}): a policy is wanted, such as perdure.autosave.every(5)")
+    def __init__(self, state: AutoState, initial: Mapping[str, Any] | None, background: bool) -> None:
         if initial is not None and not isinstance(initial, Mapping):
             raise UsageError(f"autosave(initial=…) takes a mapping, not {type(initial).__name__}")
-        self._background = background
-        self._session = Session(ctx, line, policy, initial, check_note(note))
-        self._is_used = False
+        self._state, self._initial, self._background = state, initial, background
 
     def __enter__(self) -> AutoState:
-        session = self._check()
-        drive(session.ctx.driver, session.begin())
-        session.writer = ThreadWriter(session) if self._background else DirectWriter(session)
-        return AutoState(session)
+        state = self._state
+        drive(state._ctx.driver, state._begin(self._initial))
+        state._writer = _BackgroundWriter(state) if self._background else None
+        return state
+
+    async def __aenter__(self) -> AutoState:
+        state = self._state
+        await adrive(state._ctx.driver, state._begin(self._initial))
+        state._writer = _BackgroundWriter(state)  # a change cannot be awaited, so the event loop's thread never writes
+        return state
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        session = self._session
-        writer: Any = session.writer
-        try:
-            with session.lock:
-                session.finish()
-            writer.flush()
-        except Exception as problem:
-            _not_saved(session, problem, error)
-            if error is None:
-                raise
-        finally:
-            session.end()
-            writer.close()
-
-    async def __aenter__(self) -> AutoState:
-        session = self._check()
-        await adrive(session.ctx.driver, session.begin())
-        session.writer = TaskWriter(session)
-        return AutoState(session)
+        problem = self._state._finish() or self._state._end()
+        self._raise(problem, error)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        session = self._session
-        writer: Any = session.writer
-        try:
-            with session.lock:
-                session.finish()
-            await writer.aflush()
-        except Exception as problem:
-            _not_saved(session, problem, error)
-            if error is None:
-                raise
-        finally:
-            session.end()
-            await writer.aclose()
+        problem = self._state._finish() or await asyncio.to_thread(self._state._end)
+        self._raise(problem, error)
 
-    def _check(self) -> Session:
-        if self._is_used:
-            raise UsageError("an autosave is for one use: call thread.autosave(…) again")
-        if journal_of(self._session.ctx) is not None:
-            raise UsageError(
-                "autosave in a durable function would save at other points each time it is replayed: keep its state in "
-                "perdure.state(), or use autosave inside a step"
-            )
-        self._is_used = True
-        return self._session
+    def _raise(self, problem: Exception | None, error: BaseException | None) -> None:
+        """Raise what went wrong with the last save; if the body raised, only note it on that error."""
+        if problem is None:
+            return
+        name = self._state._line.name
+        _log_failure(name, problem, "the last autosave failed")
+        if error is None:
+            raise problem
+        message = str(problem) if isinstance(problem, PerdureError) else type(problem).__name__
+        error.add_note(f"and the last autosave of thread {name!r} failed: {message}")
 
 
-def _not_saved(session: Session, problem: Exception, error: BaseException | None) -> None:
-    """The last save failed. If the body raised, its error is the one that is raised: this one is told with it."""
-    name = session.line.name
-    told = str(problem) if isinstance(problem, PerdureError) else type(problem).__name__
+def _log_failure(thread: str, problem: Exception, message: str) -> None:
     kind = type(problem).__name__
-    extra = event("autosave.failed", thread=name, error=kind)
-    _log.error("thread %r: the last autosave failed: %s", name, kind, extra=extra)
-    if error is not None:
-        error.add_note(f"and the last autosave of thread {name!r} failed: {told}")
+    _log.error("thread %r: %s (%s)", thread, message, kind, extra=event("autosave.failed", thread=thread, error=kind))
+
+
+def _digest(text: bytes) -> bytes:
+    return blake3(text).digest(16)
+
+
+_states: WeakValueDictionary[int, AutoState] = WeakValueDictionary()  # by id: a mapping has no hash
+_states_lock = threading.Lock()
+
+
+def _open_states() -> list[AutoState]:
+    with _states_lock:
+        return list(_states.values())
+
+
+def unsaved_changes(ctx: Context) -> tuple[Unsaved, ...]:
+    """What a crash would lose of each autosave that is open in this process, for one tenant of a store."""
+    return tuple(
+        state.unsaved
+        for state in _open_states()
+        if state._ctx.driver is ctx.driver and state._ctx.tenant_name == ctx.tenant_name
+    )

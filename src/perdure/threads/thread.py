@@ -27,7 +27,7 @@ from perdure.values.codec import decode, encode
 
 if TYPE_CHECKING:  # not every program keeps its states so
     from perdure.threads.autosave import Autosave
-    from perdure.threads.policies import Policy
+    from perdure.threads.autosave_policies import Policy
     from perdure.values.sizing import Part
 
 T = TypeVar("T")
@@ -137,12 +137,12 @@ class Thread(Keeping):
         and saved when the policy says so and at the end, also when the body raises.
 
         It starts from the newest checkpoint, and from `initial` if there is none. With `background` a thread writes,
-        and the code waits only while the text is made; what is saved is the state at that call. In `async with` a task
-        of the event loop always writes.
+        and the code waits only while the text is made; what is saved is the state at that call. In `async with` a
+        thread always writes.
         """
-        from perdure.threads.autosave import Autosave
+        from perdure.threads.autosave import Autosave, AutoState
 
-        return Autosave(self._context, self._line, policy, background=background, initial=initial, note=note)
+        return Autosave(AutoState(self._context, self._line, policy, note), initial, background)
 
     # --- read
 
