@@ -73,7 +73,7 @@ def call(path: str, order: dict[str, Any] | None = None, headers: dict[str, str]
 # The key is honoured, so a repeated request does no harm; it waits until the first one can no longer arrive.
 @perdure.effect(on_doubt="retry", timeout_s=1)
 def charge(order: str, cents: int) -> str:
-    headers = perdure.idempotency_headers(api="stripe")
+    headers = {"Idempotency-Key": str(perdure.idempotency_key())}
     return str(call("/v1/charges", {"order": order, "amount": cents}, headers)["id"])
 
 

@@ -65,7 +65,6 @@ from perdure.errors import (
 )
 from perdure.ops.store import Store
 from perdure.ops.store import open_store as open
-from perdure.runs.agents.resources import Resource, resource
 from perdure.runs.calls.calls import (
     ask,
     continue_as_new,
@@ -87,7 +86,7 @@ from perdure.runs.engine.models import Ask, Event, RunInfo, Step
 from perdure.runs.functions.keys import Key
 from perdure.runs.functions.keys import current_key as idempotency_key
 from perdure.runs.handle import Run
-from perdure.runs.parallel.parallel import as_completed, first, gather, map
+from perdure.runs.parallel.parallel import first, gather, map
 from perdure.threads.keeping import Erased, Pin, Retention
 from perdure.threads.models import Change, Checkpoint, Problem, Pruned, Report, Stats, ThreadInfo
 from perdure.threads.thread import Thread
@@ -106,7 +105,6 @@ if TYPE_CHECKING:
     from perdure.ops.repair.repaired import Mend, Repaired
     from perdure.ops.repair.repairing import arepair, repair
     from perdure.ops.telemetry import logs, metrics
-    from perdure.runs.agents.http import idempotency_headers
     from perdure.runs.agents.progress import progress
     from perdure.runs.agents.progress_file import Progress
     from perdure.runs.agents.tools import Tools, tools
@@ -145,7 +143,6 @@ _LATE = {
     "arestore": "perdure.ops.copies.restoring",
     "AutoState": "perdure.threads.autosave",
     "autosave": "perdure.threads.autosave_policies",
-    "idempotency_headers": "perdure.runs.agents.http",
     "logs": "perdure.ops.telemetry",
     "metrics": "perdure.ops.telemetry",
     "progress": "perdure.runs.agents.progress",
@@ -203,7 +200,6 @@ __all__ = [
     "ReadOnlyStore",
     "Replay",
     "Report",
-    "Resource",
     "Repaired",
     "Restored",
     "Retention",
@@ -239,7 +235,6 @@ __all__ = [
     "__version__",
     "arepair",
     "arestore",
-    "as_completed",
     "ask",
     "autosave",
     "continue_as_new",
@@ -248,7 +243,6 @@ __all__ = [
     "emit",
     "first",
     "gather",
-    "idempotency_headers",
     "idempotency_key",
     "logs",
     "map",
@@ -260,7 +254,6 @@ __all__ = [
     "random",
     "receive",
     "register",
-    "resource",
     "repair",
     "restore",
     "rollback",

@@ -74,7 +74,7 @@ def test_autosave_is_on_the_page_with_all_that_it_takes() -> None:
         assert not missing(getattr(perdure.autosave, name), rows[name][0]), name
 
 
-HANDLES = [perdure.Store, perdure.Run, perdure.Thread, perdure.Tools, perdure.Resource]
+HANDLES = [perdure.Store, perdure.Run, perdure.Thread, perdure.Tools]
 
 
 @pytest.mark.parametrize("handle", HANDLES)

@@ -1,15 +1,14 @@
-"""first and as_completed: who was first stays first in a replay; and branches that are runs of their own."""
+"""first: who was first stays first in a replay; and branches that are runs of their own."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from typing import Any
 
 import pytest
-from lab import Interrupt, Lab, Once, finished
-from parallel_kit import PATIENCE_S, Order, again, branch, completing, ordered
+from lab import Interrupt, Lab, Once
+from parallel_kit import PATIENCE_S, Order, again, branch, ordered
 
 import perdure
 
@@ -198,157 +197,6 @@ def test_a_patch_after_a_race_is_not_misled_by_what_losers_recorded(lab: Lab) ->
     [ask] = lab.store.asks("r")
     lab.store.answer("r", "on", step=ask.path)
     assert run.result() == ["B", True]
-
-
-# --- as_completed
-
-
-def test_results_come_in_the_order_they_came_in_also_on_replay(lab: Lab) -> None:
-    once, order, seen = Once(), Order("c", "a", "b"), list[Any]()
-    work = ordered(lab, order)
-
-    async def go(name: str) -> Any:
-        if seen:  # on replay: the other way round
-            seconds = 0.02 * (2 - seen[0].index(name.upper()))
-            await asyncio.sleep(seconds) if lab.is_async else time.sleep(seconds)
-        return await lab(work(name))
-
-    @lab.durable
-    async def agent() -> Any:
-        found = await lab(completing(lab, *(branch(lab, go, name) for name in "abc")))
-        seen.append(found)
-        await lab(work("end"))
-        once.interrupt()
-        return found
-
-    run = again(lab, agent, id="r")
-    assert run.result() == seen[0] == seen[1]
-    assert sorted(seen[0]) == ["A", "B", "C"]
-    assert lab.step_at(run, "1").kind == "value"
-
-
-def test_a_recorded_beginning_is_followed_and_then_gone_on_from(lab: Lab) -> None:
-    """Interrupted after the first result was seen: it is the first again, also if another branch is faster now."""
-    once, order = Once(), Order("b", "only when it is free")
-    work, seen = ordered(lab, order), list[str]()
-
-    async def go(name: str) -> Any:
-        return await lab(work(name))
-
-    @lab.step()
-    def note(result: str) -> None:
-        seen.append(result)
-        order.free()
-
-    async def noted(result: str) -> str:
-        await lab(note(result))
-        once.interrupt()
-        return result
-
-    @perdure.durable
-    async def aagent() -> Any:
-        return [await noted(result) async for result in perdure.as_completed(go("a"), go("b"))]
-
-    @perdure.durable
-    def agent() -> Any:
-        return [finished(noted(result)) for result in perdure.as_completed(branch(lab, go, "a"), branch(lab, go, "b"))]
-
-    run = again(lab, aagent if lab.is_async else agent, id="r")
-    assert run.result() == ["B", "A"]
-    assert seen == ["B", "A"]
-
-
-def test_an_error_is_raised_in_its_turn_and_the_others_can_still_be_had(lab: Lab) -> None:
-    async def fails() -> None:
-        raise LookupError("no")
-
-    async def works() -> int:
-        return 1
-
-    @perdure.durable
-    def agent() -> Any:
-        results = perdure.as_completed(branch(lab, fails), branch(lab, works))
-        found: list[Any] = []
-        for _ in range(2):
-            try:
-                found.append(next(results))
-            except LookupError as error:
-                found.append(str(error))
-        return [sorted(found, key=str), next(results, "end")]
-
-    @perdure.durable
-    async def aagent() -> Any:
-        results = perdure.as_completed(fails(), works())
-        found: list[Any] = []
-        for _ in range(2):
-            try:
-                found.append(await anext(results))
-            except LookupError as error:
-                found.append(str(error))
-        return [sorted(found, key=str), await anext(results, "end")]
-
-    assert lab.run(aagent if lab.is_async else agent, id="r").result() == [[1, "no"], "end"]
-
-
-def test_results_are_given_while_another_branch_waits_and_then_the_run_parks(lab: Lab) -> None:
-    async def asks() -> Any:
-        return await lab(perdure.ask("Which?"))
-
-    async def works(number: int) -> int:
-        return number
-
-    @lab.step()
-    def note(result: Any) -> None:
-        lab.ran.append(result)
-
-    @perdure.durable
-    def agent() -> Any:
-        for result in perdure.as_completed(branch(lab, asks), branch(lab, works, 1), branch(lab, works, 2)):
-            note(result)
-        return len(lab.ran)
-
-    @perdure.durable
-    async def aagent() -> Any:
-        async for result in perdure.as_completed(asks(), works(1), works(2)):
-            await note(result)
-        return len(lab.ran)
-
-    run = lab.run(aagent if lab.is_async else agent, id="r")
-    assert run.status == "waiting"
-    assert sorted(lab.ran) == [1, 2]
-    lab.store.answer("r", "that")
-    assert run.result() == 3
-    assert lab.ran[2] == "that"
-
-
-def test_a_loop_that_stops_early_leaves_nobody_behind_when_the_run_ends(lab: Lab) -> None:
-    order = Order("a")
-    work = ordered(lab, order)
-
-    async def go(name: str) -> Any:
-        found = await lab(work(name))
-        await lab(work(name + name))
-        return found
-
-    async def quick() -> str:
-        return "quick"
-
-    @perdure.durable
-    def agent() -> Any:
-        found = next(perdure.as_completed(branch(lab, go, "b"), branch(lab, quick)))
-        order.free()
-        return found
-
-    @perdure.durable
-    async def aagent() -> Any:
-        found: Any = await anext(perdure.as_completed(go("b"), quick()))
-        order.free()
-        return found
-
-    run = lab.run(aagent if lab.is_async else agent, id="r")
-    assert run.result() == "quick"
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("perdure-r-")]
-    assert "bb" not in lab.ran
 
 
 # --- children

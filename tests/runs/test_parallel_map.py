@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from lab import Interrupt, Lab, Once, finished, hooked
-from parallel_kit import Order, again, branch, completing, ordered, paths
+from parallel_kit import Order, again, branch, ordered, paths
 
 import perdure
 from perdure.runs.session.points import Point
@@ -180,13 +180,12 @@ def test_what_branches_change_in_the_state_is_their_makers_when_it_has_their_res
         await lab(note(dict(state)))
         winner = await lab(perdure.first(branch(lab, fails), branch(lab, sets, "c")))
         assert dict(state)[winner] == "C"
-        await lab(completing(lab, branch(lab, sets, "d")))
         await lab(note(dict(state)))
         once.interrupt()
         return dict(state)
 
     run = again(lab, agent, id="r")
-    assert run.result() == {"start": 1, "a": "A", "b": "B", "c": "C", "d": "D"}
+    assert run.result() == {"start": 1, "a": "A", "b": "B", "c": "C"}
     assert lab.ran[0] == {"start": 1, "a": "A", "b": "B"}
     assert len(lab.ran) == 2
 
@@ -203,7 +202,6 @@ def test_a_record_of_branches_can_be_replayed_without_running_anything(lab: Lab)
         found = [await lab(perdure.gather(*(branch(lab, go, name) for name in "abc")))]
         order.free()
         found.append(await lab(perdure.first(branch(lab, go, "x"), branch(lab, go, "y"))))
-        found.append(await lab(completing(lab, branch(lab, go, "p"), branch(lab, go, "q"))))
         return [*found, await lab(perdure.gather(branch(lab, go, "z"), branch(lab, asks)))]
 
     async def asks() -> Any:

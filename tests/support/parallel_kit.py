@@ -76,14 +76,3 @@ def ordered(lab: Lab, order: Order, *, effect: bool = False) -> Any:
 
 def paths(run: perdure.Run) -> list[tuple[str, str]]:
     return sorted((step.path, step.name) for step in run.steps())
-
-
-def completing(lab: Lab, *calls: Any) -> Any:
-    """The results of perdure.as_completed as a list, in either mode."""
-    if not lab.is_async:
-        return list(perdure.as_completed(*calls))
-
-    async def listed() -> Any:
-        return [result async for result in perdure.as_completed(*calls)]
-
-    return listed()

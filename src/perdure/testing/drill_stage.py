@@ -56,7 +56,7 @@ _CHANGES = frozenset(
 _TALKS = frozenset(("socket.connect", "socket.sendto", "sqlite3.connect"))
 _EVENTS = _CHANGES | _TALKS | {"open", "http.client.send"}
 _READS = (b"GET ", b"HEAD ", b"OPTIONS ")
-_KEY_CALLS = ("idempotency_key", "current_key", "idempotency_headers")
+_KEY_CALLS = ("idempotency_key", "current_key")
 _OURS = str(Path(perdure.__file__).parent) + os.sep
 _LIBRARY = (
     "<",

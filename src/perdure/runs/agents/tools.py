@@ -272,7 +272,7 @@ def _tool(fn: Any, name: str | None) -> Tool:
     if missing:
         raise UsageError(
             f"the tool {chosen!r} needs {missing[0]!r}, which is ignored as an input, so a model cannot give it: "
-            "give it a default, or use perdure.resource in the body"
+            "give it a default, or get it in the body"
         )
     tool.parameters  # noqa: B018  # a type that has no form in JSON is refused now
     return tool

@@ -1,12 +1,11 @@
 """Branches of a run that go on at the same time: each with a scope of its own, numbered before any of them begins.
 
 What threads and tasks share: how a branch ended, what their ends mean for the code around them, and how a decision
-between them (who was first, in which order) is written down, so that a replay decides the same.
+between them (who was first) is written down, so that a replay decides the same.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -21,7 +20,6 @@ from perdure.storage.program import Program
 
 T = TypeVar("T")
 FIRST = "perdure.first"
-AS_COMPLETED = "perdure.as_completed"
 
 
 class Branch:
@@ -107,7 +105,7 @@ def results(scope: Scope, branches: Sequence[Branch]) -> list[Any]:
     return [branch.result() for branch in branches]
 
 
-# --- who is first, and in which order. They yield to be sent the next branch that has ended.
+# --- who is first. They yield to be sent the next branch that has ended.
 
 Hearing = Generator[None, Branch, T]
 
@@ -128,78 +126,19 @@ def race(scope: Scope, branches: Sequence[Branch]) -> Hearing[Branch]:
     return branches[0] if winner is None else winner
 
 
-class Completion:
-    """The order in which branches end: the recorded one as far as it goes, then a new one, which is recorded."""
-
-    def __init__(self, scope: Scope, path: str, branches: Sequence[Branch], order: Sequence[int]) -> None:
-        self._scope = scope
-        self._path = path
-        self._branches = branches
-        self._order = deque(order)
-        self._ready: list[Branch] = []
-        self._heard = 0
-        self._given = 0
-
-    def next(self) -> Hearing[Branch | None]:
-        """The next one that has ended; None: that were all."""
-        scope = self._scope
-        scope.check()
-        branch = yield from self._recorded() if self._order else self._new()
-        if branch is None:
-            if self._given < len(self._branches):
-                check(scope, self._branches)  # the others wait
-            return None
-        check(scope, [branch])
-        self._given += 1
-        return branch
-
-    def _recorded(self) -> Hearing[Branch]:
-        branch = self._branches[self._order.popleft()]
-        while branch not in self._ready:
-            yield from self._hear()
-        self._ready.remove(branch)
-        return branch
-
-    def _new(self) -> Hearing[Branch | None]:
-        while self._ready or self._heard < len(self._branches):
-            if not self._ready:
-                yield from self._hear()
-            branch = self._ready.pop(0)
-            if not branch.is_parked:
-                check(self._scope, [branch])
-                self._scope.session.later(*decision(self._scope, self._path, AS_COMPLETED, branch.index, self._given))
-                return branch
-        return None
-
-    def _hear(self) -> Hearing[None]:
-        branch = yield
-        self._heard += 1
-        self._ready.append(branch)
-
-
 # --- decisions, as they are recorded
 
 
-def decided(scope: Scope, path: str, name: str, count: int) -> list[int]:
-    """What was recorded of a decision: the numbers of branches, in order."""
+def decided(scope: Scope, path: str, count: int) -> int | None:
+    """Which branch was recorded as the first; None if none was."""
     session = scope.session
-    if not session.index.at(path):
-        return []
-    found: dict[int, int] = {}
-    for recorded in session.recorded(path, name, None):
-        # A decision that was written twice is the same twice; the last word of a fork counts.
-        place = int((recorded.entry.more or {}).get("place", 0))
-        found[place] = int(session.decoded(unsqueeze(recorded.entry.value or b"-1")))
-    order = [found[place] for place in sorted(found)]
-    if any(not 0 <= index < count for index in order):
-        raise session._differs(path, f"{name}() of at least {max(order) + 1}", f"{name}() of {count}")
-    return order
-
-
-def decision(scope: Scope, path: str, name: str, index: int, place: int = 0) -> tuple[int, Entry]:
-    session = scope.session
-    more = {"place": place} if place else None
-    return VALUE, Entry(path, name, session.ctx.clock_us(), value=session.encoded(index), more=more)
+    found = session.recorded(path, FIRST, None) if session.index.at(path) else []
+    if not found:
+        return None
+    index = int(session.decoded(unsqueeze(found[-1].entry.value or b"-1")))  # the last word of a fork counts
+    if not 0 <= index < count:
+        raise session._differs(path, f"{FIRST}() of at least {index + 1}", f"{FIRST}() of {count}")
+    return index
 
 
 def win(scope: Scope, path: str, winner: Branch, losers: Sequence[Branch]) -> Act[None]:
@@ -207,7 +146,8 @@ def win(scope: Scope, path: str, winner: Branch, losers: Sequence[Branch]) -> Ac
     session = scope.session
     paths = open_asks(session, [loser.scope.prefix for loser in losers])
     beside = partial(close_asks, session, paths) if paths else None
-    yield from session.record(decision(scope, path, FIRST, winner.index), beside=beside)
+    entry = Entry(path, FIRST, session.ctx.clock_us(), value=session.encoded(winner.index))
+    yield from session.record((VALUE, entry), beside=beside)
 
 
 def open_asks(session: Session, prefixes: Sequence[str]) -> list[str]:

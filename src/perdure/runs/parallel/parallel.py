@@ -1,4 +1,4 @@
-"""`perdure.gather`, `perdure.map`, `perdure.first`, `perdure.as_completed`: parallel branches that replay in order.
+"""`perdure.gather`, `perdure.map`, `perdure.first`: parallel branches that replay in order.
 
 In a sync durable function a call is a function without arguments (`lambda: search("a")`) and has a thread of its own;
 in an async one it is something to await (`search("a")`), and so is what these functions give. Each branch is numbered
@@ -7,12 +7,12 @@ when it is made, before any begins. One that waits for something outside lets th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar, overload
 
 from perdure.errors import UsageError
-from perdure.runs.parallel.branches import Branch, branches_of
+from perdure.runs.parallel.branches import branches_of
 from perdure.runs.session.scope import Scope, need_scope
 from perdure.values.showing import shown
 
@@ -89,26 +89,6 @@ def first(*calls: Any) -> Any:
         raise UsageError("perdure.first() wants at least one call")
     path = scope.take()
     return _module(scope).first(scope, path, branches_of(scope, checked))
-
-
-@overload
-def as_completed(*calls: Callable[[], T]) -> Iterator[T]: ...
-
-
-@overload
-def as_completed(*calls: Awaitable[T]) -> AsyncIterator[T]: ...
-
-
-def as_completed(*calls: Any) -> Any:
-    """Do all of this at the same time; gives the results as they come, in an order that is recorded.
-
-    A branch's error is raised when it is its turn. A loop that stops early leaves the other branches working; the end
-    of the run ends them.
-    """
-    scope, checked = _checked("perdure.as_completed", calls)
-    path = scope.take()
-    branches: Sequence[Branch] = branches_of(scope, checked)
-    return _module(scope).Completed(scope, path, branches)
 
 
 def _module(scope: Scope) -> Any:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from perdure.runs.parallel.branches import (
-    AS_COMPLETED,
-    FIRST,
     Branch,
-    Completion,
     Hearing,
     all_of,
     decided,
@@ -127,14 +124,6 @@ def _drop(*branches: Branch) -> None:
             branch.drop()
 
 
-def _decided(scope: Scope, path: str, name: str, branches: Sequence[Branch]) -> list[int]:
-    try:
-        return decided(scope, path, name, len(branches))
-    except BaseException:
-        _drop(*branches)
-        raise
-
-
 async def gather(scope: Scope, branches: Sequence[Branch], limit: int) -> list[Any]:
     team = Team(scope, branches, limit)
     team.start()
@@ -143,9 +132,13 @@ async def gather(scope: Scope, branches: Sequence[Branch], limit: int) -> list[A
 
 
 async def first(scope: Scope, path: str, branches: Sequence[Branch]) -> Any:
-    order = _decided(scope, path, FIRST, branches)
-    if order:
-        winner = branches[order[-1]]
+    try:
+        recorded = decided(scope, path, len(branches))
+    except BaseException:
+        _drop(*branches)
+        raise
+    if recorded is not None:
+        winner = branches[recorded]
         losers = [branch for branch in branches if branch is not winner]
         _drop(*losers)
         forget(scope, losers)
@@ -158,18 +151,3 @@ async def first(scope: Scope, path: str, branches: Sequence[Branch]) -> Any:
     forget(scope, losers)
     await aperform(scope, win(scope, path, winner, losers))
     return winner.result()
-
-
-class Completed(AsyncIterator[Any]):
-    """The results of branches as they end. A loop may stop before all have: they go on until the run ends."""
-
-    def __init__(self, scope: Scope, path: str, branches: Sequence[Branch]) -> None:
-        self._completion = Completion(scope, path, branches, _decided(scope, path, AS_COMPLETED, branches))
-        self._team = Team(scope, branches, len(branches))
-
-    async def __anext__(self) -> Any:
-        self._team.start()
-        branch = await self._team.hear(self._completion.next())
-        if branch is None:
-            raise StopAsyncIteration
-        return branch.result()

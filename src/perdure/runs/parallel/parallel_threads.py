@@ -9,17 +9,14 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from perdure.errors import LeaseLost, UsageError
 from perdure.runs.parallel.branches import (
-    AS_COMPLETED,
-    FIRST,
     Branch,
-    Completion,
     Hearing,
     all_of,
     close_asks,
@@ -152,9 +149,9 @@ def gather(scope: Scope, branches: Sequence[Branch], limit: int) -> list[Any]:
 
 
 def first(scope: Scope, path: str, branches: Sequence[Branch]) -> Any:
-    order = decided(scope, path, FIRST, len(branches))
-    if order:
-        winner = branches[order[-1]]
+    recorded = decided(scope, path, len(branches))
+    if recorded is not None:
+        winner = branches[recorded]
         forget(scope, [branch for branch in branches if branch is not winner])
         _context(winner).run(call, winner)
         return results(scope, [winner])[0]
@@ -167,25 +164,6 @@ def first(scope: Scope, path: str, branches: Sequence[Branch]) -> Any:
     forget(scope, losers)
     perform(scope, win(scope, path, winner, losers))
     return winner.result()
-
-
-class Completed(Iterator[Any]):
-    """The results of branches as they end. A loop may stop before all have: they go on, and the run's end waits."""
-
-    def __init__(self, scope: Scope, path: str, branches: Sequence[Branch]) -> None:
-        self._completion = Completion(scope, path, branches, decided(scope, path, AS_COMPLETED, len(branches)))
-        self._team = Team(scope, branches, len(branches))
-        self._started = False
-
-    def __next__(self) -> Any:
-        if not self._started:
-            self._started = True
-            self._team.start()
-            self._team.leave()
-        branch = self._team.hear(self._completion.next())
-        if branch is None:
-            raise StopIteration
-        return branch.result()
 
 
 def join_strays(session: Session, failure: BaseException | None) -> None:
