@@ -8,13 +8,13 @@ from datetime import date
 
 import psycopg
 import pytest
-from doctor_kit import said, text_of, worst
+from doctor_kit import add_migration, said, text_of, worst
 from role_kit import Roles
 
 import perdure
 from perdure.cli import main
 from perdure.ops.doctor import postgres as doctor_postgres
-from perdure.storage.migrate import CREATE_TABLE, migrations
+from perdure.storage.migrate import newest
 from perdure.testing.postgres import PostgresServer
 from perdure.testing.wire import WireProxy
 
@@ -121,18 +121,16 @@ def test_versions_of_postgresql(number: int, today: date, level: str) -> None:
     assert doctor_postgres.version_finding(number, f"{number // 10000}.x", today).level == level
 
 
-def test_an_old_schema_is_said_and_left_as_it_is(empty_postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with psycopg.connect(empty_postgres_url) as connection:
-        connection.execute("CREATE SCHEMA perdure")
-        connection.execute("SET search_path = perdure")
-        connection.execute(CREATE_TABLE.encode())
-        for migration in migrations("postgres")[:3]:
-            connection.execute(migration.text.encode())
-            connection.execute("INSERT INTO migration VALUES (%s, %s, 0)", (migration.version, migration.name))
+def test_an_old_schema_is_said_and_left_as_it_is(
+    empty_postgres_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    perdure.open(empty_postgres_url).close()
+    held = newest("postgres")
+    add_migration(monkeypatch)
     assert main(["doctor", "--store", empty_postgres_url]) == 1
     assert "needs an update" in capsys.readouterr().out
     with psycopg.connect(empty_postgres_url) as connection:
-        assert connection.execute("SELECT max(version) FROM perdure.migration").fetchone() == (3,)
+        assert connection.execute("SELECT max(version) FROM perdure.migration").fetchone() == (held,)
 
 
 def test_a_server_that_is_not_there_and_no_password_in_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:

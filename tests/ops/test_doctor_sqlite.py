@@ -15,12 +15,12 @@ from typing import Any
 
 import apsw
 import pytest
-from doctor_kit import raw, said, text_of, worst
+from doctor_kit import add_migration, raw, said, text_of, worst
 
 import perdure
 from perdure.cli import main
 from perdure.ops.doctor import sqlite as doctor_sqlite
-from perdure.storage import migrate, sqlite_open
+from perdure.storage import migrate
 from perdure.testing.processes import Nursery, Say
 
 MOUNTS = "25 1 8:1 / / rw - {} /dev/sda1 rw\n"
@@ -186,20 +186,14 @@ def test_as_json(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {"check", "level", "says", "do"} == set(found["findings"][0])
 
 
-def old_store(path: Path, version: int) -> None:
-    connection = apsw.Connection(str(path))
-    connection.pragma("journal_mode", "wal")
-    for migration in migrate.migrations("sqlite")[:version]:
-        sqlite_open.apply(connection, migration)
-    connection.close()
-
-
 @pytest.mark.parametrize("in_use", [False, True])
 def test_an_old_schema_is_said_and_left_as_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], in_use: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, in_use: bool
 ) -> None:
     path = tmp_path / "old.db"
-    old_store(path, 3)
+    perdure.open(path).close()
+    held = migrate.newest("sqlite")
+    add_migration(monkeypatch)
     user = apsw.Connection(str(path)) if in_use else None
     if user is not None:
         user.execute("INSERT INTO meta VALUES ('k', 'v')")
@@ -209,7 +203,7 @@ def test_an_old_schema_is_said_and_left_as_it_is(
     assert command(capsys, "--store", str(path), "--strict")[0] == 1
     assert digest(tmp_path) == before
     if user is not None:
-        assert user.execute("SELECT max(version) FROM migration").fetchall() == [(3,)]
+        assert user.execute("SELECT max(version) FROM migration").fetchall() == [(held,)]
         user.close()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from doctor_kit import add_migration
 from psycopg import sql
 from role_kit import Roles, fill, tenant_tables
 
@@ -22,7 +23,6 @@ from perdure.errors import OpenError, UsageError
 from perdure.ops.roles import look_at_role, make_role
 from perdure.storage.migrate import migrations
 from perdure.storage.postgres import PostgresDriver
-from perdure.storage.postgres_open import ROLES_SINCE
 from perdure.storage.postgres_roles import tables
 from perdure.storage.program import Batch, Program, Sql, Transaction
 from perdure.testing.postgres import PostgresServer, _binaries
@@ -346,16 +346,15 @@ def test_a_bound_role_opens_its_tenant_only(roles: Roles) -> None:
         store.threads()
 
 
-def test_an_update_of_the_schema_gives_the_roles_their_rights_again(roles: Roles) -> None:
+def test_an_update_of_the_schema_gives_the_roles_their_rights_again(
+    roles: Roles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     urls = [roles.app, roles.operator, roles.tenant("acme")]
-    assert len(migrations("postgres")) >= ROLES_SINCE
     for url in urls:
         role = url.split("//")[1].split("@")[0]
         roles.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA perdure FROM {role}")
-    from perdure.storage.postgres_roles import place_of, renew_grants
-
-    with roles.connect(roles.owner) as connection:
-        renew_grants(connection, place_of(connection, "perdure"))
+    add_migration(monkeypatch)
+    perdure.open(roles.owner).close()
     for url in urls:
         with perdure.open(url, tenant="acme") as store:
             store.thread("t").save({"n": 1})

@@ -6,12 +6,27 @@ import time
 from collections.abc import Generator
 from typing import Any
 
+import pytest
+
 import perdure
 from perdure.ops.doctor.checklist import Finding, Machine, examine
-from perdure.storage.program import Batch, Rows, Sql, Transaction, drive
+from perdure.storage import migrate
+from perdure.storage.program import Batch, Dialect, Rows, Sql, Transaction, drive
 
 DAY_US = 86_400_000_000
 LEVELS = ("ok", "note", "warning", "problem")
+
+
+def add_migration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on this Perdure knows one migration more: stores that exist are older than it."""
+    real = migrate.migrations
+
+    def with_later(dialect: Dialect) -> tuple[migrate.Migration, ...]:
+        known = real(dialect)
+        later = migrate.Migration(len(known) + 1, "later", "CREATE TABLE later (tenant bigint)")
+        return (*known, later)
+
+    monkeypatch.setattr(migrate, "migrations", with_later)
 
 
 def now_us() -> int:

@@ -1,4 +1,4 @@
-"""LISTEN on a connection of its own: PostgreSQL tells as soon as a run is due (schema/postgres/0003_runs.sql).
+"""LISTEN on a connection of its own: PostgreSQL tells as soon as a run is due (schema/postgres/0001_schema.sql).
 
 Behind a pooler in transaction mode nothing is heard, which is no error: whoever waits looks by itself now and then.
 """

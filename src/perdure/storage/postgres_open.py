@@ -30,7 +30,6 @@ from perdure.storage.urls import is_postgres
 
 Durability = Literal["full", "normal"]
 SERVER_VERSION_MIN = 140000
-ROLES_SINCE = 5  # the schema version that brought row-level security, and roles with it
 _SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
 
 
@@ -155,7 +154,7 @@ def prepare_store(connection: Connection, target: Target, *, create: bool, poole
 
 
 def _migrate(connection: Connection, target: Target, applied: list[int] | None, waiting: list[Migration]) -> None:
-    had_roles = applied is not None and ROLES_SINCE in applied
+    is_new = applied is None
     while waiting:
         # One transaction each; whoever waited for the lock finds it done and looks again.
         with connection.transaction():
@@ -165,7 +164,7 @@ def _migrate(connection: Connection, target: Target, applied: list[int] | None, 
             waiting = _pending(_applied(connection, target), target)
             if waiting:
                 _apply(connection, waiting.pop(0))
-                if had_roles and not waiting:
+                if not is_new and not waiting:
                     renew_grants(connection, place_of(connection, target.schema))
         applied = _applied(connection, target)
 

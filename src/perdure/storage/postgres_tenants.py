@@ -1,6 +1,6 @@
 """Whose rows a role of PostgreSQL may touch, and how the server is told whose rows a statement is about.
 
-The rules are the database's own (`schema/postgres/0005_tenants.sql`), whatever this module does. There are four
+The rules are the database's own (`schema/postgres/0001_schema.sql`), whatever this module does. There are four
 kinds of roles:
 
     everything   superusers, owners of the tables, operators: all tenants

@@ -1,0 +1,350 @@
+-- The engine: tenants, threads, records and their bodies.
+-- The tenant is the first column of every key. What is immutable and what is a cache of the log is said per table.
+
+-- The store's id.
+CREATE TABLE meta (
+    key TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) WITHOUT ROWID;
+
+-- The commit counter (stamp) and the source of thread and tenant numbers, which are never used twice.
+CREATE TABLE clock (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    stamp INTEGER NOT NULL,
+    number INTEGER NOT NULL
+);
+INSERT INTO clock (one, stamp, number) VALUES (1, 0, 0);
+
+CREATE TABLE tenant (
+    tenant INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE
+);
+
+-- A named line of work. head, head_hash, updated_at and active are caches of the log.
+CREATE TABLE thread (
+    tenant INTEGER NOT NULL,
+    thread INTEGER NOT NULL,
+    tree INTEGER NOT NULL,          -- whose records it shares: its own number, or that of the thread it was forked from
+    name TEXT NOT NULL,
+    metadata TEXT NOT NULL,         -- JSON
+    origin INTEGER,                 -- the record it was forked at
+    generation INTEGER NOT NULL,    -- grows when bases move under a writer's feet
+    head INTEGER,
+    head_hash BLOB,
+    created_at INTEGER NOT NULL,    -- microseconds since 1970
+    updated_at INTEGER NOT NULL,
+    active INTEGER NOT NULL,        -- updated_at in minutes: indexed without touching the index at every save
+    retention TEXT,
+    owner TEXT,                     -- the process that runs the thread's effects, or ran them last; one at a time
+    stamp INTEGER NOT NULL,
+    PRIMARY KEY (tenant, thread)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX thread_name ON thread (tenant, name);
+CREATE INDEX thread_active ON thread (tenant, active);
+CREATE INDEX thread_tree ON thread (tenant, tree);
+
+-- One row per key of a thread's metadata, so that looking threads up by it is an index search.
+CREATE TABLE tag (
+    tenant INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    value TEXT NOT NULL,            -- JSON
+    thread INTEGER NOT NULL,
+    PRIMARY KEY (tenant, key, value, thread)
+) WITHOUT ROWID;
+CREATE INDEX tag_thread ON tag (tenant, thread);
+
+-- The log. Immutable in meaning; thread, base, keyframe, key, cost, body and checksum are physical and may move.
+CREATE TABLE record (
+    tenant INTEGER NOT NULL,
+    tree INTEGER NOT NULL,
+    id INTEGER NOT NULL,            -- time-ordered and unique in the tree
+    thread INTEGER NOT NULL,        -- whose it is: it goes with that thread
+    parent INTEGER,                 -- history
+    base INTEGER,                   -- what the difference was made against
+    keyframe INTEGER NOT NULL,      -- 1: the body holds the full text
+    key INTEGER NOT NULL,           -- the keyframe that the chain of differences starts at (its own id for a keyframe)
+    kind TEXT NOT NULL,
+    at INTEGER NOT NULL,            -- microseconds since 1970
+    step INTEGER NOT NULL,
+    note TEXT,
+    metadata TEXT,                  -- JSON
+    size INTEGER NOT NULL,          -- bytes of the state's text
+    cost INTEGER NOT NULL,          -- of reading the differences since the keyframe
+    hash BLOB NOT NULL,
+    checksum INTEGER NOT NULL,      -- over the columns of this row
+    body INTEGER,                   -- NULL: a tombstone, kept so that its children's hashes can be checked
+    stamp INTEGER NOT NULL,
+    PRIMARY KEY (tenant, tree, id)
+) WITHOUT ROWID;
+
+CREATE TABLE body (
+    id INTEGER PRIMARY KEY,
+    tenant INTEGER NOT NULL,
+    salt BLOB NOT NULL,             -- of the content's hash; erased with the body
+    checksum INTEGER NOT NULL,      -- over salt, diff and full_text
+    diff BLOB,
+    full_text BLOB
+);
+
+-- Deletions that are decided but not finished: a crash in the middle is taken up by whoever comes next.
+CREATE TABLE sweep (
+    tenant INTEGER NOT NULL,
+    tree INTEGER NOT NULL,
+    id INTEGER NOT NULL,            -- the record to remove; 0: whatever in the tree no thread needs
+    PRIMARY KEY (tenant, tree, id)
+) WITHOUT ROWID;
+
+-- Ids that a caller gives its records (LangGraph's checkpoints), in namespaces, and writes that are pending on them.
+
+-- A namespace of a thread, as a small number. "" is 0 and has no row: its newest record is the thread's head.
+CREATE TABLE space (
+    tenant INTEGER NOT NULL,
+    thread INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    space INTEGER NOT NULL,
+    head INTEGER,                   -- a cache: the newest labelled record
+    PRIMARY KEY (tenant, thread, name)
+) WITHOUT ROWID;
+
+-- Which record an id stands for. Putting an id again points it at another record.
+CREATE TABLE label (
+    tenant INTEGER NOT NULL,
+    thread INTEGER NOT NULL,
+    space INTEGER NOT NULL,
+    id BLOB NOT NULL,
+    record INTEGER NOT NULL,
+    run BLOB,                       -- the run that made it, if it said so
+    PRIMARY KEY (tenant, thread, space, id)
+) WITHOUT ROWID;
+CREATE INDEX label_run ON label (tenant, run) WHERE run IS NOT NULL;
+
+-- What tasks have written on a labelled record, not yet part of a state. May come before the record, or too late.
+CREATE TABLE write (
+    tenant INTEGER NOT NULL,
+    thread INTEGER NOT NULL,
+    space INTEGER NOT NULL,
+    id BLOB NOT NULL,
+    task BLOB NOT NULL,
+    idx INTEGER NOT NULL,
+    channel TEXT NOT NULL,
+    path TEXT NOT NULL,
+    base INTEGER,                   -- the record whose text the value was compressed against, if any
+    value BLOB NOT NULL,            -- a checksum over this row's meaning, then the text, perhaps compressed
+    PRIMARY KEY (tenant, thread, space, id, task, idx)
+) WITHOUT ROWID;
+
+-- Durable runs: executions of functions, their journals, and whom and what they wait for.
+
+-- One execution. What it is (id, function, version, args, incarnation, parent, origin) stands; the rest is where it is now.
+CREATE TABLE run (
+    tenant INTEGER NOT NULL,
+    run INTEGER NOT NULL,
+    id TEXT NOT NULL,               -- the caller's
+    function TEXT NOT NULL,
+    version TEXT NOT NULL,
+    input BLOB NOT NULL,            -- their digest: the same id must come with the same arguments
+    incarnation BLOB NOT NULL,      -- random: what idempotency keys are made from
+    parent INTEGER,                 -- the run that started it, and the path of the call
+    parent_path TEXT,
+    root INTEGER NOT NULL,          -- the run at the top of the family
+    origin INTEGER,                 -- a fork: the run whose journal it shares, after origin_since, up to origin_seq …
+    origin_since INTEGER NOT NULL,
+    origin_seq INTEGER NOT NULL,
+    origin_entries INTEGER NOT NULL, -- … and what that part adds up to
+    origin_digest INTEGER NOT NULL,
+    status TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    priority INTEGER NOT NULL,
+    owner TEXT,                     -- whose it is while it runs
+    fence INTEGER NOT NULL,         -- grows with each owner; who has an older one cannot write
+    lease_until INTEGER NOT NULL,   -- microseconds since 1970
+    wake_at INTEGER NOT NULL,       -- queued or waiting: not before
+    nudged INTEGER NOT NULL,        -- 1: something it may wait for came while it ran
+    request TEXT,                   -- what an operator wants: cancel, pause, rollback
+    waiting TEXT,                   -- JSON: what it waits for, for people
+    entries INTEGER NOT NULL,       -- how many journal rows, …
+    digest INTEGER NOT NULL,        -- … and the sum of their hashes
+    seq INTEGER NOT NULL,           -- the greatest number in the journal
+    since INTEGER NOT NULL,         -- continue_as_new: rows up to this number are of an earlier round
+    created_at INTEGER NOT NULL,
+    changed_at INTEGER NOT NULL,    -- of the status
+    keep_until INTEGER,             -- finished: when its journal may go; NULL: never by itself
+    stamp INTEGER NOT NULL,
+    PRIMARY KEY (tenant, run)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX run_id ON run (tenant, id);
+-- Two, because a store may hold very many runs that wait for people: what is due must be found without passing them.
+CREATE INDEX run_queued ON run (queue, priority DESC, wake_at, run) WHERE status = 'queued';
+CREATE INDEX run_waiting ON run (queue, wake_at) WHERE status = 'waiting';
+CREATE INDEX run_running ON run (owner) WHERE status = 'running';
+CREATE INDEX run_root ON run (tenant, root);
+-- Open work of a process in a thread: looked up when another process wants to write to the thread.
+CREATE INDEX run_open ON run (tenant, root) WHERE status = 'running';
+CREATE INDEX run_listed ON run (tenant, status, run);
+CREATE INDEX run_origin ON run (tenant, origin) WHERE origin IS NOT NULL;
+CREATE INDEX run_kept ON run (tenant, keep_until) WHERE keep_until IS NOT NULL;
+
+-- A run's arguments and its outcome: apart from the row, which every step writes again.
+CREATE TABLE run_value (
+    tenant INTEGER NOT NULL,
+    run INTEGER NOT NULL,
+    sort TEXT NOT NULL,               -- args, outcome
+    value BLOB NOT NULL,
+    PRIMARY KEY (tenant, run, sort)
+) WITHOUT ROWID;
+
+-- What happened, in the order it was written down. Never changed.
+CREATE TABLE journal (
+    tenant INTEGER NOT NULL,
+    run INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    kind INTEGER NOT NULL,
+    body BLOB NOT NULL,             -- MessagePack: see runs/entries.py
+    stamp INTEGER NOT NULL,
+    PRIMARY KEY (tenant, run, seq)
+) WITHOUT ROWID;
+
+-- Questions to people. The answer that counts is in the journal; these rows are how it gets there.
+CREATE TABLE ask (
+    tenant INTEGER NOT NULL,
+    run INTEGER NOT NULL,
+    path TEXT NOT NULL,
+    sort TEXT NOT NULL,             -- question, approval, doubt
+    question TEXT NOT NULL,
+    terms TEXT NOT NULL,            -- JSON: options, schema, approvers, quorum …
+    asked_at INTEGER NOT NULL,
+    deadline INTEGER,
+    status TEXT NOT NULL,           -- open, answered, closed
+    answer BLOB,                    -- text of the value that counts
+    PRIMARY KEY (tenant, run, path)
+) WITHOUT ROWID;
+CREATE INDEX ask_open ON ask (tenant, asked_at) WHERE status = 'open';
+
+CREATE TABLE answer (
+    tenant INTEGER NOT NULL,
+    run INTEGER NOT NULL,
+    path TEXT NOT NULL,
+    who TEXT NOT NULL,
+    value BLOB NOT NULL,
+    at INTEGER NOT NULL,
+    PRIMARY KEY (tenant, run, path, who)
+) WITHOUT ROWID;
+
+-- Messages to runs, until they are received.
+CREATE TABLE signal (
+    tenant INTEGER NOT NULL,
+    run INTEGER NOT NULL,
+    topic TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    key TEXT NOT NULL,              -- the sender's: the same message twice is one
+    value BLOB NOT NULL,
+    at INTEGER NOT NULL,
+    received INTEGER NOT NULL,      -- 1: in the journal
+    PRIMARY KEY (tenant, run, topic, seq)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX signal_key ON signal (tenant, run, key);
+
+-- What a queue allows; a token bucket for its rate.
+CREATE TABLE queue (
+    queue TEXT PRIMARY KEY,
+    concurrency INTEGER,
+    tenant_concurrency INTEGER,
+    rate REAL,                      -- starts per second
+    burst REAL,
+    tokens REAL NOT NULL,
+    filled_at INTEGER NOT NULL
+) WITHOUT ROWID;
+
+-- Large results, once per tenant, and who refers to them.
+CREATE TABLE blob (
+    tenant INTEGER NOT NULL,
+    hash BLOB NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (tenant, hash)
+);
+CREATE TABLE run_blob (
+    tenant INTEGER NOT NULL,
+    run INTEGER NOT NULL,
+    hash BLOB NOT NULL,
+    PRIMARY KEY (tenant, run, hash),
+    FOREIGN KEY (tenant, hash) REFERENCES blob (tenant, hash)
+) WITHOUT ROWID;
+CREATE INDEX run_blob_hash ON run_blob (tenant, hash);
+
+-- Operating a store: cold bodies packed together, pins, what was erased, keys in use, copies made, how fast it grows.
+
+-- The differences of up to 64 records of one chain, compressed together. A packed record has no row in body: its column
+-- body holds the pack's number, negative.
+CREATE TABLE pack (
+    pack INTEGER PRIMARY KEY,
+    tenant INTEGER NOT NULL,
+    tree INTEGER NOT NULL,
+    key INTEGER NOT NULL,           -- the keyframe of the chain, whose text is what the pack is compressed against
+    first INTEGER NOT NULL,         -- the records in it: the oldest …
+    last INTEGER NOT NULL,          -- … and the newest
+    checksum INTEGER NOT NULL,      -- over data
+    data BLOB NOT NULL              -- see log/packs.py
+);
+CREATE INDEX pack_chain ON pack (tenant, tree, key, first);
+
+-- Checkpoints that no retention removes. Erasing does.
+CREATE TABLE pin (
+    tenant INTEGER NOT NULL,
+    thread INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    tree INTEGER NOT NULL,
+    record INTEGER NOT NULL,
+    at INTEGER NOT NULL,            -- microseconds since 1970
+    PRIMARY KEY (tenant, thread, name)
+) WITHOUT ROWID;
+CREATE INDEX pin_tree ON pin (tenant, tree);
+
+-- What was erased: that it was there, and when it went. No name, no content.
+CREATE TABLE erased (
+    tenant INTEGER NOT NULL,
+    thread INTEGER NOT NULL,
+    record INTEGER NOT NULL,        -- 0: the whole thread
+    records INTEGER NOT NULL,       -- how many went
+    head_hash BLOB,
+    at INTEGER NOT NULL,
+    PRIMARY KEY (tenant, thread, record)
+) WITHOUT ROWID;
+
+-- The keys that a tenant's data is encrypted with; never the keys themselves.
+CREATE TABLE seal (
+    tenant INTEGER NOT NULL,
+    key BLOB NOT NULL,              -- the key's id
+    proof BLOB NOT NULL,            -- a known text, encrypted with it: tells a wrong key from damage
+    since INTEGER NOT NULL,
+    retired_at INTEGER,             -- nothing is encrypted with it any more
+    PRIMARY KEY (tenant, key)
+) WITHOUT ROWID;
+
+-- Copies that hold data of this store: what erasing cannot reach, and what a restore was tried with.
+CREATE TABLE copy (
+    id TEXT PRIMARY KEY,
+    sort TEXT NOT NULL,             -- backup, export
+    place TEXT NOT NULL,            -- where it was written, without secrets
+    tenant INTEGER,                 -- NULL: the whole store
+    at INTEGER NOT NULL,
+    stamp INTEGER NOT NULL,         -- the point of the commit order that it shows
+    bytes INTEGER NOT NULL,
+    restored_at INTEGER             -- when it was last restored and found whole
+) WITHOUT ROWID;
+
+-- How large the store was, once an hour at most: from these it is told how fast it grows.
+CREATE TABLE size_sample (
+    at INTEGER PRIMARY KEY,         -- microseconds since 1970
+    bytes INTEGER NOT NULL,
+    free_bytes INTEGER NOT NULL     -- inside the store, to be used again
+);
+
+-- What repair could not save, as it was: until it is written to a file for people.
+CREATE TABLE quarantine (
+    tenant INTEGER NOT NULL,
+    sort TEXT NOT NULL,             -- the table
+    key TEXT NOT NULL,              -- of the row, as JSON
+    reason TEXT NOT NULL,
+    content TEXT NOT NULL,          -- the row, as JSON; bytes in base 64
+    PRIMARY KEY (tenant, sort, key)
+) WITHOUT ROWID;

@@ -1,2 +1,0 @@
--- Tenants that the database keeps apart: PostgreSQL only (row-level security). An SQLite file has no roles: whoever can
--- read it can read all of it. The number is taken so that "schema 5" means the same in both.
