@@ -13,7 +13,7 @@ import pytest
 
 import perdure
 import perdure.langgraph
-from perdure.langgraph import Compacted, Imported, PerdureSaver, import_langgraph
+from perdure.langgraph import Compacted, MigrationReport, PerdureSaver, import_langgraph
 from perdure.runs.calls import decorators
 from perdure.runs.calls.asking import Given
 from perdure.runs.journal.rows import STATUSES
@@ -187,7 +187,7 @@ MODELS = [
     perdure.Pruned,
     perdure.Stats,
     Compacted,
-    Imported,
+    MigrationReport,
 ]
 
 

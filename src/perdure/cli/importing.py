@@ -10,17 +10,18 @@ import os
 import re
 import sys
 from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from perdure import Store
 from perdure.cli import opening
 from perdure.cli.looking import NO, OK
-from perdure.cli.readable import plural, size
+from perdure.cli.readable import plural
 from perdure.cli.render import Output
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
-    from perdure.langgraph.importing import Imported
+    from perdure.langgraph import MigrationReport
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -38,12 +39,14 @@ def arguments(parser: ArgumentParser) -> None:
 
 def import_langgraph(args: Namespace, _store: Store | None, out: Output) -> int:
     from perdure.langgraph import PerdureSaver
-    from perdure.langgraph.importing import check_source
-    from perdure.langgraph.importing import import_langgraph as run_import
+    from perdure.langgraph import import_langgraph as run_import
+    from perdure.langgraph.migration import check_apart, open_source
 
     if re.search(r"[?&](schema|currentSchema)=", args.source):
         raise UsageError("SOURCE: name its schema as ?options=-csearch_path%3DNAME; --schema is the store's")
-    check_source(args.source, args.store)
+    check_apart(args.source, args.store)
+    with open_source(args.source):
+        pass  # a source that cannot be read makes no store
     if args.trust:
         sys.path.insert(0, os.getcwd())  # where one's own modules are: the installed script does not look there
     verify, given = not args.no_verify, opening.options(args, args.store)
@@ -51,41 +54,23 @@ def import_langgraph(args: Namespace, _store: Store | None, out: Output) -> int:
         PerdureSaver(args.store, trust=args.trust, tenant=args.tenant, **given) as saver,
         out.progress("importing") as progress,
     ):
-        done = run_import(args.source, saver, trust=args.trust, threads=args.thread, verify=verify, progress=progress)
+        done = run_import(args.source, saver, threads=args.thread, verify=verify, progress=progress)
     if out.json:
-        out.document(_json(args, done))
+        out.document({**asdict(done), "verified": verify})
     else:
-        _say(args, done, out)
+        _show(done, verify, out)
     return OK if done.ok else NO
 
 
-def _json(args: Namespace, done: Imported) -> dict[str, Any]:
-    return {
-        "threads": done.threads,
-        "checkpoints": done.checkpoints,
-        "writes": done.writes,
-        "skipped": done.skipped,
-        "source_bytes": done.source_bytes,
-        "store_bytes": done.store_bytes,
-        "verified": not args.no_verify,
-        "differences": list(done.differences),
-    }
-
-
-def _say(args: Namespace, done: Imported, out: Output) -> None:
-    there = f"; {plural(done.skipped, 'checkpoint')} already there" if done.skipped else ""
-    out.line(
-        (
-            f"imported {plural(done.checkpoints, 'checkpoint')} of {plural(done.threads, 'thread')}, "
-            f"with {plural(done.writes, 'pending write')}{there}",
-            "green",
-        )
+def _show(done: MigrationReport, verified: bool, out: Output) -> None:
+    line = (
+        f"imported {plural(done.checkpoints, 'checkpoint')} of {plural(done.threads, 'thread')}, "
+        f"with {plural(done.writes, 'pending write')}"
     )
-    if args.thread is None:
-        out.line((f"{size(done.source_bytes)} -> {size(done.store_bytes)}", "bold"))
-    if not done.ok:
-        for difference in done.differences:
-            out.line((difference, "red"))
-        out.message("not all is as in the source; if it is still being written to, import again")
-    elif not args.no_verify:
-        out.line(("verified: every checkpoint reads back as it is in the source", "green"))
+    out.line((line, "green"))
+    for thread in done.skipped:
+        out.line((f"skipped thread {thread!r}: the store has a thread of that name with other checkpoints", "red"))
+    for difference in done.differences:
+        out.line((difference, "red"))
+    if verified and not done.differences:
+        out.line(("verified: every imported checkpoint reads back as it is in the source", "green"))

@@ -350,9 +350,9 @@ COMMANDS = {
     **COPY_COMMANDS,
     "import-langgraph": Command(
         "take over the database of a LangGraph checkpointer",
-        "SqliteSaver's or PostgresSaver's,\nalso while it is in use: it is only read. Ids, parents, metadata, times "
-        "and pending writes stay\nas they are. Makes the store if there is none. Run again, it goes on where it was. "
-        "Nothing that is\nstored is executed.",
+        "SqliteSaver's or PostgresSaver's,\nalso while it is in use: it is only read. Ids, parents, metadata and "
+        "pending writes stay as they\nare. Makes the store if there is none. Run again, it continues. Nothing that is "
+        "stored is executed.",
         "  perdure import-langgraph checkpoints.sqlite --store agent.db\n"
         "  perdure import-langgraph postgresql://app@db/app --store postgresql://app@db/app --trust myapp.\n"
         "  perdure import-langgraph checkpoints.sqlite --store agent.db --thread alice-001 --thread bob-007",

@@ -18,7 +18,7 @@ except ModuleNotFoundError as error:
 
 from perdure.langgraph import nodes as _nodes  # noqa: F401 - lets steps and effects find the graph they run in
 from perdure.langgraph.compacting import Compacted
-from perdure.langgraph.importing import Imported, aimport_langgraph, import_langgraph
+from perdure.langgraph.migration import MigrationReport, import_langgraph
 from perdure.langgraph.saver import PerdureSaver
 
-__all__ = ["Compacted", "PerdureSaver", "Imported", "aimport_langgraph", "import_langgraph"]
+__all__ = ["Compacted", "MigrationReport", "PerdureSaver", "import_langgraph"]
