@@ -79,7 +79,7 @@ if __name__ == "__main__":
         store.run(buy, id="r")
 """
 WORKS = "perdure.Worker(store).run(until_idle=True)"  # with the copy that was imported: it came last
-QUEUE = "import app, perdure as hf, os; perdure.open(os.environ['PERDURE_STORE']).start(app.buy, id='r')"
+QUEUE = "import app, perdure, os; perdure.open(os.environ['PERDURE_STORE']).start(app.buy, id='r')"
 SCRIPT, MODULE, WORKER = ["app.py"], ["-m", "app"], ["-m", "perdure", "worker", "app.py", "--once"]
 
 

@@ -102,7 +102,7 @@ async def test_the_same_awaited(store: perdure.Store) -> None:
     ("damage", "what"),
     [
         (f"DELETE FROM journal WHERE run = {NUMBER} AND seq = 2", "does not add up"),
-        (f"UPDATE journal SET kind = 3 WHERE run = {NUMBER} AND seq = 2", "does not add up"),
+        (f"UPDATE journal SET kind = 3 WHERE run = {NUMBER} AND seq = 2", "was changed or cannot be read"),
         (f"UPDATE journal SET body = :body WHERE run = {NUMBER} AND seq = 2", "cannot be read"),
         ("UPDATE run SET entries = entries + 1 WHERE id = 'done'", "does not add up"),
         ("UPDATE run SET digest = 5 WHERE id = 'done'", "does not add up"),

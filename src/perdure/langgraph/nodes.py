@@ -27,7 +27,7 @@ from perdure.log.labels import find_label, find_space, is_newest, second_writer
 from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.functions.specs import StepSpec
 from perdure.runs.journal import graph_tasks
-from perdure.runs.journal.journal import read_journal
+from perdure.runs.journal.journal import read_with_sum
 from perdure.runs.journal.rows import TASK, NewRun
 from perdure.runs.session import ambient
 from perdure.runs.session.acting import Act, Pause
@@ -148,8 +148,7 @@ def _take(scope: NodeScope) -> Act[None]:
     if row is None:
         raise flows.is_run_elsewhere(task.thread)
     scope.adopt(tenant, row)
-    if row.fence > 1:
-        scope.session.index.load((yield from read(partial(read_journal, tenant, row))))
+    scope.session.index.load(*(yield from read(partial(read_with_sum, tenant, row))))
 
 
 def _check_newest(tenant: int, thread: int, task: Task, head: int | None) -> Generator[Batch, list[Rows], None]:

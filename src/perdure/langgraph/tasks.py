@@ -123,7 +123,7 @@ class NodeScope(Scope):
         """The run that stands for the task is ours from here on."""
         session = self.session
         session.tenant, session.row, session.hold = tenant, row, Hold(tenant, row.run, row.fence)
-        session.index = JournalIndex(row.seq)
+        session.index = JournalIndex()
 
     @property
     def has_run(self) -> bool:
@@ -238,7 +238,12 @@ def ending(
     if waits or not is_over:
         waiting = orjson.dumps(waits[-1].what if waits else {"for": "graph"}).decode()
     statement = graph_tasks.end(
-        scope.session.hold, done=waiting is None, waiting=waiting, keep_us=keep_us, now=ctx.clock_us()
+        scope.session.hold,
+        scope.session.index.total(),
+        done=waiting is None,
+        waiting=waiting,
+        keep_us=keep_us,
+        now=ctx.clock_us(),
     )
     return Ending(scope, statement, scope.unsettled if is_over else None)
 

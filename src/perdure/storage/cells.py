@@ -63,7 +63,7 @@ RUN_VALUE = Cell("run_value.value", "blob", ("run", "sort"), hashed=True)
 # A run's arguments are written before it has a number. Bound to its incarnation, which idempotency keys are made from:
 # if that was changed, the run does not start.
 ARGS = Cell("run_value.value", "blob", ("incarnation",), hashed=True)
-JOURNAL = Cell("journal.body", "blob", ("run", "seq"))
+JOURNAL = Cell("journal.body", "blob", ("run", "seq", "kind"), hashed=True)
 QUESTION = Cell("ask.question", "text", ("run", "path"), hashed=True)
 TERMS = Cell("ask.terms", "text", ("run", "path"), hashed=True)
 ASK_ANSWER = Cell("ask.answer", "blob", ("run", "path"), hashed=True)
@@ -103,7 +103,7 @@ TABLES = (
     Table("run", ("run",), (INPUT, WAITING), ("id", "function")),
     Table("run_value", ("run", "sort"), (RUN_VALUE,), where="sort <> 'args'"),
     Table("run_value", ("run", "sort"), (ARGS,), (_INCARNATION,), "sort = 'args'"),
-    Table("journal", ("run", "seq"), (JOURNAL,)),
+    Table("journal", ("run", "seq"), (JOURNAL,), ("kind",)),
     Table("ask", ("run", "path"), (QUESTION, TERMS, ASK_ANSWER)),
     Table("answer", ("run", "path", "who"), (ANSWER,)),
     Table("signal", ("run", "topic", "key"), (SIGNAL,)),

@@ -35,6 +35,7 @@ _TOKENS: dict[Dialect, dict[str, str]] = {
         "{stamp}": "(SELECT stamp FROM clock)",
         "{for_update}": "",
         "{for_key_share}": "",
+        "{for_share}": "",
         "{skip_locked}": "",
         "{now}": ":now",
     },
@@ -42,6 +43,7 @@ _TOKENS: dict[Dialect, dict[str, str]] = {
         "{stamp}": "pg_current_xact_id()::text::bigint",
         "{for_update}": "FOR UPDATE",
         "{for_key_share}": "FOR KEY SHARE",
+        "{for_share}": "FOR SHARE",
         "{skip_locked}": "FOR UPDATE SKIP LOCKED",
         "{now}": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
     },
@@ -59,7 +61,8 @@ class Sql:
 
     For SQLite it may be several statements, run in order with the same parameters; the rows are the last one's.
     `{stamp}` stands for the stamp of the running transaction, `{for_update}` for a row lock, `{for_key_share}` for one
-    that only keeps the row from being deleted, `{skip_locked}` for one that passes over rows that others have locked.
+    that only keeps the row from being deleted, `{for_share}` for one that keeps it unchanged, `{skip_locked}` for one
+    that passes over rows that others have locked.
     `{now}` is the time by the clock that all writers share; SQLite's is the parameter `:now`.
 
     `seals` names the parameters that are secret cells, `opens` the columns of its rows that are (`cells.py`): they are

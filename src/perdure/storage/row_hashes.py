@@ -3,7 +3,7 @@
 It covers the value and what identifies its row: tenant, table, column and key (`cells.py`). A statement that names such
 a cell in `seals` stores the value with its hash; one that names it in `opens` gets the value back only if the hash
 holds. With encryption it stands inside of what is encrypted. What has a hash elsewhere has none here: states (the
-record's hash), journal entries (the sum in the run's row) and large results (their name).
+record's hash) and large results (their name).
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def _run(call: Call) -> Act[Any]:
     while True:
         session.acting.add(task)
         try:
-            yield from session.record(*drafts, lease_us=int(spec.deadline_s * 1e6))
+            yield from session.record(*drafts)
             if isinstance(session.stop, Unwind):  # an operator's wish came with the answer: it has not begun
                 yield from _not_begun(call)
                 raise session.stop

@@ -268,25 +268,24 @@ class Keeper:
         self,
         drafts: tuple[Draft, ...],
         beside: Beside | None,
-        lease_us: int,
         write: Callable[..., Act[None]],
         scope: Scope | None = None,
     ) -> Act[None]:
         """Write entries, with the state if it has changed."""
         scope = scope or _owner()
         if scope is None or scope.view is None:
-            yield from write(*drafts, beside=beside, lease_us=lease_us)
+            yield from write(*drafts, beside=beside)
             return
         view, text = scope.view, self.text(scope)
         pending = list(view.pending)
         assert text is not None
         if text == view.saved and not pending:
-            yield from write(*drafts, beside=beside, lease_us=lease_us)
+            yield from write(*drafts, beside=beside)
             return
         info: dict[str, Any] = {"h": _hash(text)}
         if pending:
             info["d"] = squeeze(encode(pending, self._codec))
-        yield from self._write(view, text, info, drafts, beside, lease_us, write)
+        yield from self._write(view, text, info, drafts, beside, write)
         view.saved = text
         del view.pending[: len(pending)]
 
@@ -297,7 +296,6 @@ class Keeper:
         info: dict[str, Any],
         drafts: tuple[Draft, ...],
         beside: Beside | None,
-        lease_us: int,
         write: Callable[..., Act[None]],
     ) -> Act[None]:
         """Entry and checkpoint in one transaction; both again if somebody has pruned the thread meanwhile."""
@@ -308,7 +306,7 @@ class Keeper:
             saving = yield from prepare_saving(ctx, view.line, text, kind="state", after=after)
             last = (kind, _with(entry, {**info, "c": saving.record}))
             try:
-                yield from write(*drafts[:-1], last, beside=_both(beside, saving), lease_us=lease_us)
+                yield from write(*drafts[:-1], last, beside=_both(beside, saving))
             except Moved as moved:
                 saving.drop(moved)
                 after = moved.after
@@ -333,7 +331,7 @@ class Keeper:
         self._look(root)
         if self.text(root) != root.view.saved:
             entry = Entry("state", "perdure.state", session.ctx.clock_us())
-            yield from self.recording(((VALUE, entry),), None, 0, partial(session.record, stateless=True), root)
+            yield from self.recording(((VALUE, entry),), None, partial(session.record, stateless=True), root)
 
     # --- what was recorded
 

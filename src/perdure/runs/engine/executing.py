@@ -31,7 +31,7 @@ from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal import rows
 from perdure.runs.journal.entries import squeeze, unsqueeze
-from perdure.runs.journal.journal import read_journal
+from perdure.runs.journal.journal import read_with_sum
 from perdure.runs.session import points
 from perdure.runs.session.acting import Act, Body, Parked
 from perdure.runs.session.requests import Cancelled, ContinueAsNew, Interrupted, Paused, RollBack
@@ -85,7 +85,9 @@ def prepare(session: Session, args_text: bytes | None) -> Act[dict[str, Any]]:
     """Read the journal, once, and the arguments."""
     row = session.row
     if row.fence > 1 or row.origin is not None or session.replay:
-        session.index.load((yield from read(partial(read_journal, session.tenant, row))))
+        session.index.load(*(yield from read(partial(read_with_sum, session.tenant, row))))
+    else:
+        session.index.load((), rows.JournalSum(0, 0, row.seq))
     if args_text is None:
         args_text = yield from read(partial(rows.value_of, session.tenant, row.run, "args"))
     if args_text is None:
@@ -239,6 +241,7 @@ def _finish(session: Session, status: str, outcome: bytes | None, keep_us: int |
     op = partial(
         rows.finish,
         lines=lines,
+        total=session.index.total(),
         status=status,
         outcome=outcome if outcome is not None else b"{}",
         waiting=None,
@@ -275,6 +278,7 @@ def _give_back(session: Session, status: str, wake_at: int, what: dict[str, Any]
     heeded = "pause" if status == "paused" else "rollback" if session.undoing else ""
     op = partial(
         rows.park,
+        total=session.index.total(),
         status=status,
         wake_at=wake_at,
         waiting=text,
@@ -313,7 +317,9 @@ def _start_over(session: Session, spec: DurableSpec, new: ContinueAsNew) -> Act[
     bound = spec.binder.bind(new.args_given, new.kwargs_given)
     text = spec.binder.text(bound, session.ctx.codec)
     incarnation = session.ctx.entropy(16)
-    op = partial(rows.start_over, args=squeeze(text), incarnation=incarnation, now=session.ctx.clock_us())
+    # By `since` is known that it began anew: never 0, also if nothing was recorded before.
+    since = max(1, session.index.last)
+    op = partial(rows.start_over, since=since, args=squeeze(text), incarnation=incarnation, now=session.ctx.clock_us())
     return "queued" if (yield from session.surely(op, partial(_is_begun_anew, session, incarnation))) else "lost"
 
 

@@ -57,7 +57,6 @@ class RunInfo:
     waiting_for: dict[str, Any] | None
     wake_at: datetime | None
     attempts: int  # how often it was claimed
-    entries: int
     created_at: datetime
     changed_at: datetime
     is_fork: bool
@@ -79,7 +78,6 @@ class RunInfo:
             what,
             moment(row.wake_at) if waiting and 0 < row.wake_at < 2**60 else None,
             row.fence,
-            row.entries + (row.origin_entries if row.since == 0 else 0),
             moment(row.created_at),
             moment(row.changed_at),
             row.origin is not None,

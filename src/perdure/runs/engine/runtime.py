@@ -54,7 +54,7 @@ class Runtime:
     def add(self, session: Session) -> None:
         """A run begins here: its lease is kept from now on."""
         session.on_chunk = partial(self._tell, (session.tenant, session.row.run))
-        session.touched_us = session.ctx.clock_us()
+        session.renewed_us = session.ctx.clock_us()
         ambient.enter()
         with self._lock:
             self._sessions.add(session)
@@ -125,7 +125,7 @@ class Runtime:
             op = partial(rows.renew, leases, now=late[0].ctx.clock_us())
             answers = driver.run(Transaction(op, write=True))
             for session, answer in zip(late, answers, strict=True):
-                session.touched_us = session.ctx.clock_us()
+                session.renewed_us = session.ctx.clock_us()
                 _heed(session, answer)
         if others:
             holds = [session.hold for session in others]
@@ -134,7 +134,7 @@ class Runtime:
 
 
 def _is_late(session: Session) -> bool:
-    return session.ctx.clock_us() - session.touched_us > session.lease_us // 3
+    return session.ctx.clock_us() - session.renewed_us > session.lease_us // 3
 
 
 def _heed(session: Session, answer: tuple[str | None] | None) -> None:

@@ -39,8 +39,9 @@ _OPEN = f"WHERE tenant = :tenant AND root = :thread AND status = 'running' AND o
 _BUSY = Sql(f"SELECT 1 FROM run {_OPEN} AND lease_until > {{now}} LIMIT 1")
 _FENCE = Sql(f"UPDATE run SET fence = fence + 1, lease_until = 0 {_OPEN}")
 _END = Sql(
-    """UPDATE run SET status = :status, owner = NULL, waiting = :waiting, wake_at = :wake_at, changed_at = {now},
-        keep_until = CASE WHEN CAST(:keep AS bigint) IS NULL THEN NULL ELSE {now} + CAST(:keep AS bigint) END
+    f"""UPDATE run SET status = :status, owner = NULL, waiting = :waiting, wake_at = :wake_at, changed_at = {{now}},
+        {rows.SUM},
+        keep_until = CASE WHEN CAST(:keep AS bigint) IS NULL THEN NULL ELSE {{now}} + CAST(:keep AS bigint) END
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'""",
     seals=WAITS,
 )
@@ -118,10 +119,13 @@ def _open(task: NewTask, turn: Turn, is_free: bool, lease_us: int, now: int) -> 
     return RunRow._make(claimed[0])
 
 
-def end(hold: Hold, *, done: bool, waiting: str | None, keep_us: int | None, now: int) -> Statement:
+def end(
+    hold: Hold, total: rows.JournalSum, *, done: bool, waiting: str | None, keep_us: int | None, now: int
+) -> Statement:
     """What says that a task is done, or what it waits for until the graph is run again."""
     return _END(
         **hold._asdict(),
+        **total._asdict(),
         status="done" if done else "waiting",
         waiting=waiting,
         wake_at=0 if done else rows.NEVER,

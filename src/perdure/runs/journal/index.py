@@ -7,44 +7,69 @@ tuple that is never changed, and everything that iterates does so over a copy ma
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from perdure.runs.journal.entries import Recorded
+from perdure.runs.journal.entries import DIGEST_MASK, Recorded
+from perdure.runs.journal.rows import UNKNOWN_SUM, JournalSum
 
 Rows = tuple[Recorded, ...]
 
 
 class JournalIndex:
-    """What is recorded of a run. `last` is the greatest number that a row has."""
+    """What is recorded of a run, and what its own rows add up to."""
 
-    def __init__(self, last: int) -> None:
-        self._last = last
+    def __init__(self) -> None:
+        self.last = 0  # the greatest number that a row has, or that was reserved
+        self._entries = self._digest = 0
+        self._open = 1  # rows whose fate is not known: none is, before the journal was read
         self._by_path: dict[str, Rows] = {}
         self._unread: set[str] = set()
         self._lock = threading.Lock()
         self.answered = 0  # calls that the journal answered
 
-    def load(self, rows: Sequence[Recorded]) -> None:
+    def load(self, rows: Sequence[Recorded], total: JournalSum) -> None:
         """Take over a journal that was read: the code has yet to ask for its calls."""
-        self.add(rows)
+        assert total.entries is not None
+        assert total.digest is not None
+        assert total.last is not None
         with self._lock:
-            self._last = max((self._last, *(row.seq for row in rows)))
+            self._entries, self._digest, self.last, self._open = total.entries, total.digest, total.last, 0
+            self._place(rows)
             # What belongs to a call (what its body emitted, who approved it) is not asked for by the code itself.
             self._unread = {
                 path for path in self._by_path if path[:1].isdigit() and "~" not in path and "#" not in path
             }
 
-    def add(self, rows: Iterable[Recorded]) -> None:
+    def add(self, rows: Sequence[Recorded], digest: int) -> None:
+        """These rows are written. `digest` is the sum of their hashes."""
         with self._lock:
-            for row in rows:
-                path = row.entry.path
-                self._by_path[path] = (*self._by_path.get(path, ()), row)
+            self._open -= len(rows)
+            self._entries += len(rows)
+            self._digest = (self._digest + digest) & DIGEST_MASK
+            self._place(rows)
 
-    def numbers(self, count: int) -> int:
-        """Reserve numbers for new rows; gives the first."""
+    def _place(self, rows: Sequence[Recorded]) -> None:
+        for row in rows:
+            path = row.entry.path
+            self._by_path[path] = (*self._by_path.get(path, ()), row)
+
+    def reserve(self, count: int) -> int:
+        """Reserve numbers for new rows; gives the first. `add` says that they are written, `release` that they are
+        not."""
         with self._lock:
-            self._last += count
-            return self._last - count + 1
+            self._open += count
+            self.last += count
+            return self.last - count + 1
+
+    def release(self, count: int) -> None:
+        with self._lock:
+            self._open -= count
+
+    def total(self) -> JournalSum:
+        """What the run's own rows add up to; unknown while it is not known of each reserved number whether it was
+        written."""
+        with self._lock:
+            return UNKNOWN_SUM if self._open else JournalSum(self._entries, self._digest, self.last)
 
     def at(self, path: str) -> Rows:
         """The rows at a path, oldest first; empty if there are none."""

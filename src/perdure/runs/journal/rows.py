@@ -10,7 +10,6 @@ from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 from perdure.errors import RunError
-from perdure.runs.journal.entries import DIGEST_MASK
 from perdure.storage.cells import ARGS, INPUT, JOURNAL, RUN_VALUE, WAITING
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_row
 
@@ -171,31 +170,30 @@ _CLAIM = Sql(
     RETURNING {COLUMNS}""",
     opens=RUN_CELLS,
 )
-_TOUCH = (
-    "UPDATE run SET entries = entries + :count, digest = (digest + :sum) & " + str(DIGEST_MASK) + ", seq = {max}(seq, "
-    ":last), lease_until = {max}(lease_until, {now} + :lease) "
-    "WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'"
-)
-_ROW = "INSERT INTO journal (tenant, run, seq, kind, body, stamp) SELECT "
+_HELD = "FROM run WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'"
+_ROW = "INSERT INTO journal (tenant, run, seq, kind, body, stamp) SELECT"
+# The fence is checked by reading it, and nothing but the journal is written. PostgreSQL: FOR SHARE makes a takeover,
+# which updates the row, wait for this commit, so that it reads the new entry; FOR KEY SHARE would let it pass.
 _APPEND = Sql(
     sqlite=(
-        _TOUCH.replace("{max}", "max"),
-        f"{_ROW} :tenant, :run, :seq, :kind, :body, {{stamp}} WHERE changes() = 1",
+        f"{_ROW} :tenant, :run, :seq, :kind, :body, {{stamp}} {_HELD}",
         # Not RETURNING: SQLite makes a table for its rows, which takes longer than to look again.
-        "SELECT request FROM run WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'",
+        f"SELECT request {_HELD}",
     ),
-    postgres=f"""WITH u AS ({_TOUCH.replace("{max}", "greatest")} RETURNING request),
-        i AS ({_ROW} :tenant::bigint, :run::bigint, :seq::bigint, :kind::bigint, :body::bytea, {{stamp}} FROM u)
-        SELECT request FROM u""",
+    postgres=f"""WITH held AS (SELECT request {_HELD} {{for_share}}),
+        added AS ({_ROW} :tenant::bigint, :run::bigint, :seq::bigint, :kind::bigint, :body::bytea, {{stamp}} FROM held)
+        SELECT request FROM held""",
     seals={"body": JOURNAL},
 )
 _APPEND_MORE = Sql(
-    sqlite=f"""{_ROW} tenant, run, :seq, :kind, :body, {{stamp}} FROM run
-    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'""",
-    postgres=f"""{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea, {{stamp}} FROM run
-    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'""",
+    sqlite=f"{_ROW} tenant, run, :seq, :kind, :body, {{stamp}} {_HELD}",
+    postgres=f"{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea, {{stamp}} {_HELD}",
     seals={"body": JOURNAL},
 )
+# What the journal adds up to, written when a run leaves its process: not with every step. Missing where a write ended
+# in doubt: then what the row says of an earlier part of the journal stands.
+SUM = """entries = coalesce(CAST(:entries AS bigint), entries), digest = coalesce(CAST(:digest AS bigint), digest),
+        seq = coalesce(CAST(:last AS bigint), seq)"""
 _RENEW = Sql(
     sqlite="""UPDATE run SET lease_until = max(lease_until, {now} + :lease)
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING request""",
@@ -204,7 +202,7 @@ _RENEW = Sql(
 )
 # What an operator asked for in the last moment is not waited with, except for what the run is at already.
 _PARK = Sql(
-    """UPDATE run SET owner = NULL, waiting = :waiting, changed_at = {now},
+    f"""UPDATE run SET owner = NULL, {SUM}, waiting = :waiting, changed_at = {{now}},
         status = CASE WHEN request IN ('cancel', 'rollback') AND request <> :heeded THEN 'queued' ELSE :status END,
         wake_at = CASE WHEN request IN ('cancel', 'rollback') AND request <> :heeded THEN 0
             WHEN (nudged = 1 OR request <> :heeded) AND :status = 'waiting' THEN 0
@@ -215,11 +213,11 @@ _PARK = Sql(
 )
 # A rollback that was asked for while the last step ran: its owner was told too late, and the next one does it.
 _FINISH = Sql(
-    """UPDATE run SET owner = NULL, waiting = :waiting, changed_at = {now},
+    f"""UPDATE run SET owner = NULL, {SUM}, waiting = :waiting, changed_at = {{now}},
         status = CASE WHEN request = 'rollback' AND :status = 'done' THEN 'queued' ELSE :status END,
         wake_at = CASE WHEN request = 'rollback' AND :status = 'done' THEN 0 ELSE wake_at END,
         request = CASE WHEN request = 'rollback' AND :status = 'done' THEN request ELSE NULL END,
-        keep_until = CASE WHEN CAST(:keep AS bigint) IS NULL THEN NULL ELSE {now} + CAST(:keep AS bigint) END
+        keep_until = CASE WHEN CAST(:keep AS bigint) IS NULL THEN NULL ELSE {{now}} + CAST(:keep AS bigint) END
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING status""",
     seals=WAITS,
 )
@@ -233,10 +231,9 @@ _NUDGE_PARENT = Sql(
     WHERE tenant = :tenant AND run = (SELECT parent FROM run WHERE tenant = :tenant AND run = :child)"""
 )
 _CLOSE_ASKS = Sql("UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND status = 'open'")
-# By `since` is known that it began anew: never 0, also if nothing was recorded before.
 _RENEWED_START = Sql(
     """UPDATE run SET status = 'queued', owner = NULL, wake_at = 0, waiting = NULL, nudged = 0, entries = 0, digest = 0,
-        since = CASE WHEN seq = 0 THEN 1 ELSE seq END, seq = CASE WHEN seq = 0 THEN 1 ELSE seq END,
+        since = CAST(:since AS bigint), seq = CAST(:since AS bigint),
         incarnation = :incarnation, changed_at = {now}
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING run"""
 )
@@ -319,41 +316,33 @@ class Line(NamedTuple):
     seq: int
     kind: int
     body: bytes
-    digest: int
 
 
-def append_statements(hold: Hold, lines: Sequence[Line], *, lease: int, now: int) -> list[Statement]:
+class JournalSum(NamedTuple):
+    """What a run's own journal adds up to: how many rows, the sum of their hashes, the greatest number."""
+
+    entries: int | None
+    digest: int | None
+    last: int | None
+
+
+UNKNOWN_SUM = JournalSum(None, None, None)
+
+
+def append_statements(hold: Hold, lines: Sequence[Line]) -> list[Statement]:
     """The statements that write journal rows: the first one's answer is empty if the fence has moved."""
     tenant, run, fence = hold
-    seq, kind, body, total = lines[0]
-    count, last = len(lines), seq
-    if count > 1:
-        last, total = lines[-1].seq, sum([line.digest for line in lines]) & DIGEST_MASK
-    first = _APPEND(
-        tenant=tenant,
-        run=run,
-        fence=fence,
-        count=count,
-        sum=total,
-        last=last,
-        lease=lease,
-        now=now,
-        seq=seq,
-        kind=kind,
-        body=body,
-    )
-    if count == 1:
-        return [first]
-    more = [
-        _APPEND_MORE(tenant=tenant, run=run, fence=fence, seq=line.seq, kind=line.kind, body=line.body)
-        for line in lines[1:]
+    return [
+        (_APPEND_MORE if number else _APPEND)(
+            tenant=tenant, run=run, fence=fence, seq=line.seq, kind=line.kind, body=line.body
+        )
+        for number, line in enumerate(lines)
     ]
-    return [first, *more]
 
 
-def append(hold: Hold, lines: Sequence[Line], *, lease: int, now: int) -> Program[tuple[str | None] | None]:
+def append(hold: Hold, lines: Sequence[Line]) -> Program[tuple[str | None] | None]:
     """Write journal rows. None: the fence has moved, nothing was written; else what an operator asks for."""
-    answers = yield Batch(*append_statements(hold, lines, lease=lease, now=now), last=True)
+    answers = yield Batch(*append_statements(hold, lines), last=True)
     return answers[0][0] if answers[0] else None
 
 
@@ -365,23 +354,33 @@ def renew(holds: Sequence[tuple[Hold, int]], *, now: int) -> Program[list[tuple[
     return [found[hold] for hold, _ in holds]
 
 
-def park(hold: Hold, *, status: str, wake_at: int, waiting: str, now: int, heeded: str = "") -> Program[int | None]:
+def park(
+    hold: Hold, total: JournalSum, *, status: str, wake_at: int, waiting: str, now: int, heeded: str = ""
+) -> Program[int | None]:
     """Give a run back until it is due. Gives the time it is due at; None: the fence has moved. `heeded` is the request
     of an operator that the run has followed."""
-    statement = _PARK(**hold._asdict(), status=status, wake_at=wake_at, waiting=waiting, heeded=heeded, now=now)
-    [rows] = yield Batch(statement, last=True)
+    parts = {"status": status, "wake_at": wake_at, "waiting": waiting, "heeded": heeded, "now": now}
+    [rows] = yield Batch(_PARK(**hold._asdict(), **total._asdict(), **parts), last=True)
     return rows[0][0] if rows else None
 
 
 def finish(
-    hold: Hold, lines: Sequence[Line], *, status: str, outcome: bytes, waiting: str | None, keep: int | None, now: int
+    hold: Hold,
+    lines: Sequence[Line],
+    total: JournalSum,
+    *,
+    status: str,
+    outcome: bytes,
+    waiting: str | None,
+    keep: int | None,
+    now: int,
 ) -> Program[str | None]:
     """End a run: the last journal rows, its outcome, and a nudge for the run that started it. Gives its status: queued
     if it is to be rolled back after all; None: the fence has moved."""
     statements = [_LOCK_WITH_PARENT(tenant=hold.tenant, run=hold.run)]
-    if lines:
-        statements += append_statements(hold, lines, lease=0, now=now)
-    statements.append(_FINISH(**hold._asdict(), status=status, waiting=waiting, keep=keep, now=now))
+    statements += append_statements(hold, lines)
+    parts = {"status": status, "waiting": waiting, "keep": keep, "now": now}
+    statements.append(_FINISH(**hold._asdict(), **total._asdict(), **parts))
     answers = yield Batch(*statements)
     if not answers[-1]:
         return None
@@ -395,10 +394,10 @@ def finish(
     return str(answers[-1][0][0])
 
 
-def start_over(hold: Hold, *, args: bytes, incarnation: bytes, now: int) -> Program[bool]:
-    """continue_as_new: the same run with new arguments and an empty journal."""
+def start_over(hold: Hold, *, since: int, args: bytes, incarnation: bytes, now: int) -> Program[bool]:
+    """continue_as_new: the same run with new arguments and an empty journal, whose numbers are above `since`."""
     tenant, run, _ = hold
-    [rows] = yield Batch(_RENEWED_START(**hold._asdict(), incarnation=incarnation, now=now))
+    [rows] = yield Batch(_RENEWED_START(**hold._asdict(), since=since, incarnation=incarnation, now=now))
     if not rows:
         return False
     yield Batch(

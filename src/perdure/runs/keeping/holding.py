@@ -11,7 +11,7 @@ from functools import partial
 from perdure.errors import JournalDamaged
 from perdure.runs.calls.saving import NAME
 from perdure.runs.journal.entries import DONE, unpack
-from perdure.runs.journal.journal import ROWS
+from perdure.runs.journal.journal import PAGE_OF_ROWS, SEQ_MAX
 from perdure.runs.journal.rows import OPEN, TASK
 from perdure.storage.program import Batch, Flow, Program, Row, Rows, Sql, read
 
@@ -19,7 +19,7 @@ _PAGE = 200
 _WINDOW = 1000  # journal rows at a time
 _OPEN = ", ".join(f"'{status}'" for status in OPEN)
 _UNFINISHED = Sql(
-    f"""SELECT run, since, seq, origin, origin_since, origin_seq FROM run WHERE tenant = :tenant AND run > :after
+    f"""SELECT run, since, origin, origin_since, origin_seq FROM run WHERE tenant = :tenant AND run > :after
     AND status IN ({_OPEN}) AND function NOT LIKE '{TASK}%' ORDER BY run LIMIT :limit"""
 )
 _ORIGIN = Sql("SELECT origin, origin_since, origin_seq FROM run WHERE tenant = :tenant AND run = :run")
@@ -36,9 +36,9 @@ def held_threads(tenant: int) -> Flow[dict[str, int]]:
     held: dict[str, int] = {}
     after = 0
     while page := (yield from read(partial(_unfinished, tenant, after))):
-        for run, since, seq, *shared in page:
+        for run, since, *shared in page:
             after = run
-            yield from _look_through(tenant, run, since, seq, held)
+            yield from _look_through(tenant, run, since, SEQ_MAX, held)
             origin: Row = tuple(shared)
             for _ in range(_ORIGINS_MAX):  # what a fork shares
                 if not origin or origin[0] is None:
@@ -59,16 +59,16 @@ def _origin(tenant: int, run: int) -> Program[Row]:
 
 
 def _look_through(tenant: int, run: int, since: int, last: int, held: dict[str, int]) -> Flow[None]:
-    for start in range(since, last, _WINDOW):
-        rows = yield from read(partial(_rows, tenant, run, start, min(last, start + _WINDOW)))
-        for _, kind, body in rows:
+    while page := (yield from read(partial(_rows, tenant, run, since, last))):
+        for seq, kind, body in page:
+            since = seq
             name, record = _saved(kind, body)
             if name is not None:
                 held[name] = min(record, held.get(name, record))
 
 
 def _rows(tenant: int, run: int, since: int, last: int) -> Program[Rows]:
-    [rows] = yield Batch(ROWS(tenant=tenant, run=run, since=since, last=last), last=True)
+    [rows] = yield Batch(PAGE_OF_ROWS(tenant=tenant, run=run, since=since, last=last, limit=_WINDOW), last=True)
     return rows
 
 

@@ -264,7 +264,7 @@ def _part(tenant: int, row: RunRow, parent: int | None) -> Generator[Batch, list
         wake_at=row.wake_at,
         request=row.request,
         waiting=row.waiting,
-        seq=row.seq,
+        seq=max((row.seq, *(seq for seq, _, _ in journal))),
         since=row.since,
         created_at=row.created_at,
         changed_at=row.changed_at,

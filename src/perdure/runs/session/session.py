@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 LEASE_US = 30_000_000
 # A database that is away: so long we try to write down.
 _PATIENCE_PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, None)
-_HAS_ROW = Sql("SELECT body FROM journal WHERE tenant = :tenant AND run = :run AND seq = :seq", opens={0: JOURNAL})
+_HAS_ROW = Sql(
+    "SELECT body FROM journal WHERE tenant = :tenant AND run = :run AND seq = :seq AND kind = :kind", opens={0: JOURNAL}
+)
 _CARRIED_S = 0.0005  # how soon to look again whether another branch has written what was put off
 Beside = Callable[[], Generator[Batch, list[Rows], Any]]
 Fenced = Callable[[Hold], Program[Any]]  # an operation that writes nothing if the fence has moved
@@ -94,7 +96,7 @@ class Session:
         self.root = Scope(self, is_async=is_async)
         self.stop: BaseException | None = None
         self.waits: list[Wait] = []
-        self.index = JournalIndex(row.seq)
+        self.index = JournalIndex()
         self.replay_end: ReplayEnd | None = None  # the first call that replay found no answer to
         self.on_replay_end: Callable[[], None] | None = None
         self.patches: dict[str, bool] = {}
@@ -109,7 +111,7 @@ class Session:
         self.busy = 0
         self.acting: set[Any] = set()  # of an async run: the tasks whose effects are under way
         self.closing: BaseException | None = None  # raised by branches that outlive the function
-        self.touched_us = 0  # when the lease was last lengthened
+        self.renewed_us = 0  # when the lease was last renewed
         self.on_stop: Callable[[], None] | None = None
         self.on_chunk: Callable[[str, str, Any], None] | None = None
         self.supervisor: Any = None  # of an async run: runs/session/tasks.py
@@ -260,7 +262,6 @@ class Session:
         self,
         *drafts: tuple[int, Entry],
         beside: Beside | None = None,
-        lease_us: int = 0,
         stateless: bool = False,
         other: str | None = None,
     ) -> Act[None]:
@@ -269,11 +270,11 @@ class Session:
         if self.replay and drafts:
             raise self.end_of_replay(drafts[0][1].path, drafts[0][1].name)
         if self.state is not None and drafts and not stateless:  # what changed in the state goes with it
-            yield from self.state.recording(drafts, beside, lease_us, partial(self.record, stateless=True, other=other))
+            yield from self.state.recording(drafts, beside, partial(self.record, stateless=True, other=other))
             return
         target = self._put_off
         if not target:  # nothing ever was
-            yield from self._write((), drafts, beside, lease_us, other)
+            yield from self._write((), drafts, beside, other)
             return
         # The end of a step brings nothing to light that its beginning did not: it need not wait for what was put off.
         is_end = beside is None and bool(drafts) and all(kind == DONE for kind, _ in drafts)
@@ -286,10 +287,10 @@ class Session:
             if is_carrier or is_end or self._durable >= target or not (yield from self._until_carried(target)):
                 break
         if not is_carrier:
-            yield from self._write((), drafts, beside, lease_us, other)
+            yield from self._write((), drafts, beside, other)
             return
         try:
-            yield from self._write(put_off, drafts, beside, lease_us, other)
+            yield from self._write(put_off, drafts, beside, other)
             self._durable = until
         except StoreError as error:
             self._broken = error
@@ -306,49 +307,49 @@ class Session:
         put_off: Sequence[tuple[int, Entry]],
         drafts: Sequence[tuple[int, Entry]],
         beside: Beside | None = None,
-        lease_us: int = 0,
         other: str | None = None,
     ) -> Act[None]:
         taken = [*put_off, *drafts] if put_off else drafts
         if not taken:
             return
-        lines, recorded, statements = self._lines(taken)
+        lines, recorded, statements, digest = self._lines(taken)
         kind, entry = drafts[0] if drafts else taken[-1]
         if points.hook is not None:
             points.reach(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "before")
-        lease, now = max(self.lease_us, lease_us), self.ctx.clock_us()
         if beside is None and not statements:
-            op: Fenced = partial(rows.append, lines=lines, lease=lease, now=now)
+            op: Fenced = partial(rows.append, lines=lines)
         else:
-            op = partial(
-                _append_beside, lines=lines, statements=statements, beside=beside, lease=lease, now=now, other=other
-            )
+            op = partial(_append_beside, lines=lines, statements=statements, beside=beside, other=other)
         try:
             answer = yield from self.surely(op, partial(self._is_written, lines[-1]))
         except StoreError as error:
             self.stop = self.stop or error  # the code has seen what is not recorded: it must not go on
+            raise
+        except Exception:
+            self.index.release(len(lines))  # what goes with it refused, and undid the transaction
             raise
         if points.hook is not None:
             points.reach(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "after")
         if answer is None:
             self.lose()
         assert answer is not None
-        self.touched_us = self.ctx.clock_us()
-        self.index.add(recorded)
+        self.index.add(recorded, digest)
         if answer[0] is not None:
             self.heed(answer[0])
 
-    def _lines(self, taken: Sequence[tuple[int, Entry]]) -> tuple[list[Line], list[Recorded], list[Any]]:
-        """Drafts as rows, as what the index keeps of them, and the statements that store large values apart."""
-        lines, recorded, statements = [], [], []
-        for seq, (kind, entry) in enumerate(taken, self.index.numbers(len(taken))):
+    def _lines(self, taken: Sequence[tuple[int, Entry]]) -> tuple[list[Line], list[Recorded], list[Any], int]:
+        """Drafts as rows, as what the index keeps of them, the statements that store large values apart, and the sum of
+        the rows' hashes."""
+        lines, recorded, statements, digest = [], [], [], 0
+        for seq, (kind, entry) in enumerate(taken, self.index.reserve(len(taken))):
             if entry.value is not None and len(entry.value) >= BLOB_MIN_BYTES:
                 statements += blob_statements(self.tenant, self.row.run, entry.value)
                 entry = out_of_line(entry)
             body = pack(entry)
-            lines.append(Line(seq, kind, body, entry_digest(self.row.run, seq, kind, body)))
+            digest += entry_digest(self.row.run, seq, kind, body)
+            lines.append(Line(seq, kind, body))
             recorded.append(Recorded(seq, kind, entry))
-        return lines, recorded, statements
+        return lines, recorded, statements, digest
 
     def closing_lines(self) -> Act[list[Line]]:
         """What was put off, for the transaction that ends the session."""
@@ -357,7 +358,9 @@ class Session:
         with self._lock:
             taken, self._pending = self._pending, []
             self._durable = self._put_off
-        return self._lines(taken)[0]
+        lines, recorded, _, digest = self._lines(taken)
+        self.index.add(recorded, digest)
+        return lines
 
     def write_beside(self, beside: Beside) -> Act[None]:
         """Write something for the run that is no entry of its journal, and may be written twice. Raises LeaseLost."""
@@ -393,7 +396,7 @@ class Session:
         raise AssertionError("the last attempt returns or raises")
 
     def _is_written(self, line: Line) -> Act[bool]:
-        key = {"tenant": self.tenant, "run": self.row.run, "seq": line.seq}
+        key = {"tenant": self.tenant, "run": self.row.run, "seq": line.seq, "kind": line.kind}
         body = yield from read(partial(_row, key))
         return bool(body == line.body)
 
@@ -448,12 +451,10 @@ def _append_beside(
     lines: list[Line],
     statements: list[Any],
     beside: Beside | None,
-    lease: int,
-    now: int,
     other: str | None,
 ) -> Program[Any]:
     locks = [] if other is None else [rows.LOCK_TWO(tenant=hold.tenant, run=hold.run, other=other)]
-    answers = yield Batch(*locks, *rows.append_statements(hold, lines, lease=lease, now=now))
+    answers = yield Batch(*locks, *rows.append_statements(hold, lines))
     appended = answers[len(locks)]
     if not appended:
         return None
