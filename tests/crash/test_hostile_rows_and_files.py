@@ -67,7 +67,7 @@ COLUMNS = {
         "body",
         "stamp",
     ],
-    "body": ["salt", "diff", "full_text", "checksum"],
+    "body": ["salt", "diff", "full_text"],
     "thread": ["name", "metadata", "head", "head_hash", "created_at", "updated_at", "generation", "tree"],
 }
 CASES = [(table, column) for table, columns in COLUMNS.items() for column in columns]

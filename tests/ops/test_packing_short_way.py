@@ -13,7 +13,7 @@ from packing_kit import check, grow, pack, rows, scene
 
 import perdure
 from perdure.log import packed_lines, packs, reading
-from perdure.log.packs import Member, diffs_in, make_pack, pack_checksum, salts_in
+from perdure.log.packs import Member, diffs_in, make_pack, salts_in
 from perdure.storage.program import Batch, Program, Solo, Sql, Transaction, drive, write
 from perdure.storage.sqlite import SqliteDriver
 from perdure.values.compress import decompress_full, pack_against
@@ -116,8 +116,8 @@ def test_all_as_one_is_wrong_and_each_is_taken(tmp_path: Path) -> None:
     members = [Member._make(pair) for pair in zip(salts_in(data), diffs_in(data, key_text), strict=True)]
     other = make_pack([*members[:-1], Member(members[-1].salt, pack_splices([0, 0, b"x"]))], key_text)
     mixed = _with_whole_of(make_pack(members, key_text), other, key_text, members)
-    change = {"data": mixed, "checksum": pack_checksum(mixed), "pack": number}
-    connection.execute("UPDATE pack SET data = :data, checksum = :checksum WHERE pack = :pack", change)
+    change = {"data": mixed, "pack": number}
+    connection.execute("UPDATE pack SET data = :data WHERE pack = :pack", change)
     connection.close()
     with perdure.open(str(path)) as store:
         assert scene(store) == before

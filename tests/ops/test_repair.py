@@ -69,26 +69,6 @@ def kept_difference(scene: Scene) -> None:
         set_body(scene, body, "diff", lambda data: bytes(len(data)))
 
 
-def one_byte_of_a_difference(scene: Scene) -> None:
-    for _, body in ids(scene, "keyframe = 0 AND body > 0"):
-        set_body(scene, body, "diff", lambda data: flip(data, len(data) // 2))
-
-
-def one_byte_of_a_salt(scene: Scene) -> None:
-    for _, body in ids(scene, "body > 0"):
-        set_body(scene, body, "salt", lambda data: flip(data, 3))
-
-
-def one_byte_of_a_first_text(scene: Scene) -> None:
-    for _, body in ids(scene, "keyframe = 1 AND base IS NULL"):
-        set_body(scene, body, "full_text", lambda data: flip(data, len(data) // 2))
-
-
-def one_byte_of_a_pack(scene: Scene) -> None:
-    for pack, data in scene.execute("SELECT pack, data FROM pack"):
-        scene.execute("UPDATE pack SET data = ? WHERE pack = ?", (flip(bytes(data), len(data) // 2), pack))
-
-
 def places_of_packs(scene: Scene) -> None:
     scene.execute("UPDATE pack SET first = first + 7, last = 3, key = key + 1")
 
@@ -98,42 +78,6 @@ def keyframe_of_a_packed_record(scene: Scene) -> None:
     packed = ids(scene, "body < 0")
     for (record, _), value in zip((packed[0], packed[3], packed[-1]), ("id", "0", "key - 77777"), strict=True):
         scene.execute(f"UPDATE record SET key = {value} WHERE id = ?", (record,))
-
-
-def checksum_of_a_body(scene: Scene) -> None:
-    scene.execute("UPDATE body SET checksum = checksum + 1")
-
-
-def columns(scene: Scene) -> None:
-    """One column of each row, another one in each."""
-    # One bit each: adding may carry into a second byte, which a checksum does not tell any more.
-    bits = {"at": 64, "step": 1024, "size": 4096, "cost": 65536, "parent": 1048576, "key": 65536, "thread": 256}
-    changes = [
-        *((column, f"({column} | {bit}) - ({column} & {bit})") for column, bit in bits.items()),
-        ("base", "id"),
-        ("checksum", "checksum + 99"),
-        ("note", "'turn 0'"),
-    ]
-    rows = ids(scene, f"thread = {thread_a(scene)} AND base IS NOT NULL AND parent IS NOT NULL AND note IS NULL")
-    for (record, _), (column, value) in zip(rows, changes[:-1], strict=False):
-        scene.execute(f"UPDATE record SET {column} = {value} WHERE id = ?", (record,))
-
-
-def body_pointer(scene: Scene) -> None:
-    record, body = ids(scene, "keyframe = 0 AND body > 0")[1]
-    scene.execute("UPDATE record SET body = ? WHERE id = ?", (body + 1, record))
-
-
-def pack_pointer(scene: Scene) -> None:
-    """A record that seems to be in a pack: the others in it must not lose their places."""
-    [(pack,)] = scene.execute("SELECT min(pack) FROM pack")
-    record, _ = ids(scene, f"thread = {thread_a(scene)}")[5]
-    scene.execute("UPDATE record SET body = ? WHERE id = ?", (-pack, record))
-
-
-def hash_of_a_record(scene: Scene) -> None:
-    record, _ = ids(scene, f"thread = {thread_a(scene)}")[7]
-    scene.execute("UPDATE record SET hash = ? WHERE id = ?", (bytes(32), record))
 
 
 def head(scene: Scene) -> None:
@@ -157,10 +101,8 @@ def tags(scene: Scene) -> None:
 
 
 def orphans(scene: Scene) -> None:
-    scene.execute("INSERT INTO body (tenant, salt, checksum, diff) VALUES (1, ?, 5, ?)", (b"s", b"d"))
-    scene.execute(
-        "INSERT INTO pack (tenant, tree, key, first, last, checksum, data) VALUES (1, 2, 3, 4, 5, 6, ?)", (b"x",)
-    )
+    scene.execute("INSERT INTO body (tenant, salt, diff) VALUES (1, ?, ?)", (b"s", b"d"))
+    scene.execute("INSERT INTO pack (tenant, tree, key, first, last, data) VALUES (1, 2, 3, 4, 5, ?)", (b"x",))
 
 
 def a_sweep_that_was_not_finished(scene: Scene) -> None:
@@ -172,17 +114,8 @@ def a_sweep_that_was_not_finished(scene: Scene) -> None:
 MENDABLE = [
     full_text,
     kept_difference,
-    one_byte_of_a_difference,
-    one_byte_of_a_salt,
-    one_byte_of_a_first_text,
-    one_byte_of_a_pack,
     places_of_packs,
     keyframe_of_a_packed_record,
-    checksum_of_a_body,
-    columns,
-    body_pointer,
-    pack_pointer,
-    hash_of_a_record,
     head,
     head_hash,
     head_of_another,

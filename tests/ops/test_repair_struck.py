@@ -41,7 +41,7 @@ def damage(scene: Scene) -> None:
     scene.execute("UPDATE thread SET head_hash = ? WHERE name = 'c'", (bytes(32),))
     scene.execute("UPDATE run SET digest = digest + 1 WHERE id = 'asks'")
     scene.execute("DELETE FROM tag")
-    scene.execute("INSERT INTO body (tenant, salt, checksum, diff) VALUES (1, ?, 5, ?)", (b"s", b"d"))
+    scene.execute("INSERT INTO body (tenant, salt, diff) VALUES (1, ?, ?)", (b"s", b"d"))
 
 
 class Struck(Exception):

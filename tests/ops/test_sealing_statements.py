@@ -44,7 +44,6 @@ def touched(text: str, table: str, column: str) -> bool:
     text = re.sub(r"'[^']*'", "''", " ".join(text.split()))
     text = re.sub(r"(length|substr)\([^()]*\)", "0", text)
     text = re.sub(rf"(\w+\.)?{column} (IS (NOT )?NULL|= NULL)", "1 = 1", text)
-    text = re.sub(rf"\b{column} = {column} [-+]", "1 = 1 +", text)  # a checksum is added to: it stays masked
     aliases = re.findall(rf"\b(?:FROM|JOIN|UPDATE|INTO) {table}\b(?: AS)? ?(\w*)", text)
     if not aliases:
         return False
@@ -87,5 +86,5 @@ def test_a_statement_that_says_nothing_would_be_found() -> None:
     assert touched("SELECT r.note FROM record r JOIN body b ON b.id = r.body", "record", "note")
     assert touched("UPDATE body SET diff = :diff WHERE id = :id", "body", "diff")
     assert touched("INSERT INTO journal (tenant, body) VALUES (:tenant, :body)", "journal", "body")
-    assert not touched("SELECT b.checksum FROM record r JOIN body b ON b.id = r.body", "record", "checksum")
+    assert not touched("SELECT b.salt FROM record r JOIN body b ON b.id = r.body", "record", "salt")
     assert not touched("SELECT sum(length(value)) FROM write", "write", "value")

@@ -15,7 +15,7 @@ import perdure
 from perdure import Store
 from perdure.log.packing import pack_tenant
 from perdure.storage.cells import MARK, TABLES, Cell, Table
-from perdure.storage.locks import INDEX_MARK, INDEX_TEXT_MARK, MASKED_FROM, TEXT_MARK
+from perdure.storage.locks import INDEX_MARK, INDEX_TEXT_MARK, TEXT_MARK
 from perdure.storage.program import drive
 
 OLD, NEW, OTHER = bytes(range(32)), bytes(range(1, 33)), bytes(range(2, 34))
@@ -151,8 +151,6 @@ def is_sealed(cell: Cell, value: Any, key: bytes | None = None) -> bool:
     """Whether a stored cell is encrypted; with `key`, by that one."""
     if value is None:
         return True
-    if cell.sort == "mask":
-        return bool(value >= MASKED_FROM)
     if cell.sort == "index":
         return bool(value.startswith(INDEX_MARK if isinstance(value, bytes) else INDEX_TEXT_MARK))
     start: Any = MARK + (key or b"") if cell.sort == "blob" else TEXT_MARK + (key or b"").hex()

@@ -1,4 +1,4 @@
-"""Records: ids that grow, hashes that cover every word of meaning, checksums that cover every column."""
+"""Records: ids that grow, hashes that cover every word of meaning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perdure.errors import NotFound
 from perdure.log.ids import ID_MAX, ROOM, new_id, parse_id, show_id
-from perdure.log.records import COLUMNS, NO_HASH, Record, chain_hash, record_of, row_checksum, row_is_sound
+from perdure.log.records import COLUMNS, NO_HASH, Record, chain_hash, record_of
 
 MEANING: dict[str, Any] = {
     "parent_hash": NO_HASH,
@@ -38,11 +38,9 @@ RECORD = Record(
     size=100,
     cost=2_000,
     hash=b"h" * 32,
-    checksum=0,
     body=11,
     stamp=12,
 )
-SOUND = RECORD._replace(checksum=row_checksum(1, RECORD) + 11 + 12)
 
 
 def test_a_record_has_the_columns_that_are_read() -> None:
@@ -74,23 +72,6 @@ def test_the_hash_covers_every_part_of_the_meaning(field: str, value: Any) -> No
 def test_parts_cannot_be_shifted_into_each_other() -> None:
     one = chain_hash(**{**MEANING, "note": "ab", "metadata": "c"})
     assert one != chain_hash(**{**MEANING, "note": "a", "metadata": "bc"})
-
-
-@pytest.mark.parametrize("field", Record._fields)
-def test_the_checksum_covers_every_column(field: str) -> None:
-    assert row_is_sound(1, SOUND)
-    before: Any = getattr(SOUND, field)
-    changed: Any
-    changed = before + 1 if isinstance(before, int) else (b"x" * 32 if isinstance(before, bytes) else f"{before}!")
-    assert not row_is_sound(1, SOUND._replace(**{field: changed}))
-
-
-def test_the_checksum_covers_the_tenant() -> None:
-    assert not row_is_sound(2, SOUND)
-
-
-def test_a_tombstone_is_sound_without_its_body() -> None:
-    assert row_is_sound(1, SOUND._replace(body=None, checksum=SOUND.checksum - 11))
 
 
 @given(st.integers(1, ID_MAX))

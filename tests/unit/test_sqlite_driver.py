@@ -19,7 +19,7 @@ from perdure.storage.sqlite import SqliteDriver
 PUT = Sql("INSERT INTO meta (key, value) VALUES (:key, {stamp})")
 KEYS = Sql("SELECT key FROM meta WHERE key <> 'store' ORDER BY key")
 STAMP = Sql("SELECT stamp FROM clock")
-LARGE = Sql("INSERT INTO body (tenant, salt, checksum, diff) VALUES (1, x'00', 0, :diff)")
+LARGE = Sql("INSERT INTO body (tenant, salt, diff) VALUES (1, x'00', :diff)")
 
 
 def put(*keys: str) -> Program[int]:

@@ -128,7 +128,7 @@ def _row(mend: Mend, style: str) -> list[Cell]:
 
 REPAIR = Command(
     "mend a damaged store, on a copy",
-    "Rebuilds the file and its indexes, rows, keyframes, heads and\nids, as far as checksums and hashes prove what "
+    "Rebuilds the file and its indexes, rows, keyframes, heads and\nids, as far as hashes prove what "
     "they were; what cannot be saved goes to a file, and is\nnamed. Then everything is verified. The copy is "
     "agent.repaired.db beside the store (or --to), on\nPostgreSQL a new schema. A store that is sound gets no copy. "
     "Exits with 1 if something is lost.\nIt needs the keys of an encrypted store (PERDURE_KEYS): without them it is "

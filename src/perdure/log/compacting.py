@@ -10,22 +10,22 @@ from functools import partial
 from typing import NamedTuple
 
 from perdure.errors import Undecodable
-from perdure.log.records import body_checksum
 from perdure.storage.cells import FULL_TEXT
 from perdure.storage.program import Batch, Flow, Program, Reclaim, Sql, aside, read, write
 from perdure.values.compress import compress_hard, decompress_full
 
 _BODIES = Sql(
-    """SELECT b.id, b.checksum, r.size, b.full_text FROM record r
+    """SELECT b.id, r.tree, r.id, r.size, b.full_text FROM record r
     JOIN body b ON b.tenant = r.tenant AND b.id = r.body
     WHERE r.tenant = :tenant AND r.keyframe = 1 AND b.id > :after ORDER BY b.id LIMIT :limit""",
-    opens={3: FULL_TEXT},
+    opens={4: FULL_TEXT},
     tolerant=True,
 )
-# Only if nobody has changed it meanwhile.
+# Only while the body is still this record's: SQLite may reuse the number of a body that was removed.
 _SET = Sql(
-    """UPDATE body SET full_text = :full_text, checksum = checksum + :change
-    WHERE tenant = :tenant AND id = :id AND checksum = :checksum RETURNING id""",
+    """UPDATE body SET full_text = :full_text WHERE tenant = :tenant AND id = :id AND EXISTS (SELECT 1 FROM record r
+        WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = :record AND r.body = :id AND r.keyframe = 1)
+    RETURNING id""",
     seals={"full_text": FULL_TEXT},
 )
 _GET_MARK = Sql("SELECT value FROM meta WHERE key = :key")
@@ -35,7 +35,8 @@ _PAGE = 8
 
 class _Body(NamedTuple):
     id: int
-    checksum: int
+    tree: int
+    record: int
     size: int
     full: bytes
 
@@ -79,10 +80,8 @@ def _packed(body: _Body) -> bytes | None:
 
 
 def _store(tenant: int, body: _Body, packed: bytes) -> Program[bool]:
-    change = body_checksum(packed) - body_checksum(body.full)
-    [rows] = yield Batch(
-        _SET(tenant=tenant, id=body.id, checksum=body.checksum, full_text=packed, change=change), last=True
-    )
+    this = {"tenant": tenant, "tree": body.tree, "record": body.record}
+    [rows] = yield Batch(_SET(**this, id=body.id, full_text=packed), last=True)
     return bool(rows)
 
 

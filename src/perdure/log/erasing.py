@@ -20,9 +20,8 @@ from perdure.log.ids import show_id
 from perdure.log.labels import LabelRow, bases_by_thread, bases_of_writes, drop_writes, labels_in
 from perdure.log.pins import drop_pins_on, pins_in
 from perdure.log.reading import RECORD
-from perdure.log.records import ERASED, Record, record_of, row_checksum
+from perdure.log.records import ERASED, Record, record_of
 from perdure.log.sweeping import drop_all, lock_tree, rearrange, remove_threads, set_head, sweep
-from perdure.storage.cells import RECORD_CHECKSUM
 from perdure.storage.program import Batch, Dialect, Flow, Program, Progress, Rows, Scrub, Sql, read, write
 
 _TRIES = 10
@@ -49,9 +48,8 @@ _TOMBS = Sql(
     AND (note IS NOT NULL OR metadata IS NOT NULL)"""
 )
 _EMPTY = Sql(
-    """UPDATE record SET note = NULL, metadata = NULL, keyframe = :keyframe, checksum = :checksum
+    """UPDATE record SET note = NULL, metadata = NULL, keyframe = :keyframe
     WHERE tenant = :tenant AND tree = :tree AND id = :id""",
-    seals={"checksum": RECORD_CHECKSUM},
 )
 # Something that both have pending, by the same task, on the same checkpoint.
 _SAME_WRITES = Sql(
@@ -303,10 +301,7 @@ def _read(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], R
 
 def _empty(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], None]:
     """Take the note and the metadata from a tombstone, and say that the history goes on behind it."""
-    found = yield from _read(tenant, tree, record)
-    bare = found._replace(note=None, metadata=None, keyframe=ERASED)
-    checksum = row_checksum(tenant, bare) + (bare.body or 0) + bare.stamp
-    yield Batch(_EMPTY(tenant=tenant, tree=tree, id=record, keyframe=ERASED, checksum=checksum))
+    yield Batch(_EMPTY(tenant=tenant, tree=tree, id=record, keyframe=ERASED))
 
 
 # --- the bytes

@@ -16,7 +16,7 @@ from perdure.log.choosing import Node
 from perdure.log.mended import Done
 from perdure.log.mending_bodies import CANNOT_READ, set_row
 from perdure.log.reading import RECORD, read_state
-from perdure.log.records import R_COLUMNS, RECORD_CELLS, record_of, row_is_sound
+from perdure.log.records import R_COLUMNS, RECORD_CELLS, record_of
 from perdure.log.unpacking import dissolve_with
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, write
 
@@ -73,11 +73,12 @@ def _key_text(tenant: int, tree: int, live: list[int]) -> Generator[Batch, list[
     return None
 
 
-def _is_sound(tenant: int, row: tuple[Any, ...]) -> bool:
+def _is_sound(row: tuple[Any, ...]) -> bool:
     try:
-        return row_is_sound(tenant, record_of(row))
+        record_of(row)
     except Damaged:
         return False
+    return True
 
 
 def place_packs(tenant: int) -> Flow[Done]:
@@ -96,7 +97,7 @@ def _place_some(tenant: int, after: int) -> Program[tuple[int | None, int]]:
     placed = 0
     for pack, *place in rows:
         [found] = yield Batch(_MEMBERS(tenant=tenant, body=-pack))
-        sound = [record_of(row) for row in found if _is_sound(tenant, row)]
+        sound = [record_of(row) for row in found if _is_sound(row)]
         where = {(record.tree, record.key) for record in sound}
         if len(where) == 1:
             tree, key = where.pop()

@@ -21,11 +21,11 @@ _LINKS_MAX = 1000
 _LONG_COST = MEMBERS_MAX * 2 * RECORD_COST_BYTES
 # A pack, how many of its records there are up to one of them, and what its first record is built on.
 _OWN = Sql(
-    """SELECT p.pack, p.checksum, p.data, (SELECT count(*) FROM record o WHERE o.tenant = p.tenant AND o.tree = p.tree
+    """SELECT p.pack, p.data, (SELECT count(*) FROM record o WHERE o.tenant = p.tenant AND o.tree = p.tree
         AND o.id >= p.first AND o.id <= :id AND o.body = -p.pack),
         (SELECT f.base FROM record f WHERE f.tenant = p.tenant AND f.tree = p.tree AND f.id = p.first)
     FROM pack p WHERE p.tenant = :tenant AND p.pack = :pack""",
-    opens={2: cells.PACK},
+    opens={1: cells.PACK},
     tolerant=True,
 )
 _BODY = Sql("SELECT body FROM record WHERE tenant = :tenant AND tree = :tree AND id = :id AND body < 0")
@@ -72,8 +72,8 @@ def packed_line(
     row = one_row(own)
     if row is None:
         return None
-    pack, checksum, data, number, base = row
-    packs: Rows = [(pack, checksum, data)]
+    pack, data, number, base = row
+    packs: Rows = [(pack, data)]
     pieces: list[tuple[int, int | None]] = [(pack, number)]
     if base != key:
         if links is None:

@@ -24,12 +24,11 @@ from perdure.log.packs import (
     Member,
     diffs_in,
     make_pack,
-    pack_checksum,
     packed_mark,
     salts_in,
 )
 from perdure.log.reading import NOT_SWEPT, read_chain, read_state
-from perdure.log.records import SALT_BYTES, body_checksum
+from perdure.log.records import SALT_BYTES
 from perdure.storage.cells import DIFF, PACK, SALT
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, aside, read, write
 from perdure.values.delta import Decoder, Encoder, goes_on, pack_splices
@@ -55,21 +54,21 @@ _NODES = Sql(
         WHERE o.tenant = :tenant AND o.tree = :tree AND o.id >= :key AND o.key = :key))) ORDER BY r.id"""
 )
 _SALTS = Sql(
-    """SELECT r.id, b.salt, b.checksum, b.diff FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    """SELECT r.id, b.salt, b.diff FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :key AND r.key = :key AND r.keyframe = 0""",
-    opens={1: SALT, 3: DIFF},
+    opens={1: SALT, 2: DIFF},
 )
 _KEPT_DIFF = Sql("SELECT salt, diff FROM body WHERE tenant = :tenant AND id = :body", opens={0: SALT, 1: DIFF})
 _NEXT_GENERATION = Sql("UPDATE thread SET generation = generation + 1 WHERE tenant = :tenant AND tree = :tree")
 _INSERT = Sql(
-    """INSERT INTO pack (tenant, tree, key, first, last, checksum, data)
-    VALUES (:tenant, :tree, :key, :first, :last, :checksum, :data) RETURNING pack""",
+    """INSERT INTO pack (tenant, tree, key, first, last, data)
+    VALUES (:tenant, :tree, :key, :first, :last, :data) RETURNING pack""",
     seals={"data": PACK},
 )
 _POINT = Sql(
-    sqlite="""UPDATE record SET checksum = checksum - body - :pack, body = -:pack
+    sqlite="""UPDATE record SET body = -:pack
         WHERE tenant = :tenant AND tree = :tree AND id IN (SELECT value FROM json_each(:ids)) RETURNING id""",
-    postgres="""UPDATE record SET checksum = checksum - body - :pack::bigint, body = -:pack::bigint
+    postgres="""UPDATE record SET body = -:pack::bigint
         WHERE tenant = :tenant AND tree = :tree
         AND id IN (SELECT v::bigint FROM json_array_elements_text(:ids::json) v) RETURNING id""",
 )
@@ -85,7 +84,7 @@ _DROP_PACKS = Sql(
         AND pack IN (SELECT v::bigint FROM json_array_elements_text(:numbers::json) v) RETURNING length(data)""",
 )
 _SET_DIFF = Sql(
-    "UPDATE body SET diff = :diff, checksum = checksum + :change WHERE tenant = :tenant AND id = :body RETURNING id",
+    "UPDATE body SET diff = :diff WHERE tenant = :tenant AND id = :body RETURNING id",
     seals={"diff": DIFF},
 )
 _GET_MARK = Sql("SELECT value FROM meta WHERE key = :key")
@@ -226,8 +225,7 @@ def _detached(tenant: int, chain: _Chain, records: tuple[int, ...]) -> list[Stat
             continue
         [splices] = Decoder(dictionary).decode([chain.members[record].diff])
         diff = Encoder(dictionary).encode_splices(splices)
-        change = body_checksum(diff) - body_checksum(old)
-        statements.append(_SET_DIFF(tenant=tenant, body=chain.nodes[record].body, diff=diff, change=change))
+        statements.append(_SET_DIFF(tenant=tenant, body=chain.nodes[record].body, diff=diff))
     return statements
 
 
@@ -293,9 +291,8 @@ def _read_chain(tenant: int, tree: int, key: int, generation: int) -> Program[_C
     [rows] = yield Batch(_SALTS(tenant=tenant, tree=tree, key=key))
     salts: dict[int, bytes] = {}
     chain = _Chain(key, keyframe.data, generation, nodes, {}, {})
-    for record, salt, checksum, diff in rows:
-        sound = type(salt) is bytes and type(diff) is bytes and len(salt) == SALT_BYTES
-        if not sound or checksum != body_checksum(salt, diff):
+    for record, salt, diff in rows:
+        if type(salt) is not bytes or type(diff) is not bytes or len(salt) != SALT_BYTES:
             raise Damaged("a body is damaged")
         salts[record], chain.stored[record] = salt, diff
     bases = {node.base for node in nodes.values() if not node.keyframe}
@@ -345,9 +342,7 @@ def _store_detached(tenant: int, tree: int, chain: _Chain, statements: list[Stat
 def _store(tenant: int, tree: int, chain: _Chain, group: list[int], data: bytes) -> Program[Packed]:
     yield from _check_generation(tenant, tree, chain)
     this = {"tenant": tenant, "tree": tree}
-    [[(pack,)]] = yield Batch(
-        _INSERT(**this, key=chain.key, first=group[0], last=group[-1], checksum=pack_checksum(data), data=data)
-    )
+    [[(pack,)]] = yield Batch(_INSERT(**this, key=chain.key, first=group[0], last=group[-1], data=data))
     bodies = {chain.nodes[record].body for record in group}
     pointed, _, dropped = yield Batch(
         _POINT(**this, pack=pack, ids=orjson.dumps(group).decode()),

@@ -11,7 +11,6 @@ wrong. Putting records into packs is `packing.py`'s.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Generator, Iterable, Sequence
 from typing import NamedTuple
 
@@ -35,17 +34,17 @@ _DATA_MAX = 2 * BYTES_MAX
 _NO_KEY_BYTES = 8  # a shorter prefix is none
 
 PACK = Sql(
-    "SELECT pack, checksum, data FROM pack WHERE tenant = :tenant AND pack = :pack",
-    opens={2: cells.PACK},
+    "SELECT pack, data FROM pack WHERE tenant = :tenant AND pack = :pack",
+    opens={1: cells.PACK},
     tolerant=True,
 )
 # Which of a pack's records is this one?
 _BEFORE = Sql(
-    """SELECT r.body, p.checksum, p.data, (SELECT count(*) FROM record o WHERE o.tenant = r.tenant AND o.tree = r.tree
+    """SELECT r.body, p.data, (SELECT count(*) FROM record o WHERE o.tenant = r.tenant AND o.tree = r.tree
         AND o.id >= p.first AND o.id < r.id AND o.body = r.body)
     FROM record r JOIN pack p ON p.tenant = r.tenant AND p.pack = -r.body
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = :id AND r.body < 0""",
-    opens={2: cells.PACK},
+    opens={1: cells.PACK},
     tolerant=True,
 )
 
@@ -60,11 +59,6 @@ class Member(NamedTuple):
 
     salt: bytes
     diff: bytes  # as values/delta.py has it before it is compressed
-
-
-def pack_checksum(data: bytes) -> int:
-    """The checksum of a pack's row."""
-    return zlib.crc32(data)
 
 
 def make_pack(members: Sequence[Member], key_text: bytes, *, passed: bool = True) -> bytes:
@@ -158,8 +152,8 @@ class Packs:
 
     def __init__(self, rows: Iterable[tuple[object, ...]]) -> None:
         self._data: dict[object, bytes] = {}
-        for pack, checksum, data in rows:
-            if type(data) is bytes and checksum == pack_checksum(data):
+        for pack, data in rows:
+            if type(data) is bytes:
                 self._data[pack] = data
         self._diffs: dict[int, list[bytes]] = {}
 
@@ -209,9 +203,9 @@ class Packs:
 def packed_salt(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], bytes | None]:
     """The salt of a record that was packed meanwhile."""
     [rows] = yield Batch(_BEFORE(tenant=tenant, tree=tree, id=record))
-    for body, checksum, data, index in rows:
+    for body, data, index in rows:
         try:
-            return Packs([(-body, checksum, data)]).salt(-body, index)
+            return Packs([(-body, data)]).salt(-body, index)
         except Undecodable:
             return None
     return None

@@ -33,10 +33,10 @@ COLUMNS = {
     ),
     "record": (
         *("tree", "id", "thread", "parent", "base", "keyframe", "key", "kind", "at", "step", "note", "metadata"),
-        *("size", "cost", "hash", "checksum", "body", "stamp"),
+        *("size", "cost", "hash", "body", "stamp"),
     ),
-    "body": ("id", "salt", "checksum", "diff", "full_text"),
-    "pack": ("pack", "tree", "key", "first", "last", "checksum", "data"),
+    "body": ("id", "salt", "diff", "full_text"),
+    "pack": ("pack", "tree", "key", "first", "last", "data"),
     "label": ("thread", "space", "id", "record", "run"),
     "space": ("thread", "name", "space", "head"),
     "write": ("thread", "space", "id", "task", "idx", "channel", "path", "base", "value"),

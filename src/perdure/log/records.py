@@ -1,13 +1,12 @@
-"""What a record is: its columns, the hash that covers its meaning, the checksum that covers its row.
+"""A record: its columns, and the hash that covers what it says.
 
 The hash chains meaning: parent's hash, id, kind, time, note, metadata, step and the content's salted hash. Moving a
-base, re-keyframing, packing or encrypting changes no hash. The checksum covers the physical row, so that a flipped
-bit in a column that the hash does not cover shows too.
+base, re-keyframing, packing or encrypting changes no hash. Loading a state checks it, `verify` checks every record.
+Note and metadata, which are listed without a state, end with a hash of their own (`row_hashes.py`).
 """
 
 from __future__ import annotations
 
-import zlib
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -16,17 +15,14 @@ from blake3 import blake3
 
 from perdure.errors import Damaged
 from perdure.log.ids import ID_MAX, ROOM, show_id
-from perdure.storage.cells import DIFF, FULL_TEXT, NOTE, RECORD_CHECKSUM, RECORD_METADATA, SALT
+from perdure.storage.cells import DIFF, FULL_TEXT, NOTE, RECORD_METADATA, SALT
 
 NO_HASH = bytes(32)  # the parent's hash of a first record
 SALT_BYTES = 16
 # In column keyframe of a tombstone: it was erased, and the history goes on behind it. Behind others it has ended.
 ERASED = 2
 NUMBER_MAX = 1 << 61
-COLUMNS = (
-    "tree, id, thread, parent, base, keyframe, key, kind, at, step, note, metadata, size, cost, hash, checksum, "
-    "body, stamp"
-)
+COLUMNS = "tree, id, thread, parent, base, keyframe, key, kind, at, step, note, metadata, size, cost, hash, body, stamp"
 R_COLUMNS = ", ".join(f"r.{column.strip()}" for column in COLUMNS.split(","))  # the same, of a record named r
 _pack = msgspec.msgpack.Encoder().encode
 # What is secret of a row that was selected as COLUMNS has it, and of one that is written.
@@ -34,9 +30,8 @@ _AT = {name.strip(): index for index, name in enumerate(COLUMNS.split(","))}
 RECORD_CELLS = {
     _AT["note"]: NOTE.at(_AT["tree"], _AT["id"]),
     _AT["metadata"]: RECORD_METADATA.at(_AT["tree"], _AT["id"]),
-    _AT["checksum"]: RECORD_CHECKSUM.at(_AT["tree"], _AT["id"]),
 }
-RECORD_SEALS = {"note": NOTE, "metadata": RECORD_METADATA, "checksum": RECORD_CHECKSUM}
+RECORD_SEALS = {"note": NOTE, "metadata": RECORD_METADATA}
 INSERT_SEALS = {**RECORD_SEALS, "salt": SALT, "diff": DIFF, "full_text": FULL_TEXT}  # with its body
 
 
@@ -58,7 +53,6 @@ class Record(NamedTuple):
     size: int
     cost: int
     hash: bytes
-    checksum: int
     body: int | None
     stamp: int
 
@@ -103,27 +97,3 @@ def chain_hash(
     """The hash of a record: what it says and, through its parent's hash, everything before it."""
     meta = blake3(_pack((step, note, metadata))).digest()
     return blake3(parent_hash + _pack((record, kind, at)) + meta + content).digest()
-
-
-def row_checksum(tenant: int, record: Record) -> int:
-    """The checksum of a row's own columns, without those that the database assigns (body, stamp).
-
-    The stored checksum is this plus body plus stamp, added by the database when it assigns them.
-    """
-    return columns_checksum(tenant, record[:15])
-
-
-def columns_checksum(tenant: int, columns: tuple[Any, ...]) -> int:
-    """The checksum of a row that is being made: all columns up to and with the hash."""
-    return zlib.crc32(_pack((tenant, *columns)))
-
-
-def row_is_sound(tenant: int, record: Record) -> bool:
-    """Whether no column of the row has changed since it was written."""
-    return record.checksum == row_checksum(tenant, record) + (record.body or 0) + record.stamp
-
-
-def body_checksum(*parts: bytes | None) -> int:
-    """The checksum of a body: those of its salt, difference and full text, added up, so that one can change without
-    reading the others."""
-    return sum(zlib.crc32(part) for part in parts if part is not None)

@@ -1,6 +1,6 @@
 """Repairing the log: tree by tree, each in one transaction, so that a kill leaves a tree as it was or mended.
 
-In this order: rows (by their checksums), what states are made of (by their hashes), then what cannot be proved is set
+In this order: rows, what states are made of (by their hashes), then what cannot be proved is set
 aside and becomes a tombstone, so that the hashes of what follows still hold; then whatever points at records. A tree in
 which nothing is wrong is only read. Must never happen here: something that its hash does not prove is kept as good, or
 something is removed that is not kept in `quarantine`.
@@ -17,13 +17,13 @@ from perdure.log.branches import threads_in_tree
 from perdure.log.choosing import Node, Plan, nodes_of
 from perdure.log.ids import ID_MAX
 from perdure.log.mended import Done
-from perdure.log.mending_bodies import CANNOT_READ, is_intruder, loads, mend_record, mend_row, set_row, unlink
+from perdure.log.mending_bodies import CANNOT_READ, is_intruder, loads, mend_record, set_row, unlink
 from perdure.log.mending_packs import place_packs, take_apart
 from perdure.log.mending_rows import sane_of, tombstone_of
 from perdure.log.mending_threads import mend_heads, mend_labels, mend_rows, mend_writes
 from perdure.log.quarantine import keep, set_aside
 from perdure.log.reading import NOT_SWEPT, read_chain
-from perdure.log.records import R_COLUMNS, RECORD_CELLS, Record, record_of, row_is_sound
+from perdure.log.records import R_COLUMNS, RECORD_CELLS, Record, record_of
 from perdure.log.repairing_strays import drop_orphans, repair_strays
 from perdure.log.sweeping import rearrange, sweep
 from perdure.log.verifying import Findings, check_tree
@@ -171,18 +171,14 @@ def _name(findings: Findings, number: int) -> str:
 
 
 def _mend_record_rows(tenant: int, tree: int, names: dict[int, str], done: Done) -> Generator[Batch, list[Rows], None]:
-    """Rows whose checksum does not hold, where it tells what they were; rows that are not even rows are taken out."""
+    """Rows that are not even rows are taken out."""
     after: Any = LEAST
     while True:
         [rows] = yield Batch(_ROWS(tenant=tenant, tree=tree, after=after, limit=_PAGE))
         for row in rows:
             after = row[1]
-            record = _record(row)
-            if record is not None and row_is_sound(tenant, record):
-                continue
-            if (yield from mend_row(tenant, row, names, done)) or record is not None:
-                continue
-            yield from _lose_row(tenant, tree, row, names, done)
+            if _record(row) is None:
+                yield from _lose_row(tenant, tree, row, names, done)
         if len(rows) < _PAGE:
             return
 

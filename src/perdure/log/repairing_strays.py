@@ -14,11 +14,10 @@ from perdure.errors import Damaged
 from perdure.log.branches import MINUTE_US, threads_in_tree
 from perdure.log.choosing import needed_by, nodes_of
 from perdure.log.mended import Done
-from perdure.log.mending_bodies import mend_row
 from perdure.log.pins import pins_in
 from perdure.log.quarantine import set_aside
 from perdure.log.reading import NOT_SWEPT
-from perdure.log.records import R_COLUMNS, RECORD_CELLS, record_of, row_is_sound
+from perdure.log.records import R_COLUMNS, RECORD_CELLS, record_of
 from perdure.storage.cells import THREAD_METADATA
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, write
 
@@ -79,38 +78,34 @@ _DROP_SWEPT = Sql(
 
 
 def repair_strays(tenant: int) -> Flow[Done]:
-    """Records that no thread has: put back if their checksum tells where; else their thread is made again."""
+    """Records that no thread has: their thread is made again."""
     return (yield from write(partial(_strays, tenant), solo=True))
 
 
 def _strays(tenant: int) -> Program[Done]:
     done = Done()
-    _, lonely = yield Batch(_DROP_SWEPT(), _LONELY(tenant=tenant, limit=_PAGE))
-    for row in lonely:
-        if not _is_sound(tenant, row):
-            yield from mend_row(tenant, row, {}, done)
-    [pairs] = yield Batch(_OWNERLESS(tenant=tenant))
+    _, pairs = yield Batch(_DROP_SWEPT(), _OWNERLESS(tenant=tenant))
     for tree, owner in pairs:
         if type(tree) is int and type(owner) is int and (yield from _lost_its_row(tenant, tree, owner)):
             yield from _make_thread(tenant, tree, owner, done)
-    # What is left has neither a checksum that holds nor a thread.
     while True:
         [lonely] = yield Batch(_LONELY(tenant=tenant, limit=_PAGE))
         for row in lonely:
             yield from set_aside(tenant, "record", (row[0], row[1]), "it belongs to no thread", drop=True)
-            if type(row[16]) is int and row[16] > 0:
-                yield from set_aside(tenant, "body", (row[16],), "of a record that belongs to no thread", drop=False)
+            if type(row[15]) is int and row[15] > 0:
+                yield from set_aside(tenant, "body", (row[15],), "of a record that belongs to no thread", drop=False)
             number = row[1] if type(row[1]) is int and row[1] >= 0 else None
             done.lost.append(("(store)", number, "it belongs to no thread"))
         if not lonely:
             return done
 
 
-def _is_sound(tenant: int, row: tuple[Any, ...]) -> bool:
+def _is_sound(row: tuple[Any, ...]) -> bool:
     try:
-        return row_is_sound(tenant, record_of(row))
+        record_of(row)
     except Damaged:
         return False
+    return True
 
 
 def _lost_its_row(tenant: int, tree: int, owner: int) -> Generator[Batch, list[Rows], bool]:
@@ -118,7 +113,7 @@ def _lost_its_row(tenant: int, tree: int, owner: int) -> Generator[Batch, list[R
     others, rows = yield Batch(
         _HAS_TREE(tenant=tenant, tree=tree), _IN_TREE(tenant=tenant, tree=tree, thread=owner, limit=_PAGE)
     )
-    if not any(_is_sound(tenant, row) for row in rows):
+    if not any(_is_sound(row) for row in rows):
         return False
     if not others:
         return True
@@ -130,7 +125,6 @@ def _lost_its_row(tenant: int, tree: int, owner: int) -> Generator[Batch, list[R
         needed |= {pin.record for pin in (yield from pins_in(tenant, tree)) if pin.thread in owners}
     except Damaged:
         return False
-    # Not a sole record whose pointer to its thread is what is damaged: then the row's checksum shows it.
     return any(node.thread == owner and node.body is not None and node.id not in needed for node in nodes.values())
 
 

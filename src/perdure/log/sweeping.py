@@ -33,9 +33,9 @@ from perdure.log.ids import show_id
 from perdure.log.labels import LABELLED_KIND, MAIN, LabelRow, bases_of_writes, drop_labels, labels_in
 from perdure.log.pins import pinned, pins_in
 from perdure.log.reading import NOT_SWEPT, RECORD, Loaded, read_chain, read_state
-from perdure.log.records import Record, body_checksum, record_of, row_checksum
+from perdure.log.records import Record, record_of
 from perdure.log.unpacking import drop_packs, release
-from perdure.storage.cells import DIFF, FULL_TEXT, RECORD_CHECKSUM
+from perdure.storage.cells import DIFF, FULL_TEXT
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, write
 from perdure.values.compress import compress_full
 from perdure.values.delta import Decoder, Encoder, Splices
@@ -47,31 +47,26 @@ _SWEPT_AT_ONCE = 200  # others can write in between
 _NEXT_GENERATION = Sql("UPDATE thread SET generation = generation + 1 WHERE tenant = :tenant AND tree = :tree")
 _DIFF = Sql("SELECT diff FROM body WHERE tenant = :tenant AND id = :body", opens={0: DIFF}, tolerant=True)
 _SET_DIFF = Sql(
-    "UPDATE body SET diff = :diff, checksum = checksum + :change WHERE tenant = :tenant AND id = :body",
+    "UPDATE body SET diff = :diff WHERE tenant = :tenant AND id = :body",
     seals={"diff": DIFF},
 )
 _SET_FULL = Sql(
-    "UPDATE body SET diff = NULL, full_text = :full_text, checksum = checksum + :change"
-    " WHERE tenant = :tenant AND id = :body",
+    "UPDATE body SET diff = NULL, full_text = :full_text WHERE tenant = :tenant AND id = :body",
     seals={"full_text": FULL_TEXT},
 )
-_DROP_DIFF = Sql("UPDATE body SET diff = NULL, checksum = checksum + :change WHERE tenant = :tenant AND id = :body")
+_DROP_DIFF = Sql("UPDATE body SET diff = NULL WHERE tenant = :tenant AND id = :body")
 _SET_RECORD = Sql(
-    """UPDATE record SET thread = :thread, base = :base, keyframe = :keyframe, key = :key, cost = :cost,
-        checksum = :checksum
+    """UPDATE record SET thread = :thread, base = :base, keyframe = :keyframe, key = :key, cost = :cost
     WHERE tenant = :tenant AND tree = :tree AND id = :id""",
-    seals={"checksum": RECORD_CHECKSUM},
 )
 _LIST = Sql("INSERT INTO sweep (tenant, tree, id) VALUES (:tenant, :tree, :id) ON CONFLICT DO NOTHING")
-# A row's checksum is its own plus body plus stamp: taking the body out of it needs no other column.
 _ENTOMB = Sql(
     sqlite=(
         "DELETE FROM body WHERE tenant = :tenant AND id = :body",
-        "UPDATE record SET checksum = checksum - body, body = NULL"
-        " WHERE tenant = :tenant AND tree = :tree AND id = :id",
+        "UPDATE record SET body = NULL WHERE tenant = :tenant AND tree = :tree AND id = :id",
     ),
     postgres="""WITH gone AS (DELETE FROM body WHERE tenant = :tenant AND id = :body)
-        UPDATE record SET checksum = checksum - body, body = NULL
+        UPDATE record SET body = NULL
         WHERE tenant = :tenant AND tree = :tree AND id = :id""",
 )
 _FORGET = [
@@ -327,10 +322,9 @@ def _rebase(
     lines = yield from _lines_after(tenant, tree, loaded, dependants)
     dictionary = Dictionary(loaded.data)
     old = loaded.record
-    diff = yield from _diff(tenant, old)
     full = compress_full(loaded.data)
     yield Batch(
-        _SET_FULL(tenant=tenant, body=old.body, full_text=full, change=body_checksum(full) - body_checksum(diff)),
+        _SET_FULL(tenant=tenant, body=old.body, full_text=full),
         _store(tenant, old._replace(base=None, keyframe=1, key=record, cost=0)),
     )
     before, after = {record: loaded.record.cost}, {record: 0}  # what reading costs, along the chain
@@ -346,12 +340,7 @@ def _rebase(
                 after[following.id] = after[following.base] + own
                 moved = following._replace(key=record, cost=after[following.id])
             yield Batch(
-                _SET_DIFF(
-                    tenant=tenant,
-                    body=following.body,
-                    diff=diff,
-                    change=body_checksum(diff) - body_checksum(stored),
-                ),
+                _SET_DIFF(tenant=tenant, body=following.body, diff=diff),
                 _store(tenant, moved),
             )
 
@@ -396,9 +385,8 @@ def _lines_after(
 
 def _unlink(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], None]:
     found = yield from record_in(tenant, tree, record)
-    diff = yield from _diff(tenant, found)
     yield Batch(
-        _DROP_DIFF(tenant=tenant, body=found.body, change=-body_checksum(diff)),
+        _DROP_DIFF(tenant=tenant, body=found.body),
         _store(tenant, found._replace(base=None)),
     )
 
@@ -410,7 +398,6 @@ def _store(tenant: int, record: Record) -> Statement:
         keyframe=record.keyframe,
         key=record.key,
         cost=record.cost,
-        checksum=row_checksum(tenant, record) + (record.body or 0) + record.stamp,
         tenant=tenant,
         tree=record.tree,
         id=record.id,

@@ -13,22 +13,18 @@ from perdure.errors import Damaged, Undecodable
 from perdure.log.ids import show_id
 from perdure.log.packs import PACK, Packs, packed_mark
 from perdure.log.reading import read_state
-from perdure.log.records import body_checksum
 from perdure.storage.cells import DIFF, SALT
 from perdure.storage.program import Batch, Rows, Sql, Statement
 from perdure.values.delta import Decoder, Encoder
 from perdure.values.dictionary import Dictionary
 
-# The body of one record again; the checksum of its row follows the number that the body gets.
 _UNPACK = Sql(
     sqlite=(
-        "INSERT INTO body (tenant, salt, checksum, diff) VALUES (:tenant, :salt, :checksum, :diff)",
-        "UPDATE record SET checksum = checksum - body + last_insert_rowid(), body = last_insert_rowid()"
-        " WHERE tenant = :tenant AND tree = :tree AND id = :id",
+        "INSERT INTO body (tenant, salt, diff) VALUES (:tenant, :salt, :diff)",
+        "UPDATE record SET body = last_insert_rowid() WHERE tenant = :tenant AND tree = :tree AND id = :id",
     ),
-    postgres="""WITH b AS (INSERT INTO body (tenant, salt, checksum, diff)
-            VALUES (:tenant, :salt, :checksum, :diff) RETURNING id)
-        UPDATE record SET checksum = checksum - body + b.id, body = b.id FROM b
+    postgres="""WITH b AS (INSERT INTO body (tenant, salt, diff) VALUES (:tenant, :salt, :diff) RETURNING id)
+        UPDATE record SET body = b.id FROM b
         WHERE tenant = :tenant AND tree = :tree AND record.id = :id""",
     seals={"salt": SALT, "diff": DIFF},
 )
@@ -100,9 +96,7 @@ def dissolve_with(
             salt = packs.salt(pack, index)
             [splices] = decoder.decode([packs.diff(pack, index, key_text)])
             diff = encoder.encode_splices(splices)
-            statements.append(
-                _UNPACK(tenant=tenant, tree=tree, id=record, salt=salt, diff=diff, checksum=body_checksum(salt, diff))
-            )
+            statements.append(_UNPACK(tenant=tenant, tree=tree, id=record, salt=salt, diff=diff))
     except Undecodable as problem:
         raise _lost(members) from problem
     forget = _FORGET_MARK(tenant=tenant, key=packed_mark(tenant))

@@ -24,10 +24,8 @@ from perdure.log.records import (
     R_COLUMNS,
     RECORD_CELLS,
     Record,
-    body_checksum,
     chain_hash,
     record_of,
-    row_is_sound,
 )
 from perdure.storage.cells import DIFF, FULL_TEXT, SALT, TAG
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, check, read
@@ -43,10 +41,10 @@ _WIDTH = len(Record._fields)
 _COUNT = Sql(f"SELECT count(*) FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND {NOT_SWEPT}")
 _PAGE_OF = Sql(
     f"""SELECT {R_COLUMNS},
-        b.salt, b.checksum, b.diff, b.full_text
+        b.salt, b.diff, b.full_text
     FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after AND {NOT_SWEPT} ORDER BY r.id LIMIT :limit""",
-    opens={**RECORD_CELLS, _WIDTH: SALT, _WIDTH + 2: DIFF, _WIDTH + 3: FULL_TEXT},
+    opens={**RECORD_CELLS, _WIDTH: SALT, _WIDTH + 1: DIFF, _WIDTH + 2: FULL_TEXT},
     tolerant="all",
 )
 _LOST_PACKS = Sql(
@@ -108,6 +106,7 @@ class _Walk:
     findings: Findings
     labels: dict[int, list[LabelRow]] = field(default_factory=dict)  # by record
     hashes: dict[int, bytes] = field(default_factory=dict)
+    keys: dict[int, int] = field(default_factory=dict)  # the keyframe that each record's chain starts at
     places: OrderedDict[int, _Place] = field(default_factory=OrderedDict)
     packs: OrderedDict[int, _Open] = field(default_factory=OrderedDict)
     packed: dict[int, int] = field(default_factory=dict)  # how many records of each pack have been met
@@ -244,15 +243,15 @@ def _check(
     walk: _Walk,
     record: Record,
     salt: bytes | None,
-    checksum: int | None,
     diff: bytes | None,
     full: bytes | None,
 ) -> Generator[Batch, list[Rows], None]:
-    if not row_is_sound(walk.tenant, record):
-        walk.wrong(record, "the row's checksum does not hold")
-    walk.hashes[record.id] = record.hash
+    walk.hashes[record.id], walk.keys[record.id] = record.hash, record.key
     if record.body is None:
         return  # a tombstone: its hash is all there is
+    key = record.id if record.keyframe else walk.keys.get(record.base or 0, record.key)
+    if record.keyframe not in (0, 1) or record.key != key:
+        walk.wrong(record, "its row names another keyframe than its chain starts at")
     parent_hash = NO_HASH if record.parent is None else walk.hashes.get(record.parent)
     if parent_hash is None:
         walk.wrong(record, "its parent is missing")
@@ -260,7 +259,6 @@ def _check(
     if record.body < 0:
         try:
             salt, diff = yield from _unpacked(walk, record)
-            checksum = body_checksum(salt, diff)
         except (Undecodable, Damaged) as problem:
             walk.wrong(record, str(problem))
             return
@@ -270,8 +268,6 @@ def _check(
     if any(part is not None and type(part) is not bytes for part in (salt, diff, full)):
         walk.wrong(record, "its body holds something else than bytes")
         return
-    if checksum != body_checksum(salt, diff, full):
-        walk.wrong(record, "the body's checksum does not hold")
     data = yield from _text(walk, record, diff, full)
     if data is None:
         return

@@ -29,9 +29,7 @@ from perdure.log.records import (
     INSERT_SEALS,
     NO_HASH,
     Record,
-    body_checksum,
     chain_hash,
-    columns_checksum,
     record_of,
 )
 from perdure.storage.cells import SALT as SALT_CELL
@@ -65,23 +63,12 @@ _RECORD_PARAMS = (
 _NAMES = ", ".join(name for name, _ in _RECORD_PARAMS)
 _SQLITE_VALUES = ", ".join(f":{name}" for name, _ in _RECORD_PARAMS)
 _POSTGRES_VALUES = ", ".join(f":{name}::{type_}" for name, type_ in _RECORD_PARAMS)
-_INSERT_RECORD = f"INSERT INTO record ({_NAMES}, checksum, body, stamp)"
-SQLITE_RECORD = (
-    f"{_INSERT_RECORD} SELECT {_SQLITE_VALUES}, "
-    ":checksum + last_insert_rowid() + {stamp}, last_insert_rowid(), {stamp}"
-)
-POSTGRES_RECORD = (
-    f"{_INSERT_RECORD} SELECT {_POSTGRES_VALUES}, "
-    ":checksum::bigint + b.id + {stamp}, b.id, {stamp} FROM b RETURNING id"
-)
-BODY_SQLITE = (
-    "INSERT INTO body (tenant, salt, checksum, diff, full_text) "
-    "SELECT :tenant, :salt, :body_checksum, :diff, :full_text"
-)
-BODY_POSTGRES = (
-    "INSERT INTO body (tenant, salt, checksum, diff, full_text) "
-    "SELECT :tenant::bigint, :salt::bytea, :body_checksum::bigint, :diff::bytea, :full_text::bytea"
-)
+_INSERT_RECORD = f"INSERT INTO record ({_NAMES}, body, stamp)"
+SQLITE_RECORD = f"{_INSERT_RECORD} SELECT {_SQLITE_VALUES}, last_insert_rowid(), {{stamp}}"
+POSTGRES_RECORD = f"{_INSERT_RECORD} SELECT {_POSTGRES_VALUES}, b.id, {{stamp}} FROM b RETURNING id"
+_INSERT_BODY = "INSERT INTO body (tenant, salt, diff, full_text)"
+BODY_SQLITE = f"{_INSERT_BODY} SELECT :tenant, :salt, :diff, :full_text"
+BODY_POSTGRES = f"{_INSERT_BODY} SELECT :tenant::bigint, :salt::bytea, :diff::bytea, :full_text::bytea"
 MOVE = (
     "UPDATE thread SET head = :id, head_hash = :hash, updated_at = :at, active = :active "
     "WHERE tenant = :tenant AND thread = :thread"
@@ -193,7 +180,7 @@ def prepare(
 
 
 def seal(draft: Draft, tenant: int, thread: int, tree: int, record: int, at: int, parent: Record | None) -> Record:
-    """The record's row: the hash over its parent's, the checksum over its columns (without body and stamp)."""
+    """The record's row, with its hash over its parent's (body and stamp are the database's to give)."""
     step = parent.step + 1 if parent else 0
     hash_ = chain_hash(
         parent.hash if parent else NO_HASH,
@@ -206,7 +193,7 @@ def seal(draft: Draft, tenant: int, thread: int, tree: int, record: int, at: int
         draft.content,
     )
     base = draft.base
-    columns = (
+    return Record(
         tree,
         record,
         thread,
@@ -222,8 +209,9 @@ def seal(draft: Draft, tenant: int, thread: int, tree: int, record: int, at: int
         len(draft.text),
         draft.cost,
         hash_,
+        body=None,
+        stamp=0,
     )
-    return Record(*columns, checksum=columns_checksum(tenant, columns), body=None, stamp=0)
 
 
 def stored_as_drafted(draft: Draft, record: Record) -> bool:
@@ -364,5 +352,4 @@ def insert_params(draft: Draft, tenant: int, record: Record) -> dict[str, Any]:
     params = record._asdict()
     del params["body"], params["stamp"]
     params.update(tenant=tenant, salt=draft.salt, diff=draft.diff, full_text=draft.full)
-    params["body_checksum"] = body_checksum(draft.salt, draft.diff, draft.full)
     return params

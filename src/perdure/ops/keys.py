@@ -285,15 +285,13 @@ def _params(walk: _Walk, table: Table, after: Row | None) -> dict[str, Any]:
 
 def _needs(table: Table, plain: bool) -> str:
     """The condition for a row that is not all under the key in use."""
-    from perdure.storage.locks import INDEX_TEXT_MARK, MASKED_FROM, TEXT_MARK
+    from perdure.storage.locks import INDEX_TEXT_MARK, TEXT_MARK
 
     widths = {"blob": len(SEALED) + 8, "text": len(TEXT_MARK) + 16}
     parts: list[str] = []
     for column, cell in zip(table.columns(), table.cells, strict=True):
         if cell.sort in widths:
             parts.append(f"substr({column}, 1, {widths[cell.sort]}) <> :start_{column}")
-        elif cell.sort == "mask" and plain:
-            parts.append(f"{column} < {MASKED_FROM}")
         elif cell.sort == "index" and plain and table.name == "tag":
             parts.append(f"substr({column}, 1, {len(INDEX_TEXT_MARK)}) <> '{INDEX_TEXT_MARK}'")
     needs = f"({' OR '.join(parts)})" if parts else "1 = 0"

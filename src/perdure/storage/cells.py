@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 # blob: bytes. text: the same in a column for text. index: one way, the same for the same value, so that it can be
-# searched for. mask: a number that the database adds to. lock: says which key a tenant's data needs; opens to None.
-Sort = Literal["blob", "text", "index", "mask", "lock"]
+# searched for. lock: says which key a tenant's data needs; opens to None.
+Sort = Literal["blob", "text", "index", "lock"]
 
 
 # What a sealed cell begins with, then the key's id: no MessagePack, zstd, JSON or version byte of ours begins so.
@@ -50,9 +50,8 @@ SALT = Cell("body.salt")  # of a body, the number is given by the database; the 
 DIFF = Cell("body.diff")
 FULL_TEXT = Cell("body.full_text")
 PACK = Cell("pack.data")
-NOTE = Cell("record.note", "text", ("tree", "id"))
-RECORD_METADATA = Cell("record.metadata", "text", ("tree", "id"))
-RECORD_CHECKSUM = Cell("record.checksum", "mask", ("tree", "id"))
+NOTE = Cell("record.note", "text", ("tree", "id"), hashed=True)
+RECORD_METADATA = Cell("record.metadata", "text", ("tree", "id"), hashed=True)
 THREAD_METADATA = Cell("thread.metadata", "text", ("thread",), hashed=True)
 TAG = Cell("tag.value", "index", ("key",))
 # Not the thread: a fork's are copied as they are.
@@ -96,7 +95,7 @@ _INCARNATION = (
 TABLES = (
     Table("thread", ("thread",), (THREAD_METADATA,)),
     Table("tag", ("thread", "key"), (TAG,)),
-    Table("record", ("tree", "id"), (NOTE, RECORD_METADATA, RECORD_CHECKSUM)),
+    Table("record", ("tree", "id"), (NOTE, RECORD_METADATA)),
     Table("body", ("id",), (SALT, DIFF, FULL_TEXT)),
     Table("pack", ("pack",), (PACK,)),
     Table("write", ("thread", "space", "id", "task", "idx"), (WRITE,), ("channel", "path", "base")),

@@ -2,7 +2,7 @@
 
 A sealed cell is a mark that no plain cell begins with, the key's id, a random nonce, and the ciphertext with its tag.
 The tag also covers where the cell stands: tenant, table, column, and what identifies the row, so that a cell that was
-copied to another place does not open. What must be searched for or added to (`index`, `mask`) is hidden with a second
+copied to another place does not open. What must be searched for (`index`) is hidden with a second
 key of the tenant, which is kept, encrypted, with each of its keys (`seal.proof`) and does not change when they do.
 
 Must never happen here: a key or a plain text in an error.
@@ -37,8 +37,6 @@ _TEXT_AT = _NONCE_AT + _NONCE_BYTES
 _BYTES_MIN = _TEXT_AT + _TAG_BYTES
 _TEXT_ID_AT = len(TEXT_MARK)
 _TEXT_BODY_AT = _TEXT_ID_AT + 2 * ID_BYTES
-_MASK_FROM = 1 << 59  # a masked checksum lies above this; a plain one, with body and stamp, far below
-MASKED_FROM = 1 << 58
 _PROOF = "seal.proof"
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -93,10 +91,8 @@ class Locks:
         if sort == "text":
             sealed = self._sealed(cell, value.encode(), by)
             return f"{TEXT_MARK}{self.current.hex()}{b64encode(sealed[_NONCE_AT:]).decode()}"
-        if sort == "index":
-            digest = self._keyed(cell, (*by, value)).digest(24)
-            return INDEX_MARK + digest if type(value) is bytes else INDEX_TEXT_MARK + b64encode(digest).decode()
-        return value + self._offset(cell, by)
+        digest = self._keyed(cell, (*by, value)).digest(24)
+        return INDEX_MARK + digest if type(value) is bytes else INDEX_TEXT_MARK + b64encode(digest).decode()
 
     def _sealed(self, cell: Cell, value: bytes, by: tuple[Any, ...]) -> bytes:
         label = cell.label
@@ -128,9 +124,6 @@ class Locks:
     def _keyed(self, cell: Cell, parts: tuple[Any, ...]) -> Any:
         return blake3(_pack((self._tenant, cell.label, *parts)), key=self._index)
 
-    def _offset(self, cell: Cell, by: tuple[Any, ...]) -> int:
-        return _MASK_FROM + int.from_bytes(self._keyed(cell, by).digest(7), "big")
-
     def proof(self) -> bytes:
         """The index key, sealed with the key in use: shows whether a key is the right one."""
         return self._sealed(Cell(_PROOF), self._index, ())
@@ -148,8 +141,6 @@ class Locks:
             if type(value) is not str or not value.startswith(TEXT_MARK):
                 raise self._plain(cell)
             sealed = _bytes_of(value)
-        elif sort == "mask":
-            return value - self._offset(cell, by) if type(value) is int else value
         elif sort == "lock":
             return None
         else:
@@ -212,8 +203,6 @@ class Locks:
         if cell.sort == "index":
             start = INDEX_MARK if type(value) is bytes else INDEX_TEXT_MARK
             return value if value.startswith(start) or not plain else self.seal(cell, value, by)
-        if cell.sort == "mask":
-            return value if value >= MASKED_FROM or not plain else self.seal(cell, value, by)
         try:
             return self.seal(cell, self.open(cell, value, by), by)
         except NotEncrypted:
@@ -252,7 +241,7 @@ def locks_of(
 
 
 def _first_index_key(keys: Keys) -> bytes:
-    """The key of what is searched for and added to, of a tenant that has none yet: made from its first key, so that
+    """The key of what is searched for, of a tenant that has none yet: made from its first key, so that
     two processes that begin at once make the same."""
     return blake3(keys.by_id[keys.current], derive_key_context="perdure 2026 index key").digest()
 

@@ -256,7 +256,7 @@ class Thread(Keeping):
         return await self._arun(self._prune(keep, progress))
 
     def verify(self, *, progress: Progress | None = None) -> Report:
-        """Check every record of this thread's tree: hashes, checksums, keyframes, the head."""
+        """Check every record of this thread's tree: hashes, keyframes, the head."""
         return self._run(self._verify(progress))
 
     async def averify(self, *, progress: Progress | None = None) -> Report:

@@ -28,7 +28,7 @@ from perdure.log.ids import show_id
 from perdure.log.labels import ensure_space
 from perdure.log.pending import Write, put_writes
 from perdure.log.reading import RECORD, read_state
-from perdure.log.records import ERASED, NO_HASH, Record, columns_checksum, record_of
+from perdure.log.records import ERASED, NO_HASH, Record, record_of
 from perdure.log.sweeping import delete
 from perdure.log.writing import INSERT, base_after, insert_params, prepare, seal
 from perdure.ops.copies.copied import Imported
@@ -44,7 +44,7 @@ from perdure.ops.copies.thread_files import (
     decode_parts,
 )
 from perdure.storage.base import ConstraintFailed
-from perdure.storage.cells import NOTE, RECORD_CHECKSUM, RECORD_METADATA
+from perdure.storage.cells import NOTE, RECORD_METADATA
 from perdure.storage.program import Batch, Flow, Program, Progress, Sql, Statement, read, write
 from perdure.threads.checks import check_name
 from perdure.threads.context import Context
@@ -62,10 +62,10 @@ _HIDDEN = "(import "  # the names of threads that are being made
 
 _TOMB = Sql(
     """INSERT INTO record (tenant, tree, id, thread, parent, base, keyframe, key, kind, at, step, note, metadata, size,
-        cost, hash, checksum, body, stamp)
+        cost, hash, body, stamp)
     VALUES (:tenant, :tree, :id, :thread, :parent, :base, :keyframe, :key, :kind, :at, :step, :note, :metadata, :size,
-        :cost, :hash, :checksum + {stamp}, NULL, {stamp})""",
-    seals={"note": NOTE, "metadata": RECORD_METADATA, "checksum": RECORD_CHECKSUM},
+        :cost, :hash, NULL, {stamp})""",
+    seals={"note": NOTE, "metadata": RECORD_METADATA},
 )
 _LABEL = Sql(
     """INSERT INTO label (tenant, thread, space, id, record, run)
@@ -227,7 +227,7 @@ class Import:
 
     def _add_tomb(self, part: TombPart) -> None:
         self._know(part.id, part.hash)
-        columns = (
+        record = Record(
             self._thread,
             part.id,
             self._thread,
@@ -243,8 +243,9 @@ class Import:
             part.size,
             0,
             part.hash,
+            body=None,
+            stamp=0,
         )
-        record = Record(*columns, checksum=columns_checksum(self._tenant, columns), body=None, stamp=0)
         params = record._asdict()
         del params["body"], params["stamp"]
         self._statements.append(_TOMB(tenant=self._tenant, **params))
@@ -355,7 +356,7 @@ def _hash(tenant: int, tree: int, record: int) -> Program[bytes | None]:
 
 def _stub(record: int, step: int, hash_: bytes) -> Record:
     """As much of a parent as its child's hash is made of."""
-    return Record(0, record, 0, None, None, 0, 0, "", 0, step, None, None, 0, 0, hash_, 0, None, 0)
+    return Record(0, record, 0, None, None, 0, 0, "", 0, step, None, None, 0, 0, hash_, None, 0)
 
 
 def _by_id(parts: list[WritePart]) -> Iterator[tuple[str, bytes, list[Write]]]:

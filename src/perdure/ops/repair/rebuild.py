@@ -1,6 +1,6 @@
 """A new SQLite store from the pages of a damaged one: every row that can be read, in a file whose trees are whole.
 
-Rows are taken as they are; whether they mean something is looked at later, by their checksums and hashes. What does
+Rows are taken as they are; whether they mean something is looked at later, by their hashes. What does
 not fit into a table (a key that is there already, a column that must not be empty) and pages that cannot be read are
 kept in the table `quarantine`.
 """
@@ -16,9 +16,7 @@ from typing import Any
 import apsw
 import orjson
 
-from perdure.errors import Damaged
 from perdure.log.quarantine import as_json
-from perdure.log.records import Record, record_of, row_is_sound
 from perdure.ops.copies.places import SIDE_FILES
 from perdure.storage import migrate
 from perdure.storage.program import Progress
@@ -193,7 +191,7 @@ class _Filling:
                 self._keep(shape.name, found, "a text that is no text; it was made readable")
             if self._progress is not None and self._result.rows % _BATCH == 0:
                 self._progress(self._result.rows, self._result.rows)
-        elif not self._is_there(shape, found) and not self._is_better(shape, found):
+        elif not self._is_there(shape, found):
             self._refuse(shape.name, found)
 
     def _add(self, how: str, shape: Shape, found: dict[str, Any]) -> bool:
@@ -207,18 +205,6 @@ class _Filling:
     def _refuse(self, table: str, found: dict[str, Any]) -> None:
         self._refused += 1
         self._keep(table, found, "it does not fit into its table")
-
-    def _is_better(self, shape: Shape, found: dict[str, Any]) -> bool:
-        """Of two rows of the log with one key, the one whose checksum holds is taken."""
-        if shape.name != "record" or not _is_sound(found):
-            return False
-        names = [column.name for column in shape.columns]
-        where = "WHERE tenant = :tenant AND tree = :tree AND id = :id"
-        rows = list(self._connection.execute(f"SELECT {', '.join(names)} FROM record {where}", found))
-        if len(rows) != 1 or _is_sound(other := dict(zip(names, rows[0], strict=True))):
-            return False
-        self._keep("record", other, "there is another row with this key, whose checksum holds")
-        return self._add("INSERT OR REPLACE", shape, found)
 
     def _is_there(self, shape: Shape, found: dict[str, Any]) -> bool:
         """Whether the very same row is there already: a page that was met twice."""
@@ -304,14 +290,6 @@ def _as_stored(value: Any, kind: str) -> tuple[Any, bool]:
     if kind == "INTEGER" and type(value) is bytes:
         return value, False
     return value, False
-
-
-def _is_sound(found: dict[str, Any]) -> bool:
-    try:
-        record = record_of(tuple(found[name] for name in Record._fields))
-        return row_is_sound(found["tenant"], record)
-    except (Damaged, TypeError):
-        return False
 
 
 def _are(row: tuple[Any, ...], *types: type) -> bool:

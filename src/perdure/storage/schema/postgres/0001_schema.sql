@@ -48,7 +48,7 @@ CREATE TABLE tag (
 );
 CREATE INDEX tag_thread ON tag (tenant, thread);
 
--- The log. Immutable in meaning; thread, base, keyframe, key, cost, body and checksum are physical and may move.
+-- The log. Immutable in meaning; thread, base, keyframe, key, cost and body are physical and may move.
 CREATE TABLE record (
     tenant bigint NOT NULL,
     tree bigint NOT NULL,
@@ -66,7 +66,6 @@ CREATE TABLE record (
     size bigint NOT NULL,
     cost bigint NOT NULL,
     hash bytea NOT NULL,
-    checksum bigint NOT NULL,
     body bigint,
     stamp bigint NOT NULL,
     PRIMARY KEY (tenant, tree, id)
@@ -77,7 +76,6 @@ CREATE TABLE body (
     id bigint GENERATED ALWAYS AS IDENTITY,
     tenant bigint NOT NULL,
     salt bytea NOT NULL,
-    checksum bigint NOT NULL,
     diff bytea STORAGE EXTERNAL,
     full_text bytea STORAGE EXTERNAL,
     PRIMARY KEY (tenant, id)
@@ -292,7 +290,6 @@ CREATE TABLE pack (
     key bigint NOT NULL,           -- the keyframe of the chain, whose text is what the pack is compressed against
     first bigint NOT NULL,         -- the records in it: the oldest …
     last bigint NOT NULL,          -- … and the newest
-    checksum bigint NOT NULL,      -- over data
     data bytea STORAGE EXTERNAL NOT NULL, -- see log/packs.py
     PRIMARY KEY (tenant, pack)
 );

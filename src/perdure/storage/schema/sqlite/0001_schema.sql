@@ -53,7 +53,7 @@ CREATE TABLE tag (
 ) WITHOUT ROWID;
 CREATE INDEX tag_thread ON tag (tenant, thread);
 
--- The log. Immutable in meaning; thread, base, keyframe, key, cost, body and checksum are physical and may move.
+-- The log. Immutable in meaning; thread, base, keyframe, key, cost and body are physical and may move.
 CREATE TABLE record (
     tenant INTEGER NOT NULL,
     tree INTEGER NOT NULL,
@@ -71,7 +71,6 @@ CREATE TABLE record (
     size INTEGER NOT NULL,          -- bytes of the state's text
     cost INTEGER NOT NULL,          -- of reading the differences since the keyframe
     hash BLOB NOT NULL,
-    checksum INTEGER NOT NULL,      -- over the columns of this row
     body INTEGER,                   -- NULL: a tombstone, kept so that its children's hashes can be checked
     stamp INTEGER NOT NULL,
     PRIMARY KEY (tenant, tree, id)
@@ -81,7 +80,6 @@ CREATE TABLE body (
     id INTEGER PRIMARY KEY,
     tenant INTEGER NOT NULL,
     salt BLOB NOT NULL,             -- of the content's hash; erased with the body
-    checksum INTEGER NOT NULL,      -- over salt, diff and full_text
     diff BLOB,
     full_text BLOB
 );
@@ -282,7 +280,6 @@ CREATE TABLE pack (
     key INTEGER NOT NULL,           -- the keyframe of the chain, whose text is what the pack is compressed against
     first INTEGER NOT NULL,         -- the records in it: the oldest …
     last INTEGER NOT NULL,          -- … and the newest
-    checksum INTEGER NOT NULL,      -- over data
     data BLOB NOT NULL              -- see log/packs.py
 );
 CREATE INDEX pack_chain ON pack (tenant, tree, key, first);
