@@ -274,6 +274,8 @@ def _wrong_label(tenant: int, tree: int, row: tuple[Any, ...]) -> Generator[Batc
         loaded = yield from read_state(tenant, tree, row[3])
         if loaded is None:
             return LOST
+        if loaded.record.kind != LABELLED_KIND:
+            return ""
         return "" if id_of(loaded.data) == row[2] else "it is another checkpoint's"
     except CANNOT_READ as problem:
         return str(problem)

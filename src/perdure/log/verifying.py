@@ -15,7 +15,7 @@ from typing import Any
 from perdure.errors import Damaged, Undecodable
 from perdure.log.books import id_of
 from perdure.log.branches import ThreadRow, metadata_of, tag_value, threads_in_tree
-from perdure.log.labels import LabelRow, labels_in
+from perdure.log.labels import LABELLED_KIND, LabelRow, labels_in
 from perdure.log.packs import PACK, Packs
 from perdure.log.pending import odd_bases, select_writes, writes_of
 from perdure.log.reading import NOT_SWEPT, read_chain, read_state
@@ -287,7 +287,7 @@ def _check(
 def _check_label(walk: _Walk, record: Record, label: LabelRow, data: bytes) -> Generator[Batch, list[Rows], None]:
     """Whether an id points at the record that has it, and what is pending on it can be read."""
     try:
-        if id_of(data) != label.id:
+        if record.kind == LABELLED_KIND and id_of(data) != label.id:
             walk.wrong(record, "an id points at it that is another checkpoint's")
         [rows] = yield Batch(select_writes(walk.tenant, label.thread, label.space, label.id))
         bases = yield from odd_bases(walk.tenant, walk.tree, rows, [record.id])

@@ -32,7 +32,7 @@ from perdure.threads import flows
 from perdure.threads.autosave_policies import Policy, check_change_count
 from perdure.threads.beside import journal_of
 from perdure.threads.checks import check_note
-from perdure.threads.context import Context, Line
+from perdure.threads.context import Context, Cursor
 from perdure.values.codec import decode, encode
 
 _IMMUTABLE = frozenset({type(None), bool, int, float, complex, str, bytes, datetime, date, timedelta})
@@ -62,7 +62,7 @@ class _Snapshot:
 class AutoState(MutableMapping[str, Any]):
     """The state of an autosave: a mapping that is changed freely. Its values are your own objects."""
 
-    def __init__(self, ctx: Context, line: Line, policy: Policy, note: str | None) -> None:
+    def __init__(self, ctx: Context, line: Cursor, policy: Policy, note: str | None) -> None:
         if not hasattr(policy, "due"):
             raise UsageError(f"autosave({policy!r}): expected a policy, such as perdure.autosave.every(5)")
         self._ctx, self._line, self._policy, self._note = ctx, line, policy, check_note(note)

@@ -18,7 +18,7 @@ from perdure.log.writing import Appended, Draft, Place, append, append_to_head, 
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.program import Batch, Flow, Program, Rows
 from perdure.threads import flows
-from perdure.threads.context import Context, Line
+from perdure.threads.context import Context, Cursor
 from perdure.threads.large import warn_if_large
 
 
@@ -34,7 +34,7 @@ class Saving(msgspec.Struct):
     """A state that is ready to be written."""
 
     ctx: Context
-    line: Line
+    line: Cursor
     tenant: int
     draft: Draft
     place: Place
@@ -85,7 +85,7 @@ class Saving(msgspec.Struct):
 
 def prepare_saving(
     ctx: Context,
-    line: Line,
+    line: Cursor,
     text: bytes,
     *,
     kind: str = "state",
@@ -125,7 +125,7 @@ class Save(msgspec.Struct, frozen=True):
     """A save or an update, as a thread's handle was asked for it."""
 
     ctx: Context
-    line: Line
+    line: Cursor
     wanted: bytes  # what was passed, as text
     text: bytes | None = None
     merge: Callable[[Any], bytes] | None = None  # an update: the text from what is there

@@ -87,7 +87,7 @@ class Context:
 
 
 @dataclass(slots=True, repr=False, eq=False)
-class Line:
+class Cursor:
     """A handle's place on a thread. Shared by whoever uses the handle, in any thread of the process.
 
     `cursor` is what the handle last loaded or saved: what its next save goes on from. If somebody else has moved the

@@ -50,7 +50,7 @@ from perdure.storage import meters
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.events import event
 from perdure.storage.program import Batch, Flow, Program, read, write
-from perdure.threads.context import Context, Line
+from perdure.threads.context import Context, Cursor
 from perdure.threads.large import warn_if_large
 from perdure.threads.telling import tell_size, tell_skipped, tell_unknown
 from perdure.values.dictionary import Dictionary
@@ -60,7 +60,7 @@ ATTEMPTS = 64  # somebody else succeeds each time one of these fails
 _FALLBACK_PAGE = 64
 
 
-def tenant_of(ctx: Context, line: Line) -> Flow[int]:
+def tenant_of(ctx: Context, line: Cursor) -> Flow[int]:
     """The tenant's number, for an operation that only makes sense on a thread that exists."""
     tenant = yield from ctx.tenant()
     if tenant is None:
@@ -72,7 +72,7 @@ def tenant_of(ctx: Context, line: Line) -> Flow[int]:
     return tenant
 
 
-def locate(ctx: Context, line: Line) -> Flow[tuple[int, ThreadRow]]:
+def locate(ctx: Context, line: Cursor) -> Flow[tuple[int, ThreadRow]]:
     """The tenant's number and the thread's row. Raises NotFound, ThreadDeleted."""
     tenant = yield from tenant_of(ctx, line)
     try:
@@ -92,7 +92,7 @@ def locate(ctx: Context, line: Line) -> Flow[tuple[int, ThreadRow]]:
 @meters.operation("save")
 def save(
     ctx: Context,
-    line: Line,
+    line: Cursor,
     text: bytes,
     *,
     kind: str = "state",
@@ -142,7 +142,7 @@ def save(
     raise Conflict(f"thread {line.name!r} is being rearranged without pause: nothing was written; save again")
 
 
-def _follows(line: Line, tenant: int, stands_on: int | None) -> Flow[int | None]:
+def _follows(line: Cursor, tenant: int, stands_on: int | None) -> Flow[int | None]:
     """What a save goes on from: where the handle stands; if it has neither looked nor saved, whatever the head is."""
     if line.thread is not None and stands_on is not None:
         return stands_on
@@ -153,7 +153,7 @@ def _follows(line: Line, tenant: int, stands_on: int | None) -> Flow[int | None]
     return row.head if stands_on is None and not line.found_nothing else stands_on
 
 
-def _place(line: Line, tenant: int, parent: int | None, expect: int | None) -> Place:
+def _place(line: Cursor, tenant: int, parent: int | None, expect: int | None) -> Place:
     return Place(
         tenant,
         line.name,
@@ -169,7 +169,7 @@ def _place(line: Line, tenant: int, parent: int | None, expect: int | None) -> P
 
 
 def _settle(
-    ctx: Context, line: Line, tenant: int, draft: Draft, done: Appended, record: Record, *, asked: bool
+    ctx: Context, line: Cursor, tenant: int, draft: Draft, done: Appended, record: Record, *, asked: bool
 ) -> None:
     """Note where the handle stands now, and keep what its next save will build on. `asked`: it was told its parent."""
     if (sink := meters.sink) is not None:
@@ -198,7 +198,7 @@ def _settle(
     line.cursor, line.found_nothing = record.id, False
 
 
-def _base(ctx: Context, line: Line, tenant: int, anchor: int | None) -> Flow[Base | None]:
+def _base(ctx: Context, line: Cursor, tenant: int, anchor: int | None) -> Flow[Base | None]:
     """What to make the difference against, from the cache or the store. None: nothing that can be read."""
     if anchor is None or line.thread is None:
         return None
@@ -219,7 +219,7 @@ def base_of(loaded: Loaded, generation: int) -> Base:
     return Base(loaded.record, loaded.data, loaded.digests, Dictionary(key), len(key), generation)
 
 
-def _append(line: Line, draft: Draft, place: Place, record: int, at: int, follows: int | None) -> Flow[Appended]:
+def _append(line: Cursor, draft: Draft, place: Place, record: int, at: int, follows: int | None) -> Flow[Appended]:
     """The short path where it applies, else the careful one."""
     base = draft.base
     quick: Callable[[], Program[bool]] | None = None
@@ -267,7 +267,7 @@ def commit(
 
 def update(
     ctx: Context,
-    line: Line,
+    line: Cursor,
     merge: Callable[[Any], bytes],
     note: str | None,
     metadata: Mapping[str, Any] | None,
@@ -293,7 +293,7 @@ def update(
 
 
 def fork(
-    ctx: Context, line: Line, at: int | None, name: str, metadata: Mapping[str, Any]
+    ctx: Context, line: Cursor, at: int | None, name: str, metadata: Mapping[str, Any]
 ) -> Flow[tuple[int, int, int]]:
     """A new thread that shares this one's records up to a checkpoint. Its number, its tree, its head."""
     tenant, _ = yield from locate(ctx, line)
@@ -333,7 +333,7 @@ def _fork(
     return made.thread, made.tree, record.id
 
 
-def annotate(ctx: Context, line: Line, metadata: Mapping[str, Any]) -> Flow[None]:
+def annotate(ctx: Context, line: Cursor, metadata: Mapping[str, Any]) -> Flow[None]:
     """Merge into the thread's metadata; None removes a key."""
     tenant, _ = yield from locate(ctx, line)
 
@@ -347,13 +347,13 @@ def annotate(ctx: Context, line: Line, metadata: Mapping[str, Any]) -> Flow[None
 # --- reading
 
 
-def gone(line: Line, record: int) -> NotFound:
+def gone(line: Cursor, record: int) -> NotFound:
     return NotFound(f"thread {line.name!r} has no checkpoint {show_id(record)} (pruned, or of another thread)")
 
 
 @meters.operation("load")
 def load(
-    ctx: Context, line: Line, at: int | None = None, *, strict: bool = False, look: bool = False
+    ctx: Context, line: Cursor, at: int | None = None, *, strict: bool = False, look: bool = False
 ) -> Flow[tuple[ThreadRow, Loaded, tuple[str, ...]]]:
     """A checked state: the head's, or another checkpoint's. If it is damaged, that of the newest valid ancestor,
     with the ids that had to be skipped; `strict` raises instead. `look`: the handle stays where it stands."""
@@ -393,7 +393,7 @@ def load(
 
 
 def _fall_back(
-    line: Line, tenant: int, row: ThreadRow, at: int | None, damage: Damaged
+    line: Cursor, tenant: int, row: ThreadRow, at: int | None, damage: Damaged
 ) -> Flow[tuple[Loaded, tuple[str, ...]]]:
     """The newest checkpoint before a damaged one that can be read: along its parents, or, where these pointers are
     damaged too, among all that the thread wrote, and before its fork."""
@@ -438,7 +438,7 @@ def _older(tenant: int, row: ThreadRow, start: int, along: bool) -> Flow[tuple[l
     return ids, following
 
 
-def newest(ctx: Context, line: Line) -> Flow[tuple[int | None, list[Record]]]:
+def newest(ctx: Context, line: Cursor) -> Flow[tuple[int | None, list[Record]]]:
     """The head and its record; neither while nothing was saved."""
     try:
         return (yield from history(ctx, line, None, 1))
@@ -449,7 +449,7 @@ def newest(ctx: Context, line: Line) -> Flow[tuple[int | None, list[Record]]]:
 
 
 def history(
-    ctx: Context, line: Line, start: int | None, limit: int, *, first_page: bool = True
+    ctx: Context, line: Cursor, start: int | None, limit: int, *, first_page: bool = True
 ) -> Flow[tuple[int | None, list[Record]]]:
     """A page of the line that ends in a record (default: the head), newest first; and the head.
 
@@ -467,7 +467,7 @@ def history(
     return row.head, records
 
 
-def tips(ctx: Context, line: Line) -> Flow[tuple[int | None, list[Record]]]:
+def tips(ctx: Context, line: Cursor) -> Flow[tuple[int | None, list[Record]]]:
     """The ends of all branches of a thread, newest first; and the head."""
     tenant, row = yield from locate(ctx, line)
     records = yield from read(partial(read_tips, tenant, row.tree, row.thread))

@@ -18,11 +18,11 @@ from perdure.log.records import SALT_BYTES, Record
 from perdure.log.writing import Place, prepare
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.program import Flow, read
-from perdure.threads.context import Context, Line
+from perdure.threads.context import Context, Cursor
 from perdure.threads.flows import ATTEMPTS, base_of, commit, gone, locate, save
 
 
-def rollback(ctx: Context, line: Line, to: int, note: str | None) -> Flow[tuple[Record, bool]]:
+def rollback(ctx: Context, line: Cursor, to: int, note: str | None) -> Flow[tuple[Record, bool]]:
     """A new head that equals an old checkpoint. Its difference to that checkpoint is next to nothing."""
     tenant, _ = yield from locate(ctx, line)
     said = note or f"rolled back to {show_id(to)}"
@@ -45,7 +45,7 @@ def rollback(ctx: Context, line: Line, to: int, note: str | None) -> Flow[tuple[
 
 
 def _put_again(
-    ctx: Context, line: Line, tenant: int, loaded: Loaded, generation: int, note: str
+    ctx: Context, line: Cursor, tenant: int, loaded: Loaded, generation: int, note: str
 ) -> Flow[tuple[Record, bool] | None]:
     """The same checkpoint under a new id, and whether it is the head. None: the base has moved, or the id is taken."""
     assert line.thread is not None

@@ -17,7 +17,7 @@ from perdure.log.retaining import Fields
 from perdure.storage.program import Batch, Flow, Program, Sql, adrive, drive, read, write
 from perdure.threads import flows
 from perdure.threads.checks import COUNT_MAX, check_name
-from perdure.threads.context import Context, Line
+from perdure.threads.context import Context, Cursor
 from perdure.threads.models import Checkpoint, moment
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ def retention_of(tenants: Fields, own: Fields) -> Retention:
 # --- flows
 
 
-def pin(ctx: Context, line: Line, record: int | None, name: str) -> Flow[Pin]:
+def pin(ctx: Context, line: Cursor, record: int | None, name: str) -> Flow[Pin]:
     from perdure.log import pinning
 
     tenant, row = yield from flows.locate(ctx, line)
@@ -106,13 +106,13 @@ def pin(ctx: Context, line: Line, record: int | None, name: str) -> Flow[Pin]:
     return _pin((yield from write(op)))
 
 
-def unpin(ctx: Context, line: Line, name: str) -> Flow[None]:
+def unpin(ctx: Context, line: Cursor, name: str) -> Flow[None]:
     tenant, row = yield from flows.locate(ctx, line)
     if not (yield from write(partial(pins.drop_pin, tenant, row.thread, name))):
         raise NotFound(f"thread {line.name!r} has no pin {name!r}: thread.pins() lists them")
 
 
-def list_pins(ctx: Context, line: Line) -> Flow[list[Pin]]:
+def list_pins(ctx: Context, line: Cursor) -> Flow[list[Pin]]:
     tenant, row = yield from flows.locate(ctx, line)
     return [_pin(found) for found in (yield from read(partial(pins.pins_of, tenant, row.thread)))]
 
@@ -121,18 +121,18 @@ def _pin(row: pins.PinRow) -> Pin:
     return Pin(row.name, show_id(row.record), moment(row.at))
 
 
-def set_retention(ctx: Context, line: Line, fields: Fields) -> Flow[Retention]:
+def set_retention(ctx: Context, line: Cursor, fields: Fields) -> Flow[Retention]:
     tenant, row = yield from flows.locate(ctx, line)
     yield from write(partial(retaining.write_own, tenant, row.name, row.thread, fields))
     return (yield from retention(ctx, line))
 
 
-def retention(ctx: Context, line: Line) -> Flow[Retention]:
+def retention(ctx: Context, line: Cursor) -> Flow[Retention]:
     tenant, row = yield from flows.locate(ctx, line)
     return retention_of(*(yield from read(partial(retaining.read_own, tenant, row.thread))))
 
 
-def erase_checkpoint(ctx: Context, line: Line, record: int, full: bool) -> Flow[Erased]:
+def erase_checkpoint(ctx: Context, line: Cursor, record: int, full: bool) -> Flow[Erased]:
     """Erase one checkpoint. What a killed process has decided before is finished."""
     from perdure.log import erasing
 
@@ -203,7 +203,7 @@ class Keeping:
     """The part of a thread's handle that says what stays."""
 
     _context: Context
-    _line: Line
+    _line: Cursor
 
     def pin(self, checkpoint: Checkpoint | str | None = None, *, name: str) -> Pin:
         """Keep a checkpoint (default: the head) whatever retention says, until `unpin(name)`. A thread with a pin does

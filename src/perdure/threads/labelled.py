@@ -15,7 +15,7 @@ from perdure.log.label_ids import pack_id
 from perdure.log.labels import MAIN, LabelRow, labels_in, space_heads, spaces_of
 from perdure.log.pending import Write, odd_bases, select_writes, writes_of
 from perdure.storage.program import Batch, Flow, Program, Rows, read
-from perdure.threads.context import Context, Line
+from perdure.threads.context import Context, Cursor
 from perdure.threads.flows import locate
 from perdure.threads.models import Checkpoint
 from perdure.threads.thread import Thread
@@ -53,7 +53,7 @@ def read_named(thread: Thread, id_: str) -> str | None:
     return thread._run(_named(thread._context, thread._line, pack_id(id_)))
 
 
-def _named(ctx: Context, line: Line, id_: bytes) -> Flow[str | None]:
+def _named(ctx: Context, line: Cursor, id_: bytes) -> Flow[str | None]:
     tenant, row = yield from locate(ctx, line)
     labels = yield from read(partial(labels_in, tenant, [row.thread]))
     return next((show_id(label.record) for label in labels if label.id == id_), None)
@@ -64,18 +64,18 @@ def read_beside(thread: Thread, checkpoint: Checkpoint, id_: str) -> Beside:
     return thread._run(_beside(thread._context, thread._line, parse_id(checkpoint.id), pack_id(id_)))
 
 
-def _spaces(ctx: Context, line: Line) -> Flow[list[Space]]:
+def _spaces(ctx: Context, line: Cursor) -> Flow[list[Space]]:
     tenant, _ = yield from locate(ctx, line)
     _, spaces = yield from read(partial(_look, tenant, line))
     return list(spaces.values())
 
 
-def _beside(ctx: Context, line: Line, record: int, id_: bytes) -> Flow[Beside]:
+def _beside(ctx: Context, line: Cursor, record: int, id_: bytes) -> Flow[Beside]:
     tenant, _ = yield from locate(ctx, line)
     return (yield from read(partial(_read_beside, tenant, line, record, id_)))
 
 
-def _read_beside(tenant: int, line: Line, record: int, id_: bytes) -> Program[Beside]:
+def _read_beside(tenant: int, line: Cursor, record: int, id_: bytes) -> Program[Beside]:
     labels, spaces = yield from _look(tenant, line)
     # A record whose id was put again has none of its own any more.
     own = next((label for label in labels if label.record == record), None)
@@ -96,7 +96,7 @@ def _read_beside(tenant: int, line: Line, record: int, id_: bytes) -> Program[Be
     )
 
 
-def _look(tenant: int, line: Line) -> Program[tuple[list[LabelRow], dict[int, Space]]]:
+def _look(tenant: int, line: Cursor) -> Program[tuple[list[LabelRow], dict[int, Space]]]:
     """All labels of a thread, and its namespaces by number."""
     row = yield from find_thread(tenant, line.name, line.thread)
     labels = yield from labels_in(tenant, [row.thread])

@@ -19,7 +19,7 @@ from perdure.log.branches import list_threads, no_thread
 from perdure.log.counting import count
 from perdure.storage.program import Flow, Progress, adrive, drive, read
 from perdure.threads.checks import check_limit, check_metadata, check_name
-from perdure.threads.context import Context, Line
+from perdure.threads.context import Context, Cursor
 from perdure.threads.models import Pruned, Report, Stats, ThreadInfo
 from perdure.threads.thread import Thread
 
@@ -43,7 +43,7 @@ class ThreadStore:
 
     def thread(self, name: str, *, metadata: Mapping[str, Any] | None = None) -> Thread:
         """A handle of a thread. Does no I/O: the thread is made by its first save, which also merges the metadata."""
-        return Thread(self._context, Line(check_name(name), merge=check_metadata(metadata)))
+        return Thread(self._context, Cursor(check_name(name), merge=check_metadata(metadata)))
 
     def threads(
         self,

@@ -6,7 +6,9 @@ remembers only where it stands: the checkpoint that it last loaded or saved.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.errors import UnknownType, UsageError
@@ -18,7 +20,7 @@ from perdure.threads import flows, going_back
 from perdure.threads.beside import Save, journal_of
 from perdure.threads.checks import check_keep, check_limit, check_metadata, check_name, check_note, check_paths
 from perdure.threads.compare import compare
-from perdure.threads.context import Context, Line
+from perdure.threads.context import Context, Cursor
 from perdure.threads.keeping import Keeping
 from perdure.threads.keeping import checkpoint_id as _id
 from perdure.threads.merging import merged
@@ -28,6 +30,7 @@ from perdure.values.codec import decode, encode
 if TYPE_CHECKING:  # not every program keeps its states so
     from perdure.threads.autosave import Autosave
     from perdure.threads.autosave_policies import Policy
+    from perdure.threads.lines import Line
     from perdure.values.sizing import Part
 
 T = TypeVar("T")
@@ -38,7 +41,7 @@ _PAGE = 100
 class Thread(Keeping):
     """A named line of work. Get one with `store.thread(name)`."""
 
-    def __init__(self, context: Context, line: Line) -> None:
+    def __init__(self, context: Context, line: Cursor) -> None:
         self._context = context
         self._line = line
 
@@ -143,6 +146,12 @@ class Thread(Keeping):
         from perdure.threads.autosave import Autosave, AutoState
 
         return Autosave(AutoState(self._context, self._line, policy, note), initial, background)
+
+    def line(self, namespace: str = "") -> Line:
+        """A line of checkpoints whose ids the caller gives: what adapters of other frameworks are built on."""
+        from perdure.threads.lines import Line
+
+        return Line(self._context, replace(self._line, own=deque(maxlen=1024)), namespace)
 
     # --- read
 
@@ -384,7 +393,7 @@ class Thread(Keeping):
         number, tree, head = yield from flows.fork(
             self._context, self._line, _id(at), check_name(name), check_metadata(metadata) or {}
         )
-        return Thread(self._context, Line(name, thread=number, tree=tree, cursor=head))
+        return Thread(self._context, Cursor(name, thread=number, tree=tree, cursor=head))
 
     def _annotate(self, metadata: Mapping[str, Any]) -> Flow[ThreadInfo]:
         yield from flows.annotate(self._context, self._line, check_metadata(metadata) or {})

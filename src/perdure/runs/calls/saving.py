@@ -24,7 +24,7 @@ from perdure.runs.session.scope import Scope, current
 from perdure.storage.program import Flow
 from perdure.threads import beside, flows
 from perdure.threads.beside import Moved, Save, Saving, prepare_saving
-from perdure.threads.context import Context, Line
+from perdure.threads.context import Context, Cursor
 
 NAME = "thread.save"
 Told = list[Any]  # what an entry says of a checkpoint: id, parent, step, time, kind, size, whether it became the head
@@ -165,7 +165,7 @@ def _with_value(entry: Entry, value: bytes) -> Entry:
     return Entry(entry.path, entry.name, entry.at, entry.input, entry.attempt, value, entry.more)
 
 
-def _forget(line: Line) -> None:
+def _forget(line: Cursor) -> None:
     line.thread, line.tree, line.cursor = None, 0, None
     line.own.clear()
 

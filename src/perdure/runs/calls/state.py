@@ -28,7 +28,7 @@ from perdure.storage.program import drive
 from perdure.threads import flows as thread_flows
 from perdure.threads.beside import Moved, Saving, prepare_saving
 from perdure.threads.compare import compare
-from perdure.threads.context import Line
+from perdure.threads.context import Cursor
 from perdure.values.codec import decode, encode
 from perdure.values.showing import shown
 
@@ -102,7 +102,7 @@ class View:
 
     __slots__ = ("base", "data", "is_joined", "line", "looks", "pending", "ready", "saved")
 
-    def __init__(self, line: Line, *, data: dict[str, Any] | None = None, base: bytes = b"{}") -> None:
+    def __init__(self, line: Cursor, *, data: dict[str, Any] | None = None, base: bytes = b"{}") -> None:
         self.line = line  # where its next checkpoint goes
         self.data = data  # None: nobody looked yet, it is `base`
         self.base = base  # as it was when the branch was made
@@ -121,7 +121,7 @@ class Keeper:
         self._codec = session.ctx.codec
         self._lock = threading.RLock()
         self.face = State(self)
-        line = Line(thread_name(session.row.id), merge={RUN_KEY: session.row.id})
+        line = Cursor(thread_name(session.row.id), merge={RUN_KEY: session.row.id})
         # A copy: what the caller does with `initial` later is no change of the state. Also says now what is unstorable.
         session.root.view = View(line, data=decode(encode(initial, self._codec), self._codec))
         entries = session.index.rows()
@@ -204,7 +204,7 @@ class Keeper:
         self._look(maker)
         text, line = self.text(maker), maker.view.line
         assert text is not None
-        branch.view = View(Line(line.name, line.merge, line.thread, line.tree, line.cursor), base=text)
+        branch.view = View(Cursor(line.name, line.merge, line.thread, line.tree, line.cursor), base=text)
         branch.view.saved = maker.view.saved
 
     def ended(self, branch: Scope, *, awaited: bool) -> None:
@@ -313,7 +313,7 @@ class Keeper:
                 continue
             except _Gone:  # somebody has deleted the thread: it begins anew
                 saving.drop()
-                view.line = Line(view.line.name, merge={RUN_KEY: self._session.row.id})
+                view.line = Cursor(view.line.name, merge={RUN_KEY: self._session.row.id})
                 continue
             except BaseException:
                 saving.drop()
@@ -363,7 +363,7 @@ class Keeper:
         ctx, line = self._session.ctx, scope.view.line
         where, expected, actual = "state", "another value", "this one"
         try:
-            at = Line(line.name)
+            at = Cursor(line.name)
             _, loaded, _ = drive(ctx.driver, thread_flows.load(ctx, at, info["c"], strict=True))
             change = compare(
                 decode(loaded.data, ctx.codec, raw=True), decode(self.text(scope) or b"", ctx.codec, raw=True)

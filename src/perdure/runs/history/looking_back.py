@@ -16,7 +16,7 @@ from perdure.runs.journal.rows import RunRow
 from perdure.storage.program import Flow, read
 from perdure.threads import flows as thread_flows
 from perdure.threads.compare import compare
-from perdure.threads.context import Context, Line
+from perdure.threads.context import Context, Cursor
 from perdure.threads.models import Change
 from perdure.values.codec import decode
 
@@ -53,7 +53,7 @@ def _text_at(ctx: Context, run_id: str, step: Step | str | int | None) -> Flow[b
     if checkpoint is None:
         return None
     try:
-        _, loaded, _ = yield from thread_flows.load(ctx, Line(thread_name(row.id)), checkpoint, strict=True)
+        _, loaded, _ = yield from thread_flows.load(ctx, Cursor(thread_name(row.id)), checkpoint, strict=True)
     except NotFound as error:
         raise NotFound(f"the state of run {run_id!r} at this step is gone: its thread was deleted or pruned") from error
     return loaded.data
