@@ -48,6 +48,33 @@ def test_a_damaged_pack_is_found_and_never_read(tmp_path: Path, damage: str) -> 
             store.thread("a").load(ids[30], strict=True)
 
 
+def test_a_line_that_leaves_a_pack_in_its_middle_is_followed(tmp_path: Path) -> None:
+    with perdure.open(str(tmp_path / "a.db")) as store:
+        thread = store.thread("a")
+        ids = grow(thread, 150, size=20_000)
+        pack(store)
+        state, parent = thread.load(ids[40]).state, ids[40]
+        for number in range(10):
+            parent = thread.save({**state, "side": number}, parent=parent).id
+        assert thread.load(parent, strict=True).state == {**state, "side": 9}
+        pack(store)
+        assert thread.load(parent, strict=True).state == {**state, "side": 9}
+        check(store)
+
+
+def test_loads_do_not_depend_on_where_a_pack_is_said_to_belong(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with perdure.open(path) as store:
+        grow(store.thread("a"), 150, size=20_000)
+        before = scene(store)
+        pack(store)
+    connection = apsw.Connection(path)
+    connection.execute("UPDATE pack SET first = first + 1, last = last + 1, key = key + 1, tree = tree + 1")
+    connection.close()
+    with perdure.open(path) as store:
+        assert scene(store) == before
+
+
 def test_members_that_changed_places_are_found(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     with perdure.open(path) as store:

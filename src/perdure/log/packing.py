@@ -207,8 +207,7 @@ def _in_order(found: Groups, ends: list[int]) -> Iterator[list[int] | tuple[int,
 def _pack(chain: _Chain, group: list[int]) -> bytes:
     """A pack, looked at before what it replaces goes."""
     members = [chain.members[record] for record in group]
-    passed = any(node.base == group[-1] and not node.keyframe for node in chain.nodes.values())
-    data = make_pack(members, chain.key_text, passed=passed)
+    data = make_pack(members, chain.key_text)
     if [*map(Member._make, zip(salts_in(data), diffs_in(data, chain.key_text), strict=True))] != members:
         raise Damaged("a pack does not give back what was put into it")
     return data

@@ -7,21 +7,19 @@ nothing can be rebuilt, `Damaged` names the record. Deciding what to offer inste
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 from perdure.errors import Damaged, Undecodable
 from perdure.log.branches import ThreadRow, find_thread, no_thread
 from perdure.log.ids import show_id
 from perdure.log.keyframes import RECORD_COST_BYTES
-from perdure.log.packed_lines import line_statements, line_to, packed_line
 from perdure.log.packs import PACK, Packs
 from perdure.log.records import COLUMNS, ERASED, NO_HASH, R_COLUMNS, RECORD_CELLS, Record, chain_hash, record_of
 from perdure.storage import meters
 from perdure.storage.cells import DIFF, FULL_TEXT, SALT
 from perdure.storage.program import Batch, Program, Rows, Sql, one_row
 from perdure.values.compress import decompress_full
-from perdure.values.delta import Run, apply_all
+from perdure.values.delta import apply_all
 from perdure.values.dictionary import Dictionary
 from perdure.values.hashing import chunk_digests, content_digest
 from perdure.values.pause import collector_pause
@@ -119,7 +117,6 @@ class Chain(NamedTuple):
     key_size: int
     full: bytes | None
     packs: Packs | None = None  # None: none of them is packed
-    pieces: Sequence[tuple[int, int | None]] = ()  # of a brief one: packs before them, and how many records of each
 
     def diffs(self, key_data: bytes) -> Sequence[bytes] | None:
         """The differences from the keyframe to the record, oldest first. None: one is missing. Raises Undecodable."""
@@ -128,19 +125,6 @@ class Chain(NamedTuple):
             return self.stored  # type: ignore[return-value]
         return [part if isinstance(part, bytes) else packs.diff(*part, key_data) for part in self.stored]
 
-    def parts(self, key_data: bytes) -> Sequence[bytes | Run] | None:
-        """The same, with as few differences as there are for what is packed. Raises Undecodable."""
-        packs = self.packs
-        if self.stored is None or packs is None:
-            return self.stored  # type: ignore[return-value]
-        parts: list[bytes | Run] = [packs.run(pack, number, key_data) for pack, number in self.pieces]
-        for pack, group in groupby(self.stored, _pack_of):
-            if pack is None:
-                parts += group  # type: ignore[arg-type]
-            else:
-                parts.append(packs.run(pack, len(list(group)), key_data))
-        return parts
-
     def packed_salts(self) -> dict[int, bytes]:
         """The salts of the chain's records that are in packs. Raises Undecodable."""
         packs = self.packs
@@ -148,10 +132,6 @@ class Chain(NamedTuple):
             return {}
         places = zip(self.ids, self.stored or (), strict=False)
         return {record: packs.salt(*place) for record, place in places if isinstance(place, Packed)}
-
-
-def _pack_of(part: bytes | Packed) -> int | None:
-    return None if isinstance(part, bytes) else part.pack
 
 
 def read_thread_state(
@@ -176,9 +156,9 @@ def read_live(tenant: int, tree: int, record: int) -> Program[Record | None]:
     return record_of(row) if row else None
 
 
-def read_chain(tenant: int, tree: int, record: int, *, brief: bool = False) -> Program[Chain | None]:
+def read_chain(tenant: int, tree: int, record: int) -> Program[Chain | None]:
     """Everything that the state of a record is made of: its row, then the rest in one batch, unless other branches lie
-    in between. `brief`: only what its own state takes, which leaves out `ids` and more where packs tell the line."""
+    in between; then the packs, if some of it is packed."""
     this = {"tenant": tenant, "tree": tree}
     [rows] = yield Batch(_WITH_SALT(**this, id=record))
     row = one_row(rows)
@@ -189,26 +169,25 @@ def read_chain(tenant: int, tree: int, record: int, *, brief: bool = False) -> P
     batch = [_KEYFRAME(**this, id=found.key)]
     if found.parent is not None:
         batch.append(_HASH(**this, id=found.parent))
-    if not found.keyframe and not packed:
-        batch.append(_LOOSE(**this, id=record, key=found.key, limit=_limit(found)))
-    elif packed and brief:
-        batch += line_statements(tenant, found)
+    if not found.keyframe:
+        links = _RANGE if packed else _LOOSE
+        batch.append(links(**this, id=record, key=found.key, limit=_limit(found)))
     keyframes, *rest = yield Batch(*batch)
     key_base, key_size, full = one_row(keyframes) or (None, 0, None)
     parent_hash = NO_HASH
     if found.parent is not None:
         (parent_hash,) = one_row(rest[0]) or (None,)
-    way = _Way(start=None if found.keyframe else found.id)
-    if not found.keyframe and not packed:
-        way = _follow_loose(rest[-1], found)
-    if way.start is not None:
-        way = yield from _read_packed_way(tenant, found, way, rest[found.parent is not None :] if packed else [], brief)
+    way = _Way()
+    if not found.keyframe:
+        way = _follow(rest[-1], found) if packed else _follow_loose(rest[-1], found)
+        if packed or way.start is not None:
+            way = yield from _read_packed_way(tenant, found, way)
         if packed:
             salt = _packed_salt(way)
     # A damaged row may hold anything: what is no blob is as good as lost.
     salt, full = (part if type(part) is bytes else None for part in (salt, full))
     stored = way.stored if way.start is None else None
-    return Chain(found, parent_hash, salt or b"", way.ids, stored, key_base, key_size, full, way.packs, way.pieces)
+    return Chain(found, parent_hash, salt or b"", way.ids, stored, key_base, key_size, full, way.packs)
 
 
 def _limit(record: Record) -> int:
@@ -223,7 +202,6 @@ class _Way(NamedTuple):
     stored: Sequence[bytes | Packed] = ()
     start: int | None = None  # the record that it is not known how to get to; None: it starts at the keyframe
     packs: Packs | None = None
-    pieces: Sequence[tuple[int, int | None]] = ()
 
 
 def _follow_loose(links: Rows, record: Record) -> _Way:
@@ -245,21 +223,12 @@ def _follow_loose(links: Rows, record: Record) -> _Way:
     return _Way([link for link, _ in found], [diff for _, diff in found], start)
 
 
-def _read_packed_way(
-    tenant: int, record: Record, loose: _Way, answers: list[Rows], brief: bool
-) -> Generator[Batch, list[Rows], _Way]:
-    """The way where some are packed. `loose`: its end, which is not; `answers`: to `line_statements`, if all is."""
-    if brief and (loose.ids or answers):
-        tree, key = record.tree, record.key
-        if loose.ids:
-            line = yield from line_to(tenant, tree, key, loose.start or 0)
-        else:
-            line = yield from packed_line(tenant, tree, key, *answers)
-        if line is not None:
-            return loose._replace(start=None, packs=line.packs, pieces=line.pieces)
+def _read_packed_way(tenant: int, record: Record, way: _Way) -> Generator[Batch, list[Rows], _Way]:
+    """The way where some are packed, as far as it is known, with its packs."""
     this = {"tenant": tenant, "tree": record.tree, "id": record.id}
-    [links] = yield Batch(_RANGE(**this, key=record.key, limit=_limit(record)))
-    way = _follow(links, record)
+    if way.start is not None:
+        [links] = yield Batch(_RANGE(**this, key=record.key, limit=_limit(record)))
+        way = _follow(links, record)
     if way.start is not None:
         [links] = yield Batch(_FOLLOW(**this))
         way = _follow(links, record)
@@ -292,9 +261,6 @@ def _follow(links: Rows, record: Record) -> _Way:
 def _packed_salt(way: _Way) -> bytes:
     """The salt of the last record of the way, which is packed."""
     try:
-        if way.packs is not None and way.pieces:
-            pack, number = way.pieces[-1]
-            return way.packs.salt(pack, (number or 0) - 1)
         last = way.stored[-1] if way.stored else None
         return way.packs.salt(*last) if way.packs is not None and isinstance(last, Packed) else b""
     except Undecodable:
@@ -303,14 +269,11 @@ def _packed_salt(way: _Way) -> bytes:
 
 def read_state(tenant: int, tree: int, record: int) -> Program[Loaded | None]:
     """The state of a record, checked. None: there is no such record, or only its tombstone. Raises Damaged."""
-    chain = yield from read_chain(tenant, tree, record, brief=True)
+    chain = yield from read_chain(tenant, tree, record)
     if chain is None or chain.record.body is None:
         return None
     key_data = _key_data(chain)
-    loaded = _rebuild(chain, key_data, brief=True) if key_data is not None else None
-    if loaded is None and chain.packs is not None:
-        chain = (yield from read_chain(tenant, tree, record)) or chain
-        loaded = _rebuild(chain, key_data) if key_data is not None else None
+    loaded = _rebuild(chain, key_data) if key_data is not None else None
     if loaded is None:
         # Either the keyframe's full text or something in between is damaged. The keyframe kept its difference.
         key_data = yield from _recover_key(tenant, tree, chain)
@@ -334,14 +297,13 @@ def _key_data(chain: Chain) -> bytes | None:
         return None
 
 
-def _rebuild(chain: Chain, key_data: bytes, *, brief: bool = False) -> Loaded | None:
-    """Apply the differences and check the result. None: it is not what was saved. `brief`: those of a pack at once,
-    where it has them as one."""
+def _rebuild(chain: Chain, key_data: bytes) -> Loaded | None:
+    """Apply the differences and check the result. None: it is not what was saved."""
     record = chain.record
     if chain.stored is None or chain.parent_hash is None:
         return None
     try:
-        diffs = chain.parts(key_data) if brief else chain.diffs(key_data)
+        diffs = chain.diffs(key_data)
         with collector_pause:
             data = apply_all(key_data, diffs, Dictionary(key_data)) if diffs else key_data
     except Undecodable:

@@ -45,7 +45,6 @@ Parameter = zstd.CompressionParameter
 # keyframe comes once in hundreds of saves, and its bytes are a third of all that is stored.
 FULL_LEVEL = 6
 _HARD_LEVEL = 19
-_REPEAT_LEVEL = 12  # of what its prefix says already: 15 saves a twentieth more in five times the time
 _PACK_LEVEL = 15  # differences packed together: 19 saves a hundredth more in half as much time again
 _LITTLE_BYTES, _LITTLE_LEVEL, _LITTLE_PREFIX_BYTES = 16 * 1024, 9, 32 * 1024
 _REUSED_BYTES_MAX = 16 * 1024
@@ -117,15 +116,14 @@ def compress_against(text: bytes, old: bytes) -> bytes:
     return zstd.compress(text, options=options, zstd_dict=zstd.ZstdDict(old, is_raw=True).as_prefix)
 
 
-def pack_against(text: bytes, old: bytes, *, repeats: bool = False) -> bytes:
-    """The same for what has come to rest and is read far more often than written: with effort, and without a checksum,
-    because whoever stores it keeps one. The frame refers to the end of `old`: it may be read with more of it.
-    `repeats`: most of the text stands in `old`."""
+def pack_against(text: bytes, old: bytes) -> bytes:
+    """The same for what has come to rest and is read far more often than written: with effort, and without a checksum
+    (the record's hash covers the result). The frame refers to the end of `old`: it may be read with more of it."""
     little = len(text) < _LITTLE_BYTES
     if little:  # looking through a long prefix with effort would take fifty times as long as compressing
         old = old[-_LITTLE_PREFIX_BYTES:]
     options: dict[int, int] = {
-        Parameter.compression_level: _LITTLE_LEVEL if little else _REPEAT_LEVEL if repeats else _PACK_LEVEL,
+        Parameter.compression_level: _LITTLE_LEVEL if little else _PACK_LEVEL,
         Parameter.window_log: min(max((len(text) + len(old)).bit_length(), 10), WINDOW_LOG_MAX),
         Parameter.checksum_flag: 0,
     }

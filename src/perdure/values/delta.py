@@ -18,7 +18,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -33,7 +33,6 @@ RAW_MAX = 96
 _START = 1  # first byte of a stored difference: it starts a stream
 _MORE = 2  # it goes on with the stream of the differences before it
 _MORES = re.compile(rb"\x02+")
-_RUN = 3  # never stored: stands for several that need no stream
 _RAW = 0x90  # from here on: the first byte of a MessagePack array
 _HEAD = 5  # the kind, and the length of the difference as four bytes
 _MAGIC = b"\x28\xb5\x2f\xfd"  # every zstd stream starts with it; not stored
@@ -93,27 +92,6 @@ def payload_bytes(diff: bytes) -> int:
     return int.from_bytes(diff[1:_HEAD], "little") if diff[:1] in (b"\x01", b"\x02") else len(diff)
 
 
-class Run(NamedTuple):
-    """Differences in a row that need no stream, one behind the other."""
-
-    kind: int
-    number: int  # how many
-    payload: bytes
-
-
-def run_of(number: int, payload: bytes) -> Run:
-    """So many differences, as `pack_splices` made them, put together."""
-    return Run(_RUN, number, payload)
-
-
-def unpack_run(run: Run) -> list[Splices]:
-    """The splices of each of them. Raises Undecodable."""
-    try:
-        return _unpack([run.payload], run.number)
-    except _MALFORMED as problem:
-        raise Undecodable(f"a difference is malformed: {problem}") from problem
-
-
 class Decoder:
     """Decodes the differences of one chain, in order. Raises Undecodable for anything that is not one."""
 
@@ -125,13 +103,13 @@ class Decoder:
         # Inserted bytes end up in a text of at most `size_max`; beside it stand the splices around them.
         self._payload_max = min(2 * size_max + _BATCH_BYTES, INFLATED_MAX)
 
-    def decode(self, diffs: Iterable[bytes | Run]) -> list[Splices]:
+    def decode(self, diffs: Iterable[bytes]) -> list[Splices]:
         """The splices of the next stored differences."""
         return [splices for batch in self.batches(diffs) for splices in batch]
 
-    def batches(self, diffs: Iterable[bytes | Run]) -> Iterator[list[Splices]]:
+    def batches(self, diffs: Iterable[bytes]) -> Iterator[list[Splices]]:
         """The same for a chain of any length, so many at a time that memory stays bounded."""
-        listed: list[Any] = list(diffs)
+        listed = list(diffs)
         kinds = bytes([diff[0] if diff else 0 for diff in listed])
         pieces: list[bytes] = []
         count = size = start = 0
@@ -139,7 +117,7 @@ class Decoder:
             while start < len(listed):
                 payload, end = self._payload(kinds, listed, start)
                 pieces.append(payload)
-                count += listed[start].number if kinds[start] == _RUN else end - start
+                count += end - start
                 size += len(payload)
                 start = end
                 if size > _BATCH_BYTES:
@@ -149,15 +127,13 @@ class Decoder:
         except _MALFORMED as problem:
             raise Undecodable(f"a difference is malformed: {problem}") from problem
 
-    def _payload(self, kinds: bytes, diffs: list[Any], start: int) -> tuple[bytes, int]:
+    def _payload(self, kinds: bytes, diffs: list[bytes], start: int) -> tuple[bytes, int]:
         """What can be read in one go from a difference on, out of its stream; and the difference that comes after."""
         kind, diff, end = kinds[start], diffs[start], start + 1
         if kind >= _RAW:
             return diff, end
         if kind not in (_START, _MORE):
-            if not isinstance(diff, Run):
-                raise Undecodable(f"a difference starts with {kind}, which is no kind of difference")
-            return diff.payload, end
+            raise Undecodable(f"a difference starts with {kind}, which is no kind of difference")
         # What goes on with the stream comes with it, as far as that is not much.
         if (more := _MORES.match(kinds, end)) is not None:
             end = more.end()
@@ -190,7 +166,7 @@ def _unpack(payloads: list[bytes], count: int) -> list[Splices]:
 
 
 def apply_all(
-    keyframe_text: bytes, diffs: Iterable[bytes | Run], dictionary: Dictionary, *, size_max: int = SIZE_MAX
+    keyframe_text: bytes, diffs: Iterable[bytes], dictionary: Dictionary, *, size_max: int = SIZE_MAX
 ) -> bytes:
     """The text after a chain of stored differences, oldest first. None on the way may exceed `size_max` bytes."""
     text = _Gapped(keyframe_text, size_max)
