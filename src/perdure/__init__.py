@@ -96,6 +96,9 @@ if _collects:
     gc.enable()
 
 if TYPE_CHECKING:
+    from perdure.agents.progress import progress
+    from perdure.agents.progress_file import Progress
+    from perdure.agents.tools import Tools, tools
     from perdure.ops.copies.copied import Backup, Exported, Imported, Restored
     from perdure.ops.copies.restoring import arestore, restore
     from perdure.ops.doctor.checklist import Finding
@@ -105,9 +108,6 @@ if TYPE_CHECKING:
     from perdure.ops.repair.repaired import Mend, Repaired
     from perdure.ops.repair.repairing import arepair, repair
     from perdure.ops.telemetry import logs, metrics
-    from perdure.runs.agents.progress import progress
-    from perdure.runs.agents.progress_file import Progress
-    from perdure.runs.agents.tools import Tools, tools
     from perdure.runs.history.replaying import Replay
     from perdure.runs.journal.queues import Queue
     from perdure.runs.workers.worker import Worker
@@ -129,7 +129,7 @@ _LATE = {
     "KeyInfo": "perdure.ops.keys",
     "KeyProvider": "perdure.storage.keyring",
     "Keys": "perdure.storage.keyring",
-    "Progress": "perdure.runs.agents.progress_file",
+    "Progress": "perdure.agents.progress_file",
     "Queue": "perdure.runs.journal.queues",
     "Replay": "perdure.runs.history.replaying",
     "Mend": "perdure.ops.repair.repaired",
@@ -137,7 +137,7 @@ _LATE = {
     "Restored": "perdure.ops.copies.copied",
     "Rotated": "perdure.ops.keys",
     "StaticKeys": "perdure.storage.keyring",
-    "Tools": "perdure.runs.agents.tools",
+    "Tools": "perdure.agents.tools",
     "Worker": "perdure.runs.workers.worker",
     "arepair": "perdure.ops.repair.repairing",
     "arestore": "perdure.ops.copies.restoring",
@@ -145,10 +145,10 @@ _LATE = {
     "autosave": "perdure.threads.autosave_policies",
     "logs": "perdure.ops.telemetry",
     "metrics": "perdure.ops.telemetry",
-    "progress": "perdure.runs.agents.progress",
+    "progress": "perdure.agents.progress",
     "repair": "perdure.ops.repair.repairing",
     "restore": "perdure.ops.copies.restoring",
-    "tools": "perdure.runs.agents.tools",
+    "tools": "perdure.agents.tools",
 }
 
 __all__ = [

@@ -95,5 +95,5 @@ def work(say: Any, url: str, folder: str, mode: str, deadly: int) -> None:
     with perdure.open(url, durability="normal", lease_s=1) as store:
         run = store.run(agent if mode == "sync" else aagent, folder, id=f"{Path(folder).name}")
         result = run.result(timeout_s=30)
-        found = store.progress(run)
+        found = perdure.progress.latest(store, run)
         say([result, None if found is None else found.done])

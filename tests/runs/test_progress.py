@@ -13,7 +13,7 @@ import pytest
 from lab import Interrupt, Lab, Once, hooked
 
 import perdure
-from perdure.runs.agents import progress_file
+from perdure.agents import progress_file
 from perdure.runs.session.points import Point
 
 
@@ -45,8 +45,8 @@ def test_the_record_is_merged_over_the_calls_and_kept_with_the_run(lab: Lab) -> 
     run = lab.run(agent, id="r")
     expected = perdure.Progress("Book a flight", ["Search", "Ask"], None, "Book", {"from": "SFO", "to": ("NYC", 1)})
     assert run.result() == expected
-    assert lab.store.progress("r") == expected
-    assert asyncio.run(lab.store.aprogress("r")) == expected
+    assert perdure.progress.latest(lab.store, "r") == expected
+    assert asyncio.run(perdure.progress.alatest(lab.store, "r")) == expected
     assert [(step.kind, step.result["done"]) for step in run.steps()] == [
         ("progress", []),
         ("progress", ["Search"]),
@@ -94,7 +94,7 @@ def test_what_a_run_said_is_there_when_it_begins_anew(lab: Lab, tmp_path: Path) 
         if round_ == 0:
             await lab(perdure.progress(goal="for ever", done="round 0", file=file))
             perdure.continue_as_new(1)
-        before = await lab(perdure.progress.read())
+        before = await lab(perdure.progress())
         after = await lab(perdure.progress(done="round 1"))
         return before.done, after.done
 
@@ -109,11 +109,11 @@ def test_parallel_branches_lose_nothing(store: perdure.Store, tmp_path: Path) ->
     @perdure.durable
     async def agent() -> list[str]:
         await asyncio.gather(*(perdure.progress(done=f"{number}", file=file) for number in range(8)))
-        found = await perdure.progress.read()
+        found = await perdure.progress()
         return sorted(found.done)
 
     assert lab.run(agent, id="r").result() == [str(number) for number in range(8)]
-    found = lab.store.progress("r")
+    found = perdure.progress.latest(lab.store, "r")
     assert found is not None
     assert sorted(found.done) == [str(number) for number in range(8)]
     assert progress_file.read(file) == found
@@ -134,7 +134,7 @@ def test_parallel_tools_lose_nothing(lab: Lab, tmp_path: Path) -> None:
 
     run = lab.run(agent)
     run.result()
-    found = lab.store.progress(run)
+    found = perdure.progress.latest(lab.store, run)
     assert found is not None
     assert sorted(found.done) == [str(number) for number in range(8)]
     assert progress_file.read(file) == found
@@ -154,11 +154,11 @@ def test_a_fork_has_the_record_of_where_it_begins_and_goes_on_from_it(lab: Lab) 
         lab.run(agent, size, id=f"{size}").result()
         once.reached = 1
         fork = lab.store.fork(f"{size}", at="2", id=f"fork-{size}")
-        before = lab.store.progress(fork.id)
+        before = perdure.progress.latest(lab.store, fork.id)
         assert before is not None
         assert (before.goal, before.done) == ("g", ["one"])
         lab.run(agent, size, id=fork.id).result()
-        after, source = lab.store.progress(fork.id), lab.store.progress(f"{size}")
+        after, source = perdure.progress.latest(lab.store, fork.id), perdure.progress.latest(lab.store, f"{size}")
         assert after is not None
         assert source is not None
         assert (after.done, source.done) == (["one", "another"], ["one", "two"])
@@ -167,12 +167,12 @@ def test_a_fork_has_the_record_of_where_it_begins_and_goes_on_from_it(lab: Lab) 
 def test_runs_that_said_nothing_or_do_not_exist(lab: Lab) -> None:
     @lab.durable
     async def agent() -> Any:
-        return await lab(perdure.progress.read())
+        return None
 
-    assert lab.run(agent, id="silent").result() is None
-    assert lab.store.progress("silent") is None
+    lab.run(agent, id="silent").result()
+    assert perdure.progress.latest(lab.store, "silent") is None
     with pytest.raises(perdure.NotFound):
-        lab.store.progress("nobody")
+        perdure.progress.latest(lab.store, "nobody")
 
 
 def test_what_cannot_be_said_is_refused_and_the_rest_goes_on(lab: Lab) -> None:
@@ -195,7 +195,7 @@ def test_what_cannot_be_said_is_refused_and_the_rest_goes_on(lab: Lab) -> None:
 
     reasons = lab.run(agent, id="r").result()
     assert all(expected in reason for (_, expected), reason in zip(wrong, reasons, strict=True))
-    found = lab.store.progress("r")
+    found = perdure.progress.latest(lab.store, "r")
     assert found is not None
     assert found.done == ["fine"]
     with pytest.raises(perdure.NotInRun):
@@ -216,7 +216,7 @@ def test_the_file_says_what_the_record_says_and_is_remembered(lab: Lab, tmp_path
     lab.run(agent, id="r").result()
     assert (
         perdure.progress.read(file)
-        == lab.store.progress("r")
+        == perdure.progress.latest(lab.store, "r")
         == perdure.Progress("Fly", ["Packed"], context={"bags": 2})
     )
     assert "1. [x] Packed" in file.read_text()
@@ -281,7 +281,7 @@ def test_a_replay_writes_no_file(lab: Lab, tmp_path: Path) -> None:
     @lab.durable
     async def agent() -> Any:
         await lab(perdure.progress(done="one", file=file))
-        return (await lab(perdure.progress.read())).done
+        return (await lab(perdure.progress())).done
 
     run = lab.run(agent)
     run.result()
@@ -315,7 +315,7 @@ def test_a_file_that_cannot_be_written_does_not_fail_the_run(
     with caplog.at_level(logging.WARNING, "perdure"):
         assert lab.run(agent, id="r").result().done == ["one"]
     assert "could not be written" in caplog.text
-    assert lab.store.progress("r") == perdure.Progress(done=["one"])
+    assert perdure.progress.latest(lab.store, "r") == perdure.Progress(done=["one"])
 
 
 # --- git
@@ -379,45 +379,28 @@ def test_what_was_read_is_recorded(lab: Lab, tmp_path: Path) -> None:
     file = tmp_path / "P.md"
     once = Once()
 
-    @lab.durable
-    async def other() -> None:
-        await lab(perdure.progress(done="elsewhere"))
-
     @lab.step()
     def use(found: list[perdure.Progress | None]) -> list[Any]:
         return [None if one is None else one.done for one in found]
 
     @lab.durable
     async def agent() -> Any:
-        await lab(perdure.progress(done="mine"))
-        found = [
-            await lab(perdure.progress.read()),
-            await lab(perdure.progress.read(file)),
-            await lab(perdure.progress.read(run="other")),
-            await lab(perdure.progress.read(run="nobody")),
-        ]
+        found = [await lab(perdure.progress.read(file)), await lab(perdure.progress.read(tmp_path / "none"))]
         used = await lab(use(found))
         once.interrupt()
         return used, found
 
     progress_file.write(file, perdure.Progress(done=["in the file"]))
-    lab.run(other, id="other").result()
     with pytest.raises(Interrupt):
         lab.run(agent, id="r")
     file.unlink()
     used, found = lab.run(agent, id="r").result()
-    assert used == [["mine"], ["in the file"], ["elsewhere"], None]
+    assert used == [["in the file"], None]
     assert [one and one.done for one in found] == used
 
 
-def test_outside_of_a_run_only_files_are_read(lab: Lab, tmp_path: Path) -> None:
+def test_a_file_is_read_outside_of_a_run_and_in_a_body_too(lab: Lab, tmp_path: Path) -> None:
     assert perdure.progress.read(tmp_path / "none.md") is None
-    with pytest.raises(perdure.NotInRun, match=r"store\.progress\(run\)"):
-        perdure.progress.read()
-    with pytest.raises(perdure.NotInRun):
-        perdure.progress.read(run="r")
-    with pytest.raises(perdure.UsageError, match="not both"):
-        perdure.progress.read("P.md", run="r")
 
     @lab.step()
     def body() -> Any:

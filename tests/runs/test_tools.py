@@ -18,7 +18,7 @@ from lab import Interrupt, Lab, Once
 from tools_kit import SoldOut, chat, said, search
 
 import perdure
-from perdure.runs.agents.toolcalls import ERROR_CHARACTERS_MAX, Outcome, ToolCall, label, messages, parse, text_of
+from perdure.agents.formats import ERROR_CHARACTERS_MAX, Outcome, ToolCall, label, messages, parse, text_of
 
 # --- schemas
 

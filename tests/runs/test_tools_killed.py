@@ -10,7 +10,7 @@ import pytest
 from lab import MODES, PLACES
 from soak import SOAK
 
-from perdure.runs.agents import progress_file
+from perdure.agents import progress_file
 from perdure.testing.processes import Nursery
 
 POINTS_MAX = 60

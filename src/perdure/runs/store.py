@@ -34,7 +34,6 @@ from perdure.threads.store import ThreadStore
 from perdure.threads.thread import Thread
 
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
-    from perdure.runs.agents.progress_file import Progress
     from perdure.runs.history.replaying import Rehearsal, Replay
     from perdure.runs.keeping.retention import Upkeep
 
@@ -180,18 +179,6 @@ class RunStore(ThreadStore):
     async def asend(self, run: str | Run, value: Any, *, topic: str = "", key: str | None = None) -> None:
         """`send`, awaited."""
         await self._arun(flows.send(self._context, _id(run), value, topic, key))
-
-    def progress(self, run: str | Run) -> Progress | None:
-        """What a run last said with `perdure.progress`; None if it said nothing. Raises NotFound."""
-        from perdure.runs.agents.progress import progress_of
-
-        return self._run(progress_of(self._context, _id(run)))
-
-    async def aprogress(self, run: str | Run) -> Progress | None:
-        """`progress`, awaited."""
-        from perdure.runs.agents.progress import progress_of
-
-        return await self._arun(progress_of(self._context, _id(run)))
 
     def fork(
         self,

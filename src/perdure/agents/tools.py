@@ -25,6 +25,18 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from perdure.agents.formats import (
+    STYLES,
+    Outcome,
+    ToolCall,
+    arguments_of,
+    error_text,
+    label,
+    messages,
+    parse,
+    schema,
+    text_of,
+)
 from perdure.errors import (
     Damaged,
     InDoubt,
@@ -38,18 +50,6 @@ from perdure.errors import (
     StoreError,
     UsageError,
     ValueProblem,
-)
-from perdure.runs.agents.toolcalls import (
-    STYLES,
-    Outcome,
-    ToolCall,
-    arguments_of,
-    error_text,
-    label,
-    messages,
-    parse,
-    schema,
-    text_of,
 )
 from perdure.runs.calls.decorators import step
 from perdure.runs.calls.effects import effect_act

@@ -1,0 +1,45 @@
+"""The progress file: people and the next session read in it what was reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perdure.agents.progress_file import Progress, from_markdown, read, to_markdown, write
+
+
+def test_the_sections_are_read_back() -> None:
+    for progress in (
+        Progress(),
+        Progress("Fly", ["Search: 47 found", "Ask"], "sold out", "Book\n\nthe other", {"from": "SFO", "limit": 500}),
+        Progress("Two\nlines", context={"plan": ["a", "b"], "code": "`x`", "text": "two\nlines", "none": None}),
+    ):
+        assert from_markdown(to_markdown(progress)) == progress
+    assert to_markdown(Progress("Fly", ["a"])).startswith("# Progress: Fly\n\n## Current Goal\n\nFly\n")
+
+
+def test_what_a_person_makes_of_the_file_is_read() -> None:
+    text = """Notes first.\r
+## Current Goal
+Fly
+## My own section
+- passed over
+## Completed Steps
+* Search
+- [x] Ask
+3. [ ] Pack
+## Context
+* **from:** SFO
+* **code:** `not json`
+"""
+    assert from_markdown(text) == Progress("Fly", ["Search", "Ask"], context={"from": "SFO", "code": "`not json`"})
+
+
+def test_a_file_is_replaced_as_a_whole_and_a_link_stays_a_link(tmp_path: Path) -> None:
+    file, link = tmp_path / "notes" / "P.md", tmp_path / "link.md"
+    assert read(file) is None
+    write(file, Progress("one"))
+    link.symlink_to(file)
+    write(link, Progress("two"))
+    assert link.is_symlink()
+    assert read(file) == Progress("two")
+    assert [one.name for one in file.parent.iterdir()] == ["P.md"]
