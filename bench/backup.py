@@ -46,7 +46,7 @@ def backup(run: Run) -> list[Row]:
     with perdure.open(str(path)) as store:
         ours, floor = in_turns(
             run.count(7, 1),
-            lambda: store.backup(run.folder / "backup.db"),
+            lambda: store.ops.backup(run.folder / "backup.db"),
             lambda: _plain_copy(path, run.folder / "copy.db"),
             warm_up=1,
         )
@@ -89,7 +89,7 @@ def _under_load(store: perdure.Store, run: Run) -> tuple[float, float, float, fl
         start = time.monotonic()
         threading.Event().wait(BETWEEN_S)
         middle = time.monotonic()
-        store.backup(run.folder / "backup.db")
+        store.ops.backup(run.folder / "backup.db")
         spans.append((middle, time.monotonic()))
         pauses.append((start, middle))
         copies.append(seconds(lambda: _plain_copy(path, run.folder / "copy.db")))

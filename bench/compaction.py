@@ -52,7 +52,7 @@ with perdure.open(sys.argv[1]) as store:
     before = peak()
     print("ready", flush=True)
     sys.stdin.readline()
-    store.compact()
+    store.ops.compact()
 print(peak() - before)
 """
 _SAVE = """
@@ -106,7 +106,7 @@ def compaction(run: Run) -> list[Row]:
 def _compact(path: Path, *, vacuum: bool) -> float:
     with perdure.open(str(path)) as store:
         store._context.clock_us = lambda: time.time_ns() // 1000 + HOUR_US
-        return seconds(lambda: store.compact(vacuum=vacuum))
+        return seconds(lambda: store.ops.compact(vacuum=vacuum))
 
 
 def _floor(path: Path) -> tuple[float, int]:

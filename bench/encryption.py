@@ -67,7 +67,7 @@ def _workload(run: Run) -> list[Row]:
         ours_load_s, plain_load_s = in_turns(
             loads, lambda: with_key.load(strict=True), lambda: without.load(strict=True), warm_up=WARM_UP
         )
-        ratio_bytes = sealed.stats().stored_bytes / plain.stats().stored_bytes
+        ratio_bytes = sealed.ops.stats().stored_bytes / plain.ops.stats().stored_bytes
     return [
         Row("encrypted save of the main workload", milliseconds(ours_s), "ms", floor=milliseconds(plain_s),
             ratio=median(ours_s) / median(plain_s), bar=SAVE_BAR,

@@ -133,7 +133,7 @@ def _row(name: str, steps: Steps, path: Path, least: int, most: int, bar: float)
     first, _ = next(steps)
     with perdure.open(str(path)) as store:
         store.thread("agent").save(first)
-        before = store.stats()
+        before = store.ops.stats()
     before_bytes = file_bytes(path)
     floor: list[int] = []
     peer: list[int] = []
@@ -148,7 +148,7 @@ def _row(name: str, steps: Steps, path: Path, least: int, most: int, bar: float)
             if len(floor) % PEER_EVERY == 1:
                 peer.append(len(zstd.compress(_as_json(state), PEER_LEVEL)))
             if len(floor) >= least:
-                after, earlier = store.stats(), after
+                after, earlier = store.ops.stats(), after
                 if earlier is not before and after.keyframes > earlier.keyframes:
                     break
     count = len(floor)

@@ -28,7 +28,7 @@ def main() -> None:
             if chapter == 8:
                 state.save()  # before something that cannot be undone
             if chapter == 9 and is_first_time:
-                cost = store.health()
+                cost = store.ops.health()
                 print(f"a crash now would cost {cost.unsaved_changes} changes", flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
     print(f"{len(thread.load().state['notes'])} chapters have notes")

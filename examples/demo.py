@@ -177,13 +177,13 @@ def states(store: perdure.Store) -> None:
         messages.append(" ".join(chance.choices(words, k=60)))
         thread.save({"messages": messages, "turn": turn})
         in_full += len(json.dumps(messages))
-    stored = store.stats().stored_bytes
+    stored = store.ops.stats().stored_bytes
     say(f"{TURNS} saves of a growing chat: {in_full / 1e6:,.1f} MB as JSON, {stored / 1e6:,.2f} MB stored")
     early = next(one for one in thread.history() if one.step == TURNS // 2)
     thread.fork(early, name="chat-again")
-    assert store.stats().stored_bytes == stored
+    assert store.ops.stats().stored_bytes == stored
     say(f"from step {early.step} until now: {len(thread.diff(early))} changes; a fork from there took 0 bytes")
-    report = store.verify()
+    report = store.ops.verify()
     assert not report.problems, report.problems
     say(f"verified: {report.checkpoints} checkpoints, {len(report.problems)} problems", "1;32")
 

@@ -65,12 +65,12 @@ def sizes(saver: PerdureSaver) -> None:
     words = ["".join(chance.choices("eeeaaoittnnsshrdlucmfwygp", k=chance.randint(2, 9))) for _ in range(2000)]
     questions = [" ".join(chance.choices(words, k=50)) for _ in range(LONG_TURNS)]
     memory = InMemorySaver()
-    before = saver.store.stats().stored_bytes
+    before = saver.store.ops.stats().stored_bytes
     for graph in (compiled(memory), compiled(saver)):
         for question in questions:
             graph.invoke({"messages": [HumanMessage(question)]}, at("long"))
     in_full = sum(len(dumps(found.checkpoint).encode()) for found in memory.list(at("long")))
-    stored = saver.store.stats().stored_bytes - before
+    stored = saver.store.ops.stats().stored_bytes - before
     print(f"\na chat of {LONG_TURNS} turns, {3 * LONG_TURNS} checkpoints:")
     print(f"  every checkpoint of InMemorySaver as JSON {in_full / 1000:>10,.0f} kB")
     print(f"  stored by PerdureSaver                   {stored / 1000:>10,.0f} kB")

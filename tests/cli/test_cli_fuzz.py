@@ -76,8 +76,8 @@ def fill(where: Path) -> None:
         for n in range(3):
             store.thread("alice").save({"n": n, "messages": [{"role": "user", "content": "hi"}] * n})
         store.run(go, id="trip")
-        store.export_thread("alice", where / "alice.thread")
-        store.backup(where / "a.backup")
+        store.ops.export_thread("alice", where / "alice.thread")
+        store.ops.backup(where / "a.backup")
 
 
 def typed(chance: random.Random, name: str, parser: argparse.ArgumentParser) -> list[str]:

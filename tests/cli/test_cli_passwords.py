@@ -40,8 +40,8 @@ def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "hushed.py").write_text(APP)
     with perdure.open("real.db") as store:
         store.thread("alice").save({"n": 1})
-        store.export_thread("alice", "alice.thread")
-        store.backup("real.backup")
+        store.ops.export_thread("alice", "alice.thread")
+        store.ops.backup("real.backup")
     return tmp_path
 
 

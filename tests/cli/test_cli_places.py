@@ -88,7 +88,7 @@ def test_a_file_to_read_that_is_none_is_refused(where: Path, place: str, capsys:
 def test_a_place_to_write_to_that_is_no_file_is_refused(where: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with perdure.open("agent.db") as store:
         store.thread("x").save({"n": 1})
-        store.backup("whole.backup")
+        store.ops.backup("whole.backup")
     for place in ("fifo", "folder", "socket", "loop", "x" * 300):
         for line in (["backup", place], ["export", "x", place], ["restore", "whole.backup", "--to", place, "--force"]):
             assert main(line) in (2, 4), line

@@ -206,15 +206,15 @@ def prune_fork(store: Store) -> None:
 
 
 def delete_origin(store: Store) -> None:
-    store.delete("main")
+    store.delete_thread("main")
 
 
 def delete_fork(store: Store) -> None:
-    store.delete("fork")
+    store.delete_thread("fork")
 
 
 def delete_alone(store: Store) -> None:
-    store.delete("other")
+    store.delete_thread("other")
 
 
 def read_everything(store: Store) -> None:
@@ -226,9 +226,9 @@ def read_everything(store: Store) -> None:
     thread.info()
     thread.diff(labelled(thread, "step 1"))
     store.threads(where={"kind": "fork"})
-    store.stats()
+    store.ops.stats()
     thread.verify()
-    store.verify()
+    store.ops.verify()
 
 
 WRITES: list[Operation] = [
@@ -270,7 +270,7 @@ def expected(
 
 
 def sound(store: Store) -> bool:
-    report = store.verify()
+    report = store.ops.verify()
     assert report.ok, [str(problem) for problem in report.problems]
     return True
 
@@ -321,7 +321,7 @@ def test_a_fault_in_a_removal_leaves_at_most_leftovers(database: Database, opera
             operation(struck)
         else:
             plain.thread("sweeper").save({})
-            plain.delete("sweeper")
+            plain.delete_thread("sweeper")
         assert dump(plain) == after
         assert rows(plain) == clean
         assert sound(plain)
@@ -374,7 +374,7 @@ def test_a_commit_whose_answer_was_lost_is_looked_up(database: Database, operati
     plain, struck = database.copy(prepare)
     if operation is first_save:
         struck.thread("warm").save({})  # or the lost answer is that of the tenant's own row
-        struck.delete("warm")
+        struck.delete_thread("warm")
     database.hook.arm(where=where, error=perdure.OutcomeUnknown("injected"))
     operation(struck)
     database.hook.arm()
@@ -431,5 +431,5 @@ def test_an_id_that_somebody_else_took_is_never_mistaken_for_ones_own(tmp_path: 
     second = two.save({"n": 2})
     assert first.id != second.id
     assert {checkpoint.state["n"] for checkpoint in store.thread("t").branches()} == {1, 2}
-    assert store.verify().ok
+    assert store.ops.verify().ok
     store.close()

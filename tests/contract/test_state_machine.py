@@ -255,7 +255,7 @@ class Machine(RuleBasedStateMachine):
     @rule(chance=st.randoms(use_true_random=False))
     def delete(self, chance: random.Random) -> None:
         thread = self.pick(chance).thread
-        chance.choice(self.stores).delete(thread.name)
+        chance.choice(self.stores).delete_thread(thread.name)
         thread.keep_only(thread.others_need())
         thread.tree.remove(thread)
         del self.threads[thread.name]
@@ -296,10 +296,10 @@ class Machine(RuleBasedStateMachine):
                 assert [one.id for one in real.history()] == thread.line()
                 for key, record in thread.records.items():
                     assert real.load(key, strict=True).state == record.state
-            report = reader.verify()
+            report = reader.ops.verify()
             assert report.ok, [str(problem) for problem in report.problems]
             trees = {id(thread.records): thread.records for thread in self.threads.values()}
-            assert reader.stats().checkpoints == sum(map(len, trees.values()))
+            assert reader.ops.stats().checkpoints == sum(map(len, trees.values()))
         finally:
             for store in self.stores:
                 store.close()

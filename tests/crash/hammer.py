@@ -80,5 +80,5 @@ def fork(url: str) -> None:
         sys.exit(0)  # with all that the interpreter does at its end
     assert os.waitpid(child, 0)[1] == 0
     thread.save({"n": 2})
-    print(thread.load().state["n"], [info.name for info in store.threads()], store.verify().ok, flush=True)
+    print(thread.load().state["n"], [info.name for info in store.threads()], store.ops.verify().ok, flush=True)
     store.close()

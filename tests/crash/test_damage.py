@@ -83,7 +83,7 @@ def build(path: Path, saves: int = 24) -> Sample:
         for gone in sample.threads["c"][:-2]:
             del sample.states[gone]
         del sample.threads["c"][:-2]
-        assert store.verify().ok
+        assert store.ops.verify().ok
     return sample
 
 
@@ -193,7 +193,7 @@ def damage_each(
                     continue  # another row has that key
                 what = f"{table} {params} {column}: {value!r} -> {changed!r}"
                 try:
-                    assert not store.verify().ok, f"verify() did not see {what}"
+                    assert not store.ops.verify().ok, f"verify() did not see {what}"
                     if cases % 8 == 0 or (column in ("full_text", "diff", "base", "key") and cases % 2):
                         examine(store, sample, what, table == "record" and column in KEYS)
                 finally:
@@ -253,7 +253,7 @@ def test_damaged_keyframes_are_rebuilt_from_those_before(own: Sample, how_many: 
         for _, body in found[2 : 2 + how_many]:
             raw.execute("UPDATE body SET full_text = zeroblob(length(full_text)) WHERE id = ?", (body,))
     with perdure.open(str(own.path)) as store:
-        assert not store.verify().ok
+        assert not store.ops.verify().ok
         for at in own.threads["a"]:
             assert store.thread("a").load(at, strict=True).state == own.states[at]
         saved = store.thread("a").save({"goes": "on"})
@@ -293,7 +293,7 @@ def test_cutting_off_the_end_shows_and_the_thread_goes_on(own: Sample) -> None:
             raw.execute("DELETE FROM body WHERE id = (SELECT body FROM record WHERE id = ?)", (record,))
             raw.execute("DELETE FROM record WHERE id = ?", (record,))
     with perdure.open(str(own.path)) as store:
-        assert any("head" in problem.what for problem in store.verify().problems)
+        assert any("head" in problem.what for problem in store.ops.verify().problems)
         with pytest.raises(perdure.Damaged):
             store.thread("a").load(strict=True)
         with pytest.raises(perdure.Damaged, match="is missing"):
@@ -337,7 +337,7 @@ def test_a_head_set_back_behind_the_threads_back_shows(own: Sample) -> None:
     with own.raw() as raw:
         raw.execute("UPDATE thread SET head = (SELECT parent FROM record WHERE id = head) WHERE name = 'a'")
     with perdure.open(str(own.path)) as store:
-        assert not store.verify().ok
+        assert not store.ops.verify().ok
         with pytest.raises(perdure.Damaged):
             store.thread("a").load(strict=True)
 
@@ -350,7 +350,7 @@ def test_pointers_in_a_circle_end_in_an_error_not_in_a_loop(own: Sample, column:
             raw.execute(f"UPDATE record SET {column} = ? WHERE id = ?", (line[0][0], record))
         raw.execute("UPDATE body SET full_text = NULL WHERE id IN (SELECT body FROM record WHERE keyframe = 1)")
     with perdure.open(str(own.path)) as store:
-        assert not store.verify().ok
+        assert not store.ops.verify().ok
         examine(store, own, f"{column} in a circle", missing_is_fine=False)
 
 
@@ -403,7 +403,7 @@ def look(path: Path, sample: Sample, where: str) -> str:
                     continue
                 assert loaded.state == sample.states[loaded.id], where
         try:
-            store.verify()
+            store.ops.verify()
         except (perdure.Damaged, perdure.StoreError):
             pass
     return "opened"
@@ -419,7 +419,7 @@ def test_states_that_do_not_compress_are_not_called_damaged(size: int) -> None:
             saved[thread.save(state).id] = state
         for at, state in saved.items():
             assert thread.load(at, strict=True).state == state
-        assert store.verify().ok
+        assert store.ops.verify().ok
 
 
 def test_a_save_after_a_fallback_builds_on_nothing_that_is_damaged(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_forked_child_cannot_open_the_file_that_its_parent_has_open(tmp_path: 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     with perdure.open(path) as store:
         assert store.thread("t").load().state == {"n": 3}
-        assert store.verify().ok
+        assert store.ops.verify().ok
 
 
 def test_tombstones_do_not_stop_a_later_prune(tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ def test_tombstones_do_not_stop_a_later_prune(tmp_path: Path) -> None:
         thread.prune(keep=1)
         fork.prune(keep=1)
         assert (thread.load().state["n"], fork.load().state["n"]) == (3, 1)
-        store.delete("f")
-        assert store.verify().ok
+        store.delete_thread("f")
+        assert store.ops.verify().ok
 
 
 COLUMNS = {
@@ -99,13 +99,13 @@ def _try_everything(store: perdure.Store) -> None:
         thread.branches,
         thread.info,
         store.threads,
-        store.verify,
-        store.stats,
+        store.ops.verify,
+        store.ops.stats,
         lambda: thread.fork(name="fork"),
         lambda: thread.annotate({"a": 1}),
         lambda: thread.prune(keep=2),
         lambda: thread.save({"n": 9}),
-        lambda: store.delete("t"),
+        lambda: store.delete_thread("t"),
     ):
         try:
             operation()

@@ -82,7 +82,7 @@ def check(store: perdure.Store, ledger: Ledger, chance: random.Random, everythin
         check_head(store.thread(name), name, ledger.must[name])
     ledger.fresh.clear()
     if everything:
-        report = store.verify()
+        report = store.ops.verify()
         assert report.ok, report.problems
 
 
@@ -247,7 +247,7 @@ def test_killing_the_server_loses_nothing_and_gives_no_wrong_answer(durable_serv
     with perdure.open(url) as store:
         for name, outcome in outcomes.items():
             check_outcomes(store.thread(name), name, outcome)
-        assert store.verify().ok
+        assert store.ops.verify().ok
 
 
 def check_outcomes(thread: perdure.Thread, name: str, outcomes: Outcomes) -> None:

@@ -88,7 +88,7 @@ class Workload:
         context = self.store._context
         clock_us, context.clock_us = context.clock_us, lambda: clock_us() + 3_600_000_000
         try:
-            assert self.store.compact().packed > 0
+            assert self.store.ops.compact().packed > 0
         finally:
             context.clock_us = clock_us
 
@@ -205,7 +205,7 @@ def examine(image: Image, marks: list[Any], folder: Path, verdict: Verdict, pref
 
 
 def check(store: perdure.Store, marks: list[Any], verdict: Verdict, prefix: bool, where: str) -> None:
-    report = store.verify()
+    report = store.ops.verify()
     if not report.ok:
         verdict.broken.append(f"{where}: {report.problems}")
     missing: Acked | None = None

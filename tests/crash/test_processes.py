@@ -63,14 +63,14 @@ def test_eight_processes_of_eight_threads_share_one_file(tmp_path: Path) -> None
 
 def check_saved(path: str, saved: list[Any]) -> None:
     with perdure.open(path) as store:
-        assert store.stats().checkpoints == len(saved)
+        assert store.ops.stats().checkpoints == len(saved)
         for thread, checkpoint, name, number in random.Random(1).sample(saved, min(1000, len(saved))):
             loaded = store.thread(thread).load(checkpoint, strict=True)
             assert loaded.state == hammer.state_of(name, number)
         last = {thread: checkpoint for thread, checkpoint, _, _ in saved if thread != hammer.SHARED}
         for thread, checkpoint in last.items():
             assert store.thread(thread).load(strict=True).id == checkpoint
-        report = store.verify()
+        report = store.ops.verify()
         assert report.ok, report.problems
 
 
@@ -172,5 +172,5 @@ def test_a_full_disk_is_said_loses_nothing_and_passes(small: Place) -> None:
 def check_states(store: perdure.Store, saved: dict[str, Any]) -> None:
     for checkpoint, state in saved.items():
         assert store.thread("a").load(checkpoint, strict=True).state == state
-    assert store.verify().ok
-    assert store.stats().checkpoints == len(saved)
+    assert store.ops.verify().ok
+    assert store.ops.stats().checkpoints == len(saved)

@@ -91,7 +91,7 @@ def test_a_lost_answer_is_looked_up_and_the_save_is_there_once(
     assert [c.state["number"] for c in thread.history()] == list(range(before, -1, -1))
     assert thread.load(strict=True).id == saved.id
     assert thread.save({"number": before + 1}).parent == saved.id
-    assert store.verify().ok
+    assert store.ops.verify().ok
 
 
 @pytest.mark.parametrize("fates", [["done", "refused"], ["not done", "refused"]])
@@ -135,7 +135,7 @@ def test_a_lost_answer_and_a_prune_meanwhile(tmp_path: Path) -> None:
         for number in range(7, 10):
             thread.save(state | {"number": number, "new": str(number) * 200})
         assert [checkpoint.state["number"] for checkpoint in thread.history(limit=4)] == [9, 8, 7, 6]
-        assert other.verify().ok
+        assert other.ops.verify().ok
 
 
 def _lose_first_answer(store: perdure.Store, flow: Flow[Any], other: perdure.Store) -> None:

@@ -136,7 +136,7 @@ def test_an_agent_that_was_killed_goes_on(tmp_path: Path) -> None:
     assert (second.count("known already"), second.count("places to see")) == (3, 2)
     with perdure.open(str(tmp_path / "agent.db")) as store:
         assert len(store.thread("trip-42").load().state["found"]) == 5
-        assert store.verify().ok
+        assert store.ops.verify().ok
 
 
 def test_a_state_that_saves_itself_goes_on_after_a_kill(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_state_that_saves_itself_goes_on_after_a_kill(tmp_path: Path) -> None:
     assert first == "0 chapters were read before\na crash now would cost 2 changes\n"
     assert run("autosave.py", tmp_path) == "8 chapters were read before\n12 chapters have notes\n"
     with perdure.open(str(tmp_path / "autosave.db")) as store:
-        assert store.verify().ok
+        assert store.ops.verify().ok
 
 
 def test_two_writers_lose_nothing(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_langgraph_chat_travels_in_time_and_stays_small(tmp_path: Path) -> Non
         )
         assert (done.returncode, done.stderr) == (0, "")
     with perdure.open(str(tmp_path / "chat.db")) as store:
-        assert store.verify().ok
+        assert store.ops.verify().ok
 
 
 def test_an_agent_of_langchain_is_killed_and_books_once(tmp_path: Path) -> None:

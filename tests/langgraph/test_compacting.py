@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable
@@ -37,19 +38,19 @@ def hashes(saver: PerdureSaver, thread: str) -> list[bytes]:
 def test_what_is_read_stays_and_takes_less(saver: PerdureSaver) -> None:
     for thread in ("a", "b"):
         talk(saver, thread, 40)
-    before, chained, size = everything(saver), hashes(saver, "a"), saver.store.stats().stored_bytes
+    before, chained, size = everything(saver), hashes(saver, "a"), saver.store.ops.stats().stored_bytes
     steps: list[tuple[int, int]] = []
     done = saver.compact(progress=lambda now, of: steps.append((now, of)))
     assert done.threads == done.checkpoints == 0
     assert done.saved_bytes > 0
-    assert saver.store.stats().stored_bytes == size - done.saved_bytes
+    assert saver.store.ops.stats().stored_bytes == size - done.saved_bytes
     assert steps == [(1, 2), (2, 2)]
     assert everything(saver) == before
     assert hashes(saver, "a") == chained
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
     assert saver.compact() == Compacted(0, 0, 0)
     talk(saver, "a", 2)
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 async def test_compaction_in_async_code_applies_retention(saver_url: str) -> None:
@@ -59,7 +60,7 @@ async def test_compaction_in_async_code_applies_retention(saver_url: str) -> Non
         done = await saver.acompact()
         assert done.checkpoints > 0
         assert len([one async for one in saver.alist(at("t"))]) == 3
-        assert (await saver.store.averify()).ok
+        assert (await asyncio.to_thread(saver.store.ops.verify)).ok
 
 
 def test_an_sqlite_file_gives_its_space_back(tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_an_sqlite_file_gives_its_space_back(tmp_path: Path) -> None:
         talk(saver, "kept", 1)
         saver.compact()
         assert sum(part.stat().st_size for part in tmp_path.iterdir()) < 1_000_000
-        assert saver.store.verify().ok
+        assert saver.store.ops.verify().ok
 
 
 def test_others_write_meanwhile(saver_url: str) -> None:
@@ -85,7 +86,7 @@ def test_others_write_meanwhile(saver_url: str) -> None:
             rounds += 1
         writing.join()
         assert len(list(saver.list(at("t")))) == 120
-        assert saver.store.verify().ok
+        assert saver.store.ops.verify().ok
 
 
 @pytest.mark.parametrize("point", ["begin", "statement:0", "commit", "committed"])
@@ -106,7 +107,7 @@ def test_a_failure_at_any_point_changes_nothing_that_is_read(tmp_path: Path, poi
                 break
         with PerdureSaver(path) as saver:
             assert everything(saver) == before
-            assert saver.store.verify().ok
+            assert saver.store.ops.verify().ok
         count += 1
     assert failures > 0
 

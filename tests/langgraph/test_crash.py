@@ -67,7 +67,7 @@ def test_put_is_a_barrier_for_its_parents_pending_writes(
         twice[number] = trial.tasks_done_twice(nursery)
     assert {number: tasks for number, tasks in twice.items() if tasks} == {}
     with perdure.open(saver_url) as store:
-        report = store.verify()
+        report = store.ops.verify()
         assert report.ok, report.problems
 
 
@@ -140,5 +140,5 @@ def check_whole(seen: list[Any], before: list[Any], after: list[Any], when: str,
 
 
 def check_sound(saver: PerdureSaver) -> None:
-    report = saver.store.verify()
+    report = saver.store.ops.verify()
     assert report.ok, [str(problem) for problem in report.problems]

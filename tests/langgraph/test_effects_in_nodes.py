@@ -166,7 +166,7 @@ def test_tasks_are_no_runs_to_look_at_and_done_when_their_writes_are_stored(save
     assert info.id.startswith("langgraph/t/trip:")
     [step] = store.get_run(info.id).steps()
     assert (step.name, step.kind, step.status) == ("book", "effect", "done")
-    assert store.verify().ok
+    assert store.ops.verify().ok
 
 
 def test_a_task_that_is_run_again_reads_large_results_back(saver: PerdureSaver) -> None:
@@ -201,9 +201,9 @@ def test_tasks_go_with_their_thread(saver: PerdureSaver, how: str) -> None:
     if how == "saver":
         saver.delete_thread("t")
     elif how == "store":
-        store.delete("t")
+        store.delete_thread("t")
     elif how == "handle":
-        store.delete(store.thread("t"))
+        store.delete_thread(store.thread("t"))
     else:
         expiring = PerdureSaver(store, ttl=60)
         clock, store._context.clock_us = store._context.clock_us, lambda: clock() + 61_000_000
@@ -220,11 +220,11 @@ def test_finished_tasks_are_kept_as_long_as_runs_are(saver_url: str) -> None:
     with perdure.open(saver_url, keep_runs_s=0.000001) as store:
         saver = PerdureSaver(store)
         Counted(saver).graph.invoke({}, at("t"))
-        assert store.sweep_runs() == 1
+        assert store.ops.sweep_runs() == 1
         Counted(PerdureSaver(store)).graph.invoke({}, at("stray"))
     with perdure.open(saver_url) as store:
         assert [info.status for info in store.runs(tasks=True)] == ["done"]
-        ThreadStore(store._context).delete("stray")  # the thread alone
+        ThreadStore(store._context).delete_thread("stray")  # the thread alone
         PerdureSaver(store).compact()
         assert counts(store) == {"run": 0, "run_value": 0, "journal": 0, "run_blob": 0, "blob": 0}
 

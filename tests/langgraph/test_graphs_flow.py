@@ -302,7 +302,7 @@ async def test_a_run_that_was_cancelled_goes_on(saver: PerdureSaver) -> None:
     stopped = await graph.aget_state(at("t"))
     assert (stopped.next, stopped.values["found"]) == (("wait",), ["first"])
     assert (await graph.ainvoke(None, at("t")))["found"] == ["first", "waited"]
-    assert (await saver.store.averify()).ok
+    assert (await asyncio.to_thread(saver.store.ops.verify)).ok
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -320,4 +320,4 @@ async def test_a_stream_that_nobody_reads_to_its_end_can_be_taken_up(saver: Perd
                     break
     result = await Runner(graph, mode).invoke(None, at("t"))
     assert result == {"total": 3, "log": ["a", "b", "c"]}
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok

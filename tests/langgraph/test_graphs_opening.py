@@ -78,7 +78,7 @@ async def test_a_store_in_memory_will_do(mode: str) -> None:
         graph = Runner(counting(saver), mode)
         assert await graph.invoke(SOME, at("t")) == DONE
         assert len(await graph.history(at("t"))) == 4
-        assert saver.store.verify().ok
+        assert saver.store.ops.verify().ok
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -92,7 +92,7 @@ async def test_a_saver_takes_an_open_store(saver_url: str, mode: str) -> None:
         # A thread that no graph wrote is none of LangGraph's, and does no harm.
         assert {found.config["configurable"]["thread_id"] for found in other.list(None)} == {"t"}
         assert store.thread("plain").load().state == {"not": "a graph's"}
-        assert store.verify().ok
+        assert store.ops.verify().ok
 
 
 # --- a second saver, a second process
@@ -110,7 +110,7 @@ async def test_a_saver_opened_later_goes_on(saver_url: str, mode: str) -> None:
         assert await graph.state(at("t"), subgraphs=True) == waiting
         assert await graph.history(at("t")) == history
         assert (await graph.invoke(Command(resume="now"), at("t")))["results"][-1] == "tea: 1 notes, now"
-        assert saver.store.verify().ok
+        assert saver.store.ops.verify().ok
 
 
 CHILD = """
@@ -124,7 +124,7 @@ with PerdureSaver(sys.argv[1]) as saver:
     print(graph.get_state(at("t")).interrupts[0].value)
     graph.invoke(Command(resume="Ada"), at("t"))
     print(graph.invoke(Command(resume="red"), at("t"))["answer"])
-    print(saver.store.verify().ok)
+    print(saver.store.ops.verify().ok)
 """
 
 
@@ -159,7 +159,7 @@ def test_another_process_writes_while_this_one_has_it_open(saver_url: str) -> No
         assert (done.stdout.splitlines()[1:], done.stderr) == (["Ada likes red", "True"], "")
         assert graph.get_state(at("t")).values["answer"] == "Ada likes red"
         assert graph.invoke({"found": ["next"]}, at("t"))["found"][-1] == "next"
-        assert saver.store.verify().ok
+        assert saver.store.ops.verify().ok
 
 
 # --- what it costs
@@ -213,8 +213,8 @@ async def test_subgraphs_do_not_store_the_messages_again(saver_url: str, mode: s
             graph = Runner(sharing(saver, levels=levels), mode)
             result = await graph.invoke({"messages": given}, at("t"))
             assert texts((await graph.state(at("t"))).values) == texts(result)
-            assert saver.store.verify().ok
-            counted = saver.store.stats().stored_bytes
+            assert saver.store.ops.verify().ok
+            counted = saver.store.ops.stats().stored_bytes
         return disk_bytes(saver_url), counted
 
     first, first_counted = await turn(long_messages(100, 2000))

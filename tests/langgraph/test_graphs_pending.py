@@ -63,7 +63,7 @@ def copy_and_delete(saver: PerdureSaver) -> str:
 
 def fork_and_delete(saver: PerdureSaver) -> str:
     saver.store.thread("t").fork(name="t2")
-    saver.store.delete("t")
+    saver.store.delete_thread("t")
     return "t2"
 
 
@@ -71,7 +71,7 @@ def fork_prune_and_delete(saver: PerdureSaver) -> str:
     fork = saver.store.thread("t").fork(name="t2")
     fork.prune(keep=1)
     saver.store.thread("t").prune(keep=1)
-    saver.store.delete("t")
+    saver.store.delete_thread("t")
     return "t2"
 
 
@@ -100,7 +100,7 @@ async def test_large_pending_writes_survive(saver_url: str, event: Callable[[Per
         before = await graph.state(at("t"))
         assert [item.value for item in before.interrupts] == ["and?"]
         name = event(saver)
-        assert saver.store.verify().ok
+        assert saver.store.ops.verify().ok
         assert (await graph.state(at(name))).values == before.values
     with PerdureSaver(saver_url) as saver:
         graph = Runner(waiting(saver), mode)
@@ -109,7 +109,7 @@ async def test_large_pending_writes_survive(saver_url: str, event: Callable[[Per
         assert [task.result for task in after.tasks] == [task.result for task in before.tasks]
         result = await graph.invoke(Command(resume="second"), at(name))
         assert texts(result)[50:] == EXPECTED
-        report = saver.store.verify()
+        report = saver.store.ops.verify()
         assert report.ok, report.problems
 
 
@@ -126,7 +126,7 @@ async def test_large_pending_writes_survive_a_compaction(saver_url: str, mode: s
         result = await Runner(waiting(saver), mode).invoke(Command(resume="second"), at("t"))
         assert texts(result)[50:] == EXPECTED
     with perdure.open(saver_url) as store:
-        assert store.verify().ok
+        assert store.ops.verify().ok
 
 
 @pytest.mark.parametrize("mode", MODES)

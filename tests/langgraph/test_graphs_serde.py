@@ -103,7 +103,7 @@ def test_an_encrypted_saver_shows_no_value_and_no_metadata(saver_url: str, assig
         run_secretive(saver)
         shown = seen_in(saver)
         assert [marker for marker in MARKERS if marker in shown] == []
-        assert saver.store.verify().ok
+        assert saver.store.ops.verify().ok
     stored = bytes_of(saver_url)
     assert [marker for marker in MARKERS if marker.encode() in stored] == []
     with PerdureSaver(saver_url, serde=EncryptedSerializer(Cipher(b"k" * 32))) as saver:
@@ -162,7 +162,7 @@ with PerdureSaver(sys.argv[1], serde=serde) as saver:
     graph = make(saver)
     assert graph.get_state(config).values["plan"] == Plan("travel"), graph.get_state(config)
     print(graph.invoke(None, config)["text"])
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 """
 
 

@@ -84,7 +84,7 @@ async def test_a_fork_is_gone_on_with_by_the_graph(saver: PerdureSaver, mode: st
     assert texts((await graph.state(at("t2"))).values) == texts(result)
     assert texts((await graph.state(at("t"))).values)[-2:] == ["in the original", "Echo: in the original"]
     assert len(await graph.history(at("t2"))) == len(original) + 3
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 def test_a_fork_of_an_old_checkpoint_starts_there(saver: PerdureSaver) -> None:
@@ -96,7 +96,7 @@ def test_a_fork_of_an_old_checkpoint_starts_there(saver: PerdureSaver) -> None:
     assert texts(graph.get_state(at("t2")).values) == ["one", "Echo: one"]
     assert texts(graph.invoke({"messages": [human("other")]}, at("t2"))) == ["one", "Echo: one", "other", "Echo: other"]
     assert texts(graph.get_state(at("t")).values) == ["one", "Echo: one", "two", "Echo: two"]
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 def test_a_fork_takes_what_was_pending_with_it(saver: PerdureSaver) -> None:
@@ -119,7 +119,7 @@ def test_after_a_rollback_the_graph_goes_on_from_the_old_state(saver: PerdureSav
     assert texts(graph.get_state(at("t")).values) == ["one", "Echo: one"]
     assert texts(graph.invoke({"messages": [human("three")]}, at("t"))) == ["one", "Echo: one", "three", "Echo: three"]
     assert texts(graph.get_state(at("t")).values) == ["one", "Echo: one", "three", "Echo: three"]
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 def test_a_fork_takes_the_memory_of_subgraphs_with_it(saver: PerdureSaver) -> None:
@@ -129,7 +129,7 @@ def test_a_fork_takes_the_memory_of_subgraphs_with_it(saver: PerdureSaver) -> No
     saver.store.thread("t").fork(name="t2")
     assert graph.invoke({"topic": "ale"}, at("t2"))["results"][-1] == "ale: 5 notes, yes"
     assert graph.invoke({"topic": "gin"}, at("t"))["results"][-1] == "gin: 5 notes, yes"
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 def test_a_thread_that_the_store_prunes_goes_on(saver: PerdureSaver) -> None:
@@ -140,7 +140,7 @@ def test_a_thread_that_the_store_prunes_goes_on(saver: PerdureSaver) -> None:
     saver.store.thread("t").prune(keep=2)
     assert [snapshot.values for snapshot in graph.get_state_history(at("t"))] == [found.values for found in newest]
     assert len(graph.invoke({"messages": [human("more")]}, at("t"))["messages"]) == 10
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 def test_a_state_changed_through_the_store_is_what_the_graph_goes_on_from(saver: PerdureSaver) -> None:
@@ -149,20 +149,20 @@ def test_a_state_changed_through_the_store_is_what_the_graph_goes_on_from(saver:
     saver.store.thread("t").update({"total": 100})
     assert graph.get_state(at("t")).values == {"total": 100, "log": ["a", "b"]}
     assert graph.invoke({"total": 1, "log": []}, at("t")) == {"total": 103, "log": ["a", "b", "a", "b"]}
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 def test_deleting_a_thread_of_the_store_deletes_the_graphs(saver: PerdureSaver) -> None:
     graph = outer(saver, inner())
     for name in ("t", "other"):
         graph.invoke({"topic": "tea"}, at(name))
-    saver.store.delete("t")
+    saver.store.delete_thread("t")
     assert graph.get_state(at("t")).values == {}
     assert list(graph.get_state_history(at("t"))) == []
     assert list(saver.list(at("t"))) == []
     assert {found.config["configurable"]["thread_id"] for found in saver.list(None)} == {"other"}
     assert graph.invoke({"topic": "rum"}, at("t"))["results"] == ["planned", "rum: 1 notes, yes"]
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 # --- tenants
@@ -179,7 +179,7 @@ async def test_tenants_see_only_their_own_threads(saver_url: str, mode: str) -> 
         for name, saver in savers.items():
             state = await Runner(talking(saver), mode).state(at("t"))
             assert texts(state.values) == [f"I am {name}", f"Echo: I am {name}"]
-            assert saver.store.verify().ok
+            assert saver.store.ops.verify().ok
         assert {info.name for info in savers["blue"].threads()} == {"t"}
         assert len(list(savers["blue"].list(None))) == 3
         savers["blue"].delete_thread("t")
@@ -220,7 +220,7 @@ async def test_threads_that_nobody_wrote_for_the_ttl_are_deleted(saver_url: str,
         assert (await graph.state(at("old"))).values == {}
         assert (await graph.state(at("kept alive"))).values["topic"] == "rum"
         assert {found.config["configurable"]["thread_id"] for found in saver.list(None)} == {"kept alive"}
-        assert saver.store.verify().ok
+        assert saver.store.ops.verify().ok
 
 
 async def compact(saver: PerdureSaver, mode: str) -> None:
@@ -245,7 +245,7 @@ async def test_the_last_checkpoints_are_kept(saver_url: str, mode: str, make: Ca
         assert len(kept) == 4 or make is long_talking
         assert len(kept) < 24
         assert len((await graph.invoke({"messages": [human("more")]}, at("t")))["messages"]) == 18
-        assert saver.store.verify().ok
+        assert saver.store.ops.verify().ok
 
 
 def test_keep_last_counts_each_namespace_by_itself(saver_url: str) -> None:
@@ -257,7 +257,7 @@ def test_keep_last_counts_each_namespace_by_itself(saver_url: str) -> None:
         for namespace in ("", "sub0"):
             assert len(list(saver.list(at("t", checkpoint_ns=namespace)))) == 2
         assert graph.invoke({"topic": "gin"}, at("t"))["results"][-1] == "gin: 7 notes, yes"
-        assert saver.store.verify().ok
+        assert saver.store.ops.verify().ok
 
 
 # --- lists
@@ -305,7 +305,7 @@ def test_a_second_writer_makes_a_branch_unless_one_is_asked_for(saver: PerdureSa
     assert graph.invoke(SOME, at("t"))["log"] == ["mine"]
     ends = [snapshot.values["log"] for snapshot in graph.get_state_history(at("t")) if snapshot.next == ()]
     assert sorted(ends) == [["mine"], ["theirs", "a"]]
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -320,7 +320,7 @@ async def test_one_writer_refuses_to_go_on_from_what_is_no_longer_newest(saver_u
             "total": 102,
             "log": ["theirs", "a", "again", "mine"],
         }
-        assert saver.store.verify().ok
+        assert saver.store.ops.verify().ok
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -339,7 +339,7 @@ async def test_one_writer_may_travel_in_time(saver_url: str, mode: str) -> None:
             await deep.invoke({"topic": topic}, at("deep"))
             await deep.invoke(Command(resume="yes"), at("deep"))
         assert (await deep.state(at("deep"))).values["results"][-1] == "rum: 3 notes, yes"
-        assert saver.store.verify().ok
+        assert saver.store.ops.verify().ok
 
 
 def test_a_look_by_id_does_not_let_a_later_run_pass_for_time_travel(saver_url: str) -> None:

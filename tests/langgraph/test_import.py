@@ -90,7 +90,7 @@ def test_everything_is_imported_and_graphs_continue(way: str, tmp_path: Path, po
         for key in everything(mine):
             paths = {(task, path, channel) for task, path, _, channel in kept_writes(mine, key)}
             assert paths == {(task, path, channel) for task, path, _, channel in writes.get(key, set())}
-        assert mine.store.verify().ok
+        assert mine.store.ops.verify().ok
         assert import_langgraph(source, mine) == MigrationReport(9, 0, 0)
         assert_equal(mine, theirs)
     with PerdureSaver(target, trust=TRUST) as mine:
@@ -116,7 +116,7 @@ def graphs_continue(mine: PerdureSaver) -> None:
     assert len(long.get_state(at("long")).values["messages"]) == 12
     sums = counting(mine, "a", "b")
     assert sums.invoke(None, list(sums.get_state_history(at("forked")))[-1].config)["log"] == ["a", "b"]
-    assert mine.store.verify().ok
+    assert mine.store.ops.verify().ok
 
 
 def test_what_the_source_has_got_since_is_added(tmp_path: Path, new: str) -> None:
@@ -216,7 +216,7 @@ def test_killed_anywhere_and_run_again(tmp_path: Path, new: str) -> None:
         assert len(everything(mine)) < count
         assert import_langgraph(source, mine).ok
         assert_equal(mine, theirs)
-        assert mine.store.verify().ok
+        assert mine.store.ops.verify().ok
 
 
 # --- what is decoded

@@ -225,7 +225,7 @@ def test_going_back_to_a_checkpoint_is_no_second_runner(saver: PerdureSaver, inn
     for config in before:
         assert booking.graph.invoke(None, config)["booked"][-2:] == ["a", "b"]
     assert booking.graph.invoke({}, at("t"))["booked"][-2:] == ["a", "b"]
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 def test_a_process_whose_lease_is_over_cannot_book_on(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_graph_goes_on_from_where_it_was_rolled_back_to(saver: PerdureSaver) -
     assert now.metadata["source"] == "fork"
     assert next(iter(graph.get_state_history(at("t")))).config == now.config
     assert graph.invoke({"total": 1, "log": ["again"]}, at("t"))["log"] == [*before.values["log"], "again", "a", "b"]
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 def test_what_tasks_had_written_is_not_taken_for_done(saver: PerdureSaver) -> None:

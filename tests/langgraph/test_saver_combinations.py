@@ -88,15 +88,15 @@ def test_an_id_that_points_at_another_checkpoint_is_damage(saver: PerdureSaver) 
     with pytest.raises(Damaged):
         list(saver.list(at("t")))
     assert saver.get_tuple(newest.config) is not None
-    assert not saver.store.verify().ok
+    assert not saver.store.ops.verify().ok
 
 
 def test_verify_finds_damaged_writes(saver: PerdureSaver) -> None:
     graph = talking(saver)
     graph.invoke({"messages": [human("some words " * 40)]}, at("t"), durability="sync")
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
     change(saver, "UPDATE write SET channel = 'other' WHERE channel = 'messages'")
-    assert not saver.store.verify().ok
+    assert not saver.store.ops.verify().ok
 
 
 def test_expiry_looks_again_before_it_deletes(saver_url: str) -> None:
@@ -132,7 +132,7 @@ def test_keep_last_leaves_a_subgraphs_memory(saver_url: str) -> None:
         assert len(list(saver.list(config_of("t")))) == 3
         assert saver.get_tuple(config_of("t", ns="memory")) is not None
         assert saver.get_tuple(config_of("t", ns="call:1")) is None
-        assert saver.store.verify().ok
+        assert saver.store.ops.verify().ok
 
 
 def test_an_expired_thread_is_gone_for_every_way_of_reading(saver_url: str) -> None:

@@ -58,7 +58,7 @@ def test_a_write_is_not_stored_against_what_another_process_has_removed(saver_ur
         found = other.get_tuple(at("t"))
         assert found is not None
         assert found.pending_writes == [("task", "m", BIG + "y")]
-        assert one.store.verify().ok
+        assert one.store.ops.verify().ok
 
 
 def test_a_write_is_not_stored_against_what_a_removed_run_had(saver: PerdureSaver) -> None:
@@ -67,7 +67,7 @@ def test_a_write_is_not_stored_against_what_a_removed_run_had(saver: PerdureSave
     saver.delete_for_runs(["R"])
     saver.put_writes(first, [("m", BIG)], "task")
     assert [item.pending_writes for item in saver.list(at("t"))] == [[("task", "m", BIG)]]
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 def test_a_write_that_came_before_its_checkpoint_keeps_what_it_was_stored_against(saver: PerdureSaver) -> None:
@@ -80,7 +80,7 @@ def test_a_write_that_came_before_its_checkpoint_keeps_what_it_was_stored_agains
     found = saver.get_tuple(at("t"))
     assert found is not None
     assert found.pending_writes == [("task", "m", BIG)]
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 # --- DeltaChannels
@@ -110,7 +110,7 @@ def test_delta_channels_survive_every_prune(saver_url: str, serde: JsonPlusSeria
         assert graph.get_state(at("t")).values["log"] == [0, 1, 2, 3, 4]
         saver.store.thread("t").prune(keep=1)
         assert graph.get_state(at("t")).values["log"] == [0, 1, 2, 3, 4]
-        assert saver.store.verify().ok
+        assert saver.store.ops.verify().ok
 
 
 def test_a_channel_that_nobody_writes_does_not_switch_retention_off(saver_url: str) -> None:
@@ -159,7 +159,7 @@ def test_removing_a_run_leaves_what_was_saved_without_it(saver: PerdureSaver) ->
     saver.delete_for_runs(["R"])
     assert saver.store.thread("t").load().state == {"mine": 2}
     assert saver.get_tuple(at("t")) is None
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 def test_a_late_run_does_not_enter_a_thread_that_was_begun_anew(saver_url: str) -> None:
@@ -252,7 +252,7 @@ def test_damaged_rows_give_perdures_errors_or_what_was_stored(saver: PerdureSave
     except PerdureError:
         pass
     assert [one for one in found if one not in before] == []
-    saver.store.verify()
+    saver.store.ops.verify()
 
 
 def test_names_that_cannot_be_stored_are_refused_clearly(saver: PerdureSaver) -> None:
@@ -268,7 +268,7 @@ def test_names_that_cannot_be_stored_are_refused_clearly(saver: PerdureSaver) ->
     with pytest.raises(UsageError):
         put(saver, {"m": 1}, id="字" * 2000)
     put(saver, {"m": 1}, first, source="s\ud800", **{"字" * 1000: "long"})
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 def test_a_process_forked_while_a_state_is_decoded_collects_garbage() -> None:

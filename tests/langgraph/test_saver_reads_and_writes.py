@@ -115,7 +115,7 @@ def test_commit_after_an_exception_in_put(saver: PerdureSaver, first: bool) -> N
     with pytest.raises(PerdureError):
         put(saver, "t", {"good": 1}, parent=parent, extra=unstorable)
     assert everything(saver) == before
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 def test_commit_after_an_exception_in_put_writes(saver: PerdureSaver) -> None:
@@ -161,7 +161,7 @@ def test_late_writes_after_delete(saver_url: str) -> None:
         assert rows(fresh) == after
         assert ids_in(fresh, None) == ids_in(fresh, config_of("other"))
         assert [info.name for info in fresh.store.threads()] == ["other"]
-        assert fresh.store.verify().ok
+        assert fresh.store.ops.verify().ok
 
 
 def test_late_writes_after_delete_when_somebody_has_looked_meanwhile(saver: PerdureSaver) -> None:
@@ -242,7 +242,7 @@ def test_a_deleted_thread_leaves_no_rows_of_its_own(saver: PerdureSaver) -> None
     # At most that a thread of this name is gone may stay known.
     assert all(three[table] - two[table] == two[table] - one[table] == 1 for table in grown)
     assert len(grown) <= 1
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 # --- pending writes

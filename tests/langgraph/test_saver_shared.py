@@ -88,7 +88,7 @@ async def test_writes_that_were_cancelled_do_not_hold_up_the_next_put(saver: Per
         parent = await aput(saver, "t", {"n": number}, parent=parent)
         await asyncio.gather(task, return_exceptions=True)
     assert values_at(saver, config_of("t")) == {"n": 9}
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 @pytest.mark.timeout(30)
@@ -186,7 +186,7 @@ def test_a_saver_shared_by_threads_each_with_a_thread_of_its_own(saver: PerdureS
         listed = list(saver.list(config_of(f"t{index}")))
         assert [found.metadata["step"] for found in listed] == list(range(7, -1, -1))
         assert all(found.checkpoint["channel_values"]["by"] == index for found in listed)
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 @pytest.mark.timeout(120)
@@ -209,7 +209,7 @@ def test_a_saver_shared_by_threads_all_on_one_thread(saver: PerdureSaver) -> Non
         assert got(saver, config).parent_config is not None
     assert [value for _, _, value in writes_at(saver, root)] == sorted((i, n) for _, i, n in made)
     assert len(ids_in(saver, config_of("t"))) == THREADS * 6 + 1
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 @pytest.mark.timeout(60)
@@ -241,7 +241,7 @@ def test_puts_race_with_a_delete(saver: PerdureSaver) -> None:
         at_once(act, 6)
         assert saver.get_tuple(config_of(thread)) is None
     assert ids_in(saver, None) == []
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 # --- writers
@@ -261,7 +261,7 @@ def test_two_writers_make_a_fork_and_both_lines_stay(saver_url: str) -> None:
             assert id_of(got(saver, ours).parent_config) == numbered_id(2)
             assert values_at(saver, config_of("t")) == {"n": "one again"}
             assert ids_in(saver, config_of("t")) == [numbered_id(n) for n in (4, 3, 2, 1)]
-        assert one.store.verify().ok
+        assert one.store.ops.verify().ok
 
 
 def test_two_writers_of_which_one_is_refused(saver_url: str) -> None:

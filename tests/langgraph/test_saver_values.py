@@ -48,7 +48,7 @@ def test_same_id_put_again_replaces(saver: PerdureSaver) -> None:
     put(saver, "t", {"n": 20}, id=numbered_id(2), parent=first)
     assert values_at(saver, config_of("t")) == {"n": 20}
     assert list(saver.list(config_of("t"), filter={"step": 1})) == []
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 ODD_VALUES = {
@@ -171,7 +171,7 @@ def test_filters_with_hostile_keys_and_values(saver: PerdureSaver, text: str) ->
     assert ids_in(saver, None, filter={text: 2}) == []
     assert ids_in(saver, None, filter={"ordinary": text}) == []
     assert ids_in(saver, None) == [id_of(hostile), id_of(plain)]
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 def test_a_very_long_filter_value(saver: PerdureSaver) -> None:

@@ -270,7 +270,7 @@ def survive(url: str, values: Mapping[str, Any]) -> None:
             assert_same(written, {"value": [value], "other": value})
             assert graph.invoke(None, at(name))["after"] == type(value).__name__
         assert {info.name for info in saver.threads(limit=None)} == set(values)
-        assert saver.store.verify().ok
+        assert saver.store.ops.verify().ok
 
 
 def newest(saver: PerdureSaver, name: str) -> CheckpointTuple:

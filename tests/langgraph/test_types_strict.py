@@ -113,7 +113,7 @@ def test_trusted_classes_are_kept_and_named_where_they_are_not_trusted(saver_url
             with pytest.raises(UnknownType, match=r'perdure\.register.*trust=\["test_types_strict') as caught:
                 read()
             assert caught.value.type_name.startswith("test_types_strict.Trusted")
-        assert saver.store.verify().ok
+        assert saver.store.ops.verify().ok
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -132,7 +132,7 @@ async def test_put_refuses_what_it_cannot_keep(saver: PerdureSaver, mode: str) -
         left = await calls.list(at(name))
         assert [found.checkpoint["channel_values"] for found in left] == [{"plan": "old"}]
         assert left[0].pending_writes == []
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -147,7 +147,7 @@ async def test_a_graph_that_returns_what_cannot_be_kept_fails(saver: PerdureSave
     assert "test_types_strict.Trusted" in str(caught.value)
     assert (await good.state(at("t"))).values["value"] == "old"
     await good.invoke({}, at("t"))
-    assert saver.store.verify().ok
+    assert saver.store.ops.verify().ok
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -65,4 +65,4 @@ def test_a_replayed_schema_is_a_store(empty_postgres_url: str) -> None:
     with perdure.open(empty_postgres_url, schema="replayed") as store:
         store.thread("t").save({"n": 1})
         assert store.thread("t").load().state == {"n": 1}
-        assert store.verify().ok
+        assert store.ops.verify().ok

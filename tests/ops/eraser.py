@@ -27,10 +27,10 @@ def erase(say: Say, url: str, what: str, name: str, checkpoint: str, at: int) ->
     with perdure.open(url, hook=killer, durability="normal") as store:
         killer.armed = True
         if what == "run":
-            store.erase_run(name)
+            store.ops.erase_run(name)
         elif what == "checkpoint":
             store.thread(name).erase(checkpoint)
         else:
-            store.erase(name, forks=True)
+            store.ops.erase(name, forks=True)
         killer.armed = False
     say(killer.count)

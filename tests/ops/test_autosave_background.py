@@ -168,7 +168,7 @@ def test_no_saved_state_is_torn_while_threads_change_it(store: perdure.Store, po
             assert {*each.get(f"{name}.right", [])} <= {each.get(f"{name}.left")}
     assert states[-1]["n"] == steps - 1
     assert [each["n"] for each in states] == sorted(each["n"] for each in states)
-    assert store.verify().ok
+    assert store.ops.verify().ok
 
 
 def test_every_saved_state_is_one_that_was_there_at_a_call(store: perdure.Store) -> None:

@@ -34,4 +34,4 @@ def test_killed_anywhere_it_goes_on_from_what_was_durable(url: str, mode: str) -
     with perdure.open(url) as store:
         states = [checkpoint.state for checkpoint in store.thread(mode).history()]
         assert all(each["log"] == autosaver.log_of(each["n"]) for each in states)
-        assert store.verify().ok
+        assert store.ops.verify().ok

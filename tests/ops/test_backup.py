@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def test_a_restored_store_has_every_row_of_the_source(
     with perdure.open(url) as store:
         fill(store)
         before = tables(store)
-        done = store.backup(tmp_path / "b", progress=lambda a, b: told.append((a, b)))
+        done = store.ops.backup(tmp_path / "b", progress=lambda a, b: told.append((a, b)))
         [row] = query(store, "SELECT id, sort, place, tenant, stamp, bytes, restored_at FROM copy")
     assert row == (done.id, "backup", str(tmp_path / "b"), None, done.stamp, done.bytes, None)
     assert done.bytes == (tmp_path / "b").stat().st_size
@@ -40,7 +41,7 @@ def test_a_restored_store_has_every_row_of_the_source(
         store.thread("rich").save({"goes": "on"})
         store.thread("new").save({"a": 1})
         assert store.run(run_of, 5, id="new").result() == 10
-        assert store.verify().ok
+        assert store.ops.verify().ok
 
 
 def without_settling(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -59,7 +60,7 @@ def test_a_backup_of_one_database_is_restored_into_the_other(source: str, tmp_pa
     with perdure.open(here) as store:
         fill(store)
         expected, before = everything(store, "rich"), tables(store)
-        store.backup(tmp_path / "b")
+        store.ops.backup(tmp_path / "b")
     assert perdure.restore(tmp_path / "b", there).ok
     with perdure.open(there) as store:
         assert everything(store, "rich") == expected
@@ -71,38 +72,38 @@ def test_a_backup_of_one_database_is_restored_into_the_other(source: str, tmp_pa
         for number in range(50):
             store.thread("rich").save(grown(number))
         store.thread("new").save({"a": 1})
-        assert store.verify().ok
+        assert store.ops.verify().ok
 
 
 def test_a_backup_is_a_store_itself_and_replaced_by_the_next_one(tmp_path: Path) -> None:
     with perdure.open(str(tmp_path / "a.db")) as store:
         store.thread("x").save({"n": 1})
-        first = store.backup(tmp_path / "b.db")
+        first = store.ops.backup(tmp_path / "b.db")
         store.thread("x").save({"n": 2})
-        second = store.backup(tmp_path / "b.db")
+        second = store.ops.backup(tmp_path / "b.db")
         assert second.stamp > first.stamp
         with pytest.raises(UsageError, match="the store itself"):
-            store.backup(tmp_path / "a.db")
+            store.ops.backup(tmp_path / "a.db")
         (tmp_path / "other").write_text("mine")
         with pytest.raises(UsageError, match="no backup"):
-            store.backup(tmp_path / "other")
+            store.ops.backup(tmp_path / "other")
         with perdure.open(str(tmp_path / "b.db"), create=False) as copy:
             assert copy.thread("x").load().state == {"n": 2}
-            assert copy.verify().ok
+            assert copy.ops.verify().ok
         with pytest.raises(UsageError, match="opened as one"):
-            store.backup(tmp_path / "b.db")
+            store.ops.backup(tmp_path / "b.db")
     with perdure.open(str(tmp_path / "c.db")) as other:
         with pytest.raises(UsageError, match="is a store"):
-            other.backup(tmp_path / "a.db")
+            other.ops.backup(tmp_path / "a.db")
         with pytest.raises(UsageError, match="folder"):
-            other.backup(tmp_path / "nowhere" / "b")
+            other.ops.backup(tmp_path / "nowhere" / "b")
     assert not [name for name in os.listdir(tmp_path) if ".part" in name]
 
 
 def test_a_store_in_memory_can_be_backed_up(tmp_path: Path) -> None:
     with perdure.open(":memory:") as store:
         store.thread("x").save({"n": 1})
-        store.backup(tmp_path / "b.db")
+        store.ops.backup(tmp_path / "b.db")
     with perdure.open(str(tmp_path / "b.db")) as copy:
         assert copy.thread("x").load().state == {"n": 1}
 
@@ -111,8 +112,8 @@ async def test_the_async_twins_do_the_same(url: str, elsewhere: tuple[str, dict[
     place, options = elsewhere
     async with perdure.open(url) as store:
         await store.thread("x").asave({"n": 1})
-        done = await store.abackup(tmp_path / "b")
-        tried = await store.atry_restore(tmp_path / "b")
+        done = await asyncio.to_thread(store.ops.backup, tmp_path / "b")
+        tried = await asyncio.to_thread(store.ops.try_restore, tmp_path / "b")
     restored = await perdure.arestore(tmp_path / "b", place, **options)
     assert done.id == tried.backup == restored.backup
     assert restored.report.checkpoints == tried.report.checkpoints == 1
@@ -124,10 +125,12 @@ async def test_the_async_twins_do_the_same(url: str, elsewhere: tuple[str, dict[
 def test_a_restoration_is_tried_in_a_temporary_place_and_remembered(url: str, tmp_path: Path) -> None:
     with perdure.open(url) as store:
         fill(store)
-        done = store.backup(tmp_path / "b")
-        tried = store.try_restore(tmp_path / "b")
+        done = store.ops.backup(tmp_path / "b")
+        tried = store.ops.try_restore(tmp_path / "b")
         assert tried.ok
-        assert tried.report.checkpoints == sum(store.tenant(name).verify().checkpoints for name in ("default", "acme"))
+        assert tried.report.checkpoints == sum(
+            store.tenant(name).ops.verify().checkpoints for name in ("default", "acme")
+        )
         [(at,)] = query(store, f"SELECT restored_at FROM copy WHERE id = '{done.id}'")
         assert at > done.at.timestamp() * 1e6
         if url.startswith("postgres"):
@@ -146,9 +149,9 @@ def test_what_is_encrypted_stays_so_in_a_backup_and_not_in_an_export(
             store.thread("x", metadata={"who": "Wilhelmina"}).save(
                 {"n": number, "word": "Rumpelstiltskin"}, note="Wilhelmina"
             )
-        store.backup(tmp_path / "b")
-        assert store.try_restore(tmp_path / "b").ok
-        store.export_thread("x", tmp_path / "x")
+        store.ops.backup(tmp_path / "b")
+        assert store.ops.try_restore(tmp_path / "b").ok
+        store.ops.export_thread("x", tmp_path / "x")
         expected = everything(store, "x")
     for secret in (b"Rumpelstiltskin", b"Wilhelmina"):
         assert secret not in (tmp_path / "b").read_bytes()
@@ -156,14 +159,14 @@ def test_what_is_encrypted_stays_so_in_a_backup_and_not_in_an_export(
     with perdure.open(place, keys=keys, **options) as there:
         assert everything(there, "x") == expected
     with perdure.open(str(tmp_path / "plain.db")) as plain:
-        plain.import_thread(tmp_path / "x")
+        plain.ops.import_thread(tmp_path / "x")
         assert everything(plain, "x") == expected
-        assert plain.verify().ok
-        plain.export_thread("x", tmp_path / "y")
+        assert plain.ops.verify().ok
+        plain.ops.export_thread("x", tmp_path / "y")
     with perdure.open(place, keys=keys, **options) as there:
-        there.import_thread(tmp_path / "y", name="came back")
+        there.ops.import_thread(tmp_path / "y", name="came back")
         assert everything(there, "came back")["checkpoints"] == expected["checkpoints"]
-        assert there.verify().ok
+        assert there.ops.verify().ok
 
 
 # --- where it may not go
@@ -173,7 +176,7 @@ def test_a_place_that_is_not_empty_is_refused(url: str, elsewhere: tuple[str, di
     place, options = elsewhere
     with perdure.open(url) as store:
         store.thread("x").save({"n": 1})
-        store.backup(tmp_path / "b")
+        store.ops.backup(tmp_path / "b")
     with perdure.open(place, **options):
         pass  # an empty store
     assert perdure.restore(tmp_path / "b", place, **options).ok
@@ -189,7 +192,7 @@ def test_force_replaces_a_file_that_nobody_has_open(tmp_path: Path) -> None:
     place = str(tmp_path / "there.db")
     with perdure.open(str(tmp_path / "a.db")) as store:
         store.thread("x").save({"n": 1})
-        store.backup(tmp_path / "b")
+        store.ops.backup(tmp_path / "b")
     with perdure.open(place) as there:
         for number in range(100):
             there.thread("y").save(grown(number))
@@ -215,7 +218,7 @@ def test_a_damaged_backup_is_refused_or_told_of(
     place, options = elsewhere
     with perdure.open(url) as store:
         fill(store)
-        store.backup(tmp_path / "b")
+        store.ops.backup(tmp_path / "b")
         whole = (tmp_path / "b").read_bytes()
         bad = tmp_path / "bad"
         for at in range(100, len(whole), max(1, len(whole) // 12)):
@@ -249,7 +252,7 @@ def test_runs_that_were_running_go_on_in_the_restored_store_and_their_old_owners
         def back_up() -> int:
             seen.append(1)
             if len(seen) == 1:
-                store.backup(tmp_path / "b")
+                store.ops.backup(tmp_path / "b")
             return 7
 
         @perdure.durable(name="backed up in the middle")
@@ -266,7 +269,7 @@ def test_runs_that_were_running_go_on_in_the_restored_store_and_their_old_owners
         assert found > fence + 1000
         assert there.run(body, id="r").result() == 10
         assert len(seen) == 2
-        assert there.verify().ok
+        assert there.ops.verify().ok
 
 
 def test_numbers_given_out_after_the_backup_are_not_given_out_again(
@@ -276,7 +279,7 @@ def test_numbers_given_out_after_the_backup_are_not_given_out_again(
     place, options = elsewhere
     with perdure.open(url) as store:
         store.thread("x").save({"n": 1})
-        store.backup(tmp_path / "b")
+        store.ops.backup(tmp_path / "b")
         late = [store.thread(f"late {n}").save({"n": n})._record.thread for n in range(5)]
         generation = query(store, "SELECT generation FROM thread WHERE name = 'x'")
         [(identity,)] = query(store, "SELECT value FROM meta WHERE key = 'store'")

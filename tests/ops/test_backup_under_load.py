@@ -79,7 +79,7 @@ def test_a_backup_under_load_is_the_store_at_one_commit(
         backups = []
         for number in range(4):
             before = load.acknowledged()
-            backups.append((store.backup(tmp_path / f"b{number}"), before))
+            backups.append((store.ops.backup(tmp_path / f"b{number}"), before))
             load.wait_for(30 * (number + 2))
         load.stop()
         for number, (backup, before) in enumerate(backups):
@@ -118,7 +118,7 @@ def test_a_backup_while_threads_are_pruned_is_whole(
     with perdure.open(url) as store, Load(url, tmp_path, writers=2, pruners=1) as load:
         load.wait_for(60)
         for number in range(3):
-            store.backup(tmp_path / f"b{number}")
+            store.ops.backup(tmp_path / f"b{number}")
             load.wait_for(60 * (number + 2))
         load.stop()
     for number in range(3):
@@ -145,7 +145,7 @@ def test_a_reader_that_holds_the_log_does_not_keep_a_backup_from_being_made(
             store.thread("x").save(grown(number))
         with backup_sqlite._frozen(store._context.driver) as frozen:  # type: ignore[arg-type]
             assert frozen is None
-        store.backup(tmp_path / "b.db")
+        store.ops.backup(tmp_path / "b.db")
         reader.close()
         with backup_sqlite._frozen(store._context.driver) as frozen:  # type: ignore[arg-type]
             assert frozen is not None
@@ -166,7 +166,7 @@ def test_a_backup_that_is_killed_leaves_the_one_before_it(url: str, tmp_path: Pa
     with perdure.open(url, durability="normal") as store:
         for number in range(40):
             store.thread("x").save({"blob": os.urandom(500_000).hex(), "n": number})
-        first = store.backup(tmp_path / "b")
+        first = store.ops.backup(tmp_path / "b")
         whole = (tmp_path / "b").read_bytes()
         for after in range(1, 5):
             child = savers.start(url, str(tmp_path / "b"))
@@ -177,10 +177,10 @@ def test_a_backup_that_is_killed_leaves_the_one_before_it(url: str, tmp_path: Pa
             child.kill()
             assert (tmp_path / "b").read_bytes() == whole
         store.thread("x").save({"n": "after"})
-        second = store.backup(tmp_path / "b")
+        second = store.ops.backup(tmp_path / "b")
         assert second.id != first.id
         assert not [name for name in os.listdir(tmp_path) if ".part" in name]
-        assert store.try_restore(tmp_path / "b").report.checkpoints == 41
+        assert store.ops.try_restore(tmp_path / "b").report.checkpoints == 41
 
 
 def test_the_restored_store_is_there_whole_or_not_at_all_if_its_restoration_is_interrupted(
@@ -193,7 +193,7 @@ def test_the_restored_store_is_there_whole_or_not_at_all_if_its_restoration_is_i
 
     with perdure.open(url) as store:
         fill(store)
-        store.backup(tmp_path / "b")
+        store.ops.backup(tmp_path / "b")
 
     def interrupt(done: int, total: int) -> None:
         if done >= total // 2:
@@ -219,7 +219,7 @@ def test_a_late_write_of_an_owner_from_before_the_restoration_is_refused(tmp_pat
         def restored_meanwhile() -> int:
             calls.append(len(calls))
             if len(calls) == 1:
-                store.backup(tmp_path / "b")
+                store.ops.backup(tmp_path / "b")
                 with psycopg.connect(postgres_url, autocommit=True) as connection:
                     connection.execute("DROP SCHEMA perdure CASCADE")
                 perdure.restore(tmp_path / "b", postgres_url)
@@ -232,4 +232,4 @@ def test_a_late_write_of_an_owner_from_before_the_restoration_is_refused(tmp_pat
         assert store.run(body, id="r").result() == 2
         assert calls == [0, 1]
         assert query(store, "SELECT status, entries FROM run") == [("done", 1)]
-        assert store.verify().ok
+        assert store.ops.verify().ok

@@ -215,10 +215,10 @@ def test_a_sweep_that_meets_a_run_gives_way_and_the_run_keeps_its_result(postgre
             return run(transaction)
 
         driver.run = meeting  # type: ignore[method-assign]
-        store.compact()
+        store.ops.compact()
         assert met
         assert len(store.get_run("second").steps()) == 1
-        assert store.verify().ok
+        assert store.ops.verify().ok
         assert store.replay("second", agent).result == BLOB_MIN_BYTES * 4
 
 
@@ -229,7 +229,7 @@ def test_many_runs_and_sweeps_at_once_lose_nothing(postgres_url: str) -> None:
         def sweep() -> None:
             try:
                 while not stop.is_set():
-                    store.sweep_runs()
+                    store.ops.sweep_runs()
             except BaseException as error:
                 problems.append(error)
 
@@ -240,7 +240,7 @@ def test_many_runs_and_sweeps_at_once_lose_nothing(postgres_url: str) -> None:
         stop.set()
         thread.join()
         assert problems == []
-        report = store.verify()
+        report = store.ops.verify()
         assert report.ok, [str(problem) for problem in report.problems]
         kept = [run.id for run in store.runs(limit=None) if int(run.id[1:]) % 2 == 0]
         assert len(kept) == 20

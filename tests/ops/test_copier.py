@@ -128,7 +128,7 @@ def test_a_copier_that_cannot_start_is_an_error_that_says_so(tmp_path: Path, mon
     with perdure.open(str(tmp_path / "a.db")) as store:
         store.thread("x").save({"n": 1})
         with pytest.raises(perdure.StoreError, match="no room for a process"):
-            store.backup(tmp_path / "b.db")
+            store.ops.backup(tmp_path / "b.db")
         store.thread("x").save({"n": 2})
     assert not [name for name in os.listdir(tmp_path) if name.startswith("b.db")]
 
@@ -244,4 +244,4 @@ def test_a_log_that_is_lengthened_while_others_commit_loses_nothing(
     for place in (path, crashed):
         with perdure.open(place) as found:
             assert found.thread("x").load().state == {"n": saved - 1}
-            assert found.verify().checkpoints == saved
+            assert found.ops.verify().checkpoints == saved

@@ -212,7 +212,7 @@ def damage(raw: Raw, name: str, how: str) -> Callable[[], None]:
 
 
 def check_damage(store: perdure.Store, name: str) -> None:
-    assert not store.verify().ok
+    assert not store.ops.verify().ok
     with pytest.raises((Damaged, JournalDamaged, perdure.RunStuck)):
         COLUMNS[name][1](store)
 
@@ -222,7 +222,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("filled") / "a.db"
     with perdure.open(str(path), durability="normal") as store:
         fill(store)
-        assert store.verify().ok
+        assert store.ops.verify().ok
     return path
 
 
@@ -242,17 +242,17 @@ def test_a_damaged_value_is_an_error_on_postgresql_too(postgres_url: str) -> Non
     raw = Raw(postgres_url)
     with perdure.open(postgres_url) as store:
         fill(store)
-        assert store.verify().ok
+        assert store.ops.verify().ok
         for name in CHANGES_NOTHING:
             put_back = damage(raw, name, "changed")
             check_damage(store, name)
             put_back()
-        assert store.verify().ok
+        assert store.ops.verify().ok
 
 
 def test_a_backup_with_a_changed_value_is_not_restored_as_a_good_one(filled: Path, tmp_path: Path) -> None:
     with perdure.open(str(filled)) as store:
-        backup = store.backup(str(tmp_path / "backup.db"))
+        backup = store.ops.backup(str(tmp_path / "backup.db"))
     damage(Raw(str(tmp_path / "backup.db")), "run_value.value", "changed")
     assert backup is not None
     restored = perdure.restore(tmp_path / "backup.db", str(tmp_path / "restored.db"))

@@ -20,7 +20,7 @@ READ = """
 import sys
 import perdure
 with perdure.open(sys.argv[1]) as store:
-    assert not store.verify().ok
+    assert not store.ops.verify().ok
     try:
         print(store.thread("a").load())
     except perdure.Damaged:

@@ -16,7 +16,7 @@ def test_no_table_has_a_row_of_a_deleted_thread(store: perdure.Store) -> None:
         thread.pin(saved[1], name="kept")
         assert rows(store)["pin"] == 1
         assert rows(store)["tag"] == 2
-        store.erase("t") if erase else store.delete("t", force=True)
+        store.ops.erase("t") if erase else store.delete_thread("t", force=True)
         after = rows(store)
         left = {table: after[table] - before[table] for table in after if after[table] != before[table]}
         assert left.keys() <= {"erased"}  # that something was erased stays known

@@ -147,7 +147,7 @@ def test_space_that_nothing_uses(path: Path, monkeypatch: pytest.MonkeyPatch) ->
             store.thread(f"big-{number}").save({"noise": os.urandom(1_000_000).hex()})
         assert "space" not in said(store)
         for number in range(3):
-            store.delete(f"big-{number}")
+            store.delete_thread(f"big-{number}")
         [found] = said(store)["space"]
     assert (found.level, "unused" in found.says) == ("note", True)
 
@@ -241,7 +241,7 @@ def test_a_store_that_cannot_be_opened(path: Path, capsys: pytest.CaptureFixture
 READ_ONLY = """
 import os, sys
 import perdure.cli, perdure.ops.doctor.checklist, perdure.ops.doctor.sqlite
-perdure.open(":memory:").doctor()  # everything is imported before the rights are given up
+perdure.open(":memory:").ops.doctor()  # everything is imported before the rights are given up
 perdure.cli.main(["doctor", "--store", "/nowhere/a.db"])
 if os.getuid() == 0:
     os.setgid(65534)

@@ -36,7 +36,7 @@ def waste(store: perdure.Store) -> None:
 
 def backed_up(store: perdure.Store, path: Path) -> None:
     store.thread("a").save({})
-    store.backup(str(path / "b.db"))
+    store.ops.backup(str(path / "b.db"))
 
 
 # A check: what makes it complain, and the command that it advises.
@@ -58,11 +58,11 @@ def test_following_the_advice_clears_the_complaint(
     make, command = ADVICE[check]
     with perdure.open(path) as store:
         make(store, tmp_path)
-        [complaint] = [finding for finding in store.doctor() if finding.check == check and finding.level != "ok"]
+        [complaint] = [finding for finding in store.ops.doctor() if finding.check == check and finding.level != "ok"]
     assert command[0] in complaint.do
     assert main([*(part.format(folder=tmp_path) for part in command), "--store", path]) == 0, capsys.readouterr()
     with perdure.open(path) as store:
-        assert {finding.level for finding in store.doctor() if finding.check == check} <= {"ok"}
+        assert {finding.level for finding in store.ops.doctor() if finding.check == check} <= {"ok"}
 
 
 def test_a_retired_key_is_no_complaint_once_it_is_removed(tmp_path: Path) -> None:
@@ -71,18 +71,18 @@ def test_a_retired_key_is_no_complaint_once_it_is_removed(tmp_path: Path) -> Non
     with perdure.open(path, keys=old) as store:
         store.thread("a").save({})
     with perdure.open(path, keys=[new, old]) as store:
-        store.rotate_keys()
+        store.ops.rotate_keys()
         raw(store, "UPDATE seal SET retired_at = 1 WHERE since = (SELECT min(since) FROM seal)")
-        assert any("retired" in finding.says for finding in store.doctor())
+        assert any("retired" in finding.says for finding in store.ops.doctor())
     with perdure.open(path, keys=new) as store:
-        assert [finding.level for finding in store.doctor() if finding.check == "encryption"] == ["ok"]
+        assert [finding.level for finding in store.ops.doctor() if finding.check == "encryption"] == ["ok"]
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_dry_run_says_what_compact_does_also_with_damage(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     with perdure.open(str(tmp_path / "a.db"), durability="normal") as store:
-        store.set_retention(keep_last=2)
+        store.ops.set_retention(keep_last=2)
         for number in range(4):
             thread = store.thread(f"t{number}")
             for turn in range(chance.randint(1, 8)):
@@ -90,7 +90,7 @@ def test_a_dry_run_says_what_compact_does_also_with_damage(seed: int, tmp_path: 
             if chance.random() < 0.5:
                 thread.fork(chance.choice(list(thread.history())), name=f"f{number}").save({"fork": number})
         raw(store, "UPDATE body SET diff = :x, full_text = NULL WHERE id % 5 = :n", x=b"\0", n=seed % 5)
-        foreseen, done = store.compact(dry_run=True), store.compact()
+        foreseen, done = store.ops.compact(dry_run=True), store.ops.compact()
     for name in ("threads", "checkpoints", "runs", "held", "expired", "damaged", "shared"):
         assert getattr(foreseen, name) == getattr(done, name), name
 
@@ -102,6 +102,6 @@ def test_prune_says_what_kept_older_checkpoints(store: perdure.Store) -> None:
     thread.fork(made[0], name="other")
     done = thread.prune(keep=3)
     assert (done.removed, done.kept) == (5, {"pin": 1, "fork": 1})
-    store.delete("other")
+    store.delete_thread("other")
     thread.unpin("good")
     assert thread.prune(keep=3).kept == {}

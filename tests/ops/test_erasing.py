@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterator
 from datetime import timedelta
@@ -46,14 +47,14 @@ def test_a_thread_is_gone_and_late_writes_are_refused(store: perdure.Store) -> N
     before = seen(store)["bob"]
     late = store.thread("alice")
     late.load()
-    erased = store.erase("alice")
+    erased = store.ops.erase("alice")
     assert (erased.checkpoints, erased.threads, erased.runs) == (9, ("alice",), ())
     assert erased.may_remain
     assert seen(store) == {"bob": before}
     with pytest.raises(perdure.ThreadDeleted):
         late.save({"late": 1})
     with pytest.raises(NotFound):
-        store.erase("alice")
+        store.ops.erase("alice")
     assert query(store, "SELECT record, records FROM erased") == [(0, 9)]
     assert rows(store)["pin"] == 0
     assert not any(name in str(query(store, "SELECT * FROM erased")) for name in ("alice", "bob"))
@@ -68,7 +69,7 @@ def test_no_byte_is_left_in_the_files(tmp_path: Path) -> None:
         confide(store, "alice")
         confide(store, "bob")
         assert found_in(path, secrets_of("alice")) == set(secrets_of("alice"))
-        erased = store.erase("alice")
+        erased = store.ops.erase("alice")
         assert found_in(path, secrets_of("alice")) == set()
         assert not any("-wal" in told for told in erased.may_remain)
     assert found_in(path, secrets_of("alice")) == set()
@@ -82,7 +83,7 @@ def test_what_the_process_remembers_goes_too(store: perdure.Store) -> None:
     fill(other, 3)
     cache = store._context.cache
     assert len(cache._bases) == 2
-    store.erase("alice")
+    store.ops.erase("alice")
     assert len(cache._bases) == 1
     fill(other, 1, start=3)
 
@@ -93,12 +94,12 @@ def test_packed_checkpoints_are_erased_as_well(tmp_path: Path) -> None:
         thread = store.thread("alice")
         saved = [thread.save({"n": n, "own": text(n, 300), "log": ["x"] * n}) for n in range(40)]
         clock.days(1)
-        assert store.compact().packed > 0
+        assert store.ops.compact().packed > 0
         thread.erase(saved[20])
         sound(store)
         assert steps(thread) == [n for n in reversed(range(40)) if n != 20]
         assert [one.state["own"] for one in thread.history()] == [text(n, 300) for n in reversed(range(40)) if n != 20]
-        store.erase("alice")
+        store.ops.erase("alice")
         assert rows(store)["pack"] == 0
     assert found_in(path, [text(n, 300).encode() for n in range(40)]) == set()
 
@@ -109,9 +110,9 @@ def test_forks_are_listed_and_go_only_if_that_is_said(store: perdure.Store) -> N
     store.thread("copy").fork(name="copy of copy")
     before = seen(store)
     with pytest.raises(UsageError, match="'copy', 'copy of copy'"):
-        store.erase("alice")
+        store.ops.erase("alice")
     assert seen(store) == before
-    erased = store.erase("alice", forks=True)
+    erased = store.ops.erase("alice", forks=True)
     assert set(erased.threads) == {"alice", "copy", "copy of copy"}
     assert erased.checkpoints == 10
     assert seen(store) == {}
@@ -125,8 +126,8 @@ def test_a_fork_is_erased_and_its_origin_stays(store: perdure.Store) -> None:
     fork.save({"mine": 1})
     fork.fork(name="deeper").save({"deeper": 1})
     with pytest.raises(UsageError, match="'deeper'"):
-        store.erase("copy")
-    erased = store.erase("copy", forks=True)
+        store.ops.erase("copy")
+    erased = store.ops.erase("copy", forks=True)
     assert erased.checkpoints == 2
     assert any("'alice'" in told for told in erased.may_remain)
     assert seen(store) == {"alice": before}
@@ -147,7 +148,7 @@ def test_the_answer_names_copies(store: perdure.Store) -> None:
         )
 
     drive(store._context.driver, write(add))
-    told = " ".join(store.erase("alice").may_remain)
+    told = " ".join(store.ops.erase("alice").may_remain)
     assert "a backup made 2023-11-14 22:13 UTC: /backups/monday.db" in told
     assert "/tmp/alice.db" in told
     assert "/tmp/others.db" not in told
@@ -156,7 +157,7 @@ def test_the_answer_names_copies(store: perdure.Store) -> None:
 async def test_the_async_twins(store: perdure.Store) -> None:
     saved = confide(store, "alice")
     assert (await store.thread("alice").aerase(saved[4])).checkpoints == 1
-    assert (await store.aerase("alice")).checkpoints == 8
+    assert (await asyncio.to_thread(store.ops.erase, "alice")).checkpoints == 8
 
 
 # --- one checkpoint
@@ -273,7 +274,7 @@ def test_a_pin_of_another_thread_does_not_hold_it_either(store: perdure.Store, p
     fork.prune(keep=2)  # its line does not reach what is erased any more: only its pin does
     if packed:
         drive(store._context.driver, pack_tenant(store._context.known_tenant or 0, 2**61))
-    assert store.erase("doomed").checkpoints == 12
+    assert store.ops.erase("doomed").checkpoints == 12
     for name, at in itertools.product(("fork", "root"), saved):
         with pytest.raises(NotFound):
             store.thread(name).load(at.id, strict=True)
@@ -294,10 +295,10 @@ def test_what_was_erased_is_passed_by_everything_else(store: perdure.Store, cloc
     thread.rollback(saved[3])
     line = seen(store)["fork"]
     assert len(line[0]) == 9
-    store.set_retention(ttl=timedelta(days=1))
+    store.ops.set_retention(ttl=timedelta(days=1))
     clock.days(2)
     fill(fork, 1, start=60)
-    store.compact()
+    store.ops.compact()
     assert set(seen(store)) == {"fork"}
     assert seen(store)["fork"][0][1:] == line[0]
     sound(store)
@@ -313,7 +314,7 @@ def test_a_run_is_erased_with_all_that_belongs_to_it(tmp_path: Path) -> None:
     with perdure.open(str(path)) as store:
         store.run(agent, secret, True, id="r")
         with pytest.raises(UsageError, match="not finished"):
-            store.erase_run("r")
+            store.ops.erase_run("r")
         store.answer("r", "yes")
         store.run(agent, secret, True, id="r").result()
         store.run(agent, "other" * 20, False, id="other").result()
@@ -321,14 +322,14 @@ def test_a_run_is_erased_with_all_that_belongs_to_it(tmp_path: Path) -> None:
         with pytest.raises(perdure.Pinned):
             store.delete_run("r")
         assert found_in(path, secrets) == set(secrets)
-        erased = store.erase_run("r")
+        erased = store.ops.erase_run("r")
         assert erased.runs == ("r",)
         assert any("perdure.progress" in told for told in erased.may_remain)
         assert found_in(path, secrets) == set()
         with pytest.raises(NotFound):
             store.get_run("r")
         with pytest.raises(NotFound):
-            store.erase_run("r")
+            store.ops.erase_run("r")
         assert store.get_run("other").result() == "other" * 20
         sound(store)
         store.run(agent, "again", False, id="r").result()
@@ -338,8 +339,8 @@ def test_a_run_with_forks_is_not_erased(store: perdure.Store) -> None:
     store.run(agent, "secret", False, id="r").result()
     store.fork("r", at="1", id="fork", keys="new").result()
     with pytest.raises(UsageError, match="'fork'"):
-        store.erase_run("r")
-    store.erase_run("fork")
-    store.erase_run("r")
+        store.ops.erase_run("r")
+    store.ops.erase_run("fork")
+    store.ops.erase_run("r")
     assert rows(store)["journal"] == rows(store)["blob"] == 0
     sound(store)

@@ -86,9 +86,9 @@ def test_a_thread_goes_with_its_copies_only_if_that_is_said(saver: PerdureSaver,
     saver.copy_thread("main", "copy")
     graph.invoke(Command(resume="more"), at("copy"))
     with pytest.raises(UsageError, match="'copy'"):
-        saver.store.erase("main")
+        saver.store.ops.erase("main")
     assert left_in(saver, url, secret) == {secret}
-    assert set(saver.store.erase("main", forks=True).threads) == {"main", "copy"}
+    assert set(saver.store.ops.erase("main", forks=True).threads) == {"main", "copy"}
     assert left_in(saver, url, secret) == set()
     for table in ("label", "write", "space", "tag", "record", "run", "journal"):
         assert query(saver.store, f"SELECT count(*) FROM {table}") == [(0,)], table
@@ -104,7 +104,7 @@ def test_a_copy_is_erased_and_its_source_is_as_it_was(saver: PerdureSaver, url: 
     saver.copy_thread("main", "copy")
     graph.invoke(Command(resume=own), at("copy"))
     talk(graph, "copy", own)
-    told = saver.store.erase("copy").may_remain
+    told = saver.store.ops.erase("copy").may_remain
     assert any("thread 'main', which shares the history before the fork" in one for one in told)
     assert left_in(saver, url, shared, own) == {shared}
     assert list(saver.list(at("main"))) == before
@@ -122,8 +122,8 @@ def test_what_a_copy_can_reach_by_an_id_alone_is_the_threads_too(saver: PerdureS
     saver.copy_thread("middle", "copy")
     assert left_in(saver, url, own) == {own}
     with pytest.raises(UsageError, match="'copy'"):
-        saver.store.erase("middle")
-    assert set(saver.store.erase("middle", forks=True).threads) == {"middle", "copy"}
+        saver.store.ops.erase("middle")
+    assert set(saver.store.ops.erase("middle", forks=True).threads) == {"middle", "copy"}
     assert left_in(saver, url, shared, own) == {shared}
     sound(saver.store)
 
@@ -143,14 +143,14 @@ def test_pending_writes_and_metadata_that_were_copied_are_named(saver: PerdureSa
     saver.store.thread("middle").annotate({"about": tag})
     saver.put_writes(newest(saver, "middle"), [("said", [own])], "a task")
     saver.copy_thread("middle", "copy")
-    told = saver.store.erase("middle").may_remain
+    told = saver.store.ops.erase("middle").may_remain
     assert [one for one in told if "'root'" in one] == ["thread 'root', which shares the history before the fork"]
     [named] = [one for one in told if "'copy'" in one]
     assert "pending writes" in named
     assert "metadata" in named
     assert left_in(saver, url, own, tag) == {own, tag}
     sound(saver.store)
-    assert not any("pending" in one for one in saver.store.erase("copy").may_remain)
+    assert not any("pending" in one for one in saver.store.ops.erase("copy").may_remain)
     assert left_in(saver, url, own, tag) == set()
     assert left_in(saver, url, shared) == {shared}
     sound(saver.store)
@@ -206,11 +206,11 @@ def test_what_a_deleted_source_left_goes_with_its_last_copy(saver: PerdureSaver,
     saver.copy_thread("main", "one")
     saver.copy_thread("main", "two")
     saver.delete_thread("main")
-    [told] = [one for one in saver.store.erase("one").may_remain if "'two'" in one]
+    [told] = [one for one in saver.store.ops.erase("one").may_remain if "'two'" in one]
     assert "shares the history" in told
     assert graph.get_state(at("two")).values["said"][0] == secret
     sound(saver.store)
-    saver.store.erase("two")
+    saver.store.ops.erase("two")
     assert left_in(saver, url, secret) == set()
     assert query(saver.store, "SELECT count(*) FROM record") == [(0,)]
 
@@ -237,7 +237,7 @@ def test_what_a_repair_left_is_named(url: str, tmp_path: Path, monkeypatch: pyte
             "INSERT INTO quarantine VALUES (:tenant, 'body', '{}', 'killed', '{}') RETURNING 1",
             tenant=_tenant(store),
         )
-        told = store.erase("alice").may_remain
+        told = store.ops.erase("alice").may_remain
     Path(done.quarantine).unlink()
     assert any(done.quarantine in one and one.startswith("a quarantine made") for one in told)
     assert any("when this copy was made" in one for one in told)
@@ -263,7 +263,7 @@ def test_a_fork_that_history_was_left_to_goes_alone(url: str) -> None:
         main.prune(keep=2)
         store.thread("two").pin(saved[1], name="kept")
         before = [(one.id, one.state) for one in store.thread("two").history()]
-        erased = store.erase("one")
+        erased = store.ops.erase("one")
         assert (erased.threads, erased.checkpoints) == (("one",), 1)
         assert sum("shares the history" in told for told in erased.may_remain) == 2
         assert [(one.id, one.state) for one in store.thread("two").history()] == before
@@ -280,8 +280,8 @@ def test_a_fork_that_keeps_more_than_its_source_goes_alone(url: str) -> None:
         fork = main.fork(name="fork")
         main.set_retention(keep_last=2)
         fork.set_retention(keep_last=4)
-        assert store.compact().checkpoints == 4
-        assert store.erase("fork").threads == ("fork",)
+        assert store.ops.compact().checkpoints == 4
+        assert store.ops.erase("fork").threads == ("fork",)
         assert [one.state["n"] for one in main.history()] == [7, 6, 5, 4]
-        assert store.compact().checkpoints == 2
+        assert store.ops.compact().checkpoints == 2
         sound(store)

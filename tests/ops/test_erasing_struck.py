@@ -66,18 +66,18 @@ def test_struck_anywhere_a_second_erase_finishes(
                 return ""
             for name in ("alice", "copy"):
                 if name in seen(plain):
-                    plain.delete(name, force=True)
+                    plain.delete_thread(name, force=True)
             saved = confide(plain, "alice")
             plain.thread("alice").fork(saved[6], name="copy").save({"fork": 1})
             return saved[5].id
 
         def operation(checkpoint: str) -> None:
             if what == "run":
-                struck.erase_run("r")
+                struck.ops.erase_run("r")
             elif what == "checkpoint":
                 struck.thread("alice").erase(checkpoint)
             else:
-                struck.erase("alice", forks=True)
+                struck.ops.erase("alice", forks=True)
 
         def check(checkpoint: str, point: int) -> None:
             sound(plain)
@@ -139,14 +139,14 @@ def test_killed_anywhere_and_erased_again_no_byte_is_left(tmp_path: Path, what: 
 
 def _erase_again(store: perdure.Store, what: str, name: str, checkpoint: str, *, finish: bool) -> None:
     if finish and query(store, "SELECT 1 FROM meta WHERE key LIKE 'scrub %'"):
-        store.compact()
+        store.ops.compact()
     try:
         if what == "run":
-            store.erase_run(name)
+            store.ops.erase_run(name)
         elif what == "checkpoint":
             store.thread(name).erase(checkpoint)
         else:
-            store.erase(name)
+            store.ops.erase(name)
     except NotFound:
         pass  # it had been finished
 
@@ -178,7 +178,7 @@ def test_readers_and_writers_go_on_beside_it(request: pytest.FixtureRequest, whe
         for number in range(5):
             saved = confide(store, f"alice {number}")
             store.thread(f"alice {number}").erase(saved[4])
-            store.erase(f"alice {number}")
+            store.ops.erase(f"alice {number}")
         stop.set()
         for thread in threads:
             thread.join()
@@ -201,11 +201,11 @@ def test_a_reader_that_holds_the_log_is_told_of(tmp_path: Path, monkeypatch: pyt
         confide(store, "alice")
         reader = apsw.Connection(str(path))
         reader.execute("BEGIN; SELECT count(*) FROM record").fetchall()
-        erased = store.erase("alice")
+        erased = store.ops.erase("alice")
         assert any("-wal" in told for told in erased.may_remain)
         assert found_in(path, secrets_of("alice")) != set()
         reader.close()
-        store.compact()
+        store.ops.compact()
         assert found_in(path, secrets_of("alice")) == set()
 
 
@@ -230,7 +230,7 @@ def test_full_leaves_nothing_in_postgresqls_files(postgres_server: PostgresServe
         fill(store.thread("bob"), 3)
         assert in_files() == set(secrets)
         assert any("full=True" in told for told in store.thread("alice").erase(store.thread("alice").load()).may_remain)
-        erased = store.erase("alice", full=True)
+        erased = store.ops.erase("alice", full=True)
         assert in_files() == set()
         assert not any("full=True" in told for told in erased.may_remain)
         assert any("write-ahead log" in told for told in erased.may_remain)
@@ -244,11 +244,11 @@ def test_a_role_that_may_not_vacuum_says_so(postgres_url: str, kind: str) -> Non
     for roles in roles_of(postgres_url):
         with perdure.open(roles.app if kind == "app" else roles.tenant("default"), create=False) as store:
             store.thread("bob").save({"n": 1})
-            store.set_retention(ttl=timedelta(days=3), keep_last=1)
-            erased = store.erase("alice")
+            store.ops.set_retention(ttl=timedelta(days=3), keep_last=1)
+            erased = store.ops.erase("alice")
             assert any("may not vacuum" in told and "record" in told for told in erased.may_remain)
             assert set(seen(store)) == {"bob"}
-            assert store.compact().threads == 0
+            assert store.ops.compact().threads == 0
 
 
 def test_an_operator_vacuums_what_it_has_erased(postgres_url: str) -> None:
@@ -258,7 +258,7 @@ def test_an_operator_vacuums_what_it_has_erased(postgres_url: str) -> None:
         with roles.connect(roles.owner) as connection:
             may = connection.info.server_version >= 170000
         with perdure.open(roles.operator, create=False) as store:
-            told = store.erase("alice").may_remain
+            told = store.ops.erase("alice").may_remain
             assert any("may not vacuum" in each for each in told) != may
             assert not any("could not be vacuumed" in each for each in told)
 
@@ -273,10 +273,10 @@ def test_the_planners_samples_are_erased_too(postgres_url: str) -> None:
         store.thread("bob").save({}, note="another")
         connection.execute("ANALYZE perdure.record")
         assert connection.execute(samples).fetchall() == [("record", "note")]
-        erased = store.erase("alice")
+        erased = store.ops.erase("alice")
         assert connection.execute(samples).fetchall() == []
         assert not any("pg_statistic" in told for told in erased.may_remain)
         store.thread("bob").save({}, note="a very secret note")
         connection.execute("ANALYZE perdure.record")
-        erased = store.erase("bob")  # PostgreSQL keeps the samples of a table that is empty now
+        erased = store.ops.erase("bob")  # PostgreSQL keeps the samples of a table that is empty now
         assert any("pg_statistic" in told for told in erased.may_remain)

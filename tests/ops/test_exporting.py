@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -50,17 +51,17 @@ def test_all_branches_arrive_with_the_same_ids_hashes_and_states(
     make_thread(here)
     for name in ("rich", "rich fork"):
         file = tmp_path / f"{name}.thread"
-        exported = here.export_thread(name, file)
-        imported = there.import_thread(file)
+        exported = here.ops.export_thread(name, file)
+        imported = there.ops.import_thread(file)
         assert everything(there, name) == everything(here, name)
         assert imported.checkpoints == exported.checkpoints == len(everything(here, name)["checkpoints"])
         assert (imported.thread, imported.already, exported.bytes) == (name, False, file.stat().st_size)
-    assert there.verify().ok
+    assert there.ops.verify().ok
     assert len(there.threads(where={"user": "alice"})) == 2
     again = there.thread("rich")
     again.load(strict=True)
     again.save({"goes": "on"})
-    assert there.verify().ok
+    assert there.ops.verify().ok
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
@@ -71,15 +72,15 @@ def test_a_pruned_thread_arrives_with_its_tombstones_and_a_packed_one_unpacked(
     make_thread(here)
     here.thread("rich").prune(keep=20)
     assert query(here, "SELECT count(*) FROM record WHERE body IS NULL") != [(0,)]
-    here.export_thread("rich", tmp_path / "x")
-    there.import_thread(tmp_path / "x")
+    here.ops.export_thread("rich", tmp_path / "x")
+    there.ops.import_thread(tmp_path / "x")
     assert everything(there, "rich") == everything(here, "rich")
-    assert there.verify().ok
+    assert there.ops.verify().ok
     # And back, beside what is there.
-    there.export_thread("rich", tmp_path / "y")
-    here.import_thread(tmp_path / "y", name="came back")
+    there.ops.export_thread("rich", tmp_path / "y")
+    here.ops.import_thread(tmp_path / "y", name="came back")
     assert everything(here, "came back")["checkpoints"] == everything(here, "rich")["checkpoints"]
-    assert here.verify().ok
+    assert here.ops.verify().ok
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
@@ -92,10 +93,10 @@ def test_what_was_packed_is_exported_like_everything_else(kind: str, opener: Ope
     before = everything(here, "rich")
     drive(here._context.driver, pack_tenant(here._context._tenant or 0, 2**61))
     assert query(here, "SELECT count(*) FROM pack") != [(0,)]
-    here.export_thread("rich", tmp_path / "x")
-    there.import_thread(tmp_path / "x")
+    here.ops.export_thread("rich", tmp_path / "x")
+    there.ops.import_thread(tmp_path / "x")
     assert everything(there, "rich") == before == everything(here, "rich")
-    assert there.verify().ok
+    assert there.ops.verify().ok
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
@@ -103,16 +104,16 @@ def test_one_line_is_a_checkpoint_and_what_led_to_it(kind: str, opener: Opener, 
     here, there = opener(kind, "a"), opener("sqlite", "b")
     make_thread(here)
     tip = here.thread("rich").branches()[-1]
-    done = here.export_thread(here.thread("rich"), tmp_path / "x", branch=tip)
-    there.import_thread(tmp_path / "x", name="line")
+    done = here.ops.export_thread(here.thread("rich"), tmp_path / "x", branch=tip)
+    there.ops.import_thread(tmp_path / "x", name="line")
     line = list(here.thread("rich").history(start=tip))
     assert [one.id for one in there.thread("line").history()] == [one.id for one in line]
     assert [one.state for one in there.thread("line").history()] == [one.state for one in line]
     assert len(there.thread("line").branches()) == 1
     assert (done.checkpoints, done.is_whole) == (len(line), False)
-    assert there.verify().ok
+    assert there.ops.verify().ok
     with pytest.raises(NotFound, match="no checkpoint"):
-        here.export_thread("rich", tmp_path / "y", branch="0d3k9qx2m7w1a")
+        here.ops.export_thread("rich", tmp_path / "y", branch="0d3k9qx2m7w1a")
     assert not (tmp_path / "y").exists()
 
 
@@ -142,22 +143,26 @@ def test_ids_namespaces_and_pending_writes_of_langgraph_come_along(
             savers[0].put_writes(inner, [("x", text)], "inner")
     early: Any = {"configurable": {"thread_id": "graph", "checkpoint_ns": "later", "checkpoint_id": "not-yet"}}
     savers[0].put_writes(early, [("early", "bird")], "t")
-    here.export_thread("graph", tmp_path / "x")
-    there.import_thread(tmp_path / "x")
+    here.ops.export_thread("graph", tmp_path / "x")
+    there.ops.import_thread(tmp_path / "x")
     look: Any = {"configurable": {"thread_id": "graph"}}
     assert list(savers[1].list(look)) == list(savers[0].list(look))
     assert savers[1].get_tuple(look) == savers[0].get_tuple(look)
     count = "SELECT count(*) FROM write"
     assert query(there, count) == query(here, count)
-    assert there.verify().ok
+    assert there.ops.verify().ok
 
 
 async def test_the_async_twins_do_the_same(opener: Opener, tmp_path: Path) -> None:
     here, there = opener("postgres", "a"), opener("sqlite", "b")
     make_thread(here, count=20)
     told: list[tuple[int, int]] = []
-    done = await here.aexport_thread("rich", tmp_path / "x", progress=lambda a, b: told.append((a, b)))
-    imported = await there.aimport_thread(tmp_path / "x", progress=lambda a, b: told.append((a, b)))
+    done = await asyncio.to_thread(
+        here.ops.export_thread, "rich", tmp_path / "x", progress=lambda a, b: told.append((a, b))
+    )
+    imported = await asyncio.to_thread(
+        there.ops.import_thread, tmp_path / "x", progress=lambda a, b: told.append((a, b))
+    )
     assert done.checkpoints == imported.checkpoints
     assert (done.checkpoints, done.checkpoints) in told
     assert everything(there, "rich") == everything(here, "rich")
@@ -166,28 +171,28 @@ async def test_the_async_twins_do_the_same(opener: Opener, tmp_path: Path) -> No
 def test_a_name_that_is_taken_is_refused_and_the_same_thread_twice_is_said_so(opener: Opener, tmp_path: Path) -> None:
     here, there = opener("sqlite", "a"), opener("sqlite", "b")
     make_thread(here, count=20)
-    here.export_thread("rich", tmp_path / "x")
-    assert not there.import_thread(tmp_path / "x").already
+    here.ops.export_thread("rich", tmp_path / "x")
+    assert not there.ops.import_thread(tmp_path / "x").already
     before = copy_kit.tables(there)
-    assert there.import_thread(tmp_path / "x").already
-    assert here.import_thread(tmp_path / "x").already
+    assert there.ops.import_thread(tmp_path / "x").already
+    assert here.ops.import_thread(tmp_path / "x").already
     assert copy_kit.tables(there) == before
     there.thread("rich").save({"gone": "on"})
     with pytest.raises(UsageError, match="gone on since"):
-        there.import_thread(tmp_path / "x")
-    there.import_thread(tmp_path / "x", name="beside")
+        there.ops.import_thread(tmp_path / "x")
+    there.ops.import_thread(tmp_path / "x", name="beside")
     assert {info.name for info in there.threads()} == {"rich", "beside"}
     with pytest.raises(UsageError, match="exists already"):
-        here.export_thread("rich", tmp_path / "x")
+        here.ops.export_thread("rich", tmp_path / "x")
     with pytest.raises(NotFound):
-        here.export_thread("nobody", tmp_path / "z")
+        here.ops.export_thread("nobody", tmp_path / "z")
     assert sorted(os.listdir(tmp_path))[-1] == "x"
 
 
 def test_an_export_is_remembered_as_a_copy(opener: Opener, tmp_path: Path) -> None:
     here = opener("sqlite", "a")
     make_thread(here, count=5)
-    done = here.export_thread("rich", tmp_path / "x")
+    done = here.ops.export_thread("rich", tmp_path / "x")
     [row] = query(here, "SELECT sort, place, tenant, bytes, restored_at FROM copy")
     assert row == ("export", str(tmp_path / "x"), here._context._tenant, done.bytes, None)
 
@@ -198,27 +203,27 @@ def test_an_export_is_remembered_as_a_copy(opener: Opener, tmp_path: Path) -> No
 def test_a_file_that_was_changed_or_cut_short_anywhere_is_refused(opener: Opener, tmp_path: Path) -> None:
     here, there = opener("sqlite", "a"), opener("sqlite", "b")
     make_thread(here, count=12)
-    here.export_thread("rich", tmp_path / "x")
+    here.ops.export_thread("rich", tmp_path / "x")
     whole = (tmp_path / "x").read_bytes()
     bad = tmp_path / "bad"
     for at in range(0, len(whole), 37):
         bad.write_bytes(whole[:at] + bytes((whole[at] ^ 0x41,)) + whole[at + 1 :])
         with pytest.raises(UsageError, match="Nothing was written"):
-            there.import_thread(bad)
+            there.ops.import_thread(bad)
         bad.write_bytes(whole[:at])
         with pytest.raises(UsageError, match="Nothing was written"):
-            there.import_thread(bad)
+            there.ops.import_thread(bad)
     bad.write_bytes(whole + b"more")
     with pytest.raises(UsageError):
-        there.import_thread(bad)
+        there.ops.import_thread(bad)
     bad.write_bytes(whole.replace(b"thread 1\n", b"thread 2\n", 1))
     with pytest.raises(UsageError, match="newer Perdure"):
-        there.import_thread(bad)
+        there.ops.import_thread(bad)
     bad.write_bytes(b"something else")
     with pytest.raises(UsageError, match="no file of Perdure"):
-        there.import_thread(bad)
+        there.ops.import_thread(bad)
     with pytest.raises(UsageError, match="No such file"):
-        there.import_thread(tmp_path / "nothing")
+        there.ops.import_thread(tmp_path / "nothing")
     assert there.threads() == []
     assert query(there, "SELECT count(*) FROM record") == [(0,)]
 
@@ -263,14 +268,14 @@ FORGERIES: dict[str, Callable[[str, list[Any]], list[Any]]] = {
 def test_a_forged_file_is_refused_and_leaves_nothing(kind: str, what: str, opener: Opener, tmp_path: Path) -> None:
     here, there = opener("sqlite", "a"), opener(kind, "b")
     make_thread(here, count=12)
-    here.export_thread("rich", tmp_path / "x")
+    here.ops.export_thread("rich", tmp_path / "x")
     with pytest.raises(UsageError, match="Nothing was written"):
-        there.import_thread(forged(tmp_path / "x", FORGERIES[what]))
+        there.ops.import_thread(forged(tmp_path / "x", FORGERIES[what]))
     assert there.threads() == []
     assert query(there, "SELECT count(*) FROM record") == [(0,)]
     assert query(there, "SELECT count(*) FROM thread") == [(0,)]
     assert query(there, "SELECT count(*) FROM body") == [(0,)]
-    assert not there.import_thread(tmp_path / "x").already
+    assert not there.ops.import_thread(tmp_path / "x").already
 
 
 # --- faults and kills
@@ -298,14 +303,14 @@ def test_an_import_that_ends_at_any_statement_shows_nothing_and_can_be_done_agai
 ) -> None:
     here, plain = opener("sqlite", "a"), opener(kind, "b")
     make_thread(here, count=6)
-    here.export_thread("rich", tmp_path / "x")
+    here.ops.export_thread("rich", tmp_path / "x")
     striker = Striker()
     struck = opener(kind, "b", hook=striker)
     for number in striking.points("import"):
         tenant = f"t{number}"
         striker.left = number
         try:
-            struck.tenant(tenant).import_thread(tmp_path / "x")
+            struck.tenant(tenant).ops.import_thread(tmp_path / "x")
         except Fault:
             pass
         else:
@@ -313,9 +318,9 @@ def test_an_import_that_ends_at_any_statement_shows_nothing_and_can_be_done_agai
         finally:
             striker.left = 10**9
         assert [info.name for info in plain.tenant(tenant).threads()] in ([], ["rich"])
-        plain.tenant(tenant).import_thread(tmp_path / "x")
+        plain.tenant(tenant).ops.import_thread(tmp_path / "x")
         assert everything(plain.tenant(tenant), "rich") == everything(here, "rich")
-        assert plain.tenant(tenant).verify().ok
+        assert plain.tenant(tenant).ops.verify().ok
     assert number > 10
 
 
@@ -327,13 +332,13 @@ def test_an_export_that_ends_at_any_statement_leaves_no_file(kind: str, opener: 
     for number in striking.points("export"):
         striker.left = number
         try:
-            struck.export_thread("rich", tmp_path / f"x{number}")
+            struck.ops.export_thread("rich", tmp_path / f"x{number}")
         except Fault:
             assert not (tmp_path / f"x{number}.part").exists()
         else:
             break
     assert number > 5
-    assert plain.export_thread("rich", tmp_path / "y").checkpoints
+    assert plain.ops.export_thread("rich", tmp_path / "y").checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -355,7 +360,7 @@ def test_an_import_that_is_killed_can_be_done_again_and_what_it_left_goes(
     thread = here.thread("long")
     for number in range(400):
         thread.save({"text": os.urandom(4000).hex(), **copy_kit.grown(number)})
-    here.export_thread("long", tmp_path / "x")
+    here.ops.export_thread("long", tmp_path / "x")
     child = importers.start(url, str(tmp_path / "x"))
     for said in child.lines():
         if said == "done" or said[0] * 2 > said[1]:
@@ -363,15 +368,15 @@ def test_an_import_that_is_killed_can_be_done_again_and_what_it_left_goes(
     child.kill()
     assert there.threads() == []
     assert query(there, "SELECT count(*) FROM record") != [(0,)]
-    assert not there.import_thread(tmp_path / "x").already
+    assert not there.ops.import_thread(tmp_path / "x").already
     assert everything(there, "long") == everything(here, "long")
-    assert there.verify().ok
+    assert there.ops.verify().ok
     # An hour later what the killed one had left is removed by whoever imports next.
     now = there._context.clock_us() + 2 * 3600 * 1_000_000
     there._context.clock_us = lambda: now
-    there.import_thread(tmp_path / "x", name="again")
+    there.ops.import_thread(tmp_path / "x", name="again")
     assert query(there, "SELECT name FROM thread ORDER BY name") == [("again",), ("long",)]
-    assert there.verify().ok
+    assert there.ops.verify().ok
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
@@ -390,11 +395,11 @@ def test_a_thread_that_is_pruned_while_it_is_exported_arrives_whole_or_pruned(
             here.thread("x").prune(keep=left)
 
     try:
-        here.export_thread("x", tmp_path / "x", progress=prune)
+        here.ops.export_thread("x", tmp_path / "x", progress=prune)
     except Conflict:
         pytest.fail("two prunes are not too many")
-    there.import_thread(tmp_path / "x")
-    assert there.verify().ok
+    there.ops.import_thread(tmp_path / "x")
+    assert there.ops.verify().ok
     assert there.thread("x").load(strict=True).state == here.thread("x").load().state
     assert len(list(there.thread("x").history())) in (300, 250, 200)
 
@@ -414,13 +419,13 @@ def test_what_is_saved_during_an_export_or_a_compaction_during_an_import_does_no
     def save(_done: int, _total: int) -> None:
         writer.save({"later": 1})
 
-    here.export_thread("rich", tmp_path / "x", progress=save)
+    here.ops.export_thread("rich", tmp_path / "x", progress=save)
     times = iter(range(2))
 
     def pack(_done: int, _total: int) -> None:
         if next(times, None) is not None:
             drive(there._context.driver, pack_tenant(there._context._tenant or 0, 2**61))
 
-    there.import_thread(tmp_path / "x", progress=pack)
+    there.ops.import_thread(tmp_path / "x", progress=pack)
     assert everything(there, "rich") == before
-    assert there.verify().ok
+    assert there.ops.verify().ok

@@ -1,7 +1,8 @@
-"""`store.health()`: what it says, that it costs nothing, and that it works where little is allowed."""
+"""`store.ops.health()`: what it says, that it costs nothing, and that it works where little is allowed."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from datetime import timedelta
@@ -46,7 +47,7 @@ def execute(store: perdure.Store, text: str, **params: Any) -> list[tuple[Any, .
 
 
 def test_of_an_empty_store_it_says_that_there_is_nothing(store: perdure.Store) -> None:
-    found = store.health()
+    found = store.ops.health()
     assert (found.threads, found.runs, found.unsaved, found.last_save_at) == (0, {}, (), None)
     assert (found.last_backup_at, found.growth_bytes_per_day, found.disk_full_at) == (None, None, None)
     assert (found.unsaved_changes, found.unsaved_s, found.has_retention) == (0, 0.0, False)
@@ -56,7 +57,7 @@ def test_of_an_empty_store_it_says_that_there_is_nothing(store: perdure.Store) -
 async def test_the_async_twin_says_the_same(url: str) -> None:
     async with perdure.open(url) as store:
         await store.thread("a").asave({})
-        assert (await store.ahealth()).threads == 1
+        assert (await asyncio.to_thread(store.ops.health)).threads == 1
 
 
 def test_it_knows_what_a_crash_now_would_cost(store: perdure.Store) -> None:
@@ -65,18 +66,18 @@ def test_it_knows_what_a_crash_now_would_cost(store: perdure.Store) -> None:
     first, second = store.thread("a"), store.thread("b")
     every = perdure.autosave.every(100)
     with first.autosave(every) as one, second.autosave(every) as other:
-        assert store.health().unsaved_changes == 0
+        assert store.ops.health().unsaved_changes == 0
         one["n"] = 1
         one["n"] = 2
         other["n"] = 1
-        found = store.health()
+        found = store.ops.health()
         assert {each.thread: each.changes for each in found.unsaved} == {"a": 2, "b": 1}
         assert found.unsaved_changes == 3
         assert found.unsaved_s == max(each.seconds for each in found.unsaved) > 0
-        assert store.tenant("acme").health().unsaved == ()
+        assert store.tenant("acme").ops.health().unsaved == ()
         one.save()
-        assert store.health().unsaved_changes == 1
-    assert store.health().unsaved == ()
+        assert store.ops.health().unsaved_changes == 1
+    assert store.ops.health().unsaved == ()
 
 
 def test_it_counts_threads_and_knows_the_last_save(store: perdure.Store, clock: Clock) -> None:
@@ -85,9 +86,9 @@ def test_it_counts_threads_and_knows_the_last_save(store: perdure.Store, clock: 
         store.thread(f"t{number}").save({"n": number})
     saved_at = clock.now
     clock.now += HOUR_US
-    found = store.health()
+    found = store.ops.health()
     assert (found.threads, found.last_save_at, found.at) == (5, moment(saved_at), moment(clock.now))
-    assert store.tenant("acme").health().threads == 0
+    assert store.tenant("acme").ops.health().threads == 0
 
 
 def test_it_counts_runs_by_status_and_names_the_oldest_that_wait_and_are_stuck(store: perdure.Store) -> None:
@@ -102,7 +103,7 @@ def test_it_counts_runs_by_status_and_names_the_oldest_that_wait_and_are_stuck(s
     for number in range(3):
         store.run(asks, id=f"ask-{number}")
     store.run(stuck, id="bad")
-    found = store.health()
+    found = store.ops.health()
     assert found.runs == {"waiting": 3, "stuck": 1}
     assert found.oldest_waiting is not None
     assert (found.oldest_waiting.id, found.oldest_stuck and found.oldest_stuck.id) == ("ask-0", "bad")
@@ -112,17 +113,17 @@ def test_it_counts_runs_by_status_and_names_the_oldest_that_wait_and_are_stuck(s
 def test_a_sample_of_the_size_is_left_once_an_hour(store: perdure.Store, clock: Clock) -> None:
     for minutes in (0, 20, 39, 1, 59, 2):
         clock.now += minutes * 60_000_000
-        store.health()
+        store.ops.health()
     times = [at for (at,) in execute(store, "SELECT at FROM size_sample ORDER BY at")]
     assert [(at - times[0]) // 60_000_000 for at in times] == [0, 60, 121]
 
 
 def test_growth_is_told_from_samples_and_from_the_age_before_there_are_any(store: perdure.Store, clock: Clock) -> None:
     store.thread("a").save({})
-    assert store.health().growth_bytes_per_day is None
+    assert store.ops.health().growth_bytes_per_day is None
     execute(store, "DELETE FROM size_sample")
     clock.now += DAY_US
-    young = store.health()
+    young = store.ops.health()
     assert young.growth_is_estimate
     assert young.growth_bytes_per_day == pytest.approx(young.bytes - young.free_bytes)
     execute(store, "DELETE FROM size_sample")
@@ -134,20 +135,20 @@ def test_growth_is_told_from_samples_and_from_the_age_before_there_are_any(store
             at=clock.now - hours * HOUR_US,
             bytes=used - hours * 1_000,
         )
-    found = store.health()
+    found = store.ops.health()
     assert not found.growth_is_estimate
     assert found.growth_bytes_per_day == pytest.approx(24_000)
 
 
 def test_a_sample_from_the_future_is_no_sample(store: perdure.Store, clock: Clock) -> None:
     clock.now += 300 * DAY_US
-    store.health()
+    store.ops.health()
     clock.now -= 300 * DAY_US
     for _ in range(2):
-        store.health()
+        store.ops.health()
         clock.now += HOUR_US
     assert len(execute(store, "SELECT at FROM size_sample")) == 2
-    assert store.health().growth_bytes_per_day is not None
+    assert store.ops.health().growth_bytes_per_day is not None
 
 
 def test_growth_is_the_line_through_the_samples() -> None:
@@ -169,7 +170,7 @@ def test_the_workers_upkeep_leaves_a_sample_too(store: perdure.Store, clock: Clo
 def test_it_says_when_the_disk_is_full_and_how_large_the_log_is(tmp_path: Path) -> None:
     with perdure.open(str(tmp_path / "a.db")) as store:
         store.thread("a").save({"text": "x" * 10_000})
-        found = store.health()
+        found = store.ops.health()
         assert found.wal_bytes == (tmp_path / "a.db-wal").stat().st_size > 0
         assert found.disk_free_bytes
         fields = {name: getattr(found, name) for name in perdure.Health.__slots__}
@@ -183,7 +184,7 @@ def test_it_says_when_the_disk_is_full_and_how_large_the_log_is(tmp_path: Path) 
 def test_in_memory_there_is_no_disk() -> None:
     with perdure.open(":memory:") as store:
         store.thread("a").save({})
-        found = store.health()
+        found = store.ops.health()
         assert (found.wal_bytes, found.disk_free_bytes, found.threads) == (None, None, 1)
 
 
@@ -197,7 +198,7 @@ def test_it_knows_of_backups(store: perdure.Store, clock: Clock) -> None:
             at=clock.now - 10 + number,
             restored=restored,
         )
-    found = store.health()
+    found = store.ops.health()
     assert (found.last_backup_at, found.last_restored_at) == (moment(clock.now - 7), moment(clock.now - 5))
 
 
@@ -211,7 +212,7 @@ def test_a_store_that_cannot_be_written_is_told_of_all_the_same(
         raise perdure.ReadOnlyStore("not here")
 
     monkeypatch.setattr(measuring, "add_sample", refused)
-    assert store.health().threads == 1
+    assert store.ops.health().threads == 1
 
 
 # --- its cost
@@ -308,9 +309,9 @@ def test_every_role_of_postgresql_may_ask(postgres_url: str) -> None:
         for url, samples in ((roles.tenant("acme"), 0), (roles.app, 1), (roles.operator, 1)):
             with perdure.open(url, tenant="acme") as store:
                 store.thread("a").save({"n": 1})
-                found = store.health()
+                found = store.ops.health()
                 assert (found.threads, found.bytes > 0) == (1, True)
-                store.set_retention(keep_last=5)
-                assert store.health().has_retention
+                store.ops.set_retention(keep_last=5)
+                assert store.ops.health().has_retention
             with perdure.open(postgres_url) as owner:
                 assert execute(owner, "SELECT count(*) FROM size_sample") == [(samples,)]

@@ -49,7 +49,7 @@ def test_retention_is_shown_and_set_field_by_field(store: perdure.Store, call: A
     call("retention", "alice", "--inherit")
     assert store.thread("alice").retention().keep_last == 5
     call("retention", "--never")
-    assert store.retention() == perdure.Retention()
+    assert store.ops.retention() == perdure.Retention()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def test_states_are_found_by_the_callers_ids_and_listed_newest_first(store: perd
     assert [each.id for each in fresh.history()] == [f"{number:03}" for number in range(59, -1, -1)]
     assert [each.state["n"] for each in fresh.history(before="003", limit=2)] == [2, 1]
     assert store.thread("a").load().state == {"n": 59}  # the thread's head
-    assert store.verify().ok
+    assert store.ops.verify().ok
 
 
 def test_namespaces_are_lines_of_their_own_that_leave_the_head_alone(store: perdure.Store) -> None:

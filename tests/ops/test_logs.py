@@ -189,10 +189,10 @@ def everything(store: perdure.Store, argument: str) -> None:
         assert run.status in ("failed", "stuck")
     with perdure.metrics.collect() as registry:
         thread.save({"secret": argument})
-        store.doctor()
+        store.ops.doctor()
     assert argument not in registry.text()
-    store.verify()
-    store.delete("bob")
+    store.ops.verify()
+    store.delete_thread("bob")
 
 
 def check(stream: io.StringIO, caplog: pytest.LogCaptureFixture, *secrets: str) -> None:

@@ -390,7 +390,7 @@ def test_doubts_retries_and_takeovers_are_counted(url: str) -> None:
 def test_compactions_are_counted(url: str) -> None:
     with perdure.metrics.collect() as registry, perdure.open(url) as store:
         store.thread("t").save({"n": 1})
-        store.compact()
+        store.ops.compact()
         assert "perdure_compactions_total 1" in registry.text()
         assert "perdure_compaction_saved_bytes_total" in registry.text()
 

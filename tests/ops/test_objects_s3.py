@@ -80,12 +80,12 @@ def test_a_backup_in_s3_and_back(
     place, path = "s3://agents/backups/monday.backup", str(tmp_path / "a.db")
     with perdure.open(path) as store:
         store.thread("a").save({"n": 1})
-        assert store.backup(place).path == place
+        assert store.ops.backup(place).path == place
         with pytest.raises(perdure.UsageError, match="exists already"):
-            store.backup(place)
+            store.ops.backup(place)
         with pytest.raises(perdure.UsageError, match="names no object"):
-            store.backup("s3://agents")
-        assert store.try_restore(place).ok
+            store.ops.backup("s3://agents")
+        assert store.ops.try_restore(place).ok
     assert perdure.restore(place, str(tmp_path / "restored.db")).ok
     with perdure.open(str(tmp_path / "restored.db")) as restored:
         assert restored.thread("a").load().state == {"n": 1}

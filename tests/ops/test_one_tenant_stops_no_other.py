@@ -33,7 +33,7 @@ def test_a_run_whose_row_makes_no_sense_is_stuck_and_the_others_run(url: str, fe
         assert [store.tenant("good").get_run(name).result() for name in ("first", "second")] == [3, 3]
         assert store.get_run("second").result() == 3
         assert store.get_run("first").info().status == "stuck"
-        [told] = [finding for finding in store.doctor() if finding.check == "runs"]
+        [told] = [finding for finding in store.ops.doctor() if finding.check == "runs"]
         assert "1 run stuck" in told.says
         store.get_run("first").resume()
         work(store)
@@ -41,14 +41,14 @@ def test_a_run_whose_row_makes_no_sense_is_stuck_and_the_others_run(url: str, fe
 
 
 def upkeep_findings(store: perdure.Store) -> list[tuple[str, str]]:
-    return [(finding.level, finding.says) for finding in store.doctor() if finding.check == "upkeep"]
+    return [(finding.level, finding.says) for finding in store.ops.doctor() if finding.check == "upkeep"]
 
 
 def test_the_daily_upkeep_of_one_tenant_fails_and_the_others_have_theirs(url: str) -> None:
     raw = Raw(url)
     with perdure.open(url, tenant="bad", keep_runs_s=0) as store:
         for one in (store, store.tenant("good")):
-            one.set_retention(keep_last=2)
+            one.ops.set_retention(keep_last=2)
             one.run(add, 1, 2, id="a").result()
         [(key,)] = raw("SELECT key FROM meta WHERE substr(key, 1, 10) = 'retention ' ORDER BY key LIMIT 1")
         [(policy,)] = raw("SELECT value FROM meta WHERE key = ?", (key,))
@@ -60,7 +60,7 @@ def test_the_daily_upkeep_of_one_tenant_fails_and_the_others_have_theirs(url: st
         assert "upkeep of tenant 'bad' failed: " in says
         assert raw("SELECT count(*) FROM meta WHERE substr(key, 1, 7) = 'upkeep '") == [(2,)]
         raw("UPDATE meta SET value = ? WHERE key = ?", (policy, key))
-        store.compact()
+        store.ops.compact()
         assert upkeep_findings(store) == [("ok", "no tenant's upkeep has failed")]
 
 
@@ -83,6 +83,6 @@ def test_garbage_in_one_tenants_rows_ends_no_check_of_the_doctor(tmp_path: Path)
     with perdure.open(url) as store:
         store.thread("a").save({"n": 1})
         Raw(url)("UPDATE thread SET active = x'fffe'")
-        findings = store.doctor()
+        findings = store.ops.doctor()
     assert any("damaged" in finding.says for finding in findings)
     assert len(findings) > 10

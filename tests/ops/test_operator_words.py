@@ -24,7 +24,7 @@ def backup(url: str, tmp_path: Path) -> Path:
     with perdure.open(url) as store:
         for number in range(20):
             store.thread(f"t{number}").save({"n": os.urandom(3000).hex()})
-        store.backup(tmp_path / "b")
+        store.ops.backup(tmp_path / "b")
     return tmp_path / "b"
 
 
@@ -62,7 +62,7 @@ def test_a_beginning_of_a_header_is_a_backup_cut_short_and_a_damaged_one_is_not_
     with pytest.raises(perdure.Damaged, match="cut short"):
         perdure.restore(backup, str(tmp_path / "new.db"))
     with perdure.open(url) as store, pytest.raises(perdure.UsageError, match="no backup that can be read"):
-        store.backup(backup)
+        store.ops.backup(backup)
 
 
 @both

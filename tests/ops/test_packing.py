@@ -39,12 +39,12 @@ def branched(store: perdure.Store) -> None:
 
 def test_a_packed_store_shows_the_same(store: perdure.Store) -> None:
     branched(store)
-    before, bytes_before = scene(store), store.stats().difference_bytes
+    before, bytes_before = scene(store), store.ops.stats().difference_bytes
     packed = pack(store)
     assert packed.records > 150
     assert scene(store) == before
     check(store)
-    assert store.stats().difference_bytes < 0.9 * bytes_before
+    assert store.ops.stats().difference_bytes < 0.9 * bytes_before
     sizes = [count for (count,) in rows(store, "SELECT count(*) FROM record WHERE body < 0 GROUP BY body")]
     assert max(sizes) <= 64
     assert packed.packs == len(sizes)
@@ -121,11 +121,11 @@ def test_deleting_leaves_no_pack_behind(store: perdure.Store) -> None:
     branched(store)
     pack(store)
     forked = {key: value for key, value in scene(store).items() if key.startswith("fork")}
-    store.delete("a")
+    store.delete_thread("a")
     assert {key: value for key, value in scene(store).items() if key.startswith("fork")} == forked
     check(store)
-    store.delete("fork")
-    store.delete("small")
+    store.delete_thread("fork")
+    store.delete_thread("small")
     for table in ("record", "body", "pack", "sweep"):
         assert rows(store, f"SELECT count(*) FROM {table}") == [(0,)], table
 
@@ -194,7 +194,7 @@ def test_small_packs_whose_branches_are_gone(store: perdure.Store) -> None:
         store.thread("a").fork(name=f"fork {part}").save({**state, "fork": part})
         pack(store)
     for part in range(3):
-        store.delete(f"fork {part}")
+        store.delete_thread(f"fork {part}")
         pack(store)
     thread.save({**state, "end": 1})
     before = scene(store)

@@ -43,7 +43,7 @@ def test_a_damaged_pack_is_found_and_never_read(tmp_path: Path, damage: str) -> 
     connection.execute("DELETE FROM pack" if damage == "gone" else f"UPDATE pack SET {damage}")
     connection.close()
     with perdure.open(path) as store:
-        assert not store.verify().ok
+        assert not store.ops.verify().ok
         with pytest.raises(perdure.Damaged):
             store.thread("a").load(ids[30], strict=True)
 
@@ -112,7 +112,7 @@ def test_damage_does_not_keep_others_from_being_packed(tmp_path: Path, damage: s
 def test_damage_keeps_no_other_thread_from_retention_and_packing(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     with perdure.open(path) as store:
-        store.set_retention(keep_last=30)
+        store.ops.set_retention(keep_last=30)
         for name in ("a", "b", "c"):
             grow(store.thread(name), 40)
     connection = apsw.Connection(path)
@@ -122,7 +122,7 @@ def test_damage_keeps_no_other_thread_from_retention_and_packing(tmp_path: Path)
     connection.close()
     with perdure.open(path) as store:
         store._context.clock_us = lambda: time.time_ns() // 1000 + 3_600_000_000
-        done = store.compact()
+        done = store.ops.compact()
         assert done.damaged
         assert done.checkpoints == 10
         assert len(list(store.thread("c").history())) == 30

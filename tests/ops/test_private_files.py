@@ -58,14 +58,14 @@ Copy = Callable[[Store, Path], object]
 
 
 def _restore(store: Store, path: Path) -> None:
-    store.backup(path.with_name("backup"))
+    store.ops.backup(path.with_name("backup"))
     perdure.restore(path.with_name("backup"), str(path))
 
 
 COPIES: dict[str, Copy] = {
-    "backup": lambda store, path: store.backup(path),
-    "export": lambda store, path: store.export_thread("rich", path),
-    "export-run": lambda store, path: store.export_run("done", path, keep=True),
+    "backup": lambda store, path: store.ops.backup(path),
+    "export": lambda store, path: store.ops.export_thread("rich", path),
+    "export-run": lambda store, path: store.ops.export_run("done", path, keep=True),
     "restore": _restore,
 }
 
@@ -115,7 +115,7 @@ def test_a_name_that_something_else_has_taken_is_refused_and_left_alone(
     plant(part, victim)
     before = os.lstat(part)
     with pytest.raises(UsageError, match=r"copy\.part .* remove it"):
-        store.backup(tmp_path / "copy")
+        store.ops.backup(tmp_path / "copy")
     assert victim.read_bytes() == b"precious"
     assert not (tmp_path / "nothing").exists()
     assert os.lstat(part)[:6] == before[:6]
@@ -126,5 +126,5 @@ def test_an_exported_run_is_not_written_through_a_link(store: Store, tmp_path: P
     victim, part = tmp_path / "victim", tmp_path / "copy.part"
     victim.write_bytes(b"precious")
     part.symlink_to(victim)
-    store.export_run("done", tmp_path / "copy", keep=True)
+    store.ops.export_run("done", tmp_path / "copy", keep=True)
     assert victim.read_bytes() == b"precious"

@@ -141,7 +141,7 @@ def test_what_can_be_proved_is_mended(scene: Scene, damage: Callable[[Scene], No
         assert store.thread("c").pins()[0].checkpoint == ids_of(scene, "c")[0]
         saved = store.thread("a").save({"goes": "on"})
         assert saved.is_head
-        assert store.verify().ok
+        assert store.ops.verify().ok
     assert scene.loadable() == before, "the store itself was changed"
 
 
@@ -274,7 +274,7 @@ def test_a_lost_thread_is_found_again_by_its_records(scene: Scene) -> None:
 
 def test_a_thread_that_was_deleted_does_not_come_back(scene: Scene) -> None:
     with scene.open() as store:
-        store.delete("a")
+        store.delete_thread("a")
     scene.execute("DELETE FROM tag")
     done = scene.repair()
     with scene.open(done) as store:
@@ -291,11 +291,11 @@ def test_what_a_pin_holds_of_a_deleted_thread_does_not_bring_it_back(scene: Scen
         for number in range(5):
             fork.save({"fork": number})
         if order == "delete first":
-            store.delete("gone")
+            store.delete_thread("gone")
         fork.prune(keep=1)
         if order == "prune first":
-            store.delete("gone")
-        assert store.verify().ok
+            store.delete_thread("gone")
+        assert store.ops.verify().ok
     done = scene.repair()
     assert not done.changed, [str(mend) for mend in done.mended]
     with scene.open(done) as store:

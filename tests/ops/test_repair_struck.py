@@ -140,7 +140,7 @@ def test_in_place_while_others_read_and_write(
     assert {problem.run for problem in done.report.problems} == {"asks"}
     assert before <= scene.loadable(done)
     with scene.open() as store:
-        assert [problem for problem in store.verify().problems if problem.run is None] == []
+        assert [problem for problem in store.ops.verify().problems if problem.run is None] == []
         known = {at: name for name in ("a", "p") for at in saved if _has(store.thread(name), at)}
         for at, name in known.items():
             assert store.thread(name).load(at, strict=True).state["number"] == saved[at]
@@ -380,4 +380,4 @@ def test_a_copy_of_a_copy_is_a_store_like_any_other(tmp_path: Path) -> None:
     shutil.copy(done.place, tmp_path / "moved.db")
     with perdure.open(str(tmp_path / "moved.db")) as store:
         assert store.thread("a").save({"x": 1}).is_head
-        assert [problem for problem in store.verify().problems if problem.run is None] == []
+        assert [problem for problem in store.ops.verify().problems if problem.run is None] == []

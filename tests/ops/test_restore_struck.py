@@ -54,8 +54,8 @@ def content(place: str, **options: Any) -> Content | None:
     if not place.startswith("postgres") and not Path(place).exists():
         return None
     with perdure.open(place, durability="normal", **options) as store:
-        assert store.verify().ok
-        assert store.tenant("acme").verify().ok
+        assert store.ops.verify().ok
+        assert store.tenant("acme").ops.verify().ok
         found = tables(store)
         return found if any(found.values()) else None
 
@@ -99,7 +99,7 @@ def backup(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     url = str(tmp_path / "source.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
     with perdure.open(url, durability="normal") as store:
         fill(store)
-        store.backup(tmp_path / "backup")
+        store.ops.backup(tmp_path / "backup")
     return str(tmp_path / "backup")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -26,24 +27,24 @@ def store(request: pytest.FixtureRequest, clock: Clock) -> Iterator[perdure.Stor
 def test_a_threads_own_fields_go_before_the_stores(store: perdure.Store) -> None:
     thread = store.thread("a")
     fill(thread, 1)
-    assert store.retention() == perdure.Retention()
+    assert store.ops.retention() == perdure.Retention()
     assert thread.retention() == perdure.Retention()
-    assert store.set_retention(ttl=timedelta(days=30), keep_last=10) == perdure.Retention(timedelta(days=30), 10)
+    assert store.ops.set_retention(ttl=timedelta(days=30), keep_last=10) == perdure.Retention(timedelta(days=30), 10)
     assert thread.retention() == perdure.Retention(timedelta(days=30), 10)
     assert thread.set_retention(ttl=3600) == perdure.Retention(timedelta(hours=1), 10, ("ttl",))
     assert thread.set_retention(ttl=None, keep_last=None) == perdure.Retention(None, None, ("ttl", "keep_last"))
     assert thread.set_retention() == perdure.Retention(timedelta(days=30), 10)
-    assert store.set_retention() == perdure.Retention()
+    assert store.ops.set_retention() == perdure.Retention()
     assert thread.retention() == perdure.Retention()
 
 
 def test_a_policy_is_the_tenants_own_and_outlives_the_process(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     with perdure.open(path) as store:
-        store.set_retention(keep_last=3)
-        assert store.tenant("other").retention() == perdure.Retention()
+        store.ops.set_retention(keep_last=3)
+        assert store.tenant("other").ops.retention() == perdure.Retention()
     with perdure.open(path) as store:
-        assert store.retention() == perdure.Retention(None, 3)
+        assert store.ops.retention() == perdure.Retention(None, 3)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_a_policy_is_the_tenants_own_and_outlives_the_process(tmp_path: Path) ->
 def test_what_is_no_policy_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with perdure.open(str(tmp_path / "a.db")) as store:
         with pytest.raises(UsageError, match=next(iter(wrong))):
-            store.set_retention(**wrong)
+            store.ops.set_retention(**wrong)
         fill(store.thread("a"), 1)
         with pytest.raises(UsageError, match=next(iter(wrong))):
             store.thread("a").set_retention(**wrong)
@@ -61,14 +62,14 @@ def test_what_is_no_policy_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> 
 async def test_the_async_twins(store: perdure.Store) -> None:
     thread = store.thread("a")
     saved = fill(thread, 5)
-    await store.aset_retention(keep_last=2)
-    assert await store.aretention() == perdure.Retention(None, 2)
+    await asyncio.to_thread(store.ops.set_retention, keep_last=2)
+    assert await asyncio.to_thread(store.ops.retention) == perdure.Retention(None, 2)
     await thread.aset_retention(keep_last=3)
     assert (await thread.aretention()).keep_last == 3
     assert (await thread.apin(saved[0], name="first")).checkpoint == saved[0].id
     assert [pin.name for pin in await thread.apins()] == ["first"]
-    assert (await store.acompact(dry_run=True)).checkpoints == 1
-    assert (await store.acompact()).checkpoints == 1
+    assert (await asyncio.to_thread(store.ops.compact, dry_run=True)).checkpoints == 1
+    assert (await asyncio.to_thread(store.ops.compact)).checkpoints == 1
     await thread.aunpin("first")
     assert await thread.apins() == []
 
@@ -80,13 +81,13 @@ def test_without_a_policy_nothing_goes(store: perdure.Store, clock: Clock) -> No
     fill(store.thread("a"), 5)
     clock.days(10_000)
     before = seen(store)
-    done = store.compact()
+    done = store.ops.compact()
     assert (done.threads, done.checkpoints, done.runs, done.held) == (0, 0, 0, 0)
     assert seen(store) == before
 
 
 def test_a_thread_that_nobody_writes_to_expires(store: perdure.Store, clock: Clock) -> None:
-    store.set_retention(ttl=timedelta(days=30))
+    store.ops.set_retention(ttl=timedelta(days=30))
     fill(store.thread("old"), 3)
     fill(store.thread("kept"), 3)
     store.thread("kept").set_retention(ttl=None)
@@ -94,15 +95,15 @@ def test_a_thread_that_nobody_writes_to_expires(store: perdure.Store, clock: Clo
     late.load()
     clock.days(29)
     fill(store.thread("new"), 3)
-    assert store.compact().threads == 0
+    assert store.ops.compact().threads == 0
     clock.days(2)
-    done = store.compact()
+    done = store.ops.compact()
     assert (done.threads, done.checkpoints, done.expired) == (1, 3, ("old",))
     assert set(seen(store)) == {"kept", "new"}
     with pytest.raises(perdure.ThreadDeleted):
         late.save({"late": True})
     sound(store)
-    assert store.compact().threads == 0
+    assert store.ops.compact().threads == 0
     assert rows(store)["sweep"] == 0
 
 
@@ -110,9 +111,9 @@ def test_the_newest_checkpoints_stay(store: perdure.Store) -> None:
     fill(store.thread("a"), 20)
     fill(store.thread("all"), 20)
     store.thread("all").set_retention(keep_last=None)
-    store.set_retention(keep_last=4)
+    store.ops.set_retention(keep_last=4)
     before = hashes(store)
-    done = store.compact()
+    done = store.ops.compact()
     assert (done.threads, done.checkpoints) == (0, 16)
     assert steps(store.thread("a")) == [19, 18, 17, 16]
     assert len(steps(store.thread("all"))) == 20
@@ -120,39 +121,39 @@ def test_the_newest_checkpoints_stay(store: perdure.Store) -> None:
     after = hashes(store)
     assert all(before[key] == found for key, found in after.items())
     generation = query(store, "SELECT max(generation) FROM thread")
-    assert store.compact().checkpoints == 0
+    assert store.ops.compact().checkpoints == 0
     assert query(store, "SELECT max(generation) FROM thread") == generation  # writers noticed nothing
     fill(store.thread("a"), 1, start=20)
-    assert store.compact().checkpoints == 1
+    assert store.ops.compact().checkpoints == 1
 
 
 def test_what_a_fork_needs_stays_until_the_fork_goes(store: perdure.Store, clock: Clock) -> None:
-    store.set_retention(ttl=timedelta(days=30))
+    store.ops.set_retention(ttl=timedelta(days=30))
     saved = fill(store.thread("main"), 10)
     clock.days(20)
     fork = store.thread("main").fork(saved[5], name="fork")
     fill(fork, 2, start=100)
     clock.days(15)
     line = seen(store)["fork"]
-    done = store.compact()
+    done = store.ops.compact()
     assert (done.threads, done.checkpoints) == (1, 4)
     assert seen(store) == {"fork": line}
     sound(store)
     clock.days(30)
-    assert store.compact().checkpoints == 8
+    assert store.ops.compact().checkpoints == 8
     assert rows(store)["record"] == 0
 
 
 def test_a_fork_is_shortened_too(store: perdure.Store) -> None:
     saved = fill(store.thread("main"), 10)
     fill(store.thread("main").fork(saved[5], name="fork"), 2, start=100)
-    store.set_retention(keep_last=1)
-    foreseen = store.compact(dry_run=True)
-    done = store.compact()
+    store.ops.set_retention(keep_last=1)
+    foreseen = store.ops.compact(dry_run=True)
+    done = store.ops.compact()
     assert done.checkpoints == foreseen.checkpoints == 10
     assert (steps(store.thread("main")), steps(store.thread("fork"))) == ([9], [7])
     sound(store)
-    assert store.compact().checkpoints == 0
+    assert store.ops.compact().checkpoints == 0
 
 
 # --- pins
@@ -166,9 +167,9 @@ def test_a_pinned_checkpoint_stays_whatever_happens(store: perdure.Store, clock:
     assert thread.pin(saved[3], name="good") == pin
     assert thread.pin(name="newest").checkpoint == saved[11].id
     state = saved[3].state
-    store.set_retention(ttl=timedelta(days=1), keep_last=2)
+    store.ops.set_retention(ttl=timedelta(days=1), keep_last=2)
     clock.days(3)
-    done = store.compact()
+    done = store.ops.compact()
     assert (done.threads, done.held, done.checkpoints) == (0, 1, 9)
     assert steps(thread) == [11, 10]
     assert thread.load(saved[3]).state == state
@@ -176,10 +177,10 @@ def test_a_pinned_checkpoint_stays_whatever_happens(store: perdure.Store, clock:
     assert thread.load(saved[3]).state == state
     sound(store)
     with pytest.raises(perdure.Pinned, match="'good'"):
-        store.delete("a")
+        store.delete_thread("a")
     thread.unpin("good")
     thread.unpin("newest")
-    assert store.compact().threads == 1
+    assert store.ops.compact().threads == 1
     assert rows(store)["record"] == 0
 
 
@@ -203,7 +204,7 @@ def test_a_thread_with_pins_is_deleted_if_that_is_said(store: perdure.Store) -> 
     thread = store.thread("a")
     fill(thread, 3)
     thread.pin(name="x")
-    assert store.delete("a", force=True).removed == 3
+    assert store.delete_thread("a", force=True).removed == 3
     assert rows(store)["pin"] == 0
     sound(store)
 
@@ -215,7 +216,7 @@ def test_a_fork_keeps_what_it_has_pinned_of_its_origin(store: perdure.Store) -> 
     fork.prune(keep=1)
     store.thread("main").prune(keep=1)
     assert fork.load(saved[2]).state == saved[2].state
-    store.delete("main")
+    store.delete_thread("main")
     assert fork.load(saved[2]).state == saved[2].state
     sound(store)
 
@@ -287,10 +288,10 @@ def test_what_an_unfinished_run_saved_stays(store: perdure.Store, clock: Clock) 
     run = store.run(saves_and_asks, "here", "notes", id="asks")
     assert run.info().status == "waiting"
     fill(store.thread("notes"), 6)
-    store.set_retention(ttl=timedelta(days=1), keep_last=2)
+    store.ops.set_retention(ttl=timedelta(days=1), keep_last=2)
     clock.days(5)
-    assert store.compact(dry_run=True).held == 1
-    done = store.compact()
+    assert store.ops.compact(dry_run=True).held == 1
+    done = store.ops.compact()
     assert (done.threads, done.held, done.checkpoints) == (0, 1, 0)
     assert [one.note for one in store.thread("notes").history()][-1] == "first"
     store.answer("asks", "yes")
@@ -299,7 +300,7 @@ def test_what_an_unfinished_run_saved_stays(store: perdure.Store, clock: Clock) 
     tips = {one.note for one in store.thread("notes").branches()}
     assert "second" in tips
     clock.days(5)
-    assert store.compact().threads == 1
+    assert store.ops.compact().threads == 1
     sound(store)
 
 
@@ -308,13 +309,13 @@ def test_the_states_of_a_run_go_with_its_journal_and_not_before(store: perdure.S
     assert run.info().status == "waiting", run.result()
     assert len(steps(store.thread("run:r"))) > 3
     before = seen(store)
-    store.set_retention(ttl=1, keep_last=1)
+    store.ops.set_retention(ttl=1, keep_last=1)
     clock.days(400)
-    assert store.compact().threads == 0
+    assert store.ops.compact().threads == 0
     assert seen(store) == before
     store.answer("r", "yes")
     store.run(keeps_a_state, id="r").result()
-    store.compact()
+    store.ops.compact()
     assert "run:r" in seen(store)
     assert store.get_run("r").info().status == "done"
 
@@ -329,10 +330,10 @@ def test_a_dry_run_counts_runs_as_a_sweep_does(request: pytest.FixtureRequest) -
             store.fork("r1", at="1", id="open", keys="new")
             fork.result()
             store.run(keeps_a_state, id="waiting")
-            foreseen = store.compact(dry_run=True)
-            done = store.compact()
+            foreseen = store.ops.compact(dry_run=True)
+            done = store.ops.compact()
             assert foreseen.runs == done.runs == 4  # r0, r2, the fork, and its fork; r1's fork still runs
-            assert store.compact(dry_run=True).runs == store.compact().runs == 0
+            assert store.ops.compact(dry_run=True).runs == store.ops.compact().runs == 0
 
 
 @perdure.durable(name="retention.plain")
@@ -356,17 +357,17 @@ def scene(store: perdure.Store, clock: Clock) -> None:
     fill(store.thread("new"), 12)
     fill(store.thread("mine"), 12)
     store.thread("mine").set_retention(keep_last=7)
-    store.set_retention(ttl=timedelta(days=30), keep_last=3)
+    store.ops.set_retention(ttl=timedelta(days=30), keep_last=3)
 
 
 def test_a_dry_run_writes_nothing_and_tells_the_truth(store: perdure.Store, clock: Clock) -> None:
     scene(store, clock)
     before, counted = seen(store), rows(store)
-    foreseen = store.compact(dry_run=True)
+    foreseen = store.ops.compact(dry_run=True)
     assert (seen(store), rows(store)) == (before, counted)
     assert foreseen.dry_run
     assert foreseen.bytes_after < foreseen.bytes_before
-    done = store.compact()
+    done = store.ops.compact()
     assert (foreseen.threads, foreseen.checkpoints, foreseen.runs, foreseen.held, foreseen.expired) == (
         done.threads,
         done.checkpoints,
@@ -378,14 +379,14 @@ def test_a_dry_run_writes_nothing_and_tells_the_truth(store: perdure.Store, cloc
     assert done.held == 1
     assert not done.dry_run
     sound(store)
-    again = store.compact(dry_run=True)
+    again = store.ops.compact(dry_run=True)
     assert (again.threads, again.checkpoints) == (0, 0)
 
 
 def test_progress_counts_threads(store: perdure.Store, clock: Clock) -> None:
     scene(store, clock)
     told: list[tuple[int, int]] = []
-    store.compact(progress=lambda done, total: told.append((done, total)))
+    store.ops.compact(progress=lambda done, total: told.append((done, total)))
     assert told[-1][0] == told[-1][1] == 8
     assert told == sorted(told)
 
@@ -396,16 +397,16 @@ def test_vacuum_gives_space_back(tmp_path: Path) -> None:
         thread = store.thread("a")
         for number in range(300):
             thread.save({"n": number, "text": text(number, 3000)})
-        store.set_retention(keep_last=1)
+        store.ops.set_retention(keep_last=1)
         size = path.stat().st_size
-        done = store.compact()
+        done = store.ops.compact()
         assert done.bytes_after < done.bytes_before
-        store.compact(vacuum=True)
+        store.ops.compact(vacuum=True)
         assert path.stat().st_size < size / 2
 
 
 def test_a_worker_does_it_daily(store: perdure.Store, clock: Clock) -> None:
-    store.set_retention(ttl=timedelta(days=30))
+    store.ops.set_retention(ttl=timedelta(days=30))
     fill(store.thread("old"), 3)
     clock.days(31)
     worker = perdure.Worker(store, [saves_nothing], poll_s=0.01)
@@ -424,9 +425,9 @@ def test_a_large_store_is_gone_through_in_pages(
         saved = fill(store.thread(f"t{number}"), 3)
         for fork in range(number % 4):
             fill(store.thread(f"t{number}").fork(saved[1], name=f"t{number}-{fork}"), 1)
-    store.set_retention(ttl=timedelta(days=1))
+    store.ops.set_retention(ttl=timedelta(days=1))
     clock.days(2)
-    foreseen = store.compact(dry_run=True)
-    done = store.compact()
+    foreseen = store.ops.compact(dry_run=True)
+    done = store.ops.compact()
     assert (foreseen.threads, foreseen.checkpoints) == (done.threads, done.checkpoints) == (16, 30)
     assert seen(store) == {}

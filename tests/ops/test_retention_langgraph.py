@@ -71,16 +71,16 @@ def test_a_graph_that_waits_for_a_person_does_not_expire(
     waits, done = graph_of(saver, asks), graph_of(saver, adds)
     waits.invoke({"total": 1}, at("waits"))
     done.invoke({"total": 1}, at("done"))
-    store.set_retention(ttl=timedelta(days=1), keep_last=1)
+    store.ops.set_retention(ttl=timedelta(days=1), keep_last=1)
     clock.days(3)
-    foreseen = store.compact(dry_run=True)
-    found = store.compact()
+    foreseen = store.ops.compact(dry_run=True)
+    found = store.ops.compact()
     assert (found.threads, found.held, found.expired) == (1, 1, ("done",))
     assert (foreseen.threads, foreseen.held, foreseen.checkpoints) == (1, 1, found.checkpoints)
     assert waits.invoke(Command(resume=4), at("waits"))["total"] == 5
     sound(store)
     clock.days(3)
-    assert store.compact().threads == 1
+    assert store.ops.compact().threads == 1
 
 
 @perdure.effect(name="retention.graph.book")
@@ -98,9 +98,9 @@ def test_a_task_in_doubt_holds_its_thread_as_it_is(store: perdure.Store, saver: 
     with pytest.raises(perdure.InDoubt):
         graph.invoke({"total": 1}, at("doubt"))
     count = len(list(graph.get_state_history(at("doubt"))))
-    store.set_retention(ttl=timedelta(days=1), keep_last=1)
+    store.ops.set_retention(ttl=timedelta(days=1), keep_last=1)
     clock.days(3)
-    found = store.compact()
+    found = store.ops.compact()
     assert (found.threads, found.held, found.checkpoints) == (0, 1, 0)
     assert len(list(graph.get_state_history(at("doubt")))) == count
     assert len(store.asks()) == 1
@@ -111,10 +111,10 @@ def test_a_thread_takes_the_tasks_of_its_graph_with_it(store: perdure.Store, sav
     graph = graph_of(saver, counts)
     graph.invoke({"total": 1}, at("t"))
     assert len(store.runs(tasks=True)) == 1
-    store.set_retention(ttl=timedelta(days=1))
+    store.ops.set_retention(ttl=timedelta(days=1))
     clock.days(3)
-    foreseen = store.compact(dry_run=True)
-    found = store.compact()
+    foreseen = store.ops.compact(dry_run=True)
+    found = store.ops.compact()
     assert (found.threads, found.runs) == (foreseen.threads, foreseen.runs) == (1, 1)
     assert store.runs(tasks=True) == []
     sound(store)
@@ -137,8 +137,8 @@ def test_delta_channels_are_still_rebuilt(store: perdure.Store, saver: PerdureSa
     for number in range(6):
         graph.invoke({"messages": [HumanMessage(f"question {number}")]}, at("t"))
     before = [message.content for message in graph.get_state(at("t")).values["messages"]]
-    store.set_retention(keep_last=1)
-    store.compact()
+    store.ops.set_retention(keep_last=1)
+    store.ops.compact()
     sound(store)
     assert [message.content for message in graph.get_state(at("t")).values["messages"]] == before
     graph.invoke({"messages": [HumanMessage("one more")]}, at("t"))
@@ -152,8 +152,8 @@ def test_keep_last_counts_the_threads_own_line(store: perdure.Store, saver: Perd
     graph = graph_of(saver, node, MessagesState)
     for number in range(5):
         graph.invoke({"messages": [HumanMessage(f"question {number}")]}, at("t"))
-    store.set_retention(keep_last=2)
-    assert store.compact().checkpoints > 0
+    store.ops.set_retention(keep_last=2)
+    assert store.ops.compact().checkpoints > 0
     assert len(list(graph.get_state_history(at("t")))) == 2
     assert len(list(store.thread("t").history())) == 2
     assert len(graph.invoke({"messages": []}, at("t"))["messages"]) == 11
@@ -202,7 +202,7 @@ def test_an_erased_checkpoint_is_unknown_to_the_graph(store: perdure.Store, save
     thread.erase(newest)
     assert graph.get_state(at("t")).config != newest
     sound(store)
-    store.erase("t")
+    store.ops.erase("t")
     assert graph.get_state(at("t")).values == {}
 
 
@@ -225,4 +225,4 @@ def test_a_checkpoint_that_others_are_rebuilt_from_is_not_erased(store: perdure.
 
 def test_tables_that_no_graph_uses_cost_nothing(tmp_path: Path) -> None:
     with perdure.open(str(tmp_path / "a.db")) as store:
-        assert store.compact() == perdure.Compacted(0, 0, 0, 0, 0, 0, 0, 0)
+        assert store.ops.compact() == perdure.Compacted(0, 0, 0, 0, 0, 0, 0, 0)

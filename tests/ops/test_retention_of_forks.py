@@ -50,18 +50,18 @@ def forked_at_head(store: perdure.Store, count: int = 10) -> tuple[perdure.Threa
 def test_the_stores_keep_last_shortens_a_fork_at_the_head_and_its_source(store: perdure.Store) -> None:
     thread, fork = forked_at_head(store)
     before = hashes(store)
-    store.set_retention(keep_last=3)
-    foreseen, done = store.compact(dry_run=True), store.compact()
+    store.ops.set_retention(keep_last=3)
+    foreseen, done = store.ops.compact(dry_run=True), store.ops.compact()
     assert (foreseen.checkpoints, foreseen.shared) == (done.checkpoints, done.shared) == (7, 0)
     assert steps(thread) == steps(fork) == [9, 8, 7]
     sound(store)
     assert all(before[key] == found for key, found in hashes(store).items())
     generation = query(store, "SELECT max(generation) FROM thread")
-    assert store.compact().checkpoints == 0
+    assert store.ops.compact().checkpoints == 0
     assert query(store, "SELECT max(generation) FROM thread") == generation  # writers noticed nothing
     fill(thread, 3, start=10)
     fill(fork, 1, start=20)
-    assert store.compact().checkpoints == 1  # what neither of them keeps
+    assert store.ops.compact().checkpoints == 1  # what neither of them keeps
     assert (steps(thread), steps(fork)) == ([12, 11, 10, 9, 8], [10, 9, 8])
     sound(store)
 
@@ -71,17 +71,17 @@ def test_a_fork_without_a_rule_keeps_the_line_and_the_answer_says_so(
 ) -> None:
     thread, fork = forked_at_head(store)
     thread.set_retention(keep_last=3)
-    foreseen, done = store.compact(dry_run=True), store.compact()
+    foreseen, done = store.ops.compact(dry_run=True), store.ops.compact()
     assert (foreseen.checkpoints, foreseen.shared) == (done.checkpoints, done.shared) == (0, 7)
     assert len(steps(thread)) == len(steps(fork)) == 10
     main(["compact", "--dry-run", "--store", url])
     assert "checkpoints beyond keep_last that forks keep" in capsys.readouterr().out
     fork.set_retention(keep_last=5)  # now it has one: the longer of the two holds for what they share
-    foreseen, done = store.compact(dry_run=True), store.compact()
+    foreseen, done = store.ops.compact(dry_run=True), store.ops.compact()
     assert (foreseen.checkpoints, foreseen.shared) == (done.checkpoints, done.shared) == (5, 2)
     assert steps(thread) == steps(fork) == [9, 8, 7, 6, 5]
-    store.delete("fork")
-    assert store.compact().checkpoints == 2
+    store.delete_thread("fork")
+    assert store.ops.compact().checkpoints == 2
     assert steps(thread) == [9, 8, 7]
     sound(store)
 
@@ -89,10 +89,10 @@ def test_a_fork_without_a_rule_keeps_the_line_and_the_answer_says_so(
 def test_a_forks_rule_does_not_reach_its_source(store: perdure.Store) -> None:
     thread, fork = forked_at_head(store)
     fork.set_retention(keep_last=2)
-    assert store.compact().checkpoints == 0
+    assert store.ops.compact().checkpoints == 0
     assert len(steps(thread)) == 10
     fill(fork, 4, start=20)
-    assert store.compact().checkpoints == 2
+    assert store.ops.compact().checkpoints == 2
     assert len(steps(thread)) == 10
     sound(store)
 
@@ -111,8 +111,8 @@ def test_what_an_unfinished_run_saved_to_a_fork_stays(store: perdure.Store, url:
     _stores[url] = store
     store.run(saves_to_fork, url, id="r")
     fill(fork, 5, start=30)
-    store.set_retention(keep_last=2)
-    foreseen, done = store.compact(dry_run=True), store.compact()
+    store.ops.set_retention(keep_last=2)
+    foreseen, done = store.ops.compact(dry_run=True), store.ops.compact()
     assert foreseen.checkpoints == done.checkpoints
     assert steps(thread) == [9, 8]
     assert "first" in [one.note for one in fork.history()]
@@ -130,8 +130,8 @@ def test_a_copy_of_a_graphs_thread_is_shortened_with_it(store: perdure.Store, ur
         for _ in range(4):
             graph.invoke({"total": 1}, at("main"))
         saver.copy_thread("main", "copy")
-        store.set_retention(keep_last=2)
-        assert store.compact().checkpoints == 10
+        store.ops.set_retention(keep_last=2)
+        assert store.ops.compact().checkpoints == 10
         assert query(store, "SELECT count(*) FROM label") == [(4,)]
         sound(store)
         for name in ("main", "copy"):
@@ -162,7 +162,7 @@ def test_a_dry_run_tells_the_truth_and_every_thread_keeps_its_own(
                 store.thread(name).set_retention(keep_last=chance.randrange(1, 6))
         lines = {name: [one.id for one in store.thread(name).history()] for name in names}
         states = {name: [one.state for one in store.thread(name).history()] for name in names}
-        foreseen, done = store.compact(dry_run=True), store.compact()
+        foreseen, done = store.ops.compact(dry_run=True), store.ops.compact()
         assert (foreseen.checkpoints, foreseen.shared) == (done.checkpoints, done.shared)
         sound(store)
         for name in names:
@@ -171,7 +171,7 @@ def test_a_dry_run_tells_the_truth_and_every_thread_keeps_its_own(
             assert left == lines[name][: len(left)]
             assert len(left) >= min(len(lines[name]), keep if keep is not None else len(lines[name]))
             assert [one.state for one in store.thread(name).history()] == states[name][: len(left)]
-        assert store.compact().checkpoints == 0
+        assert store.ops.compact().checkpoints == 0
         for name in names:
             fill(store.thread(name), 1, start=90)
         sound(store)

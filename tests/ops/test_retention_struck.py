@@ -59,7 +59,7 @@ def prepare(store: perdure.Store, clock: Clock) -> None:
     fill(store.thread("main").fork(saved[4], name="fork"), 3, start=30)
     fill(store.thread("new"), 6)
     store.run(asks, id="asks")
-    store.set_retention(ttl=timedelta(days=30), keep_last=2)
+    store.ops.set_retention(ttl=timedelta(days=30), keep_last=2)
 
 
 def live(store: perdure.Store) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def live(store: perdure.Store) -> dict[str, Any]:
 def test_struck_anywhere_it_goes_on_the_next_time(pair: Pair) -> None:
     plain, struck = pair.scene()
     before = live(plain)
-    expected = struck.compact()
+    expected = struck.ops.compact()
     assert (expected.threads, expected.held) == (2, 1)
     after = seen(plain)
 
@@ -80,22 +80,22 @@ def test_struck_anywhere_it_goes_on_the_next_time(pair: Pair) -> None:
         now = live(plain)
         for name in ("fork", "new", "pinned", "run:asks"):  # what is live is there at any moment
             assert now[name] == before[name], f"{name} has lost something at {point}"
-        struck.compact()
+        struck.ops.compact()
         assert seen(plain) == after
         sound(plain)
         tenant = plain._context.known_tenant
         assert query(plain, "SELECT count(*) FROM sweep WHERE tenant = :t", t=tenant) == [(0,)]
-        again = plain.compact(dry_run=True)
+        again = plain.ops.compact(dry_run=True)
         assert (again.threads, again.checkpoints) == (0, 0)
 
-    assert struck_everywhere(pair.scene, lambda scene: scene[1].compact(), pair.hook, check) > 20
+    assert struck_everywhere(pair.scene, lambda scene: scene[1].ops.compact(), pair.hook, check) > 20
 
 
 def test_a_dry_run_that_is_struck_has_changed_nothing(pair: Pair) -> None:
     def check(scene: tuple[perdure.Store, perdure.Store], point: int) -> None:
-        assert scene[0].compact(dry_run=True).threads == 2
+        assert scene[0].ops.compact(dry_run=True).threads == 2
 
-    struck_everywhere(pair.scene, lambda scene: scene[1].compact(dry_run=True), pair.hook, check)
+    struck_everywhere(pair.scene, lambda scene: scene[1].ops.compact(dry_run=True), pair.hook, check)
 
 
 @pytest.mark.parametrize("where", PLACES)
@@ -107,7 +107,7 @@ def test_readers_and_writers_go_on_beside_it(request: pytest.FixtureRequest, whe
         pinned = store.thread("a").head()
         assert pinned is not None
         store.thread("a").pin(pinned, name="p")
-        store.set_retention(keep_last=3)
+        store.ops.set_retention(keep_last=3)
         stop, problems = threading.Event(), []
         written = {"a": 20, "b": 20}
 
@@ -134,13 +134,13 @@ def test_readers_and_writers_go_on_beside_it(request: pytest.FixtureRequest, whe
         for thread in threads:
             thread.start()
         for _ in range(15):
-            store.compact()
+            store.ops.compact()
         stop.set()
         for thread in threads:
             thread.join()
         assert problems == []
         before = hashes(store)
-        store.compact()
+        store.ops.compact()
         assert all(before[key] == found for key, found in hashes(store).items())
         for name, count in written.items():
             assert [one.state["n"] for one in store.thread(name).history()] == [count - 1, count - 2, count - 3]
@@ -155,7 +155,7 @@ def test_two_compactions_at_once(request: pytest.FixtureRequest, where: str) -> 
     with opened(url, clock) as one, opened(url, clock) as two:
         prepare(one, clock)
         results: list[perdure.Compacted] = []
-        threads = [threading.Thread(target=lambda s=s: results.append(s.compact())) for s in (one, two, one)]
+        threads = [threading.Thread(target=lambda s=s: results.append(s.ops.compact())) for s in (one, two, one)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -163,4 +163,4 @@ def test_two_compactions_at_once(request: pytest.FixtureRequest, where: str) -> 
         assert len(results) == 3
         assert sum(result.threads for result in results) == 2
         sound(one)
-        assert one.compact(dry_run=True).checkpoints == 0
+        assert one.ops.compact(dry_run=True).checkpoints == 0

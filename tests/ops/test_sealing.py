@@ -58,7 +58,7 @@ def test_everything_comes_back(url: str) -> None:
         assert thread.load().state == state
         assert [(point.id, point.note, point.metadata) for point in thread.history()] == history
         assert store.get_run("trip").result().startswith(CANARY)
-        assert store.verify().ok
+        assert store.ops.verify().ok
 
 
 def test_threads_are_found_by_metadata_without_storing_it(url: str) -> None:
@@ -90,7 +90,7 @@ def test_without_the_right_key_nothing_is_read_or_written(url: str, keys: Any) -
             lambda: store.threads(),
             lambda: store.run(travel, "x", id="new"),
             lambda: store.get_run("trip").result(timeout_s=1),
-            lambda: store.verify(),
+            lambda: store.ops.verify(),
         ]
         for call in calls:
             with pytest.raises(KeyMissing) as caught:
@@ -185,7 +185,7 @@ def test_swapped_cells_are_found(url: str, table: str, column: str) -> None:
         with pytest.raises(Damaged):
             store.thread("a").load(points[-1], strict=True)
         assert store.thread("a").load(points[0]).state["n"] == 0
-        assert not store.verify().ok
+        assert not store.ops.verify().ok
 
 
 @pytest.mark.parametrize("cut", [1, 8, 30])
@@ -199,7 +199,7 @@ def test_cells_that_were_cut_short_are_found(url: str, table: str, column: str, 
     with opened(url) as store:
         with pytest.raises(Damaged):
             store.thread("a").load(points[-1], strict=True)
-        assert not store.verify().ok
+        assert not store.ops.verify().ok
 
 
 @pytest.mark.parametrize("at", [3, 12, 25, -1], ids=["key", "nonce", "text", "tag"])
@@ -213,7 +213,7 @@ def test_a_changed_byte_is_found(url: str, at: int) -> None:
     with opened(url) as store:
         with pytest.raises(Damaged):
             store.thread("a").load(points[-1], strict=True)
-        assert not store.verify().ok
+        assert not store.ops.verify().ok
 
 
 def test_an_old_state_that_was_put_back_is_found(url: str) -> None:
@@ -225,7 +225,7 @@ def test_an_old_state_that_was_put_back_is_found(url: str) -> None:
     with opened(url) as store:
         with pytest.raises(Damaged):
             store.thread("a").load(points[-1], strict=True)
-        assert not store.verify().ok
+        assert not store.ops.verify().ok
 
 
 def test_a_head_that_was_moved_back_is_found(url: str) -> None:
@@ -235,7 +235,7 @@ def test_a_head_that_was_moved_back_is_found(url: str) -> None:
     [(first,)] = raw("SELECT min(id) FROM record")
     raw("UPDATE thread SET head = ?", (first,))
     with opened(url) as store:
-        assert not store.verify().ok
+        assert not store.ops.verify().ok
 
 
 def test_an_old_note_that_was_put_back_is_found(url: str) -> None:
@@ -266,7 +266,7 @@ def test_cells_of_runs_that_were_moved_are_found(url: str, table: str, column: s
     [(own,)] = raw(f"SELECT {column} FROM {table} WHERE {where} LIMIT 1")
     raw(f"UPDATE {table} SET {column} = ? WHERE {where}", (moved[0][0] if moved else own[:-1] + bytes((own[-1] ^ 1,)),))
     with opened(url) as store:
-        assert not store.verify().ok
+        assert not store.ops.verify().ok
         with pytest.raises((RunError, Damaged), match=r"damaged|not open|cannot be read|add up"):
             looked(store)
 
@@ -290,7 +290,7 @@ def test_an_answer_to_one_question_does_not_open_as_that_of_another(url: str) ->
     with opened(url) as store:
         with pytest.raises(PerdureError):
             store.asks(all=True)
-        assert not store.verify().ok
+        assert not store.ops.verify().ok
 
 
 def test_large_results_are_encrypted_too(url: str) -> None:
@@ -349,7 +349,7 @@ def test_a_worker_of_all_tenants_passes_over_those_it_has_no_key_for(url: str) -
         assert {run.status for run in acme.runs()} == {"queued"}
         perdure.Worker(acme).run(until_idle=True)
         assert {acme.get_run(f"a{number}").result() for number in range(8)} == {"A"}
-        assert acme.verify().ok
+        assert acme.ops.verify().ok
     assert_sealed(Raw(url))
 
 

@@ -290,7 +290,7 @@ def test_a_new_key_of_a_provider_comes_into_use_by_itself(url: str) -> None:
         keys.keys_for = lambda tenant: Keys(NEW, [OLD])  # type: ignore[method-assign]
         clock.now += 2 * keys.refresh_s
         thread.save({"n": 2})
-        [(current, _), (newest, _)] = [(info.current, info.id) for info in store.list_keys()]
+        [(current, _), (newest, _)] = [(info.current, info.id) for info in store.ops.list_keys()]
         assert (current, newest) == (False, True)
         assert thread.load().state == {"n": 2}
 

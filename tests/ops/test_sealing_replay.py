@@ -59,12 +59,12 @@ def test_a_threads_older_row_gives_the_older_state_unless_its_hash_is_forgotten(
         thread.save({"n": 2})
     before.put_back(["head"])
     with opened(url) as store:
-        assert not store.verify().ok, "only the head: noticed"
+        assert not store.ops.verify().ok, "only the head: noticed"
         with pytest.raises(Damaged):
             store.thread("a").load(strict=True)
     before.put_back()
     with opened(url) as store:
-        assert store.verify().ok, "the whole row: not noticed"
+        assert store.ops.verify().ok, "the whole row: not noticed"
         assert store.thread("a").load().state == {"n": 1}
 
 
@@ -84,7 +84,7 @@ def test_a_checkpoints_row_and_body_are_what_was_saved_or_an_error(url: str) -> 
             try:
                 assert store.thread("a").load(strict=True).state == state
             except PerdureError:
-                assert not store.verify().ok
+                assert not store.ops.verify().ok
 
 
 def test_older_metadata_of_a_thread_is_noticed_by_verify_unless_its_tags_are_older_too(url: str) -> None:
@@ -94,16 +94,16 @@ def test_older_metadata_of_a_thread_is_noticed_by_verify_unless_its_tags_are_old
         before = Rows(raw, "thread", ("tenant", "thread"))
         [(tag,)] = raw("SELECT value FROM tag")
         store.thread("a", metadata={"role": "guest"}).save({"n": 2})
-        assert store.verify().ok
+        assert store.ops.verify().ok
     before.put_back(["metadata"])
     with opened(url) as store:
         assert store.threads()[0].metadata == {"role": "admin"}
         assert store.threads(where={"role": "admin"}) == [], "its tags are rows of their own"
-        assert [problem.what for problem in store.verify().problems] == ["its metadata is not what it is found by"]
+        assert [problem.what for problem in store.ops.verify().problems] == ["its metadata is not what it is found by"]
     raw("UPDATE tag SET value = ?", (tag,))
     with opened(url) as store:
         assert store.threads(where={"role": "admin"}) != []
-        assert store.verify().ok, "not noticed"
+        assert store.ops.verify().ok, "not noticed"
 
 
 def test_a_langgraph_id_that_was_put_twice_can_be_pointed_at_the_first(url: str) -> None:
@@ -146,7 +146,7 @@ def test_a_pending_write_of_another_channel_task_or_checkpoint_is_noticed(url: s
         with opened(url) as store:
             with pytest.raises(Damaged):
                 PerdureSaver(store).get_tuple(stored)
-            assert not store.verify().ok
+            assert not store.ops.verify().ok
         kept.put_back()
 
 
@@ -179,7 +179,7 @@ def test_a_runs_older_row_without_its_older_journal_is_noticed(url: str) -> None
         assert store.run(count, 1, id="r").result() == "yes"
     before.put_back()
     with opened(url) as store:
-        assert not store.verify().ok
+        assert not store.ops.verify().ok
         with pytest.raises(JournalDamaged):
             store.get_run("r").steps()
 
@@ -199,7 +199,7 @@ def test_a_runs_older_row_with_its_older_journal_is_not_noticed(url: str) -> Non
     raw("DELETE FROM run_value WHERE sort = 'outcome'")
     raw("DELETE FROM answer")
     with opened(url) as store:
-        assert store.verify().ok
+        assert store.ops.verify().ok
         store.answer("r", "no")
         assert store.run(count, 1, id="r").result() == "no"
 
@@ -217,7 +217,7 @@ def test_an_entry_or_an_outcome_of_another_run_is_noticed(url: str, table: str) 
     [(cell,)] = raw(f"SELECT {column} FROM {table} WHERE run = ? AND {more}", (two,))
     raw(f"UPDATE {table} SET {column} = ? WHERE run = ? AND {more}", (cell, one))
     with opened(url) as store:
-        assert not store.verify().ok
+        assert not store.ops.verify().ok
         with pytest.raises(PerdureError):
             store.get_run("r1").steps() if table == "journal" else store.get_run("r1").result()
 
@@ -234,7 +234,7 @@ def test_the_arguments_of_another_run_are_noticed(url: str, with_digest: bool) -
     if with_digest:
         raw.swap("run", "input", "run", bob, eve)
     with opened(url) as store:
-        assert not store.verify().ok
+        assert not store.ops.verify().ok
         store.start(pay, 1, id="to-carol")
         perdure.Worker(store, [pay]).run(until_idle=True)
         assert store.get_run("to-carol").result() == 1, "a damaged run holds up no other"
@@ -251,10 +251,10 @@ def test_a_repair_lets_a_thread_be_found_by_what_its_metadata_says(url: str) -> 
         store.thread("b", metadata={"role": "guest"}).save({})
         [(guest,)] = raw("SELECT value FROM tag JOIN thread ON thread.thread = tag.thread WHERE name = 'b'")
         raw("UPDATE tag SET value = ? WHERE thread = (SELECT thread FROM thread WHERE name = 'a')", (guest,))
-        assert not store.verify().ok
+        assert not store.ops.verify().ok
     done = perdure.repair(url, in_place=True, keys=OLD)
     with opened(url) as store:
-        assert store.verify().ok, done
+        assert store.ops.verify().ok, done
         assert [info.name for info in store.threads(where={"role": "admin"})] == ["a"]
 
 
@@ -291,7 +291,7 @@ def test_an_entry_can_be_removed_by_somebody_who_saw_it_being_written(url: str) 
         left = (digest - (after - before)) % (1 << 62)
         raw("UPDATE run SET entries = entries - 1, digest = ?", (left,))
     with opened(url) as store:
-        assert store.verify().ok
+        assert store.ops.verify().ok
         store.answer("r", "yes")
         assert store.run(watched_run, id="r").result() == "yes"
         assert len(seen) == 3, "the step was run again"
@@ -333,7 +333,7 @@ def test_arguments_of_a_run_that_began_anew_are_bound_to_it(url: str) -> None:
     [(first,)] = raw("SELECT value FROM run_value WHERE run = ? AND sort = 'args'", (one,))
     raw("UPDATE run_value SET value = ? WHERE run = ? AND sort = 'args'", (first, two))
     with opened(url) as store:
-        assert not store.verify().ok
+        assert not store.ops.verify().ok
 
 
 @perdure.durable(name="sealing_replay.deciding")
@@ -364,7 +364,7 @@ def test_messages_and_answers_of_another_run_are_noticed(url: str) -> None:
         numbers = {name: run for run, name in raw("SELECT run, id FROM run")}
         raw.swap("signal", "value", "run", numbers["listening-a"], numbers["listening-b"])
         raw.swap("answer", "value", "run", numbers["deciding-a"], numbers["deciding-b"])
-        wrong = {problem.run for problem in store.verify().problems}
+        wrong = {problem.run for problem in store.ops.verify().problems}
         assert wrong == {"listening-a", "listening-b", "deciding-a", "deciding-b"}
         for name in ("a", "b"):
             with pytest.raises(PerdureError):

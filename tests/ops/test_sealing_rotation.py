@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 from collections.abc import Callable
@@ -57,7 +58,7 @@ def test_rotation_encrypts_everything_anew_and_changes_nothing(url: str) -> None
         before = all_of(store)
     with opened(url, [NEW, OLD]) as store:
         calls: list[tuple[int, int]] = []
-        done = store.rotate_keys(progress=lambda *call: calls.append(call))
+        done = store.ops.rotate_keys(progress=lambda *call: calls.append(call))
         assert done.key == key_id(NEW).hex()
         assert done.rows == calls[-1][0] == calls[-1][1] > 40
         assert done.waiting == (key_id(OLD).hex(),), "a writer may not have heard of it yet"
@@ -66,11 +67,14 @@ def test_rotation_encrypts_everything_anew_and_changes_nothing(url: str) -> None
         assert again.rows == 0
         assert again.retired == (key_id(OLD).hex(),)
         assert rotated(store).retired == ()
-        assert [(info.current, info.retired_at is None) for info in store.list_keys()] == [(False, False), (True, True)]
+        assert [(i.current, i.retired_at is None) for i in store.ops.list_keys()] == [
+            (False, False),
+            (True, True),
+        ]
     with opened(url, NEW) as store:
         assert all_of(store) == before
-        assert store.verify().ok
-        assert [info.given for info in store.list_keys()] == [False, True]
+        assert store.ops.verify().ok
+        assert [info.given for info in store.ops.list_keys()] == [False, True]
         user = before[0][1]["user"]
         assert [info.name for info in store.threads(where={"user": user})] == [before[0][0]], "the index stays"
     with opened(url, OLD) as store, pytest.raises(KeyMissing):
@@ -81,8 +85,8 @@ async def test_rotation_in_async_code(url: str) -> None:
     async with opened(url) as store:
         await store.thread("a").asave({"n": 1})
     async with opened(url, [NEW, OLD]) as store:
-        assert (await store.arotate_keys()).rows > 0
-        assert len(await store.alist_keys()) == 2
+        assert (await asyncio.to_thread(store.ops.rotate_keys)).rows > 0
+        assert len(await asyncio.to_thread(store.ops.list_keys)) == 2
     async with opened(url, NEW) as store:
         assert (await store.thread("a").aload()).state == {"n": 1}
 
@@ -93,14 +97,14 @@ def test_what_was_stored_without_keys_is_encrypted(url: str) -> None:
         fill_langgraph(store)
         before = all_of(store)
         with pytest.raises(UsageError, match="without keys"):
-            store.encrypt()
+            store.ops.encrypt()
     with opened(url) as store:
         with pytest.raises(NotEncrypted):
-            store.rotate_keys()
-        assert store.encrypt().rows > 40
-        assert store.encrypt().rows == 0
+            store.ops.rotate_keys()
+        assert store.ops.encrypt().rows > 40
+        assert store.ops.encrypt().rows == 0
         assert all_of(store) == before
-        assert store.verify().ok
+        assert store.ops.verify().ok
         assert [info.name for info in store.threads(where={"user": before[0][1]["user"]})] == [before[0][0]]
         store.thread("alice").save({"n": "more"}, note=CANARY)
     raw = Raw(url)
@@ -115,9 +119,9 @@ def test_a_note_that_looks_encrypted_is_encrypted_all_the_same(url: str) -> None
     with opened(url, None) as store:
         store.thread("a").save({"n": 1}, note=note)
     with opened(url) as store:
-        store.encrypt()
+        store.ops.encrypt()
         assert store.thread("a").load().note == note
-        assert store.verify().ok
+        assert store.ops.verify().ok
 
 
 # --- under writers and readers
@@ -169,7 +173,7 @@ def test_rotation_under_writers_and_readers_loses_nothing(url: str, soon: None) 
                 ended.wait(0.01)
             keys.keys = (newer, *keys.keys)
             with opened(url, keys) as rotator:
-                rotator.rotate_keys()
+                rotator.ops.rotate_keys()
             saved_before = {name: len(numbers) for name, numbers in saved.items()}
             while any(len(saved[name]) < saved_before[name] + 5 for name in saved_before) and not problems:
                 ended.wait(0.01)
@@ -186,7 +190,7 @@ def test_rotation_under_writers_and_readers_loses_nothing(url: str, soon: None) 
         for name, numbers in saved.items():
             states = [point.state["n"] for point in store.thread(name).history()]
             assert states[::-1] == numbers
-        assert store.verify().ok
+        assert store.ops.verify().ok
 
 
 def test_who_has_only_the_old_key_stops_writing_with_it(url: str, soon: None) -> None:
@@ -194,7 +198,7 @@ def test_who_has_only_the_old_key_stops_writing_with_it(url: str, soon: None) ->
         thread = stale.thread("a")
         thread.save({"n": 1})
         with opened(url, [NEW, OLD]) as store:
-            store.rotate_keys()
+            store.ops.rotate_keys()
         saved = [1]
 
         def go_on() -> None:
@@ -218,7 +222,7 @@ def test_a_reader_meets_a_key_that_came_into_use_a_moment_ago(url: str) -> None:
         assert reader.threads()
         keys.keys = (NEW, OLD)
         with opened(url, keys) as store:
-            store.rotate_keys()
+            store.ops.rotate_keys()
             store.thread("a").save({"n": 2}, note="two")
         # It relies on what it knew for a second; every statement finds the new key by itself.
         assert [info.name for info in reader.threads()] == ["a"]
@@ -232,7 +236,7 @@ async def test_an_async_reader_meets_a_key_that_came_into_use_a_moment_ago(url: 
         await reader.thread("a").asave({"n": 1})
         keys.keys = (NEW, OLD)
         async with opened(url, keys) as store:
-            await store.arotate_keys()
+            await asyncio.to_thread(store.ops.rotate_keys)
         assert [info.name for info in await reader.athreads()] == ["a"]
         assert (await reader.thread("a").aload()).state == {"n": 1}
 
@@ -259,7 +263,7 @@ def test_a_rotation_that_is_overtaken_by_another_stops(url: str) -> None:
         for _ in range(6):  # it has begun
             transaction = flow.send(store._context.driver.run(transaction))
         with opened(url, [OTHER, NEW, OLD]) as newer:
-            newer.rotate_keys()
+            newer.ops.rotate_keys()
             newer.thread("a").save({"n": 2})
 
         def go_on() -> None:
@@ -336,10 +340,10 @@ def test_killed_at_every_statement_it_is_gone_on_with(url: str, plain: bool) -> 
             hook.arm(None)
             if not plain:  # nothing is lost in between
                 assert all_of(store) == expected
-                assert store.verify().ok
+                assert store.ops.verify().ok
             rotated(store, plain=plain)
             assert all_of(store) == expected
-            assert store.verify().ok
+            assert store.ops.verify().ok
             assert all_of(alone.tenant(name)) == expected
             if finished:
                 break
@@ -366,7 +370,7 @@ def test_sigkill_in_the_middle_loses_nothing(url: str) -> None:
                 assert all_of(store) == before
         with opened(url, [NEW, OLD]) as store:
             rotated(store)
-            assert store.verify().ok
+            assert store.ops.verify().ok
     with opened(url, NEW) as store:
         assert all_of(store) == before
     assert_sealed(Raw(url), key_id(NEW))
@@ -381,8 +385,8 @@ def test_a_key_file_is_read_again_when_it_has_changed(url: str, tmp_path: Path) 
     with opened(url, KeyFile(file.path)) as store:
         store.thread("a").save({"n": 1})
         second = file.new("default")
-        assert store.rotate_keys().key == second
-        assert [info.id for info in store.list_keys()] == [first, second]
+        assert store.ops.rotate_keys().key == second
+        assert [info.id for info in store.ops.list_keys()] == [first, second]
         assert rotated(store).retired == (first,)
         file.remove("default", first)
         assert store.thread("a").load().state == {"n": 1}

@@ -96,7 +96,7 @@ def test_a_rotated_away_key_is_not_shown_either(url: str) -> None:
     with opened(url) as store:
         store.thread("a").save({"n": 1})
     with opened(url, [NEW, OLD]) as store:
-        store.rotate_keys()
+        store.ops.rotate_keys()
     with opened(url, OLD) as store:
         with pytest.raises(KeyMissing) as caught:
             store.thread("a").load()

@@ -153,7 +153,7 @@ def test_two_tenants_through_the_application_see_only_their_own(roles: Roles) ->
             assert sorted(info.name for info in store.threads()) == [f"{name}-fork", f"{name}-thread"]
             assert [info.id for info in store.runs()] == [f"{name}-run"]
             assert store.thread(f"{name}-thread").load().state == {"secret": name, "number": 2}
-            assert store.verify().ok
+            assert store.ops.verify().ok
         [question] = acme.asks()
         acme.answer(question.run, "yes")
         assert globex.asks()[0].run == "globex-run"
@@ -254,10 +254,10 @@ def test_operators_work_for_all_tenants(two: Roles) -> None:
 
 def test_operators_make_backups_and_others_are_refused(two: Roles, tmp_path: Path) -> None:
     with perdure.open(two.operator) as store:
-        assert store.backup(tmp_path / "all.backup").bytes > 0
+        assert store.ops.backup(tmp_path / "all.backup").bytes > 0
     for url in (two.app, two.tenant("acme")):
         with perdure.open(url, tenant="acme") as store, pytest.raises(UsageError, match="operator"):
-            store.backup(tmp_path / "part.backup")
+            store.ops.backup(tmp_path / "part.backup")
 
 
 def test_a_dump_carries_the_policies_and_the_rights(two: Roles, postgres_server: PostgresServer) -> None:
@@ -273,7 +273,7 @@ def test_a_dump_carries_the_policies_and_the_rights(two: Roles, postgres_server:
             assert connection.execute("SELECT count(*) FROM thread").fetchone() == (0,)
         with perdure.open(acme.rsplit("/", 1)[0] + f"/{there}", tenant="acme") as store:
             assert sorted(info.name for info in store.threads()) == ["acme-fork", "acme-thread"]
-            assert store.verify().ok
+            assert store.ops.verify().ok
     finally:
         postgres_server.drop_database(there)
 
@@ -286,7 +286,7 @@ def test_an_owner_who_is_no_superuser_goes_on_as_before(roles: Roles) -> None:
         store.thread("t").save({"n": 1})
         store.tenant("acme").thread("t").save({"n": 2})
         assert store.thread("t").load().state == {"n": 1}
-        assert store.verify().ok
+        assert store.ops.verify().ok
     found = look_at_role(roles.url(owner), schema="theirs")
     assert (found.sees, found.owner, found.superuser, found.gaps) == ("everything", True, False, ())
     make_role(roles.url(owner), "app", roles.plain("their_app"), schema="theirs", apply=True)
@@ -339,7 +339,7 @@ def test_a_bound_role_opens_its_tenant_only(roles: Roles) -> None:
     url = roles.tenant("acme")
     with perdure.open(url, tenant="acme") as store:
         fill(store, "acme")
-        assert store.verify().ok
+        assert store.ops.verify().ok
         with pytest.raises(UsageError, match=r"bound to the tenant 'acme'.*tenant='acme'"):
             store.tenant("globex").thread("t").save({})
     with perdure.open(url) as store, pytest.raises(UsageError, match="bound to the tenant 'acme'"):

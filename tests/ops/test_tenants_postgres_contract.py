@@ -72,8 +72,8 @@ def test_a_run_that_asks_sleeps_and_is_undone(url: str) -> None:
         assert done == ["flight", "flight", "undo flight"]
         fork = store.fork("trip yes", at=2, id="trip again", keys="same")
         assert fork.id == "trip again"
-        assert store.verify().ok
-        store.sweep_runs()
+        assert store.ops.verify().ok
+        store.ops.sweep_runs()
         store.delete_run("trip no")
 
 
@@ -94,18 +94,18 @@ def test_operating_ones_own_tenant(url: str, tmp_path: Path) -> None:
         thread = store.thread("t")
         for number in range(200):
             thread.save({"n": number, "text": "word " * number})
-        store.set_retention(keep_last=100)
-        assert store.retention().keep_last == 100
+        store.ops.set_retention(keep_last=100)
+        assert store.ops.retention().keep_last == 100
         thread.pin(name="kept")
-        store.compact(dry_run=True)
-        store.compact()
+        store.ops.compact(dry_run=True)
+        store.ops.compact()
         assert thread.load().state["n"] == 199
-        assert store.verify().ok
-        assert store.health().threads == 1
-        exported = store.export_thread("t", tmp_path / "t.perdure")
-        store.import_thread(exported.path, name="copied")
+        assert store.ops.verify().ok
+        assert store.ops.health().threads == 1
+        exported = store.ops.export_thread("t", tmp_path / "t.perdure")
+        store.ops.import_thread(exported.path, name="copied")
         assert store.thread("copied").load().state["n"] == 199
-        store.erase("t")
+        store.ops.erase("t")
         assert [info.name for info in store.threads()] == ["copied"]
 
 

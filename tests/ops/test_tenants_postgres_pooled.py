@@ -53,13 +53,13 @@ def test_after_every_operation_the_next_client_sees_nothing(pooler: TransactionP
         for number in range(3):
             thread.save({"n": number})
             assert sees_nothing(watcher)
-        for look in (thread.load, thread.branches, store.threads, store.verify, store.stats, store.runs):
+        for look in (thread.load, thread.branches, store.threads, store.ops.verify, store.ops.stats, store.runs):
             look()
             assert sees_nothing(watcher)
         fill(store, "acme")
         assert sees_nothing(watcher)
         thread.prune(keep=1)
-        store.delete("t")
+        store.delete_thread("t")
         assert sees_nothing(watcher)
 
 
@@ -126,7 +126,7 @@ def test_tenants_that_take_turns_on_one_session_never_meet(pooler: TransactionPo
     assert found == [["same name"]] * (len(NAMES) + 1)
     assert pooler.served > 100
     for store in stores.values():
-        assert store.verify().ok
+        assert store.ops.verify().ok
         store.close()
 
 

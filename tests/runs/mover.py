@@ -24,9 +24,9 @@ def move(say: Say, url: str, tenant: str, what: str, path: str, die_at: str) -> 
         setattr(kind, name, _dying(getattr(kind, name), when, kill))
     store = perdure.open(url).tenant(tenant)
     if what == "export":
-        store.export_run("trip", path)
+        store.ops.export_run("trip", path)
     else:
-        store.import_run(path)
+        store.ops.import_run(path)
     say("done")
 
 

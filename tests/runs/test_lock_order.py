@@ -22,11 +22,11 @@ def asking() -> str:
 
 
 def export(store: perdure.Store, folder: Path) -> None:
-    store.export_run("trip", folder / "trip.run")
+    store.ops.export_run("trip", folder / "trip.run")
 
 
 def delete_thread(store: perdure.Store, folder: Path) -> None:
-    store.delete("chat")
+    store.delete_thread("chat")
 
 
 @pytest.mark.parametrize("change", [export, delete_thread])

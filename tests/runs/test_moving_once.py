@@ -27,33 +27,33 @@ from perdure.values.compress import zstd
 def test_a_file_is_imported_once(lab: Lab, target: perdure.Store, tmp_path: Path) -> None:
     agent = agent_of(lab)
     lab.run(agent, "NYC", id="trip")
-    path = lab.store.export_run("trip", tmp_path / "trip.run")
-    target.import_run(path)
+    path = lab.store.ops.export_run("trip", tmp_path / "trip.run")
+    target.ops.import_run(path)
     with pytest.raises(perdure.UsageError, match="there is a run 'trip' in this store already"):
-        target.import_run(path)
+        target.ops.import_run(path)
     with pytest.raises(perdure.UsageError, match="imported already, into another store or tenant"):
-        lab.store.import_run(path)
+        lab.store.ops.import_run(path)
     with pytest.raises(perdure.UsageError, match="imported already"):
-        target.tenant("somebody else").import_run(path)
+        target.tenant("somebody else").ops.import_run(path)
     assert lab.store.get_run("trip").status == "exported"
 
 
 def test_a_run_is_exported_once(lab: Lab, tmp_path: Path) -> None:
     agent = agent_of(lab)
     lab.run(agent, "NYC", id="trip")
-    path = lab.store.export_run("trip", tmp_path / "trip.run")
+    path = lab.store.ops.export_run("trip", tmp_path / "trip.run")
     content = path.read_bytes()
-    assert lab.store.export_run("trip", path) == path  # the same call again: it is done
+    assert lab.store.ops.export_run("trip", path) == path  # the same call again: it is done
     assert path.read_bytes() == content
     with pytest.raises(perdure.UsageError, match=r"was exported already, to .*trip\.run"):
-        lab.store.export_run("trip", tmp_path / "other.run")
+        lab.store.ops.export_run("trip", tmp_path / "other.run")
     assert os.listdir(tmp_path) == ["trip.run"]
 
 
 def test_an_export_can_be_taken_back_where_it_came_from(lab: Lab, tmp_path: Path) -> None:
     agent = agent_of(lab)
     lab.run(agent, "NYC", id="trip")
-    back = lab.store.import_run(lab.store.export_run("trip", tmp_path / "trip.run"))
+    back = lab.store.ops.import_run(lab.store.ops.export_run("trip", tmp_path / "trip.run"))
     lab.store.answer("trip", "NYC1")
     lab.store.send("trip", 0, topic="news")
     assert back.result()[1] == "B-NYC1"
@@ -65,11 +65,11 @@ def test_an_id_that_is_taken_is_refused_and_the_file_stays_good(
     agent = agent_of(lab)
     lab.run(agent, "NYC", id="trip")
     target.start(agent, "LON", id="trip")
-    path = lab.store.export_run("trip", tmp_path / "trip.run")
+    path = lab.store.ops.export_run("trip", tmp_path / "trip.run")
     with pytest.raises(perdure.UsageError, match="there is a run 'trip' in this store already"):
-        target.import_run(path)
+        target.ops.import_run(path)
     assert os.listdir(tmp_path) == ["trip.run"]
-    assert target.tenant(f"elsewhere-{id(lab)}").import_run(path).status == "waiting"
+    assert target.tenant(f"elsewhere-{id(lab)}").ops.import_run(path).status == "waiting"
 
 
 def test_a_finished_run_may_be_kept_and_an_unfinished_one_not(lab: Lab, target: perdure.Store, tmp_path: Path) -> None:
@@ -78,13 +78,13 @@ def test_a_finished_run_may_be_kept_and_an_unfinished_one_not(lab: Lab, target: 
         return 5
 
     run = lab.run(done, id="done")
-    path = lab.store.export_run(run, tmp_path / "done.run", keep=True)
+    path = lab.store.ops.export_run(run, tmp_path / "done.run", keep=True)
     assert run.result() == 5
-    assert target.import_run(path).result() == 5
-    assert target.tenant(f"another-{id(lab)}").import_run(path).result() == 5
+    assert target.ops.import_run(path).result() == 5
+    assert target.tenant(f"another-{id(lab)}").ops.import_run(path).result() == 5
     lab.run(agent_of(lab), "NYC", id="trip")
     with pytest.raises(perdure.UsageError, match="keep=True"):
-        lab.store.export_run("trip", tmp_path / "trip.run", keep=True)
+        lab.store.ops.export_run("trip", tmp_path / "trip.run", keep=True)
     assert lab.store.get_run("trip").status == "waiting"
 
 
@@ -93,9 +93,9 @@ def test_existing_files_are_not_overwritten(lab: Lab, tmp_path: Path) -> None:
     path = tmp_path / "trip.run"
     path.write_text("precious")
     with pytest.raises(perdure.UsageError, match="exists already"):
-        lab.store.export_run("trip", path)
+        lab.store.ops.export_run("trip", path)
     with pytest.raises(perdure.UsageError, match="cannot be written"):
-        lab.store.export_run("trip", tmp_path / "no" / "folder.run")
+        lab.store.ops.export_run("trip", tmp_path / "no" / "folder.run")
     assert path.read_text() == "precious"
     assert lab.store.get_run("trip").status == "waiting"
 
@@ -114,7 +114,7 @@ def test_what_comes_in_between_is_not_lost(
         return before(package, path)
 
     monkeypatch.setattr("perdure.runs.moving.exporting.write_pending", write)
-    moved = target.import_run(lab.store.export_run("trip", tmp_path / "trip.run"))
+    moved = target.ops.import_run(lab.store.ops.export_run("trip", tmp_path / "trip.run"))
     target.send("trip", 2, topic="news")
     assert moved.result()[1] == "B-NYC1"
 
@@ -123,7 +123,9 @@ async def test_export_and_import_are_awaited_too(store: perdure.Store, other: pe
     lab = Lab(store, "async")
     target = other.tenant(lab.store._context.tenant_name)
     run = await lab.store.arun(agent_of(lab), "NYC", id="trip")
-    moved = await target.aimport_run(await lab.store.aexport_run(run, tmp_path / "trip.run"))
+    moved = await asyncio.to_thread(
+        target.ops.import_run, await asyncio.to_thread(lab.store.ops.export_run, run, tmp_path / "trip.run")
+    )
     await target.aanswer("trip", "NYC1")
     await target.asend("trip", 2, topic="news")
     assert (await moved.aresult())[1] == "B-NYC1"
@@ -153,19 +155,19 @@ def test_a_kill_in_the_middle_is_safe(
         else:
             patch.setattr("os.replace", stop)
         with pytest.raises(Stop):
-            lab.store.export_run("trip", path)
+            lab.store.ops.export_run("trip", path)
     assert part.exists()
     assert not path.exists()
     run = lab.store.get_run("trip")
     if point == "before the mark":
         assert run.status == "waiting"
         with pytest.raises(perdure.UsageError, match="not finished"):
-            target.import_run(part)
+            target.ops.import_run(part)
     else:
         assert run.status == "exported"
         with pytest.raises(perdure.UsageError, match="call export_run again with that path"):
-            lab.store.export_run("trip", tmp_path / "other.run")
-    moved = target.import_run(lab.store.export_run("trip", path))
+            lab.store.ops.export_run("trip", tmp_path / "other.run")
+    moved = target.ops.import_run(lab.store.ops.export_run("trip", path))
     target.answer("trip", "NYC1")
     target.send("trip", 2, topic="news")
     assert moved.result()[1] == "B-NYC1"
@@ -202,7 +204,7 @@ def test_sigkill_at_any_step_leaves_the_run_in_one_place(
                 assert bool(store.tenant(name).runs()) == (die_at == "write after")
             if die_at == "claim after":  # another store is not let in between
                 with perdure.open(urls[0]) as store, pytest.raises(perdure.UsageError, match="imported already"):
-                    store.tenant(name).import_run(path)
+                    store.tenant(name).ops.import_run(path)
     with perdure.open(urls[1]) as store:
         there = store.tenant(name)
         there.answer("trip", "NYC1")
@@ -219,7 +221,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     with perdure.open(str(folder / "good.db")) as store:
         lab = Lab(store, "sync")
         lab.run(agent_of(lab), "NYC", id="trip")
-        return lab.store.export_run("trip", folder / "trip.run").read_bytes()
+        return lab.store.ops.export_run("trip", folder / "trip.run").read_bytes()
 
 
 def repacked(good: bytes, change: Any) -> bytes:
@@ -240,7 +242,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[perdure.Store]:
 def refuses(store: perdure.Store, path: Path, content: bytes, match: str) -> None:
     path.write_bytes(content)
     with pytest.raises(perdure.UsageError, match=match):
-        store.import_run(path)
+        store.ops.import_run(path)
     assert store.runs() == []
     assert store.threads() == []
     assert os.listdir(path.parent) == [path.name]
@@ -320,7 +322,7 @@ def test_what_is_too_large_is_not_exported(lab: Lab, tmp_path: Path, monkeypatch
     lab.run(agent_of(lab), "NYC", id="trip")
     monkeypatch.setattr(packages, "BYTES_MAX", 1 << 12)
     with pytest.raises(perdure.UsageError, match="holds"):
-        lab.store.export_run("trip", tmp_path / "trip.run")
+        lab.store.ops.export_run("trip", tmp_path / "trip.run")
     assert lab.store.get_run("trip").status == "waiting"
     assert os.listdir(tmp_path) == []
 
@@ -336,7 +338,7 @@ def test_hostile_values_are_texts_that_nobody_runs(good: bytes, bench: perdure.S
     path = tmp_path / "evil.run"
     path.write_bytes(repacked(good, _set("values", {"args": pickle.dumps(Evil())})))
     store = bench.tenant("evil")
-    run = store.import_run(path)
+    run = store.ops.import_run(path)
     run.cancel()
     assert not (tmp_path / "owned").exists()
     with pytest.raises(perdure.PerdureError):
@@ -346,13 +348,13 @@ def test_hostile_values_are_texts_that_nobody_runs(good: bytes, bench: perdure.S
 
 def test_an_unknown_run_and_a_missing_file_are_named(lab: Lab, tmp_path: Path) -> None:
     with pytest.raises(perdure.NotFound):
-        lab.store.export_run("nobody", tmp_path / "x.run")
+        lab.store.ops.export_run("nobody", tmp_path / "x.run")
     with pytest.raises(perdure.UsageError, match="No such file"):
-        lab.store.import_run(tmp_path / "x.run")
+        lab.store.ops.import_run(tmp_path / "x.run")
     assert asyncio.run(_aimports(lab.store, tmp_path / "x.run"))
 
 
 async def _aimports(store: perdure.Store, path: Path) -> bool:
     with pytest.raises(perdure.UsageError):
-        await store.aimport_run(path)
+        await asyncio.to_thread(store.ops.import_run, path)
     return True

@@ -30,11 +30,11 @@ def test_a_parked_run_goes_on_in_another_store(lab: Lab, target: perdure.Store, 
     lab.store.send("trip", "sunny", topic="news")
     before, steps = list(lab.ran), run.steps()
     state = run.state_at()
-    path = lab.store.export_run("trip", tmp_path / "trip.run")
+    path = lab.store.ops.export_run("trip", tmp_path / "trip.run")
     assert path == tmp_path / "trip.run"
     assert sorted(os.listdir(tmp_path)) == ["trip.run"]
     assert run.status == "exported"
-    moved = target.import_run(path)
+    moved = target.ops.import_run(path)
     assert (moved.id, moved.status) == ("trip", "waiting")
     assert [(step.path, step.name, step.status, step.result) for step in moved.steps()] == [
         (step.path, step.name, step.status, step.result) for step in steps
@@ -46,14 +46,14 @@ def test_a_parked_run_goes_on_in_another_store(lab: Lab, target: perdure.Store, 
     assert lab.ran[: len(before)] == before
     assert lab.ran[len(before) :] == [("book", "NYC2", lab.ran[-1][2])]
     assert moved.state_at("1") == {"plan": ["NYC"]}
-    assert target.verify().ok
+    assert target.ops.verify().ok
     assert target.thread("run:trip").load().state == moved.state_at()
 
 
 def test_the_source_is_fenced(lab: Lab, tmp_path: Path) -> None:
     agent = agent_of(lab)
     run = lab.run(agent, "NYC", id="trip")
-    lab.store.export_run(run, tmp_path / "trip.run")
+    lab.store.ops.export_run(run, tmp_path / "trip.run")
     assert lab.store.asks() == []
     with pytest.raises(perdure.RunCancelled, match="exported"):
         lab.run(agent, "NYC", id="trip").result()
@@ -70,7 +70,7 @@ def test_a_run_that_somebody_runs_is_not_exported(lab: Lab, tmp_path: Path) -> N
     lab.run(agent, "NYC", id="trip")
     lab.store._run(_claim(lab.store, "trip"))
     with pytest.raises(perdure.UsageError, match="is running"):
-        lab.store.export_run("trip", tmp_path / "trip.run")
+        lab.store.ops.export_run("trip", tmp_path / "trip.run")
     assert os.listdir(tmp_path) == []
 
 
@@ -116,7 +116,7 @@ def test_a_run_of_any_status_that_is_not_running_moves(
         run.pause()
     assert run.status == status
     info = run.info()
-    moved = target.import_run(lab.store.export_run(run, tmp_path / "any.run"))
+    moved = target.ops.import_run(lab.store.ops.export_run(run, tmp_path / "any.run"))
     assert moved.status == status
     assert moved.info().waiting_for == info.waiting_for
     mended.append(True)
@@ -143,7 +143,7 @@ def test_keys_stay_the_same_and_a_doubt_stays_a_doubt(lab: Lab, target: perdure.
     with hooked(stop), pytest.raises(Stop):
         lab.run(agent, "NYC", id="trip")
     [key] = [one[2] for one in lab.ran if one[0] == "book"]
-    moved = target.import_run(lab.store.export_run("trip", tmp_path / "trip.run"))
+    moved = target.ops.import_run(lab.store.ops.export_run("trip", tmp_path / "trip.run"))
     with pytest.raises(TimeoutError):
         moved.result(timeout_s=0.05)
     [doubt] = target.asks()
@@ -174,10 +174,10 @@ def test_a_child_goes_along_and_is_not_exported_alone(lab: Lab, target: perdure.
     run = lab.run(parent, id="family")
     assert run.status == "waiting"
     with pytest.raises(perdure.UsageError, match="started by another run"):
-        lab.store.export_run("family/1", tmp_path / "child.run")
-    path = lab.store.export_run(run, tmp_path / "family.run")
+        lab.store.ops.export_run("family/1", tmp_path / "child.run")
+    path = lab.store.ops.export_run(run, tmp_path / "family.run")
     assert {info.status for info in lab.store.runs()} == {"exported"}
-    moved = target.import_run(path)
+    moved = target.ops.import_run(path)
     assert sorted(info.id for info in target.runs()) == ["family", "family/1", "family/1/2"]
     target.send("family/1/2", "!")
     assert moved.result() == "a!"
@@ -208,7 +208,7 @@ def test_a_fork_takes_what_it_shares_along_and_undoes_only_its_own(
     fork = lab.store.fork("source", at="2", id="fork", changes={"2": "b"}, keys="new")
     with pytest.raises(TimeoutError):
         fork.result(timeout_s=0.05)
-    moved = target.import_run(lab.store.export_run(fork, tmp_path / "fork.run"))
+    moved = target.ops.import_run(lab.store.ops.export_run(fork, tmp_path / "fork.run"))
     assert {step.path: step.shared for step in moved.steps() if step.kind == "effect"} == {"1": True, "3": False}
     target.send("fork", "x")
     assert moved.result() == ["first", "b", "second", "x"]
@@ -226,7 +226,7 @@ def test_an_imported_fork_can_be_forked_and_moved_on(lab: Lab, target: perdure.S
     fork = lab.store.fork("trip", at="1", id="fork", changes={"1": ["X1", "X2"]}, keys="new")
     with pytest.raises(TimeoutError):
         fork.result(timeout_s=0.05)
-    moved = target.import_run(lab.store.export_run(fork, tmp_path / "one.run"))
+    moved = target.ops.import_run(lab.store.ops.export_run(fork, tmp_path / "one.run"))
     again = target.fork(moved, at="1", id="again", keys="new")
     with pytest.raises(TimeoutError):
         again.result(timeout_s=0.05)
@@ -234,7 +234,7 @@ def test_an_imported_fork_can_be_forked_and_moved_on(lab: Lab, target: perdure.S
     target.answer("again", "X2")
     target.send("again", 1, topic="news")
     assert again.result()[:2] == ["B-X1", "B-X2"]
-    back = lab.store.import_run(target.export_run(again, tmp_path / "two.run"))
+    back = lab.store.ops.import_run(target.ops.export_run(again, tmp_path / "two.run"))
     assert back.result()[:2] == ["B-X1", "B-X2"]
     assert back.state_at("1") == {"plan": ["NYC"]}
 
@@ -243,11 +243,11 @@ def test_a_run_comes_back_to_the_store_that_it_left(lab: Lab, target: perdure.St
     agent = agent_of(lab)
     lab.run(agent, "NYC", id="trip")
     lab.store.fork("trip", id="fork", keys="new")
-    moved = target.import_run(lab.store.export_run("trip", tmp_path / "out.run"))
+    moved = target.ops.import_run(lab.store.ops.export_run("trip", tmp_path / "out.run"))
     target.answer("trip", "NYC2")
     with pytest.raises(TimeoutError):
         moved.result(timeout_s=0.05)
-    back = lab.store.import_run(target.export_run("trip", tmp_path / "back.run"))
+    back = lab.store.ops.import_run(target.ops.export_run("trip", tmp_path / "back.run"))
     assert moved.status == "exported"
     lab.store.send("trip", "late", topic="news")
     assert back.result() == result_of("NYC", "late")
@@ -255,4 +255,4 @@ def test_a_run_comes_back_to_the_store_that_it_left(lab: Lab, target: perdure.St
     assert back.state_at("1") == {"plan": ["NYC"]}
     # What a fork shares with what was left behind is still there.
     assert [step.path for step in lab.store.get_run("fork").steps()][:3] == ["1", "2", "3"]
-    assert lab.store.verify().ok
+    assert lab.store.ops.verify().ok

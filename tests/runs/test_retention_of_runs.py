@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -93,12 +94,12 @@ def test_the_journal_goes_and_the_result_stays(store: perdure.Store) -> None:
     store.answer("a", "yes", who="maria")
     assert run.result() == "helloyes"
     assert all(count(store, table) for table in ("journal", "ask", "answer", "signal"))
-    assert store.sweep_runs() == 1
+    assert store.ops.sweep_runs() == 1
     assert [count(store, table) for table in HISTORY] == [0] * len(HISTORY)
     assert run.status == "done"
     assert run.steps() == []
     assert store.run(chat, "hello", id="a").result() == "helloyes"
-    assert store.sweep_runs() == 0
+    assert store.ops.sweep_runs() == 0
 
 
 def test_a_journal_stays_as_long_as_it_should(tmp_path: Path) -> None:
@@ -107,17 +108,17 @@ def test_a_journal_stays_as_long_as_it_should(tmp_path: Path) -> None:
         store._context.clock_us = lambda: now[0]
         run = store.run(plain, "a", id="a")
         now[0] += 59_999_999
-        assert store.sweep_runs() == 0
+        assert store.ops.sweep_runs() == 0
         assert len(run.steps()) == 1
         now[0] += 1
-        assert store.sweep_runs() == 1
+        assert store.ops.sweep_runs() == 1
         assert run.steps() == []
 
 
 def test_without_a_retention_everything_stays(tmp_path: Path) -> None:
     with perdure.open(str(tmp_path / "a.db")) as store:
         run = store.run(plain, "a", id="a")
-        assert store.sweep_runs() == 0
+        assert store.ops.sweep_runs() == 0
         assert len(run.steps()) == 1
 
 
@@ -130,23 +131,23 @@ def test_an_unfinished_run_keeps_everything(store: perdure.Store, status: str) -
         run.resume()
     assert run.status == status
     before = [count(store, table) for table in HISTORY]
-    assert store.sweep_runs() == 0
+    assert store.ops.sweep_runs() == 0
     assert [count(store, table) for table in HISTORY] == before
 
 
 def test_a_run_that_is_being_undone_is_unfinished(store: perdure.Store) -> None:
     run = store.run(booked, "flight", id="a")
     assert run.rollback() == "queued"
-    assert store.sweep_runs() == 0
+    assert store.ops.sweep_runs() == 0
     perdure.Worker(store).run(until_idle=True)
     assert run.status == "rolled_back"
-    assert store.sweep_runs() == 1
+    assert store.ops.sweep_runs() == 1
 
 
 def test_what_is_not_on_record_any_more_cannot_be_undone(store: perdure.Store) -> None:
     """And is not said to be."""
     run = store.run(booked, "flight", id="a")
-    store.sweep_runs()
+    store.ops.sweep_runs()
     with pytest.raises(RunError, match="cannot be undone"):
         run.rollback()
     assert run.status == "done"
@@ -156,7 +157,7 @@ def test_a_run_that_an_operator_cancelled_goes_too(store: perdure.Store) -> None
     """He may have used a handle that knows nothing of the retention."""
     run = store.run(chat, "hello", id="a")
     assert run.cancel() == "cancelled"
-    assert store.sweep_runs() == 1
+    assert store.ops.sweep_runs() == 1
     assert count(store, "journal") == 0
 
 
@@ -166,9 +167,9 @@ def test_what_a_fork_shares_stays_until_the_fork_goes(store: perdure.Store) -> N
     run.result()
     fork = store.fork("a", id="b", at=None)
     assert fork.status == "queued"
-    assert store.sweep_runs() == 0
+    assert store.ops.sweep_runs() == 0
     assert fork.result() == "helloyes"
-    assert store.sweep_runs() == 2  # the fork first, and then what it shared
+    assert store.ops.sweep_runs() == 2  # the fork first, and then what it shared
     assert count(store, "journal") == 0
     assert fork.result() == run.result() == "helloyes"
 
@@ -184,10 +185,10 @@ def test_a_family_goes_as_one(store: perdure.Store) -> None:
 
     run = store.run(waits, "x", id="family")
     assert store.get_run("child").status == "done"
-    assert store.sweep_runs() == 0
+    assert store.ops.sweep_runs() == 0
     store.answer("family", "yes")
     assert run.result() == "x"
-    assert store.sweep_runs() == 2
+    assert store.ops.sweep_runs() == 2
     assert count(store, "journal") == 0
 
 
@@ -200,7 +201,7 @@ def test_a_large_result_goes_with_the_last_run_that_has_it(store: perdure.Store)
     assert count(store, "blob") == 2
     store.delete_run("b")
     assert count(store, "blob") == 1
-    store.sweep_runs()
+    store.ops.sweep_runs()
     assert count(store, "blob") == 0
 
 
@@ -243,7 +244,7 @@ def test_a_sweep_that_was_interrupted_is_taken_up(store: perdure.Store) -> None:
         flow.close()
         assert run.result() == f"hello {cut}yes"
         assert len(run.steps()) in (0, 3)
-        store.sweep_runs()
+        store.ops.sweep_runs()
         assert [count(store, table) for table in HISTORY] == [0] * len(HISTORY)
 
 
@@ -255,7 +256,7 @@ def test_many_entries_go_in_bounded_transactions(store: perdure.Store, monkeypat
         return sum(len(note(str(one))) for one in range(number))
 
     store.run(many, 20, id="a").result()
-    assert store.sweep_runs() == 1
+    assert store.ops.sweep_runs() == 1
     assert count(store, "journal") == 0
 
 
@@ -298,7 +299,7 @@ def test_what_is_still_needed_is_not_deleted(store: perdure.Store) -> None:
 async def test_the_async_twins(store: perdure.Store) -> None:
     run = await store.arun(plain, "a", id="a")
     await run.aresult()
-    assert await store.asweep_runs() == 1
+    assert await asyncio.to_thread(store.ops.sweep_runs) == 1
     await store.adelete_run("a")
     with pytest.raises(NotFound):
         await store.aget_run("a")
@@ -364,5 +365,5 @@ def test_space_is_given_back_when_there_is_much(tmp_path: Path, monkeypatch: pyt
 def test_tenants_keep_to_themselves(store: perdure.Store) -> None:
     other = store.tenant("other")
     other.run(plain, "a", id="a").result()
-    assert store.sweep_runs() == 0
+    assert store.ops.sweep_runs() == 0
     assert len(other.get_run("a").steps()) == 1

@@ -61,7 +61,7 @@ def test_states_are_checkpoints_of_a_thread(lab: Lab) -> None:
     assert thread.load().state == EXPECTED
     assert [checkpoint.state.get("count") for checkpoint in thread.history()] == [2, 2, 1]
     assert thread.info().metadata == {"perdure_run": "kept"}
-    assert lab.store.verify().ok
+    assert lab.store.ops.verify().ok
     assert run.state_at() == EXPECTED
 
 
@@ -279,7 +279,7 @@ def test_a_fork_starts_with_the_state_at_its_point(lab: Lab) -> None:
     thread = lab.store.thread("run:fork")
     assert thread.info().forked_at is not None
     assert thread.info().metadata == {"perdure_run": "fork"}
-    assert lab.store.verify().ok
+    assert lab.store.ops.verify().ok
 
 
 def test_a_fork_with_another_result_computes_another_state(lab: Lab) -> None:
@@ -336,7 +336,7 @@ def test_a_deleted_thread_of_states_does_not_stop_the_run(lab: Lab) -> None:
         await lab(more())
         await lab(more())
         once.interrupt()
-        lab.store.delete("run:robbed")
+        lab.store.delete_thread("run:robbed")
         await lab(more())
         await lab(more())
         return int(state["count"])
@@ -367,7 +367,7 @@ def test_a_pruned_thread_of_states_does_not_stop_the_run(lab: Lab) -> None:
 
     run = lab.run(pruned, id="pruned")
     assert run.result() == len(run.state_at()["text"])
-    assert lab.store.verify().ok
+    assert lab.store.ops.verify().ok
 
 
 # --- bad use

@@ -54,7 +54,7 @@ def test_branches_change_paths_of_their_own(store: perdure.Store) -> None:
     # A branch saw what there was when it began, and what it did itself.
     assert run.state_at("2.1") == {"found": {"b": "B"}, "log": []}
     assert sorted(run.state_at("4")["found"]) == sorted(found)
-    assert lab.store.verify().ok
+    assert lab.store.ops.verify().ok
 
 
 def test_two_branches_that_write_one_path_are_an_error(store: perdure.Store) -> None:
@@ -311,7 +311,7 @@ def test_the_states_go_with_the_run(lab: Lab) -> None:
     lab.store.delete_run(fork.id)
     lab.store.delete_run("source")
     assert lab.store.threads() == []
-    assert lab.store.verify().ok
+    assert lab.store.ops.verify().ok
 
 
 @pytest.mark.parametrize("at", range(1, 10))

@@ -83,7 +83,7 @@ def test_whoever_began_anew_is_not_taken_for_damaged(lab: Lab) -> None:
         assert handle.result(timeout_s=10) == "yes"
     assert lab.run(agent, 0, id="a").result() == "yes"  # the same line again
     assert lab.run(agent, 2, id="b").result() == "yes"
-    assert lab.store.verify().problems == ()
+    assert lab.store.ops.verify().problems == ()
 
 
 # --- code that does not come as far as its branches

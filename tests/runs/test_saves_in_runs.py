@@ -67,7 +67,7 @@ def test_a_save_in_the_function_is_a_step_and_is_made_once(lab: Lab) -> None:
     replayed = lab.store.replay(run)
     assert replayed.result == result
     assert len(states(lab)) == 4
-    assert lab.store.verify().ok
+    assert lab.store.ops.verify().ok
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -235,7 +235,7 @@ def test_a_moved_run_begins_a_thread_that_is_not_there(lab: Lab, tmp_path_factor
     with perdure.open(str(folder / "target.db")) as other:
         target = other.tenant(lab.store._context.tenant_name)
         lab.run(agent, id="moved")
-        run = target.import_run(lab.store.export_run("moved", folder / "moved.run"))
+        run = target.ops.import_run(lab.store.ops.export_run("moved", folder / "moved.run"))
         moved.append(True)
         target.send("moved", 2)
         assert run.result() is None

@@ -1,10 +1,11 @@
-"""`store.verify()` looks at runs too: whatever somebody changes in the database behind our back is found and named.
+"""`store.ops.verify()` looks at runs too: whatever somebody changes in the database behind our back is found and named.
 
 The damage is done with plain SQL, on SQLite and on PostgreSQL.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -75,7 +76,7 @@ def run_sql(store: perdure.Store, *statements: str, **params: Any) -> list[Any]:
 
 
 def problems(store: perdure.Store) -> list[str]:
-    report = store.verify()
+    report = store.ops.verify()
     assert report.ok == (not report.problems)
     return [str(problem) for problem in report.problems]
 
@@ -84,18 +85,18 @@ NUMBER = "(SELECT run FROM run WHERE id = 'done')"
 
 
 def test_sound_runs_are_counted_and_nothing_is_found(store: perdure.Store) -> None:
-    report = store.verify()
+    report = store.ops.verify()
     assert (report.ok, report.runs) == (True, 6)
-    stats = store.stats()
+    stats = store.ops.stats()
     assert stats.runs == 6
     assert stats.run_bytes > 1000
-    assert store.tenant("nobody").verify().runs == 0
-    assert store.tenant("nobody").stats().runs == 0
+    assert store.tenant("nobody").ops.verify().runs == 0
+    assert store.tenant("nobody").ops.stats().runs == 0
 
 
 async def test_the_same_awaited(store: perdure.Store) -> None:
-    assert (await store.averify()).runs == 6
-    assert (await store.astats()).runs == 6
+    assert (await asyncio.to_thread(store.ops.verify)).runs == 6
+    assert (await asyncio.to_thread(store.ops.stats)).runs == 6
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_damage_to_a_run_is_found_and_named(store: perdure.Store, damage: str, w
     run_sql(store, damage, body=b"\xc1")
     found = problems(store)
     assert [line for line in found if line.startswith("(run done): ") and what in line], found
-    assert {problem.run for problem in store.verify().problems} <= {"done", "fork"}  # a fork shares what it has
+    assert {problem.run for problem in store.ops.verify().problems} <= {"done", "fork"}  # a fork shares what it has
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_what_belongs_to_nobody_is_found(store: perdure.Store, damage: str, what
 
 def test_a_large_result_that_is_damaged_or_gone_is_found(store: perdure.Store) -> None:
     run_sql(store, "UPDATE blob SET body = :body", body=b"x")
-    [problem] = store.verify().problems
+    [problem] = store.ops.verify().problems
     assert (problem.run, problem.what.endswith("is damaged")) == ("done", True)
     run_sql(store, "DELETE FROM run_blob", "DELETE FROM blob")
     found = [line for line in problems(store) if "its large result is missing" in line]
@@ -174,7 +175,7 @@ def test_a_row_that_holds_something_else_does_not_stop_the_rest(tmp_path: Any) -
         found = problems(store)
         assert found[0] == "(run a): its row is damaged: owner, entries"
         assert len(found) == 3
-        assert store.verify().runs == 3
+        assert store.ops.verify().runs == 3
 
 
 def test_pages_are_walked_to_their_end(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +185,7 @@ def test_pages_are_walked_to_their_end(tmp_path: Any, monkeypatch: pytest.Monkey
     with perdure.open(str(tmp_path / "a.db"), durability="normal") as store:
         for number in range(5):
             store.run(stored, number, id=f"run {number}")
-        assert store.verify(progress=lambda done, total: seen.append((done, total))).runs == 5
+        assert store.ops.verify(progress=lambda done, total: seen.append((done, total))).runs == 5
         assert seen[-1] == (5, 5)
         run_sql(store, "UPDATE blob SET body = :body", body=b"x")
         assert len(problems(store)) == 3
@@ -214,7 +215,7 @@ def test_a_run_that_begins_anew_keeps_neither_answers_nor_large_results(store: p
         store.answer("rounds", "again", who=who)
     assert store.run(rounds, 1, id="rounds").status == "waiting"
     assert store.answer("rounds", "again", who="omar").missing == 1
-    store.sweep_runs()
+    store.ops.sweep_runs()
     number = "(SELECT run FROM run WHERE id = 'rounds')"
     assert run_sql(store, f"SELECT count(*) FROM run_blob WHERE run = {number}") == [(1,)]
-    assert store.verify().ok
+    assert store.ops.verify().ok

@@ -94,14 +94,14 @@ def tables(store: Store) -> dict[str, list[Any]]:
 def import_slowly(say: Say, url: str, file: str) -> None:
     """Import, and say how far it is; the parent kills it."""
     with perdure.open(url) as store:
-        store.import_thread(file, progress=lambda done, total: say([done, total]))
+        store.ops.import_thread(file, progress=lambda done, total: say([done, total]))
         say("done")
 
 
 def backup_slowly(say: Say, url: str, file: str) -> None:
     """Back up, and say how far it is; the parent kills it."""
     with perdure.open(url) as store:
-        store.backup(file, progress=lambda done, total: say([done, total]))
+        store.ops.backup(file, progress=lambda done, total: say([done, total]))
         say("done")
 
 

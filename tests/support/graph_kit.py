@@ -255,7 +255,7 @@ Scenario = Callable[[AnySaver, str], Awaitable[Any]]
 async def on_both(scenario: Scenario, saver: PerdureSaver, mode: str) -> tuple[Any, Any]:
     """What a scenario saw on this saver and on LangGraph's own in memory. The store must verify afterwards."""
     mine = normal(await scenario(saver, mode))
-    report = saver.store.verify()
+    report = saver.store.ops.verify()
     if not report.ok or not report.checkpoints:
         raise AssertionError(f"after {scenario}: {report}")
     return mine, normal(await scenario(InMemorySaver(), mode))

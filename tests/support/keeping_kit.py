@@ -100,7 +100,7 @@ def steps(thread: perdure.Thread) -> list[int]:
 
 
 def sound(store: perdure.Store) -> None:
-    report = store.verify()
+    report = store.ops.verify()
     assert report.ok, [str(problem) for problem in report.problems]
 
 

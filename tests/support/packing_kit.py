@@ -62,5 +62,5 @@ def pack(store: perdure.Store) -> Packed:
 
 
 def check(store: perdure.Store) -> None:
-    report = store.verify()
+    report = store.ops.verify()
     assert report.ok, report.problems

@@ -107,7 +107,7 @@ class Scene:
         assert before <= after, f"lost by the repair: {sorted(before - after)}\n{done}"
         assert done.report.ok, done.report.problems
         with self.open(done) as store:
-            assert store.verify().ok
+            assert store.ops.verify().ok
             for name in self.heads:
                 self._check_thread(store, name, done)
         missing = self.states.keys() - after
@@ -172,7 +172,7 @@ def build(url: str, *, saves: int = 24, runs: bool = True, packs: bool = True, *
         if runs:
             store.run(one_run, 4, id="done")
             store.start(asking, id="asks")
-        assert store.verify().ok
+        assert store.ops.verify().ok
     return scene
 
 

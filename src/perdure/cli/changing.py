@@ -69,7 +69,7 @@ def delete(args: Namespace, store: Store, out: Output) -> int:
     if not agreed(args, out, f"Delete thread {args.thread!r} and all its history? This cannot be undone."):
         return NO
     with out.progress("deleting") as progress:
-        pruned = store.delete(thread, force=args.force, progress=progress)
+        pruned = store.delete_thread(thread, force=args.force, progress=progress)
     if out.json:
         out.document({"thread": thread.name, "removed": pruned.removed})
     else:

@@ -28,7 +28,7 @@ def export(args: Namespace, store: Store, out: Output) -> int:
     thread = existing(store, args.thread)
     branch = resolve(thread, args.branch) if args.branch is not None else None
     with out.progress("exporting") as progress:
-        done = store.export_thread(thread, args.file, branch=branch, progress=progress)
+        done = store.ops.export_thread(thread, args.file, branch=branch, progress=progress)
     if out.json:
         out.document(
             {
@@ -54,7 +54,7 @@ def import_(args: Namespace, _store: Store | None, out: Output) -> int:
     open_file(args.file, None)[0].close()  # before a store is made: a typo must make none
     given = {**opening.options(args, args.store), **opening.tenant(args)}
     with perdure.open(args.store, **given) as store, out.progress("importing") as progress:
-        done = store.import_thread(args.file, name=args.name, progress=progress)
+        done = store.ops.import_thread(args.file, name=args.name, progress=progress)
     if out.json:
         out.document(
             {"thread": done.thread, "checkpoints": done.checkpoints, "head": done.head, "already": done.already}
@@ -68,7 +68,7 @@ def import_(args: Namespace, _store: Store | None, out: Output) -> int:
 
 def backup(args: Namespace, store: Store, out: Output) -> int:
     with out.progress("backing up") as progress:
-        done = store.backup(args.file, progress=progress)
+        done = store.ops.backup(args.file, progress=progress)
     if out.json:
         out.document(
             {
@@ -107,7 +107,7 @@ def restore(args: Namespace, _store: Store | None, out: Output) -> int:
     with out.progress("restoring") as progress:
         if args.test:
             with opening.open_existing(args) as store:
-                done = store.try_restore(args.file, progress=progress)
+                done = store.ops.try_restore(args.file, progress=progress)
         else:
             given = opening.options(args, args.to)
             verify = not args.no_verify

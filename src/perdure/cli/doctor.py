@@ -58,7 +58,7 @@ def _examine(args: Namespace) -> list[Finding]:
         if (finding := would_change(args.store)) is not None:
             return [finding]
         with perdure.open(args.store, create=False, **options) as store:
-            return store.doctor()
+            return store.ops.doctor()
     except UsageError:
         raise
     except PerdureError as error:

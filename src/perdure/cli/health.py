@@ -14,7 +14,7 @@ from perdure.ops.health import RUNS_MAX, THREADS_MAX, Health, WaitingRun, as_jso
 
 
 def health(args: Namespace, store: Store, out: Output) -> int:
-    found = store.health()
+    found = store.ops.health()
     if out.json:
         out.document(as_json(found))
         return OK

@@ -26,7 +26,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 def compact(args: Namespace, store: Store, out: Output) -> int:
     with out.progress("compacting") as progress:
-        done = store.compact(dry_run=args.dry_run, vacuum=args.vacuum, progress=progress)
+        done = store.ops.compact(dry_run=args.dry_run, vacuum=args.vacuum, progress=progress)
     if out.json:
         out.document(_plain(asdict(done)))
         return OK
@@ -139,7 +139,7 @@ def erase(args: Namespace, store: Store, out: Output) -> int:
     if args.run is not None:
         existing_run(store, args.run)
         question = f"Erase run {args.run!r} with all that is known of it, and every byte of it?"
-        erased = store.erase_run(args.run, full=args.full) if _sure(args, out, question) else None
+        erased = store.ops.erase_run(args.run, full=args.full) if _sure(args, out, question) else None
     else:
         thread = existing(store, args.thread)
         if args.checkpoint is not None:
@@ -149,7 +149,7 @@ def erase(args: Namespace, store: Store, out: Output) -> int:
         else:
             question = f"Erase thread {args.thread!r} and all its history, and every byte of it?"
             sure = _sure(args, out, question)
-            erased = store.erase(thread, forks=args.forks, full=args.full) if sure else None
+            erased = store.ops.erase(thread, forks=args.forks, full=args.full) if sure else None
     if erased is None:
         return NO
     _tell(erased, out)

@@ -104,7 +104,7 @@ def _list(args: Namespace, file: KeyFile, out: Output) -> int:
     used: list[KeyInfo] = []
     if args.store is not None:
         with _open(args, file) as store:
-            used = store.list_keys()
+            used = store.ops.list_keys()
     if out.json:
         keys = [dict(zip(("tenant", "key", "made", "current"), row, strict=True)) for row in rows]
         out.document({"file": str(file.path), "keys": keys, "store": [_info(info) for info in used]})
@@ -138,9 +138,9 @@ def _renew(args: Namespace, file: KeyFile, out: Output) -> int:
         _make(file, args.tenant or DEFAULT_TENANT)
     with _open(args, file) as store, out.progress("encrypting") as progress:
         if args.what == "encrypt":
-            done = store.encrypt(full=args.full, progress=progress)
+            done = store.ops.encrypt(full=args.full, progress=progress)
         else:
-            done = store.rotate_keys(progress=progress)
+            done = store.ops.rotate_keys(progress=progress)
     if out.json:
         out.document(_rotated(done))
     else:
@@ -179,7 +179,7 @@ def _remove(args: Namespace, file: KeyFile, out: Output) -> int:
         raise NotFound(f"tenant {tenant!r} has no key {args.name} in {file.path}: `perdure keys list` shows them")
     if not args.force:  # --yes does not do: without the key the data is lost for good
         with _open(args, file) as store:
-            found = [info for info in store.list_keys() if info.id == args.name]
+            found = [info for info in store.ops.list_keys() if info.id == args.name]
         if found and (found[0].current or found[0].retired_at is None):
             raise UsageError(
                 f"data may still be encrypted with key {args.name}, and could never be read again: run "

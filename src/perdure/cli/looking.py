@@ -301,9 +301,9 @@ def _brief(value: Any) -> str:
 
 
 def verify(args: Namespace, store: Store, out: Output) -> int:
-    what = existing(store, args.thread) if args.thread is not None else store
+    verified = store.ops.verify if args.thread is None else existing(store, args.thread).verify
     with out.progress("verifying") as progress:
-        report = what.verify(progress=progress)
+        report = verified(progress=progress)
     if out.json:
         out.document(
             {
@@ -338,7 +338,7 @@ def _problem_json(found: Problem) -> dict[str, Any]:
 
 
 def stats(args: Namespace, store: Store, out: Output) -> int:
-    found = store.stats()
+    found = store.ops.stats()
     file_bytes = _file_bytes(args.store)
     if out.json:
         out.document(_stats_json(found, file_bytes))

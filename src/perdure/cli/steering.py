@@ -198,7 +198,7 @@ def rollback(args: Namespace, store: Store, out: Output) -> int:
 
 
 def export_run(args: Namespace, store: Store, out: Output) -> int:
-    store.export_run(existing_run(store, args.run), args.file, keep=args.keep)
+    store.ops.export_run(existing_run(store, args.run), args.file, keep=args.keep)
     if out.json:
         out.document({"run": args.run, "file": args.file, "kept": args.keep})
     else:
@@ -208,7 +208,7 @@ def export_run(args: Namespace, store: Store, out: Output) -> int:
 
 
 def import_run(args: Namespace, store: Store, out: Output) -> int:
-    made = store.import_run(args.file)
+    made = store.ops.import_run(args.file)
     if out.json:
         out.document({"run": made.id, "status": made.status})
     else:

@@ -1,4 +1,4 @@
-"""`store.health()`: what a crash now would cost, and how the store is doing, in figures that cost nothing to get.
+"""`store.ops.health()`: what a crash now would cost, and how the store is doing, in figures that cost nothing to get.
 
 No query here reads a table from end to end: counts stop at a limit, the rest are ends of indexes. A test looks at the
 plans. What the file system knows (the disk, the write-ahead log) is added after the transaction.

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from perdure.errors import UsageError
 from perdure.log.cache import BaseCache
-from perdure.ops.copies.store import CopyStore
-from perdure.ops.keeping.store import KeepStore
+from perdure.ops.operations import Operations
 from perdure.runs.session.session import LEASE_US
-from perdure.storage.program import Driver, Flow, Progress
+from perdure.runs.store import RunStore
+from perdure.storage.program import Driver, Flow
 from perdure.storage.urls import open_driver
 from perdure.threads.checks import check_name
 from perdure.threads.context import WARN_BYTES, Context
@@ -19,9 +19,7 @@ from perdure.threads.store import CACHE_BYTES, DEFAULT_TENANT
 from perdure.values.registry import Codec
 
 if TYPE_CHECKING:  # imported where it is used
-    from perdure.ops.doctor.checklist import Finding
-    from perdure.ops.health import Health
-    from perdure.ops.keys import KeyInfo, Rotated
+    from perdure.runs.keeping.retention import Upkeep
     from perdure.storage.keyring import KeyProvider
 
 
@@ -71,66 +69,15 @@ def _encrypting(keys: object) -> Callable[[Driver], Driver]:
     return encrypting(keys)
 
 
-class Store(KeepStore, CopyStore):
-    """One database, as one tenant sees it."""
+class Store(RunStore):
+    """One database, as one tenant sees it. What an operator does is under `ops`."""
 
-    def doctor(self) -> list[Finding]:
-        """The checklist of a deployment: for each line how it stands, and what to do. Changes nothing."""
-        return self._run(self._doctor())
+    @property
+    def ops(self) -> Operations:
+        """Verify, measure, retention, compaction, erasure, copies, keys: what an operator does."""
+        return Operations(self)
 
-    async def adoctor(self) -> list[Finding]:
-        """`doctor`, awaited."""
-        return await self._arun(self._doctor())
+    def _days_work(self, tenant: int) -> Flow[Upkeep]:
+        from perdure.ops.keeping.compaction import days_work
 
-    def health(self) -> Health:
-        """How the store is doing, and what a crash of this process would cost now. Cheap: it may be asked often."""
-        return self._run(self._health())
-
-    async def ahealth(self) -> Health:
-        """`health`, awaited."""
-        return await self._arun(self._health())
-
-    def list_keys(self) -> list[KeyInfo]:
-        """The keys that this tenant's data is or was encrypted with, the oldest first; never the keys themselves."""
-        return self._run(self._list_keys())
-
-    async def alist_keys(self) -> list[KeyInfo]:
-        """`list_keys`, awaited."""
-        return await self._arun(self._list_keys())
-
-    def rotate_keys(self, *, progress: Progress | None = None) -> Rotated:
-        """Encrypt everything of this tenant with the key in use now, while others read and write. Safe to repeat."""
-        return self._run(self._rotate_keys(progress))
-
-    async def arotate_keys(self, *, progress: Progress | None = None) -> Rotated:
-        """`rotate_keys`, awaited."""
-        return await self._arun(self._rotate_keys(progress))
-
-    def encrypt(self, *, full: bool = False, progress: Progress | None = None) -> Rotated:
-        """Encrypt what this tenant has stored without a key, while nobody else uses it. Safe to repeat. The answer says
-        what may still hold it in the clear. `full`: PostgreSQL rewrites its tables, and nobody can use them then."""
-        return self._run(self._rotate_keys(progress, plain=True, full=full))
-
-    async def aencrypt(self, *, full: bool = False, progress: Progress | None = None) -> Rotated:
-        """`encrypt`, awaited."""
-        return await self._arun(self._rotate_keys(progress, plain=True, full=full))
-
-    def _list_keys(self) -> Flow[list[KeyInfo]]:
-        from perdure.ops.keys import list_keys
-
-        return list_keys(self._context)
-
-    def _rotate_keys(self, progress: Progress | None, *, plain: bool = False, full: bool = False) -> Flow[Rotated]:
-        from perdure.ops.keys import rotate
-
-        return rotate(self._context, progress, plain=plain, full=full)
-
-    def _doctor(self) -> Flow[list[Finding]]:
-        from perdure.ops.doctor.checklist import examine
-
-        return examine(self._context)
-
-    def _health(self) -> Flow[Health]:
-        from perdure.ops.health import health
-
-        return health(self._context)
+        return days_work(self._context, tenant, self._keep_us)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from perdure.errors import UsageError
@@ -211,15 +210,6 @@ class RunStore(ThreadStore):
         """`fork`, awaited."""
         return await self._arun(self._fork(run, at, id, changes, keys))
 
-    def sweep_runs(self) -> int:
-        """Remove the journals of finished runs that were kept as long as `keep_runs_s` said; workers do it daily. The
-        runs stay, with their results. What a fork or an unfinished parent needs stays as well. How many runs."""
-        return self._run(self._sweep_runs())
-
-    async def asweep_runs(self) -> int:
-        """`sweep_runs`, awaited."""
-        return await self._arun(self._sweep_runs())
-
     def delete_run(self, run: str) -> None:
         """Delete a finished run with all that is known of it; its id is free then. Raises UsageError if it is not
         finished, or a fork or an unfinished parent needs it."""
@@ -245,42 +235,6 @@ class RunStore(ThreadStore):
     async def areplay(self, run: str | Run, fn: Callable[..., Any] | None = None) -> Replay:
         """`replay`, awaited."""
         return await self._rehearsal(fn, await self._arun(flows.locate(self._context, _id(run)))).arun()
-
-    def export_run(self, run: str | Run, path: str | Path, *, keep: bool = False) -> Path:
-        """Take a run that is parked, paused, stuck, queued or finished to a file, with all that belongs to it and the
-        runs that it has started, and end it here: its status is "exported", and no process can go on with it.
-
-        `import_run` takes it into another store. `keep=True`, for finished runs, leaves the source as it is. Called
-        again after a kill in the middle, it finishes what it began.
-        """
-        from perdure.runs.moving import exporting
-
-        steps = exporting.export(self._context, _id(run), path, keep)
-        return exporting.drive_steps(self._context.driver, steps)
-
-    async def aexport_run(self, run: str | Run, path: str | Path, *, keep: bool = False) -> Path:
-        """`export_run`, awaited."""
-        from perdure.runs.moving import exporting
-
-        steps = exporting.export(self._context, _id(run), path, keep)
-        return await exporting.adrive_steps(self._context.driver, steps)
-
-    def import_run(self, path: str | Path) -> Run:
-        """Take in a run that was exported: with its id, its keys, its history. `result()` goes on with it here.
-
-        Refuses an id that is taken, a file that was imported elsewhere, and one that is damaged or says what cannot be.
-        """
-        from perdure.runs.moving import exporting, importing
-
-        steps = importing.importing(self._context, path)
-        return self._handle(exporting.drive_steps(self._context.driver, steps), drives=True)
-
-    async def aimport_run(self, path: str | Path) -> Run:
-        """`import_run`, awaited."""
-        from perdure.runs.moving import exporting, importing
-
-        steps = importing.importing(self._context, path)
-        return self._handle(await exporting.adrive_steps(self._context.driver, steps), drives=True)
 
     def close(self) -> None:
         """Finish what is running and close the database. May be called twice."""

@@ -115,7 +115,7 @@ class Vault:
             if used:
                 raise NotEncrypted(
                     f"tenant {name!r} holds data that is not encrypted, and the store was opened with keys: "
-                    "encrypt it with `perdure keys encrypt` (or store.encrypt()), or open it without keys"
+                    "encrypt it with `perdure keys encrypt` (or store.ops.encrypt()), or open it without keys"
                 )
             first = locks_of(tenant, name, keys, keys.current, None, {}, now)
             assert first is not None

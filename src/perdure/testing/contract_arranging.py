@@ -177,7 +177,7 @@ class ArrangingContract:
         thread = harness.thread()
         await harness.save_all(thread, [{"n": n} for n in range(20)])
         seen: list[tuple[int, int]] = []
-        await harness.run(call(harness.store, "delete", "t", progress=lambda *at: seen.append(at)))
+        await harness.run(call(harness.store, "delete_thread", "t", progress=lambda *at: seen.append(at)))
         assert seen
         assert seen[-1] == (20, 20)
 

@@ -61,7 +61,7 @@ class PlacingContract:
         stranger = elsewhere.thread("own")
         await harness.save(stranger, {"n": 2})
         with pytest.raises(UsageError, match="another store"):
-            await harness.run(call(harness.store, "delete", stranger))
+            await harness.run(call(harness.store, "delete_thread", stranger))
         assert sorted(await harness.names()) == ["own", "precious"]
 
     async def test_prunes_and_forks_of_one_tree_at_once(self, harness: Harness) -> None:

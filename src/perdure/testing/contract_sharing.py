@@ -62,7 +62,7 @@ class TenantContract:
             call(mine.thread("secret"), "load"),
             call(mine.thread("secret"), "prune", keep=1),
             call(mine.thread("secret"), "annotate", {"k": 2}),
-            call(mine, "delete", "secret"),
+            call(mine, "delete_thread", "secret"),
         ):
             with pytest.raises(NotFound):
                 await harness.run(refused)
@@ -158,8 +158,7 @@ class LifecycleContract:
             call(thread, "prune", keep=1),
             call(store.thread("new"), "save", {}),
             call(store, "threads"),
-            call(store, "delete", "t"),
-            call(store, "verify"),
+            call(store, "delete_thread", "t"),
             call(tenant, "threads"),
         ):
             with pytest.raises(StoreClosed):

@@ -149,8 +149,8 @@ class Harness:
     # --- stores
 
     async def verify(self, handle: Store | Thread, **options: Any) -> Report:
-        found: Report = await self._do(handle, "verify", **options)
-        return found
+        verify = handle.verify if isinstance(handle, Thread) else handle.ops.verify
+        return await asyncio.to_thread(verify, **options)
 
     async def threads(self, store: Store | None = None, **options: Any) -> list[ThreadInfo]:
         found: list[ThreadInfo] = await self._do(store or self.store, "threads", **options)
@@ -160,12 +160,11 @@ class Harness:
         return [info.name for info in await self.threads(store, **options)]
 
     async def delete(self, thread: Thread | str, store: Store | None = None) -> Pruned:
-        done: Pruned = await self._do(store or self.store, "delete", thread)
+        done: Pruned = await self._do(store or self.store, "delete_thread", thread)
         return done
 
     async def stats(self, store: Store | None = None) -> Stats:
-        found: Stats = await self._do(store or self.store, "stats")
-        return found
+        return await asyncio.to_thread((store or self.store).ops.stats)
 
     async def close(self, store: Store) -> None:
         await self._do(store, "close")

@@ -1,6 +1,6 @@
 """What stays of a thread: pins, retention, and the erasing of a checkpoint. The lower half of a thread's handle.
 
-Nothing is removed here by itself: `store.compact()` does what retention says, daily if a worker runs.
+Nothing is removed here by itself: `store.ops.compact()` does what retention says, daily if a worker runs.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class Keeping:
         self, *, ttl: Ttl | Literal["inherit"] = "inherit", keep_last: int | Literal["inherit"] | None = "inherit"
     ) -> Retention:
         """How long this thread stays, and how many of its newest checkpoints. `ttl` is seconds or a timedelta; None is
-        for good, whatever the store says; "inherit" is as the store says. Acted on by `store.compact()`."""
+        for good, whatever the store says; "inherit" is as the store says. Acted on by `store.ops.compact()`."""
         return self._run(set_retention(self._context, self._line, fields_from(ttl, keep_last)))
 
     async def aset_retention(
@@ -254,7 +254,7 @@ class Keeping:
     def erase(self, checkpoint: Checkpoint | str, *, full: bool = False) -> Erased:
         """Erase one checkpoint for good, in all threads that share it: its state, note and metadata. Its hash stays,
         so that what follows can be checked. Beats pins. SQLite rewrites the file for it; `full` makes PostgreSQL
-        rewrite its tables. `store.erase` erases a whole thread."""
+        rewrite its tables. `store.ops.erase` erases a whole thread."""
         return self._run(erase_checkpoint(self._context, self._line, _required(checkpoint), full))
 
     async def aerase(self, checkpoint: Checkpoint | str, *, full: bool = False) -> Erased:
@@ -271,5 +271,5 @@ class Keeping:
 def _required(checkpoint: Checkpoint | str) -> int:
     found = checkpoint_id(checkpoint)
     if found is None:
-        raise UsageError("erase(checkpoint): say which one; store.erase(thread) erases all")
+        raise UsageError("erase(checkpoint): say which one; store.ops.erase(thread) erases all")
     return found

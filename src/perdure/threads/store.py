@@ -65,30 +65,16 @@ class ThreadStore:
         """`threads`, awaited."""
         return await self._arun(self._threads(where, since, limit))
 
-    def delete(self, thread: Thread | str, *, force: bool = False, progress: Progress | None = None) -> Pruned:
+    def delete_thread(self, thread: Thread | str, *, force: bool = False, progress: Progress | None = None) -> Pruned:
         """Delete a thread and every record that no fork of it needs. Late writes to it are refused. One with pinned
         checkpoints is deleted only with `force`; else it raises `Pinned`."""
         return self._run(self._delete(thread, force, progress))
 
-    async def adelete(self, thread: Thread | str, *, force: bool = False, progress: Progress | None = None) -> Pruned:
-        """`delete`, awaited."""
+    async def adelete_thread(
+        self, thread: Thread | str, *, force: bool = False, progress: Progress | None = None
+    ) -> Pruned:
+        """`delete_thread`, awaited."""
         return await self._arun(self._delete(thread, force, progress))
-
-    def verify(self, *, progress: Progress | None = None) -> Report:
-        """Check every record of this tenant, and the database file itself. `progress`: (done, of how many) trees."""
-        return self._run(self._verify(progress))
-
-    async def averify(self, *, progress: Progress | None = None) -> Report:
-        """`verify`, awaited."""
-        return await self._arun(self._verify(progress))
-
-    def stats(self) -> Stats:
-        """How much is stored, and how much storing every state in full would take."""
-        return self._run(self._stats())
-
-    async def astats(self) -> Stats:
-        """`stats`, awaited."""
-        return await self._arun(self._stats())
 
     def close(self) -> None:
         """Finish what is running and close the database. May be called twice."""

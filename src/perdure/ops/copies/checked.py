@@ -25,7 +25,7 @@ def verified(store: Any, tenants: Iterable[str]) -> Report:
     problems: list[Problem] = []
     for name in tenants:
         try:
-            report: Report = store.tenant(name).verify()
+            report: Report = store.tenant(name).ops.verify()
         except OF_THE_STORE:
             raise
         except PerdureError as error:  # it hides nothing of the others

@@ -1,4 +1,4 @@
-"""`store.doctor()`: goes through the checklist of a deployment, and says for each line what to do.
+"""`store.ops.doctor()`: goes through the checklist of a deployment, and says for each line what to do.
 
 Reads only: it never changes the store, and works on one that cannot be written. Each check is a transaction of its own,
 so that one that fails (a privilege that is missing, a damaged table) takes no other with it. What only one of the

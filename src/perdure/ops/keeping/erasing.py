@@ -1,7 +1,7 @@
-"""`store.erase()` and `store.erase_run()`: a thread or a run goes with every byte; the answer says what may hold it.
+"""`store.ops.erase()` and `erase_run()`: a thread or a run goes with every byte; the answer names what may hold it.
 
 A run's own part is in several transactions (journal, state, arguments), each of which may be the last before a kill:
-what is still to be done is found the next time, by the same call or by `store.compact()`.
+what is still to be done is found the next time, by the same call or by `store.ops.compact()`.
 """
 
 from __future__ import annotations

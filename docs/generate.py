@@ -1,0 +1,135 @@
+"""Writes docs/reference/api.md from public names, signatures and docstrings: `python docs/generate.py`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import perdure
+import perdure.langgraph
+
+PAGE = Path(__file__).parent / "reference" / "api.md"
+HEAD = """# The Python API
+
+`import perdure`. This page is generated from the docstrings (`python docs/generate.py`). What is not listed may change.
+
+Every method of a store, a run and a thread that does I/O has an async twin with an `a` in front and the same arguments
+(`save`, `asave`); of `history` and `stream` it is an async iterator. The methods of `store.ops` block: call them with
+`asyncio.to_thread`. Where a checkpoint or a run is wanted, its id will do; where a step is wanted, its path, its number
+or a `Step`.
+"""
+
+
+def signature(name: str, function: Any) -> str:
+    """The call as it is written, without `self`."""
+    found = inspect.signature(function)
+    parameters = [one for one in found.parameters.values() if one.name not in ("self", "cls")]
+    plain = [one.replace(annotation=Plain(one.annotation), default=default(one.default)) for one in parameters]
+    return name + str(found.replace(parameters=plain, return_annotation=Plain(found.return_annotation)))
+
+
+class Plain:
+    """An annotation or a default that prints as its source does."""
+
+    def __init__(self, value: Any) -> None:
+        self.text = value if isinstance(value, str) else getattr(value, "__name__", str(value))
+
+    def __repr__(self) -> str:
+        return "Any" if self.text == "_empty" else self.text
+
+
+def default(value: Any) -> Any:
+    if value is inspect.Parameter.empty:
+        return value
+    if type(value) is object:  # stands for "not given"
+        return Plain("…")
+    return Plain(value) if inspect.isclass(value) else value
+
+
+def described(value: Any) -> str:
+    return inspect.getdoc(value) or ""
+
+
+def methods(cls: type) -> list[tuple[str, Any]]:
+    """Public functions and properties of a class, in the order they are written; async twins are left out."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__.startswith("perdure"):
+            found.update({name: value for name, value in vars(base).items() if not name.startswith("_")})
+    kept = {name: value for name, value in found.items() if inspect.isfunction(value) or isinstance(value, property)}
+    return [(name, value) for name, value in kept.items() if not (name[0] == "a" and name[1:] in kept)]
+
+
+def of_class(name: str, cls: type) -> list[str]:
+    lines = [f"## {name}", "", described(cls), ""]
+    if fields := [f"`{field}: {kind}`" for field, kind in fields_of(cls).items()]:
+        lines += ["Fields: " + ", ".join(fields) + ".", ""]
+    for method, value in methods(cls):
+        if isinstance(value, property):
+            lines += [f"### `{method}`", "", described(value), ""]
+        else:
+            lines += [f"### `{method}()`", "", *called(method, value), described(value), ""]
+    return lines
+
+
+def called(name: str, value: Any) -> list[str]:
+    """The signature as a block of code, one parameter a line where it is long."""
+    if not callable(value) or inspect.isclass(value):
+        return []
+    text = signature(name, value)
+    if len(text) > 110:
+        text = text.replace("(", "(\n    ", 1).replace(", *, ", ",\n    *, ").replace(") -> ", "\n) -> ")
+    return ["```text", text, "```", ""]
+
+
+def fields_of(cls: type) -> dict[str, str]:
+    if not (hasattr(cls, "__dataclass_fields__") or hasattr(cls, "__struct_fields__")):
+        return {}
+    kinds = {name: kind for base in reversed(cls.__mro__) for name, kind in inspect.get_annotations(base).items()}
+    return {name: str(kind) for name, kind in kinds.items() if not name.startswith("_") and "ClassVar" not in str(kind)}
+
+
+def section(title: str, module: Any, names: list[str]) -> list[str]:
+    """Functions first, then classes, then errors, each in alphabetical order."""
+    values = {name: getattr(module, name) for name in sorted(names, key=str.lower)}
+    errors = {name: value for name, value in values.items() if inspect.isclass(value) and issubclass(value, Exception)}
+    classes = {name: value for name, value in values.items() if inspect.isclass(value) and name not in errors}
+    lines = [f"# {title}", ""]
+    for name, value in values.items():
+        if inspect.ismodule(value) or (not callable(value) and hasattr(value, "__all__")):
+            lines += [f"## {name}", "", described(value), ""]
+            for part in value.__all__:
+                one = getattr(value, part)
+                lines += [
+                    f"### {name}.{part}",
+                    "",
+                    *called(f"{module.__name__}.{name}.{part}", one),
+                    described(one),
+                    "",
+                ]
+        elif callable(value) and name not in classes and name not in errors:
+            lines += [f"## {name}", "", *called(f"{module.__name__}.{name}", value), described(value), ""]
+    for name, value in classes.items():
+        lines += of_class(name, value)
+    if errors:
+        lines += ["## Errors", "", "| error | is a | |", "|---|---|---|"]
+        for name, value in errors.items():
+            lines.append(f"| `{name}` | `{value.__bases__[0].__name__}` | {' '.join(described(value).split())} |")
+        lines.append("")
+    return lines
+
+
+def page() -> str:
+    from perdure.ops.operations import Operations
+
+    lines = [HEAD]
+    lines += section("perdure", perdure, [name for name in perdure.__all__ if not name.startswith("_")])
+    lines += of_class("store.ops", Operations)
+    lines += section("perdure.langgraph", perdure.langgraph, list(perdure.langgraph.__all__))
+    return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(PAGE.write_text(page()) and None)
