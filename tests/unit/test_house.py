@@ -24,13 +24,8 @@ LAYERS = ("errors", "values", "storage", "log", "threads", "runs", "agents", "op
 # imports when it is called may come from above.
 FLOORS = {
     "runs": ("functions", "journal", "session", "calls", "parallel", "engine", "keeping", "history", "moving",
-<<<<<<< HEAD
              "workers", "handle", "store"),
-    "ops": ("telemetry", "health", "roles", "keys", "copies", "keeping", "repair", "doctor", "store"),
-=======
-             "agents", "workers", "handle", "store"),
     "ops": ("telemetry", "health", "roles", "keys", "copies", "keeping", "repair", "doctor", "operations", "store"),
->>>>>>> d1c0114 (What an operator does is under store.ops; the API page is generated)
 }  # fmt: skip
 
 
