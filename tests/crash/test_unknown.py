@@ -5,16 +5,17 @@ The driver under the store is the real one; between them stands one that loses a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from driver_proxy import WriteProxy
 
 import perdure
 from perdure.errors import OutcomeUnknown, Unavailable
 from perdure.log.cache import BaseCache
-from perdure.storage.program import Dialect, Driver, Flow, Transaction
+from perdure.storage.program import Driver, Flow
 from perdure.storage.urls import open_driver
 from perdure.threads.context import Context
 from perdure.threads.store import CACHE_BYTES
@@ -24,34 +25,21 @@ from perdure.values.registry import Codec
 Fate = Literal["works", "done", "not done", "refused"]
 
 
-class LossyDriver:
+class LossyDriver(WriteProxy):
     """Writes meet the fates listed, in their order; after those everything works."""
 
     def __init__(self, driver: Driver) -> None:
-        self.driver = driver
+        super().__init__(driver)
         self.fates: list[Fate] = []
 
-    @property
-    def dialect(self) -> Dialect:
-        return self.driver.dialect
-
-    def run(self, transaction: Transaction) -> Any:
-        fate: Fate = self.fates.pop(0) if transaction.write and self.fates else "works"
+    def write(self, do: Callable[[], Any]) -> Any:
+        fate: Fate = self.fates.pop(0) if self.fates else "works"
         if fate == "refused":
             raise Unavailable("the server is away. Nothing was written.")
-        answer = self.driver.run(transaction) if fate != "not done" else None
+        answer = do() if fate != "not done" else None
         if fate != "works":
             raise OutcomeUnknown("the connection broke during COMMIT.")
         return answer
-
-    async def arun(self, transaction: Transaction) -> Any:
-        return self.run(transaction)
-
-    def close(self) -> None:
-        self.driver.close()
-
-    async def aclose(self) -> None:
-        self.close()
 
 
 @pytest.fixture

@@ -5,12 +5,13 @@ Real processes, stopped and killed; real connections, cut, frozen, and broken af
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from driver_proxy import WriteProxy
 from workshop import (
     Hand,
     asked,
@@ -243,33 +244,22 @@ def test_a_network_that_comes_back_costs_nothing(
     assert done(tmp_path) == ["first", "hold", "last"]
 
 
-class LateDriver:
+class LateDriver(WriteProxy):
     """A network of nightmares: a write seems lost, is looked for and not found, and arrives before it is repeated."""
 
     def __init__(self, driver: Driver) -> None:
-        self.driver = driver
-        self.dialect = driver.dialect
-        self.path = ":memory:"
+        super().__init__(driver)
         self.armed = False
-        self.late: Transaction | None = None
+        self.late: Callable[[], Any] | None = None
 
-    def run(self, transaction: Transaction) -> Any:
-        if transaction.write and self.late is not None:
+    def write(self, do: Callable[[], Any]) -> Any:
+        if self.late is not None:
             late, self.late = self.late, None
-            self.driver.run(late)
-        elif transaction.write and self.armed:
-            self.armed, self.late = False, transaction
+            late()
+        elif self.armed:
+            self.armed, self.late = False, do
             raise OutcomeUnknown("the connection broke during COMMIT")
-        return self.driver.run(transaction)
-
-    async def arun(self, transaction: Transaction) -> Any:
-        return self.run(transaction)
-
-    def close(self) -> None:
-        self.driver.close()
-
-    async def aclose(self) -> None:
-        self.close()
+        return do()
 
 
 @pytest.mark.parametrize("late", ["done", "intent", "finish"])

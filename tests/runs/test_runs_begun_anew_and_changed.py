@@ -3,17 +3,19 @@ the smallest case of each."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from driver_proxy import WriteProxy
 from lab import Flaky, Lab, finished
 
 import perdure
 from perdure.errors import OutcomeUnknown
 from perdure.log.cache import BaseCache
 from perdure.runs.journal.families import PAGE
-from perdure.storage.program import Driver, Transaction
+from perdure.storage.program import Driver
 from perdure.storage.urls import open_driver
 from perdure.threads.context import Context
 from perdure.values.registry import Codec
@@ -21,29 +23,20 @@ from perdure.values.registry import Codec
 # --- the last commit of a run that begins anew
 
 
-class Losing:
+class Losing(WriteProxy):
     """A driver that loses the answer to a write, whether it was committed or not."""
 
     def __init__(self, driver: Driver) -> None:
-        self.driver, self.dialect, self.path = driver, driver.dialect, ":memory:"
+        super().__init__(driver)
         self.loses: str | None = None
 
-    def run(self, transaction: Transaction) -> Any:
-        if not transaction.write or self.loses is None:
-            return self.driver.run(transaction)
+    def write(self, do: Callable[[], Any]) -> Any:
+        if self.loses is None:
+            return do()
         if self.loses == "committed":
-            self.driver.run(transaction)
+            do()
         self.loses = None
         raise OutcomeUnknown("the connection broke during COMMIT")
-
-    async def arun(self, transaction: Transaction) -> Any:
-        return self.run(transaction)
-
-    def close(self) -> None:
-        self.driver.close()
-
-    async def aclose(self) -> None:
-        self.close()
 
 
 @pytest.mark.parametrize("outcome", ["committed", "never arrived"])

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from perdure.errors import Undecodable
 from perdure.storage.cells import FULL_TEXT
-from perdure.storage.program import Batch, Flow, Program, Reclaim, Sql, aside, read, write
+from perdure.storage.program import Batch, Flow, Program, Sql, aside, maintain, read, write
 from perdure.values.compress import compress_hard, decompress_full
 
 _BODIES = Sql(
@@ -91,4 +91,4 @@ def _mark(tenant: int, key: str, after: int) -> Program[None]:
 
 def reclaim() -> Flow[None]:
     """Give space that nothing uses any more back to the file system."""
-    yield from write(Reclaim(), solo=True)
+    yield from maintain("reclaim")

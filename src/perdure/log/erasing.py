@@ -22,7 +22,7 @@ from perdure.log.pins import drop_pins_on, pins_in
 from perdure.log.reading import RECORD
 from perdure.log.records import ERASED, Record, record_of
 from perdure.log.sweeping import drop_all, lock_tree, rearrange, remove_threads, set_head, sweep
-from perdure.storage.program import Batch, Dialect, Flow, Program, Progress, Rows, Scrub, Sql, read, write
+from perdure.storage.program import Batch, Dialect, Flow, Program, Progress, Rows, Sql, maintain, read, write
 
 _TRIES = 10
 _BATCH = 500
@@ -324,11 +324,11 @@ def _unmark(tenant: int, at: str) -> Program[None]:
 def scrub(dialect: Dialect, full: bool, tables: Sequence[str] | None = None) -> Flow[list[str]]:
     """Let what was removed, or written over, be gone from the store's own files. What was in the way, as sentences."""
     if dialect == "sqlite":
-        problem = yield from write(Scrub(), solo=True)
+        problem = yield from maintain("scrub")
         for _ in range(_TRIES):
             if not problem:
                 break
-            problem = yield from write(Scrub(log_only=True), solo=True)
+            problem = yield from maintain("scrub_log")
         return [problem] if problem else []
     tables = [*(_TABLES if tables is None else tables), _SAMPLES]
     foreign = yield from read(_foreign)
@@ -340,7 +340,7 @@ def scrub(dialect: Dialect, full: bool, tables: Sequence[str] | None = None) -> 
     for table in tables:
         if table not in foreign:
             try:
-                yield from write(Scrub(table, full=full), solo=True)
+                yield from maintain("scrub_full" if full else "scrub", table)
             except StoreError as error:
                 problems.append(f"table {table} could not be vacuumed ({error})")
     return problems

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.errors import StoreError
 from perdure.storage import meters
-from perdure.storage.program import Program, Solo
+from perdure.storage.program import Solo
 
 if TYPE_CHECKING:  # asyncio takes a third of the time that importing Perdure may take
     from asyncio import AbstractEventLoop, Future
     from concurrent.futures import ThreadPoolExecutor
 
+# What a job does in the open transaction: with the writer's cursor, and the hook of fault tests.
+Work = Callable[[Any, Any], Any]
 JOBS_MAX = 256  # per group: bounds what one failed commit takes with it
 WORK_S_MAX = 0.020  # per group: bounds how long the first of a group waits for the others' work
 
@@ -40,14 +42,16 @@ class Job:
         "future",
         "leads",
         "loop",
-        "op",
+        "maintains",
         "result",
         "solo",
         "wake",
+        "work",
     )
 
-    def __init__(self, op: Callable[[], Program[Any]], solo: Solo, deadline: float) -> None:
-        self.op = op
+    def __init__(self, work: Work, solo: Solo, deadline: float) -> None:
+        self.work = work
+        self.maintains: Callable[[Any], str] | None = None  # instead: what the writer does outside of a transaction
         self.solo = solo
         self.deadline = deadline  # for getting its turn, in time.monotonic
         self.result: Any = None
@@ -105,6 +109,10 @@ class Group:
                 pass  # the loop was closed: nobody waits there
 
 
+def _nothing(_cursor: Any, _hook: Any) -> None:
+    """The work of a job that has none inside of a transaction."""
+
+
 def _resolve(jobs: list[Job]) -> None:
     for job in jobs:
         if job.future is None or job.future.done():
@@ -128,9 +136,35 @@ class CommitQueue:
         self._executor: ThreadPoolExecutor | None = None
         self.waiting: deque[Job] = deque()
 
-    def run(self, op: Callable[[], Program[Any]], solo: Solo) -> Any:
+    def try_lead(self) -> bool:
+        """Take the lead if no writer is at work, for one commit without a job. Then call `end_lead`."""
+        with self._mutex:
+            if self._refusal is not None:
+                raise self._refusal()
+            if self._leading:
+                return False
+            self._leading = True
+            return True
+
+    def end_lead(self) -> None:
+        """Give the lead that `try_lead` took to the next waiter."""
+        with self._mutex:
+            if not self.waiting and self._refusal is None:
+                self._leading = False
+                return
+        self._hand_over()
+
+    def run(self, work: Work, solo: Solo = False) -> Any:
         """Commit one job; blocks."""
-        job = Job(op, solo, monotonic() + self._timeout_s)
+        return self._run(Job(work, solo, monotonic() + self._timeout_s))
+
+    def maintain(self, work: Callable[[Any], str]) -> str:
+        """Let the writer do something outside of a transaction, when its turn comes; blocks."""
+        job = Job(_nothing, True, monotonic() + self._timeout_s)
+        job.maintains = work
+        return str(self._run(job))
+
+    def _run(self, job: Job) -> Any:
         with self._mutex:
             if self._refusal is not None:
                 raise self._refusal()
@@ -152,20 +186,20 @@ class CommitQueue:
                 del job  # or the traceback keeps itself alive
         return job.result
 
-    async def arun(self, op: Callable[[], Program[Any]], solo: Solo) -> Any:
+    async def arun(self, work: Work, solo: Solo = False) -> Any:
         """Commit one job for a task. After a cancellation the outcome is unknown: it may be written."""
-        job, future = self._queued(op, solo)
+        job, future = self._queued(work, solo)
         try:
             return await future
         finally:
             job.dropped = True  # cancelled: if it was not started, it need not be
 
-    async def arun_whole(self, op: Callable[[], Program[Any]], solo: Solo) -> Any:
+    async def arun_whole(self, work: Work, solo: Solo) -> Any:
         """Commit one job for a task, to its end also if the task is cancelled. Then the cancellation is raised, with
         the result as its `answer`."""
         from asyncio import CancelledError
 
-        job, future = self._queued(op, solo)
+        job, future = self._queued(work, solo)
         loop = future.get_loop()
         cancelled: CancelledError | None = None
         while True:
@@ -187,10 +221,10 @@ class CommitQueue:
             raise cancelled
         return result
 
-    def _queued(self, op: Callable[[], Program[Any]], solo: Solo) -> tuple[Job, Future[Any]]:
+    def _queued(self, work: Work, solo: Solo) -> tuple[Job, Future[Any]]:
         from asyncio import get_running_loop
 
-        job = Job(op, solo, monotonic() + self._timeout_s)
+        job = Job(work, solo, monotonic() + self._timeout_s)
         job.loop = get_running_loop()
         job.future = future = job.loop.create_future()
         with self._mutex:

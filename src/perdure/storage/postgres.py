@@ -23,11 +23,12 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from perdure.errors import ForkedProcess, OpenError, StoreClosed, UsageError
-from perdure.storage.program import Batch, Dialect, Program, Rows, Scrub, Transaction
+from perdure.storage.program import Batch, Dialect, Maintenance, Program, Rows, Sql, Statement, Transaction
 
 try:
     import psycopg
@@ -118,9 +119,32 @@ class PostgresDriver:
         return self._statements.tenancy
 
     def run(self, transaction: Transaction) -> Any:
+        """Run a program in one transaction."""
+        return self._drive(self._attempts(partial(self._attempt, transaction), write=transaction.write))
+
+    async def arun(self, transaction: Transaction) -> Any:
+        """`run`, awaited."""
+        return await self._adrive(self._attempts(partial(self._attempt, transaction), write=transaction.write))
+
+    def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
+        """Run statements in one round trip, which is one transaction (see `Driver`)."""
+        return bool(self._drive(self._attempts(partial(self._append, statements, counts), write=True)))
+
+    async def aappend(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
+        """`append`, awaited."""
+        return bool(await self._adrive(self._attempts(partial(self._append, statements, counts), write=True)))
+
+    def maintain(self, kind: Maintenance, table: str = "") -> str:
+        """Vacuum a table and take the planner's samples of it anew, which hold values in the clear. `scrub_full`
+        rewrites the table, which locks it meanwhile. Space is reclaimed by the server itself."""
+        if not table:
+            return ""
+        vacuum = Sql(f"VACUUM ({'FULL, ' if kind == 'scrub_full' else ''}ANALYZE) {table}")
+        return str(self._drive(self._attempts(partial(self._vacuum, vacuum), write=True)))
+
+    def _drive(self, steps: Generator[Wanted, Any, Any]) -> Any:
         self._check()
         pool = self._pool
-        steps = self._attempts(transaction)
         line: Line | None = None
         try:
             wanted = next(steps)
@@ -148,10 +172,9 @@ class PostgresDriver:
             if line is not None:
                 pool.release(line)
 
-    async def arun(self, transaction: Transaction) -> Any:
+    async def _adrive(self, steps: Generator[Wanted, Any, Any]) -> Any:
         self._check()
         pool = self._loop_pool()
-        steps = self._attempts(transaction)
         held: LoopLine | None = None
         try:
             wanted = next(steps)
@@ -208,15 +231,17 @@ class PostgresDriver:
 
     # One operation, until it succeeds or fails for good.
 
-    def _attempts(self, transaction: Transaction) -> Generator[Wanted, Any, Any]:
+    def _attempts(
+        self, work: Callable[[Line], Generator[Wanted, Any, Any]], *, write: bool
+    ) -> Generator[Wanted, Any, Any]:
         losses = 0
         for attempt in range(_ATTEMPTS_MAX):
             line: Line | None = None
             try:
                 line = yield None
-                if (sink := meters.sink) is not None and transaction.write:
-                    return (yield from _timed(sink, self._attempt(line, transaction)))
-                return (yield from self._attempt(line, transaction))
+                if (sink := meters.sink) is not None and write:
+                    return (yield from _timed(sink, work(line)))
+                return (yield from work(line))
             except LineLost as error:
                 if line is not None and line.decisive:
                     raise meaning.unknown(str(error), self._target) from error
@@ -235,19 +260,35 @@ class PostgresDriver:
             yield backoff_s(attempt)
         raise AssertionError("the last attempt returns or raises")
 
-    def _attempt(self, line: Line, transaction: Transaction) -> Generator[Wanted, Any, Any]:
+    def _append(
+        self, statements: Sequence[Statement], counts: Sequence[int | None], line: Line
+    ) -> Generator[Wanted, Any, bool]:
+        hook = self._hook
+        if hook is not None:
+            hook("statement:0")
+        line.send(statements, decisive=True)
+        yield line
+        changed = line.take_counts()
+        if hook is not None:
+            hook("committed")
+        return all(count is None or count == found for count, found in zip(counts, changed, strict=True))
+
+    def _attempt(self, transaction: Transaction, line: Line) -> Generator[Wanted, Any, Any]:
         if self._hook is None:
             return self._transact(line, transaction)
-        if isinstance(transaction.op, Scrub):
-            return self._alone(line, transaction, self._hook)
         return self._stepwise(line, transaction, self._hook)
 
-    def _alone(self, line: Line, transaction: Transaction, hook: Hook) -> Generator[Wanted, Any, Any]:
+    def _vacuum(self, vacuum: Sql, line: Line) -> Generator[Wanted, Any, str]:
         """What PostgreSQL refuses to do inside a transaction."""
-        hook("statement:0")
-        answer = yield from self._transact(line, transaction)
-        hook("committed")
-        return answer
+        hook = self._hook
+        if hook is not None:
+            hook("statement:0")
+        line.send([vacuum()])
+        yield line
+        line.take()
+        if hook is not None:
+            hook("committed")
+        return ""
 
     def _worth_another(self, error: psycopg.Error, attempt: int) -> bool:
         """Whether the statement, which was rolled back, may succeed if the operation is run again."""

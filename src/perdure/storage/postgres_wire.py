@@ -215,7 +215,14 @@ class Line:
 
     def take(self) -> list[Rows]:
         """The rows of each statement. Raises the first error of the exchange."""
-        answers: list[Rows] = []
+        return [self._rows(result) if result.status == _TUPLES else [] for result in self._take_results()]
+
+    def take_counts(self) -> list[int]:
+        """How many rows each statement has changed. Raises the first error of the exchange."""
+        return [result.command_tuples or 0 for result in self._take_results()]
+
+    def _take_results(self) -> list[Any]:
+        answers: list[Any] = []
         failed = None
         for index, result in enumerate(self._results):
             kind = self._expected[index] if index < len(self._expected) else False
@@ -223,7 +230,7 @@ class Line:
             if status == _ERROR:
                 failed = failed or result
             elif kind is True:
-                answers.append(self._rows(result) if status == _TUPLES else [])
+                answers.append(result)
             elif kind is not False and status == _OK:
                 self._prepared.add(kind)
         self._results = []

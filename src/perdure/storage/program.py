@@ -10,7 +10,7 @@ Must never happen here or in any program: a clock, a random number, I/O. They ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
@@ -164,60 +164,79 @@ class Transaction:
     # It looks at what is stored and says what is wrong: what cannot be read comes as something unreadable.
     checks: bool = False
 
+    def perform(self, driver: Driver) -> Any:
+        return driver.run(self)
 
-class Outside:
-    """An operation outside of the database, on an object store or a provider of keys: the driver that has one knows
-    it by its class."""
-
-    def __call__(self) -> Program[Any]:
-        raise UsageError("the store was opened without an object store: open(url, objects=…)")
+    async def aperform(self, driver: Driver) -> Any:
+        return await driver.arun(self)
 
 
-class Aside:
-    """An operation without the database: work that takes so long that an event loop must not wait for it. `adrive` has
-    a thread do it, `drive` does it in place. As a program it is one without statements."""
-
-    __slots__ = ("work",)
+class Aside(Transaction):
+    """Work of a flow without the database that takes so long that an event loop must not wait for it: `adrive` has a
+    thread do it, `drive` does it in place. As a program it is one without statements."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
+        def program() -> Program[Any]:
+            yield from ()
+            return work()
+
+        super().__init__(program)
         self.work = work
 
-    def __call__(self) -> Program[Any]:
-        yield from ()
+    def perform(self, driver: Driver) -> Any:
         return self.work()
 
+    async def aperform(self, driver: Driver) -> Any:
+        from asyncio import to_thread
 
-class Reclaim:
-    """An operation that gives unused space back to the file system. SQLite rewrites the file, outside of any
-    transaction; for PostgreSQL it is an empty program, because the server does that by itself."""
-
-    def __call__(self) -> Program[None]:
-        return
-        yield
+        return await to_thread(self.work)
 
 
-class Scrub:
-    """An operation after which what was removed is gone from the store's own files, as far as the database allows it.
+# reclaim: give unused space back to the file system. scrub: what was removed is gone from the store's own files, as far
+# as the database allows it; scrub_full: also where that locks out others meanwhile. scrub_log: only from SQLite's log.
+Maintenance = Literal["reclaim", "scrub", "scrub_full", "scrub_log"]
 
-    SQLite rewrites the file and cuts off its log (`log_only`: only that), outside of any transaction. PostgreSQL
-    vacuums one `table`, and takes its samples for the planner anew, which hold values in the clear; `full` rewrites it,
-    and nobody can use it meanwhile. The answer is empty, or says what was in the way.
-    """
 
-    def __init__(self, table: str = "", *, full: bool = False, log_only: bool = False) -> None:
-        self.log_only = log_only
-        self._vacuum = Sql(f"VACUUM ({'FULL, ' if full else ''}ANALYZE) {table}")
+class Maintain(Transaction):
+    """A flow's request for maintenance, of one table where the database does it table by table."""
 
-    def __call__(self) -> Program[str]:
-        yield Batch(self._vacuum(), last=True)
-        return ""
+    def __init__(self, kind: Maintenance, table: str = "") -> None:
+        super().__init__(_no_program)
+        self.kind, self.table = kind, table
+
+    def perform(self, driver: Driver) -> str:
+        return driver.maintain(self.kind, self.table)
+
+    async def aperform(self, driver: Driver) -> str:
+        from asyncio import to_thread
+
+        return await to_thread(driver.maintain, self.kind, self.table)
+
+
+def _no_program() -> Program[Any]:
+    raise UsageError("maintenance is not a program: use drive or adrive")
 
 
 Flow = Generator[Transaction, Any, T]
 
 
 class Driver(Protocol):
-    """What a database must offer: run a program in one transaction, blocking or async."""
+    """What a database must offer: run a program in one transaction, blocking or async.
+
+    `append` is the straight line for the hot writes (a save, a recorded step, an effect): no generator, no batch, no
+    group object while no other writer is at work. It runs `statements` in order in one transaction and commits if
+    each changed as many rows as `counts` says at its place (None: any number). It returns True when they are
+    committed, with the durability of a write; False if a count differs: then nothing was written, and the caller
+    takes the general way, which finds out why. Errors are those of `run`, OutcomeUnknown and ConstraintFailed among
+    them. The statements give no rows (no RETURNING); `seals` are honoured, `opens` and `checks` have no meaning.
+
+    SQLite runs one statement after the other, and the first that differs ends it. PostgreSQL gets all of them in one
+    round trip, and commits what they did: there every statement must do nothing by itself if the condition does not
+    hold. One statement with data-modifying CTEs is the natural form (`Sql(sqlite=(…), postgres="WITH …")`: a `Sql`
+    with several texts counts the rows of its last one).
+
+        driver.append([ADD_ENTRY(tenant=…, run=…, seq=…, body=…, fence=…)], [1])
+    """
 
     @property
     def dialect(self) -> Dialect: ...
@@ -225,6 +244,14 @@ class Driver(Protocol):
     def run(self, transaction: Transaction) -> Any: ...
 
     async def arun(self, transaction: Transaction) -> Any: ...
+
+    def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool: ...
+
+    async def aappend(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool: ...
+
+    def maintain(self, kind: Maintenance, table: str = "") -> str:
+        """Maintain the store's files, blocking, outside of any transaction. Empty, or what prevented it."""
+        ...
 
     def close(self) -> None: ...
 
@@ -237,8 +264,7 @@ def drive(driver: Driver, flow: Flow[T]) -> T:
         transaction = next(flow)
         while True:
             try:
-                op = transaction.op
-                answer = op.work() if type(op) is Aside else driver.run(transaction)
+                answer = transaction.perform(driver)
             except BaseException as error:
                 transaction = flow.throw(error)
             else:
@@ -253,8 +279,7 @@ async def adrive(driver: Driver, flow: Flow[T]) -> T:
         transaction = next(flow)
         while True:
             try:
-                op = transaction.op
-                answer = await _beside(op) if type(op) is Aside else await driver.arun(transaction)
+                answer = await transaction.aperform(driver)
             except BaseException as error:
                 transaction = flow.throw(error)
             else:
@@ -263,16 +288,15 @@ async def adrive(driver: Driver, flow: Flow[T]) -> T:
         return stop.value  # type: ignore[no-any-return]
 
 
-async def _beside(op: Aside) -> Any:
-    from asyncio import to_thread
-
-    return await to_thread(op.work)
-
-
 def aside(work: Callable[[], T]) -> Generator[Transaction, T, T]:
     """Inside a flow, between transactions: `value = yield from aside(work)`, for what keeps a processor busy. It may
     not touch what other threads change."""
-    return (yield Transaction(Aside(work)))
+    return (yield Aside(work))
+
+
+def maintain(kind: Maintenance, table: str = "") -> Generator[Transaction, str, str]:
+    """Inside a flow: maintenance of the store's files. Empty, or what prevented it."""
+    return (yield Maintain(kind, table))
 
 
 def read(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:

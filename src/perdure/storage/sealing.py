@@ -15,22 +15,19 @@ from __future__ import annotations
 
 from asyncio import ensure_future, get_running_loop
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
 from typing import Any
 
-from perdure.errors import Damaged, KeyMissing, NotEncrypted, Unavailable
-from perdure.storage.cells import UNREADABLE
+from perdure.errors import Damaged, KeyMissing, NotEncrypted, Unavailable, UsageError
+from perdure.storage.cells import NEEDED, UNREADABLE
 from perdure.storage.keyring import Keys
 from perdure.storage.locks import Locks, UnknownKey
 from perdure.storage.program import (
     Batch,
     Driver,
-    Outside,
     Program,
-    Reclaim,
     Rows,
-    Scrub,
     Sql,
     Statement,
     Transaction,
@@ -57,13 +54,17 @@ _ADD = Sql(
 
 
 _NOTHING = Sql("SELECT 1 WHERE 1 = 0")
+_LOAD = Sql("SELECT NULL WHERE 1 = 0", opens={0: NEEDED})
 
 
-class AskKeys(Outside):
+class AskKeys:
     """An operation that asks the provider for a tenant's keys. With its number: they are in use from now on."""
 
     def __init__(self, name: str, tenant: int | None = None) -> None:
         self.name, self.tenant = name, tenant
+
+    def __call__(self) -> Program[Any]:
+        raise UsageError("the store was opened without keys: open(url, keys=…)")
 
 
 Reading = Generator[Batch, list[Rows], Locks]
@@ -228,8 +229,6 @@ class SealedDriver(WrappingDriver):
         op = transaction.op
         if isinstance(op, AskKeys):
             return self._took(op, *self.vault.asker.ask(op.name))
-        if isinstance(op, Reclaim | Scrub | Outside):  # the driver knows it by its class
-            return self.inner.run(transaction)
         if self.vault.is_due():
             self.vault.tend()
         wrapped = self._wrapped(transaction)
@@ -248,10 +247,22 @@ class SealedDriver(WrappingDriver):
         op = transaction.op
         if isinstance(op, AskKeys):
             return self._took(op, *(await self.vault.asker.aask(op.name)))
-        if isinstance(op, Reclaim | Scrub | Outside):
-            return await self.inner.arun(transaction)
         whole = Whole(transaction)
         return await whole.finish(self._arun(transaction, whole))
+
+    def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
+        """Append what is encrypted."""
+        tenant = statements[0].params["tenant"]
+        while (locks := self.vault.known(tenant)) is None:
+            self.run(Transaction(partial(_load_keys, tenant), write=True))
+        return self.inner.append([_sealed({tenant: locks}, statement) for statement in statements], counts)
+
+    async def aappend(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
+        """`append`, awaited."""
+        tenant = statements[0].params["tenant"]
+        while (locks := self.vault.known(tenant)) is None:
+            await self.arun(Transaction(partial(_load_keys, tenant), write=True))
+        return await self.inner.aappend([_sealed({tenant: locks}, statement) for statement in statements], counts)
 
     async def _arun(self, transaction: Transaction, whole: Whole) -> Any:
         if self.vault.is_due():
@@ -317,6 +328,10 @@ class SealedDriver(WrappingDriver):
 
     def _load(self, tenant: int) -> Transaction:
         return Transaction(partial(load, self.vault, tenant, write=False, again=True))
+
+
+def _load_keys(tenant: int) -> Program[None]:
+    yield Batch(_LOAD(tenant=tenant), last=True)
 
 
 def _finished(unfinished: _Unfinished, answers: list[Rows]) -> Any:

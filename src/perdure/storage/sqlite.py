@@ -12,7 +12,8 @@ there raises, and the connections are kept from ever being closed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Condition, Lock
 from time import monotonic
@@ -25,11 +26,11 @@ from perdure.errors import Damaged, ForkedProcess, StoreClosed, StoreError, Usag
 from perdure.storage import sqlite_open
 from perdure.storage.group import CommitQueue
 from perdure.storage.news import FileNews, News, NoNews
-from perdure.storage.program import Batch, Program, Transaction
+from perdure.storage.program import Batch, Maintenance, Program, Statement, Transaction
 from perdure.storage.sqlite_errors import read_only, translate
 from perdure.storage.sqlite_lock import Gate, ThreadGate
 from perdure.storage.sqlite_open import MEMORY, Access, Durability, Target, connect
-from perdure.storage.sqlite_write import Hook, Writer, perform
+from perdure.storage.sqlite_write import CountDiffers, Hook, Writer, perform, perform_append
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -115,7 +116,7 @@ class SqliteDriver:
         if os.getpid() != self._pid:
             raise self._forked()
         if transaction.write:
-            return self._writing().run(transaction.op, transaction.solo)
+            return self._writing().run(partial(perform, transaction.op), transaction.solo)
         return self._read(transaction.op)
 
     async def arun(self, transaction: Transaction) -> Any:
@@ -128,7 +129,9 @@ class SqliteDriver:
             raise self._forked()
         if transaction.write:
             queue = self._writing()
-            return await (queue.arun_whole if transaction.whole else queue.arun)(transaction.op, transaction.solo)
+            return await (queue.arun_whole if transaction.whole else queue.arun)(
+                partial(perform, transaction.op), transaction.solo
+            )
         from asyncio import get_running_loop
 
         try:
@@ -136,6 +139,36 @@ class SqliteDriver:
         except RuntimeError as error:  # shut down by another thread a moment ago
             raise StoreClosed(self._closed or "the interpreter is shutting down") from error
         return await answer
+
+    def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
+        """Run statements in one transaction, straight if no other writer is at work (see `Driver`)."""
+        if os.getpid() != self._pid:
+            raise self._forked()
+        queue, writer = self._writing(), self._writer
+        if self._hook is None and writer is not None and queue.try_lead():
+            try:
+                return writer.append(statements, counts)
+            finally:
+                queue.end_lead()
+        try:
+            return bool(queue.run(partial(perform_append, statements, counts), False))
+        except CountDiffers:
+            return False
+
+    async def aappend(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
+        """`append`, awaited: concurrent ones share a commit."""
+        if os.getpid() != self._pid:
+            raise self._forked()
+        try:
+            return bool(await self._writing().arun(partial(perform_append, statements, counts), False))
+        except CountDiffers:
+            return False
+
+    def maintain(self, kind: Maintenance, table: str = "") -> str:
+        """Rewrite the file (`reclaim`, `scrub`) or truncate its log (`scrub_log`). See `Driver`."""
+        if os.getpid() != self._pid:
+            raise self._forked()
+        return self._writing().maintain(lambda writer: str(writer.maintain(kind)))
 
     def close(self) -> None:
         """Wait for running work and give everything back. The last to close moves the log into the store."""
@@ -242,12 +275,12 @@ class SqliteDriver:
         resumed = _resume(program, batch)
         # One statement that promises to be the only one is a transaction by itself.
         if batch.last and len(batch.statements) == 1 and len(batch.statements[0].sql.sqlite) == 1 and hook is None:
-            return perform(cursor, resumed, None)
+            return perform(resumed, cursor, None)
         cursor.execute("BEGIN")
         try:
             if hook is not None:
                 hook("begin")
-            return perform(cursor, resumed, hook)
+            return perform(resumed, cursor, hook)
         finally:
             if cursor.connection.in_transaction:
                 cursor.execute("ROLLBACK")  # nothing to keep; also ends it after an error

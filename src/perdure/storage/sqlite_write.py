@@ -9,7 +9,7 @@ clean, so "it worked the second time" means nothing; the store closes itself ins
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -18,7 +18,7 @@ import apsw
 from perdure.errors import OutcomeUnknown, StoreClosed
 from perdure.storage import meters
 from perdure.storage.group import Group, Job
-from perdure.storage.program import Program, Reclaim, Rows, Scrub
+from perdure.storage.program import Maintenance, Program, Rows, Statement
 from perdure.storage.row_hashes import check_rows
 from perdure.storage.sqlite_errors import translate
 from perdure.storage.sqlite_lock import PATIENCE_S, Gate
@@ -40,7 +40,7 @@ _RESTART_WAIT_MS = 200
 _SCRUB_WAIT_MS = 1000
 
 
-def perform(cursor: apsw.Cursor, op: Callable[[], Program[Any]], hook: Hook | None) -> Any:
+def perform(op: Callable[[], Program[Any]], cursor: apsw.Cursor, hook: Hook | None) -> Any:
     """Drive one program inside the transaction that is open on the cursor."""
     program = op()
     execute, fetch = cursor.execute, cursor.fetchall
@@ -60,6 +60,27 @@ def perform(cursor: apsw.Cursor, op: Callable[[], Program[Any]], hook: Hook | No
             batch = program.send(answers)
     except StopIteration as stop:
         return stop.value
+
+
+class CountDiffers(Exception):
+    """A statement of an append changed another number of rows than expected."""
+
+
+def perform_append(
+    statements: Sequence[Statement], counts: Sequence[int | None], cursor: apsw.Cursor, hook: Hook | None
+) -> bool:
+    """Run the statements of an append inside the transaction that is open on the cursor. Raises CountDiffers."""
+    execute, changes = cursor.execute, cursor.connection.changes
+    number = 0
+    for (sql, params), count in zip(statements, counts, strict=True):
+        for text, take in sql.prepared or prepare(sql):
+            if hook is not None:
+                hook(f"statement:{number}")
+                number += 1
+            execute(text, take(params))
+        if count is not None and changes() != count:
+            raise CountDiffers
+    return True
 
 
 class Writer:
@@ -101,10 +122,9 @@ class Writer:
                 self._sync("NORMAL")
             begun_s = monotonic()
             left_s = first.deadline - begun_s
-            if isinstance(first.op, Reclaim):
-                self._reclaim(first)
-            elif isinstance(first.op, Scrub):
-                self._scrub(first, first.op)
+            if first.maintains is not None:
+                first.result = first.maintains(self)
+                self._finish([first])
             elif left_s > self._target.timeout_s - 0.05:
                 self._transact(group)
             else:
@@ -125,6 +145,46 @@ class Writer:
             group.tell()
             self._checkpoint()  # without the lock: what others add meanwhile waits for the next one
 
+    def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
+        """One append in a transaction of its own, on the thread that holds the lead: `commit` without job and group."""
+        if self._lost:
+            raise StoreClosed(self._lost)
+        committing = False
+        began_s = monotonic()
+        try:
+            self._gate.acquire(began_s + self._target.timeout_s, PATIENCE_S)
+            self._execute(_BEGIN)
+            perform_append(statements, counts, self._cursor, None)
+            committing = True
+            self._execute("COMMIT")
+            if (sink := meters.sink) is not None:
+                sink.record(meters.COMMIT, monotonic() - began_s, "sqlite")
+                sink.record(meters.COMMIT_JOBS, 1, "sqlite")
+            if self._log_pages >= _CHECKPOINT_PAGES:
+                self._checkpoint()
+        except BaseException as error:
+            if self.connection.in_transaction:
+                self._roll_back(error)
+            if isinstance(error, CountDiffers):
+                return False
+            if committing and isinstance(error, apsw.IOError):
+                self._lose(error)
+                raise self._unknown(error) from error
+            if isinstance(error, Exception):
+                raise translate(error, self._target.path, self._target.timeout_s) from error
+            raise
+        finally:
+            self._gate.release()
+        return True
+
+    def _unknown(self, error: BaseException) -> OutcomeUnknown:
+        unknown = OutcomeUnknown(
+            f"the disk under {self._target.path} failed during COMMIT: "
+            "this may or may not be written; open the store again and look"
+        )
+        unknown.__cause__ = error
+        return unknown
+
     def _sync(self, level: str) -> None:
         """Whether a commit waits for the disk. If not, a power cut may undo it, until one that waits comes after it."""
         try:
@@ -133,35 +193,28 @@ class Writer:
         except apsw.Error as error:
             self._lose(error)  # nobody may take for durable what is not
 
-    def _reclaim(self, job: Job) -> None:
-        if not self._target.in_memory:
-            self._execute("VACUUM")
-            try:
-                self.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-            except apsw.BusyError:
-                pass  # readers: the log shrinks when they are done
-        self._finish([job])
-
-    def _scrub(self, job: Job, scrub: Scrub) -> None:
-        """Nothing of what was removed stays in the file or its log, unless a reader still looks at the log."""
+    def maintain(self, kind: Maintenance) -> str:
+        """Rewrite the file, or cut its log, outside of any transaction. What kept it from being done, if anything."""
         call = self._hook or _nothing
-        job.result = ""
-        if not self._target.in_memory:
-            if not scrub.log_only:
-                call("statement:0")
-                self.connection.pragma("secure_delete", 1)
-                self._execute("VACUUM")
-                self.connection.pragma("secure_delete", 0)
-            call("commit")
-            self.connection.set_busy_timeout(_SCRUB_WAIT_MS)
-            try:
-                self.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-            except apsw.BusyError:
-                job.result = f"{self._target.path}-wal: somebody is reading, so that it could not be cut off yet"
-            finally:
-                self._reset_busy_timeout()
-            call("committed")
-        self._finish([job])
+        if self._target.in_memory:
+            return ""
+        if kind == "reclaim":
+            self._execute("VACUUM")
+        elif kind == "scrub":  # what was removed must not stay in free space
+            call("statement:0")
+            self.connection.pragma("secure_delete", 1)
+            self._execute("VACUUM")
+            self.connection.pragma("secure_delete", 0)
+        call("commit")
+        self.connection.set_busy_timeout(_SCRUB_WAIT_MS)
+        try:
+            self.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.BusyError:
+            return f"{self._target.path}-wal: a reader is active, so that it could not be truncated yet"
+        finally:
+            self._reset_busy_timeout()
+        call("committed")
+        return ""
 
     def close(self) -> None:
         """Closing a store's last connection moves the log into the store and removes it: SQLite does that."""
@@ -220,7 +273,7 @@ class Writer:
         if nested:
             self._execute("SAVEPOINT job")
         try:
-            job.result = perform(self._cursor, job.op, self._hook)
+            job.result = job.work(self._cursor, self._hook)
         except Exception as error:
             if nested and self.connection.in_transaction:
                 self._execute("ROLLBACK TO job; RELEASE job")
@@ -252,12 +305,7 @@ class Writer:
         elif isinstance(error, apsw.IOError):
             self._lose(error)
             for job in kept:
-                unknown = OutcomeUnknown(
-                    f"the disk under {self._target.path} failed during COMMIT: "
-                    "this may or may not be written; open the store again and look"
-                )
-                unknown.__cause__ = error
-                job.fail(unknown)
+                job.fail(self._unknown(error))
 
     def _roll_back(self, error: BaseException) -> None:
         try:

@@ -7,10 +7,10 @@ its task is cancelled (`Whole`).
 from __future__ import annotations
 
 from asyncio import CancelledError, Future, ensure_future, wait
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
-from perdure.storage.program import Dialect, Driver, Transaction
+from perdure.storage.program import Dialect, Driver, Maintenance, Statement, Transaction
 
 T = TypeVar("T")
 
@@ -27,6 +27,15 @@ class WrappingDriver:
     @property
     def dialect(self) -> Dialect:
         return self.inner.dialect
+
+    def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
+        return self.inner.append(statements, counts)
+
+    async def aappend(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
+        return await self.inner.aappend(statements, counts)
+
+    def maintain(self, kind: Maintenance, table: str = "") -> str:
+        return self.inner.maintain(kind, table)
 
     def close(self) -> None:
         self.inner.close()

@@ -44,6 +44,7 @@ from perdure.runs.session.telling import tell_event
 from perdure.runs.workers.crew import Crew, guarded
 from perdure.storage.events import event, said
 from perdure.storage.program import Driver, Flow, Program, Transaction, drive, read, write
+from perdure.storage.wrapping import WrappingDriver
 from perdure.threads.checks import check_name
 from perdure.threads.context import Context
 
@@ -452,20 +453,20 @@ class _Stopped(Exception):
     """The worker was told to stop."""
 
 
-class _WhileWorking:
+class _WhileWorking(WrappingDriver):
     """A driver that takes no further transaction when the worker was told to stop."""
 
     def __init__(self, driver: Driver, stopped: Callable[[], bool]) -> None:
-        self._driver, self._stopped = driver, stopped
-        self.dialect = driver.dialect
+        super().__init__(driver)
+        self._stopped = stopped
 
     def run(self, transaction: Transaction) -> Any:
         if self._stopped():
             raise _Stopped
-        return self._driver.run(transaction)
+        return self.inner.run(transaction)
 
     async def arun(self, transaction: Transaction) -> Any:
-        return await self._driver.arun(transaction)
+        return await self.inner.arun(transaction)
 
     def close(self) -> None:
         pass
