@@ -22,17 +22,13 @@ from perdure.log.pins import drop_pins_on, pins_in
 from perdure.log.reading import RECORD
 from perdure.log.records import ERASED, Record, record_of
 from perdure.log.sweeping import drop_all, lock_tree, rearrange, remove_threads, set_head, sweep
+from perdure.storage.domains import owned_tables
 from perdure.storage.program import Batch, Dialect, Flow, Program, Progress, Rows, Sql, maintain, read, write
 
 _TRIES = 10
 _BATCH = 500
 # The planner's samples of all columns, in the clear. They are taken anew by each VACUUM here; the old ones go last.
 _SAMPLES = "pg_statistic"
-# What a thread or a run has rows in.
-_TABLES = (
-    *("thread", "tag", "record", "body", "pack", "space", "label", "write", "pin"),
-    *("run", "run_value", "journal", "ask", "answer", "signal", "blob", "run_blob"),
-)
 # Removed rows are overwritten in the file at once. Until the file is scrubbed; PostgreSQL has no such thing.
 _SECURE = Sql(sqlite="PRAGMA secure_delete = ON", postgres="SELECT 1")
 _MARK = Sql("INSERT INTO meta (key, value) VALUES (:key, :at) ON CONFLICT (key) DO UPDATE SET value = :at")
@@ -330,7 +326,7 @@ def scrub(dialect: Dialect, full: bool, tables: Sequence[str] | None = None) -> 
                 break
             problem = yield from maintain("scrub_log")
         return [problem] if problem else []
-    tables = [*(_TABLES if tables is None else tables), _SAMPLES]
+    tables = [*(owned_tables() if tables is None else tables), _SAMPLES]
     foreign = yield from read(_foreign)
     problems = []
     if hindered := foreign.intersection(tables) - {_SAMPLES}:

@@ -20,10 +20,11 @@ from perdure.log.labels import LABELLED_KIND, MAIN
 from perdure.log.mended import Notes
 from perdure.log.mending_bodies import CANNOT_READ, loads
 from perdure.log.pending import writes_of
-from perdure.log.quarantine import COLUMNS, set_aside
+from perdure.log.quarantine import set_aside
 from perdure.log.reading import NOT_SWEPT, read_state
 from perdure.log.verifying import tag_statements, tags_fit
 from perdure.storage.cells import TAG, THREAD_METADATA, WRITE
+from perdure.storage.domains import owned_tables
 from perdure.storage.program import Batch, Rows, Sql
 
 LOST = "its checkpoint is lost"
@@ -137,7 +138,7 @@ def _mend_row(tenant: int, row: tuple[Any, ...]) -> Step:
         fixed["active"] = updated_at // MINUTE_US
     if not fixed:
         return []
-    names = COLUMNS["thread"][:11]
+    names = owned_tables()["thread"].columns[:11]
     values = dict(zip(names, row, strict=True)) | fixed
     shown = str(values["name"])
     if fixed.keys() != {"active"}:

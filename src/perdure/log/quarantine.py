@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Generator, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import orjson
 from blake3 import blake3
 
+from perdure.storage.domains import owned_tables
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 
 _KEY_MAX = 400  # of a key as text; PostgreSQL's indexes have a limit
@@ -24,63 +26,6 @@ _PAGE = Sql(
     "SELECT tenant, sort, key, reason, content FROM quarantine ORDER BY tenant, sort, key LIMIT :limit",
 )
 _DROP = Sql("DELETE FROM quarantine WHERE tenant = :tenant AND sort = :sort AND key = :key")
-
-# Columns of the tables that rows are taken from, the key first.
-COLUMNS = {
-    "thread": (
-        *("thread", "tree", "name", "metadata", "origin", "generation", "head", "head_hash", "created_at"),
-        *("updated_at", "active", "retention", "stamp"),
-    ),
-    "record": (
-        *("tree", "id", "thread", "parent", "base", "keyframe", "key", "kind", "at", "step", "note", "metadata"),
-        *("size", "cost", "hash", "body", "stamp"),
-    ),
-    "body": ("id", "salt", "diff", "full_text"),
-    "pack": ("pack", "tree", "key", "first", "last", "data"),
-    "label": ("thread", "space", "id", "record", "run"),
-    "space": ("thread", "name", "space", "head"),
-    "write": ("thread", "space", "id", "task", "idx", "channel", "path", "base", "value"),
-    "pin": ("thread", "name", "tree", "record", "at"),
-    "tag": ("thread", "key", "value"),
-    "journal": ("run", "seq", "kind", "body", "stamp"),
-    "run_value": ("run", "sort", "value"),
-    "ask": ("run", "path", "sort", "question", "terms", "asked_at", "deadline", "status", "answer"),
-    "answer": ("run", "path", "who", "value", "at"),
-    "signal": ("run", "topic", "seq", "key", "value", "at", "received"),
-    "run_blob": ("run", "hash"),
-    "blob": ("hash", "body"),
-}
-KEYS = {
-    "thread": ("thread",),
-    "record": ("tree", "id"),
-    "body": ("id",),
-    "pack": ("pack",),
-    "label": ("thread", "space", "id"),
-    "space": ("thread", "name"),
-    "write": ("thread", "space", "id", "task", "idx"),
-    "pin": ("thread", "name"),
-    "tag": ("key", "value", "thread"),
-    "journal": ("run", "seq"),
-    "run_value": ("run", "sort"),
-    "ask": ("run", "path"),
-    "answer": ("run", "path", "who"),
-    "signal": ("run", "topic", "seq"),
-    "run_blob": ("run", "hash"),
-    "blob": ("hash",),
-}
-_SELECT = {
-    table: Sql(
-        f"SELECT {', '.join(columns)} FROM {table} WHERE tenant = :tenant AND "
-        + " AND ".join(f"{name} = :k_{name}" for name in KEYS[table])
-    )
-    for table, columns in COLUMNS.items()
-}
-_DELETE = {
-    table: Sql(
-        f"DELETE FROM {table} WHERE tenant = :tenant AND " + " AND ".join(f"{name} = :k_{name}" for name in names)
-    )
-    for table, names in KEYS.items()
-}
 
 
 class Kept(NamedTuple):
@@ -112,22 +57,30 @@ def keep(tenant: int, sort: str, key: Mapping[str, Any], reason: str, row: Mappi
     return _ADD(tenant=tenant, sort=sort, key=text, reason=reason, content=as_json(row))
 
 
-def _params(table: str, key: tuple[Any, ...]) -> dict[str, Any]:
-    return {f"k_{name}": value for name, value in zip(KEYS[table], key, strict=True)}
+@cache
+def _statements(table: str) -> tuple[Sql, Sql]:
+    """What reads a row of a table by its key, and what removes it."""
+    owned = owned_tables()[table]
+    where = " AND ".join(["tenant = :tenant", *(f"{name} = :k_{name}" for name in owned.key)])
+    return (
+        Sql(f"SELECT {', '.join(owned.columns)} FROM {table} WHERE {where}"),
+        Sql(f"DELETE FROM {table} WHERE {where}"),
+    )
 
 
 def set_aside(
     tenant: int, table: str, key: tuple[Any, ...], reason: str, *, drop: bool
 ) -> Generator[Batch, list[Rows], bool]:
     """Keep a row as it is stored and, with `drop`, remove it. False: there is none."""
-    params = _params(table, key)
-    [rows] = yield Batch(_SELECT[table](tenant=tenant, **params))
+    owned, (select, delete) = owned_tables()[table], _statements(table)
+    params = {f"k_{name}": value for name, value in zip(owned.key, key, strict=True)}
+    [rows] = yield Batch(select(tenant=tenant, **params))
     if not rows:
         return False
-    named = dict(zip(KEYS[table], key, strict=True))
-    statements = [keep(tenant, table, named, reason, dict(zip(COLUMNS[table], row, strict=True))) for row in rows]
+    named = dict(zip(owned.key, key, strict=True))
+    statements = [keep(tenant, table, named, reason, dict(zip(owned.columns, row, strict=True))) for row in rows]
     if drop:
-        statements.append(_DELETE[table](tenant=tenant, **params))
+        statements.append(delete(tenant=tenant, **params))
     yield Batch(*statements)
     return True
 

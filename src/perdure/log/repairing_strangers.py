@@ -11,21 +11,17 @@ from typing import Any
 
 from perdure.errors import Damaged
 from perdure.log.mended import Done
-from perdure.log.quarantine import KEYS, set_aside
+from perdure.log.quarantine import set_aside
 from perdure.log.records import NUMBER_MAX, R_COLUMNS, RECORD_CELLS, record_of
+from perdure.storage.domains import owned_tables
 from perdure.storage.program import Batch, Program, Rows, Sql
 
 _PAGE = 200
 _HIGH = NUMBER_MAX // 2
 _UNKNOWN = "NOT EXISTS (SELECT 1 FROM tenant t WHERE t.tenant = o.tenant)"
-_NUMBERS = {table: Sql(f"SELECT DISTINCT o.tenant FROM {table} o WHERE {_UNKNOWN}") for table in KEYS}
 _RECORDS = Sql(
     f"SELECT {R_COLUMNS} FROM record r WHERE r.tenant = :tenant LIMIT :limit", opens=RECORD_CELLS, tolerant="all"
 )
-_ROWS = {
-    table: Sql(f"SELECT {', '.join(key)} FROM {table} WHERE tenant = :tenant LIMIT :limit")
-    for table, key in KEYS.items()
-}
 _ADD_TENANT = Sql("INSERT INTO tenant (tenant, name) VALUES (:number, :name) ON CONFLICT DO NOTHING")
 # A body whose tenant, and nothing else, has changed: a record of a tenant that is there misses it.
 _OWNERS = {
@@ -80,7 +76,9 @@ def repair_strangers() -> Program[Done]:
             for tenant, number in rows:
                 yield from set_aside(tenant, table, (number,), "its number is none", drop=True)
                 done.mended.append(("(store)", None, f"a row of {table} whose number is none was set aside"))
-    answers = yield Batch(*(sql() for sql in _NUMBERS.values()))
+    answers = yield Batch(
+        *(Sql(f"SELECT DISTINCT o.tenant FROM {table} o WHERE {_UNKNOWN}")() for table in owned_tables())
+    )
     unknown = sorted({tenant for rows in answers for (tenant,) in rows if type(tenant) is int})
     for tenant in unknown:
         yield from _repair_tenant(tenant, done)
@@ -94,8 +92,9 @@ def _repair_tenant(tenant: int, done: Done) -> Generator[Batch, list[Rows], None
         yield Batch(_ADD_TENANT(number=tenant, name=name))
         done.mended.append(("(store)", None, f"the name of tenant {tenant} was lost: it is called {name} now"))
         return
-    for table in KEYS:
-        while keys := (yield Batch(_ROWS[table](tenant=tenant, limit=_PAGE)))[0]:
+    for table, owned in owned_tables().items():
+        find = Sql(f"SELECT {', '.join(owned.key)} FROM {table} WHERE tenant = :tenant LIMIT :limit")
+        while keys := (yield Batch(find(tenant=tenant, limit=_PAGE)))[0]:
             for key in keys:
                 if not (yield from _given_back(tenant, table, key, done)):
                     yield from set_aside(tenant, table, key, "no tenant has it", drop=True)

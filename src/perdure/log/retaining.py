@@ -22,13 +22,6 @@ _SET = Sql("INSERT INTO meta (key, value) VALUES (:key, :value) ON CONFLICT (key
 _DROP = Sql("DELETE FROM meta WHERE key = :key")
 _GET_OWN = Sql("SELECT retention FROM thread WHERE tenant = :tenant AND thread = :thread")
 _SET_OWN = Sql("UPDATE thread SET retention = :retention WHERE tenant = :tenant AND thread = :thread")
-# The threads that keep the states of runs are left out: they go with the journals of their runs.
-_PAGE = """SELECT t.tree, t.thread, t.name, t.updated_at, t.head, t.retention FROM thread t
-    WHERE t.tenant = :tenant AND (t.tree, t.thread) > (:tree, :thread) {where} AND NOT (t.name LIKE 'run:%' AND EXISTS (
-        SELECT 1 FROM run r WHERE r.tenant = t.tenant AND r.id = substr(t.name, 5)))
-    ORDER BY t.tree, t.thread LIMIT :limit"""
-_ALL = Sql(_PAGE.format(where=""))
-_WITH_OWN = Sql(_PAGE.format(where="AND t.retention IS NOT NULL"))
 
 
 class Policy(NamedTuple):
@@ -36,17 +29,6 @@ class Policy(NamedTuple):
 
     ttl_us: int | None = None
     keep_last: int | None = None
-
-
-class Kept(NamedTuple):
-    """A thread as far as retention goes."""
-
-    tree: int
-    thread: int
-    name: str
-    updated_at: int
-    head: int | None
-    retention: str | None
 
 
 def _key(tenant: int) -> str:
@@ -96,10 +78,3 @@ def write_own(tenant: int, name: str, thread: int, fields: Fields) -> Program[No
     row = yield from find_thread(tenant, name, thread, lock=True)
     text = orjson.dumps(fields).decode() if fields else None
     yield Batch(_SET_OWN(tenant=tenant, thread=row.thread, retention=text), last=True)
-
-
-def page(tenant: int, after: tuple[int, int], limit: int, *, everything: bool) -> Program[list[Kept]]:
-    """Threads by tree and number, those after a place: all, or those with a policy of their own."""
-    sql = _ALL if everything else _WITH_OWN
-    [rows] = yield Batch(sql(tenant=tenant, tree=after[0], thread=after[1], limit=limit), last=True)
-    return [Kept._make(row) for row in rows]

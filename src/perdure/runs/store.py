@@ -15,6 +15,7 @@ from perdure.runs.calls import saving
 from perdure.runs.calls.asking import Given
 from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.calls.timeouts import check_seconds
+from perdure.runs.domain import RUNS
 from perdure.runs.engine import flows
 from perdure.runs.engine.local import Job
 from perdure.runs.engine.models import Ask, RunInfo, Step, ask_of
@@ -24,6 +25,7 @@ from perdure.runs.handle import Run
 from perdure.runs.journal import graph_tasks
 from perdure.runs.journal.rows import STATUSES, NewRun, RunRow
 from perdure.runs.session.session import LEASE_US
+from perdure.storage.domains import register
 from perdure.storage.program import Flow, read
 from perdure.storage.program import Progress as Counter
 from perdure.threads.checks import check_limit, check_name
@@ -35,6 +37,9 @@ from perdure.threads.thread import Thread
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
     from perdure.runs.history.replaying import Rehearsal, Replay
     from perdure.runs.keeping.retention import Upkeep
+
+
+register(RUNS)
 
 
 class RunStore(ThreadStore):

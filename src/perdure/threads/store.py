@@ -17,6 +17,8 @@ from perdure.errors import UsageError
 from perdure.log import sweeping
 from perdure.log.branches import list_threads, no_thread
 from perdure.log.counting import count
+from perdure.log.domain import THREADS
+from perdure.storage.domains import register
 from perdure.storage.program import Flow, Progress, adrive, drive, read
 from perdure.threads.checks import check_limit, check_metadata, check_name
 from perdure.threads.context import Context, Cursor
@@ -26,6 +28,9 @@ from perdure.threads.thread import Thread
 T = TypeVar("T")
 DEFAULT_TENANT = "default"
 CACHE_BYTES = 64 * 1024 * 1024  # some seventy hot threads: a writer's compressor takes most of a megabyte
+
+
+register(THREADS)
 
 
 class ThreadStore:

@@ -16,6 +16,7 @@ from perdure.runs.engine import flows
 from perdure.runs.journal import graph_tasks
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.keeping.retention import delete_run
+from perdure.storage.domains import domains
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read, write
 from perdure.threads.context import Context
 from perdure.threads.keeping import Erased, remains
@@ -45,7 +46,9 @@ def erase_thread(
         told = wiped.stay
         ctx.cache.forget(tenant, wiped.tree)
         for thread in wiped.threads:
-            yield from graph_tasks.drop_of_thread(tenant, thread.thread)
+            for domain in domains():
+                if domain.thread_deleted is not None:
+                    yield from domain.thread_deleted(tenant, thread.thread)
     told = [*(yield from _finish(ctx, tenant, full, progress)), *told]
     return Erased(records, moment(at), (*told, *(yield from remains(ctx, tenant, full))), tuple(names))
 

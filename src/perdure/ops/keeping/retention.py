@@ -25,9 +25,10 @@ from perdure.log.choosing import (
     kept_for_others,
     nodes_of,
 )
-from perdure.log.retaining import Fields, Kept
+from perdure.log.retaining import Fields
 from perdure.runs.journal import graph_tasks
-from perdure.runs.keeping.holding import HAS_TASKS, held_threads
+from perdure.runs.keeping.holding import HAS_TASKS
+from perdure.storage.domains import domains
 from perdure.storage.events import event
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read, write
 
@@ -35,6 +36,13 @@ _log = logging.getLogger("perdure")
 _PAGE = 500
 _BAD = (Damaged, Undecodable)  # of one thread: the others have their turn all the same
 _NAMES_MAX = 100
+# The threads that keep the states of runs are left out: they go with the journals of their runs.
+_THREADS = """SELECT t.tree, t.thread, t.name, t.updated_at, t.head, t.retention FROM thread t
+    WHERE t.tenant = :tenant AND (t.tree, t.thread) > (:tree, :thread) {where} AND NOT (t.name LIKE 'run:%' AND EXISTS (
+        SELECT 1 FROM run r WHERE r.tenant = t.tenant AND r.id = substr(t.name, 5)))
+    ORDER BY t.tree, t.thread LIMIT :limit"""
+_ALL = Sql(_THREADS.format(where=""))
+_WITH_OWN = Sql(_THREADS.format(where="AND t.retention IS NOT NULL"))
 _COUNT = Sql("SELECT count(*) FROM thread WHERE tenant = :tenant")
 _NEWEST = Sql("SELECT coalesce(max(head), 0) FROM thread WHERE tenant = :tenant")
 _RECORDS = Sql("SELECT count(*) FROM record WHERE tenant = :tenant AND tree = :tree AND body IS NOT NULL")
@@ -87,6 +95,17 @@ class Gone:
             self.names.append(name)
 
 
+class Kept(NamedTuple):
+    """A thread as far as retention goes."""
+
+    tree: int
+    thread: int
+    name: str
+    updated_at: int
+    head: int | None
+    retention: str | None
+
+
 class _Due(NamedTuple):
     """A thread that may have something to remove."""
 
@@ -105,7 +124,11 @@ class _Needs:
     def of(self, tenant: int, name: str) -> Flow[tuple[bool, int]]:
         """Whether a run needs a thread, and from which record on everything stays."""
         if self._held is None:
-            self._held = yield from held_threads(tenant)
+            self._held = {}
+            for domain in domains():
+                held = (yield from domain.held_threads(tenant)) if domain.held_threads is not None else {}
+                for thread, record in held.items():
+                    self._held[thread] = min(record, self._held.get(thread, record))
         oldest = self._held.get(name)
         return oldest is not None, min(self._newest + 1, oldest if oldest is not None else self._newest + 1)
 
@@ -120,7 +143,7 @@ def enforce(tenant: int, now: int, *, dry_run: bool, progress: Progress | None =
     after = (0, 0)
     tree: list[Kept] = []
     while True:
-        page = yield from read(partial(retaining.page, tenant, after, _PAGE, everything=everything))
+        page = yield from read(partial(_page, tenant, after, everything))
         ended = len(page) < _PAGE
         *whole, tree = [*_trees([*tree, *page]), []] if ended else [*_trees([*tree, *page])]
         for threads in whole:
@@ -131,6 +154,13 @@ def enforce(tenant: int, now: int, *, dry_run: bool, progress: Progress | None =
         if ended:
             return gone
         after = (page[-1].tree, page[-1].thread)
+
+
+def _page(tenant: int, after: tuple[int, int], everything: bool) -> Program[list[Kept]]:
+    """Threads by tree and number, those after a place: all, or those with a policy of their own."""
+    sql = _ALL if everything else _WITH_OWN
+    [rows] = yield Batch(sql(tenant=tenant, tree=after[0], thread=after[1], limit=_PAGE), last=True)
+    return [Kept._make(row) for row in rows]
 
 
 def _trees(threads: list[Kept]) -> Iterator[list[Kept]]:

@@ -13,7 +13,8 @@ from typing import Any
 import orjson
 
 from perdure.log.mended import Notes
-from perdure.log.quarantine import KEYS, set_aside
+from perdure.log.quarantine import set_aside
+from perdure.runs.domain import TABLES
 from perdure.runs.journal.rows import FINISHED, NEVER, STATUSES
 from perdure.runs.keeping.verifying import ANSWERS, bad_blobs, check_run, text_of
 from perdure.storage.cells import SIGNAL, WAITING
@@ -44,13 +45,13 @@ _SIGNALS = Sql(
     opens={2: SIGNAL.at("run", 0, 1)},
     tolerant="all",
 )
-_OF_RUNS = ("journal", "run_value", "ask", "answer", "signal", "run_blob")
 _STRAYS = {
-    table: Sql(
-        f"SELECT {', '.join(KEYS[table])} FROM {table} o WHERE tenant = :tenant AND NOT EXISTS"
+    table.name: Sql(
+        f"SELECT {', '.join(table.key)} FROM {table.name} o WHERE tenant = :tenant AND NOT EXISTS"
         " (SELECT 1 FROM run r WHERE r.tenant = o.tenant AND r.run = o.run) LIMIT :limit"
     )
-    for table in _OF_RUNS
+    for table in TABLES
+    if table.name not in ("run", "blob")
 }
 _STRAY_ANSWERS = Sql(
     """SELECT run, path, who FROM answer o WHERE tenant = :tenant AND NOT EXISTS

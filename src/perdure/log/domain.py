@@ -1,0 +1,26 @@
+"""The tables of threads: what the log owns."""
+
+from __future__ import annotations
+
+from perdure.log.records import Record
+from perdure.storage.domains import Domain, OwnedTable
+
+TABLES = (
+    OwnedTable(
+        "thread",
+        ("thread",),
+        (
+            *("tree", "name", "metadata", "origin", "generation", "head", "head_hash", "created_at", "updated_at"),
+            *("active", "retention", "stamp"),
+        ),
+    ),
+    OwnedTable("tag", ("key", "value", "thread"), ()),
+    OwnedTable("record", ("tree", "id"), Record._fields[2:]),
+    OwnedTable("body", ("id",), ("salt", "diff", "full_text")),
+    OwnedTable("pack", ("pack",), ("tree", "key", "first", "last", "data")),
+    OwnedTable("space", ("thread", "name"), ("space", "head")),
+    OwnedTable("label", ("thread", "space", "id"), ("record", "run")),
+    OwnedTable("write", ("thread", "space", "id", "task", "idx"), ("channel", "path", "base", "value")),
+    OwnedTable("pin", ("thread", "name"), ("tree", "record", "at")),
+)
+THREADS = Domain("threads", TABLES)

@@ -1,0 +1,33 @@
+"""The tables of runs, and what they need of threads."""
+
+from __future__ import annotations
+
+from perdure.runs.journal.rows import RunRow
+from perdure.storage.domains import Domain, OwnedTable
+from perdure.storage.program import Flow
+
+TABLES = (
+    OwnedTable("run", ("run",), tuple(name for name in RunRow._fields if name != "run")),
+    OwnedTable("run_value", ("run", "sort"), ("value",)),
+    OwnedTable("journal", ("run", "seq"), ("kind", "body", "stamp")),
+    OwnedTable("ask", ("run", "path"), ("sort", "question", "terms", "asked_at", "deadline", "status", "answer")),
+    OwnedTable("answer", ("run", "path", "who"), ("value", "at")),
+    OwnedTable("signal", ("run", "topic", "seq"), ("key", "value", "at", "received")),
+    OwnedTable("run_blob", ("run", "hash"), ()),
+    OwnedTable("blob", ("hash",), ("body",)),
+)
+
+
+def _held_threads(tenant: int) -> Flow[dict[str, int]]:
+    from perdure.runs.keeping.holding import held_threads
+
+    return held_threads(tenant)
+
+
+def _thread_deleted(tenant: int, thread: int) -> Flow[int]:
+    from perdure.runs.journal import graph_tasks
+
+    return graph_tasks.drop_of_thread(tenant, thread)
+
+
+RUNS = Domain("runs", TABLES, held_threads=_held_threads, thread_deleted=_thread_deleted)
