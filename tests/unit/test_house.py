@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -14,6 +15,7 @@ import pytest
 
 import perdure
 from perdure.ops.store import Store
+from perdure.runs.domain import RUNS
 from perdure.threads.thread import Thread
 
 SOURCE = Path(perdure.__file__).parent
@@ -23,7 +25,7 @@ LAYERS = ("errors", "values", "storage", "log", "threads", "runs", "agents", "op
 # The floors of the largest layer. Between them the imports at the head of a module go downwards; what a function
 # imports when it is called may come from above.
 FLOORS = {
-    "runs": ("functions", "journal", "session", "calls", "parallel", "engine", "keeping", "history", "moving",
+    "runs": ("functions", "journal", "domain", "session", "calls", "parallel", "engine", "keeping", "history", "moving",
              "workers", "handle", "store"),
     "ops": ("telemetry", "health", "roles", "keys", "copies", "keeping", "repair", "doctor", "operations", "store"),
 }  # fmt: skip
@@ -87,6 +89,14 @@ def test_the_floors_of_a_layer_import_only_downwards(whole: str) -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"perdure.{whole}."):
                 below = str(node.module).split(".")[2]
                 assert floors.index(below) <= floors.index(floor), f"{path} imports upwards: {node.module}"
+
+
+def test_no_sql_of_a_lower_layer_names_a_table_of_runs() -> None:
+    names = "|".join(table.name for table in RUNS.tables)
+    statement = re.compile(rf"\b(FROM|JOIN|INTO|UPDATE) ({names})\b")
+    for layer_name in ("values", "log", "threads"):
+        for path in (SOURCE / layer_name).rglob("*.py"):
+            assert not statement.search(path.read_text()), f"{path} names a table that runs own"
 
 
 def test_a_run_writes_only_with_its_fence() -> None:

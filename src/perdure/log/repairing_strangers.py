@@ -51,25 +51,9 @@ _ODD_NUMBERS = {
 }
 
 
-# The counters of a file: PostgreSQL keeps its own.
-_CLOCK = Sql(
-    sqlite=f"""UPDATE clock SET stamp = (SELECT coalesce(max(stamp), 0) + 1 FROM record WHERE stamp < {_HIGH}),
-        number = (SELECT coalesce(max(n), 0) + 1048576 FROM (
-            SELECT max(thread) AS n FROM thread WHERE thread < {_HIGH}
-            UNION ALL SELECT max(run) FROM run WHERE run < {_HIGH}
-            UNION ALL SELECT max(tenant) FROM tenant WHERE tenant < {_HIGH}))
-    WHERE typeof(stamp) <> 'integer' OR typeof(number) <> 'integer' OR stamp NOT BETWEEN 0 AND {_HIGH}
-        OR number NOT BETWEEN (SELECT coalesce(max(thread), 0) FROM thread WHERE thread < {_HIGH}) AND {_HIGH}
-    RETURNING 1""",
-    postgres="SELECT 1 WHERE false",
-)
-
-
 def repair_strangers() -> Program[Done]:
     """Put back what belongs to a tenant that is there; set the rest aside."""
     done = Done()
-    if (yield Batch(_CLOCK()))[0]:
-        done.mended.append(("(store)", None, "the store's counters start again beyond all that is there"))
     # A negative number is a pack's: such a body would stand in for one.
     for table, sql in _ODD_NUMBERS.items():
         while rows := (yield Batch(sql(limit=_PAGE)))[0]:
