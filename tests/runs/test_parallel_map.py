@@ -158,38 +158,6 @@ def test_map_uses_at_most_32_threads_in_a_sync_run(store: perdure.Store) -> None
 # --- the state, and replays without running
 
 
-def test_what_branches_change_in_the_state_is_their_makers_when_it_has_their_results(lab: Lab) -> None:
-    once = Once()
-
-    async def sets(name: str) -> str:
-        perdure.state()[name] = name.upper()
-        return name
-
-    async def fails() -> None:
-        perdure.state()["failed"] = True
-        raise LookupError("no")
-
-    @lab.step()
-    def note(seen: dict[str, Any]) -> None:
-        lab.ran.append(seen)
-
-    @lab.durable
-    async def agent() -> Any:
-        state = perdure.state({"start": 1})
-        await lab(perdure.gather(*(branch(lab, sets, name) for name in "ab")))
-        await lab(note(dict(state)))
-        winner = await lab(perdure.first(branch(lab, fails), branch(lab, sets, "c")))
-        assert dict(state)[winner] == "C"
-        await lab(note(dict(state)))
-        once.interrupt()
-        return dict(state)
-
-    run = again(lab, agent, id="r")
-    assert run.result() == {"start": 1, "a": "A", "b": "B", "c": "C"}
-    assert lab.ran[0] == {"start": 1, "a": "A", "b": "B"}
-    assert len(lab.ran) == 2
-
-
 def test_a_record_of_branches_can_be_replayed_without_running_anything(lab: Lab) -> None:
     order = Order("a", "b", "c", "x", "y")
     work = ordered(lab, order)

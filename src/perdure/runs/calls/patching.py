@@ -111,22 +111,6 @@ def _set(holder: Any, key: Any, value: Any) -> None:
             holder.append(value)
 
 
-def written(ops: Ops) -> list[Path]:
-    """The paths that a patch writes to."""
-    return [tuple(op[1]) for op in ops]
-
-
-def meeting(ours: Ops, theirs: Ops) -> Path | None:
-    """A path that both write: one is the other, or lies inside of it."""
-    others = written(theirs)
-    for path in written(ours):
-        for other in others:
-            shorter = min(len(path), len(other))
-            if path[:shorter] == other[:shorter]:
-                return max(path, other, key=len)
-    return None
-
-
 def show_path(path: Path) -> str:
     """A path as code would say it."""
     return "state" + "".join(f"[{shown(part)}]" for part in path)

@@ -87,13 +87,8 @@ def _parts(path: str) -> list[str]:
 
 
 def _leads(path: str, place: list[str]) -> bool:
-    """Whether the code at `place` has seen the state of this call: one before it in its branch, or in a branch that it
-    lies in."""
+    """Whether the code at `place` has seen the state of this call: one of the function itself, not after it."""
     parts = _parts(path)
     if not parts or not place:
         return len(parts) <= 1
-    here = place[: len(parts)]
-    if len(parts) > len(place) or parts[:-1] != here[:-1]:
-        return False
-    numbers = parts[-1].isdigit() and here[-1].isdigit()
-    return int(parts[-1]) <= int(here[-1]) if numbers else parts[-1] == here[-1]
+    return len(parts) == 1 and int(parts[0]) <= int(place[0])

@@ -42,7 +42,7 @@ class Scope:
         self.deadlines = deadlines  # of perdure.timeout: path and time
         self.parent: Scope | None = None
         self.by_name = False  # errors of its calls go to a model as text: their classes do not matter
-        self.view: Any = None  # its part of perdure.state(): see state.py
+        self.view: Any = None  # what a branch sees of perdure.state(): see state.py
 
     def take(self) -> str:
         """The path of the next call."""
@@ -70,12 +70,10 @@ class Scope:
             self.session.state.branched(self, made)
         return made
 
-    def ended(self, *, awaited: bool = True) -> None:
-        """The branch has come to its end, and its maker takes its result (or, not `awaited`, may do so at any time):
-        what it changed in perdure.state() is its maker's. Not for a cancelled or unwound one, which on replay may
-        not run at all."""
+    def ended(self) -> None:
+        """The branch has come to its end, and its maker takes its result."""
         if self.view is not None and self.session.state is not None:
-            self.session.state.ended(self, awaited=awaited)
+            self.session.state.check(self)
 
     def check(self) -> None:
         """Raise what ended this branch or the run, again and again: user code may catch everything."""

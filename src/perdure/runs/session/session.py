@@ -43,7 +43,7 @@ from perdure.threads.context import Context
 from perdure.values.codec import decode, encode
 
 if TYPE_CHECKING:
-    from perdure.runs.calls.state import Keeper
+    from perdure.runs.calls.state import StateManager
 
 LEASE_US = 30_000_000
 # A database that is away: so long we try to write down.
@@ -100,7 +100,7 @@ class Session:
         self.replay_end: ReplayEnd | None = None  # the first call that replay found no answer to
         self.on_replay_end: Callable[[], None] | None = None
         self.patches: dict[str, bool] = {}
-        self.state: Keeper | None = None  # once the code has asked for it: perdure.state()
+        self.state: StateManager | None = None  # once the code has asked for it: perdure.state()
         self.replayed_lines: set[int] = set()  # handles of threads whose saves were answered from the journal
         self.stuck_by: BaseException | None = None
         self.can_park = True  # False where only calls are ours, not the code around them: a LangGraph node

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine, Iterable
-from functools import partial
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -121,18 +120,15 @@ class Supervisor:
             self._teams[task] = team
         return task
 
-    def adopt(self, task: asyncio.Task[Any], scope: Scope | None = None) -> None:
-        """Watch a task until it ends; `scope` is that of a branch that the code made by itself."""
+    def adopt(self, task: asyncio.Task[Any]) -> None:
+        """Watch a task until it ends."""
         self._tasks.add(task)
-        task.add_done_callback(partial(self._ended, scope))
+        task.add_done_callback(self._ended)
 
-    def _ended(self, scope: Scope | None, task: asyncio.Task[Any]) -> None:
+    def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if task.cancelled():
-            return
-        error = task.exception()  # looked at: no complaint about errors that nobody awaited
-        if scope is not None and (error is None or isinstance(error, Exception)):
-            scope.ended(awaited=False)
+        if not task.cancelled():
+            task.exception()  # retrieved: asyncio logs no error of a task that is not awaited
 
     async def join(self, future: asyncio.Future[None]) -> None:
         """Wait for a future that other tasks of the run resolve, and nothing else does."""
@@ -267,14 +263,12 @@ def _install(loop: asyncio.AbstractEventLoop) -> None:
 
     def make(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         scope: Scope | None = current.get()
-        branch: Scope | None = None
         supervisor = None if scope is None or scope.body is not None else scope.session.supervisor
         if scope is not None and supervisor is not None:
             context = options.get("context") or contextvars.copy_context()
             # A callback of the loop, not the code, makes this one (to close an async generator): when is up to chance.
             by_code = asyncio.current_task(loop) is not None
-            branch = scope.branch() if by_code else None
-            context.run(current.set, branch)
+            context.run(current.set, scope.branch() if by_code else None)
             options["context"] = context
         token = current.set(None)  # or a factory below us would number it again
         try:
@@ -282,7 +276,7 @@ def _install(loop: asyncio.AbstractEventLoop) -> None:
         finally:
             current.reset(token)
         if supervisor is not None and isinstance(task, asyncio.Task):
-            supervisor.adopt(task, branch)
+            supervisor.adopt(task)
         return task
 
     _factories.add(make)
