@@ -10,7 +10,7 @@ import functools
 import logging
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 from weakref import WeakSet
 
 from perdure.errors import NotInRun, UsageError
@@ -67,24 +67,38 @@ class Effect(Protocol[R_co]):
     def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
 
 
+class CallOptions(TypedDict, total=False):
+    """What a step and an effect may be given; what each means is said at `step` and `effect`."""
+
+    name: str | None
+    retries: int
+    backoff_s: float
+    backoff_max_s: float
+    jitter: bool | Literal["half", "full"]
+    retry_on: Any
+    give_up_on: Any
+    timeout_s: float | None
+    ignore: tuple[str, ...]
+
+
+class StepOptions(CallOptions, total=False):
+    lazy: bool
+
+
+class EffectOptions(CallOptions, total=False):
+    reconcile: Callable[..., Any] | None
+    undo: Callable[..., Any] | None
+    on_doubt: Literal["ask", "retry", "fail"]
+    definite: type[Exception] | tuple[type[Exception], ...]
+    approve: Any
+
+
 @overload
 def step(fn: Callable[P, R], /) -> Journaled[P, R]: ...
 
 
 @overload
-def step(
-    *,
-    name: str | None = None,
-    retries: int = 0,
-    backoff_s: float = 1.0,
-    backoff_max_s: float = 60.0,
-    jitter: bool | Literal["half", "full"] = True,
-    retry_on: Any = (Exception,),
-    give_up_on: Any = (),
-    timeout_s: float | None = None,
-    lazy: bool = False,
-    ignore: tuple[str, ...] = (),
-) -> Callable[[Callable[P, R]], Journaled[P, R]]: ...
+def step(**options: Unpack[StepOptions]) -> Callable[[Callable[P, R]], Journaled[P, R]]: ...
 
 
 def step(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -99,30 +113,9 @@ def step(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     return _decorate_step(fn, **options)
 
 
-def _decorate_step(
-    fn: Callable[..., Any],
-    *,
-    name: str | None = None,
-    retries: int = 0,
-    backoff_s: float = 1.0,
-    backoff_max_s: float = 60.0,
-    jitter: bool | Literal["half", "full"] = True,
-    retry_on: Any = (Exception,),
-    give_up_on: Any = (),
-    timeout_s: float | None = None,
-    lazy: bool = False,
-    ignore: tuple[str, ...] = (),
-) -> Any:
-    _check(fn, "step")
-    spec = StepSpec(
-        fn,
-        _name(name, fn),
-        "step",
-        ignore=_names(ignore),
-        retry=Retry(retries, backoff_s, max(backoff_s, backoff_max_s), jitter, retry_on, give_up_on),
-        timeout_s=_seconds(timeout_s),
-        lazy=lazy,
-    )
+def _decorate_step(fn: Callable[..., Any], **options: Unpack[StepOptions]) -> Any:
+    spec = _spec(fn, "step", options, StepOptions)
+    spec.lazy = options.get("lazy", False)
     add_step(spec)
     return _wrapped(spec, step_act)
 
@@ -132,23 +125,7 @@ def effect(fn: Callable[..., R], /) -> Effect[R]: ...
 
 
 @overload
-def effect(
-    *,
-    name: str | None = None,
-    reconcile: Callable[..., Any] | None = None,
-    undo: Callable[..., Any] | None = None,
-    on_doubt: Literal["ask", "retry", "fail"] = "ask",
-    timeout_s: float | None = None,
-    definite: type[Exception] | tuple[type[Exception], ...] = (),
-    approve: Any = None,
-    retries: int = 0,
-    backoff_s: float = 1.0,
-    backoff_max_s: float = 60.0,
-    jitter: bool | Literal["half", "full"] = True,
-    retry_on: Any = (Exception,),
-    give_up_on: Any = (),
-    ignore: tuple[str, ...] = (),
-) -> Callable[[Callable[..., R]], Effect[R]]: ...
+def effect(**options: Unpack[EffectOptions]) -> Callable[[Callable[..., R]], Effect[R]]: ...
 
 
 def effect(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -168,46 +145,37 @@ def effect(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     return _decorate_effect(fn, **options)
 
 
-def _decorate_effect(
-    fn: Callable[..., Any],
-    *,
-    name: str | None = None,
-    reconcile: Callable[..., Any] | None = None,
-    undo: Callable[..., Any] | None = None,
-    on_doubt: Literal["ask", "retry", "fail"] = "ask",
-    timeout_s: float | None = None,
-    definite: type[Exception] | tuple[type[Exception], ...] = (),
-    approve: Any = None,
-    retries: int = 0,
-    backoff_s: float = 1.0,
-    backoff_max_s: float = 60.0,
-    jitter: bool | Literal["half", "full"] = True,
-    retry_on: Any = (Exception,),
-    give_up_on: Any = (),
-    ignore: tuple[str, ...] = (),
-) -> Any:
-    _check(fn, "effect")
-    if on_doubt not in ("ask", "retry", "fail"):
-        raise UsageError(f'on_doubt is "ask", "retry" or "fail", not {on_doubt!r}')
-    check_callbacks(fn, reconcile, undo, _names(ignore))
-    check_approve(approve)
-    limit = _seconds(timeout_s)
-    spec = StepSpec(
-        fn,
-        _name(name, fn),
-        "effect",
-        ignore=_names(ignore),
-        retry=Retry(retries, backoff_s, max(backoff_s, backoff_max_s), jitter, retry_on, give_up_on),
-        timeout_s=limit,
-        reconcile=reconcile,
-        undo=undo,
-        on_doubt=on_doubt,
-        deadline_s=60.0 if limit is None else limit,
-        definite=check_definite(definite),
-        approve=approve or None,
-    )
+def _decorate_effect(fn: Callable[..., Any], **options: Unpack[EffectOptions]) -> Any:
+    spec = _spec(fn, "effect", options, EffectOptions)
+    spec.on_doubt = options.get("on_doubt", "ask")
+    if spec.on_doubt not in ("ask", "retry", "fail"):
+        raise UsageError(f'on_doubt is "ask", "retry" or "fail", not {spec.on_doubt!r}')
+    spec.reconcile, spec.undo = options.get("reconcile"), options.get("undo")
+    check_callbacks(fn, spec.reconcile, spec.undo, spec.ignore)
+    spec.approve = options.get("approve") or None
+    check_approve(spec.approve)
+    spec.deadline_s = 60.0 if spec.timeout_s is None else spec.timeout_s
+    spec.definite = check_definite(options.get("definite", ()))
     add_step(spec)
     return _wrapped(spec, effect_act)
+
+
+def _spec(fn: Any, kind: Literal["step", "effect"], options: CallOptions, known: Any) -> StepSpec:
+    _check(fn, kind)
+    unknown = options.keys() - known.__annotations__.keys()
+    if unknown:
+        raise UsageError(f"@perdure.{kind} has no option {min(unknown)!r}; it has {', '.join(known.__annotations__)}")
+    backoff_s = options.get("backoff_s", 1.0)
+    retry = Retry(
+        options.get("retries", 0),
+        backoff_s,
+        max(backoff_s, options.get("backoff_max_s", 60.0)),
+        options.get("jitter", True),
+        options.get("retry_on", (Exception,)),
+        options.get("give_up_on", ()),
+    )
+    ignore, timeout_s = _names(options.get("ignore", ())), _seconds(options.get("timeout_s"))
+    return StepSpec(fn, _name(options.get("name"), fn), kind, ignore=ignore, retry=retry, timeout_s=timeout_s)
 
 
 @overload

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, Final, ForwardRef, NoReturn
+from typing import TYPE_CHECKING, Any, Final, ForwardRef
 
 import msgspec
 from blake3 import blake3
@@ -79,7 +79,7 @@ class Binder:
         return self.plan.key
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound:
-        """The arguments by name, in the order of the signature. TypeError, in Python's words, if they do not fit."""
+        """The arguments by name, in the order of the signature. TypeError if they do not fit."""
         plan = self._known or self.plan
         if kwargs or not plan.enough <= len(args) <= plan.most:
             arguments = self._general(plan, args, kwargs)
@@ -157,48 +157,26 @@ class Binder:
 
     def _general(self, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Binding with keywords, with *args and **kwargs, and of calls that do not fit."""
-        arguments = dict(zip(plan.positional, args, strict=False))
-        rest = args[len(plan.positional) :]
-        if rest:
-            if plan.rest is None:
-                self._refuse(args, kwargs)
-            arguments[plan.rest] = list(rest)
-        found = 0
-        if kwargs:
-            for name in plan.by_keyword:
-                if name in kwargs:
-                    if name in arguments:
-                        self._refuse(args, kwargs)
-                    arguments[name] = kwargs[name]
-                    found += 1
-        if not plan.required <= arguments.keys():
-            self._refuse(args, kwargs)
-        if found < len(kwargs):
-            if plan.extra is None:
-                self._refuse(args, kwargs)
-            self._add_extra(plan, arguments, kwargs)
-        return arguments
-
-    def _add_extra(self, plan: Plan, arguments: dict[str, Any], kwargs: Mapping[str, Any]) -> None:
-        extra = sorted(kwargs.keys() - set(plan.by_keyword))
-        for name in extra:
+        given = kwargs
+        if plan.key is not None and plan.key_at >= len(args) and plan.key not in kwargs:
+            given = {**kwargs, plan.key: None}  # it is filled in later
+        try:
+            arguments = self.signature.bind(*args, **given).arguments
+        except TypeError as error:
+            raise TypeError(f"{self.name}(): {error}") from None
+        if plan.rest in arguments:
+            arguments[plan.rest] = list(arguments[plan.rest])
+        extra: dict[str, Any] = arguments.pop(plan.extra, {}) if plan.extra is not None else {}
+        for name in sorted(extra):
             # `def f(a, /, *rest, **more)` may be called with a= and rest=, and a record has one place for each name.
             if name in plan.positional or name == plan.rest:
                 raise UsageError(
                     f"{self.name}: a keyword argument cannot have the name {name!r}, which a parameter has that is "
                     f"given by position; rename one of them"
                 )
-        if plan.extra not in plan.dropped:
-            for name in extra:
-                arguments[name] = kwargs[name]
-
-    def _refuse(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NoReturn:
-        """The TypeError that the function itself would raise, without calling it."""
-        plan = self.plan
-        if plan.key is not None and plan.key_at >= len(args) and plan.key not in kwargs:
-            kwargs = {**kwargs, plan.key: None}
-        _stub(self)(*args, **kwargs)
-        raise TypeError(f"{self.name}() was called with arguments that do not fit its signature {self.signature}")
+            if plan.extra not in plan.dropped:
+                arguments[name] = extra[name]
+        return arguments
 
     def _named(self, error: Unstorable, arguments: dict[str, Any], codec: Codec) -> Unstorable:
         """The error, with step and argument in its path. Each argument is tried alone to find the one it is about."""
@@ -350,28 +328,3 @@ def _key_parameter(binder: Binder, kinds: dict[str, list[str]]) -> str | None:
     if key not in by_keyword or before_rest:
         raise UsageError(f"{binder.name}: the parameter {key!r} is filled in by keyword; put it behind a * or last")
     return key
-
-
-def _stub(binder: Binder) -> Callable[..., None]:
-    """A function with the same name and signature that does nothing: it refuses in Python's own words."""
-    import types
-
-    plan, parameters = binder.plan, binder.signature.parameters
-    only_by_keyword = [name for name in plan.by_keyword if name not in plan.positional]
-    names = [*plan.positional, *only_by_keyword, *filter(None, (plan.rest, plan.extra))]
-    code = (lambda: None).__code__
-    flags = code.co_flags | (4 if plan.rest else 0) | (8 if plan.extra else 0)  # CO_VARARGS, CO_VARKEYWORDS
-    code = code.replace(
-        co_argcount=len(plan.positional),
-        co_posonlyargcount=sum(p.kind is p.POSITIONAL_ONLY for p in parameters.values()),
-        co_kwonlyargcount=len(only_by_keyword),
-        co_varnames=tuple(names),
-        co_nlocals=len(names),
-        co_flags=flags,
-    )
-    stub = types.FunctionType(code, {}, getattr(binder.fn, "__name__", binder.name))
-    stub.__qualname__ = getattr(binder.fn, "__qualname__", binder.name)
-    # Defaults stand at the end of the positional ones: a signature has no others.
-    stub.__defaults__ = tuple(plan.defaults[name] for name in plan.positional if name in plan.defaults)
-    stub.__kwdefaults__ = {name: plan.defaults[name] for name in only_by_keyword if name in plan.defaults}
-    return stub
