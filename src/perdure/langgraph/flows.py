@@ -14,6 +14,17 @@ from typing import Any, NamedTuple
 from perdure.errors import Conflict, Damaged, LeaseLost, NotFound, ThreadDeleted, Undecodable, UsageError
 from perdure.langgraph.checkpoints import Encoded
 from perdure.langgraph.known import Known, Seen, Tip
+from perdure.log.append import (
+    Appended,
+    Draft,
+    Place,
+    append,
+    append_to_head,
+    base_after,
+    prepare,
+    seal,
+    stored_as_drafted,
+)
 from perdure.log.books import id_of
 from perdure.log.branches import ThreadRow, create_thread, find_thread, metadata_of, try_thread
 from perdure.log.cache import Base
@@ -29,15 +40,12 @@ from perdure.log.labels import (
     find_space,
     greatest_label,
     list_labels,
-    put_labelled,
-    put_to_head,
 )
 from perdure.log.pending import Against, Stored, Write, is_large, odd_bases, put_writes, select_writes, writes_of
 from perdure.log.reading import Loaded, read_state, read_thread_state
 from perdure.log.records import SALT_BYTES
 from perdure.log.sweeping import delete as delete_records
 from perdure.log.turns import Held
-from perdure.log.writing import Appended, Draft, Place, base_after, prepare, seal, stored_as_drafted
 from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.journal import graph_tasks
 from perdure.runs.session.session import LEASE_US
@@ -47,8 +55,8 @@ from perdure.storage.events import event
 from perdure.storage.program import Batch, Flow, Program, Rows, Statement, read, write
 from perdure.threads.context import Context
 from perdure.threads.flows import base_of, commit
-from perdure.threads.large import warn_if_large
-from perdure.threads.telling import tell_size
+from perdure.threads.instrumentation import record_size
+from perdure.threads.size_warning import warn_if_large
 
 _ATTEMPTS = 64
 _log = logging.getLogger("perdure")
@@ -260,9 +268,9 @@ def _commit(
     place = Place(tenant, name, seen.thread if seen is not None else None, merge)
     quick: Callable[[], Program[bool]] | None = None
     if merge is None and mark.space == "" and seen is not None and base is not None and base.record.id == parent:
-        sealed = seal(draft, tenant, seen.thread, seen.tree, record, at, base.record)
-        quick = partial(put_to_head, draft, base, tenant, sealed, mark)
-    done = yield from commit(record, quick, partial(put_labelled, draft, place, record, at, mark))
+        sealed = seal(draft, seen.thread, seen.tree, record, at, base.record)
+        quick = partial(append_to_head, draft, base, tenant, sealed, mark)
+    done = yield from commit(record, quick, partial(append, draft, place, record, at, mark))
     if done is not None:
         return done
     assert base is not None
@@ -282,7 +290,7 @@ def _settle(
 ) -> None:
     """Remember what the next put will build on."""
     if (sink := meters.sink) is not None:
-        tell_size(keeper.ctx, draft, sink)
+        record_size(keeper.ctx, draft, sink)
     assert done.record is not None
     known = {} if seen is None else seen.metadata
     seen = keeper.known.note(tenant, name, done.thread, done.tree, {**known, **(merge or {})})

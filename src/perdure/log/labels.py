@@ -15,30 +15,8 @@ from typing import Any, NamedTuple
 
 from perdure.errors import Conflict, Damaged
 from perdure.log.branches import MINUTE_US, ThreadRow
-from perdure.log.cache import Base
 from perdure.log.ids import ID_MAX
-from perdure.log.reading import RECORD, read_live
-from perdure.log.records import INSERT_SEALS, Record, record_of
-from perdure.log.turns import IS_OURS, OWNER, Turn, take_turn
-from perdure.log.writing import (
-    BODY_POSTGRES,
-    BODY_SQLITE,
-    INSERT,
-    MOVE,
-    MOVE_HEAD,
-    POSTGRES_RECORD,
-    SALT,
-    SQLITE_RECORD,
-    Appended,
-    Draft,
-    Place,
-    appended,
-    base_has_moved,
-    enter,
-    insert_params,
-    is_drafts,
-    seal,
-)
+from perdure.log.turns import OWNER, Turn, take_turn
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_row
 
 MAIN = 0  # the number of namespace ""
@@ -61,28 +39,10 @@ _TOUCH = Sql("UPDATE thread SET updated_at = :at, active = :active WHERE tenant 
 _LABEL = Sql(f"SELECT record FROM label WHERE {_KEY} AND id = :id")
 _GREATEST = Sql(f"SELECT id, record FROM label WHERE {_KEY} ORDER BY id DESC LIMIT 1")
 _IS_LABELLED = Sql(f"SELECT 1 FROM label WHERE {_KEY} AND record = :record LIMIT 1")
-_SET_LABEL = (
-    "ON CONFLICT (tenant, thread, space, id) DO UPDATE SET record = excluded.record, run = excluded.run RETURNING id"
-)
-_PUT_LABEL = Sql(
+SET_LABEL = "ON CONFLICT (tenant, thread, space, id) DO UPDATE SET record = excluded.record, run = excluded.run"
+PUT_LABEL = Sql(
     f"""INSERT INTO label (tenant, thread, space, id, record, run)
-    VALUES (:tenant, :thread, :space, :label, :id, :run) {_SET_LABEL}"""
-)
-# As `append_to_head`, with the label in the same breath.
-_TO_HEAD = Sql(
-    sqlite=(
-        f"{MOVE} AND head = :parent AND generation = :generation AND {IS_OURS}",
-        f"{BODY_SQLITE} WHERE changes() = 1",
-        f"{SQLITE_RECORD} WHERE changes() = 1",
-        "INSERT INTO label (tenant, thread, space, id, record, run)"
-        f" SELECT :tenant, :thread, 0, :label, :id, :run WHERE changes() = 1 {_SET_LABEL}",
-    ),
-    postgres=f"""WITH t AS ({MOVE} AND head = :parent AND generation = :generation AND {IS_OURS} RETURNING thread),
-        b AS ({BODY_POSTGRES} FROM t RETURNING id),
-        r AS ({POSTGRES_RECORD})
-        INSERT INTO label (tenant, thread, space, id, record, run)
-        SELECT :tenant::bigint, :thread::bigint, 0, :label::bytea, r.id, :run::bytea FROM r {_SET_LABEL}""",
-    seals=INSERT_SEALS,
+    VALUES (:tenant, :thread, :space, :label, :id, :run) {SET_LABEL}"""
 )
 
 
@@ -113,91 +73,75 @@ class Found(NamedTuple):
     record: int
 
 
-def put_to_head(draft: Draft, base: Base, tenant: int, record: Record, mark: Mark) -> Program[bool]:
-    """Append a labelled record if the head is its parent and no base has moved; else change nothing and say False."""
-    params = insert_params(draft, tenant, record)
-    [rows] = yield Batch(
-        _TO_HEAD(
-            generation=base.generation,
-            active=record.at // MINUTE_US,
-            label=mark.id,
-            run=mark.run,
-            owner=mark.turn.owner,
-            **params,
-        ),
-        last=True,
-    )
-    return bool(rows)
+class Slot(NamedTuple):
+    """Where a labelled record goes: its namespace, whose newest record is `head`, and what its ids stand for now."""
+
+    tenant: int
+    thread: int
+    space: int
+    head: int | None
+    replaced: int | None  # what the id stands for
+    greatest: Found | None
+    parent: int | None  # what the parent's id stands for
+    owner: str | None  # of the thread
+
+    @property
+    def key(self) -> dict[str, int]:
+        return {"tenant": self.tenant, "thread": self.thread, "space": self.space}
 
 
-def put_labelled(draft: Draft, place: Place, record: int, at: int, mark: Mark) -> Program[Appended]:
-    """Append a labelled record wherever it belongs, and point its label at it. Safe to repeat with the same id."""
-    thread, is_new = yield from enter(place, at)
-    tenant = place.tenant
-    space, space_head = yield from ensure_space(tenant, thread.thread, mark.space)
-    head = thread.head if space == MAIN else space_head
-    this = {"tenant": tenant, "thread": thread.thread, "space": space}
-    statements = [
-        RECORD(tenant=tenant, tree=thread.tree, id=record),
-        SALT(tenant=tenant, tree=thread.tree, id=record),
+def slot_reads(tenant: int, thread: int, space: int, mark: Mark) -> list[Statement]:
+    """The reads that `slot_of` needs."""
+    this = {"tenant": tenant, "thread": thread, "space": space}
+    return [
         _LABEL(**this, id=mark.id),
         _GREATEST(**this),
         _LABEL(**this, id=mark.parent or b""),
-        OWNER(tenant=tenant, thread=thread.thread),
+        OWNER(tenant=tenant, thread=thread),
     ]
-    rows, salts, replaced, greatest, parents, owners = yield Batch(*statements)
-    if rows and (yield from is_drafts(draft, rows[0], salts, tenant, thread.tree)):
-        found = record_of(rows[0])  # written before, by a COMMIT whose answer was lost
-        return appended(found, thread, on_head=head == found.id)
-    if rows:  # somebody else's, with the same id
-        return Appended(None, thread.thread, thread.tree, thread.generation, on_head=False, after=record)
-    parent = (yield from read_live(tenant, thread.tree, parents[0][0])) if parents else None
-    if parent is not None and parent.id > record:  # along a line ids grow
-        return Appended(None, thread.thread, thread.tree, thread.generation, on_head=False, after=parent.id)
-    if draft.base is not None:
-        base = yield from read_live(tenant, thread.tree, draft.base.record.id)
-        if base is None or base_has_moved(draft.base, base, thread):
-            return appended(None, thread, on_head=False)
-    if mark.reused is not None and (parent is None or parent.id != mark.reused):
-        raise ParentChanged
-    old = replaced[0][0] if replaced else None
-    follows = head is None or old == head or (parent is not None and parent.id == head)
-    holder = owners[0][0]
-    turn = [] if holder is None else (yield from take_turn(mark.turn, tenant, thread.thread, holder, at))
-    if (mark.exclusive or holder is not None) and not (follows or mark.forks or (mark.parent or b"") in mark.free):
-        newest = parent.id if parent is not None and greatest and greatest[0][1] == parent.id else None
-        if mark.exclusive or newest is None or (yield from _is_labelled(this, head)):
-            raise second_writer(place.name, mark.space)
-    on_head = is_new or follows or not greatest or greatest[0][0] < mark.id
-    sealed = seal(draft, tenant, thread.thread, thread.tree, record, at, parent)
-    yield Batch(
-        INSERT(**insert_params(draft, tenant, sealed)),
-        _PUT_LABEL(**this, label=mark.id, id=sealed.id, run=mark.run),
-        *_moved(tenant, thread, space, sealed, on_head=on_head),
-        *turn,
-        last=True,
+
+
+def slot_of(tenant: int, thread: ThreadRow, place: tuple[int, int | None], answers: list[Rows]) -> Slot:
+    """What the ids of a new record stand for. `place`: of `ensure_space`; the thread's row is locked."""
+    (space, space_head), (replaced, greatest, parents, [(owner,)]) = place, answers
+    return Slot(
+        tenant,
+        thread.thread,
+        space,
+        thread.head if space == MAIN else space_head,
+        replaced[0][0] if replaced else None,
+        Found(space, *greatest[0]) if greatest else None,
+        parents[0][0] if parents else None,
+        owner,
     )
-    return appended(sealed, thread, on_head=on_head)
 
 
-def _moved(tenant: int, thread: ThreadRow, space: int, record: Record, *, on_head: bool) -> list[Statement]:
-    if not on_head:
-        return []
-    if space != MAIN:
-        at = {"at": record.at, "active": record.at // MINUTE_US}
-        return [
-            _SET_SPACE_HEAD(tenant=tenant, thread=thread.thread, space=space, head=record.id),
-            _TOUCH(tenant=tenant, thread=thread.thread, **at),
-        ]
+def admit(mark: Mark, slot: Slot, name: str, parent: int | None, at: int) -> Program[tuple[bool, list[Statement]]]:
+    """Whether a labelled record becomes the newest of its namespace, and the statements that take the thread's turn.
+    Raises ParentChanged, Held, and Conflict for a second writer."""
+    if mark.reused is not None and parent != mark.reused:
+        raise ParentChanged
+    follows = slot.head is None or slot.replaced == slot.head or (parent is not None and parent == slot.head)
+    turn: list[Statement] = []
+    if slot.owner is not None:
+        turn = yield from take_turn(mark.turn, slot.tenant, slot.thread, slot.owner, at)
+    guarded = mark.exclusive or slot.owner is not None
+    if guarded and not (follows or mark.forks or (mark.parent or b"") in mark.free):
+        is_greatest = parent is not None and slot.greatest is not None and slot.greatest.record == parent
+        if mark.exclusive or not is_greatest or (yield from _is_labelled(slot.key, slot.head)):
+            raise second_writer(name, mark.space)
+    return follows or slot.greatest is None or slot.greatest.id < mark.id, turn
+
+
+def put_label(mark: Mark, slot: Slot, record: int) -> Statement:
+    return PUT_LABEL(**slot.key, label=mark.id, id=record, run=mark.run)
+
+
+def move_space_head(slot: Slot, record: int, at: int) -> list[Statement]:
+    """Statements that make a record the newest of a namespace other than ""."""
     return [
-        MOVE_HEAD(
-            id=record.id,
-            hash=record.hash,
-            at=record.at,
-            active=record.at // MINUTE_US,
-            tenant=tenant,
-            thread=thread.thread,
-        )
+        _SET_SPACE_HEAD(**slot.key, head=record),
+        _TOUCH(tenant=slot.tenant, thread=slot.thread, at=at, active=at // MINUTE_US),
     ]
 
 

@@ -30,9 +30,9 @@ from perdure.storage.events import event
 from perdure.storage.program import Flow, adrive, drive
 from perdure.threads import flows
 from perdure.threads.autosave_policies import Policy, check_change_count
-from perdure.threads.beside import journal_of
 from perdure.threads.checks import check_note
 from perdure.threads.context import Context, Cursor
+from perdure.threads.transactional_save import journal_of
 from perdure.values.codec import decode, encode
 
 _IMMUTABLE = frozenset({type(None), bool, int, float, complex, str, bytes, datetime, date, timedelta})

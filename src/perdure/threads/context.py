@@ -56,7 +56,7 @@ class Context:
     entropy: Callable[[int], bytes] = field(default_factory=Entropy)
     ticks: Callable[[], float] = time.monotonic  # seconds, for measuring: never goes back
     warn_bytes: int = WARN_BYTES  # a state whose text is longer is told of in the log, with what makes it so
-    told_large: dict[tuple[str, str], int] = field(default_factory=dict)  # by tenant and thread: the next size
+    large_warned: dict[tuple[str, str], int] = field(default_factory=dict)  # by tenant and thread: the next size
     _tenant: int | None = None
 
     def tenant(self) -> Flow[int | None]:

@@ -13,6 +13,17 @@ from typing import Any
 import orjson
 
 from perdure.errors import Conflict, Damaged, NotFound, OutcomeUnknown, StoreError, ThreadDeleted, UsageError
+from perdure.log.append import (
+    Appended,
+    Draft,
+    Place,
+    append,
+    append_to_head,
+    base_after,
+    prepare,
+    seal,
+    stored_as_drafted,
+)
 from perdure.log.branches import (
     ThreadRow,
     create_thread,
@@ -35,24 +46,13 @@ from perdure.log.reading import (
     read_tips,
 )
 from perdure.log.records import SALT_BYTES, Record
-from perdure.log.writing import (
-    Appended,
-    Draft,
-    Place,
-    append,
-    append_to_head,
-    base_after,
-    prepare,
-    seal,
-    stored_as_drafted,
-)
 from perdure.storage import meters
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.events import event
 from perdure.storage.program import Batch, Flow, Program, read, write
 from perdure.threads.context import Context, Cursor
-from perdure.threads.large import warn_if_large
-from perdure.threads.telling import tell_size, tell_skipped, tell_unknown
+from perdure.threads.instrumentation import record_size, warn_skipped, warn_unknown
+from perdure.threads.size_warning import warn_if_large
 from perdure.values.dictionary import Dictionary
 
 _log = logging.getLogger("perdure")
@@ -173,7 +173,7 @@ def _settle(
 ) -> None:
     """Note where the handle stands now, and keep what its next save will build on. `asked`: it was told its parent."""
     if (sink := meters.sink) is not None:
-        tell_size(ctx, draft, sink)
+        record_size(ctx, draft, sink)
     line.resolve(done.thread, done.tree)
     line.merge = None
     if stored_as_drafted(draft, record):
@@ -226,7 +226,7 @@ def _append(line: Cursor, draft: Draft, place: Place, record: int, at: int, foll
     sealed: Record | None = None
     expected = place.expect in (None, follows) and not line.merge  # what the short path does not look at
     if expected and base is not None and base.record.id == follows and line.thread is not None:
-        sealed = seal(draft, place.tenant, line.thread, line.tree, record, at, base.record)
+        sealed = seal(draft, line.thread, line.tree, record, at, base.record)
         quick = partial(append_to_head, draft, base, place.tenant, sealed)
     done = yield from commit(record, quick, partial(append, draft, place, record, at))
     if done is not None:
@@ -250,7 +250,7 @@ def commit(
             unknown = error
     for _ in range(2):
         if unknown is not None:
-            tell_unknown(show_id(record))
+            warn_unknown(show_id(record))
         try:
             # It looks for the record before it writes.
             return (yield from write(careful))
@@ -416,7 +416,7 @@ def _fall_back(
                     skipped.update(dict.fromkeys(error.checkpoints or (show_id(candidate),)))
                     continue
                 if loaded is not None:
-                    tell_skipped(line.name, skipped, show_id(candidate))
+                    warn_skipped(line.name, skipped, show_id(candidate))
                     return loaded, tuple(skipped)
     raise Damaged(
         f"thread {line.name!r}: none of its {len(tried)} checkpoints is valid; run `perdure verify`",

@@ -20,6 +20,17 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from perdure.errors import Conflict, Damaged, NotFound
+from perdure.log.append import (
+    Appended,
+    Draft,
+    Place,
+    append,
+    append_to_head,
+    base_after,
+    prepare,
+    seal,
+    stored_as_drafted,
+)
 from perdure.log.branches import ThreadRow, find_thread, try_thread
 from perdure.log.cache import Base
 from perdure.log.ids import show_id
@@ -33,13 +44,10 @@ from perdure.log.labels import (
     find_space,
     greatest_label,
     list_labels,
-    put_labelled,
-    put_to_head,
 )
 from perdure.log.pending import Write, odd_bases, put_writes, select_writes, writes_of
 from perdure.log.reading import Loaded, read_state
 from perdure.log.records import SALT_BYTES
-from perdure.log.writing import Appended, Draft, Place, base_after, prepare, seal, stored_as_drafted
 from perdure.storage import meters
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.program import Batch, Flow, Program, adrive, drive, read, write
@@ -156,15 +164,13 @@ class Line:
         self, draft: Draft, tenant: int, mark: Mark, record: int, at: int, follows: int | None
     ) -> Flow[Appended]:
         base, cursor = draft.base, self._cursor
-        careful = partial(
-            put_labelled, draft, Place(tenant, cursor.name, cursor.thread, cursor.merge), record, at, mark
-        )
+        careful = partial(append, draft, Place(tenant, cursor.name, cursor.thread, cursor.merge), record, at, mark)
         if cursor.merge or self.namespace or base is None or base.record.id != follows or cursor.thread is None:
             done = yield from commit(record, None, careful)
             assert done is not None
             return done
-        sealed = seal(draft, tenant, cursor.thread, cursor.tree, record, at, base.record)
-        done = yield from commit(record, partial(put_to_head, draft, base, tenant, sealed, mark), careful)
+        sealed = seal(draft, cursor.thread, cursor.tree, record, at, base.record)
+        done = yield from commit(record, partial(append_to_head, draft, base, tenant, sealed, mark), careful)
         return done or Appended(sealed, sealed.thread, sealed.tree, base.generation, on_head=True)
 
     def _advance(self, tenant: int, draft: Draft, done: Appended, mark: Mark) -> None:

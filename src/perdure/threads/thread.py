@@ -16,8 +16,7 @@ from perdure.log import sweeping
 from perdure.log.ids import show_id
 from perdure.log.records import Record
 from perdure.storage.program import Flow, Progress
-from perdure.threads import flows, going_back
-from perdure.threads.beside import Save, journal_of
+from perdure.threads import flows
 from perdure.threads.checks import check_keep, check_limit, check_metadata, check_name, check_note, check_paths
 from perdure.threads.compare import compare
 from perdure.threads.context import Context, Cursor
@@ -25,6 +24,8 @@ from perdure.threads.keeping import Keeping
 from perdure.threads.keeping import checkpoint_id as _id
 from perdure.threads.merging import merged
 from perdure.threads.models import Change, Checkpoint, Pruned, Report, ThreadInfo
+from perdure.threads.rollback import rollback
+from perdure.threads.transactional_save import Save, journal_of
 from perdure.values.codec import decode, encode
 
 if TYPE_CHECKING:  # not every program keeps its states so
@@ -343,7 +344,7 @@ class Thread(Keeping):
         return self._checkpoint(record, is_head=on_head)
 
     def _rollback(self, to: Checkpoint | str, note: str | None) -> Flow[Checkpoint]:
-        record, on_head = yield from going_back.rollback(self._context, self._line, _required(to), check_note(note))
+        record, on_head = yield from rollback(self._context, self._line, _required(to), check_note(note))
         return self._checkpoint(record, is_head=on_head)
 
     def _load(self, at: Checkpoint | str | None, strict: bool, raw: bool) -> Flow[Checkpoint]:

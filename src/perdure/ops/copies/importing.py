@@ -22,6 +22,7 @@ import msgspec
 import orjson
 
 from perdure.errors import Conflict, PerdureError, Undecodable, UsageError
+from perdure.log.append import INSERT, base_after, insert_params, prepare, seal
 from perdure.log.branches import MINUTE_US, create_thread, find_thread, merge_metadata, try_thread
 from perdure.log.cache import Base
 from perdure.log.ids import show_id
@@ -30,7 +31,6 @@ from perdure.log.pending import Write, put_writes
 from perdure.log.reading import RECORD, read_state
 from perdure.log.records import ERASED, NO_HASH, Record, record_of
 from perdure.log.sweeping import delete
-from perdure.log.writing import INSERT, base_after, insert_params, prepare, seal
 from perdure.ops.copies.copied import Imported
 from perdure.ops.copies.sections import SectionReader
 from perdure.ops.copies.thread_files import (
@@ -210,7 +210,7 @@ class Import:
             text, base, part.salt, kind=part.kind, note=part.note, metadata=part.metadata, branching=branching
         )
         parent = None if part.parent is None else _stub(part.parent, part.step - 1, parent_hash)
-        sealed = seal(draft, self._tenant, self._thread, self._thread, part.id, part.at, parent)
+        sealed = seal(draft, self._thread, self._thread, part.id, part.at, parent)
         if sealed.hash != part.hash or sealed.step != part.step:
             raise _wrong(part.id)
         self._know(part.id, part.hash)

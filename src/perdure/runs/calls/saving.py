@@ -13,18 +13,18 @@ from functools import partial
 from typing import Any
 
 from perdure.errors import Conflict, NotFound
+from perdure.log.append import Appended
 from perdure.log.ids import show_id
 from perdure.log.records import Record
-from perdure.log.writing import Appended
 from perdure.runs.calls.timeouts import check_deadline
 from perdure.runs.functions.inputs import digest
 from perdure.runs.journal.entries import DONE, Entry, completion
 from perdure.runs.session.acting import Act, aperform, perform
 from perdure.runs.session.scope import Scope, current
 from perdure.storage.program import Flow
-from perdure.threads import beside, flows
-from perdure.threads.beside import Moved, Save, Saving, prepare_saving
+from perdure.threads import flows, transactional_save
 from perdure.threads.context import Context, Cursor
+from perdure.threads.transactional_save import Moved, Save, Saving, prepare_saving
 
 NAME = "thread.save"
 Told = list[Any]  # what an entry says of a checkpoint: id, parent, step, time, kind, size, whether it became the head
@@ -172,5 +172,5 @@ def _forget(line: Cursor) -> None:
 
 def install() -> None:
     """Let runs have the saves of their own code. The layer of threads knows nothing of runs."""
-    if beside.journal is None:
-        beside.journal = RunJournal()
+    if transactional_save.journal is None:
+        transactional_save.journal = RunJournal()

@@ -23,9 +23,9 @@ from perdure.runs.journal.entries import CHANGE, VALUE, Entry, Recorded, squeeze
 from perdure.runs.session.scope import Scope, current, need_scope
 from perdure.storage.program import drive
 from perdure.threads import flows as thread_flows
-from perdure.threads.beside import Moved, Saving, prepare_saving
 from perdure.threads.compare import compare
 from perdure.threads.context import Cursor
+from perdure.threads.transactional_save import Moved, Saving, prepare_saving
 from perdure.values.codec import decode, encode
 from perdure.values.showing import shown
 

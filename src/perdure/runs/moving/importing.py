@@ -16,11 +16,11 @@ from typing import Any
 import orjson
 
 from perdure.errors import UsageError
+from perdure.log.append import Place, append, as_subprogram, base_after, prepare
 from perdure.log.branches import next_number, try_thread
 from perdure.log.cache import Base
 from perdure.log.reading import read_live
 from perdure.log.records import SALT_BYTES
-from perdure.log.writing import Place, append, base_after, prepare
 from perdure.runs.calls.state import RUN_KEY, thread_name
 from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import blob_hash, blob_statements, refer_statement
@@ -31,7 +31,6 @@ from perdure.runs.moving.packages import Package, RunPart, StatePart, read_packa
 from perdure.storage.cells import ANSWER, ASK_ANSWER, INPUT, JOURNAL, QUESTION, SIGNAL, TERMS, WAITING
 from perdure.storage.files import sync_file, sync_folder
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, read, write
-from perdure.threads.beside import held
 from perdure.threads.context import Context
 
 _PAGE = 200
@@ -252,7 +251,7 @@ def _insert_states(
             metadata=state.metadata,
             branching=base is not None,
         )
-        done = yield from held(append(draft, _place(tenant, name, part.id, state), state.id, state.at or now))
+        done = yield from as_subprogram(append(draft, _place(tenant, name, part.id, state), state.id, state.at or now))
         if done.record is None:
             raise UsageError(f"a state of run {part.id!r} has an id that is taken here; nothing was imported")
         tree = done.tree

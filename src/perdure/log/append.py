@@ -1,8 +1,9 @@
 """Appending a record: prepare the difference on the caller's thread, then one short transaction.
 
-`prepare` is pure. `append_to_head` is the path nearly every save takes: one batch that moves the head from the expected
-parent and inserts the record, or changes nothing. `append` is the careful path for everything else: a new thread, a
-branch, a lost race, an expectation to check, a COMMIT whose answer was lost.
+`prepare` is pure. `head_statement` is the path nearly every save takes: it moves the head from the expected parent and
+inserts the record, or changes nothing. `append` is the general path for everything else: a new thread, a branch, a lost
+race, an expectation to check, a COMMIT whose answer was lost. Both take an optional label (an id of the caller's), and
+both may be part of another transaction (`as_subprogram`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,18 @@ from perdure.log.branches import (
 from perdure.log.cache import Base
 from perdure.log.ids import show_id
 from perdure.log.keyframes import difference_cost, keyframe_is_due
+from perdure.log.labels import (
+    MAIN,
+    SET_LABEL,
+    Mark,
+    Slot,
+    admit,
+    ensure_space,
+    move_space_head,
+    put_label,
+    slot_of,
+    slot_reads,
+)
 from perdure.log.packs import packed_salt
 from perdure.log.reading import RECORD, read_live
 from perdure.log.records import (
@@ -32,15 +45,15 @@ from perdure.log.records import (
     chain_hash,
     record_of,
 )
+from perdure.log.turns import IS_OURS
 from perdure.storage.cells import SALT as SALT_CELL
-from perdure.storage.program import Batch, Program, Rows, Sql
+from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 from perdure.values.compress import compress_full
 from perdure.values.delta import Encoder, payload_bytes
 from perdure.values.dictionary import Dictionary
 from perdure.values.finding import find
 from perdure.values.hashing import CHUNK_BYTES, chunk_digests, content_digest
 
-# The texts that `labels` uses too have public names.
 # name, PostgreSQL type: parameters in a SELECT list need their type said
 _RECORD_PARAMS = (
     ("tenant", "bigint"),
@@ -64,34 +77,46 @@ _NAMES = ", ".join(name for name, _ in _RECORD_PARAMS)
 _SQLITE_VALUES = ", ".join(f":{name}" for name, _ in _RECORD_PARAMS)
 _POSTGRES_VALUES = ", ".join(f":{name}::{type_}" for name, type_ in _RECORD_PARAMS)
 _INSERT_RECORD = f"INSERT INTO record ({_NAMES}, body, stamp)"
-SQLITE_RECORD = f"{_INSERT_RECORD} SELECT {_SQLITE_VALUES}, last_insert_rowid(), {{stamp}}"
-POSTGRES_RECORD = f"{_INSERT_RECORD} SELECT {_POSTGRES_VALUES}, b.id, {{stamp}} FROM b RETURNING id"
+_SQLITE_RECORD = f"{_INSERT_RECORD} SELECT {_SQLITE_VALUES}, last_insert_rowid(), {{stamp}}"
+_POSTGRES_RECORD = f"{_INSERT_RECORD} SELECT {_POSTGRES_VALUES}, b.id, {{stamp}} FROM b"
 _INSERT_BODY = "INSERT INTO body (tenant, salt, diff, full_text)"
-BODY_SQLITE = f"{_INSERT_BODY} SELECT :tenant, :salt, :diff, :full_text"
-BODY_POSTGRES = f"{_INSERT_BODY} SELECT :tenant::bigint, :salt::bytea, :diff::bytea, :full_text::bytea"
-MOVE = (
+_BODY_SQLITE = f"{_INSERT_BODY} SELECT :tenant, :salt, :diff, :full_text"
+_BODY_POSTGRES = f"{_INSERT_BODY} SELECT :tenant::bigint, :salt::bytea, :diff::bytea, :full_text::bytea"
+_MOVE = (
     "UPDATE thread SET head = :id, head_hash = :hash, updated_at = :at, active = :active "
     "WHERE tenant = :tenant AND thread = :thread"
 )
 
-# The head moves from the expected parent, in the generation that the difference was made in, or nothing happens.
-_TO_HEAD = Sql(
-    sqlite=(
-        f"{MOVE} AND head = :parent AND generation = :generation",
-        f"{BODY_SQLITE} WHERE changes() = 1",
-        f"{SQLITE_RECORD} WHERE changes() = 1 RETURNING id",
-    ),
-    postgres=f"""WITH t AS ({MOVE} AND head = :parent AND generation = :generation RETURNING thread),
-        b AS ({BODY_POSTGRES} FROM t RETURNING id)
-        {POSTGRES_RECORD}""",
-    seals=INSERT_SEALS,
-)
+
+def _to_head(*, labelled: bool, returning: bool) -> Sql:
+    """The head moves from the expected parent, in the generation that the difference was made in, or nothing happens.
+    A driver's `append` counts changed rows and takes no RETURNING; a program asks for the row."""
+    move = f"{_MOVE} AND head = :parent AND generation = :generation" + (f" AND {IS_OURS}" if labelled else "")
+    end = " RETURNING id" if returning else ""
+    steps = [move, f"{_BODY_SQLITE} WHERE changes() = 1", f"{_SQLITE_RECORD} WHERE changes() = 1"]
+    postgres = f"WITH t AS ({move} RETURNING thread), b AS ({_BODY_POSTGRES} FROM t RETURNING id)"
+    if labelled:
+        insert = "INSERT INTO label (tenant, thread, space, id, record, run) SELECT"
+        steps.append(f"{insert} :tenant, :thread, 0, :label, :id, :run WHERE changes() = 1 {SET_LABEL}")
+        postgres = f"""{postgres}, r AS ({_POSTGRES_RECORD} RETURNING id)
+            {insert} :tenant::bigint, :thread::bigint, 0, :label::bytea, r.id, :run::bytea FROM r {SET_LABEL}"""
+    else:
+        postgres = f"{postgres} {_POSTGRES_RECORD}"
+    steps[-1] += end
+    return Sql(sqlite=tuple(steps), postgres=postgres + end, seals=INSERT_SEALS)
+
+
+_TO_HEAD = {
+    (labelled, returning): _to_head(labelled=labelled, returning=returning)
+    for labelled in (False, True)
+    for returning in (False, True)
+}
 INSERT = Sql(
-    sqlite=(BODY_SQLITE, f"{SQLITE_RECORD} RETURNING id"),
-    postgres=f"WITH b AS ({BODY_POSTGRES} RETURNING id) {POSTGRES_RECORD}",
+    sqlite=(_BODY_SQLITE, _SQLITE_RECORD),
+    postgres=f"WITH b AS ({_BODY_POSTGRES} RETURNING id) {_POSTGRES_RECORD}",
     seals=INSERT_SEALS,
 )
-MOVE_HEAD = Sql(MOVE)
+MOVE_HEAD = Sql(_MOVE)
 # A salt is random and used once: whose record it is.
 SALT = Sql(
     """SELECT b.salt FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
@@ -179,7 +204,7 @@ def prepare(
     return Draft(text, digests, content, salt, base, diff, full, cost, kind, note, metadata, encoder)
 
 
-def seal(draft: Draft, tenant: int, thread: int, tree: int, record: int, at: int, parent: Record | None) -> Record:
+def seal(draft: Draft, thread: int, tree: int, record: int, at: int, parent: Record | None) -> Record:
     """The record's row, with its hash over its parent's (body and stamp are the database's to give)."""
     step = parent.step + 1 if parent else 0
     hash_ = chain_hash(
@@ -232,55 +257,92 @@ def base_after(draft: Draft, record: Record, generation: int) -> Base:
     return Base(record, text, draft.digests, dictionary, key_size, generation, encoder)
 
 
-def append_to_head(draft: Draft, base: Base, tenant: int, record: Record) -> Program[bool]:
-    """Append if the head is the record's parent and no base has moved; else change nothing and say False."""
+def head_statement(
+    draft: Draft, base: Base, tenant: int, record: Record, mark: Mark | None = None, *, returning: bool = False
+) -> Statement:
+    """Append if the head is the record's parent and no base has moved; else change nothing."""
     params = insert_params(draft, tenant, record)
-    [rows] = yield Batch(_TO_HEAD(generation=base.generation, active=record.at // MINUTE_US, **params), last=True)
+    params["generation"], params["active"] = base.generation, record.at // MINUTE_US
+    if mark is not None:
+        params["label"], params["run"], params["owner"] = mark.id, mark.run, mark.turn.owner
+    return _TO_HEAD[mark is not None, returning](**params)
+
+
+def append_to_head(draft: Draft, base: Base, tenant: int, record: Record, mark: Mark | None = None) -> Program[bool]:
+    """`head_statement` as a program; False: nothing was changed."""
+    [rows] = yield Batch(head_statement(draft, base, tenant, record, mark, returning=True), last=True)
     return bool(rows)
 
 
-def append(draft: Draft, place: Place, record: int, at: int) -> Program[Appended]:
+def append(draft: Draft, place: Place, record: int, at: int, mark: Mark | None = None) -> Program[Appended]:
     """Append, wherever it belongs: on the head, or as a branch. Safe to repeat with the same record id."""
-    thread, is_new = yield from enter(place, at)
-    this = {"tenant": place.tenant, "tree": thread.tree, "id": record}
-    rows, salts = yield Batch(RECORD(**this), SALT(**this))
-    if rows and (yield from is_drafts(draft, rows[0], salts, place.tenant, thread.tree)):
+    tenant = place.tenant
+    thread, is_new = yield from lock_or_create_thread(place, at)
+    this = {"tenant": tenant, "tree": thread.tree, "id": record}
+    slot: Slot | None = None
+    if mark is None:
+        rows, salts = yield Batch(RECORD(**this), SALT(**this))
+    else:
+        space = yield from ensure_space(tenant, thread.thread, mark.space)
+        reads = slot_reads(tenant, thread.thread, space[0], mark)
+        rows, salts, *answers = yield Batch(RECORD(**this), SALT(**this), *reads)
+        slot = slot_of(tenant, thread, space, answers)
+    head = thread.head if slot is None else slot.head
+    if rows and (yield from matches_draft(draft, rows[0], salts, tenant, thread.tree)):
         found = record_of(rows[0])  # written before, by a COMMIT whose answer was lost
-        return appended(found, thread, on_head=thread.head == found.id)
-    if rows:  # somebody else's, with the same id
-        return Appended(None, thread.thread, thread.tree, thread.generation, on_head=False, after=record)
-    parent_id = _parent(place, thread)
-    parent = None
-    if parent_id is not None:
-        parent = yield from read_live(place.tenant, thread.tree, parent_id)
-        if parent is None:
-            raise NotFound(
-                f"thread {place.name!r} has no checkpoint {show_id(parent_id)} (pruned, or of another thread): "
-                "load() the thread again"
-            )
+        return appended(found, thread, on_head=head == found.id)
+    if rows:  # another writer's, with the same id
+        return appended(None, thread, on_head=False, after=record)
+    parent = yield from _read_parent(place, thread, slot)
     if parent is not None and parent.id > record:  # along a line ids grow
-        return Appended(None, thread.thread, thread.tree, thread.generation, on_head=False, after=parent.id)
+        return appended(None, thread, on_head=False, after=parent.id)
     if draft.base is not None:
-        base = yield from read_live(place.tenant, thread.tree, draft.base.record.id)
+        base = yield from read_live(tenant, thread.tree, draft.base.record.id)
         if base is None or base_has_moved(draft.base, base, thread):
             return appended(None, thread, on_head=False)
-    sealed = seal(draft, place.tenant, thread.thread, thread.tree, record, at, parent)
-    on_head = is_new or parent_id == thread.head or (place.parent is None and _head_is_lost(place, thread))
-    params = insert_params(draft, place.tenant, sealed)
-    statements = [INSERT(**params)]
-    if on_head:
-        statements.append(
-            MOVE_HEAD(
-                id=sealed.id,
-                hash=sealed.hash,
-                at=at,
-                active=at // MINUTE_US,
-                tenant=place.tenant,
-                thread=thread.thread,
-            )
-        )
+    sealed = seal(draft, thread.thread, thread.tree, record, at, parent)
+    statements = [INSERT(**insert_params(draft, tenant, sealed))]
+    if mark is None or slot is None:
+        follows = (parent.id if parent is not None else None) == thread.head
+        on_head = is_new or follows or (place.parent is None and _head_is_lost(place, thread))
+    else:
+        follows, turn = yield from admit(mark, slot, place.name, sealed.parent, at)
+        on_head = is_new or follows
+        statements += [put_label(mark, slot, record), *turn]
+    if on_head and (slot is None or slot.space == MAIN):
+        moved = {"id": record, "hash": sealed.hash, "at": at, "active": at // MINUTE_US}
+        statements.append(MOVE_HEAD(**moved, tenant=tenant, thread=thread.thread))
+    elif on_head and slot is not None:
+        statements += move_space_head(slot, record, at)
     yield Batch(*statements, last=True)
     return appended(sealed, thread, on_head=on_head)
+
+
+def _read_parent(place: Place, thread: ThreadRow, slot: Slot | None) -> Program[Record | None]:
+    """The record that the new one follows. An unknown parent's id leaves a labelled record without a parent."""
+    if slot is not None:
+        return (yield from read_live(place.tenant, thread.tree, slot.parent)) if slot.parent is not None else None
+    parent_id = _parent(place, thread)
+    if parent_id is None:
+        return None
+    parent = yield from read_live(place.tenant, thread.tree, parent_id)
+    if parent is None:
+        raise NotFound(
+            f"thread {place.name!r} has no checkpoint {show_id(parent_id)} (pruned, or of another thread): "
+            "load() the thread again"
+        )
+    return parent
+
+
+def as_subprogram(program: Program[Any]) -> Program[Any]:
+    """A program as a part of another one: none of its batches is the last of the transaction."""
+    try:
+        batch = next(program)
+        while True:
+            answers = yield Batch(*batch.statements)
+            batch = program.send(answers)
+    except StopIteration as stop:
+        return stop.value
 
 
 def base_has_moved(base: Base, found: Record, thread: ThreadRow) -> bool:
@@ -288,7 +350,7 @@ def base_has_moved(base: Base, found: Record, thread: ThreadRow) -> bool:
     return found.key != base.record.key or thread.generation != base.generation
 
 
-def is_drafts(
+def matches_draft(
     draft: Draft, row: tuple[Any, ...], salts: Rows, tenant: int, tree: int
 ) -> Generator[Batch, list[Rows], bool]:
     """Whether a record with the draft's id is the draft's: a salt is random and used once."""
@@ -297,12 +359,12 @@ def is_drafts(
     return (yield from packed_salt(tenant, tree, record_of(row).id)) == draft.salt
 
 
-def appended(record: Record | None, thread: ThreadRow, *, on_head: bool) -> Appended:
+def appended(record: Record | None, thread: ThreadRow, *, on_head: bool, after: int = 0) -> Appended:
     """What became of a draft, in a thread as it was found."""
-    return Appended(record, thread.thread, thread.tree, thread.generation, on_head)
+    return Appended(record, thread.thread, thread.tree, thread.generation, on_head, after)
 
 
-def enter(place: Place, at: int) -> Generator[Batch, list[Rows], tuple[ThreadRow, bool]]:
+def lock_or_create_thread(place: Place, at: int) -> Generator[Batch, list[Rows], tuple[ThreadRow, bool]]:
     """The thread's row, locked; made if it is new; its metadata brought up to date."""
     thread = yield from try_thread(place.tenant, place.name, place.thread, lock=True)
     if thread is None:

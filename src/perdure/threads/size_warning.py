@@ -18,13 +18,13 @@ _log = logging.getLogger("perdure")
 def warn_if_large(ctx: Context, thread: str, text: bytes) -> None:
     """Called with a text that is longer than `ctx.warn_bytes`."""
     key, size = (ctx.tenant_name, thread), len(text)
-    if size < ctx.told_large.get(key, 0):
+    if size < ctx.large_warned.get(key, 0):
         return
     from perdure.values.sizing import culprit  # most programs never need it
 
-    if len(ctx.told_large) >= _TOLD_MAX:
-        ctx.told_large.clear()
-    ctx.told_large[key] = 2 * size
+    if len(ctx.large_warned) >= _TOLD_MAX:
+        ctx.large_warned.clear()
+    ctx.large_warned[key] = 2 * size
     try:
         path, part = culprit(text)
     except (ValueError, TypeError, LookupError, RecursionError):  # a warning must never cost a save

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import msgspec
 import orjson
 
+from perdure.log.append import Appended, Draft, Place, append, append_to_head, as_subprogram, prepare, seal
 from perdure.log.records import SALT_BYTES, Record
-from perdure.log.writing import Appended, Draft, Place, append, append_to_head, prepare, seal
 from perdure.storage.base import ConstraintFailed
-from perdure.storage.program import Batch, Flow, Program, Rows
+from perdure.storage.program import Batch, Flow, Rows
 from perdure.threads import flows
 from perdure.threads.context import Context, Cursor
-from perdure.threads.large import warn_if_large
+from perdure.threads.size_warning import warn_if_large
 
 
 class Moved(Exception):
@@ -48,11 +48,11 @@ class Saving(msgspec.Struct):
         sealed = self._sealed()
         if sealed is not None and self.draft.base is not None:
             quick = append_to_head(self.draft, self.draft.base, self.tenant, sealed)
-            if (yield from held(quick)):
+            if (yield from as_subprogram(quick)):
                 self.done = Appended(sealed, sealed.thread, sealed.tree, self.draft.base.generation, on_head=True)
                 return self.done
         try:
-            self.done = yield from held(append(self.draft, self.place, self.record, self.at))
+            self.done = yield from as_subprogram(append(self.draft, self.place, self.record, self.at))
         except ConstraintFailed as error:
             if error.kind != "unique":
                 raise
@@ -67,7 +67,7 @@ class Saving(msgspec.Struct):
         expected = place.parent is None and place.expect in (None, self.follows) and not line.merge
         if not expected or base is None or base.record.id != self.follows or line.thread is None:
             return None
-        return seal(self.draft, self.tenant, line.thread, line.tree, self.record, self.at, base.record)
+        return seal(self.draft, line.thread, line.tree, self.record, self.at, base.record)
 
     def settle(self) -> None:
         """It is committed: the handle stands on it now."""
@@ -108,17 +108,6 @@ def prepare_saving(
     record = ctx.new_record_id(at, max(after, follows or 0))
     line.own.append(record)
     return Saving(ctx, line, tenant, draft, flows._place(line, tenant, parent, expect), record, at, follows)
-
-
-def held(program: Program[Any]) -> Generator[Batch, list[Rows], Any]:
-    """A program as a part of another one: none of its batches is the last."""
-    try:
-        batch = next(program)
-        while True:
-            answers = yield Batch(*batch.statements)
-            batch = program.send(answers)
-    except StopIteration as stop:
-        return stop.value
 
 
 class Save(msgspec.Struct, frozen=True):

@@ -9,13 +9,13 @@ from __future__ import annotations
 from functools import partial
 
 from perdure.errors import Conflict
+from perdure.log.append import Place, append, prepare
 from perdure.log.books import renamed
 from perdure.log.ids import show_id
 from perdure.log.label_ids import new_label_id
-from perdure.log.labels import LABELLED_KIND, MAIN, Mark, greatest_label, put_labelled
+from perdure.log.labels import LABELLED_KIND, MAIN, Mark, greatest_label
 from perdure.log.reading import Loaded, read_live, read_thread_state
 from perdure.log.records import SALT_BYTES, Record
-from perdure.log.writing import Place, prepare
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.program import Flow, read
 from perdure.threads.context import Context, Cursor
@@ -66,7 +66,7 @@ def _put_again(
     place = Place(tenant, line.name, line.thread)
     mark = Mark("", new, old, None)
     try:
-        done = yield from commit(record, None, partial(put_labelled, draft, place, record, at, mark))
+        done = yield from commit(record, None, partial(append, draft, place, record, at, mark))
     except ConstraintFailed as error:
         if error.kind != "unique":
             raise

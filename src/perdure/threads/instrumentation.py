@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from perdure.log.writing import Draft
+from perdure.log.append import Draft
 from perdure.storage import meters
 from perdure.storage.events import event
 from perdure.threads.context import Context
@@ -14,7 +14,7 @@ from perdure.threads.context import Context
 _log = logging.getLogger("perdure")
 
 
-def tell_size(ctx: Context, draft: Draft, sink: meters.Meter) -> None:
+def record_size(ctx: Context, draft: Draft, sink: meters.Meter) -> None:
     """How large a saved state is, and what storing it took."""
     system, size = meters.system_of(ctx.driver), len(draft.text)
     stored = len(draft.diff or b"") + len(draft.full or b"")
@@ -23,7 +23,7 @@ def tell_size(ctx: Context, draft: Draft, sink: meters.Meter) -> None:
     sink.record(meters.RATIO, size / max(1, stored), system)
 
 
-def tell_skipped(thread: str, skipped: Mapping[str, Any], loaded: str) -> None:
+def warn_skipped(thread: str, skipped: Mapping[str, Any], loaded: str) -> None:
     """A load gave an older checkpoint, because newer ones are damaged."""
     if (sink := meters.sink) is not None:
         sink.record(meters.RECOVERIES, 1, "ancestor")
@@ -38,7 +38,7 @@ def tell_skipped(thread: str, skipped: Mapping[str, Any], loaded: str) -> None:
     )
 
 
-def tell_unknown(checkpoint: str) -> None:
+def warn_unknown(checkpoint: str) -> None:
     """Nobody knows whether a commit was made: it is looked for."""
     _log.warning(
         "a commit's answer was lost; looking for record %s",
