@@ -90,8 +90,8 @@ def test_show_prints_messages_as_messages_and_where_the_run_stands(run: Run, whe
     assert lines[5:8] == ["", "next: (nothing: the run has ended)", "pending writes: 0"]
     assert lines[8].endswith("(step 1, loop)")
     assert lines[9].startswith("parent: ")
-    assert "__langgraph__" not in out
-    assert '"__langgraph__"' in run("show", "t", "--all")[1]
+    assert "__line__" not in out
+    assert '"__line__"' in run("show", "t", "--all")[1]
     assert run("show", "t", "--path", "messages[0].content")[1].endswith('"hello"\n')
     assert run("show", "t", "@0")[1].splitlines()[1:4] == ["__start__:", "  messages:", "    human: hello"]
     assert "  talk: done\n    messages:\n      ai: Let me see" in run("show", "t", "@1")[1]
@@ -202,7 +202,7 @@ def test_a_state_that_only_looks_like_a_checkpoint_is_shown_all_the_same(run: Ru
     ]
     with perdure.open("agent.db") as store:
         for book in books:
-            state = {"__langgraph__": book, 5: "x", "__pregel_tasks": [1], "join:a+b:c": {1, 2}, "branch:x": "\x1b[2J"}
+            state = {"__line__": book, 5: "x", "__pregel_tasks": [1], "join:a+b:c": {1, 2}, "branch:x": "\x1b[2J"}
             store.thread("t").save(state)
             code, out, _ = run("show", "t")
             assert code == 0

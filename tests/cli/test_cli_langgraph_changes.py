@@ -37,7 +37,7 @@ def test_diff_shows_messages_and_no_bookkeeping(run: Run, where: Path) -> None:
     [change] = json.loads(run("diff", "t", "@2", "@3", "--json")[1])["changes"]
     assert (change["path"], change["kind"], change["after"]["content"]) == ("messages[3]", "changed", "Echo: HELLO")
     everything = run("diff", "t", "@2", "@3", "--all")[1]
-    assert "__langgraph__.metadata.source" in everything
+    assert "__line__.metadata.source" in everything
     assert '~ messages[3].content: "Echo:\\nhello" -> "Echo: HELLO"' in everything
 
 

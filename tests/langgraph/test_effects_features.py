@@ -20,7 +20,8 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, RetryPolicy, interrupt
 
 import perdure
-from perdure.langgraph import PerdureSaver, nodes
+from perdure.adapters import task_scope
+from perdure.langgraph import PerdureSaver
 from perdure.storage.program import Program
 
 
@@ -321,7 +322,7 @@ async def test_an_effect_waits_until_its_checkpoint_is_stored(
 ) -> None:
     """Else a kill in the effect would find no checkpoint to go on from, and the next run would be another task."""
     order: list[str] = []
-    looked, find, put_flow = threading.Event(), nodes._find, saver._put
+    looked, find, put_flow = threading.Event(), task_scope._find, saver._put
 
     def watched(tenant: int, task: Any) -> Program[int | None]:
         found = yield from find(tenant, task)
@@ -347,7 +348,7 @@ async def test_an_effect_waits_until_its_checkpoint_is_stored(
         order.append("booked")
         return {"booked": [booked]}
 
-    monkeypatch.setattr(nodes, "_find", watched)
+    monkeypatch.setattr(task_scope, "_find", watched)
     monkeypatch.setattr(PerdureSaver, "_put", lambda self, *args: held(*args))
     await office.line(saver, trip).invoke({}, at("t"))
     assert order.index("put 0") < order.index("booked")

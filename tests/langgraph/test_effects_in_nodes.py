@@ -23,8 +23,9 @@ from langgraph.graph import START, StateGraph
 from soak import SOAK
 
 import perdure
+from perdure.adapters import task_scope
 from perdure.cli import main
-from perdure.langgraph import PerdureSaver, nodes
+from perdure.langgraph import PerdureSaver
 from perdure.storage.program import Batch, Program, Sql, Transaction
 from perdure.testing.ledger import AirlineProcess
 from perdure.testing.processes import Nursery
@@ -162,7 +163,7 @@ def test_tasks_are_no_runs_to_look_at_and_done_when_their_writes_are_stored(save
     store = saver.store
     assert store.runs() == []
     [info] = store.runs(tasks=True)
-    assert (info.status, info.function, info.queue) == ("done", "langgraph:trip", "langgraph")
+    assert (info.status, info.function, info.queue) == ("done", "task:trip", "tasks")
     assert info.id.startswith("langgraph/t/trip:")
     [step] = store.get_run(info.id).steps()
     assert (step.name, step.kind, step.status) == ("book", "effect", "done")
@@ -188,7 +189,7 @@ def test_only_the_graph_steers_a_task(saver: PerdureSaver) -> None:
     [info] = saver.store.runs(tasks=True)
     run = saver.store.get_run(info.id)
     for steer in (run.cancel, run.pause, run.resume, run.rollback, lambda: saver.store.fork(info.id, id="new")):
-        with pytest.raises(perdure.UsageError, match="stands for a task of a LangGraph graph"):
+        with pytest.raises(perdure.UsageError, match="stands for a task of a graph"):
             steer()
 
 
@@ -246,7 +247,7 @@ def test_two_runs_of_the_same_task_at_once_do_not_both_book(
     saver: PerdureSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two requests resume the same thread: while the first is booking, the second waits, and is turned away then."""
-    monkeypatch.setattr(nodes, "_BUSY_S", 0.01)
+    monkeypatch.setattr(task_scope, "_BUSY_S", 0.01)
     counted, booking, go_on = Counted(saver), threading.Event(), threading.Event()
     fails = [Refused("first")]
 

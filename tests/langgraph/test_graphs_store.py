@@ -49,7 +49,7 @@ def test_history_and_states_are_those_of_the_graph(saver: PerdureSaver) -> None:
         graph.invoke({"total": 1, "log": ["in"]}, at("t"))
     thread = saver.store.thread("t")
     assert values_of(thread.load().state) == graph.get_state(at("t")).values
-    assert "__langgraph__" in thread.load().state
+    assert "__line__" in thread.load().state
     # A channel that nobody wrote to yet is not stored; the graph shows its default.
     seen = [{"total": 0, "log": []} | values_of(checkpoint.state) for checkpoint in thread.history()]
     assert seen == [snapshot.values for snapshot in graph.get_state_history(at("t"))]

@@ -18,7 +18,7 @@ SOME = {"total": 0, "log": []}
 def named(thread: Thread, snapshot: StateSnapshot) -> Checkpoint:
     """Perdure's checkpoint of a snapshot of LangGraph's."""
     id_ = snapshot.config["configurable"]["checkpoint_id"]
-    return next(one for one in thread.history() if one.state["__langgraph__"]["id"] == id_)
+    return next(one for one in thread.history() if one.state["__line__"]["id"] == id_)
 
 
 def test_a_graph_goes_on_from_where_it_was_rolled_back_to(saver: PerdureSaver) -> None:

@@ -150,7 +150,7 @@ PLAIN: dict[str, Any] = {
         1 + 2j,
     ],
     "tags": {"^tuple": [1], "^obj": ["os.system", 1, {}]},
-    "reserved": {"__langgraph__": 1, "__start__": [2], "lc": 1, "type": "constructor"},
+    "reserved": {"__line__": 1, "__start__": [2], "lc": 1, "type": "constructor"},
     "patterns": [re.compile("a+", re.IGNORECASE | re.DOTALL), re.compile(rb"b")],
     "addresses": [
         ipaddress.ip_address("10.0.0.1"),

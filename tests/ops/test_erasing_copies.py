@@ -54,7 +54,7 @@ def url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def saver(url: str) -> Iterator[PerdureSaver]:
     with PerdureSaver(url) as made:
-        made._keeper.ctx.clock_us = Clock()
+        made._engine.ctx.clock_us = Clock()
         yield made
 
 

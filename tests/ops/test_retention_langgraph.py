@@ -46,7 +46,7 @@ def store(url: str, clock: Clock) -> Iterator[perdure.Store]:
 @pytest.fixture
 def saver(url: str, clock: Clock) -> Iterator[PerdureSaver]:
     with PerdureSaver(url) as made:
-        made._keeper.ctx.clock_us = clock
+        made._engine.ctx.clock_us = clock
         yield made
 
 
@@ -162,7 +162,7 @@ def test_keep_last_counts_the_threads_own_line(store: perdure.Store, saver: Perd
 
 def test_pins_hold_against_the_savers_own_retention(url: str, clock: Clock, store: perdure.Store) -> None:
     with PerdureSaver(url, ttl=timedelta(days=1), keep_last=2) as saver:
-        saver._keeper.ctx.clock_us = clock
+        saver._engine.ctx.clock_us = clock
         graph = graph_of(saver, adds)
         for _ in range(4):
             graph.invoke({"total": 1}, at("t"))

@@ -16,13 +16,13 @@ from sealed_kit import NEW, OLD, Raw
 
 import perdure
 from perdure import KeyFile, KeyMissing, Keys, Store, Unavailable
-from perdure.langgraph.known import Known
 from perdure.log.branches import create_thread
 from perdure.storage.key_asking import ASKERS_MAX, Asker
 from perdure.storage.keyring import StaticKeys
 from perdure.storage.program import Batch, Program, Sql, Transaction, adrive
 from perdure.storage.sealing import SealedDriver
 from perdure.storage.vault import KeysWanted, Vault
+from perdure.threads.thread_cache import ThreadCache
 
 
 def opened(url: str, keys: Any, **options: Any) -> Store:
@@ -411,7 +411,7 @@ def test_a_text_that_comes_when_its_key_has_gone_is_not_kept(url: str) -> None:
 
 
 def test_nor_is_what_a_checkpointer_knows() -> None:
-    known = Known()
+    known = ThreadCache()
     known.note(1, "graph", 2, 3, {"of": "acme"})
     known.forget_tenant(1)
     assert known.note(1, "graph", 2, 3, {"of": "acme"}).metadata == {"of": "acme"}

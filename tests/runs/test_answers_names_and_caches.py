@@ -279,7 +279,7 @@ def test_an_effect_that_stays_in_doubt_is_not_tried_for_ever(lab: Lab, rule: str
 # --- names, tools, exports
 
 
-@pytest.mark.parametrize("name", ["perdure.timeout", "perdure.ask", "langgraph:x", "x\0", "x\ud800", "", "x" * 600])
+@pytest.mark.parametrize("name", ["perdure.timeout", "perdure.ask", "task:x", "x\0", "x\ud800", "", "x" * 600])
 @pytest.mark.parametrize("decorator", [perdure.step, perdure.effect, perdure.durable])
 def test_a_name_that_is_perdures_own_is_refused(decorator: Any, name: str) -> None:
     with pytest.raises(perdure.UsageError, match="name"):

@@ -38,7 +38,7 @@ def test_a_writer_that_waits_for_a_run_holds_none_of_its_questions(
         store.thread("chat").save({"n": 1})
         with psycopg.connect(postgres_url, options="-c search_path=perdure") as answering:
             if change is delete_thread:  # as the run of a task of the thread's graph
-                answering.execute("UPDATE run SET function = 'langgraph:node', root = (SELECT thread FROM thread)")
+                answering.execute("UPDATE run SET function = 'task:node', root = (SELECT thread FROM thread)")
                 answering.commit()
             answering.execute("SELECT run FROM run FOR UPDATE")  # what an answer does first
             other = threading.Thread(target=change, args=(store, tmp_path))

@@ -19,9 +19,8 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Send
 
+from perdure.adapters import Ancestors, pack_id, unpack_id
 from perdure.langgraph import PerdureSaver
-from perdure.langgraph.history import Ancestors
-from perdure.log.label_ids import pack_id, unpack_id
 from perdure.testing.samples import same
 
 TRUST = ["import_kit."]
@@ -179,7 +178,7 @@ def raw_writes(url: str) -> dict[Key, set[tuple[str, str, int, str]]]:
 def kept_writes(saver: PerdureSaver, key: Key) -> set[tuple[str, str, int, str]]:
     """The same of a checkpoint in Perdure."""
     thread, space, id_ = key
-    entry = saver._run(Ancestors(saver._keeper, thread, space).entry(pack_id(id_)))
+    entry = saver._run(Ancestors(saver._engine, thread, space).entry(pack_id(id_)))
     assert entry is not None
     return {(unpack_id(write.task), write.path, write.idx, write.channel) for write in entry.writes}
 

@@ -21,7 +21,20 @@ from perdure.threads.thread import Thread
 SOURCE = Path(perdure.__file__).parent
 TESTS = Path(__file__).parent.parent
 # Lowest first: a module may import from its own layer and from those before it.
-LAYERS = ("errors", "values", "storage", "log", "threads", "runs", "agents", "ops", "langgraph", "testing", "cli")
+LAYERS = (
+    "errors",
+    "values",
+    "storage",
+    "log",
+    "threads",
+    "runs",
+    "agents",
+    "ops",
+    "adapters",
+    "langgraph",
+    "testing",
+    "cli",
+)
 # The floors of the largest layer. Between them the imports at the head of a module go downwards; what a function
 # imports when it is called may come from above.
 FLOORS = {
@@ -73,9 +86,25 @@ def test_a_layer_imports_only_downwards() -> None:
         name = name.removesuffix(".__init__")
         for imported in imports(tree) if name != "perdure" else ():
             if imported.split(".")[1:2] and imported.split(".")[1] not in LAYERS:
-                assert layer(name) >= LAYERS.index("testing"), f"{name} imports the package root: {imported}"
+                assert layer(name) >= LAYERS.index("langgraph"), f"{name} imports the package root: {imported}"
                 continue
             assert layer(imported) <= layer(name), f"{name} imports upwards: {imported}"
+
+
+def test_adapters_import_public_names_only() -> None:
+    """What an adapter needs of the engine is a port: `perdure`, `perdure.errors` or `perdure.adapters`."""
+    ports = {"perdure.errors", "perdure.adapters", *(f"perdure.{name}" for name in perdure.__all__)}
+    for path in (SOURCE / "langgraph").rglob("*.py"):
+        if path.name in ("compacting.py", "retention.py"):
+            continue  # they become calls of the store's retention
+        own = {name for name in imports(modules()[path]) if name.startswith("perdure.langgraph")}
+        assert imports(modules()[path]) - own - {"perdure"} <= ports, path
+
+
+def test_nothing_below_an_adapter_knows_its_framework() -> None:
+    for below in ("values", "storage", "log", "threads", "runs"):
+        for path in (SOURCE / below).rglob("*.py"):
+            assert not re.search("langgraph|checkpoint_ns|pregel", path.read_text(), re.IGNORECASE), path
 
 
 @pytest.mark.parametrize("whole", FLOORS)

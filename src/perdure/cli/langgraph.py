@@ -1,7 +1,7 @@
 """A thread of LangGraph's as people read it: its values, which nodes come next, tasks, open interrupts, namespaces.
 
 Works on raw states and needs neither LangGraph nor the graph. LangGraph keeps the values of its channels and, under the
-key BOOK, their versions and what each node has seen of them; names of channels tell what they trigger. What is said
+key ENVELOPE, their versions and what each node has seen of them; names of channels tell what they trigger. What is said
 here of tasks and interrupts is what `graph.get_state` says. Pure functions.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from perdure.cli.messages import are_messages, as_line, kind_of
 from perdure.cli.readable import plural, readable, shorten, to_json
 from perdure.cli.render import Cell
-from perdure.log.books import BOOK
+from perdure.log.envelopes import ENVELOPE
 from perdure.log.label_ids import unpack_id
 from perdure.log.pending import Write
 from perdure.threads.labelled import Beside, Space
@@ -74,12 +74,12 @@ class Task:
 
 def is_checkpoint(state: Any) -> bool:
     """Whether a raw state was stored by LangGraph."""
-    return type(state) is dict and type(state.get(BOOK)) is dict
+    return type(state) is dict and type(state.get(ENVELOPE)) is dict
 
 
 def is_bookkeeping(channel: Any) -> bool:
     """Whether a key of the state says what comes next, and nothing of the matter."""
-    return channel in (BOOK, _SENDS) or (isinstance(channel, str) and channel.startswith(_EDGES))
+    return channel in (ENVELOPE, _SENDS) or (isinstance(channel, str) and channel.startswith(_EDGES))
 
 
 def values_of(state: dict[str, Any], *, with_input: bool = True) -> dict[str, Any]:
@@ -160,8 +160,8 @@ def _sends(state: dict[str, Any]) -> Iterator[Task]:
 
 def _triggered(state: dict[str, Any], running: set[str]) -> set[str]:
     """The nodes of which a channel that triggers them has a value that they have not seen."""
-    versions = _mapping(state[BOOK].get("channel_versions"))
-    seen = _mapping(state[BOOK].get("versions_seen"))
+    versions = _mapping(state[ENVELOPE].get("channel_versions"))
+    seen = _mapping(state[ENVELOPE].get("versions_seen"))
     triggers: dict[str, set[str]] = {}
     for node, channels in seen.items():
         if node not in _NO_NODES:
@@ -218,7 +218,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def describe(state: dict[str, Any], beside: Beside, tasks: Sequence[Task]) -> dict[str, Any]:
     """All that is known of a checkpoint of LangGraph's but its values, as data for JSON."""
-    book = state[BOOK]
+    book = state[ENVELOPE]
     metadata = _mapping(book.get("metadata"))
     return {
         "checkpoint_id": readable(book.get("id")),
@@ -281,7 +281,9 @@ def _space_json(space: Space) -> dict[str, Any]:
 
 def _deltas(state: dict[str, Any]) -> list[str]:
     """Channels that LangGraph keeps as differences, and that have no value of their own here."""
-    return [channel for channel in _mapping(_mapping(state[BOOK].get("metadata")).get(_DELTAS)) if channel not in state]
+    return [
+        channel for channel in _mapping(_mapping(state[ENVELOPE].get("metadata")).get(_DELTAS)) if channel not in state
+    ]
 
 
 # --- as lines

@@ -20,7 +20,7 @@ from perdure.cli.readable import ago, local, moment, plural, readable, shorten, 
 from perdure.cli.refs import all_lines, existing, resolve
 from perdure.cli.render import Cell, Output
 from perdure.errors import Damaged, NotFound
-from perdure.log.books import BOOK
+from perdure.log.envelopes import ENVELOPE
 from perdure.storage.urls import is_postgres
 from perdure.threads.compare import compare
 from perdure.threads.labelled import read_beside, read_spaces
@@ -222,7 +222,7 @@ def _newest_in(thread: Thread, name: str) -> Checkpoint:
 def _describe(thread: Thread, checkpoint: Checkpoint, out: Output) -> tuple[dict[str, Any], list[langgraph.Task]]:
     """What LangGraph keeps beside the values of a checkpoint."""
     state = checkpoint.state
-    beside = read_beside(thread, checkpoint, str(state[BOOK].get("id")))
+    beside = read_beside(thread, checkpoint, str(state[ENVELOPE].get("id")))
     try:
         tasks = langgraph.tasks_of(state, beside.pending())
     except Damaged as error:

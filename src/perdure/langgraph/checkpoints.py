@@ -1,6 +1,6 @@
-"""A LangGraph checkpoint as the state of a Perdure thread, and back. Pure.
+"""A LangGraph checkpoint as the state of a line, and back. Pure.
 
-The state is the channel values, as any other state, plus one key, BOOK, with all that LangGraph keeps beside them: id,
+The state is the channel values, as any other state, plus its envelope with all that LangGraph keeps beside them: id,
 parent, versions, metadata. What changes at every step stands together at the end of the text, behind the channels that
 grow: there a step is one splice.
 """
@@ -14,12 +14,22 @@ import orjson
 from blake3 import blake3
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
+from perdure.adapters import (
+    COPY_OF,
+    ENVELOPE,
+    NEEDS,
+    Codec,
+    Encoded,
+    Part,
+    decode,
+    encode,
+    envelope_text,
+    is_plain_dict,
+)
 from perdure.errors import Unstorable, UsageError
 from perdure.langgraph.serde import PerdureSerde, load_opaque
-from perdure.log.books import BOOK, COUNTERS, DELTAS, book_text
-from perdure.values.codec import Codec, decode, encode
-from perdure.values.plain import is_plain_dict
 
+_COUNTERS = "counters_since_delta_snapshot"  # in the metadata: DeltaChannels that have no value of their own
 START = "__start__"  # the channel of a graph's input
 
 
@@ -36,32 +46,6 @@ def run_key(run: str) -> bytes:
     return blake3(run.encode("utf-8", "surrogatepass")).digest(16)
 
 
-class Span(NamedTuple):
-    """Where a channel's value stands in a text, and of which version it is."""
-
-    version: Any
-    start: int
-    end: int
-
-
-class Encoded(NamedTuple):
-    """A checkpoint's text, and where its channels are."""
-
-    text: bytes
-    spans: Mapping[str, Span]
-
-
-def to_text(
-    checkpoint: Mapping[str, Any],
-    metadata: Mapping[str, Any],
-    parent: str | None,
-    serde: SerializerProtocol,
-    codec: Codec,
-) -> bytes:
-    """The text of a checkpoint. Raises Unstorable, which names channel and path."""
-    return encode_checkpoint(checkpoint, metadata, parent, serde, codec).text
-
-
 def encode_checkpoint(
     checkpoint: Mapping[str, Any],
     metadata: Mapping[str, Any],
@@ -71,22 +55,24 @@ def encode_checkpoint(
     new_versions: Container[str] = (),
     before: Encoded | None = None,
 ) -> Encoded:
-    """The same, and where each channel is. A channel that is not among `new_versions`, and has the version that it had
-    in the parent (`before`), is taken from there as it is."""
+    """A checkpoint's text, and where each channel is in it. A channel that is not among `new_versions`, and has the
+    version that it had in the parent (`before`), is taken from there as it is. Raises Unstorable, which names it."""
     values = checkpoint.get("channel_values") or {}
-    if BOOK in values:
-        raise Unstorable(f"a channel cannot be named {BOOK!r}: rename it", path=BOOK)
-    book = {key: value for key, value in checkpoint.items() if key != "channel_values"}
-    book["parent"] = parent
-    book["metadata"] = dict(metadata)
+    if ENVELOPE in values:
+        raise Unstorable(f"a channel cannot be named {ENVELOPE!r}: rename it", path=ENVELOPE)
+    versions = checkpoint.get("channel_versions") or {}
+    envelope = {key: value for key, value in checkpoint.items() if key != "channel_values"}
+    envelope["parent"] = parent
+    envelope["metadata"] = dict(metadata)
+    # A channel without a version was never written: there is nothing to look for.
+    if needs := [name for name in metadata.get(_COUNTERS) or () if name in versions and name not in values]:
+        envelope[NEEDS] = needs
     state: dict[str, Any] = {name: values[name] for name in sorted(values, key=_is_fleeting)}
     native = isinstance(serde, PerdureSerde)
     if not isinstance(serde, PerdureSerde):
         state = {name: serde.dumps_typed(value) for name, value in state.items()}
-        book["metadata"] = serde.dumps_typed(book["metadata"])
-        book["serde"] = True
-        if counters := metadata.get(COUNTERS):
-            book[DELTAS] = list(counters)
+        envelope["metadata"] = serde.dumps_typed(envelope["metadata"])
+        envelope["serde"] = True
     else:
         codec = serde.codec
     if not is_plain_dict(state):
@@ -95,29 +81,28 @@ def encode_checkpoint(
             f"a channel cannot be named {odd!r}: a name is text, valid Unicode, and does not begin with ^",
             path=repr(odd),
         )
-    versions = checkpoint.get("channel_versions") or {}
     parts: list[bytes] = []
-    spans: dict[str, Span] = {}
+    parts_at: dict[str, Part] = {}
     at = 1  # behind the brace
-    for name, value in (*state.items(), (BOOK, book)):
+    for name, value in (*state.items(), (ENVELOPE, envelope)):
         version = versions.get(name)
-        old = before.spans.get(name) if native and before is not None else None
+        old = before.parts.get(name) if native and before is not None else None
         if before is not None and old is not None and _is_unchanged(name, version, old, new_versions):
             part = before.text[old.start : old.end]
         else:
             part = _encode_channel(name, value, codec)
         key = orjson.dumps(name) + b":"
         start = at + len(key)
-        spans[name] = Span(version, start, start + len(part))
+        parts_at[name] = Part(version, start, start + len(part))
         parts += (key, part, b",")
         at = start + len(part) + 1
     parts[-1] = b"}"
     text = b"".join((b"{", *parts))
     # What an assigned serializer made is not taken over: the next one may be another.
-    return Encoded(text, spans if native else {})
+    return Encoded(text, parts_at if native else {})
 
 
-def _is_unchanged(name: str, version: Any, old: Span, new_versions: Container[str]) -> bool:
+def _is_unchanged(name: str, version: Any, old: Part, new_versions: Container[str]) -> bool:
     return version is not None and version == old.version and name not in new_versions
 
 
@@ -145,7 +130,7 @@ def name_channel(error: Unstorable, channels: Iterable[str]) -> Unstorable:
     for name in channels:
         start = f"state[{orjson.dumps(name).decode()}]"
         if error.path == start or error.path.startswith((f"{start}[", f"{start}.")):
-            where = "the metadata" if name == BOOK else f'channel "{name}"'
+            where = "the metadata" if name == ENVELOPE else f'channel "{name}"'
             where += " (the graph's input)" if name == START else ""
             return Unstorable(f"{where}: {error}", path=error.path)
     return error
@@ -156,22 +141,26 @@ def from_text(text: bytes, serde: SerializerProtocol, codec: Codec) -> Parts:
     if isinstance(serde, PerdureSerde):
         codec = serde.codec
     state = decode(text, codec)
-    book = state.pop(BOOK, None) if type(state) is dict else None
-    if type(book) is not dict:
+    envelope = state.pop(ENVELOPE, None) if type(state) is dict else None
+    if type(envelope) is not dict:
         raise UsageError("this state was not saved by LangGraph: load it with store.thread(name).load()")
-    metadata = book.pop("metadata", {})
-    parent = book.pop("parent", None)
-    book.pop(DELTAS, None)
-    if book.pop("serde", False):
+    metadata = envelope.pop("metadata", {})
+    parent = envelope.pop("parent", None)
+    envelope.pop(NEEDS, None)
+    if envelope.pop("serde", False):
         state = {name: load_opaque(value, serde) for name, value in state.items()}
         metadata = load_opaque(metadata, serde)
-    return Parts({**book, "channel_values": state}, metadata, parent)
+    if envelope.pop(COPY_OF, None) is not None:  # of a rollback
+        metadata = {**metadata, "source": "fork"}
+    return Parts({**envelope, "channel_values": state}, metadata, parent)
 
 
 def metadata_of(text: bytes, serde: SerializerProtocol, codec: Codec) -> dict[str, Any]:
     """The metadata of a checkpoint's text, without its values."""
     if isinstance(serde, PerdureSerde):
         codec = serde.codec
-    book = decode(book_text(text) or b"{}", codec)
-    metadata = book.get("metadata", {})
-    return load_opaque(metadata, serde) if book.get("serde") else metadata  # type: ignore[no-any-return]
+    envelope = decode(envelope_text(text) or b"{}", codec)
+    metadata = envelope.get("metadata", {})
+    if envelope.get("serde"):
+        metadata = load_opaque(metadata, serde)
+    return {**metadata, "source": "fork"} if COPY_OF in envelope else metadata

@@ -10,16 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from perdure.adapters import LineEngine, Listing, Wanted
 from perdure.errors import Damaged
-from perdure.langgraph.flows import Keeper
-from perdure.langgraph.history import Listing, Wanted
 from perdure.langgraph.retention import Retention, expire_all, shorten_one
 from perdure.log.branches import count_threads, thread_names
 from perdure.log.compacting import reclaim, recompress
 from perdure.log.labels import LabelRow
 from perdure.log.packing import COLD_US, pack_tenant
 from perdure.log.pending import Against, Repacked, has_loose, repacked, store_repacked
-from perdure.runs.journal import graph_tasks
+from perdure.runs.journal import adapter_tasks
 from perdure.storage.program import Flow, Progress, Rows, read, write
 
 _PAGE = 500
@@ -35,33 +34,33 @@ class Compacted:
     saved_bytes: int
 
 
-def compact(keeper: Keeper, retention: Retention, progress: Progress | None) -> Flow[Compacted]:
+def compact(engine: LineEngine, retention: Retention, progress: Progress | None) -> Flow[Compacted]:
     """Retention for all threads, then packing, then the space."""
-    tenant = yield from keeper.ctx.tenant()
+    tenant = yield from engine.ctx.tenant()
     if tenant is None:
         return Compacted(0, 0, 0)
-    expired = yield from expire_all(keeper, tenant, retention)
+    expired = yield from expire_all(engine, tenant, retention)
     removed = saved = done = after = 0
     total = yield from read(partial(count_threads, tenant))
     while page := (yield from read(partial(thread_names, tenant, after, _PAGE))):
         for number, name in page:
-            removed += yield from shorten_one(keeper, tenant, retention, name)
+            removed += yield from shorten_one(engine, tenant, retention, name)
             if (yield from read(partial(has_loose, tenant, number))):
-                saved += yield from _repack(keeper, tenant, name)
+                saved += yield from _repack(engine, tenant, name)
             after, done = number, done + 1
             if progress is not None:
                 progress(done, max(done, total))
-    removed_tasks = yield from graph_tasks.sweep(tenant, keeper.ctx.clock_us())
+    removed_tasks = yield from adapter_tasks.sweep(tenant, engine.ctx.clock_us())
     saved += yield from recompress(tenant)
-    saved += (yield from pack_tenant(tenant, keeper.ctx.clock_us() - COLD_US)).saved_bytes
+    saved += (yield from pack_tenant(tenant, engine.ctx.clock_us() - COLD_US)).saved_bytes
     if expired or removed or saved or removed_tasks:  # it rewrites the file
         yield from reclaim()
     return Compacted(expired, removed, saved)
 
 
-def _repack(keeper: Keeper, tenant: int, name: str) -> Flow[int]:
+def _repack(engine: LineEngine, tenant: int, name: str) -> Flow[int]:
     """Compress a thread's loose writes against their checkpoints' texts. How many bytes that saved."""
-    listing = Listing(keeper, Wanted(thread=name))
+    listing = Listing(engine, Wanted(thread=name))
     waiting: list[Repacked] = []
     saved = 0
     while (rows := (yield from listing.rows())) is not None:

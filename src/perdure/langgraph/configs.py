@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 
+from perdure.adapters import check_name
 from perdure.errors import UsageError
-from perdure.threads.checks import check_name
 
 # Of one step or run, not of the thread.
 _OF_STEP = frozenset({"source", "step", "parents", "run_id", "writes", "counters_since_delta_snapshot"})
 _TAGS_MAX = 32
-_SPACE_BYTES_MAX = 2000  # it must fit an entry of PostgreSQL's indexes
+_NAMESPACE_BYTES_MAX = 2000  # it must fit an entry of PostgreSQL's indexes
 _KEY_CHARACTERS_MAX = 500
 _TAG_CHARACTERS_MAX = 1000
 
@@ -23,7 +23,7 @@ class Address(NamedTuple):
     """What a config names. `id` None: the newest checkpoint."""
 
     thread: str
-    space: str
+    namespace: str
     id: str | None
 
 
@@ -35,26 +35,26 @@ def address_of(config: RunnableConfig) -> Address:
     id_ = configurable.get("checkpoint_id")
     return Address(
         check_name(str(thread)),
-        _check_space(str(configurable.get("checkpoint_ns") or "")),
+        _check_namespace(str(configurable.get("checkpoint_ns") or "")),
         str(id_) if id_ else None,
     )
 
 
-def _check_space(space: str) -> str:
+def _check_namespace(namespace: str) -> str:
     try:
-        size = len(space.encode())
+        size = len(namespace.encode())
     except UnicodeEncodeError as error:
-        raise UsageError(f"a checkpoint_ns must be valid Unicode, not {space[:60]!r}") from error
-    if size > _SPACE_BYTES_MAX or "\0" in space:
-        raise UsageError(f"a checkpoint_ns has at most {_SPACE_BYTES_MAX} bytes and no NUL: {space[:60]!r}…")
-    return space
+        raise UsageError(f"a checkpoint_ns must be valid Unicode, not {namespace[:60]!r}") from error
+    if size > _NAMESPACE_BYTES_MAX or "\0" in namespace:
+        raise UsageError(f"a checkpoint_ns has at most {_NAMESPACE_BYTES_MAX} bytes and no NUL: {namespace[:60]!r}…")
+    return namespace
 
 
 class Written(NamedTuple):
     """What writes are pending on."""
 
     thread: str
-    space: str
+    namespace: str
     id: str
 
 
@@ -74,7 +74,7 @@ def parent_of(config: RunnableConfig) -> str | None:
 def stored_config(address: Address, id_: str) -> RunnableConfig:
     """The config of a checkpoint that is stored."""
     return {
-        "configurable": {"thread_id": address.thread, "checkpoint_ns": address.space, "checkpoint_id": id_},
+        "configurable": {"thread_id": address.thread, "checkpoint_ns": address.namespace, "checkpoint_id": id_},
     }
 
 

@@ -21,13 +21,11 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
+from perdure.adapters import Codec, Progress, encode, is_postgres, sqlite_path
 from perdure.errors import NotFound, OpenError, PerdureError, Undecodable, Unstorable, UsageError
 from perdure.langgraph.safe_reader import safe_reader
 from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.serde import PerdureSerde
-from perdure.storage.program import Progress
-from perdure.storage.urls import is_postgres, sqlite_path
-from perdure.values.codec import Codec, encode
 
 _DIFFERENCES_MAX = 100
 
@@ -109,7 +107,7 @@ def import_langgraph(
     """
     if isinstance(threads, str):
         raise UsageError(f"threads is a list of thread ids, such as threads=[{threads!r}], not a str")
-    known = saver.serde.codec if isinstance(saver.serde, PerdureSerde) else saver.store._context.codec
+    known = saver.serde.codec if isinstance(saver.serde, PerdureSerde) else saver._codec
     codec = Codec((*known.trust, *trust), classes=known.classes)
     # A saver of its own: retention and single_writer are for runs.
     target = PerdureSaver(

@@ -14,17 +14,14 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from perdure.adapters import Flow, LineEngine, Texts, drop_of_thread, line_flows, needs_of, number_of, parent_of
 from perdure.errors import Damaged, NotFound, PerdureError, UsageError
-from perdure.langgraph import flows
 from perdure.langgraph.checkpoints import run_key
-from perdure.langgraph.flows import Keeper
-from perdure.langgraph.history import Texts
-from perdure.log.books import delta_channels, parent_of
 from perdure.log.branches import ThreadRow, idle_threads, thread_numbered, try_thread
 from perdure.log.labels import MAIN, LabelRow, labels_in, labels_of_runs, space_heads, spaces_of
 from perdure.log.sweeping import remove_labelled
 from perdure.storage.events import event, said
-from perdure.storage.program import Flow, Program, read
+from perdure.storage.program import Program, read
 
 _log = logging.getLogger("perdure")
 _PUTS_MIN = 16  # shortening a history costs a keyframe, so it is not done at every put
@@ -53,10 +50,19 @@ class Retention(NamedTuple):
         return cls(None if seconds is None else int(seconds * 1_000_000), keep_last)
 
 
-def after_put(keeper: Keeper, retention: Retention, name: str) -> Flow[None]:
+def delete(engine: LineEngine, name: str, *, idle_since: int | None = None) -> Flow[None]:
+    """Delete a thread, and the runs that stand for its tasks."""
+    tenant = yield from engine.ctx.tenant()
+    number = (yield from number_of(tenant, name)) if tenant is not None else None
+    yield from line_flows.delete(engine, name, idle_since=idle_since)
+    if tenant is not None and number is not None and (yield from number_of(tenant, name)) != number:
+        yield from drop_of_thread(tenant, number)
+
+
+def after_put(engine: LineEngine, retention: Retention, name: str) -> Flow[None]:
     """What retention asks for after a put: now and then, and bounded. The put is stored: failing here is only said."""
     try:
-        yield from _after_put(keeper, retention, name)
+        yield from _after_put(engine, retention, name)
     except PerdureError as error:
         _log.warning(
             "thread %r: its checkpoint is stored, but old ones could not be removed: %s",
@@ -66,75 +72,75 @@ def after_put(keeper: Keeper, retention: Retention, name: str) -> Flow[None]:
         )
 
 
-def _after_put(keeper: Keeper, retention: Retention, name: str) -> Flow[None]:
-    seen = keeper.known.get(name)
-    tenant = yield from keeper.ctx.tenant()
+def _after_put(engine: LineEngine, retention: Retention, name: str) -> Flow[None]:
+    seen = engine.threads.get(name)
+    tenant = yield from engine.ctx.tenant()
     if seen is None or tenant is None:
         return
     keep = retention.keep_last
-    if keep is not None and seen.puts >= max(_PUTS_MIN, keep):
-        seen.puts = 0
-        yield from _shorten(keeper, tenant, name, keep)
+    if keep is not None and seen.saves >= max(_PUTS_MIN, keep):
+        seen.saves = 0
+        yield from _shorten(engine, tenant, name, keep)
     if retention.ttl_us is not None:
-        keeper.puts += 1
-        if keeper.puts % _EXPIRE_EVERY == 0:
-            yield from _expire_some(keeper, tenant, retention.ttl_us, _EXPIRE_MOST)
+        engine.saves += 1
+        if engine.saves % _EXPIRE_EVERY == 0:
+            yield from _expire_some(engine, tenant, retention.ttl_us, _EXPIRE_MOST)
 
 
-def expire(keeper: Keeper, retention: Retention, name: str) -> Flow[None]:
+def expire(engine: LineEngine, retention: Retention, name: str) -> Flow[None]:
     """Delete a thread that has expired, before anybody reads it."""
     if retention.ttl_us is None:
         return
-    tenant = yield from keeper.ctx.tenant()
+    tenant = yield from engine.ctx.tenant()
     row = (yield from read(partial(try_thread, tenant, name))) if tenant is not None else None
-    if row is not None and row.updated_at < retention.expired_before(keeper.ctx.clock_us()):
-        yield from flows.delete(keeper, name, idle_since=row.updated_at + 1)
+    if row is not None and row.updated_at < retention.expired_before(engine.ctx.clock_us()):
+        yield from delete(engine, name, idle_since=row.updated_at + 1)
 
 
-def _expire_some(keeper: Keeper, tenant: int, ttl_us: int, limit: int) -> Flow[int]:
-    before = keeper.ctx.clock_us() - ttl_us
+def _expire_some(engine: LineEngine, tenant: int, ttl_us: int, limit: int) -> Flow[int]:
+    before = engine.ctx.clock_us() - ttl_us
     names = yield from read(partial(idle_threads, tenant, before, limit))
     for name in names:
-        yield from flows.delete(keeper, name, idle_since=before)
+        yield from delete(engine, name, idle_since=before)
     return len(names)
 
 
-def expire_all(keeper: Keeper, tenant: int, retention: Retention) -> Flow[int]:
+def expire_all(engine: LineEngine, tenant: int, retention: Retention) -> Flow[int]:
     """Delete every thread that has expired. How many."""
     threads = 0
     while retention.ttl_us is not None:
-        gone = yield from _expire_some(keeper, tenant, retention.ttl_us, _PAGE)
+        gone = yield from _expire_some(engine, tenant, retention.ttl_us, _PAGE)
         threads += gone
         if gone < _PAGE:
             break
     return threads
 
 
-def shorten_one(keeper: Keeper, tenant: int, retention: Retention, name: str) -> Flow[int]:
+def shorten_one(engine: LineEngine, tenant: int, retention: Retention, name: str) -> Flow[int]:
     """Keep the last checkpoints of a thread. How many went."""
     if retention.keep_last is None:
         return 0
-    return (yield from _shorten(keeper, tenant, name, retention.keep_last))
+    return (yield from _shorten(engine, tenant, name, retention.keep_last))
 
 
-def prune(keeper: Keeper, threads: Sequence[str], strategy: str) -> Flow[None]:
+def prune(engine: LineEngine, threads: Sequence[str], strategy: str) -> Flow[None]:
     """LangGraph's prune: "keep_latest" or "delete"."""
     if strategy not in ("keep_latest", "delete"):
         raise UsageError(f'strategy={strategy!r}: "keep_latest" or "delete"')
     _check_many(threads, "prune", "thread_ids")
-    tenant = yield from keeper.ctx.tenant()
+    tenant = yield from engine.ctx.tenant()
     for thread in threads if tenant is not None else ():
         if strategy == "delete":
-            yield from flows.delete(keeper, str(thread))
+            yield from delete(engine, str(thread))
         else:
             assert tenant is not None
-            yield from _shorten(keeper, tenant, str(thread), 1, whole=True)
+            yield from _shorten(engine, tenant, str(thread), 1, whole=True)
 
 
-def delete_for_runs(keeper: Keeper, runs: Sequence[str]) -> Flow[None]:
+def delete_for_runs(engine: LineEngine, runs: Sequence[str]) -> Flow[None]:
     """Remove the checkpoints that runs have made, in all threads."""
     _check_many(runs, "delete_for_runs", "run_ids")
-    tenant = yield from keeper.ctx.tenant()
+    tenant = yield from engine.ctx.tenant()
     if tenant is None or not runs:
         return
     found = yield from read(partial(labels_of_runs, tenant, [run_key(str(run)) for run in runs]))
@@ -144,7 +150,7 @@ def delete_for_runs(keeper: Keeper, runs: Sequence[str]) -> Flow[None]:
     for number, doomed in by_thread.items():
         row, labels = yield from read(partial(_labels, tenant, None, number))
         if row is not None:
-            yield from _remove(keeper, tenant, row, labels, doomed)
+            yield from _remove(engine, tenant, row, labels, doomed)
 
 
 def _check_many(given: object, method: str, what: str) -> None:
@@ -152,7 +158,7 @@ def _check_many(given: object, method: str, what: str) -> None:
         raise UsageError(f"{method}({given!r}): {what} are a list: [{given!r}]")
 
 
-def _shorten(keeper: Keeper, tenant: int, name: str, keep: int, *, whole: bool = False) -> Flow[int]:
+def _shorten(engine: LineEngine, tenant: int, name: str, keep: int, *, whole: bool = False) -> Flow[int]:
     """Keep the newest checkpoints of each namespace. `whole`: of every one; else that of a single call of a subgraph
     ("node:task") goes when it is older than all that is kept of the thread itself."""
     row, labels = yield from read(partial(_labels, tenant, name, None))
@@ -175,7 +181,7 @@ def _shorten(keeper: Keeper, tenant: int, name: str, keep: int, *, whole: bool =
         if kept:  # also where a clock stepped back, and the newest has not the greatest id
             stay |= {label.id for label in newest if label.space == space}
         doomed |= {(space, label.id) for label in line if label.id not in stay}
-    return (yield from _remove(keeper, tenant, row, labels, doomed))
+    return (yield from _remove(engine, tenant, row, labels, doomed))
 
 
 def _labels(tenant: int, name: str | None, number: int | None) -> Program[tuple[ThreadRow | None, list[LabelRow]]]:
@@ -189,9 +195,9 @@ def _labels(tenant: int, name: str | None, number: int | None) -> Program[tuple[
 
 
 def _remove(
-    keeper: Keeper, tenant: int, row: ThreadRow, labels: list[LabelRow], doomed: set[tuple[int, bytes]]
+    engine: LineEngine, tenant: int, row: ThreadRow, labels: list[LabelRow], doomed: set[tuple[int, bytes]]
 ) -> Flow[int]:
-    doomed -= yield from _needed(keeper, tenant, row, labels, doomed)
+    doomed -= yield from _needed(engine, tenant, row, labels, doomed)
     if not doomed:
         return 0
     try:
@@ -201,11 +207,11 @@ def _remove(
 
 
 def _needed(
-    keeper: Keeper, tenant: int, row: ThreadRow, labels: list[LabelRow], doomed: Collection[tuple[int, bytes]]
+    engine: LineEngine, tenant: int, row: ThreadRow, labels: list[LabelRow], doomed: Collection[tuple[int, bytes]]
 ) -> Flow[set[tuple[int, bytes]]]:
     """Which of the doomed are needed to rebuild delta channels of what stays."""
     records = {(label.space, label.id): label.record for label in labels}
-    texts = Texts(keeper, tenant)
+    texts = Texts(engine, tenant)
     needed: set[tuple[int, bytes]] = set()
     for label in sorted(labels, key=lambda label: label.id, reverse=True):
         if (label.space, label.id) in doomed:
@@ -213,7 +219,7 @@ def _needed(
         key: tuple[int, bytes] | None = (label.space, label.id)
         state = yield from _state(texts, row.tree, records[(label.space, label.id)])
         # If its parent stays too, then that one's needs cover these.
-        missing = set(delta_channels(state)) if _parent(label.space, state) in doomed else set()
+        missing = set(needs_of(state)) if _parent(label.space, state) in doomed else set()
         while missing and (key := _parent(label.space, state)) is not None and key in records:
             needed.add(key)
             state = yield from _state(texts, row.tree, records[key])

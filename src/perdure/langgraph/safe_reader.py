@@ -17,8 +17,8 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.event_hooks import SerdeEvent, register_serde_event_listener
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
+from perdure.adapters import Codec
 from perdure.errors import Undecodable, UnknownType
-from perdure.values.codec import Codec
 
 _KINDS = ("null", "bytes", "bytearray", "msgpack", "json")  # what LangGraph's serializer writes without pickle
 

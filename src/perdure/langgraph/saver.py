@@ -21,9 +21,32 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-import perdure.langgraph.types  # noqa: F401  (LangGraph's types become known)
+import perdure.langgraph.types
+from perdure import Store, ThreadInfo
+from perdure.adapters import (
+    Ancestors,
+    Codec,
+    Ending,
+    Entry,
+    Flow,
+    LineEngine,
+    Listing,
+    Mark,
+    ParentChanged,
+    Progress,
+    TaskTurns,
+    Write,
+    adrive,
+    drive,
+    is_large,
+    line_flows,
+    line_reads,
+    moment,
+    pack_id,
+    task_scope,
+)
 from perdure.errors import PerdureError, UsageError
-from perdure.langgraph import compacting, flows, retention, tasks
+from perdure.langgraph import compacting, retention
 from perdure.langgraph.checkpoints import encode_checkpoint, run_key
 from perdure.langgraph.compacting import Compacted
 from perdure.langgraph.configs import (
@@ -36,23 +59,13 @@ from perdure.langgraph.configs import (
     tags_of,
     written_address,
 )
-from perdure.langgraph.flows import Entry, Keeper
-from perdure.langgraph.history import Ancestors, Listing
+from perdure.langgraph.convert import DeltaWalk, matches, tuple_of, wanted_of, writes_from
 from perdure.langgraph.inflight import InFlight
-from perdure.langgraph.replies import DeltaWalk, matches, tuple_of, wanted_of, writes_from
+from perdure.langgraph.requested import Checkpointed, Requested
 from perdure.langgraph.retention import Retention
 from perdure.langgraph.serde import PerdureSerde
-from perdure.langgraph.tasks import Ending
-from perdure.langgraph.travels import Travels
-from perdure.log.label_ids import pack_id
-from perdure.log.labels import Mark, ParentChanged
-from perdure.log.pending import Write, is_large
-from perdure.ops.store import Store, open_store
-from perdure.storage.program import Flow, Progress, adrive, drive
-from perdure.threads.models import ThreadInfo, moment
-from perdure.threads.store import DEFAULT_TENANT
-from perdure.values.codec import Codec
 
+_UNFINISHED = ("__error__", "__interrupt__")
 T = TypeVar("T")
 
 
@@ -62,7 +75,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     `store` is a path or URL as for `perdure.open`, or a store that is open already (then closing is its owner's).
     `trust` names module prefixes whose data classes may be kept; others must be registered. `ttl` (seconds) deletes
     threads that were not written for so long, `keep_last` keeps so many checkpoints per thread and namespace.
-    `single_writer` refuses a run's checkpoint if somebody else has written to its thread since it began.
+    `single_writer` refuses a run's checkpoint if another run has written to its thread since it began.
     """
 
     def __init__(
@@ -84,16 +97,17 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
                 options_given = ", ".join(["trust"] * bool(trust) + sorted(options))
                 raise UsageError(f"give {options_given} to perdure.open: this store is open already")
         else:
-            opened = open_store(store, trust=trust, tenant=tenant or DEFAULT_TENANT, **options)
+            of_tenant: dict[str, Any] = {} if tenant is None else {"tenant": tenant}
+            opened = perdure.open(store, trust=trust, **of_tenant, **options)
         #: the engine underneath: the same threads, as Perdure sees them
         self.store: Store = opened
-        self._keeper = Keeper(opened._context)
+        self._engine = LineEngine(opened._context, TaskTurns(opened._context))
         self._in_flight = InFlight()
-        self._lines = tasks.Lines()
+        self._checkpointed = Checkpointed()
         self._retention = Retention.of(ttl, keep_last)
         self._single_writer = single_writer
-        self._travels = Travels()
-        super().__init__(serde=serde or PerdureSerde(opened._context.codec))
+        self._requested = Requested()
+        super().__init__(serde=serde or PerdureSerde(self._codec))
 
     def __repr__(self) -> str:
         return f"<PerdureSaver on {self.store!r}>"
@@ -119,7 +133,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         return clone
 
     def get_next_version(self, current: Any, channel: None) -> Any:
-        """Versions are counted. Those of imported threads are text, and go on as text."""
+        """Versions are counted. Those of imported threads are text, and stay text."""
         if current is None:
             return 1
         if isinstance(current, str):
@@ -162,7 +176,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         """Store a checkpoint. Waits for what is being written on its parent: it is stored first."""
         address, flow = self._put(config, checkpoint, metadata, new_versions)
         if (parent := parent_of(config)) is not None:
-            self._in_flight.wait(("writes", address.thread, address.space, parent))
+            self._in_flight.wait(("writes", address.thread, address.namespace, parent))
         with self._putting(address, checkpoint["id"], parent, metadata):
             self._run(flow)
         return stored_config(address, checkpoint["id"])
@@ -180,19 +194,19 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread with all its checkpoints and writes. Late writes to it are dropped."""
-        self._run(flows.delete(self._keeper, str(thread_id)))
+        self._run(retention.delete(self._engine, str(thread_id)))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints that runs have made, except those that a later one needs for a DeltaChannel."""
-        self._run(retention.delete_for_runs(self._keeper, run_ids))
+        self._run(retention.delete_for_runs(self._engine, run_ids))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """A thread of another name with the same checkpoints and writes. Their states are shared, not copied."""
-        self._run(flows.copy(self._keeper, str(source_thread_id), str(target_thread_id)))
+        self._run(line_flows.copy(self._engine, str(source_thread_id), str(target_thread_id)))
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Keep only the newest checkpoint of each namespace ("keep_latest"), or nothing ("delete")."""
-        self._run(retention.prune(self._keeper, thread_ids, strategy))
+        self._run(retention.prune(self._engine, thread_ids, strategy))
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -240,7 +254,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         """`put`, awaited."""
         address, flow = self._put(config, checkpoint, metadata, new_versions)
         if (parent := parent_of(config)) is not None:
-            await self._in_flight.await_(("writes", address.thread, address.space, parent))
+            await self._in_flight.await_(("writes", address.thread, address.namespace, parent))
         with self._putting(address, checkpoint["id"], parent, metadata):
             await self._arun(flow)
         return stored_config(address, checkpoint["id"])
@@ -258,19 +272,19 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
 
     async def adelete_thread(self, thread_id: str) -> None:
         """`delete_thread`, awaited."""
-        await self._arun(flows.delete(self._keeper, str(thread_id)))
+        await self._arun(retention.delete(self._engine, str(thread_id)))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """`delete_for_runs`, awaited."""
-        await self._arun(retention.delete_for_runs(self._keeper, run_ids))
+        await self._arun(retention.delete_for_runs(self._engine, run_ids))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """`copy_thread`, awaited."""
-        await self._arun(flows.copy(self._keeper, str(source_thread_id), str(target_thread_id)))
+        await self._arun(line_flows.copy(self._engine, str(source_thread_id), str(target_thread_id)))
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """`prune`, awaited."""
-        await self._arun(retention.prune(self._keeper, thread_ids, strategy))
+        await self._arun(retention.prune(self._engine, thread_ids, strategy))
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -300,11 +314,11 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     def compact(self, *, progress: Progress | None = None) -> Compacted:
         """Apply `ttl` and `keep_last` to all threads, pack what stays, and give space back to the file system.
         Meant for quiet hours: it rewrites an SQLite file. `progress`: (done, of how many) threads."""
-        return self._run(compacting.compact(self._keeper, self._retention, progress))
+        return self._run(compacting.compact(self._engine, self._retention, progress))
 
     async def acompact(self, *, progress: Progress | None = None) -> Compacted:
         """`compact`, awaited."""
-        return await self._arun(compacting.compact(self._keeper, self._retention, progress))
+        return await self._arun(compacting.compact(self._engine, self._retention, progress))
 
     def close(self) -> None:
         """Close the store, if this saver opened it. May be called twice."""
@@ -336,13 +350,13 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
 
     @property
     def _codec(self) -> Codec:
-        return self.store._context.codec
+        return self._engine.ctx.codec
 
     def _run(self, flow: Flow[T]) -> T:
-        return drive(self._keeper.ctx.driver, flow)
+        return drive(self._engine.ctx.driver, flow)
 
     async def _arun(self, flow: Flow[T]) -> T:
-        return await adrive(self._keeper.ctx.driver, flow)
+        return await adrive(self._engine.ctx.driver, flow)
 
     def _tuple(self, entry: Entry) -> CheckpointTuple:
         return tuple_of(entry, self.serde, self._codec)
@@ -351,32 +365,34 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         """From when on threads are listed: not those that have expired."""
         if self._retention.ttl_us is None:
             return since
-        expired = moment(self._retention.expired_before(self._keeper.ctx.clock_us()))
+        expired = moment(self._retention.expired_before(self._engine.ctx.clock_us()))
         return expired if since is None else max(since.astimezone(), expired)
 
     def _list(
         self, config: RunnableConfig | None, conditions: Mapping[str, Any] | None, before: RunnableConfig | None
     ) -> tuple[Listing, Callable[[Entry], bool]]:
-        expired = self._retention.expired_before(self._keeper.ctx.clock_us())
+        expired = self._retention.expired_before(self._engine.ctx.clock_us())
         wanted = wanted_of(config, before)
-        if wanted.thread is not None and wanted.space is not None:
-            self._lines.note(wanted.thread, wanted.space)  # a subgraph that goes back looks for its checkpoint so
-        listing = Listing(self._keeper, wanted, expired)
+        if wanted.thread is not None and wanted.namespace is not None:
+            self._checkpointed.note(
+                wanted.thread, wanted.namespace
+            )  # how a subgraph that goes back finds its checkpoint
+        listing = Listing(self._engine, wanted, expired)
         return listing, lambda entry: matches(entry, conditions, self.serde, self._codec)
 
     def _went_back(self, config: RunnableConfig | None, before: RunnableConfig | None, entry: Entry | None) -> None:
         """A subgraph looks for its checkpoint so when the graph around it goes back; none: it begins anew."""
         wanted = wanted_of(config, before)
-        if before is not None and wanted.thread is not None and wanted.space:
-            self._travels.read(wanted.thread, wanted.space, b"", b"" if entry is None else entry.id)
+        if before is not None and wanted.thread is not None and wanted.namespace:
+            self._requested.read(wanted.thread, wanted.namespace, b"", b"" if entry is None else entry.id)
 
     def _get(self, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
         address = address_of(config)
-        self._lines.note(address.thread, address.space)
+        self._checkpointed.note(address.thread, address.namespace)
         id_ = pack_id(address.id) if address.id else None
-        yield from retention.expire(self._keeper, self._retention, address.thread)
-        entry = yield from flows.get(self._keeper, address.thread, address.space, id_)
-        self._travels.read(address.thread, address.space, id_, entry.id if entry is not None else None)
+        yield from retention.expire(self._engine, self._retention, address.thread)
+        entry = yield from line_reads.load(self._engine, address.thread, address.namespace, id_)
+        self._requested.read(address.thread, address.namespace, id_, entry.id if entry is not None else None)
         return None if entry is None else self._tuple(entry)
 
     def _put(
@@ -392,19 +408,19 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         stored = get_checkpoint_metadata(config, metadata)
         packed = pack_id(parent) if parent is not None else None
         known = None
-        if packed is not None and new_versions:  # who says what is new also says what is not
-            known = flows.parent_text(self._keeper, address.thread, address.space, packed)
+        if packed is not None and new_versions:  # what it does not name is unchanged
+            known = line_flows.parent_text(self._engine, address.thread, address.namespace, packed)
         reused, before = known or (None, None)
         text = encode_checkpoint(checkpoint, stored, parent, self.serde, self._codec, new_versions, before)
         native = isinstance(self.serde, PerdureSerde)
         run = stored.get("run_id")
         mark = Mark(
-            address.space,
+            address.namespace,
             pack_id(checkpoint["id"]),
             packed,
             run_key(str(run)) if run is not None else None,
             self._single_writer,
-            self._travels.allowed(address.thread, address.space),
+            self._requested.allowed(address.thread, address.namespace),
             forks=stored.get("source") == "fork",
             reused=reused,
         )
@@ -413,58 +429,59 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
 
         def store() -> Flow[None]:
             try:
-                yield from flows.put(self._keeper, address.thread, text, mark, note, tags)
-            except ParentChanged:  # somebody has put the parent's id again: nothing is taken over from what it was
+                yield from line_flows.save(self._engine, address.thread, text, mark, note, tags)
+            except ParentChanged:  # the parent's id was put again: nothing is taken from what it was
                 whole = encode_checkpoint(checkpoint, stored, parent, self.serde, self._codec)
-                yield from flows.put(self._keeper, address.thread, whole, mark._replace(reused=None), note, tags)
-            yield from retention.after_put(self._keeper, self._retention, address.thread)
+                yield from line_flows.save(self._engine, address.thread, whole, mark._replace(reused=None), note, tags)
+            yield from retention.after_put(self._engine, self._retention, address.thread)
 
         return address, store()
 
     def _put_writes(self, address: Written, writes: Sequence[Write], end: Ending | None) -> Flow[None]:
-        place = (self._keeper, address.thread, address.space, pack_id(address.id), writes)
+        place = (self._engine, address.thread, address.namespace, pack_id(address.id), writes)
         if end is None:
-            yield from flows.put_pending(*place)
+            yield from line_flows.attach(*place)
         elif end.error is not None:
-            yield from tasks.settle(end)
+            yield from task_scope.settle(end)
             raise end.error
         else:
-            yield from flows.put_pending(*place, [end.statement])
-            tasks.over(end)
+            yield from line_flows.attach(*place, [end.statement])
+            task_scope.finish(end)
 
     def _ending(self, address: Written, task: str, writes: Sequence[tuple[str, Any]]) -> Ending | None:
-        return tasks.ending(self._keeper.ctx, address.thread, task, writes, self.store._keep_us)
+        is_over = not any(channel in _UNFINISHED for channel, _ in writes)
+        return task_scope.ending(self._engine.ctx, address.thread, task, is_over, self.store._keep_us)
 
     def _check_settled(self, address: Address, parent: str, metadata: CheckpointMetadata) -> None:
-        """Raise what a task left for a person: the checkpoint that follows it must not be stored. Somebody who changes
-        the state by hand, or forks it, knows."""
-        ctx, source = self._keeper.ctx, metadata.get("source")
-        error = tasks.unsettled_in(ctx, address.thread, (address.space, parent))
+        """Raise what a task left for a person: the checkpoint that follows it must not be stored, unless the state is
+        changed by hand, or forked."""
+        ctx, source = self._engine.ctx, metadata.get("source")
+        error = task_scope.unsettled_in(ctx, address.thread, (address.namespace, parent))
         if error is not None and source == "loop":
             raise error
-        if source == "input" and tasks.is_busy_on(ctx, address.thread, (address.space, parent)):
-            raise flows.is_run_elsewhere(address.thread)
+        if source == "input" and task_scope.is_busy_on(ctx, address.thread, (address.namespace, parent)):
+            raise self._engine.turns.refuse(address.thread)
 
     @contextmanager
     def _putting(self, address: Address, id_: str, parent: str | None, metadata: CheckpointMetadata) -> Iterator[None]:
-        """A checkpoint is being stored; if it is refused, the nodes that run on it hear why."""
+        """A checkpoint is being stored; if it is refused, the nodes that run on it get the reason."""
         try:
             if parent is not None:
                 self._check_settled(address, parent, metadata)
-            with self._in_flight.doing(("put", address.thread, address.space, id_)):
+            with self._in_flight.doing(("put", address.thread, address.namespace, id_)):
                 yield
         except PerdureError as error:
-            self._travels.current().refused = error
+            self._requested.current().refused = error
             raise
 
     def _delta(
         self, config: RunnableConfig, channels: Sequence[str]
     ) -> tuple[DeltaWalk, Ancestors, Flow[Entry | None]]:
-        thread, space, id_ = address_of(config)
+        thread, namespace, id_ = address_of(config)
         return (
             DeltaWalk(channels, self.serde, self._codec),
-            Ancestors(self._keeper, thread, space),
-            flows.get(self._keeper, thread, space, pack_id(id_) if id_ else None),
+            Ancestors(self._engine, thread, namespace),
+            line_reads.load(self._engine, thread, namespace, pack_id(id_) if id_ else None),
         )
 
 

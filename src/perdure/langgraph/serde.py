@@ -12,9 +12,8 @@ from typing import Any
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
+from perdure.adapters import Codec, decode, encode, module_name
 from perdure.errors import Undecodable, UsageError
-from perdure.values.codec import Codec, decode, encode
-from perdure.values.names import module_name
 
 _TYPE = "perdure"
 _OPAQUE = b"\x00"  # no text of the codec starts with it

@@ -17,7 +17,7 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.store.base import GetOp, Item, SearchItem
 from langgraph.types import Command, Interrupt, Overwrite, PregelTask, Send, StateSnapshot, TimeoutPolicy
 
-from perdure.values.registry import REGISTRY
+from perdure import register
 
 _FIELDS = (_DeltaSnapshot, Command, Document, GetOp, Interrupt, Overwrite, PregelTask, StateSnapshot, TimeoutPolicy)
 _ADDRESSES = (
@@ -52,14 +52,14 @@ def _load_pattern(parts: list[Any]) -> re.Pattern[Any]:
 def register_types() -> None:
     """Make LangGraph's types known. May be called again."""
     for cls in _FIELDS:
-        REGISTRY.add(cls)
-    REGISTRY.add(Send, dump=_dump_slots(("node", "arg", "timeout")), load=_load_send)
-    REGISTRY.add(Item, dump=_dump_slots(_ITEM), load=lambda fields: Item(**fields))
-    REGISTRY.add(SearchItem, dump=_dump_slots((*_ITEM, "score")), load=lambda fields: SearchItem(**fields))
+        register(cls)
+    register(Send, dump=_dump_slots(("node", "arg", "timeout")), load=_load_send)
+    register(Item, dump=_dump_slots(_ITEM), load=lambda fields: Item(**fields))
+    register(SearchItem, dump=_dump_slots((*_ITEM, "score")), load=lambda fields: SearchItem(**fields))
     for address in _ADDRESSES:
-        REGISTRY.add(address, dump=str, load=address)
-    REGISTRY.add(TextAccessor, dump=lambda value: str.__str__(value), load=TextAccessor)  # what message.text gives
-    REGISTRY.add(re.Pattern, dump=lambda value: [value.pattern, value.flags], load=_load_pattern)
+        register(address, dump=str, load=address)
+    register(TextAccessor, dump=lambda value: str.__str__(value), load=TextAccessor)  # what message.text gives
+    register(re.Pattern, dump=lambda value: [value.pattern, value.flags], load=_load_pattern)
 
 
 register_types()

@@ -1,5 +1,5 @@
 """Which of a tree's records go if a thread is pruned or deleted: what its other threads, its pins, pending writes and
-LangGraph's channels need stays. Only looks; `sweeping.py` does it.
+later checkpoints of a line need stays. Only looks; `sweeping.py` does it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from perdure.errors import Damaged
-from perdure.log.books import delta_channels
 from perdure.log.branches import ThreadRow
+from perdure.log.envelopes import needs_of
 from perdure.log.labels import LabelRow, bases_of_writes, labels_in
 from perdure.log.pins import PinRow, pins_in
 from perdure.log.reading import NOT_SWEPT, read_state
@@ -144,7 +144,7 @@ def why_kept(
     nodes: dict[int, Node], row: ThreadRow, others: list[ThreadRow], keep: int, plan: Plan, pins: set[int]
 ) -> dict[str, int]:
     """Why checkpoints of a thread's line stay that are older than those it keeps, with how many: "pin", "fork", and
-    "graph" for what LangGraph's later checkpoints and pending writes are built on."""
+    "graph" for what later checkpoints of a line, and what is attached to them, are built on."""
     gone = {*plan.remove, *plan.entomb}
     shared = {record for other in others for record in line_of(nodes, other.head)}
     kept: dict[str, int] = {}
@@ -271,13 +271,13 @@ def needed_by(tenant: int, nodes: dict[int, Node], threads: list[ThreadRow]) -> 
 def needed_for_deltas(
     tenant: int, tree: int, nodes: dict[int, Node], live: set[int], labelled: set[int]
 ) -> Generator[Batch, list[Rows], set[int]]:
-    """Ancestors whose writes rebuild what a live state of LangGraph's does not hold itself (its DeltaChannels)."""
+    """Ancestors whose attachments rebuild what a live state of a line does not hold itself."""
     needed: set[int] = set()
     for record in live & labelled & nodes.keys():
         parent = nodes[record].parent
         missing: set[str] = set()
         if parent is not None and parent not in live:
-            missing = set(delta_channels((yield from _plain_state(tenant, tree, record))))
+            missing = set(needs_of((yield from _plain_state(tenant, tree, record))))
         while missing and parent is not None and (node := nodes.get(parent)) is not None and node.body is not None:
             needed.add(node.id)
             missing -= (yield from _plain_state(tenant, tree, node.id)).keys()

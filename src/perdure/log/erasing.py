@@ -279,14 +279,14 @@ def _check_unneeded(
     labels: list[LabelRow],
     record: int,
 ) -> Generator[Batch, list[Rows], None]:
-    """What LangGraph rebuilds from a checkpoint is lost without it: then it is all or nothing."""
+    """What is rebuilt from a checkpoint is lost without it: then it is all or nothing."""
     numbers = [thread.thread for thread in threads]
     labelled = {label.record for label in labels}
     needed = yield from needed_for_deltas(tenant, row.tree, nodes, live, labelled)
     if record in needed or record in (yield from bases_of_writes(tenant, numbers)):
         raise UsageError(
             f"checkpoint {show_id(record)} of thread {row.name!r} was not erased: later checkpoints are rebuilt from "
-            "it (a DeltaChannel, or pending writes). Erase those first, the newest first, or the whole thread"
+            "it, or from what is attached to it. Erase those first, the newest first, or the whole thread"
         )
 
 

@@ -41,7 +41,7 @@ def unpack_id(packed: bytes) -> str:
 
 
 def new_label_id(now_us: int, chance: bytes, after: bytes) -> bytes:
-    """An id as LangGraph makes them (a UUID of version 6: time first), greater than `after`."""
+    """An id that grows with time (a UUID of version 6: time first), greater than `after`."""
     ticks = now_us * 10 + _GREGORIAN
     number = (ticks >> 12 & 0xFFFF_FFFF_FFFF) << 80 | 6 << 76 | (ticks & 0xFFF) << 64
     made = (number | 1 << 63 | int.from_bytes(chance, "big") & (1 << 62) - 1).to_bytes(16, "big")

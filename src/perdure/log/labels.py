@@ -1,6 +1,6 @@
 """Labels: ids that a caller gives its records, in namespaces of a thread.
 
-LangGraph names its checkpoints itself, may put an id again, and keeps a line of checkpoints for each subgraph. A label
+Other frameworks name their checkpoints themselves, may save an id again, and keep several lines in a thread. A label
 points at a record and is re-pointed when its id is put again; the record stays what it is. Namespace "" is the
 thread's own line, and its newest record the thread's head. Other namespaces are lines of their own in the same tree,
 so that their differences can be made against the thread's states.
@@ -20,7 +20,7 @@ from perdure.log.turns import OWNER, Turn, take_turn
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_row
 
 MAIN = 0  # the number of namespace ""
-LABELLED_KIND = "langgraph"  # the kind of record that lives by its label
+LABELLED_KIND = "adapter"  # the kind of record that lives by its label, and carries its id in an envelope
 
 _KEY = "tenant = :tenant AND thread = :thread AND space = :space"
 _SPACE = Sql("SELECT space, head FROM space WHERE tenant = :tenant AND thread = :thread AND name = :name")
@@ -57,7 +57,6 @@ class Mark(NamedTuple):
     free: Container[bytes] = ()
     forks: bool = False  # it is meant to follow something else than the newest
     turn: Turn = Turn()  # a thread that has an owner refuses a second writer, as if it were exclusive
-    orphan: bool = False  # it may have a parent that nobody has, also as a thread's first
     reused: int | None = None  # the record whose text was taken over in part: it must be the parent
 
 

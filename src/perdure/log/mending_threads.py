@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 
 from perdure.errors import Damaged, Undecodable
-from perdure.log.books import id_of
 from perdure.log.branches import MINUTE_US, ThreadRow, tag_value
+from perdure.log.envelopes import id_of
 from perdure.log.ids import show_id
 from perdure.log.labels import LABELLED_KIND, MAIN
 from perdure.log.mended import Notes

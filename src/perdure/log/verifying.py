@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perdure.errors import Damaged, Undecodable
-from perdure.log.books import id_of
 from perdure.log.branches import ThreadRow, metadata_of, tag_value, threads_in_tree
+from perdure.log.envelopes import id_of
 from perdure.log.labels import LABELLED_KIND, LabelRow, labels_in
 from perdure.log.packs import PACK, Packs
 from perdure.log.pending import odd_bases, select_writes, writes_of

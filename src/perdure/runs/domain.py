@@ -25,9 +25,9 @@ def _held_threads(tenant: int) -> Flow[dict[str, int]]:
 
 
 def _thread_deleted(tenant: int, thread: int) -> Flow[int]:
-    from perdure.runs.journal import graph_tasks
+    from perdure.runs.journal import adapter_tasks
 
-    return graph_tasks.drop_of_thread(tenant, thread)
+    return adapter_tasks.drop_of_thread(tenant, thread)
 
 
 RUNS = Domain("runs", TABLES, held_threads=_held_threads, thread_deleted=_thread_deleted)

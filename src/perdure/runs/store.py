@@ -22,7 +22,7 @@ from perdure.runs.engine.models import Ask, RunInfo, Step, ask_of
 from perdure.runs.engine.runtime import close_runtime, runtime_of
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.handle import Run
-from perdure.runs.journal import graph_tasks
+from perdure.runs.journal import adapter_tasks
 from perdure.runs.journal.rows import STATUSES, NewRun, RunRow
 from perdure.runs.session.session import LEASE_US
 from perdure.storage.domains import register
@@ -137,7 +137,7 @@ class RunStore(ThreadStore):
         limit: int | None = 100,
         tasks: bool = False,
     ) -> list[RunInfo]:
-        """Runs, the newest first. `tasks`: also those that stand for tasks of LangGraph graphs, which are listed
+        """Runs, the newest first. `tasks`: also those that stand for tasks of graphs, which are listed
         otherwise only while they wait for a person."""
         return self._run(self._runs(status, function, queue, limit, tasks))
 
@@ -304,10 +304,10 @@ class RunStore(ThreadStore):
         """With the thread go the runs that stand for tasks of its graph."""
         tenant = yield from self._context.tenant()
         name = thread.name if isinstance(thread, Thread) else check_name(thread)
-        number = (yield from graph_tasks.number_of(tenant, name)) if tenant is not None else None
+        number = (yield from adapter_tasks.number_of(tenant, name)) if tenant is not None else None
         pruned = yield from super()._delete(thread, force, progress)
         if tenant is not None:
-            yield from graph_tasks.drop_of_thread(tenant, number)
+            yield from adapter_tasks.drop_of_thread(tenant, number)
         return pruned
 
     def _fork(

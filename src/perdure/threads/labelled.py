@@ -1,6 +1,6 @@
-"""What stands beside the states of a labelled thread (LangGraph's): its namespaces, and writes that are pending.
+"""What stands beside the states of a thread's lines: its namespaces, and what is attached to a checkpoint.
 
-For the command line, which needs neither LangGraph nor a saver. One read transaction each.
+For the command line, which needs no adapter. One read transaction each.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class Report:
 class Pruned:
     """What a prune or a delete removed, and how many checkpoints had to be given a full text of their own.
 
-    `kept`: why older checkpoints stay, with how many: "pin", "fork" (another thread shares them), "graph" (LangGraph's
+    `kept`: why older checkpoints stay, with how many: "pin", "fork" (another thread shares them), "graph" (a line's
     later checkpoints or pending writes are built on them).
     """
 
@@ -219,7 +219,7 @@ class Stats:
     difference_bytes: int
     keyframe_bytes: int
     state_bytes: int = field(metadata={"doc": "what storing every state in full as JSON would take"})
-    pending_bytes: int = 0  # writes that are pending on LangGraph's checkpoints
+    pending_bytes: int = 0  # what is attached to checkpoints of lines
     runs: int = 0
     run_bytes: int = 0  # journals, arguments and results of runs
 

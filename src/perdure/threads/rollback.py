@@ -1,7 +1,7 @@
 """Rolling back: a new head that equals an old checkpoint. History stays; nothing is undone but what comes next.
 
-A checkpoint of LangGraph's carries its id, and what its tasks have written is found by that id. So going back to one
-makes a new one, with an id of its own that follows it, as LangGraph's own forks do: nothing is pending on it.
+A checkpoint of a line carries its id, and what is attached to it is found by that id. So going back to one makes a new
+one, with an id of its own that follows it: nothing is attached to it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import partial
 
 from perdure.errors import Conflict
 from perdure.log.append import Place, append, prepare
-from perdure.log.books import renamed
+from perdure.log.envelopes import renamed
 from perdure.log.ids import show_id
 from perdure.log.label_ids import new_label_id
 from perdure.log.labels import LABELLED_KIND, MAIN, Mark, greatest_label

@@ -15,7 +15,7 @@ from perdure.log.measuring import size_and_samples
 from perdure.log.packing import COLD_US, pack_tenant
 from perdure.log.sweeping import sweep
 from perdure.ops.keeping import retention
-from perdure.runs.journal import graph_tasks
+from perdure.runs.journal import adapter_tasks
 from perdure.runs.keeping import foreseeing
 from perdure.runs.keeping import retention as runs
 from perdure.runs.keeping.isolating import succeeded
@@ -97,7 +97,7 @@ def compact_tenant(ctx: Context, tenant: int, keep_us: int | None, progress: Pro
     if (yield from read(partial(erasing.marked, tenant))) is not None:
         yield from erasing.finish(tenant, ctx.driver.dialect)
     yield from sweep(tenant)
-    swept = yield from graph_tasks.sweep(tenant, now)
+    swept = yield from adapter_tasks.sweep(tenant, now)
     gone = yield from retention.enforce(tenant, now, dry_run=False, progress=progress)
     swept += gone.tasks + (yield from runs.sweep_runs(tenant, keep_us, ctx.clock_us))
     saved = yield from recompress(tenant)

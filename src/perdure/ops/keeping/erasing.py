@@ -13,7 +13,7 @@ from perdure.errors import NotFound
 from perdure.log import erasing
 from perdure.log.branches import no_thread
 from perdure.runs.engine import flows
-from perdure.runs.journal import graph_tasks
+from perdure.runs.journal import adapter_tasks
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.keeping.retention import delete_run
 from perdure.storage.domains import domains
@@ -95,6 +95,6 @@ def _beside(tenant: int, run: int) -> Program[list[str]]:
 
 def _finish(ctx: Context, tenant: int, full: bool, progress: Progress | None) -> Flow[list[str]]:
     """Also what a killed process left: tasks of graphs whose threads are gone, results that no run needs."""
-    yield from graph_tasks.sweep(tenant, ctx.clock_us())
+    yield from adapter_tasks.sweep(tenant, ctx.clock_us())
     yield from drop_loose_blobs(tenant)
     return (yield from erasing.finish(tenant, ctx.driver.dialect, full=full, progress=progress))

@@ -26,7 +26,7 @@ from perdure.log.choosing import (
     nodes_of,
 )
 from perdure.log.retaining import Fields
-from perdure.runs.journal import graph_tasks
+from perdure.runs.journal import adapter_tasks
 from perdure.runs.keeping.holding import HAS_TASKS
 from perdure.storage.domains import domains
 from perdure.storage.events import event
@@ -56,7 +56,7 @@ _NEEDED = Sql(
 _HAS_TASKS = Sql(f"SELECT {HAS_TASKS}")
 # Those whose own time is over are counted with the runs.
 _TASKS = Sql(
-    f"""SELECT count(*) FROM run WHERE tenant = :tenant AND root = :thread AND {graph_tasks.IS_TASK}
+    f"""SELECT count(*) FROM run WHERE tenant = :tenant AND root = :thread AND {adapter_tasks.IS_TASK}
     AND NOT (coalesce(keep_until, {2**62}) <= {{now}} AND status = 'done')"""
 )
 _BODY_BYTES = Sql(
@@ -250,7 +250,7 @@ def _remove(tenant: int, due: _Due, held: bool, rules: Mapping[int, Rule], gone:
             removed = yield from write(partial(_expire, tenant, kept, due.before), solo=True)
             if removed is not None:
                 yield from sweeping.sweep(tenant)
-                gone.tasks += yield from graph_tasks.drop_of_thread(tenant, kept.thread)
+                gone.tasks += yield from adapter_tasks.drop_of_thread(tenant, kept.thread)
                 gone.checkpoints += removed
                 gone.expired(kept.name)
                 return

@@ -177,7 +177,7 @@ def check_no_task(row: RunRow) -> None:
     """Raise UsageError for a run that only its graph can go on with."""
     if row.function.startswith(TASK):
         raise UsageError(
-            f"run {row.id!r} stands for a task of a LangGraph graph: it goes on when the graph is run, and goes when "
+            f"run {row.id!r} stands for a task of a graph: it continues when the graph is run, and is deleted when "
             "its thread is deleted"
         )
 

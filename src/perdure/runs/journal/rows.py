@@ -17,7 +17,7 @@ NEVER = 2**61  # a wake_at without an end of its own
 OPEN = ("queued", "running", "waiting", "paused", "stuck")
 FINISHED = ("done", "failed", "cancelled", "rolled_back", "exported")
 STATUSES = (*OPEN, *FINISHED)
-TASK = "langgraph:"  # the function of a run that stands for a task of a graph (graph_tasks.py) begins so
+TASK = "task:"  # the function of a run that stands for a task of an adapter (adapter_tasks.py) begins so
 COLUMNS = (
     "run, id, function, version, input, incarnation, parent, parent_path, root, origin, origin_since, origin_seq, "
     "origin_entries, origin_digest, status, queue, priority, owner, fence, lease_until, wake_at, nudged, request, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from perdure.runs.journal.graph_tasks import IS_TASK
+from perdure.runs.journal.adapter_tasks import IS_TASK
 from perdure.runs.journal.rows import FINISHED
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, read
 

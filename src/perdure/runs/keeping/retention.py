@@ -19,7 +19,7 @@ from perdure.log.compacting import reclaim, recompress
 from perdure.log.pins import pinned, pins_in
 from perdure.runs.calls.state import RUN_KEY, thread_name
 from perdure.runs.engine import flows
-from perdure.runs.journal import claiming, graph_tasks, rows
+from perdure.runs.journal import adapter_tasks, claiming, rows
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.journal.rows import FINISHED, RunRow
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, read, write
@@ -95,7 +95,7 @@ def sweep_runs(tenant: int, keep_us: int | None, clock_us: Callable[[], int]) ->
     """Remove the journals of finished runs whose time is over, and what only they needed. How many runs."""
     if keep_us is not None:
         yield from write(partial(_date_cancelled, tenant, keep_us))
-    swept = yield from graph_tasks.sweep(tenant, clock_us())
+    swept = yield from adapter_tasks.sweep(tenant, clock_us())
     while True:
         # A fork that goes frees its origin, so what was needed before may not be any more: until nothing changes.
         found = yield from _sweep_round(tenant, clock_us)

@@ -1,4 +1,4 @@
-"""Which runs are active in this process, and what stands for a run where there is none (a LangGraph node)."""
+"""Which runs are active in this process, and what stands for a run where there is none (a task of an adapter)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Going through many checkpoints: lists, and the ancestors that a delta channel is rebuilt from.
+"""Reads of many checkpoints of lines: lists, and a checkpoint's ancestors.
 
 Nothing is held open while the caller's code runs: labels come in pages, each page one read transaction, and the texts
 of a line come from a stretch of it that was read at once.
@@ -12,7 +12,6 @@ from functools import partial
 from typing import NamedTuple
 
 from perdure.errors import Damaged
-from perdure.langgraph.flows import Entry, Keeper
 from perdure.log.branches import thread_numbered, try_thread
 from perdure.log.ids import show_id as show_record
 from perdure.log.labels import LabelRow, find_label, find_space, list_labels, spaces_of
@@ -21,6 +20,7 @@ from perdure.log.reading import read_state
 from perdure.log.records import Record
 from perdure.log.scanning import Stretch, read_stretch
 from perdure.storage.program import Batch, Flow, Program, Rows, read
+from perdure.threads.line_engine import Entry, LineEngine
 
 _PAGE_MIN, _PAGE_MAX = 64, 4096
 _ALONE_MAX = 3  # so many states are loaded one by one before a whole stretch is worth reading
@@ -31,7 +31,7 @@ class Wanted(NamedTuple):
     """Which checkpoints to list. None: no condition."""
 
     thread: str | None = None
-    space: str | None = None
+    namespace: str | None = None
     id: bytes | None = None
     before: bytes | None = None
 
@@ -39,7 +39,7 @@ class Wanted(NamedTuple):
 class _Thread(NamedTuple):
     name: str
     tree: int
-    spaces: dict[int, str]
+    namespaces: dict[int, str]
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class _Reader:
 class Texts:
     """The texts of records, one after the other, mostly along a line."""
 
-    keeper: Keeper
+    engine: LineEngine
     tenant: int
     _alone: int = 0
     _readers: list[_Reader] = field(default_factory=list)
@@ -78,14 +78,14 @@ class Texts:
                 return reader.now[1]
             if (text := reader.text(record)) is not None:
                 return text
-        if (cached := self.keeper.ctx.cache.get((self.tenant, tree, record))) is not None:
+        if (cached := self.engine.ctx.cache.get((self.tenant, tree, record))) is not None:
             return cached.data
         self._alone += 1
         if self._alone > _ALONE_MAX:
             stretch = yield from read(partial(read_stretch, self.tenant, tree, record))
             if stretch is not None and (text := self._begin(stretch)) is not None:
                 return text
-        # By itself: this also mends a damaged keyframe, which a stretch cannot.
+        # By itself: this also rebuilds a damaged keyframe, which a stretch cannot.
         loaded = yield from read(partial(read_state, self.tenant, tree, record))
         if loaded is None:
             shown = show_record(record)
@@ -108,7 +108,7 @@ class Texts:
 class Listing:
     """A list of checkpoints in the making, the greatest id first."""
 
-    keeper: Keeper
+    engine: LineEngine
     wanted: Wanted
     expired_before: int = 0  # threads that were not written since are gone
     texts: Texts | None = None
@@ -132,11 +132,11 @@ class Listing:
 
     def rows(self) -> Flow[list[tuple[LabelRow, Rows]] | None]:
         """The next page of labels with what is pending on them. None: that was all."""
-        tenant = yield from self.keeper.ctx.tenant()
+        tenant = yield from self.engine.ctx.tenant()
         if tenant is None or self._ended:
             return None
         if self.texts is None:
-            self.texts = Texts(self.keeper, tenant)
+            self.texts = Texts(self.engine, tenant)
         labels, writes = yield from read(partial(self._read_page, tenant))
         self._ended = len(labels) < self._page
         self._page = min(self._page * 2, _PAGE_MAX)
@@ -151,7 +151,7 @@ class Listing:
         try:
             return (yield from self._entry(label, writes))
         except Damaged:
-            # Perhaps it was removed, or put again, since its label was read.
+            # It may have been removed, or saved again, since its label was read.
             assert self.texts is not None
             now = yield from read(partial(find_label, self.texts.tenant, label.thread, label.space, label.id))
             if now is None:
@@ -168,7 +168,7 @@ class Listing:
         bases = {label.record: text}
         if any(row[5] not in (None, label.record) for row in writes):
             bases |= yield from read(partial(odd_bases, self.texts.tenant, thread.tree, writes, [label.record]))
-        return Entry(thread.name, thread.spaces.get(label.space, ""), label.id, text, writes_of(writes, bases))
+        return Entry(thread.name, thread.namespaces.get(label.space, ""), label.id, text, writes_of(writes, bases))
 
     def text(self, label: LabelRow) -> Flow[bytes | None]:
         """The text behind a label. None: its thread was deleted meanwhile."""
@@ -185,8 +185,8 @@ class Listing:
             if row is None:
                 return [], {}
             number = row.thread
-            if wanted.space is not None:
-                place = yield from find_space(tenant, number, wanted.space)
+            if wanted.namespace is not None:
+                place = yield from find_space(tenant, number, wanted.namespace)
                 if place is None:
                     return [], {}
                 space = place[0]
@@ -202,10 +202,10 @@ class Listing:
 
     def _is_wanted(self, label: LabelRow) -> bool:
         """Whether it is of the namespace that was asked for, in a list of all threads."""
-        if self.wanted.thread is not None or self.wanted.space is None:
+        if self.wanted.thread is not None or self.wanted.namespace is None:
             return True
         thread = self._threads.get(label.thread)
-        return thread is not None and thread.spaces.get(label.space) == self.wanted.space
+        return thread is not None and thread.namespaces.get(label.space) == self.wanted.namespace
 
 
 def _writes(tenant: int, labels: list[LabelRow]) -> Program[dict[tuple[int, int, bytes], Rows]]:
@@ -227,30 +227,30 @@ def _writes(tenant: int, labels: list[LabelRow]) -> Program[dict[tuple[int, int,
 
 @dataclass(slots=True)
 class Ancestors:
-    """A checkpoint's ancestors, from one to its parent, by the ids that LangGraph gave them."""
+    """A checkpoint's ancestors, from one to its parent, by the ids that the caller gave them."""
 
-    keeper: Keeper
+    engine: LineEngine
     thread: str
-    space: str
+    namespace: str
     texts: Texts | None = None
 
     def entry(self, id_: bytes) -> Flow[Entry | None]:
         """One of them. None: there is no such checkpoint (any more)."""
-        tenant = yield from self.keeper.ctx.tenant()
+        tenant = yield from self.engine.ctx.tenant()
         if tenant is None:
             return None
         if self.texts is None:
-            self.texts = Texts(self.keeper, tenant)
+            self.texts = Texts(self.engine, tenant)
         found = yield from read(partial(self._find, tenant, id_))
         if found is None:
             return None
         tree, record, writes, bases = found
         text = yield from self.texts.of(tree, record)
-        return Entry(self.thread, self.space, id_, text, writes_of(writes, {record: text, **bases}))
+        return Entry(self.thread, self.namespace, id_, text, writes_of(writes, {record: text, **bases}))
 
     def _find(self, tenant: int, id_: bytes) -> Program[tuple[int, int, Rows, dict[int, bytes]] | None]:
         row = yield from try_thread(tenant, self.thread)
-        place = (yield from find_space(tenant, row.thread, self.space)) if row is not None else None
+        place = (yield from find_space(tenant, row.thread, self.namespace)) if row is not None else None
         if row is None or place is None:
             return None
         found = yield from find_label(tenant, row.thread, place[0], id_)

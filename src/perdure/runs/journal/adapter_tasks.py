@@ -1,7 +1,7 @@
-"""Runs that stand for tasks of a graph: they hold what the steps and effects of a node have written down.
+"""Runs that stand for tasks of other frameworks: they hold what the steps and effects of a task have recorded.
 
-Such a run has no code of its own: whoever runs the graph runs it, and nobody else claims, forks or cancels it. It is
-done when what the task wrote is stored. Its `root` is the number of the graph's thread, so that it goes with it.
+Such a run has no code of its own: the process that runs the task runs it, and no worker claims, forks or cancels it. It
+is done when what the task wrote is stored. Its `root` is the number of the task's thread, so it is deleted with it.
 
 To open one is to take the thread's turn (log/turns.py), and a process with an open task keeps it: the next checkpoint
 names the next task, so that two processes that each made one would do the same under two names.
@@ -21,11 +21,11 @@ from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.journal.rows import RUN_CELLS, TASK, WAITS, Hold, NewRun, RunRow
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, read, write
 
-QUEUE = "langgraph"  # not one that workers serve, nor one whose limits count them
+QUEUE = "tasks"  # not one that workers serve, nor one whose limits count them
 _PAGE = 100
 _TRIES = 3
 IS_TASK = f"function LIKE '{TASK}%'"
-# A task that is done is run again only if somebody goes back to its checkpoint: what it did stands.
+# A task that is done is run again only if its checkpoint is continued again: what it did stands.
 _CLAIM = Sql(
     f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
         nudged = 0, waiting = NULL, changed_at = {{now}}, keep_until = NULL
@@ -66,7 +66,7 @@ _DROP = [
 
 
 def turn_of(owner: str, gone: str = "") -> Turn:
-    """The turn of a process in a graph's thread. `gone` is an owner that has certainly ended."""
+    """The turn of a process in a thread. `gone` is an owner that has certainly ended."""
     return Turn(owner, gone, _BUSY, _FENCE)
 
 
@@ -122,7 +122,7 @@ def _open(task: NewTask, turn: Turn, is_free: bool, lease_us: int, now: int) -> 
 def end(
     hold: Hold, total: rows.JournalSum, *, done: bool, waiting: str | None, keep_us: int | None, now: int
 ) -> Statement:
-    """What says that a task is done, or what it waits for until the graph is run again."""
+    """What says that a task is done, or what it waits for until it is run again."""
     return _END(
         **hold._asdict(),
         **total._asdict(),

@@ -11,25 +11,20 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple, DeltaChan
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import ERROR
 
+from perdure.adapters import Codec, Entry, Wanted, Write, check_text, pack_id, unpack_id
 from perdure.errors import Damaged, Unstorable
 from perdure.langgraph.checkpoints import from_text, metadata_of, name_channel
 from perdure.langgraph.configs import Address, address_of, stored_config
-from perdure.langgraph.flows import Entry
-from perdure.langgraph.history import Wanted
 from perdure.langgraph.serde import value_from_text, value_to_text
-from perdure.log.label_ids import pack_id, unpack_id
-from perdure.log.pending import Write
-from perdure.threads.checks import check_text
-from perdure.values.codec import Codec
 
 
 def tuple_of(entry: Entry, serde: SerializerProtocol, codec: Codec) -> CheckpointTuple:
-    """A checkpoint as LangGraph wants it. Nothing in it is shared with anybody."""
+    """A checkpoint as LangGraph wants it. Nothing in it is shared."""
     parts = from_text(entry.text, serde, codec)
     if pack_id(str(parts.checkpoint.get("id"))) != entry.id:
         shown = unpack_id(entry.id)
         raise Damaged(f"thread {entry.thread!r}: the id {shown} points at another checkpoint; run `perdure verify`")
-    address = Address(entry.thread, entry.space, None)
+    address = Address(entry.thread, entry.namespace, None)
     return CheckpointTuple(
         stored_config(address, unpack_id(entry.id)),
         parts.checkpoint,  # type: ignore[arg-type]
@@ -69,11 +64,11 @@ def wanted_of(config: RunnableConfig | None, before: RunnableConfig | None) -> W
     limit = (before or {}).get("configurable", {}).get("checkpoint_id")
     packed = pack_id(str(limit)) if limit else None
     if config is None or config.get("configurable", {}).get("thread_id") is None:
-        space = (config or {}).get("configurable", {}).get("checkpoint_ns")
-        return Wanted(space=space, before=packed)
+        namespace = (config or {}).get("configurable", {}).get("checkpoint_ns")
+        return Wanted(namespace=namespace, before=packed)
     address = address_of(config)
-    space = config["configurable"].get("checkpoint_ns")
-    return Wanted(address.thread, space, pack_id(address.id) if address.id else None, packed)
+    namespace = config["configurable"].get("checkpoint_ns")
+    return Wanted(address.thread, namespace, pack_id(address.id) if address.id else None, packed)
 
 
 def matches(entry: Entry, conditions: Mapping[str, Any] | None, serde: SerializerProtocol, codec: Codec) -> bool:

@@ -1,0 +1,362 @@
+"""Steps and effects inside a task of another framework: its thread, its checkpoints and its id stand for the run.
+
+A task's id follows from its checkpoints, so a task that runs again after a crash finds what it has recorded. That holds
+only for checkpoints that are stored: the first step or effect of a task waits until they are. Nothing parks: a short
+wait is waited for, and a doubt that a person must settle is raised as `InDoubt`. Calls are told apart by name and
+arguments, not by order, because frameworks run tools in parallel.
+
+An adapter finds the scope of a task by its execution (`find`, `add`), and finishes its run with what the task wrote
+(`ending`, `finish`). A task that left a person something to settle cannot be finished, whatever its code made of the
+error: else a model that is told "nobody knows" would book again.
+
+Must never happen here: an effect that runs under an identity which the next run of the task would not have.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Generator
+from functools import partial
+from time import monotonic
+from typing import Any, NamedTuple
+
+import orjson
+
+from perdure.errors import InDoubt, LeaseLost, PerdureError, RunStuck, UsageError
+from perdure.log.branches import try_thread
+from perdure.log.label_ids import pack_id
+from perdure.log.labels import find_label, find_space, is_newest, second_writer
+from perdure.log.turns import Turn
+from perdure.runs.engine.runtime import runtime_of
+from perdure.runs.journal import adapter_tasks
+from perdure.runs.journal.entries import INTENT, Recorded
+from perdure.runs.journal.index import JournalIndex
+from perdure.runs.journal.journal import read_with_sum
+from perdure.runs.journal.rows import TASK, Hold, NewRun, RunRow
+from perdure.runs.session.acting import Act, Pause
+from perdure.runs.session.scope import Scope
+from perdure.runs.session.session import LEASE_US, Session
+from perdure.storage.events import event
+from perdure.storage.program import Batch, Flow, Program, Rows, Statement, read, write
+from perdure.threads.context import Context
+
+_log = logging.getLogger("perdure")
+_LOOK_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02)
+_STORED_S = 30.0  # how long a checkpoint may take to be stored
+_BUSY_S = 10.0  # how long calls that an earlier execution of the task has left behind may take
+_EXECUTIONS_MAX = 4096  # only those that never came to an end are left behind
+_NOT_YET = RunRow._make([None] * len(RunRow._fields))
+Execution = tuple[int, int]  # what identifies one execution of a task in this process
+
+
+class Task(NamedTuple):
+    """A task of another framework's graph or workflow."""
+
+    ctx: Context
+    thread: str
+    id: str
+    name: str  # of the node or function
+    run_id: str
+    checkpoints: tuple[tuple[str, str], ...]  # those that its id follows from: namespace and id, the outermost first
+    free: frozenset[bytes]  # those that may be continued though they are not the newest: packed ids
+    refusal: Callable[[], PerdureError | None]  # why its checkpoint will never be stored
+    definite: tuple[type[BaseException], ...] = ()  # what ends a body that runs again from its top
+
+
+class TaskTurns:
+    """Who may extend a thread whose tasks run effects: one process at a time."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+
+    def of(self, gone: str = "") -> Turn:
+        return adapter_tasks.turn_of(runtime_of(self._ctx).owner.known, gone)
+
+    def is_dead(self, owner: str) -> bool:
+        return runtime_of(self._ctx).owner.is_dead(owner)
+
+    def refuse(self, name: str) -> LeaseLost:
+        return is_run_elsewhere(name)
+
+
+def is_run_elsewhere(name: str) -> LeaseLost:
+    """What a run gets that begins while another one is at a step or an effect of the thread."""
+    return LeaseLost(
+        f"thread {name!r} is being run by another process, or another thread of this one, which is at a step or an "
+        "effect: nothing was done; run it again when that has ended. If it hangs, the thread is free "
+        f"{LEASE_US // 1_000_000} seconds after its last step, or when its effect's time is over"
+    )
+
+
+class TaskScope(Scope):
+    """One execution of a task: paths are names and arguments, with a count for equal calls."""
+
+    __slots__ = ("_counts", "_is_open", "_opening", "alive", "busy", "definite", "task", "unsettled")
+
+    def __init__(self, task: Task, alive: Any) -> None:
+        session = Session(task.ctx, 0, _NOT_YET, is_async=False)
+        session.can_park = False
+        super().__init__(session, is_async=False)
+        self.task = task
+        self.definite = task.definite
+        self.alive = alive  # an object whose identity is the execution's: it must not be freed
+        self.busy = 0  # calls under way
+        self.unsettled: InDoubt | RunStuck | None = None
+        self._counts: dict[str, int] = {}
+        self._opening = self._is_open = False
+
+    def take_for(self, name: str, wanted: bytes) -> str:
+        call = f"{name}-{wanted.hex()}"
+        with _lock:
+            number = self._counts[call] = self._counts.get(call, 0) + 1
+        return f"{call}-{number}"
+
+    def around(self, act: Act[Any]) -> Act[Any]:
+        with _lock:
+            self.busy += 1
+        try:
+            yield from self._open()
+            return (yield from act)
+        except (InDoubt, RunStuck) as error:
+            if self.session.waits:
+                self.unsettled = error
+                _leave_unsettled(self)
+            raise
+        finally:
+            with _lock:
+                self.busy -= 1
+
+    def _open(self) -> Act[None]:
+        """Take the run, once: of calls that come at the same time one does it, and the others wait."""
+        pauses = iter(_LOOK_S)
+        while not self._is_open:
+            with _lock:
+                is_ours = not self._opening
+                self._opening = True
+            if not is_ours:
+                yield Pause(next(pauses, _LOOK_S[-1]))
+                continue
+            try:
+                yield from _take(self)
+                self._is_open = True
+            finally:
+                self._opening = False
+
+    def adopt(self, tenant: int, row: RunRow) -> None:
+        """The run that stands for the task is ours from here on."""
+        session = self.session
+        session.tenant, session.row, session.hold = tenant, row, Hold(tenant, row.run, row.fence)
+        session.index = JournalIndex()
+
+    @property
+    def has_run(self) -> bool:
+        return self._is_open
+
+    def forgotten(self) -> list[Recorded]:
+        """Effects that an earlier execution has begun, and that this one did not ask for."""
+        taken = {f"{call}-{number + 1}" for call, count in self._counts.items() for number in range(count)}
+        begun = (found[0] for path, found in self.session.index.calls() if path not in taken)
+        return [recorded for recorded in begun if recorded.kind == INTENT]
+
+
+class Ending(NamedTuple):
+    """What becomes of a task's run when its writes are stored; `error`: they must not be."""
+
+    scope: TaskScope
+    statement: Statement
+    error: InDoubt | RunStuck | None = None
+
+
+_Place = tuple[int, str, str, str]  # the database, the tenant, the thread, and the task
+_lock = threading.Lock()
+_by_execution: OrderedDict[Execution, TaskScope] = OrderedDict()
+_by_task: OrderedDict[_Place, TaskScope] = OrderedDict()  # the newest execution of each
+_unsettled: OrderedDict[_Place, TaskScope] = OrderedDict()
+
+
+def _place(ctx: Context, thread: str, task: str) -> _Place:
+    return id(ctx.driver), ctx.tenant_name, thread, task
+
+
+def find(execution: Execution) -> TaskScope | None:
+    with _lock:
+        return _by_execution.get(execution)
+
+
+def add(execution: Execution, task: Task, alive: Any) -> TaskScope:
+    """A scope for an execution, which `alive` identifies; another call's, if that was faster."""
+    scope = TaskScope(task, alive)
+    place = _place(scope.task.ctx, scope.task.thread, scope.task.id)
+    with _lock:
+        known = _by_execution.setdefault(execution, scope)
+        if known is scope:
+            _by_task[place] = scope
+            _unsettled.pop(place, None)
+        for table in (_by_execution, _by_task):
+            while len(table) > _EXECUTIONS_MAX:
+                table.popitem(last=False)
+        return known
+
+
+def is_busy_elsewhere(scope: TaskScope) -> bool:
+    """Whether another execution of the same task is in the middle of a call, in this process."""
+    place = _place(scope.task.ctx, scope.task.thread, scope.task.id)
+    with _lock:
+        return any(
+            other is not scope and other.busy and _place(other.task.ctx, other.task.thread, other.task.id) == place
+            for other in _by_execution.values()
+        )
+
+
+def is_busy_on(ctx: Context, thread: str, checkpoint: tuple[str, str]) -> bool:
+    """Whether a task of this checkpoint (namespace and id), or one nested in it, is in the middle of a call."""
+    place = _place(ctx, thread, "")[:3]
+    with _lock:
+        return any(
+            scope.busy
+            and checkpoint in scope.task.checkpoints
+            and _place(scope.task.ctx, scope.task.thread, "")[:3] == place
+            for scope in _by_execution.values()
+        )
+
+
+def _leave_unsettled(scope: TaskScope) -> None:
+    with _lock:
+        _unsettled[_place(scope.task.ctx, scope.task.thread, scope.task.id)] = scope
+        while len(_unsettled) > _EXECUTIONS_MAX:
+            _unsettled.popitem(last=False)
+
+
+def unsettled_in(ctx: Context, thread: str, checkpoint: tuple[str, str] | None = None) -> InDoubt | RunStuck | None:
+    """What keeps a thread from continuing: of the tasks of one checkpoint (namespace and id), or of all of it."""
+    if not _unsettled:
+        return None
+    with _lock:
+        for place, scope in _unsettled.items():
+            if place[:3] == _place(ctx, thread, "")[:3] and checkpoint in (None, scope.task.checkpoints[-1]):
+                return scope.unsettled
+    return None
+
+
+def ending(ctx: Context, thread: str, task: str, is_over: bool, keep_us: int | None) -> Ending | None:
+    """The end of a task whose writes are about to be stored; None if it has called no step or effect. `is_over`: it
+    has neither failed nor stopped for an answer."""
+    with _lock:
+        scope = _by_task.get(_place(ctx, thread, task))
+    if scope is None or not scope.has_run or scope.busy:
+        return None
+    waits = scope.session.waits
+    for recorded in scope.forgotten() if is_over and not waits else ():
+        _log.warning(
+            "run %s: an earlier run of this task called %s with other arguments (step %s, key %s), and this one did "
+            "not: make a step of what decides them, else it may be done twice",
+            scope.session.row.id,
+            recorded.entry.name,
+            recorded.entry.path,
+            (recorded.entry.more or {}).get("key"),
+            extra=event("effect.forgotten", run=scope.session.row.id, step=recorded.entry.path),
+        )
+    waiting = None
+    if waits or not is_over:
+        waiting = orjson.dumps(waits[-1].what if waits else {"for": "graph"}).decode()
+    statement = adapter_tasks.end(
+        scope.session.hold,
+        scope.session.index.total(),
+        done=waiting is None,
+        waiting=waiting,
+        keep_us=keep_us,
+        now=ctx.clock_us(),
+    )
+    return Ending(scope, statement, scope.unsettled if is_over else None)
+
+
+def settle(ending: Ending) -> Flow[None]:
+    """Record that a task waits whose writes are refused."""
+    yield from write(lambda: adapter_tasks.one(ending.statement))
+
+
+def finish(ending: Ending) -> None:
+    """The task's writes are stored: its scope is not needed any more."""
+    scope = ending.scope
+    with _lock:
+        for execution in [known for known, other in _by_execution.items() if other is scope]:
+            del _by_execution[execution]
+        place = _place(scope.task.ctx, scope.task.thread, scope.task.id)
+        if _by_task.get(place) is scope:
+            del _by_task[place]
+
+
+# --- taking the run of a task
+
+
+def _take(scope: TaskScope) -> Act[None]:
+    """Wait until the task's checkpoint is stored, then take the run that stands for it, and read what it has."""
+    task = scope.task
+    ctx = task.ctx
+    tenant = yield from ctx.ensure_tenant()
+    thread = yield from _stored(scope, tenant)
+    runtime = runtime_of(ctx)
+
+    def is_dead(owner: str) -> bool:
+        # Our own process has run the task before; it is done with it, unless a call of it is under way right now.
+        return not is_busy_elsewhere(scope) if runtime.owns(owner) else runtime.owner.is_dead(owner)
+
+    # A tool that failed ends its task while the others that ran in parallel are not done yet.
+    until, pauses = monotonic() + _BUSY_S, iter(_LOOK_S)
+    while is_busy_elsewhere(scope) and monotonic() < until:
+        yield Pause(next(pauses, _LOOK_S[-1]))
+    function = f"{TASK}{task.name}"
+    new = NewRun(task.run_id, function, "any", b"{}", b"", ctx.entropy(16), adapter_tasks.QUEUE, root=thread)
+    row = yield from adapter_tasks.take(
+        adapter_tasks.NewTask(tenant, thread, new, partial(_check_newest, tenant, thread, task)),
+        owner=runtime.owner.text,
+        lease_us=LEASE_US,
+        clock_us=ctx.clock_us,
+        is_dead=is_dead,
+    )
+    if row is None:
+        raise is_run_elsewhere(task.thread)
+    scope.adopt(tenant, row)
+    scope.session.index.load(*(yield from read(partial(read_with_sum, tenant, row))))
+
+
+def _check_newest(tenant: int, thread: int, task: Task, head: int | None) -> Generator[Batch, list[Rows], None]:
+    """Raise if the thread was continued from a task's checkpoint already: then the task is another one there."""
+    for namespace, id_ in task.checkpoints:
+        packed = pack_id(id_)
+        if packed not in task.free and not (yield from is_newest(tenant, thread, head, namespace, packed)):
+            raise second_writer(task.thread, namespace)
+
+
+def _stored(scope: TaskScope, tenant: int) -> Act[int]:
+    """Wait until the checkpoints that a task's id follows from are stored. The thread's number."""
+    task = scope.task
+    until = monotonic() + _STORED_S
+    pauses = iter(_LOOK_S)
+    while True:
+        thread = yield from read(partial(_find, tenant, task))
+        if thread is not None:
+            return int(thread)
+        if (error := unsettled_in(task.ctx, task.thread)) is not None:
+            raise error  # a task before it cannot be finished, so that this one's checkpoint will never be stored
+        if (refusal := task.refusal()) is not None:
+            raise refusal
+        if monotonic() > until:
+            raise UsageError(
+                f"the checkpoint of this task of thread {task.thread!r} is not stored after {_STORED_S:.0f} seconds: "
+                "was the thread deleted, is the database away, or does a blocking call hold up the event loop?"
+            )
+        yield Pause(next(pauses, _LOOK_S[-1]))
+
+
+def _find(tenant: int, task: Task) -> Program[int | None]:
+    row = yield from try_thread(tenant, task.thread)
+    if row is None:
+        return None
+    for name, id_ in task.checkpoints:
+        space = yield from find_space(tenant, row.thread, name)
+        if space is None or (yield from find_label(tenant, row.thread, space[0], pack_id(id_))) is None:
+            return None
+    return row.thread

@@ -1,0 +1,114 @@
+"""What a line engine remembers of the threads that it has seen. Bounded; losing an entry costs one read.
+
+A thread's number tells a late write to a deleted thread from an early one to a new thread of the same name.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+_THREADS_MAX = 4096
+_TIPS_MAX = 16  # namespaces of one thread whose newest record is remembered
+
+
+class Tip(NamedTuple):
+    """The newest record of a namespace: its id, and where the parts of its text are, if that is known."""
+
+    id: bytes
+    record: int
+    parts: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(slots=True)
+class CachedThread:
+    """A thread: its number, the tree of its records, its metadata, and the newest records by namespace."""
+
+    thread: int
+    tree: int
+    metadata: Mapping[str, Any]
+    tips: OrderedDict[str, Tip] = field(default_factory=OrderedDict)
+    saves: int = 0  # since its history was last shortened
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note_tip(self, namespace: str, tip: Tip) -> None:
+        with self._lock:
+            known = self.tips.get(namespace)
+            if known is None or known.record != tip.record or tip.parts:
+                self.tips[namespace] = tip
+            self.tips.move_to_end(namespace)
+            while len(self.tips) > _TIPS_MAX:
+                self.tips.popitem(last=False)
+
+    def newest(self) -> list[Tip]:
+        """All of them, the most recently used last."""
+        with self._lock:
+            return list(self.tips.values())
+
+
+class ThreadCache:
+    """Threads by name."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._threads: OrderedDict[str, CachedThread] = OrderedDict()
+        self._keyless: set[int] = set()  # tenants whose keys are gone
+        self._deleted: OrderedDict[str, bytes] = OrderedDict()  # the newest ids of deleted threads
+
+    def get(self, name: str) -> CachedThread | None:
+        with self._lock:
+            thread = self._threads.get(name)
+            if thread is not None:
+                self._threads.move_to_end(name)
+            return thread
+
+    def note(self, tenant: int, name: str, thread: int, tree: int, metadata: Mapping[str, Any]) -> CachedThread:
+        """What was found in the store: the same entry, unless the name now stands for another thread."""
+        with self._lock:
+            if tenant in self._keyless:
+                return CachedThread(thread, tree, metadata)  # read before the key went: for this reader only
+            cached = self._threads.get(name)
+            if cached is None or cached.thread != thread:
+                cached = self._threads[name] = CachedThread(thread, tree, metadata)
+            cached.metadata = metadata
+            self._threads.move_to_end(name)
+            while len(self._threads) > _THREADS_MAX:
+                self._threads.popitem(last=False)
+            return cached
+
+    def forget(self, name: str) -> None:
+        """The thread is gone. What is written on its checkpoints from now on comes too late."""
+        with self._lock:
+            thread = self._threads.pop(name, None)
+            if thread is not None and (tips := thread.newest()):
+                self._mark_deleted(name, max(tip.id for tip in tips))
+
+    def forget_tenant(self, tenant: int) -> None:
+        """A tenant's key is gone. If it is another tenant's, what is dropped here costs a read."""
+        with self._lock:
+            self._keyless.add(tenant)
+            self._threads.clear()
+
+    def know_tenant(self, tenant: int) -> None:
+        """A tenant's key is there (again)."""
+        with self._lock:
+            self._keyless.discard(tenant)
+
+    def mark_deleted(self, name: str, newest: bytes) -> None:
+        """A thread was deleted whose newest checkpoint had this id."""
+        with self._lock:
+            self._mark_deleted(name, newest)
+
+    def _mark_deleted(self, name: str, newest: bytes) -> None:
+        self._deleted[name] = max(newest, self._deleted.pop(name, b""))
+        while len(self._deleted) > _THREADS_MAX:
+            self._deleted.popitem(last=False)
+
+    def is_too_late(self, name: str, id_: bytes) -> bool:
+        """Whether a checkpoint is one of a deleted thread: ids grow with time, so it is at most that one's newest."""
+        with self._lock:
+            return id_ <= self._deleted.get(name, b"")
