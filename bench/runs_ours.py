@@ -43,7 +43,7 @@ async def anote(number: int) -> dict[str, int]:
 
 
 @perdure.effect
-def act(number: int, key: perdure.Key) -> dict[str, int]:
+def act(number: int, key: perdure.IdempotencyKey) -> dict[str, int]:
     return {"number": number}
 
 

@@ -28,15 +28,15 @@ from perdure.langgraph import PerdureSaver
 LEDGER = Path("ledger.txt")  # what the airline has booked, one line each
 
 
-def find(key: perdure.Key, flight: str) -> perdure.Done | perdure.NotDone:
+def find(key: perdure.IdempotencyKey, flight: str) -> perdure.outcome.Done | perdure.outcome.NotDone:
     """After a crash in the middle of a booking: did the airline get it?"""
     is_booked = LEDGER.exists() and key in LEDGER.read_text()
-    return perdure.Done(f"booked {flight}") if is_booked else perdure.NotDone()
+    return perdure.outcome.Done(f"booked {flight}") if is_booked else perdure.outcome.NotDone()
 
 
 @tool
 @perdure.effect(reconcile=find)
-def book(flight: str, key: perdure.Key) -> str:
+def book(flight: str, key: perdure.IdempotencyKey) -> str:
     """Book a flight."""
     with LEDGER.open("a") as ledger:
         ledger.write(f"{key} {flight}\n")

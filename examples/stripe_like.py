@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import perdure
+from perdure import outcome
 
 charges: dict[str, dict[str, Any]] = {}  # by idempotency key
 parcels: list[dict[str, Any]] = []
@@ -77,12 +78,12 @@ def charge(order: str, cents: int) -> str:
     return str(call("/v1/charges", {"order": order, "amount": cents}, headers)["id"])
 
 
-def find_parcel(key: perdure.Key, order: str) -> perdure.Done | perdure.NotDone | perdure.Unknown:
+def find_parcel(key: perdure.IdempotencyKey, order: str) -> outcome.Done | outcome.NotDone | outcome.Unknown:
     try:
         found = call(f"/parcels?order={order}")
     except urllib.error.URLError as error:
-        return perdure.Unknown(f"the parcel service cannot be asked: {error}")
-    return perdure.Done(found[0]["id"]) if found else perdure.NotDone()
+        return outcome.Unknown(f"the parcel service cannot be asked: {error}")
+    return outcome.Done(found[0]["id"]) if found else outcome.NotDone()
 
 
 @perdure.effect(reconcile=find_parcel, timeout_s=1)

@@ -36,14 +36,14 @@ def search_hotels(city: str) -> list[str]:
     return [f"Grand Hotel {city}", "Pension Sol"]
 
 
-def find(key: perdure.Key) -> perdure.Done | perdure.NotDone:
+def find(key: perdure.IdempotencyKey) -> perdure.outcome.Done | perdure.outcome.NotDone:
     """After a crash in the middle of a booking: is it in the ledger?"""
     found = [line.removeprefix(f"{key} ") for line in _ledger() if line.startswith(key)]
-    return perdure.Done(f"booked {found[0]}") if found else perdure.NotDone()
+    return perdure.outcome.Done(f"booked {found[0]}") if found else perdure.outcome.NotDone()
 
 
 @perdure.effect(reconcile=find, approve=True)
-def book_flight(flight: str, key: perdure.Key) -> str:
+def book_flight(flight: str, key: perdure.IdempotencyKey) -> str:
     """Book a flight."""
     _write(f"{key} {flight}")
     if not Path("killed").exists():
@@ -53,7 +53,7 @@ def book_flight(flight: str, key: perdure.Key) -> str:
 
 
 @perdure.effect(reconcile=find)
-def book_hotel(hotel: str, key: perdure.Key) -> str:
+def book_hotel(hotel: str, key: perdure.IdempotencyKey) -> str:
     """Book a hotel."""
     if hotel.startswith("Grand"):
         raise SoldOut(f"{hotel} is sold out")

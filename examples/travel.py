@@ -28,26 +28,26 @@ def search(airline_url: str, dest: str) -> dict[str, Any]:
     return Airline(airline_url).search(dest)
 
 
-def find(key: perdure.Key, airline_url: str, item: str) -> perdure.Done | perdure.NotDone:
+def find(key: perdure.IdempotencyKey, airline_url: str, item: str) -> perdure.outcome.Done | perdure.outcome.NotDone:
     """After a crash in the middle of a booking: did the airline get it?"""
     found = Airline(airline_url).bookings(key)
-    return perdure.Done(found[0].booking) if found else perdure.NotDone()
+    return perdure.outcome.Done(found[0].booking) if found else perdure.outcome.NotDone()
 
 
 @perdure.effect(on_doubt="retry", timeout_s=EFFECT_S)  # cancelling again does no harm: no need to find out first
-def cancel(airline_url: str, result: str, key: perdure.Key) -> None:
+def cancel(airline_url: str, result: str, key: perdure.IdempotencyKey) -> None:
     """If the run fails later on: the way back. `result` is what the booking gave, `key` the cancellation's own."""
     Airline(airline_url).cancel(result, key=key)
 
 
 @perdure.effect(reconcile=find, undo=cancel, timeout_s=EFFECT_S)
-def book_flight(airline_url: str, item: str, key: perdure.Key) -> str:
+def book_flight(airline_url: str, item: str, key: perdure.IdempotencyKey) -> str:
     """An effect: it touches the outside world. Perdure makes the key; the airline books a key once."""
     return Airline(airline_url, timeout_s=EFFECT_S - 1).book("flight", item, key=key)
 
 
 @perdure.effect(reconcile=find, undo=cancel, timeout_s=EFFECT_S)
-def book_hotel(airline_url: str, item: str, key: perdure.Key) -> str:
+def book_hotel(airline_url: str, item: str, key: perdure.IdempotencyKey) -> str:
     return Airline(airline_url, timeout_s=EFFECT_S - 1).book("hotel", item, key=key)
 
 

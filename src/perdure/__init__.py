@@ -3,7 +3,7 @@
     import perdure
 
     @perdure.effect
-    def book(flight: str, key: perdure.Key) -> str: ...
+    def book(flight: str, key: perdure.IdempotencyKey) -> str: ...
 
     @perdure.durable
     def travel(request: str) -> str:
@@ -65,6 +65,7 @@ from perdure.errors import (
 )
 from perdure.ops.store import Store
 from perdure.ops.store import open_store as open
+from perdure.runs.calls import outcome
 from perdure.runs.calls.calls import (
     ask,
     continue_as_new,
@@ -78,12 +79,11 @@ from perdure.runs.calls.calls import (
 )
 from perdure.runs.calls.children import Child
 from perdure.runs.calls.decorators import durable, effect, step
-from perdure.runs.calls.doubt import Done, NotDone, Unknown
 from perdure.runs.calls.drawing import now, patched, random, uuid
 from perdure.runs.calls.state import State, state
 from perdure.runs.calls.timeouts import timeout
 from perdure.runs.engine.models import Ask, Event, RunInfo, Step
-from perdure.runs.functions.keys import Key
+from perdure.runs.functions.keys import IdempotencyKey
 from perdure.runs.functions.keys import current_key as idempotency_key
 from perdure.runs.handle import Run
 from perdure.runs.parallel.parallel import first, gather, map
@@ -164,7 +164,6 @@ __all__ = [
     "Conflict",
     "Damaged",
     "DiskFull",
-    "Done",
     "Erased",
     "Event",
     "Exported",
@@ -175,7 +174,7 @@ __all__ = [
     "Imported",
     "InDoubt",
     "JournalDamaged",
-    "Key",
+    "IdempotencyKey",
     "KeyFile",
     "KeyInfo",
     "KeyMissing",
@@ -185,7 +184,6 @@ __all__ = [
     "Mend",
     "NonDeterministic",
     "NotApproved",
-    "NotDone",
     "NotEncrypted",
     "NotFound",
     "NotInRun",
@@ -226,7 +224,6 @@ __all__ = [
     "Tools",
     "Unavailable",
     "Undecodable",
-    "Unknown",
     "UnknownType",
     "Unstorable",
     "UsageError",
@@ -249,6 +246,7 @@ __all__ = [
     "metrics",
     "now",
     "open",
+    "outcome",
     "patched",
     "progress",
     "random",

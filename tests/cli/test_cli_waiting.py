@@ -27,11 +27,11 @@ def test_a_verdict_counts_as_an_answer(run: Run, store: perdure.Store, doubt: pe
 
 
 def test_why_reconcile_could_not_tell(run: Run, store: perdure.Store, app: ModuleType) -> None:
-    def look(key: str) -> perdure.Unknown:
-        return perdure.Unknown("the airline is closed")
+    def look(key: str) -> perdure.outcome.Unknown:
+        return perdure.outcome.Unknown("the airline is closed")
 
     @perdure.effect(name="cli.book", reconcile=look)
-    def book(key: perdure.Key) -> None:
+    def book(key: perdure.IdempotencyKey) -> None:
         raise TimeoutError
 
     @perdure.durable(name="cli.doubtful")

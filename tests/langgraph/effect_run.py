@@ -20,6 +20,7 @@ from langgraph.types import Send
 
 import perdure
 import perdure.storage.postgres  # the nursery imports everything once
+from perdure import outcome
 from perdure.langgraph import PerdureSaver
 from perdure.testing.ledger import Airline
 from perdure.testing.processes import Say
@@ -60,17 +61,17 @@ class Agency:
     async def _search_async(self) -> str:
         return await asyncio.to_thread(self._search)
 
-    def _book(self, item: str, key: perdure.Key) -> str:
+    def _book(self, item: str, key: perdure.IdempotencyKey) -> str:
         return self.airline.book("trip", item, key=key)
 
-    async def _book_async(self, item: str, key: perdure.Key) -> str:
+    async def _book_async(self, item: str, key: perdure.IdempotencyKey) -> str:
         return await asyncio.to_thread(self._book, item, key)
 
-    def _look(self, key: perdure.Key, item: str) -> perdure.Done | perdure.NotDone:
+    def _look(self, key: perdure.IdempotencyKey, item: str) -> outcome.Done | outcome.NotDone:
         found = self.airline.bookings(key)
-        return perdure.Done(found[0].booking) if found else perdure.NotDone()
+        return outcome.Done(found[0].booking) if found else outcome.NotDone()
 
-    async def _look_async(self, key: perdure.Key, item: str) -> perdure.Done | perdure.NotDone:
+    async def _look_async(self, key: perdure.IdempotencyKey, item: str) -> outcome.Done | outcome.NotDone:
         return await asyncio.to_thread(self._look, key, item)
 
     def node(self, fn: Callable[..., Any]) -> Any:

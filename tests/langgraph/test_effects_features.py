@@ -429,7 +429,7 @@ async def test_an_interrupt_inside_an_effect_is_no_doubt(saver: PerdureSaver) ->
     keys: list[str] = []
 
     @perdure.effect(name="book")
-    def book(item: str, key: perdure.Key) -> str:
+    def book(item: str, key: perdure.IdempotencyKey) -> str:
         keys.append(key)
         return f"{item}: {interrupt('sure?')}"
 

@@ -142,7 +142,7 @@ class Counted:
         self.during: Callable[[], None] = lambda: None
 
         @perdure.effect(name="book", timeout_s=60)
-        def book(item: int, key: perdure.Key) -> str:
+        def book(item: int, key: perdure.IdempotencyKey) -> str:
             self.keys.append(str(key))
             self.during()
             return "x" * 100_000  # a blob
@@ -278,7 +278,7 @@ def test_a_subgraph_that_a_node_calls_itself_is_found_again(saver: PerdureSaver)
     trouble = [RuntimeError("crash")]
 
     @perdure.effect(name="book", timeout_s=60)
-    def book(item: str, key: perdure.Key) -> str:
+    def book(item: str, key: perdure.IdempotencyKey) -> str:
         keys.append(str(key))
         return item
 

@@ -172,7 +172,7 @@ class Booking:
         self.during: Callable[[str], None] = lambda item: None
 
         @perdure.effect(name="book", timeout_s=60)
-        def book(item: str, key: perdure.Key) -> str:
+        def book(item: str, key: perdure.IdempotencyKey) -> str:
             self.keys.append(str(key))
             self.during(item)
             return item

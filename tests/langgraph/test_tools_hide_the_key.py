@@ -12,12 +12,12 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 import perdure
 
 
-def plain(flight: str, key: perdure.Key, seats: int = 1) -> str:
+def plain(flight: str, key: perdure.IdempotencyKey, seats: int = 1) -> str:
     """Book a flight."""
     return flight
 
 
-async def awaited(flight: str, key: perdure.Key | None = None, *, seats: int = 1) -> str:
+async def awaited(flight: str, key: perdure.IdempotencyKey | None = None, *, seats: int = 1) -> str:
     """Book a flight."""
     return flight
 

@@ -35,7 +35,7 @@ def make_graph(saver: PerdureSaver, folder: Path, role: str, say: Say) -> Any:
                 waiting.read()
 
     @perdure.effect(name="book", timeout_s=60)
-    def book(item: str, key: perdure.Key) -> str:
+    def book(item: str, key: perdure.IdempotencyKey) -> str:
         gate(item)
         with open(folder / "bookings", "a") as log:
             log.write(f"{item} {key}\n")

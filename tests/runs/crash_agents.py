@@ -22,6 +22,7 @@ from lab import Code
 import perdure
 import perdure.storage.postgres
 import perdure.storage.sqlite
+from perdure import outcome
 from perdure.runs.calls import steps
 from perdure.runs.session import points, tasks
 from perdure.runs.session.points import Point
@@ -165,22 +166,22 @@ def steps_of(code: Code) -> list[Agent]:
     return [plain, retried, lazy, values]
 
 
-def find(key: str, item: str) -> perdure.Done | perdure.NotDone:
+def find(key: str, item: str) -> outcome.Done | outcome.NotDone:
     """A reconcile that looks."""
     done = [line for line in world.lines() if line.name == "book" and line.key == key]
-    return perdure.Done(f"booked {item}") if done else perdure.NotDone()
+    return outcome.Done(f"booked {item}") if done else outcome.NotDone()
 
 
-def not_sure(key: str, item: str) -> perdure.Unknown:
-    return perdure.Unknown("the receiver is closed today")
+def not_sure(key: str, item: str) -> outcome.Unknown:
+    return outcome.Unknown("the receiver is closed today")
 
 
 def effects_of(code: Code) -> list[Agent]:
-    def book(item: str, key: perdure.Key) -> str:
+    def book(item: str, key: perdure.IdempotencyKey) -> str:
         act("book", key)
         return f"booked {item}"
 
-    def unsure(item: str, key: perdure.Key) -> str:
+    def unsure(item: str, key: perdure.IdempotencyKey) -> str:
         act("try", key)
         if world.count(here(), "try", key) < 3:
             raise ValueError("no free line")  # a definite answer: nothing was booked
@@ -224,12 +225,12 @@ def waits_of(code: Code) -> list[Agent]:
 
 
 def others_of(code: Code) -> list[Agent]:
-    def booked(item: str, key: perdure.Key) -> str:
+    def booked(item: str, key: perdure.IdempotencyKey) -> str:
         act(f"book {item}", key)
         return f"booked {item}"
 
-    def found(key: str, item: str) -> perdure.Done | perdure.NotDone:
-        return perdure.Done(f"booked {item}") if any(line.key == key for line in world.lines()) else perdure.NotDone()
+    def found(key: str, item: str) -> outcome.Done | outcome.NotDone:
+        return outcome.Done(f"booked {item}") if any(line.key == key for line in world.lines()) else outcome.NotDone()
 
     book = code.effect(name="book", timeout_s=DEADLINE_S, reconcile=found)(booked)
 
@@ -269,21 +270,21 @@ def undone_of(code: Code, *, asked: bool) -> Any:
     """Books two things, then fails: both are taken back. With `asked`, an undo in doubt needs a person."""
     name = "cancel_asked" if asked else "cancel"
 
-    def find_cancelled(key: str, item: str) -> perdure.Done | perdure.NotDone:
-        return perdure.Done(None) if any(line.key == key for line in world.lines()) else perdure.NotDone()
+    def find_cancelled(key: str, item: str) -> outcome.Done | outcome.NotDone:
+        return outcome.Done(None) if any(line.key == key for line in world.lines()) else outcome.NotDone()
 
-    def cancel(item: str, key: perdure.Key) -> None:
+    def cancel(item: str, key: perdure.IdempotencyKey) -> None:
         act(f"cancel {item}", key)
 
     options: dict[str, Any] = {} if asked else {"reconcile": find_cancelled}
     undo = code.effect(name=name, timeout_s=DEADLINE_S, **options)(cancel)
 
-    def book(item: str, key: perdure.Key) -> str:
+    def book(item: str, key: perdure.IdempotencyKey) -> str:
         act(f"book {item}", key)
         return f"booked {item}"
 
-    def find_booked(key: str, item: str) -> perdure.Done | perdure.NotDone:
-        return perdure.Done(f"booked {item}") if any(line.key == key for line in world.lines()) else perdure.NotDone()
+    def find_booked(key: str, item: str) -> outcome.Done | outcome.NotDone:
+        return outcome.Done(f"booked {item}") if any(line.key == key for line in world.lines()) else outcome.NotDone()
 
     book_undoable = code.effect(name="book", undo=undo, timeout_s=DEADLINE_S, reconcile=find_booked)(book)
 
@@ -299,10 +300,10 @@ def undone_of(code: Code, *, asked: bool) -> Any:
 def rounds_of(code: Code) -> Any:
     """An agent that never ends, three times."""
 
-    def found(key: str, number: int) -> perdure.Done | perdure.NotDone:
-        return perdure.Done(number) if any(line.key == key for line in world.lines()) else perdure.NotDone()
+    def found(key: str, number: int) -> outcome.Done | outcome.NotDone:
+        return outcome.Done(number) if any(line.key == key for line in world.lines()) else outcome.NotDone()
 
-    def pay(number: int, key: perdure.Key) -> int:
+    def pay(number: int, key: perdure.IdempotencyKey) -> int:
         act(f"pay {number}", key)
         return number
 

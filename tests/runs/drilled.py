@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import perdure
+from perdure import outcome
 
 
 @perdure.step
@@ -19,7 +20,7 @@ def search(city: str) -> list[str]:
 
 
 @perdure.effect(timeout_s=0.2, name="drilled.book")
-def book(flight: str, key: perdure.Key) -> str:
+def book(flight: str, key: perdure.IdempotencyKey) -> str:
     return f"booked {flight} under {key}"
 
 
@@ -27,8 +28,8 @@ def cancel(flight: str) -> None:
     raise AssertionError("the drill has a stage of its own")
 
 
-@perdure.effect(undo=cancel, reconcile=lambda key, flight: perdure.Unknown(), timeout_s=0.2, name="drilled.reserve")
-def reserve(flight: str, key: perdure.Key) -> str:
+@perdure.effect(undo=cancel, reconcile=lambda key, flight: outcome.Unknown(), timeout_s=0.2, name="drilled.reserve")
+def reserve(flight: str, key: perdure.IdempotencyKey) -> str:
     return f"reserved {flight} under {key}"
 
 
@@ -209,7 +210,7 @@ def give_back(flight: str) -> None:
 
 
 @perdure.effect(undo=give_back, timeout_s=0.1)
-def take(flight: str, key: perdure.Key) -> str:
+def take(flight: str, key: perdure.IdempotencyKey) -> str:
     return f"took {flight} under {key}"
 
 
@@ -225,7 +226,7 @@ def put_back(path: str) -> None:
 
 
 @perdure.effect(undo=put_back, timeout_s=0.1)
-def put(path: str, key: perdure.Key) -> str:
+def put(path: str, key: perdure.IdempotencyKey) -> str:
     return f"put {path} under {key}"
 
 
@@ -239,7 +240,7 @@ def really_undone(path: str) -> str:
 
 
 @perdure.effect(on_doubt="retry", timeout_s=0.1)
-def send_without_key(path: str, key: perdure.Key) -> str:
+def send_without_key(path: str, key: perdure.IdempotencyKey) -> str:
     with open(path, "a") as file:
         file.write("sent\n")
     return "sent"
@@ -251,7 +252,7 @@ def key_not_used(path: str) -> str:
 
 
 @perdure.effect(on_doubt="retry", timeout_s=0.1)
-def send_with_key(path: str, key: perdure.Key) -> str:
+def send_with_key(path: str, key: perdure.IdempotencyKey) -> str:
     lines = Path(path).read_text().splitlines() if Path(path).exists() else []
     if key not in lines:
         Path(path).write_text("\n".join([*lines, key]))
@@ -309,7 +310,7 @@ def named_by_module(city: str) -> str:
 
 
 @perdure.effect(reconcile=lambda key: {}[key], timeout_s=0.1, name="drilled.order")
-def order(what: str, key: perdure.Key) -> str:
+def order(what: str, key: perdure.IdempotencyKey) -> str:
     return f"ordered {what}"
 
 

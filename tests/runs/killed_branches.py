@@ -18,12 +18,12 @@ def ledger(folder: str) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def find(key: perdure.Key, folder: str, room: str) -> perdure.Done | perdure.NotDone:
+def find(key: perdure.IdempotencyKey, folder: str, room: str) -> perdure.outcome.Done | perdure.outcome.NotDone:
     found = [line for line in ledger(folder) if line.startswith(f"{key} ")]
-    return perdure.Done(f"booked {room}") if found else perdure.NotDone()
+    return perdure.outcome.Done(f"booked {room}") if found else perdure.outcome.NotDone()
 
 
-def _book(folder: str, room: str, key: perdure.Key) -> str:
+def _book(folder: str, room: str, key: perdure.IdempotencyKey) -> str:
     descriptor = os.open(f"{folder}/ledger.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, f"{key} {room}\n".encode())
     os.close(descriptor)
@@ -34,7 +34,7 @@ book = perdure.effect(name="kb_book", reconcile=find, timeout_s=0.05)(_book)
 
 
 @perdure.effect(name="kb_abook", reconcile=find, timeout_s=0.05)
-async def abook(folder: str, room: str, key: perdure.Key) -> str:
+async def abook(folder: str, room: str, key: perdure.IdempotencyKey) -> str:
     return _book(folder, room, key)
 
 

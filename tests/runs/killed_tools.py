@@ -32,13 +32,13 @@ def fail() -> None:
     raise LookupError("no")
 
 
-def find(key: perdure.Key, folder: str, room: str) -> perdure.Done | perdure.NotDone:
+def find(key: perdure.IdempotencyKey, folder: str, room: str) -> perdure.outcome.Done | perdure.outcome.NotDone:
     booked = f"{key} {room}" in ledger(folder)
-    return perdure.Done(f"booked {room}") if booked else perdure.NotDone()
+    return perdure.outcome.Done(f"booked {room}") if booked else perdure.outcome.NotDone()
 
 
 @perdure.effect(reconcile=find, timeout_s=0.5, name="killed_tools.book")
-def book(folder: str, room: str, key: perdure.Key) -> str:
+def book(folder: str, room: str, key: perdure.IdempotencyKey) -> str:
     with open(f"{folder}/ledger.txt", "a") as file:
         file.write(f"{key} {room}\n")
     return f"booked {room}"

@@ -26,9 +26,9 @@ def agent_of(mode: str, variant: str, airline: Airline) -> Any:
     """honours: the airline knows keys, so a doubt is retried. reconciles: it does not, but can be asked. neither."""
     code = Code(mode)
 
-    def find(key: str, item: str, number: int) -> perdure.Done | perdure.NotDone:
+    def find(key: str, item: str, number: int) -> perdure.outcome.Done | perdure.outcome.NotDone:
         found = airline.bookings(key)
-        return perdure.Done(found[0].booking) if found else perdure.NotDone()
+        return perdure.outcome.Done(found[0].booking) if found else perdure.outcome.NotDone()
 
     rules: dict[str, dict[str, Any]] = {
         "honours": {"on_doubt": "retry"},
@@ -42,7 +42,7 @@ def agent_of(mode: str, variant: str, airline: Airline) -> Any:
         return number
 
     @code.effect(timeout_s=DEADLINE_S, **rules[variant])
-    def book(item: str, number: int, key: perdure.Key) -> str:
+    def book(item: str, number: int, key: perdure.IdempotencyKey) -> str:
         act("book", key)
         return airline.book("flight", item, key=key, delay_s=DELAY_S if number % 2 else 0.0)
 

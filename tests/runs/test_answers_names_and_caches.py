@@ -13,6 +13,7 @@ from attack_kit import asks_once
 from lab import Lab, hooked
 
 import perdure
+from perdure import outcome
 from perdure.runs.session.points import Point
 
 
@@ -221,11 +222,11 @@ def test_reconcile_and_the_next_attempt_get_the_arguments_as_they_were(lab: Lab)
 
     def reconcile(
         key: str, client: object, texts: list[str], more: list[list[str]], **named: list[str]
-    ) -> perdure.NotDone:
+    ) -> outcome.NotDone:
         asked.append(
             (client, list(texts), [list(one) for one in more], {name: list(one) for name, one in named.items()})
         )
-        return perdure.NotDone()
+        return outcome.NotDone()
 
     client = object()
 
@@ -251,7 +252,7 @@ def test_reconcile_and_the_next_attempt_get_the_arguments_as_they_were(lab: Lab)
 
 @pytest.mark.parametrize("rule", ["retry", "reconcile"])
 def test_an_effect_that_stays_in_doubt_is_not_tried_for_ever(lab: Lab, rule: str) -> None:
-    options: dict[str, Any] = {"on_doubt": "retry"} if rule == "retry" else {"reconcile": lambda key: perdure.NotDone()}
+    options: dict[str, Any] = {"on_doubt": "retry"} if rule == "retry" else {"reconcile": lambda key: outcome.NotDone()}
 
     @lab.effect(timeout_s=0.01, retries=1, **options)
     def pays() -> str:

@@ -145,7 +145,7 @@ def test_a_paused_run_finishes_the_body_that_it_is_in(lab: Lab) -> None:
     begun, told = threading.Event(), threading.Event()
 
     @perdure.effect
-    async def book(key: perdure.Key) -> str:
+    async def book(key: perdure.IdempotencyKey) -> str:
         begun.set()
         await until(told.is_set)
         await asyncio.sleep(1.5)  # until the run has heard of it

@@ -358,7 +358,7 @@ def test_a_sync_effect_that_must_wait_parks_the_whole_run(lab: Lab) -> None:
     """Blocking code cannot be suspended."""
 
     @perdure.effect(approve=True)
-    def book(key: perdure.Key) -> str:
+    def book(key: perdure.IdempotencyKey) -> str:
         return "booked"
 
     async def books() -> str:

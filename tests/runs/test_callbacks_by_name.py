@@ -12,12 +12,12 @@ from lab import Lab
 import perdure
 
 
-def takes_a_typo(key: str, flihgt: str) -> perdure.NotDone:
-    return perdure.NotDone()
+def takes_a_typo(key: str, flihgt: str) -> perdure.outcome.NotDone:
+    return perdure.outcome.NotDone()
 
 
-def takes_all(*args: Any) -> perdure.NotDone:
-    return perdure.NotDone()
+def takes_all(*args: Any) -> perdure.outcome.NotDone:
+    return perdure.outcome.NotDone()
 
 
 def takes_what_is_not_recorded(client: object) -> None: ...
@@ -43,7 +43,7 @@ class Canceller:
         ({"reconcile": takes_all}, r"asks for '\*args'"),
         (
             {"undo": takes_what_is_not_recorded},
-            "asks for 'client', .* any of flight, result, effect_key, or `key: perdure.Key`",
+            "asks for 'client', .* any of flight, result, effect_key, or `key: perdure.IdempotencyKey`",
         ),
         ({"undo": takes_a_key_without_its_type}, "asks for 'key'"),
         ({"undo": takes_another_name}, "asks for 'booking'"),
@@ -61,10 +61,10 @@ def test_what_cannot_be_called_by_name_is_refused_where_the_effect_is_decorated(
     with pytest.raises(perdure.UsageError, match=words):
 
         @perdure.effect(ignore=("client",), name="names.book", **options)
-        def book(client: object, flight: str, key: perdure.Key) -> None: ...
+        def book(client: object, flight: str, key: perdure.IdempotencyKey) -> None: ...
 
 
-def names(key: perdure.Key) -> Any:
+def names(key: perdure.IdempotencyKey) -> Any:
     return [key]
 
 
@@ -102,11 +102,11 @@ def by_keyword(flight: str, key: str, *, seats: int, tries: int = 3) -> Any:
 )
 def test_reconcile_gets_what_it_asks_for(sync_lab: Lab, look: Callable[..., Any], gets: list[Any]) -> None:
     @functools.wraps(look)
-    def reconcile(*args: Any, **kwargs: Any) -> perdure.Done:
-        return perdure.Done(look(*args, **kwargs))
+    def reconcile(*args: Any, **kwargs: Any) -> perdure.outcome.Done:
+        return perdure.outcome.Done(look(*args, **kwargs))
 
     @perdure.effect(reconcile=reconcile, ignore=("client",), name="names.reconciled")
-    def book(client: str, flight: str, token: perdure.Key, seats: int = 2) -> Any:
+    def book(client: str, flight: str, token: perdure.IdempotencyKey, seats: int = 2) -> Any:
         raise TimeoutError
 
     @perdure.durable(name="names.agent")
@@ -121,8 +121,8 @@ def test_reconcile_gets_what_it_asks_for(sync_lab: Lab, look: Callable[..., Any]
 def test_an_effect_with_a_parameter_named_key_keeps_it(sync_lab: Lab) -> None:
     """The idempotency key then comes to a parameter of its type."""
 
-    def look(key: str, mine: perdure.Key) -> perdure.Done:
-        return perdure.Done([key, mine.startswith("pd_")])
+    def look(key: str, mine: perdure.IdempotencyKey) -> perdure.outcome.Done:
+        return perdure.outcome.Done([key, mine.startswith("pd_")])
 
     @perdure.effect(reconcile=look, name="names.put")
     def put(key: str, value: int) -> Any:
@@ -139,11 +139,11 @@ def test_a_method_gives_its_object_to_its_reconcile(sync_lab: Lab) -> None:
     class Desk:
         name = "desk"
 
-        def look(self, key: str, room: str) -> perdure.Done:
-            return perdure.Done(f"{self.name} has {room}")
+        def look(self, key: str, room: str) -> perdure.outcome.Done:
+            return perdure.outcome.Done(f"{self.name} has {room}")
 
         @perdure.effect(reconcile=look, name="names.desk")
-        def book(self, room: str, key: perdure.Key) -> str:
+        def book(self, room: str, key: perdure.IdempotencyKey) -> str:
             raise TimeoutError
 
     @perdure.durable(name="names.at_the_desk")
@@ -159,7 +159,7 @@ def test_the_same_line_asks_a_reconcile_again_that_was_fixed(lab: Lab, broken: s
 
     def look(key: str) -> Any:
         if is_fixed:
-            return perdure.Done("found")
+            return perdure.outcome.Done("found")
         if broken == "raises":
             raise KeyError("booking")
         return None

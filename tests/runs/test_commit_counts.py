@@ -116,8 +116,8 @@ def five_steps(code: Code) -> Any:
 
 
 def four_effects(code: Code) -> Any:
-    @code.effect(reconcile=lambda key, number: perdure.NotDone(), undo=lambda number: None)
-    def book(number: int, key: perdure.Key) -> int:
+    @code.effect(reconcile=lambda key, number: perdure.outcome.NotDone(), undo=lambda number: None)
+    def book(number: int, key: perdure.IdempotencyKey) -> int:
         return number
 
     @code.durable(name="agent")
@@ -331,7 +331,7 @@ def test_replay_runs_no_body(meter: Meter) -> None:
         raise ValueError("always")
 
     @code.effect(reconcile=lambda key: first_time())
-    def book(key: perdure.Key) -> str:
+    def book(key: perdure.IdempotencyKey) -> str:
         first_time()
         return "booked"
 

@@ -18,7 +18,7 @@ def test_an_effect_has_an_intent_and_a_completion_and_one_key(lab: Lab) -> None:
     receiver, seen = Receiver(), []
 
     @lab.effect()
-    def book(flight: str, key: perdure.Key) -> str:
+    def book(flight: str, key: perdure.IdempotencyKey) -> str:
         [step] = lab.store.get_run("r").steps()
         seen.append((step.status, step.key, step.result))  # the intent is there before the body runs
         assert perdure.idempotency_key() == key
@@ -143,11 +143,11 @@ def test_methods_are_effects_with_a_key(lab: Lab) -> None:
             self.name = name
 
         @perdure.effect
-        def book(self, flight: str, key: perdure.Key) -> list[str]:
+        def book(self, flight: str, key: perdure.IdempotencyKey) -> list[str]:
             return [self.name, flight, key]
 
         @perdure.effect
-        async def abook(self, flight: str, *, key: perdure.Key) -> list[str]:
+        async def abook(self, flight: str, *, key: perdure.IdempotencyKey) -> list[str]:
             return [self.name, flight, key]
 
     @lab.durable
@@ -165,7 +165,7 @@ def test_direct_means_it(lab: Lab) -> None:
     receiver = Receiver()
 
     @lab.effect()
-    def book(flight: str, key: perdure.Key) -> str:
+    def book(flight: str, key: perdure.IdempotencyKey) -> str:
         return receiver.act(key, flight)
 
     found = book.direct("LH400", key="mine")
@@ -177,12 +177,12 @@ def test_a_key_that_the_caller_gives_is_used(lab: Lab) -> None:
     receiver = Receiver()
 
     @lab.effect()
-    def book(flight: str, key: perdure.Key) -> str:
+    def book(flight: str, key: perdure.IdempotencyKey) -> str:
         return receiver.act(key, flight)
 
     @lab.durable
     async def agent() -> Any:
-        return await lab(book("LH400", key=perdure.Key("order-7")))
+        return await lab(book("LH400", key=perdure.IdempotencyKey("order-7")))
 
     lab.run(agent, id="r").result()
     assert receiver.done == [("order-7", "LH400")]

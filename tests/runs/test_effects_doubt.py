@@ -61,7 +61,7 @@ def test_a_request_that_lands_late_is_found_by_the_second_look(lab: Lab) -> None
     receiver = Receiver()
     asked: list[str] = []
 
-    def find(key: str, flight: str) -> perdure.Done | perdure.NotDone:
+    def find(key: str, flight: str) -> perdure.outcome.Done | perdure.outcome.NotDone:
         asked.append(key)
         if len(asked) == 2:  # the deadline has passed: by now it has arrived
             receiver.act(key, flight)
@@ -82,7 +82,7 @@ def test_a_reconcile_that_does_not_know_leaves_it_to_the_policy(lab: Lab, verdic
     def find(key: str, flight: str) -> Any:
         if verdict == "raises":
             raise OSError("the airline does not answer")
-        return perdure.Unknown("it is night") if verdict == "unknown" else None
+        return perdure.outcome.Unknown("it is night") if verdict == "unknown" else None
 
     agent = booking(lab, receiver, reconcile=find)
     interrupted(lab, agent, "LH400", at="before done")
@@ -101,7 +101,7 @@ def test_a_reconcile_that_does_not_know_leaves_it_to_the_policy(lab: Lab, verdic
 
 
 def test_while_a_person_is_asked_reconcile_is_asked_again(lab: Lab) -> None:
-    receiver, answers = Receiver(), [perdure.Unknown("not yet"), perdure.Done("found later")]
+    receiver, answers = Receiver(), [perdure.outcome.Unknown("not yet"), perdure.outcome.Done("found later")]
     agent = booking(lab, receiver, reconcile=lambda key, flight: answers.pop(0))
     interrupted(lab, agent, "LH400", at="before done")
     run = lab.run(agent, "LH400", id="r")
@@ -219,7 +219,7 @@ def unlucky(lab: Lab, receiver: Receiver, error: Exception, *, acts: bool, **opt
     raised: list[int] = []
 
     @lab.effect(name="book", timeout_s=DEADLINE_S, **options)
-    def book(flight: str, key: perdure.Key) -> str:
+    def book(flight: str, key: perdure.IdempotencyKey) -> str:
         lab.ran.append("book")
         if raised:
             return receiver.act(key, flight)
@@ -280,7 +280,7 @@ def test_a_definite_error_does_not_settle_an_earlier_attempt(lab: Lab) -> None:
     receiver = Receiver()
 
     @lab.effect(name="book", timeout_s=0.01, on_doubt="retry", retries=0)
-    def book(flight: str, key: perdure.Key) -> str:
+    def book(flight: str, key: perdure.IdempotencyKey) -> str:
         lab.ran.append("book")
         if lab.count("book") > 1:
             raise SoldOut("the first request took the last seat")
@@ -303,7 +303,7 @@ def test_an_attempt_that_reconcile_settled_leaves_a_definite_error_definite(lab:
     errors = iter([TimeoutError("slow"), SoldOut("none left")])
 
     @lab.effect(name="book", timeout_s=0.01, on_doubt="retry", reconcile=receiver.find)
-    def book(flight: str, key: perdure.Key) -> str:
+    def book(flight: str, key: perdure.IdempotencyKey) -> str:
         raise next(errors)
 
     @lab.durable(name="agent")
@@ -345,12 +345,12 @@ def test_a_failure_before_the_body_began_is_definite(sync_lab: Lab) -> None:
 def test_a_body_beyond_its_deadline_is_in_doubt(lab: Lab) -> None:
     receiver, release = Receiver(), threading.Event()
 
-    async def aslow(flight: str, key: perdure.Key) -> str:
+    async def aslow(flight: str, key: perdure.IdempotencyKey) -> str:
         receiver.act(key, flight)
         await asyncio.sleep(60)
         return ""
 
-    def slow(flight: str, key: perdure.Key) -> str:
+    def slow(flight: str, key: perdure.IdempotencyKey) -> str:
         receiver.act(key, flight)
         release.wait(60)
         return ""
@@ -376,7 +376,7 @@ def test_a_cancelled_task_leaves_its_effect_to_be_settled(store: perdure.Store) 
     lab, receiver = Lab(store, "async"), Receiver()
 
     @perdure.effect(reconcile=receiver.find, timeout_s=2)
-    async def book(flight: str, key: perdure.Key) -> str:
+    async def book(flight: str, key: perdure.IdempotencyKey) -> str:
         receiver.act(key, flight)
         await asyncio.sleep(60)
         return ""
@@ -401,7 +401,7 @@ def test_an_effect_under_way_is_not_broken_off_because_another_branch_failed(sto
     begun = asyncio.Event()
 
     @perdure.effect
-    async def book(flight: str, key: perdure.Key) -> str:
+    async def book(flight: str, key: perdure.IdempotencyKey) -> str:
         begun.set()
         await asyncio.sleep(0.05)
         return receiver.act(key, flight)
@@ -459,7 +459,7 @@ def test_continue_as_new_does_not_forget_a_doubt(store: perdure.Store) -> None:
     lab, receiver = Lab(store, "async"), Receiver()
 
     @perdure.effect
-    async def book(flight: str, key: perdure.Key) -> str:
+    async def book(flight: str, key: perdure.IdempotencyKey) -> str:
         receiver.act(key, flight)
         await asyncio.sleep(60)
         return ""

@@ -143,7 +143,7 @@ def test_an_approval_is_for_one_request(lab: Lab) -> None:
     ran: list[str] = []
 
     @lab.effect(name="pay", approve=True, on_doubt="fail")
-    def pay(amount: int, key: perdure.Key) -> int:
+    def pay(amount: int, key: perdure.IdempotencyKey) -> int:
         ran.append(str(key))
         return amount
 

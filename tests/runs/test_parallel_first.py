@@ -108,7 +108,7 @@ def test_a_loser_in_a_long_body_holds_up_nobody_but_the_end_of_the_run(store: pe
     begun, go_on = threading.Event(), threading.Event()
 
     @perdure.effect
-    def slow(key: perdure.Key) -> str:
+    def slow(key: perdure.IdempotencyKey) -> str:
         begun.set()
         assert go_on.wait(PATIENCE_S)
         return "slow"
@@ -152,7 +152,7 @@ def test_a_loser_is_cancelled_in_an_async_run_but_not_out_of_an_effect(store: pe
             lab.ran.append("step cancelled")
 
     @perdure.effect
-    async def book(key: perdure.Key) -> str:
+    async def book(key: perdure.IdempotencyKey) -> str:
         await asyncio.sleep(0.05)
         lab.ran.append("booked")
         return "booked"

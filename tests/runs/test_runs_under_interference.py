@@ -45,9 +45,9 @@ def test_an_effect_is_not_run_again_while_its_body_still_runs(store: perdure.Sto
     begun, may_end = threading.Event(), threading.Event()
     bodies: list[int] = []
 
-    def looks(key: str) -> perdure.NotDone:
+    def looks(key: str) -> perdure.outcome.NotDone:
         may_end.set()  # the receiver does not know of it yet: and the request is still under way
-        return perdure.NotDone()
+        return perdure.outcome.NotDone()
 
     @perdure.effect(timeout_s=0.05, reconcile=looks, name="attacked.slow")
     def slow() -> str:

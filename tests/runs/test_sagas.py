@@ -125,7 +125,7 @@ def test_an_undo_gets_what_its_parameters_name(lab: Lab) -> None:
     got: list[Any] = []
     keys: list[str] = []
 
-    def by_name(flight: str, result: str, effect_key: str, key: perdure.Key) -> None:
+    def by_name(flight: str, result: str, effect_key: str, key: perdure.IdempotencyKey) -> None:
         got.append([flight, result, effect_key == keys[0], key not in keys, key.startswith("pd_")])
 
     def by_default(hotel: str, guests: int, result: str) -> None:
@@ -138,7 +138,7 @@ def test_an_undo_gets_what_its_parameters_name(lab: Lab) -> None:
         got.append([flight, reason])
 
     @lab.effect(name="one", undo=lab.body(by_name))
-    def one(flight: str, seats: int, key: perdure.Key) -> str:
+    def one(flight: str, seats: int, key: perdure.IdempotencyKey) -> str:
         keys.append(key)
         return f"{flight} for {seats}"
 

@@ -88,9 +88,9 @@ def test_an_undo_with_reconcile_settles_itself(lab: Lab) -> None:
     found: list[Any] = []
     trip: Trip
 
-    def find(key: str, what: str) -> perdure.Done | perdure.NotDone:
+    def find(key: str, what: str) -> perdure.outcome.Done | perdure.outcome.NotDone:
         found.append(what)
-        return perdure.Done(None) if f"-{what}" in trip.did else perdure.NotDone()
+        return perdure.outcome.Done(None) if f"-{what}" in trip.did else perdure.outcome.NotDone()
 
     trip = Trip(lab, reconcile=find, timeout_s=0.05)
 

@@ -90,7 +90,7 @@ def waits(lab: Lab) -> dict[str, Callable[[], Any]]:
         raise LookupError
 
     @lab.effect(approve=True)
-    def book(key: perdure.Key) -> str:
+    def book(key: perdure.IdempotencyKey) -> str:
         lab.ran.append("booked")
         return "booked"
 
@@ -202,7 +202,7 @@ def test_an_effect_in_doubt_is_not_given_up(lab: Lab) -> None:
     """Nobody may guess what became of it: the person who is asked may take longer than the deadline."""
 
     @lab.effect(timeout_s=0.01)
-    def book(key: perdure.Key) -> str:
+    def book(key: perdure.IdempotencyKey) -> str:
         lab.ran.append(key)
         raise ConnectionError("did it arrive?")
 

@@ -24,7 +24,7 @@ from perdure.agents.formats import ERROR_CHARACTERS_MAX, Outcome, ToolCall, labe
 
 
 @perdure.effect
-def reserve(room: str, key: perdure.Key) -> str:
+def reserve(room: str, key: perdure.IdempotencyKey) -> str:
     """Reserve a room."""
     return f"{room} {key}"
 

@@ -93,7 +93,7 @@ def test_effects_get_their_keys_and_methods_their_objects(lab: Lab) -> None:
         name = "desk"
 
         @lab.effect()
-        def book(self, room: str, *, key: perdure.Key) -> str:
+        def book(self, room: str, *, key: perdure.IdempotencyKey) -> str:
             keys.append(key)
             return f"{self.name}: {room}"
 

@@ -28,7 +28,7 @@ def large(number: int) -> str:
 
 
 @perdure.effect(name="verify-book", timeout_s=5)
-def book(item: str, key: perdure.Key) -> str:
+def book(item: str, key: perdure.IdempotencyKey) -> str:
     return f"{item}-1"
 
 

@@ -15,6 +15,7 @@ import pytest
 from lab import Lab
 
 import perdure
+from perdure import outcome
 from perdure.cli import main
 
 README = Path(__file__).parents[2] / "README.md"
@@ -135,7 +136,11 @@ def test_a_run_that_no_worker_has_taken_says_so(sync_lab: Lab) -> None:
 
 def test_why_reconcile_could_not_tell_is_shown(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     """The newest reason: while a person is waited for, the same line asks the receiver again."""
-    reasons: list[Any] = [perdure.Unknown("the airline is closed"), ConnectionError("no route"), perdure.Unknown()]
+    reasons: list[Any] = [
+        outcome.Unknown("the airline is closed"),
+        ConnectionError("no route"),
+        outcome.Unknown(),
+    ]
 
     def look(key: str, flight: str) -> Any:
         found = reasons.pop(0)
@@ -144,7 +149,7 @@ def test_why_reconcile_could_not_tell_is_shown(lab: Lab, caplog: pytest.LogCaptu
         return found
 
     @lab.effect(name="visible.book", reconcile=look, timeout_s=0.01)
-    def book(flight: str, key: perdure.Key) -> str:
+    def book(flight: str, key: perdure.IdempotencyKey) -> str:
         raise TimeoutError
 
     @lab.durable(name="visible.doubtful")

@@ -30,7 +30,7 @@ def cancelled(result: str) -> None:
     pass
 
 @perdure.effect(timeout_s=0.01, undo=cancelled)
-def book(flight: str, key: perdure.Key) -> str:
+def book(flight: str, key: perdure.IdempotencyKey) -> str:
     if lose:
         raise lose.pop()
     return f"B-{flight}"

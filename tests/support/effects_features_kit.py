@@ -34,7 +34,7 @@ class Office:
         self.book: Callable[..., Any] = self.effect(self._book, name="book", **options)
         self.search: Callable[..., Any] = self.step(self._search, name="search")
 
-    def _book(self, item: str, key: perdure.Key) -> str:
+    def _book(self, item: str, key: perdure.IdempotencyKey) -> str:
         self.keys.append(str(key))
         self.ran.append(f"book {item}")
         if self.trouble:
@@ -57,7 +57,7 @@ class Office:
         if not self.is_async:
             return body
 
-        async def awaited(item: str, key: perdure.Key) -> Any:
+        async def awaited(item: str, key: perdure.IdempotencyKey) -> Any:
             return body(item, key)
 
         async def plain(item: str) -> Any:

@@ -20,16 +20,16 @@ class Receiver:
         self.done.append((key, what))
         return f"done: {what}"
 
-    def find(self, key: str, flight: str) -> perdure.Done | perdure.NotDone:
+    def find(self, key: str, flight: str) -> perdure.outcome.Done | perdure.outcome.NotDone:
         self.asked.append((key, flight))
-        return perdure.Done(f"done: {flight}") if (key, flight) in self.done else perdure.NotDone()
+        return perdure.outcome.Done(f"done: {flight}") if (key, flight) in self.done else perdure.outcome.NotDone()
 
 
 def booking(lab: Lab, receiver: Receiver, **options: Any) -> Any:
     """An agent with one effect."""
 
     @lab.effect(name="book", **options)
-    def book(flight: str, key: perdure.Key) -> str:
+    def book(flight: str, key: perdure.IdempotencyKey) -> str:
         return receiver.act(key, flight)
 
     @lab.durable(name="agent")

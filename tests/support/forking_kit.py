@@ -17,7 +17,7 @@ class Agents:
             return number + 1
 
         @lab.effect(name="book", undo=lambda flight: lab.ran.append(("cancel", flight)))
-        def book(flight: str, key: perdure.Key) -> str:
+        def book(flight: str, key: perdure.IdempotencyKey) -> str:
             lab.ran.append(("book", flight, str(key)))
             return f"B-{flight}"
 

@@ -29,7 +29,7 @@ def agent_of(lab: Lab) -> Any:
         return random.Random(size).randbytes(size).hex()
 
     @lab.effect(name="book", undo=lambda flight: lab.ran.append(("cancel", flight)))
-    def book(flight: str, key: perdure.Key) -> str:
+    def book(flight: str, key: perdure.IdempotencyKey) -> str:
         lab.ran.append(("book", flight, str(key)))
         return f"B-{flight}"
 

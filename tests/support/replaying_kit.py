@@ -31,12 +31,12 @@ class Broken:
             assert not self.armed, "a body ran in a replay"
             return [f"{place}1", f"{place}2"]
 
-        def look(key: str, flight: str) -> perdure.Unknown:
+        def look(key: str, flight: str) -> perdure.outcome.Unknown:
             assert not self.armed, "a reconcile ran in a replay"
-            return perdure.Unknown()
+            return perdure.outcome.Unknown()
 
         @lab.effect(name="book", reconcile=look)
-        def book(flight: str, key: perdure.Key) -> str:
+        def book(flight: str, key: perdure.IdempotencyKey) -> str:
             assert not self.armed, "an effect ran in a replay"
             return f"B-{flight}"
 

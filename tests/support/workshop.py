@@ -88,13 +88,13 @@ async def amark(folder: str, what: str) -> str:
 
 
 @perdure.effect
-def pay(folder: str, key: perdure.Key) -> str:
+def pay(folder: str, key: perdure.IdempotencyKey) -> str:
     note(folder, "pay")
     return str(key)
 
 
 @perdure.effect
-def pay_slowly(folder: str, key: perdure.Key) -> str:
+def pay_slowly(folder: str, key: perdure.IdempotencyKey) -> str:
     note(folder, "pay")
     gate(folder)
     return str(key)

@@ -24,7 +24,7 @@ import pytest
 import requests
 
 from perdure.errors import UsageError
-from perdure.runs.calls.doubt import Done, NotDone, Unknown, check_definite, check_verdict, is_definite
+from perdure.runs.calls.outcome import Done, NotDone, Unknown, check_definite, check_verdict, is_definite
 
 # --- real errors of real clients
 
@@ -309,8 +309,8 @@ async def never_awaited() -> Done:
     [
         (None, "None, which could mean"),
         (True, "a bool has no result"),
-        (Done, "the class perdure.Done"),
-        (NotDone, "the class perdure.NotDone"),
+        (Done, "the class perdure.outcome.Done"),
+        (NotDone, "the class perdure.outcome.NotDone"),
         ("ref-1", "a str, which is not a verdict"),
         ([], "a list"),
     ],
@@ -320,7 +320,7 @@ def test_what_is_no_verdict_is_refused_with_what_to_return(value: object, words:
         check_verdict(value, "find_booking")
     assert str(caught.value).startswith("find_booking returned ")
     assert words in str(caught.value)
-    for name in ("perdure.Done(result)", "perdure.NotDone()", "perdure.Unknown()"):
+    for name in ("perdure.outcome.Done(result)", "perdure.outcome.NotDone()", "perdure.outcome.Unknown()"):
         assert name in str(caught.value)
 
 

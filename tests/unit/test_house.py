@@ -75,7 +75,7 @@ def test_all_names_exactly_what_is_public() -> None:
         and name not in ("annotations", "Any", "TYPE_CHECKING")
     }
     late = set(perdure._LATE)
-    assert public | late | {"__version__"} == set(perdure.__all__)
+    assert public | late | {"__version__", "outcome"} == set(perdure.__all__)
     for name in late:
         assert getattr(perdure, name) is getattr(sys.modules[perdure._LATE[name]], name)
 

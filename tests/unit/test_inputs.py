@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import perdure
 from perdure.errors import Unstorable, UsageError
 from perdure.runs.functions.inputs import DIGEST_BYTES, Binder, annotations_of, digest, is_key
-from perdure.runs.functions.keys import Key
+from perdure.runs.functions.keys import IdempotencyKey
 from perdure.values.codec import Codec, decode
 
 if TYPE_CHECKING:
@@ -49,11 +49,11 @@ def nothing() -> dict[str, Any]:
     return locals()
 
 
-def book(flight: str, seats: int = 1, *, key: Key) -> str:
+def book(flight: str, seats: int = 1, *, key: IdempotencyKey) -> str:
     return f"{flight} {seats} {key}"
 
 
-def book_last(flight: str, key: Key) -> str:
+def book_last(flight: str, key: IdempotencyKey) -> str:
     return f"{flight} {key}"
 
 
@@ -232,7 +232,7 @@ def test_the_key_is_filled_in_and_is_no_input() -> None:
         binder = Binder(fn)
         bound = binder.bind(("LH1",), {})
         assert (bound.arguments, bound.key) == ({"flight": "LH1"}, None)
-        args, kwargs = binder.call_with(("LH1",), {}, Key("k"))
+        args, kwargs = binder.call_with(("LH1",), {}, IdempotencyKey("k"))
         assert fn(*args, **kwargs).endswith(" k")
 
 
@@ -271,10 +271,10 @@ def test_a_missing_argument_is_named_and_a_missing_key_is_not() -> None:
         Binder(book_last).bind((), {})
 
 
-def unresolvable(a: OnlyForCheckers, b: int, key: perdure.Key | None = None) -> None: ...
-def text_only(a: OnlyForCheckers, key: OnlyForCheckers | Key) -> None: ...
-def optional(key: Optional[perdure.Key] = None) -> None: ...  # noqa: UP045
-def annotated(key: Annotated[Key, "what the airline knows it by"]) -> None: ...
+def unresolvable(a: OnlyForCheckers, b: int, key: perdure.IdempotencyKey | None = None) -> None: ...
+def text_only(a: OnlyForCheckers, key: OnlyForCheckers | IdempotencyKey) -> None: ...
+def optional(key: Optional[perdure.IdempotencyKey] = None) -> None: ...  # noqa: UP045
+def annotated(key: Annotated[IdempotencyKey, "what the airline knows it by"]) -> None: ...
 def not_one(key: str, other: SimpleNamespace) -> None: ...
 
 
@@ -288,22 +288,31 @@ def test_a_parameter_called_key_is_not_the_key_by_its_name() -> None:
 
 
 def test_one_unknown_name_spoils_no_other_annotation() -> None:
-    assert annotations_of(unresolvable) == {"a": "OnlyForCheckers", "b": int, "key": Optional[Key]}  # noqa: UP045
+    assert annotations_of(unresolvable) == {"a": "OnlyForCheckers", "b": int, "key": Optional[IdempotencyKey]}  # noqa: UP045
 
 
-@pytest.mark.parametrize("text", ["Key", "perdure.Key", "Key | None", "Optional[Key]", "None|perdure.Key"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "IdempotencyKey",
+        "perdure.IdempotencyKey",
+        "IdempotencyKey | None",
+        "Optional[IdempotencyKey]",
+        "None|perdure.IdempotencyKey",
+    ],
+)
 def test_the_key_is_known_by_its_text(text: str) -> None:
     assert is_key(text)
 
 
-@pytest.mark.parametrize("text", ["Keys", "list[Key]", "crypto.Key", "str", ""])
+@pytest.mark.parametrize("text", ["Keys", "list[IdempotencyKey]", "crypto.Key", "str", ""])
 def test_other_texts_are_not_the_key(text: str) -> None:
     assert not is_key(text)
 
 
-def two_keys(key: Key, other: Key) -> None: ...
-def by_position(key: Key, /) -> None: ...
-def before_rest(key: Key, *rest: int) -> None: ...
+def two_keys(key: IdempotencyKey, other: IdempotencyKey) -> None: ...
+def by_position(key: IdempotencyKey, /) -> None: ...
+def before_rest(key: IdempotencyKey, *rest: int) -> None: ...
 
 
 @pytest.mark.parametrize("fn", [two_keys, by_position, before_rest])

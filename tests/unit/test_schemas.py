@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from perdure.errors import AnswerRefused, UsageError
 from perdure.runs.functions.inputs import Binder
-from perdure.runs.functions.keys import Key
+from perdure.runs.functions.keys import IdempotencyKey
 from perdure.runs.functions.schemas import (
     check_answer,
     coerce_arguments,
@@ -74,7 +74,7 @@ def book(
     color: Color = Color.RED,
     when: datetime = None,  # type: ignore[assignment]  # noqa: RUF013
     model: Model | None = None,
-    key: Key,
+    key: IdempotencyKey,
     **more: float,
 ) -> str:
     """Book a flight.
@@ -166,7 +166,7 @@ def test_the_schema_of_a_functions_parameters() -> None:
 
 def test_skipped_parameters_self_and_the_key_are_not_shown() -> None:
     class Agent:
-        def tool(self, text: str, client: object, key: Key | None = None) -> None: ...
+        def tool(self, text: str, client: object, key: IdempotencyKey | None = None) -> None: ...
 
     assert parameters_schema(Agent.tool, skip=["client"]) == {
         "type": "object",
@@ -226,7 +226,7 @@ def test_arguments_become_what_the_types_say() -> None:
     }
     assert list(coerced) == ["flight", "seats", "seat", "color", "when", "model", "tip"]
     args, kwargs = Binder(book).restore(coerced)
-    assert book(*args, **kwargs, key=Key("k")) == "LH400"
+    assert book(*args, **kwargs, key=IdempotencyKey("k")) == "LH400"
 
 
 def test_each_problem_is_one_sentence_that_names_the_argument() -> None:

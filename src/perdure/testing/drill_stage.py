@@ -25,7 +25,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import perdure
-from perdure.runs.calls.doubt import Done, NotDone, check_verdict
+from perdure.runs.calls.outcome import Done, NotDone, check_verdict
 from perdure.runs.functions.inputs import annotations_of, digest, is_key
 from perdure.runs.functions.specs import StepSpec, every_step, flavour_of, known_durables
 from perdure.runs.journal.rows import RunRow

@@ -16,8 +16,8 @@ from weakref import WeakSet
 from perdure.errors import NotInRun, UsageError
 from perdure.runs.calls.asking import check_approve
 from perdure.runs.calls.bodies import acollect, collect
-from perdure.runs.calls.doubt import check_definite
 from perdure.runs.calls.effects import effect_act
+from perdure.runs.calls.outcome import check_definite
 from perdure.runs.calls.steps import refuse_nested, step_act
 from perdure.runs.calls.timeouts import check_seconds, limited
 from perdure.runs.functions.callbacks import check_callbacks
@@ -131,14 +131,14 @@ def effect(**options: Unpack[EffectOptions]) -> Callable[[Callable[..., R]], Eff
 def effect(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """An effect: it touches the outside world. Written down before it runs and after it ran.
 
-    The key is a parameter `key: perdure.Key`, or from `perdure.idempotency_key()`. `reconcile` finds out whether it
-    happened: `Done(result)`, `NotDone()`, `Unknown()`. It is called by the names that it asks for: `key` and the
-    effect's arguments; `undo` too: the arguments, `result`, `effect_key`. Without `reconcile`, `on_doubt` decides:
-    "ask" a person, "retry" with the same key, "fail". If its outcome is still open after ten attempts and `retries`, a
-    person is asked whatever the rule. `undo` takes it back when the run fails or is rolled back. `timeout_s` (default
-    60) is how long the body and its request may take. An error out of the body leaves the outcome unknown, unless it is
-    definite: a class of the effect's own package, an HTTP 4xx response, or a class named in `definite`. `approve=True`
-    (or a question, or the options of `perdure.ask`) asks a person first.
+    The key is a parameter `key: perdure.IdempotencyKey`, or from `perdure.idempotency_key()`. `reconcile` finds out
+    whether it happened: `perdure.outcome.Done(result)`, `NotDone()` or `Unknown()`. It is called by the names that it
+    asks for: `key` and the effect's arguments; `undo` too: the arguments, `result`, `effect_key`. Without `reconcile`,
+    `on_doubt` decides: "ask" a person, "retry" with the same key, "fail". If its outcome is still open after ten
+    attempts and `retries`, a person is asked whatever the rule. `undo` takes it back when the run fails or is rolled
+    back. `timeout_s` (default 60) is how long the body and its request may take. An error out of the body leaves the
+    outcome unknown, unless it is definite: a class of the effect's own package, an HTTP 4xx response, or a class named
+    in `definite`. `approve=True` (or a question, or the options of `perdure.ask`) asks a person first.
     """
     if fn is None:
         return functools.partial(_decorate_effect, **options)

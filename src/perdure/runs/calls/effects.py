@@ -21,8 +21,8 @@ from perdure.errors import InDoubt, NotApproved, RunStuck, Unstorable, UsageErro
 from perdure.runs.calls import asking
 from perdure.runs.calls.asking import Terms
 from perdure.runs.calls.bodies import BodyTimeout
-from perdure.runs.calls.doubt import Done, NotDone, Unknown, Verdict, check_verdict, is_definite
 from perdure.runs.calls.failures import describe_error, line_of, mark_recorded, safe_text
+from perdure.runs.calls.outcome import Done, NotDone, Unknown, Verdict, check_verdict, is_definite
 from perdure.runs.calls.steps import (
     Arguments,
     answer,
@@ -34,7 +34,7 @@ from perdure.runs.calls.steps import (
 from perdure.runs.calls.timeouts import check_again, check_deadline, is_over
 from perdure.runs.functions.callbacks import called_by_name
 from perdure.runs.functions.inputs import digest
-from perdure.runs.functions.keys import Key
+from perdure.runs.functions.keys import IdempotencyKey
 from perdure.runs.functions.specs import StepSpec, flavour_of, plain_name
 from perdure.runs.journal.entries import DONE, FAILED, INTENT, WAIT, Entry, squeeze
 from perdure.runs.session.acting import LINGER_S, Act, Body, Pause
@@ -59,7 +59,7 @@ class Call:
     kwargs: dict[str, Any]
     text: bytes  # of the arguments; none: the function has ended, and `kwargs` is what the journal has of them
     wanted: bytes  # their digest
-    key: Key
+    key: IdempotencyKey
     attempt: int = 0
     deadline: int = 0
     took: int = 0  # microseconds that the last body ran
@@ -111,14 +111,14 @@ def _effect(
     intents = [recorded.entry for recorded in found if recorded.kind == INTENT]
     is_open = bool(intents) and found[-1].kind not in (FAILED, DONE)
     if intents and not is_open:  # it failed for certain, and is tried again: an undo, a node
-        call.key, call.attempt = Key((intents[-1].more or {})["key"]), intents[-1].attempt
+        call.key, call.attempt = IdempotencyKey((intents[-1].more or {})["key"]), intents[-1].attempt
         yield from _wait_for_retry(call, int((found[-1].entry.more or {}).get("due", 0)))
         yield from check_again(scope, path)
     elif intents:
         # Never computed again: the key that went out is the one that was written down.
         last = intents[-1]
         more = last.more or {}
-        call.key, call.attempt, call.deadline = Key(more["key"]), last.attempt, int(more["deadline"])
+        call.key, call.attempt, call.deadline = IdempotencyKey(more["key"]), last.attempt, int(more["deadline"])
         call.is_unsettled = "unsettled" in more
         settled, result = yield from _settle(call)
         if settled:
@@ -129,12 +129,12 @@ def _effect(
     return (yield from _run(call))
 
 
-def make_key(session: Session, path: str, name: str, wanted: bytes) -> Key:
+def make_key(session: Session, path: str, name: str, wanted: bytes) -> IdempotencyKey:
     """What the receiver can tell a repeated request by: the same for every attempt, another one for every call."""
     if not session.key_head:  # the same for all of a run
         session.key_head = _framed(session.row.incarnation, session.ctx.tenant_name.encode())
     framed = session.key_head + _framed(path.encode(), name.encode(), wanted)
-    return Key("pd_" + blake3(framed).hexdigest()[:29])  # 32 characters: some receivers take no more
+    return IdempotencyKey("pd_" + blake3(framed).hexdigest()[:29])  # 32 characters: some receivers take no more
 
 
 def _framed(*parts: bytes) -> bytes:

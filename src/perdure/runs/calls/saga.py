@@ -13,7 +13,7 @@ from perdure.errors import InDoubt, RunError, RunStuck
 from perdure.runs.calls.effects import Call, effect_at, ended, settle
 from perdure.runs.calls.failures import describe_error, line_of
 from perdure.runs.functions.callbacks import called_by_name
-from perdure.runs.functions.keys import Key
+from perdure.runs.functions.keys import IdempotencyKey
 from perdure.runs.functions.retrying import Retry
 from perdure.runs.functions.specs import StepSpec, find_step, plain_name
 from perdure.runs.journal import rows
@@ -104,8 +104,8 @@ def settle_open(session: Session) -> Act[None]:
         arguments.pop(spec.binder.plan.receiver, None)
         more = entry.more or {}
         call = Call(
-            session.root, spec, entry.path, (), arguments, b"", entry.input or b"", Key(more["key"]), entry.attempt,
-            int(more["deadline"]), is_last=True,
+            session.root, spec, entry.path, (), arguments, b"", entry.input or b"", IdempotencyKey(more["key"]),
+            entry.attempt, int(more["deadline"]), is_last=True,
         )  # fmt: skip
         try:
             was_done, _ = yield from settle(call)

@@ -1,7 +1,8 @@
 """How `reconcile` and `undo` of an effect are called: with what the names of their parameters ask for.
 
     any name of a parameter of the effect    that argument, or the effect's default for it
-    key, or a parameter of type perdure.Key reconcile: the effect's idempotency key. undo: `key: perdure.Key` is its own
+    key                                      reconcile: the effect's idempotency key
+    a parameter of type IdempotencyKey       reconcile: the same. undo: a key of its own
     result, effect_key                       undo: what the effect returned, and the key that it had
     **rest                                   the arguments of the effect that no other parameter asks for
 
@@ -69,7 +70,7 @@ def _check(fn: Callable[..., Any], what: str, callback: Callable[..., Any], name
             continue
         else:
             shown = name
-        own = ", or `key: perdure.Key`, a key of its own" if what == "undo" else ""
+        own = ", or `key: perdure.IdempotencyKey`, a key of its own" if what == "undo" else ""
         raise UsageError(
             f"{what}={_name(callback)} of effect {_name(fn)} asks for {shown!r}, which is not there: it is called by "
             f"name, with any of {', '.join(names)}{own}"
@@ -80,7 +81,7 @@ def called_by_name(
     callback: Callable[..., Any], arguments: Mapping[str, Any], given: Mapping[str, Any], key: str | None = None
 ) -> dict[str, Any]:
     """What to call it with. `arguments` are the effect's, `given` what goes before them, `key` what fills a parameter
-    of type Key (None: it is filled in elsewhere)."""
+    of type IdempotencyKey (None: it is filled in elsewhere)."""
     signature = signature_of(callback)
     annotations = annotations_of(callback, signature)
     values = {**arguments, **given}

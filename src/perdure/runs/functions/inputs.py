@@ -20,7 +20,7 @@ import msgspec
 from blake3 import blake3
 
 from perdure.errors import Unstorable, UsageError
-from perdure.runs.functions.keys import Key
+from perdure.runs.functions.keys import IdempotencyKey
 from perdure.values.codec import encode
 from perdure.values.registry import Codec
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DIGEST_BYTES: Final = 8
 KEY_ATTRIBUTE: Final = "perdure_key"
 
-_KEY_TEXTS: Final = frozenset({"Key", "perdure.Key", "perdure.runs.functions.keys.Key"})
+_KEY_TEXTS: Final = frozenset({"IdempotencyKey", "perdure.IdempotencyKey"})
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -252,7 +252,7 @@ def annotations_of(fn: Callable[..., Any], signature: Signature | None = None) -
 
 
 def is_key(annotation: Any) -> bool:
-    """Whether a parameter with this annotation takes the idempotency key: Key, `Key | None`, also as text."""
+    """Whether a parameter with this annotation takes the idempotency key, also as text or with `| None`."""
     import typing
 
     if isinstance(annotation, str):
@@ -261,7 +261,7 @@ def is_key(annotation: Any) -> bool:
             text = text.removeprefix(opening)
         return not _KEY_TEXTS.isdisjoint(text.split("|"))
     if isinstance(annotation, type):
-        return issubclass(annotation, Key)
+        return issubclass(annotation, IdempotencyKey)
     return any(map(is_key, typing.get_args(annotation))) if _is_choice(annotation) else False
 
 
@@ -321,7 +321,7 @@ def _key_parameter(binder: Binder, kinds: dict[str, list[str]]) -> str | None:
     if not keys:
         return None
     if len(keys) > 1:
-        raise UsageError(f"{binder.name} has several parameters of type Key: {', '.join(keys)}; an effect has one key")
+        raise UsageError(f"{binder.name} has several idempotency keys: {', '.join(keys)}; an effect has one key")
     [key] = keys
     by_keyword = [*kinds.get("KEYWORD_ONLY", ()), *kinds.get("POSITIONAL_OR_KEYWORD", ())]
     before_rest = "VAR_POSITIONAL" in kinds and key not in kinds.get("KEYWORD_ONLY", ())

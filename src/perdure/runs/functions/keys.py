@@ -5,8 +5,8 @@ from __future__ import annotations
 from perdure.values.registry import register
 
 
-class Key(str):
-    """An idempotency key. Perdure fills in a parameter of this type: `def book(flight: str, key: perdure.Key)`.
+class IdempotencyKey(str):
+    """An idempotency key, for `def book(flight: str, key: perdure.IdempotencyKey)`: Perdure fills in the parameter.
 
     It is a plain string to whoever receives it: give it to the service as it is, in the header or field that its API
     has for that. It is chosen before an effect first runs, stored with the intent, and the same at every attempt.
@@ -15,10 +15,11 @@ class Key(str):
     __slots__ = ()
 
 
-register(Key, name="perdure.Key", dump=str, load=Key)  # whoever returns or passes on his key stores a text
+# A key that is returned or passed on is stored as a text.
+register(IdempotencyKey, name="perdure.IdempotencyKey", dump=str, load=IdempotencyKey)
 
 
-def current_key() -> Key:
+def current_key() -> IdempotencyKey:
     """The idempotency key of the effect that runs: `perdure.idempotency_key()`. Raises NotInRun elsewhere."""
     from perdure.errors import NotInRun
     from perdure.runs.session.scope import current
@@ -26,4 +27,4 @@ def current_key() -> Key:
     scope = current.get()
     if scope is None or scope.body is None or scope.body.key is None:
         raise NotInRun("perdure.idempotency_key() is called inside the body of an effect: only that has a key")
-    return Key(scope.body.key)
+    return IdempotencyKey(scope.body.key)

@@ -30,7 +30,7 @@ from msgspec import Struct
 from perdure.errors import UsageError
 from perdure.values.names import module_name
 
-__all__ = ["Done", "NotDone", "Unknown", "Verdict", "check_definite", "check_verdict", "is_definite"]
+__all__ = ["Done", "NotDone", "Unknown"]
 
 
 class Done(Struct, frozen=True):
@@ -60,11 +60,11 @@ def check_verdict(value: object, name: str = "reconcile") -> Verdict:
     if isinstance(value, Done | NotDone | Unknown):
         return value
     how = (
-        "perdure.Done(result) if it happened (with the effect's result), perdure.NotDone() if it did not and "
-        "no longer can, perdure.Unknown() if it cannot be told"
+        "perdure.outcome.Done(result) if it happened (with the effect's result), perdure.outcome.NotDone() if it did "
+        "not and no longer can, perdure.outcome.Unknown() if it cannot be told"
     )
     if isinstance(value, type) and issubclass(value, Done | NotDone | Unknown):
-        slip = f"the class perdure.{value.__name__} instead of an instance"
+        slip = f"the class perdure.outcome.{value.__name__} instead of an instance"
     elif value is None:
         slip = "None, which could mean that it did not happen, or that nothing was found out"
     elif isinstance(value, bool):
