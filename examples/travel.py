@@ -1,7 +1,7 @@
 """A travel agent that survives: kill it anywhere, run the same line again, and nothing is booked twice.
 
     python examples/travel.py Lisbon      # searches flights, asks a person which one, and ends: nothing has to wait
-    perdure asks                         # the question; it is on disk, not in a process
+    perdure questions                         # the question; it is on disk, not in a process
     perdure answer trip-Lisbon "LIS-0715 at 07:15, 109 EUR"
     python examples/travel.py Lisbon      # goes on: books the flight and the hotel, and writes the itinerary
 

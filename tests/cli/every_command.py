@@ -1,26 +1,35 @@
-"""Every command of the parser with arguments that fit it, so that a new command is in these tests by itself."""
+"""Every command with arguments that fit it, so that a new command is in these tests by itself."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 
-from perdure.cli.parser import build
+import click
+
+from perdure.cli.app import root
+from perdure.cli.base import Command, command_names
 
 
-def parsers() -> dict[str, argparse.ArgumentParser]:
-    [commands] = [action for action in build()._actions if isinstance(action, argparse._SubParsersAction)]
-    return dict(commands.choices)
+def commands() -> dict[str, Command]:
+    """All commands by their full names: `runs`, `run show`."""
+    return command_names(root)
+
+
+def arguments(command: Command) -> list[click.Argument]:
+    return [param for param in command.params if isinstance(param, click.Argument)]
+
+
+def options(command: Command) -> list[click.Option]:
+    return [param for param in command.params if isinstance(param, click.Option)]
 
 
 def lines(values: Mapping[str, str]) -> dict[str, list[str]]:
     """A line for each command, without the store. `values` are the arguments by their name in the help (`FILE`)."""
     found = {}
-    for name, parser in parsers().items():
-        line = [name]
-        for action in parser._actions:
-            if not action.option_strings and action.nargs != "?":
-                first = next(iter(action.choices)) if action.choices else "x"
-                line.append(values.get(str(action.metavar), first))
-        found[name] = [*line, "--yes"] if "--yes" in parser._option_string_actions else line
+    for name, command in commands().items():
+        line = name.split()
+        for argument in arguments(command):
+            if argument.required or argument.nargs == -1:
+                line.append(values.get(str(argument.metavar), "x"))
+        found[name] = [*line, "--yes"] if any("--yes" in option.opts for option in options(command)) else line
     return found

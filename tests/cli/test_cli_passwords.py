@@ -46,7 +46,7 @@ def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 VALUES = {"APP": "hushed.py", "APP:FUNCTION": "hushed.py:go", "THREAD": "alice"}
-FILES = {"import": "alice.thread", "restore": "real.backup"}
+FILES = {"thread import": "alice.thread", "store restore": "real.backup"}
 
 
 @pytest.mark.parametrize("store", [STORES["url"], STORES["string"]], ids=["url", "string"])
@@ -56,13 +56,17 @@ def test_no_command_repeats_the_password_of_a_server_that_is_away(
     caplog.set_level(logging.DEBUG)
     tried = []
     for name, line in lines(VALUES).items():
-        line = [line[0], FILES[name], *line[2:]] if name in FILES else line
+        line = [FILES[name] if word == "x" and name in FILES else word for word in line]
         tried += [
             [*line, "--store", store],
             [*line, store],  # one argument too many, or the store in place of a file
-            [name, store, store],
+            [*name.split(), store, store],
         ]
-    tried += [["restore", "real.backup", "--to", store], [store], ["import-langgraph", store, "--store", "new.db"]]
+    tried += [
+        ["store", "restore", "real.backup", "--to", store],
+        [store],
+        ["import-langgraph", store, "--store", "new.db"],
+    ]
     before = sorted(where.iterdir())
     for line in tried:
         code = main(line)

@@ -78,8 +78,13 @@ def test_every_command_refuses_it_in_one_line(where: Path, place: str, capsys: p
 @pytest.mark.parametrize("place", ["fifo", "/dev/zero", "folder", "socket"])
 def test_a_file_to_read_that_is_none_is_refused(where: Path, place: str, capsys: pytest.CaptureFixture[str]) -> None:
     perdure.open("agent.db").close()
-    files = [["import", place], ["import-run", place], ["import-langgraph", place], ["restore", place, "--to", "b.db"]]
-    files += [["restore", place, "--test"], ["keys", "list", "--keys", place]]
+    files = [
+        ["thread", "import", place],
+        ["import-run", place],
+        ["import-langgraph", place],
+        ["restore", place, "--to", "b.db"],
+    ]
+    files += [["store", "restore", place, "--test"], ["keys", "list", "--keys", place]]
     for line in files:
         assert main(line) in (2, 4), line
         assert capsys.readouterr().err.count("\n") == 1, line
@@ -90,6 +95,10 @@ def test_a_place_to_write_to_that_is_no_file_is_refused(where: Path, capsys: pyt
         store.thread("x").save({"n": 1})
         store.ops.backup("whole.backup")
     for place in ("fifo", "folder", "socket", "loop", "x" * 300):
-        for line in (["backup", place], ["export", "x", place], ["restore", "whole.backup", "--to", place, "--force"]):
+        for line in (
+            ["store", "backup", place],
+            ["export", "x", place],
+            ["restore", "whole.backup", "--to", place, "--force"],
+        ):
             assert main(line) in (2, 4), line
             assert capsys.readouterr().err.count("\n") == 1, line

@@ -124,17 +124,17 @@ def test_without_rich_a_terminal_gets_plain_text(where: Path) -> None:
     assert code == 0, shown
     assert "\x1b" not in shown
     assert "turn 2" in shown
-    code, shown = on_terminal([*python, "verify"], where)
+    code, shown = on_terminal([*python, "store", "verify"], where)
     assert code == 0, shown
     assert "verifying 1/1" in shown
     assert "no problems" in shown
 
 
 def test_a_terminal_is_asked_before_anything_is_removed(where: Path) -> None:
-    command = [*MODULE, "delete", "alice"]
+    command = [*MODULE, "thread", "delete", "alice"]
     code, shown = on_terminal(command, where, answer=b"n\n")
     assert code == 1, shown
-    assert "nothing was removed" in shown
+    assert "nothing was changed" in shown
     code, shown = on_terminal(command, where, answer=b"y\n")
     assert code == 0, shown
     assert "3 records removed" in shown
@@ -142,7 +142,7 @@ def test_a_terminal_is_asked_before_anything_is_removed(where: Path) -> None:
 
 def test_ctrl_c_is_130_and_no_traceback(where: Path) -> None:
     """The question is asked in a session of its own, whose terminal turns the key into SIGINT."""
-    inner = [*MODULE, "prune", "alice", "--keep", "1"]
+    inner = [*MODULE, "thread", "prune", "alice", "--keep", "1"]
     # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
     take = (
         "import os,sys,fcntl,signal,termios; signal.signal(signal.SIGINT, signal.SIG_DFL);"

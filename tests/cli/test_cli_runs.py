@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import textwrap
 import threading
 from types import ModuleType
 from typing import Any
@@ -18,7 +17,6 @@ import pytest
 from cli_runs_kit import APP_FILE, Run, lines
 
 import perdure
-from perdure.cli import main
 
 # --- runs
 
@@ -62,7 +60,7 @@ def test_runs_are_filtered(run: Run, store: perdure.Store, app: ModuleType, opti
 def test_runs_says_when_there_may_be_more_or_none_fit(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.broken, id="broken")
     assert "there may be more: --limit 0 lists all" in run("runs", "--limit", "1")[2]
-    assert run("runs", "--status", "stuck") == (0, "", "perdure: no runs fit\n")
+    assert run("runs", "--status", "stuck") == (0, "", "perdure: no runs match\n")
     assert run("runs", "--tenant", "other")[2] == "perdure: no runs in this store yet\n"
     code, _, err = run("runs", "--status", "sleepy")
     assert code == 2
@@ -74,39 +72,42 @@ def test_runs_says_when_there_may_be_more_or_none_fit(run: Run, store: perdure.S
 
 def test_run_shows_where_it_stands_and_how_to_answer(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.travel, "NYC", id="my trip")
-    code, out, err = run("run", "my trip")
+    code, out, err = run("run", "show", "my trip")
     assert (code, err) == (0, "")
     assert out.splitlines()[0] == "my trip  waiting"
     assert "function    travel (version 1)" in out
     assert "question    Which flight?" in out
     assert "answer it   perdure answer 'my trip' 3 '<answer>'  (\"NYC 1\" | \"NYC 2\")" in out
-    found = json.loads(run("run", "my trip", "--json")[1])
+    found = json.loads(run("run", "show", "my trip", "--json")[1])
     assert (found["status"], found["steps"], found["in_doubt"]) == ("waiting", 3, [])
-    assert [(ask["step"], ask["options"]) for ask in found["asks"]] == [("3", ["NYC 1", "NYC 2"])]
+    assert [(ask["step"], ask["options"]) for ask in found["questions"]] == [("3", ["NYC 1", "NYC 2"])]
 
 
 def test_run_shows_results_and_errors(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.doubtful, "NYC", id="trip")
     store.run(app.broken, id="broken")
-    assert 'result      "B-NYC"' in run("run", "trip")[1]
-    assert json.loads(run("run", "trip", "--json")[1])["result"] == "B-NYC"
-    assert "no such place" in run("run", "broken")[1]
-    assert "no such place" in json.loads(run("run", "broken", "--json")[1])["error"]
+    assert 'result      "B-NYC"' in run("run", "show", "trip")[1]
+    assert json.loads(run("run", "show", "trip", "--json")[1])["result"] == "B-NYC"
+    assert "no such place" in run("run", "show", "broken")[1]
+    assert "no such place" in json.loads(run("run", "show", "broken", "--json")[1])["error"]
 
 
 def test_what_is_in_doubt_is_shown_with_its_key_and_how_to_settle_it(run: Run, doubt: perdure.Run) -> None:
     [step] = doubt.steps()
-    out = run("run", "doubt")[1]
+    out = run("run", "show", "doubt")[1]
     assert f"in doubt    step 1: book, key {step.key}" in out
-    assert "settle it   perdure resolve doubt 1 --done '<result as JSON>' or perdure resolve doubt 1 --not-done" in out
-    assert json.loads(run("run", "doubt", "--json")[1])["in_doubt"] == ["1"]
+    assert (
+        "settle it   perdure run resolve doubt 1 --done '<result as JSON>' or perdure run resolve doubt 1 --not-done"
+        in out
+    )
+    assert json.loads(run("run", "show", "doubt", "--json")[1])["in_doubt"] == ["1"]
     _, out, _ = run("steps", "doubt")
     shown = " ".join(out.splitlines()[1].split())
     assert shown == f"1 effect book in doubt key {step.key}: it raised TimeoutError: no answer"
     assert [line["key"] for line in lines(run("steps", "doubt", "--in-doubt", "--json")[1])] == [step.key]
-    [ask] = lines(run("asks", "--json")[1])
+    [ask] = lines(run("questions", "--json")[1])
     assert (ask["kind"], ask["key"]) == ("doubt", step.key)
-    assert "done, not done" in run("asks")[1]
+    assert "done, not done" in run("questions")[1]
 
 
 def test_steps_are_listed_in_their_order(run: Run, store: perdure.Store, app: ModuleType) -> None:
@@ -128,20 +129,20 @@ def test_steps_are_listed_in_their_order(run: Run, store: perdure.Store, app: Mo
 @pytest.mark.parametrize(
     "command",
     [
-        ["run", "tirp"],
+        ["run", "show", "tirp"],
         ["steps", "tirp"],
-        ["asks", "tirp"],
+        ["questions", "tirp"],
         ["answer", "tirp", "x"],
-        ["resolve", "tirp", "1", "--not-done"],
-        ["send", "tirp", "x"],
-        ["tail", "tirp"],
-        ["cancel", "tirp"],
-        ["pause", "tirp"],
-        ["resume", "tirp"],
-        ["replay", APP_FILE, "tirp"],
-        ["fork", "tirp", "--name", "x", "--run"],
-        ["rollback", "tirp", "--run"],
-        ["export-run", "tirp", "file"],
+        ["run", "resolve", "tirp", "1", "--not-done"],
+        ["run", "send", "tirp", "x"],
+        ["run", "tail", "tirp"],
+        ["run", "cancel", "tirp"],
+        ["run", "pause", "tirp"],
+        ["run", "resume", "tirp"],
+        ["run", "replay", APP_FILE, "tirp"],
+        ["run", "fork", "tirp", "--name", "x"],
+        ["run", "rollback", "tirp"],
+        ["run", "export", "tirp", "file"],
     ],
 )
 def test_an_unknown_run_is_exit_code_3_and_suggests_the_nearest(run: Run, app: ModuleType, command: list[str]) -> None:
@@ -154,8 +155,8 @@ def test_a_thread_is_no_run_and_a_run_no_thread_and_both_say_so(run: Run, app: M
     with perdure.open("agent.db") as store:
         store.run(app.travel, "NYC", id="a run")
         store.thread("a thread").save({})
-    assert "but a thread of that name: `perdure show 'a thread'`" in run("run", "a thread")[2]
-    assert "but a run: `perdure run 'a run'`" in run("log", "a run")[2]
+    assert "but a thread of that name: `perdure show 'a thread'`" in run("run", "show", "a thread")[2]
+    assert "but a run: `perdure run show 'a run'`" in run("log", "a run")[2]
 
 
 # --- moving
@@ -164,18 +165,18 @@ def test_a_thread_is_no_run_and_a_run_no_thread_and_both_say_so(run: Run, app: M
 def test_a_run_moves_to_another_store_in_a_file(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.travel, "NYC", id="trip")
     with perdure.open("other.db") as other:
-        code, out, _ = run("export-run", "trip", "trip.run")
+        code, out, _ = run("run", "export", "trip", "trip.run")
         assert (code, out) == (0, "trip is in trip.run; here it is marked as exported and will not run any more\n")
-        assert json.loads(run("run", "trip", "--json")[1])["status"] == "exported"
-        code, out, _ = run("import-run", "trip.run", "--store", "other.db", "--json")
+        assert json.loads(run("run", "show", "trip", "--json")[1])["status"] == "exported"
+        code, out, _ = run("run", "import", "trip.run", "--store", "other.db", "--json")
         assert (code, json.loads(out)) == (0, {"run": "trip", "status": "waiting"})
         assert run("answer", "trip", "NYC 1", "--store", "other.db")[0] == 0
         assert other.run(app.travel, "NYC", id="trip").result() == "B-NYC 1"
-        assert run("import-run", "trip.run", "--store", "other.db")[0] == 2
-        assert run("import-run", "none.run", "--store", "other.db")[0] in (2, 3)
+        assert run("run", "import", "trip.run", "--store", "other.db")[0] == 2
+        assert run("run", "import", "none.run", "--store", "other.db")[0] in (2, 3)
         store.run(app.doubtful, "NYC", id="over")
-        assert run("export-run", "over", "over.run", "--keep")[1] == "over is in over.run\n"
-        assert run("export-run", "over", "over.run", "--keep")[0] == 2
+        assert run("run", "export", "over", "over.run", "--keep")[1] == "over is in over.run\n"
+        assert run("run", "export", "over", "over.run", "--keep")[0] == 2
     assert store.get_run("over").status == "done"
 
 
@@ -186,9 +187,9 @@ def test_a_run_moves_to_another_store_in_a_file(run: Run, store: perdure.Store, 
     "command",
     [
         ["runs", "--limit", "-1"],
-        ["tail", "trip", "--after", "x"],
-        ["resolve", "trip", "1", "--done", "x", "--not-done"],
-        ["fork", "trip"],
+        ["run", "tail", "trip", "--after", "x"],
+        ["run", "resolve", "trip", "1", "--done", "x", "--not-done"],
+        ["run", "fork", "trip"],
         ["drill", "app.py:travel", "--args", "[1"],
         ["answer", "trip"],
     ],
@@ -207,18 +208,18 @@ def test_a_damaged_journal_is_exit_code_4_and_verify_names_the_run(run: Run, app
 
     with perdure.open("agent.db") as store:
         store.run(app.travel, "NYC", id="trip")
-    assert run("verify")[1] == "0 checkpoints of 0 threads and 1 run checked: no problems\n"
+    assert run("store", "verify")[1] == "0 checkpoints of 0 threads and 1 run checked: no problems\n"
     connection = apsw.Connection("agent.db")
     connection.execute("DELETE FROM journal WHERE seq = 1")
     connection.close()
-    for command in ("run", "steps"):
-        code, out, err = run(command, "trip")
+    for command in (["run", "show"], ["steps"]):
+        code, out, err = run(*command, "trip")
         assert (code, out, "does not add up" in err) == (4, "", True)
-    code, out, _ = run("verify", "--json")
+    code, out, _ = run("store", "verify", "--json")
     [problem] = json.loads(out)["problems"]
     assert (code, problem["run"]) == (1, "trip")
-    assert "(run trip)" in run("verify")[1]
-    assert json.loads(run("stats", "--json")[1])["runs"] == 1
+    assert "\ntrip " in run("store", "verify")[1]
+    assert json.loads(run("store", "stats", "--json")[1])["runs"] == 1
 
 
 def test_what_a_run_says_cannot_steer_the_terminal(run: Run, app: ModuleType) -> None:
@@ -230,20 +231,10 @@ def test_what_a_run_says_cannot_steer_the_terminal(run: Run, app: ModuleType) ->
             return perdure.ask("\x1b[2J\u202esure?\n")
 
         store.run(evil, id="evil\x1b[2J")
-    for command in (["runs"], ["run", "evil\x1b[2J"], ["asks"], ["steps", "evil\x1b[2J"]):
+    for command in (["runs"], ["run", "show", "evil\x1b[2J"], ["questions"], ["steps", "evil\x1b[2J"]):
         code, out, err = run(*command)
         assert code == 0
         assert not {"\x1b", "\u202e"} & set(out + err)
-
-
-def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("runs", "run", "steps", "asks", "answer", "resolve", "send", "tail", "fork", "drill", "worker"):
-        with pytest.raises(SystemExit) as ended:
-            main([name, "--help"])
-        assert ended.value.code == 0
-        out = capsys.readouterr().out
-        assert "examples:" in out
-        assert max(map(len, textwrap.dedent(out).splitlines())) <= 120
 
 
 # --- tail
@@ -272,7 +263,7 @@ def test_tail_follows_a_live_run_of_another_process_until_it_ends(store: perdure
     running.start()
     assert seen.wait(60)
     tail = subprocess.Popen(
-        [sys.executable, "-m", "perdure.cli", "tail", "live", "--json"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "perdure.cli", "run", "tail", "live", "--json"], stdout=subprocess.PIPE, text=True
     )
     assert tail.stdout is not None
     begun = [json.loads(tail.stdout.readline()) for _ in range(2)]  # while the run is in the middle of its second step
@@ -287,11 +278,11 @@ def test_tail_follows_a_live_run_of_another_process_until_it_ends(store: perdure
 
 def test_tail_goes_on_after_an_entry_and_shows_times_and_names(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.doubtful, "NYC", id="trip")
-    code, out, _ = run("tail", "trip")
+    code, out, _ = run("run", "tail", "trip")
     assert code == 0
     assert [line.split()[1:4] for line in out.splitlines()[:2]] == [["intent", "1", "book"], ["done", "1", "book"]]
     assert out.splitlines()[-1].split()[1:] == ["status", "doubtful", '"done"']
-    after = lines(run("tail", "trip", "--json", "--after", "1")[1])
+    after = lines(run("run", "tail", "trip", "--json", "--after", "1")[1])
     assert [event["kind"] for event in after] == ["done", "status"]
 
 

@@ -32,20 +32,20 @@ COMMANDS = [
     (["log", "alice"], "turn 2"),
     (["show", "alice", "--path", "n"], "2"),
     (["diff", "alice", "@0"], "~ n: 0 -> 2"),
-    (["fork", "alice", "--name", "bob"], "as bob"),
-    (["verify"], "no problems"),
-    (["stats"], "checkpoints"),
-    (["health"], "last save"),
-    (["retention", "--ttl", "30d"], "30 days"),
-    (["pin", "alice", "--name", "good"], "pinned"),
-    (["compact", "--dry-run"], "would be removed"),
-    (["repair", "--dry-run"], "nothing is wrong: 3 checkpoints"),
-    (["export", "alice", "alice.thread"], "3 checkpoints of alice"),
-    (["roles", "app", "schema_reader"], 'GRANT USAGE ON SCHEMA "agents" TO "schema_reader"'),
-    (["import-run", "none.run"], ""),
-    (["rollback", "alice", "@0"], "alice is back"),
-    (["prune", "alice", "--keep", "1", "--yes"], "of alice removed"),
-    (["erase", "bob", "--yes"], "erased bob"),
+    (["thread", "fork", "alice", "--name", "bob"], "as bob"),
+    (["store", "verify"], "no problems"),
+    (["store", "stats"], "checkpoints"),
+    (["store", "health"], "last save"),
+    (["store", "retention", "--ttl", "30d"], "30 days"),
+    (["thread", "pin", "alice", "--name", "good"], "pinned"),
+    (["store", "compact", "--dry-run"], "would be removed"),
+    (["store", "repair", "--dry-run"], "no damage: 3 checkpoints"),
+    (["thread", "export", "alice", "alice.thread"], "3 checkpoints of alice"),
+    (["store", "role", "app", "schema_reader"], 'GRANT USAGE ON SCHEMA "agents" TO "schema_reader"'),
+    (["run", "import", "none.run"], ""),
+    (["thread", "rollback", "alice", "@0"], "alice is back"),
+    (["thread", "prune", "alice", "--keep", "1", "--yes"], "of alice removed"),
+    (["thread", "erase", "bob", "--yes"], "erased bob"),
 ]
 
 
@@ -54,7 +54,7 @@ def test_every_command_looks_where_it_is_told(run: Run, url: str) -> None:
         code, _, err = run(*command)
         assert code in (2, 4), [*command, err]  # there is nothing in the usual schema
         code, out, err = run(*command, "--schema", "agents")
-        if command[0] == "import-run":  # it got as far as the file
+        if command[:2] == ["run", "import"]:  # it got as far as the file
             assert "none.run" in err
         else:
             assert (code, words in out) == (0, True), [*command, out + err]
@@ -70,7 +70,9 @@ def test_the_environment_names_the_schema_and_the_option_goes_before_it(
     assert code == 4
     assert 'no Perdure store in schema "others": check the URL and the schema (schema=…, --schema)' in err
     perdure.open("file.db").close()
-    assert run("verify", "--store", "file.db")[0] == 0  # a file has no schema, and the variable is not meant for it
+    assert (
+        run("store", "verify", "--store", "file.db")[0] == 0
+    )  # a file has no schema, and the variable is not meant for it
 
 
 def test_a_schema_of_a_file_and_a_name_that_is_none_are_refused(run: Run, url: str) -> None:
@@ -86,25 +88,25 @@ def test_a_schema_of_a_file_and_a_name_that_is_none_are_refused(run: Run, url: s
 def test_a_backup_is_tried_and_restored_into_another_schema(
     run: Run, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, _, err = run("backup", "agents.backup", "--schema", "agents")
+    code, _, err = run("store", "backup", "agents.backup", "--schema", "agents")
     assert code == 0, err
-    assert "`perdure restore agents.backup --test --schema agents`" in err
-    code, out, err = run("restore", "agents.backup", "--test", "--schema", "agents")
+    assert "`perdure store restore agents.backup --test --schema agents`" in err
+    code, out, err = run("store", "restore", "agents.backup", "--test", "--schema", "agents")
     assert (code, "can be restored: 1 thread, 3 checkpoints" in out) == (0, True), err
-    code, out, err = run("restore", "agents.backup", "--to", url, "--schema", "copy")
+    code, out, err = run("store", "restore", "agents.backup", "--to", url, "--schema", "copy")
     assert (code, 'schema "copy"' in out) == (0, True), err
     code, out, _ = run("threads", "--json", "--schema", "copy")
     assert json.loads(out)["name"] == "alice"
     monkeypatch.setenv("PERDURE_SCHEMA", "second_copy")
-    code, out, err = run("restore", "agents.backup", "--to", url)
+    code, out, err = run("store", "restore", "agents.backup", "--to", url)
     assert (code, 'schema "second_copy"' in out) == (0, True), err
-    code, out, err = run("restore", "agents.backup", "--to", url)
+    code, out, err = run("store", "restore", "agents.backup", "--to", url)
     assert (code, "--schema" in err) == (2, True), err  # in this side's words: it is not empty
 
 
 def test_a_thread_and_a_langgraph_database_are_imported_there(run: Run, url: str) -> None:
-    run("export", "alice", "alice.thread", "--schema", "agents")
-    code, _, err = run("import", "alice.thread", "--schema", "new_one")  # made by the import
+    run("thread", "export", "alice", "alice.thread", "--schema", "agents")
+    code, _, err = run("thread", "import", "alice.thread", "--schema", "new_one")  # made by the import
     assert code == 0, err
     assert run("log", "alice", "--schema", "new_one")[0] == 0
     with sqlite3.connect("old.sqlite") as old:
@@ -114,7 +116,7 @@ def test_a_thread_and_a_langgraph_database_are_imported_there(run: Run, url: str
                CREATE TABLE writes (thread_id TEXT, checkpoint_ns TEXT, checkpoint_id TEXT, task_id TEXT, idx INTEGER,
                  channel TEXT, type TEXT, value BLOB);"""
         )
-    code, out, err = run("import-langgraph", "old.sqlite", "--schema", "newer")
+    code, out, err = run("store", "import-langgraph", "old.sqlite", "--schema", "newer")
     assert (code, "imported 0 checkpoints" in out) == (0, True), err
     assert run("threads", "--schema", "newer")[0] == 0
 
@@ -155,7 +157,7 @@ def test_the_doctor_looks_there(run: Run, url: str) -> None:
 
 
 def test_what_a_role_sees_is_looked_at_there(run: Run, url: str) -> None:
-    code, out, err = run("roles", "check", "--schema", "agents")
+    code, out, err = run("store", "check-role", "--schema", "agents")
     assert code == 1, err  # a superuser: nothing holds it
     assert "enabled and forced" in out
 
@@ -167,5 +169,5 @@ def test_a_schema_in_the_url_is_told_where_it_belongs(run: Run, url: str) -> Non
         assert code in (2, 4)
         assert f"leave {query.partition('=')[0]}= out of it, and give it as schema=… (--schema)" in err
         assert "%40" not in err  # nothing is wrong with the password
-    code, _, err = run("import-langgraph", f"{url}?schema=old")
+    code, _, err = run("store", "import-langgraph", f"{url}?schema=old")
     assert (code, "?options=-csearch_path%3DNAME" in err) == (2, True), err

@@ -1,4 +1,4 @@
-"""`perdure start` queues a run, `perdure worker --trust` runs it with the app's data classes, `perdure delete-run`
+"""`perdure start` queues a run, `perdure worker --trust` runs it with the app's data classes, `perdure run delete`
 removes it."""
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def test_a_run_is_queued_run_and_deleted_from_the_command_line(place: Path) -> N
     assert (code, out) == (0, "1 done\n")
     with perdure.open(str(place / "agent.db")) as store:
         assert store.get_run("r").result() == "2 x seat"
-    code, _, err = run_cli(place, "delete-run", "r")
+    code, _, err = run_cli(place, "run", "delete", "r")
     assert code != 0
     assert "give --yes" in err
-    assert run_cli(place, "delete-run", "r", "--yes") == (0, "deleted r\n", "")
-    code, _, err = run_cli(place, "delete-run", "r", "--yes")
+    assert run_cli(place, "run", "delete", "r", "--yes") == (0, "deleted r\n", "")
+    code, _, err = run_cli(place, "run", "delete", "r", "--yes")
     assert code != 0
     assert "there is no run 'r'" in err
 

@@ -28,21 +28,21 @@ def with_changed_code(*argv: str) -> tuple[int, str, str]:
 
 
 def test_asks_lists_what_is_allowed_and_who_has_answered(run: Run, store: perdure.Store, app: ModuleType) -> None:
-    assert run("asks") == (0, "", "perdure: nobody is asked anything\n")
+    assert run("questions") == (0, "", "perdure: no open questions\n")
     store.run(app.quorum, id="pay")
     store.run(app.travel, "NYC", id="trip")
-    assert run("answer", "pay", "7", "--who", "ann") == (0, "noted; 1 more answer of the same kind needed\n", "")
-    _, out, _ = run("asks")
+    assert run("answer", "pay", "7", "--who", "ann") == (0, "Noted. 1 more answer of the same kind needed.\n", "")
+    _, out, _ = run("questions")
     pay, trip = out.splitlines()[1:]
     assert pay.split()[:3] == ["pay", "1", "question"]
     assert pay.endswith("Pay?  [ann: 7]")
     assert '"NYC 1" | "NYC 2"' in trip
-    [found] = lines(run("asks", "pay", "--json")[1])
+    [found] = lines(run("questions", "pay", "--json")[1])
     assert [(given["who"], given["value"]) for given in found["answers"]] == [("ann", 7)]
     assert (found["quorum"], found["approvers"]) == (2, ["ann", "bob", "eve"])
     assert json.loads(run("answer", "pay", "7", "--who", "bob", "--json")[1])["settled"] is True
-    assert run("asks", "pay")[2] == "perdure: nobody is asked anything\n"
-    assert [line["status"] for line in lines(run("asks", "pay", "--all", "--json")[1])] == ["answered"]
+    assert run("questions", "pay")[2] == "perdure: no open questions\n"
+    assert [line["status"] for line in lines(run("questions", "pay", "--all", "--json")[1])] == ["answered"]
     assert store.run(app.quorum, id="pay").result() == 7
 
 
@@ -99,10 +99,10 @@ def test_with_several_questions_one_must_be_named_and_a_number_may_be_text(
 def test_a_doubt_is_settled_as_done(run: Run, doubt: perdure.Run, store: perdure.Store, app: ModuleType) -> None:
     code, _, err = run("answer", "doubt", "yes")
     assert code == 2
-    assert "asks nothing but what became of an effect: `perdure run doubt`" in err
-    assert run("resolve", "doubt", "7", "--not-done")[0] == 3
-    assert run("resolve", "doubt", "1")[0] == 2
-    assert run("resolve", "doubt", "1", "--done", "B-7", "--who", "maria") == (
+    assert "asks only about the outcome of an effect: `perdure run show doubt`" in err
+    assert run("run", "resolve", "doubt", "7", "--not-done")[0] == 3
+    assert run("run", "resolve", "doubt", "1")[0] == 2
+    assert run("run", "resolve", "doubt", "1", "--done", "B-7", "--who", "maria") == (
         0,
         "step 1 of doubt counts as done; a worker will resume the run\n",
         "",
@@ -110,7 +110,7 @@ def test_a_doubt_is_settled_as_done(run: Run, doubt: perdure.Run, store: perdure
     assert store.run(app.doubtful, "NYC", id="doubt").result() == "B-7"
     [ask] = store.asks("doubt", all=True)
     assert [who for who, _, _ in ask.answers] == ["maria"]
-    code, _, err = run("resolve", "doubt", "1", "--not-done")
+    code, _, err = run("run", "resolve", "doubt", "1", "--not-done")
     assert (code, "is not in doubt" in err) == (3, True)
 
 
@@ -126,14 +126,14 @@ def test_a_doubt_is_settled_as_done(run: Run, doubt: perdure.Run, store: perdure
 def test_the_value_of_a_verdict_is_json_or_text(
     run: Run, doubt: perdure.Run, store: perdure.Store, app: ModuleType, options: list[str], result: Any
 ) -> None:
-    code, out, _ = run("resolve", "doubt", "1", *options, "--json")
+    code, out, _ = run("run", "resolve", "doubt", "1", *options, "--json")
     said = "not done" if options == ["--not-done"] else "done"
     assert (code, json.loads(out)) == (0, {"run": "doubt", "step": "1", "resolved": said})
     assert store.run(app.doubtful, "NYC", id="doubt").result() == result
 
 
 @pytest.mark.parametrize(
-    "words", [("resolve", "doubt", "1", "--done", "<result as JSON>"), ("answer", "doubt", "<answer>")]
+    "words", [("run", "resolve", "doubt", "1", "--done", "<result as JSON>"), ("answer", "doubt", "<answer>")]
 )
 def test_the_placeholder_of_a_printed_command_is_no_value(run: Run, doubt: perdure.Run, words: tuple[str, ...]) -> None:
     code, _, err = run(*words)
@@ -142,7 +142,7 @@ def test_the_placeholder_of_a_printed_command_is_no_value(run: Run, doubt: perdu
 
 
 def test_a_doubt_that_is_not_done_says_when_the_effect_runs_again(run: Run, doubt: perdure.Run) -> None:
-    code, out, _ = run("resolve", "doubt", "1", "--not-done")
+    code, out, _ = run("run", "resolve", "doubt", "1", "--not-done")
     said, _, at = out.rstrip().partition(" after its deadline, ")
     assert (code, said.split("; ")[1]) == (0, "a worker will resume the run. The effect runs again")
     late = datetime.fromisoformat(at).astimezone() - doubt.steps()[0].started_at  # its timeout_s is 0.01
@@ -154,13 +154,17 @@ def test_a_doubt_that_is_not_done_says_when_the_effect_runs_again(run: Run, doub
 
 def test_a_run_is_paused_resumed_and_cancelled(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.travel, "NYC", id="trip")
-    assert run("pause", "trip")[1] == "trip is paused now\n"
-    assert "perdure resume" in run("runs")[1]
-    assert json.loads(run("resume", "trip", "--json")[1]) == {"run": "trip", "before": "paused", "status": "queued"}
-    assert run("resume", "trip")[1] == "trip is queued: there is nothing to resume\n"
-    assert run("cancel", "trip")[1] == "trip is cancelled now\n"
+    assert run("run", "pause", "trip")[1] == "trip is paused now\n"
+    assert "perdure run resume" in run("runs")[1]
+    assert json.loads(run("run", "resume", "trip", "--json")[1]) == {
+        "run": "trip",
+        "before": "paused",
+        "status": "queued",
+    }
+    assert run("run", "resume", "trip")[1] == "trip is queued: there is nothing to resume\n"
+    assert run("run", "cancel", "trip")[1] == "trip is cancelled now\n"
     for command in ("cancel", "pause", "resume"):
-        assert run(command, "trip")[1] == f"trip is cancelled: there is nothing to {command}\n"
+        assert run("run", command, "trip")[1] == f"trip is cancelled: there is nothing to {command}\n"
     with pytest.raises(perdure.RunCancelled):
         store.get_run("trip").result()
 
@@ -171,7 +175,7 @@ def test_a_run_that_is_running_is_told(run: Run, store: perdure.Store, app: Modu
 
     @perdure.step(name="cli-told")
     def told() -> None:
-        said.extend(run(command, "told")[1] for command in ("resume", "pause", "resume"))
+        said.extend(run("run", command, "told")[1] for command in ("resume", "pause", "resume"))
 
     @perdure.durable(name="cli-tells", version="1")
     def tells() -> Any:
@@ -181,7 +185,7 @@ def test_a_run_that_is_running_is_told(run: Run, store: perdure.Store, app: Modu
     assert store.run(tells, id="told").status == "waiting"
     assert said == [
         "told is running; if its process has died, a worker takes it over\n",
-        "told is running: its process was told to pause\n",
+        "told is running: its process will pause it\n",
         "told is running; if its process has died, a worker takes it over\n",
     ]
     assert store.get_run("told").info().request is None
@@ -190,22 +194,19 @@ def test_a_run_that_is_running_is_told(run: Run, store: perdure.Store, app: Modu
 def test_a_message_is_sent_once_per_key(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.listener, id="ears")
     for _ in range(2):
-        assert run("send", "ears", '{"gate": 7}', "--topic", "news", "--key", "k1") == (0, "sent to ears\n", "")
-    assert json.loads(run("send", "ears", "plain", "--topic", "news", "--json")[1])["sent"] is True
+        assert run("run", "send", "ears", '{"gate": 7}', "--topic", "news", "--key", "k1") == (0, "sent to ears\n", "")
+    assert json.loads(run("run", "send", "ears", "plain", "--topic", "news", "--json")[1])["sent"] is True
     assert store.run(app.listener, id="ears").result() == [{"gate": 7}, "plain"]
-    code, _, err = run("send", "ears", "x")
-    assert (code, err) == (2, "perdure: run 'ears' is done: nobody would receive it\n")
+    code, _, err = run("run", "send", "ears", "x")
+    assert (code, err) == (2, "perdure: run 'ears' is done: it receives nothing any more\n")
 
 
 def test_rollback_of_a_run_undoes_it(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.doubtful, "NYC", id="trip")
-    for options in (["head~1"], ["--note", "why"]):
-        code, _, err = run("rollback", "trip", *options)
-        assert (code, "undoes all its effects" in err) == (2, True)
-    assert run("rollback", "trip")[1] == "trip will be undone by a worker, newest effect first\n"
+    assert run("run", "rollback", "trip")[1] == "trip will be undone by a worker, newest effect first\n"
     with pytest.raises(perdure.RolledBack):
         store.run(app.doubtful, "NYC", id="trip").result()
-    assert run("rollback", "trip")[1] == "trip is rolled_back: there is nothing to undo\n"
+    assert run("run", "rollback", "trip")[1] == "trip is rolled_back: there is nothing to undo\n"
 
 
 # --- fork, replay, check
@@ -215,46 +216,29 @@ def test_a_run_is_forked_at_a_step_with_another_result(run: Run, store: perdure.
     store.run(app.travel, "NYC", id="trip")
     store.answer("trip", "NYC 1")
     store.run(app.travel, "NYC", id="trip")
-    code, _, err = run("fork", "trip", "2", "--name", "new")
+    code, _, err = run("run", "fork", "trip", "2", "--name", "new")
     assert code == 2
     assert "keys" in err
-    code, out, _ = run("fork", "trip", "3", "--name", "new", "--keys", "new", "--set", '3="NYC 2"')
-    assert (code, out) == (0, "forked run trip at step 3 as new; a worker goes on with it\n")
+    code, out, _ = run("run", "fork", "trip", "3", "--name", "new", "--keys", "new", "--set", '3="NYC 2"')
+    assert (code, out) == (0, "forked run trip at step 3 as new; a worker will resume it\n")
     assert store.run(app.travel, "NYC", id="new").result() == "B-NYC 2"
-    assert json.loads(run("run", "new", "--json")[1])["is_fork"] is True
+    assert json.loads(run("run", "show", "new", "--json")[1])["is_fork"] is True
     for bad in ("3", "=x"):
-        code, _, err = run("fork", "trip", "3", "--name", "other", "--keys", "new", "--set", bad)
-        assert (code, "write STEP=VALUE" in err) == (2, True)
-    assert run("fork", "trip", "99", "--name", "other", "--keys", "new")[0] in (2, 3)
-
-
-def test_a_name_that_is_a_thread_and_a_run_must_be_told_apart(run: Run, store: perdure.Store, app: ModuleType) -> None:
-    store.run(app.travel, "NYC", id="same")
-    for number in range(2):
-        store.thread("same").save({"n": number})
-    for command in (["fork", "same", "--name", "x"], ["rollback", "same", "head~1"]):
-        assert run(*command) == (2, "", "perdure: 'same' is a thread and a run: say which with --thread or --run\n")
-    assert run("fork", "same", "--name", "thread", "--thread")[0] == 0
-    assert run("fork", "same", "2", "--name", "run", "--run", "--keys", "new")[0] == 0
-    assert store.thread("thread").load().state == {"n": 1}
-    assert store.get_run("run").info().is_fork
-    assert run("rollback", "same", "head~1", "--thread")[0] == 0
-    assert run("rollback", "same", "--run")[0] == 0
-    assert run("fork", "same", "--name", "x", "--thread", "--run")[0] == 2
-    code, _, err = run("fork", "thread", "--name", "x", "--keys", "new")
-    assert (code, "--keys and --set are for runs" in err) == (2, True)
+        code, _, err = run("run", "fork", "trip", "3", "--name", "other", "--keys", "new", "--set", bad)
+        assert (code, "is not NAME=VALUE" in err) == (2, True)
+    assert run("run", "fork", "trip", "99", "--name", "other", "--keys", "new")[0] in (2, 3)
 
 
 def test_replay_answers_from_the_journal_and_sees_changed_code(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.travel, "NYC", id="trip")
-    code, out, _ = run("replay", APP_FILE, "trip")
+    code, out, _ = run("run", "replay", APP_FILE, "trip")
     where = "stops before perdure.ask at step 3, which is not recorded"
     assert (code, out) == (0, f"trip: 2 steps answered from the journal, no body run; {where}\n")
     store.run(app.doubtful, "NYC", id="short")
-    found = json.loads(run("replay", APP_FILE, "short", "--json")[1])
+    found = json.loads(run("run", "replay", APP_FILE, "short", "--json")[1])
     assert found == {"run": "short", "complete": True, "steps": 1, "result": "B-NYC"}
-    assert run("replay", "nowhere.py", "trip")[0] == 2
-    code, out, err = with_changed_code("replay", "changed.py", "trip")
+    assert run("run", "replay", "nowhere.py", "trip")[0] == 2
+    code, out, err = with_changed_code("run", "replay", "changed.py", "trip")
     assert (code, out) == (1, "")
     assert "did not go the way that its journal says: at step 1" in err
 

@@ -18,11 +18,11 @@ def test_an_answered_run_is_shown_as_waiting_for_a_worker(run: Run, store: perdu
     assert run("answer", "trip", "NYC 1")[0] == 0
     assert run("runs")[1].splitlines()[1].endswith("answered, waiting for a worker")
     assert lines(run("runs", "--json")[1])[0]["is_due"] is True
-    assert "waits for   answered, waiting for a worker" in run("run", "trip")[1]
+    assert "waits for   answered, waiting for a worker" in run("run", "show", "trip")[1]
 
 
 def test_a_verdict_counts_as_an_answer(run: Run, store: perdure.Store, doubt: perdure.Run) -> None:
-    assert run("resolve", "doubt", "1", "--done", "B-1")[0] == 0
+    assert run("run", "resolve", "doubt", "1", "--done", "B-1")[0] == 0
     assert run("runs")[1].splitlines()[1].endswith("answered, waiting for a worker")
 
 
@@ -40,9 +40,9 @@ def test_why_reconcile_could_not_tell(run: Run, store: perdure.Store, app: Modul
 
     store.run(doubtful, id="doubt")
     key = f"key {store.asks()[0].key}"
-    assert run("asks")[1].rstrip().endswith("(the airline is closed)")
-    assert lines(run("asks", "--json")[1])[0]["reason"] == "the airline is closed"
-    assert f"in doubt    step 1: cli.book, {key}: the airline is closed\n" in run("run", "doubt")[1]
+    assert run("questions")[1].rstrip().endswith("(the airline is closed)")
+    assert lines(run("questions", "--json")[1])[0]["reason"] == "the airline is closed"
+    assert f"in doubt    step 1: cli.book, {key}: the airline is closed\n" in run("run", "show", "doubt")[1]
     assert run("steps", "doubt")[1].rstrip().endswith(f"{key}: the airline is closed")
     assert run("runs")[1].rstrip().endswith(f"(step 1, {key}): the airline is closed")
 
@@ -60,6 +60,6 @@ def test_runs_counts_the_tasks_of_graphs_that_it_does_not_list(run: Run, store: 
         graph.invoke({"n": 0}, {"configurable": {"thread_id": thread}})
     note = "perdure: not listed: 2 tasks of LangGraph graphs; --all lists them too\n"
     assert run("runs") == (0, "", f"perdure: no runs in this store yet\n{note}")
-    assert run("runs", "--status", "failed") == (0, "", "perdure: no runs fit\n")
+    assert run("runs", "--status", "failed") == (0, "", "perdure: no runs match\n")
     code, out, err = run("runs", "--all")
     assert (code, len(out.splitlines()), err) == (0, 3, "")

@@ -221,7 +221,7 @@ async def test_a_doubt_never_goes_to_the_model(saver: PerdureSaver, office: Offi
     graph = tooling(office, saver, ["a", "b"], handle_tool_errors=True)
     office.trouble = [TimeoutError("no answer")]
     for _ in range(2):
-        with pytest.raises(perdure.InDoubt, match="perdure resolve") as caught:
+        with pytest.raises(perdure.InDoubt, match="perdure run resolve") as caught:
             await graph.invoke(None if office.ran else {"messages": []}, at("t"))
         assert len(office.ran) == 2
         assert (await graph.state(at("t"))).next == ("tools",)

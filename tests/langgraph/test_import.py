@@ -393,7 +393,7 @@ def test_what_is_no_source(tmp_path: Path, new: str, postgres_url: str) -> None:
 
 def run(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "PERDURE_STORE", "COLUMNS")}
-    command = [sys.executable, "-m", "perdure.cli", "import-langgraph", *arguments]
+    command = [sys.executable, "-m", "perdure.cli", "store", "import-langgraph", *arguments]
     return subprocess.run(command, cwd=where, env=kept, capture_output=True, text=True, timeout=120)
 
 

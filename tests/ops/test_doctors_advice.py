@@ -41,12 +41,12 @@ def backed_up(store: perdure.Store, path: Path) -> None:
 
 # A check: what makes it complain, and the command that it advises.
 ADVICE: dict[str, tuple[Callable[[perdure.Store, Path], object], list[str]]] = {
-    "backups": (lambda store, _: store.thread("a").save({}), ["backup", "{folder}/b.db"]),
-    "restore": (backed_up, ["restore", "{folder}/b.db", "--test"]),
-    "retention": (lambda store, _: store.thread("a").save({}), ["retention", "--keep-last", "5"]),
-    "deletions": (lambda store, _: leave_unfinished(store), ["compact"]),
-    "space": (lambda store, _: waste(store), ["compact", "--vacuum"]),
-    "runs": (lambda store, _: stick(store), ["resume", "r"]),
+    "backups": (lambda store, _: store.thread("a").save({}), ["store", "backup", "{folder}/b.db"]),
+    "restore": (backed_up, ["store", "restore", "{folder}/b.db", "--test"]),
+    "retention": (lambda store, _: store.thread("a").save({}), ["store", "retention", "--keep-last", "5"]),
+    "deletions": (lambda store, _: leave_unfinished(store), ["store", "compact"]),
+    "space": (lambda store, _: waste(store), ["store", "compact", "--vacuum"]),
+    "runs": (lambda store, _: stick(store), ["run", "resume", "r"]),
 }
 
 

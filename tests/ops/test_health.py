@@ -275,13 +275,13 @@ def counted(path: Path) -> int:
 
 def test_the_command_shows_it(url: str, store: perdure.Store, capsys: pytest.CaptureFixture[str]) -> None:
     store.thread("a").save({"n": 1})
-    assert main(["health", "--store", url]) == 0
+    assert main(["store", "health", "--store", url]) == 0
     said = capsys.readouterr().out
     assert re.search(r"^last save +just now$", said, re.MULTILINE)
     assert re.search(r"^threads +1$", said, re.MULTILINE)
     assert re.search(r"^growth +not known yet", said, re.MULTILINE)
     assert re.search(r"^last backup +never", said, re.MULTILINE)
-    assert main(["health", "--store", url, "--json"]) == 0
+    assert main(["store", "health", "--store", url, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["threads"], found["runs"], found["unsaved_changes"]) == (1, {}, 0)
     assert found["last_save_at"].endswith("Z")
@@ -295,11 +295,11 @@ def test_the_command_names_runs_that_wait(tmp_path: Path, capsys: pytest.Capture
     url = str(tmp_path / "a.db")
     with perdure.open(url) as store:
         store.run(asks, id="trip-42")
-    assert main(["health", "--store", url]) == 0
+    assert main(["store", "health", "--store", url]) == 0
     said = capsys.readouterr().out
     assert re.search(r"^oldest waiting run +trip-42, since just now$", said, re.MULTILINE)
     assert re.search(r"^free on the disk +\d", said, re.MULTILINE)
-    assert main(["health", "--store", url, "--json"]) == 0
+    assert main(["store", "health", "--store", url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["oldest_waiting"]["id"] == "trip-42"
 
 

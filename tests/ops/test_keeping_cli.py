@@ -36,35 +36,39 @@ def store(path: str) -> Any:
 
 
 def test_retention_is_shown_and_set_field_by_field(store: perdure.Store, call: Any) -> None:
-    assert "stays for good" in call("retention")
-    call("retention", "--ttl", "30d")
-    assert "for 30 days\n" in call("retention", "--keep-last", "5")
-    assert json.loads(call("retention", "--json")) == {"thread": None, "ttl_s": 2592000.0, "keep_last": 5, "own": []}
-    call("retention", "alice", "--keep-last", "3")
-    told = call("retention", "alice")
+    assert "stays for good" in call("store", "retention")
+    call("store", "retention", "--ttl", "30d")
+    assert "for 30 days\n" in call("store", "retention", "--keep-last", "5")
+    assert json.loads(call("store", "retention", "--json")) == {
+        "thread": None,
+        "ttl_s": 2592000.0,
+        "keep_last": 5,
+        "own": [],
+    }
+    call("thread", "retention", "alice", "--keep-last", "3")
+    told = call("thread", "retention", "alice")
     assert "newest 3 checkpoints" in told
     assert "(the store's)" in told
-    found = json.loads(call("retention", "alice", "--never", "--json"))
+    found = json.loads(call("thread", "retention", "alice", "--never", "--json"))
     assert (found["ttl_s"], found["keep_last"], found["own"]) == (None, None, ["ttl", "keep_last"])
-    call("retention", "alice", "--inherit")
+    call("thread", "retention", "alice", "--inherit")
     assert store.thread("alice").retention().keep_last == 5
-    call("retention", "--never")
+    call("store", "retention", "--never")
     assert store.ops.retention() == perdure.Retention()
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        ("retention", "--ttl", "soon"),
-        ("retention", "--ttl", "0d"),
-        ("retention", "--keep-last", "0"),
-        ("retention", "--never", "--ttl", "3d"),
-        ("retention", "--inherit"),
-        ("erase",),
-        ("erase", "alice", "--run", "r"),
-        ("erase", "--run", "r", "--checkpoint", "head", "--yes"),
-        ("erase", "alice"),
-        ("pin", "alice"),
+        ("store", "retention", "--ttl", "soon"),
+        ("store", "retention", "--ttl", "0d"),
+        ("store", "retention", "--keep-last", "0"),
+        ("store", "retention", "--never", "--ttl", "3d"),
+        ("store", "retention", "--inherit"),
+        ("thread", "retention", "alice", "--inherit", "--ttl", "3d"),
+        ("thread", "erase"),
+        ("thread", "erase", "alice"),
+        ("thread", "pin", "alice"),
     ],
 )
 def test_a_usage_error_says_what_to_do(store: perdure.Store, call: Any, wrong: tuple[str, ...]) -> None:
@@ -73,26 +77,29 @@ def test_a_usage_error_says_what_to_do(store: perdure.Store, call: Any, wrong: t
 
 
 def test_compact_and_its_dry_run(store: perdure.Store, call: Any) -> None:
-    call("retention", "--keep-last", "2")
-    assert "would be" in call("compact", "--dry-run")
-    assert json.loads(call("compact", "--dry-run", "--json"))["checkpoints"] == 4
+    call("store", "retention", "--keep-last", "2")
+    assert "would be" in call("store", "compact", "--dry-run")
+    assert json.loads(call("store", "compact", "--dry-run", "--json"))["checkpoints"] == 4
     assert len(steps(store.thread("alice"))) == 6
-    found = json.loads(call("compact", "--vacuum", "--json"))
+    found = json.loads(call("store", "compact", "--vacuum", "--json"))
     assert (found["checkpoints"], found["dry_run"], found["expired"]) == (4, False, [])
     assert len(steps(store.thread("alice"))) == 2
-    assert "were" in call("compact")
+    assert "threads deleted" in call("store", "compact")
 
 
 def test_pins(store: perdure.Store, call: Any) -> None:
-    assert "has no pins" in call("pins", "alice")
-    call("pin", "alice", "@2", "--name", "good")
-    assert "good" in call("pins", "alice")
-    assert json.loads(call("pin", "alice", "--name", "head", "--json"))["name"] == "head"
-    assert [json.loads(line)["name"] for line in call("pins", "alice", "--json").splitlines()] == ["good", "head"]
-    assert "--force" in call("delete", "alice", "--yes", code=2)
-    call("unpin", "alice", "--name", "head")
-    call("unpin", "alice", "--name", "head", code=3)
-    call("delete", "alice", "--yes", "--force")
+    assert "has no pins" in call("thread", "pins", "alice")
+    call("thread", "pin", "alice", "@2", "--name", "good")
+    assert "good" in call("thread", "pins", "alice")
+    assert json.loads(call("thread", "pin", "alice", "--name", "head", "--json"))["name"] == "head"
+    assert [json.loads(line)["name"] for line in call("thread", "pins", "alice", "--json").splitlines()] == [
+        "good",
+        "head",
+    ]
+    assert "--force" in call("thread", "delete", "alice", "--yes", code=2)
+    call("thread", "unpin", "alice", "--name", "head")
+    call("thread", "unpin", "alice", "--name", "head", code=3)
+    call("thread", "delete", "alice", "--yes", "--force")
     assert seen(store) == {}
 
 
@@ -102,15 +109,15 @@ def work(text: str) -> str:
 
 
 def test_erase(store: perdure.Store, call: Any) -> None:
-    told = call("erase", "alice", "--checkpoint", "@3", "--yes")
+    told = call("thread", "erase", "alice", "--checkpoint", "@3", "--yes")
     assert "erased 1 checkpoint" in told
-    assert "what may still hold it" in told
+    assert "copies that may remain" in told
     assert steps(store.thread("alice")) == [5, 4, 2, 1, 0]
     store.thread("alice").fork(name="fork")
-    assert "'fork'" in call("erase", "alice", "--yes", code=2)
-    found = json.loads(call("erase", "alice", "--forks", "--yes", "--json"))
+    assert "'fork'" in call("thread", "erase", "alice", "--yes", code=2)
+    found = json.loads(call("thread", "erase", "alice", "--forks", "--yes", "--json"))
     assert (found["threads"], found["checkpoints"]) == (["alice", "fork"], 5)
     store.run(work, "a", id="r").result()
-    assert "run r" in call("erase", "--run", "r", "--yes")
-    call("erase", "--run", "r", "--yes", code=3)
-    call("erase", "nobody", "--yes", code=3)
+    assert "run r" in call("run", "erase", "r", "--yes")
+    call("run", "erase", "r", "--yes", code=3)
+    call("thread", "erase", "nobody", "--yes", code=3)

@@ -181,11 +181,10 @@ def test_from_a_plain_store_to_a_rotated_one(
     assert main(["keys", "rotate", "--new", "--store", store_file, "--json"]) == 0
     done = said(capsys)
     assert done["waiting"] == [first]
-    for more in ([], ["--yes"]):
-        assert main(["keys", "remove", first, "--store", store_file, *more]) == 2  # not before it is retired
-        assert "perdure keys rotate" in capsys.readouterr().err
+    assert main(["keys", "remove", first, "--store", store_file]) == 2  # not before it is retired
+    assert "perdure keys rotate" in capsys.readouterr().err
     assert len(file.keys_for("default").by_id) == 2
-    monkeypatch.setattr("perdure.ops.keys.rotate.__kwdefaults__", {"plain": False, "grace_s": 0})
+    monkeypatch.setattr("perdure.ops.keys.rotate.__kwdefaults__", {"plain": False, "full": False, "grace_s": 0})
     assert main(["keys", "rotate", "--store", store_file]) == 0
     assert first in capsys.readouterr().out
     assert main(["keys", "list", "--store", store_file]) == 0
@@ -194,7 +193,7 @@ def test_from_a_plain_store_to_a_rotated_one(
     assert "in use" in listed
     assert main(["keys", "remove", first, "--store", store_file, "--json"]) == 0
     assert said(capsys)["removed"] == first
-    assert main(["verify", "--store", store_file]) == 0
+    assert main(["store", "verify", "--store", store_file]) == 0
     assert len(file.keys_for("default").by_id) == 1
 
 
@@ -202,17 +201,17 @@ def test_forgetting_asks_first_and_makes_the_tenant_unreadable(
     store_file: str, file: KeyFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for tenant in ("acme", "globex"):
-        assert main(["keys", "new", tenant]) == 0
+        assert main(["keys", "new", "--tenant", tenant]) == 0
         with perdure.open(store_file, keys="env", tenant=tenant) as store:
             store.thread("t").save({"of": tenant})
     capsys.readouterr()
-    assert main(["keys", "forget", "acme"]) == 2
+    assert main(["keys", "forget", "--tenant", "acme"]) == 2
     assert "--yes" in capsys.readouterr().err
-    assert main(["keys", "forget", "acme", "--yes", "--json"]) == 0
+    assert main(["keys", "forget", "--tenant", "acme", "--yes", "--json"]) == 0
     assert len(said(capsys)["forgotten"]) == 1
     assert main(["threads", "--store", store_file, "--tenant", "acme"]) == 4
     assert main(["threads", "--store", store_file, "--tenant", "globex"]) == 0
-    assert main(["keys", "forget", "acme", "--yes"]) == 3
+    assert main(["keys", "forget", "--tenant", "acme", "--yes"]) == 3
 
 
 def test_a_key_that_the_store_uses_is_removed_by_force_only(
@@ -222,10 +221,10 @@ def test_a_key_that_the_store_uses_is_removed_by_force_only(
     with perdure.open(store_file, keys="env") as store:
         store.thread("t").save({"n": 1})
     file.new("default")  # and no rotation: everything is encrypted with the older one
-    assert main(["keys", "remove", used, "--yes", "--store", store_file]) == 2
+    assert main(["keys", "remove", used, "--store", store_file]) == 2
     assert "perdure keys rotate" in capsys.readouterr().err
     assert main(["show", "t", "--store", store_file]) == 0
-    assert main(["keys", "remove", used, "--yes"]) == 2  # no store to ask
+    assert main(["keys", "remove", used]) == 2  # no store to ask
     assert main(["keys", "remove", used, "--force"]) == 0
     assert main(["show", "t", "--store", store_file]) == 4
 
@@ -234,7 +233,7 @@ def test_a_key_or_a_tenant_that_is_not_there(store_file: str, file: KeyFile) -> 
     file.new("default")
     assert main(["keys", "remove", "0011223344556677", "--force"]) == 3
     assert main(["keys", "remove", "0011223344556677", "--tenant", "acme"]) == 3
-    assert main(["keys", "forget", "acme", "--yes"]) == 3
+    assert main(["keys", "forget", "--tenant", "acme", "--yes"]) == 3
 
 
 @pytest.mark.parametrize(
@@ -246,7 +245,6 @@ def test_a_key_or_a_tenant_that_is_not_there(store_file: str, file: KeyFile) -> 
         ["keys", "new", "acme", "--tenant", "globex"],
         ["keys", "remove"],
         ["keys", "turn"],
-        ["keys"],
     ],
 )
 def test_a_wrong_call_says_what_is_wrong(store_file: str, arguments: list[str]) -> None:

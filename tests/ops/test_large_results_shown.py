@@ -76,6 +76,6 @@ def test_the_command_line_says_how_large_it_is(url: str, capsys: pytest.CaptureF
     assert main(["steps", "r", "--store", url, "--json"]) == 0
     small, large = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert (small["result"], small["large"], large["result"]) == ("few", None, LARGE)
-    assert main(["tail", "r", "--store", url]) == 0
+    assert main(["run", "tail", "r", "--store", url]) == 0
     assert '"word 1"' in capsys.readouterr().out
-    assert main(["run", "r", "--store", url]) == 0
+    assert main(["run", "show", "r", "--store", url]) == 0

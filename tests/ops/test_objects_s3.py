@@ -92,6 +92,6 @@ def test_a_backup_in_s3_and_back(
     with pytest.raises(perdure.NotFound, match="nothing"):
         perdure.restore("s3://agents/backups/nothing.backup", str(tmp_path / "x.db"))
     monkeypatch.setenv("PERDURE_STORE", path)
-    assert main(["backup", "s3://agents/b/one", "--json"]) == 0
+    assert main(["store", "backup", "s3://agents/b/one", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["file"] == "s3://agents/b/one"
-    assert main(["restore", "s3://agents/b/one", "--test"]) == 0
+    assert main(["store", "restore", "s3://agents/b/one", "--test"]) == 0

@@ -33,9 +33,9 @@ both = pytest.mark.parametrize("database", ["sqlite", "postgres"])
 
 @pytest.mark.parametrize("database", ["sqlite"])
 def test_to_and_test_exclude_each_other(backup: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["restore", str(backup), "--to", "x.db", "--test"]) == 2
+    assert main(["store", "restore", str(backup), "--to", "x.db", "--test"]) == 2
     assert "exclude each other" in capsys.readouterr().err
-    assert main(["restore", str(backup)]) == 2
+    assert main(["store", "restore", str(backup)]) == 2
     assert "restore where?" in capsys.readouterr().err
 
 
@@ -48,7 +48,7 @@ def test_a_backup_that_is_cut_short_is_told_of_in_one_way(
     whole = backup.read_bytes()
     cut.write_bytes(whole[: int(len(whole) * part)])
     for where in (["--to", str(tmp_path / "new.db")], ["--test", "--store", url]):
-        assert main(["restore", str(cut), *where]) == 4
+        assert main(["store", "restore", str(cut), *where]) == 4
         said = capsys.readouterr().err
         assert re.search(r"the backup .*cut is damaged \(.*\), nothing was restored: make a new one", said), said
     assert not (tmp_path / "new.db").exists()
@@ -73,12 +73,12 @@ def test_the_command_that_backup_prints_works(
     monkeypatch.delenv("PERDURE_STORE", raising=False)
     with perdure.open(url) as store:
         store.thread("a").save({"n": 1})
-    assert main(["backup", "my backup", "--store", url]) == 0
+    assert main(["store", "backup", "my backup", "--store", url]) == 0
     found = re.search("`perdure (.*)`", capsys.readouterr().err)
     assert found is not None
     assert main(shlex.split(found[1])) == 0
     monkeypatch.setenv("PERDURE_STORE", url)
-    assert main(["backup", "my backup"]) == 0
+    assert main(["store", "backup", "my backup"]) == 0
     assert "--store" not in capsys.readouterr().err
 
 
@@ -87,22 +87,11 @@ def test_a_damaged_file_names_repair(url: str, backup: Path, capsys: pytest.Capt
     with open(url, "r+b") as file:
         file.seek(4096)
         file.write(os.urandom(4096 * 12))
-    assert main(["verify", "--store", url]) == 4
-    assert "perdure repair" in capsys.readouterr().err
+    assert main(["store", "verify", "--store", url]) == 4
+    assert "perdure store repair" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("port", ["abc", "9464", 1.5, None, True])
 def test_a_port_is_a_number(port: Any) -> None:
     with pytest.raises(perdure.UsageError, match="a port is a number"):
         perdure.metrics.serve(port=port)
-
-
-def test_one_thing_was_mended() -> None:
-    from perdure.cli.repair import _counted
-
-    assert [_counted(range(count), "mended", False) for count in (0, 1, 2)] == [
-        "were mended",
-        "was mended",
-        "were mended",
-    ]
-    assert _counted(range(1), "lost", True) == "would be lost"

@@ -374,21 +374,21 @@ def test_rows_of_runs_that_are_gone_are_set_aside(scene: Scene) -> None:
 
 
 def test_the_command(scene: Scene, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["repair", "--store", scene.url]) == 0
-    assert "nothing is wrong" in capsys.readouterr().out
+    assert main(["store", "repair", "--store", scene.url]) == 0
+    assert "no damage" in capsys.readouterr().out
     a_body(scene)
     target = str(tmp_path / "to.db") if scene.is_file else "elsewhere"
-    assert main(["repair", "--store", scene.url, "--dry-run"]) == 1
+    assert main(["store", "repair", "--store", scene.url, "--dry-run"]) == 1
     assert "would be lost" in capsys.readouterr().out
-    assert main(["repair", "--store", scene.url, "--to", target, "--json"]) == 1
+    assert main(["store", "repair", "--store", scene.url, "--to", target, "--json"]) == 1
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert answer["verify"]["ok"]
+    assert answer["report"]["problems"] == []
     assert len(answer["lost"]) == 1
-    assert main(["repair", "--store", scene.url, "--in-place"]) == 2
+    assert main(["store", "repair", "--store", scene.url, "--in-place"]) == 2
     assert "--yes" in capsys.readouterr().err
-    assert main(["repair", "--store", scene.url, "--in-place", "--yes"]) == 1
+    assert main(["store", "repair", "--store", scene.url, "--in-place", "--yes"]) == 1
     assert "1 would" not in capsys.readouterr().out
-    assert main(["verify", "--store", scene.url]) == 0
+    assert main(["store", "verify", "--store", scene.url]) == 0
 
 
 async def test_awaited(scene: Scene) -> None:

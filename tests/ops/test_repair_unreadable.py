@@ -128,10 +128,10 @@ def test_the_command_says_what_to_do(
     monkeypatch.delenv("PERDURE_KEYS", raising=False)
     two_tenants(url)
     before = everything(url)
-    assert main(["repair", "--store", url, "--in-place", "--yes"]) > 1
+    assert main(["store", "repair", "--store", url, "--in-place", "--yes"]) > 1
     said = capsys.readouterr().err
     assert "PERDURE_KEYS" in said
     assert "--leave default" in said
     assert everything(url) == before
-    assert main(["repair", "--store", url, "--dry-run", "--leave", "default", "--leave", "acme"]) == 0
+    assert main(["store", "repair", "--store", url, "--dry-run", "--leave", "default", "--leave", "acme"]) == 0
     assert "tenant acme was left as it is" in capsys.readouterr().err

@@ -74,7 +74,7 @@ def test_a_fork_without_a_rule_keeps_the_line_and_the_answer_says_so(
     foreseen, done = store.ops.compact(dry_run=True), store.ops.compact()
     assert (foreseen.checkpoints, foreseen.shared) == (done.checkpoints, done.shared) == (0, 7)
     assert len(steps(thread)) == len(steps(fork)) == 10
-    main(["compact", "--dry-run", "--store", url])
+    main(["store", "compact", "--dry-run", "--store", url])
     assert "checkpoints beyond keep_last that forks keep" in capsys.readouterr().out
     fork.set_retention(keep_last=5)  # now it has one: the longer of the two holds for what they share
     foreseen, done = store.ops.compact(dry_run=True), store.ops.compact()

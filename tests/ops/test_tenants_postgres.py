@@ -227,7 +227,7 @@ def test_the_setting_ends_with_its_transaction(roles: Roles) -> None:
 
 
 def test_what_is_about_all_tenants_is_refused_not_answered_with_nothing(roles: Roles) -> None:
-    with perdure.open(roles.app) as store, pytest.raises(UsageError, match="perdure roles operator"):
+    with perdure.open(roles.app) as store, pytest.raises(UsageError, match="perdure store role operator"):
         perdure.Worker(store, [], all_tenants=True).run(until_idle=True)
 
 
@@ -317,7 +317,7 @@ def test_the_owner_can_be_held_too(two: Roles) -> None:
 
 def test_a_role_that_may_see_nothing_is_refused(roles: Roles) -> None:
     role = roles.plain("stranger")
-    with pytest.raises(OpenError, match=r"permission denied for schema perdure.*perdure roles"):
+    with pytest.raises(OpenError, match=r"permission denied for schema perdure.*perdure store role"):
         perdure.open(roles.url(role))
     roles.execute(f"GRANT USAGE ON SCHEMA perdure TO {role}")
     roles.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA perdure TO {role}")
@@ -365,7 +365,7 @@ def test_an_update_of_the_schema_gives_the_roles_their_rights_again(
 
 def test_roles_prints_sql_that_can_be_run_and_changes_nothing(roles: Roles, capsys: pytest.CaptureFixture[str]) -> None:
     hostile = roles.name("o'\"; DROP TABLE thread; --")
-    assert main(["roles", "tenant", hostile, "--tenant", "a'; --", "--store", roles.owner]) == 0
+    assert main(["store", "role", "tenant", hostile, "--tenant", "a'; --", "--store", roles.owner]) == 0
     text = capsys.readouterr().out
     assert "PASSWORD" not in text
     with roles.connect(roles.owner) as connection:
@@ -385,7 +385,7 @@ def test_roles_check_says_what_holds_a_role(roles: Roles, capsys: pytest.Capture
         ("owner", roles.owner),
         ("op", roles.operator),
     ):
-        code = main(["roles", "check", "--store", url, "--json"])
+        code = main(["store", "check-role", "--store", url, "--json"])
         found = json.loads(capsys.readouterr().out)
         answers[name] = (code, found["sees"], found["tenant"], found["gaps"], found["rights"])
     assert answers == {
@@ -394,7 +394,7 @@ def test_roles_check_says_what_holds_a_role(roles: Roles, capsys: pytest.Capture
         "owner": (1, "everything", None, [], []),
         "op": (1, "everything", None, [], []),
     }
-    assert main(["roles", "check", "--store", roles.tenant("acme")]) == 0
+    assert main(["store", "check-role", "--store", roles.tenant("acme")]) == 0
     assert "bound to tenant acme: no SQL of this role reaches another" in capsys.readouterr().out
 
 
@@ -441,9 +441,20 @@ def test_a_password_comes_from_the_environment_and_goes_as_a_verifier(
 ) -> None:
     monkeypatch.setenv("THE_PASSWORD", "sesame")
     role = roles.name("with_password")
-    assert main(["roles", "app", role, "--store", roles.owner, "--password-from-env", "THE_PASSWORD"]) == 2
+    assert main(["store", "role", "app", role, "--store", roles.owner, "--password-from-env", "THE_PASSWORD"]) == 2
     roles._made.append(role)
-    given = ["roles", "app", role, "--store", roles.owner, "--password-from-env", "THE_PASSWORD", "--apply", "--json"]
+    given = [
+        "store",
+        "role",
+        "app",
+        role,
+        "--store",
+        roles.owner,
+        "--password-from-env",
+        "THE_PASSWORD",
+        "--apply",
+        "--json",
+    ]
     assert main(given) == 0
     out, err = capsys.readouterr()
     assert "sesame" not in out + err
@@ -458,14 +469,14 @@ def test_a_password_comes_from_the_environment_and_goes_as_a_verifier(
 @pytest.mark.parametrize(
     "given",
     [
-        ["roles", "app"],
-        ["roles", "tenant", "x"],
-        ["roles", "app", "x", "--tenant", "acme"],
-        ["roles", "app", "pg_x"],
-        ["roles", "app", ""],
-        ["roles", "check", "x"],
-        ["roles", "nonsense"],
-        ["roles", "app", "x", "--apply", "--password-from-env", "PERDURE_NOT_SET"],
+        ["store", "role", "app"],
+        ["store", "role", "tenant", "x"],
+        ["store", "role", "app", "x", "--tenant", "acme"],
+        ["store", "role", "app", "pg_x"],
+        ["store", "role", "app", ""],
+        ["store", "check-role", "x"],
+        ["store", "role", "nonsense"],
+        ["store", "role", "app", "x", "--apply", "--password-from-env", "PERDURE_NOT_SET"],
     ],
 )
 def test_what_cannot_be_meant_is_a_usage_error(roles: Roles, given: list[str]) -> None:
@@ -473,5 +484,5 @@ def test_what_cannot_be_meant_is_a_usage_error(roles: Roles, given: list[str]) -
 
 
 def test_roles_are_postgresqls(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["roles", "check", "--store", "agent.db"]) == 2
+    assert main(["store", "check-role", "--store", "agent.db"]) == 2
     assert "roles are PostgreSQL's" in capsys.readouterr().err

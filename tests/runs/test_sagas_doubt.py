@@ -132,7 +132,7 @@ def test_an_undo_that_fails_leaves_the_run_stuck_and_it_goes_on_when_mended(lab:
 
     run = lab.run(agent, id="r")
     assert run.status == "stuck"
-    with pytest.raises(perdure.RunStuck, match=r"perdure resume r|run the same line again") as caught:
+    with pytest.raises(perdure.RunStuck, match=r"perdure run resume r|run the same line again") as caught:
         run.result()
     assert "does not answer the phone" in str(caught.value)
     assert did == ["+flight", "+hotel", "+car", "try -car", "-car", "try -hotel", "try -hotel"]

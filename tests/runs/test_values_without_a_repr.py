@@ -61,7 +61,13 @@ def test_the_commands_show_it(store: perdure.Store, capsys: pytest.CaptureFixtur
     empty = numpy.empty((10**12, 0))
     thread.save({"a": HUGE, "items": empty})
     thread.save({"a": HUGE + 1, HUGE: 1, "items": empty[1:]})
-    for command in (["show", "t"], ["diff", "t", "head~1", "head"], ["steps", "r"], ["run", "r"], ["tail", "r"]):
+    for command in (
+        ["show", "t"],
+        ["diff", "t", "head~1", "head"],
+        ["steps", "r"],
+        ["run", "show", "r"],
+        ["run", "tail", "r"],
+    ):
         for extra in ([], ["--json"]):
             assert main([*command, *extra]) == 0, command
     capsys.readouterr()

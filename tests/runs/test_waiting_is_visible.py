@@ -54,7 +54,7 @@ def test_the_first_snippet_of_the_readme_killed_while_it_books_says_what_it_wait
         assert line.startswith("run trip-42 waits for a verdict: did book happen? (step 2, key pd_")
         command = re.findall(r"To continue: perdure (.*) or perdure (.*)$", line)
         [(done, not_done)] = command
-        assert shlex.split(not_done) == ["resolve", "trip-42", "2", "--not-done"]
+        assert shlex.split(not_done) == ["run", "resolve", "trip-42", "2", "--not-done"]
         at = ["--store", str(tmp_path / "agent.db")]
         for pasted in (done, f"{done} or perdure {not_done}"):  # changes nothing
             assert main([*shlex.split(pasted), *at]) == 2
@@ -96,9 +96,9 @@ def test_a_paused_run_says_how_to_resume_it(lab: Lab, caplog: pytest.LogCaptureF
     for _ in range(2):
         assert (
             timed_out(lab, run)
-            == f"run 'held' has no result yet: it is paused. To continue: perdure resume held{store_option(lab)}"
+            == f"run 'held' has no result yet: it is paused. To continue: perdure run resume held{store_option(lab)}"
         )
-    assert warnings(caplog) == [f"run held is paused. To continue: perdure resume held{store_option(lab)}"]
+    assert warnings(caplog) == [f"run held is paused. To continue: perdure run resume held{store_option(lab)}"]
     run.resume()
     lab.store.answer(run, 1)
     assert run.result() == 1

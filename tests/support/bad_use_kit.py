@@ -15,7 +15,7 @@ def stuck_reason(run: perdure.Run) -> str:
         run.result()
     said = str(caught.value)
     assert "run the same line again" in said
-    assert "perdure resume" in said
+    assert "perdure run resume" in said
     return said
 
 

@@ -1,4 +1,4 @@
-"""Roles for the tests of tenants: made as `perdure roles` makes them, with names of their own, and dropped."""
+"""Roles for the tests of tenants: made as `perdure store role` makes them, with names of their own, and dropped."""
 
 from __future__ import annotations
 

@@ -1,36 +1,94 @@
-"""The command `health`: how a store is doing, in figures that cost nothing to get."""
+"""The commands that examine a store: doctor, store health, store stats, store verify. Nothing here changes it."""
 
 from __future__ import annotations
 
-import argparse
-from argparse import Namespace
+import os
+from typing import TYPE_CHECKING
 
-from perdure import Store
-from perdure.cli.command import Command
-from perdure.cli.looking import OK
-from perdure.cli.readable import ago, local, size
-from perdure.cli.render import Cell, Output
-from perdure.ops.health import RUNS_MAX, THREADS_MAX, Health, WaitingRun, as_json
+import click
+
+from perdure.cli.base import NO, OK, Invocation, command, sqlite_file, with_store
+from perdure.cli.text import ago, fields, local, plural, size
+from perdure.errors import PerdureError, UsageError
+
+if TYPE_CHECKING:
+    from perdure import Finding, Health, Report, Store
+    from perdure.cli.output import Cell, Output
+
+_STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "bold red"}
 
 
-def health(args: Namespace, store: Store, out: Output) -> int:
-    found = store.ops.health()
+@command(
+    "perdure doctor\nperdure doctor --store postgresql://app@db/app\n"
+    "perdure doctor --strict --json | jq '.findings[] | select(.level != \"ok\")'"
+)
+@click.option("--strict", is_flag=True, help="Exit with 1 for warnings too, not only for problems.")
+@click.pass_obj
+def doctor(cli: Invocation, strict: bool) -> int:
+    """Go through the checklist of a deployment.
+
+    Prints for each line how it stands and what to do. Changes nothing. Exits with 1 if there is a problem. Also for a
+    store that cannot be opened. It does not read the states: `perdure store verify` does.
+    """
+    out, found = cli.out, _examine(cli)
+    counts = {level: sum(finding.level == level for finding in found) for level in _STYLES}
+    bad = counts["problem"] + (counts["warning"] if strict else 0)
     if out.json:
-        out.document(as_json(found))
-        return OK
-    rows = [*_work(found), *_space(found), *_kept(found), *_copies(found)]
-    out.table(("what", "now"), [[(what, ""), cell] for what, cell in rows])
-    return OK
+        out.document({"ok": not bad, "counts": counts, "findings": [fields(finding) for finding in found]})
+        return NO if bad else OK
+    for finding in found:
+        out.line((f"{finding.level:<7}", _STYLES[finding.level]), (f"{finding.check:<12}", "bold"), (finding.says, ""))
+        if finding.do:
+            out.line((" " * 21, ""), (finding.do, "cyan"))
+    summary = ", ".join(plural(counts[level], level) for level in ("problem", "warning", "note"))
+    out.line((summary, "bold red" if counts["problem"] else "yellow" if counts["warning"] else "green"))
+    return NO if bad else OK
+
+
+def _examine(cli: Invocation) -> list[Finding]:
+    from perdure.ops.doctor.checklist import triage, would_change
+
+    cli.options(cli.url)
+    try:
+        # Opening brings an old schema up to date, which is not the doctor's to do.
+        if (finding := would_change(cli.url)) is not None:
+            return [finding]
+        with cli.open(create=False) as store:
+            return store.ops.doctor()
+    except UsageError:
+        raise
+    except PerdureError as error:
+        return triage(cli.url, error)
+
+
+@command("perdure store health\nperdure store health --json | jq .growth_bytes_per_day")
+@with_store
+def health(cli: Invocation, store: Store) -> None:
+    """Show saves, runs, size, growth and backups.
+
+    Cheap: it may be asked often. Leaves a sample of the size once an hour, from which growth is computed.
+    """
+    from perdure.ops.health import as_json
+
+    found = store.ops.health()
+    if cli.out.json:
+        cli.out.document(as_json(found))
+    else:
+        rows = [*_work(found), *_space(found), *_copies(found)]
+        cli.out.table(("what", "now"), [[(what, ""), cell] for what, cell in rows])
 
 
 def _work(found: Health) -> list[tuple[str, Cell]]:
+    from perdure.ops.health import RUNS_MAX, THREADS_MAX
+
     saved = ("never", "dim") if found.last_save_at is None else (ago(found.last_save_at, found.at), "bold")
     rows = [("last save", saved), ("threads", (_count(found.threads, THREADS_MAX), "bold"))]
     runs = ", ".join(f"{_count(count, RUNS_MAX)} {status}" for status, count in found.runs.items())
     rows.append(("runs", (runs or "none", "bold" if runs else "dim")))
     for what, run, style in (("stuck", found.oldest_stuck, "red"), ("waiting", found.oldest_waiting, "")):
         if run is not None:
-            rows.append((f"oldest {what} run", (_run(run, found), style)))
+            since = ago(run.since, found.at).removesuffix(" ago")
+            rows.append((f"oldest {what} run", (f"{run.id}, since {since}", style)))
     return rows
 
 
@@ -50,40 +108,88 @@ def _growth(found: Health) -> Cell:
     if found.growth_bytes_per_day is None:
         return ("not known yet: look again in an hour", "dim")
     sign = "-" if found.growth_bytes_per_day < 0 else ""
-    about = " (from its age: an estimate)" if found.growth_is_estimate else ""
+    about = " (estimated from its age)" if found.growth_is_estimate else ""
     return (f"{sign}{size(round(abs(found.growth_bytes_per_day)))} per day{about}", "bold")
 
 
-def _kept(found: Health) -> list[tuple[str, Cell]]:
-    has = ("set", "bold") if found.has_retention else ("not set: everything is kept", "")
-    return [("retention", has)]
-
-
 def _copies(found: Health) -> list[tuple[str, Cell]]:
+    retention = ("set", "bold") if found.has_retention else ("not set: everything is kept", "")
+    rows: list[tuple[str, Cell]] = [("retention", retention)]
     if found.last_backup_at is None:
-        return [("last backup", ("never: see `perdure backup`", "yellow"))]
+        return [*rows, ("last backup", ("never: see `perdure store backup`", "yellow"))]
     restored = found.last_restored_at
-    tried = ", never restored" if restored is None else f", restored {ago(restored, found.at)}"
-    return [("last backup", (ago(found.last_backup_at, found.at) + tried, "bold"))]
-
-
-def _run(run: WaitingRun, found: Health) -> str:
-    return f"{run.id}, since {ago(run.since, found.at).removesuffix(' ago')}"
+    tested = ", never restored" if restored is None else f", restored {ago(restored, found.at)}"
+    return [*rows, ("last backup", (ago(found.last_backup_at, found.at) + tested, "bold"))]
 
 
 def _count(number: int, most: int) -> str:
     return f"{number:,}" if number < most else f"{most:,} or more"
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    pass
+@command("perdure store stats\nperdure store stats --json | jq .ratio")
+@with_store
+def stats(cli: Invocation, store: Store) -> None:
+    """Count threads, checkpoints, runs and bytes.
+
+    The ratio says how many times larger the states would be if each were stored in full.
+    """
+    found = store.ops.stats()
+    file_bytes = _file_bytes(cli.url)
+    if cli.out.json:
+        derived = {"stored_bytes": found.stored_bytes, "ratio": round(found.ratio, 3), "file_bytes": file_bytes}
+        cli.out.document(fields(found) | derived)
+        return
+    rows: list[list[Cell]] = [
+        [("threads", ""), (f"{found.threads:,}", "bold")],
+        [("checkpoints", ""), (f"{found.checkpoints:,}", "bold")],
+        [("keyframes", ""), (f"{found.keyframes:,}", "bold")],
+        [("stored", ""), (size(found.stored_bytes), "bold")],
+        [("  differences", ""), (size(found.difference_bytes), "")],
+        [("  keyframes", ""), (size(found.keyframe_bytes), "")],
+        [("full JSON", ""), (size(found.state_bytes), "bold")],
+        [("ratio", ""), (f"{found.ratio:.1f}x", "bold green")],
+    ]
+    if found.runs:
+        rows += [[("runs", ""), (f"{found.runs:,}", "bold")], [("  journals", ""), (size(found.run_bytes), "")]]
+    if file_bytes is not None:
+        rows.append([("file", ""), (size(file_bytes), "bold")])
+    cli.out.table(("what", "how much"), rows, right=(1,))
 
 
-HEALTH = Command(
-    "how the store is doing: saves, runs, size, growth, backups",
-    "Reads no table from end to end, so it may be\nasked often. Leaves a sample of the size once an hour, from which "
-    "growth is told.",
-    "  perdure health\n  perdure health --json | jq .growth_bytes_per_day",
-    _arguments,
-    health,
-)
+def _file_bytes(url: str) -> int | None:
+    """What the store takes on disk: the file and its write-ahead log."""
+    path = sqlite_file(url)
+    if path is None:
+        return None
+    return sum(os.path.getsize(name) for name in (path, path + "-wal") if os.path.exists(name))
+
+
+@command("perdure store verify\nperdure store verify --json | jq .problems")
+@with_store
+def verify(cli: Invocation, store: Store) -> int:
+    """Check every hash and every record of the tenant, and the database file.
+
+    Exits with 1 if there is a problem.
+    """
+    with cli.out.progress("verifying") as progress:
+        report = store.ops.verify(progress=progress)
+    return print_report(report, cli.out)
+
+
+def print_report(report: Report, out: Output) -> int:
+    """What was verified, and the exit code."""
+    if out.json:
+        out.document({"ok": report.ok, **fields(report)})
+        return OK if report.ok else NO
+    runs = f" and {plural(report.runs, 'run')}" if report.runs else ""
+    checked = f"{plural(report.checkpoints, 'checkpoint')} of {plural(report.threads, 'thread')}{runs} checked"
+    if report.ok:
+        out.line((f"{checked}: no problems", "green"))
+        return OK
+    rows: list[list[Cell]] = [
+        [(found.run or found.thread or "-", "bold"), (found.checkpoint or "-", "yellow"), (found.what, "red")]
+        for found in report.problems
+    ]
+    out.table(("thread or run", "checkpoint", "problem"), rows)
+    out.line((f"{checked}: {plural(len(report.problems), 'problem')}", "bold red"))
+    return NO

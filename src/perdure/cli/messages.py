@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Any
 
 from perdure import Change
-from perdure.cli.readable import readable, shorten, to_json
+from perdure.cli.text import readable, shorten, to_json
 from perdure.threads.compare import DEPTH_MAX, compare
 from perdure.values.messages import NAMES
 

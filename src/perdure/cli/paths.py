@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from perdure.cli.readable import readable, shorten
+from perdure.cli.text import readable, shorten
 from perdure.errors import NotFound, UsageError
 
 _PLAIN = re.compile(r'[^.\[\]"\s]+')

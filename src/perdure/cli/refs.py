@@ -14,6 +14,8 @@ from itertools import islice
 from shlex import quote
 
 from perdure import Checkpoint, Store, Thread
+from perdure.cli.parameters import REF_HELP
+from perdure.cli.runs import has_run
 from perdure.errors import NotFound, UsageError
 from perdure.threads.labelled import read_named
 
@@ -21,7 +23,6 @@ ID_CHARACTERS = 13
 NAMES_COMPARED = 1000
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # LangGraph's own id of a checkpoint
 _REF = re.compile(rf"(?P<base>head|@\d{{1,18}}|{_UUID}|[0-9a-z]{{1,13}})(?P<back>~\d{{0,18}})?", re.IGNORECASE)
-HELP = "an id, a unique beginning of one, head, head~3 (3 back), @12 (step 12) or LangGraph's checkpoint_id"
 
 
 def existing(store: Store, name: str) -> Thread:
@@ -30,8 +31,8 @@ def existing(store: Store, name: str) -> Thread:
     try:
         thread.info()
     except NotFound:
-        if _is_run(store, name):
-            raise NotFound(f"there is no thread {name!r}, but a run: `perdure run {quote(name)}`") from None
+        if has_run(store, name):
+            raise NotFound(f"there is no thread {name!r}, but a run: `perdure run show {quote(name)}`") from None
         names = [info.name for info in store.threads(limit=NAMES_COMPARED)]
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "`perdure threads` lists what is there"
@@ -39,19 +40,11 @@ def existing(store: Store, name: str) -> Thread:
     return thread
 
 
-def _is_run(store: Store, name: str) -> bool:
-    try:
-        store.get_run(name)
-    except NotFound:
-        return False
-    return True
-
-
 def resolve(thread: Thread, ref: str | None, newest: Checkpoint | None = None) -> Checkpoint:
     """The checkpoint that a REF names (None: the head). `newest`: the end of another line, which is meant by head."""
     found = _REF.fullmatch(ref or "head")
     if found is None:
-        raise UsageError(f"{ref!r} names no checkpoint: write {HELP}")
+        raise UsageError(f"{ref!r} names no checkpoint: write {REF_HELP}")
     base = _base(thread, found["base"].lower(), newest)
     if found["back"] is None:
         return base

@@ -1,23 +1,28 @@
-"""The commands that look at runs: runs, run, steps, asks, tail, replay, check. Nothing here changes a run."""
+"""The commands that inspect runs: runs, steps, questions, run show, run tail. Nothing here changes a run."""
 
 from __future__ import annotations
 
-import difflib
-from argparse import Namespace
 from datetime import UTC, datetime
 from functools import partial
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perdure import Ask, Event, Run, RunInfo, Step, Store
-from perdure.cli.readable import ago, local, moment, plural, readable, shorten, size, to_json
-from perdure.cli.render import Cell, Output
-from perdure.errors import JournalDamaged, NotFound, RunError, UsageError
-from perdure.runs.engine.waiting import how_to_answer, how_to_resolve, waits_for
+import click
 
-OK, NO = 0, 1
+from perdure.cli.base import NO, OK, Invocation, argument, command, with_store
+from perdure.cli.parameters import COUNT, limit_option, run_argument
+from perdure.cli.text import ago, fields, local, moment, plural, readable, shorten, size, to_json
+from perdure.errors import NotFound, RunError, UsageError
+
+if TYPE_CHECKING:
+    from perdure import Ask, Run, RunInfo, Step, Store
+    from perdure.cli.output import Cell, Output
+
 IDS_COMPARED = 1000
 _WIDTH = 100
+STATUSES = (
+    "queued", "running", "waiting", "paused", "stuck", "done", "failed", "cancelled", "rolled_back", "exported"
+)  # fmt: skip
 _COLOURS = {
     "done": "green",
     "running": "cyan",
@@ -33,44 +38,59 @@ _COLOURS = {
 
 def existing_run(store: Store, name: str) -> Run:
     """The handle of a run that is there. Raises NotFound, with the nearest id if there is one."""
+    import difflib
+
     try:
         return store.get_run(name)
     except NotFound:
         pass
-    if _is_thread(store, name):
-        raise NotFound(f"there is no run {name!r}, but a thread of that name: `perdure show {quote(name)}`")
-    near = difflib.get_close_matches(name, [info.id for info in store.runs(limit=IDS_COMPARED)], n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "`perdure runs` lists what is there"
-    raise NotFound(f"there is no run {name!r}; {hint}")
-
-
-def _is_thread(store: Store, name: str) -> bool:
     try:
         store.thread(name).info()
+    except NotFound:
+        near = difflib.get_close_matches(name, [info.id for info in store.runs(limit=IDS_COMPARED)], n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "`perdure runs` lists what is there"
+        raise NotFound(f"there is no run {name!r}; {hint}") from None
+    raise NotFound(f"there is no run {name!r}, but a thread of that name: `perdure show {quote(name)}`")
+
+
+def has_run(store: Store, name: str) -> bool:
+    """Whether a name is a run's."""
+    try:
+        store.get_run(name)
     except NotFound:
         return False
     return True
 
 
-def is_run(args: Namespace, store: Store) -> bool:
-    """Whether a command that takes threads and runs is given a run. Refuses to guess where it could be both."""
-    if args.as_run or args.as_thread:
-        return bool(args.as_run)
-    if not has_run(store, args.thread):
-        return False
-    if _is_thread(store, args.thread):
-        raise UsageError(f"{args.thread!r} is a thread and a run: say which with --thread or --run")
-    return True
+@command("perdure runs\nperdure runs --status stuck\nperdure runs --json --limit 0 | jq .id")
+@click.option("--status", type=click.Choice(STATUSES), metavar="STATUS", help=f"Only these: {', '.join(STATUSES)}.")
+@click.option("--function", metavar="NAME", help="Only runs of this function.")
+@click.option("--queue", metavar="NAME", help="Only runs of this queue.")
+@click.option("--all", "with_tasks", is_flag=True, help="Also the tasks of LangGraph graphs.")
+@limit_option
+@with_store
+def runs(
+    cli: Invocation,
+    store: Store,
+    status: str | None,
+    function: str | None,
+    queue: str | None,
+    with_tasks: bool,
+    limit: int,
+) -> None:
+    """List the runs, the newest first.
 
-
-def runs(args: Namespace, store: Store, out: Output) -> int:
-    limit = args.limit or None
-    list_runs = partial(store.runs, status=args.status, function=args.function, queue=args.queue, limit=limit)
-    found = list_runs(tasks=args.all)
+    Each with its status and what it waits for. Statuses: queued (a worker may take it), running, waiting (for a
+    person, a time, a message, a child), paused, stuck (it needs an operator), done, failed, cancelled, rolled_back,
+    exported. --json prints a line per run.
+    """
+    out = cli.out
+    list_runs = partial(store.runs, status=status, function=function, queue=queue, limit=limit or None)
+    found = list_runs(tasks=with_tasks)
     if out.json:
         for info in found:
-            out.json_line(info_json(info))
-        return OK
+            out.json_line(fields(info))
+        return
     now = datetime.now(UTC)
     rows: list[list[Cell]] = [
         [
@@ -85,31 +105,39 @@ def runs(args: Namespace, store: Store, out: Output) -> int:
     if rows:
         out.table(("run", "status", "function", "changed", "waits for"), rows)
     else:
-        out.message("no runs" + (" fit" if args.status or args.function or args.queue else " in this store yet"))
-    if limit is not None and len(found) == limit:
+        out.message("no runs" + (" match" if status or function or queue else " in this store yet"))
+    if limit and len(found) == limit:
         out.message(f"the newest {limit}; there may be more: --limit 0 lists all")
-    if hidden := 0 if args.all else len({info.id for info in list_runs(tasks=True)} - {info.id for info in found}):
+    hidden = 0 if with_tasks else len({info.id for info in list_runs(tasks=True)} - {info.id for info in found})
+    if hidden:
         out.message(f"not listed: {plural(hidden, 'task')} of LangGraph graphs; --all lists them too")
-    return OK
 
 
-def run(args: Namespace, store: Store, out: Output) -> int:
-    handle = existing_run(store, args.run)
+@command("perdure run show trip-42\nperdure run show trip-42 --json | jq .result", name="show")
+@run_argument
+@with_store
+def show_run(cli: Invocation, store: Store, run: str) -> None:
+    """Show a run: its status, what it waits for, its result.
+
+    Lists effects in doubt and open questions, each with the command that settles it.
+    """
+    out = cli.out
+    handle = existing_run(store, run)
     info, steps = handle.info(), handle.steps(large=False)
     doubts = [step for step in steps if step.status == "in doubt"]
     outcome = _outcome(handle, info)
+    asks = store.asks(run)
     if out.json:
-        asks = [ask_json(ask) for ask in store.asks(args.run)]
         counts = {"steps": len(steps), "in_doubt": [step.path for step in doubts]}
-        out.document(info_json(info) | outcome | counts | {"asks": asks})
-        return OK
+        out.document(fields(info) | outcome | counts | {"questions": [_ask_json(ask) for ask in asks]})
+        return
     out.line((info.id, "bold"), (info.status, _COLOURS.get(info.status, "")))
     rows = [
         ("function", info.function + (f" (version {info.version})" if info.version else "")),
         ("queue", f"{info.queue}, priority {info.priority}"),
         ("started", local(info.created_at)),
         ("changed", local(info.changed_at)),
-        ("taken up", plural(info.attempts, "time")),
+        ("claimed", plural(info.attempts, "time")),
         ("steps", str(len(steps))),
         ("waits for", _waits_for(info)),
         ("result", shorten(to_json(outcome["result"]), _WIDTH) if "result" in outcome else ""),
@@ -118,27 +146,34 @@ def run(args: Namespace, store: Store, out: Output) -> int:
     for name, value in rows:
         if value:
             out.line((f"{name:<10}", "dim"), (str(value), ""))
-    open_asks = store.asks(args.run)
-    asked = {ask.step for ask in open_asks if ask.kind == "doubt"}
+    _print_open(store, info, doubts, asks, out)
+
+
+def _print_open(store: Store, info: RunInfo, doubts: list[Step], asks: list[Ask], out: Output) -> None:
+    """What a person can settle, with the commands."""
+    from perdure.runs.engine.waiting import how_to_answer
+
+    asked = {ask.step for ask in asks if ask.kind == "doubt"}
     for step in doubts:
         out.line(("in doubt  ", "bold red"), (f"step {step.path}: {step.name}, {_shown(step)}", ""))
         out.line(("settle it ", "dim"), (_how_to_settle(store, info, step, asked), ""))
-    for ask in open_asks:
+    for ask in asks:
         if ask.kind != "doubt":
             out.line((f"{ask.kind:<10}", "yellow"), (ask.question, ""))
             answer = how_to_answer(store._context.driver, info.id, ask.path)
             out.line(("answer it ", "dim"), (f"{answer}  ({_what_is_allowed(ask)})", ""))
-    return OK
 
 
 def _how_to_settle(store: Store, info: RunInfo, step: Step, asked: set[str | None]) -> str:
-    """What a person can do about an effect that has no end: most of the time nothing yet."""
+    """What a person can do about an effect without an outcome: most of the time nothing yet."""
+    from perdure.runs.engine.waiting import how_to_resolve
+
     if step.path in asked:
         return how_to_resolve(store._context.driver, info.id, step.path)
     if info.status == "running":
         return "it is under way, or its process has died: the worker that resumes the run finds out, or asks"
     if info.status == "cancelled":
-        return f"the run is cancelled and will not; perdure rollback {quote(info.id)} finds out and undoes the run"
+        return f"the run is cancelled and will not; perdure run rollback {quote(info.id)} finds out and undoes the run"
     return "the run finds out when it is resumed, or asks"
 
 
@@ -151,8 +186,20 @@ def _outcome(handle: Run, info: RunInfo) -> dict[str, Any]:
         return {"error": str(error)}
 
 
-def steps(args: Namespace, store: Store, out: Output) -> int:
-    handle, code = existing_run(store, args.run), OK
+@command("perdure steps trip-42\nperdure steps trip-42 --in-doubt --json")
+@run_argument
+@click.option("--in-doubt", is_flag=True, help="Only effects whose outcome is unknown.")
+@with_store
+def steps(cli: Invocation, store: Store, run: str, in_doubt: bool) -> int:
+    """List the steps of a run, in the order they began.
+
+    With results, errors, attempts and what is in doubt. Other commands name a step by its number here: 4, or 4.1 in a
+    branch. --json prints a line per step.
+    """
+    from perdure.errors import JournalDamaged
+
+    out, code = cli.out, OK
+    handle = existing_run(store, run)
     found = handle.steps(large=False)  # the table shows how large they are
     if out.json and any(step.large is not None for step in found):
         try:
@@ -160,34 +207,31 @@ def steps(args: Namespace, store: Store, out: Output) -> int:
         except JournalDamaged as error:
             out.message(f"large results are left out: {error}")
             code = NO
-    if args.in_doubt:
+    if in_doubt:
         found = [step for step in found if step.status == "in doubt"]
     if out.json:
         for step in found:
-            out.json_line(step_json(step))
+            out.json_line(fields(step) | {"note": _with_times(step.note)})
         return code
-    rows: list[list[Cell]] = []
-    for step in found:
-        took = "" if step.ended_at is None else f"{(step.ended_at - step.started_at).total_seconds():.3f}"
-        said = step.error if step.error else _shown(step)
-        rows.append(
-            [
-                (step.path, "bold"),
-                (step.kind, "dim"),
-                (step.name, ""),
-                (
-                    step.status + (f" ({step.attempts} attempts)" if step.attempts > 1 else ""),
-                    _COLOURS.get(step.status, ""),
-                ),
-                (took, "dim"),
-                (shorten(said, _WIDTH), "red" if step.error else ""),
-            ]
-        )
-    if rows:
-        out.table(("step", "kind", "name", "status", "seconds", "result"), rows, right=(4,))
+    if found:
+        headers = ("step", "kind", "name", "status", "seconds", "result")
+        out.table(headers, [_step_row(step) for step in found], right=(4,))
     else:
-        out.message(f"run {args.run} has no steps" + (" in doubt" if args.in_doubt else " yet"))
+        out.message(f"run {run} has no steps" + (" in doubt" if in_doubt else " yet"))
     return OK
+
+
+def _step_row(step: Step) -> list[Cell]:
+    took = "" if step.ended_at is None else f"{(step.ended_at - step.started_at).total_seconds():.3f}"
+    attempts = f" ({step.attempts} attempts)" if step.attempts > 1 else ""
+    return [
+        (step.path, "bold"),
+        (step.kind, "dim"),
+        (step.name, ""),
+        (step.status + attempts, _COLOURS.get(step.status, "")),
+        (took, "dim"),
+        (shorten(step.error or _shown(step), _WIDTH), "red" if step.error else ""),
+    ]
 
 
 def _shown(step: Step) -> str:
@@ -202,41 +246,51 @@ def _shown(step: Step) -> str:
     return to_json(readable(step.result)) if step.ended_at is not None else ""
 
 
-def asks(args: Namespace, store: Store, out: Output) -> int:
-    if args.run is not None:
-        existing_run(store, args.run)
-    found = store.asks(args.run, all=args.all)
+@command("perdure questions\nperdure questions trip-42 --all")
+@argument("run", "[RUN]", "Only of this run.", required=False)
+@click.option("--all", "with_closed", is_flag=True, help="Also those that were answered or closed.")
+@with_store
+def questions(cli: Invocation, store: Store, run: str | None, with_closed: bool) -> None:
+    """List the questions that runs wait for.
+
+    Oldest first, with the answers they allow. Effects in doubt are among them: `perdure run resolve` settles these,
+    `perdure answer` all others. --json prints a line per question.
+    """
+    out = cli.out
+    if run is not None:
+        existing_run(store, run)
+    found = store.asks(run, all=with_closed)
     if out.json:
         for ask in found:
-            out.json_line(ask_json(ask))
-        return OK
-    now = datetime.now(UTC)
-    rows: list[list[Cell]] = []
-    for ask in found:
-        given = ", ".join(f"{who}: {to_json(readable(value))}" for who, value, _ in ask.answers)
-        rows.append(
-            [
-                (ask.run, "bold"),
-                (_step_of(ask), "bold"),
-                (ask.kind if ask.status == "open" else ask.status, "yellow" if ask.status == "open" else "dim"),
-                (ago(ask.asked_at, now), "dim"),
-                (_what_is_allowed(ask), ""),
-                (shorten(_asked(ask) + (f"  [{given}]" if given else ""), 3 * _WIDTH), ""),
-            ]
-        )
-    if rows:
-        out.table(("run", "step", "kind", "asked", "answers", "question"), rows)
+            out.json_line(_ask_json(ask))
+    elif found:
+        now = datetime.now(UTC)
+        headers = ("run", "step", "kind", "asked", "answers", "question")
+        out.table(headers, [_ask_row(ask, now) for ask in found])
     else:
-        out.message("nobody is asked anything")
-    return OK
+        out.message("no questions" if with_closed else "no open questions")
 
 
-def _asked(ask: Ask) -> str:
-    return f"{ask.question} ({ask.reason})" if ask.reason else ask.question
+def _ask_row(ask: Ask, now: datetime) -> list[Cell]:
+    given = ", ".join(f"{who}: {to_json(readable(value))}" for who, value, _ in ask.answers)
+    asked = f"{ask.question} ({ask.reason})" if ask.reason else ask.question
+    return [
+        (ask.run, "bold"),
+        (_step_of(ask), "bold"),
+        (ask.kind if ask.status == "open" else ask.status, "yellow" if ask.status == "open" else "dim"),
+        (ago(ask.asked_at, now), "dim"),
+        (_what_is_allowed(ask), ""),
+        (shorten(asked + (f"  [{given}]" if given else ""), 3 * _WIDTH), ""),
+    ]
+
+
+def _ask_json(ask: Ask) -> dict[str, Any]:
+    answers = [{"who": who, "value": readable(value), "at": moment(at)} for who, value, at in ask.answers]
+    return fields(ask, "path") | {"step": _step_of(ask), "answers": answers}
 
 
 def _step_of(ask: Ask) -> str:
-    """What `perdure resolve` or `perdure answer` calls it."""
+    """What `perdure run resolve` or `perdure answer` calls it."""
     return ask.step if ask.kind == "doubt" and ask.step is not None else ask.path
 
 
@@ -248,160 +302,57 @@ def _what_is_allowed(ask: Ask) -> str:
     return shorten(to_json(ask.schema), 60) if ask.schema is not None else "anything"
 
 
-def tail(args: Namespace, store: Store, out: Output) -> int:
-    handle = existing_run(store, args.run)
-    for event in handle.stream(args.after):
+@command("perdure run tail trip-42\nperdure run tail trip-42 --json | jq .value")
+@run_argument
+@click.option("--after", metavar="SEQ", type=COUNT, default=0, help="Begin after this entry of the journal.")
+@with_store
+def tail(cli: Invocation, store: Store, run: str, after: int) -> None:
+    """Follow a run until it ends.
+
+    Prints what is recorded and what the run emits, in whichever process it runs. A run that waits is followed too:
+    Ctrl-C ends it.
+    """
+    out = cli.out
+    for event in existing_run(store, run).stream(after):
         if out.json:
-            out.json_line(event_json(event))
+            out.json_line(fields(event) | {"value": _with_times(event.value)})
         else:
             colour = "green" if event.kind == "done" else "yellow" if event.kind in ("wait", "failed") else ""
             at = event.at.astimezone().strftime("%H:%M:%S.%f")[:-3]
-            said = "" if event.value is None else shorten(to_json(readable(event.value)), _WIDTH)
-            out.line((at, "dim"), (f"{event.kind:<6}", colour), (event.path, "bold"), (event.name, ""), (said, ""))
-        out.flush()  # whoever reads a pipe wants to see it now
-    return OK
+            value = "" if event.value is None else shorten(to_json(readable(event.value)), _WIDTH)
+            out.line((at, "dim"), (f"{event.kind:<6}", colour), (event.path, "bold"), (event.name, ""), (value, ""))
+        out.flush()  # the reader of a pipe wants to see it now
 
 
-def replay(args: Namespace, store: Store, out: Output) -> int:
-    from perdure.runs.workers.loading import load_app
-
-    load_app(args.app)
-    found = store.replay(existing_run(store, args.run))
-    if out.json:
-        result = (
-            {"result": readable(found.result)} if found.is_complete else {"stopped_at": found.path, "next": found.name}
-        )
-        out.document({"run": args.run, "complete": found.is_complete, "steps": found.answered} | result)
-    elif found.is_complete:
-        out.line((f"{args.run}: replayed to its end, {plural(found.answered, 'step')}, no body run", "green"))
-        out.state(readable(found.result))
-    else:
-        where = f"stops before {found.name} at step {found.path}, which is not recorded"
-        out.line(
-            (f"{args.run}: {plural(found.answered, 'step')} answered from the journal, no body run; {where}", "green")
-        )
-    return OK
-
-
-def check(args: Namespace, store: Store, out: Output) -> int:
-    from perdure.runs.history.checking_code import check_code
-    from perdure.runs.workers.loading import load_app
-
-    module = load_app(args.app)
-    findings = check_code(store, module)
-    bad = [finding for finding in findings if not finding.is_ok]
-    if out.json:
-        for finding in findings:
-            out.json_line(
-                {
-                    "run": finding.run,
-                    "function": finding.function,
-                    "ok": finding.is_ok,
-                    "recorded_version": finding.old_version,
-                    "new_version": finding.new_version,
-                    "problem": finding.problem,
-                }
-            )
-    else:
-        for finding in findings:
-            mark: Cell = (finding.verdict, "green" if finding.is_ok else "bold red")
-            out.line(mark, (finding.run, "bold"), (finding.function, ""), (finding.problem or "", ""))
-        out.message(
-            f"{plural(len(findings), 'open run')} replayed against {args.app}: {len(bad)} would not go on"
-            if findings
-            else f"no open run of a function in {args.app}"
-        )
-    return NO if bad else OK
-
-
-# --- the same as JSON
-
-
-def _waits_for(info: RunInfo) -> str:
-    until = f" until {local(info.wake_at)}" if info.wake_at is not None else ""
-    return f"{waits_for(info)}{until}".strip()
-
-
-def info_json(info: RunInfo) -> dict[str, Any]:
-    return {
-        "id": info.id,
-        "function": info.function,
-        "version": info.version,
-        "status": info.status,
-        "queue": info.queue,
-        "priority": info.priority,
-        "waiting_for": info.waiting_for,
-        "wake_at": None if info.wake_at is None else moment(info.wake_at),
-        "attempts": info.attempts,
-        "created_at": moment(info.created_at),
-        "changed_at": moment(info.changed_at),
-        "is_fork": info.is_fork,
-        "is_child": info.is_child,
-        "request": info.request,
-        "is_due": info.is_due,
-    }
-
-
-def step_json(step: Step) -> dict[str, Any]:
-    return {
-        "number": step.number,
-        "path": step.path,
-        "name": step.name,
-        "kind": step.kind,
-        "status": step.status,
-        "attempts": step.attempts,
-        "started_at": moment(step.started_at),
-        "ended_at": None if step.ended_at is None else moment(step.ended_at),
-        "result": readable(step.result),
-        "error": step.error,
-        "key": step.key,
-        "shared": step.shared,
-        "note": _note_json(step.note),
-        "large": step.large,
-    }
-
-
-def _note_json(note: Any) -> Any:
-    """What an entry says; of it, not of the values of user code, the times are ours."""
+def _with_times(note: Any) -> Any:
+    """A note of the journal as JSON; its times, unlike those of user values, are in UTC."""
     if not isinstance(note, dict):
         return readable(note)
     return readable({name: moment(value) if isinstance(value, datetime) else value for name, value in note.items()})
 
 
-def ask_json(ask: Ask) -> dict[str, Any]:
-    return {
-        "run": ask.run,
-        "step": _step_of(ask),
-        "kind": ask.kind,
-        "question": ask.question,
-        "options": readable(ask.options),
-        "schema": ask.schema,
-        "approvers": ask.approvers,
-        "quorum": ask.quorum,
-        "asked_at": moment(ask.asked_at),
-        "deadline": None if ask.deadline is None else moment(ask.deadline),
-        "status": ask.status,
-        "answers": [{"who": who, "value": readable(value), "at": moment(at)} for who, value, at in ask.answers],
-        "key": ask.key,
-        "reason": ask.reason,
-    }
+def _waits_for(info: RunInfo) -> str:
+    from perdure.runs.engine.waiting import waits_for
+
+    until = f" until {local(info.wake_at)}" if info.wake_at is not None else ""
+    return f"{waits_for(info)}{until}".strip()
 
 
-def event_json(event: Event) -> dict[str, Any]:
-    return {
-        "seq": event.seq,
-        "kind": event.kind,
-        "path": event.path,
-        "name": event.name,
-        "value": _note_json(event.value),
-        "at": moment(event.at),
-    }
+def only_question(store: Store, run: str) -> str:
+    """The step of the only question that is open. Raises UsageError."""
+    from perdure.runs.engine.waiting import how_to_answer
 
-
-def has_run(store: Store, name: str) -> bool:
-    """Whether a name is a run's: some commands take threads and runs."""
-    try:
-        store.get_run(name)
-    except NotFound:
-        return False
-    return True
+    found = [ask for ask in store.asks(run) if ask.kind != "doubt"]
+    if len(found) == 1:
+        return found[0].path
+    if found:
+        steps = ", ".join(ask.path for ask in found)
+        raise UsageError(
+            f"run {run!r} has {len(found)} open questions, at steps {steps}: name one, "
+            f"`{how_to_answer(store._context.driver, run, found[0].path)}`; `perdure questions {quote(run)}` shows them"
+        )
+    if store.asks(run):
+        raise UsageError(
+            f"run {run!r} asks only about the outcome of an effect: `perdure run show {quote(run)}` shows it"
+        )
+    raise UsageError(f"run {run!r} has no open question; `perdure questions {quote(run)} --all` shows what it asked")

@@ -23,7 +23,9 @@ def tuple_of(entry: Entry, serde: SerializerProtocol, codec: Codec) -> Checkpoin
     parts = from_text(entry.text, serde, codec)
     if pack_id(str(parts.checkpoint.get("id"))) != entry.id:
         shown = unpack_id(entry.id)
-        raise Damaged(f"thread {entry.thread!r}: the id {shown} points at another checkpoint; run `perdure verify`")
+        raise Damaged(
+            f"thread {entry.thread!r}: the id {shown} points at another checkpoint; run `perdure store verify`"
+        )
     address = Address(entry.thread, entry.namespace, None)
     return CheckpointTuple(
         stored_config(address, unpack_id(entry.id)),

@@ -110,7 +110,7 @@ _SHAPES = set(
 def thread_row(row: tuple[Any, ...]) -> ThreadRow:
     """A thread from a row. Raises Damaged for one whose columns are not even of their types."""
     if tuple(map(type, row)) not in _SHAPES:
-        raise Damaged(f"the row of thread {row[2]!r} is damaged; run `perdure verify`")
+        raise Damaged(f"the row of thread {row[2]!r} is damaged; run `perdure store verify`")
     return ThreadRow._make(row)
 
 

@@ -183,7 +183,7 @@ def nodes_of(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, N
     [rows] = yield Batch(_TREE(tenant=tenant, tree=tree))
     for row in rows:
         if set(map(type, row)) - {int, type(None)}:  # SQLite takes anything in any column
-            raise Damaged("the row of a checkpoint is damaged; run `perdure repair`")
+            raise Damaged("the row of a checkpoint is damaged; run `perdure store repair`")
     return {row[0]: Node._make(row) for row in rows}
 
 

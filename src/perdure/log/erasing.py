@@ -119,7 +119,7 @@ def wipe_thread(tenant: int, name: str, number: int | None, forks: bool, at: int
         some = ", ".join(repr(fork.name) for fork in shared[:20]) + (", …" if len(shared) > 20 else "")
         raise UsageError(
             f"thread {name!r} was not erased: its forks hold its history ({some}). Erase them with it: forks=True "
-            "(`perdure erase --forks`), or erase or delete them first"
+            "(`perdure thread erase --forks`), or erase or delete them first"
         )
     doomed = [row, *shared]
     numbers = {one.thread for one in doomed}

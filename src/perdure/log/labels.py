@@ -231,7 +231,7 @@ class LabelRow(NamedTuple):
 
 def _label_row(row: tuple[Any, ...]) -> LabelRow:
     if tuple(map(type, row)) != (int, int, bytes, int) or not 0 <= row[3] <= ID_MAX:
-        raise Damaged("the row of a label is damaged; run `perdure verify`")
+        raise Damaged("the row of a label is damaged; run `perdure store verify`")
     return LabelRow._make(row)
 
 

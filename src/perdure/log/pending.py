@@ -252,7 +252,7 @@ def writes_of(rows: Rows, texts: Mapping[int, bytes]) -> list[Write]:
     by record. Raises Damaged."""
     for row in rows:
         if tuple(map(type, row)) not in _SHAPES:
-            raise Damaged("the row of a pending write is damaged; run `perdure verify`")
+            raise Damaged("the row of a pending write is damaged; run `perdure store verify`")
     found = [
         Write(task, idx, channel, path, _unpack(channel, base, value, texts))
         for _, task, idx, channel, path, base, value in rows

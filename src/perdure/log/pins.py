@@ -55,5 +55,5 @@ def pinned(name: str, pins: list[str]) -> Pinned:
     some = ", ".join(repr(pin) for pin in pins[:5]) + (", …" if len(pins) > 5 else "")
     return Pinned(
         f"thread {name!r} has pinned checkpoints ({some}): nothing was deleted; unpin them first, or delete it with "
-        "force=True (`perdure delete --force`)"
+        "force=True (`perdure thread delete --force`)"
     )

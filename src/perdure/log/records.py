@@ -80,7 +80,7 @@ def record_of(row: tuple[Any, ...]) -> Record:
     record = Record._make(row)
     if tuple(map(type, row)) not in _SHAPES or not _in_bounds(record):
         named = show_id(record.id) if type(record.id) is int and 0 <= record.id <= ID_MAX else repr(record.id)
-        raise Damaged(f"the row of checkpoint {named} is damaged; run `perdure verify`", checkpoints=(named,))
+        raise Damaged(f"the row of checkpoint {named} is damaged; run `perdure store verify`", checkpoints=(named,))
     return record
 
 

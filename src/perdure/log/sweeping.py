@@ -301,7 +301,7 @@ def rearrange(tenant: int, tree: int, nodes: dict[int, Node], plan: Plan) -> Gen
 def record_in(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], Record]:
     [rows] = yield Batch(RECORD(tenant=tenant, tree=tree, id=record))
     if not rows:
-        raise Damaged(f"checkpoint {show_id(record)} is missing; run `perdure verify`")
+        raise Damaged(f"checkpoint {show_id(record)} is missing; run `perdure store verify`")
     return record_of(rows[0])
 
 

@@ -112,6 +112,6 @@ def drop_packs(tenant: int, tree: int) -> Generator[Batch, list[Rows], int]:
 def _lost(members: list[int]) -> Damaged:
     named = tuple(show_id(record) for record in members)
     return Damaged(
-        f"the pack that holds checkpoints {named[0]} to {named[-1]} is damaged: run `perdure repair`",
+        f"the pack that holds checkpoints {named[0]} to {named[-1]} is damaged: run `perdure store repair`",
         checkpoints=named,
     )

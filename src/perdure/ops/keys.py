@@ -75,7 +75,7 @@ class Rotated:
     waiting: tuple[str, ...]
     """Older keys that may still be in use: rotate again later, after a minute at the earliest."""
     unreadable: int
-    """Rows that could not be opened: run `perdure verify`."""
+    """Rows that could not be opened: run `perdure store verify`."""
     may_remain: tuple[str, ...] = ()
     """After `encrypt`: what may still hold it in the clear, each a sentence that says where."""
 

@@ -1,4 +1,4 @@
-"""Roles for a store on PostgreSQL: what `perdure roles` does. The SQL is in `storage/postgres_roles.py`.
+"""Roles for a store on PostgreSQL: what `perdure store role` does. The SQL is in `storage/postgres_roles.py`.
 
 A role is made, or given other rights, in one transaction, which is undone if the role could see more than its kind may
 (because it is a superuser, or a member of another role). Needs the store's owner or a superuser.
@@ -117,4 +117,4 @@ def _check(kind: Kind, role: str, tenant: str | None) -> None:
             raise UsageError("a role of one tenant needs --tenant NAME")
         check_name(tenant, "tenant")
     elif tenant is not None:
-        raise UsageError(f"--tenant is for `perdure roles tenant`: a role of kind {kind} is bound to none")
+        raise UsageError(f"--tenant is for `perdure store role tenant`: a role of kind {kind} is bound to none")

@@ -165,7 +165,7 @@ class Locks:
     def _damaged(self, cell: Cell) -> Damaged:
         return Damaged(
             f"a cell of {cell.label} does not open with its key: it was changed, cut short, or moved here from another "
-            "row; run `perdure verify`"
+            "row; run `perdure store verify`"
         )
 
     def _plain(self, cell: Cell) -> NotEncrypted:

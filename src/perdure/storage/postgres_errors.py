@@ -71,11 +71,11 @@ def translated(error: psycopg.Error, target: Target, timeout_s: float) -> Perdur
     if state in ("42P01", "3F000"):
         return OpenError(f'{target} has no Perdure store in schema "{target.schema}": {said}.')
     if state == "42501" and "row-level security" in said:
-        return OpenError(f"{target} may not write the rows of this tenant: {said}. See `perdure roles check`.")
+        return OpenError(f"{target} may not write the rows of this tenant: {said}. See `perdure store check-role`.")
     if state == "42501":
         return OpenError(
-            f"{target} lacks a privilege: {said}. Let the owner grant it (`perdure roles` makes all the grants that a "
-            "role needs), or open the store with another role."
+            f"{target} lacks a privilege: {said}. Let the owner grant it (`perdure store role` makes all the grants "
+            "that a role needs), or open the store with another role."
         )
     if not state or state.startswith(("08", "53", "57P")):
         return Unavailable(f"{target}: {said}. Nothing was written; try again later.")

@@ -120,7 +120,7 @@ class Tenancy:
     def _only_one(self) -> UsageError:
         return UsageError(
             f'the role "{self.role}" sees one tenant at a time, and this is about all of them: use an operator\'s role '
-            "(`perdure roles operator NAME` makes one), or do it tenant by tenant"
+            "(`perdure store role operator NAME` makes one), or do it tenant by tenant"
         )
 
 
@@ -143,8 +143,8 @@ def tenancy_of(connection: Any, target: Target) -> Tenancy | None:
     found = connection.execute(sql.SQL(_BOUND).format(**tables)).fetchone()
     if found is None:
         raise OpenError(
-            f"{target} may see no tenant at all. As the store's owner, run once: `perdure roles app {role}` for the "
-            f"application's role, or `perdure roles tenant {role} --tenant NAME` for a role of one tenant"
+            f"{target} may see no tenant at all. As the store's owner, run once: `perdure store role app {role}` for "
+            f"the application's role, or `perdure store role tenant {role} --tenant NAME` for a role of one tenant"
         )
     return Tenancy(role, str(found[0]))
 

@@ -46,7 +46,7 @@ def without_hash(cell: Cell, tenant: int, by: tuple[Any, ...], stored: Any) -> A
         holds = False
     if not holds:
         raise Damaged(
-            f"a value in {cell.label} was changed, or belongs to another row: run `perdure verify`, "
+            f"a value in {cell.label} was changed, or belongs to another row: run `perdure store verify`, "
             "and restore it from a backup"
         )
     return value

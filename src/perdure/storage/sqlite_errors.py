@@ -57,7 +57,7 @@ def _translated(error: apsw.Error, path: str, timeout_s: float) -> PerdureError 
         case apsw.CorruptError():
             if (sink := meters.sink) is not None:
                 sink.record(meters.CORRUPTIONS, 1, "file")
-            return Damaged(f"{path} is damaged: {error}; run `perdure repair`, or restore it from a backup")
+            return Damaged(f"{path} is damaged: {error}; run `perdure store repair`, or restore it from a backup")
         case apsw.CantOpenError():
             return OpenError(f"SQLite cannot open {path}: {error}; check its permissions and those of its folder")
         case apsw.IOError():

@@ -419,7 +419,7 @@ def _fall_back(
                     warn_skipped(line.name, skipped, show_id(candidate))
                     return loaded, tuple(skipped)
     raise Damaged(
-        f"thread {line.name!r}: none of its {len(tried)} checkpoints is valid; run `perdure verify`",
+        f"thread {line.name!r}: none of its {len(tried)} checkpoints is valid; run `perdure store verify`",
         checkpoints=tuple(skipped),
     ) from damage
 

@@ -186,9 +186,7 @@ def _set_aside(tenant: int) -> Program[list[str]]:
     [[(count,)]] = yield Batch(_QUARANTINE(tenant=tenant), last=True)
     if not count:
         return []
-    return [
-        f"{count} rows that a repair has set aside: `perdure repair --in-place` brings them to a file, and names it"
-    ]
+    return [f"{count} rows that a repair has set aside: `perdure store repair --in-place` writes them to a file"]
 
 
 def _copies(tenant: int) -> Program[list[tuple[str, str, int]]]:

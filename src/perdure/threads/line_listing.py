@@ -89,7 +89,7 @@ class Texts:
         loaded = yield from read(partial(read_state, self.tenant, tree, record))
         if loaded is None:
             shown = show_record(record)
-            raise Damaged(f"checkpoint {shown} is missing; run `perdure verify`", checkpoints=(shown,))
+            raise Damaged(f"checkpoint {shown} is missing; run `perdure store verify`", checkpoints=(shown,))
         return loaded.data
 
     def _begin(self, stretch: Stretch) -> bytes | None:

@@ -84,7 +84,9 @@ def _find(tenant: int, name: str, namespace: str, id_: bytes | None, ctx: Contex
         state = cached.data if cached is not None else (yield from read_state(tenant, row.tree, found.record))
     if state is None:
         record = show_record(found.record)
-        raise Damaged(f"thread {name!r}: checkpoint {record} is missing; run `perdure verify`", checkpoints=(record,))
+        raise Damaged(
+            f"thread {name!r}: checkpoint {record} is missing; run `perdure store verify`", checkpoints=(record,)
+        )
     [writes] = yield Batch(select_writes(tenant, row.thread, number, found.id))
     bases = yield from odd_bases(tenant, row.tree, writes, [found.record])
     return _At(row.thread, row.tree, metadata_of(row), row.generation, found, state, writes, bases)

@@ -264,7 +264,7 @@ class Line:
             loaded = yield from read_state(tenant, row.tree, found.record)
             if loaded is None:
                 record = show_id(found.record)
-                message = f"thread {row.name!r}: checkpoint {record} is missing; run `perdure verify`"
+                message = f"thread {row.name!r}: checkpoint {record} is missing; run `perdure store verify`"
                 raise Damaged(message, checkpoints=(record,))
             text = loaded.data
         [rows] = yield Batch(select_writes(tenant, row.thread, found.space, found.id))

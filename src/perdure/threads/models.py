@@ -132,7 +132,7 @@ class ThreadInfo:
                 forked_at=show_id(row.origin) if row.origin is not None else None,
             )
         except (ValueError, OverflowError, OSError) as error:  # not JSON, or a time that no calendar has
-            raise Damaged(f"the row of thread {row.name!r} is damaged ({error}); run `perdure verify`") from error
+            raise Damaged(f"the row of thread {row.name!r} is damaged ({error}); run `perdure store verify`") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def copy_tables(
     if driver.tenancy is not None:
         raise UsageError(
             "a backup is of all tenants, and this role does not see all of them: make it as the owner of the tables, "
-            "or as a role of the kind `operator` (perdure roles)"
+            "or as a role of the kind `operator` (perdure store role)"
         )
     try:
         connection = driver._connect_plain()

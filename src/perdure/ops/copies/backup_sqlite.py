@@ -273,7 +273,7 @@ def _sign(path: Path, mark: dict[str, Any], size: int, place: str) -> None:
 
 def damaged_file(path: Path, why: object) -> Damaged:
     """A backup of SQLite's that is damaged. It is a store's file: so it may be mended like one."""
-    return damaged_backup(path, why, mend=f", or mend it with `perdure repair --store {path}`")
+    return damaged_backup(path, why, mend=f", or mend it with `perdure store repair --store {path}`")
 
 
 def open_backup(path: Path) -> apsw.Connection:

@@ -139,7 +139,7 @@ class Export:
             raise Gone
         if view.head == view.row.head and found.hash != view.row.head_hash:
             raise Damaged(
-                f"the head of thread {view.row.name!r} ({show_id(view.head)}) was changed; run `perdure verify`",
+                f"the head of thread {view.row.name!r} ({show_id(view.head)}) was changed; run `perdure store verify`",
                 checkpoints=(show_id(view.head),),
             )
         return bytes(found.hash)

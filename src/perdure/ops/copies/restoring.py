@@ -111,8 +111,8 @@ def _backup(path: str | os.PathLike[str]) -> Path:
         if not backup.stat().st_size:
             raise damaged_backup(backup, "it is empty")
         raise UsageError(
-            f"{backup} is no backup, or its beginning is damaged: neither a file of `perdure backup` nor an SQLite "
-            "store. Take another one, or make a new one"
+            f"{backup} is no backup, or its beginning is damaged: neither a file of `perdure store backup` nor an "
+            "SQLite store. Take another one, or make a new one"
         )
     return backup
 

@@ -153,22 +153,22 @@ def backups(patient: Patient) -> Flow[list[Finding]]:
                 "backups",
                 "warning",
                 "no backup was ever made with Perdure",
-                "run `perdure backup` every day, or make sure that something else does (then ignore this)",
+                "run `perdure store backup` every day, or make sure that something else does (then ignore this)",
             )
         ]
     age_s = max(0, now - at) / _US
     level: Level = "ok" if age_s <= _BACKUP_DAYS_MAX * DAY_S else "warning"
-    do = "" if level == "ok" else "run `perdure backup`; a timer should do it every day"
+    do = "" if level == "ok" else "run `perdure store backup`; a timer should do it every day"
     made = Finding("backups", level, f"the last backup was made {span(age_s)} ago", do)
     if restored_at is None:
-        says, do = "no backup was ever restored in a test", "run `perdure restore FILE --test`"
+        says, do = "no backup was ever restored in a test", "run `perdure store restore FILE --test`"
         return [made, Finding("restore", "warning", says, do)]
     age_s = max(0, now - restored_at) / _US
     tried: Level = "ok" if age_s <= _RESTORE_DAYS_MAX * DAY_S else "warning"
     says = f"a backup was last restored, and found whole, {span(age_s)} ago"
     return [
         made,
-        Finding("restore", tried, says, "" if tried == "ok" else "try it again: `perdure restore FILE --test`"),
+        Finding("restore", tried, says, "" if tried == "ok" else "try it again: `perdure store restore FILE --test`"),
     ]
 
 
@@ -177,7 +177,9 @@ def retention(patient: Patient) -> Flow[list[Finding]]:
     policies, on_threads, used = yield from query_one(patient, _RETENTION)
     if policies or on_threads:
         return [
-            Finding("retention", "ok", "old checkpoints are removed by a retention policy; `perdure compact` does it")
+            Finding(
+                "retention", "ok", "old checkpoints are removed by a retention policy; `perdure store compact` does it"
+            )
         ]
     if not used:
         return [Finding("retention", "ok", "no checkpoints are stored yet")]
@@ -188,7 +190,7 @@ def retention(patient: Patient) -> Flow[list[Finding]]:
             "retention",
             level,
             f"checkpoints are kept for ever ({shown(stored)} so far)",
-            "if that is not meant, set a ttl or keep_last (how-to/retention) and run `perdure compact` by a timer",
+            "if that is not meant, set a ttl or keep_last (how-to/retention) and run `perdure store compact` daily",
         )
     ]
 
@@ -231,12 +233,12 @@ def disk(patient: Patient) -> Flow[list[Finding]]:
         says += f"; the disk is full in {span(days * DAY_S)} ({full})" if days < 3650 else ""
         if days < _FULL_LATER_DAYS:
             level: Level = "problem" if days < _FULL_SOON_DAYS else "warning"
-            return [Finding("disk", level, says, "set retention and run `perdure compact`, or get a larger disk")]
+            return [Finding("disk", level, says, "set retention and run `perdure store compact`, or get a larger disk")]
     if free < _FREE_BYTES_MIN or free < total * _FREE_SHARE_MIN:
         level = "problem" if free < _FREE_BYTES_MIN else "warning"
         return [Finding("disk", level, says, "free some space now: a full disk stops every write")]
     if free < stored:
-        do = "make room for one copy: giving space back (`perdure compact`) and a backup beside it need as much again"
+        do = "make room for one copy: `perdure store compact` and a backup beside it need as much again"
         return [Finding("disk", "warning", says, do)]
     return [Finding("disk", "ok", says)]
 
@@ -315,10 +317,14 @@ def runs(patient: Patient) -> Flow[list[Finding]]:
     found: list[Finding] = []
     if doubts:
         says = f"{many(doubts, 'effect')} in doubt: nobody knows whether they happened"
-        found.append(Finding("runs", "warning", says, "look with `perdure asks`, say it with `perdure resolve`"))
+        found.append(
+            Finding("runs", "warning", says, "look with `perdure questions`, say it with `perdure run resolve`")
+        )
     if stuck:
         says = f"{many(stuck, 'run')} stuck: they cannot go on by themselves"
-        found.append(Finding("runs", "warning", says, "look with `perdure runs --status stuck`; then `perdure resume`"))
+        found.append(
+            Finding("runs", "warning", says, "look with `perdure runs --status stuck`; then `perdure run resume`")
+        )
     if leases:
         says = f"{many(leases, 'run')} whose process died more than {span(_LATE_S)} ago, and nobody took over"
         found.append(Finding("runs", "warning", says, "run a worker: `perdure worker app.py`"))
@@ -340,7 +346,7 @@ def upkeep(patient: Patient) -> Flow[list[Finding]]:
             "upkeep",
             "warning",
             f"upkeep of tenant {name!r} failed: {orjson.loads(value)['error']}",
-            f"see to that, then run `perdure compact --tenant {name}`; a worker tries it again every day",
+            f"see to that, then run `perdure store compact --tenant {name}`; a worker tries it again every day",
         )
         for name, value in rows
     ]
@@ -353,7 +359,7 @@ def deletions(patient: Patient) -> Flow[list[Finding]]:
     if not count:
         return [Finding("deletions", "ok", "no deletion is unfinished")]
     says = f"{many(count, 'deletion')} decided and not finished (a process died, or is at it now)"
-    return [Finding("deletions", "note", says, "`perdure compact` finishes them")]
+    return [Finding("deletions", "note", says, "`perdure store compact` finishes them")]
 
 
 def encryption(patient: Patient) -> Flow[list[Finding]]:
@@ -379,7 +385,9 @@ def encryption(patient: Patient) -> Flow[list[Finding]]:
 def damage(patient: Patient) -> Flow[list[Finding]]:
     """Not looked for here: that reads everything."""
     yield from ()
-    return [Finding("damage", "ok", "not looked for: that reads every state; `perdure verify` does it, by a timer")]
+    return [
+        Finding("damage", "ok", "not looked for: that reads every state; `perdure store verify` does it, by a timer")
+    ]
 
 
 # --- this process

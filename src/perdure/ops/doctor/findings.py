@@ -104,13 +104,13 @@ def looked(patient: Patient, name: str, look: Look) -> Flow[list[Finding]]:
     try:
         return (yield from look(patient))
     except Damaged as error:
-        return [Finding(name, "problem", f"the store is damaged: {error}", "run `perdure verify`")]
+        return [Finding(name, "problem", f"the store is damaged: {error}", "run `perdure store verify`")]
     except PerdureError as error:
         return [Finding(name, "note", f"could not be looked at: {error}", "")]
     except OSError as error:
         return [Finding(name, "note", f"could not be looked at: {error.strerror or error}", "")]
     except GARBAGE as error:
-        return [Finding(name, "problem", f"the store is damaged: {error}", "run `perdure verify`")]
+        return [Finding(name, "problem", f"the store is damaged: {error}", "run `perdure store verify`")]
 
 
 def span(seconds: float) -> str:

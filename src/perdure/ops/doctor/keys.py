@@ -99,7 +99,7 @@ def _fitting(own: str, rows: list[Any]) -> Flow[list[Finding]]:
             found.append(Finding("encryption", "problem", says, do))
         elif open_proof(tenant, given, key_id, bytes(proof)) is None:
             says = f"what the store keeps about key {key_id.hex()} of tenant {name!r} does not open with it: damage"
-            found.append(Finding("encryption", "problem", says, "run `perdure verify`; restore a backup"))
+            found.append(Finding("encryption", "problem", says, "run `perdure store verify`; restore a backup"))
     if idle:
         says = f"{many(len(idle), 'key')} retired and still among the keys here: {', '.join(idle[:_SHOWN_MAX])}"
         do = "`perdure keys remove ID` takes it out of the key file, once no backup needs it"

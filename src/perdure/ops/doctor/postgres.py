@@ -171,7 +171,7 @@ def roles(patient: Patient) -> Flow[list[Finding]]:
     from perdure.storage.postgres_tenants import tenant_security
 
     security = yield Transaction(tenant_security)
-    do = "`perdure roles app NAME` makes a role that sees one tenant at a time (how-to/postgresql-in-production)"
+    do = "`perdure store role app NAME` makes a role that sees one tenant at a time (how-to/postgresql-in-production)"
     if security.gaps:
         says = f"row-level security is not in force on {', '.join(security.gaps)}"
         return [
@@ -190,7 +190,7 @@ def roles(patient: Patient) -> Flow[list[Finding]]:
         says = (
             f'the role "{security.role}" is held to a tenant, but could reach around it: {", ".join(security.rights)}'
         )
-        return [Finding("roles", "problem", says, "revoke that, or make the role anew with `perdure roles`")]
+        return [Finding("roles", "problem", says, "revoke that, or make the role anew with `perdure store role`")]
     [tenants] = yield from query_one(patient, _TENANTS)
     kind = "a superuser" if security.superuser else "the tables' owner" if security.owner else "an operator"
     says = f'the role "{security.role}" is {kind} and sees all tenants ({tenants})'

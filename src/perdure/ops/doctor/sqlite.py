@@ -165,7 +165,7 @@ def space(patient: Patient) -> Flow[list[Finding]]:
     )
     if free * page_size > _UNUSED_MIN and free > pages // 2:
         says = f"{shown(free * page_size)} of the file's {shown(pages * page_size)} are unused"
-        return [Finding("space", "note", says, "`perdure compact --vacuum` gives them back to the disk")]
+        return [Finding("space", "note", says, "`perdure store compact --vacuum` gives them back to the disk")]
     return []
 
 

@@ -41,7 +41,7 @@ class Compacted:
     bytes_before: int
     bytes_after: int
     expired: tuple[str, ...] = ()  # names of threads, up to 100
-    damaged: int = 0  # threads that retention could not look through: see `perdure verify`
+    damaged: int = 0  # threads that retention could not look through: see `perdure store verify`
     dry_run: bool = False
     shared: int = 0  # checkpoints beyond keep_last that stay, because a fork has them and keeps more
 

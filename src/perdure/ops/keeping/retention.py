@@ -209,7 +209,7 @@ def _pass_over(one: _Due, error: PerdureError, gone: Gone) -> None:
     """What is damaged must not keep all others from being seen to."""
     gone.damaged += 1
     _log.warning(
-        "thread %r is damaged and was passed over: run `perdure verify`, then `perdure repair`",
+        "thread %r is damaged and was passed over: run `perdure store verify`, then `perdure store repair`",
         one.kept.name,
         extra=event("retention.damaged", thread=one.kept.name, error=type(error).__name__),
     )

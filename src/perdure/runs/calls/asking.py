@@ -317,7 +317,7 @@ def give(
     """Answer a question. Raises NotFound, AnswerRefused; nothing is written then."""
     [rows] = yield Batch(_FOR_ANSWER(tenant=tenant, id=run_id, path=path, now=now))
     if not rows:
-        raise NotFound(f"run {run_id!r} has no question {path!r}; `perdure asks` lists the open ones")
+        raise NotFound(f"run {run_id!r} has no question {path!r}; `perdure questions` lists the open ones")
     run, sort, _question, terms_text, _status, deadline, _owner, db_now = rows[0]
     # The run's row first, as whoever writes to a run does; then what belongs to it.
     _, [(status,)] = yield Batch(LOCK(tenant=tenant, run=run), _LOCK(tenant=tenant, run=run, path=path))
@@ -328,7 +328,7 @@ def give(
     if (sort == "doubt") != verdict:
         raise AnswerRefused(
             f"step {path!r} of run {run_id!r} is "
-            + ("in doubt: settle it with `perdure resolve`" if sort == "doubt" else "a question")
+            + ("in doubt: settle it with `perdure run resolve`" if sort == "doubt" else "a question")
         )
     terms = msgspec.json.decode(terms_text, type=Terms)
     checked = value if verdict else _allowed(terms, value, who, codec)

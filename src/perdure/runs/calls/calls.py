@@ -148,7 +148,7 @@ def _child_act(scope: Scope, act: Act[str]) -> Act[children.Child]:
 
 
 def emit(value: Any) -> None:
-    """Say something to whoever watches the run (`run.stream()`, `perdure tail`): progress, a message, a chunk.
+    """Say something to whoever watches the run (`run.stream()`, `perdure run tail`): progress, a message, a chunk.
 
     Written with the next entry; also inside a step's body. The code never reads it back.
     """

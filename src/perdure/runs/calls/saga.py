@@ -146,7 +146,7 @@ def _undo(session: Session, intent: Entry) -> Act[None]:
     if undo.is_async and not session.is_async:
         raise RunStuck(
             f"run {session.row.id!r} is being undone, and {undo.name} is async in a blocking run, where nothing can "
-            f"await it: give effect {intent.name!r} a plain function as its undo, then `perdure resume "
+            f"await it: give effect {intent.name!r} a plain function as its undo, then `perdure run resume "
             f"{session.row.id}`"
         )
     given = {"result": result, "effect_key": str((intent.more or {})["key"])}
@@ -156,7 +156,7 @@ def _undo(session: Session, intent: Entry) -> Act[None]:
     except Exception as error:
         raise RunStuck(
             f"run {session.row.id!r} is being undone, and {undo.name} failed: {line_of(error)}. "
-            f"What was done before that is not undone yet; mend the cause, then `perdure resume {session.row.id}`"
+            f"What was done before that is not undone yet; mend the cause, then `perdure run resume {session.row.id}`"
         ) from error
 
 

@@ -133,7 +133,7 @@ def _error_of(session: Session, ended: Entry, described: dict[str, Any]) -> Exce
     except Unresolved as why:
         stuck = RunStuck(
             f"step {ended.path} ({ended.name}) of run {session.row.id!r} failed with {error_text(described)}, and "
-            f"that error cannot be raised again here: {why}. Nothing was undone; then `perdure resume "
+            f"that error cannot be raised again here: {why}. Nothing was undone; then `perdure run resume "
             f"{session.row.id}`"
         )
         session.stop = session.stop or stuck

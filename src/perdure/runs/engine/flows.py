@@ -280,5 +280,5 @@ def resolve(ctx: Context, run_id: str, step: Step | str | int, verdict: dict[str
     if asked is not None:
         return (yield from answer(ctx, run_id, asked, verdict, who, verdict=True))
     raise NotFound(
-        f"step {path!r} of run {run_id!r} is not in doubt: no person is asked about it. `perdure asks` lists what is"
+        f"step {path!r} of run {run_id!r} is not in doubt: no person is asked about it; `perdure questions` lists those"
     )

@@ -51,7 +51,7 @@ def waits_for(info: RunInfo) -> str:
     if kind == "all":
         return f"{len(what.get('of', []))} things"
     if kind == "resume" or info.status == "paused":
-        return "perdure resume"
+        return "perdure run resume"
     return "its graph to be run again" if kind == "graph" else str(kind or "")
 
 
@@ -68,8 +68,8 @@ def waits_for_run(info: RunInfo) -> bool:
 
 def how_to_resolve(driver: Driver, run: str, step: str) -> str:
     """The two commands that end a doubt. Pasted as one line they are refused."""
-    done = _command(driver, "resolve", run, step, "--done", RESULT)
-    return f"{done} or {_command(driver, 'resolve', run, step, '--not-done')}"
+    done = _command(driver, "run", "resolve", run, step, "--done", RESULT)
+    return f"{done} or {_command(driver, 'run', 'resolve', run, step, '--not-done')}"
 
 
 def how_to_answer(driver: Driver, run: str, step: str) -> str:
@@ -98,11 +98,11 @@ def _store_option(driver: Driver) -> list[str]:
 
 def tasks_in(driver: Driver, info: RunInfo) -> Iterator[Task]:
     """What a person has to do before this run can continue."""
-    resume = _command(driver, "resume", info.id)
+    resume = _command(driver, "run", "resume", info.id)
     if info.status == "paused":
         yield Task(info.id, "paused", "", "is paused", resume)
     elif info.status == "stuck":
-        yield Task(info.id, "stuck", "", f"is stuck (`{_command(driver, 'run', info.id)}` says why)", resume)
+        yield Task(info.id, "stuck", "", f"is stuck (`{_command(driver, 'run', 'show', info.id)}` says why)", resume)
     elif info.status == "waiting" and not info.is_due:
         for what in _of_people(info.waiting_for or {}):
             step = str(what.get("step"))

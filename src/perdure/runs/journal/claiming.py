@@ -121,7 +121,7 @@ _STICK = Sql(
 _FENCE_MAX = 1 << 60  # no run is claimed so often
 _ODD = (
     '{"for":"help","type":"Damaged","error":"the counts in its row make no sense: it was changed. '
-    'See `perdure verify`; restore it from a backup, or resume it if its journal is whole"}'
+    'See `perdure store verify`; restore it from a backup, or resume it if its journal is whole"}'
 )
 _TENANTS = Sql("SELECT tenant, name FROM tenant WHERE tenant > :after ORDER BY tenant LIMIT :limit")
 

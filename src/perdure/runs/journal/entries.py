@@ -78,7 +78,7 @@ def unpack(body: bytes) -> Entry:
     try:
         return _unpack(body)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, TypeError) as error:
-        raise JournalDamaged(f"a journal entry cannot be read ({error}); run `perdure verify`") from error
+        raise JournalDamaged(f"a journal entry cannot be read ({error}); run `perdure store verify`") from error
 
 
 def entry_digest(run: int, seq: int, kind: int, body: bytes) -> int:

@@ -156,5 +156,5 @@ def outcome_of(tenant: int, row: RunRow) -> Program[bytes | None]:
     """What a finished run ended with. A result is never taken for None because its row is gone."""
     found = yield from value_of(tenant, row.run, "outcome")
     if found is None and row.status == "done":
-        raise Damaged(f"the result of run {row.id!r} is missing; `perdure verify` says what else is")
+        raise Damaged(f"the result of run {row.id!r} is missing; `perdure store verify` says what else is")
     return found

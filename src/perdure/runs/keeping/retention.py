@@ -209,7 +209,7 @@ def _condemn(
             f"run {row.id!r} cannot be deleted: its parent {parents[0][0]!r} is not finished and may need it"
         )
     if condemned and RunRow._make(condemned[0]).status not in FINISHED:
-        raise UsageError(f"run {row.id!r} is not finished: `perdure cancel {row.id}` first, then delete it")
+        raise UsageError(f"run {row.id!r} is not finished: `perdure run cancel {row.id}` first, then delete it")
     if first is not None:
         yield from first()
     yield Batch(_CONDEMN(tenant=tenant, run=row.run), last=True)

@@ -362,7 +362,7 @@ CREATE TABLE quarantine (
 --
 -- Who sees what hangs on two types, which hold nothing: whoever may use the type has the right. Types, because GRANT …
 -- ON ALL TABLES does not reach them, so that a broad grant gives nobody more than he should see; and because their
--- owner has the right by itself, as the owner of a store always could see all of it. `perdure roles` makes the grants.
+-- owner has the right by itself, as the owner of a store always could see all of it. `perdure store role` makes the grants.
 --   sees_every_tenant     all tenants: the owner; workers, backups and upkeep for all tenants
 --   chooses_tenant        the tenant named by the setting perdure.tenant, for as long as a transaction
 --   neither               the one tenant that tenant_role names for the role, whatever is set; without a row there, nothing

@@ -11,6 +11,8 @@ import math
 import re
 from collections import deque
 from collections.abc import Mapping, Set
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
@@ -48,6 +50,29 @@ def readable(value: Any) -> Any:
         return str(value)
     except Exception:  # a range of such ints
         return shown(value)
+
+
+def fields(result: Any, *left_out: str) -> dict[str, Any]:
+    """A result of the library as JSON: a dataclass by its fields, with times in UTC."""
+    return {
+        field.name: _field(getattr(result, field.name))
+        for field in dataclass_fields(result)
+        if field.name not in left_out
+    }
+
+
+def _field(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return moment(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if is_dataclass(value):
+        return fields(value)
+    if hasattr(value, "_asdict"):
+        return {name: _field(item) for name, item in value._asdict().items()}
+    if isinstance(value, list | tuple):
+        return [_field(item) for item in value]
+    return readable(value)
 
 
 def _mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
@@ -120,18 +145,5 @@ def ago(at: datetime, now: datetime) -> str:
     return at.astimezone().strftime("%Y-%m-%d")
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
-
-def parse_since(text: str, now: datetime) -> datetime:
-    """`45s`, `30m`, `2h`, `3d`, `1w` before now, or an ISO date or time, local if it names no zone; else ValueError."""
-    if found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip().lower()):
-        try:
-            return now - timedelta(seconds=float(found[1]) * _UNITS[found[2]])
-        except OverflowError as error:
-            raise ValueError(f"{text!r} is before the first day there is") from error
-    return datetime.fromisoformat(text.strip()).astimezone()
+def plural(count: int, noun: str, nouns: str | None = None) -> str:
+    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"

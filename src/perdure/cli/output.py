@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from io import StringIO
 from typing import Any
 
-from perdure.cli.readable import printable, to_json
+from perdure.cli.text import printable, to_json
 from perdure.storage.urls import redacted
 
 Cell = tuple[str, str]  # the text, and a style that plain output ignores
@@ -40,6 +40,13 @@ class Output:
     def document(self, value: Any) -> None:
         """The one JSON document of a command."""
         self._write(to_json(value, indent=2, ascii_only=self._ascii))
+
+    def result(self, value: Any, text: str) -> None:
+        """What a command has done: the document with --json, else one line."""
+        if self.json:
+            self.document(value)
+        else:
+            self.line((text, "green"))
 
     def json_line(self, value: Any) -> None:
         """One of many, a line each."""

@@ -1,0 +1,97 @@
+"""Writes docs/reference/cli.md from the commands and their help: `python docs/generate_cli.py`."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import click
+
+from perdure.cli.app import EXIT_CODES, root
+from perdure.cli.base import Command, CommonOption, command_names, common_options
+
+PAGE = Path(__file__).parent / "reference" / "cli.md"
+
+INTRODUCTION = """\
+# The command line
+
+<!-- Written by docs/generate_cli.py. Edit that file, or the help of the commands. -->
+
+`perdure` inspects and operates a store: threads with their checkpoints, and runs of durable functions with their
+steps. It needs none of your classes, and only an import creates a store: a typo in a path is an error, not a new
+file. The extra `perdure[cli]` adds colours and progress bars.
+
+Results go to stdout; messages, questions and progress bars to stderr. Times in tables are local, in JSON UTC. On a
+terminal tables are coloured and fitted to its width; in a pipe they are plain text with nothing cut to fit. Control
+characters are shown as escapes, so that a stored text cannot steer your terminal. A command that removes something
+asks first on a terminal, and needs `--yes` elsewhere.
+
+With `--json` stdout has JSON and nothing else. Lists (`runs`, `steps`, `questions`, `threads`, `log`, `check`, `run
+tail`, `thread pins`) are a document per line, everything else is one document. Values that JSON cannot hold become
+text: times in ISO form, bytes as `<3 bytes: 6162ff>` (the first 32), `nan` and `inf`. Tuples and sets become lists,
+and your classes `{"<type>": "travel.Plan", …}`.
+
+A `VALUE` is JSON if it can be, and text otherwise: `LH400`, `true`, `'{"seat": 4}'`. What begins with a dash goes
+after `--`.
+"""
+
+CHECKPOINTS = """\
+## Naming a checkpoint
+
+Wherever a command takes a `REF`:
+
+| REF | which checkpoint |
+|---|---|
+| `0s852p2dtw2en` | the one with this id |
+| `0s852p2dt` | the one whose id begins so, on any branch of the thread. None or several: exit code 3 |
+| `head` | the newest |
+| `head~3`, `head~` | 3 before it, 1 before it; also `@12~3` and `0s852p2dtw2en~3` |
+| `@12` | step 12 on the branch that leads to the head |
+| `1f1e1546-0222-6b9e-8001-f399cc60d864` | in a LangGraph thread: the one with this `checkpoint_id`, in full |
+"""
+
+
+def page() -> str:
+    """docs/reference/cli.md."""
+    with click.Context(root, info_name="perdure") as ctx:
+        commands = command_names(root)
+        parts = [INTRODUCTION, _table_of_commands(commands), _common(ctx), CHECKPOINTS, _exit_codes()]
+        parts += [_command(name, command, ctx) for name, command in commands.items()]
+    return "\n".join(parts)
+
+
+def _table_of_commands(commands: dict[str, Command]) -> str:
+    rows = [
+        f"| [`{name}`](#perdure-{name.replace(' ', '-')}) | {command.get_short_help_str(200)} |"
+        for name, command in commands.items()
+    ]
+    return "\n".join(["| command | |", "|---|---|", *rows, ""])
+
+
+def _common(ctx: click.Context) -> str:
+    head = "## Options of all commands\n\nThey may stand before or after the command.\n"
+    return "\n".join([head, *_parameters(common_options(), ctx), ""])
+
+
+def _exit_codes() -> str:
+    rows = [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()]
+    return "\n".join(["## Exit codes\n", "| code | meaning |", "|---|---|", *rows, ""])
+
+
+def _command(name: str, command: Command, parent: click.Context) -> str:
+    with click.Context(command, info_name=name, parent=parent) as ctx:
+        own = [param for param in command.params if not isinstance(param, CommonOption)]
+        parts = [f"## `perdure {name}`\n", inspect.cleandoc(command.help or ""), "", *_parameters(own, ctx)]
+    return "\n".join([*parts, *([""] if own else []), "```sh", *command.examples, "```", ""])
+
+
+def _parameters(params: list[click.Parameter], ctx: click.Context) -> list[str]:
+    records = [record for param in params if (record := param.get_help_record(ctx)) is not None]
+    if not records:
+        return []
+    rows = [f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in records]
+    return ["| parameter | meaning |", "|---|---|", *rows]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,280 @@
+"""The commands that control runs: answer, resolve, send, pause, resume, cancel, rollback, fork, delete, erase."""
+
+from __future__ import annotations
+
+from shlex import quote
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from perdure.cli.base import NO, OK, Invocation, argument, command, with_store
+from perdure.cli.parameters import Pair, parse_value, run_argument, text_option, who_option, yes_option
+from perdure.cli.retention import print_erased
+from perdure.cli.runs import existing_run, only_question
+from perdure.cli.text import local, plural
+from perdure.errors import AnswerRefused, UsageError
+
+if TYPE_CHECKING:
+    from perdure import Run, Store
+
+_YES_OR_NO = {"yes": True, "y": True, "no": False, "n": False}
+
+
+@command("perdure answer trip-42 LH400\nperdure answer trip-42 4 true --who maria")
+@run_argument
+@argument(
+    "step_and_value", "[STEP] VALUE", "STEP: which question, if the run has several. VALUE: the answer.", nargs=-1
+)
+@text_option
+@who_option
+@with_store
+def answer(
+    cli: Invocation, store: Store, run: str, step_and_value: tuple[str, ...], text: bool, who: str | None
+) -> None:
+    """Answer a question of a run.
+
+    An answer that the question does not allow is refused with the reason (exit code 2). The journal records who
+    answered. A worker resumes the run, or the process that waits for its result.
+    """
+    if not 1 <= len(step_and_value) <= 2:
+        raise UsageError(f"give one VALUE, with its STEP if need be: `perdure answer {quote(run)} VALUE`")
+    existing_run(store, run)
+    *named, given = step_and_value
+    _refuse_placeholder(given)
+    step, who = named[0] if named else only_question(store, run), who or _user()
+    value = given if text else _yes_or_no(store, run, step, parse_value(given))
+    try:
+        answered = store.answer(run, value, step=step, who=who)
+    except AnswerRefused as refused:
+        if value == given:
+            raise
+        try:  # 2 can be meant as the text "2"; a refused answer is not written
+            answered = store.answer(run, given, step=step, who=who)
+        except AnswerRefused:
+            raise refused from None
+    if cli.out.json:
+        cli.out.document({"run": run, "settled": answered.settled, "missing": answered.missing})
+    elif answered.settled:
+        cli.out.line((f"Answered. A worker will resume {run}.", "green"))
+    else:
+        cli.out.line((f"Noted. {plural(answered.missing, 'more answer')} of the same kind needed.", "green"))
+
+
+def _yes_or_no(store: Store, run: str, step: str, value: Any) -> Any:
+    """To a question of true or false, yes and no are answers."""
+    if not isinstance(value, str) or value.lower() not in _YES_OR_NO:
+        return value
+    asked = [ask for ask in store.asks(run) if ask.path == step and ask.options == [True, False]]
+    return _YES_OR_NO[value.lower()] if asked else value
+
+
+def _refuse_placeholder(given: str | None) -> None:
+    from perdure.runs.engine.waiting import ANSWER, RESULT
+
+    if given in (ANSWER, RESULT):
+        raise UsageError(f"{given} stands for a value: put yours in its place, such as '\"B-1001\"'")
+
+
+def _user() -> str:
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "operator"
+
+
+@command("perdure run resolve trip-42 5 --done '\"B-1001\"'\nperdure run resolve trip-42 5 --not-done --who maria")
+@run_argument
+@argument("step", "STEP", "The step in doubt, as `perdure steps` shows it.")
+@click.option("--done", metavar="VALUE", help="It happened, with this result.")
+@click.option("--not-done", is_flag=True, help="It did not happen, and no longer can.")
+@text_option
+@who_option
+@with_store
+def resolve(
+    cli: Invocation, store: Store, run: str, step: str, done: str | None, not_done: bool, text: bool, who: str | None
+) -> None:
+    """Settle an effect in doubt.
+
+    Its process died, or lost the connection, after the request may have been sent. Ask the receiver first: it knows
+    the key that `perdure run show` prints. --done: the run continues with VALUE as the effect's result. --not-done:
+    the effect is run.
+    """
+    from perdure.runs.journal.rows import TASK
+
+    handle = existing_run(store, run)
+    if (done is None) != not_done:
+        raise UsageError("give either --done VALUE or --not-done")
+    _refuse_placeholder(done)
+    if done is None:
+        handle.resolve(step, not_done=True, who=who or _user())
+    else:
+        handle.resolve(step, done=done if text else parse_value(done), who=who or _user())
+    verdict = "not done" if not_done else "done"
+    if cli.out.json:
+        cli.out.document({"run": run, "step": step, "resolved": verdict})
+        return
+    then = "run its graph again" if handle.info().function.startswith(TASK) else "a worker will resume the run"
+    again = _when_again(handle, step) if not_done else ""
+    cli.out.line((f"step {step} of {run} counts as {verdict}; {then}{again}", "green"))
+
+
+def _when_again(handle: Run, path: str) -> str:
+    """When an effect that did not happen runs again: until its deadline the old request may still arrive."""
+    deadline = handle._deadline(path)
+    return "" if deadline is None else f". The effect runs again after its deadline, {local(deadline)}"
+
+
+@command('perdure run send trip-42 \'{"gate": "B12"}\' --topic news\nperdure run send trip-42 stop --key order-7')
+@run_argument
+@argument("value", "VALUE", "The message.")
+@click.option("--topic", metavar="NAME", default="", help="Which perdure.receive() takes it.")
+@click.option("--key", metavar="KEY", help="The same message with the same key is sent once.")
+@with_store
+def send(cli: Invocation, store: Store, run: str, value: str, topic: str, key: str | None) -> None:
+    """Send a message to a run.
+
+    The run takes it with perdure.receive(), in the order sent; until then the message is kept.
+    """
+    from perdure.runs.journal.rows import FINISHED
+
+    status = existing_run(store, run).status
+    if status in FINISHED:
+        raise UsageError(f"run {run!r} is {status}: it receives nothing any more")
+    store.send(run, parse_value(value), topic=topic, key=key)
+    cli.out.result({"run": run, "topic": topic, "sent": True}, f"sent to {run}")
+
+
+@command("perdure run cancel trip-42\nperdure run cancel trip-42 --json")
+@run_argument
+@with_store
+def cancel(cli: Invocation, store: Store, run: str) -> None:
+    """Stop a run and its children for good.
+
+    Nothing is undone: `perdure run rollback` does that. A running run stops at its next step.
+    """
+    _request(cli, existing_run(store, run), "cancel")
+
+
+@command("perdure run pause trip-42\nperdure run pause trip-42 --json")
+@run_argument
+@with_store
+def pause(cli: Invocation, store: Store, run: str) -> None:
+    """Stop a run at its next step, until it is resumed.
+
+    It needs no process meanwhile.
+    """
+    _request(cli, existing_run(store, run), "pause")
+
+
+@command("perdure run resume trip-42\nperdure run resume trip-42 --json")
+@run_argument
+@with_store
+def resume(cli: Invocation, store: Store, run: str) -> None:
+    """Resume a paused or stuck run.
+
+    A waiting run checks again whether what it waits for has come. A worker takes it.
+    """
+    _request(cli, existing_run(store, run), "resume")
+
+
+def _request(cli: Invocation, run: Run, name: str) -> None:
+    before = run.status
+    status = {"cancel": run.cancel, "pause": run.pause, "resume": run.resume}[name]()
+    if cli.out.json:
+        cli.out.document({"run": run.id, "before": before, "status": status})
+    elif status == "running" and name == "resume":
+        cli.out.line((f"{run.id} is running; if its process has died, a worker takes it over", "yellow"))
+    elif status == "running":
+        cli.out.line((f"{run.id} is running: its process will {name} it", "yellow"))
+    elif status == before:
+        cli.out.line((f"{run.id} is {status}: there is nothing to {name}", "yellow"))
+    else:
+        cli.out.line((f"{run.id} is {status} now", "green"))
+
+
+@command("perdure run rollback trip-42\nperdure run rollback trip-42 --json")
+@run_argument
+@with_store
+def rollback(cli: Invocation, store: Store, run: str) -> None:
+    """Undo the effects of a run, the newest first.
+
+    A worker does it. `perdure run fork` continues from an earlier step instead.
+    """
+    handle = existing_run(store, run)
+    before, status = handle.status, handle.rollback()
+    if cli.out.json:
+        cli.out.document({"run": handle.id, "before": before, "status": status})
+    elif status == before and status != "running":
+        cli.out.line((f"{handle.id} is {status}: there is nothing to undo", "yellow"))
+    else:
+        cli.out.line((f"{handle.id} will be undone by a worker, newest effect first", "green"))
+
+
+@command(
+    "perdure run fork trip-42 --name trip-43 --keys new\n"
+    "perdure run fork trip-42 4 --name trip-43 --keys new --set '4=\"UA88\"'"
+)
+@run_argument
+@argument("step", "[STEP]", "The last step that the fork shares (default: the run's last).", required=False)
+@click.option("--name", metavar="ID", required=True, help="The id of the new run.")
+@click.option(
+    "--keys",
+    type=click.Choice(("new", "same")),
+    help="Idempotency keys of effects that it does again: new ones, or the same, which receivers answer as before.",
+)
+@click.option(
+    "--set", "changes", metavar="STEP=VALUE", type=Pair(), multiple=True, help="Another result for a shared step."
+)
+@with_store
+def fork(
+    cli: Invocation,
+    store: Store,
+    run: str,
+    step: str | None,
+    name: str,
+    keys: Literal["new", "same"] | None,
+    changes: tuple[tuple[str, Any], ...],
+) -> None:
+    """Continue from a step in a new run.
+
+    Copies nothing, and leaves the old run as it is. A worker resumes the new one.
+    """
+    made = store.fork(existing_run(store, run), at=step, id=name, changes=dict(changes) or None, keys=keys)
+    if cli.out.json:
+        cli.out.document({"run": made.id, "from": run, "at": step, "status": made.status})
+    else:
+        at = f"at step {step}" if step is not None else "at its end"
+        cli.out.line((f"forked run {run} {at} as {made.id}; a worker will resume it", "green"))
+
+
+@command("perdure run delete trip-42\nperdure run delete trip-42 --yes --json")
+@run_argument
+@yes_option
+@with_store
+def delete(cli: Invocation, store: Store, run: str, yes: bool) -> int:
+    """Delete a finished run with its journal and its results."""
+    existing_run(store, run)
+    if not cli.confirmed(f"Delete run {run!r} with its journal and its results?", yes=yes):
+        return NO
+    store.delete_run(run)
+    cli.out.result({"run": run, "deleted": True}, f"deleted {run}")
+    return OK
+
+
+@command("perdure run erase trip-42\nperdure run erase trip-42 --yes --json")
+@run_argument
+@click.option("--full", is_flag=True, help="PostgreSQL: rewrite the tables, which locks them meanwhile.")
+@yes_option
+@with_store
+def erase(cli: Invocation, store: Store, run: str, full: bool, yes: bool) -> int:
+    """Erase every byte of a finished run.
+
+    Prints which copies may still hold it, such as backups.
+    """
+    existing_run(store, run)
+    if not cli.confirmed(f"Erase run {run!r} with its journal and its results, and every byte of it?", yes=yes):
+        return NO
+    print_erased(store.ops.erase_run(run, full=full), cli.out)
+    return OK
