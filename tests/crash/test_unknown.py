@@ -19,6 +19,7 @@ from perdure.storage.program import Driver, Flow
 from perdure.storage.urls import open_driver
 from perdure.threads.context import Context
 from perdure.threads.store import CACHE_BYTES
+from perdure.values.codec import encode
 from perdure.values.registry import Codec
 
 # What becomes of a write: it works; it is done and the answer lost; it is not done and the answer lost; refused.
@@ -119,7 +120,9 @@ def test_a_lost_answer_and_a_prune_meanwhile(tmp_path: Path) -> None:
         state = {"words": [f"{number * 7919 % 10_007:05d}" for number in range(3_000)], "number": 0}
         for number in range(6):
             thread.save(state | {"number": number})
-        _lose_first_answer(store, thread._save(state | {"number": 6}, None, None, None, None), other)
+        _lose_first_answer(
+            store, thread._save(encode(state | {"number": 6}, store._context.codec), None, None, None, None), other
+        )
         for number in range(7, 10):
             thread.save(state | {"number": number, "new": str(number) * 200})
         assert [checkpoint.state["number"] for checkpoint in thread.history(limit=4)] == [9, 8, 7, 6]

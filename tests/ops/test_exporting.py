@@ -91,7 +91,7 @@ def test_what_was_packed_is_exported_like_everything_else(kind: str, opener: Ope
     here, there = opener(kind, "a"), opener("sqlite", "b")
     make_thread(here)
     before = everything(here, "rich")
-    drive(here._context.driver, pack_tenant(here._context._tenant or 0, 2**61))
+    drive(here._context.driver, pack_tenant(here._context.known_tenant or 0, 2**61))
     assert query(here, "SELECT count(*) FROM pack") != [(0,)]
     here.ops.export_thread("rich", tmp_path / "x")
     there.ops.import_thread(tmp_path / "x")
@@ -194,7 +194,7 @@ def test_an_export_is_remembered_as_a_copy(opener: Opener, tmp_path: Path) -> No
     make_thread(here, count=5)
     done = here.ops.export_thread("rich", tmp_path / "x")
     [row] = query(here, "SELECT sort, place, tenant, bytes, restored_at FROM copy")
-    assert row == ("export", str(tmp_path / "x"), here._context._tenant, done.bytes, None)
+    assert row == ("export", str(tmp_path / "x"), here._context.known_tenant, done.bytes, None)
 
 
 # --- files that are not what they should be
@@ -424,7 +424,7 @@ def test_what_is_saved_during_an_export_or_a_compaction_during_an_import_does_no
 
     def pack(_done: int, _total: int) -> None:
         if next(times, None) is not None:
-            drive(there._context.driver, pack_tenant(there._context._tenant or 0, 2**61))
+            drive(there._context.driver, pack_tenant(there._context.known_tenant or 0, 2**61))
 
     there.ops.import_thread(tmp_path / "x", progress=pack)
     assert everything(there, "rich") == before

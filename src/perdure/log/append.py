@@ -73,6 +73,7 @@ _RECORD_PARAMS = (
     ("cost", "bigint"),
     ("hash", "bytea"),
 )
+_RECORD_FIELDS = Record._fields[:-2]  # the database gives body and stamp
 _NAMES = ", ".join(name for name, _ in _RECORD_PARAMS)
 _SQLITE_VALUES = ", ".join(f":{name}" for name, _ in _RECORD_PARAMS)
 _POSTGRES_VALUES = ", ".join(f":{name}::{type_}" for name, type_ in _RECORD_PARAMS)
@@ -411,7 +412,6 @@ def _conflict(place: Place, actual: int | None) -> Conflict:
 
 def insert_params(draft: Draft, tenant: int, record: Record) -> dict[str, Any]:
     """The parameters of a record's insertion, with those of its body."""
-    params = record._asdict()
-    del params["body"], params["stamp"]
-    params.update(tenant=tenant, salt=draft.salt, diff=draft.diff, full_text=draft.full)
+    params: dict[str, Any] = dict(zip(_RECORD_FIELDS, record))  # noqa: B905
+    params["tenant"], params["salt"], params["diff"], params["full_text"] = tenant, draft.salt, draft.diff, draft.full
     return params

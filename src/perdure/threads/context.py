@@ -57,24 +57,19 @@ class Context:
     ticks: Callable[[], float] = time.monotonic  # seconds, for measuring: never goes back
     warn_bytes: int = WARN_BYTES  # a state whose text is longer is told of in the log, with what makes it so
     large_warned: dict[tuple[str, str], int] = field(default_factory=dict)  # by tenant and thread: the next size
-    _tenant: int | None = None
+    known_tenant: int | None = None  # the tenant's number, once it was looked up
 
     def tenant(self) -> Flow[int | None]:
         """The tenant's number, or None while nothing was ever written for it."""
-        if self._tenant is None:
-            self._tenant = yield from read(lambda: find_tenant(self.tenant_name))
-        return self._tenant
-
-    @property
-    def known_tenant(self) -> int | None:
-        """The tenant's number if it was asked for before."""
-        return self._tenant
+        if self.known_tenant is None:
+            self.known_tenant = yield from read(lambda: find_tenant(self.tenant_name))
+        return self.known_tenant
 
     def ensure_tenant(self) -> Flow[int]:
         """The tenant's number; made on first use."""
         found = yield from self.tenant()
         if found is None:
-            found = self._tenant = yield from write(lambda: ensure_tenant(self.tenant_name))
+            found = self.known_tenant = yield from write(lambda: ensure_tenant(self.tenant_name))
         return found
 
     def seen_from(self, module: str) -> Context:

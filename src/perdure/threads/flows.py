@@ -124,14 +124,14 @@ def save(
         record = ctx.new_record_id(at, after)
         line.own.append(record)
         try:
-            done = yield from _append(line, draft, _place(line, tenant, parent, expect), record, at, follows)
+            done = yield from _append(line, draft, place_of(line, tenant, parent, expect), record, at, follows)
         except ConstraintFailed as error:
             if error.kind != "unique":
                 raise  # damage, or a defect of ours: saving again would not help, and would hide it
             line.disown(record)
             continue  # the id is taken: one chance in a million
         if done.record is not None:
-            _settle(ctx, line, tenant, draft, done, done.record, asked=parent is not None)
+            advance_cursor(ctx, line, tenant, draft, done, done.record, asked=parent is not None)
             return done.record, done.on_head
         line.disown(record)
         if done.after:  # its parent is newer than its id, or the id is taken
@@ -153,7 +153,7 @@ def _follows(line: Cursor, tenant: int, stands_on: int | None) -> Flow[int | Non
     return row.head if stands_on is None and not line.found_nothing else stands_on
 
 
-def _place(line: Cursor, tenant: int, parent: int | None, expect: int | None) -> Place:
+def place_of(line: Cursor, tenant: int, parent: int | None, expect: int | None) -> Place:
     return Place(
         tenant,
         line.name,
@@ -168,7 +168,7 @@ def _place(line: Cursor, tenant: int, parent: int | None, expect: int | None) ->
     )
 
 
-def _settle(
+def advance_cursor(
     ctx: Context, line: Cursor, tenant: int, draft: Draft, done: Appended, record: Record, *, asked: bool
 ) -> None:
     """Note where the handle stands now, and keep what its next save will build on. `asked`: it was told its parent."""
@@ -237,11 +237,13 @@ def _append(line: Cursor, draft: Draft, place: Place, record: int, at: int, foll
 
 
 def commit(
-    record: int, quick: Callable[[], Program[bool]] | None, careful: Callable[[], Program[Appended]]
+    record: int,
+    quick: Callable[[], Program[bool]] | None,
+    careful: Callable[[], Program[Appended]],
+    unknown: OutcomeUnknown | None = None,
 ) -> Flow[Appended | None]:
-    """Write a record: the quick way, or what the careful one says became of it, which also settles a COMMIT whose
-    answer was lost. None: the quick way did it."""
-    unknown: OutcomeUnknown | None = None
+    """Write a record: by the quick program, else by the careful one, which first looks for a record whose COMMIT was
+    not acknowledged (`unknown`). None: the quick program wrote it."""
     if quick is not None:
         try:
             if (yield from write(quick)):

@@ -32,7 +32,7 @@ def moment(at_us: int) -> datetime:
 class Checkpoint:
     """One saved state: its id, its place in the history, its note; the state itself when asked for."""
 
-    __slots__ = ("_fetch", "_metadata", "_record", "_state", "id", "is_head", "skipped", "thread")
+    __slots__ = ("_fetch", "_metadata", "_record", "_state", "is_head", "skipped", "thread")
 
     def __init__(
         self,
@@ -41,10 +41,9 @@ class Checkpoint:
         *,
         is_head: bool,
         state: Any = _UNSET,
-        fetch: Callable[[], Any] | None = None,
+        fetch: Callable[[str], Any] | None = None,
         skipped: tuple[str, ...] = (),
     ) -> None:
-        self.id: str = show_id(record.id)
         self.thread: str = thread
         #: whether it was the thread's newest when this object was made; False after a save: it became a branch
         self.is_head: bool = is_head
@@ -56,8 +55,13 @@ class Checkpoint:
         self._fetch = fetch
 
     @property
+    def id(self) -> str:
+        """Its name: 13 characters that sort by time."""
+        return show_id(self._record.id)
+
+    @property
     def parent(self) -> str | None:
-        """The id of the checkpoint that it goes on from; None for a thread's first."""
+        """The id of the checkpoint that it follows; None for a thread's first."""
         return show_id(self._record.parent) if self._record.parent is not None else None
 
     @property
@@ -95,7 +99,7 @@ class Checkpoint:
         """The state. Loaded on first use (blocking); in async code use `await thread.aload(checkpoint)`."""
         if self._state is _UNSET:
             assert self._fetch is not None
-            self._state = self._fetch()
+            self._state = self._fetch(self.id)
         return self._state
 
     def __eq__(self, other: object) -> bool:

@@ -44,7 +44,7 @@ class ThreadStore:
 
     def _for_tenant(self, name: str) -> Context:
         """The same database as another tenant sees it."""
-        return replace(self._context, tenant_name=check_name(name, "tenant"), _tenant=None)
+        return replace(self._context, tenant_name=check_name(name, "tenant"), known_tenant=None)
 
     def thread(self, name: str, *, metadata: Mapping[str, Any] | None = None) -> Thread:
         """A handle of a thread. Does no I/O: the thread is made by its first save, which also merges the metadata."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.errors import UnknownType, UsageError
 from perdure.log import sweeping
-from perdure.log.ids import show_id
 from perdure.log.records import Record
 from perdure.storage.program import Flow, Progress
 from perdure.threads import flows
@@ -25,6 +24,7 @@ from perdure.threads.keeping import checkpoint_id as _id
 from perdure.threads.merging import merged
 from perdure.threads.models import Change, Checkpoint, Pruned, Report, ThreadInfo
 from perdure.threads.rollback import rollback
+from perdure.threads.straight_save import straight_save
 from perdure.threads.transactional_save import Save, journal_of
 from perdure.values.codec import decode, encode
 
@@ -73,7 +73,12 @@ class Thread(Keeping):
         if (journal := journal_of(self._context)) is not None:
             record, on_head = journal.save(self._journaled(state, note, metadata, parent, expect))
             return self._checkpoint(record, is_head=on_head)
-        return self._run(self._save(state, note, metadata, parent, expect))
+        text = encode(state, self._context.codec)
+        if metadata is None and parent is None and expect is None:
+            done = straight_save(self._context, self._line, text, note and check_note(note))
+            if done is not None:
+                return self._checkpoint(done[0], is_head=done[1])
+        return self._run(self._save(text, note, metadata, parent, expect))
 
     async def asave(
         self,
@@ -88,7 +93,8 @@ class Thread(Keeping):
         if (journal := journal_of(self._context)) is not None:
             record, on_head = await journal.asave(self._journaled(state, note, metadata, parent, expect))
             return self._checkpoint(record, is_head=on_head)
-        return await self._arun(self._save(state, note, metadata, parent, expect))
+        text = encode(state, self._context.codec)
+        return await self._arun(self._save(text, note, metadata, parent, expect))
 
     def update(
         self,
@@ -277,13 +283,12 @@ class Thread(Keeping):
 
     def _save(
         self,
-        state: Any,
+        text: bytes,
         note: str | None,
         metadata: Mapping[str, Any] | None,
         parent: Checkpoint | str | None,
         expect: Checkpoint | str | None,
     ) -> Flow[Checkpoint]:
-        text = encode(state, self._context.codec)
         record, on_head = yield from flows.save(
             self._context,
             self._line,
@@ -412,8 +417,10 @@ class Thread(Keeping):
         return Report.of([(yield from verifying.verify_tree(tenant, row.tree, progress))])
 
     def _checkpoint(self, record: Record, *, is_head: bool) -> Checkpoint:
-        at = show_id(record.id)
-        return Checkpoint(self.name, record, is_head=is_head, fetch=lambda: self.load(at, strict=True).state)
+        return Checkpoint(self._line.name, record, is_head=is_head, fetch=self._fetch_state)
+
+    def _fetch_state(self, at: str) -> Any:
+        return self.load(at, strict=True).state
 
 
 class _Pages:

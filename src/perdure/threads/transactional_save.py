@@ -74,7 +74,7 @@ class Saving(msgspec.Struct):
         assert self.done is not None
         assert self.done.record is not None
         asked = self.place.parent is not None
-        flows._settle(self.ctx, self.line, self.tenant, self.draft, self.done, self.done.record, asked=asked)
+        flows.advance_cursor(self.ctx, self.line, self.tenant, self.draft, self.done, self.done.record, asked=asked)
 
     def drop(self, moved: Moved | None = None) -> None:
         """It was not written. What it was made against is not to be trusted any more if that has moved."""
@@ -107,7 +107,7 @@ def prepare_saving(
     at = ctx.clock_us()
     record = ctx.new_record_id(at, max(after, follows or 0))
     line.own.append(record)
-    return Saving(ctx, line, tenant, draft, flows._place(line, tenant, parent, expect), record, at, follows)
+    return Saving(ctx, line, tenant, draft, flows.place_of(line, tenant, parent, expect), record, at, follows)
 
 
 class Save(msgspec.Struct, frozen=True):

@@ -49,17 +49,14 @@ _SHORT_OPTIONS = {**_OPTIONS, Parameter.compression_level: 1, Parameter.window_l
 class Dictionary:
     """What the differences after one keyframe are compressed with. Cheap to make; any thread may use it."""
 
-    __slots__ = ("_content", "_zstd_dict")
+    __slots__ = ("_content", "_zstd_dict", "memory_bytes")
 
     def __init__(self, keyframe_text: bytes) -> None:
         short = len(keyframe_text) < DICT_BYTES_MIN
         self._content: bytes = b"" if short else keyframe_text[-DICT_BYTES:]
         self._zstd_dict: zstd.ZstdDict | None = _SHORT if short else None
-
-    @property
-    def memory_bytes(self) -> int:
-        """About what it and one encoder keep in memory: measured, most of it the compressor's tables."""
-        return 900 * 1024 if self._content else 42 * 1024
+        #: about what it and one encoder keep in memory: measured, most of it the compressor's tables
+        self.memory_bytes = 900 * 1024 if self._content else 42 * 1024
 
     @property
     def zstd_dict(self) -> zstd.ZstdDict:

@@ -69,12 +69,11 @@ def find(a: bytes, b: bytes) -> Ops:
     if head == len(a) == len(b):
         return Ops([], head)
     tail = _common_tail(a, len(a), b, len(b), shorter - head)
+    a_end, b_end = len(a) - tail, len(b) - tail
+    if (a_end <= SMALL_TEXT_BYTES and b_end <= SMALL_TEXT_BYTES) or min(a_end, b_end) - head <= ANCHOR:
+        return Ops([(head, a_end - head, b[head:b_end])], head)
     out = _Splices(a, b)
-    place = (head, len(a) - tail, head, len(b) - tail)
-    if max(place[1], place[3]) <= SMALL_TEXT_BYTES or min(place[1], place[3]) - head <= ANCHOR:
-        out.splice(*place)
-    else:
-        _refine(place, out)
+    _refine((head, a_end, head, b_end), out)
     return Ops(out.ops, head)
 
 

@@ -29,10 +29,6 @@ PLAIN: Final = ATOMS | CONTAINERS
 # by another thread between the walk and the encoding.
 OPTIONS: Final = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 
-# Below so many containers the next level is gathered without adding up its size first. A structure that holds
-# itself grows by a power per level, so it passes this mark while still small.
-_UNCHECKED_MAX: Final = 2048
-
 _SCALARS: Final = frozenset((str, int, bool, type(None)))
 _SMALL: Final = 16
 
@@ -61,22 +57,27 @@ def _levels(value: object, room: int, nodes_max: int = NODES_MAX) -> Iterator[tu
         # A level of one type is common, and counting is ten times faster than making a set.
         kinds = {types[0]} if types.count(types[0]) == len(types) else set(types)
         yield level, types, kinds
-        containers = level
-        if not kinds <= CONTAINERS:
-            containers = list(compress(level, map(CONTAINERS.__contains__, types)))
-        if len(containers) > _UNCHECKED_MAX and sum(map(len, containers)) > nodes_max:
-            raise TooMany
-        # What a list or a dict refers to is its values (for a dict with keys that are not text, the keys too,
-        # which the encoder refuses anyway). One call in C; a view of each dict would cost four times that.
-        level = gc.get_referents(*containers)
-        if len(level) < sum(map(len, containers)):
-            # A dict that shares its values with an object (`vars(obj)`, from Python 3.13 on) does not show them.
-            level = [inner for outer in containers for inner in (outer.values() if type(outer) is dict else outer)]
+        level = _inside(level, types, kinds, nodes_max - count)
         count += len(level)
-        if count > nodes_max:
-            raise TooMany
         if not level:
             return
+
+
+def _inside(level: list[Any], types: list[type], kinds: set[type], room: int) -> list[Any]:
+    """What the containers of a level hold. Raises TooMany if that is more than `room`."""
+    containers = level
+    if not kinds <= CONTAINERS:
+        containers = list(compress(level, map(CONTAINERS.__contains__, types)))
+    size = sum(map(len, containers))
+    if size > room:
+        raise TooMany
+    # What a list or a dict refers to is its values (for a dict with keys that are not text, the keys too, which the
+    # encoder refuses anyway). One call in C; a view of each dict would cost four times that.
+    inside = gc.get_referents(*containers)
+    if len(inside) < size:
+        # A dict that shares its values with an object (`vars(obj)`, from Python 3.13 on) does not show them.
+        inside = [inner for outer in containers for inner in (outer.values() if type(outer) is dict else outer)]
+    return inside
 
 
 def is_plain(value: object, room: int) -> bool:
@@ -84,18 +85,22 @@ def is_plain(value: object, room: int) -> bool:
 
     Raises TooMany.
     """
-    last: list[Any] = [value]
-    types: list[type] = [type(value)]
-    for level, types, kinds in _levels(value, room):
+    level: list[Any] = [value]
+    count = 0
+    for _ in range(room + 1):  # as `_levels`, without a generator: every save comes here
+        types = list(map(type, level))
+        kinds = {types[0]} if types.count(types[0]) == len(types) else set(types)
         if not kinds <= PLAIN:
             return False
         if float in kinds and not all(map(isfinite, compress(level, map(is_, types, repeat(float))))):
             return False
         if kinds.isdisjoint(CONTAINERS):
             return True
-        last = level
-    # The walk ended on a level with containers: they are all empty, or the value is too deep.
-    return not any(compress(last, map(CONTAINERS.__contains__, types)))
+        level = _inside(level, types, kinds, NODES_MAX - count)
+        count += len(level)
+        if not level:
+            return True
+    return False  # too deep
 
 
 def plain_text(value: object, room: int) -> bytes | None:

@@ -243,7 +243,7 @@ class Worker:
         spec = guarded(self._specs[taken.row.function])
         ctx = self._contexts.get(taken.tenant)
         if ctx is None:
-            ctx = replace(self._ctx, tenant_name=taken.tenant_name, _tenant=taken.tenant)
+            ctx = replace(self._ctx, tenant_name=taken.tenant_name, known_tenant=taken.tenant)
             self._contexts[taken.tenant] = ctx
         store = self._store
         job = Job(
