@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import perdure
+import perdure.agents
 import perdure.langgraph
+import perdure.ops
 
 PAGE = Path(__file__).parent / "reference" / "api.md"
 HEAD = """# The Python API
@@ -121,12 +123,22 @@ def section(title: str, module: Any, names: list[str]) -> list[str]:
     return lines
 
 
+def errors() -> list[str]:
+    """The errors that are not at the top level too."""
+    found = {name for name, value in vars(perdure.errors).items() if inspect.isclass(value) and name[0] != "_"}
+    own = {name for name in found if getattr(perdure.errors, name).__module__ == "perdure.errors"}
+    return sorted(own - set(perdure.__all__))
+
+
 def page() -> str:
     from perdure.ops.operations import Operations
 
     lines = [HEAD]
     lines += section("perdure", perdure, [name for name in perdure.__all__ if not name.startswith("_")])
     lines += of_class("store.ops", Operations)
+    lines += section("perdure.ops", perdure.ops, list(perdure.ops.__all__))
+    lines += section("perdure.agents", perdure.agents, list(perdure.agents.__all__))
+    lines += section("perdure.errors", perdure.errors, errors())
     lines += section("perdure.langgraph", perdure.langgraph, list(perdure.langgraph.__all__))
     return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()).rstrip() + "\n"
 

@@ -26,42 +26,18 @@ _collects = gc.isenabled()
 gc.disable()  # what an import makes stays: collecting meanwhile takes a tenth of its time and frees nothing
 
 from perdure.errors import (
-    AnswerRefused,
-    Busy,
     Conflict,
-    Damaged,
-    DiskFull,
-    ForkedProcess,
     InDoubt,
-    JournalDamaged,
-    KeyMissing,
-    LeaseLost,
     NonDeterministic,
-    NotApproved,
-    NotEncrypted,
     NotFound,
     NotInRun,
-    OpenError,
-    OutcomeUnknown,
     PerdureError,
-    Pinned,
-    ReadOnlyStore,
     RolledBack,
     RunCancelled,
-    RunError,
     RunFailed,
-    RunMismatch,
     RunStuck,
-    StepFailed,
-    StoreClosed,
-    StoreError,
-    ThreadDeleted,
-    Unavailable,
-    Undecodable,
-    UnknownType,
     Unstorable,
     UsageError,
-    ValueProblem,
 )
 from perdure.ops.store import Store
 from perdure.ops.store import open_store as open
@@ -87,8 +63,7 @@ from perdure.runs.functions.keys import IdempotencyKey
 from perdure.runs.functions.keys import current_key as idempotency_key
 from perdure.runs.handle import Run
 from perdure.runs.parallel.parallel import first, gather, map
-from perdure.threads.keeping import Erased, Pin, Retention
-from perdure.threads.models import Change, Checkpoint, Problem, Pruned, Report, Stats, ThreadInfo
+from perdure.threads.models import Change, Checkpoint, ThreadInfo
 from perdure.threads.thread import Thread
 from perdure.values.registry import register
 
@@ -97,16 +72,9 @@ if _collects:
 
 if TYPE_CHECKING:
     from perdure.agents.progress import progress
-    from perdure.agents.progress_file import Progress
-    from perdure.agents.tools import Tools, tools
-    from perdure.ops.copies.copied import Backup, Exported, Imported, Restored
-    from perdure.ops.copies.restoring import arestore, restore
-    from perdure.ops.doctor.checklist import Finding
-    from perdure.ops.health import Health
-    from perdure.ops.keeping.compaction import Compacted
-    from perdure.ops.keys import KeyInfo, Rotated
-    from perdure.ops.repair.repaired import Mend, Repaired
-    from perdure.ops.repair.repairing import arepair, repair
+    from perdure.agents.tools import tools
+    from perdure.ops.copies.restoring import restore
+    from perdure.ops.repair.repairing import repair
     from perdure.ops.telemetry import logs, metrics
     from perdure.runs.history.replaying import Replay
     from perdure.runs.journal.queues import Queue
@@ -119,28 +87,13 @@ __version__ = "0.1.0"
 
 # What not every program needs is imported when it is first asked for: a sixth of the time that importing all takes.
 _LATE = {
-    "Compacted": "perdure.ops.keeping.compaction",
-    "Backup": "perdure.ops.copies.copied",
-    "Exported": "perdure.ops.copies.copied",
-    "Finding": "perdure.ops.doctor.checklist",
-    "Health": "perdure.ops.health",
-    "Imported": "perdure.ops.copies.copied",
     "KeyFile": "perdure.storage.keyring",
-    "KeyInfo": "perdure.ops.keys",
     "KeyProvider": "perdure.storage.keyring",
     "Keys": "perdure.storage.keyring",
-    "Progress": "perdure.agents.progress_file",
     "Queue": "perdure.runs.journal.queues",
     "Replay": "perdure.runs.history.replaying",
-    "Mend": "perdure.ops.repair.repaired",
-    "Repaired": "perdure.ops.repair.repaired",
-    "Restored": "perdure.ops.copies.copied",
-    "Rotated": "perdure.ops.keys",
     "StaticKeys": "perdure.storage.keyring",
-    "Tools": "perdure.agents.tools",
     "Worker": "perdure.runs.workers.worker",
-    "arepair": "perdure.ops.repair.repairing",
-    "arestore": "perdure.ops.copies.restoring",
     "AutoState": "perdure.threads.autosave",
     "autosave": "perdure.threads.autosave_policies",
     "logs": "perdure.ops.telemetry",
@@ -152,86 +105,40 @@ _LATE = {
 }
 
 __all__ = [
-    "AnswerRefused",
     "Ask",
     "AutoState",
-    "Backup",
-    "Busy",
     "Change",
     "Checkpoint",
     "Child",
-    "Compacted",
     "Conflict",
-    "Damaged",
-    "DiskFull",
-    "Erased",
     "Event",
-    "Exported",
-    "Finding",
-    "ForkedProcess",
-    "Health",
     "PerdureError",
-    "Imported",
     "InDoubt",
-    "JournalDamaged",
     "IdempotencyKey",
     "KeyFile",
-    "KeyInfo",
-    "KeyMissing",
     "KeyProvider",
     "Keys",
-    "LeaseLost",
-    "Mend",
     "NonDeterministic",
-    "NotApproved",
-    "NotEncrypted",
     "NotFound",
     "NotInRun",
-    "OpenError",
-    "OutcomeUnknown",
-    "Pin",
-    "Pinned",
-    "Problem",
-    "Progress",
-    "Pruned",
     "Queue",
-    "ReadOnlyStore",
     "Replay",
-    "Report",
-    "Repaired",
-    "Restored",
-    "Retention",
     "RolledBack",
-    "Rotated",
     "Run",
     "RunCancelled",
-    "RunError",
     "RunFailed",
     "RunInfo",
-    "RunMismatch",
     "RunStuck",
     "State",
     "StaticKeys",
-    "Stats",
     "Step",
-    "StepFailed",
     "Store",
-    "StoreClosed",
-    "StoreError",
     "Thread",
-    "ThreadDeleted",
     "ThreadInfo",
-    "Tools",
-    "Unavailable",
-    "Undecodable",
-    "UnknownType",
     "Unstorable",
     "UsageError",
-    "ValueProblem",
     "Worker",
     "__version__",
-    "arepair",
-    "arestore",
     "ask",
     "autosave",
     "continue_as_new",

@@ -82,7 +82,7 @@ def test_no_command_repeats_the_password_of_a_server_that_is_away(
 @pytest.mark.parametrize("store", STORES.values(), ids=STORES)
 def test_a_server_that_is_away_is_told_of_without_the_password(where: Path, store: str) -> None:
     assert is_postgres(store)
-    with pytest.raises(perdure.OpenError) as caught:
+    with pytest.raises(perdure.errors.OpenError) as caught:
         perdure.open(store)
     told = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
     assert SECRET not in told

@@ -59,7 +59,7 @@ def no_hang() -> Iterator[None]:
 
 @pytest.mark.parametrize(("place", "said"), PLACES.items(), ids=[ascii(place)[:20] for place in PLACES])
 def test_what_cannot_be_a_store_is_refused(where: Path, place: str, said: str) -> None:
-    with pytest.raises((perdure.OpenError, perdure.UsageError), match=said):
+    with pytest.raises((perdure.errors.OpenError, perdure.UsageError), match=said):
         perdure.open(place)
 
 

@@ -375,7 +375,7 @@ def test_a_commit_whose_answer_was_lost_is_looked_up(database: Database, operati
     if operation is first_save:
         struck.thread("warm").save({})  # or the lost answer is that of the tenant's own row
         struck.delete_thread("warm")
-    database.hook.arm(where=where, error=perdure.OutcomeUnknown("injected"))
+    database.hook.arm(where=where, error=perdure.errors.OutcomeUnknown("injected"))
     operation(struck)
     database.hook.arm()
     assert dump(plain) == after

@@ -271,7 +271,7 @@ class Machine(RuleBasedStateMachine):
         for handle in [handle for handle in self.handles if handle.deleted]:
             self.handles.remove(handle)
             if handle.cursor is not None:  # else it has never met the thread that is gone
-                with pytest.raises(perdure.ThreadDeleted):
+                with pytest.raises(perdure.errors.ThreadDeleted):
                     handle.real.save({"late": True})
 
     @rule(which=st.integers(0, 1))

@@ -68,12 +68,12 @@ def fork(url: str) -> None:
             try:
                 call()
                 print("done", flush=True)
-            except perdure.ForkedProcess:
+            except perdure.errors.ForkedProcess:
                 print("refused", flush=True)
         try:
             with perdure.open(url) as own:
                 print(own.thread("parent").load().state["n"], own.thread("child").save({"n": 9}).is_head, flush=True)
-        except perdure.ForkedProcess:  # SQLite: the same file cannot be opened on both sides of a fork
+        except perdure.errors.ForkedProcess:  # SQLite: the same file cannot be opened on both sides of a fork
             print("refused", flush=True)
         store.close()
         sys.stdout.flush()

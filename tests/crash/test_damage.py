@@ -126,7 +126,7 @@ def flips(value: Any, chance: random.Random, every: bool) -> Iterator[Any]:
 
 def examine(store: perdure.Store, sample: Sample, where: str, missing_is_fine: bool) -> None:
     """Load everything, strictly and not: what comes back is what was saved under the id it carries."""
-    allowed = (perdure.Damaged, perdure.NotFound) if missing_is_fine else perdure.Damaged
+    allowed = (perdure.errors.Damaged, perdure.NotFound) if missing_is_fine else perdure.errors.Damaged
     for name, line in sample.threads.items():
         for at in [None, *line, *([sample.branch] if name == "a" else [])]:
             for strict in (True, False):
@@ -159,7 +159,7 @@ def examine_lists(thread: perdure.Thread, sample: Sample, where: str) -> None:
                 assert checkpoint.note == sample.notes.get(checkpoint.id, checkpoint.note), (
                     f"{where}: a wrong note in a list"
                 )
-        except (perdure.Damaged, perdure.NotFound):
+        except (perdure.errors.Damaged, perdure.NotFound):
             pass
 
 
@@ -270,7 +270,7 @@ def test_what_cannot_be_rebuilt_falls_back_and_a_save_becomes_the_head(own: Samp
         )
     with perdure.open(str(own.path)) as store:
         thread = store.thread("a")
-        with pytest.raises(perdure.Damaged) as caught:
+        with pytest.raises(perdure.errors.Damaged) as caught:
             thread.load(strict=True)
         assert caught.value.checkpoints == (line[-1],)
         loaded = thread.load()
@@ -294,9 +294,9 @@ def test_cutting_off_the_end_shows_and_the_thread_goes_on(own: Sample) -> None:
             raw.execute("DELETE FROM record WHERE id = ?", (record,))
     with perdure.open(str(own.path)) as store:
         assert any("head" in problem.what for problem in store.ops.verify().problems)
-        with pytest.raises(perdure.Damaged):
+        with pytest.raises(perdure.errors.Damaged):
             store.thread("a").load(strict=True)
-        with pytest.raises(perdure.Damaged, match="is missing"):
+        with pytest.raises(perdure.errors.Damaged, match="is missing"):
             store.thread("a").head()
         thread = store.thread("a")
         loaded = thread.load()
@@ -327,7 +327,7 @@ def test_a_damaged_row_of_a_thread_is_an_error_of_ours(own: Sample) -> None:
         with own.raw() as raw:
             [(before,)] = raw.execute(f"SELECT {column} FROM thread WHERE name = 'a'").fetchall()
             raw.execute(f"UPDATE thread SET {column} = ? WHERE name = 'a'", (value,))
-        with perdure.open(str(own.path)) as store, pytest.raises(perdure.Damaged, match="of thread 'a'"):
+        with perdure.open(str(own.path)) as store, pytest.raises(perdure.errors.Damaged, match="of thread 'a'"):
             store.threads()
         with own.raw() as raw:
             raw.execute(f"UPDATE thread SET {column} = ? WHERE name = 'a'", (before,))
@@ -338,7 +338,7 @@ def test_a_head_set_back_behind_the_threads_back_shows(own: Sample) -> None:
         raw.execute("UPDATE thread SET head = (SELECT parent FROM record WHERE id = head) WHERE name = 'a'")
     with perdure.open(str(own.path)) as store:
         assert not store.ops.verify().ok
-        with pytest.raises(perdure.Damaged):
+        with pytest.raises(perdure.errors.Damaged):
             store.thread("a").load(strict=True)
 
 
@@ -392,19 +392,19 @@ def test_a_damaged_page_never_gives_a_wrong_state(sample: Sample, tmp_path: Path
 def look(path: Path, sample: Sample, where: str) -> str:
     try:
         store = perdure.open(str(path), create=False)
-    except (perdure.Damaged, perdure.StoreError):
+    except (perdure.errors.Damaged, perdure.errors.StoreError):
         return "refused"
     with store:
         for name, line in sample.threads.items():
             for at in [None, *line]:
                 try:
                     loaded = store.thread(name).load(at)
-                except (perdure.Damaged, perdure.StoreError, perdure.NotFound):
+                except (perdure.errors.Damaged, perdure.errors.StoreError, perdure.NotFound):
                     continue
                 assert loaded.state == sample.states[loaded.id], where
         try:
             store.ops.verify()
-        except (perdure.Damaged, perdure.StoreError):
+        except (perdure.errors.Damaged, perdure.errors.StoreError):
             pass
     return "opened"
 

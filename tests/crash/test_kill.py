@@ -173,9 +173,9 @@ def write_through(server: Server, store: perdure.Store, name: str, outcomes: Out
         try:
             outcomes.saved[number] = thread.save(writer.state_of(name, number)).id
             server.saves.release()
-        except perdure.OutcomeUnknown:
+        except perdure.errors.OutcomeUnknown:
             outcomes.unknown.add(number)
-        except perdure.Unavailable:
+        except perdure.errors.Unavailable:
             outcomes.refused += 1
         else:
             number += 1
@@ -189,9 +189,9 @@ async def awrite_through(server: Server, store: perdure.Store, name: str, outcom
         try:
             outcomes.saved[number] = (await thread.asave(writer.state_of(name, number))).id
             server.saves.release()
-        except perdure.OutcomeUnknown:
+        except perdure.errors.OutcomeUnknown:
             outcomes.unknown.add(number)
-        except perdure.Unavailable:
+        except perdure.errors.Unavailable:
             outcomes.refused += 1
         else:
             number += 1

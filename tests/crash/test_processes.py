@@ -152,12 +152,12 @@ def test_a_full_disk_is_said_loses_nothing_and_passes(small: Place) -> None:
             for _ in range(200):
                 save()
 
-        with pytest.raises(perdure.DiskFull, match="nothing of this operation was written"):
+        with pytest.raises(perdure.errors.DiskFull, match="nothing of this operation was written"):
             fill()
         assert len(saved) > 10
         assert thread.load(strict=True).state == list(saved.values())[-1]
         for _ in range(3):  # still full, still said
-            with pytest.raises(perdure.DiskFull):
+            with pytest.raises(perdure.errors.DiskFull):
                 save()
         check_states(store, saved)
         make_room()

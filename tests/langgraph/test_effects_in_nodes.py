@@ -264,7 +264,7 @@ def test_two_runs_of_the_same_task_at_once_do_not_both_book(
     first = threading.Thread(target=lambda: results.append(counted.graph.invoke(None, at("t"))))
     first.start()
     assert booking.wait(30)
-    with pytest.raises(perdure.LeaseLost, match="is being run by another"):
+    with pytest.raises(perdure.errors.LeaseLost, match="is being run by another"):
         counted.graph.invoke(None, at("t"))
     go_on.set()
     first.join(30)

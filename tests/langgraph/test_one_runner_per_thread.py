@@ -207,7 +207,7 @@ def test_a_new_input_in_the_same_process_is_refused_while_an_effect_is_under_way
     first = threading.Thread(target=lambda: results.append(booking.graph.invoke({}, at("t"))))
     first.start()
     assert reached.wait(30)
-    with pytest.raises(perdure.LeaseLost, match="is being run by another"):
+    with pytest.raises(perdure.errors.LeaseLost, match="is being run by another"):
         booking.graph.invoke({}, at("t"))
     go_on.set()
     first.join(30)
@@ -245,7 +245,7 @@ def test_a_process_whose_lease_is_over_cannot_book_on(tmp_path: Path) -> None:
         first = threading.Thread(target=run)
         first.start()
         assert reached.wait(30)
-        with pytest.raises(perdure.LeaseLost):
+        with pytest.raises(perdure.errors.LeaseLost):
             Booking(next_).graph.invoke({}, at("t"))
         clock = next_.store._context.clock_us
         next_.store._context.clock_us = lambda: clock() + 200_000_000

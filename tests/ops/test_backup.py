@@ -12,7 +12,8 @@ from backup_kit import add, asking, fill, run_of
 from copy_kit import everything, grown, query, tables
 
 import perdure
-from perdure import Damaged, UsageError
+from perdure import UsageError
+from perdure.errors import Damaged
 
 # --- there and back
 
@@ -228,7 +229,7 @@ def test_a_damaged_backup_is_refused_or_told_of(
                     continue
                 try:
                     found = perdure.restore(bad, place, **options)
-                except (UsageError, Damaged, perdure.StoreError):
+                except (UsageError, Damaged, perdure.errors.StoreError):
                     continue
                 # What verify does not look at: free pages of SQLite's.
                 assert not url.startswith("postgres")

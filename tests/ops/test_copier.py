@@ -127,7 +127,7 @@ def test_a_copier_that_cannot_start_is_an_error_that_says_so(tmp_path: Path, mon
     monkeypatch.setattr(backup_sqlite, "_FROZEN_MIN_BYTES", 0)
     with perdure.open(str(tmp_path / "a.db")) as store:
         store.thread("x").save({"n": 1})
-        with pytest.raises(perdure.StoreError, match="no room for a process"):
+        with pytest.raises(perdure.errors.StoreError, match="no room for a process"):
             store.ops.backup(tmp_path / "b.db")
         store.thread("x").save({"n": 2})
     assert not [name for name in os.listdir(tmp_path) if name.startswith("b.db")]

@@ -23,7 +23,7 @@ with perdure.open(sys.argv[1]) as store:
     assert not store.ops.verify().ok
     try:
         print(store.thread("a").load())
-    except perdure.Damaged:
+    except perdure.errors.Damaged:
         status = dict(line.split(":", 1) for line in open("/proc/self/status"))
         print("damaged", int(status["VmHWM"].split()[0]) // 1024)  # ru_maxrss would be that of the process before exec
 """

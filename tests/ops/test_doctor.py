@@ -70,7 +70,7 @@ async def test_awaited_it_says_the_same(url: str) -> None:
     async with perdure.open(url) as store:
         found = await asyncio.to_thread(store.ops.doctor)
     assert {finding.check for finding in found} >= CHECKS
-    assert all(isinstance(finding, perdure.Finding) for finding in found)
+    assert all(isinstance(finding, perdure.ops.Finding) for finding in found)
 
 
 def test_it_only_reads(store: perdure.Store) -> None:

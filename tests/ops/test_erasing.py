@@ -51,7 +51,7 @@ def test_a_thread_is_gone_and_late_writes_are_refused(store: perdure.Store) -> N
     assert (erased.checkpoints, erased.threads, erased.runs) == (9, ("alice",), ())
     assert erased.may_remain
     assert seen(store) == {"bob": before}
-    with pytest.raises(perdure.ThreadDeleted):
+    with pytest.raises(perdure.errors.ThreadDeleted):
         late.save({"late": 1})
     with pytest.raises(NotFound):
         store.ops.erase("alice")
@@ -319,7 +319,7 @@ def test_a_run_is_erased_with_all_that_belongs_to_it(tmp_path: Path) -> None:
         store.run(agent, secret, True, id="r").result()
         store.run(agent, "other" * 20, False, id="other").result()
         store.thread("run:r").pin(name="held")
-        with pytest.raises(perdure.Pinned):
+        with pytest.raises(perdure.errors.Pinned):
             store.delete_run("r")
         assert found_in(path, secrets) == set(secrets)
         erased = store.ops.erase_run("r")

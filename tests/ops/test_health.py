@@ -173,12 +173,12 @@ def test_it_says_when_the_disk_is_full_and_how_large_the_log_is(tmp_path: Path) 
         found = store.ops.health()
         assert found.wal_bytes == (tmp_path / "a.db-wal").stat().st_size > 0
         assert found.disk_free_bytes
-        fields = {name: getattr(found, name) for name in perdure.Health.__slots__}
+        fields = {name: getattr(found, name) for name in perdure.ops.Health.__slots__}
         free = fields["disk_free_bytes"] + fields["free_bytes"]
-        full = perdure.Health(**fields | {"growth_bytes_per_day": free / 10})
+        full = perdure.ops.Health(**fields | {"growth_bytes_per_day": free / 10})
         assert full.disk_full_at == found.at + timedelta(days=10)
-        assert perdure.Health(**fields | {"growth_bytes_per_day": -5.0}).disk_full_at is None
-        assert perdure.Health(**fields | {"growth_bytes_per_day": 1e-9}).disk_full_at is None
+        assert perdure.ops.Health(**fields | {"growth_bytes_per_day": -5.0}).disk_full_at is None
+        assert perdure.ops.Health(**fields | {"growth_bytes_per_day": 1e-9}).disk_full_at is None
 
 
 def test_in_memory_there_is_no_disk() -> None:
@@ -209,7 +209,7 @@ def test_a_store_that_cannot_be_written_is_told_of_all_the_same(
 
     def refused(found: Sample) -> Program[None]:
         yield Batch()
-        raise perdure.ReadOnlyStore("not here")
+        raise perdure.errors.ReadOnlyStore("not here")
 
     monkeypatch.setattr(measuring, "add_sample", refused)
     assert store.ops.health().threads == 1

@@ -54,7 +54,7 @@ def test_retention_is_shown_and_set_field_by_field(store: perdure.Store, call: A
     call("thread", "retention", "alice", "--inherit")
     assert store.thread("alice").retention().keep_last == 5
     call("store", "retention", "--never")
-    assert store.ops.retention() == perdure.Retention()
+    assert store.ops.retention() == perdure.ops.Retention()
 
 
 @pytest.mark.parametrize(

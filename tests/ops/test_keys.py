@@ -12,8 +12,9 @@ import pytest
 from sealed_kit import CANARY, NEW, OLD, Raw, assert_sealed, fill
 
 import perdure
-from perdure import KeyFile, KeyMissing, Keys, StaticKeys, UsageError
+from perdure import KeyFile, Keys, StaticKeys, UsageError
 from perdure.cli.app import main
+from perdure.errors import KeyMissing
 from perdure.storage.keyring import key_id, provider_of
 
 

@@ -100,7 +100,7 @@ def test_an_events_name_is_a_constant() -> None:
 
 def test_what_is_said_of_an_error() -> None:
     """The store's own texts, and of all others only the class."""
-    assert said(perdure.Busy("the file is locked")) == "Busy: the file is locked"
+    assert said(perdure.errors.Busy("the file is locked")) == "Busy: the file is locked"
     assert said(ValueError(CANARY)) == "ValueError"
     assert said(perdure.RunStuck(CANARY)) == "RunStuck"
     with pytest.raises(Named) as raised:
@@ -236,12 +236,12 @@ def test_no_secret_in_the_log_on_postgresql_when_the_connection_is_cut(
         store.thread("alice").save({"secret": CANARY})
         other.execute("ALTER TABLE perdure.run RENAME TO gone")
         worker = perdure.Worker(store, [good])
-        with pytest.raises(perdure.StoreError) as raised:
+        with pytest.raises(perdure.errors.StoreError) as raised:
             worker.run(until_idle=True)
         assert password not in str(raised.value)
         other.execute("ALTER TABLE perdure.gone RENAME TO run")
         assert password not in repr(store)
-    with pytest.raises(perdure.StoreError) as raised:
+    with pytest.raises(perdure.errors.StoreError) as raised:
         perdure.open(f"postgresql://app:{password}@127.0.0.1:1/app?sslpassword={token}")
     assert password not in str(raised.value)
     assert token not in str(raised.value)

@@ -312,7 +312,7 @@ def test_a_timeout_is_counted(tmp_path: Path) -> None:
         store.thread("t").save({})
         holder = apsw.Connection(str(path))  # not sqlite3: two SQLites in one process do not see each other's locks
         holder.execute("BEGIN IMMEDIATE")
-        with pytest.raises(perdure.Busy):
+        with pytest.raises(perdure.errors.Busy):
             store.thread("t").save({"n": 1})
         holder.execute("ROLLBACK")
         holder.close()

@@ -60,7 +60,7 @@ def test_files_under_names(bucket: str, tmp_path: Path, kind: str) -> None:
 
 def test_errors_name_the_place_and_no_secret(bucket: str) -> None:
     objects = open_objects("s3://missing/x")
-    with pytest.raises(perdure.Unavailable, match="s3://missing/x") as caught:
+    with pytest.raises(perdure.errors.Unavailable, match="s3://missing/x") as caught:
         list(objects.list())
     assert "hush" not in str(caught.value)
 

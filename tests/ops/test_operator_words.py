@@ -59,7 +59,7 @@ def test_a_beginning_of_a_header_is_a_backup_cut_short_and_a_damaged_one_is_not_
     url: str, backup: Path, tmp_path: Path
 ) -> None:
     backup.write_bytes(backup.read_bytes()[:50])
-    with pytest.raises(perdure.Damaged, match="cut short"):
+    with pytest.raises(perdure.errors.Damaged, match="cut short"):
         perdure.restore(backup, str(tmp_path / "new.db"))
     with perdure.open(url) as store, pytest.raises(perdure.UsageError, match="no backup that can be read"):
         store.ops.backup(backup)

@@ -44,7 +44,7 @@ def test_a_damaged_pack_is_found_and_never_read(tmp_path: Path, damage: str) -> 
     connection.close()
     with perdure.open(path) as store:
         assert not store.ops.verify().ok
-        with pytest.raises(perdure.Damaged):
+        with pytest.raises(perdure.errors.Damaged):
             store.thread("a").load(ids[30], strict=True)
 
 
@@ -85,7 +85,7 @@ def test_members_that_changed_places_are_found(tmp_path: Path) -> None:
     first = connection.execute("SELECT min(id) FROM record WHERE body < 0").get
     connection.execute("UPDATE record SET body = NULL WHERE id = ?", (first,))
     connection.close()
-    with perdure.open(path) as store, pytest.raises(perdure.Damaged):
+    with perdure.open(path) as store, pytest.raises(perdure.errors.Damaged):
         store.thread("a").load(ids[30], strict=True)
 
 

@@ -100,7 +100,7 @@ def test_what_can_wait_does_not_wait_for_the_disk_and_all_else_does(tmp_path: Pa
     solos: dict[str, Solo] = {"s": "slack", "u": False}
     drive(driver, write(lambda: level("usual")))
     drive(driver, write(lambda: level("slack"), solo="slack"))
-    with pytest.raises(perdure.StoreError):
+    with pytest.raises(perdure.errors.StoreError):
         drive(driver, write(failing, solo="slack"))
     drive(driver, write(lambda: level("after")))
     threads = [

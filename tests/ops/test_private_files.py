@@ -49,7 +49,7 @@ def test_a_store_that_exists_keeps_its_mode_and_the_files_beside_it_get_it(tmp_p
 def test_a_lock_file_is_not_opened_through_a_link(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     (tmp_path / "agent.db-lock").symlink_to(victim)
-    with pytest.raises(perdure.OpenError, match=r"agent\.db-lock"):
+    with pytest.raises(perdure.errors.OpenError, match=r"agent\.db-lock"):
         perdure.open(tmp_path / "agent.db")
     assert not victim.exists()
 

@@ -399,7 +399,7 @@ async def test_awaited(scene: Scene) -> None:
 
 
 def test_mistakes_are_said(tmp_path: Path) -> None:
-    with pytest.raises(perdure.OpenError, match="there is no store"):
+    with pytest.raises(perdure.errors.OpenError, match="there is no store"):
         perdure.repair(str(tmp_path / "none.db"))
     with pytest.raises(perdure.UsageError, match="in memory"):
         perdure.repair(":memory:")

@@ -84,7 +84,7 @@ def test_bytes_of_the_file(plain: Scene, tmp_path: Path, part: int) -> None:
     assert loaded > 0.8 * SEEDS * len(plain.states)
 
 
-def examine(scene: Scene, done: perdure.Repaired, before: set[tuple[str, str]]) -> None:
+def examine(scene: Scene, done: perdure.ops.Repaired, before: set[tuple[str, str]]) -> None:
     """As `check`, but runs may be damaged too: these stay stopped, and verify says so."""
     after = scene.loadable(done)
     assert before <= after, f"lost by the repair: {sorted(before - after)}\n{done}"

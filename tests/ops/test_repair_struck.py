@@ -188,7 +188,7 @@ def test_a_file_that_sqlite_takes_for_none_is_repaired_to_a_copy(scenes: Scenes)
     scene = scenes.new("sqlite")
     data = Path(scene.url).read_bytes()
     Path(scene.url).write_bytes(bytes(4096) + data[4096:])
-    with pytest.raises(perdure.OpenError):
+    with pytest.raises(perdure.errors.OpenError):
         perdure.open(scene.url)
     with pytest.raises(perdure.PerdureError):
         perdure.repair(scene.url, in_place=True)
@@ -258,7 +258,7 @@ def test_what_never_was_a_store_is_left_alone(tmp_path: Path, sort: str, way: di
         contents = {"text": b"notes\n" * 4000, "our schema as text": ours, "empty": b"", "zeros": bytes(1 << 16)}
         path.write_bytes(contents.get(sort, random.Random(7).randbytes(1 << 20)))
     before = path.read_bytes()
-    with pytest.raises(perdure.OpenError, match="not a Perdure store"):
+    with pytest.raises(perdure.errors.OpenError, match="not a Perdure store"):
         perdure.repair(str(path), **way)
     assert os.listdir(tmp_path) == ["a.db"]
     assert path.read_bytes() == before
@@ -324,7 +324,7 @@ def test_an_encrypted_store(
         target = str(tmp_path / "to.db") if scene.is_file else "to_schema"
         ways: list[dict[str, Any]] = [{}, {"dry_run": True}, {"to": target}, {"in_place": True}]
         for way in ways:
-            with pytest.raises(perdure.KeyMissing, match="PERDURE_KEYS"):
+            with pytest.raises(perdure.errors.KeyMissing, match="PERDURE_KEYS"):
                 perdure.repair(scene.url, **way)
         assert sorted(os.listdir(tmp_path)) == names
         assert scene.execute("SELECT id, full_text, diff FROM body ORDER BY id") == bodies

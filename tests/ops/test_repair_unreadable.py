@@ -78,7 +78,7 @@ def test_without_the_right_keys_it_is_refused_and_nothing_is_changed(url: str, k
     two_tenants(url)
     before = everything(url)
     for way in WAYS:
-        with pytest.raises(perdure.KeyMissing, match="Nothing was changed") as caught:
+        with pytest.raises(perdure.errors.KeyMissing, match="Nothing was changed") as caught:
             perdure.repair(url, keys=keys, **way)
         assert f"leave=[{caught.value.tenant!r}]" in str(caught.value)
     assert everything(url) == before
@@ -117,7 +117,7 @@ def test_an_encrypted_store_whose_keys_are_not_listed_any_more_is_refused(url: s
     before = everything(url)
     for keys, says in ((None, "PERDURE_KEYS"), ({"default": KEY, "acme": OTHER}, "the table `seal`")):
         for way in WAYS:
-            with pytest.raises(perdure.KeyMissing, match=says):
+            with pytest.raises(perdure.errors.KeyMissing, match=says):
                 perdure.repair(url, keys=keys, **way)
     assert everything(url) == before
 

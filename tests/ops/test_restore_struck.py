@@ -80,7 +80,7 @@ class Scene:
         if self.original is not None:
             shutil.copy(self.original, self.place)
 
-    def restore(self, backup: str) -> perdure.Restored:
+    def restore(self, backup: str) -> perdure.ops.Restored:
         return perdure.restore(backup, str(self.place), force=self.force)
 
     def content(self) -> Content | None:

@@ -27,24 +27,26 @@ def store(request: pytest.FixtureRequest, clock: Clock) -> Iterator[perdure.Stor
 def test_a_threads_own_fields_go_before_the_stores(store: perdure.Store) -> None:
     thread = store.thread("a")
     fill(thread, 1)
-    assert store.ops.retention() == perdure.Retention()
-    assert thread.retention() == perdure.Retention()
-    assert store.ops.set_retention(ttl=timedelta(days=30), keep_last=10) == perdure.Retention(timedelta(days=30), 10)
-    assert thread.retention() == perdure.Retention(timedelta(days=30), 10)
-    assert thread.set_retention(ttl=3600) == perdure.Retention(timedelta(hours=1), 10, ("ttl",))
-    assert thread.set_retention(ttl=None, keep_last=None) == perdure.Retention(None, None, ("ttl", "keep_last"))
-    assert thread.set_retention() == perdure.Retention(timedelta(days=30), 10)
-    assert store.ops.set_retention() == perdure.Retention()
-    assert thread.retention() == perdure.Retention()
+    assert store.ops.retention() == perdure.ops.Retention()
+    assert thread.retention() == perdure.ops.Retention()
+    assert store.ops.set_retention(ttl=timedelta(days=30), keep_last=10) == perdure.ops.Retention(
+        timedelta(days=30), 10
+    )
+    assert thread.retention() == perdure.ops.Retention(timedelta(days=30), 10)
+    assert thread.set_retention(ttl=3600) == perdure.ops.Retention(timedelta(hours=1), 10, ("ttl",))
+    assert thread.set_retention(ttl=None, keep_last=None) == perdure.ops.Retention(None, None, ("ttl", "keep_last"))
+    assert thread.set_retention() == perdure.ops.Retention(timedelta(days=30), 10)
+    assert store.ops.set_retention() == perdure.ops.Retention()
+    assert thread.retention() == perdure.ops.Retention()
 
 
 def test_a_policy_is_the_tenants_own_and_outlives_the_process(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     with perdure.open(path) as store:
         store.ops.set_retention(keep_last=3)
-        assert store.tenant("other").ops.retention() == perdure.Retention()
+        assert store.tenant("other").ops.retention() == perdure.ops.Retention()
     with perdure.open(path) as store:
-        assert store.ops.retention() == perdure.Retention(None, 3)
+        assert store.ops.retention() == perdure.ops.Retention(None, 3)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,7 @@ async def test_the_async_twins(store: perdure.Store) -> None:
     thread = store.thread("a")
     saved = fill(thread, 5)
     await asyncio.to_thread(store.ops.set_retention, keep_last=2)
-    assert await asyncio.to_thread(store.ops.retention) == perdure.Retention(None, 2)
+    assert await asyncio.to_thread(store.ops.retention) == perdure.ops.Retention(None, 2)
     await thread.aset_retention(keep_last=3)
     assert (await thread.aretention()).keep_last == 3
     assert (await thread.apin(saved[0], name="first")).checkpoint == saved[0].id
@@ -100,7 +102,7 @@ def test_a_thread_that_nobody_writes_to_expires(store: perdure.Store, clock: Clo
     done = store.ops.compact()
     assert (done.threads, done.checkpoints, done.expired) == (1, 3, ("old",))
     assert set(seen(store)) == {"kept", "new"}
-    with pytest.raises(perdure.ThreadDeleted):
+    with pytest.raises(perdure.errors.ThreadDeleted):
         late.save({"late": True})
     sound(store)
     assert store.ops.compact().threads == 0
@@ -176,7 +178,7 @@ def test_a_pinned_checkpoint_stays_whatever_happens(store: perdure.Store, clock:
     thread.prune(keep=1)
     assert thread.load(saved[3]).state == state
     sound(store)
-    with pytest.raises(perdure.Pinned, match="'good'"):
+    with pytest.raises(perdure.errors.Pinned, match="'good'"):
         store.delete_thread("a")
     thread.unpin("good")
     thread.unpin("newest")

@@ -176,7 +176,7 @@ def test_pins_hold_against_the_savers_own_retention(url: str, clock: Clock, stor
         clock.days(3)
         saver.compact()
         assert graph.get_state(at("t")).values["total"] == 8
-        with pytest.raises(perdure.Pinned):
+        with pytest.raises(perdure.errors.Pinned):
             saver.delete_thread("t")
         thread.unpin("first")
         saver.compact()
@@ -225,4 +225,4 @@ def test_a_checkpoint_that_others_are_rebuilt_from_is_not_erased(store: perdure.
 
 def test_tables_that_no_graph_uses_cost_nothing(tmp_path: Path) -> None:
     with perdure.open(str(tmp_path / "a.db")) as store:
-        assert store.ops.compact() == perdure.Compacted(0, 0, 0, 0, 0, 0, 0, 0)
+        assert store.ops.compact() == perdure.ops.Compacted(0, 0, 0, 0, 0, 0, 0, 0)

@@ -154,7 +154,7 @@ def test_two_compactions_at_once(request: pytest.FixtureRequest, where: str) -> 
     url = place(request, where)
     with opened(url, clock) as one, opened(url, clock) as two:
         prepare(one, clock)
-        results: list[perdure.Compacted] = []
+        results: list[perdure.ops.Compacted] = []
         threads = [threading.Thread(target=lambda s=s: results.append(s.ops.compact())) for s in (one, two, one)]
         for thread in threads:
             thread.start()

@@ -10,7 +10,8 @@ import pytest
 from sealed_kit import CANARY, LARGE, NEW, OLD, OTHER, Raw, assert_sealed, fill, fill_langgraph, secret, travel
 
 import perdure
-from perdure import Damaged, KeyMissing, NotEncrypted, PerdureError, RunError, StaticKeys, Store
+from perdure import PerdureError, StaticKeys, Store
+from perdure.errors import Damaged, KeyMissing, NotEncrypted, RunError
 from perdure.storage.cells import TABLES
 
 

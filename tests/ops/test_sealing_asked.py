@@ -15,7 +15,8 @@ import pytest
 from sealed_kit import NEW, OLD, Raw
 
 import perdure
-from perdure import KeyFile, KeyMissing, Keys, Store, Unavailable
+from perdure import KeyFile, Keys, Store
+from perdure.errors import KeyMissing, Unavailable
 from perdure.log.branches import create_thread
 from perdure.storage.key_asking import ASKERS_MAX, Asker
 from perdure.storage.keyring import StaticKeys

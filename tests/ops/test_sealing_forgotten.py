@@ -13,7 +13,8 @@ from langgraph.checkpoint.base import empty_checkpoint
 from sealed_kit import NEW, OLD, OTHER, Raw
 
 import perdure
-from perdure import KeyFile, KeyMissing, Keys, Store, Unavailable
+from perdure import KeyFile, Keys, Store
+from perdure.errors import KeyMissing, Unavailable
 from perdure.langgraph import PerdureSaver
 from perdure.storage.vault import KeysWanted
 from perdure.testing.processes import Nursery, Say

@@ -14,7 +14,8 @@ import pytest
 from sealed_kit import NEW, OLD, Raw
 
 import perdure
-from perdure import KeyMissing, Keys, Store, Unavailable, UsageError
+from perdure import Keys, Store, UsageError
+from perdure.errors import KeyMissing, Unavailable
 from perdure.log.branches import create_thread
 from perdure.storage.program import Transaction, adrive
 

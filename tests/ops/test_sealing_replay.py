@@ -14,7 +14,8 @@ from langgraph.checkpoint.base import empty_checkpoint
 from sealed_kit import OLD, Raw
 
 import perdure
-from perdure import Damaged, JournalDamaged, PerdureError, Store
+from perdure import PerdureError, Store
+from perdure.errors import Damaged, JournalDamaged
 from perdure.langgraph import PerdureSaver
 
 

@@ -7,7 +7,8 @@ from role_kit import Roles, fill
 from sealed_kit import NEW, OLD, OTHER, Raw, assert_sealed
 
 import perdure
-from perdure import KeyMissing, StaticKeys
+from perdure import StaticKeys
+from perdure.errors import KeyMissing
 from perdure.storage.keyring import key_id
 
 

@@ -15,7 +15,9 @@ import striking
 from sealed_kit import CANARY, NEW, OLD, OTHER, Raw, assert_sealed, fill, fill_langgraph
 
 import perdure
-from perdure import KeyFile, KeyMissing, Keys, NotEncrypted, Rotated, StaticKeys, Store, UsageError
+from perdure import KeyFile, Keys, StaticKeys, Store, UsageError
+from perdure.errors import KeyMissing, NotEncrypted
+from perdure.ops import Rotated
 from perdure.ops.keys import rotate
 from perdure.storage import vault
 from perdure.storage.keyring import key_id

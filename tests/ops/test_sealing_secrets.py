@@ -18,7 +18,8 @@ from cryptography.exceptions import InvalidTag
 from sealed_kit import NEW, OLD, OTHER, Raw
 
 import perdure
-from perdure import KeyFile, KeyMissing, Keys, StaticKeys, Store, UsageError
+from perdure import KeyFile, Keys, StaticKeys, Store, UsageError
+from perdure.errors import KeyMissing
 from perdure.storage.cells import MARK, NOTE, SALT
 from perdure.storage.locks import Locks, locks_of
 
@@ -134,7 +135,7 @@ def test_what_a_provider_gives_instead_of_keys_is_not_shown(tmp_path: Path, give
 
 
 def test_an_error_while_a_store_is_opened_shows_no_key(tmp_path: Path) -> None:
-    with pytest.raises(perdure.OpenError) as caught:
+    with pytest.raises(perdure.errors.OpenError) as caught:
         opened(str(tmp_path / "nowhere" / "a.db"), OLD)
     assert not [shape for shape in shapes_of(OLD) if shape in shown(caught.value)]
 
@@ -168,7 +169,7 @@ def test_no_line_of_the_log_shows_a_key(url: str, caplog: pytest.LogCaptureFixtu
         for number in range(5):
             try:
                 store.thread("a").save({"n": number})
-            except perdure.Unavailable:
+            except perdure.errors.Unavailable:
                 pass
         store._context.driver.vault.asker.wait()  # type: ignore[attr-defined]
     assert not [shape for shape in shapes_of(OLD) if shape in caplog.text]
@@ -239,7 +240,7 @@ def test_the_same_text_is_never_the_same_cell_and_kinds_and_tenants_have_keys_of
     assert locks.seal(SALT, b"x", ()) != locks.seal(SALT, b"x", ())
     cell = locks.seal(SALT, b"x", ())
     sealed = locks.seal(NOTE, "x", (1, 2))
-    with pytest.raises(perdure.Damaged):
+    with pytest.raises(perdure.errors.Damaged):
         locks.open(NOTE, sealed, (1, 3))
     assert locks.open(SALT, cell, ()) == b"x"
     nonce, text, bound = cell[len(MARK) + 8 :][:12], cell[len(MARK) + 20 :], locks._aad(SALT, ())

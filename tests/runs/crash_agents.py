@@ -428,7 +428,7 @@ def _recorded(store: perdure.Store, run_id: str) -> list[list[str]]:
 def _end(store: perdure.Store, run: perdure.Run, status: str) -> dict[str, Any]:
     try:
         outcome = run.result()
-    except perdure.RunError as error:
+    except perdure.errors.RunError as error:
         outcome = f"{type(error).__name__}: {error.__cause__ or error}"
     ends: Counter[str] = Counter(event.path for event in run.stream() if event.kind == "done")
     return {

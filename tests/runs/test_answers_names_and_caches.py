@@ -43,7 +43,7 @@ def test_an_answer_that_was_accepted_in_the_last_moment_counts(lab: Lab, gives_u
     def answer() -> None:
         try:
             given.append(lab.store.answer("r", "yes").settled)
-        except perdure.AnswerRefused as error:
+        except perdure.errors.AnswerRefused as error:
             given.append(error)
 
     def hook(point: Point) -> None:
@@ -95,7 +95,7 @@ def test_an_approval_is_given_by_true_and_not_by_a_number(lab: Lab) -> None:
 
     lab.run(agent, id="r")
     for wrong in (1, 0, 1.0, "true"):
-        with pytest.raises(perdure.AnswerRefused, match="one of"):
+        with pytest.raises(perdure.errors.AnswerRefused, match="one of"):
             lab.store.answer("r", wrong)
     assert lab.store.answer("r", True).settled
     assert lab.run(agent, id="r").result() == "paid"
@@ -108,7 +108,7 @@ def test_a_number_is_chosen_however_json_writes_it(sync_lab: Lab) -> None:
 
     sync_lab.run(agent, id="r")
     for wrong in (True, [1], "1"):
-        with pytest.raises(perdure.AnswerRefused):
+        with pytest.raises(perdure.errors.AnswerRefused):
             sync_lab.store.answer("r", wrong)
     sync_lab.store.answer("r", 2)
     result = sync_lab.run(agent, id="r").result()

@@ -121,7 +121,7 @@ def test_an_answer_of_the_wrong_type(lab: Lab) -> None:
         return await lab(perdure.ask("How many?", schema=int))
 
     lab.run(agent, id="r")
-    with pytest.raises(perdure.AnswerRefused, match="integer"):
+    with pytest.raises(perdure.errors.AnswerRefused, match="integer"):
         lab.store.answer("r", "three")
     with pytest.raises(perdure.Unstorable):
         lab.store.send("r", threading.Lock())

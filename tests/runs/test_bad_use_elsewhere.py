@@ -207,12 +207,12 @@ def test_other_arguments_or_another_function_for_the_same_id(lab: Lab) -> None:
         return number
 
     lab.run(one, 1, id="r")
-    with pytest.raises(perdure.RunMismatch, match="other arguments") as caught:
+    with pytest.raises(perdure.errors.RunMismatch, match="other arguments") as caught:
         lab.run(one, 2, id="r")
     assert "another id" in str(caught.value)
-    with pytest.raises(perdure.RunMismatch, match="run of one"):
+    with pytest.raises(perdure.errors.RunMismatch, match="run of one"):
         lab.run(two, 1, id="r")
-    with pytest.raises(perdure.RunMismatch):
+    with pytest.raises(perdure.errors.RunMismatch):
         lab.store.start(one, 2, id="r")
     assert lab.run(one, number=1, id="r").result() == 1  # however they are passed
 
@@ -312,7 +312,7 @@ def test_a_journal_that_somebody_changed_is_not_run(tampered: Tampered, how: str
         said = stuck_reason(run)
         assert "JournalDamaged" in said
         assert "backup" in said
-        with pytest.raises(perdure.JournalDamaged, match="'r'"):
+        with pytest.raises(perdure.errors.JournalDamaged, match="'r'"):
             run.steps()
         assert run.info().status == "stuck"
 
@@ -325,7 +325,7 @@ def test_rows_of_another_run_do_not_pass_for_its_own(tampered: Tampered) -> None
         """INSERT INTO journal SELECT tenant, (SELECT run FROM run WHERE id = 'r'), seq, kind, body, stamp FROM journal
         WHERE run = (SELECT run FROM run WHERE id = 's') AND seq = 2"""
     )
-    with perdure.open(tampered.url) as store, pytest.raises(perdure.JournalDamaged, match="changed"):
+    with perdure.open(tampered.url) as store, pytest.raises(perdure.errors.JournalDamaged, match="changed"):
         store.get_run("r").steps()
 
 

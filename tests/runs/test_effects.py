@@ -201,7 +201,7 @@ def test_an_effect_runs_only_if_a_person_agrees(lab: Lab) -> None:
     assert (ask.kind, ask.options) == ("approval", [True, False])
     assert "book" in ask.question
     assert "LH400" in ask.question
-    with pytest.raises(perdure.AnswerRefused):
+    with pytest.raises(perdure.errors.AnswerRefused):
         lab.store.answer("r", "maybe")
     lab.store.answer("r", True, who="ann")
     assert run.result() == "done: LH400"
@@ -216,7 +216,7 @@ def test_an_effect_that_is_not_approved_does_not_run(lab: Lab) -> None:
     run = lab.run(agent, "LH400", id="r")
     [ask] = lab.store.asks("r")
     assert (ask.question, ask.approvers, ask.quorum) == ("Spend 400 EUR?", ["ann", "bob"], 2)
-    with pytest.raises(perdure.AnswerRefused, match="ann"):
+    with pytest.raises(perdure.errors.AnswerRefused, match="ann"):
         lab.store.answer("r", True, who="eve")
     assert lab.store.answer("r", False, who="ann").missing == 1
     assert lab.run(agent, "LH400", id="r").status == "waiting"
@@ -224,7 +224,7 @@ def test_an_effect_that_is_not_approved_does_not_run(lab: Lab) -> None:
     for _ in range(2):
         with pytest.raises(perdure.RunFailed) as caught:
             run.result()
-        assert isinstance(caught.value.__cause__, perdure.NotApproved)
+        assert isinstance(caught.value.__cause__, perdure.errors.NotApproved)
     assert receiver.done == []
 
 

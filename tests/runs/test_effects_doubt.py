@@ -436,7 +436,7 @@ def test_only_what_is_in_doubt_can_be_resolved(lab: Lab) -> None:
         run.resolve("1", done=1, not_done=True)
     interrupted(lab, agent, "UA88", at="before done", id="s")
     doubtful = lab.run(agent, "UA88", id="s")
-    with pytest.raises(perdure.AnswerRefused, match="resolve"):
+    with pytest.raises(perdure.errors.AnswerRefused, match="resolve"):
         lab.store.answer("s", "yes")
     doubtful.resolve("1", done=None)  # a result may be None
     assert doubtful.result() is None

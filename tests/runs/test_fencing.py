@@ -350,7 +350,7 @@ def test_a_lost_lease_is_said_to_the_code_at_its_next_step(url: str, store: perd
     store.start(stubborn, str(tmp_path), id="a")
     worker = perdure.Worker(store, [stubborn])
     worker.run(until_idle=True)
-    assert [type(error) for error in heard] == [perdure.LeaseLost, perdure.LeaseLost]
+    assert [type(error) for error in heard] == [perdure.errors.LeaseLost, perdure.errors.LeaseLost]
     assert worker.counts == {"lost": 1}
 
 

@@ -245,9 +245,9 @@ def test_the_same_fork_under_the_same_id_is_one_and_another_is_refused(lab: Lab)
     assert lab.store.fork(run, at="2", id="fork", changes={"2": 5}).id == fork.id
     assert fork.result() == 7
     assert lab.store.fork(run, at="2", id="fork", changes={"2": 5}).result() == 7
-    with pytest.raises(perdure.RunMismatch, match="not this fork"):
+    with pytest.raises(perdure.errors.RunMismatch, match="not this fork"):
         lab.store.fork(run, at="3", id="fork")
-    with pytest.raises(perdure.RunMismatch, match="not this fork"):
+    with pytest.raises(perdure.errors.RunMismatch, match="not this fork"):
         lab.store.fork(run, at="3", id="source")
 
 

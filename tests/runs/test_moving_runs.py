@@ -57,7 +57,7 @@ def test_the_source_is_fenced(lab: Lab, tmp_path: Path) -> None:
     assert lab.store.asks() == []
     with pytest.raises(perdure.RunCancelled, match="exported"):
         lab.run(agent, "NYC", id="trip").result()
-    with pytest.raises(perdure.AnswerRefused):
+    with pytest.raises(perdure.errors.AnswerRefused):
         lab.store.answer("trip", "NYC2", step="5")
     with pytest.raises(perdure.NotFound, match="exported"):
         lab.store.send("trip", 1)

@@ -78,7 +78,7 @@ def test_a_question_against_the_clock(lab: Lab) -> None:
     assert len(lab.store.asks("r")) == 1
     assert run.result(timeout_s=PATIENCE_S) == "too late"
     assert lab.store.asks("r") == []
-    with pytest.raises(perdure.AnswerRefused):
+    with pytest.raises(perdure.errors.AnswerRefused):
         lab.store.answer("r", "me", step="2.1")
 
 

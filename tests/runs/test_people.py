@@ -81,14 +81,14 @@ def test_an_answer_must_be_one_of_the_options(lab: Lab) -> None:
 
     run = lab.run(agent, id="r")
     for wrong in ("c", "A", 1, None, ["a"]):
-        with pytest.raises(perdure.AnswerRefused, match="one of"):
+        with pytest.raises(perdure.errors.AnswerRefused, match="one of"):
             lab.store.answer("r", wrong)
     assert run.status == "waiting"
     lab.store.answer("r", "a")
     assert run.result() == "a"
     with pytest.raises(perdure.UsageError, match="0 open questions"):
         lab.store.answer("r", "b")
-    with pytest.raises(perdure.AnswerRefused, match="answered already"):
+    with pytest.raises(perdure.errors.AnswerRefused, match="answered already"):
         lab.store.answer("r", "b", step="1")
 
 
@@ -110,7 +110,7 @@ def test_an_answer_must_fit_the_schema(lab: Lab, schema: Any, good: Any, bad: li
     run = lab.run(agent, id="r")
     assert lab.store.asks("r")[0].schema is not None
     for wrong in bad:
-        with pytest.raises(perdure.AnswerRefused, match="answer"):
+        with pytest.raises(perdure.errors.AnswerRefused, match="answer"):
             lab.store.answer("r", wrong)
     lab.store.answer("r", good)
     assert run.result() == good
@@ -123,9 +123,9 @@ def test_a_schema_may_be_a_class(lab: Lab) -> None:
         return [type(choice).__name__, choice]
 
     run = lab.run(agent, id="r")
-    with pytest.raises(perdure.AnswerRefused, match="flight"):
+    with pytest.raises(perdure.errors.AnswerRefused, match="flight"):
         lab.store.answer("r", {"seats": 2})
-    with pytest.raises(perdure.AnswerRefused, match="seats"):
+    with pytest.raises(perdure.errors.AnswerRefused, match="seats"):
         lab.store.answer("r", {"flight": "LH400", "seats": "two"})
     lab.store.answer("r", {"flight": "LH400", "seats": 2})
     kind, found = run.result()
@@ -149,7 +149,7 @@ def test_a_question_that_nobody_answers_in_time_raises(lab: Lab) -> None:
     run = lab.run(agent, id="r")
     assert "Anybody?" in run.result(timeout_s=20)
     assert lab.store.asks() == []
-    with pytest.raises(perdure.AnswerRefused):
+    with pytest.raises(perdure.errors.AnswerRefused):
         lab.store.answer("r", 1, step="1")
 
 
@@ -181,7 +181,7 @@ def test_an_answer_after_the_time_is_refused(lab: Lab) -> None:
     if lab.store._context.driver.dialect == "sqlite":
         lab.store._context.clock_us = lambda: clock() + 10_000_000
         try:
-            with pytest.raises(perdure.AnswerRefused, match="time is over"):
+            with pytest.raises(perdure.errors.AnswerRefused, match="time is over"):
                 lab.store.answer("r", "me")
             assert lab.run(agent, id="r").result() == "late"
         finally:
@@ -196,7 +196,7 @@ def test_only_approvers_may_answer_and_so_many_must_agree(lab: Lab) -> None:
         return await lab(perdure.ask("Deploy?", options=["yes", "no"], approvers=["ann", "bob", "cid"], quorum=2))
 
     run = lab.run(agent, id="r")
-    with pytest.raises(perdure.AnswerRefused, match="ann, bob, cid"):
+    with pytest.raises(perdure.errors.AnswerRefused, match="ann, bob, cid"):
         lab.store.answer("r", "yes", who="eve")
     assert lab.store.answer("r", "yes", who="ann").missing == 1
     assert lab.store.answer("r", "yes", who="ann").missing == 1  # the same person twice is one
@@ -212,7 +212,7 @@ def test_whoever_asks_may_be_kept_from_answering(lab: Lab) -> None:
         return await lab(perdure.ask("Expense it?", asker="ann", allow_self=False))
 
     run = lab.run(agent, id="r")
-    with pytest.raises(perdure.AnswerRefused, match="somebody else"):
+    with pytest.raises(perdure.errors.AnswerRefused, match="somebody else"):
         lab.store.answer("r", True, who="ann")
     lab.store.answer("r", True, who="bob")
     assert run.result() is True

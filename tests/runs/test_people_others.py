@@ -261,7 +261,7 @@ def test_a_child_with_an_id_that_is_taken(lab: Lab) -> None:
         chance = perdure.random()
         try:
             await lab(perdure.spawn(child_agent, 2, id="taken"))
-        except perdure.RunMismatch as error:
+        except perdure.errors.RunMismatch as error:
             once.interrupt()
             return ["taken" in str(error), chance == perdure.random()]
         return []

@@ -43,7 +43,9 @@ def test_the_record_is_merged_over_the_calls_and_kept_with_the_run(lab: Lab) -> 
         )
 
     run = lab.run(agent, id="r")
-    expected = perdure.Progress("Book a flight", ["Search", "Ask"], None, "Book", {"from": "SFO", "to": ("NYC", 1)})
+    expected = perdure.agents.Progress(
+        "Book a flight", ["Search", "Ask"], None, "Book", {"from": "SFO", "to": ("NYC", 1)}
+    )
     assert run.result() == expected
     assert perdure.progress.latest(lab.store, "r") == expected
     assert asyncio.run(perdure.progress.alatest(lab.store, "r")) == expected
@@ -217,7 +219,7 @@ def test_the_file_says_what_the_record_says_and_is_remembered(lab: Lab, tmp_path
     assert (
         perdure.progress.read(file)
         == perdure.progress.latest(lab.store, "r")
-        == perdure.Progress("Fly", ["Packed"], context={"bags": 2})
+        == perdure.agents.Progress("Fly", ["Packed"], context={"bags": 2})
     )
     assert "1. [x] Packed" in file.read_text()
     assert [one.name for one in file.parent.iterdir()] == ["PROGRESS.md"]
@@ -292,7 +294,7 @@ def test_a_replay_writes_no_file(lab: Lab, tmp_path: Path) -> None:
 
 def test_a_run_goes_on_from_a_file_that_somebody_else_began(lab: Lab, tmp_path: Path) -> None:
     file = tmp_path / "P.md"
-    began = perdure.Progress("Ship it", ["Design"], None, "Build", {"language": "Python"})
+    began = perdure.agents.Progress("Ship it", ["Design"], None, "Build", {"language": "Python"})
 
     @lab.durable
     async def worker(goal: str | None) -> Any:
@@ -315,7 +317,7 @@ def test_a_file_that_cannot_be_written_does_not_fail_the_run(
     with caplog.at_level(logging.WARNING, "perdure"):
         assert lab.run(agent, id="r").result().done == ["one"]
     assert "could not be written" in caplog.text
-    assert perdure.progress.latest(lab.store, "r") == perdure.Progress(done=["one"])
+    assert perdure.progress.latest(lab.store, "r") == perdure.agents.Progress(done=["one"])
 
 
 # --- git
@@ -380,7 +382,7 @@ def test_what_was_read_is_recorded(lab: Lab, tmp_path: Path) -> None:
     once = Once()
 
     @lab.step()
-    def use(found: list[perdure.Progress | None]) -> list[Any]:
+    def use(found: list[perdure.agents.Progress | None]) -> list[Any]:
         return [None if one is None else one.done for one in found]
 
     @lab.durable
@@ -390,7 +392,7 @@ def test_what_was_read_is_recorded(lab: Lab, tmp_path: Path) -> None:
         once.interrupt()
         return used, found
 
-    progress_file.write(file, perdure.Progress(done=["in the file"]))
+    progress_file.write(file, perdure.agents.Progress(done=["in the file"]))
     with pytest.raises(Interrupt):
         lab.run(agent, id="r")
     file.unlink()

@@ -134,7 +134,9 @@ def test_an_undo_in_doubt_is_not_taken_for_done(store: perdure.Store) -> None:
 # --- errors of a body are the run's own, whatever their class
 
 
-@pytest.mark.parametrize("error", [ImportError("no such module"), perdure.Unavailable("another database is away")])
+@pytest.mark.parametrize(
+    "error", [ImportError("no such module"), perdure.errors.Unavailable("another database is away")]
+)
 def test_a_run_fails_by_the_recorded_error_of_a_step_and_is_undone(store: perdure.Store, error: Exception) -> None:
     bodies: list[int] = []
 

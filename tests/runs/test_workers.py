@@ -138,7 +138,7 @@ def test_store_run_follows_the_same_rule_until_the_run_is_finished(store: perdur
     old, new = versioned("1", "old"), versioned("2", "new")
     store.start(old, id="a")
     with pytest.raises(
-        perdure.RunMismatch, match="run 'a' began with version 1 of versioned, and this process has version 2"
+        perdure.errors.RunMismatch, match="run 'a' began with version 1 of versioned, and this process has version 2"
     ):
         store.run(new, id="a")
     assert store.run(old, id="a").result() == "old"

@@ -71,12 +71,12 @@ class Scene:
             cursor = other.execute(text.replace("?", "%s"), params)
             return cursor.fetchall() if cursor.description else []
 
-    def repair(self, **options: Any) -> perdure.Repaired:
+    def repair(self, **options: Any) -> perdure.ops.Repaired:
         """Mend a copy."""
         to = options.pop("to", None) or (f"{self.url}-mended.db" if self.is_file else MENDED)
         return perdure.repair(self.url, to=to, **{**self.options, **options})
 
-    def open(self, done: perdure.Repaired | None = None) -> perdure.Store:
+    def open(self, done: perdure.ops.Repaired | None = None) -> perdure.Store:
         """The store, or the copy that a repair made of it."""
         if done is None or done.in_place or not done.changed:
             return perdure.open(self.url, **self.options)
@@ -84,7 +84,7 @@ class Scene:
             return perdure.open(done.place, **self.options)
         return perdure.open(self.url, **{**self.options, "schema": done.place.split('"')[1]})
 
-    def loadable(self, done: perdure.Repaired | None = None) -> set[tuple[str, str]]:
+    def loadable(self, done: perdure.ops.Repaired | None = None) -> set[tuple[str, str]]:
         """Which checkpoints can be loaded; each is compared with what was saved."""
         good = set()
         try:
@@ -101,7 +101,7 @@ class Scene:
             pass  # it cannot even be opened
         return good
 
-    def check(self, done: perdure.Repaired, before: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    def check(self, done: perdure.ops.Repaired, before: set[tuple[str, str]]) -> set[tuple[str, str]]:
         """What must hold after every repair. Which checkpoints can be loaded."""
         after = self.loadable(done)
         assert before <= after, f"lost by the repair: {sorted(before - after)}\n{done}"
@@ -122,7 +122,7 @@ class Scene:
             assert all(line.keys() == {"tenant", "table", "reason", "key", "row"} for line in lines)
         return after
 
-    def _check_thread(self, store: perdure.Store, name: str, done: perdure.Repaired) -> None:
+    def _check_thread(self, store: perdure.Store, name: str, done: perdure.ops.Repaired) -> None:
         thread = store.thread(name)
         try:
             loaded = thread.load(strict=True)

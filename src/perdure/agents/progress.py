@@ -48,7 +48,7 @@ SORT: Final = "progress"  # of the run's value that holds the latest
 _FIELDS: Final = ("goal", "done", "blocked", "next", "context")
 _UNCHANGED: Final = object()  # the default of what None clears
 _log = logging.getLogger("perdure")
-register(Progress, name="perdure.Progress")
+register(Progress, name="perdure.agents.Progress")
 
 
 class Reporter:

@@ -14,7 +14,8 @@ from perdure.cli.text import fields, plural, size
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
-    from perdure import Restored, Store
+    from perdure import Store
+    from perdure.ops import Restored
 
 _SHOWN_MAX = 20
 

@@ -12,8 +12,9 @@ from perdure.cli.text import ago, fields, local, plural, size
 from perdure.errors import PerdureError, UsageError
 
 if TYPE_CHECKING:
-    from perdure import Finding, Health, Report, Store
+    from perdure import Store
     from perdure.cli.output import Cell, Output
+    from perdure.ops import Finding, Health, Report
 
 _STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "bold red"}
 

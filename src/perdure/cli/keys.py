@@ -13,7 +13,8 @@ from perdure.cli.text import fields, local, plural
 from perdure.errors import NotFound, OpenError, UsageError
 
 if TYPE_CHECKING:
-    from perdure import KeyFile, KeyInfo, Rotated
+    from perdure import KeyFile
+    from perdure.ops import KeyInfo, Rotated
 
 ENVIRONMENT = "PERDURE_KEYS"
 DEFAULT_TENANT = "default"

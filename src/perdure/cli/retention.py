@@ -13,8 +13,9 @@ from perdure.cli.text import fields, plural, size
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
-    from perdure import Erased, Retention, Store
+    from perdure import Store
     from perdure.cli.output import Output
+    from perdure.ops import Erased, Retention
 
 ttl_option = click.option(
     "--ttl", metavar="TIME", type=Duration(), help="Delete a thread that was not written to for so long."
