@@ -73,13 +73,6 @@ def places_of_packs(scene: Scene) -> None:
     scene.execute("UPDATE pack SET first = first + 7, last = 3, key = key + 1")
 
 
-def keyframe_of_a_packed_record(scene: Scene) -> None:
-    """More than a byte of it, so that no checksum tells: the pack does."""
-    packed = ids(scene, "body < 0")
-    for (record, _), value in zip((packed[0], packed[3], packed[-1]), ("id", "0", "key - 77777"), strict=True):
-        scene.execute(f"UPDATE record SET key = {value} WHERE id = ?", (record,))
-
-
 def head(scene: Scene) -> None:
     scene.execute("UPDATE thread SET head = head + 12345 WHERE name = 'a'")
 
@@ -115,7 +108,6 @@ MENDABLE = [
     full_text,
     kept_difference,
     places_of_packs,
-    keyframe_of_a_packed_record,
     head,
     head_hash,
     head_of_another,
@@ -194,6 +186,29 @@ def a_row_in_a_pack(scene: Scene) -> None:
     scene.execute("DELETE FROM record WHERE id = ?", (record,))
 
 
+def keyframe_of_a_packed_record(scene: Scene) -> None:
+    packed = ids(scene, "body < 0")
+    for (record, _), value in zip((packed[0], packed[3], packed[-1]), ("id", "0", "key - 77777"), strict=True):
+        scene.execute(f"UPDATE record SET key = {value} WHERE id = ?", (record,))
+
+
+def body_pointer(scene: Scene) -> None:
+    record, body = ids(scene, "keyframe = 0 AND body > 0")[1]
+    scene.execute("UPDATE record SET body = ? WHERE id = ?", (body + 1, record))
+
+
+def pack_pointer(scene: Scene) -> None:
+    """A record that seems to be in a pack: the others in it must not lose their places."""
+    [(pack,)] = scene.execute("SELECT min(pack) FROM pack")
+    record, _ = ids(scene, f"thread = {thread_a(scene)}")[5]
+    scene.execute("UPDATE record SET body = ? WHERE id = ?", (-pack, record))
+
+
+def hash_of_a_record(scene: Scene) -> None:
+    record, _ = ids(scene, f"thread = {thread_a(scene)}")[7]
+    scene.execute("UPDATE record SET hash = ? WHERE id = ?", (bytes(32), record))
+
+
 def circles(scene: Scene) -> None:
     """Base pointers of two records at each other, and absurd sizes."""
     rows = ids(scene, f"thread = {thread_a(scene)} AND base IS NOT NULL")
@@ -217,6 +232,10 @@ LOSSES = [
     (a_note, 1),
     (a_pack, 99),
     (a_row_in_a_pack, 99),
+    (keyframe_of_a_packed_record, 3),
+    (body_pointer, 2),
+    (pack_pointer, 2),
+    (hash_of_a_record, 2),
     (circles, 2),
     (everything_of_a_thread, 2),
 ]

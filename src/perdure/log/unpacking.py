@@ -49,12 +49,12 @@ class Pointers(Protocol):
     def key(self) -> int: ...
 
 
-def _packed_in(nodes: Iterable[Pointers]) -> dict[tuple[int, int], list[int]]:
-    """Which packs there are, each with its chain's keyframe, and the records in it, the oldest first."""
-    packs: dict[tuple[int, int], list[int]] = {}
+def _packed_in(nodes: Iterable[Pointers]) -> dict[int, list[Pointers]]:
+    """Which packs there are, and the records in each, the oldest first."""
+    packs: dict[int, list[Pointers]] = {}
     for node in sorted(nodes, key=lambda node: node.id):
         if node.body is not None and node.body < 0:
-            packs.setdefault((-node.body, node.key), []).append(node.id)
+            packs.setdefault(-node.body, []).append(node)
     return packs
 
 
@@ -64,27 +64,22 @@ def release(
     """Take apart the packs in which records `gone` stand beside others, and those of the chains `moved_keys`. Whether
     any body has moved; and what drops the packs whose records all go, for when nothing is built on these any more."""
     changed, drops = False, []
-    for (pack, key), members in _packed_in(nodes).items():
+    for pack, nodes_in in _packed_in(nodes).items():
+        members = [node.id for node in nodes_in]
         going = sum(record in gone for record in members)
         if going == len(members):
             drops.append(_DROP_PACK(tenant=tenant, pack=pack))
-        elif going or key in moved_keys:
-            yield from _dissolve(tenant, tree, pack, key, members)
+        elif going or any(node.key in moved_keys for node in nodes_in):
+            yield from _dissolve(tenant, tree, pack, nodes_in[0].key, members)
             changed = True
     return changed, drops
 
 
 def _dissolve(tenant: int, tree: int, pack: int, key: int, members: list[int]) -> Generator[Batch, list[Rows], None]:
-    keyframe = yield from read_state(tenant, tree, key)
-    if keyframe is None:
-        raise _lost(members)
-    yield from dissolve_with(tenant, tree, pack, keyframe.data, members)
-
-
-def dissolve_with(
-    tenant: int, tree: int, pack: int, key_text: bytes, members: list[int]
-) -> Generator[Batch, list[Rows], None]:
     """Give all records of a pack bodies of their own. `members`: every record that is in it, in order."""
+    key_text = yield from _key_text(tenant, tree, [key, *members])
+    if key_text is None:
+        raise _lost(members)
     [rows] = yield Batch(PACK(tenant=tenant, pack=pack))
     if not rows:
         raise _lost(members)
@@ -101,6 +96,18 @@ def dissolve_with(
         raise _lost(members) from problem
     forget = _FORGET_MARK(tenant=tenant, key=packed_mark(tenant))
     yield Batch(*statements, _DROP_PACK(tenant=tenant, pack=pack), forget)
+
+
+def _key_text(tenant: int, tree: int, records: list[int]) -> Generator[Batch, list[Rows], bytes | None]:
+    """The keyframe's text, proved by the hash of one of these records: the keyframe's own note may be damaged."""
+    for record in records:
+        try:
+            loaded = yield from read_state(tenant, tree, record)
+        except (Damaged, Undecodable):
+            continue
+        if loaded is not None:
+            return loaded.key_data
+    return None
 
 
 def drop_packs(tenant: int, tree: int) -> Generator[Batch, list[Rows], int]:

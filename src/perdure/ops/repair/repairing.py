@@ -24,8 +24,7 @@ from perdure.errors import OpenError, UsageError
 from perdure.log import quarantine
 from perdure.log.branches import find_tenant
 from perdure.log.ids import show_id
-from perdure.log.repairing import repair_log
-from perdure.log.repairing_strangers import repair_strangers
+from perdure.log.repair import repair_log, repair_unknown_tenants
 from perdure.ops.copies.checked import tenant_names, verified
 from perdure.ops.copies.copied import CopyRow, add_copy
 from perdure.ops.repair.readable import Allowed, check_readable
@@ -239,16 +238,16 @@ def _mend(
         if getattr(driver, "tenancy", None) is not None:
             raise UsageError("a repair is of all tenants, and this role does not see all of them: do it as the owner")
         passed = drive(driver, check_readable(store._context, allowed, options.get("keys")))
-        strangers = drive(driver, write(repair_strangers, solo=True))
-        mended += _notes("", strangers.mended)
-        lost += _notes("", strangers.lost)
+        unknown = drive(driver, write(repair_unknown_tenants, solo=True))
+        mended += _notes("", unknown.repaired)
+        lost += _notes("", unknown.lost)
         tenants = [name for name in drive(driver, read(tenant_names)) if name not in passed]
         for name in tenants:
             tenant = drive(driver, read(partial(find_tenant, name)))
             if tenant is None:
                 continue
             log = drive(driver, repair_log(tenant, rows_lost=rows_lost, progress=progress))
-            mended += _notes(name, log.mended)
+            mended += _notes(name, log.repaired)
             lost += _notes(name, log.lost)
             runs = drive(driver, repair_runs(tenant, progress))
             mended += _run_notes(name, runs.mended)

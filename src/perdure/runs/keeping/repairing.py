@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from perdure.log.mended import Notes
 from perdure.log.quarantine import set_aside
+from perdure.log.repair_pointers import Notes
 from perdure.runs.domain import TABLES
 from perdure.runs.journal.rows import FINISHED, NEVER, STATUSES
 from perdure.runs.keeping.verifying import ANSWERS, bad_blobs, check_run, text_of
