@@ -83,7 +83,9 @@ _TO_TOMBSTONE = Sql(
 )
 _SHARING = Sql("SELECT id FROM record WHERE tenant = :tenant AND body = :body LIMIT 2")
 _HAS_BODY = Sql("SELECT 1 FROM body WHERE tenant = :tenant AND id = :body")
-_MEMBERS = Sql("SELECT id FROM record WHERE tenant = :tenant AND tree = :tree AND body = :body")
+_MEMBERS = Sql(
+    "SELECT tree, count(*) FROM record WHERE tenant = :tenant AND body = :body GROUP BY tree ORDER BY 2 DESC, 1"
+)
 _PLACE = Sql("SELECT first, last FROM pack WHERE tenant = :tenant AND pack = :pack")
 _TREES = Sql(
     "SELECT tree FROM thread WHERE tenant = :tenant AND tree > :after GROUP BY tree ORDER BY tree LIMIT :limit"
@@ -331,15 +333,15 @@ def _has_body_of_another(tenant: int, tree: int, node: Node) -> Generator[Batch,
         sharing, rows = yield Batch(_SHARING(tenant=tenant, body=body), _HAS_BODY(tenant=tenant, body=body))
         return len(sharing) > 1 or not rows
     members, packs, places = yield Batch(
-        _MEMBERS(tenant=tenant, tree=tree, body=body),
-        PACK(tenant=tenant, pack=-body),
-        _PLACE(tenant=tenant, pack=-body),
+        _MEMBERS(tenant=tenant, body=body), PACK(tenant=tenant, pack=-body), _PLACE(tenant=tenant, pack=-body)
     )
+    if members[0][0] != tree:
+        return True
     try:
         if not packs or type(packs[0][1]) is not bytes:
             return False
         first, last = places[0]
-        return len(salts_in(packs[0][1])) < len(members) and not first <= node.id <= last
+        return len(salts_in(packs[0][1])) < sum(count for _, count in members) and not first <= node.id <= last
     except Undecodable:
         return False
 
