@@ -13,9 +13,9 @@ from typing import Any
 import orjson
 
 from perdure.errors import Damaged, NotEncrypted, Undecodable
-from perdure.log.envelopes import id_of
 from perdure.log.branches import MINUTE_US, ThreadRow, tag_value, threads_in_tree
 from perdure.log.choosing import needed_by, nodes_of
+from perdure.log.envelopes import id_of
 from perdure.log.ids import ID_MAX, show_id
 from perdure.log.labels import LABELLED_KIND, MAIN
 from perdure.log.pending import writes_of
