@@ -30,8 +30,8 @@ class Meter:
         else:
             self.store = perdure.open(url)
         driver: Any = self.store._context.driver
-        self._run, self._arun = driver.run, driver.arun
-        driver.run, driver.arun = self._counted, self._acounted
+        self._run, self._arun, self._append = driver.run, driver.arun, driver.append
+        driver.run, driver.arun, driver.append = self._counted, self._acounted, self._appended
         warm = self.code.durable(name="warm")(_nothing)
         self.store.run(warm, id="warm")  # the tenant, and what is made once
 
@@ -49,6 +49,10 @@ class Meter:
 
     def _counted(self, transaction: Transaction) -> Any:
         return self._run(self._watched(transaction))
+
+    def _appended(self, *args: Any) -> bool:
+        self.written += 1
+        return bool(self._append(*args))
 
     async def _acounted(self, transaction: Transaction) -> Any:
         return await self._arun(self._watched(transaction))

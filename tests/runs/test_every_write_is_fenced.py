@@ -10,7 +10,7 @@ import pytest
 
 import perdure
 from perdure.runs.engine.flows import locate
-from perdure.runs.journal import rows
+from perdure.runs.journal import control, rows
 from perdure.runs.session import points
 from perdure.runs.session.points import Point
 from perdure.storage.program import drive, write
@@ -42,7 +42,7 @@ def cancel(run_id: str) -> None:
     """An operator cancels the run; what becomes of its children is left to its owner."""
     ctx = stores[0]._context
     tenant, row = drive(ctx.driver, locate(ctx, run_id))
-    drive(ctx.driver, write(partial(rows.ask_for, tenant, row.run, "cancel", ctx.clock_us())))
+    drive(ctx.driver, write(partial(control.ask_for, tenant, row.run, "cancel", ctx.clock_us())))
 
 
 @perdure.step

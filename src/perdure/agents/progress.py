@@ -203,7 +203,7 @@ def _report(
         value = session.encoded({**{name: getattr(state, name) for name in _FIELDS}, "file": file, "git": git})
         more = None if file is None else {"over": _hash(over), "subject": subject}
         entry = Entry(path, NAME, session.ctx.clock_us(), value=value, more=more)
-        yield from session.record((VALUE, entry), beside=partial(_keep, session, value))
+        yield from session.log.record((VALUE, entry), same_tx=partial(_keep, session, value))
         kept.take(session.decoded(unsqueeze(value)), session.index.at(path)[-1].seq)
         reported = _made(session.decoded(unsqueeze(value)))  # as a replay will find it; the caller may change it
         if file is not None:
@@ -239,7 +239,7 @@ def _read(scope: Scope, file: str) -> Act[Progress | None]:
     if found:
         return (yield from session.value(found[-1].entry))  # type: ignore[no-any-return]
     state = progress_file.read(file)
-    session.later(VALUE, Entry(path, READ, session.ctx.clock_us(), value=session.encoded(state)))
+    session.log.buffer(VALUE, Entry(path, READ, session.ctx.clock_us(), value=session.encoded(state)))
     return state
 
 

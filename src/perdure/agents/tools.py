@@ -330,7 +330,7 @@ def _said(scope: Scope, mark: str, text: str) -> Outcome:
     if found:
         recorded = found[-1].entry.value
         return Outcome(str(session.decoded(unsqueeze(recorded or b'""'))), is_error=True)
-    session.later(VALUE, Entry(path, NAME, session.ctx.clock_us(), value=session.encoded(text)))
+    session.log.buffer(VALUE, Entry(path, NAME, session.ctx.clock_us(), value=session.encoded(text)))
     return Outcome(text, is_error=True)
 
 

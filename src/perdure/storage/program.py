@@ -230,7 +230,8 @@ class Driver(Protocol):
     takes the general way, which finds out why. Errors are those of `run`, OutcomeUnknown and ConstraintFailed among
     them. The statements give no rows (no RETURNING); `seals` are honoured, `opens` and `checks` have no meaning.
 
-    SQLite runs one statement after the other, and the first that differs ends it. PostgreSQL gets all of them in one
+    SQLite runs one statement after the other, and the first that differs ends it; one alone is a transaction by itself,
+    and must change nothing where it does not apply. PostgreSQL gets all of them in one
     round trip, and commits what they did: there every statement must do nothing by itself if the condition does not
     hold. One statement with data-modifying CTEs is the natural form (`Sql(sqlite=(…), postgres="WITH …")`: a `Sql`
     with several texts counts the rows of its last one).

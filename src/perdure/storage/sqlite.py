@@ -144,7 +144,7 @@ class SqliteDriver:
         """Run statements in one transaction, straight if no other writer is at work (see `Driver`)."""
         if os.getpid() != self._pid:
             raise self._forked()
-        queue, writer = self._writing(), self._writer
+        queue, writer = self._queue or self._writing(), self._writer
         if self._hook is None and writer is not None and queue.try_lead():
             try:
                 return writer.append(statements, counts)

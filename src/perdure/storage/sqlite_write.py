@@ -153,10 +153,18 @@ class Writer:
         began_s = monotonic()
         try:
             self._gate.acquire(began_s + self._target.timeout_s, PATIENCE_S)
-            self._execute(_BEGIN)
-            perform_append(statements, counts, self._cursor, None)
-            committing = True
-            self._execute("COMMIT")
+            if len(statements) == 1 and len(statements[0].sql.sqlite) == 1:
+                committing = True  # a transaction by itself
+                [(sql, params)], [count] = statements, counts
+                [(text, take)] = sql.prepared or prepare(sql)
+                self._execute(text, take(params))
+                if count is not None and self.connection.changes() != count:
+                    return False
+            else:
+                self._execute("BEGIN IMMEDIATE")
+                perform_append(statements, counts, self._cursor, None)
+                committing = True
+                self._execute("COMMIT")
             if (sink := meters.sink) is not None:
                 sink.record(meters.COMMIT, monotonic() - began_s, "sqlite")
                 sink.record(meters.COMMIT_JOBS, 1, "sqlite")

@@ -185,20 +185,20 @@ def question_at(
         deadline = None if timeout_s is None else session.shared_clock_us() + int(timeout_s * 1e6)
         entry = Entry(path, name, session.ctx.clock_us(), more={"question": question, "deadline": deadline})
         beside = partial(open_ask, session, path, sort, question, terms, deadline)
-        yield from session.record((WAIT, entry), beside=beside)
+        yield from session.log.record((WAIT, entry), same_tx=beside)
     else:
         deadline = (first.more or {}).get("deadline")
     what = {"for": sort, "step": path, "question": question}
     while not (answered := (yield from await_answer(session, path, what, deadline))):
         late = Entry(path, name, session.ctx.clock_us(), more={"late": True})
         try:
-            yield from session.record((DONE, late), beside=partial(give_up_ask, session, path))
+            yield from session.log.record((DONE, late), same_tx=partial(give_up_ask, session, path))
         except Answered:
             continue
         return _late(question, on_timeout)
     value, now = answered["value"], session.ctx.clock_us()
     more = {"who": answered.get("who"), "answered_at": answered.get("at")}
-    yield from session.record((DONE, Entry(path, name, now, value=session.encoded(value), more=more)))
+    yield from session.log.record((DONE, Entry(path, name, now, value=session.encoded(value), more=more)))
     return value
 
 

@@ -101,11 +101,11 @@ def _sleep_act(scope: Scope, path: str, due_at: Callable[[int], int]) -> Act[Non
     first = opening(found)
     if first is None:
         due = due_at((yield from session.now_us()))
-        yield from session.record((WAIT, Entry(path, name, session.ctx.clock_us(), more={"due": due})))
+        yield from session.log.record((WAIT, Entry(path, name, session.ctx.clock_us(), more={"due": due})))
     else:
         due = int((first.more or {})["due"])
     yield from wait_until(session, path, due, {"for": "sleep", "step": path})
-    yield from session.record((DONE, Entry(path, name, session.ctx.clock_us())))
+    yield from session.log.record((DONE, Entry(path, name, session.ctx.clock_us())))
 
 
 def receive(topic: str = "", *, timeout_s: float | None = None, default: Any = None) -> Any:
@@ -164,13 +164,13 @@ def emit(value: Any) -> None:
             session.on_chunk(scope.body.path, scope.body.name, value)
         entry = Entry(f"{scope.body.path}~emit", "perdure.emit", session.ctx.clock_us(), value=session.encoded(value))
         if not session.replay:
-            session.later(NOTE, entry)
+            session.log.buffer(NOTE, entry)
         return
     scope.check()
     path = scope.take()
     if session.recorded(path, "perdure.emit", None):
         return
-    session.later(NOTE, Entry(path, "perdure.emit", session.ctx.clock_us(), value=session.encoded(value)))
+    session.log.buffer(NOTE, Entry(path, "perdure.emit", session.ctx.clock_us(), value=session.encoded(value)))
 
 
 def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:

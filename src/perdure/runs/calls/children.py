@@ -70,10 +70,10 @@ def spawn_act(
     now = session.ctx.clock_us()
     entry = Entry(path, f"{NAME}:{spec.name}", now, wanted, more={"child": run_id})
     try:
-        yield from session.record((SPAWN, entry), beside=partial(_insert, session, new, now))
+        yield from session.log.record((SPAWN, entry), same_tx=partial(_insert, session, new, now))
     except RunMismatch as error:  # recorded: that run may be gone when this is replayed
         more = {"error": describe_error(error, session.ctx.codec)}
-        yield from session.record((DONE, Entry(path, f"{NAME}:{spec.name}", now, wanted, more=more)))
+        yield from session.log.record((DONE, Entry(path, f"{NAME}:{spec.name}", now, wanted, more=more)))
         raise
     return run_id
 
@@ -133,7 +133,7 @@ def result_act(scope: Scope, path: str, run_id: str) -> Act[Any]:
     ended = completion(found)
     if ended is not None:
         return (yield from answer(session, ended))
-    yield from session.flush()
+    yield from session.log.flush()
     while True:
         row = yield from read(partial(find, session.tenant, run_id))
         if row is None:
@@ -147,11 +147,11 @@ def result_act(scope: Scope, path: str, run_id: str) -> Act[Any]:
     outcome = yield from read(partial(outcome_of, session.tenant, row))
     now = session.ctx.clock_us()
     if row.status == "done":
-        yield from session.record((DONE, Entry(path, name, now, value=outcome, more={"child": run_id})))
+        yield from session.log.record((DONE, Entry(path, name, now, value=outcome, more={"child": run_id})))
         return session.decoded(unsqueeze(outcome or b"null"))
     error = outcome_error(row.status, run_id, outcome, session.ctx.codec)
     more = {"error": describe_error(error, session.ctx.codec), "child": run_id}
-    yield from session.record((DONE, Entry(path, name, now, more=more)))
+    yield from session.log.record((DONE, Entry(path, name, now, more=more)))
     raise error
 
 

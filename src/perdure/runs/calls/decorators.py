@@ -14,6 +14,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypedDict, Ty
 from weakref import WeakSet
 
 from perdure.errors import NotInRun, UsageError
+from perdure.runs.calls import fast_path
 from perdure.runs.calls.asking import check_approve
 from perdure.runs.calls.bodies import acollect, collect
 from perdure.runs.calls.effects import effect_act
@@ -251,9 +252,13 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
 
         made = _as_coroutine_function(begun)
     else:
+        usual = fast_path.effect if spec.kind == "effect" else fast_path.step
 
         @functools.wraps(fn)
         def called(*args: Any, **kwargs: Any) -> Any:
+            scope = current.get()
+            if scope is not None and scope.body is None and fast_path.is_usual(scope, spec):
+                return usual(scope, spec, args, kwargs)
             scope = _scope(spec)
             if scope is None:
                 return _direct(spec, args, kwargs)

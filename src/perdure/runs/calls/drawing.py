@@ -27,7 +27,7 @@ def drawn(name: str, draw: Callable[[], Any]) -> Any:
         value = found[-1].entry.value
         return session.decoded(unsqueeze(value)) if value is not None else None
     made = draw()
-    session.later(VALUE, Entry(path, name, session.ctx.clock_us(), value=session.encoded(made)))
+    session.log.buffer(VALUE, Entry(path, name, session.ctx.clock_us(), value=session.encoded(made)))
     return made
 
 
@@ -69,5 +69,5 @@ def _decide_patch(session: Session, name: str) -> bool:
     value = not session.index.unread()  # something recorded lies ahead: the old code has been here
     if not session.replay:
         text = b"true" if value else b"false"
-        session.later(VALUE, Entry(path, "perdure.patched", session.ctx.clock_us(), value=text))
+        session.log.buffer(VALUE, Entry(path, "perdure.patched", session.ctx.clock_us(), value=text))
     return value

@@ -126,7 +126,7 @@ def _effect(
     elif spec.approve:
         yield from _approval(call)
     scope.check()  # it may have waited for long
-    return (yield from _run(call))
+    return (yield from attempts(call))
 
 
 def make_key(session: Session, path: str, name: str, wanted: bytes) -> IdempotencyKey:
@@ -141,7 +141,7 @@ def _framed(*parts: bytes) -> bytes:
     return b"".join([len(part).to_bytes(4, "big") + part for part in parts])
 
 
-def _intent(call: Call) -> tuple[int, Entry]:
+def intent(call: Call) -> tuple[int, Entry]:
     session, spec = call.session, call.spec
     call.attempt, call.took = call.attempt + 1, 0
     call.deadline = session.shared_clock_us() + int(spec.deadline_s * 1e6)
@@ -153,36 +153,18 @@ def _intent(call: Call) -> tuple[int, Entry]:
     return INTENT, call.entry(squeeze(call.text), more)
 
 
-def _run(call: Call) -> Act[Any]:
-    """Intent, body, completion; and again as the rules of the effect allow."""
-    session, spec = call.session, call.spec
-    drafts, task = [_intent(call)], _task(call)
+Ended = tuple[BodyFrame, Exception | None, Any]  # how a body ended: its error, or its result
+
+
+def attempts(call: Call, first: Ended | None = None) -> Act[Any]:
+    """Intent, body, completion; and again as the rules of the effect allow. `first`: the first attempt was made, and
+    ended so."""
+    drafts = [] if first is not None else [intent(call)]
     while True:
-        session.acting.add(task)
-        try:
-            yield from session.record(*drafts)
-            if isinstance(session.stop, Unwind):  # an operator's wish came with the answer: it has not begun
-                yield from _not_begun(call)
-                raise session.stop
-            frame = BodyFrame(call.scope, call.path, spec.name, key=call.key, is_effect=True)
-            given = (call.args, call.kwargs) if call.attempt == 1 else _as_called(call)
-            args, kwargs = spec.binder.call_with(*given, call.key)
-            limit = spec.timeout_s if not spec.is_async else (spec.timeout_s or spec.deadline_s)
-            try:
-                result = yield from run_body(call.scope, spec, frame, args, kwargs, call.attempt, limit)
-            except Exception as raised:
-                error = raised
-            except BaseException as broken:
-                # A task that was cancelled while its intent was written: the body never began, and that is no doubt.
-                if not frame.begun and type(broken).__name__ == "CancelledError":
-                    yield from _not_begun(call)
-                raise
-            else:
-                call.took = frame.took
-                return (yield from _succeed(call, result))
-        finally:
-            session.acting.discard(task)
-        call.took = frame.took
+        frame, error, result = (yield from _attempt(call, drafts)) if first is None else first
+        first, call.took = None, frame.took
+        if error is None:
+            return (yield from _succeed(call, result))
         if not _is_definite(call, error, frame):
             was_unsettled = call.is_unsettled
             settled, result = yield from _settle_error(call, error)
@@ -191,7 +173,7 @@ def _run(call: Call) -> Act[Any]:
             still = error.still if isinstance(error, BodyTimeout) else None
             if still is None:
                 call.scope.check()  # nobody may want another attempt any more
-                drafts = [_intent(call)]
+                drafts = [intent(call)]
                 continue
             # Its request may be under way in this very process: it is not done again before that has ended.
             yield from _until_ended(still)
@@ -206,9 +188,35 @@ def _run(call: Call) -> Act[Any]:
             if settled:
                 return result
             call.scope.check()
-            drafts = [_intent(call)]
+            drafts = [intent(call)]
         else:
             drafts = yield from _failed(call, error)
+
+
+def _attempt(call: Call, drafts: list[tuple[int, Entry]]) -> Act[Ended]:
+    """Write the intent, then call the body."""
+    session, spec, task = call.session, call.spec, _task(call)
+    session.acting.add(task)
+    try:
+        yield from session.log.record(*drafts)
+        if isinstance(session.stop, Unwind):  # an operator's wish came with the answer: it has not begun
+            yield from not_begun(call)
+            raise session.stop
+        frame = BodyFrame(call.scope, call.path, spec.name, key=call.key, is_effect=True)
+        given = (call.args, call.kwargs) if call.attempt == 1 else _as_called(call)
+        args, kwargs = spec.binder.call_with(*given, call.key)
+        limit = spec.timeout_s if not spec.is_async else (spec.timeout_s or spec.deadline_s)
+        try:
+            return frame, None, (yield from run_body(call.scope, spec, frame, args, kwargs, call.attempt, limit))
+        except Exception as error:
+            return frame, error, None
+        except BaseException as broken:
+            # A task that was cancelled while its intent was written: the body never began, and that is no doubt.
+            if not frame.begun and type(broken).__name__ == "CancelledError":
+                yield from not_begun(call)
+            raise
+    finally:
+        session.acting.discard(task)
 
 
 def _is_definite(call: Call, error: Exception, frame: BodyFrame) -> bool:
@@ -217,9 +225,9 @@ def _is_definite(call: Call, error: Exception, frame: BodyFrame) -> bool:
     return not call.is_unsettled and (not frame.begun or is_definite(error, named, call.spec.fn, frame.outside))
 
 
-def _not_begun(call: Call) -> Act[None]:
+def not_begun(call: Call) -> Act[None]:
     if not call.is_unsettled:  # else its intent stays open, for what was before it
-        yield from call.session.record((FAILED, call.entry(None, {"begun": False})))
+        yield from call.session.log.record((FAILED, call.entry(None, {"begun": False})))
 
 
 def _as_called(call: Call) -> Arguments:
@@ -254,7 +262,7 @@ def _failed(call: Call, error: Exception) -> Act[list[tuple[int, Entry]]]:
     described = describe_error(error, session.ctx.codec)
     if not spec.retry.wants(error, call.attempt):
         if call.path.startswith("undo:"):  # must not stand for ever: whoever resumes the run tries again
-            yield from session.record((FAILED, call.entry(None, {"error": described})))
+            yield from session.log.record((FAILED, call.entry(None, {"error": described})))
         else:
             yield from ended(call, None, {"error": described})
             mark_recorded(error)
@@ -269,15 +277,15 @@ def _failed(call: Call, error: Exception) -> Act[list[tuple[int, Entry]]]:
         except GeneratorExit:
             raise
         except BaseException:  # the code ends here: that it failed is no doubt
-            yield from session.record(failed)
+            yield from session.log.record(failed)
             raise
         if not is_over(call.scope):
-            return [failed, _intent(call)]  # the failure and the next intent share one commit
-    yield from session.record(failed)  # a run that parks meanwhile must know that this is no doubt
+            return [failed, intent(call)]  # the failure and the next intent share one commit
+    yield from session.log.record(failed)  # a run that parks meanwhile must know that this is no doubt
     yield from _wait_for_retry(call, due)
     call.scope.check()
     yield from check_again(call.scope, call.path)
-    return [_intent(call)]
+    return [intent(call)]
 
 
 def _wait_for_retry(call: Call, due: int) -> Act[None]:
@@ -298,7 +306,7 @@ def _succeed(call: Call, result: Any, more: dict[str, Any] | None = None) -> Act
 
 
 def ended(call: Call, value: bytes | None, more: dict[str, Any] | None) -> Act[None]:
-    yield from call.session.record((DONE, call.entry(value, more)))
+    yield from call.session.log.record((DONE, call.entry(value, more)))
 
 
 # --- doubt
@@ -444,7 +452,7 @@ def _ask_person(call: Call, ask_path: str, *, only_if_asked: bool, reason: str =
         terms = Terms(step=call.path, key=str(call.key), reason=reason or None)
         entry = call.entry(None, {"doubt": ask_path, **_because(reason)})
         beside = partial(asking.open_ask, session, ask_path, "doubt", question, terms, None)
-        yield from session.record((WAIT, entry), beside=beside)
+        yield from session.log.record((WAIT, entry), same_tx=beside)
     what = {"for": "doubt", "step": call.path, "name": call.spec.name, "key": str(call.key), **_because(reason)}
     answered = yield from asking.await_answer(session, ask_path, what, None)
     return Done(answered.get("done")) if "done" in answered else NotDone()
@@ -477,5 +485,5 @@ def _approval(call: Call) -> Act[None]:
         error = NotApproved(f"{spec.name}{_shown(call)} was not approved; it did not run")
         more = {"error": describe_error(error, call.session.ctx.codec), "approved": False}
         call.attempt = call.attempt or 1
-        yield from call.session.record((DONE, call.entry(None, more)))
+        yield from call.session.log.record((DONE, call.entry(None, more)))
         raise error

@@ -46,7 +46,7 @@ def compensate(session: Session, status: str, error: dict[str, Any] | None) -> A
         return
     if ending(session) is None:
         more = {"as": status, "error": error}
-        yield from session.record((VALUE, Entry(END, "perdure.rollback", session.ctx.clock_us(), more=more)))
+        yield from session.log.record((VALUE, Entry(END, "perdure.rollback", session.ctx.clock_us(), more=more)))
     yield from settle_open(session)
     units = [*_undoable(session), *_children(session)]
     for done_at, recorded in sorted(units, key=lambda unit: -unit[0]):
@@ -192,10 +192,10 @@ def _undo_child(session: Session, spawn: Entry) -> Act[None]:
         if row.parent != session.row.run:  # it was there already, and is somebody else's: not ours to undo
             break
         now = session.ctx.clock_us()
-        yield from session.write_beside(partial(_roll_child, session.tenant, run_id, now))
+        yield from session.log.write_fenced(partial(_roll_child, session.tenant, run_id, now))
         yield Wait(path, {"for": "run", "step": spawn.path, "run": run_id, "undo": True}, None)
     now = session.ctx.clock_us()
-    yield from session.record((DONE, Entry(path, "undo " + spawn.name, now, more={"child": run_id})))
+    yield from session.log.record((DONE, Entry(path, "undo " + spawn.name, now, more={"child": run_id})))
 
 
 def _roll_child(tenant: int, run_id: str, now: int) -> Program[None]:

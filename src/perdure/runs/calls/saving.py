@@ -83,7 +83,7 @@ def _act(scope: Scope, path: str, save: Save) -> Act[tuple[Record, bool]]:
         entry = Entry(path, NAME, session.ctx.clock_us(), wanted, more={"thread": line.name, "saved": foreseen})
         value = session.encoded(show_id(saving.record))
         try:
-            yield from session.record((DONE, _with_value(entry, value)), beside=partial(_write, saving, foreseen))
+            yield from session.log.record((DONE, _with_value(entry, value)), same_tx=partial(_write, saving, foreseen))
         except Moved as moved:
             saving.drop(moved)
             after = moved.after

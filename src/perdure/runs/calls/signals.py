@@ -81,7 +81,7 @@ def receive_act(scope: Scope, path: str, topic: str, timeout_s: float | None, de
         return default if (ended.more or {}).get("late") else (yield from answer(session, ended))
     first = opening(found)
     deadline = None if first is None else (first.more or {}).get("deadline")
-    yield from session.flush()
+    yield from session.log.flush()
     opened = first is not None
     while True:
         row, now = yield from read(partial(_look, session.tenant, session.row.run, topic, session.ctx.clock_us()))
@@ -89,16 +89,16 @@ def receive_act(scope: Scope, path: str, topic: str, timeout_s: float | None, de
         if row is not None:
             entry = Entry(path, NAME, at, value=row[1], more={"topic": topic})
             try:
-                yield from session.record((DONE, entry), beside=partial(_take, session, topic, row[0]))
+                yield from session.log.record((DONE, entry), same_tx=partial(_take, session, topic, row[0]))
             except _Taken:  # by another branch of this run, a moment ago
                 continue
             return session.decoded(unsqueeze(row[1]))
         if not opened:
             deadline = None if timeout_s is None else now + int(timeout_s * 1e6)
-            yield from session.record((WAIT, Entry(path, NAME, at, more={"topic": topic, "deadline": deadline})))
+            yield from session.log.record((WAIT, Entry(path, NAME, at, more={"topic": topic, "deadline": deadline})))
             opened = True
         if deadline is not None and now >= deadline:
-            yield from session.record((DONE, Entry(path, NAME, at, more={"late": True})))
+            yield from session.log.record((DONE, Entry(path, NAME, at, more={"late": True})))
             return default
         yield Wait(path, {"for": "signal", "step": path, "topic": topic}, deadline)
 
@@ -131,8 +131,8 @@ def send_act(scope: Scope, path: str, run_id: str, value: Any, topic: str) -> Ac
     beside = partial(put_signal, session.tenant, run_id, topic, key, text, now)
     more: dict[str, Any] = {"to": run_id, "topic": topic}
     try:
-        yield from session.record((DONE, Entry(path, "perdure.send", now, more=more)), beside=beside, other=run_id)
+        yield from session.log.record((DONE, Entry(path, "perdure.send", now, more=more)), same_tx=beside, other=run_id)
     except NotFound as error:  # recorded: such a run may be there when this is replayed
         more["error"] = describe_error(error, session.ctx.codec)
-        yield from session.record((DONE, Entry(path, "perdure.send", now, more=more)))
+        yield from session.log.record((DONE, Entry(path, "perdure.send", now, more=more)))
         raise

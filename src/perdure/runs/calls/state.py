@@ -31,7 +31,8 @@ from perdure.values.showing import shown
 
 if TYPE_CHECKING:
     from perdure.runs.session.acting import Act
-    from perdure.runs.session.session import Beside, Session
+    from perdure.runs.session.journal_writer import SameTx
+from perdure.runs.session.session import Session
 
 Draft = tuple[int, Entry]
 RUN_KEY = "perdure_run"  # in the thread's metadata: whose states it keeps
@@ -194,7 +195,7 @@ class StateManager:
     def recording(
         self,
         drafts: tuple[Draft, ...],
-        beside: Beside | None,
+        same_tx: SameTx | None,
         write: Callable[..., Act[None]],
         scope: Scope | None = None,
     ) -> Act[None]:
@@ -203,16 +204,16 @@ class StateManager:
         if scope is not None and scope.parent is not None:
             self.check(scope)
         if scope is None or scope.parent is not None:
-            yield from write(*drafts, beside=beside)
+            yield from write(*drafts, same_tx=same_tx)
             return
         text, pending = encode(self._data, self._codec), list(self._pending)
         if text == self._saved and not pending:
-            yield from write(*drafts, beside=beside)
+            yield from write(*drafts, same_tx=same_tx)
             return
         info: dict[str, Any] = {"h": _hash(text)}
         if pending:
             info["d"] = squeeze(encode(pending, self._codec))
-        yield from self._write(text, info, drafts, beside, write)
+        yield from self._write(text, info, drafts, same_tx, write)
         self._saved = text
         del self._pending[: len(pending)]
 
@@ -221,7 +222,7 @@ class StateManager:
         text: bytes,
         info: dict[str, Any],
         drafts: tuple[Draft, ...],
-        beside: Beside | None,
+        same_tx: SameTx | None,
         write: Callable[..., Act[None]],
     ) -> Act[None]:
         """Entry and checkpoint in one transaction; both again if the thread was pruned meanwhile."""
@@ -231,7 +232,7 @@ class StateManager:
             saving = yield from prepare_saving(self._session.ctx, self._cursor, text, kind="state", after=after)
             last = (kind, _with(entry, {**info, "c": saving.record}))
             try:
-                yield from write(*drafts[:-1], last, beside=_both(beside, saving))
+                yield from write(*drafts[:-1], last, same_tx=_both(same_tx, saving))
             except Moved as moved:
                 saving.drop(moved)
                 after = moved.after
@@ -255,7 +256,7 @@ class StateManager:
         root, session = self._session.root, self._session
         if encode(self._data, self._codec) != self._saved:
             entry = Entry("state", "perdure.state", session.ctx.clock_us())
-            yield from self.recording(((VALUE, entry),), None, partial(session.record, stateless=True), root)
+            yield from self.recording(((VALUE, entry),), None, partial(session.log.record, stateless=True), root)
 
     # --- what was recorded
 
@@ -310,10 +311,10 @@ def _with(entry: Entry, info: dict[str, Any]) -> Entry:
     return msgspec.structs.replace(entry, more=more)
 
 
-def _both(beside: Beside | None, saving: Saving) -> Beside:
+def _both(same_tx: SameTx | None, saving: Saving) -> SameTx:
     def program() -> Any:
-        if beside is not None:
-            yield from beside()
+        if same_tx is not None:
+            yield from same_tx()
         try:
             yield from saving.program()
         except NotFound as error:

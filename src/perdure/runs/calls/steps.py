@@ -43,38 +43,68 @@ def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[s
         if ended is not None:
             return (yield from answer(session, ended, by_name=scope.by_name))
         attempt += sum(recorded.kind == FAILED for recorded in found)
-    if session.has_pending:
-        yield from session.flush()
+    if session.log.has_pending:
+        yield from session.log.flush()
     if found:
         yield from _rest_of_backoff(session, path, found)
         yield from check_again(scope, path)
+    return (yield from attempts(scope, spec, args, kwargs, path, text, wanted, attempt))
+
+
+def attempts(
+    scope: Scope,
+    spec: StepSpec,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    path: str,
+    text: bytes,
+    wanted: bytes,
+    attempt: int = 1,
+    failed: tuple[BodyFrame, Exception] | None = None,
+) -> Act[Any]:
+    """The body, and again as the rules of the step allow. `failed`: the first attempt was made, and ended so."""
+    session = scope.session
     while True:
-        frame = BodyFrame(scope, path, spec.name)
-        try:
-            result = yield from run_body(scope, spec, frame, args, kwargs, attempt)
-        except Exception as error:
-            if not spec.retry.wants(error, attempt):
-                more = {"error": describe_error(error, session.ctx.codec)}
-                yield from session.record((DONE, _entry(session, path, spec, wanted, attempt, None, more, frame.took)))
-                mark_recorded(error)
-                raise
-            yield from _try_again(session, path, spec, wanted, attempt, error, frame)
+        if failed is None:
+            frame = BodyFrame(scope, path, spec.name)
+            try:
+                result = yield from run_body(scope, spec, frame, args, kwargs, attempt)
+            except Exception as error:
+                failed = (frame, error)
+        if failed is not None:
+            (frame, raised), failed = failed, None
+            if not spec.retry.wants(raised, attempt):
+                more = {"error": describe_error(raised, session.ctx.codec)}
+                entry = _entry(session, path, spec, wanted, attempt, None, more, frame.took)
+                yield from session.log.record((DONE, entry))
+                mark_recorded(raised)
+                try:
+                    raise raised
+                finally:
+                    del raised  # or its traceback keeps itself alive
+            yield from _try_again(session, path, spec, wanted, attempt, raised, frame)
             attempt += 1
             scope.check()  # nobody may want another attempt any more
             yield from check_again(scope, path)
             args, kwargs = as_called(session, spec, args, kwargs, text)
             continue
-        try:
-            value = encode_result(session, spec.name, path, result)
-        except Unstorable as error:
-            session.stop = session.stop or error  # no failure of the step: its code cannot catch it and go on
-            raise
-        entry = _entry(session, path, spec, wanted, attempt, value, None, frame.took)
-        if spec.lazy:
-            session.later(DONE, entry)
-            return result
-        yield from session.record((DONE, entry))
-        return result
+        return (yield from completed(scope, spec, path, wanted, attempt, result, frame.took))
+
+
+def completed(scope: Scope, spec: StepSpec, path: str, wanted: bytes, attempt: int, result: Any, took: int) -> Act[Any]:
+    """Write down what the body of a step returned."""
+    session = scope.session
+    try:
+        value = encode_result(session, spec.name, path, result)
+    except Unstorable as error:
+        session.stop = session.stop or error  # no failure of the step: its code cannot catch it and go on
+        raise
+    entry = _entry(session, path, spec, wanted, attempt, value, None, took)
+    if spec.lazy:
+        session.log.buffer(DONE, entry)
+    else:
+        yield from session.log.record((DONE, entry))
+    return result
 
 
 def as_called(
@@ -255,7 +285,7 @@ def _try_again(
     delay = spec.retry.delay_s(attempt, random.random())
     due = session.shared_clock_us() + int(delay * 1e6)
     more = {"error": describe_error(error, session.ctx.codec), "due": due}
-    yield from session.record((FAILED, _entry(session, path, spec, wanted, attempt, None, more, frame.took)))
+    yield from session.log.record((FAILED, _entry(session, path, spec, wanted, attempt, None, more, frame.took)))
     yield from wait_until(session, path, due, {"for": "retry", "step": path, "name": spec.name})
 
 

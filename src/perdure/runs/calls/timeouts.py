@@ -69,7 +69,7 @@ class timeout:
             due = int((found[0].entry.more or {})["due"])
         else:
             due = session.shared_clock_us() + int(self._seconds * 1e6)
-            session.later(VALUE, Entry(path, NAME, session.ctx.clock_us(), more={"due": due}))
+            session.log.buffer(VALUE, Entry(path, NAME, session.ctx.clock_us(), more={"due": due}))
         self._entered.append((scope, scope.deadlines))
         scope.deadlines = (*scope.deadlines, (path, due))
         return self
@@ -103,7 +103,7 @@ def check_deadline(scope: Scope, path: str) -> Act[None]:
     if session.index.at(f"{path}~approve"):
         return  # an effect that waits for its approval
     if _nearest(scope) <= session.shared_clock_us():
-        yield from session.record((VALUE, Entry(path, NAME, session.ctx.clock_us())))
+        yield from session.log.record((VALUE, Entry(path, NAME, session.ctx.clock_us())))
         raise _over(path)
 
 
@@ -183,7 +183,7 @@ def _give_up(scope: Scope, wait: Wait) -> Act[TimedOut | None]:
     if sort in ("question", "approval"):
         beside = partial(give_up_ask, session, path)  # nobody need answer it any more
     try:
-        yield from session.record((DONE, entry), beside=beside)
+        yield from session.log.record((DONE, entry), same_tx=beside)
     except Answered:
         return None
     return error

@@ -168,7 +168,7 @@ def _conclude(
             raise failure  # Ctrl-C, which goes on to whoever called
         return (yield from _give_back(session, "queued", 0, {"for": "a worker"}))
     if isinstance(stop, Cancelled):
-        yield from cancel_children(session.ctx, session.tenant, session.row, session.write_beside)
+        yield from cancel_children(session.ctx, session.tenant, session.row, session.log.write_fenced)
         return (yield from _finish(session, "cancelled", None, keep_us))
     if isinstance(stop, ContinueAsNew):
         assert spec is not None
@@ -235,7 +235,7 @@ def _undo_and_finish(session: Session, status: str, error: dict[str, Any] | None
 
 def _finish(session: Session, status: str, outcome: bytes | None, keep_us: int | None) -> Act[str]:
     name = session.row.function
-    lines = yield from session.closing_lines()
+    lines = yield from session.log.closing_lines()
     if points.hook is not None:
         points.reach("finish", "", name, 1, "before")
     op = partial(
@@ -248,7 +248,7 @@ def _finish(session: Session, status: str, outcome: bytes | None, keep_us: int |
         keep=keep_us,
         now=session.ctx.clock_us(),
     )
-    ended = yield from session.surely(op, partial(_has_status, session, status))
+    ended = yield from session.log.commit_with_retry(op, partial(_has_status, session, status))
     if points.hook is not None:
         points.reach("finish", "", name, 1, "after")
     if ended is None:
@@ -271,7 +271,7 @@ def _park(session: Session) -> Act[str]:
 
 
 def _give_back(session: Session, status: str, wake_at: int, what: dict[str, Any]) -> Act[str]:
-    yield from session.flush()
+    yield from session.log.flush()
     if points.hook is not None:
         points.reach("park", "", session.row.function, 1, "before")
     text = orjson.dumps(what, default=str).decode()
@@ -285,7 +285,7 @@ def _give_back(session: Session, status: str, wake_at: int, what: dict[str, Any]
         now=session.ctx.clock_us(),
         heeded=heeded,
     )
-    parked = yield from session.surely(op, partial(_has_status, session, status))
+    parked = yield from session.log.commit_with_retry(op, partial(_has_status, session, status))
     if points.hook is not None:
         points.reach("park", "", session.row.function, 1, "after")
     return status if parked is not None else "lost"
@@ -320,7 +320,8 @@ def _start_over(session: Session, spec: DurableSpec, new: ContinueAsNew) -> Act[
     # By `since` is known that it began anew: never 0, also if nothing was recorded before.
     since = max(1, session.index.last)
     op = partial(rows.start_over, since=since, args=squeeze(text), incarnation=incarnation, now=session.ctx.clock_us())
-    return "queued" if (yield from session.surely(op, partial(_is_begun_anew, session, incarnation))) else "lost"
+    is_done = yield from session.log.commit_with_retry(op, partial(_is_begun_anew, session, incarnation))
+    return "queued" if is_done else "lost"
 
 
 def _is_begun_anew(session: Session, incarnation: bytes) -> Act[bool]:

@@ -13,7 +13,7 @@ from perdure.runs.engine.runtime import Runtime
 from perdure.runs.engine.waiting import Task, tasks_in, waits_for_run
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import DurableSpec, find_durable, said_version
-from perdure.runs.journal import families, rows
+from perdure.runs.journal import control, families, rows
 from perdure.runs.journal.blobs import blob_sizes, read_blob
 from perdure.runs.journal.entries import Recorded, squeeze
 from perdure.runs.journal.journal import outcome_of, read_journal
@@ -185,7 +185,7 @@ def check_no_task(row: RunRow) -> None:
 def request(ctx: Context, run_id: str, wish: str) -> Flow[str]:
     tenant, row = yield from locate(ctx, run_id)
     check_no_task(row)
-    status = yield from write(partial(rows.ask_for, tenant, row.run, wish, ctx.clock_us()))
+    status = yield from write(partial(control.ask_for, tenant, row.run, wish, ctx.clock_us()))
     if wish == "cancel":
         yield from cancel_children(ctx, tenant, row)
     return status
@@ -213,7 +213,7 @@ def cancel_children(ctx: Context, tenant: int, row: RunRow, write: Callable[...,
     todo = [row.run]
     while todo:
         for run in children.get(todo.pop(), ()):
-            yield from write(partial(rows.ask_for, tenant, run, "cancel", ctx.clock_us()))
+            yield from write(partial(control.ask_for, tenant, run, "cancel", ctx.clock_us()))
             todo.append(run)
 
 
@@ -230,7 +230,7 @@ def list_runs(
     tenant = yield from ctx.tenant()
     if tenant is None:
         return []
-    wanted = partial(rows.listed, tenant, status=status, function=function, queue=queue, tasks=tasks)
+    wanted = partial(control.listed, tenant, status=status, function=function, queue=queue, tasks=tasks)
     return (yield from read(partial(wanted, before=before, limit=limit)))
 
 

@@ -46,6 +46,11 @@ class StepSpec:
     def flavour(self) -> Literal["sync", "async", "generator", "async generator"]:
         return flavour_of(self.fn)
 
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether a first call of it is its body and its commits, and nothing else (calls/fast_path.py)."""
+        return self.flavour == "sync" and self.timeout_s is None and not self.lazy and self.approve is None
+
     @property
     def is_async(self) -> bool:
         return self.flavour in ("async", "async generator")

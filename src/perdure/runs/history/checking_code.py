@@ -14,7 +14,7 @@ from typing import Any, Literal
 from perdure.errors import NonDeterministic, UsageError
 from perdure.runs.functions.specs import DurableSpec, known_durables
 from perdure.runs.history.replaying import Rehearsal
-from perdure.runs.journal import rows
+from perdure.runs.journal import control
 from perdure.runs.journal.rows import OPEN, RunRow
 from perdure.storage.program import Flow, drive, read
 from perdure.threads.context import Context
@@ -94,7 +94,7 @@ def _open_runs(ctx: Context) -> Flow[tuple[int, list[RunRow]]]:
     for status in OPEN:
         before = 2**62
         while True:
-            op = partial(rows.listed, tenant, status=status, function=None, queue=None, before=before, limit=_PAGE)
+            op = partial(control.listed, tenant, status=status, function=None, queue=None, before=before, limit=_PAGE)
             page = yield from read(op)
             found += page
             if len(page) < _PAGE:

@@ -40,7 +40,7 @@ KIND_NAMES: Final = {
 DIGEST_MASK: Final = (1 << 62) - 1  # two of these add up without overflow in either database
 _COMPRESS_MIN_BYTES = 128
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"  # no JSON text begins with these
-_pack = msgspec.msgpack.Encoder().encode
+pack = msgspec.msgpack.Encoder().encode  # an entry as a body
 _head = struct.Struct(">QQH").pack
 
 
@@ -67,10 +67,6 @@ class Recorded(msgspec.Struct, frozen=True, gc=False):
 
 
 _unpack = msgspec.msgpack.Decoder(Entry).decode
-
-
-def pack(entry: Entry) -> bytes:
-    return _pack(entry)
 
 
 def unpack(body: bytes) -> Entry:

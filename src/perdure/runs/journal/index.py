@@ -48,6 +48,15 @@ class JournalIndex:
             self._digest = (self._digest + digest) & DIGEST_MASK
             self._place(rows)
 
+    def add_one(self, row: Recorded, digest: int) -> None:
+        """The same for one row."""
+        path = row.entry.path
+        with self._lock:
+            self._open -= 1
+            self._entries += 1
+            self._digest = (self._digest + digest) & DIGEST_MASK
+            self._by_path[path] = (*self._by_path.get(path, ()), row)
+
     def _place(self, rows: Sequence[Recorded]) -> None:
         for row in rows:
             path = row.entry.path

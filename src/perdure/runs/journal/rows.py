@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
-from perdure.errors import RunError
 from perdure.storage.cells import ARGS, INPUT, JOURNAL, RUN_VALUE, WAITING
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_row
 
@@ -101,7 +100,7 @@ LOCK = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run = :run {{f
 LOCK_TWO = Sql(
     "SELECT run FROM run WHERE tenant = :tenant AND (run = :run OR id = :other) ORDER BY run {for_update}",
 )
-_LOCK_WITH_PARENT = Sql(
+LOCK_WITH_PARENT = Sql(
     """SELECT run FROM run WHERE tenant = :tenant
     AND (run = :run OR run = (SELECT parent FROM run WHERE tenant = :tenant AND run = :run))
     ORDER BY run {for_update}"""
@@ -190,6 +189,13 @@ _APPEND_MORE = Sql(
     postgres=f"{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea, {{stamp}} {_HELD}",
     seals={"body": JOURNAL},
 )
+# The same as a transaction of its own. It writes nothing if an operator asks for something either: `_APPEND` says what.
+APPEND_ALONE = Sql(
+    sqlite=f"{_ROW} tenant, run, :seq, :kind, :body, {{stamp}} {_HELD} AND request IS NULL",
+    postgres=f"""{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea, {{stamp}} {_HELD} AND request IS NULL
+    {{for_share}}""",
+    seals={"body": JOURNAL},
+)
 # What the journal adds up to, written when a run leaves its process: not with every step. Missing where a write ended
 # in doubt: then what the row says of an earlier part of the journal stands.
 SUM = """entries = coalesce(CAST(:entries AS bigint), entries), digest = coalesce(CAST(:digest AS bigint), digest),
@@ -226,11 +232,11 @@ NUDGE = Sql(
     """UPDATE run SET nudged = 1, wake_at = CASE WHEN status = 'waiting' THEN 0 ELSE wake_at END
     WHERE tenant = :tenant AND run = :run"""
 )
-_NUDGE_PARENT = Sql(
+NUDGE_PARENT = Sql(
     """UPDATE run SET nudged = 1, wake_at = CASE WHEN status = 'waiting' THEN 0 ELSE wake_at END
     WHERE tenant = :tenant AND run = (SELECT parent FROM run WHERE tenant = :tenant AND run = :child)"""
 )
-_CLOSE_ASKS = Sql("UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND status = 'open'")
+CLOSE_ASKS = Sql("UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND status = 'open'")
 _RENEWED_START = Sql(
     """UPDATE run SET status = 'queued', owner = NULL, wake_at = 0, waiting = NULL, nudged = 0, entries = 0, digest = 0,
         since = CAST(:since AS bigint), seq = CAST(:since AS bigint),
@@ -377,7 +383,7 @@ def finish(
 ) -> Program[str | None]:
     """End a run: the last journal rows, its outcome, and a nudge for the run that started it. Gives its status: queued
     if it is to be rolled back after all; None: the fence has moved."""
-    statements = [_LOCK_WITH_PARENT(tenant=hold.tenant, run=hold.run)]
+    statements = [LOCK_WITH_PARENT(tenant=hold.tenant, run=hold.run)]
     statements += append_statements(hold, lines)
     parts = {"status": status, "waiting": waiting, "keep": keep, "now": now}
     statements.append(_FINISH(**hold._asdict(), **total._asdict(), **parts))
@@ -387,8 +393,8 @@ def finish(
     tenant, run, _ = hold
     yield Batch(
         ADD_VALUE(tenant=tenant, run=run, sort="outcome", value=outcome),
-        _NUDGE_PARENT(tenant=tenant, child=run),
-        _CLOSE_ASKS(tenant=tenant, run=run),
+        NUDGE_PARENT(tenant=tenant, child=run),
+        CLOSE_ASKS(tenant=tenant, run=run),
         last=True,
     )
     return str(answers[-1][0][0])
@@ -408,90 +414,3 @@ def start_over(hold: Hold, *, since: int, args: bytes, incarnation: bytes, now: 
         last=True,
     )
     return True
-
-
-# Tasks of graphs come in numbers and say little: only those that wait for a person are runs to look at.
-_LIST = Sql(
-    f"""SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run < :before
-    AND (:tasks = 1 OR function NOT LIKE '{TASK}%' OR EXISTS (
-        SELECT 1 FROM ask a WHERE a.tenant = run.tenant AND a.run = run.run AND a.status = 'open'))
-    AND (CAST(:status AS text) IS NULL OR status = :status)
-    AND (CAST(:function AS text) IS NULL OR function = :function)
-    AND (CAST(:queue AS text) IS NULL OR queue = :queue)
-    ORDER BY run DESC LIMIT :limit""",
-    opens=RUN_CELLS,
-)
-# What an operator asks for: at once where nobody runs it, else through `request`, which its owner sees.
-_REQUEST = Sql(
-    "UPDATE run SET request = :request WHERE tenant = :tenant AND run = :run AND status = 'running' RETURNING run"
-)
-_SET_STATUS = Sql(
-    """UPDATE run SET status = :status, fence = fence + 1, owner = NULL, waiting = NULL, wake_at = :wake_at,
-        changed_at = {now}, request = :request
-    WHERE tenant = :tenant AND run = :run AND status = :before RETURNING run"""
-)
-
-
-def listed(
-    tenant: int,
-    *,
-    status: str | None,
-    function: str | None,
-    queue: str | None,
-    before: int,
-    limit: int,
-    tasks: bool = False,
-) -> Program[list[RunRow]]:
-    """Runs, the newest first; with `tasks` also those that stand for tasks of graphs."""
-    params = {"status": status, "function": function, "queue": queue, "tasks": int(tasks)}
-    [found] = yield Batch(_LIST(tenant=tenant, before=before, limit=limit, **params), last=True)
-    return [RunRow._make(row) for row in found]
-
-
-def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
-    """Cancel, pause or roll back a run. Gives its status after: "running" means that its owner was told."""
-    _, found = yield Batch(_LOCK_WITH_PARENT(tenant=tenant, run=run), LOCK(tenant=tenant, run=run))
-    row = RunRow._make(found[0])
-    if row.status == "running":
-        yield Batch(_REQUEST(tenant=tenant, run=run, request=_wish(request, row.request)))
-        return "running"
-    status, wake_at, wish = _after(request, row)
-    if status is None:
-        return row.status
-    statement = _SET_STATUS(
-        tenant=tenant, run=run, status=status, before=row.status, wake_at=wake_at, request=wish, now=now
-    )
-    yield Batch(statement)
-    if status == "cancelled":
-        yield Batch(
-            ADD_VALUE(tenant=tenant, run=run, sort="outcome", value=b"{}"),
-            _NUDGE_PARENT(tenant=tenant, child=run),
-            _CLOSE_ASKS(tenant=tenant, run=run),
-        )
-    return status
-
-
-def _wish(request: str, before: str | None) -> str | None:
-    """What the owner of a running run is told: to resume takes back a pause, and nothing takes back an end."""
-    if request == "resume":
-        return None if before == "pause" else before
-    return before if request == "pause" and before is not None else request
-
-
-def _after(request: str, row: RunRow) -> tuple[str | None, int, str | None]:
-    """What a request makes of a run that nobody runs: its status, when it is due, what its next owner is told."""
-    if request == "rollback":
-        undoable = row.status in ("queued", "waiting", "paused", "stuck", "done", "cancelled")
-        if row.status in ("done", "cancelled") and row.entries == 0 and 0 < row.seq == row.since:
-            raise RunError(f"run {row.id!r} cannot be undone: what it did is not on record any more (keep_runs_s)")
-        return ("queued", 0, "rollback") if undoable else (None, 0, None)
-    if row.status in FINISHED:
-        return None, 0, None
-    if request == "cancel":
-        return "cancelled", 0, None
-    if request == "pause":
-        return (None, 0, None) if row.status == "stuck" else ("paused", NEVER, None)
-    if request == "resume":
-        wish = row.request if row.request in ("cancel", "rollback") else None
-        return ("queued", 0, wish) if row.status in ("paused", "stuck", "waiting") else (None, 0, None)
-    raise ValueError(request)

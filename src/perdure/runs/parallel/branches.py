@@ -147,7 +147,7 @@ def win(scope: Scope, path: str, winner: Branch, losers: Sequence[Branch]) -> Ac
     paths = open_asks(session, [loser.scope.prefix for loser in losers])
     beside = partial(close_asks, session, paths) if paths else None
     entry = Entry(path, FIRST, session.ctx.clock_us(), value=session.encoded(winner.index))
-    yield from session.record((VALUE, entry), beside=beside)
+    yield from session.log.record((VALUE, entry), same_tx=beside)
 
 
 def open_asks(session: Session, prefixes: Sequence[str]) -> list[str]:

@@ -186,4 +186,4 @@ def join_strays(session: Session, failure: BaseException | None) -> None:
         team.join()
     paths = open_asks(session, session.beaten)
     if paths:  # one that lost may have been about to ask
-        perform(session.root, session.write_beside(partial(close_asks, session, paths)))
+        perform(session.root, session.log.write_fenced(partial(close_asks, session, paths)))

@@ -31,14 +31,20 @@ class Scope:
     definite: tuple[type[BaseException], ...] = ()  # errors by which a framework ends a body to run it again
 
     def __init__(
-        self, session: Session, prefix: str = "", *, is_async: bool, deadlines: tuple[tuple[str, int], ...] = ()
+        self,
+        session: Session,
+        prefix: str = "",
+        *,
+        is_async: bool,
+        deadlines: tuple[tuple[str, int], ...] = (),
+        body: BodyFrame | None = None,
     ) -> None:
         self.session = session
         self.prefix = prefix
         self.is_async = is_async
         self.count = 0
         self.stop: BaseException | None = None
-        self.body: BodyFrame | None = None
+        self.body = body
         self.deadlines = deadlines  # of perdure.timeout: path and time
         self.parent: Scope | None = None
         self.by_name = False  # errors of its calls go to a model as text: their classes do not matter
@@ -106,9 +112,7 @@ class BodyFrame:
 
 def in_body(scope: Scope, frame: BodyFrame) -> Scope:
     """The scope that a body sees: the same run, marked as being inside a step."""
-    inner = Scope(scope.session, scope.prefix, is_async=scope.is_async, deadlines=scope.deadlines)
-    inner.body = frame
-    return inner
+    return Scope(scope.session, scope.prefix, is_async=scope.is_async, deadlines=scope.deadlines, body=frame)
 
 
 def need_scope(what: str) -> Scope:

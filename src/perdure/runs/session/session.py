@@ -7,38 +7,33 @@ A session writes only with the fence that it claimed. If a write finds the fence
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import CORO_CREATED, getcoroutinestate
 from typing import TYPE_CHECKING, Any
 
-from perdure.errors import LeaseLost, NonDeterministic, OutcomeUnknown, StoreError, Unavailable
+from perdure.errors import LeaseLost, NonDeterministic
 from perdure.runs.journal import rows
-from perdure.runs.journal.blobs import BLOB_MIN_BYTES, blob_statements, out_of_line, read_blob
+from perdure.runs.journal.blobs import read_blob
 from perdure.runs.journal.entries import (
     CHANGE,
     DONE,
-    KIND_NAMES,
     NOTE,
     SPAWN,
     VALUE,
     Entry,
     Recorded,
     completion,
-    entry_digest,
-    pack,
     squeeze,
     unsqueeze,
 )
 from perdure.runs.journal.index import JournalIndex
-from perdure.runs.journal.rows import Hold, Line, RunRow
-from perdure.runs.session import points
-from perdure.runs.session.acting import Act, CannotWait, Pause, Wait
+from perdure.runs.journal.rows import Hold, RunRow
+from perdure.runs.session.acting import Act, Wait
+from perdure.runs.session.journal_writer import JournalWriter
 from perdure.runs.session.requests import Interrupted, stop_for
 from perdure.runs.session.scope import Scope, Unwind
-from perdure.storage.base import ConstraintFailed
-from perdure.storage.cells import JOURNAL
-from perdure.storage.program import Batch, Program, Rows, Sql, Transaction, read
+from perdure.storage.program import Batch, Program, read
 from perdure.threads.context import Context
 from perdure.values.codec import decode, encode
 
@@ -46,18 +41,6 @@ if TYPE_CHECKING:
     from perdure.runs.calls.state import StateManager
 
 LEASE_US = 30_000_000
-# A database that is away: so long we try to write down.
-_PATIENCE_PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, None)
-_HAS_ROW = Sql(
-    "SELECT body FROM journal WHERE tenant = :tenant AND run = :run AND seq = :seq AND kind = :kind", opens={0: JOURNAL}
-)
-_CARRIED_S = 0.0005  # how soon to look again whether another branch has written what was put off
-Beside = Callable[[], Generator[Batch, list[Rows], Any]]
-Fenced = Callable[[Hold], Program[Any]]  # an operation that writes nothing if the fence has moved
-_HOLDS = Sql(
-    """SELECT run FROM run WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'
-    {for_update}"""
-)
 _ANSWERS = (DONE, CHANGE, VALUE, NOTE, SPAWN)
 
 
@@ -97,6 +80,7 @@ class Session:
         self.stop: BaseException | None = None
         self.waits: list[Wait] = []
         self.index = JournalIndex()
+        self.log = JournalWriter(self)
         self.replay_end: ReplayEnd | None = None  # the first call that replay found no answer to
         self.on_replay_end: Callable[[], None] | None = None
         self.patches: dict[str, bool] = {}
@@ -118,11 +102,6 @@ class Session:
         self.strays: list[Any] = []  # of a sync run: teams that nobody waits for (runs/parallel/parallel_threads.py)
         self.beaten: list[str] = []  # prefixes of branches whose waits do not count any more
         self.key_head = b""  # what the keys of all its effects begin with: runs/calls/effects.py
-        self._pending: list[tuple[int, Entry]] = []
-        self._put_off = self._durable = 0  # how many entries were put off, and how many of these are written
-        self._carried: list[tuple[int, Entry]] | None = None  # those that a branch is writing right now
-        self._broken: StoreError | None = None  # they could not be written
-        self._lock = threading.Lock()
         self.counting = threading.Lock()  # of what one parallel branch decides for all of them
 
     def __repr__(self) -> str:
@@ -218,188 +197,6 @@ class Session:
     def encoded(self, value: Any) -> bytes:
         return squeeze(encode(value, self.ctx.codec))
 
-    # --- what is being written
-
-    def later(self, kind: int, entry: Entry) -> None:
-        """Write an entry with the next one: for what nobody outside can have seen yet."""
-        if self.replay:
-            raise self.end_of_replay(entry.path, entry.name)
-        if self.state is not None and kind == DONE:
-            entry = self.state.delta_into(entry)
-        with self._lock:
-            self._pending.append((kind, entry))
-            self._put_off += 1
-
-    @property
-    def has_pending(self) -> bool:
-        return self._durable < self._put_off
-
-    def flush(self) -> Act[None]:
-        """Write what was put off: before a body runs, so that the journal never lags behind the world."""
-        target = self._put_off
-        while self._durable < target and (yield from self._until_carried(target)):
-            if self._durable < target:
-                yield from self.record()
-
-    def _until_carried(self, target: int) -> Act[bool]:
-        """Another branch is writing what was put off here: wait until it has. False: that cannot be waited for."""
-        while self._durable < target:
-            if self._broken is not None:
-                raise self._broken
-            if self._carried is None:
-                break
-            try:
-                yield Pause(_CARRIED_S, for_others=True)
-            except CannotWait:
-                # Then it is written twice and read as one: such an entry says the same at the same path.
-                with self._lock:
-                    copies = [draft for draft in (*(self._carried or ()), *self._pending) if draft[0] != NOTE]
-                yield from self._write((), copies)
-                return False
-        return True
-
-    def record(
-        self,
-        *drafts: tuple[int, Entry],
-        beside: Beside | None = None,
-        stateless: bool = False,
-        other: str | None = None,
-    ) -> Act[None]:
-        """Write entries, and whatever else belongs to them, in one transaction, and what was put off with them. Durable
-        when it returns. `other` is the id of a run that `beside` writes to."""
-        if self.replay and drafts:
-            raise self.end_of_replay(drafts[0][1].path, drafts[0][1].name)
-        if self.state is not None and drafts and not stateless:  # what changed in the state goes with it
-            yield from self.state.recording(drafts, beside, partial(self.record, stateless=True, other=other))
-            return
-        target = self._put_off
-        if not target:  # nothing ever was
-            yield from self._write((), drafts, beside, other)
-            return
-        # The end of a step brings nothing to light that its beginning did not: it need not wait for what was put off.
-        is_end = beside is None and bool(drafts) and all(kind == DONE for kind, _ in drafts)
-        while True:
-            with self._lock:
-                is_carrier = self._carried is None and bool(self._pending)
-                if is_carrier:
-                    put_off, self._pending = self._pending, []
-                    self._carried, until = put_off, self._put_off
-            if is_carrier or is_end or self._durable >= target or not (yield from self._until_carried(target)):
-                break
-        if not is_carrier:
-            yield from self._write((), drafts, beside, other)
-            return
-        try:
-            yield from self._write(put_off, drafts, beside, other)
-            self._durable = until
-        except StoreError as error:
-            self._broken = error
-            raise
-        except BaseException:
-            with self._lock:  # what goes with it refused, and undid the transaction: this is still to be written
-                self._pending[:0] = put_off
-            raise
-        finally:
-            self._carried = None
-
-    def _write(
-        self,
-        put_off: Sequence[tuple[int, Entry]],
-        drafts: Sequence[tuple[int, Entry]],
-        beside: Beside | None = None,
-        other: str | None = None,
-    ) -> Act[None]:
-        taken = [*put_off, *drafts] if put_off else drafts
-        if not taken:
-            return
-        lines, recorded, statements, digest = self._lines(taken)
-        kind, entry = drafts[0] if drafts else taken[-1]
-        if points.hook is not None:
-            points.reach(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "before")
-        if beside is None and not statements:
-            op: Fenced = partial(rows.append, lines=lines)
-        else:
-            op = partial(_append_beside, lines=lines, statements=statements, beside=beside, other=other)
-        try:
-            answer = yield from self.surely(op, partial(self._is_written, lines[-1]))
-        except StoreError as error:
-            self.stop = self.stop or error  # the code has seen what is not recorded: it must not go on
-            raise
-        except Exception:
-            self.index.release(len(lines))  # what goes with it refused, and undid the transaction
-            raise
-        if points.hook is not None:
-            points.reach(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "after")
-        if answer is None:
-            self.lose()
-        assert answer is not None
-        self.index.add(recorded, digest)
-        if answer[0] is not None:
-            self.heed(answer[0])
-
-    def _lines(self, taken: Sequence[tuple[int, Entry]]) -> tuple[list[Line], list[Recorded], list[Any], int]:
-        """Drafts as rows, as what the index keeps of them, the statements that store large values apart, and the sum of
-        the rows' hashes."""
-        lines, recorded, statements, digest = [], [], [], 0
-        for seq, (kind, entry) in enumerate(taken, self.index.reserve(len(taken))):
-            if entry.value is not None and len(entry.value) >= BLOB_MIN_BYTES:
-                statements += blob_statements(self.tenant, self.row.run, entry.value)
-                entry = out_of_line(entry)
-            body = pack(entry)
-            digest += entry_digest(self.row.run, seq, kind, body)
-            lines.append(Line(seq, kind, body))
-            recorded.append(Recorded(seq, kind, entry))
-        return lines, recorded, statements, digest
-
-    def closing_lines(self) -> Act[list[Line]]:
-        """What was put off, for the transaction that ends the session."""
-        if any(len(entry.value or b"") >= BLOB_MIN_BYTES for _, entry in self._pending):
-            yield from self.flush()  # it is more than a line
-        with self._lock:
-            taken, self._pending = self._pending, []
-            self._durable = self._put_off
-        lines, recorded, _, digest = self._lines(taken)
-        self.index.add(recorded, digest)
-        return lines
-
-    def write_beside(self, beside: Beside) -> Act[None]:
-        """Write something for the run that is no entry of its journal, and may be written twice. Raises LeaseLost."""
-        if not (yield from self.surely(partial(_beside, beside=beside), _unknown)):
-            self.lose()
-
-    def surely(self, op: Fenced, happened: Callable[[], Act[bool]]) -> Act[Any]:
-        """Commit `op`, retrying while the database is unavailable. If the acknowledgement of the COMMIT was lost, check
-        first whether it landed. Every write of a run comes through here, and gets the run's fence.
-
-        A body has run by now: giving up at once would leave an effect in doubt that we know the end of.
-        """
-        unknown = doubted = False
-        for pause in _PATIENCE_PAUSES:
-            try:
-                if unknown and (yield from happened()):
-                    return (None,)
-                unknown = False
-                return (yield Transaction(partial(op, self.hold), write=True))
-            except OutcomeUnknown:
-                if pause is None:
-                    raise
-                unknown = doubted = True
-            except ConstraintFailed:
-                # It is there: the first attempt was still on its way when we looked.
-                if doubted and (yield from happened()):
-                    return (None,)
-                raise
-            except Unavailable:
-                if pause is None:
-                    raise
-            yield Pause(pause)
-        raise AssertionError("the last attempt returns or raises")
-
-    def _is_written(self, line: Line) -> Act[bool]:
-        key = {"tenant": self.tenant, "run": self.row.run, "seq": line.seq, "kind": line.kind}
-        body = yield from read(partial(_row, key))
-        return bool(body == line.body)
-
     def lose(self) -> None:
         """Another process has the run."""
         self.stop = LeaseLost(
@@ -444,43 +241,6 @@ class Session:
     async def suspend(self, wait: Wait) -> None:
         """In an async run: wait until there may be news, or the run parks."""
         await self.supervisor.suspend(wait)
-
-
-def _append_beside(
-    hold: Hold,
-    lines: list[Line],
-    statements: list[Any],
-    beside: Beside | None,
-    other: str | None,
-) -> Program[Any]:
-    locks = [] if other is None else [rows.LOCK_TWO(tenant=hold.tenant, run=hold.run, other=other)]
-    answers = yield Batch(*locks, *rows.append_statements(hold, lines))
-    appended = answers[len(locks)]
-    if not appended:
-        return None
-    if statements:
-        yield Batch(*statements)
-    if beside is not None:
-        yield from beside()
-    return appended[0]
-
-
-def _beside(hold: Hold, beside: Beside) -> Program[bool]:
-    [held] = yield Batch(_HOLDS(**hold._asdict()))
-    if held:
-        yield from beside()
-    return bool(held)
-
-
-def _unknown() -> Act[bool]:
-    """For what may be written twice, there is no need to look."""
-    yield from ()
-    return False
-
-
-def _row(key: dict[str, int]) -> Program[bytes | None]:
-    [found] = yield Batch(_HAS_ROW(**key), last=True)
-    return found[0][0] if found else None
 
 
 def _now(now: int) -> Program[int]:

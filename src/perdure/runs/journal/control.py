@@ -1,0 +1,105 @@
+"""What operators see and ask for: lists of runs; cancel, pause, resume, rollback."""
+
+from __future__ import annotations
+
+from perdure.errors import RunError
+from perdure.runs.journal.rows import (
+    ADD_VALUE,
+    CLOSE_ASKS,
+    COLUMNS,
+    FINISHED,
+    LOCK,
+    LOCK_WITH_PARENT,
+    NEVER,
+    NUDGE_PARENT,
+    RUN_CELLS,
+    TASK,
+    RunRow,
+)
+from perdure.storage.program import Batch, Program, Sql
+
+# Tasks of graphs come in numbers and say little: only those that wait for a person are runs to look at.
+_LIST = Sql(
+    f"""SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run < :before
+    AND (:tasks = 1 OR function NOT LIKE '{TASK}%' OR EXISTS (
+        SELECT 1 FROM ask a WHERE a.tenant = run.tenant AND a.run = run.run AND a.status = 'open'))
+    AND (CAST(:status AS text) IS NULL OR status = :status)
+    AND (CAST(:function AS text) IS NULL OR function = :function)
+    AND (CAST(:queue AS text) IS NULL OR queue = :queue)
+    ORDER BY run DESC LIMIT :limit""",
+    opens=RUN_CELLS,
+)
+# What an operator asks for: at once where nobody runs it, else through `request`, which its owner sees.
+_REQUEST = Sql(
+    "UPDATE run SET request = :request WHERE tenant = :tenant AND run = :run AND status = 'running' RETURNING run"
+)
+_SET_STATUS = Sql(
+    """UPDATE run SET status = :status, fence = fence + 1, owner = NULL, waiting = NULL, wake_at = :wake_at,
+        changed_at = {now}, request = :request
+    WHERE tenant = :tenant AND run = :run AND status = :before RETURNING run"""
+)
+
+
+def listed(
+    tenant: int,
+    *,
+    status: str | None,
+    function: str | None,
+    queue: str | None,
+    before: int,
+    limit: int,
+    tasks: bool = False,
+) -> Program[list[RunRow]]:
+    """Runs, the newest first; with `tasks` also those that stand for tasks of graphs."""
+    params = {"status": status, "function": function, "queue": queue, "tasks": int(tasks)}
+    [found] = yield Batch(_LIST(tenant=tenant, before=before, limit=limit, **params), last=True)
+    return [RunRow._make(row) for row in found]
+
+
+def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
+    """Cancel, pause or roll back a run. Gives its status after: "running" means that its owner was told."""
+    _, found = yield Batch(LOCK_WITH_PARENT(tenant=tenant, run=run), LOCK(tenant=tenant, run=run))
+    row = RunRow._make(found[0])
+    if row.status == "running":
+        yield Batch(_REQUEST(tenant=tenant, run=run, request=_wish(request, row.request)))
+        return "running"
+    status, wake_at, wish = _after(request, row)
+    if status is None:
+        return row.status
+    statement = _SET_STATUS(
+        tenant=tenant, run=run, status=status, before=row.status, wake_at=wake_at, request=wish, now=now
+    )
+    yield Batch(statement)
+    if status == "cancelled":
+        yield Batch(
+            ADD_VALUE(tenant=tenant, run=run, sort="outcome", value=b"{}"),
+            NUDGE_PARENT(tenant=tenant, child=run),
+            CLOSE_ASKS(tenant=tenant, run=run),
+        )
+    return status
+
+
+def _wish(request: str, before: str | None) -> str | None:
+    """What the owner of a running run is told: to resume takes back a pause, and nothing takes back an end."""
+    if request == "resume":
+        return None if before == "pause" else before
+    return before if request == "pause" and before is not None else request
+
+
+def _after(request: str, row: RunRow) -> tuple[str | None, int, str | None]:
+    """What a request makes of a run that nobody runs: its status, when it is due, what its next owner is told."""
+    if request == "rollback":
+        undoable = row.status in ("queued", "waiting", "paused", "stuck", "done", "cancelled")
+        if row.status in ("done", "cancelled") and row.entries == 0 and 0 < row.seq == row.since:
+            raise RunError(f"run {row.id!r} cannot be undone: what it did is not on record any more (keep_runs_s)")
+        return ("queued", 0, "rollback") if undoable else (None, 0, None)
+    if row.status in FINISHED:
+        return None, 0, None
+    if request == "cancel":
+        return "cancelled", 0, None
+    if request == "pause":
+        return (None, 0, None) if row.status == "stuck" else ("paused", NEVER, None)
+    if request == "resume":
+        wish = row.request if row.request in ("cancel", "rollback") else None
+        return ("queued", 0, wish) if row.status in ("paused", "stuck", "waiting") else (None, 0, None)
+    raise ValueError(request)
