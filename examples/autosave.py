@@ -1,7 +1,7 @@
-"""An agent that changes its state freely and lets Perdure decide when to save it. Killed, it goes on.
+"""An agent that changes its state freely and lets Perdure decide when to save it. Killed, it resumes.
 
 python examples/autosave.py        # reads nine chapters, and is killed in the middle of its notes
-python examples/autosave.py        # the same line again: goes on with what was saved, and ends
+python examples/autosave.py        # the same line again: resumes with what was saved, and ends
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Scene:
         assert done.returncode == 0, done.returncode
 
     def answer(self, dest: str) -> None:
-        """Whoever answers needs nothing but the store, and no process of the agent is running."""
+        """Answering needs nothing but the store: no process of the agent is running."""
         with perdure.open(self.store) as store:
             [ask] = store.asks(f"trip-{dest}")
         assert ask.options
@@ -111,7 +111,7 @@ def killed(scene: Scene, store: perdure.Store) -> None:
     scene.kill("Lisbon", when="after", outcome="booked", count=1)
     say(f"the agent's own record of book_flight: {scene.step(store, 'Lisbon', 'book_flight').status}", "33")
 
-    part("The same line again. It finds the booking by its key, goes on, and is killed booking the hotel.")
+    part("The same line again. It finds the booking by its key, resumes, and is killed booking the hotel.")
     scene.kill("Lisbon", when="before", outcome="received", count=1)
     scene.airline.wait_for("booked", path="/book", count=2)
     say("its request was still on the way: the airline books the hotel for an agent that is dead", "33")
@@ -161,7 +161,7 @@ def timeline(store: perdure.Store, dest: str) -> None:
 
 
 def drill(scene: Scene) -> None:
-    part("The drill: the same agent, killed at every point of its life and at random times, and gone on with.")
+    part("The drill: the same agent, killed at every point of its life and at random times, and resumed.")
     arguments = json.dumps(["Lisbon", scene.airline.url])
     scene.command("drill", "examples/travel.py:travel", "--args", arguments, "--kills", str(DRILL_KILLS))
 
@@ -206,7 +206,7 @@ def main() -> None:
     here = Path(sys.prefix).name + "/bin/" if sys.prefix != sys.base_prefix else ""
     print(f"\n{paint('Done', '1')} in {time.monotonic() - started:.1f} s. Try next:")
     say(f"{here}python examples/travel.py            the same agent, and you answer it; kill it where you like")
-    say(f"{here}python examples/survives_a_kill.py   states of your own: it dies, then goes on")
+    say(f"{here}python examples/survives_a_kill.py   states of your own: it dies, then resumes")
     say(f"{here}python examples/two_writers.py       branch, refuse or merge")
     say(f"{here}python examples/async_agents.py      fifty agents on one file")
     say("docs/tutorial/an-agent-that-survives.md         this agent, built step by step")

@@ -1,4 +1,4 @@
-"""Two agents, one progress file: the initializer sets the goal, and each session of the worker goes on from it.
+"""Two agents, one progress file: the initializer sets the goal, and each session of the worker resumes from it.
 
 A session begins without any memory. It reads the progress first: what is wanted, what is done, what is in the way,
 what is next. The record is kept with the run, and as a Markdown file that people can read and change; here every

@@ -1,7 +1,7 @@
-"""An agent that dies in the middle of its work, and goes on when the same line is run again.
+"""An agent that dies in the middle of its work, and resumes when the same line is run again.
 
     python examples/survives_a_kill.py        # dies
-    python examples/survives_a_kill.py        # goes on
+    python examples/survives_a_kill.py        # resumes
 
 It keeps its state in agent.db in the current directory. Delete that file to start over.
 """

@@ -3,9 +3,9 @@
     python examples/travel.py Lisbon      # searches flights, asks a person which one, and ends: nothing has to wait
     perdure questions                         # the question; it is on disk, not in a process
     perdure answer trip-Lisbon "LIS-0715 at 07:15, 109 EUR"
-    python examples/travel.py Lisbon      # goes on: books the flight and the hotel, and writes the itinerary
+    python examples/travel.py Lisbon      # resumes: books the flight and the hotel, and writes the itinerary
 
-Interrupt it, `kill -9` it, switch the machine off: the last line goes on from wherever it was. The run is kept in
+Interrupt it, `kill -9` it, switch the machine off: the last line resumes where it was. The run is kept in
 agent.db in the current directory, the pretend airline's ledger in airline.db. With `--sold-out` the hotel is full:
 the run fails, and the flight is cancelled again.
 """
