@@ -55,14 +55,14 @@ from perdure.runs.calls.calls import (
 )
 from perdure.runs.calls.children import Child
 from perdure.runs.calls.decorators import durable, effect, step
-from perdure.runs.calls.drawing import now, patched, random, uuid
 from perdure.runs.calls.state import State, state
 from perdure.runs.calls.timeouts import timeout
+from perdure.runs.calls.values import now, patched, random, uuid
 from perdure.runs.engine.models import Ask, Event, RunInfo, Step
 from perdure.runs.functions.keys import IdempotencyKey
 from perdure.runs.functions.keys import current_key as idempotency_key
 from perdure.runs.handle import Run
-from perdure.runs.parallel.parallel import first, gather, map
+from perdure.runs.parallel.calls import first, gather, map
 from perdure.threads.models import Change, Checkpoint, ThreadInfo
 from perdure.threads.thread import Thread
 from perdure.values.registry import register
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from perdure.ops.copies.restoring import restore
     from perdure.ops.repair.repairing import repair
     from perdure.ops.telemetry import logs, metrics
-    from perdure.runs.history.replaying import Replay
+    from perdure.runs.history.replay import Replay
     from perdure.runs.journal.queues import Queue
     from perdure.runs.workers.worker import Worker
     from perdure.storage.keyring import KeyFile, KeyProvider, Keys, StaticKeys
@@ -91,7 +91,7 @@ _LATE = {
     "KeyProvider": "perdure.storage.keyring",
     "Keys": "perdure.storage.keyring",
     "Queue": "perdure.runs.journal.queues",
-    "Replay": "perdure.runs.history.replaying",
+    "Replay": "perdure.runs.history.replay",
     "StaticKeys": "perdure.storage.keyring",
     "Worker": "perdure.runs.workers.worker",
     "AutoState": "perdure.threads.autosave",

@@ -61,10 +61,10 @@ def test_an_answer_that_was_accepted_in_the_last_moment_counts(lab: Lab, gives_u
 
 
 def test_an_answer_between_the_look_and_the_giving_up_counts(sync_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    from perdure.runs.calls import asking
+    from perdure.runs.calls import asks
 
     looked: list[int] = []
-    look = asking.look
+    look = asks.look
 
     def late_look(session: Any, path: str) -> Any:
         state = yield from look(session, path)
@@ -73,14 +73,14 @@ def test_an_answer_between_the_look_and_the_giving_up_counts(sync_lab: Lab, monk
             assert sync_lab.store.answer("r", "yes").settled
             assert state is not None
             assert state.deadline is not None
-            return asking.AskState("open", None, state.deadline, state.deadline)
+            return asks.AskState("open", None, state.deadline, state.deadline)
         return state
 
     @perdure.durable
     def agent() -> Any:
         return perdure.ask("ok?", timeout_s=600, on_timeout="late")
 
-    monkeypatch.setattr(asking, "look", late_look)
+    monkeypatch.setattr(asks, "look", late_look)
     assert sync_lab.run(agent, id="r").result(timeout_s=10) == "yes"
 
 

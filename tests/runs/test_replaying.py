@@ -11,7 +11,7 @@ from lab import Lab, hooked
 from replaying_kit import Broken, everything
 
 import perdure
-from perdure.runs.history.checking_code import acheck_code, check_code
+from perdure.runs.history.code_check import acheck_code, check_code
 from perdure.runs.session.points import Point
 
 

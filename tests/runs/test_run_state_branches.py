@@ -12,7 +12,7 @@ from lab import Interrupt, Lab, Once, finished
 from state_kit import EXPECTED, agent_of
 
 import perdure
-from perdure.runs.calls.patching import apply, difference
+from perdure.runs.calls.state_patch import apply, difference
 from perdure.storage.program import Batch, Program, Sql, drive, read
 from perdure.values.codec import decode, encode
 from perdure.values.registry import Codec

@@ -10,7 +10,7 @@ import pytest
 
 from perdure.errors import UsageError
 from perdure.runs.calls.bodies import acollect, collect
-from perdure.runs.functions.retrying import Retry
+from perdure.runs.functions.retry import Retry
 
 
 # Generators

@@ -172,11 +172,11 @@ class Tools:
         return _told(calls, branches, _threads(scope, branches, limit) if limit > 1 else _in_turn(scope, branches))
 
     async def _acall(self, tool_calls: Any, concurrency: int | None) -> list[dict[str, Any]]:
-        from perdure.runs.parallel import parallel_tasks
+        from perdure.runs.parallel import tasks
 
         scope, calls = need_scope("tools.call()"), parse(tool_calls)
         branches = self._branches(scope, calls, self._arun)
-        return _told(calls, branches, await parallel_tasks.gather(scope, branches, concurrency or len(branches)))
+        return _told(calls, branches, await tasks.gather(scope, branches, concurrency or len(branches)))
 
     def _branches(self, scope: Scope, calls: list[ToolCall], run: Callable[..., Any]) -> list[Branch]:
         """Each call as a branch with a scope of its own: `<this call>.<tool call's id>.`"""
@@ -279,19 +279,19 @@ def _tool(fn: Any, name: str | None) -> Tool:
 
 
 def _threads(scope: Scope, branches: list[Branch], limit: int) -> list[Outcome]:
-    from perdure.runs.parallel import parallel_threads
+    from perdure.runs.parallel import threads
 
-    return parallel_threads.gather(scope, branches, limit)
+    return threads.gather(scope, branches, limit)
 
 
 def _in_turn(scope: Scope, branches: list[Branch]) -> list[Outcome]:
     """One after the other, on the caller's thread. One that waits does not keep the others waiting."""
-    from perdure.runs.parallel import parallel_threads
+    from perdure.runs.parallel import threads
 
     for branch in branches:
         token = current.set(branch.scope)
         try:
-            parallel_threads.call(branch)
+            threads.call(branch)
         finally:
             current.reset(token)
         if branch.is_broken:

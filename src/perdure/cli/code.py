@@ -57,7 +57,7 @@ def check(cli: Invocation, app: str, trust: tuple[str, ...]) -> int:
     Exits with 1 if one could not be resumed with it; perdure.patched() lets changed code meet old runs. --json prints
     a line per run.
     """
-    from perdure.runs.history.checking_code import check_code
+    from perdure.runs.history.code_check import check_code
     from perdure.runs.workers.loading import load_app
 
     module = load_app(app)

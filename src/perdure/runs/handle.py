@@ -117,27 +117,27 @@ class Run:
 
         None if the run had no state by then. In a branch it is what that branch saw.
         """
-        from perdure.runs.history import looking_back
+        from perdure.runs.history import state_history
 
-        return self._do(looking_back.state_at(self._ctx, self.id, step))
+        return self._do(state_history.state_at(self._ctx, self.id, step))
 
     async def astate_at(self, step: Step | str | int | None = None) -> Any:
         """`state_at`, awaited."""
-        from perdure.runs.history import looking_back
+        from perdure.runs.history import state_history
 
-        return await self._ado(looking_back.state_at(self._ctx, self.id, step))
+        return await self._ado(state_history.state_at(self._ctx, self.id, step))
 
     def diff(self, a: Step | str | int, b: Step | str | int | None = None) -> list[Change]:
         """The changes of `perdure.state()` from step `a` to step `b` (None: the newest), path by path. 0: empty."""
-        from perdure.runs.history import looking_back
+        from perdure.runs.history import state_history
 
-        return self._do(looking_back.diff(self._ctx, self.id, a, b))
+        return self._do(state_history.diff(self._ctx, self.id, a, b))
 
     async def adiff(self, a: Step | str | int, b: Step | str | int | None = None) -> list[Change]:
         """`diff`, awaited."""
-        from perdure.runs.history import looking_back
+        from perdure.runs.history import state_history
 
-        return await self._ado(looking_back.diff(self._ctx, self.id, a, b))
+        return await self._ado(state_history.diff(self._ctx, self.id, a, b))
 
     def stream(self, after: int = 0) -> Iterator[Event]:
         """What happens in the run, from the beginning (or after an event's `seq`) until it ends: recorded entries, what

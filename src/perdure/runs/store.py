@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from perdure.errors import UsageError
 from perdure.runs.calls import saving
-from perdure.runs.calls.asking import Given
+from perdure.runs.calls.asks import AnswerReceipt
 from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.calls.timeouts import check_seconds
 from perdure.runs.domain import RUNS
@@ -35,7 +35,7 @@ from perdure.threads.store import ThreadStore
 from perdure.threads.thread import Thread
 
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
-    from perdure.runs.history.replaying import Rehearsal, Replay
+    from perdure.runs.history.replay import Replay, ReplayRunner
     from perdure.runs.keeping.retention import Upkeep
 
 
@@ -163,7 +163,7 @@ class RunStore(ThreadStore):
 
     def answer(
         self, run: str | Run, value: Any, *, step: Step | str | int | None = None, who: str = "operator"
-    ) -> Given:
+    ) -> AnswerReceipt:
         """Answer a question of a run: the only open one, or the one of this step. Raises AnswerRefused with the reason.
 
         A worker, or a process that waits for its result, resumes the run.
@@ -172,7 +172,7 @@ class RunStore(ThreadStore):
 
     async def aanswer(
         self, run: str | Run, value: Any, *, step: Step | str | int | None = None, who: str = "operator"
-    ) -> Given:
+    ) -> AnswerReceipt:
         """`answer`, awaited."""
         return await self._arun(self._answer(run, value, step, who))
 
@@ -253,11 +253,11 @@ class RunStore(ThreadStore):
 
     # --- the same, as flows
 
-    def _rehearsal(self, fn: Callable[..., Any] | None, found: tuple[int, RunRow]) -> Rehearsal:
+    def _rehearsal(self, fn: Callable[..., Any] | None, found: tuple[int, RunRow]) -> ReplayRunner:
         tenant, row = found
-        from perdure.runs.history.replaying import Rehearsal, spec_for
+        from perdure.runs.history.replay import ReplayRunner, spec_for
 
-        return Rehearsal(self._context, tenant, row, spec_for(row, fn))
+        return ReplayRunner(self._context, tenant, row, spec_for(row, fn))
 
     def _days_work(self, tenant: int) -> Flow[Upkeep]:
         """What a worker does for a tenant once a day."""
@@ -318,10 +318,10 @@ class RunStore(ThreadStore):
         changes: Mapping[Any, Any] | None,
         keys: str | None,
     ) -> Flow[Run]:
-        from perdure.runs.history import forking
+        from perdure.runs.history import fork
 
-        wished = forking.wish(self._context, _id(run), at, run_id, changes, keys)
-        return self._handle((yield from forking.fork(self._context, wished)), drives=True)
+        request = fork.fork_request(self._context, _id(run), at, run_id, changes, keys)
+        return self._handle((yield from fork.fork(self._context, request)), drives=True)
 
     def _handle(self, run_id: str, *, drives: bool) -> Run:
         return Run(self._context, run_id, drives=drives, lease_us=self._lease_us, keep_us=self._keep_us)
@@ -386,7 +386,7 @@ class RunStore(ThreadStore):
         found = yield from flows.list_asks(self._context, None if run is None else _id(run), everything, limit)
         return [ask_of(row, self._context.codec) for row in found]
 
-    def _answer(self, run: str | Run, value: Any, step: Step | str | int | None, who: str) -> Flow[Given]:
+    def _answer(self, run: str | Run, value: Any, step: Step | str | int | None, who: str) -> Flow[AnswerReceipt]:
         run_id = _id(run)
         if step is None:
             open_asks = yield from flows.list_asks(self._context, run_id, False, 1000)

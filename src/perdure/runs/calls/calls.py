@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, NoReturn, TypeVar
 
 from perdure.errors import UsageError
-from perdure.runs.calls import asking, children, signals
+from perdure.runs.calls import asks, children, messages
 from perdure.runs.calls.steps import answer, wait_until
 from perdure.runs.calls.timeouts import check_deadline, check_seconds, limited
 from perdure.runs.journal.entries import DONE, NOTE, WAIT, Entry, completion, opening
@@ -53,7 +53,7 @@ def ask(
     `asker` may not. After `timeout_s` the answer is `on_timeout`, or that is raised if it is an exception class.
     """
     scope, path = place("perdure.ask()")
-    act = asking.question_at(
+    act = asks.question_at(
         scope,
         path,
         question,
@@ -113,19 +113,19 @@ def receive(topic: str = "", *, timeout_s: float | None = None, default: Any = N
 
     After `timeout_s` it gives `default`.
     """
-    signals.check_topic(topic)
+    messages.check_topic(topic)
     if timeout_s is not None:
         check_seconds(timeout_s, "perdure.receive(timeout_s=…)")
     scope, path = place("perdure.receive()")
-    return do(scope, signals.receive_act(scope, path, topic, timeout_s, default))
+    return do(scope, messages.receive_act(scope, path, topic, timeout_s, default))
 
 
 def send(run_id: str, value: Any, topic: str = "") -> Any:
     """Send a message to another run: once, whatever happens. Await it in an async run."""
     check_name(run_id, "run")
-    signals.check_topic(topic)
+    messages.check_topic(topic)
     scope, path = place("perdure.send()")
-    return do(scope, signals.send_act(scope, path, run_id, value, topic))
+    return do(scope, messages.send_act(scope, path, run_id, value, topic))
 
 
 def spawn(fn: Callable[..., Any], *args: Any, id: str | None = None, queue: str | None = None, **kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from perdure.errors import NotInRun, UsageError
 from perdure.runs.calls import fast_path
-from perdure.runs.calls.asking import check_approve
+from perdure.runs.calls.asks import check_approve
 from perdure.runs.calls.bodies import acollect, collect
 from perdure.runs.calls.effects import effect_act
 from perdure.runs.calls.outcome import check_definite
@@ -23,7 +23,7 @@ from perdure.runs.calls.steps import refuse_nested, step_act
 from perdure.runs.calls.timeouts import check_seconds, limited
 from perdure.runs.functions.callbacks import check_callbacks
 from perdure.runs.functions.inputs import annotations_of, is_key, signature_of
-from perdure.runs.functions.retrying import Retry
+from perdure.runs.functions.retry import Retry
 from perdure.runs.functions.specs import CO_COROUTINE, DurableSpec, StepSpec, add_durable, add_step, plain_name
 from perdure.runs.journal.rows import TASK
 from perdure.runs.session.acting import Act, aperform, perform

@@ -18,8 +18,8 @@ from typing import Any
 from blake3 import blake3
 
 from perdure.errors import InDoubt, NotApproved, RunStuck, Unstorable, UsageError
-from perdure.runs.calls import asking
-from perdure.runs.calls.asking import Terms
+from perdure.runs.calls import asks
+from perdure.runs.calls.asks import AskSpec
 from perdure.runs.calls.bodies import BodyTimeout
 from perdure.runs.calls.failures import describe_error, line_of, mark_recorded, safe_text
 from perdure.runs.calls.outcome import Done, NotDone, Unknown, Verdict, check_verdict, is_definite
@@ -433,7 +433,7 @@ def _values(call: Call) -> tuple[dict[str, Any], dict[str, Any]]:
 def _ask_person(call: Call, ask_path: str, *, only_if_asked: bool, reason: str = "") -> Act[Verdict | None]:
     """A person's verdict. With `only_if_asked`, None if no person was asked yet. `reason`: why that is needed."""
     session = call.session
-    state = yield from asking.look(session, ask_path)
+    state = yield from asks.look(session, ask_path)
     is_asked = state is not None and state.status != "closed"
     if only_if_asked and not is_asked:
         return None
@@ -449,12 +449,12 @@ def _ask_person(call: Call, ask_path: str, *, only_if_asked: bool, reason: str =
             f"Did {call.spec.name}{_shown(call)} happen? Its outcome is not known. Look at the receiver "
             f"for the key {call.key}."
         )
-        terms = Terms(step=call.path, key=str(call.key), reason=reason or None)
+        terms = AskSpec(step=call.path, key=str(call.key), reason=reason or None)
         entry = call.entry(None, {"doubt": ask_path, **_because(reason)})
-        beside = partial(asking.open_ask, session, ask_path, "doubt", question, terms, None)
+        beside = partial(asks.open_ask, session, ask_path, "doubt", question, terms, None)
         yield from session.log.record((WAIT, entry), same_tx=beside)
     what = {"for": "doubt", "step": call.path, "name": call.spec.name, "key": str(call.key), **_because(reason)}
-    answered = yield from asking.await_answer(session, ask_path, what, None)
+    answered = yield from asks.await_answer(session, ask_path, what, None)
     return Done(answered.get("done")) if "done" in answered else NotDone()
 
 
@@ -478,7 +478,7 @@ def _approval(call: Call) -> Act[None]:
     question = approve if isinstance(approve, str) else f"May {spec.name}{_shown(call)} run?"
     options = dict(approve) if isinstance(approve, dict) else {}
     question = options.pop("question", question)
-    agreed = yield from asking.question_at(
+    agreed = yield from asks.question_at(
         call.scope, path, question, name="perdure.approve", sort="approval", options=[True, False], **options
     )
     if agreed is not True:

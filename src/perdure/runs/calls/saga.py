@@ -14,7 +14,7 @@ from perdure.runs.calls.effects import Call, effect_at, ended, settle
 from perdure.runs.calls.failures import describe_error, line_of
 from perdure.runs.functions.callbacks import called_by_name
 from perdure.runs.functions.keys import IdempotencyKey
-from perdure.runs.functions.retrying import Retry
+from perdure.runs.functions.retry import Retry
 from perdure.runs.functions.specs import StepSpec, find_step, plain_name
 from perdure.runs.journal import rows
 from perdure.runs.journal.entries import DONE, FAILED, INTENT, SPAWN, VALUE, Entry, Recorded, completion

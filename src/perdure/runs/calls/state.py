@@ -18,7 +18,7 @@ import msgspec
 from blake3 import blake3
 
 from perdure.errors import Conflict, NotFound, NotInRun, PerdureError, UsageError
-from perdure.runs.calls.patching import Ops, apply, difference, show_path
+from perdure.runs.calls.state_patch import Ops, apply, difference, show_path
 from perdure.runs.journal.entries import CHANGE, VALUE, Entry, Recorded, squeeze, unsqueeze
 from perdure.runs.session.scope import Scope, current, need_scope
 from perdure.storage.program import drive

@@ -171,7 +171,7 @@ def _until(wait: Wait, limit: int) -> Wait:
 def _give_up(scope: Scope, wait: Wait) -> Act[TimedOut | None]:
     """Record that a call which had begun to wait was ended by a deadline: for good, also on replay. None: it was not,
     because its question has been answered."""
-    from perdure.runs.calls.asking import Answered, give_up_ask
+    from perdure.runs.calls.asks import Answered, give_up_ask
 
     session, path, sort = scope.session, wait.path, wait.what["for"]
     found = session.index.at(path)

@@ -123,7 +123,7 @@ def _main(session: Session, spec: DurableSpec, args: tuple[Any, ...], kwargs: di
     finally:
         current.reset(token)
         if session.strays:
-            from perdure.runs.parallel.parallel_threads import join_strays
+            from perdure.runs.parallel.threads import join_strays
 
             join_strays(session, failure)
 

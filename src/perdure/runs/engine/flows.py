@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from perdure.errors import NotFound, RunMismatch, UsageError
-from perdure.runs.calls import asking, signals
+from perdure.runs.calls import asks, messages
 from perdure.runs.engine.models import RunInfo, Step, blob_in, steps_of
 from perdure.runs.engine.runtime import Runtime
 from perdure.runs.engine.waiting import Task, tasks_in, waits_for_run
@@ -238,25 +238,27 @@ def list_asks(ctx: Context, run_id: str | None, everything: bool, limit: int) ->
     tenant = yield from ctx.tenant()
     if tenant is None:
         return []
-    return (yield from read(partial(asking.list_asks, tenant, run_id, everything=everything, limit=limit)))
+    return (yield from read(partial(asks.list_asks, tenant, run_id, everything=everything, limit=limit)))
 
 
-def answer(ctx: Context, run_id: str, path: str, value: Any, who: str, *, verdict: bool = False) -> Flow[asking.Given]:
+def answer(
+    ctx: Context, run_id: str, path: str, value: Any, who: str, *, verdict: bool = False
+) -> Flow[asks.AnswerReceipt]:
     check_text(path, "a step's path")
     check_name(who, "person")
     tenant = yield from tenant_of(ctx, run_id)
-    op = partial(asking.give, tenant, run_id, path, value, who, ctx.codec, ctx.clock_us(), verdict=verdict)
+    op = partial(asks.give, tenant, run_id, path, value, who, ctx.codec, ctx.clock_us(), verdict=verdict)
     return (yield from write(op))
 
 
 def send(ctx: Context, run_id: str, value: Any, topic: str, key: str | None) -> Flow[None]:
-    signals.check_topic(topic)
+    messages.check_topic(topic)
     if key is not None:
         check_name(key, "key")
     tenant = yield from tenant_of(ctx, run_id)
     text = squeeze(encode(value, ctx.codec))
     chosen = key if key is not None else ctx.entropy(12).hex()
-    yield from write(partial(signals.put_signal, tenant, run_id, topic, chosen, text, ctx.clock_us()))
+    yield from write(partial(messages.put_signal, tenant, run_id, topic, chosen, text, ctx.clock_us()))
 
 
 def path_of(ctx: Context, run_id: str, step: Step | str | int) -> Flow[str]:
@@ -271,12 +273,14 @@ def path_of(ctx: Context, run_id: str, step: Step | str | int) -> Flow[str]:
     return found[step - 1].path
 
 
-def resolve(ctx: Context, run_id: str, step: Step | str | int, verdict: dict[str, Any], who: str) -> Flow[asking.Given]:
+def resolve(
+    ctx: Context, run_id: str, step: Step | str | int, verdict: dict[str, Any], who: str
+) -> Flow[asks.AnswerReceipt]:
     """Settle an effect in doubt: finds the open question of that step."""
     path = yield from path_of(ctx, run_id, step)
     check_text(path, "a step's path")
     tenant, _ = yield from locate(ctx, run_id)
-    asked = yield from read(partial(asking.doubt_at, tenant, run_id, path))
+    asked = yield from read(partial(asks.doubt_at, tenant, run_id, path))
     if asked is not None:
         return (yield from answer(ctx, run_id, asked, verdict, who, verdict=True))
     raise NotFound(

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from perdure.runs.calls.asking import Terms
+from perdure.runs.calls.asks import AskSpec
 from perdure.runs.calls.failures import error_text
 from perdure.runs.journal.entries import (
     CHANGE,
@@ -143,7 +143,7 @@ class Event:
 
 def ask_of(row: tuple[Any, ...], codec: Codec) -> Ask:
     run, path, sort, question, terms_text, asked_at, deadline, status, _answer, answers = row
-    terms = msgspec.json.decode(terms_text, type=Terms)
+    terms = msgspec.json.decode(terms_text, type=AskSpec)
     given = tuple((who, decode(unsqueeze(value), codec, raw=True), moment(at)) for who, value, at in answers)
     return Ask(
         run,

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from perdure.errors import UsageError
 from perdure.runs.functions.inputs import Binder
-from perdure.runs.functions.retrying import Retry
+from perdure.runs.functions.retry import Retry
 from perdure.values.names import module_name
 
 _CO_GENERATOR, CO_COROUTINE, _CO_ASYNC_GENERATOR = 0x20, 0x80, 0x200

@@ -16,7 +16,7 @@ import msgspec
 import orjson
 
 from perdure.errors import Damaged, JournalDamaged, NotEncrypted, PerdureError, Undecodable
-from perdure.runs.calls.asking import Terms
+from perdure.runs.calls.asks import AskSpec
 from perdure.runs.functions.inputs import digest
 from perdure.runs.journal.blobs import blob_hash
 from perdure.runs.journal.entries import DIGEST_MASK, KIND_NAMES, Recorded, unsqueeze
@@ -225,7 +225,7 @@ def _wrong_asks(row: RunRow, asks: Rows, answers: Rows) -> list[str]:
         if type(asked_at) is not int or not 0 < asked_at < _TIME_MAX:
             wrong.append(f"{about}: its time is none")
         try:
-            msgspec.json.decode(terms, type=Terms)
+            msgspec.json.decode(terms, type=AskSpec)
         except (msgspec.DecodeError, msgspec.ValidationError, TypeError):
             wrong.append(f"{about}: its terms cannot be read")
     wrong += [f"question {path}: what {who} said cannot be read" for path, who, value in answers if not text_of(value)]

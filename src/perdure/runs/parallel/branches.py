@@ -1,16 +1,16 @@
-"""Branches of a run that go on at the same time: each with a scope of its own, numbered before any of them begins.
+"""Parallel branches of a run: each has a scope of its own, numbered before any of them begins.
 
-What threads and tasks share: how a branch ended, what their ends mean for the code around them, and how a decision
-between them (who was first) is written down, so that a replay decides the same.
+What threads and tasks share: how a branch ended, what its end means for the code around it, and how the winner of a
+race is recorded, so that a replay decides the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from perdure.runs.calls.asking import close_ask
+from perdure.runs.calls.asks import close_ask
 from perdure.runs.calls.failures import line_of
 from perdure.runs.journal.entries import DONE, VALUE, WAIT, Entry, unsqueeze
 from perdure.runs.session.acting import Act, Parked
@@ -18,12 +18,11 @@ from perdure.runs.session.scope import Scope, Unwind
 from perdure.runs.session.session import Session
 from perdure.storage.program import Program
 
-T = TypeVar("T")
 FIRST = "perdure.first"
 
 
 class Branch:
-    """One of several calls that go on at the same time. `drop` ends what it was given if it never begins."""
+    """One of several parallel calls. `drop` closes what it was given if it never begins."""
 
     __slots__ = ("call", "drop", "ended", "error", "index", "scope", "value")
 
@@ -53,11 +52,11 @@ class Branch:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the process is being interrupted, as by Ctrl-C: the others need not go on."""
+        """Whether the process is being interrupted, as by Ctrl-C: the others need not continue."""
         return self.error is not None and not isinstance(self.error, Exception | Unwind)
 
     def result(self) -> Any:
-        """What it gave, or its error; what it changed in the run's state is its maker's from now on."""
+        """What it returned; raises its error."""
         if self.error is None or isinstance(self.error, Exception):
             self.scope.ended()
         if self.error is None:
@@ -82,45 +81,30 @@ def check(scope: Scope, branches: Sequence[Branch]) -> None:
     A branch that waits comes before any error: the error is raised when all have really ended.
     """
     scope.check()
-    for branch in (*filter(_is_broken, branches), *filter(_is_unwound, branches)):
-        branch.result()
+    for branch in branches:
+        if branch.is_broken:
+            branch.result()
+    for branch in branches:
+        if isinstance(branch.error, Unwind) and not branch.is_parked:
+            branch.result()
     if any(branch.is_parked for branch in branches):
         scope.stop = Parked()
         raise scope.stop
 
 
-def _is_broken(branch: Branch) -> bool:
-    return branch.is_broken
-
-
-def _is_unwound(branch: Branch) -> bool:
-    return isinstance(branch.error, Unwind) and not branch.is_parked
-
-
 def results(scope: Scope, branches: Sequence[Branch]) -> list[Any]:
     """The results, in order, when all have ended; the first error by position is raised."""
     check(scope, branches)
-    for branch in branches:
-        branch.scope.ended()
     return [branch.result() for branch in branches]
 
 
-# --- who is first. They yield to be sent the next branch that has ended.
-
-Hearing = Generator[None, Branch, T]
-
-
-def all_of(branches: Sequence[Branch]) -> Hearing[None]:
-    """Wait until all have ended."""
-    for _ in branches:
-        yield
+def is_decided(branches: Sequence[Branch], ended: Sequence[Branch]) -> bool:
+    """Whether a race is over: one branch has succeeded, or all have ended."""
+    return len(ended) == len(branches) or any(branch.has_won for branch in ended)
 
 
-def race(scope: Scope, branches: Sequence[Branch]) -> Hearing[Branch]:
-    """Wait until one has succeeded. If none does it is the first by position, whose error stands for all."""
-    ended: list[Branch] = []
-    while len(ended) < len(branches) and not any(branch.has_won for branch in ended):
-        ended.append((yield))
+def winner_of(scope: Scope, branches: Sequence[Branch], ended: Sequence[Branch]) -> Branch:
+    """The first that succeeded. If none did it is the first by position, whose error stands for all."""
     winner = next((branch for branch in ended if branch.has_won), None)
     check(scope, branches if winner is None else [branch for branch in ended if branch.is_broken])
     return branches[0] if winner is None else winner
@@ -129,7 +113,7 @@ def race(scope: Scope, branches: Sequence[Branch]) -> Hearing[Branch]:
 # --- decisions, as they are recorded
 
 
-def decided(scope: Scope, path: str, count: int) -> int | None:
+def recorded_winner(scope: Scope, path: str, count: int) -> int | None:
     """Which branch was recorded as the first; None if none was."""
     session = scope.session
     found = session.recorded(path, FIRST, None) if session.index.at(path) else []
@@ -141,8 +125,8 @@ def decided(scope: Scope, path: str, count: int) -> int | None:
     return index
 
 
-def win(scope: Scope, path: str, winner: Branch, losers: Sequence[Branch]) -> Act[None]:
-    """Write down who was first; the questions of the others need no answer any more."""
+def record_winner(scope: Scope, path: str, winner: Branch, losers: Sequence[Branch]) -> Act[None]:
+    """Record which branch was first, and close the questions of the others."""
     session = scope.session
     paths = open_asks(session, [loser.scope.prefix for loser in losers])
     beside = partial(close_asks, session, paths) if paths else None

@@ -99,7 +99,7 @@ class Session:
         self.on_stop: Callable[[], None] | None = None
         self.on_chunk: Callable[[str, str, Any], None] | None = None
         self.supervisor: Any = None  # of an async run: runs/session/tasks.py
-        self.strays: list[Any] = []  # of a sync run: teams that nobody waits for (runs/parallel/parallel_threads.py)
+        self.strays: list[Any] = []  # of a sync run: thread pools that its code does not wait for (parallel/threads.py)
         self.beaten: list[str] = []  # prefixes of branches whose waits do not count any more
         self.key_head = b""  # what the keys of all its effects begin with: runs/calls/effects.py
         self.counting = threading.Lock()  # of what one parallel branch decides for all of them

@@ -27,12 +27,12 @@ _PATIENCE_S = 1.0  # for a task that was cancelled to end, before it is cancelle
 _END_S = 100.0  # how long tasks that are cancelled may take to end
 
 
-class Team(Protocol):
+class BranchPool(Protocol):
     """Who limits how many tasks work at once: told when one of them waits for something outside, and does not work."""
 
     def pause(self) -> None: ...
 
-    def go_on(self) -> None: ...
+    def resume(self) -> None: ...
 
 
 class Supervisor:
@@ -42,7 +42,7 @@ class Supervisor:
         self._session = session
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()  # those that have not ended
-        self._teams: WeakKeyDictionary[asyncio.Task[Any], Team] = WeakKeyDictionary()
+        self._pools: WeakKeyDictionary[asyncio.Task[Any], BranchPool] = WeakKeyDictionary()
         self._waits: dict[asyncio.Future[None], Wait] = {}
         self._joins: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -110,14 +110,14 @@ class Supervisor:
             found |= more
         return found
 
-    def start(self, call: Coroutine[Any, Any, Any], scope: Scope, team: Team | None = None) -> asyncio.Task[Any]:
+    def start(self, call: Coroutine[Any, Any, Any], scope: Scope, pool: BranchPool | None = None) -> asyncio.Task[Any]:
         """A task of the run, in a scope that was made for it."""
         context = contextvars.copy_context()
         context.run(current.set, scope)
         task = asyncio.Task(call, loop=self._loop, context=context)
         self.adopt(task)
-        if team is not None:
-            self._teams[task] = team
+        if pool is not None:
+            self._pools[task] = pool
         return task
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
@@ -148,15 +148,15 @@ class Supervisor:
         self._waits[future] = wait
         self._arm(_LOOK_S)
         task = asyncio.current_task(self._loop)
-        team = None if task is None else self._teams.get(task)
-        if team is not None:
-            team.pause()
+        pool = None if task is None else self._pools.get(task)
+        if pool is not None:
+            pool.pause()
         try:
             await future
         finally:
             self._waits.pop(future, None)
-            if team is not None:
-                team.go_on()
+            if pool is not None:
+                pool.resume()
 
     def _arm(self, seconds: float) -> None:
         if self._timer is not None:

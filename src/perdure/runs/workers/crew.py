@@ -31,7 +31,7 @@ _log = logging.getLogger("perdure")
 def guarded(spec: DurableSpec) -> DurableSpec:
     """The function as a worker runs it: code that would end the process gets its run stuck.
 
-    Given back, as an interrupted process gives its runs back, it would only do the same to the next worker.
+    AnswerReceipt back, as an interrupted process gives its runs back, it would only do the same to the next worker.
     """
     import asyncio
 

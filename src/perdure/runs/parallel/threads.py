@@ -1,7 +1,7 @@
-"""Branches of a sync run, on threads: plain ones, with a copy of the caller's context, none of which outlives the run.
+"""Parallel branches of a sync run, on threads with a copy of the caller's context. None outlives the run.
 
-A thread cannot be stopped. A branch that nobody waits for any more is told so at its next journal call; what its body
-is doing is finished and recorded, and the run does not end before it (`join_strays`).
+A thread cannot be stopped. A branch that lost a race is stopped at its next journal call; the body that it runs is
+finished and recorded, and the run does not end before it (`join_strays`).
 """
 
 from __future__ import annotations
@@ -12,31 +12,29 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 from perdure.errors import LeaseLost, UsageError
 from perdure.runs.parallel.branches import (
     Branch,
-    Hearing,
-    all_of,
     close_asks,
-    decided,
     forget,
+    is_decided,
     open_asks,
-    race,
+    record_winner,
+    recorded_winner,
     results,
-    win,
+    winner_of,
 )
 from perdure.runs.session.acting import Parked, perform
 from perdure.runs.session.requests import Abandoned, Interrupted
 from perdure.runs.session.scope import Scope, Unwind, current
 from perdure.runs.session.session import Session
 
-T = TypeVar("T")
 _leaving = threading.Lock()
 
 
-class Team:
+class ThreadPool:
     """Threads that work off branches. `ended` gets each branch when it has ended."""
 
     def __init__(self, scope: Scope, branches: Sequence[Branch], limit: int) -> None:
@@ -52,7 +50,7 @@ class Team:
             thread = threading.Thread(target=self._work, name="perdure-branch", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no more threads to be had: those that there are do all the work
+            except RuntimeError:  # the system has no more threads: those that there are do all the work
                 if not self._threads:
                     raise
                 break
@@ -71,17 +69,8 @@ class Team:
             self.stop(Interrupted("another branch was interrupted"))
         return branch
 
-    def hear(self, hearing: Hearing[T]) -> T:
-        """Drive what listens to the branches as they end."""
-        try:
-            next(hearing)
-            while True:
-                hearing.send(self.next())
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-
     def stop(self, reason: BaseException) -> None:
-        """Tell the branches that have not ended; those that have not begun never do."""
+        """Stop the branches that have not ended at their next journal call; those that have not begun never do."""
         while self._todo:
             try:
                 branch, _ = self._todo.popleft()
@@ -94,10 +83,10 @@ class Team:
                 branch.scope.stop = reason
 
     def leave(self) -> None:
-        """Perhaps nobody waits for these branches any more; the run's end does."""
+        """The caller does not wait for these branches any more; the end of the run does."""
         session = self._session
         with _leaving:
-            session.strays = [team for team in session.strays if team.is_alive] + [self]
+            session.strays = [pool for pool in session.strays if pool.is_alive] + [self]
 
     @property
     def is_alive(self) -> bool:
@@ -142,34 +131,38 @@ def call(branch: Branch) -> None:
 
 
 def gather(scope: Scope, branches: Sequence[Branch], limit: int) -> list[Any]:
-    team = Team(scope, branches, limit)
-    team.start()
-    team.hear(all_of(branches))
+    pool = ThreadPool(scope, branches, limit)
+    pool.start()
+    for _ in branches:
+        pool.next()
     return results(scope, branches)
 
 
 def first(scope: Scope, path: str, branches: Sequence[Branch]) -> Any:
-    recorded = decided(scope, path, len(branches))
+    recorded = recorded_winner(scope, path, len(branches))
     if recorded is not None:
         winner = branches[recorded]
         forget(scope, [branch for branch in branches if branch is not winner])
         _context(winner).run(call, winner)
         return results(scope, [winner])[0]
-    team = Team(scope, branches, len(branches))
-    team.start()
-    winner = team.hear(race(scope, branches))
+    pool = ThreadPool(scope, branches, len(branches))
+    pool.start()
+    ended: list[Branch] = []
+    while not is_decided(branches, ended):
+        ended.append(pool.next())
+    winner = winner_of(scope, branches, ended)
     losers = [branch for branch in branches if branch is not winner]
-    team.stop(Abandoned("another branch was first"))
-    team.leave()
+    pool.stop(Abandoned("another branch was first"))
+    pool.leave()
     forget(scope, losers)
-    perform(scope, win(scope, path, winner, losers))
+    perform(scope, record_winner(scope, path, winner, losers))
     return winner.result()
 
 
 def join_strays(session: Session, failure: BaseException | None) -> None:
-    """Before a run ends: wait for threads that nobody waited for. They could write with a fence that is given back.
+    """Before a run ends: wait for the threads that lost a race. They could write with a fence that was given back.
 
-    When the run parks they go on to their own end first. If the process is being interrupted nobody waits for them:
+    When the run parks they come to their own end first. If the process is being interrupted they are not waited for:
     once the run is given back, their writes are refused.
     """
     if not session.strays:
@@ -177,13 +170,13 @@ def join_strays(session: Session, failure: BaseException | None) -> None:
     parks = session.stop is None and isinstance(session.root.stop, Parked)
     is_interrupted = failure is not None and not isinstance(failure, Exception | Unwind)
     hurries = is_interrupted or isinstance(session.stop, LeaseLost | Interrupted)
-    for team in session.strays:
+    for pool in session.strays:
         if not parks:
-            team.stop(Abandoned("the run has come to its end"))
+            pool.stop(Abandoned("the run has come to its end"))
     if hurries:
         return
-    for team in session.strays:
-        team.join()
+    for pool in session.strays:
+        pool.join()
     paths = open_asks(session, session.beaten)
     if paths:  # one that lost may have been about to ask
         perform(session.root, session.log.write_fenced(partial(close_asks, session, paths)))

@@ -61,7 +61,7 @@ def spec_for(row: RunRow, fn: Callable[..., Any] | None) -> DurableSpec:
     return known
 
 
-class Rehearsal:
+class ReplayRunner:
     """One replay. Gives a `Replay`; raises NonDeterministic if the code does not go the way that the record says."""
 
     def __init__(self, ctx: Context, tenant: int, row: RunRow, spec: DurableSpec, *, as_resumed: bool = False) -> None:

@@ -94,12 +94,12 @@ def first(*calls: Any) -> Any:
 def _module(scope: Scope) -> Any:
     """How branches are run: as tasks or on threads."""
     if scope.is_async:
-        from perdure.runs.parallel import parallel_tasks
+        from perdure.runs.parallel import tasks
 
-        return parallel_tasks
-    from perdure.runs.parallel import parallel_threads
+        return tasks
+    from perdure.runs.parallel import threads
 
-    return parallel_threads
+    return threads
 
 
 def _checked(what: str, calls: Sequence[Any]) -> tuple[Scope, _Calls]:

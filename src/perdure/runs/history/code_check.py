@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from perdure.errors import NonDeterministic, UsageError
 from perdure.runs.functions.specs import DurableSpec, known_durables
-from perdure.runs.history.replaying import Rehearsal
+from perdure.runs.history.replay import ReplayRunner
 from perdure.runs.journal import control
 from perdure.runs.journal.rows import OPEN, RunRow
 from perdure.storage.program import Flow, drive, read
@@ -109,7 +109,7 @@ def _finding(ctx: Context, tenant: int, row: RunRow, spec: DurableSpec | None) -
         return Finding(*about, "unknown", actual="the code has no function of this name")
     said = (row.id, row.function, row.status, row.version, spec.version)
     try:
-        found = Rehearsal(ctx, tenant, row, spec, as_resumed=True).run()
+        found = ReplayRunner(ctx, tenant, row, spec, as_resumed=True).run()
     except NonDeterministic as error:
         return Finding(*said, "differs", error.path, error.expected, error.actual)
     except Exception as error:  # whatever is wrong with one run, the others are looked at too

@@ -9,7 +9,7 @@ from perdure.errors import NotFound, UnknownType
 from perdure.runs.calls.state import thread_name
 from perdure.runs.engine import flows
 from perdure.runs.engine.models import Step
-from perdure.runs.history.forking import _of, _path, _step
+from perdure.runs.history.fork import _of, _path, _step
 from perdure.runs.journal.entries import CHANGE, Recorded
 from perdure.runs.journal.journal import paths_in, read_journal
 from perdure.runs.journal.rows import RunRow

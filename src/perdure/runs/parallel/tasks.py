@@ -9,28 +9,26 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from perdure.runs.parallel.branches import (
     Branch,
-    Hearing,
-    all_of,
-    decided,
     forget,
-    race,
+    is_decided,
+    record_winner,
+    recorded_winner,
     results,
-    win,
+    winner_of,
 )
 from perdure.runs.session.acting import aperform
 from perdure.runs.session.requests import Abandoned, Interrupted
 from perdure.runs.session.scope import Scope
 from perdure.runs.session.tasks import Supervisor
 
-T = TypeVar("T")
 _PATIENCE_S = 1.0  # for a task that was cancelled
 
 
-class Team:
+class TaskPool:
     """Tasks that work off branches, so many at a time. One that waits for something outside does not count."""
 
     def __init__(self, scope: Scope, branches: Sequence[Branch], limit: int) -> None:
@@ -40,7 +38,7 @@ class Team:
         self._working = 0
         self._tasks: dict[asyncio.Task[Any], Branch] = {}
         self._ended: deque[Branch] = deque()
-        self._heard: asyncio.Future[None] | None = None
+        self._next_ended: asyncio.Future[None] | None = None
 
     def start(self) -> None:
         while self._todo and self._working < self._limit:
@@ -55,35 +53,22 @@ class Team:
         self._working -= 1
         self.start()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._working += 1
 
     async def next(self) -> Branch:
-        """Wait until another branch has ended."""
+        """Wait until another branch has ended. If this task is cancelled meanwhile, the branches are too."""
         if not self._ended:
-            self._heard = asyncio.get_running_loop().create_future()
-            await self._supervisor.join(self._heard)
+            self._next_ended = asyncio.get_running_loop().create_future()
+            try:
+                await self._supervisor.join(self._next_ended)
+            except asyncio.CancelledError:
+                await self.stop(Interrupted("the task that waited for this branch was cancelled"))
+                raise
         branch = self._ended.popleft()
         if branch.is_broken:
             await self.stop(Interrupted("another branch was interrupted"))
         return branch
-
-    async def hear(self, hearing: Hearing[T]) -> T:
-        """Drive what listens to the branches as they end."""
-        try:
-            next(hearing)
-            while True:
-                hearing.send(await self.next())
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-
-    async def hear_out(self, hearing: Hearing[T]) -> T:
-        """The same; if this task is cancelled meanwhile, the branches are too."""
-        try:
-            return await self.hear(hearing)
-        except asyncio.CancelledError:
-            await self.stop(Interrupted("whoever waited for this branch was cancelled"))
-            raise
 
     async def stop(self, reason: BaseException) -> None:
         """End the branches that have not ended; those that have not begun never do."""
@@ -108,8 +93,8 @@ class Team:
             error = task.exception()
             branch.end(task.result() if error is None else None, error)
         self._ended.append(branch)
-        if self._heard is not None and not self._heard.done():
-            self._heard.set_result(None)
+        if self._next_ended is not None and not self._next_ended.done():
+            self._next_ended.set_result(None)
         self.start()
 
 
@@ -125,15 +110,16 @@ def _drop(*branches: Branch) -> None:
 
 
 async def gather(scope: Scope, branches: Sequence[Branch], limit: int) -> list[Any]:
-    team = Team(scope, branches, limit)
-    team.start()
-    await team.hear_out(all_of(branches))
+    pool = TaskPool(scope, branches, limit)
+    pool.start()
+    for _ in branches:
+        await pool.next()
     return results(scope, branches)
 
 
 async def first(scope: Scope, path: str, branches: Sequence[Branch]) -> Any:
     try:
-        recorded = decided(scope, path, len(branches))
+        recorded = recorded_winner(scope, path, len(branches))
     except BaseException:
         _drop(*branches)
         raise
@@ -143,11 +129,14 @@ async def first(scope: Scope, path: str, branches: Sequence[Branch]) -> Any:
         _drop(*losers)
         forget(scope, losers)
         return (await gather(scope, [winner], 1))[0]
-    team = Team(scope, branches, len(branches))
-    team.start()
-    winner = await team.hear_out(race(scope, branches))
+    pool = TaskPool(scope, branches, len(branches))
+    pool.start()
+    ended: list[Branch] = []
+    while not is_decided(branches, ended):
+        ended.append(await pool.next())
+    winner = winner_of(scope, branches, ended)
     losers = [branch for branch in branches if branch is not winner]
-    await team.stop(Abandoned("another branch was first"))
+    await pool.stop(Abandoned("another branch was first"))
     forget(scope, losers)
-    await aperform(scope, win(scope, path, winner, losers))
+    await aperform(scope, record_winner(scope, path, winner, losers))
     return winner.result()

@@ -85,7 +85,7 @@ _DOUBT = Sql(
 )
 
 
-class Terms(msgspec.Struct, omit_defaults=True):
+class AskSpec(msgspec.Struct, omit_defaults=True):
     """What an answer must be, and whose."""
 
     options: list[Any] | None = None
@@ -109,7 +109,7 @@ class AskState(msgspec.Struct, frozen=True):
 
 
 def open_ask(
-    session: Session, path: str, sort: str, question: str, terms: Terms, deadline: int | None
+    session: Session, path: str, sort: str, question: str, terms: AskSpec, deadline: int | None
 ) -> Generator[Batch, list[Rows], None]:
     """The row of a question, in the transaction that records it."""
     yield Batch(
@@ -253,7 +253,7 @@ def _terms(
     quorum: int,
     allow_self: bool,
     asker: str | None,
-) -> Terms:
+) -> AskSpec:
     if not isinstance(question, str) or not question:
         raise UsageError(f"perdure.ask() wants a question as text, not {shown(question)}")
     check_text(question, "the question of perdure.ask()")
@@ -278,7 +278,7 @@ def _terms(
     listed = None if options is None else list(options)
     if listed is not None:
         _check_options(listed)
-    return Terms(listed, shape, None if approvers is None else list(approvers), quorum, allow_self, asker)
+    return AskSpec(listed, shape, None if approvers is None else list(approvers), quorum, allow_self, asker)
 
 
 def _check_options(options: list[Any]) -> None:
@@ -304,7 +304,7 @@ def _schema_of(schema: Any) -> dict[str, Any]:
 # --- the other side: whoever answers
 
 
-class Given(msgspec.Struct, frozen=True):
+class AnswerReceipt(msgspec.Struct, frozen=True):
     """What became of an answer: it counts, or so many more must agree."""
 
     settled: bool
@@ -313,7 +313,7 @@ class Given(msgspec.Struct, frozen=True):
 
 def give(
     tenant: int, run_id: str, path: str, value: Any, who: str, codec: Codec, now: int, *, verdict: bool = False
-) -> Program[Given]:
+) -> Program[AnswerReceipt]:
     """Answer a question. Raises NotFound, AnswerRefused; nothing is written then."""
     [rows] = yield Batch(_FOR_ANSWER(tenant=tenant, id=run_id, path=path, now=now))
     if not rows:
@@ -330,14 +330,14 @@ def give(
             f"step {path!r} of run {run_id!r} is "
             + ("in doubt: settle it with `perdure run resolve`" if sort == "doubt" else "a question")
         )
-    terms = msgspec.json.decode(terms_text, type=Terms)
+    terms = msgspec.json.decode(terms_text, type=AskSpec)
     checked = value if verdict else _allowed(terms, value, who, codec)
     stored = encode(checked, codec)
     yield Batch(_ADD(tenant=tenant, run=run, path=path, who=who, value=stored, now=now))
     [answers] = yield Batch(_ANSWERS(tenant=tenant, run=run, path=path))
     agreeing = [(name, at) for name, given, at in answers if given == stored]
     if len(agreeing) < terms.quorum:
-        return Given(False, terms.quorum - len(agreeing))
+        return AnswerReceipt(False, terms.quorum - len(agreeing))
     parts = checked if verdict else {"value": checked}
     parts = {**parts, "who": [name for name, _ in agreeing], "at": max(at for _, at in agreeing)}
     yield Batch(
@@ -345,10 +345,10 @@ def give(
         NUDGE(tenant=tenant, run=run),
         last=True,
     )
-    return Given(True, 0)
+    return AnswerReceipt(True, 0)
 
 
-def _allowed(terms: Terms, value: Any, who: str, codec: Codec) -> Any:
+def _allowed(terms: AskSpec, value: Any, who: str, codec: Codec) -> Any:
     if terms.approvers is not None and who not in terms.approvers:
         raise AnswerRefused(f"{who!r} may not answer this; it is for {', '.join(terms.approvers)}")
     if not terms.allow_self and terms.asker is not None and who == terms.asker:

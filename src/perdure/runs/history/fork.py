@@ -1,10 +1,10 @@
-"""Forking a run: a run of its own that shares another one's history up to a step and goes on from there.
+"""Forking a run: a run of its own that shares another one's history up to a step and continues from there.
 
 A fork copies nothing: its row names the run whose journal it shares and up to where, and its own journal begins with an
 entry that says so. What was open at that point is not shared: a question is asked again, and an effect whose end is
 not known counts as not begun, unless the fork keeps the keys.
 
-Must never happen here: a fork that goes on with effects without its maker having said whose keys they bear.
+Invariant: forking past an effect requires `keys=`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _SET_SUM = Sql(
     """UPDATE run SET entries = :count, digest = :digest, seq = :last, origin_entries = :origin_entries,
         origin_digest = :origin_digest WHERE tenant = :tenant AND run = :run"""
 )
-# Whether any of the runs that a run has started, or they have, has touched the world.
+# Whether any of the runs that a run has started, or they have, ran an effect.
 _CHILD_EFFECTS = Sql(
     """WITH RECURSIVE family (run) AS (
         SELECT run FROM run WHERE tenant = :tenant AND id = :child
@@ -77,7 +77,7 @@ _CHILD_EFFECTS = Sql(
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ForkRequest:
     """What the caller asked for, checked as far as it can be without the journal."""
 
     source: str
@@ -92,14 +92,14 @@ class Wish:
         return digest(msgspec.msgpack.encode(said))
 
 
-def wish(
+def fork_request(
     ctx: Context,
     source: str,
     at: Step | str | int | None,
     run_id: str | None,
     changes: Mapping[Any, Any] | None,
     keys: str | None,
-) -> Wish:
+) -> ForkRequest:
     """Check and encode what the caller passed, on the caller's thread. Raises UsageError, Unstorable."""
     if keys not in (None, "new", "same"):
         raise UsageError(f'fork(keys={keys!r}): "new" or "same"')
@@ -107,7 +107,7 @@ def wish(
         raise UsageError(f"fork(changes=…) takes a mapping of steps to results, not {type(changes).__name__}")
     texts = {_step(step): squeeze(encode(value, ctx.codec)) for step, value in (changes or {}).items()}
     name = check_name(run_id, "run") if run_id is not None else f"{source[:480]}-fork-{ctx.entropy(4).hex()}"
-    return Wish(source, None if at is None else _step(at), name, texts, keys)  # type: ignore[arg-type]
+    return ForkRequest(source, None if at is None else _step(at), name, texts, keys)  # type: ignore[arg-type]
 
 
 def _step(step: Any) -> str | int:
@@ -118,61 +118,61 @@ def _step(step: Any) -> str | int:
     raise UsageError(f"a step is its path, its number or a Step of run.steps(), not {step!r}")
 
 
-def fork(ctx: Context, wished: Wish) -> Flow[str]:
+def fork(ctx: Context, request: ForkRequest) -> Flow[str]:
     """Make the fork, or find the one that was made by the same call. Gives its id."""
-    tenant = yield from tenant_of(ctx, wished.source)
-    op = partial(_fork, tenant, wished, ctx.entropy(16), ctx.clock_us())
+    tenant = yield from tenant_of(ctx, request.source)
+    op = partial(_fork, tenant, request, ctx.entropy(16), ctx.clock_us())
     return (yield from write(op, solo=True))
 
 
-def _fork(tenant: int, wished: Wish, incarnation: bytes, now: int) -> Program[str]:
-    found, taken = yield Batch(rows.BY_ID(tenant=tenant, id=wished.source), rows.BY_ID(tenant=tenant, id=wished.id))
+def _fork(tenant: int, request: ForkRequest, incarnation: bytes, now: int) -> Program[str]:
+    found, taken = yield Batch(rows.BY_ID(tenant=tenant, id=request.source), rows.BY_ID(tenant=tenant, id=request.id))
     if not found:
-        raise no_run(wished.source)
+        raise no_run(request.source)
     if taken:
-        yield from _same_fork(tenant, RunRow._make(taken[0]), wished)
-        return wished.id
+        yield from _same_fork(tenant, RunRow._make(taken[0]), request)
+        return request.id
     check_no_task(RunRow._make(found[0]))
     number = RunRow._make(found[0]).run
     # Locked: it may begin anew at this moment, and would drop what the fork is going to share.
     [locked], args = yield Batch(rows.LOCK(tenant=tenant, run=number), rows.ARGS_OF(tenant=tenant, run=number))
     if not args:
-        raise JournalDamaged(f"the arguments of run {wished.source!r} are gone; restore it from a backup")
+        raise JournalDamaged(f"the arguments of run {request.source!r} are gone; restore it from a backup")
     source = RunRow._make(locked)
     if source.status == "exported":
-        raise UsageError(f"run {wished.source!r} was exported: it goes on in another store; fork it there")
+        raise UsageError(f"run {request.source!r} was exported: it goes on in another store; fork it there")
     segments = yield from read_segments(tenant, source)
-    plan = _plan(source, segments, wished)
-    keys = wished.keys or ("new" if not (yield from _needs_keys(tenant, source, plan)) else None)
+    plan = _plan(source, segments, request)
+    keys = request.keys or ("new" if not (yield from _needs_keys(tenant, source, plan)) else None)
     if keys is None:
         raise _say_keys(source, plan)
     yield from _lock_origin(tenant, plan)
-    new = _new_run(source, plan, wished, keys, args[0][0], incarnation)
-    yield from _write(tenant, new, plan, wished, keys, now)
-    return wished.id
+    new = _new_run(source, plan, request, keys, args[0][0], incarnation)
+    yield from _write(tenant, new, plan, request, keys, now)
+    return request.id
 
 
 # --- what is shared
 
 
 @dataclass(slots=True)
-class Plan:
+class ForkPlan:
     """Where the fork begins: the segment that holds that point, and what counts of all before it."""
 
     at: str | int | None
     point: int  # the number of the last shared entry; 0: nothing is shared
     origin: Segment | None
     shared: dict[str, list[Recorded]]  # by path
-    behind: list[Recorded]
+    after: list[Recorded]
     carried: list[Recorded]  # changes that the source itself made to what it shares
     changes: dict[str, bytes]
 
 
-def _plan(source: RunRow, segments: list[Segment], wished: Wish) -> Plan:
+def _plan(source: RunRow, segments: list[Segment], request: ForkRequest) -> ForkPlan:
     entries = [recorded for segment in segments for recorded in segment.entries]
     paths = paths_in(entries)
     end = next((recorded.seq for recorded in entries if recorded.entry.path == END), None)
-    point = _point(source, paths, entries, wished.at, end)
+    point = _point(source, paths, entries, request.at, end)
     before = [recorded for recorded in entries if recorded.seq <= point]
     shared = paths_in(before)
     for path, group in shared.items():
@@ -182,21 +182,19 @@ def _plan(source: RunRow, segments: list[Segment], wished: Wish) -> Plan:
                 f"run {source.id!r} has undone step {path} ({group[0].entry.name}): a fork that shares it would count "
                 f"on what is no more. Fork before it: at={_before(shared, path)!r}"
             )
-    behind = [recorded for recorded in entries if recorded.seq > point]
+    after = [recorded for recorded in entries if recorded.seq > point]
     carried = {
-        recorded.entry.path: recorded
-        for recorded in behind
-        if recorded.kind == CHANGE and recorded.entry.path in shared
+        recorded.entry.path: recorded for recorded in after if recorded.kind == CHANGE and recorded.entry.path in shared
     }
     changes = {}
-    for step, text in wished.changes.items():
+    for step, text in request.changes.items():
         path = _path(source, paths, step)
         _check_changeable(source, path, shared.get(path))
         changes[path] = text
         carried.pop(path, None)
     # A point at the very end of a segment belongs to it; one before its first entry to the segment below.
     origin = next((part for part in reversed(segments) if any(row[0] <= point for row in part.rows)), None)
-    return Plan(wished.at, point if origin else 0, origin, shared, behind, list(carried.values()), changes)
+    return ForkPlan(request.at, point if origin else 0, origin, shared, after, list(carried.values()), changes)
 
 
 def _point(
@@ -260,7 +258,7 @@ def _is_open(group: list[Recorded]) -> bool:
     return not any(recorded.kind in (DONE, CHANGE) for recorded in group)
 
 
-def _open_effects(plan: Plan) -> list[str]:
+def _open_effects(plan: ForkPlan) -> list[str]:
     return [
         path
         for path, group in plan.shared.items()
@@ -268,11 +266,11 @@ def _open_effects(plan: Plan) -> list[str]:
     ]
 
 
-def _needs_keys(tenant: int, source: RunRow, plan: Plan) -> Generator[Batch, list[Rows], bool]:
-    """Whether effects were under way at the point, or come behind it: then somebody must say whose keys they bear."""
-    if _open_effects(plan) or any(recorded.kind == INTENT for recorded in plan.behind):
+def _needs_keys(tenant: int, source: RunRow, plan: ForkPlan) -> Generator[Batch, list[Rows], bool]:
+    """Whether effects were under way at the point, or came after it: then the caller must choose the keys."""
+    if _open_effects(plan) or any(recorded.kind == INTENT for recorded in plan.after):
         return True
-    for recorded in plan.behind:
+    for recorded in plan.after:
         if recorded.kind == SPAWN:
             child = (recorded.entry.more or {}).get("child")
             [found] = yield Batch(_CHILD_EFFECTS(tenant=tenant, child=child, root=source.root, intent=INTENT))
@@ -281,25 +279,24 @@ def _needs_keys(tenant: int, source: RunRow, plan: Plan) -> Generator[Batch, lis
     return False
 
 
-def _say_keys(source: RunRow, plan: Plan) -> UsageError:
+def _say_keys(source: RunRow, plan: ForkPlan) -> UsageError:
     effects = dict.fromkeys(
         [plan.shared[path][0].entry.name for path in _open_effects(plan)]
-        + [recorded.entry.name for recorded in plan.behind if recorded.kind in (INTENT, SPAWN)]
+        + [recorded.entry.name for recorded in plan.after if recorded.kind in (INTENT, SPAWN)]
     )
     return UsageError(
-        f"run {source.id!r} has touched the world behind this point ({', '.join(effects)}), and the fork may do it "
-        'again. Say what its idempotency keys are: keys="new" makes them new, so that receivers take what the fork '
-        'does for something else and do it (again); keys="same" keeps them, so that receivers who honour keys answer '
-        "as before and do nothing twice"
+        f"run {source.id!r} ran effects after this step ({', '.join(effects)}), and the fork may run them again. "
+        'Choose its idempotency keys: keys="new" makes new ones, so that receivers do it again; keys="same" keeps '
+        "them, so that receivers that honour keys answer as before and do nothing twice"
     )
 
 
-def _lock_origin(tenant: int, plan: Plan) -> Generator[Batch, list[Rows], None]:
+def _lock_origin(tenant: int, plan: ForkPlan) -> Generator[Batch, list[Rows], None]:
     if plan.origin is not None:
         yield Batch(rows.LOCK(tenant=tenant, run=plan.origin.run))
 
 
-def _void(plan: Plan, keys: Keys) -> list[int]:
+def _void(plan: ForkPlan, keys: Keys) -> list[int]:
     """Rows of the shared part that do not count, because the fork does them itself."""
     assert plan.origin is not None
     counted = {recorded.seq for group in plan.shared.values() for recorded in group}
@@ -318,11 +315,13 @@ def _void(plan: Plan, keys: Keys) -> list[int]:
 # --- what is written
 
 
-def _new_run(source: RunRow, plan: Plan, wished: Wish, keys: Keys, args: bytes, incarnation: bytes) -> NewRun:
+def _new_run(
+    source: RunRow, plan: ForkPlan, request: ForkRequest, keys: Keys, args: bytes, incarnation: bytes
+) -> NewRun:
     spec = find_durable(source.function)
     origin = plan.origin
     return NewRun(
-        wished.id,
+        request.id,
         source.function,
         source.version if spec is None else spec.version,  # it goes on with the code that is here
         args,
@@ -337,7 +336,7 @@ def _new_run(source: RunRow, plan: Plan, wished: Wish, keys: Keys, args: bytes, 
 
 
 def _write(
-    tenant: int, new: NewRun, plan: Plan, wished: Wish, keys: Keys, now: int
+    tenant: int, new: NewRun, plan: ForkPlan, request: ForkRequest, keys: Keys, now: int
 ) -> Generator[Batch, list[Rows], None]:
     made = yield from rows.insert(tenant, new, now=now)
     if not made:
@@ -345,7 +344,7 @@ def _write(
     [found] = yield Batch(rows.BY_ID(tenant=tenant, id=new.id))
     run = RunRow._make(found[0]).run
     count, total = _sum(plan)
-    lines, statements = _own_entries(tenant, run, plan, wished, keys, now)
+    lines, statements = _own_entries(tenant, run, plan, request, keys, now)
     digest_sum = 0
     for seq, (kind, entry) in enumerate(lines, plan.point + 1):
         body = pack(entry)
@@ -363,16 +362,18 @@ def _write(
         )
     )
     yield Batch(*statements)
-    yield from _fork_states(tenant, new.id, plan, wished, now)
+    yield from _fork_states(tenant, new.id, plan, request, now)
 
 
-def _fork_states(tenant: int, run_id: str, plan: Plan, wished: Wish, now: int) -> Generator[Batch, list[Rows], None]:
+def _fork_states(
+    tenant: int, run_id: str, plan: ForkPlan, request: ForkRequest, now: int
+) -> Generator[Batch, list[Rows], None]:
     """The fork's states go on from its origin's: its thread is a fork of that one's, and copies nothing either."""
     shared = sorted((one for group in plan.shared.values() for one in group), key=lambda recorded: recorded.seq)
     checkpoint = next((one for one in map(_checkpoint, reversed(shared)) if one is not None), None)
     if checkpoint is None:
         return
-    names = (thread_name(wished.source), thread_name(run_id))
+    names = (thread_name(request.source), thread_name(run_id))
     try:
         yield from fork_thread(tenant, names[0], None, checkpoint, names[1], {RUN_KEY: run_id}, now)
     except NotFound:
@@ -383,7 +384,7 @@ def _checkpoint(recorded: Recorded) -> int | None:
     return ((recorded.entry.more or {}).get("state") or {}).get("c")
 
 
-def _sum(plan: Plan) -> tuple[int, int]:
+def _sum(plan: ForkPlan) -> tuple[int, int]:
     """What the shared rows of the origin add up to, as they are now."""
     if plan.origin is None:
         return 0, 0
@@ -393,9 +394,9 @@ def _sum(plan: Plan) -> tuple[int, int]:
 
 
 def _own_entries(
-    tenant: int, run: int, plan: Plan, wished: Wish, keys: Keys, now: int
+    tenant: int, run: int, plan: ForkPlan, request: ForkRequest, keys: Keys, now: int
 ) -> tuple[list[tuple[int, Entry]], list[Statement]]:
-    terms: dict[str, Any] = {"of": wished.source, "at": plan.at, "keys": keys, "wish": wished.digest()}
+    terms: dict[str, Any] = {"of": request.source, "at": plan.at, "keys": keys, "wish": request.digest()}
     if plan.origin is not None:
         there = {row[0] for row in plan.origin.rows}
         # Numbers below the first one of a fork are its origin's.
@@ -425,9 +426,9 @@ def _changed(group: list[Recorded], text: bytes, now: int) -> Entry:
     return Entry(first.path, first.name, now, first.input, last.attempt, text, kept or None)
 
 
-def _same_fork(tenant: int, row: RunRow, wished: Wish) -> Generator[Batch, list[Rows], None]:
+def _same_fork(tenant: int, row: RunRow, request: ForkRequest) -> Generator[Batch, list[Rows], None]:
     """The id is taken. Fine if this very fork has it."""
     segments = yield from read_segments(tenant, row)
-    if row.since == 0 and fork_terms(segments[-1].entries).get("wish") == wished.digest():
+    if row.since == 0 and fork_terms(segments[-1].entries).get("wish") == request.digest():
         return
     raise RunMismatch(f"there is a run {row.id!r} already, and it is not this fork; choose another id")
