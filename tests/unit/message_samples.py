@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -118,7 +118,6 @@ ODD: dict[str, Any] = {
     "inf": [math.inf, {"x": -math.inf}],
     "int keys": {1: 2},
     "ordered": OrderedDict(a=1),
-    "defaultdict": defaultdict(list, a=[1]),
     "message": lc.AIMessage("inner", id="9"),
     "messages": [lc.AIMessage("inner"), lc.HumanMessage("inner", additional_kwargs={"x": (1,)})],
     "false": False,

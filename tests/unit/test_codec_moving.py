@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,14 +75,13 @@ class Holder:
     inner: Any
 
 
-@pytest.mark.parametrize("around", [Holder, OrderedDict, deque, bytearray, AIMessage])
+@pytest.mark.parametrize("around", [Holder, OrderedDict, bytearray, AIMessage])
 def test_the_same_beside_values_that_cannot_be_copied_at_once(around: Any, codec: Codec) -> None:
     """An object, or whatever is no built-in type, is taken apart by Python code: what it holds is still exact."""
     inner: dict[str, Any] = {"x": 1.5}
     makers: dict[Any, Callable[[], Any]] = {
         Holder: lambda: Holder(inner),
         OrderedDict: lambda: OrderedDict(inner=inner),
-        deque: lambda: deque([inner]),
         bytearray: lambda: [bytearray(b"x"), inner],
         AIMessage: lambda: AIMessage("x", additional_kwargs=inner),
     }

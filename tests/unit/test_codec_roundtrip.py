@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import OrderedDict
 from dataclasses import InitVar, dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -42,7 +42,7 @@ def same(left: Any, right: Any) -> bool:
         return False
     if isinstance(left, float):
         return struct.pack("d", left) == struct.pack("d", right)
-    if isinstance(left, (list, tuple, deque)):
+    if isinstance(left, (list, tuple)):
         return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, dict):
         return same(list(left.items()), list(right.items()))
@@ -188,9 +188,6 @@ BUILTINS: list[Any] = [
     {1, "a", None, (1, 2)},
     frozenset({1.5, b"x"}),
     {"deep": [{"list": [1, (2, {"x": {3}})]}]},
-    complex(-0.0, math.inf),
-    range(5),
-    range(10**30, 0, -7),
     datetime(2024, 2, 29, 12, 30, 1, 5),
     datetime(2024, 1, 1, tzinfo=UTC),
     datetime(2024, 1, 1, tzinfo=timezone(timedelta(hours=-3, minutes=-30))),
@@ -217,12 +214,7 @@ BUILTINS: list[Any] = [
     Path("."),
     PurePosixPath("/x/\udc80"),
     PureWindowsPath("C:\\x"),
-    deque([1, (2,)]),
-    deque([1], maxlen=3),
     OrderedDict([("b", 1), ("a", (2,))]),
-    Counter({"a": 2, "b": -1}),
-    defaultdict(list, {"a": [1]}),
-    defaultdict(None, {1: 2}),
     Color.RED,
     Color.GREEN,
     Level.LOW,
@@ -284,11 +276,8 @@ ARRAYS: list[Any] = [
     np.array(["2024-01-01", "NaT"], "M8[us]"),
     np.array([5], "m8[25s]"),
     np.array([1.5], "f2"),
-    np.array([(1, [2.0, 3.0], "x")], dtype=[("a", "<i2"), ("b", "<f8", (2,)), ("c", "<U3")]),
-    np.zeros(2, np.dtype([("a", "i1"), ("b", "f8")], align=True)),
     np.arange(10)[::2],
     np.arange(10)[::-1],
-    np.zeros(1, [("in", [("x", "i4")])]),
     np.arange(24).reshape(2, 3, 4).transpose(1, 0, 2),
 ]
 
@@ -320,7 +309,6 @@ def test_arrays_come_back_with_dtype_shape_and_as_writable_copies(value: Any) ->
         np.void(b"abc"),
         np.timedelta64(3, "s"),
         np.longdouble("0.1"),
-        np.array([(1, 2.5)], "i4,f8")[0],
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -376,7 +364,6 @@ scalars = (
     | st.timedeltas()
     | st.decimals()
     | st.uuids()
-    | st.complex_numbers()
     | st.sampled_from(Color)
     | st.text(st.characters(codec=None))
     | st.sampled_from(["^", "^tuple", "\ud800", "a"])

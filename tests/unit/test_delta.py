@@ -13,7 +13,7 @@ from perdure.values import dictionary as format_of
 from perdure.values.codec import encode
 from perdure.values.delta import Decoder, Encoder, apply_all, apply_splices
 from perdure.values.dictionary import Dictionary
-from perdure.values.finding import Ops, find
+from perdure.values.diff import Ops, find
 from perdure.values.hashing import chunk_digests
 from perdure.values.registry import Codec
 

@@ -14,7 +14,7 @@ from perdure.errors import Undecodable
 from perdure.values.compress import compress_full, decompress_full, zstd
 from perdure.values.delta import Encoder, apply_all
 from perdure.values.dictionary import Dictionary
-from perdure.values.finding import Ops, find
+from perdure.values.diff import Ops, find
 
 RNG = random.Random(3)
 WORDS = [RNG.randbytes(RNG.randint(1, 4)).hex() for _ in range(400)]

@@ -13,7 +13,7 @@ from perdure.values.codec import encode
 from perdure.values.compress import zstd
 from perdure.values.delta import Encoder, apply_all
 from perdure.values.dictionary import Dictionary
-from perdure.values.finding import find
+from perdure.values.diff import find
 from perdure.values.registry import Codec
 
 CODEC = Codec()

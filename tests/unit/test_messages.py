@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -48,7 +48,6 @@ HOLDING: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "state": (lambda m: {"messages": [m, m], "n": 1}, lambda v: v["messages"][1]),
     "value": (lambda m: {"m": m}, lambda v: v["m"]),
     "tuple": (lambda m: (1, m), lambda v: v[1]),
-    "deque": (lambda m: deque([m]), lambda v: v[0]),
     "mixed": (lambda m: ["a", {"x": 1}, m, None], lambda v: v[2]),
     "deep": (lambda m: {"a": {"b": [[{"c": {"d": [m]}}]]}}, lambda v: v["a"]["b"][0][0]["c"]["d"][0]),
     "dataclass": (lambda m: Holder([m]), lambda v: v.inner[0]),

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from perdure.errors import Undecodable, UnknownType, Unstorable
 from perdure.values import messages
+from perdure.values.class_adapters import ModelSort
 from perdure.values.codec import DEPTH_MAX, Codec, decode, encode
 from perdure.values.registry import Registry
-from perdure.values.sorts import ModelSort
 
 
 def test_a_subclass_is_written_like_any_model() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,7 @@ def register_types() -> None:
     for address in _ADDRESSES:
         register(address, dump=str, load=address)
     register(TextAccessor, dump=lambda value: str.__str__(value), load=TextAccessor)  # what message.text gives
+    register(deque, dump=lambda value: [list(value), value.maxlen], load=lambda parts: deque(*parts))
     register(re.Pattern, dump=lambda value: [value.pattern, value.flags], load=_load_pattern)
 
 

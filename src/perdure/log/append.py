@@ -51,7 +51,7 @@ from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 from perdure.values.compress import compress_full
 from perdure.values.delta import Encoder, payload_bytes
 from perdure.values.dictionary import Dictionary
-from perdure.values.finding import find
+from perdure.values.diff import find
 from perdure.values.hashing import CHUNK_BYTES, chunk_digests, content_digest
 
 # name, PostgreSQL type: parameters in a SELECT list need their type said

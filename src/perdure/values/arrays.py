@@ -41,14 +41,14 @@ def dump(value: Any) -> tuple[str, Any]:
     if kind is numpy.ndarray:
         order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
         description = _describe(value.dtype)
-        content = [description, list(value.shape), _base64(_padded(numpy, value).tobytes(order))]
+        content = [description, list(value.shape), _base64(value.tobytes(order))]
         return "^ndarray", [*content, "F"] if order == "F" else content
     # The array form of these drops trailing nulls, and has no room for empty ones.
     if kind is numpy.str_:
         return "^npstr", _base64(str.__str__(value).encode("utf-8", "surrogatepass"))
     if kind is numpy.bytes_:
         return "^npbytes", _base64(bytes(value))
-    return "^npscalar", [_describe(value.dtype), _base64(_padded(numpy, value).tobytes())]
+    return "^npscalar", [_describe(value.dtype), _base64(value.tobytes())]
 
 
 def load(tag: str, content: Any) -> Any:
@@ -68,15 +68,6 @@ def load(tag: str, content: Any) -> Any:
     return _array(numpy, _dtype(numpy, description), shape, data, order)
 
 
-def _padded(numpy: Any, value: Any) -> Any:
-    """The value with zeros between its fields: whatever the memory held there must not be saved."""
-    if value.dtype.names is None:
-        return value
-    clean = numpy.zeros(value.shape, value.dtype)
-    clean[...] = value
-    return clean
-
-
 def _array(numpy: Any, dtype: Any, shape: Any, data: Any, order: str) -> Any:
     if type(shape) is not list or len(shape) > _DIMENSIONS_MAX:
         raise Undecodable("a stored array has no valid shape")
@@ -89,52 +80,20 @@ def _array(numpy: Any, dtype: Any, shape: Any, data: Any, order: str) -> Any:
     return flat.reshape(shape, order=order).copy(order="K")  # a copy, because the bytes are read-only
 
 
-def _describe(dtype: Any) -> Any:
+def _describe(dtype: Any) -> str:
     if dtype.hasobject:
         raise Unfit("an array of Python objects cannot be kept; use a list, or an array of numbers")
-    description = _describe_part(dtype)
-    # Types that other libraries add to numpy (bfloat16, …) describe themselves as bytes; those would be lost.
-    try:
-        same = bool(_dtype(sys.modules["numpy"], description) == dtype)
-    except Exception:
-        same = False
-    if not same or dtype.itemsize == 0:
+    # Structured types, and types that other libraries add to numpy (bfloat16, …), describe themselves as bytes.
+    description = str(dtype.str)
+    if dtype.itemsize == 0 or not _SIMPLE.fullmatch(description) or sys.modules["numpy"].dtype(description) != dtype:
         raise Unfit(f"the dtype {dtype} cannot be kept; convert it to a standard one with .astype()")
     return description
 
 
-def _describe_part(dtype: Any) -> Any:
-    if dtype.subdtype is not None:
-        part, shape = dtype.subdtype
-        return [_describe_part(part), list(shape)]
-    if dtype.names is not None:
-        fields = [dtype.fields[name] for name in dtype.names]
-        formats = [_describe_part(field[0]) for field in fields]
-        offsets = [field[1] for field in fields]
-        return {"names": list(dtype.names), "formats": formats, "offsets": offsets, "size": dtype.itemsize}
-    return dtype.str
-
-
 def _dtype(numpy: Any, description: Any) -> Any:
-    if type(description) is str:
-        if not _SIMPLE.fullmatch(description):
-            raise Undecodable(f"a stored array has the dtype {description[:50]!r}, which is not a known one")
-        return numpy.dtype(description)
-    if type(description) is list:
-        part, shape = description
-        if type(shape) is not list or any(type(size) is not int or size < 0 for size in shape):
-            raise Undecodable("a stored array has no valid dtype")
-        return numpy.dtype((_dtype(numpy, part), tuple(shape)))
-    if type(description) is not dict or description.keys() != {"names", "formats", "offsets", "size"}:
-        raise Undecodable("a stored array has no valid dtype")
-    names, offsets = description["names"], description["offsets"]
-    if any(type(name) is not str for name in names) or any(type(offset) is not int for offset in offsets):
-        raise Undecodable("a stored array has no valid dtype")
-    formats = [_dtype(numpy, item) for item in description["formats"]]
-    size = description["size"]
-    if type(size) is not int:
-        raise Undecodable("a stored array has no valid dtype")
-    return numpy.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
+    if type(description) is not str or not _SIMPLE.fullmatch(description):
+        raise Undecodable(f"a stored array has the dtype {str(description)[:50]!r}, which is not a known one")
+    return numpy.dtype(description)
 
 
 def _numpy() -> Any:

@@ -25,7 +25,7 @@ import msgspec
 from perdure.errors import Undecodable
 from perdure.values.compress import Compressor, Decompressor, decompress_bounded, inflate, zstd
 from perdure.values.dictionary import Dictionary
-from perdure.values.finding import Ops
+from perdure.values.diff import Ops
 from perdure.values.limits import INFLATED_MAX, NODES_MAX, SIZE_MAX
 
 # Below this a difference is stored as it is: compressing would cost more than it saves.

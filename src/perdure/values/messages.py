@@ -30,8 +30,8 @@ from typing import Any, Final
 import orjson
 
 from perdure.errors import Undecodable
+from perdure.values.class_adapters import ModelSort, Sort, model_default
 from perdure.values.plain import OPTIONS, has_caret_key, is_plain
-from perdure.values.sorts import ModelSort, Sort, model_default
 
 _CLASSES: Final = {
     "human": "human.HumanMessage",

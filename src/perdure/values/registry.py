@@ -19,9 +19,9 @@ from types import ModuleType
 from typing import Any, Final, TypeVar, overload
 
 from perdure.errors import Undecodable, UnknownType, UsageError
+from perdure.values.class_adapters import CustomSort, Sort, sort_of
 from perdure.values.messages import NAMES, Shape, shape_of
 from perdure.values.names import class_name, is_doubled, loaded, module_name
-from perdure.values.sorts import CustomSort, Sort, sort_of
 
 C = TypeVar("C", bound=type)
 Upgrade = Callable[[Any], Any]

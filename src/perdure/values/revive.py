@@ -13,35 +13,18 @@ of any class runs.
 
 from __future__ import annotations
 
-import re
-import struct
-from binascii import a2b_base64
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import OrderedDict
 from collections.abc import Callable
-from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
-from decimal import Decimal
 from functools import partial
 from itertools import chain, compress
-from math import isnan
-from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any, Final
-from uuid import UUID
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
-
-import msgspec
 
 from perdure.errors import Undecodable, UnknownType
 from perdure.values import arrays, messages
+from perdure.values.builtin_types import READERS, Reader, need, text_of_tag
 from perdure.values.limits import DEPTH_MAX
 from perdure.values.plain import CONTAINERS, may_be_tagged
 from perdure.values.registry import Codec
-from perdure.values.tagged import FACTORIES
-
-_HEX = re.compile(r"-?0x[0-9a-f]+")
-_ESCAPE = re.compile(r"\\(?:\\|u(d[89a-f][0-9a-f]{2})|)")
-_ZONE = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
-_FLOATS: Final = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
-_PATHS: Final[dict[str, type[PurePath]]] = {"path": Path, "posix": PurePosixPath, "windows": PureWindowsPath}
 
 
 class Reviver:
@@ -118,11 +101,11 @@ class Reviver:
             raise Undecodable(f"stored text has a malformed {tag}: {problem!r}"[:500]) from problem
 
     def array(self, content: Any, depth: int) -> list[Any]:
-        _need(type(content) is list)
+        need(type(content) is list)
         return self._list(content, depth) if depth <= DEPTH_MAX else self.revive(content, depth)
 
     def pairs(self, content: Any, depth: int) -> list[tuple[Any, Any]]:
-        _need(type(content) is list and all(type(pair) is list and len(pair) == 2 for pair in content))
+        need(type(content) is list and all(type(pair) is list and len(pair) == 2 for pair in content))
         return [(self.revive(key, depth + 1), self.revive(item, depth + 1)) for key, item in content]
 
     def mapping(self, name: str, made: Any, pairs: list[tuple[Any, Any]]) -> Any:
@@ -133,7 +116,7 @@ class Reviver:
             if self.raw:
                 return {"<type>": name, "items": [list(pair) for pair in pairs]}
             raise
-        _need(len(made) == len(pairs))
+        need(len(made) == len(pairs))
         return made
 
 
@@ -150,141 +133,6 @@ def _may_be_tagged(bodies: list[dict[str, Any]], depth: int) -> bool:
     return may_be_tagged(list(compress(held, map(CONTAINERS.__contains__, map(type, held)))), DEPTH_MAX - depth)
 
 
-def _need(condition: bool) -> None:
-    if not condition:
-        raise ValueError("its content has the wrong shape")
-
-
-def _text(content: Any) -> str:
-    _need(type(content) is str)
-    return str(content)
-
-
-def _bytes(content: Any) -> bytes:
-    return a2b_base64(_text(content), strict_mode=True)
-
-
-def _set(run: Reviver, content: Any, depth: int, kind: type) -> Any:
-    items = run.array(content, depth)
-    try:
-        made = kind(items)
-    except TypeError:
-        if run.raw:
-            return {"<type>": kind.__name__, "items": items}
-        raise
-    _need(len(made) == len(items))
-    return made
-
-
-def _surrogates(run: Reviver, content: Any, depth: int) -> str:
-    def replace(match: re.Match[str]) -> str:
-        if match[1]:
-            return chr(int(match[1], 16))
-        _need(match[0] == "\\\\")
-        return "\\"
-
-    return _ESCAPE.sub(replace, _text(content))
-
-
-def _int(run: Reviver, content: Any, depth: int) -> int:
-    _need(_HEX.fullmatch(_text(content)) is not None)
-    return int(content, 16)
-
-
-def _float(run: Reviver, content: Any, depth: int) -> float:
-    named = _FLOATS.get(_text(content))
-    if named is not None:
-        return named
-    _need(len(content) == 16)
-    [value] = struct.unpack(">d", bytes.fromhex(content))
-    _need(isnan(value))
-    return float(value)
-
-
-def _number(run: Reviver, content: Any, depth: int, kind: type) -> Any:
-    value = run.revive(content, depth)
-    _need(type(value) is kind)
-    return value
-
-
-def _complex(run: Reviver, content: Any, depth: int) -> complex:
-    real, imaginary = content
-    return complex(_number(run, real, depth, float), _number(run, imaginary, depth, float))
-
-
-def _range(run: Reviver, content: Any, depth: int) -> range:
-    _need(type(content) is list and len(content) == 3)
-    return range(*[_number(run, item, depth, int) for item in content])
-
-
-def _span(content: Any) -> timedelta:
-    _need(type(content) is list and len(content) == 3 and all(type(item) is int for item in content))
-    days, seconds, microseconds = content
-    return timedelta(days, seconds, microseconds)
-
-
-def _timezone(run: Reviver, content: Any, depth: int) -> timezone:
-    if content == "utc":
-        return UTC
-    offset, name = content
-    if name is None:
-        return timezone(_span(offset))
-    return timezone(_span(offset), _number(run, name, depth, str))
-
-
-def _zone(run: Reviver, content: Any, depth: int) -> ZoneInfo:
-    # The key becomes a file name below the time zone directories; nothing else may.
-    _need(_ZONE.fullmatch(_text(content)) is not None)
-    try:
-        return ZoneInfo(content)
-    except ZoneInfoNotFoundError as problem:
-        raise Undecodable(
-            f"the time zone {content[:50]!r} is not known on this machine: pip install tzdata"
-        ) from problem
-
-
-def _moment(run: Reviver, content: Any, depth: int, kind: type[datetime] | type[time]) -> Any:
-    if type(content) is str:
-        value = kind.fromisoformat(content.removesuffix("Z"))
-        zone: tzinfo | None = UTC if content.endswith("Z") else None
-        fold = 0
-    else:
-        text, lowered, fold = content
-        value = kind.fromisoformat(_text(text))
-        zone = run.revive(lowered, depth)
-        _need((zone is None or isinstance(zone, (timezone, ZoneInfo))) and type(fold) is int and fold in (0, 1))
-    _need(value.tzinfo is None)
-    return value.replace(tzinfo=zone, fold=fold)
-
-
-def _decimal(run: Reviver, content: Any, depth: int) -> Decimal:
-    value = Decimal(_text(content))
-    _need(not value.is_nan() or "nan" in content.lower())  # where the context does not raise, garbage gives NaN
-    return value
-
-
-def _path(run: Reviver, content: Any, depth: int) -> PurePath:
-    kind, text = content
-    return _PATHS[_text(kind)](_number(run, text, depth, str))
-
-
-def _deque(run: Reviver, content: Any, depth: int) -> deque[Any]:
-    items, size_max = content
-    _need(size_max is None or (type(size_max) is int and size_max >= len(items)))
-    return deque(run.array(items, depth + 1), size_max)
-
-
-def _defaultdict(run: Reviver, content: Any, depth: int) -> Any:
-    name, pairs = content
-    factory = None if name is None else FACTORIES[_text(name)]
-    return run.mapping("defaultdict", defaultdict(factory), run.pairs(pairs, depth + 1))
-
-
-def _unset(run: Reviver, content: Any, depth: int) -> Any:
-    _need(content is None)
-    return msgspec.UNSET
-
-
 def _numpy(tag: str) -> Callable[[Reviver, Any, int], Any]:
     def read(run: Reviver, content: Any, depth: int) -> Any:
         try:
@@ -298,20 +146,20 @@ def _numpy(tag: str) -> Callable[[Reviver, Any, int], Any]:
 
 
 def _object(run: Reviver, content: Any, depth: int) -> Any:
-    _need(type(content) is list and len(content) in (3, 4))
-    name, version = _text(content[0]), content[1]
-    _need(type(version) is int and version >= 1)
+    need(type(content) is list and len(content) in (3, 4))
+    name, version = text_of_tag(content[0]), content[1]
+    need(type(version) is int and version >= 1)
     entry = None if run.raw else run.codec.entry_named(name)
     body = run.revive(content[2], depth + 1)
     extras = run.revive(content[3], depth + 1) if len(content) == 4 else None
-    _need(extras is None or type(extras) is dict)
+    need(extras is None or type(extras) is dict)
     if entry is None:
         return _readable(name, version, body, extras)
     return entry.rebuild(version, body, extras)
 
 
 def _message(tag: str, run: Reviver, content: Any, depth: int) -> Any:
-    _need(type(content) is dict)
+    need(type(content) is dict)
     entry = None if run.raw else run.codec.entry_tagged(tag)
     run.values(content, depth + 1)
     if entry is not None and entry.message is not None:
@@ -332,32 +180,8 @@ def _readable(name: str, version: int, body: Any, extras: dict[str, Any] | None)
     return made | body | (extra if type(extra) is dict else {})
 
 
-_READERS: Final[dict[str, Callable[[Reviver, Any, int], Any]]] = {
-    "^tuple": lambda run, content, depth: tuple(run.array(content, depth)),
-    "^set": lambda run, content, depth: _set(run, content, depth, set),
-    "^frozenset": lambda run, content, depth: _set(run, content, depth, frozenset),
-    "^dict": lambda run, content, depth: run.mapping("dict", {}, run.pairs(content, depth)),
-    "^odict": lambda run, content, depth: run.mapping("OrderedDict", OrderedDict(), run.pairs(content, depth)),
-    "^counter": lambda run, content, depth: run.mapping("Counter", Counter(), run.pairs(content, depth)),
-    "^defaultdict": _defaultdict,
-    "^deque": _deque,
-    "^s": _surrogates,
-    "^int": _int,
-    "^f": _float,
-    "^complex": _complex,
-    "^range": _range,
-    "^bytes": lambda run, content, depth: _bytes(content),
-    "^bytearray": lambda run, content, depth: bytearray(_bytes(content)),
-    "^datetime": lambda run, content, depth: _moment(run, content, depth, datetime),
-    "^time": lambda run, content, depth: _moment(run, content, depth, time),
-    "^date": lambda run, content, depth: date.fromisoformat(_text(content)),
-    "^timedelta": lambda run, content, depth: _span(content),
-    "^tz": _timezone,
-    "^zone": _zone,
-    "^decimal": _decimal,
-    "^uuid": lambda run, content, depth: UUID(_text(content)),
-    "^path": _path,
-    "^unset": _unset,
+_READERS: Final[dict[str, Reader]] = {
+    **READERS,
     "^obj": _object,
     "^ndarray": _numpy("^ndarray"),
     "^npscalar": _numpy("^npscalar"),

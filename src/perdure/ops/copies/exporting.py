@@ -46,7 +46,7 @@ from perdure.ops.copies.thread_files import Part as FilePart
 from perdure.ops.copies.thread_views import Label, View, look
 from perdure.storage.program import Batch, Program, Progress, Rows, Sql, read, write
 from perdure.threads.context import Context
-from perdure.values.finding import find
+from perdure.values.diff import find
 
 _ATTEMPTS = 8
 _BLOCK_BYTES = 1 << 20
