@@ -17,12 +17,12 @@ from statistics import median
 
 import orjson
 import psycopg
+from tcp_proxy import WireProxy
 
 import perdure
 from bench.measure import Row, Run, small_states
 from perdure.ops.roles import make_role
 from perdure.testing.postgres import PostgresServer
-from perdure.testing.wire import WireProxy
 
 SAVERS = 32
 TRIPS_BAR = 1.0

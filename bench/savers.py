@@ -18,10 +18,10 @@ from pathlib import Path
 from statistics import median
 
 import orjson
+from power_loss import PowerLossVfs
 
 import perdure
 from bench.measure import BareTable, Row, Run, small_states
-from perdure.testing.powerloss import PowerLossVfs
 
 SAVERS = 64
 TIMES_BAR = 3.0

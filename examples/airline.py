@@ -6,12 +6,12 @@
 
 It is a process of its own, and keeps what it did in airline.db in the current directory: every request that it
 received, and every booking. So the agent may die as often as it likes, and the ledger tells what really happened.
-The server is in perdure.testing.ledger, where your tests find it too.
+The server is in perdure.testing.fake_airline, where your tests find it too.
 """
 
 from __future__ import annotations
 
-from perdure.testing.ledger import main
+from perdure.testing.fake_airline import main
 
 if __name__ == "__main__":
     main()

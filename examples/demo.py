@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 
 import perdure
-from perdure.testing.ledger import AirlineProcess
+from perdure.testing.fake_airline import AirlineProcess
 
 AGENT = Path(__file__).with_name("travel.py")
 TURNS = 300

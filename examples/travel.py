@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import perdure
-from perdure.testing.ledger import Airline, AirlineProcess
+from perdure.testing.fake_airline import Airline, AirlineProcess
 
 EFFECT_S = 5.0  # after this time a request that was sent cannot arrive any more
 

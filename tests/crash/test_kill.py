@@ -21,7 +21,7 @@ import writer
 
 import perdure
 from perdure.testing.postgres import PostgresServer
-from perdure.testing.processes import Nursery
+from perdure.testing.processes import ForkServer
 
 SOAK = 20 if os.environ.get("PERDURE_SOAK") else 1
 KILLS_SQLITE, KILLS_POSTGRES = (30, 20) if SOAK == 1 else (2400, 1600)
@@ -104,9 +104,9 @@ def check_head(thread: perdure.Thread, name: str, line: list[Saved]) -> None:
 def kill_loop(url: str, kills: int, seed: int) -> None:
     chance, ledger = random.Random(seed), Ledger()
     started = time.perf_counter()
-    with Nursery("writer:write_both") as nursery:
+    with ForkServer("writer:write_both") as fork_server:
         for number in range(kills):
-            child = nursery.start(url, number)
+            child = fork_server.start(url, number)
             wanted = chance.randint(1, 25)
             for said in child.lines():
                 ledger.hear(said)

@@ -20,9 +20,9 @@ from typing import Any, Literal
 import apsw
 import pytest
 from blake3 import blake3
+from power_loss import Disk, Fate, Image, Mark, PowerLossVfs, write_image
 
 import perdure
-from perdure.testing.powerloss import Disk, Fate, Image, Mark, PowerLossVfs, write_image
 
 SOAK = 20 if os.environ.get("PERDURE_SOAK") else 1
 _names = itertools.count()

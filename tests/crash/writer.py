@@ -112,5 +112,5 @@ async def _task(say: Say, store: perdure.Store, shared: perdure.Thread, name: st
 
 
 def write_both(say: Say, url: str, seed: int) -> None:
-    """What the nursery calls: one sort of writer or the other."""
+    """What the fork server calls: one sort of writer or the other."""
     (write_sync if seed % 2 else write_async)(say, url, seed)

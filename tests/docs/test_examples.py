@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure.testing.ledger import Airline, SoldOut
+from perdure.testing.fake_airline import Airline, SoldOut
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -23,7 +23,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.func import entrypoint, task
 
-import perdure.storage.postgres  # noqa: F401  the nursery imports everything once
+import perdure.storage.postgres  # noqa: F401  the fork server imports everything once
 from perdure.langgraph import PerdureSaver
 from perdure.langgraph.inflight import InFlight, Key
 from perdure.storage.program import Batch, Program, Transaction
@@ -366,6 +366,6 @@ def strike(say: Say, url: str, tenant: str, operation: str, at: int) -> None:
 
 
 def child(say: Say, what: str, *arguments: Any) -> None:
-    """What the nursery calls."""
+    """What the fork server calls."""
     targets: dict[str, Callable[..., None]] = {"crash": crash, "finish": finish, "strike": strike}
     targets[what](say, *arguments)

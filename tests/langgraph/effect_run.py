@@ -19,10 +19,10 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import Send
 
 import perdure
-import perdure.storage.postgres  # the nursery imports everything once
+import perdure.storage.postgres  # the fork_server imports everything once
 from perdure import outcome
 from perdure.langgraph import PerdureSaver
-from perdure.testing.ledger import Airline
+from perdure.testing.fake_airline import Airline
 from perdure.testing.processes import Say
 
 FLIGHT, HOTEL, TRAIN = "LH400", "Grand Hotel", "ICE 9"
@@ -201,7 +201,7 @@ def go(agency: Agency, graph: Any, saver: PerdureSaver, **options: Any) -> Any:
 
 
 def child(say: Say, url: str, airline: str, shape: str, way: str, policy: str, durability: str) -> None:
-    """What the nursery calls: run a graph, and say what it booked, or what is in doubt."""
+    """What the fork_server calls: run a graph, and say what it booked, or what is in doubt."""
     agency = Agency(airline, way, policy)
     with PerdureSaver(url, durability="normal") as saver:
         try:

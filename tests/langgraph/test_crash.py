@@ -21,7 +21,7 @@ from soak import SOAK
 
 import perdure
 from perdure.langgraph import PerdureSaver
-from perdure.testing.processes import Nursery
+from perdure.testing.processes import ForkServer
 
 TRIALS = 20 if SOAK else 8
 POINTS_MAX = 1000 if SOAK else 4  # of an operation, at which it is killed, besides its last commit
@@ -29,9 +29,9 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
+def fork_server() -> Iterator[ForkServer]:
     """Forks processes that die, or go on where others died."""
-    with Nursery("crash_run:child") as opened:
+    with ForkServer("crash_run:child") as opened:
         yield opened
 
 
@@ -44,19 +44,19 @@ class Trial:
         self.arguments = [kind, url, self.thread, durability, str(self.log), way]
         self.hold_writes = hold_writes
 
-    def tasks_done_twice(self, nursery: Nursery) -> list[str]:
-        assert list(nursery.start("crash", *self.arguments, self.hold_writes).lines()) == [], (
+    def tasks_done_twice(self, fork_server: ForkServer) -> list[str]:
+        assert list(fork_server.start("crash", *self.arguments, self.hold_writes).lines()) == [], (
             "the process was not killed"
         )
         assert sorted(self.log.read_text().split(), key=int) == [str(n) for n in range(crash_run.TASKS)]
-        assert list(nursery.start("finish", *self.arguments).lines()) == [crash_run.TOTAL]
+        assert list(fork_server.start("finish", *self.arguments).lines()) == [crash_run.TOTAL]
         return [line for line, times in Counter(self.log.read_text().split()).items() if times > 1]
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 def test_put_is_a_barrier_for_its_parents_pending_writes(
-    saver_url: str, tmp_path: Path, nursery: Nursery, durability: str
+    saver_url: str, tmp_path: Path, fork_server: ForkServer, durability: str
 ) -> None:
     """Killed as the superseding put is about to commit: every result is stored by then."""
     twice = {}
@@ -64,7 +64,7 @@ def test_put_is_a_barrier_for_its_parents_pending_writes(
         way = "async" if number % 2 else "blocking"
         hold_writes = number % 4 < 2 and durability != "exit"  # or in the order in which they come
         trial = Trial(tmp_path, "perdure", saver_url, durability, way, hold_writes=hold_writes)
-        twice[number] = trial.tasks_done_twice(nursery)
+        twice[number] = trial.tasks_done_twice(fork_server)
     assert {number: tasks for number, tasks in twice.items() if tasks} == {}
     with perdure.open(saver_url) as store:
         report = store.ops.verify()
@@ -73,24 +73,26 @@ def test_put_is_a_barrier_for_its_parents_pending_writes(
 
 @pytest.mark.parametrize("way", ["blocking", "async"])
 def test_the_harness_sees_the_loss_where_no_put_waits(
-    saver_url: str, tmp_path: Path, nursery: Nursery, way: str
+    saver_url: str, tmp_path: Path, fork_server: ForkServer, way: str
 ) -> None:
     """The same saver, but for the waiting; or the tests above would prove nothing."""
     trial = Trial(tmp_path, "without barrier", saver_url, "sync", way, hold_writes=True)
-    assert trial.tasks_done_twice(nursery)
+    assert trial.tasks_done_twice(fork_server)
 
 
-def test_the_harness_sees_the_loss_of_langgraphs_own_saver(tmp_path: Path, nursery: Nursery) -> None:
+def test_the_harness_sees_the_loss_of_langgraphs_own_saver(tmp_path: Path, fork_server: ForkServer) -> None:
     url = str(tmp_path / "stock.db")
     trials = [Trial(tmp_path, "stock", url, "sync", "blocking", hold_writes=True) for _ in range(3)]
-    twice = [len(trial.tasks_done_twice(nursery)) for trial in trials]
+    twice = [len(trial.tasks_done_twice(fork_server)) for trial in trials]
     print(f"\ntasks of {crash_run.TASKS} done twice after a crash: {twice}")
     assert sum(twice) > 0
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("operation", crash_run.OPERATIONS)
-def test_a_kill_at_any_statement_leaves_before_or_after(saver_url: str, nursery: Nursery, operation: str) -> None:
+def test_a_kill_at_any_statement_leaves_before_or_after(
+    saver_url: str, fork_server: ForkServer, operation: str
+) -> None:
     """Visible is the one or the other; everything verifies; and whoever does it again gets to the same end."""
     act, points = crash_run.OPERATIONS[operation], list[str]()
     with (
@@ -108,7 +110,7 @@ def test_a_kill_at_any_statement_leaves_before_or_after(saver_url: str, nursery:
         for at in to_strike:
             saver = PerdureSaver(store.tenant(f"struck at {at}"))
             crash_run.prepare(saver)
-            assert list(nursery.start("strike", saver_url, f"struck at {at}", operation, at).lines()) == [], (
+            assert list(fork_server.start("strike", saver_url, f"struck at {at}", operation, at).lines()) == [], (
                 "not killed"
             )
             seen = everything(saver)

@@ -27,16 +27,16 @@ from perdure.adapters import task_scope
 from perdure.cli import main
 from perdure.langgraph import PerdureSaver
 from perdure.storage.program import Batch, Program, Sql, Transaction
-from perdure.testing.ledger import AirlineProcess
-from perdure.testing.processes import Nursery
+from perdure.testing.fake_airline import AirlineProcess
+from perdure.testing.processes import ForkServer
 from perdure.threads.store import ThreadStore
 
 WAYS = ["sync", "async"]
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery("effect_run:child") as made:
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer("effect_run:child") as made:
         yield made
 
 
@@ -48,17 +48,24 @@ class Kill:
     """A graph that is killed while the airline has booked and holds its answers back."""
 
     def __init__(
-        self, nursery: Nursery, url: str, airline: AirlineProcess, shape: str, way: str, policy: str, durability: str
+        self,
+        fork_server: ForkServer,
+        url: str,
+        airline: AirlineProcess,
+        shape: str,
+        way: str,
+        policy: str,
+        durability: str,
     ) -> None:
-        self.nursery, self.url, self.airline = nursery, url, airline
+        self.fork_server, self.url, self.airline = fork_server, url, airline
         self.arguments = [url, airline.url, shape, way, policy, durability]
-        running = nursery.start(*self.arguments)
+        running = fork_server.start(*self.arguments)
         airline.wait_for("booked", count=effect_run.BOOKED[shape])
         assert running.kill() == []
         airline.client.behave(hold="")
 
     def again(self) -> dict[str, Any]:
-        [said] = self.nursery.start(*self.arguments).lines()
+        [said] = self.fork_server.start(*self.arguments).lines()
         assert isinstance(said, dict)
         return said
 
@@ -83,11 +90,11 @@ PAIRED = [
 @pytest.mark.parametrize("policy", ["key", "reconcile"])
 @pytest.mark.parametrize("shape", ["node", "tools"])
 def test_a_graph_killed_in_a_tool_has_booked_once(
-    saver_url: str, tmp_path: Path, nursery: Nursery, shape: str, policy: str, way: str
+    saver_url: str, tmp_path: Path, fork_server: ForkServer, shape: str, policy: str, way: str
 ) -> None:
     """After the booking went out, before its end is written down. The same line again goes on."""
     with AirlineProcess(tmp_path / "air.db", hold="after", ignore_keys=policy != "key") as airline:
-        kill = Kill(nursery, saver_url, airline, shape, way, policy, "async")
+        kill = Kill(fork_server, saver_url, airline, shape, way, policy, "async")
         said = kill.again()
         assert times_booked(airline) == {FLIGHT: 1, HOTEL: 1}
         assert sorted(said["booked"]) == ["trip-1", "trip-2"]
@@ -96,10 +103,10 @@ def test_a_graph_killed_in_a_tool_has_booked_once(
 
 @pytest.mark.parametrize(("shape", "way", "durability"), KILLED if SOAK else PAIRED)
 def test_the_same_in_subgraphs_fan_outs_and_functional_tasks(
-    tmp_path: Path, nursery: Nursery, shape: str, way: str, durability: str
+    tmp_path: Path, fork_server: ForkServer, shape: str, way: str, durability: str
 ) -> None:
     with AirlineProcess(tmp_path / "air.db", hold="after", ignore_keys=True) as airline:
-        kill = Kill(nursery, str(tmp_path / "a.db"), airline, shape, way, "reconcile", durability)
+        kill = Kill(fork_server, str(tmp_path / "a.db"), airline, shape, way, "reconcile", durability)
         said = kill.again()
         assert set(times_booked(airline).values()) == {1}
         assert sorted(said["booked"]) == sorted(one.booking for one in airline.bookings())
@@ -107,11 +114,11 @@ def test_the_same_in_subgraphs_fan_outs_and_functional_tasks(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_where_nobody_knows_a_person_says_and_the_graph_goes_on(
-    saver_url: str, tmp_path: Path, nursery: Nursery, way: str, capsys: pytest.CaptureFixture[str]
+    saver_url: str, tmp_path: Path, fork_server: ForkServer, way: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The error holds the line that settles it; until then the graph stays where it is."""
     with AirlineProcess(tmp_path / "air.db", hold="after", ignore_keys=True) as airline:
-        kill = Kill(nursery, saver_url, airline, "node", way, "ask", "async")
+        kill = Kill(fork_server, saver_url, airline, "node", way, "ask", "async")
         for _ in range(2):
             doubt = kill.again()
             assert doubt["key"] == airline.bookings()[0].key

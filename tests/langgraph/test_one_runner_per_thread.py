@@ -19,24 +19,24 @@ from two_runners import Trip, bookings
 
 import perdure
 from perdure.langgraph import PerdureSaver
-from perdure.testing.processes import Child, Nursery
+from perdure.testing.processes import Child, ForkServer
 
 
 @pytest.fixture(scope="module")
-def nurseries() -> Iterator[tuple[Nursery, Nursery]]:
-    with Nursery("two_runners:child") as one, Nursery("two_runners:child") as two:
+def nurseries() -> Iterator[tuple[ForkServer, ForkServer]]:
+    with ForkServer("two_runners:child") as one, ForkServer("two_runners:child") as two:
         yield one, two
 
 
 class Runner:
     """A process that runs the graph, stopped at its gates."""
 
-    def __init__(self, nursery: Nursery, url: str, folder: Path, role: str, gates: str, *rounds: str) -> None:
+    def __init__(self, fork_server: ForkServer, url: str, folder: Path, role: str, gates: str, *rounds: str) -> None:
         self._folder, self._role = folder, role
         for gate in gates.split(","):
             os.mkfifo(folder / f"{role} {gate}") if gate else None
         durability = "async" if role.endswith("async") else "sync"
-        self.child: Child = nursery.start(url, str(folder), role, durability, *rounds)
+        self.child: Child = fork_server.start(url, str(folder), role, durability, *rounds)
         self._lines = self.child.lines()
 
     def says(self) -> Any:
@@ -56,7 +56,7 @@ class Runner:
 class Two:
     """The first runner, at the gate of node `flight`, and the second, which found the thread there and stopped too."""
 
-    def __init__(self, nurseries: tuple[Nursery, Nursery], url: str, folder: Path, inner: str = "") -> None:
+    def __init__(self, nurseries: tuple[ForkServer, ForkServer], url: str, folder: Path, inner: str = "") -> None:
         self.first = Runner(nurseries[0], url, folder, f"{inner}first", "flight,think,Grand", "begin")
         self.first.reaches("flight")
         self.second = Runner(nurseries[1], url, folder, f"{inner}second", "flight", "resume")
@@ -70,7 +70,7 @@ class Two:
 
 @pytest.mark.parametrize("inner", ["", "inner "])
 def test_a_process_that_resumes_a_running_thread_does_not_book_again(
-    saver_url: str, tmp_path: Path, nurseries: tuple[Nursery, Nursery], inner: str
+    saver_url: str, tmp_path: Path, nurseries: tuple[ForkServer, ForkServer], inner: str
 ) -> None:
     """Also in a subgraph, which is the same thread."""
     two = Two(nurseries, saver_url, tmp_path, inner)
@@ -85,7 +85,7 @@ def test_a_process_that_resumes_a_running_thread_does_not_book_again(
 
 
 def test_a_process_that_was_overtaken_does_not_book_again(
-    saver_url: str, tmp_path: Path, nurseries: tuple[Nursery, Nursery]
+    saver_url: str, tmp_path: Path, nurseries: tuple[ForkServer, ForkServer]
 ) -> None:
     """It holds a checkpoint that the first has long gone on from."""
     two = Two(nurseries, saver_url, tmp_path)
@@ -101,7 +101,7 @@ def test_a_process_that_was_overtaken_does_not_book_again(
 
 @pytest.mark.parametrize("role", ["first", "first async"])
 def test_between_two_effects_the_process_that_stores_first_continues(
-    saver_url: str, tmp_path: Path, nurseries: tuple[Nursery, Nursery], role: str
+    saver_url: str, tmp_path: Path, nurseries: tuple[ForkServer, ForkServer], role: str
 ) -> None:
     """The first is in a node without effects, and the second overtakes it. It is told at once, not after a wait."""
     first = Runner(nurseries[0], saver_url, tmp_path, role, "think", "begin")
@@ -116,7 +116,7 @@ def test_between_two_effects_the_process_that_stores_first_continues(
 
 
 def test_a_new_input_waits_for_the_end_of_the_effect_that_is_under_way(
-    saver_url: str, tmp_path: Path, nurseries: tuple[Nursery, Nursery]
+    saver_url: str, tmp_path: Path, nurseries: tuple[ForkServer, ForkServer]
 ) -> None:
     first = Runner(nurseries[0], saver_url, tmp_path, "first", "Grand", "begin")
     first.reaches("Grand")
@@ -132,7 +132,9 @@ def test_a_new_input_waits_for_the_end_of_the_effect_that_is_under_way(
     assert bookings(tmp_path) == ["LH400", "Grand"] * 2
 
 
-def test_two_living_processes_take_turns(saver_url: str, tmp_path: Path, nurseries: tuple[Nursery, Nursery]) -> None:
+def test_two_living_processes_take_turns(
+    saver_url: str, tmp_path: Path, nurseries: tuple[ForkServer, ForkServer]
+) -> None:
     """None waits for a lease of the other: it ends with the task."""
     first = Runner(nurseries[0], saver_url, tmp_path, "first", "round 1", "begin", "begin")
     assert first.says() == {"booked": ["LH400", "Grand"]}
@@ -149,7 +151,7 @@ def test_two_living_processes_take_turns(saver_url: str, tmp_path: Path, nurseri
 
 
 def test_after_a_kill_the_next_process_resumes_at_once(
-    saver_url: str, tmp_path: Path, nurseries: tuple[Nursery, Nursery]
+    saver_url: str, tmp_path: Path, nurseries: tuple[ForkServer, ForkServer]
 ) -> None:
     """Killed between two effects, with the thread its own: no lease is waited for."""
     first = Runner(nurseries[0], saver_url, tmp_path, "first", "hotel", "begin")

@@ -9,7 +9,7 @@ import pytest
 from striking import SOAK
 
 import perdure
-from perdure.testing.processes import Nursery
+from perdure.testing.processes import ForkServer
 
 KILLS = 12 if SOAK else 3
 
@@ -17,9 +17,9 @@ KILLS = 12 if SOAK else 3
 @pytest.mark.parametrize("mode", autosaver.POLICIES)
 def test_killed_anywhere_it_goes_on_from_what_was_durable(url: str, mode: str) -> None:
     chance, durable, reached = random.Random(mode), 0, 0
-    with Nursery("autosaver:work") as nursery:
+    with ForkServer("autosaver:work") as fork_server:
         for _ in range(KILLS):
-            child = nursery.start(url, mode)
+            child = fork_server.start(url, mode)
             wanted = durable + chance.randint(1, 20)
             for number, unsaved in child.lines():
                 durable, reached = max(durable, number - unsaved), number

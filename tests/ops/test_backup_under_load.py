@@ -18,7 +18,7 @@ from copy_kit import acknowledged, grown, query
 import perdure
 from perdure.log.ids import parse_id
 from perdure.ops.copies import backup_sqlite
-from perdure.testing.processes import Nursery
+from perdure.testing.processes import ForkServer
 
 KIT = Path(copy_kit.__file__)
 
@@ -157,12 +157,12 @@ def test_a_reader_that_holds_the_log_does_not_keep_a_backup_from_being_made(
 
 
 @pytest.fixture(scope="module")
-def savers() -> Iterator[Nursery]:
-    with Nursery("copy_kit:backup_slowly") as nursery:
-        yield nursery
+def savers() -> Iterator[ForkServer]:
+    with ForkServer("copy_kit:backup_slowly") as fork_server:
+        yield fork_server
 
 
-def test_a_backup_that_is_killed_leaves_the_one_before_it(url: str, tmp_path: Path, savers: Nursery) -> None:
+def test_a_backup_that_is_killed_leaves_the_one_before_it(url: str, tmp_path: Path, savers: ForkServer) -> None:
     with perdure.open(url, durability="normal") as store:
         for number in range(40):
             store.thread("x").save({"blob": os.urandom(500_000).hex(), "n": number})

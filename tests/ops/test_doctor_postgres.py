@@ -10,13 +10,13 @@ import psycopg
 import pytest
 from doctor_kit import add_migration, said, text_of, worst
 from role_kit import Roles
+from tcp_proxy import WireProxy
 
 import perdure
 from perdure.cli import main
 from perdure.ops.doctor import postgres as doctor_postgres
 from perdure.storage.migrate import newest
 from perdure.testing.postgres import PostgresServer
-from perdure.testing.wire import WireProxy
 
 
 def test_a_server_that_does_not_sync_is_a_problem(postgres_url: str) -> None:

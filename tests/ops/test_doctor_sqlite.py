@@ -21,7 +21,7 @@ import perdure
 from perdure.cli import main
 from perdure.ops.doctor import sqlite as doctor_sqlite
 from perdure.storage import migrate
-from perdure.testing.processes import Nursery, Say
+from perdure.testing.processes import ForkServer, Say
 
 MOUNTS = "25 1 8:1 / / rw - {} /dev/sda1 rw\n"
 
@@ -115,10 +115,10 @@ def hold_open(say: Say, path: str) -> None:
 
 def test_a_reader_that_holds_back_the_log_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_sqlite, "_LOG_LARGE", 1024 * 1024)
-    with Nursery("test_doctor_sqlite:hold_open") as nursery, perdure.open(str(path)) as store:
+    with ForkServer("test_doctor_sqlite:hold_open") as fork_server, perdure.open(str(path)) as store:
         store.thread("t").save({"n": 2})
         assert worst(said(store)["log"]) == "ok"
-        child = nursery.start(str(path))
+        child = fork_server.start(str(path))
         assert next(child.lines()) == "open"
         assert f"process {child.pid}" in text_of(said(store)["log"])
         for number in range(30):

@@ -34,7 +34,7 @@ import perdure
 from perdure.errors import NotFound
 from perdure.log import erasing
 from perdure.testing.postgres import PostgresServer
-from perdure.testing.processes import Nursery
+from perdure.testing.processes import ForkServer
 
 __all__ = ["eraser"]
 
@@ -120,15 +120,15 @@ def test_killed_anywhere_and_erased_again_no_byte_is_left(tmp_path: Path, what: 
     name = "r" if what == "run" else "alice"
     gone = {what, "checkpoint"} if what == "thread" else {what}
     path = tmp_path / "a.db"
-    with Nursery("eraser:erase") as nursery:
+    with ForkServer("eraser:erase") as fork_server:
         shutil.copy(scene, path)
-        [points] = nursery.start(str(path), what, name, own, 0).lines()
+        [points] = fork_server.start(str(path), what, name, own, 0).lines()
         assert points > 10
         for point in itertools.takewhile(lambda at: at <= points, striking.points(what)):
             for file in tmp_path.glob("a.db*"):
                 file.unlink()
             shutil.copy(scene, path)
-            assert list(nursery.start(str(path), what, name, own, point).lines()) == []
+            assert list(fork_server.start(str(path), what, name, own, point).lines()) == []
             with perdure.open(str(path), durability="normal") as store:
                 sound(store)
                 _erase_again(store, what, name, own, finish=point % 2 == 1)

@@ -18,7 +18,7 @@ import perdure
 from perdure import Conflict, NotFound, Store, UsageError
 from perdure.ops.copies.sections import SectionReader, SectionWriter
 from perdure.ops.copies.thread_files import decode_parts, encode_parts
-from perdure.testing.processes import Nursery
+from perdure.testing.processes import ForkServer
 
 Opener = Callable[..., Store]
 
@@ -342,14 +342,14 @@ def test_an_export_that_ends_at_any_statement_leaves_no_file(kind: str, opener: 
 
 
 @pytest.fixture(scope="module")
-def importers() -> Iterator[Nursery]:
-    with Nursery("copy_kit:import_slowly") as nursery:
-        yield nursery
+def importers() -> Iterator[ForkServer]:
+    with ForkServer("copy_kit:import_slowly") as fork_server:
+        yield fork_server
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_an_import_that_is_killed_can_be_done_again_and_what_it_left_goes(
-    kind: str, opener: Opener, tmp_path: Path, importers: Nursery, request: pytest.FixtureRequest
+    kind: str, opener: Opener, tmp_path: Path, importers: ForkServer, request: pytest.FixtureRequest
 ) -> None:
     here, there = opener("sqlite", "a"), opener(kind, "public" if kind == "postgres" else "b")
     url = str(tmp_path / "b.db")

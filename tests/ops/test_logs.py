@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from tcp_proxy import WireProxy
 
 import perdure
 from perdure.storage.events import event, said, where
 from perdure.testing.postgres import PostgresServer
-from perdure.testing.wire import WireProxy
 
 SOURCE = Path(perdure.__file__).parent
 CANARY = "canary-9f2c"

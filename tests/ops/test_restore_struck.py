@@ -17,12 +17,12 @@ import pytest
 from blows import Blows, Struck
 from copy_kit import make_thread, query, tables
 from striking import SOAK, points
+from tcp_proxy import WireProxy
 
 import perdure
 from perdure import PerdureError, Store, UsageError
 from perdure.testing.postgres import PostgresServer
-from perdure.testing.processes import Nursery
-from perdure.testing.wire import WireProxy
+from perdure.testing.processes import ForkServer
 
 Content = dict[str, list[Any]]
 
@@ -153,14 +153,14 @@ def test_a_file_is_whole_or_as_it_was(backup: str, scene: Scene, request: pytest
 
 
 @pytest.fixture(scope="module")
-def restorers() -> Iterator[Nursery]:
-    with Nursery("blows:restore_killed") as nursery:
-        yield nursery
+def restorers() -> Iterator[ForkServer]:
+    with ForkServer("blows:restore_killed") as fork_server:
+        yield fork_server
 
 
 @pytest.mark.parametrize(("backup", "scene"), PAIRS if SOAK else PAIRS[:2], indirect=True)
 def test_a_file_is_whole_or_as_it_was_after_a_kill(
-    backup: str, scene: Scene, request: pytest.FixtureRequest, restorers: Nursery
+    backup: str, scene: Scene, request: pytest.FixtureRequest, restorers: ForkServer
 ) -> None:
     scene.prepare()
     was = scene.content()

@@ -17,7 +17,7 @@ from perdure import KeyFile, Keys, Store
 from perdure.errors import KeyMissing, Unavailable
 from perdure.langgraph import PerdureSaver
 from perdure.storage.vault import KeysWanted
-from perdure.testing.processes import Nursery, Say
+from perdure.testing.processes import ForkServer, Say
 
 
 def opened(url: str, keys: Any, **options: Any) -> Store:
@@ -190,8 +190,8 @@ def test_another_process_forgets_by_itself(tmp_path: Path) -> None:
     url = str(tmp_path / "a.db")
     file = KeyFile(tmp_path / "keys.json")
     file.new("default")
-    with Nursery("test_sealing_forgotten:keeper") as nursery:
-        child = nursery.start(url, str(file.path))
+    with ForkServer("test_sealing_forgotten:keeper") as fork_server:
+        child = fork_server.start(url, str(file.path))
         lines = child.lines()
         assert next(lines) == "at work"
         file.forget("default")

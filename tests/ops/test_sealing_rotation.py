@@ -22,7 +22,7 @@ from perdure.ops.keys import rotate
 from perdure.storage import vault
 from perdure.storage.keyring import key_id
 from perdure.storage.program import drive
-from perdure.testing.processes import Nursery, Say
+from perdure.testing.processes import ForkServer, Say
 
 _copies = itertools.count()
 
@@ -360,12 +360,12 @@ def rotator(say: Say, url: str) -> None:
 
 
 def test_sigkill_in_the_middle_loses_nothing(url: str) -> None:
-    with Nursery("test_sealing_rotation:rotator") as nursery:
+    with ForkServer("test_sealing_rotation:rotator") as fork_server:
         with opened(url) as store:
             fill(store)
             before = all_of(store)
         for _ in range(8):
-            child = nursery.start(url)
+            child = fork_server.start(url)
             next(child.lines())  # it has done one page, and is somewhere in the next
             child.kill()
             with opened(url, [NEW, OLD]) as store:

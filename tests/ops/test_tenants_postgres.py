@@ -16,6 +16,7 @@ import pytest
 from doctor_kit import add_migration
 from psycopg import sql
 from role_kit import Roles, fill, tenant_tables
+from tcp_proxy import WireProxy
 
 import perdure
 from perdure.cli import main
@@ -26,7 +27,6 @@ from perdure.storage.postgres import PostgresDriver
 from perdure.storage.postgres_roles import tables
 from perdure.storage.program import Batch, Program, Sql, Transaction
 from perdure.testing.postgres import PostgresServer, _binaries
-from perdure.testing.wire import WireProxy
 
 # Not a tenant's: which store it is, which schema, what queues allow, how large it is. Its columns are not its rows.
 OF_THE_STORE = {"meta", "migration", "queue", "size_sample"}

@@ -1,4 +1,4 @@
-"""The airline of perdure.testing.ledger for crash tests, and what is to be asserted of its ledger.
+"""The airline of perdure.testing.fake_airline for crash tests, and what is to be asserted of its ledger.
 
 with airline(tmp_path) as outside:                  # a process with its own file; ends with the block
     ... outside.url ...                             # give it to the agent
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from perdure.testing.ledger import Airline, AirlineProcess, Booking, Refused, Request, SoldOut
+from perdure.testing.fake_airline import Airline, AirlineProcess, Booking, Refused, Request, SoldOut
 
 __all__ = ["Airline", "AirlineProcess", "Booking", "Refused", "Request", "SoldOut", "airline", "done", "done_twice"]
 ACTED = ("booked", "cancelled")
@@ -24,7 +24,7 @@ ACTED = ("booked", "cancelled")
 
 @contextmanager
 def airline(folder: Path, name: str = "airline.db", **behaviour: Any) -> Iterator[AirlineProcess]:
-    """An airline in a process of its own; `behaviour`: the fields of perdure.testing.ledger.Behaviour."""
+    """An airline in a process of its own; `behaviour`: the fields of perdure.testing.fake_airline.Behaviour."""
     with AirlineProcess(folder / name, **behaviour) as process:
         yield process
 

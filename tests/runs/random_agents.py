@@ -14,7 +14,7 @@ from lab import Code
 import perdure
 from perdure.runs.session import points
 from perdure.runs.session.points import Point
-from perdure.testing.ledger import Airline
+from perdure.testing.fake_airline import Airline
 from perdure.testing.processes import Say
 
 BOOKINGS, THOUGHTS = 5, 5  # 5 times 5 and 1: 30 steps

@@ -25,7 +25,7 @@ from databases import new_database
 from lab import MODES, PLACES
 
 from perdure.testing.postgres import PostgresServer
-from perdure.testing.processes import Nursery
+from perdure.testing.processes import ForkServer
 
 Points = list[str]
 Acts = dict[str, int | range]
@@ -303,13 +303,13 @@ class Row:
 class Yard:
     """Where rows are killed: a database of each sort, and a process that forks the children."""
 
-    def __init__(self, nursery: Nursery, folder: Path, urls: dict[str, str]) -> None:
-        self._nursery, self._folder, self._urls = nursery, folder, urls
+    def __init__(self, fork_server: ForkServer, folder: Path, urls: dict[str, str]) -> None:
+        self._fork_server, self._folder, self._urls = fork_server, folder, urls
 
     def killed(self, place: str, mode: str, name: str) -> Row:
         """First every death of a row, then every resumption: by then there is hardly a deadline to be waited for."""
         url, outside = self._urls[place], str(self._folder / f"{place}-{mode}-{name}.jsonl")
-        common, start = (url, outside, mode, name), self._nursery.start
+        common, start = (url, outside, mode, name), self._fork_server.start
         [undisturbed] = start("live", *common, f"{name}-{mode}", None).lines()
         row = Row(undisturbed)
         ids = {point: f"{name}-{mode}-{number}" for number, point in enumerate(MATRIX[name].points)}
@@ -327,8 +327,8 @@ def yard(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("matrix")
     name = new_database(postgres_server)
     urls = {"sqlite": str(folder / "matrix.db"), "postgres": postgres_server.url(name)}
-    with Nursery("crash_agents:child") as nursery:
-        yield Yard(nursery, folder, urls)
+    with ForkServer("crash_agents:child") as fork_server:
+        yield Yard(fork_server, folder, urls)
     postgres_server.drop_database(name)
 
 

@@ -13,7 +13,7 @@ from soak import SOAK
 
 from perdure.errors import UsageError
 from perdure.testing.drill import drill
-from perdure.testing.ledger import AirlineProcess
+from perdure.testing.fake_airline import AirlineProcess
 
 AGENTS = Path(__file__).with_name("drilled.py")
 

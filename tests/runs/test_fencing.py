@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from driver_proxy import WriteProxy
+from tcp_proxy import WireProxy
 from workshop import (
     Hand,
     asked,
@@ -41,7 +42,6 @@ from perdure.storage import postgres_pool
 from perdure.storage.program import Driver, Transaction
 from perdure.storage.urls import open_driver
 from perdure.testing.postgres import PostgresServer
-from perdure.testing.wire import WireProxy
 from perdure.threads.context import Context
 from perdure.values.registry import Codec
 

@@ -18,7 +18,7 @@ from moving_kit import Stop, agent_of
 
 import perdure
 from perdure.runs.moving import packages
-from perdure.testing.processes import Nursery
+from perdure.testing.processes import ForkServer
 from perdure.values.compress import zstd
 
 # --- one place
@@ -189,9 +189,9 @@ def test_sigkill_at_any_step_leaves_the_run_in_one_place(
         name = lab.store._context.tenant_name
     path = tmp_path / "trip.run"
     ready = False
-    with Nursery("mover:move") as nursery:
+    with ForkServer("mover:move") as fork_server:
         for die_at in ("write before", "write after", "mark before", "mark after", "publish before", "publish after"):
-            list(nursery.start(urls[0], name, "export", str(path), die_at).lines())
+            list(fork_server.start(urls[0], name, "export", str(path), die_at).lines())
             with perdure.open(urls[0]) as store:
                 marked = store.tenant(name).get_run("trip").status == "exported"
             assert marked == (die_at in ("mark after", "publish before", "publish after"))
@@ -199,7 +199,7 @@ def test_sigkill_at_any_step_leaves_the_run_in_one_place(
             assert ready == (die_at == "publish after")
         assert ready
         for die_at in ("claim before", "claim after", "write before", "write after"):
-            list(nursery.start(urls[1], name, "import", str(path), die_at).lines())
+            list(fork_server.start(urls[1], name, "import", str(path), die_at).lines())
             with perdure.open(urls[1]) as store:
                 assert bool(store.tenant(name).runs()) == (die_at == "write after")
             if die_at == "claim after":  # another store is not let in between

@@ -25,7 +25,7 @@ from ledger import AirlineProcess, airline
 from random_agents import BOOKINGS, DEADLINE_S, THOUGHTS
 
 import perdure
-from perdure.testing.processes import Nursery
+from perdure.testing.processes import ForkServer
 
 SOAK = bool(os.environ.get("PERDURE_SOAK"))
 VARIANTS = ("honours", "reconciles", "neither")
@@ -56,8 +56,8 @@ class Figures:
 class Killing:
     """One variant on one database."""
 
-    def __init__(self, url: str, folder: Path, variant: str, outside: AirlineProcess, nursery: Nursery) -> None:
-        self.variant, self.outside, self.nursery, self.url = variant, outside, nursery, url
+    def __init__(self, url: str, folder: Path, variant: str, outside: AirlineProcess, fork_server: ForkServer) -> None:
+        self.variant, self.outside, self.fork_server, self.url = variant, outside, fork_server, url
         self.path = str(folder / "acts.jsonl")
         self.world, self.figures = World(self.path), Figures()
         self.chance = random.Random(f"{variant} {url.partition(':')[0]}")
@@ -79,7 +79,7 @@ class Killing:
         """One life of the agent: None if it was killed."""
         by_point = self.chance.random() < 0.5
         at = self.chance.randint(1, POINTS_MAX) if by_point else None
-        child = self.nursery.start(self.url, self.path, self.outside.url, self.variant, mode, run_id, at)
+        child = self.fork_server.start(self.url, self.path, self.outside.url, self.variant, mode, run_id, at)
         lines = child.lines()
         begun = next(lines)
         if not by_point:
@@ -155,10 +155,10 @@ def test_random_kills(request: pytest.FixtureRequest, tmp_path: Path, place: str
     ignores = variant != "honours"
     with (
         airline(tmp_path, ignore_keys=ignores) as outside,
-        Nursery("random_agents:live") as nursery,
+        ForkServer("random_agents:live") as fork_server,
         perdure.open(url) as store,
     ):
-        killing = Killing(url, tmp_path, variant, outside, nursery)
+        killing = Killing(url, tmp_path, variant, outside, fork_server)
         killing.run(store, KILLS)
         figures = killing.figures
         twice = Counter(one.item for one in outside.bookings())

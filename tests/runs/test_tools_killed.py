@@ -11,32 +11,32 @@ from lab import MODES, PLACES
 from soak import SOAK
 
 from perdure.agents import progress_file
-from perdure.testing.processes import Nursery
+from perdure.testing.processes import ForkServer
 
 POINTS_MAX = 60
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery("killed_tools:work") as started:
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer("killed_tools:work") as started:
         yield started
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_kill_at_any_point_repeats_nothing_and_loses_nothing(
-    place: str, mode: str, nursery: Nursery, tmp_path: Path, request: pytest.FixtureRequest
+    place: str, mode: str, fork_server: ForkServer, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     url = str(tmp_path / "store.db") if place == "sqlite" else request.getfixturevalue("postgres_url")
     kills, stride = 0, 1 if SOAK else 4
     for deadly in range(1, POINTS_MAX, stride):
         folder = tmp_path / f"run-{deadly}"
         folder.mkdir()
-        said = list(nursery.start(url, str(folder), mode, deadly).lines())
+        said = list(fork_server.start(url, str(folder), mode, deadly).lines())
         died = not said
         if died:
             kills += 1
-            said = list(nursery.start(url, str(folder), mode, 0).lines())
+            said = list(fork_server.start(url, str(folder), mode, 0).lines())
         [[result, done]] = said
         assert result == killed_tools.RESULT
         assert done == ["all"]

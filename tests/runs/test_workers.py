@@ -162,8 +162,8 @@ def test_a_version_that_comes_later_is_taken_over_from_a_dead_worker_only_by_its
     """Takeover asks for the version as well."""
     monkeypatch.setitem(specs._durables, "errand", specs._durables["errand"])  # put back afterwards
     run = store.start(errand, str(tmp_path), id="a")
-    with hands(1) as (nursery,):
-        killed = Hand(nursery, url)
+    with hands(1) as (server,):
+        killed = Hand(server, url)
         somebody_waits(tmp_path)
         killed.kill()
     other = perdure.durable(name="errand", version="other")(lambda folder: "wrong")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tcp_proxy import WireProxy
 from workshop import (
     Hand,
     ashort,
@@ -36,7 +37,6 @@ from perdure.runs.journal.queues import Limits, Room, write_limits
 from perdure.runs.journal.rows import Hold
 from perdure.storage.program import Program, Transaction, drive
 from perdure.testing.postgres import PostgresServer
-from perdure.testing.wire import WireProxy
 
 
 @pytest.fixture
@@ -359,8 +359,8 @@ def test_stop_lets_runs_finish_and_takes_no_more(store: perdure.Store, tmp_path:
 
 def test_sigterm_drains(url: str, store: perdure.Store, tmp_path: Path) -> None:
     run = store.start(errand, str(tmp_path), id="a")
-    with hands(1) as (nursery,):
-        hand = Hand(nursery, url, concurrency=1)
+    with hands(1) as (fork_server,):
+        hand = Hand(fork_server, url, concurrency=1)
         somebody_waits(tmp_path)
         hand.ask_to_end()
         store.start(short, str(tmp_path), "never", id="b")
@@ -376,8 +376,8 @@ def test_what_does_not_finish_in_time_is_given_back_and_gone_on_with_at_once(
 ) -> None:
     """Its body cannot be stopped; nevertheless the process ends, and the run is not held by its lease of an hour."""
     run = store.start(errand, str(tmp_path), id="a")
-    with hands(1) as (nursery,):
-        hand = Hand(nursery, url, drain_s=drain_s, lease_s=3600)
+    with hands(1) as (fork_server,):
+        hand = Hand(fork_server, url, drain_s=drain_s, lease_s=3600)
         somebody_waits(tmp_path)
         hand.ask_to_end()
         if drain_s:

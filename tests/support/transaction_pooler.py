@@ -11,12 +11,12 @@ import socket
 import struct
 import threading
 
-from perdure.testing.wire import Between, refused_options
+from tcp_proxy import TcpProxy, refused_options
 
 _NO_ENCRYPTION = {80877103, 80877104}  # a client asks for TLS, or for GSSAPI
 
 
-class TransactionPooler(Between):
+class TransactionPooler(TcpProxy):
     """`with TransactionPooler(port, "app", "database") as pooler: perdure.open(pooler.address, prepare=False)`."""
 
     def __init__(self, port: int, user: str, database: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import perdure
 from perdure.runs.session import points
 from perdure.runs.session.points import Point
-from perdure.testing.processes import Child, Nursery, Say
+from perdure.testing.processes import Child, ForkServer, Say
 
 PATIENCE_S = 30.0
 
@@ -164,8 +164,8 @@ _living: list[Hand] = []
 class Hand:
     """A worker in a process of its own."""
 
-    def __init__(self, nursery: Nursery, url: str, **options: Any) -> None:
-        self.child: Child = nursery.start(url, options)
+    def __init__(self, fork_server: ForkServer, url: str, **options: Any) -> None:
+        self.child: Child = fork_server.start(url, options)
         self._lines = self.child.lines()
         _living.append(self)
         self.wait_for("ready")
@@ -202,8 +202,8 @@ class Hand:
 
 
 @contextmanager
-def hands(count: int = 1) -> Iterator[list[Nursery]]:
-    nurseries = [Nursery("workshop:work") for _ in range(count)]
+def hands(count: int = 1) -> Iterator[list[ForkServer]]:
+    nurseries = [ForkServer("workshop:work") for _ in range(count)]
     try:
         yield nurseries
     finally:
@@ -211,8 +211,8 @@ def hands(count: int = 1) -> Iterator[list[Nursery]]:
             hand = _living.pop()
             if not hand.child._ended:  # the test failed: it may be stopped, or wait at the gate
                 hand.child.kill()
-        for nursery in nurseries:
-            nursery.close()
+        for fork_server in nurseries:
+            fork_server.close()
 
 
 @contextmanager

@@ -8,13 +8,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from tcp_proxy import WireProxy
 
 from perdure.errors import OpenError, UsageError
 from perdure.storage.postgres import PostgresDriver
 from perdure.storage.postgres_wire import Compiled, encode
 from perdure.storage.program import Batch, Program, Sql, Transaction
 from perdure.testing.postgres import PostgresServer
-from perdure.testing.wire import WireProxy
 
 PUT = Sql("INSERT INTO note (id) VALUES (:id)")
 COUNT = Sql("SELECT count(*) FROM note")

@@ -28,7 +28,7 @@ from perdure.errors import UsageError
 from perdure.ops.store import Store, open_store
 from perdure.runs.journal.rows import FINISHED
 from perdure.testing.drill_stage import life_of, read_ledger
-from perdure.testing.processes import Nursery
+from perdure.testing.processes import ForkServer
 
 CAVEAT = (
     "SIGKILL cannot prove that a write reached the disk (a missing fsync): the engine's power-loss tests do, "
@@ -173,8 +173,8 @@ class _Drill:
 
     def run(self, random_kills: int) -> Report:
         """The rehearsal, then a trial for each named point, then as many at random times."""
-        with Nursery("perdure.testing.drill_child:play") as nursery:
-            found = self._rehearse(nursery)
+        with ForkServer("perdure.testing.drill_child:play") as fork_server:
+            found = self._rehearse(fork_server)
             trials: list[dict[str, Any]] = [{"kill": point} for point in found]
             longest = max(0.002, self._took_s * 1.1)
             trials += [{"kill_after_s": self._chance.uniform(0, longest)} for _ in range(random_kills)]
@@ -184,7 +184,7 @@ class _Drill:
                     self._tell(number, len(trials))
                 if self._server is not None and number % 7 == 3:
                     self._restart()
-                self._trial(nursery, f"drill-{number}", how, as_script=number % 2 == 0)
+                self._trial(fork_server, f"drill-{number}", how, as_script=number % 2 == 0)
         return self._report
 
     def _restart(self) -> None:
@@ -192,9 +192,9 @@ class _Drill:
         self._server.start()
         self._report.restarts += 1
 
-    def _rehearse(self, nursery: Nursery) -> list[list[Any]]:
+    def _rehearse(self, fork_server: ForkServer) -> list[list[Any]]:
         """An undisturbed run: its points, its result, what it does to the world."""
-        said = self._play(nursery, "rehearsal", {"rehearsal": True})
+        said = self._play(fork_server, "rehearsal", {"rehearsal": True})
         ends = [line for line in said if "end" in line]
         if not ends or ends[0]["end"] not in FINISHED:
             why = ends[0].get("why") or ends[0] if ends else "it did not end"
@@ -213,15 +213,15 @@ class _Drill:
     def _ledger(self, run: str) -> str:
         return str(self._folder / f"{run}.jsonl")
 
-    def _play(self, nursery: Nursery, run: str, how: dict[str, Any]) -> list[dict[str, Any]]:
-        child = nursery.start({**self._plan, "run": run, "ledger": self._ledger(run), **how})
+    def _play(self, fork_server: ForkServer, run: str, how: dict[str, Any]) -> list[dict[str, Any]]:
+        child = fork_server.start({**self._plan, "run": run, "ledger": self._ledger(run), **how})
         try:
             return list(child.lines())
         except RuntimeError as error:
             return [{"end": "crashed", "why": str(error)[-800:], "result": "", "shown": str(error)[-300:]}]
 
-    def _trial(self, nursery: Nursery, run: str, how: dict[str, Any], *, as_script: bool) -> None:
-        said = self._play(nursery, run, {**how, "as_script": as_script})
+    def _trial(self, fork_server: ForkServer, run: str, how: dict[str, Any], *, as_script: bool) -> None:
+        said = self._play(fork_server, run, {**how, "as_script": as_script})
         ledger = read_ledger(self._ledger(run))
         problems: list[str] = []
         kills = [line for line in ledger if "kill" in line]
@@ -231,7 +231,7 @@ class _Drill:
             self._report.lost_s.append(_lost_s(ledger))
             finished_before = len(ledger)
             done = self._completed(run)
-            said = self._play(nursery, run, {"as_script": not as_script})
+            said = self._play(fork_server, run, {"as_script": not as_script})
             self._report.recover_s += [line["live"] for line in said if "live" in line][:1]
             after = [line for line in read_ledger(self._ledger(run))[finished_before:] if "body" in line]
             again = [line for line in after if (line["life"], line["body"]) in done]
@@ -288,14 +288,14 @@ class _Drill:
 
     def with_workers(self, count: int, random_kills: int) -> Report:
         """Let workers run it while they are killed and stopped; a run per kill."""
-        with Nursery("perdure.testing.drill_child:play") as nursery:
-            self._report.points = len(self._rehearse(nursery))
+        with ForkServer("perdure.testing.drill_child:play") as fork_server:
+            self._report.points = len(self._rehearse(fork_server))
         from perdure.runs.calls.decorators import durable_spec
         from perdure.runs.workers.loading import load_app
 
         function = durable_spec(getattr(load_app(self._plan["app"]), self._plan["function"])).fn
         with ExitStack() as stack:
-            nurseries = [stack.enter_context(Nursery("perdure.testing.drill_child:play")) for _ in range(count)]
+            nurseries = [stack.enter_context(ForkServer("perdure.testing.drill_child:play")) for _ in range(count)]
             store = stack.enter_context(self._open("rehearsal"))
             for number in range(max(1, random_kills)):
                 if self._tell is not None:
@@ -304,13 +304,13 @@ class _Drill:
                 self._workers_trial(store.tenant(run), function, nurseries, run)
         return self._report
 
-    def _workers_trial(self, store: Store, function: Any, nurseries: list[Nursery], run: str) -> None:
+    def _workers_trial(self, store: Store, function: Any, nurseries: list[ForkServer], run: str) -> None:
         from perdure.testing.drill_child import help_on, outcome
         from perdure.testing.drill_stage import Ledger, Stage
 
         plan = {**self._plan, "run": run, "ledger": self._ledger(run), "worker": True, "lease_s": 1.0}
         plans = [{**plan, "as_script": number % 2 == 0} for number in range(len(nurseries))]
-        children = [nursery.start(own) for nursery, own in zip(nurseries, plans, strict=True)]
+        children = [fork_server.start(own) for fork_server, own in zip(nurseries, plans, strict=True)]
         ledger = Ledger(self._ledger(run))
         stage = Stage(ledger, {}, real=False, results=self._plan["results"], rehearsal=False)
         handle = store.start(function, *self._plan["args"], id=run, **self._plan["kwargs"])

@@ -1,11 +1,11 @@
-"""Child processes that can be killed at any instant: a nursery that forks them cheaply from a clean parent.
+"""Child processes that can be killed at any instant: a fork_server that forks them cheaply from a clean parent.
 
 Starting an interpreter and importing Perdure takes a hundred milliseconds; a crash test wants hundreds of
 children. So one process imports everything and opens nothing, and forks a child for each call: 2 ms. Whatever a
 child writes to its pipe before it dies is read after its death, line by line, and then its end.
 
-    nursery = Nursery("mymodule:function")         # called as function(say, *arguments) in the child
-    child = nursery.start("sqlite:///a.db", 7)
+    fork_server = ForkServer("mymodule:function")         # called as function(say, *arguments) in the child
+    child = fork_server.start("sqlite:///a.db", 7)
     for line in child.lines(): ...                 # until it ends
     child.kill()
 """
@@ -27,17 +27,17 @@ Say = Callable[[Any], None]
 
 
 class Child:
-    """A running child of a nursery."""
+    """A running child of a fork_server."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
-        self._nursery = nursery
+    def __init__(self, fork_server: ForkServer, pid: int) -> None:
+        self._fork_server = fork_server
         self.pid = pid
         self._ended = False
 
     def lines(self) -> Iterator[Any]:
         """What the child says, one value after the other, until it ends. Raises if it failed by itself."""
         while not self._ended:
-            said = self._nursery._read()
+            said = self._fork_server._read()
             if said.get("ended") == self.pid:
                 self._ended = True
                 if said["signal"] not in (0, signal.SIGKILL) or said["code"]:
@@ -48,13 +48,13 @@ class Child:
     def kill(self) -> list[Any]:
         """`kill -9`, and what the child had said until then that was not read yet."""
         try:
-            os.kill(self.pid, signal.SIGKILL)  # it cannot have been reaped: the nursery waits for us to read that
+            os.kill(self.pid, signal.SIGKILL)  # it cannot have been reaped: the fork_server waits for us to read that
         except ProcessLookupError:
             pass
         return list(self.lines())
 
 
-class Nursery:
+class ForkServer:
     """A process that forks children which run `target` ("module:function"). One child at a time."""
 
     def __init__(self, target: str) -> None:
@@ -66,7 +66,7 @@ class Nursery:
             process_group=0,
         )
 
-    def __enter__(self) -> Nursery:
+    def __enter__(self) -> ForkServer:
         return self
 
     def __exit__(
@@ -101,7 +101,7 @@ class Nursery:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("the nursery has ended")
+            raise RuntimeError("the fork_server has ended")
         heard: dict[str, Any] = json.loads(line)
         return heard
 
@@ -110,7 +110,7 @@ _START = "import json, sys; from perdure.testing.processes import nurse; nurse(*
 
 
 def nurse(target: str, path: list[str]) -> None:
-    """The nursery's own loop: one line in, one child; its end is said after everything it said itself."""
+    """The fork_server's own loop: one line in, one child; its end is said after everything it said itself."""
     sys.path[:] = path
     module, _, name = target.partition(":")
     function = getattr(importlib.import_module(module), name)
@@ -132,7 +132,7 @@ def _live(function: Callable[..., None], arguments: list[Any]) -> None:
         traceback.print_exc()
         code = 1
     finally:
-        os._exit(code)  # no cleaning up: it belongs to the nursery
+        os._exit(code)  # no cleaning up: it belongs to the fork_server
 
 
 def _say(key: str, value: Any) -> None:

@@ -15,7 +15,7 @@ from perdure.storage import meters
 
 if TYPE_CHECKING:
     from perdure.ops.telemetry.otel import OtelMeter
-    from perdure.ops.telemetry.prometheus import Endpoint, Registry
+    from perdure.ops.telemetry.prometheus import Endpoint, PrometheusMeter
 
 __all__ = ["collect", "otel", "serve"]
 
@@ -33,24 +33,24 @@ def otel(*, meter_provider: Any = None, tracer_provider: Any = None, ids: bool =
     return made
 
 
-def collect() -> Registry:
-    """Measure from now on, in memory. `text()` of what is returned is Prometheus's format; `close()` ends it."""
-    from perdure.ops.telemetry.prometheus import Registry
+def collect() -> PrometheusMeter:
+    """Measure from now on, in memory (extra `metrics`). `text()` gives Prometheus's format, `close()` ends it."""
+    from perdure.ops.telemetry.prometheus import PrometheusMeter
 
-    made = Registry()
+    made = PrometheusMeter()
     meters.install(made)
     return made
 
 
 def serve(port: int = 0, *, host: str = "127.0.0.1") -> Endpoint:
-    """Measure from now on, and show it at `http://host:port/metrics` (0: any free port; see `url`).
+    """Measure from now on (extra `metrics`), and show it at `http://host:port/metrics` (0: any free port; see `url`).
 
-    Anybody who reaches the port may read it: it is bound to this machine unless `host` says otherwise. A thread serves
-    it until `close()`, or the process, ends it.
+    Every client that reaches the port may read it: it is bound to this machine unless `host` says otherwise. A thread
+    serves it until `close()`, or the process, ends it.
     """
-    from perdure.ops.telemetry.prometheus import Endpoint, Registry
+    from perdure.ops.telemetry.prometheus import Endpoint, PrometheusMeter
 
-    registry = Registry()
-    endpoint = Endpoint(registry, host, port)
-    meters.install(registry)
+    meter = PrometheusMeter()
+    endpoint = Endpoint(meter, host, port)
+    meters.install(meter)
     return endpoint

@@ -35,7 +35,7 @@ class OtelMeter:
         attributes = {name: label for name, label in zip(what.labels, labels, strict=True) if label}
         try:
             self._add[what](value, attributes)
-        except Exception:  # somebody else's code, in the middle of a save
+        except Exception:  # an exporter's error must not fail a save
             return
 
     def begin(self, name: str, attributes: dict[str, str], ids: dict[str, str]) -> Token:

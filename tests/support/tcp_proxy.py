@@ -16,7 +16,7 @@ from typing import Any, Self
 _COMMITTED = b"Z\0\0\0\5I"  # ready for the next query, and in no transaction: the end of what was sent
 
 
-class Between:
+class TcpProxy:
     """What stands between clients and a server on this machine: it listens, and serves each client on threads."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Between:
             serve(client)
 
 
-class WireProxy(Between):
+class WireProxy(TcpProxy):
     """Stands between a driver and a server on this machine: `with WireProxy(port) as proxy: … proxy.turns`.
 
     `turns` counts requests that follow an answer, over all connections together; `syncs` and `kinds` what they held.

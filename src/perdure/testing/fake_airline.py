@@ -13,7 +13,7 @@ acts (the request arrives after its sender died), slow to answer, lose answers, 
     POST /behave  {"hold": "after", …}              200: fields of Behaviour, from now on
 
 Where it runs: `with AirlineProcess(folder / "airline.db") as airline: Airline(airline.url).book("flight", "…")`, or
-`python -m perdure.testing.ledger`. It ends when its standard input is closed, and so with whoever started it.
+`python -m perdure.testing.fake_airline`. It ends when its standard input is closed, and so with whoever started it.
 """
 
 from __future__ import annotations
@@ -389,7 +389,7 @@ class AirlineProcess:
     def start(self) -> None:
         options = [f"--behave={json.dumps(dataclasses.asdict(self.behaviour))}", f"--ledger={self.path}"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "perdure.testing.ledger", *options],
+            [sys.executable, "-m", "perdure.testing.fake_airline", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -467,7 +467,7 @@ def serve(path: Path, port: int, behaviour: Behaviour, *, stay: bool) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """`python -m perdure.testing.ledger`, and examples/airline.py."""
+    """`python -m perdure.testing.fake_airline`, and examples/airline.py."""
     parser = argparse.ArgumentParser(description="A pretend airline with a ledger. Ends when standard input is closed.")
     parser.add_argument("--ledger", type=Path, default=Path("airline.db"), help="its file (default: airline.db)")
     parser.add_argument("--port", type=int, default=0, help="default: the one this ledger had before, or any")
