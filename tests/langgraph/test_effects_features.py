@@ -399,7 +399,7 @@ async def test_where_no_checkpoint_is_stored_an_effect_is_refused(saver: Perdure
         builder.add_edge(START, "inner")
         graph = Runner(builder.compile(checkpointer=saver), office.mode)
         if checkpointer is False:
-            with pytest.raises(perdure.UsageError, match=r"subgraph 'inner' keeps no checkpoints"):
+            with pytest.raises(perdure.UsageError, match=r"subgraph 'inner' stores no checkpoints"):
                 await graph.invoke({}, at("none"))
         else:
             assert len((await graph.invoke({}, at(str(checkpointer))))["booked"]) == 1

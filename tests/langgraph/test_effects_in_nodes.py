@@ -87,8 +87,7 @@ PAIRED = [
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("policy", ["key", "reconcile"])
-@pytest.mark.parametrize("shape", ["node", "tools"])
+@pytest.mark.parametrize(("shape", "policy"), [("node", "reconcile"), ("tools", "key")])
 def test_a_graph_killed_in_a_tool_has_booked_once(
     saver_url: str, tmp_path: Path, fork_server: ForkServer, shape: str, policy: str, way: str
 ) -> None:

@@ -32,7 +32,7 @@ SCENARIOS: list[Scenario] = [
     *test_graphs_subgraphs.SCENARIOS,
     *test_graphs_features.SCENARIOS,
 ]
-SOME = spread(SCENARIOS, 10)
+SOME = spread(SCENARIOS, 4)
 
 
 class Forgetful(BaseCheckpointSaver[Any]):

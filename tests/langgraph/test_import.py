@@ -40,11 +40,12 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.types import Command
 
 import perdure
+from perdure.cli import main
 from perdure.errors import NotFound, OpenError, Undecodable, UnknownType, UsageError
 from perdure.langgraph import MigrationReport, PerdureSaver, import_langgraph
 
 SCRIPT = Path(__file__).with_name("import_run.py")
-KILLS = 30 if os.environ.get("PERDURE_SOAK") else 4
+KILLS = 30 if os.environ.get("PERDURE_SOAK") else 2
 ONE, MANY, NAMED, METHOD, MODEL_1, MODEL_2 = range(6)  # LangGraph's msgpack extensions
 
 
@@ -391,16 +392,24 @@ def test_what_is_no_source(tmp_path: Path, new: str, postgres_url: str) -> None:
 # --- the command
 
 
-def run(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "PERDURE_STORE", "COLUMNS")}
-    command = [sys.executable, "-m", "perdure.cli", "store", "import-langgraph", *arguments]
-    return subprocess.run(command, cwd=where, env=kept, capture_output=True, text=True, timeout=120)
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PERDURE_STORE", raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = main(["store", "import-langgraph", *arguments])
+        return code, *capsys.readouterr()
+
+    return call
 
 
-def test_the_command_imports(old: str, tmp_path: Path) -> None:
-    done = run(tmp_path, "old.sqlite", "--store", "new.db")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [
+def test_the_command_imports(old: str, tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = run("old.sqlite", "--store", "new.db")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
         "imported 18 checkpoints of 2 threads, with 18 pending writes",
         "verified: every imported checkpoint reads back as it is in the source",
     ]
@@ -408,9 +417,9 @@ def test_the_command_imports(old: str, tmp_path: Path) -> None:
         assert_equal(mine, theirs)
         mine.delete_thread("alice")
         talking(mine).invoke({"messages": [human("other")]}, at("alice"))
-    again = run(tmp_path, "old.sqlite", "--store", "new.db", "--json")
-    assert again.returncode == 1
-    assert json.loads(again.stdout) == {
+    code, out, _ = run("old.sqlite", "--store", "new.db", "--json")
+    assert code == 1
+    assert json.loads(out) == {
         "threads": 2,
         "checkpoints": 0,
         "writes": 0,
@@ -418,18 +427,10 @@ def test_the_command_imports(old: str, tmp_path: Path) -> None:
         "differences": [],
         "verified": True,
     }
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "reason"),
-    [
+    for arguments, expected, reason in (
         (["no.sqlite", "--store", "x.db"], 4, "there is no file no.sqlite to import"),
         (["old.sqlite", "--store", "old.sqlite"], 2, "the same file"),
         (["old.sqlite", "--store", "x.db", "--thread", "carol"], 3, "the source has no thread 'carol'"),
-    ],
-)
-def test_mistakes_are_one_line(old: str, tmp_path: Path, arguments: list[str], code: int, reason: str) -> None:
-    done = run(tmp_path, *arguments)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert reason in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    ):
+        code, out, err = run(*arguments)
+        assert (code, out, reason in err, len(err.splitlines())) == (expected, "", True, 1)

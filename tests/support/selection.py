@@ -40,7 +40,6 @@ ABOVE_SQL = (
     "langgraph/test_graphs",
     "langgraph/test_types",
     "langgraph/test_effects_features",
-    "langgraph/test_replaces_other_savers",
     "langgraph/test_saver_values",
 )
 

@@ -17,7 +17,7 @@ import orjson
 from perdure.adapters import Flow, LineEngine, Texts, drop_of_thread, line_flows, needs_of, number_of, parent_of
 from perdure.errors import Damaged, NotFound, PerdureError, UsageError
 from perdure.langgraph.checkpoints import run_key
-from perdure.log.branches import ThreadRow, idle_threads, thread_numbered, try_thread
+from perdure.log.branches import ThreadRow, idle_threads, thread_names, thread_numbered, try_thread
 from perdure.log.labels import MAIN, LabelRow, labels_in, labels_of_runs, space_heads, spaces_of
 from perdure.log.sweeping import remove_labelled
 from perdure.storage.events import event, said
@@ -105,22 +105,21 @@ def _expire_some(engine: LineEngine, tenant: int, ttl_us: int, limit: int) -> Fl
     return len(names)
 
 
-def expire_all(engine: LineEngine, tenant: int, retention: Retention) -> Flow[int]:
-    """Delete every thread that has expired. How many."""
-    threads = 0
+def enforce(engine: LineEngine, retention: Retention) -> Flow[tuple[int, int]]:
+    """Apply `ttl` and `keep_last` to every thread. How many threads and checkpoints went."""
+    tenant = yield from engine.ctx.tenant()
+    threads = checkpoints = after = 0
+    if tenant is None:
+        return 0, 0
     while retention.ttl_us is not None:
         gone = yield from _expire_some(engine, tenant, retention.ttl_us, _PAGE)
         threads += gone
         if gone < _PAGE:
             break
-    return threads
-
-
-def shorten_one(engine: LineEngine, tenant: int, retention: Retention, name: str) -> Flow[int]:
-    """Keep the last checkpoints of a thread. How many went."""
-    if retention.keep_last is None:
-        return 0
-    return (yield from _shorten(engine, tenant, name, retention.keep_last))
+    while retention.keep_last is not None and (page := (yield from read(partial(thread_names, tenant, after, _PAGE)))):
+        for after, name in page:  # noqa: B007 - where the next page begins
+            checkpoints += yield from _shorten(engine, tenant, name, retention.keep_last)
+    return threads, checkpoints
 
 
 def prune(engine: LineEngine, threads: Sequence[str], strategy: str) -> Flow[None]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -46,9 +49,8 @@ from perdure.adapters import (
     task_scope,
 )
 from perdure.errors import PerdureError, UsageError
-from perdure.langgraph import compacting, retention
+from perdure.langgraph import retention
 from perdure.langgraph.checkpoints import encode_checkpoint, run_key
-from perdure.langgraph.compacting import Compacted
 from perdure.langgraph.configs import (
     Address,
     Written,
@@ -64,6 +66,9 @@ from perdure.langgraph.inflight import InFlight
 from perdure.langgraph.requested import Checkpointed, Requested
 from perdure.langgraph.retention import Retention
 from perdure.langgraph.serde import PerdureSerde
+
+if TYPE_CHECKING:
+    from perdure.ops import Compacted
 
 _UNFINISHED = ("__error__", "__interrupt__")
 T = TypeVar("T")
@@ -312,13 +317,15 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         return await self.store.athreads(where=where, since=self._since(since), limit=limit)
 
     def compact(self, *, progress: Progress | None = None) -> Compacted:
-        """Apply `ttl` and `keep_last` to all threads, pack what stays, and give space back to the file system.
-        Meant for quiet hours: it rewrites an SQLite file. `progress`: (done, of how many) threads."""
-        return self._run(compacting.compact(self._engine, self._retention, progress))
+        """Apply `ttl` and `keep_last` to all threads, then `store.ops.compact(vacuum=True)`. Meant for quiet hours: it
+        rewrites an SQLite file. `progress`: (done, of how many) threads."""
+        threads, checkpoints = self._run(retention.enforce(self._engine, self._retention))
+        done = self.store.ops.compact(vacuum=True, progress=progress)
+        return replace(done, threads=done.threads + threads, checkpoints=done.checkpoints + checkpoints)
 
     async def acompact(self, *, progress: Progress | None = None) -> Compacted:
-        """`compact`, awaited."""
-        return await self._arun(compacting.compact(self._engine, self._retention, progress))
+        """`compact`, awaited: it works in a thread of its own."""
+        return await asyncio.to_thread(partial(self.compact, progress=progress))
 
     def close(self) -> None:
         """Close the store, if this saver opened it. May be called twice."""

@@ -10,7 +10,7 @@ given and gives back. So a value is compressed against that text where it is at 
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from perdure.errors import Damaged, Undecodable
 from perdure.log.branches import create_thread, find_thread, try_thread
@@ -184,67 +184,6 @@ def odd_bases(
         if loaded is not None:
             texts[base] = loaded.data
     return texts
-
-
-_LOOSE = Sql(
-    f"""SELECT 1 FROM write WHERE tenant = :tenant AND thread = :thread AND base IS NULL
-    AND length(value) >= {_PACK_MIN_BYTES} LIMIT 1"""
-)
-_ONE = f"{_THIS} AND id = :id AND task = :task AND idx = :idx AND base IS NULL"
-# Compared here, not in the database: there it may be encrypted.
-_STORED = Sql(
-    f"SELECT value, channel, path, base FROM write WHERE {_ONE} {{for_update}}",
-    opens={0: WRITE.at("space", "id", "task", "idx", 1, 2, 3)},
-    tolerant=True,
-)
-_REPACK = Sql(
-    f"""UPDATE write SET base = :base, value = :value
-    WHERE {_ONE} AND EXISTS (SELECT 1 FROM label WHERE {_THIS} AND id = :id AND record = :base)""",
-    seals={"value": WRITE},
-)
-
-
-class Repacked(NamedTuple):
-    """A write as it is stored, and as it is to be stored."""
-
-    key: dict[str, Any]
-    channel: str
-    path: str
-    base: int | None
-    value: bytes
-    old: bytes
-
-
-def has_loose(tenant: int, thread: int) -> Program[bool]:
-    """Whether a thread has writes that were stored when their record's text was not at hand."""
-    [rows] = yield Batch(_LOOSE(tenant=tenant, thread=thread), last=True)
-    return bool(rows)
-
-
-def repacked(tenant: int, thread: int, space: int, rows: Rows, against: Against) -> list[Repacked]:
-    """How such writes of a record are stored against its text, where that is shorter. Raises Damaged."""
-    found: list[Repacked] = []
-    for id_, task, idx, channel, path, base, old in rows:
-        if base is not None or type(old) is not bytes or len(old) < _PACK_MIN_BYTES:
-            continue
-        text = _unpack(channel, None, old, {})
-        base, value = _pack(Write(task, idx, channel, path, text), against)
-        if len(value) < len(old):
-            key = {"tenant": tenant, "thread": thread, "space": space, "id": id_, "task": task, "idx": idx}
-            found.append(Repacked(key, channel, path, base, value, old))
-    return found
-
-
-def store_repacked(found: Sequence[Repacked]) -> Program[int]:
-    """Store them so, unless somebody has replaced one meanwhile. How many bytes that saves."""
-    stored = yield Batch(*(_STORED(**one.key) for one in found))
-    same = [one for one, rows in zip(found, stored, strict=True) if rows and rows[0][0] == one.old]
-    if same:
-        statements = [
-            _REPACK(**one.key, channel=one.channel, path=one.path, base=one.base, value=one.value) for one in same
-        ]
-        yield Batch(*statements, last=True)
-    return sum(len(one.old) - len(one.value) for one in same)
 
 
 def writes_of(rows: Rows, texts: Mapping[int, bytes]) -> list[Write]:
