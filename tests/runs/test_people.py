@@ -212,7 +212,7 @@ def test_whoever_asks_may_be_kept_from_answering(lab: Lab) -> None:
         return await lab(perdure.ask("Expense it?", asker="ann", allow_self=False))
 
     run = lab.run(agent, id="r")
-    with pytest.raises(perdure.errors.AnswerRefused, match="somebody else"):
+    with pytest.raises(perdure.errors.AnswerRefused, match="another person"):
         lab.store.answer("r", True, who="ann")
     lab.store.answer("r", True, who="bob")
     assert run.result() is True

@@ -18,7 +18,7 @@ from lab import Interrupt, Lab, Once
 from tools_kit import SoldOut, chat, said, search
 
 import perdure
-from perdure.agents.formats import ERROR_CHARACTERS_MAX, Outcome, ToolCall, label, messages, parse, text_of
+from perdure.agents.formats import ERROR_CHARACTERS_MAX, ToolCall, ToolResult, label, messages, parse, text_of
 
 # --- schemas
 
@@ -148,13 +148,13 @@ def as_object(value: Any) -> Any:
 def test_each_form_of_a_call_is_understood_and_answered_in_kind(call: Any, answer: Any, shape: Any) -> None:
     [parsed] = parse([shape(call)])
     assert (parsed.name, parsed.arguments) in (("f", {"x": 1}), ("f", '{"x": 1}'))
-    assert messages([(parsed, Outcome("42"))]) == [answer]
+    assert messages([(parsed, ToolResult("42"))]) == [answer]
 
 
 def test_results_for_anthropic_go_together_and_say_what_is_an_error() -> None:
     uses: list[Any] = [{"type": "tool_use", "id": one, "name": "f", "input": {}} for one in ("a", "b")]
     calls = parse([{"type": "text", "text": "I'll look"}, *uses])
-    [message] = messages(zip(calls, [Outcome("1"), Outcome("no", is_error=True)], strict=True))
+    [message] = messages(zip(calls, [ToolResult("1"), ToolResult("no", is_error=True)], strict=True))
     assert [block.get("is_error") for block in message["content"]] == [None, True]
     assert [block["tool_use_id"] for block in message["content"]] == ["a", "b"]
 
@@ -165,7 +165,7 @@ def test_langchain_takes_the_answers_as_its_messages() -> None:
     message = AIMessage("", tool_calls=[{"name": "f", "args": {"x": 1}, "id": "a"}])
     [call] = parse(message.tool_calls)
     assert call == ToolCall("langchain", "a", "f", {"x": 1})
-    [answer] = convert_to_messages(messages([(call, Outcome("no", is_error=True))]))
+    [answer] = convert_to_messages(messages([(call, ToolResult("no", is_error=True))]))
     assert isinstance(answer, ToolMessage)
     assert (answer.tool_call_id, answer.status, answer.content, answer.name) == ("a", "error", "no", "f")
 
@@ -209,7 +209,6 @@ def test_results_are_readable_and_the_same_in_every_process() -> None:
         '{"a":[1,2],"b":null}': {"a": (1, 2), "b": None},
         json.dumps({"name": "x", "tags": sorted(tags)}, separators=(",", ":")): Room("x", tags),
         '["2026-01-02T00:00:00Z","1.50","red"]': [datetime(2026, 1, 2, tzinfo=UTC), Decimal("1.50"), Colour.RED],
-        '"nan"': float("nan"),
         '["(object)"]': [object()],
         "null": None,
     }

@@ -14,16 +14,13 @@ Must never happen here: a text that is another one in another process, for the s
 
 from __future__ import annotations
 
-import enum
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import orjson
 from blake3 import blake3
 
 from perdure.errors import UsageError
@@ -32,7 +29,6 @@ from perdure.values.showing import shown
 STYLES: Final = ("openai", "responses", "anthropic", "plain")
 ERROR_CHARACTERS_MAX: Final = 2000
 _ID: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
-_DEPTH_MAX: Final = 100
 
 
 class ToolCall(NamedTuple):
@@ -45,7 +41,7 @@ class ToolCall(NamedTuple):
     problem: str = ""  # why it is not made at all
 
 
-class Outcome(NamedTuple):
+class ToolResult(NamedTuple):
     """What it is told."""
 
     text: str
@@ -131,7 +127,7 @@ def _no_constant(text: str) -> None:
 # --- what goes back
 
 
-def messages(calls: Iterable[tuple[ToolCall, Outcome]]) -> list[dict[str, Any]]:
+def messages(calls: Iterable[tuple[ToolCall, ToolResult]]) -> list[dict[str, Any]]:
     """The messages for the model, in the order of its calls. Anthropic's results go together, in one message."""
     made: list[dict[str, Any]] = []
     blocks: list[dict[str, Any]] = []
@@ -146,7 +142,7 @@ def messages(calls: Iterable[tuple[ToolCall, Outcome]]) -> list[dict[str, Any]]:
     return made
 
 
-def _message(call: ToolCall, outcome: Outcome) -> dict[str, Any]:
+def _message(call: ToolCall, outcome: ToolResult) -> dict[str, Any]:
     text = outcome.text
     if call.style == "responses":
         return {"type": "function_call_output", "call_id": call.id, "output": text}
@@ -190,48 +186,17 @@ def error_text(name: str, text: str) -> str:
 
 def text_of(value: Any) -> str:
     """A result as a model reads it: a text as it is, everything else as JSON, what JSON lacks in a readable form."""
-    plain = _plain(value, 0)
-    return plain if isinstance(value, str) and isinstance(plain, str) else orjson.dumps(plain).decode()
-
-
-def _plain(value: Any, depth: int) -> Any:
-    """A value as JSON has it; never by the order of a set or the address of an object."""
-    if depth > _DEPTH_MAX:
-        return "…"
-    if isinstance(value, enum.Enum):
-        return _plain(value.value, depth + 1)
-    if value is None or isinstance(value, bool):
-        return value
     if isinstance(value, str):
         return str.__str__(value).encode("utf-8", "replace").decode()
-    if isinstance(value, int):
-        return int(value) if -(2**63) <= value < 2**63 else int.__repr__(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else float.__repr__(value)
-    if isinstance(value, Mapping):
-        return {text_of(key): _plain(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, set | frozenset):
-        return sorted((_plain(item, depth + 1) for item in value), key=orjson.dumps)
-    made = _built(value)
-    if isinstance(made, list | tuple):
-        return [_plain(item, depth + 1) for item in made]
-    return _plain(made, depth + 1)
-
-
-def _built(value: Any) -> Any:
-    """An object as what it is made of: the fields of a class, or the text of a leaf such as a date."""
-    if callable(getattr(value, "model_dump", None)) and not isinstance(value, type):
-        return value.model_dump(mode="json")
-    fields = getattr(type(value), "__dataclass_fields__", None) or getattr(type(value), "__struct_fields__", None)
-    if fields is not None:
-        return {name: getattr(value, name) for name in fields}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return value._asdict()
-    if isinstance(value, list | tuple):
-        return value
-    if isinstance(value, PurePath | complex | range):
-        return str(value)
     try:
-        return msgspec.to_builtins(value, order="deterministic")
-    except (TypeError, ValueError):
+        # Deterministic: never by the order of a set, which differs from process to process.
+        return msgspec.json.encode(value, enc_hook=_readable, order="deterministic").decode()
+    except (TypeError, ValueError, RecursionError):  # keys that JSON has not, halves of characters, too deep
         return f"({type(value).__qualname__})"
+
+
+def _readable(value: Any) -> Any:
+    """What JSON has no form for: a pydantic model as its fields, a path as its text, anything else as its class."""
+    if callable(getattr(value, "model_dump", None)):
+        return value.model_dump(mode="json")
+    return str(value) if isinstance(value, PurePath | complex | range) else f"({type(value).__qualname__})"

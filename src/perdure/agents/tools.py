@@ -27,8 +27,8 @@ from typing import Any, Final, NamedTuple
 
 from perdure.agents.formats import (
     STYLES,
-    Outcome,
     ToolCall,
+    ToolResult,
     arguments_of,
     error_text,
     label,
@@ -193,9 +193,9 @@ class Tools:
 
     # --- one call, in the context of its own scope
 
-    def _run(self, scope: Scope, call: ToolCall) -> Outcome:
+    def _run(self, scope: Scope, call: ToolCall) -> ToolResult:
         ready = self._ready(scope, call)
-        if isinstance(ready, Outcome):
+        if isinstance(ready, ToolResult):
             return ready
         tool, args, kwargs = ready
         try:
@@ -203,11 +203,11 @@ class Tools:
             scope.check()
         except Exception as error:
             return _failed(scope, error)
-        return Outcome(text_of(result))
+        return ToolResult(text_of(result))
 
-    async def _arun(self, scope: Scope, call: ToolCall) -> Outcome:
+    async def _arun(self, scope: Scope, call: ToolCall) -> ToolResult:
         ready = self._ready(scope, call)
-        if isinstance(ready, Outcome):
+        if isinstance(ready, ToolResult):
             return ready
         tool, args, kwargs = ready
         try:
@@ -218,9 +218,9 @@ class Tools:
             scope.check()
         except Exception as error:
             return _failed(scope, error)
-        return Outcome(text_of(result))
+        return ToolResult(text_of(result))
 
-    def _ready(self, scope: Scope, call: ToolCall) -> tuple[Tool, tuple[Any, ...], dict[str, Any]] | Outcome:
+    def _ready(self, scope: Scope, call: ToolCall) -> tuple[Tool, tuple[Any, ...], dict[str, Any]] | ToolResult:
         """The tool and its arguments, or why not. What was refused once is refused again, whatever the code is now."""
         if scope.session.index.at(f"{scope.prefix}refused"):
             return _said(scope, "refused", "")
@@ -278,13 +278,13 @@ def _tool(fn: Any, name: str | None) -> Tool:
     return tool
 
 
-def _threads(scope: Scope, branches: list[Branch], limit: int) -> list[Outcome]:
+def _threads(scope: Scope, branches: list[Branch], limit: int) -> list[ToolResult]:
     from perdure.runs.parallel import threads
 
     return threads.gather(scope, branches, limit)
 
 
-def _in_turn(scope: Scope, branches: list[Branch]) -> list[Outcome]:
+def _in_turn(scope: Scope, branches: list[Branch]) -> list[ToolResult]:
     """One after the other, on the caller's thread. One that waits does not keep the others waiting."""
     from perdure.runs.parallel import threads
 
@@ -299,7 +299,7 @@ def _in_turn(scope: Scope, branches: list[Branch]) -> list[Outcome]:
     return results(scope, branches)
 
 
-def _told(calls: list[ToolCall], branches: list[Branch], outcomes: list[Outcome]) -> list[dict[str, Any]]:
+def _told(calls: list[ToolCall], branches: list[Branch], outcomes: list[ToolResult]) -> list[dict[str, Any]]:
     for branch in branches:
         branch.scope.ended()
     return messages(zip(calls, outcomes, strict=True))
@@ -314,7 +314,7 @@ def _storable(scope: Scope, raw: Any) -> Any:
     return raw
 
 
-def _failed(scope: Scope, error: Exception) -> Outcome:
+def _failed(scope: Scope, error: Exception) -> ToolResult:
     """An error of a tool, as the model is told. Raises it if it is the run's own affair."""
     scope.check()
     if isinstance(error, _NOT_FOR_MODELS):
@@ -323,15 +323,15 @@ def _failed(scope: Scope, error: Exception) -> Outcome:
     return _said(scope, "error", error_text(name, describe_error(error, scope.session.ctx.codec)["text"]))
 
 
-def _said(scope: Scope, mark: str, text: str) -> Outcome:
+def _said(scope: Scope, mark: str, text: str) -> ToolResult:
     """An error as it was first told: the model's next call has it among its arguments, and must have it again."""
     session, path = scope.session, f"{scope.prefix}{mark}"
     found = session.recorded(path, NAME, None)
     if found:
         recorded = found[-1].entry.value
-        return Outcome(str(session.decoded(unsqueeze(recorded or b'""'))), is_error=True)
+        return ToolResult(str(session.decoded(unsqueeze(recorded or b'""'))), is_error=True)
     session.log.buffer(VALUE, Entry(path, NAME, session.ctx.clock_us(), value=session.encoded(text)))
-    return Outcome(text, is_error=True)
+    return ToolResult(text, is_error=True)
 
 
 def _in_an_async_run(tool: Tool) -> Callable[..., Any]:

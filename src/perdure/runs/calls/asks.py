@@ -1,4 +1,4 @@
-"""Questions to people: opened with a journal entry, answered from any process, recorded when the run goes on.
+"""Questions to people: opened with a journal entry, answered from any process, recorded when the run resumes.
 
 The row in `ask` is how an answer gets to the run; what counts is the entry that the run then writes. Who may answer,
 how many must agree and what an answer may be is checked when it is given, so that a refused answer never reaches a run.
@@ -241,7 +241,7 @@ def give_up_ask(session: Session, path: str) -> Generator[Batch, list[Rows], Non
 
 def _late(question: str, on_timeout: Any) -> Any:
     if isinstance(on_timeout, type) and issubclass(on_timeout, BaseException):
-        raise on_timeout(f"nobody answered in time: {question}")
+        raise on_timeout(f"no answer came in time: {question}")
     return on_timeout
 
 
@@ -301,7 +301,7 @@ def _schema_of(schema: Any) -> dict[str, Any]:
     return schema_of(schema)
 
 
-# --- the other side: whoever answers
+# --- the other side: answering
 
 
 class AnswerReceipt(msgspec.Struct, frozen=True):
@@ -319,7 +319,7 @@ def give(
     if not rows:
         raise NotFound(f"run {run_id!r} has no question {path!r}; `perdure questions` lists the open ones")
     run, sort, _question, terms_text, _status, deadline, _owner, db_now = rows[0]
-    # The run's row first, as whoever writes to a run does; then what belongs to it.
+    # The run's row first, as every writer locks it first; then what belongs to it.
     _, [(status,)] = yield Batch(LOCK(tenant=tenant, run=run), _LOCK(tenant=tenant, run=run, path=path))
     if status != "open":
         raise AnswerRefused(f"question {path!r} of run {run_id!r} is {status} already")
@@ -352,7 +352,7 @@ def _allowed(terms: AskSpec, value: Any, who: str, codec: Codec) -> Any:
     if terms.approvers is not None and who not in terms.approvers:
         raise AnswerRefused(f"{who!r} may not answer this; it is for {', '.join(terms.approvers)}")
     if not terms.allow_self and terms.asker is not None and who == terms.asker:
-        raise AnswerRefused(f"{who!r} asked for this, and somebody else must answer it")
+        raise AnswerRefused(f"{who!r} asked for this, and another person must answer it")
     if terms.options is not None:
         text = encode(value, codec)
         for option in terms.options:

@@ -157,7 +157,7 @@ def result_act(scope: Scope, path: str, run_id: str) -> Act[Any]:
 
 def _gone(session: Session, path: str, run_id: str) -> RunStuck:
     """A run that is waited for and not there: one that a fork shares with its origin can be deleted, or left behind
-    when the fork is moved. Nobody may catch this away: the run goes on where that one is."""
+    when the fork is moved. No code can catch this: the run continues where that one is."""
     stuck = RunStuck(
         f"run {session.row.id!r} waits for run {run_id!r} (step {path}), which is not in this store: it was deleted, "
         "or belongs to the run that this one was forked from and did not move with it. Bring it back, or fork this run "
@@ -168,16 +168,16 @@ def _gone(session: Session, path: str, run_id: str) -> RunStuck:
 
 
 def outcome_error(status: str, run_id: str, outcome: bytes | None, codec: Codec) -> Exception:
-    """The error that a run's end means to whoever waits for its result."""
+    """The error that a run's end means to a caller that waits for its result."""
     described = decode(unsqueeze(outcome), codec) if outcome else {}
     reason = error_text(described) if isinstance(described, dict) and described.get("type") else ""
     if status == "cancelled":
         return RunCancelled(f"run {run_id!r} was cancelled")
     if status == "rolled_back":
-        why = reason.removeprefix("RolledBack").removeprefix(": ")  # said by perdure.rollback(): no error of its own
+        why = reason.removeprefix("RolledBack").removeprefix(": ")  # from perdure.rollback(): no error of its own
         return RolledBack(f"run {run_id!r} was rolled back{': ' + why if why else ''}")
     if status == "exported":
-        return RunCancelled(f"run {run_id!r} was exported: it goes on in another store")
+        return RunCancelled(f"run {run_id!r} was exported: it continues in another store")
     failed = RunFailed(f"run {run_id!r} failed: {reason}", error=reason)
     if isinstance(described, dict) and described.get("type"):
         failed.__cause__ = rebuilt(described, codec)

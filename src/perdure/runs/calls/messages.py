@@ -62,7 +62,7 @@ def put_signal(
     # The run's row is what senders queue up at: numbers have no holes and no doubles.
     [locked] = yield Batch(_LOCK_RUN(tenant=tenant, run=run))
     if not locked or locked[0][1] == "exported":
-        raise NotFound(f"run {run_id!r} was exported: it goes on in another store; send to it there")
+        raise NotFound(f"run {run_id!r} was exported: it continues in another store; send to it there")
     yield Batch(_PUT(tenant=tenant, run=run, topic=topic, key=key, value=value, now=now), NUDGE(tenant=tenant, run=run))
 
 

@@ -324,7 +324,7 @@ def _both(same_tx: SameTx | None, saving: Saving) -> SameTx:
 
 
 class _Gone(Exception):
-    """The thread that keeps the states is not there any more, or not the checkpoint that this one goes on from."""
+    """The thread that keeps the states was deleted, or the checkpoint that this one follows."""
 
 
 def _hash(text: bytes) -> bytes:

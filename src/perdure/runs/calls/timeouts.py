@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 NAME = "perdure.timeout"
 SECONDS_MAX = 100 * 366 * 86_400
-# What a deadline ends: the names of calls that may have recorded nothing yet. Not a doubt: nobody may guess there.
+# What a deadline ends: the names of calls that may have recorded nothing yet. Not a doubt, where no guess is allowed.
 _ENDED = {
     "question": "perdure.ask",
     "approval": "perdure.approve",
@@ -181,7 +181,7 @@ def _give_up(scope: Scope, wait: Wait) -> Act[TimedOut | None]:
     entry = Entry(path, first.name, session.ctx.clock_us(), first.input, first.attempt, more=more)
     beside = None
     if sort in ("question", "approval"):
-        beside = partial(give_up_ask, session, path)  # nobody need answer it any more
+        beside = partial(give_up_ask, session, path)  # it needs no answer any more
     try:
         yield from session.log.record((DONE, entry), same_tx=beside)
     except Answered:

@@ -1,6 +1,6 @@
 """Time, chance and changes of the code, recorded: what a run draws once it draws again on every replay.
 
-They are written with the next entry: before any body runs, so that nobody can have seen a value that is not recorded.
+They are written with the next entry, before any body runs: no reader can have seen a value that is not recorded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perdure.runs.session.session import Session
 from perdure.threads.checks import check_name
 
 
-def drawn(name: str, draw: Callable[[], Any]) -> Any:
+def record_once(name: str, draw: Callable[[], Any]) -> Any:
     """A value: the recorded one, or a new one that will be."""
     scope = need_scope(f"{name}()")
     scope.check()
@@ -33,18 +33,18 @@ def drawn(name: str, draw: Callable[[], Any]) -> Any:
 
 def now() -> datetime:
     """The time, in UTC; on replay the one that was recorded."""
-    found: datetime = drawn("perdure.now", lambda: datetime.now(UTC))
+    found: datetime = record_once("perdure.now", lambda: datetime.now(UTC))
     return found
 
 
 def random() -> float:
     """A random number from 0 to 1; on replay the one that was recorded."""
-    return float(drawn("perdure.random", chance.random))
+    return float(record_once("perdure.random", chance.random))
 
 
 def uuid() -> UUID:
     """A random UUID; on replay the one that was recorded."""
-    found: UUID = drawn("perdure.uuid", uuid4)
+    found: UUID = record_once("perdure.uuid", uuid4)
     return found
 
 

@@ -40,7 +40,7 @@ class Bound(msgspec.Struct, frozen=True):
     key: Any = None
 
 
-class Plan(msgspec.Struct, frozen=True):
+class SignaturePlan(msgspec.Struct, frozen=True):
     """A signature, taken apart once so that binding is a few lookups."""
 
     positional: tuple[str, ...]  # those that may be given by position, in order
@@ -65,10 +65,10 @@ class Binder:
         self.name = name or str(getattr(fn, "__name__", type(fn).__name__))
         self.signature = signature_of(fn)
         self.ignore = _checked_ignore(self.name, self.signature, ignore)
-        self._known: Plan | None = None
+        self._known: SignaturePlan | None = None
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> SignaturePlan:
         if self._known is None:
             self._known = _plan(self)
         return self._known
@@ -155,7 +155,7 @@ class Binder:
         except Unstorable as error:
             raise self._named(error, bound.arguments, codec) from error
 
-    def _general(self, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def _general(self, plan: SignaturePlan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Binding with keywords, with *args and **kwargs, and of calls that do not fit."""
         given = kwargs
         if plan.key is not None and plan.key_at >= len(args) and plan.key not in kwargs:
@@ -190,8 +190,7 @@ class Binder:
                 if alone.path == "state" and name != self.plan.receiver:
                     hint = f'; if it is a means and no input, such as a client, leave it out: ignore=("{name}",)'
                 break
-        said = str(error)
-        reason = said.removeprefix(error.path).removeprefix(" cannot be saved: ")
+        reason = str(error).removeprefix(error.path).removeprefix(" cannot be saved: ")
         return Unstorable(f"{path} cannot be saved: {reason}{hint}", path=path)
 
 
@@ -246,7 +245,7 @@ def annotations_of(fn: Callable[..., Any], signature: Signature | None = None) -
         holder = type("Holder", (), {"__annotations__": {name: annotation}})
         try:
             resolved[name] = typing.get_type_hints(holder, scope, scope, include_extras=True)[name]
-        except Exception:  # whatever the evaluation of somebody's annotation raises
+        except Exception:  # whatever the evaluation of an annotation raises
             resolved[name] = annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else annotation
     return resolved
 
@@ -284,7 +283,7 @@ def _checked_ignore(name: str, signature: Signature, ignore: Collection[str]) ->
     return frozenset(ignore)
 
 
-def _plan(binder: Binder) -> Plan:
+def _plan(binder: Binder) -> SignaturePlan:
     parameters = binder.signature.parameters
     kinds: dict[str, list[str]] = {}
     for parameter in parameters.values():
@@ -298,7 +297,7 @@ def _plan(binder: Binder) -> Plan:
         p.name for p in parameters.values() if p.default is p.empty and p.name not in (rest, extra) and p.name != key
     }
     by_position = [at for at, name in enumerate(positional, 1) if name in required]
-    return Plan(
+    return SignaturePlan(
         positional=tuple(positional),
         by_keyword=(*either, *kinds.get("KEYWORD_ONLY", [])),
         required=frozenset(required),

@@ -8,7 +8,7 @@ from perdure.values.registry import register
 class IdempotencyKey(str):
     """An idempotency key, for `def book(flight: str, key: perdure.IdempotencyKey)`: Perdure fills in the parameter.
 
-    It is a plain string to whoever receives it: give it to the service as it is, in the header or field that its API
+    It is a plain string to its receiver: give it to the service as it is, in the header or field that its API
     has for that. It is chosen before an effect first runs, stored with the intent, and the same at every attempt.
     """
 

@@ -1,7 +1,7 @@
 """When a failed body is tried again, and how long to wait before. Pure: chance is passed in.
 
-Attempts count from 1. Only errors are retried: an interrupt, an exit or a cancellation is somebody's wish, not a
-failure.
+Attempts count from 1. Only errors are retried: an interrupt, an exit or a cancellation is requested,
+not a failure.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _PAGE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CodeFinding:
     """What new code means for one open run."""
 
     run: str
@@ -52,21 +52,21 @@ class Finding:
         return self.actual
 
     def __str__(self) -> str:
-        said = f"{self.run} ({self.function}, {self.status}): {self.verdict}"
-        return f"{said} {self.problem}" if self.problem else said
+        line = f"{self.run} ({self.function}, {self.status}): {self.verdict}"
+        return f"{line} {self.problem}" if self.problem else line
 
 
 Functions = ModuleType | Iterable[Callable[..., Any]] | None
 
 
-def check_code(store: ThreadStore, functions: Functions = None) -> list[Finding]:
+def check_code(store: ThreadStore, functions: Functions = None) -> list[CodeFinding]:
     """Replay every open run against the code that is here: of a module, of some functions, or all that are known."""
     ctx, specs = store._context, _specs(functions)
     tenant, found = drive(ctx.driver, _open_runs(ctx))
     return [_finding(ctx, tenant, row, specs.get(row.function)) for row in found]
 
 
-async def acheck_code(store: ThreadStore, functions: Functions = None) -> list[Finding]:
+async def acheck_code(store: ThreadStore, functions: Functions = None) -> list[CodeFinding]:
     """`check_code`, awaited."""
     from asyncio import to_thread
 
@@ -103,19 +103,18 @@ def _open_runs(ctx: Context) -> Flow[tuple[int, list[RunRow]]]:
     return tenant, sorted(found)
 
 
-def _finding(ctx: Context, tenant: int, row: RunRow, spec: DurableSpec | None) -> Finding:
+def _finding(ctx: Context, tenant: int, row: RunRow, spec: DurableSpec | None) -> CodeFinding:
+    about = (row.id, row.function, row.status, row.version, None if spec is None else spec.version)
     if spec is None:
-        about = (row.id, row.function, row.status, row.version, None)
-        return Finding(*about, "unknown", actual="the code has no function of this name")
-    said = (row.id, row.function, row.status, row.version, spec.version)
+        return CodeFinding(*about, "unknown", actual="the code has no function of this name")
     try:
         found = ReplayRunner(ctx, tenant, row, spec, as_resumed=True).run()
     except NonDeterministic as error:
-        return Finding(*said, "differs", error.path, error.expected, error.actual)
+        return CodeFinding(*about, "differs", error.path, error.expected, error.actual)
     except Exception as error:  # whatever is wrong with one run, the others are looked at too
-        return Finding(*said, "unreadable", actual=f"{type(error).__name__}: {error}")
+        return CodeFinding(*about, "unreadable", actual=f"{type(error).__name__}: {error}")
     if found.error is not None:
-        return Finding(
-            *said, "differs", "", "it went on", f"the function raises {shown(found.error, 200)}", found.answered
+        return CodeFinding(
+            *about, "differs", "", "it continued", f"the function raises {shown(found.error, 200)}", found.answered
         )
-    return Finding(*said, "ok", answered=found.answered)
+    return CodeFinding(*about, "ok", answered=found.answered)

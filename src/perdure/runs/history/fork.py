@@ -88,8 +88,8 @@ class ForkRequest:
 
     def digest(self) -> bytes:
         """The same fork asked for twice under one id is one fork."""
-        said = (self.source, self.at, self.keys, sorted((str(step), text) for step, text in self.changes.items()))
-        return digest(msgspec.msgpack.encode(said))
+        parts = (self.source, self.at, self.keys, sorted((str(step), text) for step, text in self.changes.items()))
+        return digest(msgspec.msgpack.encode(parts))
 
 
 def fork_request(
@@ -140,7 +140,7 @@ def _fork(tenant: int, request: ForkRequest, incarnation: bytes, now: int) -> Pr
         raise JournalDamaged(f"the arguments of run {request.source!r} are gone; restore it from a backup")
     source = RunRow._make(locked)
     if source.status == "exported":
-        raise UsageError(f"run {request.source!r} was exported: it goes on in another store; fork it there")
+        raise UsageError(f"run {request.source!r} was exported: it continues in another store; fork it there")
     segments = yield from read_segments(tenant, source)
     plan = _plan(source, segments, request)
     keys = request.keys or ("new" if not (yield from _needs_keys(tenant, source, plan)) else None)
@@ -323,7 +323,7 @@ def _new_run(
     return NewRun(
         request.id,
         source.function,
-        source.version if spec is None else spec.version,  # it goes on with the code that is here
+        source.version if spec is None else spec.version,  # it continues with the code that is here
         args,
         digest(unsqueeze(args)),  # not the source's: that may have begun anew, with other arguments
         incarnation if keys == "new" else source.incarnation,
@@ -368,7 +368,7 @@ def _write(
 def _fork_states(
     tenant: int, run_id: str, plan: ForkPlan, request: ForkRequest, now: int
 ) -> Generator[Batch, list[Rows], None]:
-    """The fork's states go on from its origin's: its thread is a fork of that one's, and copies nothing either."""
+    """The fork's states continue its origin's: its thread is a fork of that one's, and copies nothing either."""
     shared = sorted((one for group in plan.shared.values() for one in group), key=lambda recorded: recorded.seq)
     checkpoint = next((one for one in map(_checkpoint, reversed(shared)) if one is not None), None)
     if checkpoint is None:

@@ -27,7 +27,7 @@ from perdure.runs.session.requests import ContinueAsNew, RollBack
 from perdure.runs.session.session import Session
 from perdure.threads.context import Context
 
-_GRACE_S = 1.0  # how long other branches of an async run may go on after the first has come to its end
+_GRACE_S = 1.0  # how long other branches of an async run may continue after the first has ended
 _TICK_S = 0.05
 
 

@@ -1,1 +1,1 @@
-"""Branches of a run that go on at the same time and replay the way they went."""
+"""Parallel branches of a run, which replay the way they went."""

@@ -148,7 +148,7 @@ def _itself(awaitable: Any) -> Any:
 
 
 def _drop(call: Any) -> None:
-    """What nobody will await is closed, so that it does not complain; a task is cancelled."""
+    """A coroutine that will not be awaited is closed, so that Python does not warn; a task is cancelled."""
     if hasattr(call, "__await__"):
         end = getattr(call, "close", None) or getattr(call, "cancel", None)
         if end is not None:

@@ -1,6 +1,6 @@
 """Branches of an async run, as tasks that the run's supervisor watches. When a run parks or ends, none of them is left.
 
-A branch that nobody waits for any more is cancelled: a step is as if it had never begun, an effect that was under way
+A branch that lost a race is cancelled: a step is as if it had never begun, an effect that was under way
 is in doubt and settled before the run ends.
 """
 
