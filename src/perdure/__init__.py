@@ -73,13 +73,13 @@ if _collects:
 if TYPE_CHECKING:
     from perdure.agents.progress import progress
     from perdure.agents.tools import tools
+    from perdure.encryption.keys import KeyFile, KeyProvider, Keys, StaticKeys
     from perdure.ops.copies.restoring import restore
     from perdure.ops.repair.repairing import repair
     from perdure.ops.telemetry import logs, metrics
     from perdure.runs.history.replay import Replay
     from perdure.runs.journal.queues import Queue
     from perdure.runs.workers.worker import Worker
-    from perdure.storage.keyring import KeyFile, KeyProvider, Keys, StaticKeys
     from perdure.threads.autosave import AutoState
     from perdure.threads.autosave_policies import autosave
 
@@ -87,12 +87,12 @@ __version__ = "0.1.0"
 
 # What not every program needs is imported when it is first asked for: a sixth of the time that importing all takes.
 _LATE = {
-    "KeyFile": "perdure.storage.keyring",
-    "KeyProvider": "perdure.storage.keyring",
-    "Keys": "perdure.storage.keyring",
+    "KeyFile": "perdure.encryption.keys",
+    "KeyProvider": "perdure.encryption.keys",
+    "Keys": "perdure.encryption.keys",
     "Queue": "perdure.runs.journal.queues",
     "Replay": "perdure.runs.history.replay",
-    "StaticKeys": "perdure.storage.keyring",
+    "StaticKeys": "perdure.encryption.keys",
     "Worker": "perdure.runs.workers.worker",
     "AutoState": "perdure.threads.autosave",
     "autosave": "perdure.threads.autosave_policies",

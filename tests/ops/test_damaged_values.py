@@ -17,7 +17,7 @@ from sealed_kit import Raw
 import perdure
 from perdure.errors import Damaged, JournalDamaged
 from perdure.langgraph import PerdureSaver
-from perdure.storage.cells import TABLES
+from perdure.storage.columns import COLUMNS as ENCRYPTED
 
 # Payloads with a hash elsewhere: where it is checked when they are read.
 ELSEWHERE = {
@@ -36,7 +36,7 @@ ELSEWHERE = {
     "run.function": "the hash of run.input",
     "run.incarnation": "the hash of the arguments",
     "tag.value": "verify: it is the metadata of the thread, to search by",
-    "seal.proof": "AES-GCM",
+    "tenant_key.wrapped": "AES-GCM",
 }
 # What the engine moves or counts, and what only a report shows: numbers, flags, times, names.
 NO_PAYLOAD = {
@@ -66,7 +66,7 @@ NO_PAYLOAD = {
     "pack": "pack tenant tree key first last",
     "pin": "tenant thread name tree record at",
     "erased": "tenant thread record records head_hash at",
-    "seal": "tenant key since retired_at",
+    "tenant_key": "tenant wrapped_by since",
     "copy": "id sort place tenant at stamp bytes restored_at",
     "size_sample": "at bytes free_bytes",
     "quarantine": "tenant sort key reason content",
@@ -86,7 +86,7 @@ def test_every_column_has_a_hash_or_is_no_payload(url: str) -> None:
         )
     else:
         columns = raw("SELECT m.name, c.name FROM sqlite_schema m, pragma_table_info(m.name) c WHERE m.type = 'table'")
-    hashed = {cell.label for table in TABLES for cell in table.cells if cell.hashed}
+    hashed = {column.label for column in ENCRYPTED if column.hashed}
     unknown = (
         {
             f"{table}.{column}"
@@ -96,7 +96,7 @@ def test_every_column_has_a_hash_or_is_no_payload(url: str) -> None:
         - hashed
         - ELSEWHERE.keys()
     )
-    assert not unknown, "give these columns a hash (storage/cells.py), or say what covers them"
+    assert not unknown, "give these columns a hash (storage/columns.py), or say what covers them"
 
 
 @perdure.step(name="damaged.large")

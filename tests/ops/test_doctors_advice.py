@@ -65,19 +65,6 @@ def test_following_the_advice_clears_the_complaint(
         assert {finding.level for finding in store.ops.doctor() if finding.check == check} <= {"ok"}
 
 
-def test_a_retired_key_is_no_complaint_once_it_is_removed(tmp_path: Path) -> None:
-    old, new = bytes(range(32)), bytes(range(1, 33))
-    path = str(tmp_path / "a.db")
-    with perdure.open(path, keys=old) as store:
-        store.thread("a").save({})
-    with perdure.open(path, keys=[new, old]) as store:
-        store.ops.rotate_keys()
-        raw(store, "UPDATE seal SET retired_at = 1 WHERE since = (SELECT min(since) FROM seal)")
-        assert any("retired" in finding.says for finding in store.ops.doctor())
-    with perdure.open(path, keys=new) as store:
-        assert [finding.level for finding in store.ops.doctor() if finding.check == "encryption"] == ["ok"]
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_a_dry_run_says_what_compact_does_also_with_damage(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)

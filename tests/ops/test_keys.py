@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sealed_kit import CANARY, NEW, OLD, Raw, assert_sealed, fill
+from sealed_kit import CANARY, NEW, OLD, Raw, fill
 
 import perdure
 from perdure import KeyFile, Keys, StaticKeys, UsageError
 from perdure.cli.app import main
+from perdure.encryption.keys import key_id, provider_of
 from perdure.errors import KeyMissing
-from perdure.storage.keyring import key_id, provider_of
 
 
 @pytest.fixture
@@ -165,37 +165,24 @@ def said(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_from_a_plain_store_to_a_rotated_one(
-    store_file: str, file: KeyFile, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with perdure.open(store_file) as store:
-        fill(store)
+def test_a_rotation_re_wraps_one_row(store_file: str, file: KeyFile, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys", "new", "--json"]) == 0
     first = said(capsys)["key"]
-    assert main(["threads", "--store", store_file]) == 4  # not encrypted yet
-    assert "perdure keys encrypt" in capsys.readouterr().err
-    assert main(["keys", "encrypt", "--store", store_file, "--json"]) == 0
-    assert said(capsys)["rows"] > 40
-    assert_sealed(Raw(store_file), bytes.fromhex(first))
-    assert main(["show", "alice", "--store", store_file, "--json"]) == 0
-    assert CANARY in capsys.readouterr().out
+    with perdure.open(store_file, keys="env") as store:
+        fill(store)
+    stored = Raw(store_file)("SELECT id, diff, full_text FROM body ORDER BY id")
     assert main(["keys", "rotate", "--new", "--store", store_file, "--json"]) == 0
-    done = said(capsys)
-    assert done["waiting"] == [first]
-    assert main(["keys", "remove", first, "--store", store_file]) == 2  # not before it is retired
-    assert "perdure keys rotate" in capsys.readouterr().err
-    assert len(file.keys_for("default").by_id) == 2
-    monkeypatch.setattr("perdure.ops.keys.rotate.__kwdefaults__", {"plain": False, "full": False, "grace_s": 0})
+    assert said(capsys)["previous"] == first
+    assert Raw(store_file)("SELECT id, diff, full_text FROM body ORDER BY id") == stored
     assert main(["keys", "rotate", "--store", store_file]) == 0
-    assert first in capsys.readouterr().out
+    assert "in use already" in capsys.readouterr().out
     assert main(["keys", "list", "--store", store_file]) == 0
-    listed = capsys.readouterr().out
-    assert "retired" in listed
-    assert "in use" in listed
+    assert "in use" in capsys.readouterr().out
     assert main(["keys", "remove", first, "--store", store_file, "--json"]) == 0
     assert said(capsys)["removed"] == first
-    assert main(["store", "verify", "--store", store_file]) == 0
-    assert len(file.keys_for("default").by_id) == 1
+    with perdure.open(store_file, keys="env") as store:
+        assert CANARY in str(store.thread("alice").load().state)
+        assert store.ops.verify().ok
 
 
 def test_forgetting_asks_first_and_makes_the_tenant_unreadable(

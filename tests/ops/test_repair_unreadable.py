@@ -25,7 +25,7 @@ def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def everything(url: str) -> list[Any]:
     """All that a store holds, as it is stored."""
-    tables = ("thread", "record", "body", "pack", "journal", "run", "blob", "seal", "quarantine")
+    tables = ("thread", "record", "body", "pack", "journal", "run", "blob", "tenant_key", "quarantine")
     if url.startswith("postgresql"):
         with psycopg.connect(url, options="-c search_path=perdure", autocommit=True) as other:
             schemas = other.execute("SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'perdure%'").fetchall()
@@ -113,9 +113,9 @@ def test_a_tenant_without_data_needs_no_key(url: str) -> None:
 
 def test_an_encrypted_store_whose_keys_are_not_listed_any_more_is_refused(url: str) -> None:
     two_tenants(url)
-    execute(url, "DELETE FROM seal")
+    execute(url, "DELETE FROM tenant_key")
     before = everything(url)
-    for keys, says in ((None, "PERDURE_KEYS"), ({"default": KEY, "acme": OTHER}, "the table `seal`")):
+    for keys, says in ((None, "PERDURE_KEYS"), ({"default": KEY, "acme": OTHER}, "the table `tenant_key`")):
         for way in WAYS:
             with pytest.raises(perdure.errors.KeyMissing, match=says):
                 perdure.repair(url, keys=keys, **way)

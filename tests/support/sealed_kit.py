@@ -13,9 +13,9 @@ import psycopg
 
 import perdure
 from perdure import Store
+from perdure.encryption.cipher import INDEX_MARK, INDEX_TEXT_MARK, TEXT_MARK
 from perdure.log.packing import pack_tenant
-from perdure.storage.cells import MARK, TABLES, Cell, Table
-from perdure.storage.locks import INDEX_MARK, INDEX_TEXT_MARK, TEXT_MARK
+from perdure.storage.columns import COLUMNS, MARK, EncryptedColumn
 from perdure.storage.program import drive
 
 OLD, NEW, OTHER = bytes(range(32)), bytes(range(1, 33)), bytes(range(2, 34))
@@ -134,9 +134,10 @@ class Raw:
             for row in self(f'SELECT * FROM "{table}"'):
                 yield from (value if isinstance(value, bytes) else str(value).encode() for value in row)
 
-    def cells(self, table: Table) -> Iterable[tuple[Cell, Any]]:
-        for row in self(f"SELECT {', '.join(table.columns())} FROM {table.name}"):
-            yield from zip(table.cells, row, strict=True)
+    def values(self, column: EncryptedColumn) -> list[Any]:
+        """All stored values of a column."""
+        table, _, name = column.label.partition(".")
+        return [value for (value,) in self(f"SELECT {name} FROM {table}")]
 
     def swap(self, table: str, column: str, key: str, one: Any, other: Any) -> None:
         """Exchange a cell of two rows."""
@@ -147,21 +148,22 @@ class Raw:
         self(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (first, other))
 
 
-def is_sealed(cell: Cell, value: Any, key: bytes | None = None) -> bool:
-    """Whether a stored cell is encrypted; with `key`, by that one."""
+def is_encrypted(column: EncryptedColumn, value: Any) -> bool:
+    """Whether a stored value is encrypted."""
     if value is None:
         return True
-    if cell.sort == "index":
+    if column.kind == "index":
         return bool(value.startswith(INDEX_MARK if isinstance(value, bytes) else INDEX_TEXT_MARK))
-    start: Any = MARK + (key or b"") if cell.sort == "blob" else TEXT_MARK + (key or b"").hex()
+    start: Any = MARK if column.kind == "bytes" else TEXT_MARK
     return bool(value.startswith(start))
 
 
-def assert_sealed(raw: Raw, key: bytes | None = None) -> dict[str, int]:
-    """Every secret cell of every table is encrypted. How many there are, by column."""
+def assert_sealed(raw: Raw) -> dict[str, int]:
+    """Every value of every encrypted column is encrypted. How many there are, by column."""
     counts: dict[str, int] = {}
-    for table in TABLES:
-        for cell, value in raw.cells(table):
-            assert is_sealed(cell, value, key if cell.sort in ("blob", "text") else None), (cell.label, value)
-            counts[cell.label] = counts.get(cell.label, 0) + (value is not None)
+    for column in COLUMNS:
+        values = raw.values(column)
+        for value in values:
+            assert is_encrypted(column, value), (column.label, value)
+        counts[column.label] = sum(value is not None for value in values)
     return counts

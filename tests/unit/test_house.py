@@ -25,6 +25,7 @@ LAYERS = (
     "errors",
     "values",
     "storage",
+    "encryption",
     "log",
     "threads",
     "runs",

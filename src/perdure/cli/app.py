@@ -115,7 +115,6 @@ keys = LazyGroup(
         "Commands": {
             "new": "keys:new",
             "list": "keys:list_",
-            "encrypt": "keys:encrypt",
             "rotate": "keys:rotate",
             "remove": "keys:remove",
             "forget": "keys:forget",

@@ -14,7 +14,7 @@ from perdure.errors import NotFound, OpenError, UsageError
 
 if TYPE_CHECKING:
     from perdure import KeyFile
-    from perdure.ops import KeyInfo, Rotated
+    from perdure.ops import KeyInfo
 
 ENVIRONMENT = "PERDURE_KEYS"
 DEFAULT_TENANT = "default"
@@ -48,7 +48,7 @@ def _make(file: KeyFile, tenant: str) -> str:
 def new(cli: Invocation, path: str | None) -> None:
     """Create a key for a tenant.
 
-    Older keys still open what they encrypted. --tenant names the tenant.
+    The older ones stay in the file. --tenant names the tenant.
     """
     file, tenant = _file(path), _tenant(cli)
     made = _make(file, tenant)
@@ -91,67 +91,43 @@ def list_(cli: Invocation, path: str | None) -> None:
         ],
     )
     for info in used:
-        state = "in use" if info.current else "may still be in use" if info.retired_at is None else "retired"
+        state = "in use" if info.current else "older than the key in use: `perdure keys rotate`"
         given = "" if info.given else "not in the key file"
         out.line(("store", "dim"), (info.id, ""), (f"since {local(info.since)}", "dim"), (state, ""), (given, "red"))
-
-
-@command("perdure keys encrypt --store agent.db")
-@keys_option
-@click.option("--full", is_flag=True, help="PostgreSQL: rewrite the tables, which locks them meanwhile.")
-@click.pass_obj
-def encrypt(cli: Invocation, path: str | None, full: bool) -> int:
-    """Encrypt a store that was used without keys; stop its users first.
-
-    Prints which copies may still hold the data in the clear.
-    """
-    with cli.open(keys=_file(path)) as store, cli.out.progress("encrypting") as progress:
-        done = store.ops.encrypt(full=full, progress=progress)
-    return _print(cli, done)
 
 
 @command("perdure keys rotate --store agent.db\nperdure keys rotate --new --store agent.db")
 @keys_option
 @click.option("--new", "make", is_flag=True, help="Create a new key first.")
 @click.pass_obj
-def rotate(cli: Invocation, path: str | None, make: bool) -> int:
-    """Use the newest key from now on, while others work."""
-    file = _file(path)
+def rotate(cli: Invocation, path: str | None, make: bool) -> None:
+    """Wrap the tenant's data key with the newest key: at once, while others work."""
+    file, out = _file(path), cli.out
     if make:
         _make(file, _tenant(cli))
-    with cli.open(keys=file) as store, cli.out.progress("encrypting") as progress:
-        done = store.ops.rotate_keys(progress=progress)
-    return _print(cli, done)
-
-
-def _print(cli: Invocation, done: Rotated) -> int:
-    out = cli.out
+    with cli.open(keys=file) as store:
+        done = store.ops.rotate_keys()
     if out.json:
         out.document(fields(done))
-        return NO if done.unreadable else OK
-    out.line((f"{plural(done.rows, 'row')} encrypted with key {done.key}", "green"))
-    for key in done.retired:
-        out.line((f"nothing is encrypted with key {key} any more: `perdure keys remove {key}`", ""))
-    for key in done.waiting:
-        out.message(f"a running process may still use key {key}: keep it, and run `perdure keys rotate` in a minute")
-    if done.may_remain:
-        out.line(("copies that may remain in the clear:", ""))
-        for copy in done.may_remain:
-            out.line((f"  - {copy}", "dim"))
-    if done.unreadable:
-        out.message(f"{plural(done.unreadable, 'row')} could not be opened: run `perdure store verify`")
-    return NO if done.unreadable else OK
+    elif done.previous is None:
+        out.line((f"key {done.key} is in use already", "green"))
+    else:
+        out.line((f"the data key is wrapped with key {done.key} now", "green"))
+        out.message(
+            f"the store does not need key {done.previous} any more, older backups do: "
+            "`perdure keys remove ID` removes it"
+        )
 
 
 @command("perdure keys remove 3f2a9c0b1d4e5f60 --store agent.db")
 @argument("key", "KEY", "The key's id, as `perdure keys list` shows it.")
 @keys_option
-@click.option("--force", is_flag=True, help="Also a key that data may be encrypted with, or without a store.")
+@click.option("--force", is_flag=True, help="Also a key that the store needs, or without a store.")
 @click.pass_obj
 def remove(cli: Invocation, key: str, path: str | None, force: bool) -> None:
-    """Remove an old key that nothing is encrypted with any more.
+    """Remove an old key.
 
-    Refused while the store may hold data of that key: `perdure keys rotate` first, or --force.
+    Refused while the store needs it: `perdure keys rotate` first, or --force.
     """
     file, tenant = _file(path), _tenant(cli)
     if key not in [known for known, _ in file.tenants().get(tenant, [])]:
@@ -159,10 +135,10 @@ def remove(cli: Invocation, key: str, path: str | None, force: bool) -> None:
     if not force:
         with cli.open(keys=file) as store:
             found = [info for info in store.ops.list_keys() if info.id == key]
-        if found and (found[0].current or found[0].retired_at is None):
+        if found:
             raise UsageError(
-                f"data may still be encrypted with key {key}, and could never be read again: run "
-                "`perdure keys rotate` first, until it reports that nothing is (--force removes it all the same)"
+                f"the data key is wrapped with key {key}, and the data could never be read again: run "
+                "`perdure keys rotate` first (--force removes it all the same)"
             )
     file.remove(tenant, key)
     cli.out.result({"tenant": tenant, "removed": key}, f"key {key} of tenant {tenant} is removed from {file.path}")

@@ -46,7 +46,7 @@ from perdure.log.records import (
     record_of,
 )
 from perdure.log.turns import IS_OURS
-from perdure.storage.cells import SALT as SALT_CELL
+from perdure.storage.columns import SALT as SALT_CELL
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 from perdure.values.compress import compress_full
 from perdure.values.delta import Encoder, payload_bytes

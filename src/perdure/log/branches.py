@@ -15,7 +15,7 @@ import orjson
 from blake3 import blake3
 
 from perdure.errors import Damaged, KeyMissing, NotFound, ThreadDeleted
-from perdure.storage.cells import NEEDED, TAG, THREAD_METADATA, Unreadable
+from perdure.storage.columns import TAG, TENANT_KEY, THREAD_METADATA, Unreadable
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_row
 
 MINUTE_US = 60_000_000
@@ -42,9 +42,9 @@ LOCK_BY_NAME = Sql(
 )
 # With the key that its data needs, if it is encrypted: who has keys sees none here.
 _TENANT = Sql(
-    """SELECT t.tenant, (SELECT s.key FROM seal s WHERE s.tenant = t.tenant ORDER BY s.since DESC LIMIT 1)
+    """SELECT t.tenant, (SELECT k.wrapped_by FROM tenant_key k WHERE k.tenant = t.tenant)
     FROM tenant t WHERE t.name = :tenant_name""",
-    opens={1: NEEDED},
+    opens={1: TENANT_KEY},
 )
 _ADD_TENANT = Sql("INSERT INTO tenant (tenant, name) VALUES (:number, :tenant_name) ON CONFLICT (name) DO NOTHING")
 _NUMBER = Sql(

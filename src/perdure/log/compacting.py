@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from perdure.errors import Undecodable
-from perdure.storage.cells import FULL_TEXT
+from perdure.storage.columns import FULL_TEXT
 from perdure.storage.program import Batch, Flow, Program, Sql, aside, maintain, read, write
 from perdure.values.compress import compress_hard, decompress_full
 

@@ -29,7 +29,7 @@ from perdure.log.packs import (
 )
 from perdure.log.reading import NOT_SWEPT, read_chain, read_state
 from perdure.log.records import SALT_BYTES
-from perdure.storage.cells import DIFF, PACK, SALT
+from perdure.storage.columns import DIFF, PACK, SALT
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, aside, read, write
 from perdure.values.delta import Decoder, Encoder, goes_on, pack_splices
 from perdure.values.dictionary import Dictionary

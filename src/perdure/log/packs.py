@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from perdure.errors import Undecodable
 from perdure.log.records import SALT_BYTES
-from perdure.storage import cells
+from perdure.storage import columns
 from perdure.storage.program import Batch, Rows, Sql
 from perdure.values.compress import decompress_bounded, pack_against, zstd
 
@@ -31,7 +31,7 @@ _NO_KEY_BYTES = 8  # a shorter prefix is none
 
 PACK = Sql(
     "SELECT pack, data FROM pack WHERE tenant = :tenant AND pack = :pack",
-    opens={1: cells.PACK},
+    opens={1: columns.PACK},
     tolerant=True,
 )
 # Which of a pack's records is this one?
@@ -40,7 +40,7 @@ _BEFORE = Sql(
         AND o.id >= p.first AND o.id < r.id AND o.body = r.body)
     FROM record r JOIN pack p ON p.tenant = r.tenant AND p.pack = -r.body
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = :id AND r.body < 0""",
-    opens={1: cells.PACK},
+    opens={1: columns.PACK},
     tolerant=True,
 )
 

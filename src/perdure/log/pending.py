@@ -16,7 +16,7 @@ from perdure.errors import Damaged, Undecodable
 from perdure.log.branches import create_thread, find_thread, try_thread
 from perdure.log.labels import MAIN, ensure_space
 from perdure.log.reading import read_state
-from perdure.storage.cells import WRITE
+from perdure.storage.columns import WRITE
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 from perdure.values.compress import compress_against, decompress_bounded, zstd
 from perdure.values.dictionary import compress_alone, decompress_alone

@@ -16,7 +16,7 @@ from perdure.log.keyframes import RECORD_COST_BYTES
 from perdure.log.packs import PACK, Packs
 from perdure.log.records import COLUMNS, ERASED, NO_HASH, R_COLUMNS, RECORD_CELLS, Record, chain_hash, record_of
 from perdure.storage import meters
-from perdure.storage.cells import DIFF, FULL_TEXT, SALT
+from perdure.storage.columns import DIFF, FULL_TEXT, SALT
 from perdure.storage.program import Batch, Program, Rows, Sql, one_row
 from perdure.values.compress import decompress_full
 from perdure.values.delta import apply_all

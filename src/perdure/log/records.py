@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from perdure.errors import Damaged
 from perdure.log.ids import ID_MAX, ROOM, show_id
-from perdure.storage.cells import DIFF, FULL_TEXT, NOTE, RECORD_METADATA, SALT
+from perdure.storage.columns import DIFF, FULL_TEXT, NOTE, RECORD_METADATA, SALT
 
 NO_HASH = bytes(32)  # the parent's hash of a first record
 SALT_BYTES = 16

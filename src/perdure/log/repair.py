@@ -36,7 +36,7 @@ from perdure.log.repair_pointers import (
 )
 from perdure.log.sweeping import rearrange, sweep
 from perdure.log.verifying import Findings, check_tree
-from perdure.storage.cells import DIFF, FULL_TEXT, SALT
+from perdure.storage.columns import DIFF, FULL_TEXT, SALT
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, mend, read, write
 from perdure.values.compress import compress_full, decompress_full
@@ -90,7 +90,7 @@ _PLACE = Sql("SELECT first, last FROM pack WHERE tenant = :tenant AND pack = :pa
 _TREES = Sql(
     "SELECT tree FROM thread WHERE tenant = :tenant AND tree > :after GROUP BY tree ORDER BY tree LIMIT :limit"
 )
-_SEALED = Sql("SELECT 1 FROM seal WHERE tenant = :tenant LIMIT 1")
+_SEALED = Sql("SELECT 1 FROM tenant_key WHERE tenant = :tenant LIMIT 1")
 _UNKNOWN = "NOT EXISTS (SELECT 1 FROM tenant t WHERE t.tenant = o.tenant)"
 _ADD_TENANT = Sql("INSERT INTO tenant (tenant, name) VALUES (:number, :name) ON CONFLICT DO NOTHING")
 

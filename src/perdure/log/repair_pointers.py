@@ -23,7 +23,7 @@ from perdure.log.pins import pins_in
 from perdure.log.quarantine import set_aside
 from perdure.log.reading import NOT_SWEPT, read_state
 from perdure.log.verifying import tag_statements, tags_fit
-from perdure.storage.cells import TAG, THREAD_METADATA, WRITE
+from perdure.storage.columns import TAG, THREAD_METADATA, WRITE
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, write
 
 Notes = list[tuple[str, int | None, str]]  # a thread's name, which record (None: the thread itself, the store), what

@@ -15,7 +15,7 @@ from perdure.errors import Damaged, Undecodable
 from perdure.log.ids import show_id
 from perdure.log.reading import Chain, read_chain
 from perdure.log.records import NO_HASH, R_COLUMNS, RECORD_CELLS, Record, chain_hash, record_of
-from perdure.storage.cells import SALT
+from perdure.storage.columns import SALT
 from perdure.storage.program import Batch, Program, Sql
 from perdure.values.compress import decompress_full
 from perdure.values.delta import Decoder, Splices, apply_undoable

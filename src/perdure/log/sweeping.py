@@ -35,7 +35,7 @@ from perdure.log.pins import pinned, pins_in
 from perdure.log.reading import NOT_SWEPT, RECORD, Loaded, read_chain, read_state
 from perdure.log.records import Record, record_of
 from perdure.log.unpacking import drop_packs, release
-from perdure.storage.cells import DIFF, FULL_TEXT
+from perdure.storage.columns import DIFF, FULL_TEXT
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, write
 from perdure.values.compress import compress_full
 from perdure.values.delta import Decoder, Encoder, Splices

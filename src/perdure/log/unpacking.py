@@ -13,7 +13,7 @@ from perdure.errors import Damaged, Undecodable
 from perdure.log.ids import show_id
 from perdure.log.packs import PACK, Packs, packed_mark
 from perdure.log.reading import read_state
-from perdure.storage.cells import DIFF, SALT
+from perdure.storage.columns import DIFF, SALT
 from perdure.storage.program import Batch, Rows, Sql, Statement
 from perdure.values.delta import Decoder, Encoder
 from perdure.values.dictionary import Dictionary

@@ -27,7 +27,7 @@ from perdure.log.records import (
     chain_hash,
     record_of,
 )
-from perdure.storage.cells import DIFF, FULL_TEXT, SALT, TAG
+from perdure.storage.columns import DIFF, FULL_TEXT, SALT, TAG
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, check, read
 from perdure.values.compress import decompress_full
 from perdure.values.delta import Decoder, apply_splices

@@ -182,23 +182,16 @@ class Operations:
         return try_restore(self._context, path, progress)
 
     def list_keys(self) -> list[KeyInfo]:
-        """The keys that this tenant's data is or was encrypted with, the oldest first; never the keys themselves."""
+        """The provider's key that this tenant's data key is wrapped with; never the key itself."""
         from perdure.ops.keys import list_keys
 
         return self._run(list_keys(self._context))
 
-    def rotate_keys(self, *, progress: Progress | None = None) -> Rotated:
-        """Encrypt everything of this tenant with the key in use now, while others read and write. Safe to repeat."""
+    def rotate_keys(self) -> Rotated:
+        """Wrap this tenant's data key with the provider's key in use: one row, at once. Safe to repeat."""
         from perdure.ops.keys import rotate
 
-        return self._run(rotate(self._context, progress))
-
-    def encrypt(self, *, full: bool = False, progress: Progress | None = None) -> Rotated:
-        """Encrypt what this tenant has stored without a key, while nobody else uses it. Safe to repeat. The answer says
-        what may still hold it in the clear. `full`: PostgreSQL rewrites its tables, and nobody can use them then."""
-        from perdure.ops.keys import rotate
-
-        return self._run(rotate(self._context, progress, plain=True, full=full))
+        return self._run(rotate(self._context))
 
     def _set_retention(self, fields: Fields) -> Flow[Retention]:
         from perdure.log import retaining

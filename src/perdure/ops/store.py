@@ -19,8 +19,8 @@ from perdure.threads.store import CACHE_BYTES, DEFAULT_TENANT
 from perdure.values.registry import Codec
 
 if TYPE_CHECKING:  # imported where it is used
+    from perdure.encryption.keys import KeyProvider
     from perdure.runs.keeping.retention import Upkeep
-    from perdure.storage.keyring import KeyProvider
 
 
 def open_store(
@@ -57,8 +57,8 @@ def open_store(
     if wrapped is not None:
         driver = wrapped(driver)
     context = Context(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant, warn_bytes=warn_bytes)
-    if (vault := getattr(driver, "vault", None)) is not None:  # texts in memory go with the key that opened them
-        vault.listen(context.cache)
+    if (cache := getattr(driver, "keys", None)) is not None:  # texts in memory go with the key that opened them
+        cache.listen(context.cache)
     keep_us = None if keep_runs_s is None else int(keep_runs_s * 1e6)
     return Store(context, lease_us=int(lease_s * 1e6), keep_us=keep_us)
 

@@ -19,7 +19,7 @@ from perdure.errors import UsageError
 from perdure.storage.row_hashes import with_hash
 
 if TYPE_CHECKING:
-    from perdure.storage.cells import Cell
+    from perdure.storage.columns import EncryptedColumn
 
 T = TypeVar("T")
 Dialect = Literal["sqlite", "postgres"]
@@ -65,7 +65,7 @@ class Sql:
     that passes over rows that others have locked.
     `{now}` is the time by the clock that all writers share; SQLite's is the parameter `:now`.
 
-    `seals` names the parameters that are secret cells, `opens` the columns of its rows that are (`cells.py`): they are
+    `seals` names the parameters that are encrypted columns, `opens` those columns of its rows (`columns.py`): they are
     encrypted if the store is, and those that are `hashed` are stored with their hash and checked against it.
     `bare` is the same statement without that check, for a driver that decrypts first.
     `tolerant`: who reads the rows looks at the types of these columns, so that one that is damaged may come as
@@ -76,12 +76,12 @@ class Sql:
     __slots__ = (
         "bare",
         "checks",
+        "encrypted",
         "hashes",
         "keyless",
         "opens",
         "postgres",
         "prepared",
-        "sealed",
         "seals",
         "sqlite",
         "tolerant",
@@ -93,17 +93,17 @@ class Sql:
         *,
         sqlite: str | tuple[str, ...] | None = None,
         postgres: str | None = None,
-        seals: Mapping[str, Cell] | None = None,
-        opens: Mapping[int, Cell] | None = None,
+        seals: Mapping[str, EncryptedColumn] | None = None,
+        opens: Mapping[int, EncryptedColumn] | None = None,
         tolerant: bool | Literal["all"] = False,
         keyless: bool = False,
     ) -> None:
         # What others are identified by comes first: they are bound to what stands in the row.
-        self.seals = sorted(seals.items(), key=lambda item: item[1].sort != "index") if seals else []
+        self.seals = sorted(seals.items(), key=lambda item: item[1].kind != "index") if seals else []
         self.opens = list(opens.items()) if opens else []
-        self.sealed = bool(seals or opens)
-        self.hashes = [(name, cell) for name, cell in self.seals if cell.hashed]
-        self.checks = [(index, cell) for index, cell in self.opens if cell.hashed]
+        self.encrypted = bool(seals or opens)
+        self.hashes = [(name, column) for name, column in self.seals if column.hashed]
+        self.checks = [(index, column) for index, column in self.opens if column.hashed]
         self.tolerant = tolerant
         self.keyless = keyless
         texts = sqlite if sqlite is not None else common
@@ -118,10 +118,10 @@ class Sql:
             self.bare.checks = []
 
     def __call__(self, **params: Any) -> Statement:
-        for name, cell in self.hashes:
+        for name, column in self.hashes:
             if params[name] is not None:
-                by = tuple([params[by] for by in cell.by])  # type: ignore[index]
-                params[name] = with_hash(cell, params["tenant"], by, params[name])
+                by = tuple([params[by] for by in column.by])  # type: ignore[index]
+                params[name] = with_hash(column, params["tenant"], by, params[name])
         return Statement(self, params)
 
 

@@ -52,8 +52,8 @@ class LineEngine:
     saves: int = 0  # in all threads: now and then expired ones are deleted
 
     def __post_init__(self) -> None:
-        if (vault := getattr(self.ctx.driver, "vault", None)) is not None:
-            vault.listen(self.threads)
+        if (keys := getattr(self.ctx.driver, "keys", None)) is not None:
+            keys.listen(self.threads)
 
 
 class Entry(NamedTuple):

@@ -44,7 +44,7 @@ from perdure.ops.copies.thread_files import (
     decode_parts,
 )
 from perdure.storage.base import ConstraintFailed
-from perdure.storage.cells import NOTE, RECORD_METADATA
+from perdure.storage.columns import NOTE, RECORD_METADATA
 from perdure.storage.program import Batch, Flow, Program, Progress, Sql, Statement, read, write
 from perdure.threads.checks import check_name
 from perdure.threads.context import Context

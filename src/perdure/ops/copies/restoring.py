@@ -96,8 +96,8 @@ def try_restore(ctx: Context, path: str | os.PathLike[str], progress: Progress |
     with at_hand(path) as here:
         if here is not None:
             return try_restore(ctx, here, progress)
-    vault = getattr(ctx.driver, "vault", None)
-    keys: dict[str, Any] = {} if vault is None else {"keys": vault.provider}
+    cache = getattr(ctx.driver, "keys", None)
+    keys: dict[str, Any] = {} if cache is None else {"keys": cache.provider}
     with _temporary(bottom(ctx.driver), _backup(path)) as (url, place):
         done = restore(path, url, progress=progress, **keys, **place)
     if done.ok:

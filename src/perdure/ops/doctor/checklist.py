@@ -81,7 +81,7 @@ _TROUBLE = Sql(
     ORDER BY t.tenant LIMIT 20"""
 )
 _SWEEPS = Sql("SELECT count(*) FROM sweep")
-_SEALS = Sql("SELECT count(DISTINCT tenant), (SELECT count(*) FROM tenant) FROM seal")
+_SEALS = Sql("SELECT count(*), (SELECT count(*) FROM tenant) FROM tenant_key")
 _NEWEST = Sql("SELECT max(active) FROM thread")
 _APPLIED = Sql("SELECT max(version) FROM migration")
 

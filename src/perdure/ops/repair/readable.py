@@ -11,21 +11,20 @@ from typing import NamedTuple
 
 from perdure.errors import KeyMissing, UsageError
 from perdure.log.branches import try_thread
-from perdure.storage.cells import MARK
-from perdure.storage.keyring import ID_BYTES
+from perdure.storage.columns import MARK
 from perdure.storage.program import Batch, Flow, Program, Sql, read
 from perdure.threads.context import Context
 
 _NOTHING = "nothing was changed"
 _GIVE = "give its keys (keys=…), or set PERDURE_KEYS to its key file"
 _SAMPLE = 20
-_SEALED = Sql("SELECT key FROM seal WHERE tenant = :tenant ORDER BY since DESC LIMIT 1")
+_KEY = Sql("SELECT wrapped_by FROM tenant_key WHERE tenant = :tenant")
 _TENANTS = Sql("SELECT tenant, name FROM tenant ORDER BY tenant")
 _USED = Sql(
     """SELECT EXISTS (SELECT 1 FROM thread WHERE tenant = :tenant), EXISTS (SELECT 1 FROM run WHERE tenant = :tenant),
     EXISTS (SELECT 1 FROM body WHERE tenant = :tenant)"""
 )
-_STRANGE = Sql("SELECT 1 FROM seal s WHERE NOT EXISTS (SELECT 1 FROM tenant t WHERE t.tenant = s.tenant) LIMIT 1")
+_STRANGE = Sql("SELECT 1 FROM tenant_key s WHERE NOT EXISTS (SELECT 1 FROM tenant t WHERE t.tenant = s.tenant) LIMIT 1")
 # What cells begin with that were sealed, whatever the store has kept about keys.
 _STARTS = [
     Sql(f"SELECT substr({column}, 1, 16) FROM {table} WHERE tenant = :tenant ORDER BY {key} LIMIT :limit")
@@ -67,17 +66,15 @@ def tenants() -> Program[list[tuple[int, str]]]:
 
 def _has_key(tenant: int, name: str, keys: object) -> Flow[bool]:
     """Whether a tenant can be read. False: there is nothing to be read. Raises KeyMissing, NotEncrypted."""
-    listed, used = yield from read(partial(_keys_of, tenant))
-    if keys is None and (listed or used):
-        key = listed or used or b""
-        says = f"the data of tenant {name!r} is encrypted with key {key.hex()}, and a repair must read it: {_GIVE}"
-        raise _refused(says, name, key)
-    if used and not listed:
+    listed, is_encrypted = yield from read(partial(_keys_of, tenant))
+    if keys is None and (listed or is_encrypted):
+        says = f"the data of tenant {name!r} is encrypted, and a repair must read it: {_GIVE}"
+        raise _refused(says, name, listed)
+    if is_encrypted and not listed:
         raise KeyMissing(
-            f"the data of tenant {name!r} is encrypted with key {used.hex()}, and what the store keeps about its keys "
-            f"(the table `seal`) is gone: restore a backup, or bring that table back from one; {_NOTHING}",
+            f"the data of tenant {name!r} is encrypted, and its data key (the table `tenant_key`) is gone: restore a "
+            f"backup, or bring that table back from one; {_NOTHING}",
             tenant=name,
-            key=used.hex(),
         )
     if keys is not None:
         try:
@@ -98,16 +95,15 @@ def _refused(says: str, name: str, key: bytes | None) -> KeyMissing:
     )
 
 
-def _keys_of(tenant: int) -> Program[tuple[bytes | None, bytes | None]]:
-    """The newest key that the store knows of, and one that its cells were sealed with."""
+def _keys_of(tenant: int) -> Program[tuple[bytes | None, bool]]:
+    """The key that wraps the data key of a tenant, and whether its values look encrypted."""
     listed, *starts = yield Batch(
-        _SEALED(tenant=tenant), *(sql(tenant=tenant, limit=_SAMPLE) for sql in _STARTS), last=True
+        _KEY(tenant=tenant), *(sql(tenant=tenant, limit=_SAMPLE) for sql in _STARTS), last=True
     )
-    cells = [start for rows in starts for (start,) in rows if type(start) is bytes]
-    sealed = [start[len(MARK) :][:ID_BYTES] for start in cells if start.startswith(MARK)]
-    # One cell may look so by damage; a store that is encrypted has no others.
-    used = sealed[0] if sealed and 2 * len(sealed) > len(cells) else None
-    return (bytes(listed[0][0]) if listed else None), used
+    values = [start for rows in starts for (start,) in rows if type(start) is bytes]
+    # One value may look so by damage; a store that is encrypted has no others.
+    is_encrypted = 2 * sum(start.startswith(MARK) for start in values) > len(values)
+    return (bytes(listed[0][0]) if listed else None), is_encrypted
 
 
 def _is_used(tenant: int) -> Program[bool]:

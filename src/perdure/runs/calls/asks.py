@@ -21,7 +21,7 @@ from perdure.runs.journal.rows import LOCK, NUDGE
 from perdure.runs.session.acting import Act, Wait
 from perdure.runs.session.scope import Scope
 from perdure.runs.session.session import Session
-from perdure.storage.cells import ANSWER, ASK_ANSWER, QUESTION, TERMS
+from perdure.storage.columns import ANSWER, ASK_ANSWER, QUESTION, TERMS
 from perdure.storage.program import Batch, Program, Rows, Sql, read
 from perdure.threads.checks import check_name, check_text
 from perdure.values.codec import decode, encode

@@ -15,7 +15,7 @@ from perdure.runs.journal.rows import BY_ID, NUDGE, RunRow
 from perdure.runs.session.acting import Act, Wait
 from perdure.runs.session.scope import Scope
 from perdure.runs.session.session import Session
-from perdure.storage.cells import SIGNAL
+from perdure.storage.columns import SIGNAL
 from perdure.storage.program import Batch, Program, Rows, Sql, read
 from perdure.threads.checks import check_name
 

@@ -42,7 +42,7 @@ from perdure.runs.journal.entries import (
 )
 from perdure.runs.journal.journal import FORK, FORK_NAME, Segment, fork_terms, paths_in, read_segments
 from perdure.runs.journal.rows import NewRun, RunRow
-from perdure.storage.cells import JOURNAL
+from perdure.storage.columns import JOURNAL
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, write
 from perdure.threads.checks import check_name
 from perdure.threads.context import Context

@@ -11,7 +11,7 @@ from blake3 import blake3
 from perdure.errors import JournalDamaged
 from perdure.runs.journal.entries import Entry
 from perdure.storage.base import ConstraintFailed
-from perdure.storage.cells import BLOB
+from perdure.storage.columns import BLOB
 from perdure.storage.program import Batch, Flow, Program, Sql, Statement, read, write
 
 BLOB_MIN_BYTES = 64 * 1024

@@ -18,7 +18,7 @@ import orjson
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal.queues import Limits, Room
 from perdure.runs.journal.rows import NEVER, WAITS, Hold, RunRow
-from perdure.storage.cells import ARGS, INPUT
+from perdure.storage.columns import ARGS, INPUT
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 
 _BETWEEN = "\x1f"  # a function and its version, as one text
@@ -42,7 +42,7 @@ def _sql(text: str) -> Sql:
 # (SELECT {now}): the time is taken once, so that an index can be searched by it.
 # Nor runs of tenants whose data this process cannot read: with keys those it has none for, without what is encrypted.
 _OURS = """(CAST(:tenant AS bigint) IS NULL OR r.tenant = :tenant) AND r.tenant NOT IN {numbers:barred}
-        AND (:keyed = 1 OR NOT EXISTS (SELECT 1 FROM seal s WHERE s.tenant = r.tenant))
+        AND (:keyed = 1 OR NOT EXISTS (SELECT 1 FROM tenant_key s WHERE s.tenant = r.tenant))
         AND (r.function || {between} || r.version) IN {texts:exact}"""
 _LIMITS = _sql(
     """SELECT queue, concurrency, tenant_concurrency, rate, burst, tokens, filled_at, {now} FROM queue

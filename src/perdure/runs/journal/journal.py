@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from perdure.errors import Damaged, JournalDamaged
 from perdure.runs.journal.entries import CHANGE, DIGEST_MASK, Recorded, entry_digest, unpack
 from perdure.runs.journal.rows import COLUMNS, RUN_CELLS, JournalSum, RunRow, value_of
-from perdure.storage.cells import JOURNAL
+from perdure.storage.columns import JOURNAL
 from perdure.storage.program import Batch, Program, Rows, Sql
 
 _ROWS = """SELECT seq, kind, body FROM journal WHERE tenant = :tenant AND run = :run AND seq > :since AND seq <= :last

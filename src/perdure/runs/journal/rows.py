@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
-from perdure.storage.cells import ARGS, INPUT, JOURNAL, RUN_VALUE, WAITING
+from perdure.storage.columns import ARGS, INPUT, JOURNAL, RUN_VALUE, WAITING
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_row
 
 NEVER = 2**61  # a wake_at without an end of its own

@@ -22,7 +22,7 @@ from perdure.runs.journal.blobs import blob_hash
 from perdure.runs.journal.entries import DIGEST_MASK, KIND_NAMES, Recorded, unsqueeze
 from perdure.runs.journal.journal import read_segments
 from perdure.runs.journal.rows import CHECK_ARGS, FINISHED, RUN_CELLS, STATUSES, TASK, RunRow
-from perdure.storage.cells import ANSWER, ASK_ANSWER, BLOB, QUESTION, RUN_VALUE, SIGNAL, TERMS
+from perdure.storage.columns import ANSWER, ASK_ANSWER, BLOB, QUESTION, RUN_VALUE, SIGNAL, TERMS
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, read
 
 _PAGE = 200

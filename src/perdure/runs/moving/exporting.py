@@ -43,7 +43,7 @@ from perdure.runs.moving.packages import (
     read_package,
     write_pending,
 )
-from perdure.storage.cells import ANSWER, ASK_ANSWER, BLOB, QUESTION, RUN_VALUE, SIGNAL, TERMS
+from perdure.storage.columns import ANSWER, ASK_ANSWER, BLOB, QUESTION, RUN_VALUE, SIGNAL, TERMS
 from perdure.storage.program import Batch, Driver, Flow, Program, Rows, Sql, adrive, drive, read, write
 from perdure.threads.context import Context
 

@@ -28,7 +28,7 @@ from perdure.runs.journal.entries import DIGEST_MASK, entry_digest, unpack
 from perdure.runs.journal.rows import RunRow
 from perdure.runs.moving.exporting import _store_id
 from perdure.runs.moving.packages import Package, RunPart, StatePart, read_package
-from perdure.storage.cells import ANSWER, ASK_ANSWER, INPUT, JOURNAL, QUESTION, SIGNAL, TERMS, WAITING
+from perdure.storage.columns import ANSWER, ASK_ANSWER, INPUT, JOURNAL, QUESTION, SIGNAL, TERMS, WAITING
 from perdure.storage.files import sync_file, sync_folder
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, read, write
 from perdure.threads.context import Context

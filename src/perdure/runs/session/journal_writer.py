@@ -19,7 +19,7 @@ from perdure.runs.journal.rows import Hold, Line
 from perdure.runs.session import points
 from perdure.runs.session.acting import Act, CannotWait, Pause, perform
 from perdure.storage.base import ConstraintFailed
-from perdure.storage.cells import JOURNAL
+from perdure.storage.columns import JOURNAL
 from perdure.storage.program import Batch, Program, Rows, Sql, Transaction, read
 
 if TYPE_CHECKING:

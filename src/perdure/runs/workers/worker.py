@@ -234,10 +234,10 @@ class Worker:
         specs = known_durables() if self._given is None else self._given
         if specs != self._specs:
             self._specs, self._known = specs, Known.of(specs)
-        vault = getattr(self._ctx.driver, "vault", None)
-        barred = () if vault is None else vault.barred()
+        keys = getattr(self._ctx.driver, "keys", None)
+        barred = () if keys is None else keys.barred()
         active = tuple(self._active)
-        return Search(self._owner.text, self.queues, self._known, self._tenant, active, barred, vault is not None)
+        return Search(self._owner.text, self.queues, self._known, self._tenant, active, barred, keys is not None)
 
     def _start(self, taken: Taken) -> None:
         spec = guarded(self._specs[taken.row.function])

@@ -318,14 +318,12 @@ CREATE TABLE erased (
     PRIMARY KEY (tenant, thread, record)
 );
 
--- The keys that a tenant's data is encrypted with; never the keys themselves.
-CREATE TABLE seal (
-    tenant bigint NOT NULL,
-    key bytea NOT NULL,              -- the key's id
-    proof bytea NOT NULL,            -- a known text, encrypted with it: tells a wrong key from damage
-    since bigint NOT NULL,
-    retired_at bigint,             -- nothing is encrypted with it any more
-    PRIMARY KEY (tenant, key)
+-- The data key of a tenant, with which its columns are encrypted: wrapped, that is, encrypted with the provider's key.
+CREATE TABLE tenant_key (
+    tenant bigint PRIMARY KEY,
+    wrapped_by bytea NOT NULL,       -- the id of the provider's key
+    wrapped bytea NOT NULL,
+    since bigint NOT NULL            -- when it was wrapped with this key, microseconds since 1970
 );
 
 -- Copies that hold data of this store: what erasing cannot reach, and what a restore was tried with.
@@ -403,7 +401,7 @@ DECLARE
 BEGIN
     FOREACH each IN ARRAY ARRAY[
         'thread', 'tag', 'record', 'body', 'sweep', 'space', 'label', 'write', 'run', 'run_value', 'journal', 'ask',
-        'answer', 'signal', 'blob', 'run_blob', 'pack', 'pin', 'erased', 'seal', 'copy', 'quarantine'
+        'answer', 'signal', 'blob', 'run_blob', 'pack', 'pin', 'erased', 'tenant_key', 'copy', 'quarantine'
     ] LOOP
         EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', each);
         EXECUTE format('ALTER TABLE %I FORCE ROW LEVEL SECURITY', each);

@@ -307,15 +307,13 @@ CREATE TABLE erased (
     PRIMARY KEY (tenant, thread, record)
 ) WITHOUT ROWID;
 
--- The keys that a tenant's data is encrypted with; never the keys themselves.
-CREATE TABLE seal (
-    tenant INTEGER NOT NULL,
-    key BLOB NOT NULL,              -- the key's id
-    proof BLOB NOT NULL,            -- a known text, encrypted with it: tells a wrong key from damage
-    since INTEGER NOT NULL,
-    retired_at INTEGER,             -- nothing is encrypted with it any more
-    PRIMARY KEY (tenant, key)
-) WITHOUT ROWID;
+-- The data key of a tenant, with which its columns are encrypted: wrapped, that is, encrypted with the provider's key.
+CREATE TABLE tenant_key (
+    tenant INTEGER PRIMARY KEY,
+    wrapped_by BLOB NOT NULL,       -- the id of the provider's key
+    wrapped BLOB NOT NULL,
+    since INTEGER NOT NULL            -- when it was wrapped with this key, microseconds since 1970
+);
 
 -- Copies that hold data of this store: what erasing cannot reach, and what a restore was tried with.
 CREATE TABLE copy (

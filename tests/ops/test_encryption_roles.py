@@ -8,8 +8,8 @@ from sealed_kit import NEW, OLD, OTHER, Raw, assert_sealed
 
 import perdure
 from perdure import StaticKeys
+from perdure.encryption.keys import key_id
 from perdure.errors import KeyMissing
-from perdure.storage.keyring import key_id
 
 
 def test_an_application_and_a_tenants_own_role_encrypt_and_rotate(roles: Roles) -> None:

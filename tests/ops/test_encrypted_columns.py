@@ -9,17 +9,16 @@ import re
 import pytest
 
 import perdure
-from perdure.storage.cells import TABLES
+from perdure.storage.columns import COLUMNS, TABLES
 from perdure.storage.program import Sql
 
 # What sees cells as they are stored, on purpose: beginnings of the statements, without runs of blanks.
 _RAW = (
-    "SELECT p.data FROM pack p WHERE p.tenant = :tenant AND substr(p.data, 1, 5) = :mark",  # where objects are
     "INSERT INTO write (tenant, thread, space, id, task, idx, channel, path, base, value) SELECT tenant, CAST(:target",
     "SELECT key, value FROM tag WHERE tenant = :tenant AND thread = :thread",  # only which keys there are
     "SELECT key, value, thread FROM tag WHERE tenant = :tenant LIMIT",  # to be set aside as they are
 )
-# They move cells as they are stored: to an object store, to a quarantine.
+# It moves values as they are stored.
 _RAW_MODULES = ("perdure.log.quarantine",)
 
 
@@ -51,7 +50,7 @@ def touched(text: str, table: str, column: str) -> bool:
     if any(re.search(rf"\b{name}\.{column}\b", text) for name in names):
         return True
     others = set(re.findall(r"\b(?:FROM|JOIN|UPDATE|INTO) (\w+)", text)) - {table}
-    others = {other for other in others if any(other == found.name for found in TABLES) or other == "body"}
+    others = {other for other in others if other in TABLES}
     return not others and re.search(rf"(?<![:\w.]){column}\b", text) is not None
 
 
@@ -63,10 +62,11 @@ def test_every_statement_says_what_is_secret() -> None:
         text = " ".join(sql.postgres.split())
         if text.startswith(_RAW) or ":k_" in text:  # `:k_`: the repair's quarantine takes rows as they are
             continue
-        for table in TABLES:
-            for column, cell in zip(table.columns(), table.cells, strict=True):
-                if cell.label not in said(sql) and touched(text, table.name, column):
-                    missing.append(f"{cell.label}: {text[:150]}")
+        missing += [
+            f"{column.label}: {text[:150]}"
+            for column in COLUMNS
+            if column.label not in said(sql) and touched(text, *column.label.split("."))
+        ]
     # A question is opened without an answer.
     missing = [one for one in missing if not one.startswith("ask.answer: INSERT INTO ask (") or ":answer" in one]
     assert not missing, "\n".join(missing)
@@ -74,11 +74,11 @@ def test_every_statement_says_what_is_secret() -> None:
 
 @pytest.mark.parametrize("sort", ["seals", "opens"])
 def test_cells_are_identified_by_what_their_table_says(sort: str) -> None:
-    known = {(cell.label, len(cell.by), cell.sort) for table in TABLES for cell in table.cells}
+    known = {(column.label, len(column.by), column.kind) for column in COLUMNS}
     labels = {label for label, *_ in known}
     for sql in statements():
         for _, cell in getattr(sql, sort):
-            assert cell.label not in labels or (cell.label, len(cell.by), cell.sort) in known, (cell, sql.postgres)
+            assert cell.label not in labels or (cell.label, len(cell.by), cell.kind) in known, (cell, sql.postgres)
 
 
 def test_a_statement_that_says_nothing_would_be_found() -> None:

@@ -12,7 +12,7 @@ from sealed_kit import CANARY, LARGE, NEW, OLD, OTHER, Raw, assert_sealed, fill,
 import perdure
 from perdure import PerdureError, StaticKeys, Store
 from perdure.errors import Damaged, KeyMissing, NotEncrypted, RunError
-from perdure.storage.cells import TABLES
+from perdure.storage.columns import COLUMNS
 
 
 def opened(url: str, keys: Any = OLD, **options: Any) -> Store:
@@ -31,7 +31,7 @@ def test_nothing_secret_is_stored_in_the_clear(url: str) -> None:
         assert not found
         counts = assert_sealed(raw)
     assert not [part for part in raw.everything() if CANARY.encode() in part]
-    empty = {cell.label for table in TABLES for cell in table.cells if not counts.get(cell.label)}
+    empty = {column.label for column in COLUMNS if not counts.get(column.label)}
     assert not empty, "the test writes into every secret column"
 
 
@@ -140,9 +140,9 @@ def test_data_that_is_not_encrypted_is_refused(url: str) -> None:
     with opened(url, None) as store:
         fill(store)
     with opened(url) as store:
-        with pytest.raises(NotEncrypted, match="perdure keys encrypt"):
+        with pytest.raises(NotEncrypted, match="transfer it to a new store"):
             store.thread("alice").load()
-        with pytest.raises(NotEncrypted, match="perdure keys encrypt"):
+        with pytest.raises(NotEncrypted, match="transfer it to a new store"):
             store.thread("new").save({"n": 1})
         assert store.tenant("another").thread("t").save({"n": 1})
 
@@ -203,7 +203,7 @@ def test_cells_that_were_cut_short_are_found(url: str, table: str, column: str, 
         assert not store.ops.verify().ok
 
 
-@pytest.mark.parametrize("at", [3, 12, 25, -1], ids=["key", "nonce", "text", "tag"])
+@pytest.mark.parametrize("at", [4, 17, -1], ids=["nonce", "text", "tag"])
 def test_a_changed_byte_is_found(url: str, at: int) -> None:
     points = saved(url)
     raw = Raw(url)
@@ -268,7 +268,7 @@ def test_cells_of_runs_that_were_moved_are_found(url: str, table: str, column: s
     raw(f"UPDATE {table} SET {column} = ? WHERE {where}", (moved[0][0] if moved else own[:-1] + bytes((own[-1] ^ 1,)),))
     with opened(url) as store:
         assert not store.ops.verify().ok
-        with pytest.raises((RunError, Damaged), match=r"damaged|not open|cannot be read|add up"):
+        with pytest.raises((RunError, Damaged), match=r"damaged|not decrypt|cannot be read|add up"):
             looked(store)
 
 

@@ -16,7 +16,6 @@ import perdure
 from perdure import KeyFile, Keys, Store
 from perdure.errors import KeyMissing, Unavailable
 from perdure.langgraph import PerdureSaver
-from perdure.storage.vault import KeysWanted
 from perdure.testing.processes import ForkServer, Say
 
 
@@ -29,8 +28,8 @@ class Clock:
 
     def __init__(self, store: Store) -> None:
         self.now = time.monotonic() + 1000
-        store._context.driver.vault._monotonic = lambda: self.now  # type: ignore[attr-defined]
-        store._context.driver.vault.forget()  # type: ignore[attr-defined]
+        store._context.driver.keys._monotonic = lambda: self.now  # type: ignore[attr-defined]
+        store._context.driver.keys.forget()  # type: ignore[attr-defined]
 
 
 class Service:
@@ -57,8 +56,8 @@ def cached(store: Store) -> list[int]:
     return sorted({key[0] for key in store._context.cache._bases})
 
 
-def vault_of(store: Store) -> Any:
-    return store._context.driver.vault  # type: ignore[attr-defined]
+def cache_of(store: Store) -> Any:
+    return store._context.driver.keys  # type: ignore[attr-defined]
 
 
 # --- a key file
@@ -82,7 +81,7 @@ def test_a_running_process_forgets_what_the_key_file_forgot(url: str, tmp_path: 
         assert globex.load().state == {"of": "globex"}
         globex.save({"of": "globex", "n": 2})
         assert len(cached(store)) == 1, "texts in memory went with the key"
-        assert len(vault_of(store)._locks) == 1
+        assert len(cache_of(store)._names) == 1
 
 
 async def test_an_async_process_forgets_what_the_key_file_forgot(url: str, tmp_path: Path) -> None:
@@ -164,33 +163,12 @@ def keeper(say: Say, url: str, path: str) -> None:
                 said = True
 
 
-def test_keys_that_were_read_just_before_they_were_forgotten_are_not_taken_for_new(tmp_path: Path) -> None:
-    """One thread has read the file, another sees that it has changed, then the first one says what it read."""
-    file = KeyFile(tmp_path / "keys.json")
-    file.new("default")
-    with opened(str(tmp_path / "a.db"), KeyFile(file.path)) as store:
-        clock, vault = Clock(store), vault_of(store)
-        thread = store.thread("t")
-        thread.save({"n": 1})
-        wanted = KeysWanted(store._context.known_tenant or 0, "default", frozenset(), clock.now)
-        read = vault.asker.ask("default")
-        file.forget("default")
-        clock.now += 1.01
-        vault.tend()
-        vault.took(wanted, *read)
-        for _ in range(2):
-            clock.now += 1.01
-            vault.tend()
-        with pytest.raises(KeyMissing):
-            thread.load()
-
-
 def test_another_process_forgets_by_itself(tmp_path: Path) -> None:
     """With the real clock: it goes on until it hears of it, and ends by itself."""
     url = str(tmp_path / "a.db")
     file = KeyFile(tmp_path / "keys.json")
     file.new("default")
-    with ForkServer("test_sealing_forgotten:keeper") as fork_server:
+    with ForkServer("test_encryption_forgotten:keeper") as fork_server:
         child = fork_server.start(url, str(file.path))
         lines = child.lines()
         assert next(lines) == "at work"
@@ -233,11 +211,6 @@ def test_a_busy_process_does_not_wait_for_the_provider_that_it_asks_again(url: s
         thread.load()
         del keys.kept["default"]
         clock.now += keys.refresh_s + 1
-        try:
-            thread.load()  # asks, beside it
-        except KeyMissing:
-            pass  # it had answered already
-        vault_of(store).asker.wait()
         with pytest.raises(KeyMissing):
             thread.load()
         assert cached(store) == []
@@ -253,7 +226,6 @@ def test_a_provider_that_fails_is_given_time_but_not_for_ever(url: str) -> None:
         keys.fails = ConnectionError("key service secret-host is down")
         clock.now += keys.refresh_s + 1
         thread.load()
-        vault_of(store).asker.wait()
         assert thread.load().state == {"n": 1}, "what is known is used for twice refresh_s"
         clock.now += keys.refresh_s
         with pytest.raises(Unavailable, match="ConnectionError") as caught:
@@ -265,23 +237,6 @@ def test_a_provider_that_fails_is_given_time_but_not_for_ever(url: str) -> None:
         assert thread.load().state == {"n": 1}
 
 
-def test_keys_of_tenants_that_nobody_uses_leave_the_memory(url: str) -> None:
-    keys = Service(acme=OLD, globex=NEW)
-    with opened(url, keys) as store:
-        clock = Clock(store)
-        for name in keys.kept:
-            store.tenant(name).thread("t").save({"of": name})
-            store.tenant(name).thread("t").load()
-        asked = keys.asked
-        for _ in range(5):
-            clock.now += keys.refresh_s * 0.9
-            store.tenant("acme").thread("t").load()
-            vault_of(store).asker.wait()
-        assert len(vault_of(store)._locks) == len(cached(store)) == 1
-        assert keys.asked <= asked + 5, "nobody asks for the keys of a tenant that is not used"
-        assert store.tenant("globex").thread("t").load().state == {"of": "globex"}
-
-
 def test_a_new_key_of_a_provider_comes_into_use_by_itself(url: str) -> None:
     keys = Service(default=OLD)
     with opened(url, keys) as store:
@@ -291,8 +246,9 @@ def test_a_new_key_of_a_provider_comes_into_use_by_itself(url: str) -> None:
         keys.keys_for = lambda tenant: Keys(NEW, [OLD])  # type: ignore[method-assign]
         clock.now += 2 * keys.refresh_s
         thread.save({"n": 2})
-        [(current, _), (newest, _)] = [(info.current, info.id) for info in store.ops.list_keys()]
-        assert (current, newest) == (False, True)
+        assert [info.current for info in store.ops.list_keys()] == [False]
+        store.ops.rotate_keys()
+        assert [info.current for info in store.ops.list_keys()] == [True]
         assert thread.load().state == {"n": 2}
 
 
@@ -321,4 +277,4 @@ def test_another_key_for_a_tenant_is_refused_by_a_running_process(url: str) -> N
             thread.load()
         with pytest.raises(KeyMissing, match="the keys that were given are others"):
             thread.save({"n": 2})
-    assert len(Raw(url)("SELECT 1 FROM seal")) == 1, "a key that opens nothing is not written down as the newest"
+    assert len(Raw(url)("SELECT 1 FROM tenant_key")) == 1

@@ -19,9 +19,9 @@ from sealed_kit import NEW, OLD, OTHER, Raw
 
 import perdure
 from perdure import KeyFile, Keys, StaticKeys, Store, UsageError
+from perdure.encryption.cipher import Cipher, unwrap_data_key
 from perdure.errors import KeyMissing
-from perdure.storage.cells import MARK, NOTE, SALT
-from perdure.storage.locks import Locks, locks_of
+from perdure.storage.columns import MARK, NOTE, SALT
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -57,8 +57,8 @@ def shown(error: BaseException) -> str:
     return "\n".join(parts)
 
 
-def broken_proof(url: str) -> None:
-    Raw(url)("UPDATE seal SET proof = ?", (MARK + bytes(60),))
+def broken_data_key(url: str) -> None:
+    Raw(url)("UPDATE tenant_key SET wrapped = ?", (bytes(60),))
 
 
 def broken_cell(url: str) -> None:
@@ -71,8 +71,8 @@ def nothing(url: str) -> None:
 
 @pytest.mark.parametrize(
     ("keys", "damage"),
-    [([OTHER], nothing), (OLD, broken_proof), (OLD, broken_cell), ({"another": OLD}, nothing)],
-    ids=["others", "proof", "cell", "no-key"],
+    [([OTHER], nothing), (OLD, broken_data_key), (OLD, broken_cell), ({"another": OLD}, nothing)],
+    ids=["others", "data key", "cell", "no-key"],
 )
 def test_no_error_shows_a_key_not_even_to_who_looks_at_its_frames(
     url: str, keys: Any, damage: Callable[[str], None]
@@ -102,9 +102,10 @@ def test_a_rotated_away_key_is_not_shown_either(url: str) -> None:
         with pytest.raises(KeyMissing) as caught:
             store.thread("a").load()
         text = shown(caught.value)
-        index = locks_of(1, "", Keys(OLD), Keys(OLD).current, None, {}, 0.0)
-        assert index is not None
-        assert not [shape for key in (OLD, NEW, index._index) for shape in shapes_of(key) if shape in text]
+        [(tenant, wrapped)] = Raw(url)("SELECT tenant, wrapped FROM tenant_key")
+        data_key = unwrap_data_key(tenant, Keys(NEW), Keys(NEW).current, bytes(wrapped))
+        assert data_key is not None
+        assert not [shape for key in (OLD, NEW, data_key) for shape in shapes_of(key) if shape in text]
 
 
 @pytest.mark.parametrize("wrong", [OLD[:31], OLD + b"x", OLD.hex()])
@@ -171,7 +172,6 @@ def test_no_line_of_the_log_shows_a_key(url: str, caplog: pytest.LogCaptureFixtu
                 store.thread("a").save({"n": number})
             except perdure.errors.Unavailable:
                 pass
-        store._context.driver.vault.asker.wait()  # type: ignore[attr-defined]
     assert not [shape for shape in shapes_of(OLD) if shape in caplog.text]
 
 
@@ -206,46 +206,38 @@ def test_a_key_file_that_is_a_link_stays_one(tmp_path: Path) -> None:
 # --- nonces
 
 
-def sealed_by_child(queue: Any, key: bytes, count: int) -> None:
-    locks = made_locks(key)
-    queue.put([locks.seal(SALT, b"", ()) for _ in range(count)])
-
-
-def made_locks(key: bytes, tenant: int = 1) -> Locks:
-    keys = Keys(key)
-    locks = locks_of(tenant, "t", keys, keys.current, None, {}, 0.0)
-    assert locks is not None
-    return locks
+def encrypted_by_child(queue: Any, key: bytes, count: int) -> None:
+    cipher = Cipher(1, "t", key)
+    queue.put([cipher.encrypt(SALT, b"", ()) for _ in range(count)])
 
 
 def test_forked_processes_draw_other_nonces() -> None:
-    """The parent has sealed before: what it keeps in memory must not make the children draw the same."""
-    parent = made_locks(OLD)
-    cells = [parent.seal(SALT, b"", ()) for _ in range(100)]
+    """The parent has encrypted before: what it keeps in memory must not make the children draw the same."""
+    parent = Cipher(1, "t", OLD)
+    values = [parent.encrypt(SALT, b"", ()) for _ in range(100)]
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
-    children = [context.Process(target=sealed_by_child, args=(queue, OLD, 100)) for _ in range(3)]
+    children = [context.Process(target=encrypted_by_child, args=(queue, OLD, 100)) for _ in range(3)]
     for child in children:
         child.start()
     for _ in children:
-        cells += queue.get()
+        values += queue.get()
     for child in children:
         child.join(30)
-    nonces = {cell[len(MARK) + 8 :][:12] for cell in cells}
-    assert len(nonces) == len(cells) == 400
+    nonces = {value[len(MARK) :][:12] for value in values}
+    assert len(nonces) == len(values) == 400
 
 
-def test_the_same_text_is_never_the_same_cell_and_kinds_and_tenants_have_keys_of_their_own() -> None:
-    locks = made_locks(OLD)
-    assert locks.seal(SALT, b"x", ()) != locks.seal(SALT, b"x", ())
-    cell = locks.seal(SALT, b"x", ())
-    sealed = locks.seal(NOTE, "x", (1, 2))
+def test_the_same_text_is_never_the_same_value_and_columns_and_tenants_have_keys_of_their_own() -> None:
+    cipher = Cipher(1, "t", OLD)
+    assert cipher.encrypt(SALT, b"x", ()) != cipher.encrypt(SALT, b"x", ())
+    stored = cipher.encrypt(SALT, b"x", ())
+    note = cipher.encrypt(NOTE, "x", (1, 2))
     with pytest.raises(perdure.errors.Damaged):
-        locks.open(NOTE, sealed, (1, 3))
-    assert locks.open(SALT, cell, ()) == b"x"
-    nonce, text, bound = cell[len(MARK) + 8 :][:12], cell[len(MARK) + 20 :], locks._aad(SALT, ())
-    assert locks._cipher(SALT.label, locks.current).decrypt(nonce, text, bound) == b"x"
-    others = [locks._cipher(NOTE.label, locks.current), made_locks(OLD, 2)._cipher(SALT.label, locks.current)]
-    for other in others:  # also if they said the same about where it is
+        cipher.decrypt(NOTE, note, (1, 3))
+    assert cipher.decrypt(SALT, stored, ()) == b"x"
+    nonce, text, bound = stored[len(MARK) :][:12], stored[len(MARK) + 12 :], cipher._aad(SALT, ())
+    assert cipher._cipher(SALT.label).decrypt(nonce, text, bound) == b"x"
+    for other in (cipher._cipher(NOTE.label), Cipher(2, "t", OLD)._cipher(SALT.label)):  # also if told the same place
         with pytest.raises(InvalidTag):
             other.decrypt(nonce, text, bound)

@@ -1,0 +1,289 @@
+"""The key cache: the provider's answers and the ciphers made from them, tenant by tenant.
+
+The provider is asked outside of any transaction, on a thread of its own, once for all that wait for the same tenant,
+and again after `refresh_s` when the tenant is next used. If it answers that there is no key, the cipher and what other
+caches hold readable of the tenant are dropped at once. If it does not answer, the last keys are used for up to twice
+`refresh_s` since its last good answer.
+
+Must never happen here: waiting for a provider inside a transaction. A program that lacks keys raises `KeysWanted`, and
+the driver asks when the transaction has been rolled back.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from typing import NamedTuple, Protocol
+from weakref import WeakSet
+
+from perdure.encryption.cipher import Cipher, unwrap_data_key
+from perdure.encryption.keys import KeyFile, KeyProvider, Keys, StaticKeys
+from perdure.errors import Damaged, KeyMissing, PerdureError, Unavailable, UsageError
+from perdure.storage.events import event
+
+BARRED_S = 30.0  # a worker skips a tenant without a key for so long
+_PROBLEM_S = 1.0  # a provider that gave no key is not asked again for so long
+_ASKERS_MAX = 4
+_REFRESH_S, _TIMEOUT_S = 60.0, 30.0
+_log = logging.getLogger("perdure")
+
+
+class KeysWanted(Exception):
+    """A program needs the keys of a tenant, or newer ones than are known."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"keys of tenant {name!r}")
+        self.name = name
+
+
+class Forgets(Protocol):
+    """Something that keeps readable data of a tenant in memory."""
+
+    def forget_tenant(self, tenant: int) -> None:
+        """The tenant's key is gone: drop its data, and keep none until `know_tenant`."""
+
+    def know_tenant(self, tenant: int) -> None:
+        """The tenant's key is there (again)."""
+
+
+class _Answer(NamedTuple):
+    """What the provider said last: keys, or why there are none; when it was asked; when it last gave keys."""
+
+    keys: Keys | None
+    error: PerdureError | None
+    asked_at: float
+    good_at: float
+
+
+class _Entry(NamedTuple):
+    cipher: Cipher
+    until: float
+
+
+class KeyCache:
+    """The keys of a store: where they come from, and the ciphers of the tenants in use. For any thread."""
+
+    def __init__(
+        self,
+        provider: KeyProvider,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self.provider = provider
+        self.refresh_s = _seconds(provider, "refresh_s", _REFRESH_S)
+        self.timeout_s = _seconds(provider, "timeout_s", _TIMEOUT_S)
+        self.clock_us = clock_us
+        self._monotonic = monotonic
+        self._is_local = isinstance(provider, KeyFile | StaticKeys)  # answers at once: needs no thread
+        self._lock = Lock()
+        self._answers: dict[str, _Answer] = {}
+        self._asking: dict[str, Future[None]] = {}
+        self._ciphers: dict[int, _Entry] = {}
+        self._names: dict[int, str] = {}  # the tenants whose data may be readable in memory
+        self._barred: dict[int, float] = {}
+        self._listeners: WeakSet[Forgets] = WeakSet()
+        self._executor: ThreadPoolExecutor | None = None
+
+    # --- ciphers
+
+    def cipher(self, tenant: int) -> Cipher | None:
+        """The cipher of a tenant, if it is known and its keys need not be asked for again."""
+        entry = self._ciphers.get(tenant)
+        return entry.cipher if entry is not None and self._monotonic() < entry.until else None
+
+    def keys(self, name: str, asked: Collection[str]) -> Keys:
+        """The last answer of the provider. `asked`: whose keys were asked for by the operation that is running.
+        Raises KeysWanted if it must be asked, or the error that the provider gave."""
+        answer = self._answers.get(name)
+        if answer is None:
+            raise KeysWanted(name)
+        age_s = self._monotonic() - answer.asked_at
+        if name not in asked and age_s >= (self.refresh_s if answer.error is None else _PROBLEM_S):
+            raise KeysWanted(name)
+        if answer.keys is None:
+            assert answer.error is not None
+            raise answer.error.with_traceback(None)
+        return answer.keys
+
+    def unwrapped(
+        self, tenant: int, name: str, keys: Keys, key: bytes, wrapped: bytes, asked: Collection[str]
+    ) -> Cipher:
+        """The cipher of a tenant from its stored data key. Raises KeysWanted, KeyMissing, Damaged."""
+        if key not in keys.by_id:
+            if name not in asked:
+                raise KeysWanted(name)  # another process may have changed the key since
+            self._drop(name)
+            raise KeyMissing(
+                f"the data of tenant {name!r} is encrypted with key {key.hex()}, and the keys that were given are "
+                f"others ({', '.join(one.hex() for one in keys.by_id)}): open the store with the right keys, or "
+                "restore the key file from its backup",
+                tenant=name,
+                key=key.hex(),
+            )
+        cipher = _cipher_of(tenant, name, keys, key, wrapped)
+        if cipher is None:
+            raise Damaged(f"the stored data key of tenant {name!r} is damaged: restore the store from a backup")
+        if tenant not in self._names:
+            self._names[tenant] = name
+            for listener in self._all_listeners():
+                listener.know_tenant(tenant)
+        return cipher
+
+    def remember(self, tenant: int, cipher: Cipher) -> None:
+        """Keep a cipher whose data key is committed."""
+        answer = self._answers.get(cipher.name)
+        if answer is None or answer.keys is None:
+            return  # dropped meanwhile
+        until = min(answer.asked_at + self.refresh_s, answer.good_at + 2 * self.refresh_s)
+        self._ciphers[tenant] = _Entry(cipher, until)
+
+    def forget(self) -> None:
+        """Ask the provider and read the store again."""
+        self._answers.clear()
+        self._ciphers.clear()
+
+    # --- asking
+
+    def ask(self, name: str) -> None:
+        """Ask the provider for a tenant's keys, blocking. The answer, or the error, is kept."""
+        if self._is_local:
+            self._ask(name)
+            return
+        try:
+            self._begin(name).result(self.timeout_s)
+        except TimeoutError:
+            self._timed_out(name)
+
+    async def aask(self, name: str) -> None:
+        """`ask`, awaited."""
+        if self._is_local:
+            self._ask(name)
+            return
+        from asyncio import wait, wrap_future
+
+        done, _ = await wait([wrap_future(self._begin(name))], timeout=self.timeout_s)
+        if not done:
+            self._timed_out(name)
+
+    def _begin(self, name: str) -> Future[None]:
+        with self._lock:
+            future = self._asking.get(name)
+            if future is None or future.done():
+                if self._executor is None:
+                    self._executor = ThreadPoolExecutor(_ASKERS_MAX, "perdure-keys")
+                future = self._asking[name] = self._executor.submit(self._ask, name)
+            return future
+
+    def _ask(self, name: str) -> None:
+        at = self._monotonic()
+        try:
+            keys = _asked(self.provider, name)
+        except PerdureError as error:
+            self._failed(name, error, at)
+        except Exception as error:  # its text may hold anything
+            self._failed(name, self._unavailable(name, f"could not be asked for ({type(error).__name__})", error), at)
+        else:
+            before = self._answers.get(name)
+            if before is not None and at < before.asked_at:
+                return  # an older question that was answered late
+            if before is not None and before.keys is not None and before.keys.by_id.keys() - keys.by_id.keys():
+                self._drop(name)  # a key was removed: what it opened goes
+            self._answers[name] = _Answer(keys, None, at, at)
+
+    def _timed_out(self, name: str) -> None:
+        error = self._unavailable(name, f"were not given within {self.timeout_s:.4g} s", None)
+        self._failed(name, error, self._monotonic())
+
+    def _unavailable(self, name: str, what: str, cause: Exception | None) -> Unavailable:
+        made = Unavailable(
+            f"the keys of tenant {name!r} {what} by {type(self.provider).__name__}: nothing was read or written; "
+            "try again"
+        )
+        made.__cause__ = cause
+        return made
+
+    def _failed(self, name: str, error: PerdureError, at: float) -> None:
+        before = self._answers.get(name)
+        if before is not None and at < before.asked_at:
+            return
+        if isinstance(error, KeyMissing):
+            self._drop(name)
+        elif before is not None and before.keys is not None and at - before.good_at < 2 * self.refresh_s:
+            _log.warning(
+                "the keys of tenant %s could not be asked for again: %s. The last ones are used for %.4g s at most",
+                name,
+                type(error).__name__,
+                2 * self.refresh_s,
+                extra=event("keys.not_refreshed", tenant=name, error=type(error).__name__),
+            )
+            self._answers[name] = _Answer(before.keys, None, at, before.good_at)
+            return
+        self._answers[name] = _Answer(None, error, at, float("-inf"))
+
+    def _drop(self, name: str) -> None:
+        """Drop the ciphers of a tenant, and what is readable in memory because of them."""
+        for tenant, known in list(self._names.items()):
+            if known == name:
+                self._names.pop(tenant, None)
+                self._ciphers.pop(tenant, None)
+                for listener in self._all_listeners():
+                    listener.forget_tenant(tenant)
+
+    # --- who else must know
+
+    def listen(self, listener: Forgets) -> None:
+        """Tell a cache of readable data when a tenant's key is gone."""
+        with self._lock:
+            self._listeners.add(listener)
+
+    def _all_listeners(self) -> list[Forgets]:
+        with self._lock:
+            return list(self._listeners)
+
+    def bar(self, tenant: int) -> None:
+        """A tenant has no key here: workers skip it for a while."""
+        self._barred[tenant] = self._monotonic() + BARRED_S
+
+    def barred(self) -> tuple[int, ...]:
+        """Tenants that had no key a moment ago."""
+        now = self._monotonic()
+        return tuple([tenant for tenant, until in tuple(self._barred.items()) if until > now])
+
+    def close(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _seconds(provider: KeyProvider, name: str, default: float) -> float:
+    value = getattr(provider, name, default)
+    if not isinstance(value, int | float) or not value > 0:
+        raise UsageError(f"{type(provider).__name__}.{name} must be a number of seconds above 0, not {value!r}")
+    return float(value)
+
+
+def _asked(provider: KeyProvider, name: str) -> Keys:
+    answer: object = provider.keys_for(name)
+    if inspect.isawaitable(answer):
+        from asyncio import run
+
+        answer = run(_awaited(answer))
+    if not isinstance(answer, Keys):
+        what = type(answer).__name__
+        del answer  # it may be a key
+        raise UsageError(f"{type(provider).__name__}.keys_for must give perdure.Keys, not a {what}")
+    return answer
+
+
+async def _awaited(answer: Awaitable[object]) -> object:
+    return await answer
+
+
+def _cipher_of(tenant: int, name: str, keys: Keys, key: bytes, wrapped: bytes) -> Cipher | None:
+    # A function of its own, so that no key is in a frame that an error is raised from.
+    data_key = unwrap_data_key(tenant, keys, key, wrapped)
+    return None if data_key is None else Cipher(tenant, name, data_key)

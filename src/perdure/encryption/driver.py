@@ -1,0 +1,232 @@
+"""The encrypting driver: it wraps each program, encrypts parameters of its statements and decrypts columns of its rows.
+
+Programs stay as they are; their statements name the encrypted columns (`storage/columns.py`). A tenant's data key (the
+table `tenant_key`) is read inside the transaction that first needs it, and made by the tenant's first write. A program
+that lacks the provider's keys is stopped, its transaction rolled back, the provider asked, and the operation run again:
+no transaction waits for a key service.
+
+Without keys a store is not wrapped at all: then nothing of this costs anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Generator, Sequence
+from functools import partial
+from typing import Any
+
+from perdure.encryption.cache import KeyCache, KeysWanted
+from perdure.encryption.cipher import DATA_KEY_BYTES, Cipher, wrap_data_key
+from perdure.encryption.keys import Keys
+from perdure.errors import Damaged, KeyMissing, NotEncrypted, Unavailable
+from perdure.storage.columns import TABLES, TENANT_KEY, UNREADABLE
+from perdure.storage.program import Batch, Driver, Program, Rows, Sql, Statement, Transaction
+from perdure.storage.row_hashes import without_hash
+from perdure.storage.wrapping import WrappingDriver, to_completion
+
+_ROW = Sql(
+    """SELECT t.name, k.wrapped_by, k.wrapped FROM tenant t LEFT JOIN tenant_key k ON k.tenant = t.tenant
+    WHERE t.tenant = :tenant"""
+)
+_USED = Sql(
+    "SELECT 1 WHERE "
+    + " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE tenant = :tenant)" for table in sorted(TABLES))
+)
+_ADD = Sql(
+    """INSERT INTO tenant_key (tenant, wrapped_by, wrapped, since) VALUES (:tenant, :key, :wrapped, :since)
+    ON CONFLICT (tenant) DO NOTHING"""
+)
+_NO_ROWS = Sql("SELECT 1 WHERE 1 = 0")
+
+Asked = Collection[str]
+
+
+def load(cache: KeyCache, tenant: int, asked: Asked, *, write: bool) -> Generator[Batch, list[Rows], Cipher]:
+    """The cipher of a tenant; the first write makes its data key."""
+    used: Rows = []
+    [rows] = yield Batch(_ROW(tenant=tenant))
+    if not rows or rows[0][2] is None:
+        # In this order: each statement sees what was committed before it, and a tenant's first data comes with its key.
+        used, rows = yield Batch(_USED(tenant=tenant), _ROW(tenant=tenant))
+    name, key, wrapped = rows[0] if rows else ("", None, None)
+    keys = cache.keys(name, asked)
+    if wrapped is not None:
+        cipher = cache.unwrapped(tenant, name, keys, bytes(key), bytes(wrapped), asked)
+        cache.remember(tenant, cipher)
+        return cipher
+    if used:
+        raise NotEncrypted(
+            f"tenant {name!r} holds data that is not encrypted, and the store was opened with keys: transfer it to a "
+            "new store that is opened with keys, or open this one without"
+        )
+    if not write:
+        return _unused_cipher(tenant, name)
+    yield Batch(_ADD(tenant=tenant, key=keys.current, wrapped=_new_data_key(tenant, keys), since=cache.clock_us()))
+    [rows] = yield Batch(_ROW(tenant=tenant))  # another process may have been faster
+    _, key, wrapped = rows[0]
+    return cache.unwrapped(tenant, name, keys, bytes(key), bytes(wrapped), asked)
+
+
+def _new_data_key(tenant: int, keys: Keys) -> bytes:
+    return wrap_data_key(tenant, keys, os.urandom(DATA_KEY_BYTES))
+
+
+def _unused_cipher(tenant: int, name: str) -> Cipher:
+    """Of a tenant that has stored nothing: what it looks for is not found."""
+    return Cipher(tenant, name, os.urandom(DATA_KEY_BYTES))
+
+
+def encrypted_program(cache: KeyCache, op: Callable[[], Program[Any]], write: bool, asked: Asked) -> Program[Any]:
+    """The same program, as the database sees it."""
+    program = op()
+    ciphers: dict[int, Cipher] = {}  # for the whole transaction
+    answers: Any = None
+    try:
+        while True:
+            batch = program.send(answers)
+            for statement in batch.statements:
+                if statement.sql.encrypted:
+                    break
+            else:
+                answers = yield batch
+                continue
+            statements: list[Statement] = []
+            for statement in batch.statements:
+                tenant = statement.params.get("tenant")
+                if statement.sql.encrypted and tenant is not None and tenant not in ciphers:
+                    try:
+                        ciphers[tenant] = cache.cipher(tenant) or (yield from load(cache, tenant, asked, write=write))
+                    except (KeyMissing, NotEncrypted, Unavailable):
+                        if not statement.sql.keyless:
+                            raise
+                        cache.bar(tenant)
+                        statements.append(_NO_ROWS())
+                        continue
+                statements.append(encrypted(ciphers, statement) if statement.sql.encrypted else statement)
+            answers = yield Batch(*statements, last=batch.last)
+            answers = [
+                _decrypted(ciphers, statement, rows) if rows and statement.sql.opens else rows
+                for statement, rows in zip(statements, answers, strict=True)
+            ]
+    except StopIteration as stop:
+        return stop.value
+
+
+def encrypted(ciphers: dict[int, Cipher], statement: Statement) -> Statement:
+    """A statement with its encrypted parameters."""
+    sql, params = statement
+    if not sql.seals:
+        return Statement(sql.bare, params)
+    encrypt = ciphers[params["tenant"]].encrypt
+    params = dict(params)
+    for name, column in sql.seals:
+        value = params[name]
+        if value is not None:
+            params[name] = encrypt(column, value, tuple([params[by] for by in column.by]))  # type: ignore[index]
+    return Statement(sql.bare, params)
+
+
+def _decrypted(ciphers: dict[int, Cipher], statement: Statement, rows: Rows) -> Rows:
+    sql, params = statement
+    table = [list(row) for row in rows]
+    cipher = ciphers.get(params.get("tenant", -1))
+    for index, column in sql.opens:
+        if cipher is None:  # only whether a tenant has a key
+            for row in table:
+                row[index] = None
+            continue
+        decrypt, by = cipher.decrypt, column.by
+        for row in table:
+            value = row[index]
+            if value is None or value is UNREADABLE:  # the driver below could not read it
+                continue
+            where = tuple([row[at] if isinstance(at, int) else params[at] for at in by]) if by else ()
+            try:
+                row[index] = decrypt(column, value, where)
+                if column.hashed:
+                    row[index] = without_hash(column, params["tenant"], where, row[index])
+            except Damaged:
+                if not sql.tolerant:
+                    raise
+                row[index] = UNREADABLE
+            except NotEncrypted:
+                if sql.tolerant != "all":
+                    raise
+                row[index] = UNREADABLE
+    return [tuple(row) for row in table]
+
+
+class EncryptingDriver(WrappingDriver):
+    """A driver whose encrypted columns are encrypted. Everything else is done by the driver below (`inner`)."""
+
+    def __init__(self, inner: Driver, keys: KeyCache) -> None:
+        super().__init__(inner)
+        self.keys = keys
+
+    def __repr__(self) -> str:
+        return f"<encrypted {self.inner!r}>"
+
+    def run(self, transaction: Transaction) -> Any:
+        """Run a program in one transaction, on this thread."""
+        asked: set[str] = set()
+        while True:
+            try:
+                return self.inner.run(self._wrapped(transaction, asked))
+            except KeysWanted as stopped:
+                wanted = stopped.name
+            self.keys.ask(wanted)
+            asked.add(wanted)
+
+    async def arun(self, transaction: Transaction) -> Any:
+        """Run a program in one transaction without blocking the event loop."""
+        if transaction.whole and transaction.write:
+            return await to_completion(self._arun(transaction))
+        return await self._arun(transaction)
+
+    async def _arun(self, transaction: Transaction) -> Any:
+        asked: set[str] = set()
+        while True:
+            try:
+                return await self.inner.arun(self._wrapped(transaction, asked))
+            except KeysWanted as stopped:
+                wanted = stopped.name
+            await self.keys.aask(wanted)
+            asked.add(wanted)
+
+    def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
+        """Append what is encrypted."""
+        tenant = statements[0].params["tenant"]
+        while (cipher := self.keys.cipher(tenant)) is None:
+            self.run(_loading(tenant))
+        return self.inner.append([encrypted({tenant: cipher}, statement) for statement in statements], counts)
+
+    async def aappend(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
+        """`append`, awaited."""
+        tenant = statements[0].params["tenant"]
+        while (cipher := self.keys.cipher(tenant)) is None:
+            await self.arun(_loading(tenant))
+        return await self.inner.aappend([encrypted({tenant: cipher}, statement) for statement in statements], counts)
+
+    def close(self) -> None:
+        super().close()
+        self.keys.close()
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        self.keys.close()
+
+    def _wrapped(self, transaction: Transaction, asked: Asked) -> Transaction:
+        wrapped = partial(encrypted_program, self.keys, transaction.op, transaction.write, asked)
+        return Transaction(wrapped, transaction.write, transaction.solo, transaction.whole, transaction.checks)
+
+
+_LOAD = Sql("SELECT NULL WHERE 1 = 0", opens={0: TENANT_KEY})
+
+
+def _loading(tenant: int) -> Transaction:
+    """A transaction that does nothing but load the cipher of a tenant, and make its data key if it has none."""
+
+    def program() -> Program[None]:
+        yield Batch(_LOAD(tenant=tenant))
+
+    return Transaction(program, write=True)
