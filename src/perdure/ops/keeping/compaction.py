@@ -16,7 +16,6 @@ from perdure.log.packing import COLD_US, pack_tenant
 from perdure.log.sweeping import sweep
 from perdure.ops.keeping import retention
 from perdure.runs.journal import adapter_tasks
-from perdure.runs.keeping import foreseeing
 from perdure.runs.keeping import retention as runs
 from perdure.runs.keeping.isolating import succeeded
 from perdure.storage import meters
@@ -72,7 +71,7 @@ def _foresee(ctx: Context, tenant: int, keep_us: int | None, progress: Progress 
     now = ctx.clock_us()
     before = yield from _used(now)
     gone = yield from retention.enforce(tenant, now, dry_run=True, progress=progress)
-    swept = gone.tasks + (yield from foreseeing.would_sweep(tenant, keep_us, now))
+    swept = gone.tasks + (yield from runs.would_sweep(tenant, keep_us, now))
     return Compacted(
         gone.threads,
         gone.checkpoints,

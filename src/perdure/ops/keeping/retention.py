@@ -1,15 +1,13 @@
 """What retention removes, tree by tree: threads that have expired, and checkpoints beyond the newest ones.
 
 A thread does not expire while it has a pin, while a graph or a run that is not finished needs it, and its records stay
-where a fork needs them. A dry run decides in the same way, on what it reads, and writes nothing: it follows what each
-removal would leave for the next one, so that its figures are those of the real run.
+where a fork needs them. A dry run is the same work on a tree in one transaction that is rolled back.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -198,11 +196,17 @@ def _see_to(
     for one in due:
         held, _ = bounds[one.kept.thread]
         try:
-            yield from _remove(tenant, one, held, rules, gone)
-        except NotFound:
-            pass  # somebody else has deleted it
+            done = yield from write(partial(_enforce_one, tenant, one, held, rules, now), solo=True)
         except _BAD as error:
             _pass_over(one, error, gone)
+            continue
+        gone.add(done)
+        if done.checkpoints or done.threads:
+            yield from sweeping.sweep(tenant)
+        if done.threads:
+            for domain in domains():
+                if domain.thread_deleted is not None:
+                    yield from domain.thread_deleted(tenant, one.kept.thread)
 
 
 def _pass_over(one: _Due, error: PerdureError, gone: Gone) -> None:
@@ -240,29 +244,32 @@ def _counts(tenant: int, threads: list[Kept]) -> Program[list[int]]:
     return found
 
 
-# --- the real thing
+# --- one thread, the same for a dry run
 
 
-def _remove(tenant: int, due: _Due, held: bool, rules: Mapping[int, Rule], gone: Gone) -> Flow[None]:
-    kept = due.kept
-    if due.before is not None:
-        if not held:
-            removed = yield from write(partial(_expire, tenant, kept, due.before), solo=True)
-            if removed is not None:
-                yield from sweeping.sweep(tenant)
-                gone.tasks += yield from adapter_tasks.drop_of_thread(tenant, kept.thread)
-                gone.checkpoints += removed
-                gone.expired(kept.name)
-                return
-        gone.held += 1
-    if due.keep is None:
-        return
-    would = yield from read(partial(_would_prune, tenant, kept, rules))
-    gone.shared += would.shared
-    if would.checkpoints:
-        keep, since = rules[kept.thread]
-        done = yield from sweeping.prune(tenant, kept.thread, kept.name, keep, since=since, rules=would.rules)
-        gone.checkpoints += done.removed
+def _enforce_one(tenant: int, due: _Due, held: bool, rules: Mapping[int, Rule], now: int) -> Program[Gone]:
+    """Delete a thread that has expired, or remove its checkpoints beyond the newest ones. What went."""
+    gone, kept = Gone(), due.kept
+    try:
+        if due.before is not None:
+            if not held:
+                [[(tasks,)]] = yield Batch(_TASKS(tenant=tenant, thread=kept.thread, now=now))
+                removed = yield from _expire(tenant, kept, due.before)
+                if removed is not None:
+                    gone.tasks, gone.checkpoints = tasks, removed
+                    gone.expired(kept.name)
+                    return gone
+            gone.held = 1
+        if due.keep is not None:
+            would = yield from _would_prune(tenant, kept, rules)
+            gone.shared = would.shared
+            if would.checkpoints:
+                keep, since = rules[kept.thread]
+                done = yield from sweeping.prune_tree(tenant, kept.thread, kept.name, keep, since, would.rules)
+                gone.checkpoints = done.removed
+    except NotFound:
+        return Gone()  # another process has deleted it
+    return gone
 
 
 def _expire(tenant: int, kept: Kept, before: int) -> Program[int | None]:
@@ -324,10 +331,10 @@ class _Rehearsed(Exception):
 
 
 class _Turn:
-    """The thread that a rehearsal is at, and what was counted of it so far."""
+    """The thread that a rehearsal is at."""
 
     def __init__(self, due: _Due) -> None:
-        self.due, self.gone = due, Gone()
+        self.due = due
 
 
 def _rehearse_tree(
@@ -343,7 +350,6 @@ def _rehearse_tree(
             gone.add(done.gone)
             return
         except _BAD as error:
-            gone.add(turn.gone)
             _pass_over(turn.due, error, gone)
             due = [one for one in due if one is not turn.due]
 
@@ -360,38 +366,12 @@ def _rehearse(
     nodes = yield from nodes_of(tenant, tree)
     weights = yield from _weights(tenant, tree, nodes)
     for one in due:
-        turn.due, turn.gone = one, Gone()
-        with suppress(NotFound):
-            yield from _rehearse_one(tenant, one, bounds[one.kept.thread][0], rules, now, turn.gone)
-        gone.add(turn.gone)
+        turn.due = one
+        gone.add((yield from _enforce_one(tenant, one, bounds[one.kept.thread][0], rules, now)))
     left = (yield from nodes_of(tenant, tree)) if (yield from threads_in_tree(tenant, tree)) else {}
     emptied = [node.id for node in nodes.values() if node.id not in left or left[node.id].body is None]
     gone.bytes = sum(weights.get(record, 0) for record in emptied)
     raise _Rehearsed(gone)
-
-
-def _rehearse_one(
-    tenant: int, due: _Due, held: bool, rules: Mapping[int, Rule], now: int, gone: Gone
-) -> Generator[Batch, list[Rows], None]:
-    kept = due.kept
-    if due.before is not None:
-        if not held:
-            [[(tasks,)]] = yield Batch(_TASKS(tenant=tenant, thread=kept.thread, now=now))
-            removed = yield from _expire(tenant, kept, due.before)
-            if removed is not None:
-                gone.tasks += tasks
-                gone.checkpoints += removed
-                gone.expired(kept.name)
-                return
-        gone.held += 1
-    if due.keep is None:
-        return
-    would = yield from _would_prune(tenant, kept, rules)
-    gone.shared += would.shared
-    if would.checkpoints:
-        keep, since = rules[kept.thread]
-        done = yield from sweeping.prune_tree(tenant, kept.thread, kept.name, keep, since, would.rules)
-        gone.checkpoints += done.removed
 
 
 def _weights(tenant: int, tree: int, nodes: dict[int, Node]) -> Generator[Batch, list[Rows], dict[int, int]]:

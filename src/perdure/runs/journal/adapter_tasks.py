@@ -158,6 +158,15 @@ def sweep(tenant: int, now: int) -> Flow[int]:
     return over + (yield from _drop_all(tenant, _STRAYS))
 
 
+def drop_due(tenant: int, now: int) -> Program[int]:
+    """The same inside a transaction that is rolled back."""
+    total = 0
+    for which, params in ((_OVER, {"now": now}), (_STRAYS, {})):
+        while gone := (yield from _drop_some(tenant, which, params)):
+            total += gone
+    return total
+
+
 def _drop_all(tenant: int, which: Sql, **params: int) -> Flow[int]:
     total = 0
     while gone := (yield from write(partial(_drop_some, tenant, which, params))):
@@ -172,5 +181,5 @@ def _drop_all(tenant: int, which: Sql, **params: int) -> Flow[int]:
 def _drop_some(tenant: int, which: Sql, params: dict[str, int]) -> Program[int]:
     [found] = yield Batch(which(tenant=tenant, limit=_PAGE, **params))
     if found:
-        yield Batch(*(sql(tenant=tenant, run=run) for (run,) in found for sql in _DROP), last=True)
+        yield Batch(*(sql(tenant=tenant, run=run) for (run,) in found for sql in _DROP))
     return len(found)

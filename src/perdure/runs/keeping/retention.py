@@ -106,6 +106,38 @@ def sweep_runs(tenant: int, keep_us: int | None, clock_us: Callable[[], int]) ->
     return swept
 
 
+class _RolledBack(Exception):
+    """Ends a transaction that is a dry run."""
+
+    def __init__(self, runs: int) -> None:
+        super().__init__()
+        self.runs = runs
+
+
+def would_sweep(tenant: int, keep_us: int | None, now: int) -> Flow[int]:
+    """How many runs `sweep_runs` would take: the same decisions in one transaction, which is rolled back."""
+    try:
+        yield from write(partial(_rehearse, tenant, keep_us, now), solo=True)
+    except _RolledBack as ended:
+        return ended.runs
+    raise AssertionError("a dry run was committed")
+
+
+def _rehearse(tenant: int, keep_us: int | None, now: int) -> Program[None]:
+    if keep_us is not None:
+        yield from _date_cancelled(tenant, keep_us)
+    swept = yield from adapter_tasks.drop_due(tenant, now)
+    while True:
+        before, after = swept, 0
+        while page := (yield from _due(tenant, after, now)):
+            for after in page:
+                if (yield from _empty(tenant, after, now)):
+                    yield from _one(_SWEPT, tenant, after)
+                    swept += 1
+        if swept == before:
+            raise _RolledBack(swept)
+
+
 def _sweep_round(tenant: int, clock_us: Callable[[], int]) -> Flow[int]:
     swept = after = 0
     while page := (yield from read(partial(_due, tenant, after, clock_us()))):
@@ -119,22 +151,22 @@ def _sweep_round(tenant: int, clock_us: Callable[[], int]) -> Flow[int]:
 
 
 def _date_cancelled(tenant: int, keep: int) -> Program[None]:
-    yield Batch(_DATE_CANCELLED(tenant=tenant, keep=keep), last=True)
+    yield Batch(_DATE_CANCELLED(tenant=tenant, keep=keep))
 
 
 def _due(tenant: int, after: int, now: int) -> Program[list[int]]:
-    [found] = yield Batch(_DUE(tenant=tenant, after=after, now=now, limit=_PAGE), last=True)
+    [found] = yield Batch(_DUE(tenant=tenant, after=after, now=now, limit=_PAGE))
     return [int(row[0]) for row in found]
 
 
 def _empty(tenant: int, run: int, now: int) -> Program[bool]:
     yield Batch(_LOCK(tenant=tenant, run=run))
-    [found] = yield Batch(_EMPTY(tenant=tenant, run=run, now=now), last=True)
+    [found] = yield Batch(_EMPTY(tenant=tenant, run=run, now=now))
     return bool(found)
 
 
 def _one(sql: Sql, tenant: int, run: int) -> Program[None]:
-    yield Batch(sql(tenant=tenant, run=run), last=True)
+    yield Batch(sql(tenant=tenant, run=run))
 
 
 def _drop_history(tenant: int, run: int, *, force: bool = False) -> Flow[None]:
