@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from perdure.agents.tools import tools
     from perdure.encryption.keys import KeyFile, KeyProvider, Keys, StaticKeys
     from perdure.ops.copies.restoring import restore
-    from perdure.ops.repair.repairing import repair
+    from perdure.ops.repair.repair import repair
     from perdure.ops.telemetry import logs, metrics
     from perdure.runs.history.replay import Replay
     from perdure.runs.journal.queues import Queue
@@ -99,7 +99,7 @@ _LATE = {
     "logs": "perdure.ops.telemetry",
     "metrics": "perdure.ops.telemetry",
     "progress": "perdure.agents.progress",
-    "repair": "perdure.ops.repair.repairing",
+    "repair": "perdure.ops.repair.repair",
     "restore": "perdure.ops.copies.restoring",
     "tools": "perdure.agents.tools",
 }

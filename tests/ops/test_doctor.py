@@ -15,7 +15,7 @@ from doctor_kit import DAY_US, now_us, raw, said, text_of, worst
 import perdure
 from perdure.cli.app import main
 from perdure.encryption.keys import key_id
-from perdure.log.measuring import Sample, add_sample, size_and_samples
+from perdure.log.store_size import Sample, add_sample, size_and_samples
 from perdure.ops.copies.copied import CopyRow, add_copy, mark_restored
 from perdure.ops.doctor import checklist as doctor
 from perdure.storage.program import Transaction

@@ -28,7 +28,7 @@ from keeping_kit import (
 import perdure
 from perdure.errors import NotFound, UsageError
 from perdure.log.ids import parse_id
-from perdure.log.packing import pack_tenant
+from perdure.log.pack_writer import pack_tenant
 from perdure.storage.program import Batch, Program, Sql, drive, write
 
 

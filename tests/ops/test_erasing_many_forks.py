@@ -8,11 +8,11 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from perdure.log.branches import ThreadRow
-from perdure.log.choosing import Node, line_of, reached_by
-from perdure.log.erasing import own_records, sharing
+from perdure.log.erase import own_records, sharing
+from perdure.log.gc_plan import Node, line_of, reached_by
 from perdure.log.labels import LabelRow
 from perdure.log.records import ERASED
+from perdure.log.thread_table import ThreadRow
 
 
 class Counting(dict[int, Node]):

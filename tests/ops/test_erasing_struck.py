@@ -32,7 +32,7 @@ from role_kit import roles_of
 
 import perdure
 from perdure.errors import NotFound
-from perdure.log import erasing
+from perdure.log import erase
 from perdure.testing.postgres import PostgresServer
 from perdure.testing.processes import ForkServer
 
@@ -53,7 +53,7 @@ def store(request: pytest.FixtureRequest, clock: Clock) -> Iterator[perdure.Stor
 def test_struck_anywhere_a_second_erase_finishes(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, where: str, what: str
 ) -> None:
-    monkeypatch.setattr(erasing, "_TABLES", ("record", "body"))  # one is vacuumed like the other
+    monkeypatch.setattr(erase, "_TABLES", ("record", "body"))  # one is vacuumed like the other
     url, hook, clock = place(request, where), Hook(), Clock()
     with opened(url, clock) as plain, opened(url, clock, hook=hook) as struck:
         fill(plain.thread("bob"), 6)
@@ -195,7 +195,7 @@ def test_a_reader_that_holds_the_log_is_told_of(tmp_path: Path, monkeypatch: pyt
     from perdure.storage import sqlite_write
 
     monkeypatch.setattr(sqlite_write, "_SCRUB_WAIT_MS", 1)
-    monkeypatch.setattr(erasing, "_TRIES", 1)
+    monkeypatch.setattr(erase, "_TRIES", 1)
     path = tmp_path / "a.db"
     with perdure.open(str(path)) as store:
         confide(store, "alice")

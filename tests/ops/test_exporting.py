@@ -85,7 +85,7 @@ def test_a_pruned_thread_arrives_with_its_tombstones_and_a_packed_one_unpacked(
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_what_was_packed_is_exported_like_everything_else(kind: str, opener: Opener, tmp_path: Path) -> None:
-    from perdure.log.packing import pack_tenant
+    from perdure.log.pack_writer import pack_tenant
     from perdure.storage.program import drive
 
     here, there = opener(kind, "a"), opener("sqlite", "b")
@@ -407,7 +407,7 @@ def test_a_thread_that_is_pruned_while_it_is_exported_arrives_whole_or_pruned(
 def test_what_is_saved_during_an_export_or_a_compaction_during_an_import_does_no_harm(
     opener: Opener, tmp_path: Path
 ) -> None:
-    from perdure.log.packing import pack_tenant
+    from perdure.log.pack_writer import pack_tenant
     from perdure.storage.program import drive
 
     here, there = opener("sqlite", "a"), opener("sqlite", "b")

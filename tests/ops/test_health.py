@@ -15,8 +15,8 @@ from role_kit import roles_of
 
 import perdure
 from perdure.cli import main
-from perdure.log import measuring
-from perdure.log.measuring import DAY_US, HOUR_US, Sample, growth_per_day
+from perdure.log import store_size
+from perdure.log.store_size import DAY_US, HOUR_US, Sample, growth_per_day
 from perdure.ops import health
 from perdure.storage.program import Batch, Program, Sql, drive, write
 from perdure.threads.models import moment
@@ -211,7 +211,7 @@ def test_a_store_that_cannot_be_written_is_told_of_all_the_same(
         yield Batch()
         raise perdure.errors.ReadOnlyStore("not here")
 
-    monkeypatch.setattr(measuring, "add_sample", refused)
+    monkeypatch.setattr(store_size, "add_sample", refused)
     assert store.ops.health().threads == 1
 
 

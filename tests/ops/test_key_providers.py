@@ -16,7 +16,7 @@ from sealed_kit import NEW, OLD, Raw
 import perdure
 from perdure import Keys, Store, UsageError
 from perdure.errors import KeyMissing, Unavailable
-from perdure.log.branches import create_thread
+from perdure.log.thread_table import create_thread
 from perdure.storage.program import Transaction, adrive
 
 

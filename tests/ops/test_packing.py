@@ -13,7 +13,7 @@ import pytest
 from packing_kit import ALL_COLD, check, grow, pack, prose, rows, scene
 
 import perdure
-from perdure.log.packing import Packed, pack_tenant
+from perdure.log.pack_writer import Packed, pack_tenant
 from perdure.storage.program import drive
 
 

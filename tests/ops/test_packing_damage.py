@@ -14,7 +14,7 @@ import striking
 from packing_kit import check, grow, pack, prose, rows, scene
 
 import perdure
-from perdure.log.packing import Packed
+from perdure.log.pack_writer import Packed
 
 
 def test_a_keyframe_is_still_rebuilt_from_the_one_before(tmp_path: Path) -> None:

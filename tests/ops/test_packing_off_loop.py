@@ -19,7 +19,7 @@ from packing_kit import check, grow, scene
 
 import perdure
 from perdure.errors import Damaged
-from perdure.log import compacting, packing
+from perdure.log import pack_writer, recompress
 from perdure.log.packs import make_pack
 from perdure.storage.program import Batch, Flow, Program, Solo, Sql, adrive, aside, drive, write
 from perdure.storage.sqlite import SqliteDriver
@@ -51,8 +51,8 @@ async def test_the_loop_turns_while_a_store_is_compacted(store: perdure.Store, m
     store._context.clock_us = lambda: time.time_ns() // 1000 + 3_600_000_000
     loop = asyncio.get_running_loop()
     packs, keyframes = Turns(loop), Turns(loop)
-    monkeypatch.setattr(packing, "make_pack", packs.around(make_pack))
-    monkeypatch.setattr(compacting, "compress_hard", keyframes.around(compress_hard))
+    monkeypatch.setattr(pack_writer, "make_pack", packs.around(make_pack))
+    monkeypatch.setattr(recompress, "compress_hard", keyframes.around(compress_hard))
     assert (await asyncio.to_thread(store.ops.compact)).packed > 100
     assert packs.seen
     assert all(packs.seen)

@@ -410,13 +410,6 @@ def test_the_command(scene: Scene, capsys: pytest.CaptureFixture[str], tmp_path:
     assert main(["store", "verify", "--store", scene.url]) == 0
 
 
-async def test_awaited(scene: Scene) -> None:
-    a_head(scene)
-    done = await perdure.arepair(scene.url, in_place=True)
-    assert done.report.ok
-    assert len(done.lost) == 1
-
-
 def test_mistakes_are_said(tmp_path: Path) -> None:
     with pytest.raises(perdure.errors.OpenError, match="there is no store"):
         perdure.repair(str(tmp_path / "none.db"))

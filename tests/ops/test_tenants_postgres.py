@@ -98,8 +98,8 @@ KNOWN_TO_BE_ABOUT_ALL = {
     "perdure.ops.copies.copied._RESTORED",  # copies of the whole store
     "perdure.ops.health._COPIES",  # these too: they are known to every role
     "perdure.ops.copies.checked._TENANTS",  # restored and repaired stores are checked as a whole
-    "perdure.ops.repair.readable._TENANTS",  # of those that the role sees
-    "perdure.ops.repair.readable._STRANGE",  # a repair is refused to roles that are held
+    "perdure.ops.repair.preflight._TENANTS",  # of those that the role sees
+    "perdure.ops.repair.preflight._STRANGE",  # a repair is refused to roles that are held
     "perdure.log.quarantine._PAGE",
     "perdure.log.repairing_strangers._ADD_TENANT",
     "perdure.storage.postgres_tenants._ROLES",

@@ -78,7 +78,7 @@ def test_a_run_that_asks_sleeps_and_is_undone(url: str) -> None:
 
 
 def test_the_days_upkeep(url: str) -> None:
-    from perdure.runs.keeping.retention import upkeep
+    from perdure.runs.maintenance.retention import upkeep
     from perdure.storage.program import drive
 
     with perdure.open(url, tenant="acme") as store:

@@ -16,7 +16,7 @@ from workshop import until, working
 import perdure
 from perdure.errors import NotFound, RunError, UsageError
 from perdure.runs.journal.blobs import BLOB_MIN_BYTES, blob_statements, drop_loose_blobs
-from perdure.runs.keeping import retention
+from perdure.runs.maintenance import retention
 from perdure.runs.workers import worker as worker_module
 from perdure.storage.program import Batch, Program, Sql, Transaction, drive
 

@@ -179,8 +179,8 @@ def test_a_row_that_holds_something_else_does_not_stop_the_rest(tmp_path: Any) -
 
 
 def test_pages_are_walked_to_their_end(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.runs.keeping.verifying._PAGE", 2)
-    monkeypatch.setattr("perdure.runs.keeping.verifying._BLOB_PAGE", 1)
+    monkeypatch.setattr("perdure.runs.maintenance.verify._PAGE", 2)
+    monkeypatch.setattr("perdure.runs.maintenance.verify._BLOB_PAGE", 1)
     seen: list[tuple[int, int]] = []
     with perdure.open(str(tmp_path / "a.db"), durability="normal") as store:
         for number in range(5):

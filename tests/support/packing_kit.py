@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import perdure
-from perdure.log.packing import Packed, pack_tree
+from perdure.log.pack_writer import Packed, pack_tree
 from perdure.storage.program import Batch, Program, Sql, Transaction, drive
 
 ALL_COLD = 2**61

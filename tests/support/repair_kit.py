@@ -17,7 +17,7 @@ import pytest
 
 import perdure
 from perdure.log import keyframes as policy
-from perdure.log.packing import pack_tenant
+from perdure.log.pack_writer import pack_tenant
 from perdure.storage.program import drive
 from perdure.testing.postgres import PostgresServer
 

@@ -14,7 +14,7 @@ import psycopg
 import perdure
 from perdure import Store
 from perdure.encryption.cipher import INDEX_MARK, INDEX_TEXT_MARK, TEXT_MARK
-from perdure.log.packing import pack_tenant
+from perdure.log.pack_writer import pack_tenant
 from perdure.storage.columns import COLUMNS, MARK, EncryptedColumn
 from perdure.storage.program import drive
 

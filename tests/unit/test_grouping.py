@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from perdure.log.grouping import GROUP_MIN, Node, group
+from perdure.log.pack_plan import GROUP_MIN, Node, group
 from perdure.log.packs import BYTES_MAX, MEMBERS_MAX, MEMBERS_MIN
 
 

@@ -39,9 +39,9 @@ LAYERS = (
 # The floors of the largest layer. Between them the imports at the head of a module go downwards; what a function
 # imports when it is called may come from above.
 FLOORS = {
-    "runs": ("functions", "journal", "domain", "session", "calls", "parallel", "engine", "keeping", "history", "moving",
-             "workers", "handle", "store"),
-    "ops": ("telemetry", "health", "roles", "keys", "copies", "keeping", "repair", "doctor", "operations", "store"),
+    "runs": ("functions", "journal", "domain", "session", "calls", "parallel", "engine", "maintenance", "history",
+             "moving", "workers", "handle", "store"),
+    "ops": ("telemetry", "health", "roles", "keys", "copies", "maintenance", "repair", "doctor", "operations", "store"),
 }  # fmt: skip
 
 

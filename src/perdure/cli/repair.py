@@ -13,7 +13,7 @@ from perdure.errors import UsageError
 
 if TYPE_CHECKING:
     from perdure.cli.output import Cell, Output
-    from perdure.ops.repair.repaired import Mend, Repaired
+    from perdure.ops.repair.report import Mend, Repaired
 
 _SHOWN_MAX = 200
 

@@ -17,9 +17,9 @@ import orjson
 from perdure.adapters import Flow, LineEngine, Texts, drop_of_thread, line_flows, needs_of, number_of, parent_of
 from perdure.errors import Damaged, NotFound, PerdureError, UsageError
 from perdure.langgraph.checkpoints import run_key
-from perdure.log.branches import ThreadRow, idle_threads, thread_names, thread_numbered, try_thread
+from perdure.log.gc import remove_labelled
 from perdure.log.labels import MAIN, LabelRow, labels_in, labels_of_runs, space_heads, spaces_of
-from perdure.log.sweeping import remove_labelled
+from perdure.log.thread_table import ThreadRow, idle_threads, thread_names, thread_numbered, try_thread
 from perdure.storage.events import event, said
 from perdure.storage.program import Program, read
 

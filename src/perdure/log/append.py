@@ -13,14 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure.errors import Conflict, NotFound
-from perdure.log.branches import (
-    MINUTE_US,
-    ThreadRow,
-    create_thread,
-    find_thread,
-    merge_metadata,
-    try_thread,
-)
 from perdure.log.cache import Base
 from perdure.log.ids import show_id
 from perdure.log.keyframes import difference_cost, keyframe_is_due
@@ -44,6 +36,14 @@ from perdure.log.records import (
     Record,
     chain_hash,
     record_of,
+)
+from perdure.log.thread_table import (
+    MINUTE_US,
+    ThreadRow,
+    create_thread,
+    find_thread,
+    merge_metadata,
+    try_thread,
 )
 from perdure.log.turns import IS_OURS
 from perdure.storage.columns import SALT as SALT_CELL

@@ -14,8 +14,8 @@ from collections.abc import Container, Generator, Iterable
 from typing import Any, NamedTuple
 
 from perdure.errors import Conflict, Damaged
-from perdure.log.branches import MINUTE_US, ThreadRow
 from perdure.log.ids import ID_MAX
+from perdure.log.thread_table import MINUTE_US, ThreadRow
 from perdure.log.turns import OWNER, Turn, take_turn
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_row
 

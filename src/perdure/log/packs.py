@@ -3,7 +3,7 @@
 Compressed together, against the end of the keyframe's text, differences take a fifth less than each for itself.
 A packed record has no row in `body`: its column `body` is the pack's number, negative. Its place in the pack is its
 place among the pack's records, in the order of their ids; nothing else says it, and the record's hash tells if it were
-wrong. Putting records into packs is `packing.py`'s.
+wrong. Putting records into packs is `pack_writer.py`'s.
 """
 
 from __future__ import annotations

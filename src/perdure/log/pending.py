@@ -13,9 +13,9 @@ from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from perdure.errors import Damaged, Undecodable
-from perdure.log.branches import create_thread, find_thread, try_thread
 from perdure.log.labels import MAIN, ensure_space
 from perdure.log.reading import read_state
+from perdure.log.thread_table import create_thread, find_thread, try_thread
 from perdure.storage.columns import WRITE
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 from perdure.values.compress import compress_against, decompress_bounded, zstd

@@ -1,6 +1,6 @@
 """Making a pin: only on a checkpoint that its thread has.
 
-Apart from `pins.py`, because what a thread has is known where pins are looked at too (`choosing.py`).
+Apart from `pins.py`, because what a thread has is known where pins are looked at too (`gc_plan.py`).
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from perdure.errors import NotFound, UsageError
-from perdure.log.branches import ThreadRow, find_thread
-from perdure.log.choosing import nodes_of, reached_by
+from perdure.log.gc_plan import nodes_of, reached_by
 from perdure.log.ids import show_id
 from perdure.log.labels import labels_in
 from perdure.log.pins import PIN_COLUMNS, PinRow, pins_in
 from perdure.log.reading import read_live
 from perdure.log.records import Record
+from perdure.log.thread_table import ThreadRow, find_thread
 from perdure.storage.program import Batch, Program, Rows, Sql
 
 _NAMED = Sql(f"SELECT {PIN_COLUMNS} FROM pin WHERE tenant = :tenant AND thread = :thread AND name = :name")

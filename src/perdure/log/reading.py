@@ -10,11 +10,11 @@ from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 from perdure.errors import Damaged, Undecodable
-from perdure.log.branches import ThreadRow, find_thread, no_thread
 from perdure.log.ids import show_id
 from perdure.log.keyframes import RECORD_COST_BYTES
 from perdure.log.packs import PACK, Packs
 from perdure.log.records import COLUMNS, ERASED, NO_HASH, R_COLUMNS, RECORD_CELLS, Record, chain_hash, record_of
+from perdure.log.thread_table import ThreadRow, find_thread, no_thread
 from perdure.storage import meters
 from perdure.storage.columns import DIFF, FULL_TEXT, SALT
 from perdure.storage.program import Batch, Program, Rows, Sql, one_row

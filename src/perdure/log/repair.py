@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 from perdure.errors import Damaged, NotEncrypted, Undecodable
-from perdure.log.branches import threads_in_tree
-from perdure.log.choosing import Node, Plan, nodes_of
+from perdure.log.gc import rearrange, sweep
+from perdure.log.gc_plan import Node, Plan, nodes_of
 from perdure.log.ids import ID_MAX
 from perdure.log.packs import PACK, salts_in
 from perdure.log.quarantine import set_aside
@@ -34,8 +34,8 @@ from perdure.log.repair_pointers import (
     repair_thread_rows,
     repair_writes,
 )
-from perdure.log.sweeping import rearrange, sweep
-from perdure.log.verifying import Findings, check_tree
+from perdure.log.thread_table import threads_in_tree
+from perdure.log.verify import Findings, check_tree
 from perdure.storage.columns import DIFF, FULL_TEXT, SALT
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, mend, read, write

@@ -13,16 +13,16 @@ from typing import Any
 import orjson
 
 from perdure.errors import Damaged, NotEncrypted, Undecodable
-from perdure.log.branches import MINUTE_US, ThreadRow, tag_value, threads_in_tree
-from perdure.log.choosing import needed_by, nodes_of
 from perdure.log.envelopes import id_of
+from perdure.log.gc_plan import needed_by, nodes_of
 from perdure.log.ids import ID_MAX, show_id
 from perdure.log.labels import LABELLED_KIND, MAIN
 from perdure.log.pending import writes_of
 from perdure.log.pins import pins_in
 from perdure.log.quarantine import set_aside
 from perdure.log.reading import NOT_SWEPT, read_state
-from perdure.log.verifying import tag_statements, tags_fit
+from perdure.log.thread_table import MINUTE_US, ThreadRow, tag_value, threads_in_tree
+from perdure.log.verify import tag_statements, tags_fit
 from perdure.storage.columns import TAG, THREAD_METADATA, WRITE
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, write
 

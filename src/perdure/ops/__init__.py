@@ -8,30 +8,30 @@ if TYPE_CHECKING:
     from perdure.ops.copies.copied import Backup, Exported, Imported, Restored
     from perdure.ops.doctor.checklist import Finding
     from perdure.ops.health import Health
-    from perdure.ops.keeping.compaction import Compacted
     from perdure.ops.keys import KeyInfo, Rotated
-    from perdure.ops.repair.repaired import Mend, Repaired
-    from perdure.threads.keeping import Erased, Pin, Retention
+    from perdure.ops.maintenance.compaction import Compacted
+    from perdure.ops.repair.report import Mend, Repaired
     from perdure.threads.models import Problem, Pruned, Report, Stats
+    from perdure.threads.retention import Erased, Pin, Retention
 
 # Imported when first used: importing perdure stays quick.
 _LATE = {
     "Backup": "perdure.ops.copies.copied",
-    "Compacted": "perdure.ops.keeping.compaction",
-    "Erased": "perdure.threads.keeping",
+    "Compacted": "perdure.ops.maintenance.compaction",
+    "Erased": "perdure.threads.retention",
     "Exported": "perdure.ops.copies.copied",
     "Finding": "perdure.ops.doctor.checklist",
     "Health": "perdure.ops.health",
     "Imported": "perdure.ops.copies.copied",
     "KeyInfo": "perdure.ops.keys",
-    "Mend": "perdure.ops.repair.repaired",
-    "Pin": "perdure.threads.keeping",
+    "Mend": "perdure.ops.repair.report",
+    "Pin": "perdure.threads.retention",
     "Problem": "perdure.threads.models",
     "Pruned": "perdure.threads.models",
-    "Repaired": "perdure.ops.repair.repaired",
+    "Repaired": "perdure.ops.repair.report",
     "Report": "perdure.threads.models",
     "Restored": "perdure.ops.copies.copied",
-    "Retention": "perdure.threads.keeping",
+    "Retention": "perdure.threads.retention",
     "Rotated": "perdure.ops.keys",
     "Stats": "perdure.threads.models",
 }

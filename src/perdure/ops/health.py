@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from perdure.errors import StoreError
-from perdure.log import measuring
-from perdure.log.measuring import DAY_US, HOUR_US, Sample
+from perdure.log import store_size
+from perdure.log.store_size import DAY_US, HOUR_US, Sample
 from perdure.runs.journal.rows import STATUSES
 from perdure.storage.program import Batch, Flow, Program, Row, Rows, Sql, read, write
 from perdure.threads.autosave import Unsaved, unsaved_changes
@@ -123,16 +123,16 @@ def health(ctx: Context) -> Flow[Health]:
     tenant = yield from ctx.tenant()
     now = ctx.clock_us()
     facts = yield from read(partial(_facts, tenant, now))
-    if measuring.is_due(facts.samples, now):
+    if store_size.is_due(facts.samples, now):
         try:
-            yield from write(partial(measuring.add_sample, facts.size))
+            yield from write(partial(store_size.add_sample, facts.size))
         except StoreError:
             pass  # a store that cannot be written, or a role that may not: its health can be told all the same
     return _told(ctx, facts, now)
 
 
 def _facts(tenant: int | None, now: int) -> Program[Facts]:
-    size, samples = yield from measuring.size_and_samples(now)
+    size, samples = yield from store_size.size_and_samples(now)
     [[copies], [(file,)]] = yield Batch(_COPIES(), _FILE())
     if tenant is None:
         return Facts(size, samples, copies, file or "")
@@ -162,7 +162,7 @@ def _of_tenant(tenant: int, facts: Facts) -> Generator[Batch, list[Rows], Facts]
 
 
 def _told(ctx: Context, facts: Facts, now: int) -> Health:
-    growth = measuring.growth_per_day([*facts.samples, facts.size])
+    growth = store_size.growth_per_day([*facts.samples, facts.size])
     is_estimate = growth is None and facts.first is not None and now - facts.first >= HOUR_US
     if is_estimate and facts.first is not None:
         growth = (facts.size.bytes - facts.size.free_bytes) / ((now - facts.first) / DAY_US)

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, TypeVar
 from perdure.runs.handle import Run
 from perdure.storage.program import Flow, Progress, read, write
 from perdure.threads.checks import check_name
-from perdure.threads.keeping import Erased, Retention, Ttl, checkpoint_id, fields_from, retention_of
 from perdure.threads.models import Checkpoint, Report, Stats
+from perdure.threads.retention import Erased, Retention, Ttl, checkpoint_id, fields_from, retention_of
 from perdure.threads.thread import Thread
 
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
-    from perdure.log.retaining import Fields
+    from perdure.log.retention_policy import Fields
     from perdure.ops.copies.copied import Backup, Exported, Imported, Restored
     from perdure.ops.doctor.checklist import Finding
     from perdure.ops.health import Health
-    from perdure.ops.keeping.compaction import Compacted
     from perdure.ops.keys import KeyInfo, Rotated
+    from perdure.ops.maintenance.compaction import Compacted
     from perdure.ops.store import Store
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class Operations:
         `dry_run` says what would go and writes nothing. `vacuum` gives the free space back to the file system: SQLite
         rewrites the file, and others wait meanwhile. `progress`: (done, of how many) threads.
         """
-        from perdure.ops.keeping.compaction import compact
+        from perdure.ops.maintenance.compaction import compact
 
         keep_us = self._store._keep_us
         return self._run(compact(self._context, keep_us, dry_run=dry_run, vacuum=vacuum, progress=progress))
@@ -87,7 +87,7 @@ class Operations:
         SQLite rewrites its file and cuts off its log, and others wait meanwhile. PostgreSQL vacuums; `full` makes it
         rewrite the tables, which nobody can use meanwhile. `may_remain` of the answer names what may still hold it.
         """
-        from perdure.ops.keeping.erasing import erase_thread
+        from perdure.ops.maintenance.erase import erase_thread
 
         name, number = self._store._named(thread)
         return self._run(erase_thread(self._context, name, number, forks=forks, full=full, progress=progress))
@@ -95,7 +95,7 @@ class Operations:
     def erase_run(self, run: str | Run, *, full: bool = False) -> Erased:
         """Erase a finished run for good, as `erase` does a thread: arguments, journal, result, questions, answers,
         messages, states. Raises UsageError if it is not finished, or a fork or an unfinished parent needs it."""
-        from perdure.ops.keeping.erasing import erase_run
+        from perdure.ops.maintenance.erase import erase_run
 
         return self._run(erase_run(self._context, _id(run), full=full))
 
@@ -194,17 +194,17 @@ class Operations:
         return self._run(rotate(self._context))
 
     def _set_retention(self, fields: Fields) -> Flow[Retention]:
-        from perdure.log import retaining
+        from perdure.log import retention_policy
 
         tenant = yield from self._context.ensure_tenant()
-        yield from write(partial(retaining.write_policy, tenant, fields))
+        yield from write(partial(retention_policy.write_policy, tenant, fields))
         return retention_of(fields, {})
 
     def _retention(self) -> Flow[Retention]:
-        from perdure.log import retaining
+        from perdure.log import retention_policy
 
         tenant = yield from self._context.tenant()
-        fields = (yield from read(partial(retaining.read_policy, tenant))) if tenant is not None else {}
+        fields = (yield from read(partial(retention_policy.read_policy, tenant))) if tenant is not None else {}
         return retention_of(fields, {})
 
     def _run(self, flow: Flow[T]) -> T:

@@ -20,7 +20,7 @@ from perdure.values.registry import Codec
 
 if TYPE_CHECKING:  # imported where it is used
     from perdure.encryption.keys import KeyProvider
-    from perdure.runs.keeping.retention import Upkeep
+    from perdure.runs.maintenance.retention import Upkeep
 
 
 def open_store(
@@ -78,6 +78,6 @@ class Store(RunStore):
         return Operations(self)
 
     def _days_work(self, tenant: int) -> Flow[Upkeep]:
-        from perdure.ops.keeping.compaction import days_work
+        from perdure.ops.maintenance.compaction import days_work
 
         return days_work(self._context, tenant, self._keep_us)

@@ -19,7 +19,7 @@ TABLES = (
 
 
 def _held_threads(tenant: int) -> Flow[dict[str, int]]:
-    from perdure.runs.keeping.holding import held_threads
+    from perdure.runs.maintenance.held_threads import held_threads
 
     return held_threads(tenant)
 

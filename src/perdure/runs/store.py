@@ -36,7 +36,7 @@ from perdure.threads.thread import Thread
 
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
     from perdure.runs.history.replay import Replay, ReplayRunner
-    from perdure.runs.keeping.retention import Upkeep
+    from perdure.runs.maintenance.retention import Upkeep
 
 
 register(RUNS)
@@ -218,14 +218,14 @@ class RunStore(ThreadStore):
     def delete_run(self, run: str) -> None:
         """Delete a finished run with all that is known of it; its id is free then. Raises UsageError if it is not
         finished, or a fork or an unfinished parent needs it."""
-        from perdure.runs.keeping import retention
+        from perdure.runs.maintenance import retention
 
         self._run(retention.delete_run(self._context, _id(run)))
 
     async def adelete_run(self, run: str) -> None:
         """`delete_run`, awaited."""
 
-        from perdure.runs.keeping import retention
+        from perdure.runs.maintenance import retention
 
         await self._arun(retention.delete_run(self._context, _id(run)))
 
@@ -261,7 +261,7 @@ class RunStore(ThreadStore):
 
     def _days_work(self, tenant: int) -> Flow[Upkeep]:
         """What a worker does for a tenant once a day."""
-        from perdure.runs.keeping import retention
+        from perdure.runs.maintenance import retention
 
         return retention.days_work(tenant, self._keep_us, self._context.clock_us)
 
@@ -270,19 +270,19 @@ class RunStore(ThreadStore):
         if tenant is None:
             return 0
 
-        from perdure.runs.keeping import retention
+        from perdure.runs.maintenance import retention
 
         return (yield from retention.sweep_runs(tenant, self._keep_us, self._context.clock_us))
 
     def _verify(self, progress: Counter | None) -> Flow[Report]:
-        from perdure.runs.keeping import verifying
+        from perdure.runs.maintenance import verify
 
         report = yield from super()._verify(progress)
         tenant = yield from self._context.tenant()
         if tenant is None:
             return report
 
-        found = yield from verifying.verify_runs(tenant, progress)
+        found = yield from verify.verify_runs(tenant, progress)
         problems = [
             Problem(f"(run {run})", None, what, run) if run is not None else Problem("(store)", None, what)
             for run, what in found.problems
@@ -290,14 +290,14 @@ class RunStore(ThreadStore):
         return replace(report, runs=found.runs, problems=(*report.problems, *problems))
 
     def _stats(self) -> Flow[Stats]:
-        from perdure.runs.keeping import verifying
+        from perdure.runs.maintenance import verify
 
         stats = yield from super()._stats()
         tenant = yield from self._context.tenant()
         if tenant is None:
             return stats
 
-        runs, run_bytes = yield from read(partial(verifying.count_runs, tenant))
+        runs, run_bytes = yield from read(partial(verify.count_runs, tenant))
         return replace(stats, runs=runs, run_bytes=run_bytes)
 
     def _delete(self, thread: Thread | str, force: bool, progress: Counter | None) -> Flow[Pruned]:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from perdure.log.branches import ensure_tenant, find_tenant
 from perdure.log.cache import BaseCache
 from perdure.log.ids import new_id
+from perdure.log.thread_table import ensure_tenant, find_tenant
 from perdure.storage.program import Driver, Flow, read, write
 from perdure.values.registry import Codec
 

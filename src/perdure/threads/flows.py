@@ -24,15 +24,6 @@ from perdure.log.append import (
     seal,
     stored_as_drafted,
 )
-from perdure.log.branches import (
-    ThreadRow,
-    create_thread,
-    find_thread,
-    merge_metadata,
-    metadata_of,
-    no_thread,
-    try_thread,
-)
 from perdure.log.cache import Base
 from perdure.log.ids import ID_MAX, parse_id, show_id
 from perdure.log.labels import copy_labels
@@ -46,6 +37,15 @@ from perdure.log.reading import (
     read_tips,
 )
 from perdure.log.records import SALT_BYTES, Record
+from perdure.log.thread_table import (
+    ThreadRow,
+    create_thread,
+    find_thread,
+    merge_metadata,
+    metadata_of,
+    no_thread,
+    try_thread,
+)
 from perdure.storage import meters
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.events import event

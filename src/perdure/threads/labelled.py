@@ -9,11 +9,11 @@ from functools import partial
 from typing import NamedTuple
 
 from perdure.errors import Damaged
-from perdure.log.branches import find_thread
 from perdure.log.ids import parse_id, show_id
 from perdure.log.label_ids import pack_id
 from perdure.log.labels import MAIN, LabelRow, labels_in, space_heads, spaces_of
 from perdure.log.pending import Write, odd_bases, select_writes, writes_of
+from perdure.log.thread_table import find_thread
 from perdure.storage.program import Batch, Flow, Program, Rows, read
 from perdure.threads.context import Context, Cursor
 from perdure.threads.flows import locate

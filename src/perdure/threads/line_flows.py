@@ -23,8 +23,8 @@ from perdure.log.append import (
     seal,
     stored_as_drafted,
 )
-from perdure.log.branches import create_thread, metadata_of, try_thread
 from perdure.log.cache import Base
+from perdure.log.gc import delete as delete_records
 from perdure.log.ids import ID_MAX
 from perdure.log.labels import (
     LABELLED_KIND,
@@ -38,7 +38,7 @@ from perdure.log.labels import (
 from perdure.log.pending import Against, Stored, Write, is_large, put_writes
 from perdure.log.reading import Loaded, read_state, read_thread_state
 from perdure.log.records import SALT_BYTES
-from perdure.log.sweeping import delete as delete_records
+from perdure.log.thread_table import create_thread, metadata_of, try_thread
 from perdure.log.turns import Held
 from perdure.storage import meters
 from perdure.storage.base import ConstraintFailed

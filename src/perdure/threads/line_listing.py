@@ -12,13 +12,13 @@ from functools import partial
 from typing import NamedTuple
 
 from perdure.errors import Damaged
-from perdure.log.branches import thread_numbered, try_thread
+from perdure.log.history_walk import Stretch, read_stretch
 from perdure.log.ids import show_id as show_record
 from perdure.log.labels import LabelRow, find_label, find_space, list_labels, spaces_of
 from perdure.log.pending import odd_bases, select_writes, select_writes_between, writes_of
 from perdure.log.reading import read_state
 from perdure.log.records import Record
-from perdure.log.scanning import Stretch, read_stretch
+from perdure.log.thread_table import thread_numbered, try_thread
 from perdure.storage.program import Batch, Flow, Program, Rows, read
 from perdure.threads.line_engine import Entry, LineEngine
 

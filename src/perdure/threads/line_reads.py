@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from perdure.errors import Damaged, NotFound, Undecodable
-from perdure.log.branches import ThreadRow, find_thread, metadata_of
 from perdure.log.envelopes import id_of
 from perdure.log.ids import show_id as show_record
 from perdure.log.labels import (
@@ -19,6 +18,7 @@ from perdure.log.labels import (
 )
 from perdure.log.pending import odd_bases, select_writes, writes_of
 from perdure.log.reading import Loaded, read_state
+from perdure.log.thread_table import ThreadRow, find_thread, metadata_of
 from perdure.storage import meters
 from perdure.storage.program import Batch, Flow, Program, Rows, read
 from perdure.threads.context import Context

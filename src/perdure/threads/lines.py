@@ -31,7 +31,6 @@ from perdure.log.append import (
     seal,
     stored_as_drafted,
 )
-from perdure.log.branches import ThreadRow, find_thread, try_thread
 from perdure.log.cache import Base
 from perdure.log.ids import show_id
 from perdure.log.label_ids import pack_id, unpack_id
@@ -48,6 +47,7 @@ from perdure.log.labels import (
 from perdure.log.pending import Write, odd_bases, put_writes, select_writes, writes_of
 from perdure.log.reading import Loaded, read_state
 from perdure.log.records import SALT_BYTES
+from perdure.log.thread_table import ThreadRow, find_thread, try_thread
 from perdure.storage import meters
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.program import Batch, Flow, Program, adrive, drive, read, write

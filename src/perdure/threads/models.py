@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 
 from perdure.errors import Damaged
-from perdure.log.branches import ThreadRow, metadata_of
 from perdure.log.ids import show_id
 from perdure.log.records import Record
+from perdure.log.thread_table import ThreadRow, metadata_of
 
 if TYPE_CHECKING:  # imported where somebody verifies
-    from perdure.log.verifying import Findings
+    from perdure.log.verify import Findings
 
 _UNSET: Any = object()
 

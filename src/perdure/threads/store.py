@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from perdure.errors import UsageError
-from perdure.log import sweeping
-from perdure.log.branches import list_threads, no_thread
-from perdure.log.counting import count
+from perdure.log import gc
 from perdure.log.domain import THREADS
+from perdure.log.stats import count
+from perdure.log.thread_table import list_threads, no_thread
 from perdure.storage.domains import register
 from perdure.storage.program import Flow, Progress, adrive, drive, read
 from perdure.threads.checks import check_limit, check_metadata, check_name
@@ -139,15 +139,15 @@ class ThreadStore:
         tenant = yield from self._context.tenant()
         if tenant is None:
             raise no_thread(name)
-        return Pruned((yield from sweeping.delete(tenant, name, number, progress, force=force)))
+        return Pruned((yield from gc.delete(tenant, name, number, progress, force=force)))
 
     def _verify(self, progress: Progress | None) -> Flow[Report]:
         tenant = yield from self._context.tenant()
         if tenant is None:
             return Report(0, 0)
-        from perdure.log import verifying  # imported late: few programs verify
+        from perdure.log import verify  # imported late: few programs verify
 
-        return Report.of((yield from verifying.verify_tenant(tenant, progress)))
+        return Report.of((yield from verify.verify_tenant(tenant, progress)))
 
     def _stats(self) -> Flow[Stats]:
         tenant = yield from self._context.tenant()

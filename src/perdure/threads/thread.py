@@ -12,17 +12,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.errors import UnknownType, UsageError
-from perdure.log import sweeping
+from perdure.log import gc
 from perdure.log.records import Record
 from perdure.storage.program import Flow, Progress
 from perdure.threads import flows
 from perdure.threads.checks import check_keep, check_limit, check_metadata, check_name, check_note, check_paths
 from perdure.threads.compare import compare
 from perdure.threads.context import Context, Cursor
-from perdure.threads.keeping import Keeping
-from perdure.threads.keeping import checkpoint_id as _id
 from perdure.threads.merging import merged
 from perdure.threads.models import Change, Checkpoint, Pruned, Report, ThreadInfo
+from perdure.threads.retention import Keeping
+from perdure.threads.retention import checkpoint_id as _id
 from perdure.threads.rollback import rollback
 from perdure.threads.straight_save import straight_save
 from perdure.threads.transactional_save import Save, journal_of
@@ -407,14 +407,14 @@ class Thread(Keeping):
 
     def _prune(self, keep: int, progress: Progress | None) -> Flow[Pruned]:
         tenant, row = yield from flows.locate(self._context, self._line)
-        done = yield from sweeping.prune(tenant, row.thread, row.name, check_keep(keep), progress)
+        done = yield from gc.prune(tenant, row.thread, row.name, check_keep(keep), progress)
         return Pruned(*done)
 
     def _verify(self, progress: Progress | None) -> Flow[Report]:
         tenant, row = yield from flows.locate(self._context, self._line)
-        from perdure.log import verifying  # imported late: few programs verify
+        from perdure.log import verify  # imported late: few programs verify
 
-        return Report.of([(yield from verifying.verify_tree(tenant, row.tree, progress))])
+        return Report.of([(yield from verify.verify_tree(tenant, row.tree, progress))])
 
     def _checkpoint(self, record: Record, *, is_head: bool) -> Checkpoint:
         return Checkpoint(self._line.name, record, is_head=is_head, fetch=self._fetch_state)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from perdure.errors import PerdureError
-from perdure.runs.keeping.isolating import OF_THE_STORE
+from perdure.runs.maintenance.tenant_isolation import OF_THE_STORE
 from perdure.storage.program import Batch, Program, Sql
 from perdure.threads.models import Problem, Report
 

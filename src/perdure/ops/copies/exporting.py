@@ -22,13 +22,13 @@ import msgspec
 import orjson
 
 from perdure.errors import Conflict, Damaged, ReadOnlyStore
-from perdure.log.branches import ThreadRow, metadata_of, no_thread
+from perdure.log.history_walk import Stretch, read_stretch
 from perdure.log.ids import show_id
 from perdure.log.labels import MAIN
 from perdure.log.pending import odd_bases, select_writes, writes_of
 from perdure.log.reading import RECORD, read_chain, read_state
 from perdure.log.records import ERASED, Record, record_of
-from perdure.log.scanning import Stretch, read_stretch
+from perdure.log.thread_table import ThreadRow, metadata_of, no_thread
 from perdure.ops.copies.copied import CopyRow, Exported, add_copy
 from perdure.ops.copies.places import Part, part_for
 from perdure.ops.copies.sections import SectionWriter

@@ -23,14 +23,14 @@ import orjson
 
 from perdure.errors import Conflict, PerdureError, Undecodable, UsageError
 from perdure.log.append import INSERT, base_after, insert_params, prepare, seal
-from perdure.log.branches import MINUTE_US, create_thread, find_thread, merge_metadata, try_thread
 from perdure.log.cache import Base
+from perdure.log.gc import delete
 from perdure.log.ids import show_id
 from perdure.log.labels import ensure_space
 from perdure.log.pending import Write, put_writes
 from perdure.log.reading import RECORD, read_state
 from perdure.log.records import ERASED, NO_HASH, Record, record_of
-from perdure.log.sweeping import delete
+from perdure.log.thread_table import MINUTE_US, create_thread, find_thread, merge_metadata, try_thread
 from perdure.ops.copies.copied import Imported
 from perdure.ops.copies.sections import SectionReader
 from perdure.ops.copies.thread_files import (

@@ -14,11 +14,11 @@ from itertools import groupby
 from typing import NamedTuple
 
 from perdure.errors import NotFound
-from perdure.log.branches import ThreadRow, find_thread, no_thread
 from perdure.log.ids import show_id
 from perdure.log.labels import space_heads, spaces_of
 from perdure.log.reading import LINE, NOT_SWEPT
 from perdure.log.records import ERASED, Record, record_of
+from perdure.log.thread_table import ThreadRow, find_thread, no_thread
 from perdure.ops.copies.copied import stamp_and_store
 from perdure.storage.program import Batch, Program, Rows, Sql
 

@@ -16,7 +16,7 @@ from functools import partial
 import orjson
 
 from perdure.errors import PerdureError
-from perdure.log import measuring
+from perdure.log import store_size
 from perdure.ops.doctor.findings import (
     DAY_S,
     GB,
@@ -212,8 +212,8 @@ def stored_bytes(patient: Patient) -> Flow[int]:
 
 def growth_per_day(patient: Patient) -> Flow[float | None]:
     """Bytes per day, from the sizes that were noted; None: not known yet."""
-    size, samples = yield from read(partial(measuring.size_and_samples, patient.machine.clock_us()))
-    return measuring.growth_per_day([*samples, size])
+    size, samples = yield from read(partial(store_size.size_and_samples, patient.machine.clock_us()))
+    return store_size.growth_per_day([*samples, size])
 
 
 def disk(patient: Patient) -> Flow[list[Finding]]:

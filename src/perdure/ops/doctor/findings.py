@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perdure.errors import Damaged, PerdureError
-from perdure.runs.keeping.isolating import GARBAGE
+from perdure.runs.maintenance.tenant_isolation import GARBAGE
 from perdure.storage import sqlite_open
 from perdure.storage.program import Batch, Flow, Row, Rows, Sql, Transaction
 from perdure.threads.context import Context, clock_us

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from perdure.errors import InDoubt, LeaseLost, PerdureError, RunStuck, UsageError
-from perdure.log.branches import try_thread
 from perdure.log.label_ids import pack_id
 from perdure.log.labels import find_label, find_space, is_newest, second_writer
+from perdure.log.thread_table import try_thread
 from perdure.log.turns import Turn
 from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.journal import adapter_tasks

@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from perdure.errors import ThreadDeleted
-from perdure.log.branches import try_thread
+from perdure.log.thread_table import try_thread
 from perdure.log.turns import Held, Turn, take_turn
 from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import drop_loose_blobs

@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 import orjson
 
 from perdure.errors import Conflict, Damaged, JournalDamaged, NotFound, UsageError
-from perdure.log.branches import try_thread
+from perdure.log.history_walk import Stretch, read_stretch
 from perdure.log.reading import read_state
 from perdure.log.records import Record
-from perdure.log.scanning import Stretch, read_stretch
+from perdure.log.thread_table import try_thread
 from perdure.runs.calls.state import thread_name
 from perdure.runs.engine import flows
 from perdure.runs.journal import rows

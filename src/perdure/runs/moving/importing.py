@@ -17,10 +17,10 @@ import orjson
 
 from perdure.errors import UsageError
 from perdure.log.append import Place, append, as_subprogram, base_after, prepare
-from perdure.log.branches import next_number, try_thread
 from perdure.log.cache import Base
 from perdure.log.reading import read_live
 from perdure.log.records import SALT_BYTES
+from perdure.log.thread_table import next_number, try_thread
 from perdure.runs.calls.state import RUN_KEY, thread_name
 from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import blob_hash, blob_statements, refer_statement

@@ -30,7 +30,7 @@ from perdure.errors import (
     Unavailable,
     UsageError,
 )
-from perdure.log.measuring import take_sample
+from perdure.log.store_size import take_sample
 from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.engine.local import Job
 from perdure.runs.engine.runtime import new_owner, runtime_of
@@ -38,8 +38,8 @@ from perdure.runs.functions.specs import DurableSpec, known_durables, said_versi
 from perdure.runs.journal import claiming
 from perdure.runs.journal.claiming import Found, Known, Search, Taken, View
 from perdure.runs.journal.queues import Queue, declared, write_limits
-from perdure.runs.keeping import retention
-from perdure.runs.keeping.isolating import for_tenant
+from perdure.runs.maintenance import retention
+from perdure.runs.maintenance.tenant_isolation import for_tenant
 from perdure.runs.session.telling import tell_event
 from perdure.runs.workers.crew import Crew, guarded
 from perdure.storage.events import event, said

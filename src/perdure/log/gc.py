@@ -15,8 +15,7 @@ from typing import NamedTuple
 import orjson
 
 from perdure.errors import Damaged
-from perdure.log.branches import ThreadRow, find_thread, no_thread, threads_in_tree
-from perdure.log.choosing import (
+from perdure.log.gc_plan import (
     Node,
     Plan,
     Rule,
@@ -31,10 +30,11 @@ from perdure.log.choosing import (
 )
 from perdure.log.ids import show_id
 from perdure.log.labels import LABELLED_KIND, MAIN, LabelRow, bases_of_writes, drop_labels, labels_in
+from perdure.log.pack_release import drop_packs, release
 from perdure.log.pins import pinned, pins_in
 from perdure.log.reading import NOT_SWEPT, RECORD, Loaded, read_chain, read_state
 from perdure.log.records import Record, record_of
-from perdure.log.unpacking import drop_packs, release
+from perdure.log.thread_table import ThreadRow, find_thread, no_thread, threads_in_tree
 from perdure.storage.columns import DIFF, FULL_TEXT
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, write
 from perdure.values.compress import compress_full

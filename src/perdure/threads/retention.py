@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from perdure.errors import NotFound, UsageError
-from perdure.log import pins, retaining
+from perdure.log import pins, retention_policy
 from perdure.log.ids import parse_id, show_id
-from perdure.log.retaining import Fields
+from perdure.log.retention_policy import Fields
 from perdure.storage.program import Batch, Flow, Program, Sql, adrive, drive, read, write
 from perdure.threads import flows
 from perdure.threads.checks import COUNT_MAX, check_name
@@ -90,7 +90,7 @@ def fields_from(ttl: Any, keep_last: Any) -> Fields:
 
 def retention_of(tenants: Fields, own: Fields) -> Retention:
     """What holds, for people."""
-    ttl_us, keep_last = retaining.policy(tenants, own)
+    ttl_us, keep_last = retention_policy.policy(tenants, own)
     names = tuple(name for name, field in (("ttl", "ttl_us"), ("keep_last", "keep_last")) if field in own)
     return Retention(None if ttl_us is None else timedelta(microseconds=ttl_us), keep_last, names)
 
@@ -123,32 +123,32 @@ def _pin(row: pins.PinRow) -> Pin:
 
 def set_retention(ctx: Context, line: Cursor, fields: Fields) -> Flow[Retention]:
     tenant, row = yield from flows.locate(ctx, line)
-    yield from write(partial(retaining.write_own, tenant, row.name, row.thread, fields))
+    yield from write(partial(retention_policy.write_own, tenant, row.name, row.thread, fields))
     return (yield from retention(ctx, line))
 
 
 def retention(ctx: Context, line: Cursor) -> Flow[Retention]:
     tenant, row = yield from flows.locate(ctx, line)
-    return retention_of(*(yield from read(partial(retaining.read_own, tenant, row.thread))))
+    return retention_of(*(yield from read(partial(retention_policy.read_own, tenant, row.thread))))
 
 
 def erase_checkpoint(ctx: Context, line: Cursor, record: int, full: bool) -> Flow[Erased]:
     """Erase one checkpoint. What a killed process has decided before is finished."""
-    from perdure.log import erasing
+    from perdure.log import erase
 
     at = ctx.clock_us()
     tenant = yield from flows.tenant_of(ctx, line)
     removed = 0
     try:
         _, row = yield from flows.locate(ctx, line)
-        op = partial(erasing.wipe_record, tenant, row.name, row.thread, record, at)
+        op = partial(erase.wipe_record, tenant, row.name, row.thread, record, at)
         wiped = yield from write(op, solo=True)
         removed = wiped.records
         ctx.cache.forget(tenant, row.tree)
     except NotFound:
-        if (yield from read(partial(erasing.marked, tenant))) is None:
+        if (yield from read(partial(erase.marked, tenant))) is None:
             raise
-    problems = yield from erasing.finish(tenant, ctx.driver.dialect, full=full)
+    problems = yield from erase.finish(tenant, ctx.driver.dialect, full=full)
     others = (
         "other checkpoints of the thread, and of its forks, if they say the same: they stay, with what is pending on "
         "them"
@@ -158,7 +158,7 @@ def erase_checkpoint(ctx: Context, line: Cursor, record: int, full: bool) -> Flo
 
 def remains(ctx: Context, tenant: int, full: bool) -> Flow[tuple[str, ...]]:
     """What no erasing reaches, as sentences."""
-    from perdure.log import erasing
+    from perdure.log import erase
 
     told = yield from read(partial(_set_aside, tenant))
     told += [
@@ -171,7 +171,7 @@ def remains(ctx: Context, tenant: int, full: bool) -> Flow[tuple[str, ...]]:
                 "free space in PostgreSQL's files, until new rows are written over it: full=True (`--full`) rewrites "
                 "the tables"
             )
-        if (yield from erasing.samples_stay()):
+        if (yield from erase.samples_stay()):
             told.append(
                 "samples that PostgreSQL's planner took of the tables before (pg_statistic): autovacuum replaces them "
                 "in time, those of an empty table when it has rows again; a superuser can delete them at once"

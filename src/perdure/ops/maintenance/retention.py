@@ -13,9 +13,8 @@ from functools import partial
 from typing import NamedTuple
 
 from perdure.errors import Damaged, NotFound, PerdureError, Undecodable
-from perdure.log import retaining, sweeping
-from perdure.log.branches import ThreadRow, threads_in_tree
-from perdure.log.choosing import (
+from perdure.log import gc, retention_policy
+from perdure.log.gc_plan import (
     Node,
     Rule,
     checkpoints_in,
@@ -23,9 +22,10 @@ from perdure.log.choosing import (
     kept_for_others,
     nodes_of,
 )
-from perdure.log.retaining import Fields
+from perdure.log.retention_policy import Fields
+from perdure.log.thread_table import ThreadRow, threads_in_tree
 from perdure.runs.journal import adapter_tasks
-from perdure.runs.keeping.holding import HAS_TASKS
+from perdure.runs.maintenance.held_threads import HAS_TASKS
 from perdure.storage.domains import domains
 from perdure.storage.events import event
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read, write
@@ -134,7 +134,7 @@ class _Needs:
 def enforce(tenant: int, now: int, *, dry_run: bool, progress: Progress | None = None) -> Flow[Gone]:
     """Remove what retention says, or only say what that would be."""
     gone = Gone()
-    policy = yield from read(partial(retaining.read_policy, tenant))
+    policy = yield from read(partial(retention_policy.read_policy, tenant))
     everything = any(policy.values())
     total, newest = yield from read(partial(_overview, tenant))
     needs, done = _Needs(newest), 0
@@ -202,7 +202,7 @@ def _see_to(
             continue
         gone.add(done)
         if done.checkpoints or done.threads:
-            yield from sweeping.sweep(tenant)
+            yield from gc.sweep(tenant)
         if done.threads:
             for domain in domains():
                 if domain.thread_deleted is not None:
@@ -220,7 +220,7 @@ def _pass_over(one: _Due, error: PerdureError, gone: Gone) -> None:
 
 
 def _due(kept: Kept, policy: Fields, now: int) -> _Due | None:
-    ttl_us, keep = retaining.policy(policy, retaining.fields_of(kept.retention))
+    ttl_us, keep = retention_policy.policy(policy, retention_policy.fields_of(kept.retention))
     before = now - ttl_us if ttl_us is not None and kept.updated_at < now - ttl_us else None
     return _Due(kept, before, keep) if before is not None or keep is not None else None
 
@@ -265,7 +265,7 @@ def _enforce_one(tenant: int, due: _Due, held: bool, rules: Mapping[int, Rule], 
             gone.shared = would.shared
             if would.checkpoints:
                 keep, since = rules[kept.thread]
-                done = yield from sweeping.prune_tree(tenant, kept.thread, kept.name, keep, since, would.rules)
+                done = yield from gc.prune_tree(tenant, kept.thread, kept.name, keep, since, would.rules)
                 gone.checkpoints = done.removed
     except NotFound:
         return Gone()  # another process has deleted it
@@ -274,10 +274,10 @@ def _enforce_one(tenant: int, due: _Due, held: bool, rules: Mapping[int, Rule], 
 
 def _expire(tenant: int, kept: Kept, before: int) -> Program[int | None]:
     """Delete a thread if it is still idle and nothing needs it, decided under its lock. None: it stays."""
-    row, others = yield from sweeping.lock_tree(tenant, kept.name, kept.thread)
+    row, others = yield from gc.lock_tree(tenant, kept.name, kept.thread)
     if row.updated_at >= before or (yield from _is_needed(tenant, row)):
         return None
-    return (yield from sweeping.remove_threads(tenant, row.tree, [row], others))
+    return (yield from gc.remove_threads(tenant, row.tree, [row], others))
 
 
 def _is_needed(tenant: int, row: ThreadRow) -> Generator[Batch, list[Rows], bool]:

@@ -16,7 +16,7 @@ from perdure.log.quarantine import set_aside
 from perdure.log.repair_pointers import Notes
 from perdure.runs.domain import TABLES
 from perdure.runs.journal.rows import FINISHED, NEVER, STATUSES
-from perdure.runs.keeping.verifying import ANSWERS, bad_blobs, check_run, text_of
+from perdure.runs.maintenance.verify import ANSWERS, bad_blobs, check_run, text_of
 from perdure.storage.columns import SIGNAL, WAITING
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, read, write
 

@@ -1,6 +1,6 @@
 """Taking packs apart where records are removed or moved: what stays in them gets bodies of its own again.
 
-Part of the transaction that rearranges a tree (`sweeping.py`): afterwards nothing that is to be moved is packed, so
+Part of the transaction that rearranges a tree (`gc.py`): afterwards nothing that is to be moved is packed, so
 that the rest of it knows nothing of packs.
 """
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from perdure.errors import KeyMissing, UsageError
-from perdure.log.branches import try_thread
+from perdure.log.thread_table import try_thread
 from perdure.storage.columns import MARK
 from perdure.storage.program import Batch, Flow, Program, Sql, read
 from perdure.threads.context import Context

@@ -13,10 +13,10 @@ from functools import partial
 from typing import NamedTuple
 
 from perdure.errors import Pinned, UsageError
-from perdure.log import sweeping
-from perdure.log.branches import metadata_of, try_thread
-from perdure.log.compacting import reclaim, recompress
+from perdure.log import gc
 from perdure.log.pins import pinned, pins_in
+from perdure.log.recompress import reclaim, recompress
+from perdure.log.thread_table import metadata_of, try_thread
 from perdure.runs.calls.state import RUN_KEY, thread_name
 from perdure.runs.engine import flows
 from perdure.runs.journal import adapter_tasks, claiming, rows
@@ -186,7 +186,7 @@ def _drop_states(tenant: int, run: int, force: bool) -> Flow[None]:
     thread = yield from read(partial(try_thread, tenant, name))
     if thread is not None and metadata_of(thread).get(RUN_KEY) == row.id:
         try:
-            yield from sweeping.delete(tenant, name, thread.thread, force=force)
+            yield from gc.delete(tenant, name, thread.thread, force=force)
         except Pinned:
             pass
 

@@ -1,6 +1,6 @@
 """Erasing: a thread or one checkpoint goes with every byte that the database can be made to give up. It beats pins.
 
-One transaction decides, as in `sweeping.py`, and notes that the files are still to be scrubbed; then the records go in
+One transaction decides, as in `gc.py`, and notes that the files are still to be scrubbed; then the records go in
 batches, then the files are scrubbed, then the note goes. Whoever is killed in between, or comes later, finds the note
 and finishes. An erased checkpoint leaves its row without body, note and metadata, so that its children's hashes can be
 checked: the salt went with the body, so that nobody can confirm a guess.
@@ -14,14 +14,14 @@ from functools import partial
 from typing import NamedTuple
 
 from perdure.errors import Damaged, NotFound, StoreError, UsageError
-from perdure.log.branches import ThreadRow, metadata_of
-from perdure.log.choosing import Node, Reach, line_of, make_plan, needed_for_deltas, nodes_of, reached_by
+from perdure.log.gc import drop_all, lock_tree, rearrange, remove_threads, set_head, sweep
+from perdure.log.gc_plan import Node, Reach, line_of, make_plan, needed_for_deltas, nodes_of, reached_by
 from perdure.log.ids import show_id
 from perdure.log.labels import LabelRow, bases_by_thread, bases_of_writes, drop_writes, labels_in
 from perdure.log.pins import drop_pins_on, pins_in
 from perdure.log.reading import RECORD
 from perdure.log.records import ERASED, Record, record_of
-from perdure.log.sweeping import drop_all, lock_tree, rearrange, remove_threads, set_head, sweep
+from perdure.log.thread_table import ThreadRow, metadata_of
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import Batch, Dialect, Flow, Program, Progress, Rows, Sql, maintain, read, write
 

@@ -10,17 +10,17 @@ from collections.abc import Generator
 from functools import partial
 
 from perdure.errors import NotFound
-from perdure.log import erasing
-from perdure.log.branches import no_thread
+from perdure.log import erase
+from perdure.log.thread_table import no_thread
 from perdure.runs.engine import flows
 from perdure.runs.journal import adapter_tasks
 from perdure.runs.journal.blobs import drop_loose_blobs
-from perdure.runs.keeping.retention import delete_run
+from perdure.runs.maintenance.retention import delete_run
 from perdure.storage.domains import domains
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read, write
 from perdure.threads.context import Context
-from perdure.threads.keeping import Erased, remains
 from perdure.threads.models import moment
+from perdure.threads.retention import Erased, remains
 
 _CHILDREN = Sql("SELECT id FROM run WHERE tenant = :tenant AND parent = :run ORDER BY run LIMIT 20")
 
@@ -35,7 +35,7 @@ def erase_thread(
     at = ctx.clock_us()
     records, names, told = 0, [name], []
     try:
-        op = partial(erasing.wipe_thread, tenant, name, number, forks, at)
+        op = partial(erase.wipe_thread, tenant, name, number, forks, at)
         wiped = yield from write(op, solo=True)
     except NotFound:
         if not (yield from _unfinished(tenant)):
@@ -79,13 +79,13 @@ def erase_run(ctx: Context, run_id: str, *, full: bool) -> Flow[Erased]:
 
 
 def _unfinished(tenant: int) -> Flow[bool]:
-    return (yield from read(partial(erasing.marked, tenant))) is not None
+    return (yield from read(partial(erase.marked, tenant))) is not None
 
 
 def _begin(tenant: int, run: int, at: int) -> Generator[Batch, list[Rows], None]:
     """Inside the transaction that decides that a run goes."""
-    yield from erasing.mark(tenant, at)
-    yield from erasing.note(tenant, run, 0, 0, None, at)
+    yield from erase.mark(tenant, at)
+    yield from erase.note(tenant, run, 0, 0, None, at)
 
 
 def _beside(tenant: int, run: int) -> Program[list[str]]:
@@ -97,4 +97,4 @@ def _finish(ctx: Context, tenant: int, full: bool, progress: Progress | None) ->
     """Also what a killed process left: tasks of graphs whose threads are gone, results that no run needs."""
     yield from adapter_tasks.sweep(tenant, ctx.clock_us())
     yield from drop_loose_blobs(tenant)
-    return (yield from erasing.finish(tenant, ctx.driver.dialect, full=full, progress=progress))
+    return (yield from erase.finish(tenant, ctx.driver.dialect, full=full, progress=progress))

@@ -22,20 +22,20 @@ import orjson
 
 from perdure.errors import OpenError, UsageError
 from perdure.log import quarantine
-from perdure.log.branches import find_tenant
 from perdure.log.ids import show_id
 from perdure.log.repair import repair_log, repair_unknown_tenants
+from perdure.log.thread_table import find_tenant
 from perdure.ops.copies.checked import tenant_names, verified
 from perdure.ops.copies.copied import CopyRow, add_copy
-from perdure.ops.repair.readable import Allowed, check_readable
-from perdure.ops.repair.repaired import Mend, Repaired
-from perdure.runs.keeping.repairing import repair_runs
+from perdure.ops.repair.preflight import Allowed, check_readable
+from perdure.ops.repair.report import Mend, Repaired
+from perdure.runs.maintenance.repair import repair_runs
 from perdure.storage.files import sync_file, sync_folder
 from perdure.storage.program import Driver, Progress, drive, read, write
 from perdure.storage.urls import is_postgres, need_postgres, sqlite_path
 from perdure.threads.context import Context
 
-__all__ = ["Mend", "Repaired", "arepair", "repair"]
+__all__ = ["Mend", "Repaired", "repair"]
 
 _PAGE = 200
 
@@ -76,23 +76,6 @@ def repair(
     return replace(done, seconds=time.monotonic() - start)
 
 
-async def arepair(
-    url: str | os.PathLike[str],
-    *,
-    to: str | os.PathLike[str] | None = None,
-    in_place: bool = False,
-    dry_run: bool = False,
-    leave: Sequence[str] = (),
-    progress: Progress | None = None,
-    **options: Any,
-) -> Repaired:
-    """`repair`, awaited."""
-    from asyncio import to_thread
-
-    how: dict[str, Any] = {"in_place": in_place, "dry_run": dry_run, "leave": leave}
-    return await to_thread(repair, url, to=to, progress=progress, **how, **options)
-
-
 # --- SQLite
 
 
@@ -105,8 +88,8 @@ def _repair_sqlite(
     options: dict[str, Any],
     allowed: Allowed,
 ) -> Repaired:
+    from perdure.ops.repair.identify import check_is_store
     from perdure.ops.repair.sqlite import copy_name, mend_file, working_copy
-    from perdure.ops.repair.whose import check_is_store
     from perdure.storage.sqlite_open import check_file
 
     name = sqlite_path(url)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perdure.errors import Damaged, Undecodable
-from perdure.log.branches import ThreadRow, metadata_of, tag_value, threads_in_tree
 from perdure.log.envelopes import id_of
 from perdure.log.labels import LABELLED_KIND, LabelRow, labels_in
 from perdure.log.packs import PACK, Packs
@@ -27,6 +26,7 @@ from perdure.log.records import (
     chain_hash,
     record_of,
 )
+from perdure.log.thread_table import ThreadRow, metadata_of, tag_value, threads_in_tree
 from perdure.storage.columns import DIFF, FULL_TEXT, SALT, TAG
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, check, read
 from perdure.values.compress import decompress_full

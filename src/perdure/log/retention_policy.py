@@ -12,7 +12,7 @@ from typing import NamedTuple
 import orjson
 
 from perdure.errors import Damaged
-from perdure.log.branches import find_thread
+from perdure.log.thread_table import find_thread
 from perdure.storage.program import Batch, Program, Sql
 
 Fields = dict[str, int | None]

@@ -1,5 +1,5 @@
 """Which of a tree's records go if a thread is pruned or deleted: what its other threads, its pins, pending writes and
-later checkpoints of a line need stays. Only looks; `sweeping.py` does it.
+later checkpoints of a line need stays. Only looks; `gc.py` does it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import orjson
 
 from perdure.errors import Damaged
-from perdure.log.branches import ThreadRow
 from perdure.log.envelopes import needs_of
 from perdure.log.labels import LabelRow, bases_of_writes, labels_in
 from perdure.log.pins import PinRow, pins_in
 from perdure.log.reading import NOT_SWEPT, read_state
 from perdure.log.records import ERASED
+from perdure.log.thread_table import ThreadRow
 from perdure.storage.program import Batch, Rows, Sql
 
 _TREE = Sql(

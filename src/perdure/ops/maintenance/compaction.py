@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from perdure.log import erasing
-from perdure.log.compacting import reclaim, recompress
-from perdure.log.measuring import size_and_samples
-from perdure.log.packing import COLD_US, pack_tenant
-from perdure.log.sweeping import sweep
-from perdure.ops.keeping import retention
+from perdure.log import erase
+from perdure.log.gc import sweep
+from perdure.log.pack_writer import COLD_US, pack_tenant
+from perdure.log.recompress import reclaim, recompress
+from perdure.log.store_size import size_and_samples
+from perdure.ops.maintenance import retention
 from perdure.runs.journal import adapter_tasks
-from perdure.runs.keeping import retention as runs
-from perdure.runs.keeping.isolating import succeeded
+from perdure.runs.maintenance import retention as runs
+from perdure.runs.maintenance.tenant_isolation import succeeded
 from perdure.storage import meters
 from perdure.storage.program import Flow, Program, Progress, read
 from perdure.threads.context import Context
@@ -93,8 +93,8 @@ def compact_tenant(ctx: Context, tenant: int, keep_us: int | None, progress: Pro
     now = ctx.clock_us()
     before = yield from _used(now)
     # First what others have begun and not finished.
-    if (yield from read(partial(erasing.marked, tenant))) is not None:
-        yield from erasing.finish(tenant, ctx.driver.dialect)
+    if (yield from read(partial(erase.marked, tenant))) is not None:
+        yield from erase.finish(tenant, ctx.driver.dialect)
     yield from sweep(tenant)
     swept = yield from adapter_tasks.sweep(tenant, now)
     gone = yield from retention.enforce(tenant, now, dry_run=False, progress=progress)

@@ -17,8 +17,7 @@ from typing import NamedTuple
 import orjson
 
 from perdure.errors import Damaged, Undecodable
-from perdure.log.branches import MINUTE_US, threads_in_tree
-from perdure.log.grouping import Groups, Node, group
+from perdure.log.pack_plan import Groups, Node, group
 from perdure.log.packs import (
     MEMBERS_MAX,
     Member,
@@ -29,6 +28,7 @@ from perdure.log.packs import (
 )
 from perdure.log.reading import NOT_SWEPT, read_chain, read_state
 from perdure.log.records import SALT_BYTES
+from perdure.log.thread_table import MINUTE_US, threads_in_tree
 from perdure.storage.columns import DIFF, PACK, SALT
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, aside, read, write
 from perdure.values.delta import Decoder, Encoder, goes_on, pack_splices
