@@ -14,10 +14,10 @@ from perdure.log.labels import Mark, ParentChanged
 from perdure.log.pending import Write, is_large
 from perdure.runs.engine import task_scope
 from perdure.runs.engine.task_scope import Ending, Task, TaskTurns
+from perdure.runs.execution.active_runs import add_provider
+from perdure.runs.execution.scope import Scope
 from perdure.runs.functions.specs import StepSpec
 from perdure.runs.journal.adapter_tasks import drop_of_thread, number_of
-from perdure.runs.session.ambient import add_provider
-from perdure.runs.session.scope import Scope
 from perdure.storage.program import Flow, Progress, adrive, drive
 from perdure.storage.urls import is_postgres, sqlite_path
 from perdure.threads import line_flows, line_reads

@@ -53,7 +53,7 @@ NO_PAYLOAD = {
     "label": "tenant thread space id record run",
     "write": "tenant thread space id task idx",
     "run": """tenant run version parent parent_path root origin origin_since origin_seq origin_entries origin_digest
-        status queue priority owner fence lease_until wake_at nudged request entries digest seq since created_at
+        status queue priority owner fence lease_until wake_at wakeup_pending request entries digest seq since created_at
         changed_at keep_until stamp""",
     "run_value": "tenant run sort",
     "journal": "tenant run seq stamp",

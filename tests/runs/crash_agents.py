@@ -24,9 +24,9 @@ import perdure.storage.postgres
 import perdure.storage.sqlite
 from perdure import outcome
 from perdure.runs.calls import steps
-from perdure.runs.session import points, tasks
-from perdure.runs.session.points import Point
-from perdure.runs.session.scope import current
+from perdure.runs.execution import hooks, tasks
+from perdure.runs.execution.hooks import Point
+from perdure.runs.execution.scope import current
 from perdure.testing.processes import Say
 
 DEADLINE_S = 0.3  # of effects: how long a request may be under way
@@ -81,15 +81,15 @@ def act(name: str, key: str = "", value: Any = None) -> None:
     scope = current.get()
     assert scope is not None
     assert scope.body is not None
-    points.reach("act", scope.body.path, name, 0, "before")
-    world.write(Line(scope.session.row.id, os.getpid(), scope.body.path, name, key, value))
-    points.reach("act", scope.body.path, name, 0, "after")
+    hooks.fault_point("act", scope.body.path, name, 0, "before")
+    world.write(Line(scope.execution.row.id, os.getpid(), scope.body.path, name, key, value))
+    hooks.fault_point("act", scope.body.path, name, 0, "after")
 
 
 def here() -> str:
     scope = current.get()
     assert scope is not None
-    return scope.session.row.id
+    return scope.execution.row.id
 
 
 # --- the agents
@@ -347,7 +347,7 @@ class Killer:
 def live(say: Say, url: str, outside: str, mode: str, scenario: str, run_id: str, at: str | None) -> None:
     """Run one agent to its end, and die on the way. Says which points it has come to."""
     killer = Killer(at)
-    points.hook = killer
+    hooks.hook = killer
     drive = _prepared(outside, mode, scenario)
     with perdure.open(url, durability="normal") as store:
         end = drive(store, run_id)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import perdure
-from perdure.runs.session import points
-from perdure.runs.session.points import Point
+from perdure.runs.execution import hooks
+from perdure.runs.execution.hooks import Point
 
 
 def ledger(folder: str) -> list[str]:
@@ -84,7 +84,7 @@ def work(say: Any, url: str, folder: str, mode: str, deadly: int) -> None:
         if next(numbers) == deadly:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    points.hook = hook
+    hooks.hook = hook
     with perdure.open(url, durability="normal", lease_s=1) as store:
         chosen: Any = aagent if mode == "async" else agent
         run = store.run(chosen, folder, id=Path(folder).name)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import perdure
-from perdure.runs.session import points
-from perdure.runs.session.points import Point
+from perdure.runs.execution import hooks
+from perdure.runs.execution.hooks import Point
 
 CALLS: list[dict[str, Any]] = [
     {"id": "a", "name": "look", "arguments": {"city": "Rome"}},
@@ -91,7 +91,7 @@ def work(say: Any, url: str, folder: str, mode: str, deadly: int) -> None:
         if count == deadly:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    points.hook = hook
+    hooks.hook = hook
     with perdure.open(url, durability="normal", lease_s=1) as store:
         run = store.run(agent if mode == "sync" else aagent, folder, id=f"{Path(folder).name}")
         result = run.result(timeout_s=30)

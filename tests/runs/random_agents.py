@@ -12,8 +12,8 @@ from crash_agents import World, act
 from lab import Code
 
 import perdure
-from perdure.runs.session import points
-from perdure.runs.session.points import Point
+from perdure.runs.execution import hooks
+from perdure.runs.execution.hooks import Point
 from perdure.testing.fake_airline import Airline
 from perdure.testing.processes import Say
 
@@ -72,9 +72,9 @@ def live(say: Say, url: str, outside: str, airline: str, variant: str, mode: str
         if reached == at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    points.hook = strike
+    hooks.hook = strike
     run = store.run(agent, run_id, id=run_id)
-    points.hook = None
+    hooks.hook = None
     status = run.status
     if status in ("stuck", "failed"):
         print(run.info(), file=sys.stderr)

@@ -14,7 +14,7 @@ from lab import Lab, hooked
 
 import perdure
 from perdure import outcome
-from perdure.runs.session.points import Point
+from perdure.runs.execution.hooks import Point
 
 
 @pytest.fixture

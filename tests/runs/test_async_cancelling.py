@@ -12,7 +12,7 @@ from async_kit import PATIENCE_S, noting, until
 from lab import Interrupt, Lab, Once, hooked
 
 import perdure
-from perdure.runs.session.points import Point
+from perdure.runs.execution.hooks import Point
 
 
 @pytest.fixture

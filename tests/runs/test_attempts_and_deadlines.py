@@ -11,8 +11,8 @@ import pytest
 from lab import Flaky, Interrupt, Lab, Once, again, finished, hooked
 
 import perdure
-from perdure.runs.session.points import Point
-from perdure.runs.session.session import Session
+from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.hooks import Point
 
 
 class Signal:
@@ -133,7 +133,7 @@ def test_no_attempt_begins_after_the_deadline(
 
     def pass_time(point: Point) -> None:
         if (point.kind, point.when) == ("body", "after"):
-            monkeypatch.setattr(Session, "ahead_us", 61_000_000)
+            monkeypatch.setattr(Execution, "ahead_us", 61_000_000)
 
     with hooked(pass_time):
         run = again(lab, agent, id="a")

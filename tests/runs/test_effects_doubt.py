@@ -13,7 +13,7 @@ from effects_kit import Receiver, booking
 from lab import Interrupt, Lab, hooked
 
 import perdure
-from perdure.runs.session.points import Point
+from perdure.runs.execution.hooks import Point
 
 DEADLINE_S = 0.2  # how long a request may be under way, where a test must wait for that
 

@@ -10,9 +10,9 @@ import pytest
 
 import perdure
 from perdure.runs.engine.flows import locate
+from perdure.runs.execution import hooks
+from perdure.runs.execution.hooks import Point
 from perdure.runs.journal import control, rows
-from perdure.runs.session import points
-from perdure.runs.session.points import Point
 from perdure.storage.program import drive, write
 
 PATIENCE_S = 30.0
@@ -27,7 +27,7 @@ def store(url: str) -> Iterator[perdure.Store]:
         asks.clear()
         won.clear()
         yield opened
-        points.hook = None
+        hooks.hook = None
 
 
 def take_over(run_id: str) -> None:
@@ -94,7 +94,7 @@ def test_a_child_is_not_rolled_back(store: perdure.Store) -> None:
             take_over("parent")
 
     store.start(parent, id="parent")
-    points.hook = hook
+    hooks.hook = hook
     perdure.Worker(store).run(until_idle=True)
     assert store.get_run("parent").status == "running"
     assert store.get_run("child").status == "done"
@@ -119,7 +119,7 @@ def test_the_question_of_a_branch_that_lost_is_not_closed(store: perdure.Store) 
             take_over("run")
 
     store.start(asking, id="run")
-    points.hook = hook
+    hooks.hook = hook
     perdure.Worker(store).run(until_idle=True)
     assert store.get_run("run").status == "running"
     [ask] = store.asks("run")

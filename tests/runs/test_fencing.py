@@ -34,10 +34,10 @@ import perdure
 from perdure.errors import OutcomeUnknown
 from perdure.log.cache import BaseCache
 from perdure.runs.engine.runtime import TICK_S, runtime_of
+from perdure.runs.execution import hooks
+from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.hooks import Point
 from perdure.runs.journal import rows
-from perdure.runs.session import points
-from perdure.runs.session.points import Point
-from perdure.runs.session.session import Session
 from perdure.storage import postgres_pool
 from perdure.storage.program import Driver, Transaction
 from perdure.storage.urls import open_driver
@@ -273,11 +273,11 @@ def test_a_write_that_arrives_after_it_was_looked_for_is_written_once(tmp_path: 
             driver.armed = True
 
     armed: list[Point] = []
-    points.hook = hook
+    hooks.hook = hook
     try:
         run = store.run(paid, str(tmp_path), id="a")
     finally:
-        points.hook = None
+        hooks.hook = None
     assert armed
     assert run.result() == "after"
     assert names(run) == [("mark", "done"), ("pay", "done"), ("mark", "done")]
@@ -319,7 +319,7 @@ def test_a_park_whose_answer_is_lost_is_looked_up(
 ) -> None:
     proxy, behind, direct = proxied
     run = direct.start(asked, str(tmp_path), id="a")
-    proxy.lose(b"nudged = 1 OR", delivered=delivered)
+    proxy.lose(b"wakeup_pending = 1 OR", delivered=delivered)
     with working(perdure.Worker(behind, poll_s=0.02)) as worker:
         until(lambda: run.status == "waiting")
         until(lambda: not worker._active)
@@ -335,9 +335,9 @@ def test_a_lost_lease_is_said_to_the_code_at_its_next_step(url: str, store: perd
 
     @perdure.durable
     def stubborn(folder: str) -> None:
-        session: Session = store_sessions(store)[0]
+        execution: Execution = store_sessions(store)[0]
         with perdure.open(url) as thief:
-            thief._context.driver.run(take_over(session))
+            thief._context.driver.run(take_over(execution))
         for _ in range(2):
             try:
                 mark_step()
@@ -354,21 +354,21 @@ def test_a_lost_lease_is_said_to_the_code_at_its_next_step(url: str, store: perd
     assert worker.counts == {"lost": 1}
 
 
-def store_sessions(store: perdure.Store) -> list[Session]:
-    return list(runtime_of(store._context)._sessions)
+def store_sessions(store: perdure.Store) -> list[Execution]:
+    return list(runtime_of(store._context)._executions)
 
 
-def take_over(session: Session) -> Transaction:
-    row = session.row
+def take_over(execution: Execution) -> Transaction:
+    row = execution.row
     return Transaction(
         partial(
             rows.claim,
-            session.tenant,
+            execution.tenant,
             row.run,
             fence=row.fence,
             owner="p:somebody else",
             lease=3_600_000_000,
-            now=session.ctx.clock_us(),
+            now=execution.ctx.clock_us(),
             dead=True,
         ),
         write=True,

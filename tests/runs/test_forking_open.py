@@ -10,7 +10,7 @@ from forking_kit import Agents
 from lab import Lab, hooked
 
 import perdure
-from perdure.runs.session.points import Point
+from perdure.runs.execution.hooks import Point
 from perdure.storage.program import Batch, Program, Sql, drive
 
 

@@ -12,8 +12,8 @@ from lab import Lab, hooked
 from moving_kit import Stop, agent_of
 
 import perdure
+from perdure.runs.execution.hooks import Point
 from perdure.runs.journal.blobs import BLOB_MIN_BYTES
-from perdure.runs.session.points import Point
 
 
 def result_of(place: str, message: Any) -> list[Any]:

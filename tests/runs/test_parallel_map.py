@@ -13,7 +13,7 @@ from lab import Interrupt, Lab, Once, finished, hooked
 from parallel_kit import Order, again, branch, ordered, paths
 
 import perdure
-from perdure.runs.session.points import Point
+from perdure.runs.execution.hooks import Point
 
 
 def plain(lab: Lab, fn: Callable[..., Any]) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from lab import Interrupt, Lab, Once, hooked
 
 import perdure
-from perdure.runs.session.points import Point
+from perdure.runs.execution.hooks import Point
 
 # --- time
 

@@ -14,7 +14,7 @@ from lab import Interrupt, Lab, Once, hooked
 
 import perdure
 from perdure.agents import progress_file
-from perdure.runs.session.points import Point
+from perdure.runs.execution.hooks import Point
 
 
 def dies_after_the_commit(number: int) -> Any:

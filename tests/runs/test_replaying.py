@@ -11,8 +11,8 @@ from lab import Lab, hooked
 from replaying_kit import Broken, everything
 
 import perdure
+from perdure.runs.execution.hooks import Point
 from perdure.runs.history.code_check import acheck_code, check_code
-from perdure.runs.session.points import Point
 
 
 class Stop(BaseException):

@@ -11,7 +11,7 @@ from lab import Interrupt, Lab, Once, hooked
 from state_kit import EXPECTED, Stop, agent_of
 
 import perdure
-from perdure.runs.session.points import Point
+from perdure.runs.execution.hooks import Point
 
 
 def test_the_function_and_its_bodies_change_one_state(lab: Lab) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import perdure
+from perdure.runs.execution import hooks
 from perdure.runs.handle import _Follower
-from perdure.runs.session import points
 
 _done: list[str] = []
 _undone: list[str] = []
@@ -189,13 +189,13 @@ def test_an_end_that_is_asked_for_while_the_run_pauses_is_not_lost(
         store.get_run("paused").pause()
         return pay("hotel") + pay("car")
 
-    def at(point: points.Point) -> None:
+    def at(point: hooks.Point) -> None:
         if (point.kind, point.when) == ("park", "before"):
             assert getattr(store.get_run("paused"), wish)() == "running"
 
-    monkeypatch.setattr(points, "hook", at)
+    monkeypatch.setattr(hooks, "hook", at)
     handle = store.run(run, id="paused")
-    monkeypatch.setattr(points, "hook", None)
+    monkeypatch.setattr(hooks, "hook", None)
     handle.resume()
     with pytest.raises((perdure.RunCancelled, perdure.RolledBack)):
         handle.result(timeout_s=20)
@@ -223,11 +223,11 @@ async def test_a_task_that_is_cancelled_while_its_intent_is_written_leaves_no_do
 
     tasks: list[asyncio.Task[str]] = []
 
-    def at(point: points.Point) -> None:
+    def at(point: hooks.Point) -> None:
         if (point.kind, point.when, point.name) == ("intent", "before", "attacked.never") and not tasks[0].cancelling():
             tasks[0].cancel()
 
-    monkeypatch.setattr(points, "hook", at)
+    monkeypatch.setattr(hooks, "hook", at)
     handle = await store.arun(run, id="cancelling")
     assert await handle.aresult(timeout_s=20) == "broken off"
     assert bodies == []

@@ -12,7 +12,7 @@ from lab import Interrupt, Lab, Once, hooked
 from sagas_kit import Trip
 
 import perdure
-from perdure.runs.session.points import Point
+from perdure.runs.execution.hooks import Point
 
 
 def strike_at(at: str, name: str) -> Callable[[Point], None]:

@@ -13,8 +13,8 @@ import pytest
 from lab import Flaky, Interrupt, Lab, Once, again, hooked
 
 import perdure
+from perdure.runs.execution.hooks import Point
 from perdure.runs.journal.blobs import BLOB_MIN_BYTES
-from perdure.runs.session.points import Point
 
 
 class OutOfPaper(Exception):

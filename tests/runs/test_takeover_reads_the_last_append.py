@@ -15,13 +15,13 @@ import perdure
 from perdure.runs.journal import rows
 from perdure.runs.journal.entries import DONE, Entry, pack
 from perdure.runs.journal.journal import read_journal
-from perdure.runs.journal.rows import Hold, Line
+from perdure.runs.journal.rows import FenceToken, JournalRow
 from perdure.storage.postgres import PostgresDriver
 from perdure.storage.program import Transaction
 
 
 @perdure.durable
-def errand() -> None:
+def appended_to() -> None:
     pass
 
 
@@ -42,15 +42,15 @@ def test_a_claim_waits_for_an_append_that_is_under_way_and_reads_its_entry(postg
             assert may_commit.wait(60)
 
     with perdure.open(postgres_url) as store:
-        store.start(errand, id="r")
+        store.start(appended_to, id="r")
         driver = store._context.driver
         queued = driver.run(Transaction(partial(rows.find, 1, "r")))
         claim = partial(rows.claim, 1, queued.run, lease=30_000_000, now=0)
         first = driver.run(Transaction(partial(claim, fence=0, owner="first"), write=True))
-        line = Line(1, DONE, pack(Entry("1", "book", 0)))
+        line = JournalRow(1, DONE, pack(Entry("1", "book", 0)))
         slow = PostgresDriver(postgres_url, hook=hook)
         try:
-            append = Transaction(partial(rows.append, Hold(1, first.run, first.fence), [line]), write=True)
+            append = Transaction(partial(rows.append, FenceToken(1, first.run, first.fence), [line]), write=True)
             appending = threading.Thread(target=slow.run, args=(append,))
             appending.start()
             assert written.wait(60)  # the entry is written and not committed
@@ -67,7 +67,7 @@ def test_a_claim_waits_for_an_append_that_is_under_way_and_reads_its_entry(postg
             assert taken[0].fence == first.fence + 1
             entries = driver.run(Transaction(partial(read_journal, 1, taken[0])))
             assert [recorded.entry.name for recorded in entries] == ["book"]
-            late = partial(rows.append, Hold(1, first.run, first.fence), [line._replace(seq=2)])
+            late = partial(rows.append, FenceToken(1, first.run, first.fence), [line._replace(seq=2)])
             assert driver.run(Transaction(late, write=True)) is None  # its fence has moved
         finally:
             may_commit.set()

@@ -33,8 +33,8 @@ from perdure.errors import UsageError
 from perdure.runs.functions.specs import known_durables
 from perdure.runs.journal import claiming
 from perdure.runs.journal.claiming import Claimed, Known, Search
-from perdure.runs.journal.queues import Limits, Room, write_limits
-from perdure.runs.journal.rows import Hold
+from perdure.runs.journal.queues import Limits, QueueCapacity, write_limits
+from perdure.runs.journal.rows import FenceToken
 from perdure.storage.program import Program, Transaction, drive
 from perdure.testing.postgres import PostgresServer
 
@@ -64,7 +64,7 @@ def ids(found: Claimed) -> list[str]:
 
 def finish(store: perdure.Store, found: Claimed) -> None:
     """Those runs wait for something that never comes."""
-    holds = [Hold(taken.tenant, taken.row.run, taken.row.fence) for taken in found.taken]
+    holds = [FenceToken(taken.tenant, taken.row.run, taken.row.fence) for taken in found.taken]
     do(store, partial(claiming.hand_back, holds, store._context.clock_us()))
 
 
@@ -192,7 +192,7 @@ def _queues() -> Program[Any]:
 
 def test_room_looks_behind_those_that_may_not_enter() -> None:
     limits = {"q": Limits("q", 3, 1, 1.0, 1.0, 1.0, 0, 0)}
-    room = Room(limits, [("q", 7, 1)])
+    room = QueueCapacity(limits, [("q", 7, 1)])
     assert not room.enter("q", 7, starts=False)  # that tenant is full
     assert room.passed_over
     assert room.enter("q", 8, starts=True)

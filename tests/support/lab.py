@@ -27,8 +27,8 @@ import pytest
 from databases import new_database
 
 import perdure
-from perdure.runs.session import points
-from perdure.runs.session.points import Point
+from perdure.runs.execution import hooks
+from perdure.runs.execution.hooks import Point
 
 _numbers = itertools.count(1)
 PLACES = ("sqlite", "postgres")
@@ -168,12 +168,12 @@ class Once:
 @contextmanager
 def hooked(hook: Callable[[Point], None]) -> Iterator[None]:
     """Hear the named points of all runs of this process."""
-    before = points.hook
-    points.hook = hook
+    before = hooks.hook
+    hooks.hook = hook
     try:
         yield
     finally:
-        points.hook = before
+        hooks.hook = before
 
 
 class Flaky(Exception):

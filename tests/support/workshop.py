@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import perdure
-from perdure.runs.session import points
-from perdure.runs.session.points import Point
+from perdure.runs.execution import hooks
+from perdure.runs.execution.hooks import Point
 from perdure.testing.processes import Child, ForkServer, Say
 
 PATIENCE_S = 30.0
@@ -149,7 +149,7 @@ def work(say: Say, url: str, options: dict[str, Any]) -> None:
             say([point.kind, point.name, point.when])
 
     stopping = threading.Event()
-    points.hook = hook
+    hooks.hook = hook
     with perdure.open(url, lease_s=lease_s, durability="normal") as store:
         worker = perdure.Worker(store, **options)
         say("ready")

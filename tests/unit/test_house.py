@@ -39,7 +39,7 @@ LAYERS = (
 # The floors of the largest layer. Between them the imports at the head of a module go downwards; what a function
 # imports when it is called may come from above.
 FLOORS = {
-    "runs": ("functions", "journal", "domain", "session", "calls", "parallel", "engine", "maintenance", "history",
+    "runs": ("functions", "journal", "domain", "execution", "calls", "parallel", "engine", "maintenance", "history",
              "moving", "workers", "handle", "store"),
     "ops": ("telemetry", "health", "roles", "keys", "copies", "maintenance", "repair", "doctor", "operations", "store"),
 }  # fmt: skip
@@ -131,8 +131,8 @@ def test_no_sql_of_a_lower_layer_names_a_table_of_runs() -> None:
 
 def test_a_run_writes_only_with_its_fence() -> None:
     """What runs inside a run writes in two places, which name the run's fence."""
-    inside = [SOURCE / "runs" / "engine" / "executing.py"]
-    inside += [path for floor in ("session", "calls", "parallel") for path in (SOURCE / "runs" / floor).iterdir()]
+    inside = [SOURCE / "runs" / "engine" / "execute.py"]
+    inside += [path for floor in ("execution", "calls", "parallel") for path in (SOURCE / "runs" / floor).iterdir()]
     writes: list[tuple[str, str]] = []
     for path in inside:
         if path.suffix != ".py":

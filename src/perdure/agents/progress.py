@@ -27,14 +27,14 @@ from perdure.errors import UsageError
 from perdure.runs.calls.calls import do
 from perdure.runs.calls.timeouts import check_deadline
 from perdure.runs.engine import flows
+from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.operation import Body, Operation
+from perdure.runs.execution.scope import Scope, current, need_scope
 from perdure.runs.handle import Run
 from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import read_blob
-from perdure.runs.journal.entries import VALUE, Entry, Recorded, unsqueeze
+from perdure.runs.journal.entries import VALUE, Entry, Recorded, decompress
 from perdure.runs.journal.journal import read_journal
-from perdure.runs.session.acting import Act, Body
-from perdure.runs.session.scope import Scope, current, need_scope
-from perdure.runs.session.session import Session
 from perdure.runs.store import RunStore
 from perdure.storage.events import event
 from perdure.storage.program import Batch, Flow, Rows, read
@@ -119,7 +119,7 @@ def _latest(ctx: Context, run_id: str) -> Flow[Progress | None]:
         text = reported.entry.value
         if text is None:
             text = yield from read(partial(read_blob, tenant, (reported.entry.more or {})["blob"]))
-    return _made(decode(unsqueeze(text), ctx.codec))
+    return _made(decode(decompress(text), ctx.codec))
 
 
 def _merged(old: Progress, change: dict[str, Any]) -> Progress:
@@ -145,12 +145,12 @@ def _subject(goal: str | None, done: list[str], blocked: Any, upcoming: Any) -> 
 
 
 class _Kept:
-    """The record of the run of one session. Calls of parallel branches change it one after the other."""
+    """The record of the run of one execution. Calls of parallel branches change it one after the other."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, execution: Execution) -> None:
         self.record: dict[str, Any] | None = None
         self.seq = 0
-        self.last = max((row.seq for row in session.index.rows() if row.entry.name == NAME), default=0)
+        self.last = max((row.seq for row in execution.index.rows() if row.entry.name == NAME), default=0)
         self._lock = threading.Lock()
         self._alock: Any = None
 
@@ -158,7 +158,7 @@ class _Kept:
         if seq >= self.seq:
             self.record, self.seq = record, seq
 
-    def enter(self, scope: Scope) -> Act[None]:
+    def enter(self, scope: Scope) -> Operation[None]:
         if not scope.is_async:
             self._lock.acquire()
             return
@@ -172,40 +172,40 @@ class _Kept:
         (self._alock if scope.is_async else self._lock).release()
 
 
-_sessions: WeakKeyDictionary[Session, _Kept] = WeakKeyDictionary()
+_sessions: WeakKeyDictionary[Execution, _Kept] = WeakKeyDictionary()
 _guard = threading.Lock()
 
 
 def _report(
     scope: Scope, merge: Callable[[Progress], Progress], subject: str, file: str | None, git: bool
-) -> Act[Progress]:
+) -> Operation[Progress]:
     scope.check()
-    session, path = scope.session, scope.take()
+    execution, path = scope.execution, scope.take()
     yield from check_deadline(scope, path)
-    found = session.recorded(path, NAME, None)
+    found = execution.recorded(path, NAME, None)
     with _guard:
-        if (kept := _sessions.get(session)) is None:
-            kept = _sessions[session] = _Kept(session)
+        if (kept := _sessions.get(execution)) is None:
+            kept = _sessions[execution] = _Kept(execution)
     yield from kept.enter(scope)
     try:
         if found:
             return (yield from _replayed(scope, kept, found[-1]))
         old = kept.record
         if old is None:  # of before `continue_as_new`
-            text = yield from read(partial(rows.value_of, session.tenant, session.row.run, SORT))
-            old = {} if text is None else session.decoded(unsqueeze(text))
+            text = yield from read(partial(rows.value_of, execution.tenant, execution.row.run, SORT))
+            old = {} if text is None else execution.decoded(decompress(text))
         file, git = file or old.get("file"), git or bool(old.get("git"))
         if git and file is None:
             raise UsageError("perdure.progress(git=True) commits a file: name it with file=")
         over = None if file is None else _contents(file)
         base = _made(old) if old else _continued(over, merge)
         state = merge(base)
-        value = session.encoded({**{name: getattr(state, name) for name in _FIELDS}, "file": file, "git": git})
+        value = execution.encoded({**{name: getattr(state, name) for name in _FIELDS}, "file": file, "git": git})
         more = None if file is None else {"over": _hash(over), "subject": subject}
-        entry = Entry(path, NAME, session.ctx.clock_us(), value=value, more=more)
-        yield from session.log.record((VALUE, entry), same_tx=partial(_keep, session, value))
-        kept.take(session.decoded(unsqueeze(value)), session.index.at(path)[-1].seq)
-        reported = _made(session.decoded(unsqueeze(value)))  # as a replay will find it; the caller may change it
+        entry = Entry(path, NAME, execution.ctx.clock_us(), value=value, more=more)
+        yield from execution.log.record((VALUE, entry), same_tx=partial(_keep, execution, value))
+        kept.take(execution.decoded(decompress(value)), execution.index.at(path)[-1].seq)
+        reported = _made(execution.decoded(decompress(value)))  # as a replay will find it; the caller may change it
         if file is not None:
             yield _work(scope, partial(_publish, file, reported, subject if git else None))
         return reported
@@ -213,13 +213,13 @@ def _report(
         kept.leave(scope)
 
 
-def _replayed(scope: Scope, kept: _Kept, recorded: Recorded) -> Act[Progress]:
+def _replayed(scope: Scope, kept: _Kept, recorded: Recorded) -> Operation[Progress]:
     """What was reported before; its file is written now if the process died before it was."""
-    session, more = scope.session, recorded.entry.more or {}
-    kept.take((yield from session.value(recorded.entry)), recorded.seq)
-    found = yield from session.value(recorded.entry)
+    execution, more = scope.execution, recorded.entry.more or {}
+    kept.take((yield from execution.value(recorded.entry)), recorded.seq)
+    found = yield from execution.value(recorded.entry)
     file = found.get("file")
-    if file is not None and recorded.seq == kept.last and not session.replay:
+    if file is not None and recorded.seq == kept.last and not execution.replay:
         contents, reported = _contents(file), _made(found)
         own = progress_file.to_markdown(reported).encode()
         if contents is None or contents == own or _hash(contents) == more.get("over"):
@@ -227,19 +227,19 @@ def _replayed(scope: Scope, kept: _Kept, recorded: Recorded) -> Act[Progress]:
     return _made(found)
 
 
-def _keep(session: Session, value: bytes) -> Generator[Batch, list[Rows], None]:
-    yield Batch(rows.ADD_VALUE(tenant=session.tenant, run=session.row.run, sort=SORT, value=value))
+def _keep(execution: Execution, value: bytes) -> Generator[Batch, list[Rows], None]:
+    yield Batch(rows.ADD_VALUE(tenant=execution.tenant, run=execution.row.run, sort=SORT, value=value))
 
 
-def _read(scope: Scope, file: str) -> Act[Progress | None]:
+def _read(scope: Scope, file: str) -> Operation[Progress | None]:
     scope.check()
-    session, path = scope.session, scope.take()
+    execution, path = scope.execution, scope.take()
     yield from check_deadline(scope, path)
-    found = session.recorded(path, READ, None)
+    found = execution.recorded(path, READ, None)
     if found:
-        return (yield from session.value(found[-1].entry))  # type: ignore[no-any-return]
+        return (yield from execution.value(found[-1].entry))  # type: ignore[no-any-return]
     state = progress_file.read(file)
-    session.log.buffer(VALUE, Entry(path, READ, session.ctx.clock_us(), value=session.encoded(state)))
+    execution.log.buffer(VALUE, Entry(path, READ, execution.ctx.clock_us(), value=execution.encoded(state)))
     return state
 
 

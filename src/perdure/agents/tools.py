@@ -52,16 +52,16 @@ from perdure.errors import (
     ValueProblem,
 )
 from perdure.runs.calls.decorators import step
-from perdure.runs.calls.effects import effect_act
+from perdure.runs.calls.effects import effect_operation
 from perdure.runs.calls.failures import describe_error
-from perdure.runs.calls.steps import step_act
+from perdure.runs.calls.steps import step_operation
 from perdure.runs.calls.timeouts import TimedOut
+from perdure.runs.execution.operation import Body, Operation, arun_operation
+from perdure.runs.execution.scope import Scope, current, need_scope
 from perdure.runs.functions.schemas import coerce_arguments, description_of, parameters_schema
 from perdure.runs.functions.specs import DurableSpec, StepSpec, plain_name
-from perdure.runs.journal.entries import VALUE, Entry, unsqueeze
+from perdure.runs.journal.entries import VALUE, Entry, decompress
 from perdure.runs.parallel.branches import Branch, results
-from perdure.runs.session.acting import Act, Body, aperform
-from perdure.runs.session.scope import Scope, current, need_scope
 
 NAME: Final = "perdure.tools"
 _THREADS_MAX: Final = 32
@@ -103,12 +103,12 @@ class Tool(NamedTuple):
         """A model's arguments as those of the function. ValueError, for the model to read, if they do not fit."""
         return self.spec.binder.restore(coerce_arguments(self.spec.fn, raw, self.hidden))
 
-    def act(self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Act[Any]:
+    def act(self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation[Any]:
         """The journaled call, of a step or an effect."""
         assert isinstance(self.spec, StepSpec)
         receiver = getattr(self.call, "__self__", None)
         whole = args if receiver is None else (receiver, *args)
-        return (effect_act if self.spec.kind == "effect" else step_act)(scope, self.spec, whole, kwargs)
+        return (effect_operation if self.spec.kind == "effect" else step_operation)(scope, self.spec, whole, kwargs)
 
 
 def tools(functions: Iterable[Callable[..., Any]] | Mapping[str, Callable[..., Any]]) -> Tools:
@@ -214,7 +214,7 @@ class Tools:
             if isinstance(tool.spec, DurableSpec):
                 result = await _in_an_async_run(tool)(*args, **kwargs)
             else:
-                result = await aperform(scope, _on_threads(tool.act(scope, args, kwargs)))
+                result = await arun_operation(scope, _on_threads(tool.act(scope, args, kwargs)))
             scope.check()
         except Exception as error:
             return _failed(scope, error)
@@ -222,7 +222,7 @@ class Tools:
 
     def _ready(self, scope: Scope, call: ToolCall) -> tuple[Tool, tuple[Any, ...], dict[str, Any]] | ToolResult:
         """The tool and its arguments, or why not. What was refused once is refused again, whatever the code is now."""
-        if scope.session.index.at(f"{scope.prefix}refused"):
+        if scope.execution.index.at(f"{scope.prefix}refused"):
             return _said(scope, "refused", "")
         if call.problem:
             return _said(scope, "refused", error_text("this call was not made", call.problem))
@@ -308,7 +308,7 @@ def _told(calls: list[ToolCall], branches: list[Branch], outcomes: list[ToolResu
 def _storable(scope: Scope, raw: Any) -> Any:
     """The arguments, if the journal can keep them; else that is the model's to mend."""
     try:
-        scope.session.encoded(raw)
+        scope.execution.encoded(raw)
     except ValueProblem as error:
         raise ValueError(str(error)) from error
     return raw
@@ -320,17 +320,17 @@ def _failed(scope: Scope, error: Exception) -> ToolResult:
     if isinstance(error, _NOT_FOR_MODELS):
         raise error
     name = error.type_name if isinstance(error, StepFailed) else type(error).__name__
-    return _said(scope, "error", error_text(name, describe_error(error, scope.session.ctx.codec)["text"]))
+    return _said(scope, "error", error_text(name, describe_error(error, scope.execution.ctx.codec)["text"]))
 
 
 def _said(scope: Scope, mark: str, text: str) -> ToolResult:
     """An error as it was first told: the model's next call has it among its arguments, and must have it again."""
-    session, path = scope.session, f"{scope.prefix}{mark}"
-    found = session.recorded(path, NAME, None)
+    execution, path = scope.execution, f"{scope.prefix}{mark}"
+    found = execution.recorded(path, NAME, None)
     if found:
         recorded = found[-1].entry.value
-        return ToolResult(str(session.decoded(unsqueeze(recorded or b'""'))), is_error=True)
-    session.log.buffer(VALUE, Entry(path, NAME, session.ctx.clock_us(), value=session.encoded(text)))
+        return ToolResult(str(execution.decoded(decompress(recorded or b'""'))), is_error=True)
+    execution.log.buffer(VALUE, Entry(path, NAME, execution.ctx.clock_us(), value=execution.encoded(text)))
     return ToolResult(text, is_error=True)
 
 
@@ -340,20 +340,20 @@ def _in_an_async_run(tool: Tool) -> Callable[..., Any]:
     return tool.call
 
 
-def _on_threads(act: Act[Any]) -> Generator[Any, Any, Any]:
-    """The same act for a loop that must not be blocked: sync bodies run on threads."""
+def _on_threads(operation: Operation[Any]) -> Generator[Any, Any, Any]:
+    """The same operation for a loop that must not be blocked: sync bodies run on threads."""
     import asyncio
 
     try:
-        want = next(act)
+        want = next(operation)
         while True:
             if type(want) is Body and not want.is_async:
                 want = Body(partial(asyncio.to_thread, want.call), is_async=True)
             try:
                 answer = yield want
             except BaseException as error:
-                want = act.throw(error)
+                want = operation.throw(error)
             else:
-                want = act.send(answer)
+                want = operation.send(answer)
     except StopIteration as stop:
         return stop.value

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from perdure.errors import UsageError
 from perdure.log.cache import BaseCache
 from perdure.ops.operations import Operations
-from perdure.runs.session.session import LEASE_US
+from perdure.runs.execution.execution import LEASE_US
 from perdure.runs.store import RunStore
 from perdure.storage.program import Driver, Flow
 from perdure.storage.urls import open_driver

@@ -16,7 +16,7 @@ from perdure.runs.engine.models import Event, RunInfo, Step, blob_in, moment, no
 from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.engine.waiting import Task, waits_for
 from perdure.runs.journal import journal
-from perdure.runs.journal.entries import KIND_NAMES, NOTE, Recorded, unsqueeze
+from perdure.runs.journal.entries import KIND_NAMES, NOTE, Recorded, decompress
 from perdure.runs.journal.rows import FINISHED, RunRow
 from perdure.storage.events import event
 from perdure.storage.program import Flow, adrive, drive, read
@@ -247,7 +247,7 @@ class Run:
         next_job: Job | None = job
         while next_job is not None:
             status = next_job.run()
-            if status in FINISHED and next_job.session.row.id == self.id:
+            if status in FINISHED and next_job.execution.row.id == self.id:
                 return
             row = self._do(flows.locate(self._ctx, self.id))[1]
             next_job = None if row.status in FINISHED else self._do(self._next_job(tenant, row))
@@ -256,14 +256,14 @@ class Run:
         next_job: Job | None = job
         while next_job is not None:
             status = await next_job.arun()
-            if status in FINISHED and next_job.session.row.id == self.id:
+            if status in FINISHED and next_job.execution.row.id == self.id:
                 return
             row = (await self._ado(flows.locate(self._ctx, self.id)))[1]
             next_job = None if row.status in FINISHED else await self._ado(self._next_job(tenant, row))
 
     def _outcome(self, row: RunRow, text: bytes | None) -> Any:
         if row.status == "done":
-            return decode(unsqueeze(text or b"null"), self._ctx.codec)
+            return decode(decompress(text or b"null"), self._ctx.codec)
         raise outcome_error(row.status, self.id, text, self._ctx.codec)
 
     def _raw_result(self) -> Any:
@@ -271,7 +271,7 @@ class Run:
         tenant, row = self._do(flows.locate(self._ctx, self.id))
         text = self._do(flows.outcome(tenant, row))
         if row.status == "done":
-            return decode(unsqueeze(text or b"null"), self._ctx.codec, raw=True)
+            return decode(decompress(text or b"null"), self._ctx.codec, raw=True)
         raise outcome_error(row.status, self.id, text, self._ctx.codec)
 
     def _deadline(self, path: str) -> datetime | None:

@@ -20,11 +20,11 @@ from perdure.runs.engine import flows
 from perdure.runs.engine.local import Job
 from perdure.runs.engine.models import Ask, RunInfo, Step, ask_of
 from perdure.runs.engine.runtime import close_runtime, runtime_of
+from perdure.runs.execution.execution import LEASE_US
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.handle import Run
 from perdure.runs.journal import adapter_tasks
 from perdure.runs.journal.rows import STATUSES, NewRun, RunRow
-from perdure.runs.session.session import LEASE_US
 from perdure.storage.domains import register
 from perdure.storage.program import Flow, read
 from perdure.storage.program import Progress as Counter

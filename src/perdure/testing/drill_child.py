@@ -14,9 +14,9 @@ from perdure.errors import PerdureError
 from perdure.ops.store import Store, open_store
 from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.engine import flows
+from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.hooks import Point
 from perdure.runs.journal.rows import FINISHED, NEVER, RunRow
-from perdure.runs.session.points import Point
-from perdure.runs.session.session import Session
 from perdure.runs.workers.loading import load_app, load_script
 from perdure.storage.program import drive
 from perdure.testing.drill_stage import Ledger, Stage
@@ -95,8 +95,8 @@ def _to_the_end(store: Store, function: Any, plan: dict[str, Any], stage: Stage)
             if not sleeping:
                 return {"end": info.status, "why": str(info.waiting_for)}
             first = min(sleeping, key=lambda row: row.wake_at)
-            now_us = store._context.clock_us() + Session.ahead_us
-            Session.ahead_us += max(0, first.wake_at - now_us) + 1000
+            now_us = store._context.clock_us() + Execution.ahead_us
+            Execution.ahead_us += max(0, first.wake_at - now_us) + 1000
             store.get_run(first.id).resume()
     return outcome(store, plan["run"])
 

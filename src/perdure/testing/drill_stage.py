@@ -26,12 +26,12 @@ from typing import Any
 
 import perdure
 from perdure.runs.calls.outcome import Done, NotDone, check_verdict
+from perdure.runs.execution import hooks
+from perdure.runs.execution.hooks import Point
+from perdure.runs.execution.scope import BodyFrame, current
 from perdure.runs.functions.inputs import annotations_of, digest, is_key
 from perdure.runs.functions.specs import StepSpec, every_step, flavour_of, known_durables
 from perdure.runs.journal.rows import RunRow
-from perdure.runs.session import points
-from perdure.runs.session.points import Point
-from perdure.runs.session.scope import BodyFrame, current
 from perdure.values.codec import decode, encode
 from perdure.values.registry import Codec
 
@@ -78,17 +78,17 @@ class Ledger:
         self._lives: dict[str, list[str]] = {}  # of each run, in the order in which something was first done in them
         for line in self.lines():
             if "body" in line:
-                self._life(line["run"], line["life"])
+                self._execute_run(line["run"], line["life"])
 
     def body(self, frame: BodyFrame, name: str) -> str:
         """Note that a body begins; gives its place, which is the same in every trial: the child, named by where its
         parent started it, how often it had begun anew, and the path."""
-        row = frame.scope.session.row
+        row = frame.scope.execution.row
         run, life = row.id, life_of(row)
         self.note(body=frame.path, name=name, run=run, life=life)
-        return f"{_child_of(run)}:{self._life(run, life)}:{frame.path}"
+        return f"{_child_of(run)}:{self._execute_run(run, life)}:{frame.path}"
 
-    def _life(self, run: str, life: str) -> int:
+    def _execute_run(self, run: str, life: str) -> int:
         lives = self._lives.setdefault(_child_of(run), [])
         if life not in lives:
             lives.append(life)
@@ -178,7 +178,7 @@ class Stage:
         for spec in every_step():
             self._bodies |= _codes(spec.fn)
             self._replace(spec)
-        points.hook = self._reached
+        hooks.hook = self._reached
         if self._rehearsal:
             sys.addaudithook(self._audit)
 
@@ -291,12 +291,12 @@ class Stage:
         self._ledger.body(frame, spec.name)
         # An undo that is repeated without a key cancels twice, whatever the receiver honours.
         protected = _uses_key(spec, body) if self._real or frame.path.startswith("undo:") else True
-        repeat = protected and not self._real and self._act(str(frame.key)) is not None
+        repeat = protected and not self._real and self._operation(str(frame.key)) is not None
         what = {"effect": spec.name, "path": frame.path, "key": str(frame.key), "input": given}
         self._ledger.note(**what, repeat=repeat, protected=protected)
         return self._result(spec, frame.path)
 
-    def _act(self, key: str) -> dict[str, Any] | None:
+    def _operation(self, key: str) -> dict[str, Any] | None:
         """The line of an effect that was done under this key: the ledger honours keys, as a good receiver does."""
         for line in self._ledger.lines():
             if line.get("key") == key and ("effect" in line or "undo" in line) and not line.get("repeat"):
@@ -308,7 +308,7 @@ class Stage:
 
         def judged(said: Any) -> Any:
             frame = _frame()
-            line = None if frame is None else self._act(str(frame.key))
+            line = None if frame is None else self._operation(str(frame.key))
             check_verdict(said)
             return said if self._real else NotDone() if line is None else Done(self._answered(line))
 
@@ -333,7 +333,7 @@ class Stage:
 
     def verdict(self, key: str) -> dict[str, Any]:
         """What a person who looked at the ledger would say of an effect in doubt."""
-        line = self._act(key)
+        line = self._operation(key)
         return {"not_done": True} if line is None else {"done": self._answered(line)}
 
     def _answered(self, line: dict[str, Any]) -> Any:
@@ -395,7 +395,7 @@ class Stage:
             line += " by itself: if that changes something there, mark it as an effect" if talks else ""
         else:
             assert scope is not None
-            line = f"{scope.session.row.function} itself: {said or talks}: put it into "
+            line = f"{scope.execution.row.function} itself: {said or talks}: put it into "
             line += "a step, or into an effect if that changes something there" if talks else "an effect"
         known = self.found if said else self.notes
         if line not in known:

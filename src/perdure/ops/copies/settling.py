@@ -29,9 +29,10 @@ JUMP = 1 << 20
 FENCE_JUMP = 10_000  # smaller: people see it, as the number of attempts
 _FINISHED = "('done', 'failed', 'cancelled', 'rolled_back', 'exported')"
 # A graph's task goes on when its graph is run again.
-_TASKS = f"""UPDATE run SET status = 'waiting', owner = NULL, lease_until = 0, nudged = 0, wake_at = {NEVER}
+_TASKS = f"""UPDATE run SET status = 'waiting', owner = NULL, lease_until = 0, wakeup_pending = 0, wake_at = {NEVER}
     WHERE status = 'running' AND function LIKE '{TASK}%'"""
-_RUNNING = """UPDATE run SET status = 'queued', owner = NULL, lease_until = 0, nudged = 0, wake_at = 0, waiting = NULL
+_RUNNING = """UPDATE run SET status = 'queued', owner = NULL, lease_until = 0,
+    wakeup_pending = 0, wake_at = 0, waiting = NULL
     WHERE status = 'running'"""
 _FENCES = f"UPDATE run SET fence = fence + {FENCE_JUMP} WHERE status NOT IN {_FINISHED}"
 _GENERATIONS = f"UPDATE thread SET generation = generation + {JUMP}"

@@ -16,11 +16,11 @@ import orjson
 from perdure.errors import AnswerRefused, NotFound, UsageError
 from perdure.runs.calls.steps import answer as replayed
 from perdure.runs.calls.timeouts import check_deadline, check_seconds
-from perdure.runs.journal.entries import DONE, WAIT, Entry, completion, opening, unsqueeze
-from perdure.runs.journal.rows import LOCK, NUDGE
-from perdure.runs.session.acting import Act, Wait
-from perdure.runs.session.scope import Scope
-from perdure.runs.session.session import Session
+from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.operation import Operation, Wait
+from perdure.runs.execution.scope import Scope
+from perdure.runs.journal.entries import DONE, WAIT, Entry, completion, decompress, opening
+from perdure.runs.journal.rows import LOCK, WAKE
 from perdure.storage.columns import ANSWER, ASK_ANSWER, QUESTION, TERMS
 from perdure.storage.program import Batch, Program, Rows, Sql, read
 from perdure.threads.checks import check_name, check_text
@@ -109,28 +109,28 @@ class AskState(msgspec.Struct, frozen=True):
 
 
 def open_ask(
-    session: Session, path: str, sort: str, question: str, terms: AskSpec, deadline: int | None
+    execution: Execution, path: str, sort: str, question: str, terms: AskSpec, deadline: int | None
 ) -> Generator[Batch, list[Rows], None]:
     """The row of a question, in the transaction that records it."""
     yield Batch(
         _OPEN(
-            tenant=session.tenant,
-            run=session.row.run,
+            tenant=execution.tenant,
+            run=execution.row.run,
             path=path,
             sort=sort,
             question=question,
             terms=msgspec.json.encode(terms).decode(),
             deadline=deadline,
-            now=session.ctx.clock_us(),
+            now=execution.ctx.clock_us(),
         )
     )
 
 
-def look(session: Session, path: str) -> Act[AskState | None]:
+def look(execution: Execution, path: str) -> Operation[AskState | None]:
     """A question's state; None if it was never opened."""
-    if session.replay:
+    if execution.replay:
         return None
-    return (yield from read(partial(_look, session.tenant, session.row.run, path, session.ctx.clock_us())))
+    return (yield from read(partial(_look, execution.tenant, execution.row.run, path, execution.ctx.clock_us())))
 
 
 def _look(tenant: int, run: int, path: str, now: int) -> Program[AskState | None]:
@@ -138,12 +138,14 @@ def _look(tenant: int, run: int, path: str, now: int) -> Program[AskState | None
     return AskState(*rows[0]) if rows else None
 
 
-def await_answer(session: Session, path: str, what: dict[str, Any], wake_at: int | None) -> Act[dict[str, Any]]:
+def await_answer(
+    execution: Execution, path: str, what: dict[str, Any], wake_at: int | None
+) -> Operation[dict[str, Any]]:
     """Wait until a question is answered. Gives the answer's parts: `value`, or `done`/`not_done` of a doubt."""
     while True:
-        state = yield from look(session, path)
+        state = yield from look(execution, path)
         if state is not None and state.status == "answered" and state.answer is not None:
-            found = decode(unsqueeze(state.answer), session.ctx.codec)
+            found = decode(decompress(state.answer), execution.ctx.codec)
             assert isinstance(found, dict)
             return found
         if wake_at is not None and state is not None and state.now >= wake_at:
@@ -166,39 +168,39 @@ def question_at(
     quorum: int = 1,
     allow_self: bool = True,
     asker: str | None = None,
-) -> Act[Any]:
+) -> Operation[Any]:
     """Ask, and wait for the answer. `on_timeout` is raised if it is an exception class, else it is the answer."""
     scope.check()
-    session = scope.session
+    execution = scope.execution
     yield from check_deadline(scope, path)
     terms = _terms(question, options, schema, approvers, quorum, allow_self, asker)
     if timeout_s is not None:
         check_seconds(timeout_s, "perdure.ask(timeout_s=…)")
-    found = session.recorded(path, name, None)
+    found = execution.recorded(path, name, None)
     ended = completion(found)
     if ended is not None:
         if (ended.more or {}).get("late"):
             return _late(question, on_timeout)
-        return (yield from replayed(session, ended))
+        return (yield from replayed(execution, ended))
     first = opening(found)
     if first is None:
-        deadline = None if timeout_s is None else session.shared_clock_us() + int(timeout_s * 1e6)
-        entry = Entry(path, name, session.ctx.clock_us(), more={"question": question, "deadline": deadline})
-        beside = partial(open_ask, session, path, sort, question, terms, deadline)
-        yield from session.log.record((WAIT, entry), same_tx=beside)
+        deadline = None if timeout_s is None else execution.shared_clock_us() + int(timeout_s * 1e6)
+        entry = Entry(path, name, execution.ctx.clock_us(), more={"question": question, "deadline": deadline})
+        beside = partial(open_ask, execution, path, sort, question, terms, deadline)
+        yield from execution.log.record((WAIT, entry), same_tx=beside)
     else:
         deadline = (first.more or {}).get("deadline")
     what = {"for": sort, "step": path, "question": question}
-    while not (answered := (yield from await_answer(session, path, what, deadline))):
-        late = Entry(path, name, session.ctx.clock_us(), more={"late": True})
+    while not (answered := (yield from await_answer(execution, path, what, deadline))):
+        late = Entry(path, name, execution.ctx.clock_us(), more={"late": True})
         try:
-            yield from session.log.record((DONE, late), same_tx=partial(give_up_ask, session, path))
+            yield from execution.log.record((DONE, late), same_tx=partial(give_up_ask, execution, path))
         except Answered:
             continue
         return _late(question, on_timeout)
-    value, now = answered["value"], session.ctx.clock_us()
+    value, now = answered["value"], execution.ctx.clock_us()
     more = {"who": answered.get("who"), "answered_at": answered.get("at")}
-    yield from session.log.record((DONE, Entry(path, name, now, value=session.encoded(value), more=more)))
+    yield from execution.log.record((DONE, Entry(path, name, now, value=execution.encoded(value), more=more)))
     return value
 
 
@@ -222,8 +224,8 @@ def check_approve(approve: Any) -> None:
     _terms(options=[True, False], schema=None, **{**defaults, **given})
 
 
-def close_ask(session: Session, path: str) -> Generator[Batch, list[Rows], None]:
-    yield Batch(_CLOSE(tenant=session.tenant, run=session.row.run, path=path))
+def close_ask(execution: Execution, path: str) -> Generator[Batch, list[Rows], None]:
+    yield Batch(_CLOSE(tenant=execution.tenant, run=execution.row.run, path=path))
 
 
 class Answered(Exception):
@@ -231,10 +233,10 @@ class Answered(Exception):
     that it counts, so it does."""
 
 
-def give_up_ask(session: Session, path: str) -> Generator[Batch, list[Rows], None]:
+def give_up_ask(execution: Execution, path: str) -> Generator[Batch, list[Rows], None]:
     """Close a question whose time is over. Raises Answered if it has its answer."""
-    yield from close_ask(session, path)
-    [found] = yield Batch(_LOCK(tenant=session.tenant, run=session.row.run, path=path))
+    yield from close_ask(execution, path)
+    [found] = yield Batch(_LOCK(tenant=execution.tenant, run=execution.row.run, path=path))
     if found and found[0][0] == "answered":
         raise Answered
 
@@ -342,7 +344,7 @@ def give(
     parts = {**parts, "who": [name for name, _ in agreeing], "at": max(at for _, at in agreeing)}
     yield Batch(
         _SETTLE(tenant=tenant, run=run, path=path, answer=encode(parts, codec)),
-        NUDGE(tenant=tenant, run=run),
+        WAKE(tenant=tenant, run=run),
         last=True,
     )
     return AnswerReceipt(True, 0)

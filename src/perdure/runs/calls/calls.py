@@ -10,10 +10,10 @@ from perdure.errors import UsageError
 from perdure.runs.calls import asks, children, messages
 from perdure.runs.calls.steps import answer, wait_until
 from perdure.runs.calls.timeouts import check_deadline, check_seconds, limited
+from perdure.runs.execution.operation import Operation, arun_operation, run_operation
+from perdure.runs.execution.scope import Scope, current, need_scope
+from perdure.runs.execution.unwinds import ContinueAsNew, RollBack
 from perdure.runs.journal.entries import DONE, NOTE, WAIT, Entry, completion, opening
-from perdure.runs.session.acting import Act, aperform, perform
-from perdure.runs.session.requests import ContinueAsNew, RollBack
-from perdure.runs.session.scope import Scope, current, need_scope
 from perdure.threads.checks import check_name
 
 T = TypeVar("T")
@@ -28,10 +28,10 @@ def place(what: str) -> tuple[Scope, str]:
     return scope, scope.take()
 
 
-def do(scope: Scope, act: Act[T]) -> Any:
-    """Drive an act the way the run is driven: its result, or in an async run something to await."""
-    act = limited(scope, act)
-    return aperform(scope, act) if scope.is_async else perform(scope, act)
+def do(scope: Scope, operation: Operation[T]) -> Any:
+    """Drive an operation the way the run is driven: its result, or in an async run something to await."""
+    operation = limited(scope, operation)
+    return arun_operation(scope, operation) if scope.is_async else run_operation(scope, operation)
 
 
 def ask(
@@ -53,7 +53,7 @@ def ask(
     `asker` may not. After `timeout_s` the answer is `on_timeout`, or that is raised if it is an exception class.
     """
     scope, path = place("perdure.ask()")
-    act = asks.question_at(
+    operation = asks.question_at(
         scope,
         path,
         question,
@@ -66,7 +66,7 @@ def ask(
         allow_self=allow_self,
         asker=asker,
     )
-    return do(scope, act)
+    return do(scope, operation)
 
 
 def sleep(seconds: float) -> Any:
@@ -75,7 +75,7 @@ def sleep(seconds: float) -> Any:
         raise UsageError(f"perdure.sleep({seconds!r}): a number of seconds from 0 on")
     check_seconds(seconds, "perdure.sleep()")
     scope, path = place("perdure.sleep()")
-    return do(scope, _sleep_act(scope, path, lambda now: now + int(seconds * 1e6)))
+    return do(scope, _sleep_operation(scope, path, lambda now: now + int(seconds * 1e6)))
 
 
 def sleep_until(when: datetime) -> Any:
@@ -86,26 +86,26 @@ def sleep_until(when: datetime) -> Any:
         raise UsageError(f"perdure.sleep_until({when}): not after the year {_YEAR_MAX}")
     due = int(when.timestamp() * 1e6)
     scope, path = place("perdure.sleep_until()")
-    return do(scope, _sleep_act(scope, path, lambda _: due))
+    return do(scope, _sleep_operation(scope, path, lambda _: due))
 
 
-def _sleep_act(scope: Scope, path: str, due_at: Callable[[int], int]) -> Act[None]:
+def _sleep_operation(scope: Scope, path: str, due_at: Callable[[int], int]) -> Operation[None]:
     scope.check()
-    session, name = scope.session, "perdure.sleep"
+    execution, name = scope.execution, "perdure.sleep"
     yield from check_deadline(scope, path)
-    found = session.recorded(path, name, None)
+    found = execution.recorded(path, name, None)
     ended = completion(found)
     if ended is not None:
-        yield from answer(session, ended)
+        yield from answer(execution, ended)
         return
     first = opening(found)
     if first is None:
-        due = due_at((yield from session.now_us()))
-        yield from session.log.record((WAIT, Entry(path, name, session.ctx.clock_us(), more={"due": due})))
+        due = due_at((yield from execution.now_us()))
+        yield from execution.log.record((WAIT, Entry(path, name, execution.ctx.clock_us(), more={"due": due})))
     else:
         due = int((first.more or {})["due"])
-    yield from wait_until(session, path, due, {"for": "sleep", "step": path})
-    yield from session.log.record((DONE, Entry(path, name, session.ctx.clock_us())))
+    yield from wait_until(execution, path, due, {"for": "sleep", "step": path})
+    yield from execution.log.record((DONE, Entry(path, name, execution.ctx.clock_us())))
 
 
 def receive(topic: str = "", *, timeout_s: float | None = None, default: Any = None) -> Any:
@@ -117,7 +117,7 @@ def receive(topic: str = "", *, timeout_s: float | None = None, default: Any = N
     if timeout_s is not None:
         check_seconds(timeout_s, "perdure.receive(timeout_s=…)")
     scope, path = place("perdure.receive()")
-    return do(scope, messages.receive_act(scope, path, topic, timeout_s, default))
+    return do(scope, messages.receive_operation(scope, path, topic, timeout_s, default))
 
 
 def send(run_id: str, value: Any, topic: str = "") -> Any:
@@ -125,7 +125,7 @@ def send(run_id: str, value: Any, topic: str = "") -> Any:
     check_name(run_id, "run")
     messages.check_topic(topic)
     scope, path = place("perdure.send()")
-    return do(scope, messages.send_act(scope, path, run_id, value, topic))
+    return do(scope, messages.send_operation(scope, path, run_id, value, topic))
 
 
 def spawn(fn: Callable[..., Any], *args: Any, id: str | None = None, queue: str | None = None, **kwargs: Any) -> Any:
@@ -139,12 +139,12 @@ def spawn(fn: Callable[..., Any], *args: Any, id: str | None = None, queue: str 
     if queue is not None:
         check_name(queue, "queue")
     scope, path = place("perdure.spawn()")
-    act = _child_act(scope, children.spawn_act(scope, path, spec, args, kwargs, id, queue))
-    return do(scope, act)
+    operation = _child_operation(scope, children.spawn_operation(scope, path, spec, args, kwargs, id, queue))
+    return do(scope, operation)
 
 
-def _child_act(scope: Scope, act: Act[str]) -> Act[children.Child]:
-    return children.Child((yield from act), scope.session.ctx.codec)
+def _child_operation(scope: Scope, operation: Operation[str]) -> Operation[children.Child]:
+    return children.Child((yield from operation), scope.execution.ctx.codec)
 
 
 def emit(value: Any) -> None:
@@ -156,21 +156,23 @@ def emit(value: Any) -> None:
     if scope is None:
         need_scope("perdure.emit()")
         raise AssertionError
-    session = scope.session
+    execution = scope.execution
     if scope.body is not None:
         if scope.stop is not None:  # its time is over, and it goes on on a thread that nobody waits for
             raise scope.stop
-        if session.on_chunk is not None:
-            session.on_chunk(scope.body.path, scope.body.name, value)
-        entry = Entry(f"{scope.body.path}~emit", "perdure.emit", session.ctx.clock_us(), value=session.encoded(value))
-        if not session.replay:
-            session.log.buffer(NOTE, entry)
+        if execution.on_chunk is not None:
+            execution.on_chunk(scope.body.path, scope.body.name, value)
+        entry = Entry(
+            f"{scope.body.path}~emit", "perdure.emit", execution.ctx.clock_us(), value=execution.encoded(value)
+        )
+        if not execution.replay:
+            execution.log.buffer(NOTE, entry)
         return
     scope.check()
     path = scope.take()
-    if session.recorded(path, "perdure.emit", None):
+    if execution.recorded(path, "perdure.emit", None):
         return
-    session.log.buffer(NOTE, Entry(path, "perdure.emit", session.ctx.clock_us(), value=session.encoded(value)))
+    execution.log.buffer(NOTE, Entry(path, "perdure.emit", execution.ctx.clock_us(), value=execution.encoded(value)))
 
 
 def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
@@ -180,13 +182,13 @@ def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
     """
     scope = need_scope("perdure.continue_as_new()")
     scope.check()
-    scope.session.stop = ContinueAsNew(args, kwargs)
-    raise scope.session.stop
+    scope.execution.stop = ContinueAsNew(args, kwargs)
+    raise scope.execution.stop
 
 
 def rollback(reason: str = "") -> NoReturn:
     """Undo this run's effects, newest first, and end it. Cannot be caught away: every further call raises again."""
     scope = need_scope("perdure.rollback()")
     scope.check()
-    scope.session.stop = RollBack(reason)
-    raise scope.session.stop
+    scope.execution.stop = RollBack(reason)
+    raise scope.execution.stop

@@ -12,14 +12,14 @@ from perdure.errors import RolledBack, RunCancelled, RunFailed, RunMismatch, Run
 from perdure.runs.calls.failures import describe_error, error_text, rebuilt
 from perdure.runs.calls.steps import answer
 from perdure.runs.calls.timeouts import check_deadline
+from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.operation import Operation, Wait
+from perdure.runs.execution.scope import Scope
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import DurableSpec
-from perdure.runs.journal.entries import DONE, SPAWN, Entry, completion, opening, squeeze, unsqueeze
+from perdure.runs.journal.entries import DONE, SPAWN, Entry, completion, compress, decompress, opening
 from perdure.runs.journal.journal import outcome_of
 from perdure.runs.journal.rows import BY_ID, FINISHED, NewRun, RunRow, find, insert
-from perdure.runs.session.acting import Act, Wait
-from perdure.runs.session.scope import Scope
-from perdure.runs.session.session import Session
 from perdure.storage.program import Batch, Rows, read
 from perdure.threads.checks import NAME_CHARACTERS_MAX
 from perdure.values.codec import decode
@@ -29,7 +29,7 @@ NAME = "perdure.spawn"
 _LOOK_US = 2_000_000  # how often a run looks for the end of a child that is not its own
 
 
-def spawn_act(
+def spawn_operation(
     scope: Scope,
     path: str,
     spec: DurableSpec,
@@ -37,27 +37,27 @@ def spawn_act(
     kwargs: dict[str, Any],
     child_id: str | None,
     queue: str | None,
-) -> Act[str]:
+) -> Operation[str]:
     """Start a child run; gives its id."""
     scope.check()
-    session = scope.session
+    execution = scope.execution
     yield from check_deadline(scope, path)
-    text = spec.binder.text(spec.binder.bind(args, kwargs), session.ctx.codec)
+    text = spec.binder.text(spec.binder.bind(args, kwargs), execution.ctx.codec)
     wanted = digest(text)
-    found = session.recorded(path, f"{NAME}:{spec.name}", wanted)
+    found = execution.recorded(path, f"{NAME}:{spec.name}", wanted)
     first, ended = opening(found), completion(found)
     if first is not None:
         return str((first.more or {})["child"])
     if ended is not None:
-        yield from answer(session, ended)
-    row = session.row
+        yield from answer(execution, ended)
+    row = execution.row
     # A run that began anew has other children at the same places.
     run_id = child_id or _child_id(f"{row.id}/{path}" if row.since == 0 else f"{row.id}/{row.since}:{path}")
     new = NewRun(
         run_id,
         spec.name,
         spec.version,
-        squeeze(text),
+        compress(text),
         wanted,
         # Made from the parent's: a fork that keeps its keys has children that keep theirs.
         blake3(row.incarnation + path.encode()).digest(16),
@@ -67,13 +67,13 @@ def spawn_act(
         parent_path=path,
         root=row.root,
     )
-    now = session.ctx.clock_us()
+    now = execution.ctx.clock_us()
     entry = Entry(path, f"{NAME}:{spec.name}", now, wanted, more={"child": run_id})
     try:
-        yield from session.log.record((SPAWN, entry), same_tx=partial(_insert, session, new, now))
+        yield from execution.log.record((SPAWN, entry), same_tx=partial(_insert, execution, new, now))
     except RunMismatch as error:  # recorded: that run may be gone when this is replayed
-        more = {"error": describe_error(error, session.ctx.codec)}
-        yield from session.log.record((DONE, Entry(path, f"{NAME}:{spec.name}", now, wanted, more=more)))
+        more = {"error": describe_error(error, execution.ctx.codec)}
+        yield from execution.log.record((DONE, Entry(path, f"{NAME}:{spec.name}", now, wanted, more=more)))
         raise
     return run_id
 
@@ -85,12 +85,12 @@ def _child_id(name: str) -> str:
     return f"{name[: NAME_CHARACTERS_MAX - 33]}~{blake3(name.encode()).hexdigest()[:32]}"
 
 
-def _insert(session: Session, new: NewRun, now: int) -> Generator[Batch, list[Rows], None]:
-    made = yield from insert(session.tenant, new, now=now)
+def _insert(execution: Execution, new: NewRun, now: int) -> Generator[Batch, list[Rows], None]:
+    made = yield from insert(execution.tenant, new, now=now)
     if made:
         return
-    [rows] = yield Batch(BY_ID(tenant=session.tenant, id=new.id))
-    found, row = RunRow._make(rows[0]), session.row
+    [rows] = yield Batch(BY_ID(tenant=execution.tenant, id=new.id))
+    found, row = RunRow._make(rows[0]), execution.row
     if found.run in (row.run, row.parent, row.root):
         raise RunMismatch(
             f"perdure.spawn(id={new.id!r}): this is the run itself, or a parent of it, which would wait for its "
@@ -120,56 +120,56 @@ class Child:
         from perdure.runs.calls.calls import do, place
 
         scope, path = place("Child.result()")
-        return do(scope, result_act(scope, path, self.id))
+        return do(scope, result_operation(scope, path, self.id))
 
 
-def result_act(scope: Scope, path: str, run_id: str) -> Act[Any]:
+def result_operation(scope: Scope, path: str, run_id: str) -> Operation[Any]:
     """Wait for a run's end and record it."""
     scope.check()
-    session = scope.session
+    execution = scope.execution
     yield from check_deadline(scope, path)
     name = "perdure.result"
-    found = session.recorded(path, name, None)
+    found = execution.recorded(path, name, None)
     ended = completion(found)
     if ended is not None:
-        return (yield from answer(session, ended))
-    yield from session.log.flush()
+        return (yield from answer(execution, ended))
+    yield from execution.log.flush()
     while True:
-        row = yield from read(partial(find, session.tenant, run_id))
+        row = yield from read(partial(find, execution.tenant, run_id))
         if row is None:
-            raise _gone(session, path, run_id)
+            raise _gone(execution, path, run_id)
         if row.status in FINISHED:
             break
         # Nobody tells this run when another one's child ends: the origin's, or one that has the same id.
-        foreign = row.parent != session.row.run
-        wake_at = (yield from session.now_us()) + _LOOK_US if foreign else None
+        foreign = row.parent != execution.row.run
+        wake_at = (yield from execution.now_us()) + _LOOK_US if foreign else None
         yield Wait(path, {"for": "run", "step": path, "run": run_id}, wake_at)
-    outcome = yield from read(partial(outcome_of, session.tenant, row))
-    now = session.ctx.clock_us()
+    outcome = yield from read(partial(outcome_of, execution.tenant, row))
+    now = execution.ctx.clock_us()
     if row.status == "done":
-        yield from session.log.record((DONE, Entry(path, name, now, value=outcome, more={"child": run_id})))
-        return session.decoded(unsqueeze(outcome or b"null"))
-    error = outcome_error(row.status, run_id, outcome, session.ctx.codec)
-    more = {"error": describe_error(error, session.ctx.codec), "child": run_id}
-    yield from session.log.record((DONE, Entry(path, name, now, more=more)))
+        yield from execution.log.record((DONE, Entry(path, name, now, value=outcome, more={"child": run_id})))
+        return execution.decoded(decompress(outcome or b"null"))
+    error = outcome_error(row.status, run_id, outcome, execution.ctx.codec)
+    more = {"error": describe_error(error, execution.ctx.codec), "child": run_id}
+    yield from execution.log.record((DONE, Entry(path, name, now, more=more)))
     raise error
 
 
-def _gone(session: Session, path: str, run_id: str) -> RunStuck:
+def _gone(execution: Execution, path: str, run_id: str) -> RunStuck:
     """A run that is waited for and not there: one that a fork shares with its origin can be deleted, or left behind
     when the fork is moved. No code can catch this: the run continues where that one is."""
     stuck = RunStuck(
-        f"run {session.row.id!r} waits for run {run_id!r} (step {path}), which is not in this store: it was deleted, "
+        f"run {execution.row.id!r} waits for run {run_id!r} (step {path}), which is not in this store: it was deleted, "
         "or belongs to the run that this one was forked from and did not move with it. Bring it back, or fork this run "
         f"before step {path} and let it do without"
     )
-    session.stop = session.stop or stuck
+    execution.stop = execution.stop or stuck
     return stuck
 
 
 def outcome_error(status: str, run_id: str, outcome: bytes | None, codec: Codec) -> Exception:
     """The error that a run's end means to a caller that waits for its result."""
-    described = decode(unsqueeze(outcome), codec) if outcome else {}
+    described = decode(decompress(outcome), codec) if outcome else {}
     reason = error_text(described) if isinstance(described, dict) and described.get("type") else ""
     if status == "cancelled":
         return RunCancelled(f"run {run_id!r} was cancelled")

@@ -17,18 +17,18 @@ from perdure.errors import NotInRun, UsageError
 from perdure.runs.calls import fast_path
 from perdure.runs.calls.asks import check_approve
 from perdure.runs.calls.bodies import acollect, collect
-from perdure.runs.calls.effects import effect_act
+from perdure.runs.calls.effects import effect_operation
 from perdure.runs.calls.outcome import check_definite
-from perdure.runs.calls.steps import refuse_nested, step_act
+from perdure.runs.calls.steps import refuse_nested, step_operation
 from perdure.runs.calls.timeouts import check_seconds, limited
+from perdure.runs.execution.active_runs import outside_scope, some_run_is_active
+from perdure.runs.execution.operation import Operation, arun_operation, run_operation
+from perdure.runs.execution.scope import Scope, current
 from perdure.runs.functions.callbacks import check_callbacks
 from perdure.runs.functions.inputs import annotations_of, is_key, signature_of
 from perdure.runs.functions.retry import Retry
 from perdure.runs.functions.specs import CO_COROUTINE, DurableSpec, StepSpec, add_durable, add_step, plain_name
 from perdure.runs.journal.rows import TASK
-from perdure.runs.session.acting import Act, aperform, perform
-from perdure.runs.session.ambient import outside_scope, some_run_is_active
-from perdure.runs.session.scope import Scope, current
 from perdure.storage.events import event
 from perdure.threads.checks import check_name
 
@@ -118,7 +118,7 @@ def _decorate_step(fn: Callable[..., Any], **options: Unpack[StepOptions]) -> An
     spec = _spec(fn, "step", options, StepOptions)
     spec.lazy = options.get("lazy", False)
     add_step(spec)
-    return _wrapped(spec, step_act)
+    return _wrapped(spec, step_operation)
 
 
 @overload
@@ -158,7 +158,7 @@ def _decorate_effect(fn: Callable[..., Any], **options: Unpack[EffectOptions]) -
     spec.deadline_s = 60.0 if spec.timeout_s is None else spec.timeout_s
     spec.definite = check_definite(options.get("definite", ()))
     add_step(spec)
-    return _wrapped(spec, effect_act)
+    return _wrapped(spec, effect_operation)
 
 
 def _spec(fn: Any, kind: Literal["step", "effect"], options: CallOptions, known: Any) -> StepSpec:
@@ -218,7 +218,7 @@ def durable_spec(fn: Callable[..., Any]) -> DurableSpec:
 
 _log = logging.getLogger("perdure")
 _warned: WeakSet[StepSpec] = WeakSet()  # once for each step
-Actor = Callable[[Scope, StepSpec, tuple[Any, ...], dict[str, Any]], Act[Any]]
+Actor = Callable[[Scope, StepSpec, tuple[Any, ...], dict[str, Any]], Operation[Any]]
 
 
 def _wrapped(spec: StepSpec, actor: Actor) -> Any:
@@ -228,26 +228,26 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
 
         async def journaled(call: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if (caller := current.get()) is not None:
-                caller.session.unawaited.pop(call, None)
+                caller.execution.unawaited.pop(call, None)
             scope = _scope(spec)
             if scope is None:
                 return await _adirect(spec, args, kwargs)
-            return await aperform(scope, scope.around(limited(scope, actor(scope, spec, args, kwargs))))
+            return await arun_operation(scope, scope.around(limited(scope, actor(scope, spec, args, kwargs))))
 
         @functools.wraps(fn)
         def begun(*args: Any, **kwargs: Any) -> Any:
             scope, call = current.get(), object()
             is_run = scope is not None and scope.body is None
-            if is_run and scope is not None and not scope.session.is_async:
+            if is_run and scope is not None and not scope.execution.is_async:
                 raise UsageError(
-                    f"{spec.kind} {spec.name!r} is async, and was called in run {scope.session.row.id!r}: "
+                    f"{spec.kind} {spec.name!r} is async, and was called in run {scope.execution.row.id!r}: "
                     "async steps need an async durable function. Make it `async def` and await the call, or make the "
                     f"{spec.kind} a plain function"
                 )
             coroutine: Any = journaled(call, args, kwargs)
             coroutine.__name__, coroutine.__qualname__ = fn.__name__, fn.__qualname__
             if is_run and scope is not None:
-                scope.session.unawaited[call] = coroutine
+                scope.execution.unawaited[call] = coroutine
             return coroutine
 
         made = _as_coroutine_function(begun)
@@ -262,7 +262,7 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
             scope = _scope(spec)
             if scope is None:
                 return _direct(spec, args, kwargs)
-            return perform(scope, scope.around(limited(scope, actor(scope, spec, args, kwargs))))
+            return run_operation(scope, scope.around(limited(scope, actor(scope, spec, args, kwargs))))
 
         made = called
     if spec.kind == "effect":

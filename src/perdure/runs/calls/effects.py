@@ -32,15 +32,15 @@ from perdure.runs.calls.steps import (
     wait_until,
 )
 from perdure.runs.calls.timeouts import check_again, check_deadline, is_over
+from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.metrics import tell_event
+from perdure.runs.execution.operation import LINGER_S, Body, Operation, Pause
+from perdure.runs.execution.scope import BodyFrame, Scope, Unwind, call_in, in_body
 from perdure.runs.functions.callbacks import called_by_name
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.keys import IdempotencyKey
 from perdure.runs.functions.specs import StepSpec, flavour_of, plain_name
-from perdure.runs.journal.entries import DONE, FAILED, INTENT, WAIT, Entry, squeeze
-from perdure.runs.session.acting import LINGER_S, Act, Body, Pause
-from perdure.runs.session.scope import BodyFrame, Scope, Unwind, call_in, in_body
-from perdure.runs.session.session import Session
-from perdure.runs.session.telling import tell_event
+from perdure.runs.journal.entries import DONE, FAILED, INTENT, WAIT, Entry, compress
 from perdure.storage.events import event
 from perdure.values.showing import shown
 
@@ -67,18 +67,18 @@ class Call:
     is_unsettled: bool = False  # on_doubt="retry" came after an attempt that may have happened, and still may have
 
     @property
-    def session(self) -> Session:
-        return self.scope.session
+    def execution(self) -> Execution:
+        return self.scope.execution
 
     def entry(self, value: bytes | None = None, more: dict[str, Any] | None = None) -> Entry:
-        at = self.session.ctx.clock_us()
+        at = self.execution.ctx.clock_us()
         return Entry(self.path, self.spec.name, at, self.wanted, self.attempt, value, more, self.took)
 
 
-def effect_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Act[Any]:
+def effect_operation(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation[Any]:
     """Call an effect: from the journal, or for real, or settle what became of it."""
     scope.check()
-    text = spec.binder.text(spec.binder.bind(args, kwargs), scope.session.ctx.codec)
+    text = spec.binder.text(spec.binder.bind(args, kwargs), scope.execution.ctx.codec)
     wanted = digest(text)
     path = scope.take_for(spec.name, wanted)
     if scope.deadlines:
@@ -86,9 +86,9 @@ def effect_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict
     return (yield from _effect(scope, spec, path, args, kwargs, text, wanted))
 
 
-def effect_at(scope: Scope, spec: StepSpec, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Act[Any]:
+def effect_at(scope: Scope, spec: StepSpec, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation[Any]:
     """The same at a path that was taken before."""
-    text = spec.binder.text(spec.binder.bind(args, kwargs), scope.session.ctx.codec)
+    text = spec.binder.text(spec.binder.bind(args, kwargs), scope.execution.ctx.codec)
     return (yield from _effect(scope, spec, path, args, kwargs, text, digest(text)))
 
 
@@ -100,14 +100,14 @@ def _effect(
     kwargs: dict[str, Any],
     text: bytes,
     wanted: bytes,
-) -> Act[Any]:
-    session = scope.session
-    found = session.recorded(path, spec.name, wanted)
+) -> Operation[Any]:
+    execution = scope.execution
+    found = execution.recorded(path, spec.name, wanted)
     if found:
-        ended = session.final(found)
+        ended = execution.final(found)
         if ended is not None:
-            return (yield from answer(session, ended, by_name=scope.by_name))
-    call = Call(scope, spec, path, args, kwargs, text, wanted, make_key(session, path, spec.name, wanted))
+            return (yield from answer(execution, ended, by_name=scope.by_name))
+    call = Call(scope, spec, path, args, kwargs, text, wanted, make_key(execution, path, spec.name, wanted))
     intents = [recorded.entry for recorded in found if recorded.kind == INTENT]
     is_open = bool(intents) and found[-1].kind not in (FAILED, DONE)
     if intents and not is_open:  # it failed for certain, and is tried again: an undo, a node
@@ -129,11 +129,11 @@ def _effect(
     return (yield from attempts(call))
 
 
-def make_key(session: Session, path: str, name: str, wanted: bytes) -> IdempotencyKey:
+def make_key(execution: Execution, path: str, name: str, wanted: bytes) -> IdempotencyKey:
     """What the receiver can tell a repeated request by: the same for every attempt, another one for every call."""
-    if not session.key_head:  # the same for all of a run
-        session.key_head = _framed(session.row.incarnation, session.ctx.tenant_name.encode())
-    framed = session.key_head + _framed(path.encode(), name.encode(), wanted)
+    if not execution.key_head:  # the same for all of a run
+        execution.key_head = _framed(execution.row.incarnation, execution.ctx.tenant_name.encode())
+    framed = execution.key_head + _framed(path.encode(), name.encode(), wanted)
     return IdempotencyKey("pd_" + blake3(framed).hexdigest()[:29])  # 32 characters: some receivers take no more
 
 
@@ -142,21 +142,21 @@ def _framed(*parts: bytes) -> bytes:
 
 
 def intent(call: Call) -> tuple[int, Entry]:
-    session, spec = call.session, call.spec
+    execution, spec = call.execution, call.spec
     call.attempt, call.took = call.attempt + 1, 0
-    call.deadline = session.shared_clock_us() + int(spec.deadline_s * 1e6)
+    call.deadline = execution.shared_clock_us() + int(spec.deadline_s * 1e6)
     more: dict[str, Any] = {"key": str(call.key), "deadline": call.deadline}
     if spec.undo is not None:
         more["undo"] = plain_name(spec.undo)
     if call.is_unsettled:
         more["unsettled"] = True
-    return INTENT, call.entry(squeeze(call.text), more)
+    return INTENT, call.entry(compress(call.text), more)
 
 
 Ended = tuple[BodyFrame, Exception | None, Any]  # how a body ended: its error, or its result
 
 
-def attempts(call: Call, first: Ended | None = None) -> Act[Any]:
+def attempts(call: Call, first: Ended | None = None) -> Operation[Any]:
     """Intent, body, completion; and again as the rules of the effect allow. `first`: the first attempt was made, and
     ended so."""
     drafts = [] if first is not None else [intent(call)]
@@ -193,15 +193,15 @@ def attempts(call: Call, first: Ended | None = None) -> Act[Any]:
             drafts = yield from _failed(call, error)
 
 
-def _attempt(call: Call, drafts: list[tuple[int, Entry]]) -> Act[Ended]:
+def _attempt(call: Call, drafts: list[tuple[int, Entry]]) -> Operation[Ended]:
     """Write the intent, then call the body."""
-    session, spec, task = call.session, call.spec, _task(call)
-    session.acting.add(task)
+    execution, spec, task = call.execution, call.spec, _task(call)
+    execution.acting.add(task)
     try:
-        yield from session.log.record(*drafts)
-        if isinstance(session.stop, Unwind):  # an operator's wish came with the answer: it has not begun
+        yield from execution.log.record(*drafts)
+        if isinstance(execution.stop, Unwind):  # an operator's wish came with the answer: it has not begun
             yield from not_begun(call)
-            raise session.stop
+            raise execution.stop
         frame = BodyFrame(call.scope, call.path, spec.name, key=call.key, is_effect=True)
         given = (call.args, call.kwargs) if call.attempt == 1 else _as_called(call)
         args, kwargs = spec.binder.call_with(*given, call.key)
@@ -216,7 +216,7 @@ def _attempt(call: Call, drafts: list[tuple[int, Entry]]) -> Act[Ended]:
                 yield from not_begun(call)
             raise
     finally:
-        session.acting.discard(task)
+        execution.acting.discard(task)
 
 
 def _is_definite(call: Call, error: Exception, frame: BodyFrame) -> bool:
@@ -225,16 +225,16 @@ def _is_definite(call: Call, error: Exception, frame: BodyFrame) -> bool:
     return not call.is_unsettled and (not frame.begun or is_definite(error, named, call.spec.fn, frame.outside))
 
 
-def not_begun(call: Call) -> Act[None]:
+def not_begun(call: Call) -> Operation[None]:
     if not call.is_unsettled:  # else its intent stays open, for what was before it
-        yield from call.session.log.record((FAILED, call.entry(None, {"begun": False})))
+        yield from call.execution.log.record((FAILED, call.entry(None, {"begun": False})))
 
 
 def _as_called(call: Call) -> Arguments:
-    return as_called(call.session, call.spec, call.args, call.kwargs, call.text)
+    return as_called(call.execution, call.spec, call.args, call.kwargs, call.text)
 
 
-def _until_ended(still: Any) -> Act[None]:
+def _until_ended(still: Any) -> Operation[None]:
     while not still.wait(0):
         yield Pause(0.05)
 
@@ -249,26 +249,26 @@ def _ended_late(still: Any) -> tuple[Exception | None, Any]:
 
 def _task(call: Call) -> Any:
     """The task that an async effect runs in: it is not broken off because another branch has ended the run."""
-    if not (call.spec.is_async and call.session.is_async):
+    if not (call.spec.is_async and call.execution.is_async):
         return None
     import asyncio
 
     return asyncio.current_task()
 
 
-def _failed(call: Call, error: Exception) -> Act[list[tuple[int, Entry]]]:
+def _failed(call: Call, error: Exception) -> Operation[list[tuple[int, Entry]]]:
     """A definite failure: the end, or the entries that the next attempt begins with."""
-    session, spec = call.session, call.spec
-    described = describe_error(error, session.ctx.codec)
+    execution, spec = call.execution, call.spec
+    described = describe_error(error, execution.ctx.codec)
     if not spec.retry.wants(error, call.attempt):
         if call.path.startswith("undo:"):  # must not stand for ever: whoever resumes the run tries again
-            yield from session.log.record((FAILED, call.entry(None, {"error": described})))
+            yield from execution.log.record((FAILED, call.entry(None, {"error": described})))
         else:
             yield from ended(call, None, {"error": described})
             mark_recorded(error)
         raise error
     delay = spec.retry.delay_s(call.attempt, random.random())
-    due = session.shared_clock_us() + int(delay * 1e6)
+    due = execution.shared_clock_us() + int(delay * 1e6)
     failed = (FAILED, call.entry(None, {"error": described, "due": due}))
     if delay <= LINGER_S:
         try:
@@ -277,44 +277,44 @@ def _failed(call: Call, error: Exception) -> Act[list[tuple[int, Entry]]]:
         except GeneratorExit:
             raise
         except BaseException:  # the code ends here: that it failed is no doubt
-            yield from session.log.record(failed)
+            yield from execution.log.record(failed)
             raise
         if not is_over(call.scope):
             return [failed, intent(call)]  # the failure and the next intent share one commit
-    yield from session.log.record(failed)  # a run that parks meanwhile must know that this is no doubt
+    yield from execution.log.record(failed)  # a run that parks meanwhile must know that this is no doubt
     yield from _wait_for_retry(call, due)
     call.scope.check()
     yield from check_again(call.scope, call.path)
     return [intent(call)]
 
 
-def _wait_for_retry(call: Call, due: int) -> Act[None]:
+def _wait_for_retry(call: Call, due: int) -> Operation[None]:
     what = {"for": "retry", "step": call.path, "name": call.spec.name}
-    yield from wait_until(call.session, call.path, due, what)
+    yield from wait_until(call.execution, call.path, due, what)
 
 
-def _succeed(call: Call, result: Any, more: dict[str, Any] | None = None) -> Act[Any]:
+def _succeed(call: Call, result: Any, more: dict[str, Any] | None = None) -> Operation[Any]:
     try:
-        value = encode_result(call.session, call.spec.name, call.path, result)
+        value = encode_result(call.execution, call.spec.name, call.path, result)
     except Unstorable as error:
         # It was done: that is what matters. The result is lost, and whoever asks for it is told.
-        described = describe_error(error, call.session.ctx.codec)
+        described = describe_error(error, call.execution.ctx.codec)
         yield from ended(call, None, {"error": described, "done": True, **(more or {})})
         raise
     yield from ended(call, value, more)
     return result
 
 
-def ended(call: Call, value: bytes | None, more: dict[str, Any] | None) -> Act[None]:
-    yield from call.session.log.record((DONE, call.entry(value, more)))
+def ended(call: Call, value: bytes | None, more: dict[str, Any] | None) -> Operation[None]:
+    yield from call.execution.log.record((DONE, call.entry(value, more)))
 
 
 # --- doubt
 
 
-def _settle_error(call: Call, error: Exception) -> Act[tuple[bool, Any]]:
+def _settle_error(call: Call, error: Exception) -> Operation[tuple[bool, Any]]:
     """`_settle`, after an error out of the body that leaves the outcome unknown."""
-    run, kind = call.session.row.id, type(error).__name__
+    run, kind = call.execution.row.id, type(error).__name__
     found = event("effect.unknown", run=run, step=call.path, function=call.spec.name, error=kind)
     hint = (
         "an earlier attempt may have" if call.is_unsettled else "name it in definite= if it means that nothing happened"
@@ -327,7 +327,7 @@ def _settle_error(call: Call, error: Exception) -> Act[tuple[bool, Any]]:
         raise doubt from error
 
 
-def _settle(call: Call, error: Exception | None = None) -> Act[tuple[bool, Any]]:
+def _settle(call: Call, error: Exception | None = None) -> Operation[tuple[bool, Any]]:
     """`settle`, of a call that is run again if it may be: not for ever. After so many attempts a person is asked."""
     settled, result = yield from settle(call, error)
     if settled or call.attempt < call.spec.retry.retries + ATTEMPTS_MAX:
@@ -339,9 +339,9 @@ def _settle(call: Call, error: Exception | None = None) -> Act[tuple[bool, Any]]
     return False, None
 
 
-def settle(call: Call, error: Exception | None = None) -> Act[tuple[bool, Any]]:
+def settle(call: Call, error: Exception | None = None) -> Operation[tuple[bool, Any]]:
     """Find out what became of an effect: (True, its result), or (False, None) if it may be run (again)."""
-    session, spec = call.session, call.spec
+    execution, spec = call.execution, call.spec
     ask_path = f"{call.path}#{call.attempt}"
     verdict = yield from _ask_person(call, ask_path, only_if_asked=True)
     by = "resolved"
@@ -350,7 +350,7 @@ def settle(call: Call, error: Exception | None = None) -> Act[tuple[bool, Any]]:
         verdict, by = (yield from _reconcile(call)), "reconciled"
         if spec.reconcile is None and error is not None:
             verdict = Unknown(f"it raised {line_of(error)}")
-    if isinstance(verdict, NotDone) and (yield from session.now_us()) < call.deadline:
+    if isinstance(verdict, NotDone) and (yield from execution.now_us()) < call.deadline:
         # What came late would be doubled: look once more when it can come no more.
         yield from _until_deadline(call)
         if spec.reconcile is not None:
@@ -363,7 +363,7 @@ def settle(call: Call, error: Exception | None = None) -> Act[tuple[bool, Any]]:
     return False, None
 
 
-def _by_policy(call: Call, ask_path: str, unknown: Unknown) -> Act[Verdict]:
+def _by_policy(call: Call, ask_path: str, unknown: Unknown) -> Operation[Verdict]:
     policy = call.spec.on_doubt
     if call.is_last and policy != "ask":  # nothing tells by running again: what may have to be undone, a person must
         policy = "fail" if call.spec.undo is None else "ask"
@@ -373,7 +373,7 @@ def _by_policy(call: Call, ask_path: str, unknown: Unknown) -> Act[Verdict]:
         return NotDone()
     if policy == "fail":
         doubt = in_doubt(call, unknown.reason)
-        yield from ended(call, None, {"error": describe_error(doubt, call.session.ctx.codec), "doubt": True})
+        yield from ended(call, None, {"error": describe_error(doubt, call.execution.ctx.codec), "doubt": True})
         raise doubt
     verdict = yield from _ask_person(call, ask_path, only_if_asked=False, reason=unknown.reason)
     assert verdict is not None
@@ -383,7 +383,7 @@ def _by_policy(call: Call, ask_path: str, unknown: Unknown) -> Act[Verdict]:
 
 
 def in_doubt(call: Call, reason: str = "") -> InDoubt:
-    run = call.session.row.id
+    run = call.execution.row.id
     return InDoubt(
         f"nobody knows whether {call.spec.name} at step {call.path} of run {run!r} happened (key {call.key})"
         f'{": " + reason if reason else ""}. on_doubt="fail" leaves that to the code that called it: look at the '
@@ -394,12 +394,12 @@ def in_doubt(call: Call, reason: str = "") -> InDoubt:
     )
 
 
-def _until_deadline(call: Call) -> Act[None]:
+def _until_deadline(call: Call) -> Operation[None]:
     what = {"for": "deadline", "step": call.path, "name": call.spec.name}
-    yield from wait_until(call.session, call.path, call.deadline, what)
+    yield from wait_until(call.execution, call.path, call.deadline, what)
 
 
-def _reconcile(call: Call) -> Act[Verdict]:
+def _reconcile(call: Call) -> Operation[Verdict]:
     spec = call.spec
     if spec.reconcile is None:
         return Unknown()
@@ -410,15 +410,15 @@ def _reconcile(call: Call) -> Act[Verdict]:
         kwargs = called_by_name(fn, *_values(call), call.key)
         found = yield Body(partial(call_in, inner, fn, kwargs, is_async), is_async)
     except Exception as error:
-        kind, run = type(error).__name__, call.session.row.id
+        kind, run = type(error).__name__, call.execution.row.id
         found = event("reconcile.failed", run=run, step=call.path, function=spec.name, error=kind)
         _log.warning("run %s: reconcile of %s failed: %s", run, spec.name, kind, extra=found)
         return Unknown(f"reconcile failed: {line_of(error)}")
     try:
         return check_verdict(found, getattr(fn, "__name__", "reconcile"))
     except UsageError as error:  # a defect of the code, which says nothing about the effect: nobody may catch it away
-        stuck = RunStuck(f"step {call.path} of run {call.session.row.id!r} is in doubt, and {error}")
-        call.session.stop = call.session.stop or stuck
+        stuck = RunStuck(f"step {call.path} of run {call.execution.row.id!r} is in doubt, and {error}")
+        call.execution.stop = call.execution.stop or stuck
         raise stuck from error
 
 
@@ -430,14 +430,14 @@ def _values(call: Call) -> tuple[dict[str, Any], dict[str, Any]]:
     return arguments, {} if "key" in arguments and named != "key" else {"key": call.key, named or "key": call.key}
 
 
-def _ask_person(call: Call, ask_path: str, *, only_if_asked: bool, reason: str = "") -> Act[Verdict | None]:
+def _ask_person(call: Call, ask_path: str, *, only_if_asked: bool, reason: str = "") -> Operation[Verdict | None]:
     """A person's verdict. With `only_if_asked`, None if no person was asked yet. `reason`: why that is needed."""
-    session = call.session
-    state = yield from asks.look(session, ask_path)
+    execution = call.execution
+    state = yield from asks.look(execution, ask_path)
     is_asked = state is not None and state.status != "closed"
     if only_if_asked and not is_asked:
         return None
-    known = (session.index.at(call.path)[-1].entry.more or {}).get("reason", "")
+    known = (execution.index.at(call.path)[-1].entry.more or {}).get("reason", "")
     reason = safe_text(reason) or known
     if only_if_asked and state is not None and state.status == "open" and call.spec.reconcile is not None:
         verdict = yield from _reconcile(call)  # while a person is being waited for, the receiver may know by now
@@ -451,10 +451,10 @@ def _ask_person(call: Call, ask_path: str, *, only_if_asked: bool, reason: str =
         )
         terms = AskSpec(step=call.path, key=str(call.key), reason=reason or None)
         entry = call.entry(None, {"doubt": ask_path, **_because(reason)})
-        beside = partial(asks.open_ask, session, ask_path, "doubt", question, terms, None)
-        yield from session.log.record((WAIT, entry), same_tx=beside)
+        beside = partial(asks.open_ask, execution, ask_path, "doubt", question, terms, None)
+        yield from execution.log.record((WAIT, entry), same_tx=beside)
     what = {"for": "doubt", "step": call.path, "name": call.spec.name, "key": str(call.key), **_because(reason)}
-    answered = yield from asks.await_answer(session, ask_path, what, None)
+    answered = yield from asks.await_answer(execution, ask_path, what, None)
     return Done(answered.get("done")) if "done" in answered else NotDone()
 
 
@@ -471,7 +471,7 @@ def _shown(call: Call) -> str:
 # --- approval
 
 
-def _approval(call: Call) -> Act[None]:
+def _approval(call: Call) -> Operation[None]:
     """Ask whether it may run; the answer is recorded beside the effect."""
     spec, path = call.spec, f"{call.path}~approve"
     approve = spec.approve
@@ -483,7 +483,7 @@ def _approval(call: Call) -> Act[None]:
     )
     if agreed is not True:
         error = NotApproved(f"{spec.name}{_shown(call)} was not approved; it did not run")
-        more = {"error": describe_error(error, call.session.ctx.codec), "approved": False}
+        more = {"error": describe_error(error, call.execution.ctx.codec), "approved": False}
         call.attempt = call.attempt or 1
-        yield from call.session.log.record((DONE, call.entry(None, more)))
+        yield from call.execution.log.record((DONE, call.entry(None, more)))
         raise error

@@ -10,11 +10,11 @@ from perdure.errors import NotFound
 from perdure.runs.calls.failures import describe_error
 from perdure.runs.calls.steps import answer
 from perdure.runs.calls.timeouts import check_deadline
-from perdure.runs.journal.entries import DONE, WAIT, Entry, completion, opening, unsqueeze
-from perdure.runs.journal.rows import BY_ID, NUDGE, RunRow
-from perdure.runs.session.acting import Act, Wait
-from perdure.runs.session.scope import Scope
-from perdure.runs.session.session import Session
+from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.operation import Operation, Wait
+from perdure.runs.execution.scope import Scope
+from perdure.runs.journal.entries import DONE, WAIT, Entry, completion, decompress, opening
+from perdure.runs.journal.rows import BY_ID, WAKE, RunRow
 from perdure.storage.columns import SIGNAL
 from perdure.storage.program import Batch, Program, Rows, Sql, read
 from perdure.threads.checks import check_name
@@ -63,42 +63,42 @@ def put_signal(
     [locked] = yield Batch(_LOCK_RUN(tenant=tenant, run=run))
     if not locked or locked[0][1] == "exported":
         raise NotFound(f"run {run_id!r} was exported: it continues in another store; send to it there")
-    yield Batch(_PUT(tenant=tenant, run=run, topic=topic, key=key, value=value, now=now), NUDGE(tenant=tenant, run=run))
+    yield Batch(_PUT(tenant=tenant, run=run, topic=topic, key=key, value=value, now=now), WAKE(tenant=tenant, run=run))
 
 
 class _Taken(Exception):
     """Somebody else has received the message: undoes the transaction that would have recorded it again."""
 
 
-def receive_act(scope: Scope, path: str, topic: str, timeout_s: float | None, default: Any) -> Act[Any]:
+def receive_operation(scope: Scope, path: str, topic: str, timeout_s: float | None, default: Any) -> Operation[Any]:
     """Take the oldest message of a topic; wait for one if there is none."""
     scope.check()
-    session = scope.session
+    execution = scope.execution
     yield from check_deadline(scope, path)
-    found = session.recorded(path, NAME, None)
+    found = execution.recorded(path, NAME, None)
     ended = completion(found)
     if ended is not None:
-        return default if (ended.more or {}).get("late") else (yield from answer(session, ended))
+        return default if (ended.more or {}).get("late") else (yield from answer(execution, ended))
     first = opening(found)
     deadline = None if first is None else (first.more or {}).get("deadline")
-    yield from session.log.flush()
+    yield from execution.log.flush()
     opened = first is not None
     while True:
-        row, now = yield from read(partial(_look, session.tenant, session.row.run, topic, session.ctx.clock_us()))
-        at = session.ctx.clock_us()
+        row, now = yield from read(partial(_look, execution.tenant, execution.row.run, topic, execution.ctx.clock_us()))
+        at = execution.ctx.clock_us()
         if row is not None:
             entry = Entry(path, NAME, at, value=row[1], more={"topic": topic})
             try:
-                yield from session.log.record((DONE, entry), same_tx=partial(_take, session, topic, row[0]))
+                yield from execution.log.record((DONE, entry), same_tx=partial(_take, execution, topic, row[0]))
             except _Taken:  # by another branch of this run, a moment ago
                 continue
-            return session.decoded(unsqueeze(row[1]))
+            return execution.decoded(decompress(row[1]))
         if not opened:
             deadline = None if timeout_s is None else now + int(timeout_s * 1e6)
-            yield from session.log.record((WAIT, Entry(path, NAME, at, more={"topic": topic, "deadline": deadline})))
+            yield from execution.log.record((WAIT, Entry(path, NAME, at, more={"topic": topic, "deadline": deadline})))
             opened = True
         if deadline is not None and now >= deadline:
-            yield from session.log.record((DONE, Entry(path, NAME, at, more={"late": True})))
+            yield from execution.log.record((DONE, Entry(path, NAME, at, more={"late": True})))
             return default
         yield Wait(path, {"for": "signal", "step": path, "topic": topic}, deadline)
 
@@ -110,29 +110,31 @@ def _look(tenant: int, run: int, topic: str, now: int) -> Program[tuple[tuple[in
     return ((rows[0][0], rows[0][1]) if rows else None), int(times[0][0])
 
 
-def _take(session: Session, topic: str, seq: int) -> Generator[Batch, list[Rows], None]:
-    [taken] = yield Batch(_TAKE(tenant=session.tenant, run=session.row.run, topic=topic, seq=seq))
+def _take(execution: Execution, topic: str, seq: int) -> Generator[Batch, list[Rows], None]:
+    [taken] = yield Batch(_TAKE(tenant=execution.tenant, run=execution.row.run, topic=topic, seq=seq))
     if not taken:
         raise _Taken
 
 
-def send_act(scope: Scope, path: str, run_id: str, value: Any, topic: str) -> Act[None]:
+def send_operation(scope: Scope, path: str, run_id: str, value: Any, topic: str) -> Operation[None]:
     """Send from inside a run: the message and the journal entry are one commit, so it is sent once."""
     scope.check()
-    session = scope.session
+    execution = scope.execution
     yield from check_deadline(scope, path)
-    ended = completion(session.recorded(path, "perdure.send", None))
+    ended = completion(execution.recorded(path, "perdure.send", None))
     if ended is not None:
-        yield from answer(session, ended)
+        yield from answer(execution, ended)
         return
-    key = f"{session.row.incarnation.hex()}/{path}"
-    text = session.encoded(value)
-    now = session.ctx.clock_us()
-    beside = partial(put_signal, session.tenant, run_id, topic, key, text, now)
+    key = f"{execution.row.incarnation.hex()}/{path}"
+    text = execution.encoded(value)
+    now = execution.ctx.clock_us()
+    beside = partial(put_signal, execution.tenant, run_id, topic, key, text, now)
     more: dict[str, Any] = {"to": run_id, "topic": topic}
     try:
-        yield from session.log.record((DONE, Entry(path, "perdure.send", now, more=more)), same_tx=beside, other=run_id)
+        yield from execution.log.record(
+            (DONE, Entry(path, "perdure.send", now, more=more)), same_tx=beside, other=run_id
+        )
     except NotFound as error:  # recorded: such a run may be there when this is replayed
-        more["error"] = describe_error(error, session.ctx.codec)
-        yield from session.log.record((DONE, Entry(path, "perdure.send", now, more=more)))
+        more["error"] = describe_error(error, execution.ctx.codec)
+        yield from execution.log.record((DONE, Entry(path, "perdure.send", now, more=more)))
         raise

@@ -12,14 +12,14 @@ from typing import Any, Literal
 from perdure.errors import InDoubt, RunError, RunStuck
 from perdure.runs.calls.effects import Call, effect_at, ended, settle
 from perdure.runs.calls.failures import describe_error, line_of
+from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.functions.callbacks import called_by_name
 from perdure.runs.functions.keys import IdempotencyKey
 from perdure.runs.functions.retry import Retry
 from perdure.runs.functions.specs import StepSpec, find_step, plain_name
 from perdure.runs.journal import rows
 from perdure.runs.journal.entries import DONE, FAILED, INTENT, SPAWN, VALUE, Entry, Recorded, completion
-from perdure.runs.session.acting import Act, Wait
-from perdure.runs.session.session import Session
 from perdure.storage.program import Batch, Program, Sql, read
 
 END = "end"  # the path of the entry that says how the run is ending
@@ -30,37 +30,37 @@ _ROLL_CHILD = Sql(
 _ASK_CHILD = Sql("UPDATE run SET request = 'rollback' WHERE tenant = :tenant AND id = :id AND status = 'running'")
 
 
-def ending(session: Session) -> dict[str, Any] | None:
+def ending(execution: Execution) -> dict[str, Any] | None:
     """How the run was ending when it was last seen; None if it was not."""
-    found = session.index.at(END)
+    found = execution.index.at(END)
     return found[-1].entry.more if found else None
 
 
-def has_something_to_undo(session: Session) -> bool:
-    return bool(_undoable(session) or _children(session) or open_calls(session))
+def has_something_to_undo(execution: Execution) -> bool:
+    return bool(_undoable(execution) or _children(execution) or open_calls(execution))
 
 
-def compensate(session: Session, status: str, error: dict[str, Any] | None) -> Act[None]:
+def compensate(execution: Execution, status: str, error: dict[str, Any] | None) -> Operation[None]:
     """Settle, then undo. Raises Parked if a person must decide something first, RunStuck if an undo fails."""
-    if not has_something_to_undo(session):
+    if not has_something_to_undo(execution):
         return
-    if ending(session) is None:
+    if ending(execution) is None:
         more = {"as": status, "error": error}
-        yield from session.log.record((VALUE, Entry(END, "perdure.rollback", session.ctx.clock_us(), more=more)))
-    yield from settle_open(session)
-    units = [*_undoable(session), *_children(session)]
+        yield from execution.log.record((VALUE, Entry(END, "perdure.rollback", execution.ctx.clock_us(), more=more)))
+    yield from settle_open(execution)
+    units = [*_undoable(execution), *_children(execution)]
     for done_at, recorded in sorted(units, key=lambda unit: -unit[0]):
         del done_at
         if recorded.kind == SPAWN:
-            yield from _undo_child(session, recorded.entry)
+            yield from _undo_child(execution, recorded.entry)
         else:
-            yield from _undo(session, recorded.entry)
+            yield from _undo(execution, recorded.entry)
 
 
-def _undoable(session: Session) -> list[tuple[int, Recorded]]:
+def _undoable(execution: Execution) -> list[tuple[int, Recorded]]:
     """Effects of this run's own that happened and can be undone, with the place of their completion."""
     found = []
-    for path, entries in session.index.calls():
+    for path, entries in execution.index.calls():
         intents = [recorded for recorded in entries if recorded.kind == INTENT and recorded.own]
         if not intents or path.startswith("undo:") or not (intents[-1].entry.more or {}).get("undo"):
             continue
@@ -70,9 +70,9 @@ def _undoable(session: Session) -> list[tuple[int, Recorded]]:
     return found
 
 
-def _children(session: Session) -> list[tuple[int, Recorded]]:
+def _children(execution: Execution) -> list[tuple[int, Recorded]]:
     """Children of this run's own, with the place where their end was seen, or else their start."""
-    everything = [recorded for recorded in session.index.rows() if recorded.own]
+    everything = [recorded for recorded in execution.index.rows() if recorded.own]
     ends = {(one.entry.more or {}).get("child"): one.seq for one in everything if one.kind == DONE}
     return [
         (ends.get((recorded.entry.more or {})["child"], recorded.seq), recorded)
@@ -81,10 +81,10 @@ def _children(session: Session) -> list[tuple[int, Recorded]]:
     ]
 
 
-def open_calls(session: Session) -> list[Recorded]:
+def open_calls(execution: Execution) -> list[Recorded]:
     """Effects of this run's own that have an intent and no end."""
     found = []
-    for _, entries in session.index.calls():
+    for _, entries in execution.index.calls():
         last = entries[-1]
         if any(recorded.kind == DONE for recorded in entries) or last.kind == FAILED:
             continue
@@ -93,18 +93,18 @@ def open_calls(session: Session) -> list[Recorded]:
     return found
 
 
-def settle_open(session: Session) -> Act[None]:
+def settle_open(execution: Execution) -> Operation[None]:
     """Find out what became of every effect whose end is not known. The function has ended: what its branches waited for
     counts no more, but for this, also where a branch was beaten by another one."""
-    session.waits, session.beaten = [], []
-    for recorded in open_calls(session):
+    execution.waits, execution.beaten = [], []
+    for recorded in open_calls(execution):
         entry = recorded.entry
         spec = _effect_named(entry.name)
-        arguments = session.decoded((yield from session.text(entry)))
+        arguments = execution.decoded((yield from execution.text(entry)))
         arguments.pop(spec.binder.plan.receiver, None)
         more = entry.more or {}
         call = Call(
-            session.root, spec, entry.path, (), arguments, b"", entry.input or b"", IdempotencyKey(more["key"]),
+            execution.root, spec, entry.path, (), arguments, b"", entry.input or b"", IdempotencyKey(more["key"]),
             entry.attempt, int(more["deadline"]), is_last=True,
         )  # fmt: skip
         try:
@@ -113,7 +113,7 @@ def settle_open(session: Session) -> Act[None]:
             continue
         if not was_done:
             error = RunError(f"{spec.name} did not happen")
-            yield from ended(call, None, {"error": describe_error(error, session.ctx.codec)})
+            yield from ended(call, None, {"error": describe_error(error, execution.ctx.codec)})
 
 
 def _effect_named(name: str) -> StepSpec:
@@ -125,7 +125,7 @@ def _effect_named(name: str) -> StepSpec:
     return spec
 
 
-def _undo(session: Session, intent: Entry) -> Act[None]:
+def _undo(execution: Execution, intent: Entry) -> Operation[None]:
     spec = _effect_named(intent.name)
     if spec.undo is None:
         raise RunStuck(f"effect {intent.name!r} had an undo when it ran, and has none now; give it one again")
@@ -136,27 +136,27 @@ def _undo(session: Session, intent: Entry) -> Act[None]:
             "code that it was started with"
         )
     path = f"undo:{intent.path}"
-    known = completion(session.index.at(path))
+    known = completion(execution.index.at(path))
     if known is not None and "error" not in (known.more or {}):
         return
-    arguments = session.decoded((yield from session.text(intent)))
-    ended_as = completion(session.index.at(intent.path))
-    result = None if ended_as is None else (yield from session.value(ended_as))
+    arguments = execution.decoded((yield from execution.text(intent)))
+    ended_as = completion(execution.index.at(intent.path))
+    result = None if ended_as is None else (yield from execution.value(ended_as))
     undo = _undo_spec(spec)
-    if undo.is_async and not session.is_async:
+    if undo.is_async and not execution.is_async:
         raise RunStuck(
-            f"run {session.row.id!r} is being undone, and {undo.name} is async in a blocking run, where nothing can "
+            f"run {execution.row.id!r} is being undone, and {undo.name} is async in a blocking run, where nothing can "
             f"await it: give effect {intent.name!r} a plain function as its undo, then `perdure run resume "
-            f"{session.row.id}`"
+            f"{execution.row.id}`"
         )
     given = {"result": result, "effect_key": str((intent.more or {})["key"])}
     kwargs = called_by_name(undo.fn, {**spec.binder.plan.defaults, **arguments}, given)
     try:
-        yield from effect_at(session.root, undo, path, (), kwargs)
+        yield from effect_at(execution.root, undo, path, (), kwargs)
     except Exception as error:
         raise RunStuck(
-            f"run {session.row.id!r} is being undone, and {undo.name} failed: {line_of(error)}. "
-            f"What was done before that is not undone yet; mend the cause, then `perdure run resume {session.row.id}`"
+            f"run {execution.row.id!r} is being undone, and {undo.name} failed: {line_of(error)}. "
+            f"What was done before that is not undone yet; mend the cause, then `perdure run resume {execution.row.id}`"
         ) from error
 
 
@@ -179,29 +179,29 @@ def _doubt_of(given: StepSpec) -> Literal["ask", "retry", "fail"]:
     return "ask" if given.on_doubt == "fail" else given.on_doubt
 
 
-def _undo_child(session: Session, spawn: Entry) -> Act[None]:
+def _undo_child(execution: Execution, spawn: Entry) -> Operation[None]:
     """Roll a child back, as one unit: it undoes its own effects."""
     run_id = str((spawn.more or {})["child"])
     path = f"undo:{spawn.path}"
-    if completion(session.index.at(path)) is not None:
+    if completion(execution.index.at(path)) is not None:
         return
     while True:
-        row = yield from read(partial(rows.find, session.tenant, run_id))
+        row = yield from read(partial(rows.find, execution.tenant, run_id))
         if row is None or row.status in ("failed", "cancelled", "rolled_back", "exported"):
             break
-        if row.parent != session.row.run:  # it was there already, and is somebody else's: not ours to undo
+        if row.parent != execution.row.run:  # it was there already, and is somebody else's: not ours to undo
             break
-        now = session.ctx.clock_us()
-        yield from session.log.write_fenced(partial(_roll_child, session.tenant, run_id, now))
+        now = execution.ctx.clock_us()
+        yield from execution.log.write_fenced(partial(_roll_child, execution.tenant, run_id, now))
         yield Wait(path, {"for": "run", "step": spawn.path, "run": run_id, "undo": True}, None)
-    now = session.ctx.clock_us()
-    yield from session.log.record((DONE, Entry(path, "undo " + spawn.name, now, more={"child": run_id})))
+    now = execution.ctx.clock_us()
+    yield from execution.log.record((DONE, Entry(path, "undo " + spawn.name, now, more={"child": run_id})))
 
 
 def _roll_child(tenant: int, run_id: str, now: int) -> Program[None]:
     yield Batch(_ROLL_CHILD(tenant=tenant, id=run_id, now=now), _ASK_CHILD(tenant=tenant, id=run_id))
 
 
-def undone_count(session: Session) -> int:
+def undone_count(execution: Execution) -> int:
     """How many effects were undone."""
-    return sum(path.startswith("undo:") and completion(found) is not None for path, found in session.index.calls())
+    return sum(path.startswith("undo:") and completion(found) is not None for path, found in execution.index.calls())

@@ -17,10 +17,10 @@ from perdure.log.append import Appended
 from perdure.log.ids import show_id
 from perdure.log.records import Record
 from perdure.runs.calls.timeouts import check_deadline
+from perdure.runs.execution.operation import Operation, arun_operation, run_operation
+from perdure.runs.execution.scope import Scope, current
 from perdure.runs.functions.inputs import digest
 from perdure.runs.journal.entries import DONE, Entry, completion
-from perdure.runs.session.acting import Act, aperform, perform
-from perdure.runs.session.scope import Scope, current
 from perdure.storage.program import Flow
 from perdure.threads import flows, transactional_save
 from perdure.threads.context import Context, Cursor
@@ -35,17 +35,17 @@ class RunJournal:
 
     def wants(self, ctx: Context) -> bool:
         scope = current.get()
-        if scope is None or scope.body is not None or not scope.session.can_park:
+        if scope is None or scope.body is not None or not scope.execution.can_park:
             return False
-        return scope.session.ctx.driver is ctx.driver
+        return scope.execution.ctx.driver is ctx.driver
 
     def save(self, save: Save) -> tuple[Record, bool]:
         scope = _scope()
-        return perform(scope, _act(scope, scope.take(), save))
+        return run_operation(scope, _operation(scope, scope.take(), save))
 
     async def asave(self, save: Save) -> tuple[Record, bool]:
         scope = _scope()
-        return await aperform(scope, _act(scope, scope.take(), save))
+        return await arun_operation(scope, _operation(scope, scope.take(), save))
 
 
 def _scope() -> Scope:
@@ -62,28 +62,30 @@ class _Foreseen(Exception):
         self.told = told
 
 
-def _act(scope: Scope, path: str, save: Save) -> Act[tuple[Record, bool]]:
+def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, bool]]:
     scope.check()
-    session = scope.session
+    execution = scope.execution
     yield from check_deadline(scope, path)
     wanted = digest(save.line.name.encode() + b"\0" + save.wanted)
-    ended = completion(session.recorded(path, NAME, wanted))
+    ended = completion(execution.recorded(path, NAME, wanted))
     line = save.line
     if ended is not None:
         told: Told = (ended.more or {})["saved"]
         line.cursor, line.found_nothing = told[0], False
         line.own.append(told[0])
-        session.replayed_lines.add(id(line))
+        execution.replayed_lines.add(id(line))
         return _record(told, save), bool(told[6])
     told = []
     after = 0
     for _ in range(flows.ATTEMPTS):
         saving = yield from _prepared(save, after)
         foreseen = _guess(saving, told)
-        entry = Entry(path, NAME, session.ctx.clock_us(), wanted, more={"thread": line.name, "saved": foreseen})
-        value = session.encoded(show_id(saving.record))
+        entry = Entry(path, NAME, execution.ctx.clock_us(), wanted, more={"thread": line.name, "saved": foreseen})
+        value = execution.encoded(show_id(saving.record))
         try:
-            yield from session.log.record((DONE, _with_value(entry, value)), same_tx=partial(_write, saving, foreseen))
+            yield from execution.log.record(
+                (DONE, _with_value(entry, value)), same_tx=partial(_write, saving, foreseen)
+            )
         except Moved as moved:
             saving.drop(moved)
             after = moved.after
@@ -96,9 +98,9 @@ def _act(scope: Scope, path: str, save: Save) -> Act[tuple[Record, bool]]:
                 raise
         except NotFound:
             saving.drop()
-            if id(line) not in session.replayed_lines or save.parent is not None or save.expect is not None:
+            if id(line) not in execution.replayed_lines or save.parent is not None or save.expect is not None:
                 raise
-            session.replayed_lines.discard(id(line))
+            execution.replayed_lines.discard(id(line))
             _forget(line)  # the run was moved to a store that does not have the thread: it begins anew
         except BaseException:
             saving.drop()

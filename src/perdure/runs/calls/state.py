@@ -19,8 +19,8 @@ from blake3 import blake3
 
 from perdure.errors import Conflict, NotFound, NotInRun, PerdureError, UsageError
 from perdure.runs.calls.state_patch import Ops, apply, difference, show_path
-from perdure.runs.journal.entries import CHANGE, VALUE, Entry, Recorded, squeeze, unsqueeze
-from perdure.runs.session.scope import Scope, current, need_scope
+from perdure.runs.execution.scope import Scope, current, need_scope
+from perdure.runs.journal.entries import CHANGE, VALUE, Entry, Recorded, compress, decompress
 from perdure.storage.program import drive
 from perdure.threads import flows as thread_flows
 from perdure.threads.compare import compare
@@ -30,9 +30,9 @@ from perdure.values.codec import decode, encode
 from perdure.values.showing import shown
 
 if TYPE_CHECKING:
-    from perdure.runs.session.acting import Act
-    from perdure.runs.session.journal_writer import SameTx
-from perdure.runs.session.session import Session
+    from perdure.runs.execution.journal_writer import SameTx
+    from perdure.runs.execution.operation import Operation
+from perdure.runs.execution.execution import Execution
 
 Draft = tuple[int, Entry]
 RUN_KEY = "perdure_run"  # in the thread's metadata: whose states it keeps
@@ -53,18 +53,18 @@ def state(initial: Mapping[str, Any] | None = None) -> State:
     a copy and cannot change it: return what a branch found, and change the state when all have ended.
     """
     scope = current.get()
-    if scope is not None and scope.session.state is not None:
-        found: State = scope.session.state.proxy
+    if scope is not None and scope.execution.state is not None:
+        found: State = scope.execution.state.proxy
         return found
     scope = need_scope("perdure.state()")
-    session = scope.session
-    if scope.prefix or not session.can_park:
+    execution = scope.execution
+    if scope.prefix or not execution.can_park:
         raise UsageError(
             "the first perdure.state() of a run is called in the durable function itself, before it branches"
         )
     if initial is not None and not isinstance(initial, Mapping):
         raise UsageError(f"perdure.state(initial) takes a mapping, not {type(initial).__name__}")
-    session.state = manager = StateManager(session, dict(initial or {}))
+    execution.state = manager = StateManager(execution, dict(initial or {}))
     return manager.proxy
 
 
@@ -109,16 +109,16 @@ class BranchState:
 class StateManager:
     """The state of a run, while this process executes it."""
 
-    def __init__(self, session: Session, initial: dict[str, Any]) -> None:
-        self._session = session
-        self._codec = session.ctx.codec
+    def __init__(self, execution: Execution, initial: dict[str, Any]) -> None:
+        self._execution = execution
+        self._codec = execution.ctx.codec
         self.proxy = State(self)
         self._cursor = self._beginning()  # where the next checkpoint goes
         # A copy: what the caller does with `initial` later is no change of the state. Also raises Unstorable now.
         self._data: dict[str, Any] = decode(encode(initial, self._codec), self._codec)
         self._saved: bytes | None = None  # as it is recorded
         self._pending: Ops = []  # what a body changed, for its entry
-        entries = session.index.rows()
+        entries = execution.index.rows()
         self._loaded = max((recorded.seq for recorded in entries), default=0)
         # A fork that gave kept steps other results computes another state than the shared entries have.
         self._is_changed = any(
@@ -126,14 +126,14 @@ class StateManager:
         )
 
     def _beginning(self) -> Cursor:
-        return Cursor(thread_name(self._session.row.id), merge={RUN_KEY: self._session.row.id})
+        return Cursor(thread_name(self._execution.row.id), merge={RUN_KEY: self._execution.row.id})
 
     # --- reading and writing
 
     def read(self) -> dict[str, Any]:
         """The state as the running branch sees it."""
         scope = _owner()
-        if scope is None or scope.session is not self._session:
+        if scope is None or scope.execution is not self._execution:
             raise NotInRun("the state of a run was used outside of it: in another run, or in a thread of your own")
         if scope.parent is None:
             return self._data
@@ -168,7 +168,7 @@ class StateManager:
 
     def _refused(self, branch: Scope) -> UsageError:
         return UsageError(
-            f"branch {branch.prefix.rstrip('.')} of run {self._session.row.id!r} changed perdure.state(): parallel "
+            f"branch {branch.prefix.rstrip('.')} of run {self._execution.row.id!r} changed perdure.state(): parallel "
             "branches only read it. Return what the branch found, and change the state when all branches have ended"
         )
 
@@ -190,15 +190,15 @@ class StateManager:
         if scope is None or scope.parent is not None or not self._pending:
             return entry
         pending, self._pending = self._pending, []
-        return _with(entry, {"d": squeeze(encode(pending, self._codec))})
+        return _with(entry, {"d": compress(encode(pending, self._codec))})
 
     def recording(
         self,
         drafts: tuple[Draft, ...],
         same_tx: SameTx | None,
-        write: Callable[..., Act[None]],
+        write: Callable[..., Operation[None]],
         scope: Scope | None = None,
-    ) -> Act[None]:
+    ) -> Operation[None]:
         """Write entries, with the state if it has changed."""
         scope = scope or _owner()
         if scope is not None and scope.parent is not None:
@@ -212,7 +212,7 @@ class StateManager:
             return
         info: dict[str, Any] = {"h": _hash(text)}
         if pending:
-            info["d"] = squeeze(encode(pending, self._codec))
+            info["d"] = compress(encode(pending, self._codec))
         yield from self._write(text, info, drafts, same_tx, write)
         self._saved = text
         del self._pending[: len(pending)]
@@ -223,13 +223,13 @@ class StateManager:
         info: dict[str, Any],
         drafts: tuple[Draft, ...],
         same_tx: SameTx | None,
-        write: Callable[..., Act[None]],
-    ) -> Act[None]:
+        write: Callable[..., Operation[None]],
+    ) -> Operation[None]:
         """Entry and checkpoint in one transaction; both again if the thread was pruned meanwhile."""
         kind, entry = drafts[-1]
         after = 0
         for _ in range(_ATTEMPTS):
-            saving = yield from prepare_saving(self._session.ctx, self._cursor, text, kind="state", after=after)
+            saving = yield from prepare_saving(self._execution.ctx, self._cursor, text, kind="state", after=after)
             last = (kind, _with(entry, {**info, "c": saving.record}))
             try:
                 yield from write(*drafts[:-1], last, same_tx=_both(same_tx, saving))
@@ -251,12 +251,12 @@ class StateManager:
             return
         raise Conflict(f"thread {self._cursor.name!r} is being rearranged without pause; run the same line again")
 
-    def finish(self) -> Act[None]:
+    def finish(self) -> Operation[None]:
         """Record the last changes of the function, which no call came after."""
-        root, session = self._session.root, self._session
+        root, execution = self._execution.root, self._execution
         if encode(self._data, self._codec) != self._saved:
-            entry = Entry("state", "perdure.state", session.ctx.clock_us())
-            yield from self.recording(((VALUE, entry),), None, partial(session.log.record, stateless=True), root)
+            entry = Entry("state", "perdure.state", execution.ctx.clock_us())
+            yield from self.recording(((VALUE, entry),), None, partial(execution.log.record, stateless=True), root)
 
     # --- what was recorded
 
@@ -273,7 +273,7 @@ class StateManager:
                 continue
             entries.append(recorded.entry)
             if "d" in info:
-                apply(self._data, decode(unsqueeze(info["d"]), self._codec))
+                apply(self._data, decode(decompress(info["d"]), self._codec))
             if "h" not in info:
                 continue
             text = encode(self._data, self._codec)
@@ -283,7 +283,7 @@ class StateManager:
             self._cursor.cursor = info["c"]
 
     def _differs(self, entry: Entry, info: dict[str, Any]) -> PerdureError:
-        ctx = self._session.ctx
+        ctx = self._execution.ctx
         where, expected, actual = "state", "another value", "this one"
         try:
             at = Cursor(self._cursor.name)
@@ -293,7 +293,7 @@ class StateManager:
             where, expected, actual = show_path(change.path), shown(change.before), shown(change.after)
         except (PerdureError, IndexError):
             pass  # the checkpoint is gone, or tells the same: the hash must do
-        return self._session._differs(entry.path, f"{where} = {expected}", f"{where} = {actual}")
+        return self._execution._differs(entry.path, f"{where} = {expected}", f"{where} = {actual}")
 
 
 def _owner() -> Scope | None:

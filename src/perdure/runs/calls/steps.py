@@ -13,40 +13,40 @@ from perdure.errors import RunStuck, Unstorable, UsageError
 from perdure.runs.calls import bodies
 from perdure.runs.calls.failures import Unresolved, describe_error, error_text, mark_recorded, rebuild, rebuilt
 from perdure.runs.calls.timeouts import check_again, check_deadline
+from perdure.runs.execution import hooks
+from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.metrics import measured_body
+from perdure.runs.execution.operation import LINGER_S, Body, Operation, Pause, Wait
+from perdure.runs.execution.scope import BodyFrame, Scope, current, in_body
+from perdure.runs.execution.unwinds import Abandoned
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import StepSpec
 from perdure.runs.journal.entries import DONE, FAILED, Entry, Recorded
-from perdure.runs.session import points
-from perdure.runs.session.acting import LINGER_S, Act, Body, Pause, Wait
-from perdure.runs.session.requests import Abandoned
-from perdure.runs.session.scope import BodyFrame, Scope, current, in_body
-from perdure.runs.session.session import Session
-from perdure.runs.session.telling import measured_body
 from perdure.storage import meters
 from perdure.values.codec import decode
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def step_act(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Act[Any]:
+def step_operation(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation[Any]:
     """Call a step: from the journal if its end is recorded, else for real."""
     scope.check()
-    session = scope.session
-    text = spec.binder.text(spec.binder.bind(args, kwargs), session.ctx.codec)
+    execution = scope.execution
+    text = spec.binder.text(spec.binder.bind(args, kwargs), execution.ctx.codec)
     wanted = digest(text)
     path = scope.take_for(spec.name, wanted)
     if scope.deadlines:
         yield from check_deadline(scope, path)
-    found, attempt = session.recorded(path, spec.name, wanted), 1
+    found, attempt = execution.recorded(path, spec.name, wanted), 1
     if found:
-        ended = session.final(found)
+        ended = execution.final(found)
         if ended is not None:
-            return (yield from answer(session, ended, by_name=scope.by_name))
+            return (yield from answer(execution, ended, by_name=scope.by_name))
         attempt += sum(recorded.kind == FAILED for recorded in found)
-    if session.log.has_pending:
-        yield from session.log.flush()
+    if execution.log.has_pending:
+        yield from execution.log.flush()
     if found:
-        yield from _rest_of_backoff(session, path, found)
+        yield from _rest_of_backoff(execution, path, found)
         yield from check_again(scope, path)
     return (yield from attempts(scope, spec, args, kwargs, path, text, wanted, attempt))
 
@@ -61,9 +61,9 @@ def attempts(
     wanted: bytes,
     attempt: int = 1,
     failed: tuple[BodyFrame, Exception] | None = None,
-) -> Act[Any]:
+) -> Operation[Any]:
     """The body, and again as the rules of the step allow. `failed`: the first attempt was made, and ended so."""
-    session = scope.session
+    execution = scope.execution
     while True:
         if failed is None:
             frame = BodyFrame(scope, path, spec.name)
@@ -74,44 +74,46 @@ def attempts(
         if failed is not None:
             (frame, raised), failed = failed, None
             if not spec.retry.wants(raised, attempt):
-                more = {"error": describe_error(raised, session.ctx.codec)}
-                entry = _entry(session, path, spec, wanted, attempt, None, more, frame.took)
-                yield from session.log.record((DONE, entry))
+                more = {"error": describe_error(raised, execution.ctx.codec)}
+                entry = _entry(execution, path, spec, wanted, attempt, None, more, frame.took)
+                yield from execution.log.record((DONE, entry))
                 mark_recorded(raised)
                 try:
                     raise raised
                 finally:
                     del raised  # or its traceback keeps itself alive
-            yield from _try_again(session, path, spec, wanted, attempt, raised, frame)
+            yield from _try_again(execution, path, spec, wanted, attempt, raised, frame)
             attempt += 1
             scope.check()  # nobody may want another attempt any more
             yield from check_again(scope, path)
-            args, kwargs = as_called(session, spec, args, kwargs, text)
+            args, kwargs = as_called(execution, spec, args, kwargs, text)
             continue
         return (yield from completed(scope, spec, path, wanted, attempt, result, frame.took))
 
 
-def completed(scope: Scope, spec: StepSpec, path: str, wanted: bytes, attempt: int, result: Any, took: int) -> Act[Any]:
+def completed(
+    scope: Scope, spec: StepSpec, path: str, wanted: bytes, attempt: int, result: Any, took: int
+) -> Operation[Any]:
     """Write down what the body of a step returned."""
-    session = scope.session
+    execution = scope.execution
     try:
-        value = encode_result(session, spec.name, path, result)
+        value = encode_result(execution, spec.name, path, result)
     except Unstorable as error:
-        session.stop = session.stop or error  # no failure of the step: its code cannot catch it and go on
+        execution.stop = execution.stop or error  # no failure of the step: its code cannot catch it and go on
         raise
-    entry = _entry(session, path, spec, wanted, attempt, value, None, took)
+    entry = _entry(execution, path, spec, wanted, attempt, value, None, took)
     if spec.lazy:
-        session.log.buffer(DONE, entry)
+        execution.log.buffer(DONE, entry)
     else:
-        yield from session.log.record((DONE, entry))
+        yield from execution.log.record((DONE, entry))
     return result
 
 
 def as_called(
-    session: Session, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], text: bytes
+    execution: Execution, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], text: bytes
 ) -> Arguments:
     """The arguments as they were given, as `text` says: a body that has run may have changed them."""
-    binder, codec = spec.binder, session.ctx.codec
+    binder, codec = spec.binder, execution.ctx.codec
     try:
         if binder.text(binder.bind(args, kwargs), codec) == text:
             return args, kwargs
@@ -120,10 +122,10 @@ def as_called(
     return binder.overlaid(args, kwargs, decode(text, codec))
 
 
-def encode_result(session: Session, name: str, path: str, result: Any) -> bytes:
+def encode_result(execution: Execution, name: str, path: str, result: Any) -> bytes:
     """The text of a result. Unstorable names the step."""
     try:
-        return session.encoded(result)
+        return execution.encoded(result)
     except Unstorable as error:
         where = f"the result of {name} at step {path}"
         inside = error.path.removeprefix("state")
@@ -131,7 +133,7 @@ def encode_result(session: Session, name: str, path: str, result: Any) -> bytes:
 
 
 def _entry(
-    session: Session,
+    execution: Execution,
     path: str,
     spec: StepSpec,
     wanted: bytes,
@@ -140,33 +142,33 @@ def _entry(
     more: Any,
     took: int = 0,
 ) -> Entry:
-    return Entry(path, spec.name, session.ctx.clock_us(), wanted, attempt, value, more, took)
+    return Entry(path, spec.name, execution.ctx.clock_us(), wanted, attempt, value, more, took)
 
 
-def answer(session: Session, ended: Entry, *, by_name: bool = False) -> Act[Any]:
+def answer(execution: Execution, ended: Entry, *, by_name: bool = False) -> Operation[Any]:
     """The recorded end of a call: its result, or its error again. `by_name`: only the name and text of the error are
     looked at, so that its class need not be found."""
     more = ended.more or {}
     if "error" in more:
-        error = rebuilt(more["error"], session.ctx.codec) if by_name else _error_of(session, ended, more["error"])
+        error = rebuilt(more["error"], execution.ctx.codec) if by_name else _error_of(execution, ended, more["error"])
         if not more.get("done"):  # an effect that was done, but its result could not be kept: a person must look
             mark_recorded(error)
         raise error
-    return (yield from session.value(ended))
+    return (yield from execution.value(ended))
 
 
-def _error_of(session: Session, ended: Entry, described: dict[str, Any]) -> Exception:
+def _error_of(execution: Execution, ended: Entry, described: dict[str, Any]) -> Exception:
     """The error that a call ended with. Where its class cannot be found the run is stuck, whatever its code catches: an
     `except` that does not match would undo it, or take another way than the first time."""
     try:
-        return rebuild(described, session.ctx.codec)
+        return rebuild(described, execution.ctx.codec)
     except Unresolved as why:
         stuck = RunStuck(
-            f"step {ended.path} ({ended.name}) of run {session.row.id!r} failed with {error_text(described)}, and "
+            f"step {ended.path} ({ended.name}) of run {execution.row.id!r} failed with {error_text(described)}, and "
             f"that error cannot be raised again here: {why}. Nothing was undone; then `perdure run resume "
-            f"{session.row.id}`"
+            f"{execution.row.id}`"
         )
-        session.stop = session.stop or stuck
+        execution.stop = execution.stop or stuck
         raise stuck from why
 
 
@@ -178,10 +180,14 @@ def run_body(
     kwargs: dict[str, Any],
     attempt: int,
     timeout_s: float | None = None,
-) -> Act[Any]:
+) -> Operation[Any]:
     """Call the user's function once, in a scope that says so."""
-    act = _run_body(scope, spec, frame, args, kwargs, attempt, timeout_s)
-    return act if (sink := meters.sink) is None else measured_body(sink, scope.session, frame, spec.kind, act)
+    operation = _run_body(scope, spec, frame, args, kwargs, attempt, timeout_s)
+    return (
+        operation
+        if (sink := meters.sink) is None
+        else measured_body(sink, scope.execution, frame, spec.kind, operation)
+    )
 
 
 def _run_body(
@@ -192,14 +198,14 @@ def _run_body(
     kwargs: dict[str, Any],
     attempt: int,
     timeout_s: float | None,
-) -> Act[Any]:
-    if scope.session.replay:
-        raise scope.session.end_of_replay(frame.path, frame.name)
+) -> Operation[Any]:
+    if scope.execution.replay:
+        raise scope.execution.end_of_replay(frame.path, frame.name)
     limit = timeout_s if timeout_s is not None else spec.timeout_s
-    if points.hook is not None:
-        points.reach("body", frame.path, spec.name, attempt, "before")
+    if hooks.hook is not None:
+        hooks.fault_point("body", frame.path, spec.name, attempt, "before")
     inner = in_body(scope, frame)
-    state = scope.session.state
+    state = scope.execution.state
     before = None if state is None else state.before_body(scope)
     begun = perf_counter_ns()
     try:
@@ -208,15 +214,15 @@ def _run_body(
         else:
             result = yield Body(partial(_call, inner, spec, args, kwargs, limit))
     except Exception:
-        if points.hook is not None:
-            points.reach("body", frame.path, spec.name, attempt, "after")
+        if hooks.hook is not None:
+            hooks.fault_point("body", frame.path, spec.name, attempt, "after")
         raise
     finally:
         frame.took = (perf_counter_ns() - begun) // 1000
         if state is not None:
             state.after_body(scope, before)
-    if points.hook is not None:
-        points.reach("body", frame.path, spec.name, attempt, "after")
+    if hooks.hook is not None:
+        hooks.fault_point("body", frame.path, spec.name, attempt, "after")
     return result
 
 
@@ -269,36 +275,36 @@ async def _acall(
 
 
 def _chunk(inner: Scope, chunk: Any) -> None:
-    frame, session = inner.body, inner.session
+    frame, execution = inner.body, inner.execution
     if inner.stop is not None:
         raise inner.stop
-    if session.on_chunk is not None and frame is not None:
-        session.on_chunk(frame.path, frame.name, chunk)
+    if execution.on_chunk is not None and frame is not None:
+        execution.on_chunk(frame.path, frame.name, chunk)
 
 
 def _try_again(
-    session: Session, path: str, spec: StepSpec, wanted: bytes, attempt: int, error: Exception, frame: BodyFrame
-) -> Act[None]:
+    execution: Execution, path: str, spec: StepSpec, wanted: bytes, attempt: int, error: Exception, frame: BodyFrame
+) -> Operation[None]:
     """Write down that an attempt failed and when the next one is due, and wait for it."""
     if (sink := meters.sink) is not None:
         sink.record(meters.STEP_RETRIES, 1)
     delay = spec.retry.delay_s(attempt, random.random())
-    due = session.shared_clock_us() + int(delay * 1e6)
-    more = {"error": describe_error(error, session.ctx.codec), "due": due}
-    yield from session.log.record((FAILED, _entry(session, path, spec, wanted, attempt, None, more, frame.took)))
-    yield from wait_until(session, path, due, {"for": "retry", "step": path, "name": spec.name})
+    due = execution.shared_clock_us() + int(delay * 1e6)
+    more = {"error": describe_error(error, execution.ctx.codec), "due": due}
+    yield from execution.log.record((FAILED, _entry(execution, path, spec, wanted, attempt, None, more, frame.took)))
+    yield from wait_until(execution, path, due, {"for": "retry", "step": path, "name": spec.name})
 
 
-def _rest_of_backoff(session: Session, path: str, found: Sequence[Recorded]) -> Act[None]:
+def _rest_of_backoff(execution: Execution, path: str, found: Sequence[Recorded]) -> Operation[None]:
     failed = [recorded.entry for recorded in found if recorded.kind == FAILED]
     if failed and failed[-1].more is not None:
-        yield from wait_until(session, path, int(failed[-1].more.get("due", 0)), {"for": "retry", "step": path})
+        yield from wait_until(execution, path, int(failed[-1].more.get("due", 0)), {"for": "retry", "step": path})
 
 
-def wait_until(session: Session, path: str, due_us: int, what: dict[str, Any]) -> Act[None]:
+def wait_until(execution: Execution, path: str, due_us: int, what: dict[str, Any]) -> Operation[None]:
     """Let time pass: here if it is short, else the run parks."""
     while True:
-        left = (due_us - (yield from session.now_us())) / 1e6
+        left = (due_us - (yield from execution.now_us())) / 1e6
         if left <= 0:
             return
         wait = Wait(path, what, due_us)

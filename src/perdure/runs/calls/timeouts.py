@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from perdure.errors import UsageError
 from perdure.runs.calls.failures import describe_error
+from perdure.runs.execution.operation import LINGER_S, Pause, Wait
+from perdure.runs.execution.scope import Scope, need_scope
 from perdure.runs.journal.entries import DONE, FAILED, INTENT, VALUE, Entry
-from perdure.runs.session.acting import LINGER_S, Pause, Wait
-from perdure.runs.session.scope import Scope, need_scope
 from perdure.values.showing import shown
 
 if TYPE_CHECKING:
-    from perdure.runs.session.acting import Act
-    from perdure.runs.session.session import Session
+    from perdure.runs.execution.execution import Execution
+    from perdure.runs.execution.operation import Operation
 
 T = TypeVar("T")
 NAME = "perdure.timeout"
@@ -63,13 +63,13 @@ class timeout:
     def __enter__(self) -> Self:
         scope = need_scope("perdure.timeout()")
         scope.check()
-        session, path = scope.session, scope.take()
-        found = session.recorded(path, NAME, None)
+        execution, path = scope.execution, scope.take()
+        found = execution.recorded(path, NAME, None)
         if found:
             due = int((found[0].entry.more or {})["due"])
         else:
-            due = session.shared_clock_us() + int(self._seconds * 1e6)
-            session.log.buffer(VALUE, Entry(path, NAME, session.ctx.clock_us(), more={"due": due}))
+            due = execution.shared_clock_us() + int(self._seconds * 1e6)
+            execution.log.buffer(VALUE, Entry(path, NAME, execution.ctx.clock_us(), more={"due": due}))
         self._entered.append((scope, scope.deadlines))
         scope.deadlines = (*scope.deadlines, (path, due))
         return self
@@ -89,30 +89,30 @@ class timeout:
         self.__exit__(kind, error, trace)
 
 
-def check_deadline(scope: Scope, path: str) -> Act[None]:
+def check_deadline(scope: Scope, path: str) -> Operation[None]:
     """Raise TimedOut if a deadline of this branch has passed at this call, now or when it was first made."""
     if not scope.deadlines:
         return
-    session = scope.session
-    found = session.index.at(path)
+    execution = scope.execution
+    found = execution.index.at(path)
     if found:
         if found[0].entry.name == NAME:
-            session.index.read(path)
+            execution.index.read(path)
             raise _over(path)
         return
-    if session.index.at(f"{path}~approve"):
+    if execution.index.at(f"{path}~approve"):
         return  # an effect that waits for its approval
-    if _nearest(scope) <= session.shared_clock_us():
-        yield from session.log.record((VALUE, Entry(path, NAME, session.ctx.clock_us())))
+    if _nearest(scope) <= execution.shared_clock_us():
+        yield from execution.log.record((VALUE, Entry(path, NAME, execution.ctx.clock_us())))
         raise _over(path)
 
 
 def is_over(scope: Scope) -> bool:
     """Whether a deadline of this branch has passed."""
-    return bool(scope.deadlines) and _nearest(scope) <= scope.session.shared_clock_us()
+    return bool(scope.deadlines) and _nearest(scope) <= scope.execution.shared_clock_us()
 
 
-def check_again(scope: Scope, path: str) -> Act[None]:
+def check_again(scope: Scope, path: str) -> Operation[None]:
     """Before another attempt of a call that has failed for certain: raise TimedOut if a deadline has passed."""
     if is_over(scope):
         over = yield from _give_up(scope, Wait(path, {"for": "retry"}))
@@ -120,26 +120,26 @@ def check_again(scope: Scope, path: str) -> Act[None]:
         raise over
 
 
-def limited(scope: Scope, act: Act[T]) -> Act[T]:
-    """An act whose waits end at the deadlines of its branch."""
-    return _limited(scope, act) if scope.deadlines else act
+def limited(scope: Scope, operation: Operation[T]) -> Operation[T]:
+    """An operation whose waits end at the deadlines of its branch."""
+    return _limited(scope, operation) if scope.deadlines else operation
 
 
-def _limited(scope: Scope, act: Act[T]) -> Act[T]:
-    session = scope.session
+def _limited(scope: Scope, operation: Operation[T]) -> Operation[T]:
+    execution = scope.execution
     try:
-        want = next(act)
+        want = next(operation)
         while True:
             wait = want if type(want) is Wait else want.instead_of if type(want) is Pause else None
-            if wait is not None and _may_end(session, wait):
+            if wait is not None and _may_end(execution, wait):
                 limit = _nearest(scope)
-                left = limit - (yield from session.now_us())
+                left = limit - (yield from execution.now_us())
                 if left <= 0:
                     over = yield from _give_up(scope, wait)
                     if over is None:  # what it waits for has come after all: it looks again
-                        want = act.send(None)
+                        want = operation.send(None)
                         continue
-                    act.close()
+                    operation.close()
                     raise over
                 if type(want) is Pause:
                     want = Pause(min(want.seconds, left / 1e6))
@@ -148,19 +148,19 @@ def _limited(scope: Scope, act: Act[T]) -> Act[T]:
             try:
                 answer = yield want
             except BaseException as error:
-                want = act.throw(error)
+                want = operation.throw(error)
             else:
-                want = act.send(answer)
+                want = operation.send(answer)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
 
 
-def _may_end(session: Session, wait: Wait) -> bool:
+def _may_end(execution: Execution, wait: Wait) -> bool:
     """Whether a deadline ends this wait. Not that of an effect under way: its outcome stays to be settled. One that has
     failed for certain, and waits for its next attempt, is not under way."""
     if wait.what.get("for") not in _ENDED:
         return False
-    found = session.index.at(wait.path)
+    found = execution.index.at(wait.path)
     return all(recorded.kind != INTENT for recorded in found) or found[-1].kind == FAILED
 
 
@@ -168,22 +168,22 @@ def _until(wait: Wait, limit: int) -> Wait:
     return Wait(wait.path, wait.what, limit if wait.wake_at is None else min(limit, wait.wake_at))
 
 
-def _give_up(scope: Scope, wait: Wait) -> Act[TimedOut | None]:
+def _give_up(scope: Scope, wait: Wait) -> Operation[TimedOut | None]:
     """Record that a call which had begun to wait was ended by a deadline: for good, also on replay. None: it was not,
     because its question has been answered."""
     from perdure.runs.calls.asks import Answered, give_up_ask
 
-    session, path, sort = scope.session, wait.path, wait.what["for"]
-    found = session.index.at(path)
+    execution, path, sort = scope.execution, wait.path, wait.what["for"]
+    found = execution.index.at(path)
     first = found[0].entry if found else Entry(path, _ENDED[sort], 0)
     error = _over(path)
-    more: dict[str, Any] = {"error": describe_error(error, session.ctx.codec)}
-    entry = Entry(path, first.name, session.ctx.clock_us(), first.input, first.attempt, more=more)
+    more: dict[str, Any] = {"error": describe_error(error, execution.ctx.codec)}
+    entry = Entry(path, first.name, execution.ctx.clock_us(), first.input, first.attempt, more=more)
     beside = None
     if sort in ("question", "approval"):
-        beside = partial(give_up_ask, session, path)  # it needs no answer any more
+        beside = partial(give_up_ask, execution, path)  # it needs no answer any more
     try:
-        yield from session.log.record((DONE, entry), same_tx=beside)
+        yield from execution.log.record((DONE, entry), same_tx=beside)
     except Answered:
         return None
     return error

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from perdure.runs.journal.entries import VALUE, Entry, unsqueeze
-from perdure.runs.session.scope import need_scope
-from perdure.runs.session.session import Session
+from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.scope import need_scope
+from perdure.runs.journal.entries import VALUE, Entry, decompress
 from perdure.threads.checks import check_name
 
 
@@ -21,13 +21,13 @@ def record_once(name: str, draw: Callable[[], Any]) -> Any:
     """A value: the recorded one, or a new one that will be."""
     scope = need_scope(f"{name}()")
     scope.check()
-    session, path = scope.session, scope.take()
-    found = session.recorded(path, name, None)
+    execution, path = scope.execution, scope.take()
+    found = execution.recorded(path, name, None)
     if found:
         value = found[-1].entry.value
-        return session.decoded(unsqueeze(value)) if value is not None else None
+        return execution.decoded(decompress(value)) if value is not None else None
     made = draw()
-    session.log.buffer(VALUE, Entry(path, name, session.ctx.clock_us(), value=session.encoded(made)))
+    execution.log.buffer(VALUE, Entry(path, name, execution.ctx.clock_us(), value=execution.encoded(made)))
     return made
 
 
@@ -54,20 +54,20 @@ def patched(name: str) -> bool:
     check_name(name, "patch")
     scope = need_scope("perdure.patched()")
     scope.check()
-    session = scope.session
-    with session.counting:  # of two branches that come here at once, one decides
-        if name not in session.patches:
-            session.patches[name] = _decide_patch(session, name)
-        return session.patches[name]
+    execution = scope.execution
+    with execution.counting:  # of two branches that come here at once, one decides
+        if name not in execution.patches:
+            execution.patches[name] = _decide_patch(execution, name)
+        return execution.patches[name]
 
 
-def _decide_patch(session: Session, name: str) -> bool:
+def _decide_patch(execution: Execution, name: str) -> bool:
     path = f"patch:{name}"
-    found = session.index.at(path)
+    found = execution.index.at(path)
     if found:
         return found[-1].entry.value == b"true"
-    value = not session.index.unread()  # something recorded lies ahead: the old code has been here
-    if not session.replay:
+    value = not execution.index.unread()  # something recorded lies ahead: the old code has been here
+    if not execution.replay:
         text = b"true" if value else b"false"
-        session.log.buffer(VALUE, Entry(path, "perdure.patched", session.ctx.clock_us(), value=text))
+        execution.log.buffer(VALUE, Entry(path, "perdure.patched", execution.ctx.clock_us(), value=text))
     return value

@@ -11,14 +11,14 @@ from perdure.runs.calls import asks, messages
 from perdure.runs.engine.models import RunInfo, Step, blob_in, steps_of
 from perdure.runs.engine.runtime import Runtime
 from perdure.runs.engine.waiting import Task, tasks_in, waits_for_run
+from perdure.runs.execution.metrics import tell_event
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import DurableSpec, find_durable, said_version
 from perdure.runs.journal import control, families, rows
 from perdure.runs.journal.blobs import blob_sizes, read_blob
-from perdure.runs.journal.entries import Recorded, squeeze
+from perdure.runs.journal.entries import Recorded, compress
 from perdure.runs.journal.journal import outcome_of, read_journal
 from perdure.runs.journal.rows import FINISHED, TASK, NewRun, RunRow
-from perdure.runs.session.telling import tell_event
 from perdure.storage.program import Flow, read, write
 from perdure.threads.checks import check_name, check_text
 from perdure.threads.context import Context
@@ -62,7 +62,7 @@ def new_run(
         name,
         spec.name,
         spec.version,
-        squeeze(text),
+        compress(text),
         digest(text),
         ctx.entropy(16),
         check_name(queue, "queue"),
@@ -256,7 +256,7 @@ def send(ctx: Context, run_id: str, value: Any, topic: str, key: str | None) -> 
     if key is not None:
         check_name(key, "key")
     tenant = yield from tenant_of(ctx, run_id)
-    text = squeeze(encode(value, ctx.codec))
+    text = compress(encode(value, ctx.codec))
     chosen = key if key is not None else ctx.entropy(12).hex()
     yield from write(partial(messages.put_signal, tenant, run_id, topic, chosen, text, ctx.clock_us()))
 

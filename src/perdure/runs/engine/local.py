@@ -12,14 +12,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from perdure.runs.engine.executing import life
+from perdure.runs.engine.execute import execute_run
 from perdure.runs.engine.runtime import Runtime
+from perdure.runs.execution import hooks
+from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.operation import arun_operation, run_operation
+from perdure.runs.execution.scope import current
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal.rows import RunRow
-from perdure.runs.session import points
-from perdure.runs.session.acting import aperform, perform
-from perdure.runs.session.scope import current
-from perdure.runs.session.session import Session
 from perdure.threads.context import Context
 
 _INTERRUPTED_S = 5.0  # for a run that was interrupted to be given back
@@ -44,48 +44,48 @@ class Job:
         self.args = args
         self.keep_us = keep_us
         self.runtime = runtime
-        self.session = Session(
+        self.execution = Execution(
             ctx.seen_from(spec.fn.__module__), tenant, row, is_async=spec.is_async, lease_us=lease_us
         )
         if ctx.driver.dialect != "sqlite":
-            self.session.skew_us = row.lease_until - lease_us - ctx.clock_us()
+            self.execution.skew_us = row.lease_until - lease_us - ctx.clock_us()
 
     def run(self) -> str:
         """Go on with it as far as it goes, blocking. Gives its status then."""
         if self.spec.is_async:
-            status: str = _on_a_loop(self.arun, self.session.interrupt)
+            status: str = _on_a_loop(self.arun, self.execution.interrupt)
             return status
-        session = self.session
+        execution = self.execution
         self._begin()
         try:
             # A run inside a run's process is not part of it: it has a scope of its own.
-            return perform(session.root, life(session, self.spec, self.args, self.keep_us))
+            return run_operation(execution.root, execute_run(execution, self.spec, self.args, self.keep_us))
         finally:
             self._end()
 
     async def arun(self) -> str:
         """The same on the running loop."""
         if not self.spec.is_async:
-            status: str = await _in_a_thread(self.run, self.session.interrupt)
+            status: str = await _in_a_thread(self.run, self.execution.interrupt)
             return status
-        from perdure.runs.session.tasks import Supervisor
+        from perdure.runs.execution.tasks import Supervisor
 
-        session = self.session
-        session.supervisor = Supervisor(session)
+        execution = self.execution
+        execution.supervisor = Supervisor(execution)
         self._begin()
         try:
-            return await aperform(session.root, life(session, self.spec, self.args, self.keep_us))
+            return await arun_operation(execution.root, execute_run(execution, self.spec, self.args, self.keep_us))
         finally:
             self._end()
 
     def _begin(self) -> None:
-        self.runtime.add(self.session)
-        if points.hook is not None:
-            points.reach("claim", "", self.spec.name, self.session.row.fence, "after")
+        self.runtime.add(self.execution)
+        if hooks.hook is not None:
+            hooks.fault_point("claim", "", self.spec.name, self.execution.row.fence, "after")
 
     def _end(self) -> None:
-        self.session.alive = False
-        self.runtime.remove(self.session)
+        self.execution.alive = False
+        self.runtime.remove(self.execution)
 
 
 def _on_a_loop(call: Any, interrupt: Callable[[], None] | None = None) -> Any:

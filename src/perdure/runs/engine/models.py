@@ -23,7 +23,7 @@ from perdure.runs.journal.entries import (
     WAIT,
     Entry,
     Recorded,
-    unsqueeze,
+    decompress,
 )
 from perdure.runs.journal.journal import paths_in
 from perdure.runs.journal.rows import RunRow
@@ -144,7 +144,7 @@ class Event:
 def ask_of(row: tuple[Any, ...], codec: Codec) -> Ask:
     run, path, sort, question, terms_text, asked_at, deadline, status, _answer, answers = row
     terms = msgspec.json.decode(terms_text, type=AskSpec)
-    given = tuple((who, decode(unsqueeze(value), codec, raw=True), moment(at)) for who, value, at in answers)
+    given = tuple((who, decode(decompress(value), codec, raw=True), moment(at)) for who, value, at in answers)
     return Ask(
         run,
         path,
@@ -208,7 +208,7 @@ def _status(entries: Sequence[Recorded]) -> str:
 def value_text(entry: Entry, bodies: Mapping[bytes, bytes]) -> bytes | None:
     """What an entry says, of its own or in a blob, if that is among `bodies`."""
     stored = bodies.get(blob_in(entry) or b"") if entry.value is None else entry.value
-    return None if stored is None else unsqueeze(stored)
+    return None if stored is None else decompress(stored)
 
 
 def blob_in(entry: Entry) -> bytes | None:

@@ -15,10 +15,10 @@ from weakref import WeakKeyDictionary
 
 from perdure.errors import LeaseLost
 from perdure.runs.engine.liveness import Owner
+from perdure.runs.execution import active_runs
+from perdure.runs.execution.execution import Execution
 from perdure.runs.journal import rows
-from perdure.runs.journal.rows import Hold
-from perdure.runs.session import ambient
-from perdure.runs.session.session import Session
+from perdure.runs.journal.rows import FenceToken
 from perdure.storage.events import event, said
 from perdure.storage.program import Batch, Driver, Program, Sql, Transaction
 from perdure.threads.context import Context
@@ -44,29 +44,29 @@ class Runtime:
 
     def __init__(self, driver: Driver) -> None:
         self.owner = new_owner(driver)
-        # Not the driver, whose life ends this one's: sessions have it while they last.
-        self._sessions: set[Session] = set()
+        # Not the driver, whose life ends this one's: executions have it while they last.
+        self._executions: set[Execution] = set()
         self._listeners: dict[tuple[int, int], list[Listener]] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, session: Session) -> None:
+    def add(self, execution: Execution) -> None:
         """A run begins here: its lease is kept from now on."""
-        session.on_chunk = partial(self._tell, (session.tenant, session.row.run))
-        session.renewed_us = session.ctx.clock_us()
-        ambient.enter()
+        execution.on_chunk = partial(self._tell, (execution.tenant, execution.row.run))
+        execution.renewed_us = execution.ctx.clock_us()
+        active_runs.enter()
         with self._lock:
-            self._sessions.add(session)
+            self._executions.add(execution)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._beat, name="perdure-leases", daemon=True)
                 self._thread.start()
 
-    def remove(self, session: Session) -> None:
-        ambient.leave()
+    def remove(self, execution: Execution) -> None:
+        active_runs.leave()
         with self._lock:
-            self._sessions.discard(session)
-            if not self._sessions:
+            self._executions.discard(execution)
+            if not self._executions:
                 self._wake.set()
 
     def owns(self, hold_owner: str | None) -> bool:
@@ -101,54 +101,54 @@ class Runtime:
             self._wake.wait(self._tick_s())
             self._wake.clear()
             with self._lock:
-                sessions = list(self._sessions)
-                if not sessions:
+                executions = list(self._executions)
+                if not executions:
                     self._thread = None
                     return
             try:
-                self._look_after(sessions)
+                self._look_after(executions)
             except Exception as error:  # the database is away: the runs notice by themselves, and the thread goes on
-                found = event("leases.not_lengthened", runs=len(sessions), error=type(error).__name__)
+                found = event("leases.not_lengthened", runs=len(executions), error=type(error).__name__)
                 _log.warning("leases could not be lengthened: %s", said(error), extra=found)
 
     def _tick_s(self) -> float:
         """Often enough for the shortest lease: it is renewed when a third of it is over."""
         with self._lock:
-            return min([TICK_S, *(session.lease_us / 6e6 for session in self._sessions)])
+            return min([TICK_S, *(execution.lease_us / 6e6 for execution in self._executions)])
 
-    def _look_after(self, sessions: list[Session]) -> None:
-        driver = sessions[0].ctx.driver
-        late = [session for session in sessions if _is_late(session)]
-        others = [session for session in sessions if session not in late]
+    def _look_after(self, executions: list[Execution]) -> None:
+        driver = executions[0].ctx.driver
+        late = [execution for execution in executions if _is_late(execution)]
+        others = [execution for execution in executions if execution not in late]
         if late:
-            leases = [(session.hold, session.lease_us) for session in late]
+            leases = [(execution.hold, execution.lease_us) for execution in late]
             op = partial(rows.renew, leases, now=late[0].ctx.clock_us())
             answers = driver.run(Transaction(op, write=True))
-            for session, answer in zip(late, answers, strict=True):
-                session.renewed_us = session.ctx.clock_us()
-                _heed(session, answer)
+            for execution, answer in zip(late, answers, strict=True):
+                execution.renewed_us = execution.ctx.clock_us()
+                _heed(execution, answer)
         if others:
-            holds = [session.hold for session in others]
-            for session, answer in zip(others, driver.run(Transaction(partial(_requests, holds))), strict=True):
-                _heed(session, answer)
+            holds = [execution.hold for execution in others]
+            for execution, answer in zip(others, driver.run(Transaction(partial(_requests, holds))), strict=True):
+                _heed(execution, answer)
 
 
-def _is_late(session: Session) -> bool:
-    return session.ctx.clock_us() - session.renewed_us > session.lease_us // 3
+def _is_late(execution: Execution) -> bool:
+    return execution.ctx.clock_us() - execution.renewed_us > execution.lease_us // 3
 
 
-def _heed(session: Session, answer: tuple[str | None] | None) -> None:
+def _heed(execution: Execution, answer: tuple[str | None] | None) -> None:
     if answer is not None:
-        session.heed(answer[0])
+        execution.heed(answer[0])
         return
     try:
-        if session.alive:
-            session.lose()
+        if execution.alive:
+            execution.lose()
     except LeaseLost:
         pass  # said to the code by its next journal call
 
 
-def _requests(holds: list[Hold]) -> Program[list[tuple[str | None] | None]]:
+def _requests(holds: list[FenceToken]) -> Program[list[tuple[str | None] | None]]:
     answers = yield Batch(*(_REQUEST(**hold._asdict()) for hold in holds), last=True)
     return [rows_[0] if rows_ else None for rows_ in answers]
 

@@ -30,14 +30,14 @@ from perdure.log.labels import find_label, find_space, is_newest, second_writer
 from perdure.log.thread_table import try_thread
 from perdure.log.turns import Turn
 from perdure.runs.engine.runtime import runtime_of
+from perdure.runs.execution.execution import LEASE_US, Execution
+from perdure.runs.execution.operation import Operation, Pause
+from perdure.runs.execution.scope import Scope
 from perdure.runs.journal import adapter_tasks
 from perdure.runs.journal.entries import INTENT, Recorded
 from perdure.runs.journal.index import JournalIndex
 from perdure.runs.journal.journal import read_with_sum
-from perdure.runs.journal.rows import TASK, Hold, NewRun, RunRow
-from perdure.runs.session.acting import Act, Pause
-from perdure.runs.session.scope import Scope
-from perdure.runs.session.session import LEASE_US, Session
+from perdure.runs.journal.rows import TASK, FenceToken, NewRun, RunRow
 from perdure.storage.events import event
 from perdure.storage.program import Batch, Flow, Program, Rows, Statement, read, write
 from perdure.threads.context import Context
@@ -48,7 +48,7 @@ _STORED_S = 30.0  # how long a checkpoint may take to be stored
 _BUSY_S = 10.0  # how long calls that an earlier execution of the task has left behind may take
 _EXECUTIONS_MAX = 4096  # only those that never came to an end are left behind
 _NOT_YET = RunRow._make([None] * len(RunRow._fields))
-Execution = tuple[int, int]  # what identifies one execution of a task in this process
+TaskExecution = tuple[int, int]  # what identifies one execution of a task in this process
 
 
 class Task(NamedTuple):
@@ -96,9 +96,9 @@ class TaskScope(Scope):
     __slots__ = ("_counts", "_is_open", "_opening", "alive", "busy", "definite", "task", "unsettled")
 
     def __init__(self, task: Task, alive: Any) -> None:
-        session = Session(task.ctx, 0, _NOT_YET, is_async=False)
-        session.can_park = False
-        super().__init__(session, is_async=False)
+        execution = Execution(task.ctx, 0, _NOT_YET, is_async=False)
+        execution.can_park = False
+        super().__init__(execution, is_async=False)
         self.task = task
         self.definite = task.definite
         self.alive = alive  # an object whose identity is the execution's: it must not be freed
@@ -113,14 +113,14 @@ class TaskScope(Scope):
             number = self._counts[call] = self._counts.get(call, 0) + 1
         return f"{call}-{number}"
 
-    def around(self, act: Act[Any]) -> Act[Any]:
+    def around(self, operation: Operation[Any]) -> Operation[Any]:
         with _lock:
             self.busy += 1
         try:
             yield from self._open()
-            return (yield from act)
+            return (yield from operation)
         except (InDoubt, RunStuck) as error:
-            if self.session.waits:
+            if self.execution.waits:
                 self.unsettled = error
                 _leave_unsettled(self)
             raise
@@ -128,7 +128,7 @@ class TaskScope(Scope):
             with _lock:
                 self.busy -= 1
 
-    def _open(self) -> Act[None]:
+    def _open(self) -> Operation[None]:
         """Take the run, once: of calls that come at the same time one does it, and the others wait."""
         pauses = iter(_LOOK_S)
         while not self._is_open:
@@ -146,9 +146,9 @@ class TaskScope(Scope):
 
     def adopt(self, tenant: int, row: RunRow) -> None:
         """The run that stands for the task is ours from here on."""
-        session = self.session
-        session.tenant, session.row, session.hold = tenant, row, Hold(tenant, row.run, row.fence)
-        session.index = JournalIndex()
+        execution = self.execution
+        execution.tenant, execution.row, execution.hold = tenant, row, FenceToken(tenant, row.run, row.fence)
+        execution.index = JournalIndex()
 
     @property
     def has_run(self) -> bool:
@@ -157,7 +157,7 @@ class TaskScope(Scope):
     def forgotten(self) -> list[Recorded]:
         """Effects that an earlier execution has begun, and that this one did not ask for."""
         taken = {f"{call}-{number + 1}" for call, count in self._counts.items() for number in range(count)}
-        begun = (found[0] for path, found in self.session.index.calls() if path not in taken)
+        begun = (found[0] for path, found in self.execution.index.calls() if path not in taken)
         return [recorded for recorded in begun if recorded.kind == INTENT]
 
 
@@ -171,7 +171,7 @@ class Ending(NamedTuple):
 
 _Place = tuple[int, str, str, str]  # the database, the tenant, the thread, and the task
 _lock = threading.Lock()
-_by_execution: OrderedDict[Execution, TaskScope] = OrderedDict()
+_by_execution: OrderedDict[TaskExecution, TaskScope] = OrderedDict()
 _by_task: OrderedDict[_Place, TaskScope] = OrderedDict()  # the newest execution of each
 _unsettled: OrderedDict[_Place, TaskScope] = OrderedDict()
 
@@ -180,12 +180,12 @@ def _place(ctx: Context, thread: str, task: str) -> _Place:
     return id(ctx.driver), ctx.tenant_name, thread, task
 
 
-def find(execution: Execution) -> TaskScope | None:
+def find(execution: TaskExecution) -> TaskScope | None:
     with _lock:
         return _by_execution.get(execution)
 
 
-def add(execution: Execution, task: Task, alive: Any) -> TaskScope:
+def add(execution: TaskExecution, task: Task, alive: Any) -> TaskScope:
     """A scope for an execution, which `alive` identifies; another call's, if that was faster."""
     scope = TaskScope(task, alive)
     place = _place(scope.task.ctx, scope.task.thread, scope.task.id)
@@ -247,23 +247,23 @@ def ending(ctx: Context, thread: str, task: str, is_over: bool, keep_us: int | N
         scope = _by_task.get(_place(ctx, thread, task))
     if scope is None or not scope.has_run or scope.busy:
         return None
-    waits = scope.session.waits
+    waits = scope.execution.waits
     for recorded in scope.forgotten() if is_over and not waits else ():
         _log.warning(
             "run %s: an earlier run of this task called %s with other arguments (step %s, key %s), and this one did "
             "not: make a step of what decides them, else it may be done twice",
-            scope.session.row.id,
+            scope.execution.row.id,
             recorded.entry.name,
             recorded.entry.path,
             (recorded.entry.more or {}).get("key"),
-            extra=event("effect.forgotten", run=scope.session.row.id, step=recorded.entry.path),
+            extra=event("effect.forgotten", run=scope.execution.row.id, step=recorded.entry.path),
         )
     waiting = None
     if waits or not is_over:
         waiting = orjson.dumps(waits[-1].what if waits else {"for": "graph"}).decode()
     statement = adapter_tasks.end(
-        scope.session.hold,
-        scope.session.index.total(),
+        scope.execution.hold,
+        scope.execution.index.total(),
         done=waiting is None,
         waiting=waiting,
         keep_us=keep_us,
@@ -291,7 +291,7 @@ def finish(ending: Ending) -> None:
 # --- taking the run of a task
 
 
-def _take(scope: TaskScope) -> Act[None]:
+def _take(scope: TaskScope) -> Operation[None]:
     """Wait until the task's checkpoint is stored, then take the run that stands for it, and read what it has."""
     task = scope.task
     ctx = task.ctx
@@ -319,7 +319,7 @@ def _take(scope: TaskScope) -> Act[None]:
     if row is None:
         raise is_run_elsewhere(task.thread)
     scope.adopt(tenant, row)
-    scope.session.index.load(*(yield from read(partial(read_with_sum, tenant, row))))
+    scope.execution.index.load(*(yield from read(partial(read_with_sum, tenant, row))))
 
 
 def _check_newest(tenant: int, thread: int, task: Task, head: int | None) -> Generator[Batch, list[Rows], None]:
@@ -330,7 +330,7 @@ def _check_newest(tenant: int, thread: int, task: Task, head: int | None) -> Gen
             raise second_writer(task.thread, namespace)
 
 
-def _stored(scope: TaskScope, tenant: int) -> Act[int]:
+def _stored(scope: TaskScope, tenant: int) -> Operation[int]:
     """Wait until the checkpoints that a task's id follows from are stored. The thread's number."""
     task = scope.task
     until = monotonic() + _STORED_S

@@ -22,7 +22,7 @@ register(IdempotencyKey, name="perdure.IdempotencyKey", dump=str, load=Idempoten
 def current_key() -> IdempotencyKey:
     """The idempotency key of the effect that runs: `perdure.idempotency_key()`. Raises NotInRun elsewhere."""
     from perdure.errors import NotInRun
-    from perdure.runs.session.scope import current
+    from perdure.runs.execution.scope import current
 
     scope = current.get()
     if scope is None or scope.body is None or scope.body.key is None:

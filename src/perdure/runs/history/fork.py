@@ -35,10 +35,10 @@ from perdure.runs.journal.entries import (
     WAIT,
     Entry,
     Recorded,
+    compress,
+    decompress,
     entry_digest,
     pack,
-    squeeze,
-    unsqueeze,
 )
 from perdure.runs.journal.journal import FORK, FORK_NAME, Segment, fork_terms, paths_in, read_segments
 from perdure.runs.journal.rows import NewRun, RunRow
@@ -105,7 +105,7 @@ def fork_request(
         raise UsageError(f'fork(keys={keys!r}): "new" or "same"')
     if changes is not None and not isinstance(changes, Mapping):
         raise UsageError(f"fork(changes=…) takes a mapping of steps to results, not {type(changes).__name__}")
-    texts = {_step(step): squeeze(encode(value, ctx.codec)) for step, value in (changes or {}).items()}
+    texts = {_step(step): compress(encode(value, ctx.codec)) for step, value in (changes or {}).items()}
     name = check_name(run_id, "run") if run_id is not None else f"{source[:480]}-fork-{ctx.entropy(4).hex()}"
     return ForkRequest(source, None if at is None else _step(at), name, texts, keys)  # type: ignore[arg-type]
 
@@ -325,7 +325,7 @@ def _new_run(
         source.function,
         source.version if spec is None else spec.version,  # it continues with the code that is here
         args,
-        digest(unsqueeze(args)),  # not the source's: that may have begun anew, with other arguments
+        digest(decompress(args)),  # not the source's: that may have begun anew, with other arguments
         incarnation if keys == "new" else source.incarnation,
         source.queue,
         source.priority,

@@ -15,16 +15,16 @@ import msgspec
 from perdure.errors import NonDeterministic, PerdureError, UsageError
 from perdure.runs.calls import saga
 from perdure.runs.calls.failures import line_of
-from perdure.runs.engine.executing import _main as call_function
-from perdure.runs.engine.executing import prepare
+from perdure.runs.engine.execute import _main as call_function
+from perdure.runs.engine.execute import prepare
 from perdure.runs.engine.local import _in_a_thread as in_a_thread
 from perdure.runs.engine.local import _on_a_loop as on_a_loop
+from perdure.runs.execution import active_runs
+from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.operation import Body, Operation, Parked, arun_operation, run_operation
+from perdure.runs.execution.unwinds import ContinueAsNew, RollBack
 from perdure.runs.functions.specs import DurableSpec, find_durable
 from perdure.runs.journal.rows import RunRow
-from perdure.runs.session import ambient
-from perdure.runs.session.acting import Act, Body, Parked, aperform, perform
-from perdure.runs.session.requests import ContinueAsNew, RollBack
-from perdure.runs.session.session import Session
 from perdure.threads.context import Context
 
 _GRACE_S = 1.0  # how long other branches of an async run may continue after the first has ended
@@ -67,44 +67,44 @@ class ReplayRunner:
     def __init__(self, ctx: Context, tenant: int, row: RunRow, spec: DurableSpec, *, as_resumed: bool = False) -> None:
         self._spec = spec
         self._as_resumed = as_resumed  # a run that is being undone does not call its function any more
-        self._session = Session(ctx.seen_from(spec.fn.__module__), tenant, row, is_async=spec.is_async, replay=True)
+        self._execution = Execution(ctx.seen_from(spec.fn.__module__), tenant, row, is_async=spec.is_async, replay=True)
 
     def run(self) -> Replay:
         if self._spec.is_async:
             found: Replay = on_a_loop(self.arun)
             return found
-        ambient.enter()  # a step in a raw thread must not pass for a plain call
+        active_runs.enter()  # a step in a raw thread must not pass for a plain call
         try:
-            return perform(self._session.root, self._act())
+            return run_operation(self._execution.root, self._operation())
         finally:
-            ambient.leave()
+            active_runs.leave()
 
     async def arun(self) -> Replay:
         if not self._spec.is_async:
             found: Replay = await in_a_thread(self.run)
             return found
-        from perdure.runs.session.tasks import Supervisor
+        from perdure.runs.execution.tasks import Supervisor
 
-        session = self._session
-        session.supervisor = Supervisor(session)
-        session.on_replay_end = self._arm
-        ambient.enter()
+        execution = self._execution
+        execution.supervisor = Supervisor(execution)
+        execution.on_replay_end = self._arm
+        active_runs.enter()
         try:
-            return await aperform(session.root, self._act())
+            return await arun_operation(execution.root, self._operation())
         finally:
-            session.alive = False
-            ambient.leave()
+            execution.alive = False
+            active_runs.leave()
 
-    def _act(self) -> Act[Replay]:
-        session, spec = self._session, self._spec
-        arguments = yield from prepare(session, None)
+    def _operation(self) -> Operation[Replay]:
+        execution, spec = self._execution, self._spec
+        arguments = yield from prepare(execution, None)
         args, kwargs = spec.binder.restore(arguments)
-        if self._as_resumed and (saga.ending(session) is not None or session.row.request == "rollback"):
-            return Replay(session.row.id, "being undone", 0)
+        if self._as_resumed and (saga.ending(execution) is not None or execution.row.request == "rollback"):
+            return Replay(execution.row.id, "being undone", 0)
         result: Any = None
         failure: BaseException | None = None
         try:
-            result = yield Body(partial(call_function, session, spec, args, kwargs), is_async=spec.is_async)
+            result = yield Body(partial(call_function, execution, spec, args, kwargs), is_async=spec.is_async)
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -112,25 +112,25 @@ class ReplayRunner:
         return self._verdict(result, failure)
 
     def _verdict(self, result: Any, failure: BaseException | None) -> Replay:
-        session = self._session
-        run, answered, end = session.row.id, session.index.answered, session.replay_end
-        for error in (session.stop, failure):
+        execution = self._execution
+        run, answered, end = execution.row.id, execution.index.answered, execution.replay_end
+        for error in (execution.stop, failure):
             if isinstance(error, NonDeterministic):
                 raise error
         if end is not None:
             return Replay(run, f"stopped at step {end.path} ({end.name})", answered, path=end.path, name=end.name)
-        if isinstance(session.stop, PerdureError):
-            raise session.stop
-        if isinstance(session.stop, ContinueAsNew | RollBack):
+        if isinstance(execution.stop, PerdureError):
+            raise execution.stop
+        if isinstance(execution.stop, ContinueAsNew | RollBack):
             return Replay(run, "complete", answered)
         if failure is not None and not isinstance(failure, Exception):
             raise failure
         # Only the main line: branches that lost a race are not run again.
-        left = [path for path in session.index.unread() if "." not in path]
+        left = [path for path in execution.index.unread() if "." not in path]
         if left:
-            name = session.index.at(left[0])[0].entry.name
+            name = execution.index.at(left[0])[0].entry.name
             how = "the function ends" if failure is None else f"the function raises {line_of(failure)}"
-            raise session._differs(left[0], f"{name}()", how)
+            raise execution._differs(left[0], f"{name}()", how)
         return Replay(run, "complete", answered, result, failure)
 
     # --- async: the code may wait for something that only an ended branch could bring
@@ -145,10 +145,10 @@ class ReplayRunner:
         loop.call_later(_GRACE_S, self._give_up, loop)
 
     def _give_up(self, loop: Any) -> None:
-        session = self._session
-        if not session.alive:
+        execution = self._execution
+        if not execution.alive:
             return
-        session.stop = session.stop or Parked()
-        if session.on_stop is not None:
-            session.on_stop()
+        execution.stop = execution.stop or Parked()
+        if execution.on_stop is not None:
+            execution.on_stop()
         loop.call_later(_TICK_S, self._give_up, loop)

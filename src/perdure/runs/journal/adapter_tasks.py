@@ -18,7 +18,7 @@ from perdure.log.thread_table import try_thread
 from perdure.log.turns import Held, Turn, take_turn
 from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import drop_loose_blobs
-from perdure.runs.journal.rows import RUN_CELLS, TASK, WAITS, Hold, NewRun, RunRow
+from perdure.runs.journal.rows import RUN_CELLS, TASK, WAITS, FenceToken, NewRun, RunRow
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, read, write
 
 QUEUE = "tasks"  # not one that workers serve, nor one whose limits count them
@@ -28,7 +28,7 @@ IS_TASK = f"function LIKE '{TASK}%'"
 # A task that is done is run again only if its checkpoint is continued again: what it did stands.
 _CLAIM = Sql(
     f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
-        nudged = 0, waiting = NULL, changed_at = {{now}}, keep_until = NULL
+        wakeup_pending = 0, waiting = NULL, changed_at = {{now}}, keep_until = NULL
     WHERE tenant = :tenant AND run = :run AND fence = :fence
         AND (status <> 'running' OR lease_until <= {{now}} OR :dead = 1)
     RETURNING {", ".join(RunRow._fields)}""",
@@ -120,7 +120,7 @@ def _open(task: NewTask, turn: Turn, is_free: bool, lease_us: int, now: int) -> 
 
 
 def end(
-    hold: Hold, total: rows.JournalSum, *, done: bool, waiting: str | None, keep_us: int | None, now: int
+    hold: FenceToken, total: rows.JournalSum, *, done: bool, waiting: str | None, keep_us: int | None, now: int
 ) -> Statement:
     """What says that a task is done, or what it waits for until it is run again."""
     return _END(

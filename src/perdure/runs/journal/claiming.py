@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from perdure.runs.functions.specs import DurableSpec
-from perdure.runs.journal.queues import Limits, Room
-from perdure.runs.journal.rows import NEVER, WAITS, Hold, RunRow
+from perdure.runs.journal.queues import Limits, QueueCapacity
+from perdure.runs.journal.rows import NEVER, WAITS, FenceToken, RunRow
 from perdure.storage.columns import ARGS, INPUT
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 
@@ -80,7 +80,7 @@ def _column(name: str) -> int:
 # The arguments come along: a run that begins needs no further read.
 _TAKE = Sql(
     f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
-        nudged = 0, waiting = NULL, changed_at = {{now}}
+        wakeup_pending = 0, waiting = NULL, changed_at = {{now}}
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = :status
     RETURNING (SELECT v.value FROM run_value v WHERE v.tenant = run.tenant AND v.run = run.run AND v.sort = 'args'),
         (SELECT t.name FROM tenant t WHERE t.tenant = run.tenant), tenant, {", ".join(RunRow._fields)}""",
@@ -107,14 +107,14 @@ _OTHER_VERSIONS = _sql(
     GROUP BY r.function, r.version ORDER BY r.function, r.version LIMIT 100"""
 )
 _HAND_BACK = Sql(
-    """UPDATE run SET status = :status, owner = NULL, wake_at = :wake_at, nudged = 0, waiting = :waiting,
+    """UPDATE run SET status = :status, owner = NULL, wake_at = :wake_at, wakeup_pending = 0, waiting = :waiting,
         changed_at = {now}
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = :before RETURNING run""",
     seals=WAITS,
 )
 _STICK = Sql(
     f"""UPDATE run SET status = 'stuck', owner = NULL, fence = :next_fence, lease_until = 0, wake_at = {NEVER},
-        nudged = 0, waiting = :waiting, changed_at = {{now}}
+        wakeup_pending = 0, waiting = :waiting, changed_at = {{now}}
         WHERE tenant = :tenant AND run = :run AND status = :status""",
     seals=WAITS,
 )
@@ -262,7 +262,7 @@ def _within_limits(
     take: dict[str, Any],
 ) -> Generator[Batch, list[Rows], Claimed]:
     [running] = yield Batch(_RUNNING(queues=base["queues"]))  # after the locks: nobody else can change it now
-    room = Room(limits, running)
+    room = QueueCapacity(limits, running)
     for _ in range(_ROUNDS_MAX):
         chosen: list[Found] = []
         for found in due:
@@ -323,14 +323,14 @@ def other_versions(search: Search, now: int) -> Program[list[tuple[str, str, int
     return [(str(function), str(version), int(count)) for function, version, count in rows]
 
 
-def hand_back(holds: Sequence[Hold], now: int) -> Program[int]:
+def hand_back(holds: Sequence[FenceToken], now: int) -> Program[int]:
     """Give runs back that this process cannot stop in time: whoever claims them goes on at once. How many."""
     parts = {"status": "queued", "before": "running", "wake_at": 0, "waiting": _FOR_WORKER, "now": now}
     answers = yield Batch(*(_HAND_BACK(**hold._asdict(), **parts) for hold in holds), last=True)
     return sum(len(rows) for rows in answers)
 
 
-def try_later(hold: Hold, wake_at: int, now: int) -> Program[bool]:
+def try_later(hold: FenceToken, wake_at: int, now: int) -> Program[bool]:
     """Queue a run again that got stuck only because the database was away."""
     parts = {"status": "queued", "before": "stuck", "wake_at": wake_at, "waiting": _FOR_WORKER, "now": now}
     [rows] = yield Batch(_HAND_BACK(**hold._asdict(), **parts), last=True)

@@ -11,9 +11,9 @@ from perdure.runs.journal.rows import (
     LOCK,
     LOCK_WITH_PARENT,
     NEVER,
-    NUDGE_PARENT,
     RUN_CELLS,
     TASK,
+    WAKE_PARENT,
     RunRow,
 )
 from perdure.storage.program import Batch, Program, Sql
@@ -73,7 +73,7 @@ def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
     if status == "cancelled":
         yield Batch(
             ADD_VALUE(tenant=tenant, run=run, sort="outcome", value=b"{}"),
-            NUDGE_PARENT(tenant=tenant, child=run),
+            WAKE_PARENT(tenant=tenant, child=run),
             CLOSE_ASKS(tenant=tenant, run=run),
         )
     return status

@@ -82,7 +82,7 @@ def entry_digest(run: int, seq: int, kind: int, body: bytes) -> int:
     return int.from_bytes(blake3(_head(run, seq, kind) + body).digest(8), "big") & DIGEST_MASK
 
 
-def squeeze(text: bytes) -> bytes:
+def compress(text: bytes) -> bytes:
     """A text as it is stored: compressed if that makes it smaller."""
     if len(text) < _COMPRESS_MIN_BYTES:
         return text
@@ -90,7 +90,7 @@ def squeeze(text: bytes) -> bytes:
     return packed if len(packed) < len(text) else text
 
 
-def unsqueeze(stored: bytes) -> bytes:
+def decompress(stored: bytes) -> bytes:
     """Such a text again. Raises Undecodable."""
     return decompress_alone(stored) if stored[:4] == _ZSTD_MAGIC else stored
 

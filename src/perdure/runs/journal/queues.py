@@ -114,7 +114,7 @@ class Limits(NamedTuple):
         return min(self.burst or 1.0, self.tokens + fresh)
 
 
-class Room:
+class QueueCapacity:
     """How much the limits of queues leave, while a claim fills it. Pure."""
 
     def __init__(self, limits: dict[str, Limits], running: Rows) -> None:

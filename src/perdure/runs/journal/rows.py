@@ -19,7 +19,8 @@ STATUSES = (*OPEN, *FINISHED)
 TASK = "task:"  # the function of a run that stands for a task of an adapter (adapter_tasks.py) begins so
 COLUMNS = (
     "run, id, function, version, input, incarnation, parent, parent_path, root, origin, origin_since, origin_seq, "
-    "origin_entries, origin_digest, status, queue, priority, owner, fence, lease_until, wake_at, nudged, request, "
+    "origin_entries, origin_digest, status, queue, priority, owner, fence, lease_until, wake_at, "
+    "wakeup_pending, request, "
     "waiting, entries, digest, seq, since, created_at, changed_at, keep_until"
 )
 
@@ -48,7 +49,7 @@ class RunRow(NamedTuple):
     fence: int
     lease_until: int
     wake_at: int
-    nudged: int
+    wakeup_pending: int
     request: str | None
     waiting: str | None
     entries: int
@@ -82,7 +83,7 @@ class NewRun(NamedTuple):
     origin_digest: int = 0
 
 
-class Hold(NamedTuple):
+class FenceToken(NamedTuple):
     """Which run, and by which right: what every write of an owner names."""
 
     tenant: int
@@ -108,7 +109,8 @@ LOCK_WITH_PARENT = Sql(
 NOW = Sql(sqlite="SELECT :now", postgres="SELECT {now}")
 _NEW_COLUMNS = """tenant, run, id, function, version, input, incarnation, parent, parent_path, root, origin,
         origin_since, origin_seq, origin_entries, origin_digest, status, queue, priority, owner, fence, lease_until,
-        wake_at, nudged, request, waiting, entries, digest, seq, since, created_at, changed_at, keep_until, stamp"""
+        wake_at,
+        wakeup_pending, request, waiting, entries, digest, seq, since, created_at, changed_at, keep_until, stamp"""
 # One statement for PostgreSQL, so that starting a run is one round trip. A SELECT list wants to be told the types.
 _INSERT = Sql(
     sqlite=(
@@ -161,7 +163,7 @@ CHECK_ARGS = Sql(_ARGS_OF, opens={0: ARGS.at(1)}, tolerant="all")
 # A claim names the fence that it saw: of two that try, one finds the row changed.
 _CLAIM = Sql(
     f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
-        nudged = 0, waiting = NULL, changed_at = {{now}}
+        wakeup_pending = 0, waiting = NULL, changed_at = {{now}}
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND (
         (status IN ('queued', 'waiting') AND (wake_at <= {{now}} OR :early = 1))
         OR (status = 'running' AND (lease_until <= {{now}} OR :dead = 1))
@@ -211,8 +213,8 @@ _PARK = Sql(
     f"""UPDATE run SET owner = NULL, {SUM}, waiting = :waiting, changed_at = {{now}},
         status = CASE WHEN request IN ('cancel', 'rollback') AND request <> :heeded THEN 'queued' ELSE :status END,
         wake_at = CASE WHEN request IN ('cancel', 'rollback') AND request <> :heeded THEN 0
-            WHEN (nudged = 1 OR request <> :heeded) AND :status = 'waiting' THEN 0
-            ELSE CAST(:wake_at AS bigint) END, nudged = 0,
+            WHEN (wakeup_pending = 1 OR request <> :heeded) AND :status = 'waiting' THEN 0
+            ELSE CAST(:wake_at AS bigint) END, wakeup_pending = 0,
         request = CASE WHEN request = :heeded THEN NULL ELSE request END
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING wake_at""",
     seals=WAITS,
@@ -228,17 +230,18 @@ _FINISH = Sql(
     seals=WAITS,
 )
 # What somebody may wait for has come. Also while the run is running: it may be about to wait.
-NUDGE = Sql(
-    """UPDATE run SET nudged = 1, wake_at = CASE WHEN status = 'waiting' THEN 0 ELSE wake_at END
+WAKE = Sql(
+    """UPDATE run SET wakeup_pending = 1, wake_at = CASE WHEN status = 'waiting' THEN 0 ELSE wake_at END
     WHERE tenant = :tenant AND run = :run"""
 )
-NUDGE_PARENT = Sql(
-    """UPDATE run SET nudged = 1, wake_at = CASE WHEN status = 'waiting' THEN 0 ELSE wake_at END
+WAKE_PARENT = Sql(
+    """UPDATE run SET wakeup_pending = 1, wake_at = CASE WHEN status = 'waiting' THEN 0 ELSE wake_at END
     WHERE tenant = :tenant AND run = (SELECT parent FROM run WHERE tenant = :tenant AND run = :child)"""
 )
 CLOSE_ASKS = Sql("UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND status = 'open'")
 _RENEWED_START = Sql(
-    """UPDATE run SET status = 'queued', owner = NULL, wake_at = 0, waiting = NULL, nudged = 0, entries = 0, digest = 0,
+    """UPDATE run SET status = 'queued', owner = NULL, wake_at = 0, waiting = NULL,
+        wakeup_pending = 0, entries = 0, digest = 0,
         since = CAST(:since AS bigint), seq = CAST(:since AS bigint),
         incarnation = :incarnation, changed_at = {now}
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING run"""
@@ -316,7 +319,7 @@ def claim(
     return RunRow._make(rows[0]) if rows else None
 
 
-class Line(NamedTuple):
+class JournalRow(NamedTuple):
     """A journal row that is about to be written."""
 
     seq: int
@@ -335,7 +338,7 @@ class JournalSum(NamedTuple):
 UNKNOWN_SUM = JournalSum(None, None, None)
 
 
-def append_statements(hold: Hold, lines: Sequence[Line]) -> list[Statement]:
+def append_statements(hold: FenceToken, lines: Sequence[JournalRow]) -> list[Statement]:
     """The statements that write journal rows: the first one's answer is empty if the fence has moved."""
     tenant, run, fence = hold
     return [
@@ -346,13 +349,13 @@ def append_statements(hold: Hold, lines: Sequence[Line]) -> list[Statement]:
     ]
 
 
-def append(hold: Hold, lines: Sequence[Line]) -> Program[tuple[str | None] | None]:
+def append(hold: FenceToken, lines: Sequence[JournalRow]) -> Program[tuple[str | None] | None]:
     """Write journal rows. None: the fence has moved, nothing was written; else what an operator asks for."""
     answers = yield Batch(*append_statements(hold, lines), last=True)
     return answers[0][0] if answers[0] else None
 
 
-def renew(holds: Sequence[tuple[Hold, int]], *, now: int) -> Program[list[tuple[str | None] | None]]:
+def renew(holds: Sequence[tuple[FenceToken, int]], *, now: int) -> Program[list[tuple[str | None] | None]]:
     """Lengthen leases, each by its own: for each, what an operator asks for, or None if it is lost."""
     in_order = sorted(set(holds))
     answers = yield Batch(*(_RENEW(**hold._asdict(), lease=lease, now=now) for hold, lease in in_order), last=True)
@@ -361,7 +364,7 @@ def renew(holds: Sequence[tuple[Hold, int]], *, now: int) -> Program[list[tuple[
 
 
 def park(
-    hold: Hold, total: JournalSum, *, status: str, wake_at: int, waiting: str, now: int, heeded: str = ""
+    hold: FenceToken, total: JournalSum, *, status: str, wake_at: int, waiting: str, now: int, heeded: str = ""
 ) -> Program[int | None]:
     """Give a run back until it is due. Gives the time it is due at; None: the fence has moved. `heeded` is the request
     of an operator that the run has followed."""
@@ -371,8 +374,8 @@ def park(
 
 
 def finish(
-    hold: Hold,
-    lines: Sequence[Line],
+    hold: FenceToken,
+    lines: Sequence[JournalRow],
     total: JournalSum,
     *,
     status: str,
@@ -393,14 +396,14 @@ def finish(
     tenant, run, _ = hold
     yield Batch(
         ADD_VALUE(tenant=tenant, run=run, sort="outcome", value=outcome),
-        NUDGE_PARENT(tenant=tenant, child=run),
+        WAKE_PARENT(tenant=tenant, child=run),
         CLOSE_ASKS(tenant=tenant, run=run),
         last=True,
     )
     return str(answers[-1][0][0])
 
 
-def start_over(hold: Hold, *, since: int, args: bytes, incarnation: bytes, now: int) -> Program[bool]:
+def start_over(hold: FenceToken, *, since: int, args: bytes, incarnation: bytes, now: int) -> Program[bool]:
     """continue_as_new: the same run with new arguments and an empty journal, whose numbers are above `since`."""
     tenant, run, _ = hold
     [rows] = yield Batch(_RENEWED_START(**hold._asdict(), since=since, incarnation=incarnation, now=now))

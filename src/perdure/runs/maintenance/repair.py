@@ -33,7 +33,7 @@ _SET_ID = Sql("UPDATE run SET id = :id WHERE tenant = :tenant AND run = :run")
 # Whoever runs it has lost it: his fence is an old one.
 _STICK = Sql(
     f"""UPDATE run SET status = 'stuck', owner = NULL, fence = CASE WHEN fence >= 0 THEN fence + 1 ELSE 1 END,
-        lease_until = 0, wake_at = {NEVER}, nudged = 0, waiting = :waiting
+        lease_until = 0, wake_at = {NEVER}, wakeup_pending = 0, waiting = :waiting
     WHERE tenant = :tenant AND run = :run""",
     seals={"waiting": WAITING},
 )

@@ -19,7 +19,7 @@ from perdure.errors import Damaged, JournalDamaged, NotEncrypted, PerdureError, 
 from perdure.runs.calls.asks import AskSpec
 from perdure.runs.functions.inputs import digest
 from perdure.runs.journal.blobs import blob_hash
-from perdure.runs.journal.entries import DIGEST_MASK, KIND_NAMES, Recorded, unsqueeze
+from perdure.runs.journal.entries import DIGEST_MASK, KIND_NAMES, Recorded, decompress
 from perdure.runs.journal.journal import read_segments
 from perdure.runs.journal.rows import CHECK_ARGS, FINISHED, RUN_CELLS, STATUSES, TASK, RunRow
 from perdure.storage.columns import ANSWER, ASK_ANSWER, BLOB, QUESTION, RUN_VALUE, SIGNAL, TERMS
@@ -290,7 +290,7 @@ def text_of(stored: Any) -> bytes | None:
     if type(stored) is not bytes:
         return None
     try:
-        text = unsqueeze(stored)
+        text = decompress(stored)
     except PerdureError:
         return None
     return text if _is_json(text) else None

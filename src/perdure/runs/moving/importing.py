@@ -178,7 +178,7 @@ def _insert(tenant: int, part: RunPart, number: int, numbers: list[int]) -> Gene
         fence=part.fence,
         lease_until=0,
         wake_at=part.wake_at,
-        nudged=0,
+        wakeup_pending=0,
         request=part.request,
         waiting=part.waiting,
         entries=len(part.journal),

@@ -12,10 +12,10 @@ from typing import Any
 
 from perdure.runs.calls.asks import close_ask
 from perdure.runs.calls.failures import line_of
-from perdure.runs.journal.entries import DONE, VALUE, WAIT, Entry, unsqueeze
-from perdure.runs.session.acting import Act, Parked
-from perdure.runs.session.scope import Scope, Unwind
-from perdure.runs.session.session import Session
+from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.operation import Operation, Parked
+from perdure.runs.execution.scope import Scope, Unwind
+from perdure.runs.journal.entries import DONE, VALUE, WAIT, Entry, decompress
 from perdure.storage.program import Program
 
 FIRST = "perdure.first"
@@ -62,7 +62,7 @@ class Branch:
         if self.error is None:
             return self.value
         if isinstance(self.error, Exception):
-            early = self.scope.session.ended_early(self.scope, f"the branch raised {line_of(self.error)}")
+            early = self.scope.execution.ended_early(self.scope, f"the branch raised {line_of(self.error)}")
             if early is not None:
                 raise early from self.error
         try:
@@ -115,45 +115,45 @@ def winner_of(scope: Scope, branches: Sequence[Branch], ended: Sequence[Branch])
 
 def recorded_winner(scope: Scope, path: str, count: int) -> int | None:
     """Which branch was recorded as the first; None if none was."""
-    session = scope.session
-    found = session.recorded(path, FIRST, None) if session.index.at(path) else []
+    execution = scope.execution
+    found = execution.recorded(path, FIRST, None) if execution.index.at(path) else []
     if not found:
         return None
-    index = int(session.decoded(unsqueeze(found[-1].entry.value or b"-1")))  # the last word of a fork counts
+    index = int(execution.decoded(decompress(found[-1].entry.value or b"-1")))  # the last word of a fork counts
     if not 0 <= index < count:
-        raise session._differs(path, f"{FIRST}() of at least {index + 1}", f"{FIRST}() of {count}")
+        raise execution._differs(path, f"{FIRST}() of at least {index + 1}", f"{FIRST}() of {count}")
     return index
 
 
-def record_winner(scope: Scope, path: str, winner: Branch, losers: Sequence[Branch]) -> Act[None]:
+def record_winner(scope: Scope, path: str, winner: Branch, losers: Sequence[Branch]) -> Operation[None]:
     """Record which branch was first, and close the questions of the others."""
-    session = scope.session
-    paths = open_asks(session, [loser.scope.prefix for loser in losers])
-    beside = partial(close_asks, session, paths) if paths else None
-    entry = Entry(path, FIRST, session.ctx.clock_us(), value=session.encoded(winner.index))
-    yield from session.log.record((VALUE, entry), same_tx=beside)
+    execution = scope.execution
+    paths = open_asks(execution, [loser.scope.prefix for loser in losers])
+    beside = partial(close_asks, execution, paths) if paths else None
+    entry = Entry(path, FIRST, execution.ctx.clock_us(), value=execution.encoded(winner.index))
+    yield from execution.log.record((VALUE, entry), same_tx=beside)
 
 
-def open_asks(session: Session, prefixes: Sequence[str]) -> list[str]:
+def open_asks(execution: Execution, prefixes: Sequence[str]) -> list[str]:
     """Where branches wait for an answer, or for something else."""
     return [
         path
-        for path, found in session.index.calls()
+        for path, found in execution.index.calls()
         if path.startswith(tuple(prefixes))
         and found[0].kind == WAIT
         and all(recorded.kind != DONE for recorded in found)
     ]
 
 
-def close_asks(session: Session, paths: Sequence[str]) -> Program[None]:
+def close_asks(execution: Execution, paths: Sequence[str]) -> Program[None]:
     for path in paths:
-        yield from close_ask(session, path)
+        yield from close_ask(execution, path)
 
 
 def forget(scope: Scope, losers: Sequence[Branch]) -> None:
     """What losers wait for counts no more, and what they have recorded is not asked for again."""
-    session = scope.session
+    execution = scope.execution
     prefixes = tuple(loser.scope.prefix for loser in losers)
     if prefixes:
-        session.beaten += prefixes
-        session.index.forget(prefixes)
+        execution.beaten += prefixes
+        execution.index.forget(prefixes)

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, TypeVar, overload
 
 from perdure.errors import UsageError
+from perdure.runs.execution.scope import Scope, need_scope
 from perdure.runs.parallel.branches import branches_of
-from perdure.runs.session.scope import Scope, need_scope
 from perdure.values.showing import shown
 
 A = TypeVar("A")

@@ -11,6 +11,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from perdure.runs.execution.operation import arun_operation
+from perdure.runs.execution.scope import Scope
+from perdure.runs.execution.tasks import Supervisor
+from perdure.runs.execution.unwinds import Abandoned, Interrupted
 from perdure.runs.parallel.branches import (
     Branch,
     forget,
@@ -20,10 +24,6 @@ from perdure.runs.parallel.branches import (
     results,
     winner_of,
 )
-from perdure.runs.session.acting import aperform
-from perdure.runs.session.requests import Abandoned, Interrupted
-from perdure.runs.session.scope import Scope
-from perdure.runs.session.tasks import Supervisor
 
 _PATIENCE_S = 1.0  # for a task that was cancelled
 
@@ -32,7 +32,7 @@ class TaskPool:
     """Tasks that work off branches, so many at a time. One that waits for something outside does not count."""
 
     def __init__(self, scope: Scope, branches: Sequence[Branch], limit: int) -> None:
-        self._supervisor: Supervisor = scope.session.supervisor
+        self._supervisor: Supervisor = scope.execution.supervisor
         self._limit = limit
         self._todo = deque(branches)
         self._working = 0
@@ -138,5 +138,5 @@ async def first(scope: Scope, path: str, branches: Sequence[Branch]) -> Any:
     losers = [branch for branch in branches if branch is not winner]
     await pool.stop(Abandoned("another branch was first"))
     forget(scope, losers)
-    await aperform(scope, record_winner(scope, path, winner, losers))
+    await arun_operation(scope, record_winner(scope, path, winner, losers))
     return winner.result()

@@ -15,6 +15,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from perdure.errors import LeaseLost, UsageError
+from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.operation import Parked, run_operation
+from perdure.runs.execution.scope import Scope, Unwind, current
+from perdure.runs.execution.unwinds import Abandoned, Interrupted
 from perdure.runs.parallel.branches import (
     Branch,
     close_asks,
@@ -26,10 +30,6 @@ from perdure.runs.parallel.branches import (
     results,
     winner_of,
 )
-from perdure.runs.session.acting import Parked, perform
-from perdure.runs.session.requests import Abandoned, Interrupted
-from perdure.runs.session.scope import Scope, Unwind, current
-from perdure.runs.session.session import Session
 
 _leaving = threading.Lock()
 
@@ -38,7 +38,7 @@ class ThreadPool:
     """Threads that work off branches. `ended` gets each branch when it has ended."""
 
     def __init__(self, scope: Scope, branches: Sequence[Branch], limit: int) -> None:
-        self._session = scope.session
+        self._execution = scope.execution
         self._limit = limit
         self._todo = deque((branch, _context(branch)) for branch in branches)
         self._threads: list[threading.Thread] = []
@@ -61,7 +61,7 @@ class ThreadPool:
         try:
             branch = self.ended.get()
         except BaseException:
-            self._session.interrupt()
+            self._execution.interrupt()
             self.stop(Interrupted("the process was interrupted"))
             self.leave()
             raise
@@ -84,9 +84,9 @@ class ThreadPool:
 
     def leave(self) -> None:
         """The caller does not wait for these branches any more; the end of the run does."""
-        session = self._session
+        execution = self._execution
         with _leaving:
-            session.strays = [pool for pool in session.strays if pool.is_alive] + [self]
+            execution.strays = [pool for pool in execution.strays if pool.is_alive] + [self]
 
     @property
     def is_alive(self) -> bool:
@@ -102,7 +102,7 @@ class ThreadPool:
                 branch, context = self._todo.popleft()
             except IndexError:
                 return
-            threading.current_thread().name = f"perdure-{self._session.row.id}-{branch.scope.prefix.rstrip('.')}"
+            threading.current_thread().name = f"perdure-{self._execution.row.id}-{branch.scope.prefix.rstrip('.')}"
             context.run(call, branch)
             self.ended.put(branch)
 
@@ -155,28 +155,28 @@ def first(scope: Scope, path: str, branches: Sequence[Branch]) -> Any:
     pool.stop(Abandoned("another branch was first"))
     pool.leave()
     forget(scope, losers)
-    perform(scope, record_winner(scope, path, winner, losers))
+    run_operation(scope, record_winner(scope, path, winner, losers))
     return winner.result()
 
 
-def join_strays(session: Session, failure: BaseException | None) -> None:
+def join_strays(execution: Execution, failure: BaseException | None) -> None:
     """Before a run ends: wait for the threads that lost a race. They could write with a fence that was given back.
 
     When the run parks they come to their own end first. If the process is being interrupted they are not waited for:
     once the run is given back, their writes are refused.
     """
-    if not session.strays:
+    if not execution.strays:
         return
-    parks = session.stop is None and isinstance(session.root.stop, Parked)
+    parks = execution.stop is None and isinstance(execution.root.stop, Parked)
     is_interrupted = failure is not None and not isinstance(failure, Exception | Unwind)
-    hurries = is_interrupted or isinstance(session.stop, LeaseLost | Interrupted)
-    for pool in session.strays:
+    hurries = is_interrupted or isinstance(execution.stop, LeaseLost | Interrupted)
+    for pool in execution.strays:
         if not parks:
             pool.stop(Abandoned("the run has come to its end"))
     if hurries:
         return
-    for pool in session.strays:
+    for pool in execution.strays:
         pool.join()
-    paths = open_asks(session, session.beaten)
+    paths = open_asks(execution, execution.beaten)
     if paths:  # one that lost may have been about to ask
-        perform(session.root, session.log.write_fenced(partial(close_asks, session, paths)))
+        run_operation(execution.root, execution.log.write_fenced(partial(close_asks, execution, paths)))

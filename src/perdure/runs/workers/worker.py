@@ -34,14 +34,14 @@ from perdure.log.store_size import take_sample
 from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.engine.local import Job
 from perdure.runs.engine.runtime import new_owner, runtime_of
+from perdure.runs.execution.metrics import tell_event
 from perdure.runs.functions.specs import DurableSpec, known_durables, said_version
 from perdure.runs.journal import claiming
 from perdure.runs.journal.claiming import Found, Known, Search, Taken, View
 from perdure.runs.journal.queues import Queue, declared, write_limits
 from perdure.runs.maintenance import retention
 from perdure.runs.maintenance.tenant_isolation import for_tenant
-from perdure.runs.session.telling import tell_event
-from perdure.runs.workers.crew import Crew, guarded
+from perdure.runs.workers.pool import WorkerPool, guarded
 from perdure.storage.events import event, said
 from perdure.storage.program import Driver, Flow, Program, Transaction, drive, read, write
 from perdure.storage.wrapping import WrappingDriver
@@ -147,7 +147,7 @@ class Worker:
         try:
             self._prepare()
             self._owner = new_owner(self._ctx.driver)
-            self._crew = Crew(self._job_ended)
+            self._crew = WorkerPool(self._job_ended)
             ended = threading.Event()
             threading.Thread(target=self._listen, args=(ended,), name="perdure-worker-news", daemon=True).start()
             try:
@@ -285,8 +285,8 @@ class Worker:
             self._forget(job, status)
 
     def _settle(self, job: Job, status: str, error: BaseException | None) -> None:
-        session = job.session
-        run_id, now = session.row.id, self._ctx.clock_us()
+        execution = job.execution
+        run_id, now = execution.row.id, self._ctx.clock_us()
         try:
             if error is not None:
                 _log.error(
@@ -295,9 +295,11 @@ class Worker:
                     _kind(error),
                     extra=event("run.broken_off", run=run_id, error=_kind(error)),
                 )
-            elif isinstance(session.stuck_by, _PASSING):
-                later = session.shared_clock_us() + _LATER_US
-                status = "queued" if self._do(write(partial(claiming.try_later, session.hold, later, now))) else status
+            elif isinstance(execution.stuck_by, _PASSING):
+                later = execution.shared_clock_us() + _LATER_US
+                status = (
+                    "queued" if self._do(write(partial(claiming.try_later, execution.hold, later, now))) else status
+                )
         except PerdureError as problem:
             found = event("run.not_settled", run=run_id, error=_kind(problem))
             _log.warning("run %s: %s; it goes on when its lease is over", run_id, said(problem), extra=found)
@@ -305,7 +307,7 @@ class Worker:
             self._forget(job, status)
 
     def _forget(self, job: Job, status: str) -> None:
-        number = job.session.row.run
+        number = job.execution.row.run
         if self._active.get(number) is job:  # it may have been claimed again already
             self._active.pop(number, None)
         self.counts[status] += 1
@@ -326,13 +328,13 @@ class Worker:
         if not self._active:
             return
         for job in list(self._active.values()):
-            job.session.interrupt("the worker that ran it was told to stop")
+            job.execution.interrupt("the worker that ran it was told to stop")
         self._wait_for_runs(_GRACE_S)
         left = list(self._active.values())
         if not left:
             return
         # Busy with something that cannot be stopped. What it still does is not written down here any more.
-        holds = [job.session.hold for job in left]
+        holds = [job.execution.hold for job in left]
         try:
             self._do(write(partial(claiming.hand_back, holds, self._ctx.clock_us())))
         except PerdureError as error:

@@ -155,7 +155,7 @@ CREATE TABLE run (
     fence bigint NOT NULL,         -- grows with each owner; who has an older one cannot write
     lease_until bigint NOT NULL,   -- microseconds since 1970
     wake_at bigint NOT NULL,       -- queued or waiting: not before
-    nudged bigint NOT NULL,        -- 1: something it may wait for came while it ran
+    wakeup_pending bigint NOT NULL,        -- 1: something it may wait for came while it ran
     request text,                   -- what an operator wants: cancel, pause, rollback
     waiting text,                   -- JSON: what it waits for, for people
     entries bigint NOT NULL,       -- how many journal rows, …

@@ -157,7 +157,7 @@ CREATE TABLE run (
     fence INTEGER NOT NULL,         -- grows with each owner; who has an older one cannot write
     lease_until INTEGER NOT NULL,   -- microseconds since 1970
     wake_at INTEGER NOT NULL,       -- queued or waiting: not before
-    nudged INTEGER NOT NULL,        -- 1: something it may wait for came while it ran
+    wakeup_pending INTEGER NOT NULL,        -- 1: something it may wait for came while it ran
     request TEXT,                   -- what an operator wants: cancel, pause, rollback
     waiting TEXT,                   -- JSON: what it waits for, for people
     entries INTEGER NOT NULL,       -- how many journal rows, …

@@ -1,6 +1,6 @@
 """One run while this process has it: its journal as it was read, what is being written, and why it must stop.
 
-A session writes only with the fence that it claimed. If a write finds the fence moved, another process has the run:
+A execution writes only with the fence that it claimed. If a write finds the fence moved, another process has the run:
 `stop` is set, and every further journal call raises it.
 """
 
@@ -13,6 +13,10 @@ from inspect import CORO_CREATED, getcoroutinestate
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import LeaseLost, NonDeterministic
+from perdure.runs.execution.journal_writer import JournalWriter
+from perdure.runs.execution.operation import Operation, Wait
+from perdure.runs.execution.scope import Scope, Unwind
+from perdure.runs.execution.unwinds import Interrupted, stop_for
 from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import read_blob
 from perdure.runs.journal.entries import (
@@ -24,15 +28,11 @@ from perdure.runs.journal.entries import (
     Entry,
     Recorded,
     completion,
-    squeeze,
-    unsqueeze,
+    compress,
+    decompress,
 )
 from perdure.runs.journal.index import JournalIndex
-from perdure.runs.journal.rows import Hold, RunRow
-from perdure.runs.session.acting import Act, Wait
-from perdure.runs.session.journal_writer import JournalWriter
-from perdure.runs.session.requests import Interrupted, stop_for
-from perdure.runs.session.scope import Scope, Unwind
+from perdure.runs.journal.rows import FenceToken, RunRow
 from perdure.storage.program import Batch, Program, read
 from perdure.threads.context import Context
 from perdure.values.codec import decode, encode
@@ -54,7 +54,7 @@ class ReplayEnd(Unwind):
         self.path, self.name = path, name
 
 
-class Session:
+class Execution:
     """A claimed run in this process."""
 
     ahead_us = 0  # a drill lets time pass faster: nobody wants to wait for a sleep of a day
@@ -72,7 +72,7 @@ class Session:
         self.ctx = ctx
         self.tenant = tenant
         self.row = row
-        self.hold = Hold(tenant, row.run, row.fence)
+        self.hold = FenceToken(tenant, row.run, row.fence)
         self.is_async = is_async
         self.lease_us = lease_us
         self.replay = replay
@@ -98,14 +98,14 @@ class Session:
         self.renewed_us = 0  # when the lease was last renewed
         self.on_stop: Callable[[], None] | None = None
         self.on_chunk: Callable[[str, str, Any], None] | None = None
-        self.supervisor: Any = None  # of an async run: runs/session/tasks.py
+        self.supervisor: Any = None  # of an async run: runs/execution/tasks.py
         self.strays: list[Any] = []  # of a sync run: thread pools that its code does not wait for (parallel/threads.py)
         self.beaten: list[str] = []  # prefixes of branches whose waits do not count any more
         self.key_head = b""  # what the keys of all its effects begin with: runs/calls/effects.py
         self.counting = threading.Lock()  # of what one parallel branch decides for all of them
 
     def __repr__(self) -> str:
-        return f"<Session of run {self.row.id!r}, fence {self.row.fence}>"
+        return f"<Execution of run {self.row.id!r}, fence {self.row.fence}>"
 
     # --- what was recorded
 
@@ -179,23 +179,23 @@ class Session:
             return None
         return ended
 
-    def value(self, entry: Entry) -> Act[Any]:
+    def value(self, entry: Entry) -> Operation[Any]:
         """The value that an entry holds, from its body or from a blob."""
         return self.decoded((yield from self.text(entry)))
 
-    def text(self, entry: Entry) -> Act[bytes]:
+    def text(self, entry: Entry) -> Operation[bytes]:
         if entry.value is not None:
-            return unsqueeze(entry.value)
+            return decompress(entry.value)
         if entry.more is not None and "blob" in entry.more:
             body = yield from read(partial(read_blob, self.tenant, entry.more["blob"]))
-            return unsqueeze(body)
+            return decompress(body)
         return b"null"
 
     def decoded(self, text: bytes) -> Any:
         return decode(text, self.ctx.codec)
 
     def encoded(self, value: Any) -> bytes:
-        return squeeze(encode(value, self.ctx.codec))
+        return compress(encode(value, self.ctx.codec))
 
     def lose(self) -> None:
         """Another process has the run."""
@@ -227,7 +227,7 @@ class Session:
         """About the time by that clock, without asking: for deadlines."""
         return self.ctx.clock_us() + self.skew_us + self.ahead_us
 
-    def now_us(self) -> Act[int]:
+    def now_us(self) -> Operation[int]:
         """The time by the clock that all owners share."""
         if self.ctx.driver.dialect == "sqlite":
             return self.ctx.clock_us() + self.ahead_us

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.errors import InDoubt, RunStuck
-from perdure.runs.session.scope import Scope, Unwind, current
+from perdure.runs.execution.scope import Scope, Unwind, current
 from perdure.storage.program import Driver, Transaction
 
 if TYPE_CHECKING:
-    from perdure.runs.session.session import Session
+    from perdure.runs.execution.execution import Execution
 
 T = TypeVar("T")
 LINGER_S = 1.0  # a shorter wait is not worth parking the run
@@ -56,8 +56,8 @@ class Wait:
     wake_at: int | None = None
 
 
-Want = Transaction | Body | Pause | Wait
-Act = Generator[Want, Any, T]
+Command = Transaction | Body | Pause | Wait
+Operation = Generator[Command, Any, T]
 
 
 class CannotWait(Exception):
@@ -71,12 +71,12 @@ class Parked(Unwind):
         super().__init__("the run is parked: it goes on when what it waits for has come")
 
 
-def perform(scope: Scope, act: Act[T]) -> T:
-    """Drive an act to its end, blocking. A wait ends this branch."""
-    session = scope.session
-    run = session.ctx.driver.run
+def run_operation(scope: Scope, operation: Operation[T]) -> T:
+    """Drive an operation to its end, blocking. A wait ends this branch."""
+    execution = scope.execution
+    run = execution.ctx.driver.run
     try:
-        want = next(act)
+        want = next(operation)
         while True:
             try:
                 if type(want) is Transaction:
@@ -84,22 +84,22 @@ def perform(scope: Scope, act: Act[T]) -> T:
                 elif type(want) is Body:
                     answer = _blocking(want)
                 elif type(want) is Pause:
-                    if want.for_others and (session.supervisor is not None or _holds_a_loop()):
+                    if want.for_others and (execution.supervisor is not None or _holds_a_loop()):
                         raise CannotWait
                     answer = time.sleep(want.seconds)  # type: ignore[func-returns-value]
                 else:
                     assert isinstance(want, Wait)
-                    if session.can_park:
-                        session.waits.append(want)
+                    if execution.can_park:
+                        execution.waits.append(want)
                         scope.stop = Parked()
-                        if session.supervisor is not None:
-                            session.supervisor.park_for(scope.stop)
+                        if execution.supervisor is not None:
+                            execution.supervisor.park_for(scope.stop)
                         raise scope.stop
-                    answer = time.sleep(_short_wait_s(session, want))  # type: ignore[func-returns-value]
+                    answer = time.sleep(_short_wait_s(execution, want))  # type: ignore[func-returns-value]
             except BaseException as error:
-                want = act.throw(error)
+                want = operation.throw(error)
             else:
-                want = act.send(answer)
+                want = operation.send(answer)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
 
@@ -116,15 +116,15 @@ def _blocking(body: Body) -> Any:
     raise TypeError("an async function cannot be called from a blocking one: make the durable function async")
 
 
-async def aperform(scope: Scope, act: Act[T]) -> T:
-    """Drive an act to its end on the running event loop. A wait suspends this branch."""
-    session = scope.session
-    driver = session.ctx.driver
+async def arun_operation(scope: Scope, operation: Operation[T]) -> T:
+    """Drive an operation to its end on the running event loop. A wait suspends this branch."""
+    execution = scope.execution
+    driver = execution.ctx.driver
     cancelled: BaseException | None = None
     try:
-        want = next(act)
+        want = next(operation)
         while True:
-            session.busy += 1
+            execution.busy += 1
             try:
                 if cancelled is not None:
                     error, cancelled = cancelled, None
@@ -136,23 +136,23 @@ async def aperform(scope: Scope, act: Act[T]) -> T:
                     if want.is_async:
                         answer = await answer
                 elif type(want) is Pause:
-                    answer = await session.loop_sleep(want.seconds)  # type: ignore[func-returns-value]
+                    answer = await execution.loop_sleep(want.seconds)  # type: ignore[func-returns-value]
                 else:
                     assert isinstance(want, Wait)
-                    answer = await _asuspend(session, want)  # type: ignore[func-returns-value]
+                    answer = await _asuspend(execution, want)  # type: ignore[func-returns-value]
             except BaseException as error:
-                want = act.throw(error)
+                want = operation.throw(error)
             else:
-                want = act.send(answer)
+                want = operation.send(answer)
             finally:
-                session.busy -= 1
+                execution.busy -= 1
     except StopIteration as stop:
         if cancelled is not None:
             raise cancelled from None  # it is recorded, and whoever wanted it does not any more
         return stop.value  # type: ignore[no-any-return]
     except Unwind as end:
         while end.waits:
-            await session.suspend(Wait(""))
+            await execution.suspend(Wait(""))
         raise
 
 
@@ -190,26 +190,26 @@ async def _transact(driver: Driver, want: Transaction) -> tuple[Any, Any]:
     return writing.result(), cancelled
 
 
-async def _asuspend(session: Session, wait: Wait) -> None:
-    if not session.can_park:
-        await session.loop_sleep(_short_wait_s(session, wait))
+async def _asuspend(execution: Execution, wait: Wait) -> None:
+    if not execution.can_park:
+        await execution.loop_sleep(_short_wait_s(execution, wait))
         return
-    session.busy -= 1
+    execution.busy -= 1
     try:
-        await session.suspend(wait)
+        await execution.suspend(wait)
     finally:
-        session.busy += 1
+        execution.busy += 1
 
 
-def _short_wait_s(session: Session, wait: Wait) -> float:
+def _short_wait_s(execution: Execution, wait: Wait) -> float:
     """Where the code around a call cannot be ended and started again: how long to wait here. Raises InDoubt or RunStuck
-    where a person is needed; `session.waits` then says what for."""
+    where a person is needed; `execution.waits` then says what for."""
     if wait.wake_at is not None and wait.what.get("for") not in _OF_PEOPLE:
-        return max(0.0, (wait.wake_at - session.shared_clock_us()) / 1e6)
+        return max(0.0, (wait.wake_at - execution.shared_clock_us()) / 1e6)
     from perdure.runs.engine.waiting import how_to_answer, how_to_resolve  # imported late: it needs this module
 
-    session.waits.append(wait)
-    driver, run, step = session.ctx.driver, session.row.id, str(wait.what.get("step", wait.path))
+    execution.waits.append(wait)
+    driver, run, step = execution.ctx.driver, execution.row.id, str(wait.what.get("step", wait.path))
     if wait.what.get("for") != "doubt":
         raise RunStuck(
             f"{wait.what.get('question')} There is no answer yet: {how_to_answer(driver, run, wait.path)}; then run "

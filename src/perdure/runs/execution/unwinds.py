@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perdure.runs.session.scope import Unwind
+from perdure.runs.execution.scope import Unwind
 
 
 class Cancelled(Unwind):

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from perdure.runs.session.scope import Scope
+from perdure.runs.execution.scope import Scope
 
 if TYPE_CHECKING:
     from perdure.runs.functions.specs import StepSpec

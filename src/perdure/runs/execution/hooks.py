@@ -26,7 +26,7 @@ class Point(NamedTuple):
 hook: Callable[[Point], None] | None = None
 
 
-def reach(kind: str, path: str, name: str, attempt: int, when: str) -> None:
+def fault_point(kind: str, path: str, name: str, attempt: int, when: str) -> None:
     """Say that a point was reached."""
     if hook is not None:
         hook(Point(kind, path, name, attempt, when))

@@ -12,18 +12,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import OutcomeUnknown, StoreError, Unavailable
+from perdure.runs.execution import hooks
+from perdure.runs.execution.operation import CannotWait, Operation, Pause, run_operation
 from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import BLOB_MIN_BYTES, blob_statements, out_of_line
 from perdure.runs.journal.entries import DONE, KIND_NAMES, NOTE, Entry, Recorded, entry_digest, pack
-from perdure.runs.journal.rows import Hold, Line
-from perdure.runs.session import points
-from perdure.runs.session.acting import Act, CannotWait, Pause, perform
+from perdure.runs.journal.rows import FenceToken, JournalRow
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.columns import JOURNAL
 from perdure.storage.program import Batch, Program, Rows, Sql, Transaction, read
 
 if TYPE_CHECKING:
-    from perdure.runs.session.session import Session
+    from perdure.runs.execution.execution import Execution
 
 # A database that is away: how long a write is retried.
 _PATIENCE_PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, None)
@@ -32,21 +32,21 @@ _HAS_ROW = Sql(
 )
 _LOOK_S = 0.0005  # how soon to look again whether another branch has written what was put off
 SameTx = Callable[[], Generator[Batch, list[Rows], Any]]
-Fenced = Callable[[Hold], Program[Any]]  # an operation that writes nothing if the fence has moved
+Fenced = Callable[[FenceToken], Program[Any]]  # an operation that writes nothing if the fence has moved
 _HOLDS = Sql(
     """SELECT run FROM run WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'
     {for_update}"""
 )
 _ONE = (1,)
 # Rows, as what the index keeps of them, statements that store large values apart, the sum of the rows' hashes.
-Drafted = tuple[list[Line], list[Recorded], list[Any], int]
+Drafted = tuple[list[JournalRow], list[Recorded], list[Any], int]
 
 
 class JournalWriter:
     """Writes the journal of one execution."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
         self._pending: list[tuple[int, Entry]] = []
         self._buffered = self._durable = 0  # how many entries were buffered, and how many of these are written
         self._flushing: list[tuple[int, Entry]] | None = None  # those that a branch is writing right now
@@ -55,10 +55,10 @@ class JournalWriter:
 
     def buffer(self, kind: int, entry: Entry) -> None:
         """Write an entry with the next one: for what nobody outside can have seen yet."""
-        if self._session.replay:
-            raise self._session.end_of_replay(entry.path, entry.name)
-        if self._session.state is not None and kind == DONE:
-            entry = self._session.state.delta_into(entry)
+        if self._execution.replay:
+            raise self._execution.end_of_replay(entry.path, entry.name)
+        if self._execution.state is not None and kind == DONE:
+            entry = self._execution.state.delta_into(entry)
         with self._lock:
             self._pending.append((kind, entry))
             self._buffered += 1
@@ -67,14 +67,14 @@ class JournalWriter:
     def has_pending(self) -> bool:
         return self._durable < self._buffered
 
-    def flush(self) -> Act[None]:
+    def flush(self) -> Operation[None]:
         """Write what was put off: before a body runs, so that the journal never lags behind the world."""
         target = self._buffered
         while self._durable < target and (yield from self._until_flushed(target)):
             if self._durable < target:
                 yield from self.record()
 
-    def _until_flushed(self, target: int) -> Act[bool]:
+    def _until_flushed(self, target: int) -> Operation[bool]:
         """Another branch is writing what was put off here: wait until it has. False: that cannot be waited for."""
         while self._durable < target:
             if self._broken is not None:
@@ -97,13 +97,15 @@ class JournalWriter:
         same_tx: SameTx | None = None,
         stateless: bool = False,
         other: str | None = None,
-    ) -> Act[None]:
+    ) -> Operation[None]:
         """Write entries, and whatever else belongs to them, in one transaction, and what was put off with them. Durable
         when it returns. `other` is the id of a run that `same_tx` writes to."""
-        if self._session.replay and drafts:
-            raise self._session.end_of_replay(drafts[0][1].path, drafts[0][1].name)
-        if self._session.state is not None and drafts and not stateless:  # what changed in the state goes with it
-            yield from self._session.state.recording(drafts, same_tx, partial(self.record, stateless=True, other=other))
+        if self._execution.replay and drafts:
+            raise self._execution.end_of_replay(drafts[0][1].path, drafts[0][1].name)
+        if self._execution.state is not None and drafts and not stateless:  # what changed in the state goes with it
+            yield from self._execution.state.recording(
+                drafts, same_tx, partial(self.record, stateless=True, other=other)
+            )
             return
         target = self._buffered
         if not target:  # nothing ever was
@@ -139,40 +141,40 @@ class JournalWriter:
     def is_plain(self) -> bool:
         """Whether nothing has to be decided, observed or written with the next entry."""
         return (
-            self._session.state is None
-            and self._session.stop is None
-            and self._session.closing is None
+            self._execution.state is None
+            and self._execution.stop is None
+            and self._execution.closing is None
             and self._durable == self._buffered
-            and not self._session.replay
+            and not self._execution.replay
         )
 
     def append(self, kind: int, entry: Entry) -> None:
         """`record` of one entry by a blocking call where `is_plain` holds: one statement, and nothing else."""
         value = entry.value
         if value is not None and len(value) >= BLOB_MIN_BYTES:
-            perform(self._session.root, self.record((kind, entry)))
+            run_operation(self._execution.root, self.record((kind, entry)))
             return
-        session = self._session
-        index, (tenant, run, fence) = session.index, session.hold
+        execution = self._execution
+        index, (tenant, run, fence) = execution.index, execution.hold
         seq, body = index.reserve(1), pack(entry)
         row = rows.APPEND_ALONE(tenant=tenant, run=run, fence=fence, seq=seq, kind=kind, body=body)
         failed: StoreError | None = None
-        if points.hook is not None:
-            points.reach(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "before")
+        if hooks.hook is not None:
+            hooks.fault_point(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "before")
         try:
-            if session.ctx.driver.append([row], _ONE):
-                if points.hook is not None:
-                    points.reach(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "after")
+            if execution.ctx.driver.append([row], _ONE):
+                if hooks.hook is not None:
+                    hooks.fault_point(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "after")
                 index.add_one(Recorded(seq, kind, entry), entry_digest(run, seq, kind, body))
                 return
         except StoreError as error:
             failed = error
         # Another process has the run, an operator asks for something, or the database is away.
         digest = entry_digest(run, seq, kind, body)
-        drafted: Drafted = [Line(seq, kind, body)], [Recorded(seq, kind, entry)], [], digest
-        perform(session.root, self._commit(drafted, failed=failed))
-        if points.hook is not None:
-            points.reach(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "after")
+        drafted: Drafted = [JournalRow(seq, kind, body)], [Recorded(seq, kind, entry)], [], digest
+        run_operation(execution.root, self._commit(drafted, failed=failed))
+        if hooks.hook is not None:
+            hooks.fault_point(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "after")
 
     def _write(
         self,
@@ -180,16 +182,16 @@ class JournalWriter:
         drafts: Sequence[tuple[int, Entry]],
         same_tx: SameTx | None = None,
         other: str | None = None,
-    ) -> Act[None]:
+    ) -> Operation[None]:
         taken = [*buffered, *drafts] if buffered else drafts
         if not taken:
             return
         kind, entry = drafts[0] if drafts else taken[-1]
-        if points.hook is not None:
-            points.reach(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "before")
+        if hooks.hook is not None:
+            hooks.fault_point(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "before")
         yield from self._commit(self._lines(taken), same_tx, other)
-        if points.hook is not None:
-            points.reach(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "after")
+        if hooks.hook is not None:
+            hooks.fault_point(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "after")
 
     def _commit(
         self,
@@ -197,7 +199,7 @@ class JournalWriter:
         same_tx: SameTx | None = None,
         other: str | None = None,
         failed: StoreError | None = None,
-    ) -> Act[None]:
+    ) -> Operation[None]:
         """Commit rows that have their numbers. `failed`: how the first attempt has ended."""
         lines, recorded, statements, digest = drafted
         if same_tx is None and not statements:
@@ -207,53 +209,53 @@ class JournalWriter:
         try:
             answer = yield from self.commit_with_retry(op, partial(self._is_written, lines[-1]), failed)
         except StoreError as error:
-            self._session.stop = (
-                self._session.stop or error
+            self._execution.stop = (
+                self._execution.stop or error
             )  # the code has seen what is not recorded: it must not go on
             raise
         except Exception:
-            self._session.index.release(len(lines))  # what goes with it refused, and undid the transaction
+            self._execution.index.release(len(lines))  # what goes with it refused, and undid the transaction
             raise
         if answer is None:
-            self._session.lose()
+            self._execution.lose()
         assert answer is not None
-        self._session.index.add(recorded, digest)
+        self._execution.index.add(recorded, digest)
         if answer[0] is not None:
-            self._session.heed(answer[0])
+            self._execution.heed(answer[0])
 
     def _lines(self, taken: Sequence[tuple[int, Entry]]) -> Drafted:
         """Drafts as rows, as what the index keeps of them, the statements that store large values apart, and the sum of
         the rows' hashes."""
         lines, recorded, statements, digest = [], [], [], 0
-        for seq, (kind, entry) in enumerate(taken, self._session.index.reserve(len(taken))):
+        for seq, (kind, entry) in enumerate(taken, self._execution.index.reserve(len(taken))):
             if entry.value is not None and len(entry.value) >= BLOB_MIN_BYTES:
-                statements += blob_statements(self._session.tenant, self._session.row.run, entry.value)
+                statements += blob_statements(self._execution.tenant, self._execution.row.run, entry.value)
                 entry = out_of_line(entry)
             body = pack(entry)
-            digest += entry_digest(self._session.row.run, seq, kind, body)
-            lines.append(Line(seq, kind, body))
+            digest += entry_digest(self._execution.row.run, seq, kind, body)
+            lines.append(JournalRow(seq, kind, body))
             recorded.append(Recorded(seq, kind, entry))
         return lines, recorded, statements, digest
 
-    def closing_lines(self) -> Act[list[Line]]:
-        """What was put off, for the transaction that ends the session."""
+    def closing_lines(self) -> Operation[list[JournalRow]]:
+        """What was put off, for the transaction that ends the execution."""
         if any(len(entry.value or b"") >= BLOB_MIN_BYTES for _, entry in self._pending):
             yield from self.flush()  # it is more than a line
         with self._lock:
             taken, self._pending = self._pending, []
             self._durable = self._buffered
         lines, recorded, _, digest = self._lines(taken)
-        self._session.index.add(recorded, digest)
+        self._execution.index.add(recorded, digest)
         return lines
 
-    def write_fenced(self, same_tx: SameTx) -> Act[None]:
+    def write_fenced(self, same_tx: SameTx) -> Operation[None]:
         """Write something for the run that is no entry of its journal, and may be written twice. Raises LeaseLost."""
         if not (yield from self.commit_with_retry(partial(_fenced, same_tx=same_tx), _unknown)):
-            self._session.lose()
+            self._execution.lose()
 
     def commit_with_retry(
-        self, op: Fenced, happened: Callable[[], Act[bool]], failed: StoreError | None = None
-    ) -> Act[Any]:
+        self, op: Fenced, happened: Callable[[], Operation[bool]], failed: StoreError | None = None
+    ) -> Operation[Any]:
         """Commit `op`, retrying while the database is unavailable. If the acknowledgement of the COMMIT was lost, check
         first whether it landed. Every write of a run but `append` comes through here, and gets the run's fence.
         `failed`: how the first attempt has ended.
@@ -269,7 +271,7 @@ class JournalWriter:
                 if unknown and (yield from happened()):
                     return (None,)
                 unknown = False
-                return (yield Transaction(partial(op, self._session.hold), write=True))
+                return (yield Transaction(partial(op, self._execution.hold), write=True))
             except OutcomeUnknown:
                 if pause is None:
                     raise
@@ -285,15 +287,15 @@ class JournalWriter:
             yield Pause(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def _is_written(self, line: Line) -> Act[bool]:
-        key = {"tenant": self._session.tenant, "run": self._session.row.run, "seq": line.seq, "kind": line.kind}
+    def _is_written(self, line: JournalRow) -> Operation[bool]:
+        key = {"tenant": self._execution.tenant, "run": self._execution.row.run, "seq": line.seq, "kind": line.kind}
         body = yield from read(partial(_row, key))
         return bool(body == line.body)
 
 
 def _append_with(
-    hold: Hold,
-    lines: list[Line],
+    hold: FenceToken,
+    lines: list[JournalRow],
     statements: list[Any],
     same_tx: SameTx | None,
     other: str | None,
@@ -310,14 +312,14 @@ def _append_with(
     return appended[0]
 
 
-def _fenced(hold: Hold, same_tx: SameTx) -> Program[bool]:
+def _fenced(hold: FenceToken, same_tx: SameTx) -> Program[bool]:
     [held] = yield Batch(_HOLDS(**hold._asdict()))
     if held:
         yield from same_tx()
     return bool(held)
 
 
-def _unknown() -> Act[bool]:
+def _unknown() -> Operation[bool]:
     """For what may be written twice, there is no need to look."""
     yield from ()
     return False

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from perdure.runs.session.acting import Act, T
-from perdure.runs.session.scope import BodyFrame
-from perdure.runs.session.session import Session
+from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.operation import Operation, T
+from perdure.runs.execution.scope import BodyFrame
 from perdure.storage import meters
 
 
-def measured_life(sink: meters.Meter, session: Session, life: Act[str]) -> Act[str]:
+def measured_run(sink: meters.Meter, execution: Execution, life: Operation[str]) -> Operation[str]:
     """A run, from when this process has it to when it leaves."""
-    row = session.row
+    row = execution.row
     sink.record(meters.RUN_EVENTS, 1, "started" if row.fence == 1 else "resumed")
     token = sink.begin("perdure.run", {"perdure.function": row.function}, {"perdure.run": row.id})
     begun, status = perf_counter(), "lost"
@@ -30,10 +30,12 @@ def measured_life(sink: meters.Meter, session: Session, life: Act[str]) -> Act[s
         sink.end(token, {"perdure.status": status}, failure)
 
 
-def measured_body(sink: meters.Meter, session: Session, frame: BodyFrame, kind: str, body: Act[T]) -> Act[T]:
+def measured_body(
+    sink: meters.Meter, execution: Execution, frame: BodyFrame, kind: str, body: Operation[T]
+) -> Operation[T]:
     """One call of the body of a step or an effect."""
     attributes = {"perdure.step": frame.name, "perdure.step.kind": kind}
-    token = sink.begin(f"perdure.{kind}", attributes, {"perdure.run": session.row.id, "perdure.path": frame.path})
+    token = sink.begin(f"perdure.{kind}", attributes, {"perdure.run": execution.row.id, "perdure.path": frame.path})
     begun = perf_counter()
     failure: BaseException | None = None
     try:

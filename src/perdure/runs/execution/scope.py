@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from perdure.errors import NotInRun, UsageError
 
 if TYPE_CHECKING:
-    from perdure.runs.session.session import Session
+    from perdure.runs.execution.execution import Execution
 
 current: ContextVar[Scope | None] = ContextVar("perdure_scope", default=None)
 
@@ -27,19 +27,19 @@ class Unwind(BaseException):
 class Scope:
     """One branch of a run. `stop`, once set, is raised by every further journal call of the branch."""
 
-    __slots__ = ("body", "by_name", "count", "deadlines", "is_async", "parent", "prefix", "session", "stop", "view")
+    __slots__ = ("body", "by_name", "count", "deadlines", "execution", "is_async", "parent", "prefix", "stop", "view")
     definite: tuple[type[BaseException], ...] = ()  # errors by which a framework ends a body to run it again
 
     def __init__(
         self,
-        session: Session,
+        execution: Execution,
         prefix: str = "",
         *,
         is_async: bool,
         deadlines: tuple[tuple[str, int], ...] = (),
         body: BodyFrame | None = None,
     ) -> None:
-        self.session = session
+        self.execution = execution
         self.prefix = prefix
         self.is_async = is_async
         self.count = 0
@@ -60,9 +60,9 @@ class Scope:
         del name, wanted
         return self.take()
 
-    def around(self, act: Any) -> Any:
-        """An act of this scope, with what it needs before and after. Here nothing."""
-        return act
+    def around(self, operation: Any) -> Any:
+        """An operation of this scope, with what it needs before and after. Here nothing."""
+        return operation
 
     def branch(self) -> Scope:
         """A scope for a new branch, numbered now."""
@@ -70,23 +70,23 @@ class Scope:
 
     def inside(self, prefix: str) -> Scope:
         """A scope for a new branch whose calls have paths that begin so."""
-        made = Scope(self.session, prefix, is_async=self.is_async, deadlines=self.deadlines)
+        made = Scope(self.execution, prefix, is_async=self.is_async, deadlines=self.deadlines)
         made.parent = self
-        if self.session.state is not None:
-            self.session.state.branched(self, made)
+        if self.execution.state is not None:
+            self.execution.state.branched(self, made)
         return made
 
     def ended(self) -> None:
         """The branch has come to its end, and its maker takes its result."""
-        if self.view is not None and self.session.state is not None:
-            self.session.state.check(self)
+        if self.view is not None and self.execution.state is not None:
+            self.execution.state.check(self)
 
     def check(self) -> None:
         """Raise what ended this branch or the run, again and again: user code may catch everything."""
-        if self.session.stop is not None:
-            raise self.session.stop
-        if self.session.closing is not None:
-            raise self.session.closing
+        if self.execution.stop is not None:
+            raise self.execution.stop
+        if self.execution.closing is not None:
+            raise self.execution.closing
         scope: Scope | None = self
         while scope is not None:  # what ended a branch ended those inside it
             if scope.stop is not None:
@@ -112,7 +112,7 @@ class BodyFrame:
 
 def in_body(scope: Scope, frame: BodyFrame) -> Scope:
     """The scope that a body sees: the same run, marked as being inside a step."""
-    return Scope(scope.session, scope.prefix, is_async=scope.is_async, deadlines=scope.deadlines, body=frame)
+    return Scope(scope.execution, scope.prefix, is_async=scope.is_async, deadlines=scope.deadlines, body=frame)
 
 
 def need_scope(what: str) -> Scope:

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from perdure.errors import LeaseLost, RunError
-from perdure.runs.session.acting import LINGER_S, Parked, Wait
-from perdure.runs.session.idleness import has_timer, resolved_by
-from perdure.runs.session.requests import Interrupted, Paused, RollBack
-from perdure.runs.session.scope import Scope, current
-from perdure.runs.session.session import Session
+from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.idleness import has_timer, resolved_by
+from perdure.runs.execution.operation import LINGER_S, Parked, Wait
+from perdure.runs.execution.scope import Scope, current
+from perdure.runs.execution.unwinds import Interrupted, Paused, RollBack
 
 _LOOK_S = 0.01  # how soon after a branch began to wait to see whether all do
 _POLL_S = 0.25  # how often a waiting branch looks for news while others work
@@ -38,8 +38,8 @@ class BranchPool(Protocol):
 class Supervisor:
     """Watches the tasks of one async run."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()  # those that have not ended
         self._pools: WeakKeyDictionary[asyncio.Task[Any], BranchPool] = WeakKeyDictionary()
@@ -47,44 +47,44 @@ class Supervisor:
         self._joins: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._polled = self._loop.time()
-        session.on_stop = self._stopped
+        execution.on_stop = self._stopped
 
     async def main(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Run the durable function to its end, or until the run parks."""
-        session = self._session
-        session.busy -= 1  # whoever drives us counts as busy, and only waits
+        execution = self._execution
+        execution.busy -= 1  # whoever drives us counts as busy, and only waits
         _install(self._loop)
-        task = self.start(call(), session.root)
+        task = self.start(call(), execution.root)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError as error:
             if _is_cancelled():  # whoever waits for the run does not any more
-                session.interrupt()
+                execution.interrupt()
                 raise
-            if session.stop is not None:
-                raise session.stop from None
+            if execution.stop is not None:
+                raise execution.stop from None
             raise RunError("the durable function ended by asyncio.CancelledError, and nobody cancelled it") from error
         finally:
             await self._end()
-            session.busy += 1
+            execution.busy += 1
 
     async def _end(self) -> None:
-        """No task of a run outlives its session: they could write with a fence that is given back."""
+        """No task of a run outlives its execution: they could write with a fence that is given back."""
         if self._timer is not None:
             self._timer.cancel()
-        session, loop = self._session, self._loop
-        session.closing = Parked()  # for branches that go on although they were cancelled
+        execution, loop = self._execution, self._loop
+        execution.closing = Parked()  # for branches that go on although they were cancelled
         until, cancelled = loop.time() + _END_S, None
         while left := set(self._tasks):
             self.cancel(left)
-            if not session.acting and loop.time() > until:
+            if not execution.acting and loop.time() > until:
                 break
             try:
                 await asyncio.wait(left, timeout=_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError as error:
-                session.interrupt()
+                execution.interrupt()
                 cancelled = error
-        session.closing = None
+        execution.closing = None
         if cancelled is not None:
             raise cancelled
 
@@ -92,8 +92,8 @@ class Supervisor:
         """Cancel tasks; gives those that were. An effect under way ends by itself, at its deadline at the latest, and
         so does what waits for it: breaking it off would make a doubt of it. Not if the run is not ours any more."""
         spared: set[Any] = set()
-        if not isinstance(self._session.stop, LeaseLost | Interrupted):
-            spared = self._with_those_who_wait(self._session.acting)
+        if not isinstance(self._execution.stop, LeaseLost | Interrupted):
+            spared = self._with_those_who_wait(self._execution.acting)
         chosen = [task for task in tasks if not task.done() and task not in spared]
         for task in chosen:
             task.cancel()
@@ -142,8 +142,8 @@ class Supervisor:
 
     async def suspend(self, wait: Wait) -> None:
         """Wait until there may be news. Raises Parked when the run has nothing else to do."""
-        if self._session.stop is not None:
-            raise self._session.stop
+        if self._execution.stop is not None:
+            raise self._execution.stop
         future: asyncio.Future[None] = self._loop.create_future()
         self._waits[future] = wait
         self._arm(_LOOK_S)
@@ -165,10 +165,10 @@ class Supervisor:
 
     def _look(self) -> None:
         self._timer = None
-        if not self._waits or self._session.stop is not None:
+        if not self._waits or self._execution.stop is not None:
             return
         if self._is_idle():
-            now = self._session.shared_clock_us()
+            now = self._execution.shared_clock_us()
             wake_at = min((wait.wake_at for wait in self._waits.values() if wait.wake_at is not None), default=None)
             if wake_at is None or wake_at - now > LINGER_S * 1e6:
                 self._park()
@@ -190,7 +190,7 @@ class Supervisor:
 
     def _is_idle(self) -> bool:
         """Whether no task of the run can do anything until something comes from outside."""
-        if self._session.busy > 0:
+        if self._execution.busy > 0:
             return False
         ours: set[Any] = {*self._waits, *self._joins, *self._tasks}
         others = set()
@@ -207,18 +207,18 @@ class Supervisor:
     # --- stopping
 
     def _park(self) -> None:
-        session = self._session
-        session.waits = list(self._waits.values())
-        session.stop = session.stop or Parked()
-        self._wake(session.stop)
+        execution = self._execution
+        execution.waits = list(self._waits.values())
+        execution.stop = execution.stop or Parked()
+        self._wake(execution.stop)
         self._loop.call_later(_LOOK_S * 5, self._interrupt)  # code that caught it, and waits for something else
 
     def park_for(self, stop: Parked) -> None:
         """A sync step of this run must wait and cannot be suspended: the whole run parks, with what others wait for."""
-        session = self._session
+        execution = self._execution
         # A copy, made in one go: this may be a thread that the code waits for, while the loop runs.
-        session.waits += [wait for wait in list(self._waits.values()) if wait not in session.waits]
-        session.stop = session.stop or stop
+        execution.waits += [wait for wait in list(self._waits.values()) if wait not in execution.waits]
+        execution.stop = execution.stop or stop
         self._stopped()
 
     def _wake(self, stop: BaseException) -> None:
@@ -234,12 +234,12 @@ class Supervisor:
             pass  # the loop has ended
 
     def _interrupt(self) -> None:
-        stop = self._session.stop
+        stop = self._execution.stop
         if stop is None:
             return
         waiting = {task for task in self._tasks if getattr(task, "_fut_waiter", None) in self._waits}
         self._wake(stop)
-        if isinstance(stop, Parked | Paused | RollBack) and self._session.busy > 0:
+        if isinstance(stop, Parked | Paused | RollBack) and self._execution.busy > 0:
             self._loop.call_later(_LOOK_S * 5, self._interrupt)  # what is under way comes to its end
         else:
             self.cancel(self._tasks - waiting)
@@ -263,7 +263,7 @@ def _install(loop: asyncio.AbstractEventLoop) -> None:
 
     def make(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         scope: Scope | None = current.get()
-        supervisor = None if scope is None or scope.body is not None else scope.session.supervisor
+        supervisor = None if scope is None or scope.body is not None else scope.execution.supervisor
         if scope is not None and supervisor is not None:
             context = options.get("context") or contextvars.copy_context()
             # A callback of the loop, not the code, makes this one (to close an async generator): when is up to chance.

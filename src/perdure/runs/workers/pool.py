@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.errors import RunStuck
 from perdure.runs.engine.local import Job
+from perdure.runs.execution.scope import Unwind
 from perdure.runs.functions.specs import DurableSpec
-from perdure.runs.session.scope import Unwind
 from perdure.storage.events import event, where
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _ended_by(error: BaseException) -> RunStuck:
     )
 
 
-class Crew:
+class WorkerPool:
     """Runs jobs, and tells `ended` how each ended."""
 
     def __init__(self, ended: Ended) -> None:

@@ -1,0 +1,341 @@
+"""The life of a claimed run in this process: read its journal, call its function, write down how it ended.
+
+Whatever the function does with exceptions, what counts is why the execution stopped: parked, cancelled, taken over.
+Only an error of the user's own code fails a run and undoes its effects; everything else leaves it resumable.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+
+import orjson
+
+from perdure.errors import (
+    Damaged,
+    JournalDamaged,
+    LeaseLost,
+    NonDeterministic,
+    NotInRun,
+    RunError,
+    RunStuck,
+    StoreError,
+    UsageError,
+    ValueProblem,
+)
+from perdure.runs.calls import saga
+from perdure.runs.calls.failures import describe_error, line_of, recorded
+from perdure.runs.engine.flows import cancel_children
+from perdure.runs.execution import hooks
+from perdure.runs.execution.execution import Execution, ReplayEnd
+from perdure.runs.execution.metrics import measured_run
+from perdure.runs.execution.operation import Body, Operation, Parked
+from perdure.runs.execution.scope import Unwind, current
+from perdure.runs.execution.unwinds import Cancelled, ContinueAsNew, Interrupted, Paused, RollBack
+from perdure.runs.functions.inputs import digest
+from perdure.runs.functions.specs import DurableSpec
+from perdure.runs.journal import rows
+from perdure.runs.journal.entries import compress, decompress
+from perdure.runs.journal.journal import read_with_sum
+from perdure.storage import meters
+from perdure.storage.events import event
+from perdure.storage.program import read
+from perdure.values.codec import encode
+
+_log = logging.getLogger("perdure")
+# What leaves a run stuck, resumable and not undone: it is not the run's own failure.
+_STUCK = (NonDeterministic, Damaged, JournalDamaged, RunStuck, ValueProblem, StoreError, ImportError)
+# Nor is a call of ours that cannot be right, also in a step that recorded it: a person corrects the code.
+_WRONG_CALLS = (UsageError, NotInRun)
+
+
+def execute_run(
+    execution: Execution, spec: DurableSpec, args_text: bytes | None = None, keep_us: int | None = None
+) -> Operation[str]:
+    """Go on with a claimed run as far as it goes. Gives its status then; "lost" if it is another's now."""
+    operation = _execute_run(execution, spec, args_text, keep_us)
+    return operation if (sink := meters.sink) is None else measured_run(sink, execution, operation)
+
+
+def _execute_run(
+    execution: Execution, spec: DurableSpec, args_text: bytes | None, keep_us: int | None
+) -> Operation[str]:
+    try:
+        arguments = yield from prepare(execution, args_text)
+        args, kwargs = spec.binder.restore(arguments)
+    except _STUCK as error:
+        return (yield from _stuck(execution, error))
+    execution.heed(execution.row.request)
+    end = saga.ending(execution)
+    if end is not None or isinstance(execution.stop, RollBack):
+        status = "rolled_back" if end is None else str(end["as"])
+        reason = None if end is None else end.get("error")
+        return (yield from _guarded(execution, _undo_and_finish(execution, status, reason, keep_us)))
+    result: Any = None
+    failure: BaseException | None = None
+    if execution.stop is None:
+        try:
+            result = yield Body(partial(_main, execution, spec, args, kwargs), is_async=spec.is_async)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            failure = error
+    stop = execution.stop or execution.root.stop
+    return (yield from _guarded(execution, _conclude(execution, spec, result, failure, stop, keep_us)))
+
+
+def prepare(execution: Execution, args_text: bytes | None) -> Operation[dict[str, Any]]:
+    """Read the journal, once, and the arguments."""
+    row = execution.row
+    if row.fence > 1 or row.origin is not None or execution.replay:
+        execution.index.load(*(yield from read(partial(read_with_sum, execution.tenant, row))))
+    else:
+        execution.index.load((), rows.JournalSum(0, 0, row.seq))
+    if args_text is None:
+        args_text = yield from read(partial(rows.value_of, execution.tenant, row.run, "args"))
+    if args_text is None:
+        raise JournalDamaged(f"the arguments of run {row.id!r} are gone; restore it from a backup")
+    if type(args_text) is not bytes:  # the worker's claim passes on what it cannot read
+        raise JournalDamaged(
+            f"the arguments of run {row.id!r} were changed or belong to another run; nothing was run. Restore it "
+            "from a backup"
+        )
+    text = decompress(args_text)
+    if row.input and row.since == row.origin_since == 0 and digest(text) != row.input:  # others after continue_as_new
+        raise JournalDamaged(
+            f"the arguments of run {row.id!r} are not those that it was started with; nothing was run. Restore it from "
+            "a backup"
+        )
+    found = execution.decoded(text)
+    if not isinstance(found, dict):
+        raise JournalDamaged(f"the arguments of run {row.id!r} are not what this Perdure writes")
+    return found
+
+
+def _main(execution: Execution, spec: DurableSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the durable function: in the run's scope, or as a task that a supervisor watches."""
+    if spec.is_async:
+        return execution.supervisor.main(partial(spec.fn, *args, **kwargs))
+    token = current.set(execution.root)
+    failure: BaseException | None = None
+    try:
+        return spec.fn(*args, **kwargs)
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        current.reset(token)
+        if execution.strays:
+            from perdure.runs.parallel.threads import join_strays
+
+            join_strays(execution, failure)
+
+
+def _guarded(execution: Execution, operation: Operation[str]) -> Operation[str]:
+    """The end of a run may itself park, lose the lease, or get stuck."""
+    try:
+        return (yield from operation)
+    except Parked:
+        return (yield from _park(execution))
+    except Unwind as stop:
+        if isinstance(stop, Paused | Cancelled | Interrupted):
+            return (yield from _conclude(execution, None, None, None, stop, None))
+        raise
+    except LeaseLost:
+        return "lost"
+    except GeneratorExit:
+        raise
+    except Exception as error:
+        return (yield from _stuck(execution, error))
+    except BaseException:  # the process is being interrupted: whoever runs it next goes on at once
+        yield from _give_back(execution, "queued", 0, {"for": "a worker"})
+        raise
+
+
+def _conclude(
+    execution: Execution,
+    spec: DurableSpec | None,
+    result: Any,
+    failure: BaseException | None,
+    stop: BaseException | None,
+    keep_us: int | None,
+) -> Operation[str]:
+    if isinstance(stop, LeaseLost):
+        return "lost"
+    if isinstance(stop, Parked):
+        return (yield from _park(execution))
+    if isinstance(stop, Paused):
+        return (yield from _give_back(execution, "paused", rows.NEVER, {"for": "resume"}))
+    if isinstance(stop, Interrupted):  # whoever runs it next goes on at once
+        if failure is not None and not isinstance(failure, Exception | Unwind):
+            raise failure  # Ctrl-C, which goes on to whoever called
+        return (yield from _give_back(execution, "queued", 0, {"for": "a worker"}))
+    if isinstance(stop, Cancelled):
+        yield from cancel_children(execution.ctx, execution.tenant, execution.row, execution.log.write_fenced)
+        return (yield from _finish(execution, "cancelled", None, keep_us))
+    if isinstance(stop, ContinueAsNew):
+        assert spec is not None
+        return (yield from _start_over(execution, spec, stop))
+    if isinstance(stop, RollBack):
+        execution.stop = execution.root.stop = None
+        reason = {"type": "perdure:RolledBack", "text": stop.reason}
+        return (yield from _undo_and_finish(execution, "rolled_back", reason, keep_us))
+    if isinstance(stop, ReplayEnd):
+        raise stop
+    for error in (stop, failure):
+        if error is not None and _is_mistake(error):
+            if recorded(error):
+                error = RunStuck(
+                    f"{line_of(error)}. A step recorded this: correct it, and fork the run before that step"
+                )
+            return (yield from _stuck(execution, error))
+    if (names := execution.never_awaited()) and failure is None:
+        missing = RunStuck(f"{', '.join(names)} was called and never awaited, so that it did not run: write `await`")
+        return (yield from _stuck(execution, missing))
+    if failure is None or isinstance(failure, Exception):
+        early = execution.ended_early(
+            execution.root, f"the function {'returned' if failure is None else f'raised {line_of(failure)}'}"
+        )
+        if early is not None:
+            return (yield from _stuck(execution, early))
+    if isinstance(failure, Exception):
+        execution.root.stop = None
+        described = describe_error(failure, execution.ctx.codec)
+        return (yield from _undo_and_finish(execution, "failed", described, keep_us))
+    if failure is not None:
+        raise failure
+    return (yield from _done(execution, result, keep_us))
+
+
+def _is_mistake(error: BaseException) -> bool:
+    """Whether an error leaves its run stuck instead of failing it; of a group, whether one of its members does."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_is_mistake, error.exceptions))
+    return isinstance(error, _WRONG_CALLS) or (isinstance(error, _STUCK) and not recorded(error))
+
+
+def _done(execution: Execution, result: Any, keep_us: int | None) -> Operation[str]:
+    try:
+        text = encode(result, execution.ctx.codec)
+    except ValueProblem as error:
+        return (yield from _stuck(execution, error))
+    if saga.open_calls(execution):  # cancelled or given up in between: a run is not done while something is in doubt
+        yield from saga.settle_open(execution)
+    if execution.state is not None:
+        yield from execution.state.finish()
+    return (yield from _finish(execution, "done", compress(text), keep_us))
+
+
+def _undo_and_finish(
+    execution: Execution, status: str, error: dict[str, Any] | None, keep_us: int | None
+) -> Operation[str]:
+    execution.stop, execution.undoing = None, True
+    yield from saga.compensate(execution, status, error)
+    described = dict(error or {})
+    undone = saga.undone_count(execution)
+    if undone:
+        described["undone"] = undone
+    return (yield from _finish(execution, status, compress(encode(described, execution.ctx.codec)), keep_us))
+
+
+def _finish(execution: Execution, status: str, outcome: bytes | None, keep_us: int | None) -> Operation[str]:
+    name = execution.row.function
+    lines = yield from execution.log.closing_lines()
+    if hooks.hook is not None:
+        hooks.fault_point("finish", "", name, 1, "before")
+    op = partial(
+        rows.finish,
+        lines=lines,
+        total=execution.index.total(),
+        status=status,
+        outcome=outcome if outcome is not None else b"{}",
+        waiting=None,
+        keep=keep_us,
+        now=execution.ctx.clock_us(),
+    )
+    ended = yield from execution.log.commit_with_retry(op, partial(_has_status, execution, status))
+    if hooks.hook is not None:
+        hooks.fault_point("finish", "", name, 1, "after")
+    if ended is None:
+        return "lost"
+    return ended if isinstance(ended, str) else status
+
+
+def _has_status(execution: Execution, status: str) -> Operation[bool]:
+    row = yield from read(partial(rows.numbered, execution.tenant, execution.row.run))
+    return row is not None and row.status == status and row.fence == execution.hold.fence
+
+
+def _park(execution: Execution) -> Operation[str]:
+    waits = [wait for wait in execution.waits if not wait.path.startswith(tuple(execution.beaten))]
+    wake_at = min((wait.wake_at for wait in waits if wait.wake_at is not None), default=rows.NEVER)
+    what = [wait.what for wait in waits]
+    return (
+        yield from _give_back(execution, "waiting", wake_at, what[0] if len(what) == 1 else {"for": "all", "of": what})
+    )
+
+
+def _give_back(execution: Execution, status: str, wake_at: int, what: dict[str, Any]) -> Operation[str]:
+    yield from execution.log.flush()
+    if hooks.hook is not None:
+        hooks.fault_point("park", "", execution.row.function, 1, "before")
+    text = orjson.dumps(what, default=str).decode()
+    heeded = "pause" if status == "paused" else "rollback" if execution.undoing else ""
+    op = partial(
+        rows.park,
+        total=execution.index.total(),
+        status=status,
+        wake_at=wake_at,
+        waiting=text,
+        now=execution.ctx.clock_us(),
+        heeded=heeded,
+    )
+    parked = yield from execution.log.commit_with_retry(op, partial(_has_status, execution, status))
+    if hooks.hook is not None:
+        hooks.fault_point("park", "", execution.row.function, 1, "after")
+    return status if parked is not None else "lost"
+
+
+def _stuck(execution: Execution, error: BaseException) -> Operation[str]:
+    """Keep the run as it is, for a person to look at: nothing is undone, and it can be resumed."""
+    if execution.replay:
+        raise error
+    run, kind = execution.row.id, type(error).__name__
+    # Not the error's text: it may quote a value, or what user code said.
+    _log.warning(
+        "run %s is stuck (%s); `perdure run` says why", run, kind, extra=event("run.stuck", run=run, error=kind)
+    )
+    if (sink := meters.sink) is not None and isinstance(error, JournalDamaged):
+        sink.record(meters.CORRUPTIONS, 1, "journal")
+    execution.stop = None
+    execution.stuck_by = error
+    described = {
+        "for": "help",
+        "error": describe_error(error, execution.ctx.codec)["text"],
+        "type": type(error).__name__,
+    }
+    try:
+        return (yield from _give_back(execution, "stuck", rows.NEVER, described))
+    except (StoreError, RunError):
+        return "lost"  # the store is what failed: the lease runs out, and whoever comes next goes on
+
+
+def _start_over(execution: Execution, spec: DurableSpec, new: ContinueAsNew) -> Operation[str]:
+    execution.stop = execution.root.stop = None
+    yield from saga.settle_open(execution)  # with the journal, what is in doubt would be forgotten
+    bound = spec.binder.bind(new.args_given, new.kwargs_given)
+    text = spec.binder.text(bound, execution.ctx.codec)
+    incarnation = execution.ctx.entropy(16)
+    # By `since` is known that it began anew: never 0, also if nothing was recorded before.
+    since = max(1, execution.index.last)
+    op = partial(
+        rows.start_over, since=since, args=compress(text), incarnation=incarnation, now=execution.ctx.clock_us()
+    )
+    is_done = yield from execution.log.commit_with_retry(op, partial(_is_begun_anew, execution, incarnation))
+    return "queued" if is_done else "lost"
+
+
+def _is_begun_anew(execution: Execution, incarnation: bytes) -> Operation[bool]:
+    row = yield from read(partial(rows.numbered, execution.tenant, execution.row.run))
+    return row is not None and row.incarnation == incarnation
