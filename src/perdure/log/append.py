@@ -54,7 +54,7 @@ from perdure.values.dictionary import Dictionary
 from perdure.values.diff import find
 from perdure.values.hashing import CHUNK_BYTES, chunk_digests, content_digest
 
-# name, PostgreSQL type: parameters in a SELECT list need their type said
+# name, PostgreSQL type: parameters in a SELECT list need their type
 _RECORD_PARAMS = (
     ("tenant", "bigint"),
     ("tree", "bigint"),
@@ -142,7 +142,7 @@ class Draft:
     kind: str
     note: str | None
     metadata: str | None
-    encoder: Encoder | None = None  # goes on from this record, once it is written
+    encoder: Encoder | None = None  # continues from this record, once it is written
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -153,18 +153,18 @@ class Place:
     name: str
     thread: int | None
     merge: Mapping[str, Any] | None = None  # metadata for the thread
-    parent: int | None = None  # the caller says which checkpoint it goes on from
+    parent: int | None = None  # the caller says which checkpoint it follows
     expect: int | None = None  # the caller says what the head must be
     cursor: int | None = None  # what the handle stood on
     own: Container[int] = ()  # records that the same handle wrote: no race with those
     lost_head: int | None = None  # a head whose record is gone: nothing to race with, the next save replaces it
-    found_nothing: bool = False  # the handle looked when there was no checkpoint: it goes on from nothing
+    found_nothing: bool = False  # the handle looked when there was no checkpoint: it follows nothing
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Appended:
     """What became of a draft. `record` None: nothing was written. Either its base has moved: make the difference
-    anew; or `after` says which id it must follow: somebody made its parent a moment later, with a greater id."""
+    anew; or `after` says which id it must follow: its parent was made a moment later, with a greater id."""
 
     record: Record | None
     thread: int
@@ -195,7 +195,7 @@ def prepare(
     same = ops.same(size) if size >= CHUNK_BYTES else ()
     digests = chunk_digests(text, base.digests, ops.common_head, same)
     content = content_digest(salt, size, digests)
-    # A branch does not take the stream that the base's own line goes on with.
+    # A branch does not take the stream that the base's own line continues.
     encoder = Encoder(base.dictionary) if branching else base.take_encoder()
     diff = encoder.encode(ops)
     cost = base.record.cost + difference_cost(len(diff), payload_bytes(diff), len(ops.items))
@@ -374,7 +374,7 @@ def lock_or_create_thread(place: Place, at: int) -> Generator[Batch, list[Rows],
             if place.expect is not None:
                 raise _conflict(place, None)
             return thread, True
-        # Somebody else made it in between.
+        # Another writer made it in between.
         thread = yield from find_thread(place.tenant, place.name, lock=True)
     if place.merge:
         yield from merge_metadata(place.tenant, thread, place.merge)
@@ -391,7 +391,7 @@ def _parent(place: Place, thread: ThreadRow) -> int | None:
         return place.cursor if _head_is_lost(place, thread) else thread.head
     if thread.head == place.cursor or thread.head in place.own:
         return thread.head
-    # Nothing: a branch of its own from the start, beside what somebody else has begun meanwhile.
+    # Nothing: a branch of its own from the start, beside what another writer has begun meanwhile.
     return thread.head if place.cursor is None and not place.found_nothing else place.cursor
 
 

@@ -52,7 +52,7 @@ class Base:
         self._encoders = [encoder] if encoder is not None else []
 
     def take_encoder(self) -> Encoder:
-        """The encoder whose stream ends in this record, for whoever asks first; a new one for all others."""
+        """The encoder whose stream ends in this record, for the first caller; a new one for all others."""
         try:
             return self._encoders.pop()  # in one step: of two threads only one gets it
         except IndexError:

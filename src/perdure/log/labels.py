@@ -145,7 +145,7 @@ def move_space_head(slot: Slot, record: int, at: int) -> list[Statement]:
 
 
 def second_writer(name: str, space: str) -> Conflict:
-    """What a writer is told that another one has overtaken."""
+    """The error for a writer that another one has overtaken."""
     where = f" (namespace {space!r})" if space else ""
     return Conflict(
         f"another run has written to thread {name!r}{where} since this one began: nothing was written; "

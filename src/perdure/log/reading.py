@@ -28,7 +28,7 @@ _THIS = "tenant = :tenant AND tree = :tree AND id = :id"
 _COST_MAX = 1 << 60
 _RECOVERED_MAX = 32  # damaged keyframes in a row that are worth rebuilding
 
-# What is listed to be swept is gone: it may already have lost its base, though nobody got round to removing it.
+# What is listed to be swept is gone: it may already have lost its base, though it was not removed yet.
 NOT_SWEPT = "NOT EXISTS (SELECT 1 FROM sweep s WHERE s.tenant = r.tenant AND s.tree = r.tree AND s.id = r.id)"
 
 RECORD = Sql(f"SELECT {COLUMNS} FROM record r WHERE {_THIS} AND {NOT_SWEPT}", opens=RECORD_CELLS, tolerant=True)

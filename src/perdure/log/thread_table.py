@@ -154,7 +154,7 @@ def ensure_tenant(name: str) -> Program[int]:
     if not found:
         number = yield from next_number()
         yield Batch(_ADD_TENANT(number=number, tenant_name=name))
-        [found] = yield Batch(_TENANT(tenant_name=name))  # somebody else's, if they were first
+        [found] = yield Batch(_TENANT(tenant_name=name))  # another writer's, if that was first
     number_found = _tenant_in(found, name)
     assert number_found is not None
     return number_found

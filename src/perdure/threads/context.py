@@ -23,7 +23,7 @@ WARN_BYTES = 5_000_000
 
 class Entropy:
     """Random bytes of the operating system, fetched a page at a time: a call for each save would cost more than its
-    hashes, and give up the interpreter's lock in the middle. Whoever draws takes a page, and puts it back."""
+    hashes, and give up the interpreter's lock in the middle. A caller takes a page and puts it back."""
 
     def __init__(self) -> None:
         self._pages: list[tuple[int, bytes, int]] = []  # whose process, the bytes, how many of them are used
@@ -55,7 +55,7 @@ class Context:
     clock_us: Callable[[], int] = clock_us
     entropy: Callable[[int], bytes] = field(default_factory=Entropy)
     ticks: Callable[[], float] = time.monotonic  # seconds, for measuring: never goes back
-    warn_bytes: int = WARN_BYTES  # a state whose text is longer is told of in the log, with what makes it so
+    warn_bytes: int = WARN_BYTES  # larger states log a warning
     large_warned: dict[tuple[str, str], int] = field(default_factory=dict)  # by tenant and thread: the next size
     known_tenant: int | None = None  # the tenant's number, once it was looked up
 
@@ -83,9 +83,9 @@ class Context:
 
 @dataclass(slots=True, repr=False, eq=False)
 class Cursor:
-    """A handle's place on a thread. Shared by whoever uses the handle, in any thread of the process.
+    """A handle's place on a thread. Shared by all users of the handle, in any thread of the process.
 
-    `cursor` is what the handle last loaded or saved: what its next save goes on from. If somebody else has moved the
+    `cursor` is what the handle last loaded or saved: what its next save follows. If another writer has moved the
     head since, that save becomes a branch. Saves of the same handle at the same time (`own`) are no race.
     """
 
@@ -94,13 +94,13 @@ class Cursor:
     thread: int | None = None
     tree: int = 0
     cursor: int | None = None
-    found_nothing: bool = False  # it looked, and the thread had no checkpoint: its first save goes on from nothing
+    found_nothing: bool = False  # it looked, and the thread had no checkpoint: its first save follows nothing
     own: deque[int] = field(default_factory=lambda: deque(maxlen=1024))
-    on_branch: bool = False  # its saves do not move the head: it is told once
-    lost_head: int | None = None  # a head whose record is gone: a load said so and offered `cursor` instead
+    on_branch: bool = False  # its saves do not move the head: a warning is logged once
+    lost_head: int | None = None  # a head whose record is gone: a load found that, and returned `cursor` instead
 
     def disown(self, record: int) -> None:
-        """An id that was drawn but not used. It may be somebody else's: then that is a race."""
+        """An id that was drawn but not used. It may belong to another writer: then that is a race."""
         try:
             self.own.remove(record)
         except ValueError:

@@ -56,7 +56,7 @@ from perdure.threads.size_warning import warn_if_large
 from perdure.values.dictionary import Dictionary
 
 _log = logging.getLogger("perdure")
-ATTEMPTS = 64  # somebody else succeeds each time one of these fails
+ATTEMPTS = 64  # another writer succeeds each time one of these fails
 _FALLBACK_PAGE = 64
 
 
@@ -143,7 +143,7 @@ def save(
 
 
 def _follows(line: Cursor, tenant: int, stands_on: int | None) -> Flow[int | None]:
-    """What a save goes on from: where the handle stands; if it has neither looked nor saved, whatever the head is."""
+    """What a save follows: the checkpoint that the handle last loaded or saved; if there is none, the head."""
     if line.thread is not None and stands_on is not None:
         return stands_on
     row = yield from read(partial(try_thread, tenant, line.name, line.thread))
@@ -171,7 +171,7 @@ def place_of(line: Cursor, tenant: int, parent: int | None, expect: int | None) 
 def advance_cursor(
     ctx: Context, line: Cursor, tenant: int, draft: Draft, done: Appended, record: Record, *, asked: bool
 ) -> None:
-    """Note where the handle stands now, and keep what its next save will build on. `asked`: it was told its parent."""
+    """Move the cursor to a new record, and cache what the next save builds on. `asked`: the caller gave the parent."""
     if (sink := meters.sink) is not None:
         record_size(ctx, draft, sink)
     line.resolve(done.thread, done.tree)
@@ -274,7 +274,7 @@ def update(
     note: str | None,
     metadata: Mapping[str, Any] | None,
 ) -> Flow[tuple[Record, bool]]:
-    """Change the newest state, whoever saved it: load, merge, save if nobody was faster, else again."""
+    """Change the newest state: load, merge, save if the head has not moved since, else start again."""
     for _ in range(ATTEMPTS):
         row, loaded, _ = yield from load(ctx, line)
         try:
@@ -329,7 +329,7 @@ def _fork(
     )
     if made is None:
         raise UsageError(f"a thread named {name!r} exists already: choose another name for the fork")
-    # What subgraphs have saved since the head belongs to the step that goes on from it.
+    # What subgraphs have saved since the head belongs to the step that follows it.
     upto = ID_MAX if record.id == row.head else record.id
     yield Batch(*copy_labels(tenant, row.thread, made.thread, upto))
     return made.thread, made.tree, record.id
@@ -386,7 +386,7 @@ def load(
             line.cursor, line.lost_head = loaded.record.id, row.head
         key = (tenant, row.tree, loaded.record.id)
         cached = ctx.cache.get(key)
-        # What is there already has digests and a stream to go on with: keep it if it is still how it is stored.
+        # What is there already has digests and a stream to continue: keep it if the record is still stored that way.
         if cached is None or (cached.generation, cached.record.key) != (row.generation, loaded.record.key):
             ctx.cache.put(key, base_of(loaded, row.generation))
     if (sink := meters.sink) is not None:

@@ -39,7 +39,7 @@ def warn_skipped(thread: str, skipped: Mapping[str, Any], loaded: str) -> None:
 
 
 def warn_unknown(checkpoint: str) -> None:
-    """Nobody knows whether a commit was made: it is looked for."""
+    """A COMMIT was not acknowledged: the record is looked for."""
     _log.warning(
         "a commit's answer was lost; looking for record %s",
         checkpoint,

@@ -84,7 +84,7 @@ def _read_beside(tenant: int, line: Cursor, record: int, id_: bytes) -> Program[
     [rows] = yield Batch(select_writes(tenant, line.thread, space, named))
     try:
         bases = yield from odd_bases(tenant, line.tree, rows, ())
-    except Damaged:  # `pending` will say so; the rest can be told
+    except Damaged:  # `pending` raises it; the rest can be shown
         bases = {}
     here = spaces.get(space)
     return Beside(

@@ -17,7 +17,7 @@ from perdure.log.ids import show_id
 from perdure.log.records import Record
 from perdure.log.thread_table import ThreadRow, metadata_of
 
-if TYPE_CHECKING:  # imported where somebody verifies
+if TYPE_CHECKING:  # imported by what verifies
     from perdure.log.verify import Findings
 
 _UNSET: Any = object()

@@ -25,7 +25,7 @@ from perdure.threads.flows import ATTEMPTS, base_of, commit, gone, locate, save
 def rollback(ctx: Context, line: Cursor, to: int, note: str | None) -> Flow[tuple[Record, bool]]:
     """A new head that equals an old checkpoint. Its difference to that checkpoint is next to nothing."""
     tenant, _ = yield from locate(ctx, line)
-    said = note or f"rolled back to {show_id(to)}"
+    reason = note or f"rolled back to {show_id(to)}"
     for _ in range(ATTEMPTS):
         row, loaded = yield from read(partial(read_thread_state, tenant, line.name, line.thread, to))
         if loaded is None:
@@ -33,12 +33,12 @@ def rollback(ctx: Context, line: Cursor, to: int, note: str | None) -> Flow[tupl
         if row.head is not None and not (yield from read(partial(read_live, tenant, row.tree, row.head))):
             line.cursor, line.lost_head = to, row.head  # nothing to follow: this is how to mend it
         if loaded.record.kind == LABELLED_KIND:
-            made = yield from _put_again(ctx, line, tenant, loaded, row.generation, said)
+            made = yield from _put_again(ctx, line, tenant, loaded, row.generation, reason)
             if made is not None:
                 return made
             continue
         try:
-            return (yield from save(ctx, line, loaded.data, kind="rollback", note=said, expect=row.head, base=to))
+            return (yield from save(ctx, line, loaded.data, kind="rollback", note=reason, expect=row.head, base=to))
         except Conflict:
             continue
     raise Conflict(f"thread {line.name!r} is saved to without pause: nothing was written; roll back again")

@@ -11,7 +11,7 @@ import logging
 from perdure.storage.events import event
 from perdure.threads.context import Context
 
-_TOLD_MAX = 10_000  # threads that are remembered; then some are told of once more
+_WARNED_MAX = 10_000  # threads that are remembered; beyond that some are warned about again
 _log = logging.getLogger("perdure")
 
 
@@ -22,7 +22,7 @@ def warn_if_large(ctx: Context, thread: str, text: bytes) -> None:
         return
     from perdure.values.sizing import culprit  # most programs never need it
 
-    if len(ctx.large_warned) >= _TOLD_MAX:
+    if len(ctx.large_warned) >= _WARNED_MAX:
         ctx.large_warned.clear()
     ctx.large_warned[key] = 2 * size
     try:

@@ -106,7 +106,7 @@ class Thread(Keeping):
     ) -> Checkpoint:
         """Change the newest state: nested mappings are merged, all else replaced; `remove` names paths to take out.
 
-        Done again from the start if somebody else saves in between, so no change is lost.
+        If another writer saves in between, it starts again from the new head, so no change is lost.
         """
         if (journal := journal_of(self._context)) is not None:
             record, on_head = journal.save(self._journaled_update(patch, remove, note, metadata))
@@ -223,7 +223,7 @@ class Thread(Keeping):
 
     def largest(self, n: int = 10, *, at: Checkpoint | str | None = None) -> list[Part]:
         """What makes a state large (default: the newest): paths with the bytes of their text, the largest first. A
-        part's size counts what lies in it too. A value that is nearly all of what it lies in stands for that."""
+        part's size includes what it contains. If one child makes up 90 % of a value, only the child is listed."""
         return self._run(self._largest(n, at))
 
     async def alargest(self, n: int = 10, *, at: Checkpoint | str | None = None) -> list[Part]:
@@ -243,7 +243,7 @@ class Thread(Keeping):
     def fork(
         self, at: Checkpoint | str | None = None, *, name: str, metadata: Mapping[str, Any] | None = None
     ) -> Thread:
-        """A thread of its own that goes on from a checkpoint (default: the head). Copies nothing."""
+        """A new thread that continues from a checkpoint (default: the head). Copies nothing."""
         return self._run(self._fork(at, name, metadata))
 
     async def afork(

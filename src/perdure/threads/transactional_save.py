@@ -44,7 +44,7 @@ class Saving(msgspec.Struct):
     done: Appended | None = None  # by the last attempt of the transaction
 
     def program(self) -> Generator[Batch, list[Rows], Appended]:
-        """Write the record. Safe to repeat; must not be the last part of a transaction that goes on after it."""
+        """Write the record. Safe to repeat; the surrounding transaction may continue after it."""
         sealed = self._sealed()
         if sealed is not None and self.draft.base is not None:
             quick = append_to_head(self.draft, self.draft.base, self.tenant, sealed)
@@ -138,5 +138,5 @@ journal: Journal | None = None
 
 
 def journal_of(ctx: Context) -> Journal | None:
-    """Who writes down what is saved here and now; None: nobody, it is a plain save."""
+    """The journal that records saves made here; None: it is a plain save."""
     return journal if journal is not None and journal.wants(ctx) else None

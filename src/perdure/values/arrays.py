@@ -1,6 +1,6 @@
 """numpy arrays and scalars: their dtype in words, their shape, their bytes in base64.
 
-numpy is never imported to save a value (whoever has an array has numpy loaded), and only when an array is
+numpy is never imported to save a value (a program that has an array has numpy loaded), and only when an array is
 met to load one. A dtype is rebuilt from a closed grammar, so object dtypes, which would be pickled, cannot
 occur; and an array is made only after its shape and dtype were found to need exactly the bytes that are
 there.

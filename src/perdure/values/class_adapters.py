@@ -284,9 +284,9 @@ class ModelSort:
         undefined = sys.modules["pydantic_core"].PydanticUndefined
         made: dict[str, Any] = {}
         for name, item in self.cls.__private_attributes__.items():
-            # Older versions of pydantic call a factory unasked, newer ones only if they are told to.
-            told = hasattr(item, "default_factory_takes_validated_data")
-            value = model_default(item, {**fields, **made}) if told else item.get_default()
+            # Older versions of pydantic call a factory unasked, newer ones only if asked to.
+            asks = hasattr(item, "default_factory_takes_validated_data")
+            value = model_default(item, {**fields, **made}) if asks else item.get_default()
             if value is not undefined:
                 made[name] = value
         return made

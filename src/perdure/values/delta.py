@@ -2,8 +2,8 @@
 
 A difference is the MessagePack array `[skip, drop, insert, ...]` of its splices. It is stored as it is when it is
 small. Otherwise the differences of one chain are one zstd stream, with the dictionary of its keyframe: each stored
-difference is what the stream grew by. So what one said the next need not say again, and a chain is decompressed in
-one go. Whoever has no stream at hand (a new process, a fork, a writer that lost a race) starts a new one.
+difference is what the stream grew by. So the next one need not repeat what one holds, and a chain is decompressed in
+one go. A writer without a stream (a new process, a fork, a writer that lost a race) starts a new one.
 
 A chain is applied with a gap: splices come again and again at the same place (the end of a list in the middle of a
 text), and what lies behind it is not moved each time.
@@ -31,7 +31,7 @@ from perdure.values.limits import INFLATED_MAX, NODES_MAX, SIZE_MAX
 # Below this a difference is stored as it is: compressing would cost more than it saves.
 RAW_MAX = 96
 _START = 1  # first byte of a stored difference: it starts a stream
-_MORE = 2  # it goes on with the stream of the differences before it
+_MORE = 2  # it continues the stream of the differences before it
 _MORES = re.compile(rb"\x02+")
 _RAW = 0x90  # from here on: the first byte of a MessagePack array
 _HEAD = 5  # the kind, and the length of the difference as four bytes
@@ -59,7 +59,7 @@ class Encoder:
         self._compressor: Compressor | None = None
 
     def encode(self, ops: Ops) -> bytes:
-        """A difference as it is stored. The next one goes on from here: if this one is not kept, drop the encoder."""
+        """A difference as it is stored. The next one continues from here: if this one is not kept, drop the encoder."""
         return self.encode_splices([part for op in ops.items for part in op])
 
     def encode_splices(self, splices: Splices) -> bytes:
@@ -134,7 +134,7 @@ class Decoder:
             return diff, end
         if kind not in (_START, _MORE):
             raise Undecodable(f"a difference starts with {kind}, which is no kind of difference")
-        # What goes on with the stream comes with it, as far as that is not much.
+        # What continues the stream comes with it, as far as that is not much.
         if (more := _MORES.match(kinds, end)) is not None:
             end = more.end()
         alike = diffs[start:end]
@@ -149,7 +149,7 @@ class Decoder:
             self._decompressor = self._dictionary.decompressor()
             parts.insert(0, _MAGIC)
         if self._decompressor is None:
-            raise Undecodable("a difference goes on with a stream whose start is missing")
+            raise Undecodable("a difference continues a stream whose start is missing")
         if size > self._payload_max:
             raise Undecodable(f"a difference claims {size} bytes where {self._payload_max} are allowed")
         payload = inflate(self._decompressor, b"".join(parts), size)

@@ -1,6 +1,6 @@
 """The dictionary that all differences after one keyframe share: the end of the keyframe's text.
 
-Differences are small, and most of what they say was said before. `TABLES`, `COMMON`, `DICT_BYTES` and
+Differences are small, and mostly repeat what came before. `TABLES`, `COMMON`, `DICT_BYTES` and
 `DICT_BYTES_MIN` are part of the file format: stored differences can be read only with exactly these bytes.
 """
 

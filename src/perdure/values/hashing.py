@@ -14,7 +14,7 @@ CHUNK_BYTES = 64 * 1024
 
 
 def digest(salt: bytes, data: bytes) -> bytes:
-    """The content hash of a text: 32 bytes that say nothing about it to whoever lacks the salt."""
+    """The content hash of a text: 32 bytes that say nothing about it without the salt."""
     return content_digest(salt, len(data), chunk_digests(data))
 
 

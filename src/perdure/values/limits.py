@@ -18,7 +18,7 @@ SIZE_MAX: Final = 512 * 1024 * 1024
 # Bytes that anything stored may take when it is decompressed, whatever it claims: one text, and what stands beside it.
 INFLATED_MAX: Final = SIZE_MAX + (64 << 20)
 
-# Values in one text. Whoever has more numbers than this keeps them in a numpy array, which counts as one.
+# Values in one text. More numbers than this belong in a numpy array, which counts as one.
 NODES_MAX: Final = 8_000_000
 
 # A change in a text of at most this is one splice, from the first byte that differs to the last: looking closer takes

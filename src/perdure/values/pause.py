@@ -14,7 +14,7 @@ from types import TracebackType
 
 
 class _Pause:
-    """A context in which the collector rests. It goes on when the last of those inside has left; if it was off
+    """A context in which the collector rests. It resumes when the last user has left; if it was off
     before, it stays off."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class _Pause:
                 gc.enable()
 
     def after_fork(self) -> None:
-        """In the child nobody is inside: the threads that were are not there."""
+        """In the child no thread is inside: the threads that were are not there."""
         self._lock = threading.Lock()
         if self._inside and self._resume:
             gc.enable()

@@ -50,7 +50,7 @@ def _levels(value: object, room: int, nodes_max: int = NODES_MAX) -> Iterator[tu
     for _ in range(room + 1):
         first = type(level[0])
         if first not in PLAIN:
-            # A list of objects is told from its first one; the walk ends here in any case.
+            # A list of objects is recognised by its first one; the walk ends here in any case.
             yield level[:1], [first], {first}
             return
         types = list(map(type, level))

@@ -1,6 +1,6 @@
 """What makes a text large: the paths of the parts that take most of it.
 
-Only looked for when somebody asks, or a state has passed a limit: the text is parsed and its parts are written again to
+Only computed on request, or when a state has passed a limit: the text is parsed and its parts are written again to
 measure them. Values never leave this module, only paths and sizes. A path holds keys of the state's mappings, which may
 be personal data: each is cut to 40 characters.
 """
