@@ -10,7 +10,7 @@ import perdure
 def test_states_are_found_by_the_callers_ids_and_listed_newest_first(store: perdure.Store) -> None:
     line = store.thread("a").line()
     for number in range(60):
-        assert line.save({"n": number}, id=f"{number:03}", parent=f"{number - 1:03}" if number else None)
+        line.save({"n": number}, id=f"{number:03}", parent=f"{number - 1:03}" if number else None)
     fresh = store.thread("a").line()
     newest, old = fresh.load(), fresh.load("007")
     assert newest is not None

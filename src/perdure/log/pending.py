@@ -212,7 +212,7 @@ def _pack(write: Write, against: Against | None) -> tuple[int | None, bytes]:
     text, kind, base = write.text, _PLAIN, None
     stored = text
     if len(text) >= _PACK_MIN_BYTES:
-        if against is None:
+        if against is None or len(against.text) < _PACK_MIN_BYTES:  # zstd takes no dictionary below 8 bytes
             kind, stored = _ALONE, compress_alone(text)
         else:
             kind, base = (_END if len(text) < LARGE_BYTES else _WHOLE), against.record

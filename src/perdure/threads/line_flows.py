@@ -71,22 +71,34 @@ def parent_text(engine: LineEngine, name: str, namespace: str, parent: bytes) ->
 
 @meters.operation("save")
 def save(
-    engine: LineEngine, name: str, encoded: Encoded, mark: Mark, note: str | None, tags: Mapping[str, Any]
+    engine: LineEngine,
+    name: str,
+    encoded: Encoded,
+    mark: Mark,
+    note: str | None,
+    tags: Mapping[str, Any],
+    kind: str = LABELLED_KIND,
 ) -> Flow[None]:
     """Save a checkpoint's text under its id, after its parent's. Raises ParentChanged."""
     if len(encoded.text) > engine.ctx.warn_bytes:
         warn_if_large(engine.ctx, name, encoded.text)
     try:
-        yield from _save(engine, name, encoded, mark, note, tags)
+        yield from _save(engine, name, encoded, mark, note, tags, kind)
     except ThreadDeleted:
         if mark.parent is not None:
             raise ThreadDeleted(f"thread {name!r} was deleted meanwhile: this checkpoint was not stored") from None
         engine.threads.forget(name)  # it has no parent: the thread starts anew
-        yield from _save(engine, name, encoded, mark, note, tags)
+        yield from _save(engine, name, encoded, mark, note, tags, kind)
 
 
 def _save(
-    engine: LineEngine, name: str, encoded: Encoded, mark: Mark, note: str | None, tags: Mapping[str, Any]
+    engine: LineEngine,
+    name: str,
+    encoded: Encoded,
+    mark: Mark,
+    note: str | None,
+    tags: Mapping[str, Any],
+    kind: str,
 ) -> Flow[None]:
     ctx = engine.ctx
     tenant = yield from ctx.ensure_tenant()
@@ -108,7 +120,7 @@ def _save(
                 encoded.text,
                 base,
                 salt,
-                kind=LABELLED_KIND,
+                kind=kind,
                 note=note,
                 metadata=None,
                 branching=base is not None and base.record.id != parent,

@@ -6,9 +6,7 @@ remembers only where it stands: the checkpoint that it last loaded or saved.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.errors import UnknownType, UsageError
@@ -158,7 +156,7 @@ class Thread(Keeping):
         """A line of checkpoints whose ids the caller gives: what adapters of other frameworks are built on."""
         from perdure.threads.lines import Line
 
-        return Line(self._context, replace(self._line, own=deque(maxlen=1024)), namespace)
+        return Line(self._context, self.name, self._line.merge, namespace)
 
     # --- read
 
