@@ -121,27 +121,6 @@ def test_parallel_branches_lose_nothing(store: perdure.Store, tmp_path: Path) ->
     assert progress_file.read(file) == found
 
 
-def test_parallel_tools_lose_nothing(lab: Lab, tmp_path: Path) -> None:
-    file = tmp_path / "P.md"
-
-    @lab.durable
-    async def note(text: str) -> None:
-        await lab(perdure.progress(done=text, file=file))
-
-    tools = perdure.tools([note])
-
-    @lab.durable
-    async def agent() -> None:
-        await lab(tools.call([{"id": f"{n}", "name": "note", "arguments": {"text": f"{n}"}} for n in range(8)]))
-
-    run = lab.run(agent)
-    run.result()
-    found = perdure.progress.latest(lab.store, run)
-    assert found is not None
-    assert sorted(found.done) == [str(number) for number in range(8)]
-    assert progress_file.read(file) == found
-
-
 def test_a_fork_has_the_record_of_where_it_begins_and_goes_on_from_it(lab: Lab) -> None:
     once = Once()
 
@@ -350,28 +329,6 @@ def test_every_call_is_a_commit_and_a_crash_before_it_is_made_up_for(lab: Lab, t
         "Goal: Fly",
     ]
     assert git(tmp_path, "status", "--porcelain") == ""
-
-
-def test_a_file_that_was_written_and_not_committed_is_committed_on_resume(
-    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    git(tmp_path, "init", "--quiet")
-    file = tmp_path / "PROGRESS.md"
-
-    @lab.durable
-    async def agent() -> None:
-        await lab(perdure.progress(goal="Fly", file=file, git=True))
-
-    def dies(*_: Any) -> None:
-        raise Interrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(progress_file, "commit", dies)
-        with pytest.raises(Interrupt):
-            lab.run(agent, id="r")
-    assert file.exists()
-    lab.run(agent, id="r").result()
-    assert git(tmp_path, "log", "--format=%s") == "Goal: Fly\n"
 
 
 # --- reading

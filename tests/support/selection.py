@@ -30,9 +30,6 @@ ONCE = {
     "test_repair.py",
     "test_repair_random.py",
     "test_repair_unreadable.py",
-    "test_runs_progress_file.py",
-    "test_runs_schema_answers.py",
-    "test_runs_schemas.py",
 }
 # What these test lies above the SQL, which the contract, conformance and crash tests run on both databases.
 ABOVE_SQL = (
