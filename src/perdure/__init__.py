@@ -16,14 +16,9 @@
 Everything public is named here; what is not in `__all__` may change.
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING, Any
-
-_collects = gc.isenabled()
-gc.disable()  # what an import makes stays: collecting meanwhile takes a tenth of its time and frees nothing
 
 from perdure.errors import (
     Conflict,
@@ -39,36 +34,6 @@ from perdure.errors import (
     Unstorable,
     UsageError,
 )
-from perdure.ops.store import Store
-from perdure.ops.store import open_store as open
-from perdure.runs.calls import outcome
-from perdure.runs.calls.calls import (
-    ask,
-    continue_as_new,
-    emit,
-    receive,
-    rollback,
-    send,
-    sleep,
-    sleep_until,
-    spawn,
-)
-from perdure.runs.calls.children import Child
-from perdure.runs.calls.decorators import durable, effect, step
-from perdure.runs.calls.state import State, state
-from perdure.runs.calls.timeouts import timeout
-from perdure.runs.calls.values import now, patched, random, uuid
-from perdure.runs.engine.models import Ask, Event, RunInfo, Step
-from perdure.runs.functions.keys import IdempotencyKey
-from perdure.runs.functions.keys import current_key as idempotency_key
-from perdure.runs.handle import Run
-from perdure.runs.parallel.calls import first, gather, map
-from perdure.threads.models import Change, Checkpoint, ThreadInfo
-from perdure.threads.thread import Thread
-from perdure.values.registry import register
-
-if _collects:
-    gc.enable()
 
 if TYPE_CHECKING:
     from perdure.agents.progress import progress
@@ -76,32 +41,97 @@ if TYPE_CHECKING:
     from perdure.encryption.keys import KeyFile, KeyProvider, Keys, StaticKeys
     from perdure.ops.copies.restoring import restore
     from perdure.ops.repair.repair import repair
+    from perdure.ops.store import Store
+    from perdure.ops.store import open_store as open
     from perdure.ops.telemetry import logs, metrics
+    from perdure.runs.calls import outcome
+    from perdure.runs.calls.calls import (
+        ask,
+        continue_as_new,
+        emit,
+        receive,
+        rollback,
+        send,
+        sleep,
+        sleep_until,
+        spawn,
+    )
+    from perdure.runs.calls.children import Child
+    from perdure.runs.calls.decorators import durable, effect, step
+    from perdure.runs.calls.state import State, state
+    from perdure.runs.calls.timeouts import timeout
+    from perdure.runs.calls.values import now, patched, random, uuid
+    from perdure.runs.engine.models import Ask, Event, RunInfo, Step
+    from perdure.runs.functions.keys import IdempotencyKey
+    from perdure.runs.functions.keys import current_key as idempotency_key
+    from perdure.runs.handle import Run
     from perdure.runs.history.replay import Replay
     from perdure.runs.journal.queues import Queue
+    from perdure.runs.parallel.calls import first, gather, map
     from perdure.runs.workers.worker import Worker
     from perdure.threads.autosave import AutoState
     from perdure.threads.autosave_policies import autosave
+    from perdure.threads.models import Change, Checkpoint, ThreadInfo
+    from perdure.threads.thread import Thread
+    from perdure.values.registry import register
 
 __version__ = "0.1.0"
 
-# What not every program needs is imported when it is first asked for: a sixth of the time that importing all takes.
+# Imported when the first of them is asked for: `perdure --help` needs none.
 _LATE = {
+    "ask": "perdure.runs.calls.calls",
+    "Ask": "perdure.runs.engine.models",
+    "autosave": "perdure.threads.autosave_policies",
+    "AutoState": "perdure.threads.autosave",
+    "Change": "perdure.threads.models",
+    "Checkpoint": "perdure.threads.models",
+    "Child": "perdure.runs.calls.children",
+    "continue_as_new": "perdure.runs.calls.calls",
+    "durable": "perdure.runs.calls.decorators",
+    "effect": "perdure.runs.calls.decorators",
+    "emit": "perdure.runs.calls.calls",
+    "Event": "perdure.runs.engine.models",
+    "first": "perdure.runs.parallel.calls",
+    "gather": "perdure.runs.parallel.calls",
+    "idempotency_key": "perdure.runs.functions.keys:current_key",
+    "IdempotencyKey": "perdure.runs.functions.keys",
     "KeyFile": "perdure.encryption.keys",
     "KeyProvider": "perdure.encryption.keys",
     "Keys": "perdure.encryption.keys",
-    "Queue": "perdure.runs.journal.queues",
-    "Replay": "perdure.runs.history.replay",
-    "StaticKeys": "perdure.encryption.keys",
-    "Worker": "perdure.runs.workers.worker",
-    "AutoState": "perdure.threads.autosave",
-    "autosave": "perdure.threads.autosave_policies",
     "logs": "perdure.ops.telemetry",
+    "map": "perdure.runs.parallel.calls",
     "metrics": "perdure.ops.telemetry",
+    "now": "perdure.runs.calls.values",
+    "open": "perdure.ops.store:open_store",
+    "outcome": "perdure.runs.calls",
+    "patched": "perdure.runs.calls.values",
     "progress": "perdure.agents.progress",
+    "Queue": "perdure.runs.journal.queues",
+    "random": "perdure.runs.calls.values",
+    "receive": "perdure.runs.calls.calls",
+    "register": "perdure.values.registry",
     "repair": "perdure.ops.repair.repair",
+    "Replay": "perdure.runs.history.replay",
     "restore": "perdure.ops.copies.restoring",
+    "rollback": "perdure.runs.calls.calls",
+    "Run": "perdure.runs.handle",
+    "RunInfo": "perdure.runs.engine.models",
+    "send": "perdure.runs.calls.calls",
+    "sleep": "perdure.runs.calls.calls",
+    "sleep_until": "perdure.runs.calls.calls",
+    "spawn": "perdure.runs.calls.calls",
+    "State": "perdure.runs.calls.state",
+    "state": "perdure.runs.calls.state",
+    "StaticKeys": "perdure.encryption.keys",
+    "step": "perdure.runs.calls.decorators",
+    "Step": "perdure.runs.engine.models",
+    "Store": "perdure.ops.store",
+    "Thread": "perdure.threads.thread",
+    "ThreadInfo": "perdure.threads.models",
+    "timeout": "perdure.runs.calls.timeouts",
     "tools": "perdure.agents.tools",
+    "uuid": "perdure.runs.calls.values",
+    "Worker": "perdure.runs.workers.worker",
 }
 
 __all__ = [
@@ -179,5 +209,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'perdure' has no attribute {name!r}")
     from importlib import import_module
 
-    value = globals()[name] = getattr(import_module(_LATE[name]), name)
+    import_module("perdure.ops.store")  # the domains register their tables
+    module, _, attribute = _LATE[name].partition(":")
+    value = globals()[name] = getattr(import_module(module), attribute or name)
     return value

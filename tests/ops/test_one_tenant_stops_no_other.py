@@ -34,14 +34,14 @@ def test_a_run_whose_row_makes_no_sense_is_stuck_and_the_others_run(url: str, fe
         assert store.get_run("second").result() == 3
         assert store.get_run("first").info().status == "stuck"
         [told] = [finding for finding in store.ops.doctor() if finding.check == "runs"]
-        assert "1 run stuck" in told.says
+        assert "1 run stuck" in told.message
         store.get_run("first").resume()
         work(store)
         assert store.get_run("first").result() == 3, "its journal is whole"
 
 
 def upkeep_findings(store: perdure.Store) -> list[tuple[str, str]]:
-    return [(finding.level, finding.says) for finding in store.ops.doctor() if finding.check == "upkeep"]
+    return [(finding.level, finding.message) for finding in store.ops.doctor() if finding.check == "upkeep"]
 
 
 def test_the_daily_upkeep_of_one_tenant_fails_and_the_others_have_theirs(url: str) -> None:
@@ -84,5 +84,5 @@ def test_garbage_in_one_tenants_rows_ends_no_check_of_the_doctor(tmp_path: Path)
         store.thread("a").save({"n": 1})
         Raw(url)("UPDATE thread SET active = x'fffe'")
         findings = store.ops.doctor()
-    assert any("damaged" in finding.says for finding in findings)
+    assert any("damaged" in finding.message for finding in findings)
     assert len(findings) > 10

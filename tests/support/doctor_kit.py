@@ -49,8 +49,8 @@ def said(store: perdure.Store, **machine: Any) -> dict[str, list[Finding]]:
     found: dict[str, list[Finding]] = {}
     for finding in drive(store._context.driver, examine(store._context, Machine(**machine))):
         assert finding.level in LEVELS
-        assert finding.says
-        assert finding.level in ("ok", "note") or finding.do, finding
+        assert finding.message
+        assert finding.level in ("ok", "note") or finding.hint, finding
         found.setdefault(finding.check, []).append(finding)
     return found
 
@@ -60,4 +60,4 @@ def worst(findings: list[Finding]) -> str:
 
 
 def text_of(findings: list[Finding]) -> str:
-    return " | ".join(f"{finding.says} -> {finding.do}" for finding in findings)
+    return " | ".join(f"{finding.message} -> {finding.hint}" for finding in findings)

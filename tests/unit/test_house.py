@@ -77,8 +77,9 @@ def test_all_names_exactly_what_is_public() -> None:
     }
     late = set(perdure._LATE)
     assert public | late | {"__version__", "outcome"} == set(perdure.__all__)
-    for name in late:
-        assert getattr(perdure, name) is getattr(sys.modules[perdure._LATE[name]], name)
+    for name, place in perdure._LATE.items():
+        module, _, attribute = place.partition(":")
+        assert getattr(perdure, name) is getattr(sys.modules[module], attribute or name)
 
 
 def test_a_layer_imports_only_downwards() -> None:

@@ -38,9 +38,11 @@ def doctor(cli: Invocation, strict: bool) -> int:
         out.document({"ok": not bad, "counts": counts, "findings": [fields(finding) for finding in found]})
         return NO if bad else OK
     for finding in found:
-        out.line((f"{finding.level:<7}", _STYLES[finding.level]), (f"{finding.check:<12}", "bold"), (finding.says, ""))
-        if finding.do:
-            out.line((" " * 21, ""), (finding.do, "cyan"))
+        out.line(
+            (f"{finding.level:<7}", _STYLES[finding.level]), (f"{finding.check:<12}", "bold"), (finding.message, "")
+        )
+        if finding.hint:
+            out.line((" " * 21, ""), (finding.hint, "cyan"))
     summary = ", ".join(plural(counts[level], level) for level in ("problem", "warning", "note"))
     out.line((summary, "bold red" if counts["problem"] else "yellow" if counts["warning"] else "green"))
     return NO if bad else OK

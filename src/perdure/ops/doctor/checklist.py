@@ -7,9 +7,6 @@ databases has is in `sqlite.py` and `postgres.py` beside this file; `triage` is 
 
 from __future__ import annotations
 
-import importlib.util
-import platform
-import sys
 from datetime import date, timedelta
 from functools import partial
 
@@ -21,11 +18,11 @@ from perdure.ops.doctor.findings import (
     DAY_S,
     GB,
     MB,
+    Check,
+    CheckContext,
     Finding,
     Level,
-    Look,
     Machine,
-    Patient,
     looked,
     many,
     query,
@@ -49,22 +46,6 @@ _LATE_S = 600  # a run that is due for so long has no worker
 _FUTURE_MINUTES = 2
 _US = 1_000_000
 
-# When the last release of each is due (devguide.python.org/versions).
-PYTHON_ENDS = {
-    (3, 11): date(2027, 10, 31),
-    (3, 12): date(2028, 10, 31),
-    (3, 13): date(2029, 10, 31),
-    (3, 14): date(2030, 10, 31),
-}
-EXTRAS = {
-    "postgres": "psycopg",
-    "cli": "rich",
-    "langgraph": "langgraph",
-    "crypto": "cryptography",
-    "s3": "obstore",
-    "otel": "opentelemetry",
-}
-
 _COPIES = Sql("SELECT max(at), max(restored_at), count(*) FROM copy WHERE sort = 'backup'")
 _RETENTION = Sql(
     """SELECT (SELECT count(*) FROM meta WHERE key LIKE 'retention %'),
@@ -80,7 +61,6 @@ _TROUBLE = Sql(
     """SELECT t.name, m.value FROM meta m JOIN tenant t ON m.key = 'trouble ' || CAST(t.tenant AS text)
     ORDER BY t.tenant LIMIT 20"""
 )
-_SWEEPS = Sql("SELECT count(*) FROM sweep")
 _SEALS = Sql("SELECT count(*), (SELECT count(*) FROM tenant) FROM tenant_key")
 _NEWEST = Sql("SELECT max(active) FROM thread")
 _APPLIED = Sql("SELECT max(version) FROM migration")
@@ -91,15 +71,15 @@ def examine(ctx: Context, machine: Machine | None = None) -> Flow[list[Finding]]
     driver = ctx.driver
     while hasattr(driver, "inner"):
         driver = driver.inner
-    patient = Patient(ctx, driver, machine or Machine())
+    context = CheckContext(ctx, driver, machine or Machine())
     found: list[Finding] = []
-    for name, look in _checks(patient):
-        found += yield from looked(patient, name, look)
+    for name, look in _checks(context):
+        found += yield from looked(context, name, look)
     return found
 
 
-def _checks(patient: Patient) -> list[tuple[str, Look]]:
-    if patient.is_sqlite:
+def _checks(context: CheckContext) -> list[tuple[str, Check]]:
+    if context.is_sqlite:
         from perdure.ops.doctor import sqlite as special
     else:
         from perdure.ops.doctor import postgres as special  # type: ignore[no-redef]
@@ -113,11 +93,7 @@ def _checks(patient: Patient) -> list[tuple[str, Look]]:
         ("schema", schema),
         ("runs", runs),
         ("upkeep", upkeep),
-        ("deletions", deletions),
         ("encryption", encryption),
-        ("python", python),
-        ("extras", extras),
-        ("damage", damage),
     ]
 
 
@@ -128,7 +104,7 @@ def triage(url: str, error: PerdureError, machine: Machine | None = None) -> lis
         from perdure.ops.doctor.sqlite import outside
 
         found += outside(url, machine or Machine())
-    return [*found, _python(), _extras()]
+    return found
 
 
 def would_change(url: str) -> Finding | None:
@@ -143,10 +119,10 @@ def would_change(url: str) -> Finding | None:
 # --- backups, retention
 
 
-def backups(patient: Patient) -> Flow[list[Finding]]:
+def backups(context: CheckContext) -> Flow[list[Finding]]:
     """When the last one was made, and when one was last restored in a test."""
-    at, restored_at, count = yield from query_one(patient, _COPIES)
-    now = patient.machine.clock_us()
+    at, restored_at, count = yield from query_one(context, _COPIES)
+    now = context.machine.clock_us()
     if not count:
         return [
             Finding(
@@ -158,23 +134,25 @@ def backups(patient: Patient) -> Flow[list[Finding]]:
         ]
     age_s = max(0, now - at) / _US
     level: Level = "ok" if age_s <= _BACKUP_DAYS_MAX * DAY_S else "warning"
-    do = "" if level == "ok" else "run `perdure store backup`; a timer should do it every day"
-    made = Finding("backups", level, f"the last backup was made {span(age_s)} ago", do)
+    hint = "" if level == "ok" else "run `perdure store backup`; a timer should do it every day"
+    made = Finding("backups", level, f"the last backup was made {span(age_s)} ago", hint)
     if restored_at is None:
-        says, do = "no backup was ever restored in a test", "run `perdure store restore FILE --test`"
-        return [made, Finding("restore", "warning", says, do)]
+        message, hint = "no backup was ever restored in a test", "run `perdure store restore FILE --test`"
+        return [made, Finding("restore", "warning", message, hint)]
     age_s = max(0, now - restored_at) / _US
     tried: Level = "ok" if age_s <= _RESTORE_DAYS_MAX * DAY_S else "warning"
-    says = f"a backup was last restored, and found whole, {span(age_s)} ago"
+    message = f"a backup was last restored, and found whole, {span(age_s)} ago"
     return [
         made,
-        Finding("restore", tried, says, "" if tried == "ok" else "try it again: `perdure store restore FILE --test`"),
+        Finding(
+            "restore", tried, message, "" if tried == "ok" else "try it again: `perdure store restore FILE --test`"
+        ),
     ]
 
 
-def retention(patient: Patient) -> Flow[list[Finding]]:
+def retention(context: CheckContext) -> Flow[list[Finding]]:
     """Whether anything ever removes old checkpoints."""
-    policies, on_threads, used = yield from query_one(patient, _RETENTION)
+    policies, on_threads, used = yield from query_one(context, _RETENTION)
     if policies or on_threads:
         return [
             Finding(
@@ -183,7 +161,7 @@ def retention(patient: Patient) -> Flow[list[Finding]]:
         ]
     if not used:
         return [Finding("retention", "ok", "no checkpoints are stored yet")]
-    stored = yield from stored_bytes(patient)
+    stored = yield from stored_bytes(context)
     level: Level = "warning" if stored > _LARGE_BYTES else "note"
     return [
         Finding(
@@ -198,87 +176,82 @@ def retention(patient: Patient) -> Flow[list[Finding]]:
 # --- space
 
 
-def stored_bytes(patient: Patient) -> Flow[int]:
+def stored_bytes(context: CheckContext) -> Flow[int]:
     """What the store takes on its disk."""
-    if patient.is_sqlite:
+    if context.is_sqlite:
         from perdure.ops.doctor.sqlite import file_bytes
 
-        return file_bytes(patient.driver.path)
+        return file_bytes(context.driver.path)
     from perdure.ops.doctor.postgres import BYTES
 
-    [found] = yield from query_one(patient, BYTES)
+    [found] = yield from query_one(context, BYTES)
     return int(found)
 
 
-def growth_per_day(patient: Patient) -> Flow[float | None]:
+def growth_per_day(context: CheckContext) -> Flow[float | None]:
     """Bytes per day, from the sizes that were noted; None: not known yet."""
-    size, samples = yield from read(partial(store_size.size_and_samples, patient.machine.clock_us()))
+    size, samples = yield from read(partial(store_size.size_and_samples, context.machine.clock_us()))
     return store_size.growth_per_day([*samples, size])
 
 
-def disk(patient: Patient) -> Flow[list[Finding]]:
+def disk(context: CheckContext) -> Flow[list[Finding]]:
     """How much is free, how fast the store grows, and when the two meet."""
-    stored = yield from stored_bytes(patient)
-    growth = yield from growth_per_day(patient)
+    stored = yield from stored_bytes(context)
+    growth = yield from growth_per_day(context)
     grows = "how fast it grows is not known yet" if growth is None else f"it grows by {shown(max(0, growth))} a day"
-    place = yield from _place(patient)
+    place = yield from _place(context)
     if place is None:
-        says = f"the store takes {shown(stored)}; {grows}; the server's disk cannot be seen from here"
-        return [Finding("disk", "note", says, "watch the server's free disk; a full one stops every write")]
-    total, free = patient.machine.disk(place)
-    says = f"the store takes {shown(stored)}; {grows}; {shown(free)} of {shown(total)} are free"
+        message = f"the store takes {shown(stored)}; {grows}; the server's disk cannot be seen from here"
+        return [Finding("disk", "note", message, "watch the server's free disk; a full one stops every write")]
+    total, free = context.machine.disk(place)
+    message = f"the store takes {shown(stored)}; {grows}; {shown(free)} of {shown(total)} are free"
     if growth is not None and growth > 0:
         days = free / growth
         full = (date.today() + timedelta(days=min(days, 36_500))).isoformat()
-        says += f"; the disk is full in {span(days * DAY_S)} ({full})" if days < 3650 else ""
+        message += f"; the disk is full in {span(days * DAY_S)} ({full})" if days < 3650 else ""
         if days < _FULL_LATER_DAYS:
             level: Level = "problem" if days < _FULL_SOON_DAYS else "warning"
-            return [Finding("disk", level, says, "set retention and run `perdure store compact`, or get a larger disk")]
+            return [
+                Finding("disk", level, message, "set retention and run `perdure store compact`, or get a larger disk")
+            ]
     if free < _FREE_BYTES_MIN or free < total * _FREE_SHARE_MIN:
         level = "problem" if free < _FREE_BYTES_MIN else "warning"
-        return [Finding("disk", level, says, "free some space now: a full disk stops every write")]
+        return [Finding("disk", level, message, "free some space now: a full disk stops every write")]
     if free < stored:
-        do = "make room for one copy: `perdure store compact` and a backup beside it need as much again"
-        return [Finding("disk", "warning", says, do)]
-    return [Finding("disk", "ok", says)]
+        hint = "make room for one copy: `perdure store compact` and a backup beside it need as much again"
+        return [Finding("disk", "warning", message, hint)]
+    return [Finding("disk", "ok", message)]
 
 
-def _place(patient: Patient) -> Flow[str | None]:
+def _place(context: CheckContext) -> Flow[str | None]:
     """A path on the store's disk, if this machine sees it."""
-    if patient.is_sqlite:
+    if context.is_sqlite:
         from perdure.ops.doctor.sqlite import folder_of
 
-        return folder_of(patient.driver.path)
+        return folder_of(context.driver.path)
     from perdure.ops.doctor.postgres import data_folder
 
-    return (yield from data_folder(patient))
+    return (yield from data_folder(context))
 
 
 # --- time
 
 
-def clock(patient: Patient) -> Flow[list[Finding]]:
-    """This machine's clock: against the server's or the file's, and against what was saved."""
+def clock(context: CheckContext) -> Flow[list[Finding]]:
+    """This machine's clock: against the server's, and against what was saved."""
     found: list[Finding] = []
-    if patient.is_sqlite:
-        from perdure.ops.doctor.sqlite import clock_against_files
-
-        found += clock_against_files(patient)
-    else:
+    if not context.is_sqlite:
         from perdure.ops.doctor.postgres import clock_against_server
 
-        found += yield from clock_against_server(patient)
-    [newest] = yield from query_one(patient, _NEWEST)
-    minutes = patient.machine.clock_us() // (60 * _US)
+        found += yield from clock_against_server(context)
+    [newest] = yield from query_one(context, _NEWEST)
+    minutes = context.machine.clock_us() // (60 * _US)
     if newest is not None and newest > minutes + _FUTURE_MINUTES:
         ahead = span((newest - minutes) * 60)
-        says = f"the newest checkpoint is {ahead} in the future: a clock is wrong, or was set back"
+        message = f"the newest checkpoint is {ahead} in the future: a clock is wrong, or was set back"
         found.append(
-            Finding("clock", "warning", says, "set the clocks of all writers by NTP (chrony, systemd-timesyncd)")
+            Finding("clock", "warning", message, "set the clocks of all writers by NTP (chrony, systemd-timesyncd)")
         )
-    if patient.machine.clock_is_kept() is False:
-        says = "the kernel says that nothing keeps this machine's clock right (in a container its host may)"
-        found.append(Finding("clock", "note", says, "run chrony or systemd-timesyncd"))
     if all(finding.level == "ok" for finding in found):
         return found or [Finding("clock", "ok", "nothing is from the future")]
     return [finding for finding in found if finding.level != "ok"]
@@ -287,17 +260,17 @@ def clock(patient: Patient) -> Flow[list[Finding]]:
 # --- the store itself
 
 
-def schema(patient: Patient) -> Flow[list[Finding]]:
+def schema(context: CheckContext) -> Flow[list[Finding]]:
     """An open store has the newest: opening brings it up to date, and refuses what is newer."""
-    dialect = patient.driver.dialect
-    [version] = yield from query_one(patient, _APPLIED)
+    dialect = context.driver.dialect
+    [version] = yield from query_one(context, _APPLIED)
     newest = migrate.newest(dialect)
     if version == newest:
         return [Finding("schema", "ok", f"schema {version}, the newest that this Perdure knows")]
     if version < newest:
         return [schema_is_old(version, newest)]
-    says = f"schema {version}, and this Perdure knows {newest}: another process has a newer one"
-    return [Finding("schema", "problem", says, "upgrade Perdure everywhere")]
+    message = f"schema {version}, and this Perdure knows {newest}: another process has a newer one"
+    return [Finding("schema", "problem", message, "upgrade Perdure everywhere")]
 
 
 def schema_is_old(version: int, newest: int) -> Finding:
@@ -310,37 +283,37 @@ def schema_is_old(version: int, newest: int) -> Finding:
     )
 
 
-def runs(patient: Patient) -> Flow[list[Finding]]:
+def runs(context: CheckContext) -> Flow[list[Finding]]:
     """Runs that need somebody."""
-    params = {"late": _LATE_S * _US, "now": patient.ctx.clock_us()}
-    stuck, doubts, leases, due = yield from query_one(patient, _STUCK, **params)
+    params = {"late": _LATE_S * _US, "now": context.ctx.clock_us()}
+    stuck, doubts, leases, due = yield from query_one(context, _STUCK, **params)
     found: list[Finding] = []
     if doubts:
-        says = f"{many(doubts, 'effect')} in doubt: nobody knows whether they happened"
+        message = f"{many(doubts, 'effect')} in doubt: nobody knows whether they happened"
         found.append(
-            Finding("runs", "warning", says, "look with `perdure questions`, say it with `perdure run resolve`")
+            Finding("runs", "warning", message, "look with `perdure questions`, say it with `perdure run resolve`")
         )
     if stuck:
-        says = f"{many(stuck, 'run')} stuck: they cannot go on by themselves"
+        message = f"{many(stuck, 'run')} stuck: they cannot go on by themselves"
         found.append(
-            Finding("runs", "warning", says, "look with `perdure runs --status stuck`; then `perdure run resume`")
+            Finding("runs", "warning", message, "look with `perdure runs --status stuck`; then `perdure run resume`")
         )
     if leases:
-        says = f"{many(leases, 'run')} whose process died more than {span(_LATE_S)} ago, and nobody took over"
-        found.append(Finding("runs", "warning", says, "run a worker: `perdure worker app.py`"))
+        message = f"{many(leases, 'run')} whose process died more than {span(_LATE_S)} ago, and nobody took over"
+        found.append(Finding("runs", "warning", message, "run a worker: `perdure worker app.py`"))
     if due:
-        says = f"{many(due, 'run')} due for more than {span(_LATE_S)}"
+        message = f"{many(due, 'run')} due for more than {span(_LATE_S)}"
         found.append(
-            Finding("runs", "warning", says, "run a worker of their queue and version: `perdure worker app.py`")
+            Finding("runs", "warning", message, "run a worker of their queue and version: `perdure worker app.py`")
         )
     return found or [
         Finding("runs", "ok", f"no run is stuck or in doubt, and none has been due for more than {span(_LATE_S)}")
     ]
 
 
-def upkeep(patient: Patient) -> Flow[list[Finding]]:
+def upkeep(context: CheckContext) -> Flow[list[Finding]]:
     """Tenants for which a worker's daily upkeep failed the last time."""
-    rows = yield from query(patient, _TROUBLE)
+    rows = yield from query(context, _TROUBLE)
     found = [
         Finding(
             "upkeep",
@@ -353,66 +326,21 @@ def upkeep(patient: Patient) -> Flow[list[Finding]]:
     return found or [Finding("upkeep", "ok", "no tenant's upkeep has failed")]
 
 
-def deletions(patient: Patient) -> Flow[list[Finding]]:
-    """Deletions that a crash left unfinished."""
-    [count] = yield from query_one(patient, _SWEEPS)
-    if not count:
-        return [Finding("deletions", "ok", "no deletion is unfinished")]
-    says = f"{many(count, 'deletion')} decided and not finished (a process died, or is at it now)"
-    return [Finding("deletions", "note", says, "`perdure store compact` finishes them")]
-
-
-def encryption(patient: Patient) -> Flow[list[Finding]]:
+def encryption(context: CheckContext) -> Flow[list[Finding]]:
     """Whether states are encrypted in the database, and whether the keys are here."""
-    sealed, tenants = yield from query_one(patient, _SEALS)
+    sealed, tenants = yield from query_one(context, _SEALS)
     if not sealed:
-        says = "states are not encrypted in the database"
-        return [Finding("encryption", "note", says, "if the disk or its backups are not, see how-to/encryption")]
+        message = "states are not encrypted in the database"
+        return [Finding("encryption", "note", message, "if the disk or its backups are not, see how-to/encryption")]
     found = Finding("encryption", "ok", f"{sealed} of {many(tenants, 'tenant')} encrypted")
     if sealed < tenants:
         found = Finding(
             "encryption",
             "warning",
-            found.says,
+            found.message,
             "`perdure keys encrypt --tenant NAME` for each that `perdure keys` shows without a key",
         )
     from perdure.ops.doctor.keys import keys
 
-    wrong = yield from keys(patient)
+    wrong = yield from keys(context)
     return [found, *wrong]
-
-
-def damage(patient: Patient) -> Flow[list[Finding]]:
-    """Not looked for here: that reads everything."""
-    yield from ()
-    return [
-        Finding("damage", "ok", "not looked for: that reads every state; `perdure store verify` does it, by a timer")
-    ]
-
-
-# --- this process
-
-
-def python(patient: Patient) -> Flow[list[Finding]]:
-    yield from ()
-    return [_python()]
-
-
-def extras(patient: Patient) -> Flow[list[Finding]]:
-    yield from ()
-    return [_extras()]
-
-
-def _python() -> Finding:
-    ends = PYTHON_ENDS.get(sys.version_info[:2])
-    says = f"Python {platform.python_version()}"
-    if ends is not None and ends < date.today():
-        return Finding("python", "warning", f"{says} gets no fixes since {ends}", "go to a newer Python")
-    return Finding("python", "ok", says if ends is None else f"{says}, which gets fixes until {ends}")
-
-
-def _extras() -> Finding:
-    there = [name for name, module in EXTRAS.items() if importlib.util.find_spec(module) is not None]
-    missing = [name for name in EXTRAS if name not in there]
-    says = f"installed: {', '.join(there) or 'none'}" + (f"; not: {', '.join(missing)}" if missing else "")
-    return Finding("extras", "ok", says)

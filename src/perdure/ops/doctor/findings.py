@@ -1,12 +1,10 @@
-"""What the doctor says, and what it looks at the machine with. Tests give it another machine."""
+"""What the doctor message, and what it looks at the machine with. Tests give it another machine."""
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from perdure.errors import Damaged, PerdureError
@@ -26,8 +24,8 @@ class Finding:
 
     check: str
     level: Level
-    says: str
-    do: str = ""  # empty: nothing
+    message: str
+    hint: str = ""  # empty: nothing
 
 
 def disk_of(path: str) -> tuple[int, int]:
@@ -36,38 +34,17 @@ def disk_of(path: str) -> tuple[int, int]:
     return found.total, found.free
 
 
-def read_locks() -> str:
-    """Who holds which file lock, as Linux says; empty elsewhere."""
-    try:
-        return Path("/proc/locks").read_text()
-    except OSError:
-        return ""
-
-
-_TIMEX_BYTES, _TIME_ERROR = 512, 5  # struct timex has 208 on 64 bits
-
-
-def clock_is_kept() -> bool | None:
-    """Whether something keeps this machine's clock right, as its kernel says; None: it does not say."""
-    try:
-        return bool(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES)) != _TIME_ERROR)
-    except (AttributeError, OSError):
-        return None
-
-
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What the doctor asks the machine."""
 
     disk: Callable[[str], tuple[int, int]] = disk_of
     mountinfo: Callable[[], str] = sqlite_open.read_mountinfo
-    locks: Callable[[], str] = read_locks
-    clock_is_kept: Callable[[], bool | None] = clock_is_kept
     clock_us: Callable[[], int] = clock_us
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
+class CheckContext:
     """A store that is looked at. `driver` is the one that talks to the database, below encryption."""
 
     ctx: Context
@@ -79,10 +56,10 @@ class Patient:
         return bool(self.driver.dialect == "sqlite")
 
 
-Look = Callable[[Patient], Flow[list[Finding]]]
+Check = Callable[[CheckContext], Flow[list[Finding]]]
 
 
-def query(patient: Patient, sql: Sql, **params: Any) -> Flow[Rows]:
+def query(context: CheckContext, sql: Sql, **params: Any) -> Flow[Rows]:
     """The rows of one statement, in a read transaction of its own: a check that fails takes no other with it."""
 
     def program() -> Generator[Batch, list[Rows], Rows]:
@@ -93,16 +70,16 @@ def query(patient: Patient, sql: Sql, **params: Any) -> Flow[Rows]:
     return rows
 
 
-def query_one(patient: Patient, sql: Sql, **params: Any) -> Flow[Row]:
+def query_one(context: CheckContext, sql: Sql, **params: Any) -> Flow[Row]:
     """The first row."""
-    rows = yield from query(patient, sql, **params)
+    rows = yield from query(context, sql, **params)
     return rows[0]
 
 
-def looked(patient: Patient, name: str, look: Look) -> Flow[list[Finding]]:
+def looked(context: CheckContext, name: str, look: Check) -> Flow[list[Finding]]:
     """What a check finds. One that fails says so and takes no other with it."""
     try:
-        return (yield from look(patient))
+        return (yield from look(context))
     except Damaged as error:
         return [Finding(name, "problem", f"the store is damaged: {error}", "run `perdure store verify`")]
     except PerdureError as error:

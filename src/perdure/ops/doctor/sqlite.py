@@ -1,7 +1,6 @@
-"""The doctor's checks that only an SQLite store has: the file, its disk, its log, who reads it, SQLite itself.
+"""The doctor's checks that only an SQLite store has: the file, its disk, its log, SQLite itself.
 
-No file of the store is ever opened here by hand: closing it would drop the locks that SQLite holds in this process. Who
-holds which lock is read from /proc/locks.
+No file of the store is ever opened here by hand: closing it would drop the locks that SQLite holds in this process.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 import apsw
 
 from perdure.errors import PerdureError
-from perdure.ops.doctor.findings import MB, Finding, Level, Look, Machine, Patient, query, query_one, span
+from perdure.ops.doctor.findings import MB, Check, CheckContext, Finding, Level, Machine, query, query_one
 from perdure.storage import migrate, sqlite_open
 from perdure.storage.program import Flow, Sql
 from perdure.storage.urls import sqlite_path
@@ -22,9 +21,6 @@ from perdure.values.amounts import size as shown
 
 WAL_RESET_FIXED = (3, 51, 3)  # sqlite.org/wal.html#walresetbug; 3.52.0 had it too, and was withdrawn
 _LOG_LARGE, _LOG_HUGE = 128 * MB, 2048 * MB  # the writer waits for readers from 64 MB on, see sqlite_write.py
-_READ_LOCKS = range(123, 128)  # bytes of the -shm file that readers lock (WAL_READ_LOCK, wal.c)
-_AHEAD_US = 5_000_000
-_UNUSED_MIN = 64 * MB
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 _LAYERS = ("overlay", "aufs")  # of a container: gone with it
 _OWNERS = Sql(
@@ -33,105 +29,88 @@ _OWNERS = Sql(
 )
 _OWNER = re.compile(r"f:([0-9a-f]{32})")  # runs/engine/liveness.py: its process holds a file beside the store
 _MODES = [Sql(sqlite=f"PRAGMA {name}", postgres="SELECT 1") for name in ("journal_mode", "synchronous")]
-_PAGES = [Sql(sqlite=f"PRAGMA {name}", postgres="SELECT 1") for name in ("page_count", "freelist_count", "page_size")]
-_LOCK_LINE = re.compile(r"\d+: (?:-> )?POSIX +\w+ +(\w+) +(\d+) [0-9a-f]+:[0-9a-f]+:(\d+) (\d+) (\d+|EOF)")
 
 
-def place(patient: Patient) -> Flow[list[Finding]]:
+def place(context: CheckContext) -> Flow[list[Finding]]:
     """Where the file is: a disk that keeps it, and that one machine only writes to."""
-    path = patient.driver.path
+    path = context.driver.path
     if path == sqlite_open.MEMORY:
-        says = "the store is in memory: everything is gone when the process ends"
-        return [Finding("place", "problem", says, 'open a file: perdure.open("agent.db"), or PostgreSQL')]
-    found = _file_system(path, patient.machine)
-    owners = yield from query(patient, _OWNERS, now=patient.machine.clock_us())
+        message = "the store is in memory: everything is gone when the process ends"
+        return [Finding("place", "problem", message, 'open a file: perdure.open("agent.db"), or PostgreSQL')]
+    found = _file_system(path, context.machine)
+    owners = yield from query(context, _OWNERS, now=context.machine.clock_us())
     names = [match[1] for (owner,) in owners if (match := _OWNER.fullmatch(str(owner)))]
     unseen = [name for name in names if not os.path.exists(f"{path}-owner-{name}")]
     if unseen:
-        says = f"runs are held by processes that this machine does not see ({len(unseen)}): on another machine, in a "
-        says += "container with another view of the folder, or dead since a moment ago"
-        do = "where several servers write, use PostgreSQL: SQLite's locks do not reach another machine"
-        found.append(Finding("place", "warning", says, do))
+        message = (
+            f"runs are held by processes that this machine does not see ({len(unseen)}): on another machine, in a "
+        )
+        message += "container with another view of the folder, or dead since a moment ago"
+        hint = "where several servers write, use PostgreSQL: SQLite's locks do not reach another machine"
+        found.append(Finding("place", "warning", message, hint))
     return found or [Finding("place", "ok", f"SQLite at {path}, for processes of this machine")]
 
 
 def _file_system(path: str, machine: Machine) -> list[Finding]:
     kind = sqlite_open.file_system(path, machine.mountinfo())
     if kind in sqlite_open.NETWORK_FILE_SYSTEMS:
-        says = (
+        message = (
             f"{path} is on a network file system ({kind}), where SQLite's log is not safe and several servers may write"
         )
-        return [Finding("place", "problem", says, "move it to a local disk, or use PostgreSQL")]
+        return [Finding("place", "problem", message, "move it to a local disk, or use PostgreSQL")]
     if kind in _IN_MEMORY:
-        says = f"{path} is on a disk in memory ({kind}): it is gone when the machine starts again"
-        return [Finding("place", "warning", says, "move it to a disk that stays")]
+        message = f"{path} is on a disk in memory ({kind}): it is gone when the machine starts again"
+        return [Finding("place", "warning", message, "move it to a disk that stays")]
     if kind in _LAYERS:
-        says = f"{path} is in the layer of a container ({kind}): it is gone with the container"
-        return [Finding("place", "warning", says, "put it on a volume")]
+        message = f"{path} is in the layer of a container ({kind}): it is gone with the container"
+        return [Finding("place", "warning", message, "put it on a volume")]
     if kind.startswith("fuse") or kind in ("virtiofs", "vboxsf", "prl_fs"):
-        says = f"{path} is on {kind}: whether its locks reach all writers depends on what is behind it"
-        return [Finding("place", "warning", says, "use a local disk, or PostgreSQL where several machines write")]
+        message = f"{path} is on {kind}: whether its locks reach all writers depends on what is behind it"
+        return [Finding("place", "warning", message, "use a local disk, or PostgreSQL where several machines write")]
     return []
 
 
-def durability(patient: Patient) -> Flow[list[Finding]]:
+def durability(context: CheckContext) -> Flow[list[Finding]]:
     """Whether what a call returned from is on the disk."""
-    [mode] = yield from query_one(patient, _MODES[0])
-    [level] = yield from query_one(patient, _MODES[1])
-    if patient.driver.path == sqlite_open.MEMORY:
+    [mode] = yield from query_one(context, _MODES[0])
+    [level] = yield from query_one(context, _MODES[1])
+    if context.driver.path == sqlite_open.MEMORY:
         return []
-    if patient.driver.read_only:  # then SQLite may have been told that nobody writes it, and knows no log
-        says = "the store can only be read here: its disk, folder or file does not allow writing"
-        return [Finding("durability", "note", says, "look at it where it is written")]
+    if context.driver.read_only:  # then SQLite may have been told that nobody writes it, and knows no log
+        message = "the store can only be read here: its disk, folder or file does not allow writing"
+        return [Finding("durability", "note", message, "look at it where it is written")]
     if str(mode).lower() != "wal":
-        says = f"journal_mode is {mode}, not wal"
-        return [Finding("durability", "problem", says, "close all that use the file and open it with Perdure")]
+        message = f"journal_mode is {mode}, not wal"
+        return [Finding("durability", "problem", message, "close all that use the file and open it with Perdure")]
     if int(level) < 2:
-        says = 'durability="normal": a power cut may lose the last commits (a crash of the process may not)'
+        message = 'durability="normal": a power cut may lose the last commits (a crash of the process may not)'
         return [
-            Finding("durability", "warning", says, 'open it with durability="full", the default, unless that is meant')
+            Finding(
+                "durability", "warning", message, 'open it with durability="full", the default, unless that is meant'
+            )
         ]
     return [Finding("durability", "ok", "write-ahead log, synchronous=full: what was saved survives a power cut")]
 
 
-def log(patient: Patient) -> Flow[list[Finding]]:
+def log(context: CheckContext) -> Flow[list[Finding]]:
     """The write-ahead log, and who keeps it from being started over."""
     yield from ()
-    path = patient.driver.path
+    path = context.driver.path
     if path == sqlite_open.MEMORY:
         return []
     bytes_ = _bytes(path + "-wal")
-    readers = [pid for pid in readers_of(path, patient.machine.locks()) if pid != os.getpid()]
-    who = f"; reading now: process {', '.join(map(str, readers))}" if readers else ""
-    says = f"the write-ahead log has {shown(bytes_)}{who}"
+    message = f"the write-ahead log has {shown(bytes_)}"
     if bytes_ < _LOG_LARGE:
-        return [Finding("log", "ok", says)]
-    do = "somebody has kept a read transaction open for long, so that the log cannot be started over: "
-    do += f"look at process {', '.join(map(str, readers))}" if readers else "look for it with `fuser`, and end it"
+        return [Finding("log", "ok", message)]
     level: Level = "problem" if bytes_ >= _LOG_HUGE else "warning"
-    return [Finding("log", level, says, do)]
+    hint = "a process keeps a read transaction open, so that the log cannot restart: find it with `fuser`, and end it"
+    return [Finding("log", level, message, hint)]
 
 
-def readers_of(path: str, locks: str) -> list[int]:
-    """The processes that have a read transaction open on a store, as far as /proc/locks tells."""
-    try:
-        inode = os.stat(path + "-shm").st_ino
-    except OSError:
-        return []
-    found = set()
-    for line in locks.splitlines():
-        match = _LOCK_LINE.match(line)
-        if match and int(match[3]) == inode and match[5] != "EOF":
-            first, last = int(match[4]), int(match[5])
-            if any(first <= byte <= last for byte in _READ_LOCKS):
-                found.add(int(match[2]))
-    return sorted(found)
-
-
-def permissions(patient: Patient) -> Flow[list[Finding]]:
+def permissions(context: CheckContext) -> Flow[list[Finding]]:
     """Who may read and write the file."""
     yield from ()
-    path = patient.driver.path
+    path = context.driver.path
     return [] if path == sqlite_open.MEMORY else _permissions(path)
 
 
@@ -144,32 +123,19 @@ def _permissions(path: str) -> list[Finding]:
                 Finding("permissions", "problem", f"everybody on this machine may write {name}", f"chmod o-rwx {name}")
             ]
     if folder & stat.S_IWOTH and not folder & stat.S_ISVTX:
-        says = f"everybody on this machine may replace files in {os.path.dirname(path)}"
-        return [Finding("permissions", "problem", says, f"chmod o-w {os.path.dirname(path)}")]
+        message = f"everybody on this machine may replace files in {os.path.dirname(path)}"
+        return [Finding("permissions", "problem", message, f"chmod o-w {os.path.dirname(path)}")]
     for name, mode in modes.items():
         # What the folder hides nobody can read, whatever the file's own mode.
         if mode & stat.S_IROTH and folder & stat.S_IXOTH:
-            says = f"everybody on this machine may read {name} (mode {stat.filemode(mode)})"
-            return [Finding("permissions", "warning", says, f"chmod o-rwx {path} {path}-*")]
+            message = f"everybody on this machine may read {name} (mode {stat.filemode(mode)})"
+            return [Finding("permissions", "warning", message, f"chmod o-rwx {path} {path}-*")]
     return [
         Finding("permissions", "ok", f"only its owner and group may read the file (mode {stat.filemode(modes[path])})")
     ]
 
 
-def space(patient: Patient) -> Flow[list[Finding]]:
-    """Pages of the file that nothing uses any more."""
-    (pages,), (free,), (page_size,) = (
-        (yield from query_one(patient, _PAGES[0])),
-        (yield from query_one(patient, _PAGES[1])),
-        (yield from query_one(patient, _PAGES[2])),
-    )
-    if free * page_size > _UNUSED_MIN and free > pages // 2:
-        says = f"{shown(free * page_size)} of the file's {shown(pages * page_size)} are unused"
-        return [Finding("space", "note", says, "`perdure store compact --vacuum` gives them back to the disk")]
-    return []
-
-
-def version(patient: Patient) -> Flow[list[Finding]]:
+def version(context: CheckContext) -> Flow[list[Finding]]:
     """SQLite's version, which comes with apsw."""
     yield from ()
     return [_version(apsw.sqlite_lib_version())]
@@ -178,18 +144,18 @@ def version(patient: Patient) -> Flow[list[Finding]]:
 def _version(text: str) -> Finding:
     numbers = tuple(int(part) for part in text.split(".")[:3])
     if numbers < WAL_RESET_FIXED:
-        says = f"SQLite {text} may in rare cases damage a file that several connections write (its WAL-reset bug)"
-        return Finding("sqlite", "warning", says, "pip install --upgrade apsw: 3.51.3 and later have the fix")
+        message = f"SQLite {text} may in rare cases damage a file that several connections write (its WAL-reset bug)"
+        return Finding("sqlite", "warning", message, "pip install --upgrade apsw: 3.51.3 and later have the fix")
     return Finding("sqlite", "ok", f"SQLite {text}")
 
 
-FIRST: list[tuple[str, Look]] = [
+FIRST: list[tuple[str, Check]] = [
     ("place", place),
     ("durability", durability),
     ("log", log),
     ("permissions", permissions),
 ]
-THEN: list[tuple[str, Look]] = [("space", space), ("sqlite", version)]
+THEN: list[tuple[str, Check]] = [("sqlite", version)]
 
 
 # --- for the checks that both databases have
@@ -209,17 +175,6 @@ def _bytes(path: str) -> int:
         return os.stat(path).st_size
     except OSError:
         return 0
-
-
-def clock_against_files(patient: Patient) -> list[Finding]:
-    """A file that was changed in the future: the clock was set back, or the disk's server has another one."""
-    path = patient.driver.path
-    times = [os.stat(name).st_mtime_ns // 1000 for name in (path, path + "-wal") if os.path.exists(name)]
-    ahead_us = max(times, default=0) - patient.machine.clock_us()
-    if ahead_us > _AHEAD_US:
-        says = f"the store's file was changed {span(ahead_us / 1e6)} in the future: the clock was set back"
-        return [Finding("clock", "warning", says, "set the clock by NTP (chrony, systemd-timesyncd)")]
-    return [Finding("clock", "ok", "the clock agrees with the file's times")]
 
 
 # --- without opening the store
@@ -260,19 +215,19 @@ def outside(url: str, machine: Machine) -> list[Finding]:
         if os.path.exists(path):
             found += [*_file_system(path, machine), *_permissions(path)]
             if not os.access(path, os.R_OK):
-                says = f"this user may not read {path}"
+                message = f"this user may not read {path}"
                 found.append(
-                    Finding("permissions", "problem", says, "run the doctor as the user that the store belongs to")
+                    Finding("permissions", "problem", message, "run the doctor as the user that the store belongs to")
                 )
         elif folder.is_dir():
             near = sorted(str(other) for other in folder.glob("*.db"))[:5]
-            do = f"there are {', '.join(near)}: is it one of these?" if near else "give its path with --store"
-            found.append(Finding("place", "problem", f"there is no file {path}", do))
+            hint = f"there are {', '.join(near)}: is it one of these?" if near else "give its path with --store"
+            found.append(Finding("place", "problem", f"there is no file {path}", hint))
         if folder.is_dir():
             total, free = machine.disk(str(folder))
             level: Level = "problem" if free < 64 * MB else "ok"
-            do = "free some space now: SQLite cannot even open a store on a full disk" if level == "problem" else ""
-            found.append(Finding("disk", level, f"{shown(free)} of {shown(total)} are free", do))
+            hint = "free some space now: SQLite cannot even open a store on a full disk" if level == "problem" else ""
+            found.append(Finding("disk", level, f"{shown(free)} of {shown(total)} are free", hint))
     except OSError as error:
         found.append(Finding("place", "note", f"could not be looked at: {error.strerror or error}", ""))
     return [*found, _version(apsw.sqlite_lib_version())]
