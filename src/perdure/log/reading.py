@@ -67,7 +67,7 @@ _LOOSE = Sql(
 )
 _RANGE = Sql(
     """SELECT r.id, r.base, r.keyframe, b.diff, r.body
-    FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body AND r.body > 0
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id <= :id AND r.id > :key AND r.body IS NOT NULL
     ORDER BY r.id DESC LIMIT :limit""",
     opens={3: DIFF},

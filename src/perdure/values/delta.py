@@ -33,6 +33,7 @@ RAW_MAX = 96
 _START = 1  # first byte of a stored difference: it starts a stream
 _MORE = 2  # it continues the stream of the differences before it
 _MORES = re.compile(rb"\x02+")
+_RAWS = re.compile(rb"[\x90-\xff]+")  # differences that need no stream
 _RAW = 0x90  # from here on: the first byte of a MessagePack array
 _HEAD = 5  # the kind, and the length of the difference as four bytes
 _MAGIC = b"\x28\xb5\x2f\xfd"  # every zstd stream starts with it; not stored
@@ -115,10 +116,16 @@ class Decoder:
         count = size = start = 0
         try:
             while start < len(listed):
-                payload, end = self._payload(kinds, listed, start)
-                pieces.append(payload)
+                raw = _RAWS.match(kinds, start)
+                if raw is not None and (length := sum(map(len, listed[start : raw.end()]))) <= _BATCH_BYTES:
+                    end = raw.end()
+                    pieces += listed[start:end]
+                else:
+                    payload, end = self._payload(kinds, listed, start)
+                    pieces.append(payload)
+                    length = len(payload)
                 count += end - start
-                size += len(payload)
+                size += length
                 start = end
                 if size > _BATCH_BYTES:
                     yield _unpack(pieces, count)
