@@ -23,7 +23,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.func import entrypoint, task
 
-import perdure.storage.postgres  # noqa: F401  the fork server imports everything once
+import perdure.storage.postgres.driver  # noqa: F401  the fork server imports everything once
 from perdure.langgraph import PerdureSaver
 from perdure.langgraph.inflight import InFlight, Key
 from perdure.storage.program import Batch, Program, Transaction

@@ -19,7 +19,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import Send
 
 import perdure
-import perdure.storage.postgres  # the fork_server imports everything once
+import perdure.storage.postgres.driver  # the fork_server imports everything once
 from perdure import outcome
 from perdure.langgraph import PerdureSaver
 from perdure.testing.fake_airline import Airline

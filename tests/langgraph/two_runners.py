@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypedDict
 from langgraph.graph import START, StateGraph
 
 import perdure
-import perdure.storage.postgres  # the fork server imports everything once
+import perdure.storage.postgres.driver  # the fork server imports everything once
 from perdure.langgraph import PerdureSaver
 from perdure.testing.processes import Say
 

@@ -18,7 +18,7 @@ from perdure.ops.copies import backup_sqlite, copier
 from perdure.ops.copies.backup import bottom
 from perdure.ops.copies.copier import ALONE_S, LARGE_BYTES, PIECE_BYTES, SHARE, SMALL_BYTES, Pace
 from perdure.storage.program import Batch, Program, Sql, drive, write
-from perdure.storage.sqlite_open import connect, open_gate
+from perdure.storage.sqlite.opening import connect, open_gate
 
 MB = 1 << 20
 DISK_S = 0.5e-9  # per byte: 2 GB/s

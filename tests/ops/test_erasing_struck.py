@@ -192,7 +192,7 @@ def test_a_reader_that_holds_the_log_is_told_of(tmp_path: Path, monkeypatch: pyt
     """What cannot be cut off yet is named, and the next compaction does it."""
     import apsw
 
-    from perdure.storage import sqlite_write
+    from perdure.storage.sqlite import writer as sqlite_write
 
     monkeypatch.setattr(sqlite_write, "_SCRUB_WAIT_MS", 1)
     monkeypatch.setattr(erase, "_TRIES", 1)

@@ -22,7 +22,7 @@ from perdure.errors import Damaged
 from perdure.log import pack_writer, recompress
 from perdure.log.packs import make_pack
 from perdure.storage.program import Batch, Flow, Program, Solo, Sql, adrive, aside, drive, write
-from perdure.storage.sqlite import SqliteDriver
+from perdure.storage.sqlite.driver import SqliteDriver
 from perdure.values.compress import compress_hard
 
 _LONG_S = 5.0  # waited for only if the test fails

@@ -23,8 +23,8 @@ from perdure.cli import main
 from perdure.errors import OpenError, UsageError
 from perdure.ops.roles import look_at_role, make_role
 from perdure.storage.migrate import migrations
-from perdure.storage.postgres import PostgresDriver
-from perdure.storage.postgres_roles import tables
+from perdure.storage.postgres.driver import PostgresDriver
+from perdure.storage.postgres.roles import tables
 from perdure.storage.program import Batch, Program, Sql, Transaction
 from perdure.testing.postgres import PostgresServer, _binaries
 
@@ -101,9 +101,9 @@ KNOWN_TO_BE_ABOUT_ALL = {
     "perdure.ops.repair.preflight._TENANTS",  # of those that the role sees
     "perdure.ops.repair.preflight._STRANGE",  # a repair is refused to roles that are held
     "perdure.log.quarantine._PAGE",
-    "perdure.log.repairing_strangers._ADD_TENANT",
-    "perdure.storage.postgres_tenants._ROLES",
-    "perdure.storage.postgres_tenants._BOUND_HERE",
+    "perdure.log.repair._ADD_TENANT",
+    "perdure.storage.postgres.tenants._ROLES",
+    "perdure.storage.postgres.tenants._BOUND_HERE",
 }
 
 

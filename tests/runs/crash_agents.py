@@ -20,8 +20,8 @@ from lab import Code
 
 # Everything that a child needs is imported before it is forked.
 import perdure
-import perdure.storage.postgres
-import perdure.storage.sqlite
+import perdure.storage.postgres.driver
+import perdure.storage.sqlite.driver
 from perdure import outcome
 from perdure.runs.calls import steps
 from perdure.runs.execution import hooks, tasks

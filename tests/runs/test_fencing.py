@@ -38,7 +38,7 @@ from perdure.runs.execution import hooks
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.hooks import Point
 from perdure.runs.journal import rows
-from perdure.storage import postgres_pool
+from perdure.storage.postgres import pool as postgres_pool
 from perdure.storage.program import Driver, Transaction
 from perdure.storage.urls import open_driver
 from perdure.testing.postgres import PostgresServer

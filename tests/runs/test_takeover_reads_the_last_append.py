@@ -16,7 +16,7 @@ from perdure.runs.journal import rows
 from perdure.runs.journal.entries import DONE, Entry, pack
 from perdure.runs.journal.journal import read_journal
 from perdure.runs.journal.rows import FenceToken, JournalRow
-from perdure.storage.postgres import PostgresDriver
+from perdure.storage.postgres.driver import PostgresDriver
 from perdure.storage.program import Transaction
 
 

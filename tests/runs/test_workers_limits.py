@@ -244,7 +244,7 @@ def test_what_is_due_is_found_by_an_index_on_postgresql(postgres_url: str) -> No
     statement runs, so that an index is searched by it only if it is taken once."""
     import psycopg
 
-    from perdure.storage.postgres_wire import Compiled
+    from perdure.storage.postgres.connection import Compiled
 
     perdure.open(postgres_url).close()
     with psycopg.connect(postgres_url, options="-c search_path=perdure", autocommit=True) as connection:

@@ -11,7 +11,7 @@ from psycopg import sql
 
 import perdure
 from perdure.ops.roles import make_role
-from perdure.storage.postgres_roles import Kind
+from perdure.storage.postgres.roles import Kind
 
 
 class Roles:

@@ -13,7 +13,7 @@ import pytest
 
 from perdure.errors import StoreClosed, StoreError
 from perdure.storage.program import Batch, Driver, Program, Sql, Statement, Transaction
-from perdure.storage.sqlite import SqliteDriver
+from perdure.storage.sqlite.driver import SqliteDriver
 from perdure.storage.urls import open_driver
 
 PUT = Sql("INSERT INTO meta (key, value) VALUES (:key, :value)")

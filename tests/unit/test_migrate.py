@@ -10,9 +10,10 @@ import apsw
 import pytest
 
 from perdure.errors import OpenError
-from perdure.storage import migrate, sqlite_open
+from perdure.storage import migrate
 from perdure.storage.program import Dialect
-from perdure.storage.sqlite import SqliteDriver
+from perdure.storage.sqlite import opening as sqlite_open
+from perdure.storage.sqlite.driver import SqliteDriver
 
 
 @pytest.mark.parametrize("dialect", get_args(Dialect))

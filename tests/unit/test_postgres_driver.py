@@ -27,7 +27,7 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.storage.base import ConstraintFailed
-from perdure.storage.postgres import PostgresDriver, backoff_s
+from perdure.storage.postgres.driver import PostgresDriver, backoff_s
 from perdure.storage.program import Batch, Driver, Program, Rows, Sql, Transaction
 from perdure.testing.postgres import PostgresServer
 

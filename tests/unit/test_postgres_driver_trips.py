@@ -11,8 +11,8 @@ import pytest
 from tcp_proxy import WireProxy
 
 from perdure.errors import OpenError, UsageError
-from perdure.storage.postgres import PostgresDriver
-from perdure.storage.postgres_wire import Compiled, encode
+from perdure.storage.postgres.connection import Compiled, encode
+from perdure.storage.postgres.driver import PostgresDriver
 from perdure.storage.program import Batch, Program, Sql, Transaction
 from perdure.testing.postgres import PostgresServer
 

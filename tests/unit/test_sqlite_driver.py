@@ -14,7 +14,7 @@ import pytest
 from perdure.errors import Busy, DiskFull, OutcomeUnknown, StoreClosed, StoreError, UsageError
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.program import Batch, Program, Sql, Transaction
-from perdure.storage.sqlite import SqliteDriver
+from perdure.storage.sqlite.driver import SqliteDriver
 
 PUT = Sql("INSERT INTO meta (key, value) VALUES (:key, {stamp})")
 KEYS = Sql("SELECT key FROM meta WHERE key <> 'store' ORDER BY key")

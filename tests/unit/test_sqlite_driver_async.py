@@ -14,7 +14,7 @@ import pytest
 from perdure.errors import StoreClosed
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.program import Batch, Program, Sql, Transaction
-from perdure.storage.sqlite import SqliteDriver
+from perdure.storage.sqlite.driver import SqliteDriver
 
 PUT = Sql("INSERT INTO meta (key, value) VALUES (:key, 'v')")
 COUNT = Sql("SELECT count(*) FROM meta WHERE key <> 'store'")

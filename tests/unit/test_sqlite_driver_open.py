@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from perdure.errors import OpenError, UsageError
-from perdure.storage import sqlite_open
 from perdure.storage.program import Batch, Program, Sql, Transaction
-from perdure.storage.sqlite import SqliteDriver
+from perdure.storage.sqlite import opening as sqlite_open
+from perdure.storage.sqlite.driver import SqliteDriver
 
 
 def ask(text: str) -> Program[Any]:
@@ -165,7 +165,7 @@ import os, sys
 from functools import partial
 from perdure.errors import ReadOnlyStore
 from perdure.storage.program import Batch, Sql, Transaction
-from perdure.storage.sqlite import SqliteDriver
+from perdure.storage.sqlite.driver import SqliteDriver
 def ask(text):
     [rows] = yield Batch(Sql(text)())
     return rows

@@ -13,8 +13,8 @@ import pytest
 
 from perdure.errors import Busy
 from perdure.storage.program import Batch, Program, Sql, Transaction
-from perdure.storage.sqlite import SqliteDriver
-from perdure.storage.sqlite_lock import FileGate
+from perdure.storage.sqlite.driver import SqliteDriver
+from perdure.storage.sqlite.file_lock import FileGate
 
 PUT = Sql("INSERT INTO meta (key, value) VALUES (:key, 'v')")
 KEYS = Sql("SELECT key FROM meta WHERE key <> 'store' ORDER BY key")
@@ -24,7 +24,7 @@ import json, os, sys, time
 from functools import partial
 from perdure.errors import ForkedProcess
 from perdure.storage.program import Batch, Sql, Transaction
-from perdure.storage.sqlite import SqliteDriver
+from perdure.storage.sqlite.driver import SqliteDriver
 PUT = Sql("INSERT INTO meta (key, value) VALUES (:key, 'v')")
 KEYS = Sql("SELECT key FROM meta WHERE key <> 'store' ORDER BY key")
 def put(key):

@@ -12,7 +12,7 @@ from time import monotonic
 import pytest
 
 import perdure
-from perdure.storage.sqlite_lock import LOCK_ENDS, PATIENCE_S
+from perdure.storage.sqlite.file_lock import LOCK_ENDS, PATIENCE_S
 
 HOLDER = """
 import fcntl, os, sys, signal

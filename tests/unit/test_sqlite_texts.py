@@ -6,7 +6,7 @@ import apsw
 import pytest
 
 from perdure.storage.program import Sql
-from perdure.storage.sqlite_texts import prepare
+from perdure.storage.sqlite.statements import prepare
 
 
 def test_parameters_are_numbered_by_their_first_use() -> None:

@@ -12,7 +12,7 @@ from perdure.cli.text import fields
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
-    from perdure.storage.postgres_tenants import TenantSecurity
+    from perdure.storage.postgres.tenants import TenantSecurity
 
 
 @command(

@@ -1,4 +1,4 @@
-"""Roles for a store on PostgreSQL: what `perdure store role` does. The SQL is in `storage/postgres_roles.py`.
+"""Roles for a store on PostgreSQL: what `perdure store role` does. The SQL is in `storage/postgres/roles.py`.
 
 A role is made, or given other rights, in one transaction, which is undone if the role could see more than its kind may
 (because it is a superuser, or a member of another role). Needs the store's owner or a superuser.
@@ -16,8 +16,8 @@ from perdure.storage.urls import is_postgres, need_postgres
 from perdure.threads.checks import check_name
 
 if TYPE_CHECKING:
-    from perdure.storage.postgres_roles import Kind
-    from perdure.storage.postgres_tenants import TenantSecurity
+    from perdure.storage.postgres.roles import Kind
+    from perdure.storage.postgres.tenants import TenantSecurity
 
 _TIMEOUT_S = 30.0
 _NAME_BYTES_MAX = 63  # PostgreSQL cuts longer ones short
@@ -48,7 +48,7 @@ def make_role(
     """
     _check_url(url)
     need_postgres()
-    from perdure.storage import postgres_roles as roles
+    from perdure.storage.postgres import roles as roles
 
     _check(kind, role, tenant)
     if secret is not None and not apply:
@@ -74,8 +74,8 @@ def make_role(
 def look_at_role(url: str, *, schema: str = "perdure") -> TenantSecurity:
     """How tenants are kept apart for the role of this URL."""
     _check_url(url)
-    from perdure.storage.postgres import PostgresDriver
-    from perdure.storage.postgres_tenants import tenant_security
+    from perdure.storage.postgres.driver import PostgresDriver
+    from perdure.storage.postgres.tenants import tenant_security
 
     driver = PostgresDriver(url, create=False, schema=schema)
     try:
@@ -91,7 +91,8 @@ def _connected(url: str, schema: str) -> Iterator[Any]:
     _check_url(url)
     import psycopg
 
-    from perdure.storage import postgres_errors, postgres_open
+    from perdure.storage.postgres import errors as postgres_errors
+    from perdure.storage.postgres import opening as postgres_open
 
     target = postgres_open.parsed(url, schema=schema, timeout_s=_TIMEOUT_S, durability="full")
     connection, settings = postgres_open.first_connection(target)

@@ -33,10 +33,10 @@ def open_driver(url: str | os.PathLike[str], **options: Any) -> Driver:
         raise UsageError(f"a store's URL is {_HINT}, not {redacted(repr(url))}")
     try:
         if is_postgres(text):
-            from perdure.storage.postgres import PostgresDriver
+            from perdure.storage.postgres.driver import PostgresDriver
 
             return PostgresDriver(text, **options)
-        from perdure.storage.sqlite import SqliteDriver
+        from perdure.storage.sqlite.driver import SqliteDriver
 
         return SqliteDriver(sqlite_path(text), **options)
     except TypeError as error:
@@ -59,7 +59,7 @@ def redacted(text: str) -> str:
 
 def need_postgres() -> None:
     """Raise OpenError, which says what to install, if there is no driver for PostgreSQL."""
-    import perdure.storage.postgres  # noqa: F401
+    import perdure.storage.postgres.driver  # noqa: F401
 
 
 def sqlite_path(url: str | os.PathLike[str]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import apsw
 
 from perdure.errors import OpenError, UsageError
-from perdure.storage.sqlite_errors import translate
+from perdure.storage.sqlite.errors import translate
 
 _BUSY_MS = 1000
 

@@ -22,8 +22,8 @@ from perdure.errors import OpenError, UsageError
 from perdure.ops.copies.places import Part
 from perdure.ops.copies.sections import SectionReader, SectionWriter
 from perdure.storage import migrate
-from perdure.storage import postgres_errors as meaning
-from perdure.storage.postgres import PostgresDriver
+from perdure.storage.postgres import errors as meaning
+from perdure.storage.postgres.driver import PostgresDriver
 from perdure.storage.program import Progress
 
 T = TypeVar("T")

@@ -34,10 +34,10 @@ from perdure.errors import Damaged, StoreError, UsageError
 from perdure.ops.copies.places import Part
 from perdure.ops.copies.sections import damaged_backup
 from perdure.storage.program import Progress
-from perdure.storage.sqlite import SqliteDriver
-from perdure.storage.sqlite_errors import translate
-from perdure.storage.sqlite_lock import FileGate
-from perdure.storage.sqlite_open import APPLICATION_ID, LOG_BYTES_MAX, Target, connect, open_gate
+from perdure.storage.sqlite.driver import SqliteDriver
+from perdure.storage.sqlite.errors import translate
+from perdure.storage.sqlite.file_lock import FileGate
+from perdure.storage.sqlite.opening import APPLICATION_ID, LOG_BYTES_MAX, Target, connect, open_gate
 
 MARK = "backup"  # the key in meta
 # 1 MB: between two of them progress is told, and nothing else. A longer step is no faster.

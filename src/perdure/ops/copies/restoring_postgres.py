@@ -24,9 +24,10 @@ from perdure.ops.copies.backup_postgres import FIRST, SEQUENCES, TABLES, BackupF
 from perdure.ops.copies.backup_sqlite import damaged_file, open_backup, read_mark
 from perdure.ops.copies.copy_format import pack_rows
 from perdure.ops.copies.settling import FORGET, JUMP, Loaded, remember, settle, taken_up
-from perdure.storage import migrate, postgres_open
-from perdure.storage import postgres_errors as meaning
-from perdure.storage.postgres_errors import Target
+from perdure.storage import migrate
+from perdure.storage.postgres import errors as meaning
+from perdure.storage.postgres import opening as postgres_open
+from perdure.storage.postgres.errors import Target
 from perdure.storage.program import Progress
 
 _UNCOUNTED = ("meta", "copy", "migration", "size_sample", "tenant_role")

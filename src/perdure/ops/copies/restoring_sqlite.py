@@ -25,9 +25,9 @@ from perdure.ops.copies.places import Part
 from perdure.ops.copies.settling import FORGET, JUMP, Loaded, remember, settle, taken_up
 from perdure.storage import migrate
 from perdure.storage.program import Progress
-from perdure.storage.sqlite_errors import translate
-from perdure.storage.sqlite_lock import remove_locks
-from perdure.storage.sqlite_open import APPLICATION_ID, apply, check_file
+from perdure.storage.sqlite.errors import translate
+from perdure.storage.sqlite.file_lock import remove_locks
+from perdure.storage.sqlite.opening import APPLICATION_ID, apply, check_file
 from perdure.threads.models import Report
 
 _UNCOUNTED = ("meta", "copy", "clock", "migration", "size_sample")

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from perdure.errors import Damaged, PerdureError
 from perdure.runs.maintenance.tenant_isolation import GARBAGE
-from perdure.storage import sqlite_open
 from perdure.storage.program import Batch, Flow, Row, Rows, Sql, Transaction
+from perdure.storage.sqlite import opening as sqlite_open
 from perdure.threads.context import Context, clock_us
 
 Level = Literal["ok", "note", "warning", "problem"]

@@ -117,7 +117,7 @@ def connections(context: CheckContext) -> Flow[list[Finding]]:
 
 def roles(context: CheckContext) -> Flow[list[Finding]]:
     """Whether the database itself keeps tenants apart."""
-    from perdure.storage.postgres_tenants import tenant_security
+    from perdure.storage.postgres.tenants import tenant_security
 
     security = yield Transaction(tenant_security)
     hint = "`perdure store role app NAME` makes a role that sees one tenant at a time (how-to/postgresql-in-production)"

@@ -14,13 +14,14 @@ import apsw
 
 from perdure.errors import PerdureError
 from perdure.ops.doctor.findings import MB, Check, CheckContext, Finding, Level, Machine, query, query_one
-from perdure.storage import migrate, sqlite_open
+from perdure.storage import migrate
 from perdure.storage.program import Flow, Sql
+from perdure.storage.sqlite import opening as sqlite_open
 from perdure.storage.urls import sqlite_path
 from perdure.values.amounts import size as shown
 
 WAL_RESET_FIXED = (3, 51, 3)  # sqlite.org/wal.html#walresetbug; 3.52.0 had it too, and was withdrawn
-_LOG_LARGE, _LOG_HUGE = 128 * MB, 2048 * MB  # the writer waits for readers from 64 MB on, see sqlite_write.py
+_LOG_LARGE, _LOG_HUGE = 128 * MB, 2048 * MB  # the writer waits for readers from 64 MB on, see sqlite/writer.py
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 _LAYERS = ("overlay", "aufs")  # of a container: gone with it
 _OWNERS = Sql(

@@ -16,8 +16,8 @@ import apsw
 from perdure.errors import OpenError
 from perdure.ops.repair.rebuild import shapes_of
 from perdure.storage import migrate
-from perdure.storage.sqlite_open import APPLICATION_ID, apply, not_ours
-from perdure.storage.sqlite_pages import PageFile, Salvage, Shape, lost_leaves
+from perdure.storage.sqlite.opening import APPLICATION_ID, apply, not_ours
+from perdure.storage.sqlite.salvage import PageFile, Salvage, Shape, lost_leaves
 
 _MAGIC = b"SQLite format 3\0"
 _LEAF = 0x0D

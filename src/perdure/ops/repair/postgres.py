@@ -13,10 +13,10 @@ from psycopg import sql
 
 from perdure.errors import Damaged, UsageError
 from perdure.ops.copies.backup_postgres import FIRST, SEQUENCES, TABLES
-from perdure.storage import postgres_errors as meaning
-from perdure.storage import postgres_open
-from perdure.storage.postgres import PostgresDriver
-from perdure.storage.postgres_errors import Target
+from perdure.storage.postgres import errors as meaning
+from perdure.storage.postgres import opening as postgres_open
+from perdure.storage.postgres.driver import PostgresDriver
+from perdure.storage.postgres.errors import Target
 
 _PATIENCE = "SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = 0"
 

@@ -90,7 +90,7 @@ def _repair_sqlite(
 ) -> Repaired:
     from perdure.ops.repair.identify import check_is_store
     from perdure.ops.repair.sqlite import copy_name, mend_file, working_copy
-    from perdure.storage.sqlite_open import check_file
+    from perdure.storage.sqlite.opening import check_file
 
     name = sqlite_path(url)
     if name == ":memory:":

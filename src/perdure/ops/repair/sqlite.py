@@ -26,7 +26,7 @@ from perdure.ops.copies.places import Part, part_for
 from perdure.ops.repair.rebuild import problems_of, rebuild, remove_all
 from perdure.storage.files import sync_folder
 from perdure.storage.program import Progress
-from perdure.storage.sqlite_lock import FileGate, remove_locks
+from perdure.storage.sqlite.file_lock import FileGate, remove_locks
 
 _COPY = """
 import os, shutil, sys

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from psycopg import sql
 
 from perdure.errors import OpenError, UsageError
-from perdure.storage.postgres_errors import Target
+from perdure.storage.postgres.errors import Target
 from perdure.storage.program import Batch, Program, Sql, Statement
 
 Sees = Literal["everything", "chosen", "bound", "nothing"]

@@ -27,7 +27,7 @@ from typing import Protocol
 from perdure.errors import StoreError
 from perdure.storage import meters
 from perdure.storage.files import share_like
-from perdure.storage.sqlite_errors import busy
+from perdure.storage.sqlite.errors import busy
 
 LOCK_ENDS = ("-lock", "-lock-next")  # what the files beside the store are called
 PATIENCE_S = (

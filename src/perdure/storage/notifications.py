@@ -1,7 +1,7 @@
-"""Hearing that somebody else has written: what lets a worker look at once, and not at its next turn.
+"""Notifications that another process has written, so that a worker looks at once and not at its next poll.
 
-A driver may offer `listen()`, which gives one of these. News are a hint and may be missed or empty: whoever waits must
-look by itself now and then.
+A driver offers `listen()`, which gives one of these. A notification is a hint: it may be missed, so a waiting
+worker must also poll.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 _LOOK_S = 0.02
 
 
-class News(Protocol):
+class Notifications(Protocol):
     """Somebody's ear at a store. It belongs to one thread."""
 
     def wait(self, timeout_s: float) -> bool:
@@ -23,7 +23,7 @@ class News(Protocol):
     def close(self) -> None: ...
 
 
-class FileNews:
+class FileNotifications:
     """SQLite: every commit changes the log beside the store. Only its size and time are looked at, no lock is taken."""
 
     def __init__(self, path: str) -> None:
@@ -51,7 +51,7 @@ class FileNews:
         return (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-class NoNews:
+class NoNotifications:
     """A store in memory has no file: looking again soon costs little."""
 
     def wait(self, timeout_s: float) -> bool:

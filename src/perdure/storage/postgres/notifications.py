@@ -11,13 +11,13 @@ import psycopg
 from psycopg import sql
 
 from perdure.errors import Unavailable
-from perdure.storage.postgres_errors import Target, lost, not_connected
-from perdure.storage.postgres_open import Connection
+from perdure.storage.postgres.errors import Target, lost, not_connected
+from perdure.storage.postgres.opening import Connection
 
 _CHANNEL_MAX = 63  # a name's length on the server
 
 
-class PostgresNews:
+class PostgresNotifications:
     """An ear at a store's schema. Connects when it is first waited on, and again after the connection broke."""
 
     def __init__(self, connect: Callable[[], Connection], target: Target) -> None:

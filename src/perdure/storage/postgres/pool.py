@@ -21,25 +21,25 @@ from collections.abc import Awaitable, Callable
 
 from perdure.errors import Busy, StoreClosed
 from perdure.storage import meters
-from perdure.storage.postgres_wire import Line, LineLost, NoAnswer
+from perdure.storage.postgres.connection import ConnectionLost, PipelinedConnection, ServerTimeout
 
 # On top of the server's own timeouts, which answer first unless the server or the network hangs.
 GRACE_S = 5.0
 
 
-def quiet(line: Line) -> bool:
+def quiet(line: PipelinedConnection) -> bool:
     """Whether an idle line can be used: connected, and nothing to read."""
     poll = select.poll()
     poll.register(line.fileno, select.POLLIN)
     return not poll.poll(0)
 
 
-def patience_s(line: Line, timeout_s: float) -> float:
+def patience_s(line: PipelinedConnection, timeout_s: float) -> float:
     """How long to wait for an answer. The server's timeout counts per statement."""
     return timeout_s * max(1, line.statements_sent) + GRACE_S
 
 
-def wait(line: Line, timeout_s: float) -> None:
+def wait(line: PipelinedConnection, timeout_s: float) -> None:
     """Block until the exchange under way is answered."""
     deadline = time.monotonic() + patience_s(line, timeout_s)
     poll = select.poll()
@@ -48,7 +48,7 @@ def wait(line: Line, timeout_s: float) -> None:
     while True:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise NoAnswer(f"no answer within {patience_s(line, timeout_s):g} s")
+            raise ServerTimeout(f"no answer within {patience_s(line, timeout_s):g} s")
         events = poll.poll(left_s * 1000)
         if writing:
             writing = line.flush()
@@ -61,15 +61,15 @@ def wait(line: Line, timeout_s: float) -> None:
 class BlockingPool:
     """Lines for blocking callers of any thread."""
 
-    def __init__(self, connect: Callable[[], Line], *, size: int, timeout_s: float) -> None:
+    def __init__(self, connect: Callable[[], PipelinedConnection], *, size: int, timeout_s: float) -> None:
         self._connect = connect
-        self._idle: deque[Line] = deque()
+        self._idle: deque[PipelinedConnection] = deque()
         self._permits = threading.Semaphore(size)
         self._size = size
         self._timeout_s = timeout_s
         self.closed = False
 
-    def acquire(self) -> Line:
+    def acquire(self) -> PipelinedConnection:
         if not self._permits.acquire(blocking=False):
             self._wait_for_permit()
         try:
@@ -94,11 +94,11 @@ class BlockingPool:
         if (sink := meters.sink) is not None:
             sink.record(meters.LOCK_WAIT, time.monotonic() - begun_s, "postgresql", "pool")
 
-    def add(self, line: Line) -> None:
+    def add(self, line: PipelinedConnection) -> None:
         """A line that was made elsewhere; whoever comes first uses it."""
         self._idle.append(line)
 
-    def release(self, line: Line) -> None:
+    def release(self, line: PipelinedConnection) -> None:
         if line.reusable and not self.closed:
             self._idle.append(line)
         else:
@@ -114,12 +114,12 @@ class BlockingPool:
                 return
 
 
-class LoopLine:
+class LoopConnection:
     """A line and its event loop: the loop calls `readable` when something arrived."""
 
     __slots__ = ("future", "line", "writing")
 
-    def __init__(self, line: Line, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, line: PipelinedConnection, loop: asyncio.AbstractEventLoop) -> None:
         self.line = line
         self.future: asyncio.Future[None] | None = None
         self.writing = False
@@ -138,14 +138,14 @@ class LoopLine:
         try:
             if self.line.receive():
                 future.set_result(None)
-        except LineLost as error:
+        except ConnectionLost as error:
             future.set_exception(error)
 
     def writable(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             if self.line.flush():
                 return
-        except LineLost as error:
+        except ConnectionLost as error:
             if self.future is not None and not self.future.done():
                 self.future.set_exception(error)
         loop.remove_writer(self.line.fileno)
@@ -180,21 +180,21 @@ class LoopPool:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        connect: Callable[[], Awaitable[Line]],
+        connect: Callable[[], Awaitable[PipelinedConnection]],
         *,
         size: int,
         timeout_s: float,
     ) -> None:
         self._loop = weakref.ref(loop)
         self._connect = connect
-        self._idle: list[LoopLine] = []
+        self._idle: list[LoopConnection] = []
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._permits = size
         self._size = size
         self._timeout_s = timeout_s
         self.closed = False
 
-    def acquire_now(self) -> LoopLine | None:
+    def acquire_now(self) -> LoopConnection | None:
         """An idle line, if there is one and nobody waits for it."""
         while self._idle and self._permits and not self._waiting and not self.closed:
             line = self._idle.pop()
@@ -204,14 +204,14 @@ class LoopPool:
             line.close(self._loop())
         return None
 
-    async def acquire(self) -> LoopLine:
+    async def acquire(self) -> LoopConnection:
         await self._permit()
         try:
             while True:
                 if self.closed:
                     raise StoreClosed("the store was closed")
                 if not self._idle:
-                    return LoopLine(await self._connect(), asyncio.get_running_loop())
+                    return LoopConnection(await self._connect(), asyncio.get_running_loop())
                 line = self._idle.pop()
                 if quiet(line.line):
                     return line
@@ -233,7 +233,7 @@ class LoopPool:
             await turn
             if (sink := meters.sink) is not None:
                 sink.record(meters.LOCK_WAIT, time.monotonic() - begun_s, "postgresql", "pool")
-        except NoAnswer:
+        except ServerTimeout:
             raise _exhausted(self._size, self._timeout_s) from None
         except asyncio.CancelledError:
             # Cancelled just after its turn came: the next one must not wait for ever.
@@ -251,7 +251,7 @@ class LoopPool:
                 return
         self._permits += 1
 
-    def release(self, line: LoopLine) -> None:
+    def release(self, line: LoopConnection) -> None:
         if line.line.reusable and not self.closed:
             self._idle.append(line)
         else:
@@ -282,7 +282,7 @@ class LoopPool:
 
 def _give_up(future: asyncio.Future[None]) -> None:
     if not future.done():
-        future.set_exception(NoAnswer("no answer in time"))
+        future.set_exception(ServerTimeout("no answer in time"))
 
 
 def _exhausted(size: int, timeout_s: float) -> Busy:

@@ -11,7 +11,7 @@ Writes run READ COMMITTED, reads READ ONLY REPEATABLE READ. What is run again an
     connection lost before COMMIT        again, once, on a fresh connection
     connection lost after COMMIT went    never: OutcomeUnknown, and the caller looks the record up
 
-How to run it behind PgBouncer in transaction mode: see `postgres_open`. The logic below is one generator
+How to run it behind PgBouncer in transaction mode: see `opening.py`. The logic below is one generator
 that yields what it waits for; `run` and `arun` only differ in how they wait.
 """
 
@@ -36,10 +36,11 @@ except ImportError as missing:  # pragma: no cover - the extra is installed wher
     raise OpenError('PostgreSQL needs its driver: pip install "psycopg[binary]>=3.2"') from missing
 
 from perdure.storage import meters
-from perdure.storage import postgres_errors as meaning
-from perdure.storage.news import News
-from perdure.storage.postgres_news import PostgresNews
-from perdure.storage.postgres_open import (
+from perdure.storage.notifications import Notifications
+from perdure.storage.postgres import errors as meaning
+from perdure.storage.postgres.connection import ConnectionLost, PipelinedConnection, ServerTimeout, Statements
+from perdure.storage.postgres.notifications import PostgresNotifications
+from perdure.storage.postgres.opening import (
     AsyncConnection,
     Connection,
     Durability,
@@ -47,9 +48,8 @@ from perdure.storage.postgres_open import (
     parsed,
     prepare_store,
 )
-from perdure.storage.postgres_pool import BlockingPool, LoopLine, LoopPool, wait
-from perdure.storage.postgres_tenants import Tenancy, tenancy_of
-from perdure.storage.postgres_wire import Line, LineLost, NoAnswer, Statements
+from perdure.storage.postgres.pool import BlockingPool, LoopConnection, LoopPool, wait
+from perdure.storage.postgres.tenants import Tenancy, tenancy_of
 from perdure.storage.row_hashes import check_rows
 
 _BEGIN_READ = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -58,7 +58,7 @@ _ATTEMPTS_MAX = 12
 
 Hook = Callable[[str], None]
 # What an attempt waits for: None is a line, a number is that many seconds, a line is the answer on it.
-Wanted: TypeAlias = Line | float | None
+Wanted: TypeAlias = PipelinedConnection | float | None
 
 
 def backoff_s(attempt: int, chance: Callable[[], float] = random.random) -> float:
@@ -104,7 +104,7 @@ class PostgresDriver:
                 raise meaning.translated(error, self._target, timeout_s) from error
             raise
         self._pool = BlockingPool(self._connect, size=pool_size, timeout_s=timeout_s)
-        self._pool.add(Line(connection, self._statements))
+        self._pool.add(PipelinedConnection(connection, self._statements))
 
     def __repr__(self) -> str:
         return f"PostgresDriver({self._target})"
@@ -145,18 +145,18 @@ class PostgresDriver:
     def _drive(self, steps: Generator[Wanted, Any, Any]) -> Any:
         self._check()
         pool = self._pool
-        line: Line | None = None
+        line: PipelinedConnection | None = None
         try:
             wanted = next(steps)
             while True:
                 try:
-                    answer: Line | None = None
+                    answer: PipelinedConnection | None = None
                     if wanted is None:
                         if line is not None:
                             held, line = line, None
                             pool.release(held)
                         answer = line = pool.acquire()
-                    elif isinstance(wanted, Line):
+                    elif isinstance(wanted, PipelinedConnection):
                         wait(wanted, self._timeout_s)
                         if (sink := meters.sink) is not None:
                             sink.record(meters.ROUND_TRIPS, 1, "postgresql")
@@ -175,12 +175,12 @@ class PostgresDriver:
     async def _adrive(self, steps: Generator[Wanted, Any, Any]) -> Any:
         self._check()
         pool = self._loop_pool()
-        held: LoopLine | None = None
+        held: LoopConnection | None = None
         try:
             wanted = next(steps)
             while True:
                 try:
-                    answer: Line | None = None
+                    answer: PipelinedConnection | None = None
                     if wanted is None:
                         if held is not None:
                             kept, held = held, None
@@ -224,29 +224,29 @@ class PostgresDriver:
         if self._closed:
             raise StoreClosed("the store was closed")
 
-    def listen(self) -> News:
+    def listen(self) -> Notifications:
         """Hear that a run is due, on a connection of its own."""
         self._check()
-        return PostgresNews(self._connect_plain, self._target)
+        return PostgresNotifications(self._connect_plain, self._target)
 
     # One operation, until it succeeds or fails for good.
 
     def _attempts(
-        self, work: Callable[[Line], Generator[Wanted, Any, Any]], *, write: bool
+        self, work: Callable[[PipelinedConnection], Generator[Wanted, Any, Any]], *, write: bool
     ) -> Generator[Wanted, Any, Any]:
         losses = 0
         for attempt in range(_ATTEMPTS_MAX):
-            line: Line | None = None
+            line: PipelinedConnection | None = None
             try:
                 line = yield None
                 if (sink := meters.sink) is not None and write:
                     return (yield from _timed(sink, work(line)))
                 return (yield from work(line))
-            except LineLost as error:
+            except ConnectionLost as error:
                 if line is not None and line.decisive:
                     raise meaning.unknown(str(error), self._target) from error
                 losses += 1
-                if losses > 1 or isinstance(error, NoAnswer):
+                if losses > 1 or isinstance(error, ServerTimeout):
                     raise meaning.lost(str(error), self._target) from error
                 reason = "lost"
             except psycopg.Error as error:
@@ -261,7 +261,7 @@ class PostgresDriver:
         raise AssertionError("the last attempt returns or raises")
 
     def _append(
-        self, statements: Sequence[Statement], counts: Sequence[int | None], line: Line
+        self, statements: Sequence[Statement], counts: Sequence[int | None], line: PipelinedConnection
     ) -> Generator[Wanted, Any, bool]:
         hook = self._hook
         if hook is not None:
@@ -273,12 +273,12 @@ class PostgresDriver:
             hook("committed")
         return all(count is None or count == found for count, found in zip(counts, changed, strict=True))
 
-    def _attempt(self, transaction: Transaction, line: Line) -> Generator[Wanted, Any, Any]:
+    def _attempt(self, transaction: Transaction, line: PipelinedConnection) -> Generator[Wanted, Any, Any]:
         if self._hook is None:
             return self._transact(line, transaction)
         return self._stepwise(line, transaction, self._hook)
 
-    def _vacuum(self, vacuum: Sql, line: Line) -> Generator[Wanted, Any, str]:
+    def _vacuum(self, vacuum: Sql, line: PipelinedConnection) -> Generator[Wanted, Any, str]:
         """What PostgreSQL refuses to do inside a transaction."""
         hook = self._hook
         if hook is not None:
@@ -305,7 +305,7 @@ class PostgresDriver:
             return True
         return False
 
-    def _transact(self, line: Line, transaction: Transaction) -> Generator[Wanted, Any, Any]:
+    def _transact(self, line: PipelinedConnection, transaction: Transaction) -> Generator[Wanted, Any, Any]:
         """One attempt, in as few round trips as the program's batches allow."""
         program, write = transaction.op(), transaction.write
         first = True
@@ -336,7 +336,7 @@ class PostgresDriver:
             line.take()
         return _result(step)
 
-    def _stepwise(self, line: Line, transaction: Transaction, hook: Hook) -> Generator[Wanted, Any, Any]:
+    def _stepwise(self, line: PipelinedConnection, transaction: Transaction, hook: Hook) -> Generator[Wanted, Any, Any]:
         """One attempt with a round trip for each statement, so that a fault can strike at every point.
 
         What the hook raises leaves the transaction open, and a line with an open one is closed by its pool.
@@ -374,12 +374,12 @@ class PostgresDriver:
     def _connect_plain(self) -> Connection:
         return Connection.connect(self._target.conninfo, autocommit=True, **self._settings())
 
-    def _connect(self) -> Line:
-        return Line(self._connect_plain(), self._statements)
+    def _connect(self) -> PipelinedConnection:
+        return PipelinedConnection(self._connect_plain(), self._statements)
 
-    async def _aconnect(self) -> Line:
+    async def _aconnect(self) -> PipelinedConnection:
         made = await AsyncConnection.connect(self._target.conninfo, autocommit=True, **self._settings())
-        return Line(made, self._statements)
+        return PipelinedConnection(made, self._statements)
 
     def _loop_pool(self) -> LoopPool:
         loop = asyncio.get_running_loop()
@@ -431,7 +431,7 @@ def _result(step: Batch | _Returned) -> Any:
     return step.value
 
 
-def _rollback(line: Line) -> Generator[Wanted, Any, None]:
+def _rollback(line: PipelinedConnection) -> Generator[Wanted, Any, None]:
     """Keep the connection after a failure, if possible; else its pool closes it, which rolls back too."""
     if line.pending or line.reusable:
         return
@@ -439,5 +439,5 @@ def _rollback(line: Line) -> Generator[Wanted, Any, None]:
         line.send((), end=b"ROLLBACK")
         yield line
         line.take()
-    except (LineLost, psycopg.Error):
+    except (ConnectionLost, psycopg.Error):
         return

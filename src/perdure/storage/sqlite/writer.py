@@ -17,13 +17,13 @@ import apsw
 
 from perdure.errors import OutcomeUnknown, StoreClosed
 from perdure.storage import meters
-from perdure.storage.group import Group, Job
 from perdure.storage.program import Maintenance, Program, Rows, Statement
 from perdure.storage.row_hashes import check_rows
-from perdure.storage.sqlite_errors import translate
-from perdure.storage.sqlite_lock import PATIENCE_S, Gate
-from perdure.storage.sqlite_open import Target
-from perdure.storage.sqlite_texts import prepare
+from perdure.storage.sqlite.commit_queue import Group, Job
+from perdure.storage.sqlite.errors import translate
+from perdure.storage.sqlite.file_lock import PATIENCE_S, Gate
+from perdure.storage.sqlite.opening import Target
+from perdure.storage.sqlite.statements import prepare
 
 Hook = Callable[[str], None]
 

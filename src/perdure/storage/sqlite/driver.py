@@ -1,7 +1,7 @@
 """The SQLite driver: one file, many threads, tasks and processes.
 
 Blocking calls work on the caller's thread, async ones hop to another thread once per transaction. Writes go
-through the commit queue (`group.py`, `sqlite_write.py`) behind a file lock (`sqlite_lock.py`); reads use a
+through the commit queue (`commit_queue.py`, `writer.py`) behind a file lock (`file_lock.py`); reads use a
 few connections of their own and, thanks to the write-ahead log, never wait for writers. A store in memory is
 the same code with one connection for all.
 
@@ -23,14 +23,14 @@ from weakref import WeakSet
 import apsw
 
 from perdure.errors import Damaged, ForkedProcess, StoreClosed, StoreError, UsageError
-from perdure.storage import sqlite_open
-from perdure.storage.group import CommitQueue
-from perdure.storage.news import FileNews, News, NoNews
+from perdure.storage.notifications import FileNotifications, NoNotifications, Notifications
 from perdure.storage.program import Batch, Maintenance, Program, Statement, Transaction
-from perdure.storage.sqlite_errors import read_only, translate
-from perdure.storage.sqlite_lock import Gate, ThreadGate
-from perdure.storage.sqlite_open import MEMORY, Access, Durability, Target, connect
-from perdure.storage.sqlite_write import CountDiffers, Hook, Writer, perform, perform_append
+from perdure.storage.sqlite import opening as sqlite_open
+from perdure.storage.sqlite.commit_queue import CommitQueue
+from perdure.storage.sqlite.errors import read_only, translate
+from perdure.storage.sqlite.file_lock import Gate, ThreadGate
+from perdure.storage.sqlite.opening import MEMORY, Access, Durability, Target, connect
+from perdure.storage.sqlite.writer import CountDiffers, Hook, Writer, perform, perform_append
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -197,9 +197,9 @@ class SqliteDriver:
 
         await to_thread(self.close)
 
-    def listen(self) -> News:
+    def listen(self) -> Notifications:
         """Hear of commits, of this process and of others."""
-        return NoNews() if self._target.in_memory else FileNews(self.path)
+        return NoNotifications() if self._target.in_memory else FileNotifications(self.path)
 
     # Opening
 

@@ -24,8 +24,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from perdure.errors import OpenError, UsageError
 from perdure.storage.migrate import CREATE_TABLE, Migration, pending
-from perdure.storage.postgres_errors import Target, not_opened
-from perdure.storage.postgres_roles import place_of, renew_grants
+from perdure.storage.postgres.errors import Target, not_opened
+from perdure.storage.postgres.roles import place_of, renew_grants
 from perdure.storage.urls import is_postgres
 
 Durability = Literal["full", "normal"]

@@ -20,8 +20,8 @@ import apsw
 from perdure.errors import OpenError
 from perdure.storage import migrate
 from perdure.storage.files import special_kind
-from perdure.storage.sqlite_errors import not_sqlite, read_only, translate
-from perdure.storage.sqlite_lock import FileGate, Gate
+from perdure.storage.sqlite.errors import not_sqlite, read_only, translate
+from perdure.storage.sqlite.file_lock import FileGate, Gate
 
 MEMORY = ":memory:"
 APPLICATION_ID = int.from_bytes(b"Hold", "big")  # in the file's header: how we, and `file`, recognise a store

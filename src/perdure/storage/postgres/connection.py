@@ -23,7 +23,7 @@ from psycopg import errors, pq
 from psycopg.adapt import Transformer
 
 from perdure.errors import UsageError
-from perdure.storage.postgres_tenants import Tenancy
+from perdure.storage.postgres.tenants import Tenancy
 from perdure.storage.program import Rows, Sql, Statement
 
 # More distinct texts than this are not a program's own but made up on the fly; they go unprepared, so that
@@ -91,15 +91,15 @@ class Statements:
         return self._by_text.setdefault(text, Compiled(text, name.encode()))
 
 
-class LineLost(Exception):
+class ConnectionLost(Exception):
     """The connection broke while an exchange was under way."""
 
 
-class NoAnswer(LineLost):
+class ServerTimeout(ConnectionLost):
     """The server did not answer in time. To ask again would take as long again."""
 
 
-class Line:
+class PipelinedConnection:
     """A connection in pipeline mode. `send` starts an exchange, `receive` ends it, `take` gives its rows."""
 
     def __init__(self, connection: psycopg.BaseConnection[Any], statements: Statements) -> None:
@@ -156,7 +156,7 @@ class Line:
                 self._control(end)
             pgconn.pipeline_sync()
         except psycopg.OperationalError as error:
-            raise LineLost(str(error)) from error
+            raise ConnectionLost(str(error)) from error
 
     def _control(self, command: bytes) -> None:
         self.pgconn.send_query_params(command, None)
@@ -204,14 +204,14 @@ class Line:
             raise self._lost(error) from error
         return False
 
-    def _lost(self, error: psycopg.Error) -> LineLost:
+    def _lost(self, error: psycopg.Error) -> ConnectionLost:
         """The reason that the server gave before it hung up says more than that it did."""
         for result in self._results:
             if result.status == _ERROR:
                 told = errors.error_from_result(result)
                 if told.sqlstate:
-                    return LineLost(told.diag.message_primary or str(told))
-        return LineLost(str(error).strip())
+                    return ConnectionLost(told.diag.message_primary or str(told))
+        return ConnectionLost(str(error).strip())
 
     def take(self) -> list[Rows]:
         """The rows of each statement. Raises the first error of the exchange."""

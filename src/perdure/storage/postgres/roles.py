@@ -1,7 +1,7 @@
 """Roles of PostgreSQL for a store: the statements that give a role exactly the rights it needs, and no more.
 
 Three kinds: `app` chooses its tenant for each transaction, `tenant` is bound to one, `operator` sees all of them
-(`postgres_tenants.py` says what that means). Each list of statements takes away first what the role had on the store's
+(`tenants.py` says what that means). Each list of statements takes away first what the role had on the store's
 tables, so that a role of one kind can be made one of another. All names are quoted by psycopg; a password is never in
 a statement: it goes to the server as its verifier.
 

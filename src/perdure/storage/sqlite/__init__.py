@@ -1,0 +1,1 @@
+"""SQLite: the driver, its writer and commit queue, the file lock between processes, opening, salvage of pages."""
