@@ -77,10 +77,10 @@ def old(tmp_path: Path) -> str:
 # --- what is copied
 
 
-@pytest.mark.parametrize("way", ["sqlite to postgres", "postgres to sqlite"])
-def test_everything_is_imported_and_graphs_continue(way: str, tmp_path: Path, postgres_url: str) -> None:
+@pytest.mark.parametrize("direction", ["sqlite to postgres", "postgres to sqlite"])
+def test_everything_is_imported_and_graphs_continue(direction: str, tmp_path: Path, postgres_url: str) -> None:
     file = str(tmp_path / "file.db")
-    source, target = (file, postgres_url) if way.startswith("sqlite") else (postgres_url, file)
+    source, target = (file, postgres_url) if direction.startswith("sqlite") else (postgres_url, file)
     with stock(source) as theirs:
         write_all(theirs)
         count = len(everything(theirs))

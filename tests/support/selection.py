@@ -18,11 +18,6 @@ MODES = ("mode", "way")
 # Of what is going to be replaced: each test once, with the first of its parameters.
 ONCE = {
     "test_exporting.py",
-    "test_import.py",
-    "test_import_cli.py",
-    "test_import_crash.py",
-    "test_import_places.py",
-    "test_import_values.py",
     "test_moving_runs.py",
     "test_objects.py",
     "test_objects_faults.py",

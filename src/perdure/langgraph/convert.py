@@ -55,8 +55,8 @@ def writes_from(
             text = value_to_text(value, serde)
         except Unstorable as error:
             path = f"state[{orjson.dumps(channel).decode()}]{error.path.removeprefix('state')}"
-            said = Unstorable(str(error).replace(error.path, path, 1), path=path)
-            raise name_channel(said, [channel]) from error
+            named = Unstorable(str(error).replace(error.path, path, 1), path=path)
+            raise name_channel(named, [channel]) from error
         packed.append(Write(task, WRITES_IDX_MAP.get(channel, position), channel, task_path, text))
     return packed
 

@@ -80,8 +80,8 @@ class _Source(NamedTuple):
             raise
         except Exception as error:  # stored bytes may be anything, and so may a serializer of the caller's
             raise Undecodable(f"it cannot be read: {error!r}"[:500]) from error
-        if found is None or found.checkpoint.get("id") != id_:
-            raise Undecodable("its row does not hold the checkpoint of that id")
+        if found is None or type(found.checkpoint) is not dict or found.checkpoint.get("id") != id_:
+            raise Undecodable("it cannot be read: its row does not hold the checkpoint of that id")
         return found
 
 

@@ -60,7 +60,7 @@ def delete(engine: LineEngine, name: str, *, idle_since: int | None = None) -> F
 
 
 def after_put(engine: LineEngine, retention: Retention, name: str) -> Flow[None]:
-    """What retention asks for after a put: now and then, and bounded. The put is stored: failing here is only said."""
+    """What retention asks for after a put: now and then, and bounded. A failure here is logged: the put is stored."""
     try:
         yield from _after_put(engine, retention, name)
     except PerdureError as error:
@@ -202,7 +202,7 @@ def _remove(
     try:
         return (yield from remove_labelled(tenant, row.name, doomed))
     except NotFound:
-        return 0  # somebody else has deleted it
+        return 0  # it was deleted meanwhile
 
 
 def _needed(
@@ -231,7 +231,7 @@ def _state(texts: Texts, tree: int, record: int) -> Flow[dict[str, Any]]:
     try:
         text = yield from texts.of(tree, record)
     except Damaged:
-        return {}  # removed meanwhile, or lost: nothing can be said of its needs
+        return {}  # removed meanwhile, or lost: its needs are unknown
     state = orjson.loads(text)
     return state if type(state) is dict else {}
 

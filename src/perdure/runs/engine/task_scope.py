@@ -7,7 +7,7 @@ arguments, not by order, because frameworks run tools in parallel.
 
 An adapter finds the scope of a task by its execution (`find`, `add`), and finishes its run with what the task wrote
 (`ending`, `finish`). A task that left a person something to settle cannot be finished, whatever its code made of the
-error: else a model that is told "nobody knows" would book again.
+error: else a model that reads of an unknown outcome would book again.
 
 Must never happen here: an effect that runs under an identity which the next run of the task would not have.
 """
