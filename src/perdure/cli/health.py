@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from perdure.cli.base import NO, OK, Invocation, command, sqlite_file, with_store
-from perdure.cli.text import ago, fields, local, plural, size
+from perdure.cli.text import ago, as_field, fields, local, plural, size
 from perdure.errors import PerdureError, UsageError
 
 if TYPE_CHECKING:
@@ -71,11 +71,10 @@ def health(cli: Invocation, store: Store) -> None:
 
     Cheap: it may be asked often. Leaves a sample of the size once an hour, from which growth is computed.
     """
-    from perdure.ops.health import as_json
-
     found = store.ops.health()
     if cli.out.json:
-        cli.out.document(as_json(found))
+        computed = ("unsaved_changes", "unsaved_s", "disk_full_at")
+        cli.out.document(fields(found) | {name: as_field(getattr(found, name)) for name in computed})
     else:
         rows = [*_work(found), *_space(found), *_copies(found)]
         cli.out.table(("what", "now"), [[(what, ""), cell] for what, cell in rows])

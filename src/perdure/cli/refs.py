@@ -12,12 +12,14 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 from shlex import quote
+from typing import TYPE_CHECKING
 
-from perdure import Checkpoint, Store, Thread
 from perdure.cli.parameters import REF_HELP
 from perdure.cli.runs import has_run
 from perdure.errors import NotFound, UsageError
-from perdure.threads.labelled import read_named
+
+if TYPE_CHECKING:
+    from perdure import Checkpoint, Store, Thread
 
 ID_CHARACTERS = 13
 NAMES_COMPARED = 1000
@@ -59,6 +61,8 @@ def _base(thread: Thread, base: str, newest: Checkpoint | None) -> Checkpoint:
     if base.startswith("@"):
         return _at_step(thread, int(base[1:]), newest)
     if "-" in base:
+        from perdure.threads.labelled import read_named
+
         named = read_named(thread, base)
         if named is None:
             raise NotFound(f"thread {thread.name!r} has no checkpoint whose checkpoint_id is {base}")

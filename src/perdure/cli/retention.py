@@ -9,6 +9,7 @@ import click
 
 from perdure.cli.base import Invocation, command, with_store
 from perdure.cli.parameters import POSITIVE, Duration, thread_argument
+from perdure.cli.refs import existing
 from perdure.cli.text import fields, plural, size
 from perdure.errors import UsageError
 
@@ -63,8 +64,6 @@ def thread_retention(
 
     Its own retention goes before the store's.
     """
-    from perdure.cli.refs import existing
-
     handle = existing(store, thread)
     given = _given(ttl, keep_last, never)
     if inherit and given:

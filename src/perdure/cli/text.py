@@ -55,13 +55,14 @@ def readable(value: Any) -> Any:
 def fields(result: Any, *left_out: str) -> dict[str, Any]:
     """A result of the library as JSON: a dataclass by its fields, with times in UTC."""
     return {
-        field.name: _field(getattr(result, field.name))
+        field.name: as_field(getattr(result, field.name))
         for field in dataclass_fields(result)
         if field.name not in left_out
     }
 
 
-def _field(value: Any) -> Any:
+def as_field(value: Any) -> Any:
+    """A value of such a field."""
     if isinstance(value, datetime):
         return moment(value)
     if isinstance(value, timedelta):
@@ -69,9 +70,9 @@ def _field(value: Any) -> Any:
     if is_dataclass(value):
         return fields(value)
     if hasattr(value, "_asdict"):
-        return {name: _field(item) for name, item in value._asdict().items()}
+        return {name: as_field(item) for name, item in value._asdict().items()}
     if isinstance(value, list | tuple):
-        return [_field(item) for item in value]
+        return [as_field(item) for item in value]
     return readable(value)
 
 

@@ -14,6 +14,7 @@ import click
 from perdure.cli.base import NO, OK, Invocation, argument, command, with_store
 from perdure.cli.health import print_report
 from perdure.cli.parameters import POSITIVE, REF_HELP, ref_argument, thread_argument, yes_option
+from perdure.cli.refs import existing, resolve
 from perdure.cli.retention import print_erased
 from perdure.cli.text import fields, local, plural
 from perdure.cli.threads import checkpoint_json
@@ -39,8 +40,6 @@ def fork(cli: Invocation, store: Store, thread: str, ref: str | None, name: str)
 
     Copies nothing, and leaves the old thread as it is.
     """
-    from perdure.cli.refs import existing, resolve
-
     handle = existing(store, thread)
     at = resolve(handle, ref)
     made = handle.fork(at, name=name)
@@ -63,8 +62,6 @@ def rollback(cli: Invocation, store: Store, thread: str, ref: str, note: str | N
 
     Adds a checkpoint that equals the old one; what came in between stays in the log.
     """
-    from perdure.cli.refs import existing, resolve
-
     handle = existing(store, thread)
     to = resolve(handle, ref)
     head = handle.rollback(to, note=note)
@@ -82,8 +79,6 @@ def verify(cli: Invocation, store: Store, thread: str) -> int:
 
     Exits with 1 if there is a problem.
     """
-    from perdure.cli.refs import existing
-
     with cli.out.progress("verifying") as progress:
         report = existing(store, thread).verify(progress=progress)
     return print_report(report, cli.out)
@@ -99,8 +94,6 @@ def pin(cli: Invocation, store: Store, thread: str, ref: str | None, name: str) 
 
     A thread with a pin does not expire.
     """
-    from perdure.cli.refs import existing, resolve
-
     handle = existing(store, thread)
     made = handle.pin(resolve(handle, ref), name=name)
     cli.out.result({"thread": thread, **fields(made)}, f"pinned {made.checkpoint} of {thread} as {made.name}")
@@ -115,13 +108,10 @@ def unpin(cli: Invocation, store: Store, thread: str, name: str) -> None:
 
     Retention applies again to what it held.
     """
-    from perdure.cli.refs import existing
-
+    handle = existing(store, thread)
     try:
-        existing(store, thread).unpin(name)
-    except NotFound as error:
-        if "no thread" in str(error):
-            raise
+        handle.unpin(name)
+    except NotFound:
         raise NotFound(
             f"thread {thread!r} has no pin {name!r}: `perdure thread pins {quote(thread)}` lists them"
         ) from None
@@ -136,8 +126,6 @@ def pins(cli: Invocation, store: Store, thread: str) -> None:
 
     --json prints a line per pin.
     """
-    from perdure.cli.refs import existing
-
     found = existing(store, thread).pins()
     if cli.out.json:
         for one in found:
@@ -159,8 +147,6 @@ def prune(cli: Invocation, store: Store, thread: str, keep: int, yes: bool) -> i
 
     What a pin, a fork or a graph needs stays.
     """
-    from perdure.cli.refs import existing
-
     out, handle = cli.out, existing(store, thread)
     if not cli.confirmed(f"Remove all but the newest {plural(keep, 'checkpoint')} of {thread!r}?", yes=yes):
         return NO
@@ -182,8 +168,6 @@ def delete(cli: Invocation, store: Store, thread: str, force: bool, yes: bool) -
 
     What a fork of it needs stays.
     """
-    from perdure.cli.refs import existing
-
     handle = existing(store, thread)
     if not cli.confirmed(f"Delete thread {thread!r} and all its history?", yes=yes):
         return NO
@@ -210,8 +194,6 @@ def erase(
     Removes it from the store's files too, which SQLite rewrites for it; pins do not hold it. Prints which copies may
     still hold it, such as backups.
     """
-    from perdure.cli.refs import existing, resolve
-
     handle = existing(store, thread)
     if checkpoint is not None:
         one = resolve(handle, checkpoint)

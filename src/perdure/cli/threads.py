@@ -12,6 +12,7 @@ import click
 
 from perdure.cli.base import NO, OK, Invocation, argument, command, with_store
 from perdure.cli.parameters import REF_HELP, Pair, Since, limit_option, thread_argument
+from perdure.cli.refs import all_lines, existing, resolve
 from perdure.cli.text import ago, fields, local, moment, plural, readable, shorten, size, to_json
 from perdure.errors import Damaged, NotFound, UsageError
 
@@ -95,8 +96,6 @@ def log(cli: Invocation, store: Store, thread: str, limit: int, start: str | Non
 
     Marks the head, the ends of branches, and where branches split. --json prints a line per checkpoint.
     """
-    from perdure.cli.refs import all_lines, existing, resolve
-
     if start is not None and branches:
         raise UsageError("--start and --branches exclude each other")
     out, handle = cli.out, existing(store, thread)
@@ -173,7 +172,6 @@ def show(
     text.
     """
     from perdure.cli import langgraph, paths
-    from perdure.cli.refs import existing, resolve
 
     out, handle = cli.out, existing(store, thread)
     if path is not None:
@@ -239,7 +237,6 @@ def diff(
     + was added, - was removed, ~ was changed. Long values are cut; --json has them in full.
     """
     from perdure.cli import langgraph, messages
-    from perdure.cli.refs import existing, resolve
     from perdure.threads.compare import compare
 
     out, handle = cli.out, existing(store, thread)

@@ -11,6 +11,7 @@ import click
 
 from perdure.cli.base import NO, OK, Invocation, argument, command, with_store
 from perdure.cli.parameters import REF_HELP, no_verify_option, run_argument, thread_argument, trust_option
+from perdure.cli.refs import existing, resolve
 from perdure.cli.text import fields, plural, size
 from perdure.errors import UsageError
 
@@ -34,8 +35,6 @@ def export_thread(cli: Invocation, store: Store, thread: str, file: str, branch:
 
     With its branches, its metadata, LangGraph's ids and pending writes. The file is not encrypted.
     """
-    from perdure.cli.refs import existing, resolve
-
     handle = existing(store, thread)
     at = resolve(handle, branch) if branch is not None else None
     with cli.out.progress("exporting") as progress:

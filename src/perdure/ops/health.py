@@ -10,9 +10,9 @@ import os
 import shutil
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from perdure.errors import StoreError
 from perdure.log import store_size
@@ -202,20 +202,3 @@ def _wal_bytes(file: str) -> int | None:
         return os.path.getsize(f"{file}-wal")
     except OSError:  # there is none
         return 0
-
-
-def as_json(found: Health) -> dict[str, Any]:
-    """Health as JSON holds it: times in UTC, and figures that are computed."""
-    fields = {name: getattr(found, name) for name in Health.__slots__}
-    for name in ("unsaved_changes", "unsaved_s", "disk_full_at"):
-        fields[name] = getattr(found, name)
-    fields["unsaved"] = [each._asdict() for each in found.unsaved]
-    return {name: _plain(value) for name, value in fields.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
-    if isinstance(value, WaitingRun):
-        return {"id": value.id, "since": _plain(value.since)}
-    return value
