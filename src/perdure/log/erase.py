@@ -1,9 +1,9 @@
 """Erasing: a thread or one checkpoint goes with every byte that the database can be made to give up. It beats pins.
 
 One transaction decides, as in `gc.py`, and notes that the files are still to be scrubbed; then the records go in
-batches, then the files are scrubbed, then the note goes. Whoever is killed in between, or comes later, finds the note
+batches, then the files are scrubbed, then the note goes. If a process is killed in between, the next finds the note
 and finishes. An erased checkpoint leaves its row without body, note and metadata, so that its children's hashes can be
-checked: the salt went with the body, so that nobody can confirm a guess.
+checked: the salt went with the body, so that no guess can be confirmed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SAMPLES = "pg_statistic"
 _SECURE = Sql(sqlite="PRAGMA secure_delete = ON", postgres="SELECT 1")
 _MARK = Sql("INSERT INTO meta (key, value) VALUES (:key, :at) ON CONFLICT (key) DO UPDATE SET value = :at")
 _MARKED = Sql("SELECT value FROM meta WHERE key = :key")
-# Not if somebody has erased something else meanwhile.
+# Not if something else was erased meanwhile.
 _UNMARK = Sql("DELETE FROM meta WHERE key = :key AND value = :at")
 _NOTE = Sql(
     """INSERT INTO erased (tenant, thread, record, records, head_hash, at)
@@ -296,7 +296,7 @@ def _read(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], R
 
 
 def _empty(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], None]:
-    """Take the note and the metadata from a tombstone, and say that the history goes on behind it."""
+    """Take the note and the metadata from a tombstone, and say that the history continues behind it."""
     yield Batch(_EMPTY(tenant=tenant, tree=tree, id=record, keyframe=ERASED))
 
 

@@ -217,7 +217,7 @@ def remove_threads(
 
 
 def remove_labelled(tenant: int, name: str, doomed: Container[tuple[int, bytes]]) -> Flow[int]:
-    """Remove labels of a thread (namespace and id), what is pending on them, and their records unless somebody else
+    """Remove labels of a thread (namespace and id), what is pending on them, and their records unless something else
     needs these. Also records that lost their label to another one. How many records went."""
     removed = yield from write(partial(_remove_labelled, tenant, name, doomed), solo=True)
     yield from sweep(tenant)

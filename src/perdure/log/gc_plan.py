@@ -66,7 +66,7 @@ def make_plan(nodes: dict[int, Node], live_ids: Iterable[int]) -> Plan:
 
 
 def _parents(nodes: dict[int, Node], live: Iterable[int]) -> set[int]:
-    """The parents of live records; and of what was erased, because the history goes on behind it."""
+    """The parents of live records; and of what was erased, because the history continues behind it."""
     parents: set[int] = set()
     for record in live:
         parent = nodes[record].parent

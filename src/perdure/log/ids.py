@@ -1,4 +1,4 @@
-"""Record ids: 63 bits, time first, made by whoever saves.
+"""Record ids: 63 bits, time first, made by the process that saves.
 
 An id is known before the record is written, so that a COMMIT whose answer was lost can be looked up. Along a line of
 records ids grow, also when a clock stepped back: a chain of differences is a range of ids. Shown to people as 13

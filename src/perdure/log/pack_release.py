@@ -29,7 +29,7 @@ _UNPACK = Sql(
     seals={"salt": SALT, "diff": DIFF},
 )
 _DROP_PACK = Sql("DELETE FROM pack WHERE tenant = :tenant AND pack = :pack")
-# What was taken apart is to be packed again, though nobody may have written to its thread.
+# What was taken apart is to be packed again, even if its thread was not written to.
 _FORGET_MARK = Sql("DELETE FROM meta WHERE key = :key")
 _BATCH = 50
 _DROP_PACKS = Sql(

@@ -90,7 +90,7 @@ _SET_DIFF = Sql(
 _GET_MARK = Sql("SELECT value FROM meta WHERE key = :key")
 _SET_MARK = Sql("INSERT INTO meta (key, value) VALUES (:key, :value) ON CONFLICT (key) DO UPDATE SET value = :value")
 _MOVE_MARK = Sql("UPDATE meta SET value = :value WHERE key = :key AND value = :since")
-COLD_US = MINUTE_US  # nobody has written to a chain for so long: its writer has mostly let go of the stream
+COLD_US = MINUTE_US  # a chain not written to for so long: its writer has mostly let go of the stream
 
 
 class Packed(NamedTuple):
@@ -117,11 +117,11 @@ class _Chain:
 
 
 class _Moved(Exception):
-    """Somebody rearranged the tree meanwhile: this chain is left for the next time."""
+    """Another process rearranged the tree meanwhile: this chain is left for the next time."""
 
 
 def pack_tenant(tenant: int, cold_before: int, progress: Progress | None = None) -> Flow[Packed]:
-    """Pack every chain that nobody has written to since `cold_before` (microseconds since 1970), among the threads that
+    """Pack every chain that was not written to since `cold_before` (microseconds since 1970), among the threads that
     were active since the last time. `progress`: (done, of how many) trees of a page."""
     key = packed_mark(tenant)
     since = yield from write(partial(_mark, tenant, key, cold_before // MINUTE_US), solo="slack")
@@ -147,7 +147,7 @@ def pack_tree(tenant: int, tree: int, cold_before: int) -> Flow[Packed]:
 
 
 def _pack_chains(tenant: int, tree: int, cold_before: int) -> Flow[tuple[Packed, bool]]:
-    """The same; and whether nobody got in the way."""
+    """The same; and whether no writer got in the way."""
     total, complete = Packed(), True
     keys = yield from read(partial(_chains, tenant, tree, cold_before))
     for key in keys:
@@ -167,7 +167,7 @@ def _pack_chain(tenant: int, tree: int, key: int) -> Flow[Packed]:
     generation = yield from write(partial(_tell_writers, tenant, tree), solo="slack")
     chain = yield from read(partial(_read_chain, tenant, tree, key, generation))
     if [node.id for node in chain.nodes.values() if not node.keyframe] != before:
-        return Packed()  # somebody has just written to it: its stream may go on
+        return Packed()  # it was just written to: its stream may continue
     found = group(chain.nodes, {record: len(member.diff) for record, member in chain.members.items()})
     if not found.packs:
         return Packed()
@@ -233,7 +233,7 @@ def _detached(tenant: int, chain: _Chain, records: tuple[int, ...]) -> list[Stat
 
 def _mark(tenant: int, key: str, cold: int) -> Program[int]:
     """How far the last time came; 0 if that is not known, or by a clock that was ahead. Makes sure that it is written
-    down: whoever takes packs apart removes it, which must be seen at the end."""
+    down: taking packs apart removes it, which must be seen at the end."""
     [rows] = yield Batch(_GET_MARK(tenant=tenant, key=key))
     found = int(rows[0][0]) if rows and str(rows[0][0]).isdigit() else -1
     if not 0 <= found <= cold:
@@ -272,7 +272,7 @@ def _nodes(rows: Rows) -> dict[int, Node]:
 
 
 def _tell_writers(tenant: int, tree: int) -> Program[int]:
-    """From now on nobody goes on with a stream that was begun before."""
+    """From now on no writer continues a stream that was begun before."""
     threads = yield from threads_in_tree(tenant, tree, lock=True)
     if not threads:
         raise _Moved

@@ -19,7 +19,7 @@ from perdure.storage.columns import DIFF, FULL_TEXT, NOTE, RECORD_METADATA, SALT
 
 NO_HASH = bytes(32)  # the parent's hash of a first record
 SALT_BYTES = 16
-# In column keyframe of a tombstone: it was erased, and the history goes on behind it. Behind others it has ended.
+# In column keyframe of a tombstone: it was erased, and the history continues behind it. Behind others it has ended.
 ERASED = 2
 NUMBER_MAX = 1 << 61
 COLUMNS = "tree, id, thread, parent, base, keyframe, key, kind, at, step, note, metadata, size, cost, hash, body, stamp"

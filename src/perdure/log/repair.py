@@ -75,7 +75,7 @@ _TO_KEYFRAME = Sql(
     """UPDATE record SET keyframe = 1, key = id, cost = 0, base = CASE WHEN :linked = 1 THEN base END
     WHERE tenant = :tenant AND tree = :tree AND id = :id"""
 )
-# The history goes on behind it, as behind an erased one.
+# The history continues behind it, as behind an erased one.
 _TO_TOMBSTONE = Sql(
     f"""UPDATE record SET body = NULL, base = NULL, keyframe = {ERASED}, key = id, note = NULL, metadata = NULL,
         size = 0, cost = 0, parent = CASE WHEN parent >= 0 AND parent < id THEN parent END

@@ -31,7 +31,7 @@ Step = Generator[Batch, list[Rows], Notes]
 
 _PAGE = 200
 _TIME_MAX = 1 << 53
-_JUMP = 1 << 20  # of a generation: no writer goes on with what it had read before
+_JUMP = 1 << 20  # of a generation: no writer continues from what it had read before
 _LOST = "its checkpoint is lost"
 _CANNOT_READ = (Damaged, Undecodable, NotEncrypted)
 _THREADS = Sql(

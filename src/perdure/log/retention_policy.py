@@ -1,6 +1,6 @@
 """How long things stay, as it is stored: a policy of a tenant, and a thread's own, which goes before it field by field.
 
-A policy is JSON with two fields: `ttl_us`, how long a thread that nobody writes to stays, and `keep_last`, how many of
+A policy is JSON with two fields: `ttl_us`, how long a thread stays that is not written to, and `keep_last`, how many of
 its newest checkpoints. null is for good; a field that a thread's policy does not have is as the tenant's says.
 """
 

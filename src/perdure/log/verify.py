@@ -62,7 +62,7 @@ _ORPHANS = Sql(
     """SELECT count(*) FROM (SELECT id FROM body WHERE tenant = :tenant
     EXCEPT SELECT body FROM record WHERE tenant = :tenant) orphan"""
 )
-# A record whose tree has changed is found by nobody; of a deleted thread's, which are swept, nothing is wrong.
+# No thread leads to a record whose tree has changed; of a deleted thread's, which are swept, nothing is wrong.
 _STRAYS = Sql(
     """SELECT count(*) FROM record WHERE tenant = :tenant
     AND tree NOT IN (SELECT tree FROM thread WHERE tenant = :tenant)
@@ -162,7 +162,7 @@ def _overview(tenant: int) -> Program[tuple[list[int], Findings]]:
 
 
 def check_tree(tenant: int, tree: int) -> Program[Findings]:
-    """The same inside a transaction: for whoever is about to mend what is found."""
+    """The same inside a transaction: for a repair of what is found."""
     return (yield from _verify_tree(tenant, tree, None))
 
 

@@ -33,7 +33,7 @@ _COPIES = Sql(
 class Retention:
     """How long things stay. None: for good.
 
-    `ttl`: a thread that nobody writes to for so long is deleted as a whole. `keep_last`: how many of its newest
+    `ttl`: a thread that was not written to for so long is deleted as a whole. `keep_last`: how many of its newest
     checkpoints stay. `own`: which of the two a thread has of its own; the others are the store's.
     """
 

@@ -1,6 +1,6 @@
 """`store.ops.compact()`: remove what retention says, pack what has come to rest, give the space back.
 
-Many short transactions, so that other writers never wait long; killed anywhere, it goes on the next time. Nothing that
+Many short transactions, so that other writers never wait long; killed anywhere, the next one continues. Nothing that
 a pin, a fork, a graph or an unfinished run needs goes, and what stays reads the same: no hash changes.
 """
 

@@ -73,7 +73,7 @@ def _copy(connection: Any, old: str, new: str) -> None:
 
 
 def drop_schema(url: str, options: dict[str, Any], schema: str) -> None:
-    """Remove a copy that nobody wants."""
+    """Remove a copy that is not wanted."""
     connection, _ = postgres_open.first_connection(target_of(url, options))
     try:
         connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema)))

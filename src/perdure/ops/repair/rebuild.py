@@ -42,7 +42,7 @@ class Rebuilt:
 
 
 def new_file(path: Path) -> apsw.Connection:
-    """An empty store that nobody else uses, of the newest schema."""
+    """An empty store that no other process uses, of the newest schema."""
     make_file(str(path))
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     # Nothing of it counts before it is whole.
@@ -75,7 +75,7 @@ def shapes_of(connection: apsw.Connection) -> dict[str, Shape]:
 
 
 def rebuild(damaged: Path, fresh: Path, progress: Progress | None = None) -> Rebuilt:
-    """Fill a new store at `fresh` from the pages at `damaged`, which nobody has open."""
+    """Fill a new store at `fresh` from the pages at `damaged`, which no process has open."""
     result = Rebuilt()
     file = PageFile(damaged)
     connection = new_file(fresh)

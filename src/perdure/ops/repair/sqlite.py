@@ -2,7 +2,7 @@
 
 The copy is made by a process of its own: closing a descriptor of the store's file here would drop the locks that SQLite
 holds on it. The log is copied before the file: whatever is moved from one to the other meanwhile is in the copy of the
-log too. A file whose pages are damaged is mended in place only while nobody else has it open, and what it was is kept.
+log too. A file whose pages are damaged is repaired in place while no other process has it open; the old one is kept.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Physical(NamedTuple):
 
 
 def copy_name(path: Path) -> Path:
-    """Where the mended copy of a store goes, unless somebody says otherwise."""
+    """Where the mended copy of a store goes, unless the caller names another place."""
     return path.with_name(f"{path.stem}.repaired{path.suffix}")
 
 
@@ -75,7 +75,7 @@ def _queued(path: Path, timeout_s: float) -> Iterator[None]:
     """While no writer that knows our lock writes."""
     try:
         gate = FileGate(str(path), timeout_s)
-    except OSError:  # a folder that cannot be written: then nobody writes the store
+    except OSError:  # a folder that cannot be written: then no process writes the store
         yield
         return
     try:
@@ -97,7 +97,7 @@ def copy_raw(path: Path, target: Path) -> None:
 
 
 def mend_file(work: Path, progress: Progress | None) -> Physical:
-    """Make a whole file of a copy that nobody else uses: its log brought in, its indexes and trees made again."""
+    """Make a whole file of a copy that no other process uses: its log brought in, its indexes and trees made again."""
     found = _problems(work)
     if not found:
         return Physical([], [], False)

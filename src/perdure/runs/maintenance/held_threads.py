@@ -1,4 +1,4 @@
-"""What unfinished runs need of threads: what their code has saved there, which a resume goes on from.
+"""What unfinished runs need of threads: what their code has saved there, which a resumed run continues from.
 
 A run's journal says which thread it saved to and as which record. From the oldest such record on, all of that thread
 stays while the run is not finished.

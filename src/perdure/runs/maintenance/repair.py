@@ -30,7 +30,7 @@ _STATE = Sql(
 _DISOWN = Sql("UPDATE run SET owner = NULL WHERE tenant = :tenant AND run = :run")
 _FORGET_WAITING = Sql("UPDATE run SET waiting = NULL WHERE tenant = :tenant AND run = :run")
 _SET_ID = Sql("UPDATE run SET id = :id WHERE tenant = :tenant AND run = :run")
-# Whoever runs it has lost it: his fence is an old one.
+# A worker that runs it has lost it: its fence is an old one.
 _STICK = Sql(
     f"""UPDATE run SET status = 'stuck', owner = NULL, fence = CASE WHEN fence >= 0 THEN fence + 1 ELSE 1 END,
         lease_until = 0, wake_at = {NEVER}, wakeup_pending = 0, waiting = :waiting

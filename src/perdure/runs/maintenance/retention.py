@@ -178,7 +178,7 @@ def _drop_history(tenant: int, run: int, *, force: bool = False) -> Flow[None]:
 
 def _drop_states(tenant: int, run: int, force: bool) -> Flow[None]:
     """The thread that keeps a run's states goes with its journal; what a fork's thread needs of it stays. So does all
-    of it if somebody has pinned a checkpoint of it, unless `force`."""
+    of it if a checkpoint of it is pinned, unless `force`."""
     row = yield from read(partial(rows.numbered, tenant, run))
     if row is None:
         return

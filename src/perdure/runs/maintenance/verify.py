@@ -1,7 +1,7 @@
 """Checking what is stored of runs: rows, journals, large results, questions and answers. Nothing is changed.
 
-One run at a time, each in one read transaction: its journal must add up to what its row says, as it must for whoever
-goes on with it. Large results are checked once each, in pages, however many runs refer to them.
+One run at a time, each in one read transaction: its journal must add up to what its row says, as it must for
+a worker that resumes it. Large results are checked once each, in pages, however many runs refer to them.
 """
 
 from __future__ import annotations
