@@ -90,7 +90,7 @@ def test_a_reconcile_that_does_not_know_leaves_it_to_the_policy(lab: Lab, verdic
     assert run.status in ("waiting", "stuck")
     assert len(receiver.done) == 1
     if verdict == "nonsense":  # a defect of the code: said as such, and nothing was decided
-        with pytest.raises(perdure.RunStuck, match=r"perdure\.Done"):
+        with pytest.raises(perdure.RunStuck, match=r"perdure\.outcome\.Done"):
             run.result()
         return
     [ask] = lab.store.asks()
