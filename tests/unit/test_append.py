@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import psycopg
 import pytest
 
 from perdure.errors import StoreClosed, StoreError
@@ -124,4 +125,37 @@ def test_a_second_process_sees_it_at_once(tmp_path: Path) -> None:
     other = apsw.Connection(str(tmp_path / "a.db"))
     assert other.execute("SELECT value FROM meta WHERE key = 'a'").fetchall() == [("1",)]
     other.close()
+    driver.close()
+
+
+async def test_gathered_writes_fail_one_by_one(postgres_url: str) -> None:
+    """Concurrent writes share a transaction on PostgreSQL; one that violates a constraint takes none with it."""
+    driver = open_driver(postgres_url, durability="full", timeout_s=10, create=True)
+
+    async def put(number: int) -> Any:
+        statement = PUT(key=f"k{number % 30}", value="1")
+        if number % 2:
+            return await driver.aappend([statement], [1])
+
+        def program() -> Program[list[Any]]:
+            return (yield Batch(statement, last=True))
+
+        return await driver.arun(Transaction(program, write=True))
+
+    done = await asyncio.gather(*(put(number) for number in range(60)), return_exceptions=True)
+    assert sum(isinstance(one, StoreError) for one in done) == 30
+    assert len(keys(driver)) == 30
+    driver.close()
+
+
+async def test_a_write_that_waits_for_a_lock_does_not_hold_up_later_ones(postgres_url: str) -> None:
+    driver = open_driver(postgres_url, durability="full", timeout_s=10, create=True)
+    assert await driver.aappend([PUT(key="guard", value="0")], [1])
+    with psycopg.connect(postgres_url, options="-c search_path=perdure") as other:
+        other.execute("SELECT 1 FROM meta WHERE key = 'guard' FOR UPDATE")
+        blocked = [asyncio.create_task(driver.aappend([MOVE(key="guard", value="1", was="0")], [1])) for _ in range(3)]
+        for number in range(5):
+            assert await driver.aappend([PUT(key=f"k{number}", value="1")], [1])
+        other.rollback()
+    assert sorted(await asyncio.gather(*blocked)) == [False, False, True]
     driver.close()

@@ -215,13 +215,14 @@ class PipelinedConnection:
 
     def take(self) -> list[Rows]:
         """The rows of each statement. Raises the first error of the exchange."""
-        return [self._rows(result) if result.status == _TUPLES else [] for result in self._take_results()]
+        return [self.rows(result) for result in self.take_results()]
 
     def take_counts(self) -> list[int]:
         """How many rows each statement has changed. Raises the first error of the exchange."""
-        return [result.command_tuples or 0 for result in self._take_results()]
+        return [result.command_tuples or 0 for result in self.take_results()]
 
-    def _take_results(self) -> list[Any]:
+    def take_results(self) -> list[Any]:
+        """What the server said of each statement. Raises the first error of the exchange."""
         answers: list[Any] = []
         failed = None
         for index, result in enumerate(self._results):
@@ -238,7 +239,10 @@ class PipelinedConnection:
             raise errors.error_from_result(failed)
         return answers
 
-    def _rows(self, result: Any) -> Rows:
+    def rows(self, result: Any) -> Rows:
+        """The rows of one result; empty for a statement that gives none."""
+        if result.status != _TUPLES:
+            return []
         self._transformer.set_pgresult(result)
         return self._transformer.load_rows(0, result.ntuples, tuple)
 

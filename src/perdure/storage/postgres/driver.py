@@ -39,6 +39,7 @@ from perdure.storage import meters
 from perdure.storage.notifications import Notifications
 from perdure.storage.postgres import errors as meaning
 from perdure.storage.postgres.connection import ConnectionLost, PipelinedConnection, ServerTimeout, Statements
+from perdure.storage.postgres.gather import Again
 from perdure.storage.postgres.notifications import PostgresNotifications
 from perdure.storage.postgres.opening import (
     AsyncConnection,
@@ -123,16 +124,41 @@ class PostgresDriver:
         return self._drive(self._attempts(partial(self._attempt, transaction), write=transaction.write))
 
     async def arun(self, transaction: Transaction) -> Any:
-        """`run`, awaited."""
-        return await self._adrive(self._attempts(partial(self._attempt, transaction), write=transaction.write))
+        """`run`, awaited: concurrent writes of one batch share an exchange (`gather.py`)."""
+        steps = self._attempts(partial(self._attempt, transaction), write=transaction.write)
+        if not transaction.write or transaction.solo or self._hook is not None:
+            return await self._adrive(steps)
+        self._check()
+        gatherer = self._loop_pool().gatherer
+        if not gatherer.idle:
+            program = transaction.op()
+            step = _next(program, None)
+            if not isinstance(step, Batch):
+                return _result(step)
+            if step.last:
+                try:
+                    return _result(_next(program, _checked(step, await gatherer.run(step.statements))))
+                except Again:
+                    pass  # from the start, alone
+            program.close()
+        with gatherer.alone():
+            return await self._adrive(steps)
 
     def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
         """Run statements in one round trip, which is one transaction (see `Driver`)."""
         return bool(self._drive(self._attempts(partial(self._append, statements, counts), write=True)))
 
     async def aappend(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
-        """`append`, awaited."""
-        return bool(await self._adrive(self._attempts(partial(self._append, statements, counts), write=True)))
+        """`append`, awaited: concurrent ones share an exchange (`gather.py`)."""
+        self._check()
+        gatherer = self._loop_pool().gatherer
+        if self._hook is None and not gatherer.idle:
+            try:
+                return _matches(counts, await gatherer.append(statements))
+            except Again:
+                pass  # alone
+        with gatherer.alone():
+            return bool(await self._adrive(self._attempts(partial(self._append, statements, counts), write=True)))
 
     def maintain(self, kind: Maintenance, table: str = "") -> str:
         """Vacuum a table and take the planner's samples of it anew, which hold values in the clear. `scrub_full`
@@ -271,7 +297,7 @@ class PostgresDriver:
         changed = line.take_counts()
         if hook is not None:
             hook("committed")
-        return all(count is None or count == found for count, found in zip(counts, changed, strict=True))
+        return _matches(counts, changed)
 
     def _attempt(self, transaction: Transaction, line: PipelinedConnection) -> Generator[Wanted, Any, Any]:
         if self._hook is None:
@@ -381,13 +407,16 @@ class PostgresDriver:
         made = await AsyncConnection.connect(self._target.conninfo, autocommit=True, **self._settings())
         return PipelinedConnection(made, self._statements)
 
+    def _unknown(self, error: ConnectionLost) -> BaseException:
+        return meaning.unknown(str(error), self._target)
+
     def _loop_pool(self) -> LoopPool:
         loop = asyncio.get_running_loop()
         pool = self._loop_pools.get(loop)
         return pool if pool is not None else self._new_loop_pool(loop)
 
     def _new_loop_pool(self, loop: asyncio.AbstractEventLoop) -> LoopPool:
-        pool = LoopPool(loop, self._aconnect, size=self._pool_size, timeout_s=self._timeout_s)
+        pool = LoopPool(loop, self._aconnect, self._unknown, size=self._pool_size, timeout_s=self._timeout_s)
         with self._loop_pools_lock:
             # `asyncio.run` ends a loop without telling anybody; its connections are of no use to the next
             # one.
@@ -414,6 +443,10 @@ def _checked(batch: Batch, answers: list[Rows]) -> list[Rows]:
         check_rows(sql, params, rows) if rows and sql.checks else rows
         for (sql, params), rows in zip(batch.statements, answers, strict=True)
     ]
+
+
+def _matches(counts: Sequence[int | None], changed: Sequence[int]) -> bool:
+    return all(count is None or count == found for count, found in zip(counts, changed, strict=True))
 
 
 def _next(program: Program[Any], answers: list[Rows] | None) -> Batch | _Returned:

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable
 from perdure.errors import Busy, StoreClosed
 from perdure.storage import meters
 from perdure.storage.postgres.connection import ConnectionLost, PipelinedConnection, ServerTimeout
+from perdure.storage.postgres.gather import Gatherer
 
 # On top of the server's own timeouts, which answer first unless the server or the network hangs.
 GRACE_S = 5.0
@@ -181,10 +182,12 @@ class LoopPool:
         self,
         loop: asyncio.AbstractEventLoop,
         connect: Callable[[], Awaitable[PipelinedConnection]],
+        unknown: Callable[[ConnectionLost], BaseException],
         *,
         size: int,
         timeout_s: float,
     ) -> None:
+        self.gatherer = Gatherer(self, timeout_s, unknown)
         self._loop = weakref.ref(loop)
         self._connect = connect
         self._idle: list[LoopConnection] = []
