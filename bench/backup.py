@@ -4,13 +4,8 @@ The store has 300 MB. The floor is a copy of its file by the kernel, synced, whi
 turns with it. Then two processes save 1 KB states with full durability, without pause, while backups come and go:
 their commits during a backup are held against those between two backups.
 
-What limits the last two rows together: what a backup costs writers is the time in which the disk is busy with its
-bytes, for every sync waits for what is under way. Measured on two cores with 237 MB and 2,400 commits/s: 0.11 s of
-commits, whether pieces have 64 KB or 4 MB, with much rest or none, with syncs of their own or past the cache; and
-0.035 s for giving back the blocks of the backup that is replaced, 0.01 s for freezing. A plain copy takes 0.22 s, and
-lets a third of the commits through. Spread over twice that, which is the bar for speed, 0.16 s of lost commits are
-"slowed by" 1.5 to 1.7; for 1.2 a backup would have to take a second. In all, writers lose the same either way: so it
-is quick (`SHARE` in ops/copies/copier.py). Where others use the processors too, both copies and commits wait for those.
+A backup is SQLite's online backup, page by page: it takes longer than a copy of the file, and costs writers the time in
+which the disk is busy with its bytes, for every sync waits for what is under way.
 
 Run as a module it is one of the writers: `python -m bench.backup PATH NAME`.
 """

@@ -39,9 +39,8 @@ if TYPE_CHECKING:
     from perdure.agents.progress import progress
     from perdure.agents.tools import tools
     from perdure.encryption.keys import KeyFile, KeyProvider, Keys, StaticKeys
-    from perdure.ops.copies.restoring import restore
     from perdure.ops.repair.repair import repair
-    from perdure.ops.store import Store
+    from perdure.ops.store import Store, restore
     from perdure.ops.store import open_store as open
     from perdure.ops.telemetry import logs, metrics
     from perdure.runs.calls import outcome
@@ -112,7 +111,7 @@ _LATE = {
     "register": "perdure.values.registry",
     "repair": "perdure.ops.repair.repair",
     "Replay": "perdure.runs.history.replay",
-    "restore": "perdure.ops.copies.restoring",
+    "restore": "perdure.ops.store",
     "rollback": "perdure.runs.calls.calls",
     "Run": "perdure.runs.handle",
     "RunInfo": "perdure.runs.engine.models",

@@ -74,7 +74,7 @@ def fill(where: Path) -> None:
         for n in range(3):
             store.thread("alice").save({"n": n, "messages": [{"role": "user", "content": "hi"}] * n})
         store.run(go, id="trip")
-        store.ops.export_thread("alice", where / "alice.thread")
+        store.ops.transfer(where / "alice.thread", threads=["alice"])
         store.ops.backup(where / "a.backup")
 
 

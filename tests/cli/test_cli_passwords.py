@@ -40,13 +40,13 @@ def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "hushed.py").write_text(APP)
     with perdure.open("real.db") as store:
         store.thread("alice").save({"n": 1})
-        store.ops.export_thread("alice", "alice.thread")
+        store.ops.transfer("alice.thread", threads=["alice"])
         store.ops.backup("real.backup")
     return tmp_path
 
 
 VALUES = {"APP": "hushed.py", "APP:FUNCTION": "hushed.py:go", "THREAD": "alice"}
-FILES = {"thread import": "alice.thread", "store restore": "real.backup"}
+FILES = {"store restore": "real.backup"}
 
 
 @pytest.mark.parametrize("store", [STORES["url"], STORES["string"]], ids=["url", "string"])

@@ -79,8 +79,6 @@ def test_every_command_refuses_it_in_one_line(where: Path, place: str, capsys: p
 def test_a_file_to_read_that_is_none_is_refused(where: Path, place: str, capsys: pytest.CaptureFixture[str]) -> None:
     perdure.open("agent.db").close()
     files = [
-        ["thread", "import", place],
-        ["import-run", place],
         ["import-langgraph", place],
         ["restore", place, "--to", "b.db"],
     ]
@@ -97,7 +95,7 @@ def test_a_place_to_write_to_that_is_no_file_is_refused(where: Path, capsys: pyt
     for place in ("fifo", "folder", "socket", "loop", "x" * 300):
         for line in (
             ["store", "backup", place],
-            ["export", "x", place],
+            ["thread", "transfer", "x", place],
             ["restore", "whole.backup", "--to", place, "--force"],
         ):
             assert main(line) in (2, 4), line

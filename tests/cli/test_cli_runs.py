@@ -142,7 +142,7 @@ def test_steps_are_listed_in_their_order(run: Run, store: perdure.Store, app: Mo
         ["run", "replay", APP_FILE, "tirp"],
         ["run", "fork", "tirp", "--name", "x"],
         ["run", "rollback", "tirp"],
-        ["run", "export", "tirp", "file"],
+        ["run", "transfer", "tirp", "file"],
     ],
 )
 def test_an_unknown_run_is_exit_code_3_and_suggests_the_nearest(run: Run, app: ModuleType, command: list[str]) -> None:
@@ -162,21 +162,17 @@ def test_a_thread_is_no_run_and_a_run_no_thread_and_both_say_so(run: Run, app: M
 # --- moving
 
 
-def test_a_run_moves_to_another_store_in_a_file(run: Run, store: perdure.Store, app: ModuleType) -> None:
+def test_a_run_moves_to_another_store(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.travel, "NYC", id="trip")
+    assert run("run", "transfer", "trip", "other.db")[0] == 2
+    code, out, _ = run("run", "transfer", "trip", "other.db", "--move")
+    assert (code, out) == (0, "transferred to other.db: 0 threads with 0 checkpoints, 1 run\n")
+    assert json.loads(run("run", "show", "trip", "--json")[1])["status"] == "exported"
+    assert run("answer", "trip", "NYC 1", "--store", "other.db")[0] == 0
     with perdure.open("other.db") as other:
-        code, out, _ = run("run", "export", "trip", "trip.run")
-        assert (code, out) == (0, "trip is in trip.run; here it is marked as exported and will not run any more\n")
-        assert json.loads(run("run", "show", "trip", "--json")[1])["status"] == "exported"
-        code, out, _ = run("run", "import", "trip.run", "--store", "other.db", "--json")
-        assert (code, json.loads(out)) == (0, {"run": "trip", "status": "waiting"})
-        assert run("answer", "trip", "NYC 1", "--store", "other.db")[0] == 0
         assert other.run(app.travel, "NYC", id="trip").result() == "B-NYC 1"
-        assert run("run", "import", "trip.run", "--store", "other.db")[0] == 2
-        assert run("run", "import", "none.run", "--store", "other.db")[0] in (2, 3)
-        store.run(app.doubtful, "NYC", id="over")
-        assert run("run", "export", "over", "over.run", "--keep")[1] == "over is in over.run\n"
-        assert run("run", "export", "over", "over.run", "--keep")[0] == 2
+    store.run(app.doubtful, "NYC", id="over")
+    assert json.loads(run("run", "transfer", "over", "other.db", "--json")[1])["runs"] == 1
     assert store.get_run("over").status == "done"
 
 

@@ -109,8 +109,7 @@ def test_a_drill_that_cannot_begin_is_one_line(
         (["thread", "unpin", "alice", "--name", "x"], 3, "`perdure thread pins alice` lists them"),
         (["run", "erase", "alice", "--yes"], 3, "there is no run 'alice', but a thread of that name"),
         (["store", "backup", "."], 2, "is a folder; name a file in it"),
-        (["thread", "import", "stumble_app.py"], 2, "it is no file of Perdure's with a thread in it"),
-        (["run", "import", "none.run"], 2, "none.run cannot be imported: No such file or directory. Nothing"),
+        (["store", "transfer", "other.db", "--move"], 2, "--move goes with --one-tenant"),
         (["keys", "new", "--keys", "none/keys.json"], 4, "the key file none/keys.json cannot be written: No such"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -109,17 +108,6 @@ def test_a_store_in_memory_can_be_backed_up(tmp_path: Path) -> None:
         assert copy.thread("x").load().state == {"n": 1}
 
 
-async def test_the_async_twins_do_the_same(url: str, elsewhere: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
-    place, options = elsewhere
-    async with perdure.open(url) as store:
-        await store.thread("x").asave({"n": 1})
-        done = await asyncio.to_thread(store.ops.backup, tmp_path / "b")
-        tried = await asyncio.to_thread(store.ops.try_restore, tmp_path / "b")
-    restored = await perdure.arestore(tmp_path / "b", place, **options)
-    assert done.id == tried.backup == restored.backup
-    assert restored.report.checkpoints == tried.report.checkpoints == 1
-
-
 # --- trying a restoration
 
 
@@ -127,7 +115,7 @@ def test_a_restoration_is_tried_in_a_temporary_place_and_remembered(url: str, tm
     with perdure.open(url) as store:
         fill(store)
         done = store.ops.backup(tmp_path / "b")
-        tried = store.ops.try_restore(tmp_path / "b")
+        tried = store.ops.test_backup(tmp_path / "b")
         assert tried.ok
         assert tried.report.checkpoints == sum(
             store.tenant(name).ops.verify().checkpoints for name in ("default", "acme")
@@ -140,7 +128,7 @@ def test_a_restoration_is_tried_in_a_temporary_place_and_remembered(url: str, tm
     assert not [name for name in os.listdir(tmp_path) if "restore" in name]
 
 
-def test_what_is_encrypted_stays_so_in_a_backup_and_not_in_an_export(
+def test_what_is_encrypted_stays_so_in_a_backup_and_a_transfer_uses_the_targets_keys(
     url: str, elsewhere: tuple[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     place, options = elsewhere
@@ -151,8 +139,9 @@ def test_what_is_encrypted_stays_so_in_a_backup_and_not_in_an_export(
                 {"n": number, "word": "Rumpelstiltskin"}, note="Wilhelmina"
             )
         store.ops.backup(tmp_path / "b")
-        assert store.ops.try_restore(tmp_path / "b").ok
-        store.ops.export_thread("x", tmp_path / "x")
+        assert store.ops.test_backup(tmp_path / "b").ok
+        store.ops.transfer(tmp_path / "plain.db", threads=["x"])
+        store.ops.transfer(tmp_path / "other.db", threads=["x"], keys=bytes(32))
         expected = everything(store, "x")
     for secret in (b"Rumpelstiltskin", b"Wilhelmina"):
         assert secret not in (tmp_path / "b").read_bytes()
@@ -160,14 +149,11 @@ def test_what_is_encrypted_stays_so_in_a_backup_and_not_in_an_export(
     with perdure.open(place, keys=keys, **options) as there:
         assert everything(there, "x") == expected
     with perdure.open(str(tmp_path / "plain.db")) as plain:
-        plain.ops.import_thread(tmp_path / "x")
         assert everything(plain, "x") == expected
         assert plain.ops.verify().ok
-        plain.ops.export_thread("x", tmp_path / "y")
-    with perdure.open(place, keys=keys, **options) as there:
-        there.ops.import_thread(tmp_path / "y", name="came back")
-        assert everything(there, "came back")["checkpoints"] == expected["checkpoints"]
-        assert there.ops.verify().ok
+    with perdure.open(str(tmp_path / "other.db"), keys=bytes(32)) as other:
+        assert everything(other, "x") == expected
+    assert b"Wilhelmina" not in (tmp_path / "other.db").read_bytes()
 
 
 # --- where it may not go

@@ -16,9 +16,9 @@ import perdure
 from perdure.cli.app import main
 from perdure.encryption.keys import key_id
 from perdure.log.store_size import Sample, add_sample, size_and_samples
-from perdure.ops.copies.copied import CopyRow, add_copy, mark_restored
 from perdure.ops.doctor import checklist as doctor
 from perdure.storage.program import Transaction
+from perdure.transfer.catalogue import BackupRow, add_backup, mark_tested
 
 GB = 10**9
 
@@ -100,15 +100,17 @@ def test_backups(store: perdure.Store) -> None:
     run = store._context.driver.run
     [never] = said(store)["backups"]
     assert (never.level, "never" in never.message or "no backup" in never.message) == ("warning", True)
-    run(Transaction(lambda: add_copy(CopyRow("b1", "backup", "/b", None, now_us() - 5 * DAY_US, 1, 10)), write=True))
+    run(
+        Transaction(lambda: add_backup(BackupRow("b1", "backup", "/b", None, now_us() - 5 * DAY_US, 1, 10)), write=True)
+    )
     assert (worst(said(store)["backups"]), "5 days ago" in text_of(said(store)["backups"])) == ("warning", True)
-    run(Transaction(lambda: add_copy(CopyRow("b2", "backup", "/b", None, now_us(), 2, 10)), write=True))
+    run(Transaction(lambda: add_backup(BackupRow("b2", "backup", "/b", None, now_us(), 2, 10)), write=True))
     found = said(store)
     assert found["backups"][0].level == "ok"
     assert "no backup was ever restored" in text_of(found["restore"])
-    run(Transaction(lambda: mark_restored("b2", now_us() - 200 * DAY_US), write=True))
+    run(Transaction(lambda: mark_tested("b2", now_us() - 200 * DAY_US), write=True))
     assert worst(said(store)["restore"]) == "warning"
-    run(Transaction(lambda: mark_restored("b2", now_us()), write=True))
+    run(Transaction(lambda: mark_tested("b2", now_us()), write=True))
     assert worst(said(store)["restore"]) == "ok"
 
 

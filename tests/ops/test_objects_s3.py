@@ -85,7 +85,7 @@ def test_a_backup_in_s3_and_back(
             store.ops.backup(place)
         with pytest.raises(perdure.UsageError, match="names no object"):
             store.ops.backup("s3://agents")
-        assert store.ops.try_restore(place).ok
+        assert store.ops.test_backup(place).ok
     assert perdure.restore(place, str(tmp_path / "restored.db")).ok
     with perdure.open(str(tmp_path / "restored.db")) as restored:
         assert restored.thread("a").load().state == {"n": 1}

@@ -64,8 +64,6 @@ def _restore(store: Store, path: Path) -> None:
 
 COPIES: dict[str, Copy] = {
     "backup": lambda store, path: store.ops.backup(path),
-    "export": lambda store, path: store.ops.export_thread("rich", path),
-    "export-run": lambda store, path: store.ops.export_run("done", path, keep=True),
     "restore": _restore,
 }
 
@@ -120,11 +118,3 @@ def test_a_name_that_something_else_has_taken_is_refused_and_left_alone(
     assert not (tmp_path / "nothing").exists()
     assert os.lstat(part)[:6] == before[:6]
     assert not (tmp_path / "copy").exists()
-
-
-def test_an_exported_run_is_not_written_through_a_link(store: Store, tmp_path: Path) -> None:
-    victim, part = tmp_path / "victim", tmp_path / "copy.part"
-    victim.write_bytes(b"precious")
-    part.symlink_to(victim)
-    store.ops.export_run("done", tmp_path / "copy", keep=True)
-    assert victim.read_bytes() == b"precious"

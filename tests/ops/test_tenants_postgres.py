@@ -95,9 +95,15 @@ def test_every_statement_on_a_tenants_rows_says_whose() -> None:
 KNOWN_TO_BE_ABOUT_ALL = {
     "perdure.runs.journal.claiming._RUNNING",  # what a queue allows: counted over all tenants that the worker sees
     "perdure.runs.journal.claiming._TENANTS",
-    "perdure.ops.copies.copied._RESTORED",  # copies of the whole store
+    "perdure.transfer.catalogue._RESTORED",  # copies of the whole store
     "perdure.ops.health._COPIES",  # these too: they are known to every role
-    "perdure.ops.copies.checked._TENANTS",  # restored and repaired stores are checked as a whole
+    "perdure.transfer.fencing._TASKS",  # a store that continues an earlier point in time is fenced as a whole
+    "perdure.transfer.fencing._RUNNING",
+    "perdure.transfer.fencing._FENCES",
+    "perdure.transfer.fencing._GENERATIONS",
+    "perdure.transfer.whole._COUNTERS",  # a whole store is copied by its owner or an operator
+    "perdure.transfer.whole._USED",
+    "perdure.transfer.verify._TENANTS",  # restored and repaired stores are checked as a whole
     "perdure.ops.repair.preflight._TENANTS",  # of those that the role sees
     "perdure.ops.repair.preflight._STRANGE",  # a repair is refused to roles that are held
     "perdure.log.quarantine._PAGE",

@@ -102,11 +102,12 @@ def test_operating_ones_own_tenant(url: str, tmp_path: Path) -> None:
         assert thread.load().state["n"] == 199
         assert store.ops.verify().ok
         assert store.ops.health().threads == 1
-        exported = store.ops.export_thread("t", tmp_path / "t.perdure")
-        store.ops.import_thread(exported.path, name="copied")
-        assert store.thread("copied").load().state["n"] == 199
+        store.ops.transfer(tmp_path / "t.db", threads=["t"])
         store.ops.erase("t")
-        assert [info.name for info in store.threads()] == ["copied"]
+        assert store.threads() == []
+        with perdure.open(tmp_path / "t.db", tenant=store._context.tenant_name) as copy:
+            assert copy.ops.transfer(url, threads=["t"]).threads == 1
+        assert store.thread("t").load().state["n"] == 199
 
 
 def test_what_is_encrypted_stays_so(url: str) -> None:

@@ -308,6 +308,6 @@ def test_tool_calls_with_the_same_id_go_back_to_the_model(lab: Lab) -> None:
 
 def test_an_exported_run_is_not_forked_where_it_was(sync_lab: Lab, tmp_path: Path) -> None:
     sync_lab.run(asks_once, id="r")
-    sync_lab.store.ops.export_run("r", tmp_path / "r.db")
+    sync_lab.store.ops.transfer(tmp_path / "r.db", runs=["r"], move=True)
     with pytest.raises(perdure.UsageError, match="exported"):
         sync_lab.store.fork("r", id="f", keys="new")

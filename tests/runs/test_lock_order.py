@@ -22,7 +22,7 @@ def asking() -> str:
 
 
 def export(store: perdure.Store, folder: Path) -> None:
-    store.ops.export_run("trip", folder / "trip.run")
+    store.ops.transfer(folder / "other.db", runs=["trip"], move=True)
 
 
 def delete_thread(store: perdure.Store, folder: Path) -> None:

@@ -235,8 +235,8 @@ def test_a_moved_run_begins_a_thread_that_is_not_there(lab: Lab, tmp_path_factor
     with perdure.open(str(folder / "target.db")) as other:
         target = other.tenant(lab.store._context.tenant_name)
         lab.run(agent, id="moved")
-        run = target.ops.import_run(lab.store.ops.export_run("moved", folder / "moved.run"))
+        lab.store.ops.transfer(folder / "target.db", runs=["moved"], move=True)
         moved.append(True)
         target.send("moved", 2)
-        assert run.result() is None
+        assert target.run(agent, id="moved").result() is None
         assert [one.state for one in target.thread("left").history()] == [2]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,11 +94,31 @@ def tables(store: Store) -> dict[str, list[Any]]:
 # --- in child processes
 
 
-def import_slowly(say: Say, url: str, file: str) -> None:
-    """Import, and say how far it is; the parent kills it."""
-    with perdure.open(url) as store:
-        store.ops.import_thread(file, progress=lambda done, total: say([done, total]))
-        say("done")
+def transfer_and_die(say: Say, source: str, target: str, tenant: str, given: str, side: str, at: int) -> None:
+    """Transfer, and die by SIGKILL at the n-th step of the source's or the target's transactions."""
+    steps = itertools.count(1)
+
+    def hook(_step: str) -> None:
+        if next(steps) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    hooks: dict[str, dict[str, Any]] = {side: {"hook": hook}}
+    with perdure.open(source, **hooks.get("source", {})) as store:
+        store.tenant(tenant).ops.transfer(target, **orjson.loads(given), **hooks.get("target", {}))
+    say("done")
+
+
+def restore_and_die(say: Say, backup: str, target: str, at: int) -> None:
+    """Restore, and die by SIGKILL at the n-th time that a file of the folder is opened, linked or removed."""
+    steps = itertools.count(1)
+
+    def audit(event: str, args: Any) -> None:
+        if event in ("open", "os.link", "os.remove", "os.rename") and target in str(args[0]) and next(steps) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(audit)
+    perdure.restore(backup, target, force=True)
+    say("done")
 
 
 def backup_slowly(say: Say, url: str, file: str) -> None:

@@ -1,18 +1,13 @@
-"""What the tests of moving runs share: an agent on its way, and where it stops."""
+"""What the tests of moving runs share: an agent on its way."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import mover  # noqa: F401 - for the children: it must be found
 from lab import Lab
 
 import perdure
 from perdure.runs.journal.blobs import BLOB_MIN_BYTES
-
-
-class Stop(BaseException):
-    """Ends the process's part where a test wants it."""
 
 
 def agent_of(lab: Lab) -> Any:

@@ -30,6 +30,7 @@ LAYERS = (
     "threads",
     "runs",
     "agents",
+    "transfer",
     "ops",
     "adapters",
     "langgraph",
@@ -40,8 +41,8 @@ LAYERS = (
 # imports when it is called may come from above.
 FLOORS = {
     "runs": ("functions", "journal", "domain", "execution", "calls", "parallel", "engine", "maintenance", "history",
-             "moving", "workers", "handle", "store"),
-    "ops": ("telemetry", "health", "roles", "keys", "copies", "maintenance", "repair", "doctor", "operations", "store"),
+             "workers", "handle", "store"),
+    "ops": ("telemetry", "health", "roles", "keys", "maintenance", "repair", "doctor", "operations", "store"),
 }  # fmt: skip
 
 

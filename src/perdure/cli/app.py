@@ -62,8 +62,7 @@ run = LazyGroup(
         "Remove and move": {
             "delete": "run_control:delete",
             "erase": "run_control:erase",
-            "export": "transfer:export_run",
-            "import": "transfer:import_run",
+            "transfer": "transfer:transfer_run",
         },
     },
 )
@@ -87,8 +86,7 @@ thread = LazyGroup(
         "Remove and move": {
             "delete": "thread_control:delete",
             "erase": "thread_control:erase",
-            "export": "transfer:export_thread",
-            "import": "transfer:import_thread",
+            "transfer": "transfer:transfer_thread",
         },
     },
 )
@@ -101,7 +99,7 @@ store = LazyGroup(
         "Retention": {"retention": "retention:store_retention", "compact": "retention:compact"},
         "Backup": {"backup": "backup:backup", "restore": "backup:restore", "repair": "repair:repair"},
         "Access": {"role": "roles:role", "check-role": "roles:check_role"},
-        "Migration": {"import-langgraph": "transfer:import_langgraph"},
+        "Migration": {"transfer": "transfer:transfer_store", "import-langgraph": "transfer:import_langgraph"},
     },
 )
 

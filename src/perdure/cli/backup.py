@@ -22,14 +22,14 @@ _SHOWN_MAX = 20
 
 @command(
     "perdure store backup /backups/agent.db\n"
-    "perdure store backup /backups/app.backup --store postgresql://app@db/app --json"
+    "perdure store backup /backups/app.db --store postgresql://app@db/app --json"
 )
 @argument("file", "FILE", "A file (an earlier backup there is replaced), or s3://bucket/name, gs://…, az://….")
 @with_store
 def backup(cli: Invocation, store: Store, file: str) -> None:
     """Copy the whole store while it is in use.
 
-    All tenants, as of one commit; writers do not wait for it. The copy of an SQLite store is itself a store.
+    All tenants, as of one commit; writers do not wait for it. The copy is itself a store.
     """
     out = cli.out
     with out.progress("backing up") as progress:
@@ -57,7 +57,7 @@ def _test_command(cli: Invocation, file: str) -> str:
 
 @command(
     "perdure store restore /backups/agent.db --to agent.db\n"
-    "perdure store restore /backups/app.backup --to postgresql://app@db/app2\n"
+    "perdure store restore /backups/app.db --to postgresql://app@db/app2\n"
     "perdure store restore /backups/agent.db --test --store agent.db"
 )
 @argument("file", "FILE", "What `perdure store backup` wrote: a file, or s3://bucket/name ….")
@@ -81,7 +81,7 @@ def restore(cli: Invocation, file: str, to: str | None, force: bool, no_verify: 
     with cli.out.progress("restoring") as progress:
         if to is None:
             with cli.open() as store:
-                done = store.ops.try_restore(file, progress=progress)
+                done = store.ops.test_backup(file, progress=progress)
         else:
             options = cli.options(to)
             done = perdure.restore(file, to, force=force, verify=not no_verify, progress=progress, **options)

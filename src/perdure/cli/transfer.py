@@ -1,115 +1,96 @@
-"""The commands that move threads and runs between stores and files."""
+"""The commands that copy threads, runs and whole stores into other stores."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from perdure.cli.base import NO, OK, Invocation, argument, command, with_store
-from perdure.cli.parameters import REF_HELP, no_verify_option, run_argument, thread_argument, trust_option
-from perdure.cli.refs import existing, resolve
-from perdure.cli.text import fields, plural, size
+from perdure.cli.parameters import no_verify_option, run_argument, thread_argument, trust_option
+from perdure.cli.text import fields, plural
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
     from perdure import Store
 
-file_argument = argument("file", "FILE", "The file to write; must not exist.")
-read_argument = argument("file", "FILE", "A file that the export has written.")
+target_argument = argument("target", "TARGET", "Another store: a path, or postgresql://user@host/database.")
 
 
 @command(
-    "perdure thread export alice-001 alice-001.thread\nperdure thread export alice-001 short.thread --branch head~3",
-    name="export",
+    "perdure thread transfer alice-001 alice-001.db\nperdure thread transfer alice-001 postgresql://app@db/app",
+    name="transfer",
 )
 @thread_argument
-@file_argument
-@click.option("--branch", metavar="REF", help=f"Only this checkpoint and those that led to it: {REF_HELP}.")
+@target_argument
 @with_store
-def export_thread(cli: Invocation, store: Store, thread: str, file: str, branch: str | None) -> None:
-    """Write a thread to one file.
+def transfer_thread(cli: Invocation, store: Store, thread: str, target: str) -> None:
+    """Copy a thread into another store.
 
-    With its branches, its metadata, LangGraph's ids and pending writes. The file is not encrypted.
+    With its branches, its metadata, its pins, LangGraph's ids and pending writes; every hash is verified. Creates the
+    target if there is none. Run again after an interruption, it continues.
     """
-    handle = existing(store, thread)
-    at = resolve(handle, branch) if branch is not None else None
-    with cli.out.progress("exporting") as progress:
-        done = store.ops.export_thread(handle, file, branch=at, progress=progress)
-    if cli.out.json:
-        cli.out.document(fields(done))
-    else:
-        what = "" if at is None else f" that led to {at.id}"
-        cli.out.line(
-            (f"{plural(done.checkpoints, 'checkpoint')} of {thread}{what} in {file}", "green"), (size(done.bytes), "")
-        )
+    _transfer(cli, store, target, threads=[thread])
 
 
 @command(
-    "perdure thread import alice-001.thread --store agent.db\n"
-    "perdure thread import alice-001.thread --store postgresql://app@db/app --name alice-copy",
-    name="import",
-)
-@read_argument
-@click.option("--name", metavar="NAME", help="Another name for the thread.")
-@click.pass_obj
-def import_thread(cli: Invocation, file: str, name: str | None) -> None:
-    """Read a thread from a file into a store.
-
-    All of it or nothing; every hash is checked. Creates the store if there is none.
-    """
-    from perdure.ops.copies.importing import open_file
-
-    open_file(file, None)[0].close()  # before a store is made: a typo must make none
-    with cli.open(create=True) as store, cli.out.progress("importing") as progress:
-        done = store.ops.import_thread(file, name=name, progress=progress)
-    if cli.out.json:
-        cli.out.document(fields(done))
-    elif done.already:
-        cli.out.line((f"{done.thread} exists already and is equal: nothing was changed", ""))
-    else:
-        cli.out.line((f"imported {done.thread} with {plural(done.checkpoints, 'checkpoint')}", "green"))
-
-
-@command(
-    "perdure run export trip-42 trip-42.run\nperdure run export trip-41 trip-41.run --keep",
-    name="export",
+    "perdure run transfer trip-41 archive.db\nperdure run transfer trip-42 postgresql://app@db/app --move",
+    name="transfer",
 )
 @run_argument
-@file_argument
-@click.option("--keep", is_flag=True, help="A copy of a finished run; it stays here too.")
+@target_argument
+@click.option("--move", is_flag=True, help="It continues there, and never again here; for runs that are not finished.")
 @with_store
-def export_run(cli: Invocation, store: Store, run: str, file: str, keep: bool) -> None:
-    """Write a run with its history to a file.
+def transfer_run(cli: Invocation, store: Store, run: str, target: str, move: bool) -> None:
+    """Copy or move a run into another store.
 
-    A parked, paused, stuck or finished one, with the runs that it has started. It does not run here any more, so that
-    it cannot run twice.
+    With its history, its keys, and the runs that it has started. Run again after an interruption, it continues.
     """
     from perdure.cli.runs import existing_run
 
-    store.ops.export_run(existing_run(store, run), file, keep=keep)
-    if cli.out.json:
-        cli.out.document({"run": run, "file": file, "kept": keep})
-    else:
-        kept = "" if keep else "; here it is marked as exported and will not run any more"
-        cli.out.line((f"{run} is in {file}{kept}", "green"))
+    _transfer(cli, store, target, runs=[existing_run(store, run).id], move=move)
 
 
 @command(
-    "perdure run import trip-42.run\nperdure run import trip-42.run --store postgresql://app@db/app", name="import"
+    "perdure store transfer postgresql://app@db/app\n"
+    "perdure store transfer agent.db --store alice.db --one-tenant --move",
+    name="transfer",
 )
-@read_argument
+@target_argument
+@click.option("--one-tenant", is_flag=True, help="Only this tenant (--tenant), into a store that need not be empty.")
+@click.option("--move", is_flag=True, help="With --one-tenant: runs that are not finished continue there only.")
 @with_store
-def import_run(cli: Invocation, store: Store, file: str) -> None:
-    """Read a run from a file into this store.
+def transfer_store(cli: Invocation, store: Store, target: str, one_tenant: bool, move: bool) -> None:
+    """Copy everything into another, empty store, SQLite or PostgreSQL.
 
-    With its id, its history and its keys. Once: a file that was imported is not imported again.
+    All tenants; every row is copied as it is. Stop the processes that use this store first: the copy takes its place.
+    Run again after an interruption, it continues.
     """
-    made = store.ops.import_run(file)
-    cli.out.result({"run": made.id, "status": made.status}, f"imported {made.id}, {made.status}")
+    if move and not one_tenant:
+        raise UsageError("--move goes with --one-tenant: a copy of everything takes the place of this store anyway")
+    _transfer(cli, store, target, tenant=store._context.tenant_name if one_tenant else None, move=move)
+
+
+def _transfer(cli: Invocation, store: Store, target: str, **what: Any) -> None:
+    from perdure.storage.urls import is_postgres, redacted
+
+    options = cli.options(target if is_postgres(target) else cli.url)
+    if not is_postgres(target):
+        options.pop("schema", None)  # --schema is the source's
+    with cli.out.progress("transferring") as progress:
+        done = store.ops.transfer(target, progress=progress, **what, **options)
+    if cli.out.json:
+        cli.out.document(fields(done) | {"target": redacted(target)})
+        return
+    counts = (
+        f"{plural(done.threads, 'thread')} with {plural(done.checkpoints, 'checkpoint')}, {plural(done.runs, 'run')}"
+    )
+    cli.out.line((f"transferred to {redacted(target)}: {counts}", "green"))
+    for name in done.already:
+        cli.out.line((f"thread {name} was there already, with the same history", ""))
 
 
 @command(

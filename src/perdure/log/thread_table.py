@@ -241,7 +241,7 @@ def create_thread(
     )
     if not made:
         return None
-    tags = _tags(tenant, number, metadata)
+    tags = add_tags(tenant, number, metadata)
     if tags:
         yield Batch(*tags)
     return row
@@ -256,11 +256,11 @@ def merge_metadata(tenant: int, row: ThreadRow, metadata: Mapping[str, Any]) -> 
     yield Batch(
         _SET_METADATA(metadata=orjson.dumps(after).decode(), tenant=tenant, thread=row.thread),
         _DROP_TAGS(tenant=tenant, thread=row.thread),
-        *_tags(tenant, row.thread, after),
+        *add_tags(tenant, row.thread, after),
     )
 
 
-def _tags(tenant: int, thread: int, metadata: Mapping[str, Any]) -> list[Statement]:
+def add_tags(tenant: int, thread: int, metadata: Mapping[str, Any]) -> list[Statement]:
     return [_ADD_TAG(tenant=tenant, key=key, value=tag_value(value), thread=thread) for key, value in metadata.items()]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perdure.ops.copies.copied import Backup, Exported, Imported, Restored
     from perdure.ops.doctor.checklist import Finding
     from perdure.ops.health import Health
     from perdure.ops.keys import KeyInfo, Rotated
@@ -13,16 +12,16 @@ if TYPE_CHECKING:
     from perdure.ops.repair.report import Mend, Repaired
     from perdure.threads.models import Problem, Pruned, Report, Stats
     from perdure.threads.retention import Erased, Pin, Retention
+    from perdure.transfer.catalogue import Backup, Restored
+    from perdure.transfer.transfer import TransferReport
 
 # Imported when first used: importing perdure stays quick.
 _LATE = {
-    "Backup": "perdure.ops.copies.copied",
+    "Backup": "perdure.transfer.catalogue",
     "Compacted": "perdure.ops.maintenance.compaction",
     "Erased": "perdure.threads.retention",
-    "Exported": "perdure.ops.copies.copied",
     "Finding": "perdure.ops.doctor.checklist",
     "Health": "perdure.ops.health",
-    "Imported": "perdure.ops.copies.copied",
     "KeyInfo": "perdure.ops.keys",
     "Mend": "perdure.ops.repair.report",
     "Pin": "perdure.threads.retention",
@@ -30,20 +29,19 @@ _LATE = {
     "Pruned": "perdure.threads.models",
     "Repaired": "perdure.ops.repair.report",
     "Report": "perdure.threads.models",
-    "Restored": "perdure.ops.copies.copied",
+    "Restored": "perdure.transfer.catalogue",
     "Retention": "perdure.threads.retention",
     "Rotated": "perdure.ops.keys",
     "Stats": "perdure.threads.models",
+    "TransferReport": "perdure.transfer.transfer",
 }
 
 __all__ = [
     "Backup",
     "Compacted",
     "Erased",
-    "Exported",
     "Finding",
     "Health",
-    "Imported",
     "KeyInfo",
     "Mend",
     "Pin",
@@ -55,6 +53,7 @@ __all__ = [
     "Retention",
     "Rotated",
     "Stats",
+    "TransferReport",
 ]
 
 

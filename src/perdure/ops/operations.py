@@ -6,25 +6,27 @@ The methods block. From async code call them with `asyncio.to_thread`.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.runs.handle import Run
 from perdure.storage.program import Flow, Progress, read, write
+from perdure.storage.urls import redacted
 from perdure.threads.checks import check_name
-from perdure.threads.models import Checkpoint, Report, Stats
-from perdure.threads.retention import Erased, Retention, Ttl, checkpoint_id, fields_from, retention_of
+from perdure.threads.models import Report, Stats
+from perdure.threads.retention import Erased, Retention, Ttl, fields_from, retention_of
 from perdure.threads.thread import Thread
 
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
     from perdure.log.retention_policy import Fields
-    from perdure.ops.copies.copied import Backup, Exported, Imported, Restored
     from perdure.ops.doctor.checklist import Finding
     from perdure.ops.health import Health
     from perdure.ops.keys import KeyInfo, Rotated
     from perdure.ops.maintenance.compaction import Compacted
     from perdure.ops.store import Store
+    from perdure.transfer.catalogue import Backup, Restored
+    from perdure.transfer.transfer import TransferReport
 
 T = TypeVar("T")
 
@@ -104,82 +106,55 @@ class Operations:
         runs stay, with their results. What a fork or an unfinished parent needs stays as well. How many runs."""
         return self._store._run(self._store._sweep_runs())
 
-    def export_run(self, run: str | Run, path: str | Path, *, keep: bool = False) -> Path:
-        """Take a run that is parked, paused, stuck, queued or finished to a file, with all that belongs to it and the
-        runs that it has started, and end it here: its status is "exported", and no process can go on with it.
+    def backup(self, place: str | os.PathLike[str], *, progress: Progress | None = None) -> Backup:
+        """Copy the whole store, all tenants, to one file while it is in use, as it is at one point of its commit order.
 
-        `import_run` takes it into another store. `keep=True`, for finished runs, leaves the source as it is. Called
-        again after a kill in the middle, it finishes what it began.
+        `place` is a path, where an earlier backup is replaced once the new one is whole, or an object's URL
+        (`s3://bucket/name`). The file is an SQLite store, also if this one is on PostgreSQL. What is encrypted stays
+        so. `progress`: (done, total) bytes, or rows on PostgreSQL.
         """
-        from perdure.runs.moving import exporting
+        from perdure.transfer.backup import backup
 
-        steps = exporting.export(self._context, _id(run), path, keep)
-        return exporting.drive_steps(self._context.driver, steps)
+        return backup(self._context, place, progress)
 
-    def import_run(self, path: str | Path) -> Run:
-        """Take in a run that was exported: with its id, its keys, its history. `result()` goes on with it here.
-
-        Refuses an id that is taken, a file that was imported elsewhere, and one that is damaged or says what cannot be.
-        """
-        from perdure.runs.moving import exporting, importing
-
-        steps = importing.importing(self._context, path)
-        return self._store._handle(exporting.drive_steps(self._context.driver, steps), drives=True)
-
-    def export_thread(
-        self,
-        thread: Thread | str,
-        path: str | os.PathLike[str],
-        *,
-        branch: Checkpoint | str | None = None,
-        progress: Progress | None = None,
-    ) -> Exported:
-        """Write a thread to one file: the checkpoints of all its branches, its metadata, LangGraph's ids and writes.
-
-        With `branch`, only that checkpoint and those that led to it. `import_thread` takes the file into any store,
-        with the same ids and hashes. The file is not encrypted, also if the store is. It gets its name only when it is
-        whole and on the disk. `progress`: (done, of how many) checkpoints.
-        """
-        from perdure.ops.copies.exporting import export
-        from perdure.runs.moving.exporting import drive_steps
-
-        name, number = self._store._named(thread)
-        steps = export(self._context, name, number, path, checkpoint_id(branch), progress)
-        return drive_steps(self._context.driver, steps)
-
-    def import_thread(
-        self, path: str | os.PathLike[str], *, name: str | None = None, progress: Progress | None = None
-    ) -> Imported:
-        """Take in a thread that was exported, under its own name or another one. All of it, or nothing.
-
-        Every hash is checked on the way. A name that is taken is refused; if that thread is the same, nothing is done,
-        and the answer says so. `progress`: (done, of how many) bytes of the file.
-        """
-        from perdure.ops.copies.importing import import_file
-        from perdure.runs.moving.exporting import drive_steps
-
-        return drive_steps(self._context.driver, import_file(self._context, path, name, progress))
-
-    def backup(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> Backup:
-        """Copy the whole store, all tenants, to a file while it is in use: as it is at one point of its commit order.
-
-        Of an SQLite store the copy is a store itself; of one on PostgreSQL it is a file that `perdure.restore` reads.
-        An earlier backup there is replaced once the new one is whole; anything else that is there is refused. What is
-        encrypted stays so. `progress`: (done, of how many) bytes, about.
-        """
-        from perdure.ops.copies.backup import backup
-
-        return backup(self._context, path, progress)
-
-    def try_restore(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> Restored:
-        """Whether a backup of this store can be restored: into a temporary place, checked, thrown away.
+    def test_backup(self, place: str | os.PathLike[str], *, progress: Progress | None = None) -> Restored:
+        """Whether a backup of this store can be restored: into a temporary place, verified, and dropped.
 
         The place is a folder beside the backup, or a schema of the store's own database. The store remembers when it
-        was done, and `perdure doctor` tells. `progress`: (done, of how many) bytes.
+        was done, and `perdure doctor` reports it. `progress`: (done, total) bytes or rows.
         """
-        from perdure.ops.copies.restoring import try_restore
+        from perdure.transfer.restore import test_backup
 
-        return try_restore(self._context, path, progress)
+        cache = getattr(self._context.driver, "keys", None)
+        keys = None if cache is None else cache.provider
+        return test_backup(self._store._open, self._context, place, progress, keys)
+
+    def transfer(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        threads: Sequence[str] | None = None,
+        runs: Sequence[str] | None = None,
+        tenant: str | None = None,
+        move: bool = False,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> TransferReport:
+        """Copy threads and runs of this tenant, or all of a tenant, into another store, which is made if it is not
+        there; without any of the three, everything into an empty store.
+
+        Ids and hashes stay. A thread that the target has with the same history is skipped; another of the same name is
+        refused. A run that is not finished must move (`move=True`): from then on it continues in the target only. A
+        transfer that was killed is resumed by the same call. `options` are those of `perdure.open` for the target, such
+        as `keys=`: it encrypts with its own keys, except that a copy of everything keeps what is encrypted as it is.
+        `progress`: (done, total) threads and runs, or rows of everything.
+        """
+        from perdure.transfer.transfer import transfer
+
+        given = {"tenant": self._context.tenant_name, **options}
+        with self._store._open(target, **given) as store:
+            where = redacted(os.fspath(target))
+            return transfer(self._context, store._context, where, threads, runs, tenant, progress, move=move)
 
     def list_keys(self) -> list[KeyInfo]:
         """The provider's key that this tenant's data key is wrapped with; never the key itself."""

@@ -11,7 +11,7 @@ from perdure.log.cache import BaseCache
 from perdure.ops.operations import Operations
 from perdure.runs.execution.execution import LEASE_US
 from perdure.runs.store import RunStore
-from perdure.storage.program import Driver, Flow
+from perdure.storage.program import Driver, Flow, Progress
 from perdure.storage.urls import open_driver
 from perdure.threads.checks import check_name
 from perdure.threads.context import WARN_BYTES, Context
@@ -21,6 +21,7 @@ from perdure.values.registry import Codec
 if TYPE_CHECKING:  # imported where it is used
     from perdure.encryption.keys import KeyProvider
     from perdure.runs.maintenance.retention import Upkeep
+    from perdure.transfer.catalogue import Restored
 
 
 def open_store(
@@ -69,6 +70,28 @@ def _encrypting(keys: object) -> Callable[[Driver], Driver]:
     return encrypting(keys)
 
 
+def restore(
+    backup: str | os.PathLike[str],
+    url: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    verify: bool = True,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Restored:
+    """Restore a backup, a path or an object's URL, into an empty place: a file that is not there, an empty store, an
+    empty schema.
+
+    `force` replaces an SQLite store that is not empty, if no process has it open; on PostgreSQL drop the schema first.
+    Then every hash is verified (`verify=False`: not). Runs that were running are queued again, and no process that used
+    the store before can continue where it was. `options` are those of `perdure.open`: `schema=`, `keys=`.
+    `progress`: (done, total) bytes, or rows on PostgreSQL.
+    """
+    from perdure.transfer.restore import restore
+
+    return restore(open_store, backup, url, force=force, verify=verify, progress=progress, options=options)
+
+
 class Store(RunStore):
     """One database, as one tenant sees it. What an operator does is under `ops`."""
 
@@ -76,6 +99,10 @@ class Store(RunStore):
     def ops(self) -> Operations:
         """Verify, measure, retention, compaction, erasure, copies, keys: what an operator does."""
         return Operations(self)
+
+    def _open(self, url: str | os.PathLike[str], **options: Any) -> Store:
+        """Another store: a transfer's target."""
+        return open_store(url, **options)
 
     def _days_work(self, tenant: int) -> Flow[Upkeep]:
         from perdure.ops.maintenance.compaction import days_work

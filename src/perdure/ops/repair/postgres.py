@@ -12,12 +12,19 @@ import psycopg
 from psycopg import sql
 
 from perdure.errors import Damaged, UsageError
-from perdure.ops.copies.backup_postgres import FIRST, SEQUENCES, TABLES
 from perdure.storage.postgres import errors as meaning
 from perdure.storage.postgres import opening as postgres_open
 from perdure.storage.postgres.driver import PostgresDriver
 from perdure.storage.postgres.errors import Target
 
+_TABLES = """SELECT c.relname::text, array_agg(a.attname::text ORDER BY a.attnum)
+    FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+    WHERE c.relnamespace = %s::regnamespace AND c.relkind = 'r' AND a.attgenerated = ''
+    GROUP BY c.relname ORDER BY c.relname"""
+_SEQUENCES = (
+    "SELECT relname::text FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind = 'S' ORDER BY relname"
+)
+_FIRST = ("tenant", "blob")  # a foreign key wants what it refers to first
 _PATIENCE = "SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = 0"
 
 
@@ -52,8 +59,8 @@ def copy_schema(url: str, options: dict[str, Any], new: str) -> None:
 
 
 def _copy(connection: Any, old: str, new: str) -> None:
-    tables = {name: columns for name, columns, _ in connection.execute(TABLES, (old,)).fetchall()}
-    for name in sorted(tables, key=lambda name: (name not in FIRST, name)):
+    tables = dict(connection.execute(_TABLES, (old,)).fetchall())
+    for name in sorted(tables, key=lambda name: (name not in _FIRST, name)):
         if name == "migration":
             continue
         columns = sql.SQL(", ").join(map(sql.Identifier, tables[name]))
@@ -64,7 +71,7 @@ def _copy(connection: Any, old: str, new: str) -> None:
                 target, columns, columns, source
             )
         )
-    for (name,) in connection.execute(SEQUENCES, (old,)).fetchall():
+    for (name,) in connection.execute(_SEQUENCES, (old,)).fetchall():
         connection.execute(
             sql.SQL("SELECT setval({}, greatest(last_value, 1), is_called) FROM {}").format(
                 sql.Literal(f'"{new}"."{name}"'), sql.Identifier(old, name)

@@ -17,12 +17,12 @@ import apsw
 import orjson
 
 from perdure.log.quarantine import as_json
-from perdure.ops.copies.places import SIDE_FILES
 from perdure.storage import migrate
 from perdure.storage.program import Progress
 from perdure.storage.sqlite.file_lock import LOCK_ENDS
 from perdure.storage.sqlite.opening import APPLICATION_ID, apply, make_file
 from perdure.storage.sqlite.salvage import Column, PageFile, Row, Salvage, Shape, lost_leaves, walk
+from perdure.transfer.files import SIDE_FILES
 
 _BATCH = 1000
 _JUMP = 1 << 20

@@ -25,8 +25,6 @@ from perdure.log import quarantine
 from perdure.log.ids import show_id
 from perdure.log.repair import repair_log, repair_unknown_tenants
 from perdure.log.thread_table import find_tenant
-from perdure.ops.copies.checked import tenant_names, verified
-from perdure.ops.copies.copied import CopyRow, add_copy
 from perdure.ops.repair.preflight import Allowed, check_readable
 from perdure.ops.repair.report import Mend, Repaired
 from perdure.runs.maintenance.repair import repair_runs
@@ -34,6 +32,8 @@ from perdure.storage.files import sync_file, sync_folder
 from perdure.storage.program import Driver, Progress, drive, read, write
 from perdure.storage.urls import is_postgres, need_postgres, sqlite_path
 from perdure.threads.context import Context
+from perdure.transfer.catalogue import BackupRow, add_backup
+from perdure.transfer.verify import tenant_names, verify_all
 
 __all__ = ["Mend", "Repaired", "repair"]
 
@@ -118,7 +118,7 @@ def _repair_sqlite(
         repaired = _with_physical(repaired, physical.mended, physical.lost)
         if not repaired.changed:
             return replace(repaired, place=str(path))
-        part.keep()
+        part.commit()
     return replace(repaired, place=str(target))
 
 
@@ -240,7 +240,7 @@ def _mend(
             _remember(store._context, "quarantine", str(lost_rows), lost_rows.stat().st_size)
         if origin is not None and (mended or lost):
             _remember(store._context, "damaged store, kept as it was when this copy was", origin, 0)
-        report = verified(store, tenants)
+        report = verify_all(store, tenants)
     written = str(lost_rows) if rows else None
     return Repaired(url, False, tuple(mended), tuple(lost), written, rows, report, 0.0, left=tuple(allowed.leave))
 
@@ -259,7 +259,7 @@ def _run_notes(tenant: str, notes: Sequence[tuple[str, int | None, str]]) -> lis
 def _remember(ctx: Context, sort: str, place: str, size: int) -> None:
     """Erasing does not reach it, and names it."""
     at = ctx.clock_us()
-    drive(ctx.driver, write(partial(add_copy, CopyRow(ctx.entropy(8).hex(), sort, place, None, at, 0, size))))
+    drive(ctx.driver, write(partial(add_backup, BackupRow(ctx.entropy(8).hex(), sort, place, None, at, 0, size))))
 
 
 def _write_out(driver: Driver, path: Path) -> int:

@@ -20,13 +20,13 @@ from typing import NamedTuple
 import apsw
 
 from perdure.errors import Busy, OpenError, StoreError
-from perdure.ops.copies.alone import alone, replace_pages
-from perdure.ops.copies.backup_sqlite import copy_pages
-from perdure.ops.copies.places import Part, part_for
 from perdure.ops.repair.rebuild import problems_of, rebuild, remove_all
 from perdure.storage.files import sync_folder
 from perdure.storage.program import Progress
 from perdure.storage.sqlite.file_lock import FileGate, remove_locks
+from perdure.transfer.backup import copy_pages
+from perdure.transfer.exclusive import exclusive, replace_pages
+from perdure.transfer.files import AtomicFile, atomic_file
 
 _COPY = """
 import os, shutil, sys
@@ -56,9 +56,9 @@ def copy_name(path: Path) -> Path:
 
 
 @contextmanager
-def working_copy(path: Path, target: Path, timeout_s: float) -> Iterator[Part]:
+def working_copy(path: Path, target: Path, timeout_s: float) -> Iterator[AtomicFile]:
     """A copy of a store's file on its way to its place: removed at the end, unless it is kept."""
-    part = part_for(target)
+    part = atomic_file(target)
     try:
         with _queued(path, timeout_s):
             copy_raw(path, part.part)
@@ -182,12 +182,12 @@ def replace_content(path: Path, timeout_s: float, mend: Callable[[Path], None]) 
     names = (path.with_name(f"{path.stem}.damaged{f'-{number}' * (number > 1)}{path.suffix}") for number in count(1))
     kept = next(name for name in names if not name.exists())
     work = path.with_name(f"{path.stem}.mending{path.suffix}")  # never kept: whatever has the name stays as it is
-    with _alone(path) as connection, part_for(kept) as before, part_for(work, replaces=True) as part:
+    with _alone(path) as connection, atomic_file(kept) as before, atomic_file(work, replaces=True) as part:
         copy_raw(path, before.part)
         copy_raw(path, part.part)
         try:
             mend(part.part)
-            before.keep()
+            before.commit()
             replace_pages(connection, part.part)
         finally:
             remove_locks(part.part)
@@ -196,7 +196,7 @@ def replace_content(path: Path, timeout_s: float, mend: Callable[[Path], None]) 
 
 
 def _alone(path: Path) -> AbstractContextManager[apsw.Connection]:
-    return alone(
+    return exclusive(
         path,
         in_use=", and its pages are damaged: end all that have it open, or repair it to a copy",
         damaged="is so damaged that SQLite cannot lock it: repair it to a copy, and put that in its place",

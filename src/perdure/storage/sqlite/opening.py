@@ -235,7 +235,7 @@ def _pragmas(target: Target, role: Role) -> list[tuple[str, int | str]]:
     if role == "reader":
         pragmas.append(("query_only", 1))  # a read transaction that writes is a defect, not a surprise
     else:
-        # See Writer for when that is. It is not less, because a backup needs a long one (ops/copies/backup_sqlite.py).
+        # See Writer for when that is. Not less: writers do not wait for the log to grow again.
         pragmas.append(("journal_size_limit", LOG_BYTES_MAX))
     return pragmas
 

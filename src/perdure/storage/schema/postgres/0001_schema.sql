@@ -355,6 +355,14 @@ CREATE TABLE quarantine (
     PRIMARY KEY (tenant, sort, key)
 );
 
+-- Transfers into this store that are not finished: how far each is, committed with every batch.
+CREATE TABLE transfer (
+    tenant bigint NOT NULL,        -- 0: the whole store
+    unit text NOT NULL,
+    state text NOT NULL,            -- JSON: see transfer/cursors.py
+    PRIMARY KEY (tenant, unit)
+);
+
 -- Tenants that the database keeps apart: row-level security on every table that has a tenant, and whom it lets see what.
 -- A new table needs the same three lines; a test looks for one that lacks them.
 --
@@ -401,7 +409,8 @@ DECLARE
 BEGIN
     FOREACH each IN ARRAY ARRAY[
         'thread', 'tag', 'record', 'body', 'sweep', 'space', 'label', 'write', 'run', 'run_value', 'journal', 'ask',
-        'answer', 'signal', 'blob', 'run_blob', 'pack', 'pin', 'erased', 'tenant_key', 'copy', 'quarantine'
+        'answer', 'signal', 'blob', 'run_blob', 'pack', 'pin', 'erased', 'tenant_key', 'copy', 'quarantine',
+        'transfer'
     ] LOOP
         EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', each);
         EXECUTE format('ALTER TABLE %I FORCE ROW LEVEL SECURITY', each);

@@ -343,3 +343,11 @@ CREATE TABLE quarantine (
     content TEXT NOT NULL,          -- the row, as JSON; bytes in base 64
     PRIMARY KEY (tenant, sort, key)
 ) WITHOUT ROWID;
+
+-- Transfers into this store that are not finished: how far each is, committed with every batch.
+CREATE TABLE transfer (
+    tenant INTEGER NOT NULL,       -- 0: the whole store
+    unit TEXT NOT NULL,
+    state TEXT NOT NULL,            -- JSON: see transfer/cursors.py
+    PRIMARY KEY (tenant, unit)
+) WITHOUT ROWID;

@@ -14,12 +14,12 @@ _TENANTS = Sql("SELECT name FROM tenant ORDER BY tenant")
 
 
 def tenant_names() -> Program[list[str]]:
-    """All tenants of the store. A name that is no text is damage, and of no use to whoever asks by it."""
+    """All tenants of the store. A name that is no text is damage, and of no use as a name."""
     [rows] = yield Batch(_TENANTS(tenant=None), last=True)
     return [name for (name,) in rows if type(name) is str]
 
 
-def verified(store: Any, tenants: Iterable[str]) -> Report:
+def verify_all(store: Any, tenants: Iterable[str]) -> Report:
     """One report on all of them."""
     threads = checkpoints = runs = 0
     problems: list[Problem] = []

@@ -1,39 +1,45 @@
-"""Where a copy is written: a file that comes to be under its own name only when it is whole and on the disk.
+"""Where a copy is written: a file that appears under its own name only when it is whole and on the disk.
 
 It grows beside its place as `<path>.part`, a new file that is locked while it is written. A kill leaves that part and
 nothing else, and the next copy to the same place removes it. What has that name and is not ours (a link, a file of
-another user) is never written to, nor removed. `part_for` is the one way to a place, so that other sorts of places need
-no change elsewhere.
+another user) is never written to, nor removed. A copy for an object store grows in a temporary folder and is uploaded
+at the end. `atomic_file` and `local_file` are the only ways to a place, so that both kinds look the same elsewhere.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import stat
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
 from perdure.errors import UsageError
 from perdure.storage.files import sync_file, sync_folder
-from perdure.storage.objects import is_object_url
+from perdure.storage.objects import ObjectStore, is_object_url, open_objects, redacted_url, split_object_url
+from perdure.storage.sqlite.file_lock import LOCK_ENDS
 from perdure.storage.urls import is_postgres, redacted
 
 SIDE_FILES = ("-wal", "-shm", "-journal")  # what SQLite may leave beside a part
+_PREFIX = "perdure-copy-"
 _WAIT_S = 3.0  # what a killed backup has started ends a moment later
 _PAUSE_S = 0.02
 
 
-class Part:
-    """A copy on its way to its place. Use it as a context: what is not kept by `keep` is removed."""
+class AtomicFile:
+    """A copy on its way to its place. Use it as a context: what was not committed is removed."""
 
     def __init__(self, path: Path, *, replaces: bool) -> None:
         self.path = path
         self.part = path.with_name(path.name + ".part")
         self._replaces = replaces
-        self._is_kept = False
+        self._is_committed = False
         self.file: BinaryIO = self._open()
 
     def __enter__(self) -> Self:
@@ -52,7 +58,7 @@ class Part:
     def size(self) -> int:
         return os.fstat(self.file.fileno()).st_size
 
-    def keep(self) -> int:
+    def commit(self) -> int:
         """Bring it to the disk, and then to its place. How many bytes it has."""
         sync_file(self.file)
         size = self.size()
@@ -60,18 +66,18 @@ class Part:
             os.replace(self.part, self.path)
         else:
             self._place()
-        self._is_kept = True
+        self._is_committed = True
         sync_folder(self.path)
         return size
 
     def close(self) -> None:
-        if not self._is_kept:
+        if not self._is_committed:
             self.part.unlink(missing_ok=True)
         self._remove_side_files()
         self.file.close()
 
     def _place(self) -> None:
-        """Under its name, if nothing is there: also if somebody else comes at the same moment."""
+        """Under its name, if nothing is there: also if another process comes at the same moment."""
         try:
             os.link(self.part, self.path)
         except FileExistsError:
@@ -139,16 +145,66 @@ class Part:
             os.close(number)
 
     def _remove_side_files(self) -> None:
-        for side in SIDE_FILES:
+        for side in (*SIDE_FILES, *LOCK_ENDS):
             self.part.with_name(self.part.name + side).unlink(missing_ok=True)
 
 
-def part_for(place: str | os.PathLike[str], *, replaces: bool = False) -> Part:
+class _UploadedFile(AtomicFile):
+    """A copy for an object store. It appears there when it is whole; a kill leaves nothing but parts of an upload,
+    which buckets remove by a lifecycle rule."""
+
+    def __init__(self, url: str) -> None:
+        self._to, self._name = _store_and_name(url)
+        self._shown = redacted_url(url)
+        if self._to.exists(self._name):
+            raise UsageError(f"{self._shown} exists already: choose another name, such as one with the date in it")
+        self._folder = tempfile.mkdtemp(prefix=_PREFIX)
+        try:
+            super().__init__(Path(self._folder) / "copy", replaces=False)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    @property
+    def place(self) -> str:
+        return self._shown
+
+    def commit(self) -> int:
+        size = super().commit()
+        self._to.put_file(self._name, self.path)
+        return size
+
+    def close(self) -> None:
+        super().close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextmanager
+def local_file(place: str | os.PathLike[str]) -> Iterator[Path]:
+    """A copy as a file: itself, or downloaded for as long as the context."""
+    text = os.fspath(place)
+    if not is_object_url(text):
+        yield Path(place)
+        return
+    source, name = _store_and_name(text)
+    folder = tempfile.mkdtemp(prefix=_PREFIX)
+    try:
+        path = Path(folder) / name
+        source.get_file(name, path)
+        yield path
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _store_and_name(url: str) -> tuple[ObjectStore, str]:
+    folder, name = split_object_url(url)
+    return open_objects(folder), name
+
+
+def atomic_file(place: str | os.PathLike[str], *, replaces: bool = False) -> AtomicFile:
     """A new copy for a place. `replaces`: it takes the place of what is there, once it is whole."""
     if is_object_url(os.fspath(place)):
-        from perdure.ops.copies.remote import RemotePart
-
-        return RemotePart(os.fspath(place))
+        return _UploadedFile(os.fspath(place))
     path = Path(place).absolute()
     if "://" in str(place) or is_postgres(place):
         shown = redacted(os.fspath(place))
@@ -159,7 +215,7 @@ def part_for(place: str | os.PathLike[str], *, replaces: bool = False) -> Part:
         raise UsageError(f"{path} is a folder; name a file in it")
     if path.exists() and not replaces:
         raise exists_already(path)
-    return Part(path, replaces=replaces)
+    return AtomicFile(path, replaces=replaces)
 
 
 def exists_already(path: Path) -> UsageError:

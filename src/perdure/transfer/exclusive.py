@@ -1,6 +1,6 @@
-"""A store's file for one process alone: so its content can be replaced as a whole, in one transaction.
+"""Exclusive use of a store's file: so its content can be replaced as a whole, in one transaction.
 
-It is not renamed over: whoever opens it in that moment would go on with the old one.
+The file is not renamed over: a process that opens it in that moment would continue with the old one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _BUSY_MS = 1000
 
 
 @contextmanager
-def alone(path: Path, *, in_use: str, damaged: str, leave_log: bool = False) -> Iterator[apsw.Connection]:
-    """A connection to a file that nobody else has open, and nobody can open meanwhile. Raises UsageError.
+def exclusive(path: Path, *, in_use: str, damaged: str, leave_log: bool = False) -> Iterator[apsw.Connection]:
+    """A connection to a file that no other process has open, and none can open meanwhile. Raises UsageError.
 
     `in_use` and `damaged` end the sentence that says why not. `leave_log`: what is written goes to the file itself.
     """
@@ -31,7 +31,7 @@ def alone(path: Path, *, in_use: str, damaged: str, leave_log: bool = False) -> 
         with closing(connection):
             connection.set_busy_timeout(_BUSY_MS)
             connection.pragma("locking_mode", "exclusive")
-            if leave_log:  # SQLite leaves the log only if nobody else is there; and then nobody comes in
+            if leave_log:  # SQLite leaves the log only if it is the only user; and then none can join
                 connection.pragma("journal_mode", "delete")
                 connection.pragma("synchronous", "extra")
             connection.execute("BEGIN EXCLUSIVE; COMMIT")

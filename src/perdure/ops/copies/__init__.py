@@ -1,1 +1,0 @@
-"""Copies: threads to files and back, backups of a store in use, restoring them."""

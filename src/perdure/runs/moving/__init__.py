@@ -1,1 +1,0 @@
-"""Taking a run out of one store and into another."""

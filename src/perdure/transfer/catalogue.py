@@ -1,0 +1,71 @@
+"""The catalogue of copies: what making one returns, and the table that remembers them.
+
+Deleting and erasing cannot reach copies, so their answers name the copies that may still hold the data. And a backup
+that was never restored proves nothing: the table says when it was last tested.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from perdure.storage.program import Batch, Program, Sql
+from perdure.threads.models import Report
+
+_ADD = Sql(
+    """INSERT INTO copy (id, sort, place, tenant, at, stamp, bytes, restored_at)
+    VALUES (:id, :sort, :place, :tenant, :at, :stamp, :bytes, NULL) ON CONFLICT (id) DO NOTHING"""
+)
+_RESTORED = Sql("UPDATE copy SET restored_at = :at WHERE id = :id RETURNING id")
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A copy of a whole store, as it was at one point of its commit order."""
+
+    id: str
+    path: str
+    at: datetime
+    stamp: int  # SQLite: the last commit that is in it; PostgreSQL: every commit before this one is
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What `restore` did: where to, what was found there when it was checked, and how many runs were queued again."""
+
+    backup: str
+    url: str
+    report: Report
+    requeued: int
+    tenants: int
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return self.report.ok
+
+
+class BackupRow(NamedTuple):
+    """A row of table copy, as it is when the copy is made."""
+
+    id: str
+    sort: str
+    place: str
+    tenant: int | None
+    at: int
+    stamp: int
+    bytes: int
+
+
+def add_backup(row: BackupRow) -> Program[None]:
+    """Remember a copy."""
+    yield Batch(_ADD(**row._asdict()), last=True)
+
+
+def mark_tested(copy: str, at: int) -> Program[bool]:
+    """Remember that a copy was restored and found whole. False: it is none of this store's."""
+    [rows] = yield Batch(_RESTORED(id=copy, at=at), last=True)
+    return bool(rows)

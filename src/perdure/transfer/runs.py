@@ -1,0 +1,385 @@
+"""Moving or copying a run, with the runs that it started, into any store.
+
+    1  arrive     the target gets all rows in one transaction, under new numbers, with the status `exported`: no worker
+                  can claim them yet
+    2  fence      the source reads the run again in a write transaction; if nothing has changed, it gets the status
+                  `exported` and a higher fence. From here on no process can continue it in the source
+    3  states     the threads that hold the runs' states are transferred (`threads.py`)
+    4  publish    the target gives the runs their statuses: workers may claim them
+
+A kill before 2 changes nothing that counts; the same call drops what has arrived, if the run has changed since. A kill
+after 2 leaves a run that neither store continues, and the same call does the rest. A finished run may be copied: 2 is
+left out. A fork takes the part of the journal that it shares along, as rows of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+import orjson
+from blake3 import blake3
+
+from perdure.errors import Conflict, JournalDamaged, UsageError
+from perdure.log.thread_table import next_number, try_thread
+from perdure.runs.calls.state import thread_name
+from perdure.runs.engine import flows
+from perdure.runs.journal import rows
+from perdure.runs.journal.blobs import blob_hash, blob_statements
+from perdure.runs.journal.entries import DIGEST_MASK, entry_digest, unpack
+from perdure.runs.journal.journal import read_segments
+from perdure.runs.journal.rows import ARGS_OF, FINISHED, RUN_CELLS, WAITS, RunRow
+from perdure.storage.columns import (
+    ANSWER,
+    ASK_ANSWER,
+    BLOB,
+    INPUT,
+    JOURNAL,
+    QUESTION,
+    RUN_VALUE,
+    SIGNAL,
+    TERMS,
+    WAITING,
+)
+from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive, read, write
+from perdure.threads.context import Context
+from perdure.transfer.cursors import drop_cursor, read_cursor, save_cursor
+from perdure.transfer.threads import Advance, TreeTransfer
+
+_ATTEMPTS = 8
+_PAGE = 200
+_FIELDS = RunRow._fields
+_FAMILY = Sql(
+    f"SELECT {', '.join(_FIELDS)} FROM run WHERE tenant = :tenant AND root = :root ORDER BY run", opens=RUN_CELLS
+)
+_VALUES = Sql(
+    "SELECT sort, value FROM run_value WHERE tenant = :tenant AND run = :run AND sort <> 'args' ORDER BY sort",
+    opens={1: RUN_VALUE.at("run", 0)},
+)
+_BLOB = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", opens={0: BLOB})
+_ASK_COLUMNS = ("path", "sort", "question", "terms", "asked_at", "deadline", "status", "answer")
+_ANSWER_COLUMNS = ("path", "who", "value", "at")
+_SIGNAL_COLUMNS = ("topic", "seq", "key", "value", "at", "received")
+
+
+def _select(table: str, columns: Sequence[str], order: str, opens: dict[int, Any]) -> Sql:
+    return Sql(
+        f"SELECT {', '.join(columns)} FROM {table} WHERE tenant = :tenant AND run = :run ORDER BY {order}", opens=opens
+    )
+
+
+def _insert(table: str, columns: Sequence[str], seals: dict[str, Any], *, stamp: bool = False) -> Sql:
+    names = ", ".join(["tenant", *columns, *(["stamp"] if stamp else [])])
+    marks = ", ".join([":tenant", *(f":{name}" for name in columns), *(["{stamp}"] if stamp else [])])
+    return Sql(f"INSERT INTO {table} ({names}) VALUES ({marks})", seals=seals)
+
+
+_ASKS = _select(
+    "ask", _ASK_COLUMNS, "path", {2: QUESTION.at("run", 0), 3: TERMS.at("run", 0), 7: ASK_ANSWER.at("run", 0)}
+)
+_ANSWERS = _select("answer", _ANSWER_COLUMNS, "path, who", {2: ANSWER.at("run", 0, 1)})
+_SIGNALS = _select("signal", _SIGNAL_COLUMNS, "topic, seq", {3: SIGNAL.at("run", 0, 2)})
+_ADD_RUN = _insert("run", _FIELDS, {"input": INPUT, "waiting": WAITING}, stamp=True)
+_ADD_ENTRY = _insert("journal", ("run", "seq", "kind", "body"), {"body": JOURNAL}, stamp=True)
+_ADD_ASK = _insert("ask", ("run", *_ASK_COLUMNS), {"question": QUESTION, "terms": TERMS, "answer": ASK_ANSWER})
+_ADD_ANSWER = _insert("answer", ("run", *_ANSWER_COLUMNS), {"value": ANSWER})
+_ADD_SIGNAL = _insert("signal", ("run", *_SIGNAL_COLUMNS), {"value": SIGNAL})
+# Every writer locks a run before its questions, and runs in the order of their numbers.
+_LOCK_FAMILY = Sql("SELECT run FROM run WHERE tenant = :tenant AND root = :root ORDER BY run {for_update}")
+_LOCK_ASKS = Sql(
+    """SELECT a.path FROM ask a JOIN run r ON r.tenant = a.tenant AND r.run = a.run
+    WHERE a.tenant = :tenant AND r.root = :root ORDER BY a.run, a.path {for_update}"""
+)
+_FENCE = Sql(
+    """UPDATE run SET status = 'exported', fence = fence + 1, owner = NULL, request = NULL, waiting = :waiting,
+        changed_at = {now} WHERE tenant = :tenant AND run = :run""",
+    seals=WAITS,
+)
+_CLOSE_ASKS = Sql("UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND status = 'open'")
+_PUBLISH = Sql(
+    "UPDATE run SET status = :status, wake_at = :wake_at WHERE tenant = :tenant AND run = :run AND status = 'exported'"
+)
+_RENAME = Sql("UPDATE run SET id = :id, input = :input WHERE tenant = :tenant AND run = :run", seals={"input": INPUT})
+_RENAME_THREAD = Sql("UPDATE thread SET name = :name WHERE tenant = :tenant AND thread = :thread")
+_OF_RUN = tuple(
+    Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run")
+    for table in ("run_value", "journal", "ask", "answer", "signal", "run_blob", "run")
+)
+
+
+class _Part(NamedTuple):
+    """What is stored of one run."""
+
+    row: RunRow
+    values: Rows
+    journal: list[tuple[int, int, bytes]]
+    asks: Rows
+    answers: Rows
+    signals: Rows
+    blobs: list[bytes]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class RunTransfer:
+    """The transfer of one run and those that it started. `where`: what the source says of where it went."""
+
+    def __init__(
+        self, source: Context, target: Context, run_id: str, where: str, advance: Advance, *, move: bool
+    ) -> None:
+        self._source, self._target, self._id, self._where, self._move = source, target, run_id, where, move
+        self._advance = advance
+        self._to = drive(target.driver, target.ensure_tenant())
+        self._unit = f"run {run_id}"
+
+    def run(self) -> int:
+        """Do it. How many runs were transferred; 0: they are there already."""
+        for _ in range(_ATTEMPTS):
+            tenant, top = drive(self._source.driver, flows.locate(self._source, self._id))
+            flows.check_no_task(top)
+            state = drive(self._target.driver, read(partial(_read_state, self._to, self._unit)))
+            if top.status == "exported":
+                if state is None or state["token"] != _token(top):
+                    return self._left_before(top)
+                return self._finish(state)
+            if top.status in FINISHED and self._has(top):
+                return 0
+            parts = drive(self._source.driver, read(partial(_collect, tenant, top.run, self._move)))
+            seen = blake3(_encode(parts)).digest()
+            state = self._write(partial(self._arrive, parts))
+            try:
+                fenced = not self._move or drive(
+                    self._source.driver, write(partial(self._fence, tenant, top, seen, state), solo=True)
+                )
+            except UsageError:
+                self._write(self._clear)
+                raise
+            if fenced:
+                return self._finish(state)
+        raise Conflict(f"run {self._id!r} changed each time it was to be moved: pause it first, then move it")
+
+    def _write(self, op: Callable[[], Program[Any]]) -> Any:
+        return drive(self._target.driver, write(op, solo=True))
+
+    def _left_before(self, top: RunRow) -> int:
+        """The source has exported it. Nothing to do if it is in this target; else it went to another one."""
+        if self._has(top):
+            return 0
+        raise UsageError(
+            f"run {self._id!r} was moved already, to {_about(top).get('to', 'another store')}: it continues there. If "
+            "that transfer was interrupted, repeat it with the same target"
+        )
+
+    def _has(self, top: RunRow) -> bool:
+        """Whether the target has this very run."""
+        there = drive(self._target.driver, read(partial(rows.find, self._to, self._id)))
+        if there is None or there.status == "exported":
+            return False
+        return bytes(there.incarnation) == bytes(top.incarnation)
+
+    # --- the source
+
+    def _fence(self, tenant: int, top: RunRow, seen: bytes, state: dict[str, Any]) -> Program[bool]:
+        """2: False if the run has changed since it was read."""
+        yield Batch(_LOCK_FAMILY(tenant=tenant, root=top.root), _LOCK_ASKS(tenant=tenant, root=top.root))
+        parts = yield from _collect(tenant, top.run, self._move)
+        if blake3(_encode(parts)).digest() != seen:
+            return False
+        about = orjson.dumps({"for": "transfer", "to": self._where, "token": state["token"]}).decode()
+        now = self._source.clock_us()
+        for part in parts:
+            this = {"tenant": tenant, "run": part.row.run}
+            yield Batch(_FENCE(**this, waiting=about, now=now), _CLOSE_ASKS(**this))
+        return True
+
+    # --- the target
+
+    def _arrive(self, parts: list[_Part]) -> Program[dict[str, Any]]:
+        """1: in place of what an earlier call has brought, if there is something."""
+        yield from self._clear()
+        numbers: dict[int, int] = {}
+        statuses = []
+        for part in parts:
+            yield from self._make_room(part.row)
+            number = numbers[part.row.run] = yield from next_number()
+            statuses.append([number, part.row.status, part.row.wake_at])
+            yield Batch(_ADD_RUN(tenant=self._to, **_moved(part, numbers)._asdict()))
+            statements = _statements(self._to, part, number)
+            for start in range(0, len(statements), _PAGE):
+                yield Batch(*statements[start : start + _PAGE])
+            self._advance(len(statements) + 1)
+        state = {
+            "token": self._target.entropy(16).hex(),
+            "statuses": statuses,
+            "states": [thread_name(part.row.id) for part in parts],
+        }
+        yield Batch(save_cursor(self._to, self._unit, state))
+        return state
+
+    def _make_room(self, row: RunRow) -> Generator[Batch, list[Rows], None]:
+        """What is left of a run that was moved out of this store makes room when it comes back; a fork may still share
+        its journal. Raises UsageError if the run is still here, or is another one."""
+        [found] = yield Batch(rows.BY_ID(tenant=self._to, id=row.id))
+        there = RunRow._make(found[0]) if found else None
+        thread = yield from try_thread(self._to, thread_name(row.id))
+        if there is None:
+            if thread is not None:
+                raise UsageError(f"there is a thread {thread.name!r} in the target already: nothing was copied")
+            return
+        if (
+            there.status != "exported"
+            or bytes(there.incarnation) != bytes(row.incarnation)
+            or there.fence > row.fence + 1
+        ):
+            raise UsageError(f"there is a run {row.id!r} in the target already ({there.status}): nothing was copied")
+        old = f"{row.id[:450]}~moved-{there.run}"
+        yield Batch(_RENAME(tenant=self._to, run=there.run, id=old, function=there.function, input=there.input))
+        if thread is not None:
+            yield Batch(_RENAME_THREAD(tenant=self._to, thread=thread.thread, name=thread_name(old)))
+
+    def _clear(self) -> Generator[Batch, list[Rows], None]:
+        state = yield from read_cursor(self._to, self._unit)
+        for number, *_ in state["statuses"] if state else ():
+            yield Batch(*(drop(tenant=self._to, run=number) for drop in _OF_RUN))
+        yield Batch(drop_cursor(self._to, self._unit))
+
+    def _finish(self, state: dict[str, Any]) -> int:
+        """3 and 4."""
+        tenant = drive(self._source.driver, self._source.tenant()) or 0
+        for name in state["states"]:
+            here = drive(self._source.driver, read(partial(try_thread, tenant, name)))
+            there = drive(self._target.driver, read(partial(try_thread, self._to, name)))
+            if here is not None and (there is None or there.head_hash != here.head_hash):
+                TreeTransfer(self._source, self._target, [name], self._advance).run()
+        self._write(partial(self._publish, state))
+        return len(state["statuses"])
+
+    def _publish(self, state: dict[str, Any]) -> Program[None]:
+        for number, status, wake_at in state["statuses"]:
+            yield Batch(_PUBLISH(tenant=self._to, run=number, status=status, wake_at=wake_at))
+        yield Batch(drop_cursor(self._to, self._unit), last=True)
+
+
+def _read_state(tenant: int, unit: str) -> Program[dict[str, Any] | None]:
+    return (yield from read_cursor(tenant, unit))
+
+
+def _about(row: RunRow) -> dict[str, Any]:
+    return orjson.loads(row.waiting) if row.waiting else {}
+
+
+def _token(row: RunRow) -> str:
+    return str(_about(row).get("token", ""))
+
+
+# --- reading a family
+
+
+def _collect(tenant: int, run: int, move: bool) -> Program[list[_Part]]:
+    """A run and its descendants, parents first. Raises UsageError if it cannot be transferred as it is."""
+    [found] = yield Batch(rows.BY_NUMBER(tenant=tenant, run=run))
+    top = RunRow._make(found[0])
+    [members] = yield Batch(_FAMILY(tenant=tenant, root=top.root))
+    family = [top]
+    known = {top.run}
+    for row in map(RunRow._make, members):  # a child has a greater number than its parent
+        if row.parent in known and row.run != top.run:
+            family.append(row)
+            known.add(row.run)
+    _check(top, family, move)
+    parts: list[_Part] = []
+    for row in family:
+        part = yield from _part(tenant, row)
+        parts.append(part)
+    return parts
+
+
+def _check(top: RunRow, family: list[RunRow], move: bool) -> None:
+    if top.parent is not None:
+        raise UsageError(f"run {top.id!r} was started by another run, which waits for it: transfer that one")
+    for row in family:
+        if row.status == "running":
+            raise UsageError(f"run {row.id!r} is running: pause it (run.pause()), then move {top.id!r}")
+        if row.status == "exported":
+            raise UsageError(f"run {row.id!r} was moved already, to {_about(row).get('to', 'another store')}")
+        if not move and row.status not in FINISHED:
+            raise UsageError(
+                f"run {row.id!r} is {row.status}: a copy of it would continue in two places. Move it with move=True"
+            )
+
+
+def _part(tenant: int, row: RunRow) -> Generator[Batch, list[Rows], _Part]:
+    this = {"tenant": tenant, "run": row.run}
+    segments = yield from read_segments(tenant, row)
+    args, values, asks, answers, signals = yield Batch(
+        ARGS_OF(**this), _VALUES(**this), _ASKS(**this), _ANSWERS(**this), _SIGNALS(**this)
+    )
+    journal: list[tuple[int, int, bytes]] = []
+    hashes: dict[bytes, None] = {}
+    for segment in segments:
+        counted = {recorded.seq for recorded in segment.entries}
+        for seq, kind, body in segment.rows:
+            if seq in counted:
+                journal.append((seq, kind, bytes(body)))
+                if (blob := (unpack(body).more or {}).get("blob")) is not None:
+                    hashes[blob] = None
+    blobs = []
+    for key in hashes:
+        [found] = yield Batch(_BLOB(tenant=tenant, hash=key))
+        if not found or blob_hash(found[0][0]) != key:
+            raise JournalDamaged(f"a large result of run {row.id!r} is damaged or gone; restore it from a backup")
+        blobs.append(found[0][0])
+    values = [*(("args", value) for value, _ in args), *values]
+    return _Part(row, values, journal, asks, answers, signals, blobs)
+
+
+# --- writing it
+
+
+def _moved(part: _Part, numbers: dict[int, int]) -> RunRow:
+    """The row as the target has it before the run is published."""
+    row = part.row
+    number = numbers[row.run]
+    total = sum(entry_digest(number, seq, kind, body) for seq, kind, body in part.journal)
+    return row._replace(
+        run=number,
+        parent=numbers.get(row.parent or 0),
+        root=next(iter(numbers.values())),
+        origin=None,
+        origin_since=0,
+        origin_seq=row.origin_seq if row.since == 0 else 0,
+        origin_entries=0,
+        origin_digest=0,
+        status="exported",
+        owner=None,
+        fence=row.fence + 1,
+        lease_until=0,
+        wakeup_pending=0,
+        wake_at=rows.NEVER,
+        entries=len(part.journal),
+        digest=total & DIGEST_MASK,
+        seq=max((row.seq, *(seq for seq, _, _ in part.journal))),
+    )
+
+
+def _statements(tenant: int, part: _Part, number: int) -> list[Statement]:
+    this = {"tenant": tenant, "run": number}
+    found = [
+        rows.SET_ARGS(**this, incarnation=part.row.incarnation, args=value)
+        if sort == "args"
+        else rows.ADD_VALUE(**this, sort=sort, value=value)
+        for sort, value in part.values
+    ]
+    found += [_ADD_ENTRY(**this, seq=seq, kind=kind, body=body) for seq, kind, body in part.journal]
+    for blob in part.blobs:
+        found += blob_statements(tenant, number, blob)
+    for insert, columns, lines in (
+        (_ADD_ASK, _ASK_COLUMNS, part.asks),
+        (_ADD_ANSWER, _ANSWER_COLUMNS, part.answers),
+        (_ADD_SIGNAL, _SIGNAL_COLUMNS, part.signals),
+    ):
+        found += [insert(**this, **dict(zip(columns, line, strict=True))) for line in lines]
+    return found

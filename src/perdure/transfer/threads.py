@@ -1,0 +1,298 @@
+"""Copying threads into any store: the records they need, their namespaces, ids, pending writes and pins.
+
+The unit is a tree, because threads that were forked from one another share records: the chosen threads of a tree are
+copied together, under new numbers. Records of other threads of the tree go along only where a chosen thread's history
+or a state of it is built on them. Packed records get bodies of their own; the target packs them again when it is
+compacted. Before the threads' rows are written, every record of the copy is rebuilt and checked against its hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import orjson
+from blake3 import blake3
+
+from perdure.errors import Damaged, UsageError
+from perdure.log.append import INSERT
+from perdure.log.packs import PACK, Packs
+from perdure.log.reading import NOT_SWEPT, read_state
+from perdure.log.records import R_COLUMNS, RECORD_CELLS, Record, record_of
+from perdure.log.thread_table import MINUTE_US, ThreadRow, add_tags, find_thread, metadata_of, next_number, try_thread
+from perdure.log.verify import Findings, verify_tree
+from perdure.storage.columns import DIFF, FULL_TEXT, NOTE, RECORD_METADATA, SALT, THREAD_METADATA, WRITE
+from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive, read, write
+from perdure.threads.context import Context
+from perdure.transfer.cursors import drop_cursor, read_cursor, save_cursor
+from perdure.values.delta import Decoder, Encoder
+from perdure.values.dictionary import Dictionary
+
+_PAGE = 200
+_WIDTH = len(Record._fields)
+Advance = Callable[[int], None]  # called with how many rows were written
+
+# All records that a thread's history, labels, pins and pending writes are built on.
+_NEEDED = Sql(
+    """WITH RECURSIVE needed (id) AS (
+        SELECT id FROM record WHERE tenant = :tenant AND tree = :tree AND thread = :thread
+        UNION SELECT head FROM thread WHERE tenant = :tenant AND thread = :thread
+        UNION SELECT origin FROM thread WHERE tenant = :tenant AND thread = :thread
+        UNION SELECT record FROM label WHERE tenant = :tenant AND thread = :thread
+        UNION SELECT record FROM pin WHERE tenant = :tenant AND thread = :thread
+        UNION SELECT base FROM write WHERE tenant = :tenant AND thread = :thread
+        UNION SELECT CASE way.n WHEN 0 THEN r.parent WHEN 1 THEN r.base ELSE r.key END
+            FROM needed JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = needed.id
+            CROSS JOIN (SELECT 0 AS n UNION ALL SELECT 1 UNION ALL SELECT 2) way
+    )
+    SELECT id FROM needed WHERE id IS NOT NULL"""
+)
+_RECORDS = Sql(
+    f"""SELECT {R_COLUMNS}, b.salt, b.diff, b.full_text
+    FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after AND {NOT_SWEPT} ORDER BY r.id LIMIT :limit""",
+    opens={**RECORD_CELLS, _WIDTH: SALT, _WIDTH + 1: DIFF, _WIDTH + 2: FULL_TEXT},
+)
+_PACKED = Sql("SELECT id FROM record WHERE tenant = :tenant AND tree = :tree AND body = :body ORDER BY id")
+_TOMBSTONE = Sql(
+    """INSERT INTO record (tenant, tree, id, thread, parent, base, keyframe, key, kind, at, step, note, metadata, size,
+        cost, hash, body, stamp)
+    VALUES (:tenant, :tree, :id, :thread, :parent, :base, :keyframe, :key, :kind, :at, :step, :note, :metadata, :size,
+        :cost, :hash, NULL, {stamp})""",
+    seals={"note": NOTE, "metadata": RECORD_METADATA},
+)
+_RETENTION = Sql("SELECT retention FROM thread WHERE tenant = :tenant AND thread = :thread")
+_THREAD = Sql(
+    """INSERT INTO thread (tenant, thread, tree, name, metadata, origin, generation, head, head_hash, created_at,
+        updated_at, active, retention, stamp)
+    VALUES (:tenant, :thread, :tree, :name, :metadata, :origin, :generation, :head, :head_hash, :created_at,
+        :updated_at, :active, :retention, {stamp})""",
+    seals={"metadata": THREAD_METADATA},
+)
+
+
+class _Table(NamedTuple):
+    """A table of what hangs on a thread, read in the order of its key."""
+
+    select: Sql
+    insert: Sql
+    columns: tuple[str, ...]
+
+
+def _table(name: str, key: str, *columns: str, secret: bool = False) -> _Table:
+    names = ", ".join(columns)
+    cell = {"value": WRITE} if secret else None
+    at = WRITE.at(*(columns.index(by) for by in WRITE.by)) if secret else None
+    return _Table(
+        Sql(
+            f"SELECT {names} FROM {name} WHERE tenant = :tenant AND thread = :thread ORDER BY {key} "
+            "LIMIT :limit OFFSET :offset",
+            opens=None if at is None else {columns.index("value"): at},
+        ),
+        Sql(
+            f"INSERT INTO {name} (tenant, thread, {names}) "
+            f"VALUES (:tenant, :thread, {', '.join(f':{column}' for column in columns)})",
+            seals=cell,
+        ),
+        columns,
+    )
+
+
+_TABLES = (
+    _table("space", "name", "name", "space", "head"),
+    _table("label", "space, id", "space", "id", "record", "run"),
+    _table(
+        "write", "space, id, task, idx", "space", "id", "task", "idx", "channel", "path", "base", "value", secret=True
+    ),
+    _table("pin", "name", "name", "tree", "record", "at"),
+)
+_DROP_BODIES = Sql(
+    """DELETE FROM body WHERE tenant = :tenant AND id IN (
+        SELECT body FROM record WHERE tenant = :tenant AND tree = :tree AND body IS NOT NULL)"""
+)
+_DROP_RECORDS = Sql("DELETE FROM record WHERE tenant = :tenant AND tree = :tree")
+_DROP_REST = tuple(
+    Sql(f"DELETE FROM {name} WHERE tenant = :tenant AND thread = :thread")
+    for name in ("space", "label", "write", "pin")
+)
+
+
+class _SourceChanged(Exception):
+    """The source is not what it was when the transfer was begun."""
+
+
+class TreeTransfer:
+    """The transfer of some threads of one tree."""
+
+    def __init__(self, source: Context, target: Context, names: Sequence[str], advance: Advance) -> None:
+        self._source, self._target, self._names, self._advance = source, target, sorted(names), advance
+        self._from = drive(source.driver, source.tenant()) or 0
+        self._to = drive(target.driver, target.ensure_tenant())
+        self._unit = f"threads {blake3(orjson.dumps(self._names)).hexdigest(16)}"
+        self._pack: tuple[int, dict[int, tuple[bytes, bytes]]] = (0, {})  # the pack opened last: salts and differences
+
+    def run(self) -> int:
+        """Copy them. How many records the copy has."""
+        while True:
+            try:
+                return int(drive(self._source.driver, read(self._copy)))
+            except _SourceChanged:
+                self._write(self._clear)
+
+    # --- reading; between two batches, writing to the target
+
+    def _copy(self) -> Program[int]:
+        threads, retentions = [], []
+        needed: set[int] = set()
+        for name in self._names:
+            row = yield from find_thread(self._from, name)
+            found, retention = yield Batch(
+                _NEEDED(tenant=self._from, tree=row.tree, thread=row.thread),
+                _RETENTION(tenant=self._from, thread=row.thread),
+            )
+            needed.update(record for (record,) in found)
+            threads.append(row)
+            retentions.append(retention[0][0])
+        seen = blake3(orjson.dumps([[[*row[:7], *row[8:]] for row in threads], sorted(needed)])).hexdigest()
+        state = self._write(partial(self._begin, threads, seen))
+        if state["seen"] != seen:
+            raise _SourceChanged
+        yield from self._copy_records(threads[0].tree, needed, state)
+        for number, table in enumerate(_TABLES[state["table"] :], state["table"]):
+            for row in threads:
+                yield from self._copy_table(table, row, state)
+            state["table"] = number + 1
+            state["offset"] = {}
+        self._check(threads, state)
+        self._write(partial(self._publish, threads, retentions, state))
+        return int(state["records"])
+
+    def _copy_records(self, tree: int, needed: set[int], state: dict[str, Any]) -> Generator[Batch, list[Rows], None]:
+        while state["table"] == 0 and not state["done"]:
+            [rows] = yield Batch(_RECORDS(tenant=self._from, tree=tree, after=state["after"], limit=_PAGE))
+            statements = []
+            for row in rows:
+                record = record_of(row[:_WIDTH])
+                state["after"] = record.id
+                if record.id in needed:
+                    body = row[_WIDTH:]
+                    if record.body is not None and record.body < 0:
+                        body = (*(yield from self._packed(tree, record)), None)
+                    statements.append(self._record(record, body, state))
+                    state["records"] += record.body is not None
+            state["done"] = len(rows) < _PAGE
+            self._save(statements, state)
+
+    def _packed(self, tree: int, record: Record) -> Generator[Batch, list[Rows], tuple[bytes, bytes]]:
+        """The salt and the difference of a record in a pack, as they are stored outside of one."""
+        pack = -(record.body or 0)
+        if self._pack[0] != pack:
+            keyframe = yield from read_state(self._from, tree, record.key)
+            rows, members = yield Batch(
+                PACK(tenant=self._from, pack=pack), _PACKED(tenant=self._from, tree=tree, body=-pack)
+            )
+            if keyframe is None or not rows:
+                raise Damaged("a pack of differences, or its keyframe, is missing: run `perdure store verify`")
+            packs, opened = Packs(rows), {}
+            dictionary = Dictionary(keyframe.data)
+            encoder, decoder = Encoder(dictionary), Decoder(dictionary)
+            for index, (member,) in enumerate(members):
+                [splices] = decoder.decode([packs.diff(pack, index, keyframe.data)])
+                opened[member] = packs.salt(pack, index), encoder.encode_splices(splices)
+            self._pack = pack, opened
+        return self._pack[1][record.id]
+
+    def _copy_table(self, table: _Table, row: ThreadRow, state: dict[str, Any]) -> Generator[Batch, list[Rows], None]:
+        key = str(row.thread)
+        while True:
+            offset = state["offset"].get(key, 0)
+            [rows] = yield Batch(table.select(tenant=self._from, thread=row.thread, limit=_PAGE, offset=offset))
+            if not rows:
+                return
+            this = {"tenant": self._to, "thread": state["threads"][key]}
+            statements = []
+            for one in rows:
+                params = dict(zip(table.columns, one, strict=True))
+                if "tree" in params:
+                    params["tree"] = state["tree"]
+                statements.append(table.insert(**this, **params))
+            state["offset"][key] = offset + len(rows)
+            self._save(statements, state)
+
+    # --- the target
+
+    def _write(self, op: Any) -> Any:
+        return drive(self._target.driver, write(op, solo=True))
+
+    def _save(self, statements: list[Statement], state: dict[str, Any]) -> None:
+        cursor = save_cursor(self._to, self._unit, state)
+
+        def batch() -> Program[None]:
+            yield Batch(*statements, cursor, last=True)
+
+        self._write(batch)
+        self._advance(len(statements))
+
+    def _begin(self, threads: Sequence[ThreadRow], seen: str) -> Program[dict[str, Any]]:
+        """The cursor of this transfer: a new one, or that of an earlier call."""
+        found = yield from read_cursor(self._to, self._unit)
+        if found is not None:
+            return found
+        for name in self._names:
+            if (yield from try_thread(self._to, name)) is not None:
+                raise UsageError(f"there is another thread {name!r} in the target already: nothing was copied")
+        numbers = {}
+        for row in threads:
+            numbers[str(row.thread)] = yield from next_number()
+        own = numbers.get(str(threads[0].tree))
+        tree = own if own is not None else (yield from next_number())
+        state = {"seen": seen, "tree": tree, "threads": numbers, "after": -1, "done": False, "records": 0}
+        state |= {"table": 0, "offset": {}}
+        yield Batch(save_cursor(self._to, self._unit, state))
+        return state
+
+    def _record(self, record: Record, body: Sequence[Any], state: dict[str, Any]) -> Statement:
+        owner = state["threads"].get(str(record.thread)) or min(state["threads"].values())
+        columns = record._replace(tree=state["tree"], thread=owner)
+        params = columns._asdict() | {"tenant": self._to}
+        del params["body"], params["stamp"]
+        if record.body is None:
+            return _TOMBSTONE(**params)
+        salt, diff, full = body
+        return INSERT(**params, salt=salt, diff=diff, full_text=full)
+
+    def _check(self, threads: Sequence[ThreadRow], state: dict[str, Any]) -> None:
+        """Rebuild every record of the copy and compare it with its hash. Raises Damaged."""
+        found: Findings = drive(self._target.driver, verify_tree(self._to, state["tree"]))
+        if found.problems:
+            raise Damaged(
+                f"the copy of thread {threads[0].name!r} does not add up, so it was not made visible: "
+                f"{found.problems[0][2]}. Run `perdure store verify` on the source"
+            )
+        if found.records != state["records"]:
+            raise _SourceChanged  # rows of the copy were removed meanwhile: copy them again
+
+    def _publish(
+        self, threads: Sequence[ThreadRow], retentions: Sequence[str | None], state: dict[str, Any]
+    ) -> Program[None]:
+        """The threads' rows: from now on they can be found."""
+        for row, retention in zip(threads, retentions, strict=True):
+            thread = state["threads"][str(row.thread)]
+            params = row._asdict() | {"thread": thread, "tree": state["tree"], "generation": 0}
+            yield Batch(
+                _THREAD(tenant=self._to, **params, active=row.updated_at // MINUTE_US, retention=retention),
+                *add_tags(self._to, thread, metadata_of(row)),
+            )
+        yield Batch(drop_cursor(self._to, self._unit))
+
+    def _clear(self) -> Program[None]:
+        """Drop what an earlier call has copied."""
+        state = yield from read_cursor(self._to, self._unit)
+        if state is None:
+            return
+        tree = {"tenant": self._to, "tree": state["tree"]}
+        yield Batch(_DROP_BODIES(**tree))
+        yield Batch(_DROP_RECORDS(**tree), drop_cursor(self._to, self._unit))
+        for thread in state["threads"].values():
+            yield Batch(*(drop(tenant=self._to, thread=thread) for drop in _DROP_REST))

@@ -1,0 +1,150 @@
+"""`store.transfer`: threads, runs, one tenant or everything, from one store to another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from perdure.errors import NotFound, UsageError
+from perdure.log.thread_table import try_thread
+from perdure.storage.program import Batch, Driver, Program, Progress, Sql, drive, read
+from perdure.threads.checks import check_name
+from perdure.threads.context import Context
+from perdure.transfer.fencing import fence_old_processes
+from perdure.transfer.runs import RunTransfer
+from perdure.transfer.threads import TreeTransfer
+from perdure.transfer.whole import copy_store
+
+_THREADS = Sql("SELECT name FROM thread WHERE tenant = :tenant AND head IS NOT NULL ORDER BY thread")
+_TOP_RUNS = Sql("SELECT id FROM run WHERE tenant = :tenant AND parent IS NULL AND status <> 'exported' ORDER BY run")
+_STATES = Sql(
+    "SELECT DISTINCT t.name FROM thread t JOIN run r ON r.tenant = t.tenant AND t.name = 'run:' || r.id "
+    "WHERE t.tenant = :tenant"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferReport:
+    """What `transfer` copied. `already`: threads that the target had, with the same history."""
+
+    threads: int
+    checkpoints: int
+    runs: int
+    already: tuple[str, ...]
+    seconds: float
+
+
+def inner_driver(driver: Any) -> Driver:
+    """The driver that talks to the database, below one that encrypts."""
+    while (inner := getattr(driver, "inner", None)) is not None:
+        driver = inner
+    found: Driver = driver
+    return found
+
+
+def transfer(
+    source: Context,
+    target: Context,
+    where: str,
+    threads: Sequence[str] | None,
+    runs: Sequence[str] | None,
+    tenant: str | None,
+    progress: Progress | None,
+    *,
+    move: bool,
+) -> TransferReport:
+    """See `store.ops.transfer`. `where`: the target as messages show it."""
+    if tenant is not None and (threads is not None or runs is not None):
+        raise UsageError("transfer(): tenant= takes all threads and runs of a tenant; name no others with it")
+    if tenant is not None:
+        return _transfer_tenant(source, target, tenant, where, progress, move=move)
+    if threads is None and runs is None:
+        return _transfer_all(source, target, progress)
+    return transfer_some(source, target, threads or (), runs or (), where, progress, move=move)
+
+
+def _transfer_all(source: Context, target: Context, progress: Progress | None) -> TransferReport:
+    """Everything, into an empty store that continues in place of this one."""
+    start = time.monotonic()
+    fence = partial(fence_old_processes, "", source.clock_us())
+    done = copy_store(inner_driver(source.driver), inner_driver(target.driver), progress, last=fence)
+    return TransferReport(done.rows["thread"], done.rows["record"], done.rows["run"], (), time.monotonic() - start)
+
+
+def _transfer_tenant(
+    source: Context, target: Context, tenant: str, where: str, progress: Progress | None, *, move: bool
+) -> TransferReport:
+    """All threads and runs of a tenant."""
+    source = replace(source, tenant_name=check_name(tenant, "tenant"), known_tenant=None)
+    target = replace(target, tenant_name=tenant, known_tenant=None)
+    number = drive(source.driver, source.tenant())
+    if number is None:
+        raise NotFound(f"there is no tenant {tenant!r}")
+    threads, runs = drive(source.driver, read(partial(_all_of, number)))
+    return transfer_some(source, target, threads, runs, where, progress, move=move)
+
+
+def transfer_some(
+    source: Context,
+    target: Context,
+    threads: Sequence[str],
+    runs: Sequence[str],
+    where: str,
+    progress: Progress | None,
+    *,
+    move: bool,
+) -> TransferReport:
+    """Some threads and runs of a tenant into the target's tenant. `progress`: (done, of how many) of them."""
+    start = time.monotonic()
+    trees, already = _trees(source, target, threads)
+    total = sum(map(len, trees)) + len(runs)
+    done = checkpoints = moved = 0
+
+    def advance(_rows: int) -> None:
+        if progress is not None:
+            progress(done, total)
+
+    for names in trees:
+        checkpoints += TreeTransfer(source, target, names, advance).run()
+        done += len(names)
+        advance(0)
+    for run in runs:
+        moved += RunTransfer(source, target, run, where, advance, move=move).run()
+        done += 1
+        advance(0)
+    return TransferReport(done - len(runs), checkpoints, moved, already, time.monotonic() - start)
+
+
+def _trees(source: Context, target: Context, threads: Sequence[str]) -> tuple[list[list[str]], tuple[str, ...]]:
+    """The threads to copy, those that share records together; and those that the target has already."""
+    here = drive(source.driver, source.tenant())
+    there = drive(target.driver, target.ensure_tenant())
+    trees: dict[int, list[str]] = {}
+    already = []
+    for name in dict.fromkeys(threads):
+        row = None if here is None else drive(source.driver, read(partial(try_thread, here, name)))
+        if row is None:
+            raise NotFound(f"there is no thread {name!r}: nothing was copied")
+        found = drive(target.driver, read(partial(try_thread, there, name)))
+        if found is None:
+            trees.setdefault(row.tree, []).append(name)
+        elif found.head_hash == row.head_hash:
+            already.append(name)
+        else:
+            raise UsageError(
+                f"there is another thread {name!r} in the target already, or it has changed since: nothing was copied. "
+                "Delete that one first"
+            )
+    return list(trees.values()), tuple(already)
+
+
+def _all_of(tenant: int) -> Program[tuple[list[str], list[str]]]:
+    """A tenant's threads, but those that hold states of runs, which go with their runs; and its runs."""
+    threads, states, runs = yield Batch(
+        _THREADS(tenant=tenant), _STATES(tenant=tenant), _TOP_RUNS(tenant=tenant), last=True
+    )
+    of_runs = {name for (name,) in states}
+    return [name for (name,) in threads if name not in of_runs], [run for (run,) in runs]
