@@ -1,6 +1,6 @@
 """Transfer: every copy of a store's data is itself a store, and one mechanism makes all copies.
 
-Backup, restore, export, import, archive, moving a run and SQLite to PostgreSQL are transfers between two stores, each
+Backup, restore, export, import, moving a run and SQLite to PostgreSQL are transfers between two stores, each
 SQLite or PostgreSQL. There are two kinds, because numbers (tenant, thread, tree, run, body) belong to one store:
 
     whole.py      everything, into an empty store. Numbers stay, so every row is copied as it is: hashes stay valid and
@@ -23,5 +23,5 @@ the rows that a thread or a run is found by are written last.
 
 `fencing.py` is for copies that continue an earlier point in time: processes of the original must not fit in.
 `catalogue.py` remembers which copies exist, because erasing cannot reach them. `files.py` makes a copy appear under its
-name, on a disk or in an object store, only when it is whole. `archive.py` replaces a thread or run by a stub.
+name, on a disk or in an object store, only when it is whole.
 """
