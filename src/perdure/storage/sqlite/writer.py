@@ -161,7 +161,7 @@ class Writer:
                 if count is not None and self.connection.changes() != count:
                     return False
             else:
-                self._execute("BEGIN IMMEDIATE")
+                self._execute(_BEGIN)  # rows of the log carry the stamp, which a backup is told by
                 perform_append(statements, counts, self._cursor, None)
                 committing = True
                 self._execute("COMMIT")
