@@ -161,6 +161,6 @@ def test_a_renamed_error_leaves_the_run_stuck_until_its_name_is_back(place: Path
     (place / "app.py").write_text(
         renamed.replace("@perdure.register", "Shop.SoldOut = Shop.NoSeats\n\n\n@perdure.register")
     )
-    assert python(place, "-m", "perdure", "resume", "r") == 0
+    assert python(place, "-m", "perdure", "run", "resume", "r") == 0
     assert python(place, *WORKER) == 0
     assert ended(place) == ("done", "waiting list: none left", "paid\n")

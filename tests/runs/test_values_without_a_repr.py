@@ -49,7 +49,7 @@ def test_an_effect_with_such_an_argument_is_put_to_a_person_and_settled(store: p
 def test_the_commands_show_it(store: perdure.Store, capsys: pytest.CaptureFixture[str]) -> None:
     @perdure.step(name="huge.look")
     def look(number: int) -> dict[Any, Any]:
-        return {"number": number, number: range(number)}
+        return {"number": number, number: [number]}
 
     @perdure.durable(name="huge.looks")
     def agent(number: int) -> Any:

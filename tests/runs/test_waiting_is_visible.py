@@ -18,7 +18,23 @@ import perdure
 from perdure import outcome
 from perdure.cli import main
 
-README = Path(__file__).parents[2] / "README.md"
+AGENT = """
+import perdure
+
+@perdure.step
+def search(city):
+    return [f"{city} 07:15"]
+
+@perdure.effect
+def book(flight, key: perdure.IdempotencyKey):
+    return f"booked {flight}"
+
+@perdure.durable
+def travel(city):
+    return book(search(city)[0])
+
+print(perdure.open("agent.db").run(travel, "Lisbon", id="trip-42").result())
+"""
 KILLED = "    __import__('os').kill(__import__('os').getpid(), 9)\n"
 
 
@@ -39,14 +55,13 @@ def timed_out(lab: Lab, run: perdure.Run) -> str:
     return str(caught.value)
 
 
-def test_the_first_snippet_of_the_readme_killed_while_it_books_says_what_it_waits_for(tmp_path: Path) -> None:
+def test_an_agent_killed_while_it_books_says_what_it_waits_for(tmp_path: Path) -> None:
     """Without any logging set up, on stderr. The command that it names ends the wait."""
-    snippet = README.read_text().split("```python\n")[1].split("```")[0]
     booked = '    return f"booked {flight}"\n'
-    assert booked in snippet
+    assert booked in AGENT
     killed, again = tmp_path / "killed.py", tmp_path / "again.py"
-    killed.write_text(snippet.replace(booked, KILLED + booked))
-    again.write_text(snippet)
+    killed.write_text(AGENT.replace(booked, KILLED + booked))
+    again.write_text(AGENT)
     assert subprocess.run([sys.executable, killed], cwd=tmp_path, check=False).returncode == -9
     with subprocess.Popen([sys.executable, again], cwd=tmp_path, stdout=-1, stderr=-1, text=True) as waiting:
         assert waiting.stderr is not None

@@ -15,17 +15,8 @@ from soak import SOAK
 
 DATABASES = {"sqlite", "postgres"}
 MODES = ("mode", "way")
-# Of what is going to be replaced: each test once, with the first of its parameters.
-ONCE = {
-    "test_exporting.py",
-    "test_moving_runs.py",
-    "test_objects.py",
-    "test_objects_faults.py",
-    "test_objects_s3.py",
-    "test_repair.py",
-    "test_repair_random.py",
-    "test_repair_unreadable.py",
-}
+# Repairs of many kinds of damage by the same few mechanisms: each test once, with the first of its parameters.
+ONCE = {"test_repair.py", "test_repair_random.py", "test_repair_unreadable.py"}
 # What these test lies above the SQL, which the contract, conformance and crash tests run on both databases.
 ABOVE_SQL = (
     "cli/",

@@ -427,6 +427,8 @@ def _values(call: Call) -> tuple[dict[str, Any], dict[str, Any]]:
     binder = call.spec.binder
     arguments = binder.named(*_as_called(call)) if call.text else {**binder.plan.defaults, **call.kwargs}
     named = binder.plan.key
+    if named is not None and arguments.get(named) is None:  # not given by the caller: filled in by its name below
+        arguments.pop(named, None)
     return arguments, {} if "key" in arguments and named != "key" else {"key": call.key, named or "key": call.key}
 
 
