@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
@@ -34,7 +33,7 @@ def test_an_agent_that_is_right_passes_at_every_point(name: str) -> None:
 
 
 def test_random_kills_do_kill() -> None:
-    report = drill(agent("right"), ["NYC"], random_kills=12, seed=5)
+    report = drill(agent("right"), ["NYC"], random_kills=4, seed=5)
     assert report.ok, report.text()
     assert report.kills > report.points
 
@@ -150,14 +149,6 @@ def test_a_function_that_is_not_named_or_never_ends_is_refused() -> None:
 
 def test_the_command_prints_a_table_and_exits_with_1_on_failure(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "perdure", "drill"]
-    done = subprocess.run(
-        [*command, agent("right"), "--args", "NYC", "--kills", "2", "--json"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["ok"] is True
     done = subprocess.run(
         [*command, agent("state_in_a_global"), "--args", "x", "--kills", "0"],
         capture_output=True,

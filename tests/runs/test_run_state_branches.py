@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import Interrupt, Lab, Once, finished
+from soak import examples
 from state_kit import EXPECTED, agent_of
 
 import perdure
@@ -112,7 +113,7 @@ _values = st.recursive(
 _states = st.dictionaries(st.text("abc", max_size=2), _values, max_size=5)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(_states, _states)
 def test_a_patch_leads_exactly_to_what_was_there(before: dict[str, Any], after: dict[str, Any]) -> None:
     codec = Codec()

@@ -20,6 +20,9 @@ ONCE = {"test_repair.py", "test_repair_random.py", "test_repair_unreadable.py"}
 # What these test lies above the SQL, which the contract, conformance and crash tests run on both databases.
 ABOVE_SQL = (
     "cli/",
+    "ops/test_encryption",
+    "ops/test_packing",
+    "runs/test_verify_runs",
     "langgraph/test_graphs",
     "langgraph/test_types",
     "langgraph/test_effects_features",

@@ -21,10 +21,14 @@ def spread(values: Sequence[T], most: int) -> list[T]:
 
 
 def of_each_kind(kinds: Sequence[str]) -> list[int]:
-    """The numbers, from 1 on, of the first and the last point of each kind, and of the one in the middle of all."""
+    """The numbers, from 1 on, of the last point of each kind, of the first of all and of the one in the middle."""
     numbers = range(1, len(kinds) + 1)
     if SOAK:
         return list(numbers)
-    first = {kind: number for number, kind in zip(reversed(numbers), reversed(kinds), strict=True)}
     last = {kind: number for number, kind in zip(numbers, kinds, strict=True)}
-    return sorted({*first.values(), *last.values(), (len(kinds) + 1) // 2})
+    return sorted({*last.values(), *numbers[:1], *numbers[len(kinds) // 2 : len(kinds) // 2 + 1]})
+
+
+def examples(most: int) -> int:
+    """How many examples a property is tried with."""
+    return most if SOAK else max(most // 5, 20)

@@ -23,6 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from soak import examples
 
 from perdure.errors import Undecodable, UnknownType
 from perdure.values.codec import Codec, decode, encode
@@ -85,7 +86,7 @@ def survives(text: bytes) -> None:
             pass
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary() | st.text().map(str.encode))
 def test_any_bytes_give_a_value_or_the_error(text: bytes) -> None:
     survives(text)
@@ -129,7 +130,7 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(anything)
 def test_any_json_with_any_tags_gives_a_value_or_the_error(tree: Any) -> None:
     survives(json.dumps(tree).replace(": ", ":").replace(", ", ",").encode())

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, PrivateAttr, RootModel, field_validator
+from soak import examples
 
 from perdure.errors import Unstorable
 from perdure.values.codec import Codec, decode, encode
@@ -387,7 +388,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(values)
 def test_any_value_comes_back(value: Any) -> None:
     back = again(value)

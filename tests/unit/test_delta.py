@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from soak import examples
 
 from perdure.values import dictionary as format_of
 from perdure.values.codec import encode
@@ -94,7 +95,7 @@ def test_moved_and_repeated_pieces(pieces: list[bytes], data: st.DataObject) -> 
     check(b"".join(pieces), b"".join(other))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(states, min_size=2, max_size=5), st.integers(0, 2**32), st.integers(1, 50))
 def test_chains_of_fifty(parts: list[dict[str, object]], seed: int, length: int) -> None:
     rng = random.Random(seed)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from message_samples import CODEC, SAMPLES, Mine, Secret, assert_equal, assert_same, lc, trip
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from soak import examples
 
 from perdure.errors import Undecodable, UnknownType, Unstorable
 from perdure.values import messages
@@ -163,7 +164,7 @@ hostile = st.recursive(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(hostile)
 def test_any_json_with_message_tags_gives_a_value_or_the_error(tree: Any) -> None:
     text = orjson.dumps([tree, {"^msg.human": tree}], option=orjson.OPT_PASSTHROUGH_SUBCLASS)
