@@ -76,21 +76,23 @@ def test_a_backup_under_load_is_the_store_at_one_commit(
         backups = []
         for number in range(4):
             before = load.acknowledged()
-            backups.append((store.ops.backup(tmp_path / f"b{number}"), before))
+            store.ops.backup(tmp_path / f"b{number}")
+            backups.append(before)
             load.wait_for(30 * (number + 2))
         load.stop()
-        for number, (backup, before) in enumerate(backups):
-            visible = f"stamp <= {backup.stamp}"
-            if options:  # PostgreSQL: what was visible in the snapshot is known from the copy alone
-                with perdure.open(tmp_path / f"b{number}") as made:
+        for number, before in enumerate(backups):
+            with perdure.open(tmp_path / f"b{number}") as made:
+                if options:  # PostgreSQL: what was visible in the snapshot is known from the copy alone
                     ids = query(made, "SELECT id FROM record")
-                visible = f"id IN ({', '.join(str(record) for (record,) in ids)})"
+                    visible = f"id IN ({', '.join(str(record) for (record,) in ids)})"
+                else:  # SQLite has one writer at a time: the numbers of bodies are the order of the commits
+                    visible = f"body <= {query(made, 'SELECT max(body) FROM record')[0][0]}"
             expected = query(store, f"SELECT tree, id, hash FROM record WHERE {visible} ORDER BY tree, id")
             heads = query(
                 store,
                 f"""SELECT thread, max(id) FROM record r WHERE {visible} AND NOT EXISTS (
                     SELECT 1 FROM record c WHERE c.tenant = r.tenant AND c.tree = r.tree AND c.parent = r.id
-                        AND c.thread = r.thread AND {visible.replace("stamp", "c.stamp", 1)})
+                        AND c.thread = r.thread AND {visible})
                 GROUP BY thread HAVING count(*) = 1 ORDER BY thread""",
             )
             where = options | ({"schema": f"restored{number}"} if options else {})
@@ -103,10 +105,6 @@ def test_a_backup_under_load_is_the_store_at_one_commit(
                 found: dict[int, int] = dict(query(copy, "SELECT thread, head FROM thread"))
                 assert all(found[thread] == head for thread, head in heads)
                 assert query(copy, "SELECT count(*) FROM body") == [(len(expected),)]
-                if not options:
-                    assert max(query(copy, "SELECT max(stamp) FROM record")) == max(
-                        query(store, f"SELECT max(stamp) FROM record WHERE {visible}")
-                    )
 
 
 def test_a_backup_while_threads_are_pruned_is_whole(

@@ -72,6 +72,9 @@ NO_PAYLOAD = {
     "quarantine": "tenant sort key reason content",
     "far_loose": "tenant name state at",
     "tenant_role": "role tenant",
+    # How far a transfer is. What a wrong cursor leaves out is found before the copy is used: by the number of rows,
+    # the hashes of the records, or the sum of the journal.
+    "transfer": "tenant unit state",
 }
 
 

@@ -93,5 +93,5 @@ def test_a_backup_in_s3_and_back(
         perdure.restore("s3://agents/backups/nothing.backup", str(tmp_path / "x.db"))
     monkeypatch.setenv("PERDURE_STORE", path)
     assert main(["store", "backup", "s3://agents/b/one", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["file"] == "s3://agents/b/one"
+    assert json.loads(capsys.readouterr().out)["path"] == "s3://agents/b/one"
     assert main(["store", "restore", "s3://agents/b/one", "--test"]) == 0

@@ -40,18 +40,20 @@ def test_to_and_test_exclude_each_other(backup: Path, capsys: pytest.CaptureFixt
 
 
 @both
-@pytest.mark.parametrize("part", [0.0, 0.3, 0.9])
-def test_a_backup_that_is_cut_short_is_told_of_in_one_way(
-    url: str, backup: Path, tmp_path: Path, part: float, capsys: pytest.CaptureFixture[str]
+def test_a_backup_that_is_cut_short_is_damaged_and_nothing_is_restored(
+    url: str, backup: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cut = tmp_path / "cut"
     whole = backup.read_bytes()
-    cut.write_bytes(whole[: int(len(whole) * part)])
-    for where in (["--to", str(tmp_path / "new.db")], ["--test", "--store", url]):
-        assert main(["store", "restore", str(cut), *where]) == 4
-        said = capsys.readouterr().err
-        assert re.search(r"the backup .*cut is damaged \(.*\), nothing was restored: make a new one", said), said
-    assert not (tmp_path / "new.db").exists()
+    for part, why in ((0.0, "it is empty or cut short"), (0.3, "database disk image is malformed"), (0.9, "malformed")):
+        cut.write_bytes(whole[: int(len(whole) * part)])
+        for where in (["--to", str(tmp_path / "new.db")], ["--test", "--store", url]):
+            assert main(["store", "restore", str(cut), *where]) == 4
+            message = capsys.readouterr().err
+            assert re.search(rf"the backup .*cut is damaged \(.*{why}\): take another one, or repair it", message), (
+                message
+            )
+        assert not (tmp_path / "new.db").exists()
 
 
 @pytest.mark.parametrize("database", ["sqlite"])

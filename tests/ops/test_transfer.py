@@ -253,6 +253,28 @@ def test_a_transfer_that_is_killed_is_finished_by_the_same_call(urls: Urls, side
         assert query(target, "SELECT count(*) FROM transfer") == [(0,)]
 
 
+def test_what_was_saved_after_a_transfer_of_everything_was_interrupted_is_in_its_next_try(tmp_path: Path) -> None:
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(done: int, total: int) -> None:
+        if done > total - 5:
+            raise Interrupted
+
+    target = str(tmp_path / "target.db")
+    with perdure.open(tmp_path / "source.db") as store:
+        thread = store.thread("a")
+        for number in range(20):
+            thread.save({"n": number})
+        with pytest.raises(Interrupted):
+            store.ops.transfer(target, progress=interrupt)
+        thread.save({"n": "after"})
+        store.ops.transfer(target)
+        with perdure.open(target) as there:
+            assert everything(there, "a") == everything(store, "a")
+            assert there.ops.verify().ok
+
+
 def _execute(store: Store, text: str) -> None:
     from perdure.storage.program import Batch, Program, Sql, drive, write
 

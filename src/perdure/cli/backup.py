@@ -38,7 +38,7 @@ def backup(cli: Invocation, store: Store, file: str) -> None:
         out.document(fields(done))
         return
     out.line(
-        (f"the store is in {file}, as of commit {done.stamp}", "green"),
+        (f"the store is in {file}", "green"),
         (f"{size(done.bytes)} in {done.seconds:.1f} s", ""),
     )
     out.message(f"Test this backup: `{_test_command(cli, file)}`")

@@ -35,6 +35,7 @@ from perdure.transfer.whole import copy_store
 
 _STEP_PAGES = 256  # 1 MB: progress is reported between two steps. A longer step is no faster
 _FIRST_LINE = b"SQLite format 3\0"
+_HEADER_BYTES = 100  # of any SQLite file
 _SIGN = Sql("INSERT INTO meta (key, value) VALUES ('backup', :value) ON CONFLICT (key) DO UPDATE SET value = :value")
 
 
@@ -69,7 +70,7 @@ def _sign(made: str, at: int, stamp: int, file: AtomicFile) -> Program[None]:
 
 
 def _copy_file(driver: SqliteDriver, file: AtomicFile, progress: Progress | None) -> int:
-    """SQLite's online backup. The stamp of the last commit that is in it."""
+    """SQLite's online backup, from one snapshot. The stamp that the store has in it."""
     try:
         with _reading(driver) as source:
             [(stamp,)] = source.execute("SELECT stamp FROM clock")
@@ -145,15 +146,13 @@ def open_backup(path: Path) -> apsw.Connection:
     try:
         if not has_log:
             with open_regular(path) as file:
-                head = file.read(len(_FIRST_LINE))
-            if head != _FIRST_LINE:
-                raise (
-                    damaged_backup(path, "it is empty or cut short")
-                    if len(head) < len(_FIRST_LINE)
-                    else UsageError(
-                        f"{path} is no backup, or its beginning is damaged. Take another one, or make a new one"
-                    )
+                head = file.read(_HEADER_BYTES)
+            if not head.startswith(_FIRST_LINE[: len(head)]):
+                raise UsageError(
+                    f"{path} is no backup, or its beginning is damaged. Take another one, or make a new one"
                 )
+            if len(head) < _HEADER_BYTES:
+                raise damaged_backup(path, "it is empty or cut short")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     name = f"file:{quote(str(path.absolute()))}" + ("" if has_log else "?immutable=1")

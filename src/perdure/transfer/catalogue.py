@@ -27,7 +27,7 @@ class Backup:
     id: str
     path: str
     at: datetime
-    stamp: int  # SQLite: the last commit that is in it; PostgreSQL: every commit before this one is
+    stamp: int  # PostgreSQL: every commit before this one is in it; SQLite: appended saves and steps share one
     bytes: int
     seconds: float
 

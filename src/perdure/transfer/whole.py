@@ -120,7 +120,8 @@ def _copy(target: Driver, progress: Progress | None, last: Callable[[], Program[
     tables = _tables(columns)
     counts = yield Batch(*(table.counted()(tenant=None) for table in tables))
     total = sum(int(rows[0][0]) for rows in counts)
-    state = drive(target, write(partial(_begin, tables, str(store), str(seen)), solo=True))
+    # SQLite's stamp stays as it is when a save or a step is appended; then the number of rows grows.
+    state = drive(target, write(partial(_begin, tables, str(store), f"{seen} {total}"), solo=True))
     for at, table in enumerate(tables[state["table"] :], state["table"]):
         insert = table.insert()
         rows: Rows = [()]
