@@ -9,6 +9,7 @@ from typing import Any
 
 import perdure
 import perdure.agents
+import perdure.encryption
 import perdure.langgraph
 import perdure.ops
 
@@ -137,6 +138,7 @@ def page() -> str:
     lines += section("perdure", perdure, [name for name in perdure.__all__ if not name.startswith("_")])
     lines += of_class("store.ops", Operations)
     lines += section("perdure.ops", perdure.ops, list(perdure.ops.__all__))
+    lines += section("perdure.encryption", perdure.encryption, list(perdure.encryption.__all__))
     lines += section("perdure.agents", perdure.agents, list(perdure.agents.__all__))
     lines += section("perdure.errors", perdure.errors, errors())
     lines += section("perdure.langgraph", perdure.langgraph, list(perdure.langgraph.__all__))

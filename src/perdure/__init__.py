@@ -38,7 +38,6 @@ from perdure.errors import (
 if TYPE_CHECKING:
     from perdure.agents.progress import progress
     from perdure.agents.tools import tools
-    from perdure.encryption.keys import KeyFile, KeyProvider, Keys, StaticKeys
     from perdure.ops.repair.repair import repair
     from perdure.ops.store import Store, restore
     from perdure.ops.store import open_store as open
@@ -94,9 +93,6 @@ _LATE = {
     "gather": "perdure.runs.parallel.calls",
     "idempotency_key": "perdure.runs.functions.keys:current_key",
     "IdempotencyKey": "perdure.runs.functions.keys",
-    "KeyFile": "perdure.encryption.keys",
-    "KeyProvider": "perdure.encryption.keys",
-    "Keys": "perdure.encryption.keys",
     "logs": "perdure.ops.telemetry",
     "map": "perdure.runs.parallel.calls",
     "metrics": "perdure.ops.telemetry",
@@ -121,7 +117,6 @@ _LATE = {
     "spawn": "perdure.runs.calls.calls",
     "State": "perdure.runs.calls.state",
     "state": "perdure.runs.calls.state",
-    "StaticKeys": "perdure.encryption.keys",
     "step": "perdure.runs.calls.decorators",
     "Step": "perdure.runs.engine.models",
     "Store": "perdure.ops.store",
@@ -144,9 +139,6 @@ __all__ = [
     "PerdureError",
     "InDoubt",
     "IdempotencyKey",
-    "KeyFile",
-    "KeyProvider",
-    "Keys",
     "NonDeterministic",
     "NotFound",
     "NotInRun",
@@ -159,7 +151,6 @@ __all__ = [
     "RunInfo",
     "RunStuck",
     "State",
-    "StaticKeys",
     "Step",
     "Store",
     "Thread",
@@ -203,11 +194,16 @@ __all__ = [
 ]
 
 
+_MODULES = ("agents", "encryption", "ops")  # usable after `import perdure`, imported when first used
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _LATE:
+    if name not in _LATE and name not in _MODULES:
         raise AttributeError(f"module 'perdure' has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _MODULES:
+        return import_module(f"perdure.{name}")
     import_module("perdure.ops.store")  # the domains register their tables
     module, _, attribute = _LATE[name].partition(":")
     value = globals()[name] = getattr(import_module(module), attribute or name)

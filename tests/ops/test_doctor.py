@@ -223,7 +223,7 @@ def test_a_key_service_that_does_not_answer_is_asked_once(url: str) -> None:
     class Down:
         asked = 0
 
-        def keys_for(self, tenant: str) -> perdure.Keys:
+        def keys_for(self, tenant: str) -> perdure.encryption.Keys:
             self.asked += 1
             raise ConnectionError
 
@@ -237,7 +237,7 @@ def test_a_key_service_that_does_not_answer_is_asked_once(url: str) -> None:
 
 
 def test_the_key_file(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    file = perdure.KeyFile(tmp_path / "keys.json")
+    file = perdure.encryption.KeyFile(tmp_path / "keys.json")
     for tenant in ("default", "acme"):
         file.new(tenant)
         with perdure.open(url, keys=file, tenant=tenant) as store:

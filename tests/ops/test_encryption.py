@@ -10,7 +10,8 @@ import pytest
 from sealed_kit import CANARY, LARGE, NEW, OLD, OTHER, Raw, assert_sealed, fill, fill_langgraph, secret, travel
 
 import perdure
-from perdure import PerdureError, StaticKeys, Store
+from perdure import PerdureError, Store
+from perdure.encryption import StaticKeys
 from perdure.errors import Damaged, KeyMissing, NotEncrypted, RunError
 from perdure.storage.columns import COLUMNS
 

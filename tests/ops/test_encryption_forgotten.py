@@ -13,7 +13,8 @@ from langgraph.checkpoint.base import empty_checkpoint
 from sealed_kit import NEW, OLD, OTHER, Raw
 
 import perdure
-from perdure import KeyFile, Keys, Store
+from perdure import Store
+from perdure.encryption import KeyFile, Keys
 from perdure.errors import KeyMissing, Unavailable
 from perdure.langgraph import PerdureSaver
 from perdure.testing.processes import ForkServer, Say

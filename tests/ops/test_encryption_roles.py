@@ -7,7 +7,7 @@ from role_kit import Roles, fill
 from sealed_kit import NEW, OLD, OTHER, Raw, assert_sealed
 
 import perdure
-from perdure import StaticKeys
+from perdure.encryption import StaticKeys
 from perdure.encryption.keys import key_id
 from perdure.errors import KeyMissing
 

@@ -18,7 +18,8 @@ from cryptography.exceptions import InvalidTag
 from sealed_kit import NEW, OLD, OTHER, Raw
 
 import perdure
-from perdure import KeyFile, Keys, StaticKeys, Store, UsageError
+from perdure import Store, UsageError
+from perdure.encryption import KeyFile, Keys, StaticKeys
 from perdure.encryption.cipher import Cipher, unwrap_data_key
 from perdure.errors import KeyMissing
 from perdure.storage.columns import MARK, NOTE, SALT

@@ -14,7 +14,8 @@ import pytest
 from sealed_kit import NEW, OLD, Raw
 
 import perdure
-from perdure import Keys, Store, UsageError
+from perdure import Store, UsageError
+from perdure.encryption import Keys
 from perdure.errors import KeyMissing, Unavailable
 from perdure.log.thread_table import create_thread
 from perdure.storage.program import Transaction, adrive
@@ -223,7 +224,10 @@ def test_what_is_no_keys_is_named_and_not_shown(url: str, given: Any) -> None:
         def keys_for(self, tenant: str) -> Any:
             return given
 
-    with opened(url, Wrong()) as store, pytest.raises(UsageError, match=r"Wrong\.keys_for.*perdure\.Keys") as caught:
+    with (
+        opened(url, Wrong()) as store,
+        pytest.raises(UsageError, match=r"Wrong\.keys_for.*perdure\.encryption\.Keys") as caught,
+    ):
         store.thread("t").save({})
     assert repr(OLD) not in str(caught.value)
 

@@ -12,8 +12,9 @@ import pytest
 from sealed_kit import CANARY, NEW, OLD, Raw, fill
 
 import perdure
-from perdure import KeyFile, Keys, StaticKeys, UsageError
+from perdure import UsageError
 from perdure.cli.app import main
+from perdure.encryption import KeyFile, Keys, StaticKeys
 from perdure.encryption.keys import key_id, provider_of
 from perdure.errors import KeyMissing
 

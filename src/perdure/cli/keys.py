@@ -13,7 +13,7 @@ from perdure.cli.text import fields, local, plural
 from perdure.errors import NotFound, OpenError, UsageError
 
 if TYPE_CHECKING:
-    from perdure import KeyFile
+    from perdure.encryption import KeyFile
     from perdure.ops import KeyInfo
 
 ENVIRONMENT = "PERDURE_KEYS"
@@ -23,7 +23,7 @@ keys_option = click.option("--keys", "path", metavar="FILE", help=f"The key file
 
 
 def _file(path: str | None) -> KeyFile:
-    from perdure import KeyFile
+    from perdure.encryption import KeyFile
 
     path = path or os.environ.get(ENVIRONMENT)
     if not path:

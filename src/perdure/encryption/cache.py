@@ -275,7 +275,7 @@ def _asked(provider: KeyProvider, name: str) -> Keys:
     if not isinstance(answer, Keys):
         what = type(answer).__name__
         del answer  # it may be a key
-        raise UsageError(f"{type(provider).__name__}.keys_for must give perdure.Keys, not a {what}")
+        raise UsageError(f"{type(provider).__name__}.keys_for must give perdure.encryption.Keys, not a {what}")
     return answer
 
 
