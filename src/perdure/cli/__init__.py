@@ -1,4 +1,4 @@
-"""The command line: `perdure COMMAND`; `parser.COMMANDS` lists the commands.
+"""The command line: `perdure COMMAND`; `cli/app.py` lists the commands.
 
 A face over the library: it parses, asks, prints, and turns errors into one line and an exit code. No logic of stores,
 threads or runs lives here, and no class named in a store is ever needed: states are read in raw form. It is the top

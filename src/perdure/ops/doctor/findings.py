@@ -1,4 +1,4 @@
-"""What the doctor message, and what it looks at the machine with. Tests give it another machine."""
+"""What the doctor reports, and how it reads the machine. Tests give it another machine."""
 
 from __future__ import annotations
 

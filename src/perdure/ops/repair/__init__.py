@@ -1,1 +1,1 @@
-"""Mending a damaged store."""
+"""Repair of a damaged store: what a hash proves stays, the rest is quarantined and named."""

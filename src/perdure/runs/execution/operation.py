@@ -1,4 +1,4 @@
-"""Acts: what a journaled call does, as a generator that yields what it wants and is driven blocking or async.
+"""Operations: what a journaled call does, as a generator that yields what it wants and is driven blocking or async.
 
     Transaction   run it in the database
     Body          call the user's function

@@ -207,7 +207,7 @@ CREATE TABLE journal (
     run bigint NOT NULL,
     seq bigint NOT NULL,
     kind bigint NOT NULL,
-    body bytea STORAGE EXTERNAL NOT NULL, -- MessagePack: see runs/entries.py
+    body bytea STORAGE EXTERNAL NOT NULL, -- MessagePack: see runs/journal/entries.py
     stamp bigint NOT NULL,
     PRIMARY KEY (tenant, run, seq)
 );

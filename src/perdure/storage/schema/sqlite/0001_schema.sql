@@ -197,7 +197,7 @@ CREATE TABLE journal (
     run INTEGER NOT NULL,
     seq INTEGER NOT NULL,
     kind INTEGER NOT NULL,
-    body BLOB NOT NULL,             -- MessagePack: see runs/entries.py
+    body BLOB NOT NULL,             -- MessagePack: see runs/journal/entries.py
     stamp INTEGER NOT NULL,
     PRIMARY KEY (tenant, run, seq)
 ) WITHOUT ROWID;
