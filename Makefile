@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Files with tests that measure a time (a test checks this list): they run first, and alone.
+ALONE := tests/crash/test_processes.py tests/unit/test_house.py tests/unit/test_sqlite_driver_process.py
 
 # Hundreds of child processes import what is here: compiled once, not in each of them.
 unexport PYTHONDONTWRITEBYTECODE
@@ -35,7 +37,7 @@ demo: $(VENV)/.base
 # measure a time come first and alone.
 test: $(VENV)/.dev
 	@$(BIN)/python -m compileall -q src
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -m alone $(ALONE)
 	$(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal
 
 lint: $(VENV)/.dev
@@ -52,7 +54,7 @@ bench: $(VENV)/.dev
 
 # Everything that `make test` runs a sample of, in full: all points, all pairs of a database and a mode, many more kills.
 soak: $(VENV)/.dev
-	PERDURE_SOAK=1 $(BIN)/python -m pytest -m alone
+	PERDURE_SOAK=1 $(BIN)/python -m pytest -m alone $(ALONE)
 	PERDURE_SOAK=1 $(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal --timeout 7200
 
 clean:

@@ -216,6 +216,12 @@ def test_every_operation_has_an_async_twin_with_the_same_signature(handle: type)
         assert str(twin.return_annotation) == expected, name
 
 
+def test_the_makefile_names_the_files_with_tests_that_run_alone() -> None:
+    root, mark = TESTS.parent, "@pytest.mark." + "alone"
+    files = {str(path.relative_to(root)) for path in TESTS.rglob("test_*.py") if mark in path.read_text()}
+    assert set(re.findall(r"^ALONE := (.*)$", (root / "Makefile").read_text(), re.MULTILINE)[0].split()) == files
+
+
 @pytest.mark.alone
 def test_import_is_under_100_ms_and_brings_no_face_or_extra(tmp_path: Path) -> None:
     """The best of up to forty fresh interpreters, with compiled files as an installation has them. CPU time: a machine
