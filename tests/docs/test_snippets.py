@@ -208,6 +208,7 @@ def test_the_snippets_of_a_page_run_and_print_what_it_shows(
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as in a Python shell
+    monkeypatch.delitem(sys.modules, "app", raising=False)  # another test's: pages write their own app.py
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a page changes its files faster than their times can tell
     for known in ("_durables", "_steps"):  # a page is a program of its own: others have a `book` too
         monkeypatch.setattr(specs, known, {})
