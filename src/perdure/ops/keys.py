@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _ROW = Sql("SELECT wrapped_by, wrapped, since FROM tenant_key WHERE tenant = :tenant")
 _SET = Sql(
     """UPDATE tenant_key SET wrapped_by = :key, wrapped = :wrapped, since = :since
-    WHERE tenant = :tenant AND wrapped_by = :was"""
+    WHERE tenant = :tenant AND wrapped_by = :was RETURNING tenant"""
 )
 
 
@@ -86,17 +86,18 @@ def fresh_keys(cache: KeyCache, name: str) -> Keys:
 
 
 def rotate(ctx: Context) -> Flow[Rotated]:
-    """Wrap the tenant's data key with the provider's key in use. Safe to repeat."""
+    """Wrap the tenant's data key with the provider's key in use. Safe to repeat, and beside other rotations."""
     cache = key_cache(ctx)
     tenant = yield from ctx.ensure_tenant()
     keys = yield from aside(partial(fresh_keys, cache, ctx.tenant_name))
-    row = yield from read(partial(_row, tenant))
-    if row is None or bytes(row[0]) == keys.current:
-        return Rotated(keys.current.hex(), None)
-    was = bytes(row[0])
-    wrapped = _wrapped_anew(tenant, ctx.tenant_name, keys, was, bytes(row[1]))
-    yield from write(partial(_set, tenant, keys.current, wrapped, was, ctx.clock_us()))
-    return Rotated(keys.current.hex(), was.hex())
+    while True:
+        row = yield from read(partial(_row, tenant))
+        if row is None or bytes(row[0]) == keys.current:
+            return Rotated(keys.current.hex(), None)
+        was = bytes(row[0])
+        wrapped = _wrapped_anew(tenant, ctx.tenant_name, keys, was, bytes(row[1]))
+        if (yield from write(partial(_set, tenant, keys.current, wrapped, was, ctx.clock_us()))):
+            return Rotated(keys.current.hex(), was.hex())
 
 
 def _wrapped_anew(tenant: int, name: str, keys: Keys, key: bytes, wrapped: bytes) -> bytes:
@@ -120,5 +121,7 @@ def _row(tenant: int) -> Program[Row | None]:
     return one_row(rows)
 
 
-def _set(tenant: int, key: bytes, wrapped: bytes, was: bytes, since: int) -> Program[None]:
-    yield Batch(_SET(tenant=tenant, key=key, wrapped=wrapped, was=was, since=since), last=True)
+def _set(tenant: int, key: bytes, wrapped: bytes, was: bytes, since: int) -> Program[bool]:
+    """Whether it was still wrapped with `was`: another rotation may have overtaken this one."""
+    [rows] = yield Batch(_SET(tenant=tenant, key=key, wrapped=wrapped, was=was, since=since), last=True)
+    return bool(rows)
