@@ -350,21 +350,6 @@ def _recover_key(
         return None
 
 
-LINE = Sql(
-    f"""WITH RECURSIVE line (at_id, depth) AS (
-        SELECT CAST(:id AS bigint), 0
-        UNION ALL
-        SELECT r.parent, l.depth + 1 FROM line l
-        JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id
-        WHERE r.parent IS NOT NULL AND r.parent < r.id AND l.depth < :limit - 1)
-    SELECT {R_COLUMNS} FROM line l
-    JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id
-    WHERE {NOT_SWEPT} ORDER BY l.depth""",
-    opens=RECORD_CELLS,
-    tolerant=True,
-)
-
-
 # The same without what was erased: that is passed over, and does not count.
 _HISTORY = Sql(
     f"""WITH RECURSIVE line (at_id, depth) AS (

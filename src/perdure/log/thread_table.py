@@ -77,7 +77,6 @@ _LOCK_IN_TREE = Sql(
 )
 
 
-_COUNT = Sql("SELECT count(*) FROM thread WHERE tenant = :tenant")
 _NAMES = Sql("SELECT thread, name FROM thread WHERE tenant = :tenant AND thread > :after ORDER BY thread LIMIT :limit")
 _IDLE = Sql(
     """SELECT name FROM thread t WHERE tenant = :tenant AND active <= :minute AND updated_at < :before
@@ -304,11 +303,6 @@ def thread_numbered(tenant: int, number: int) -> Generator[Batch, list[Rows], Th
     """A thread by its number, or None if it is gone."""
     [rows] = yield Batch(BY_NUMBER(tenant=tenant, thread=number))
     return thread_of(rows)
-
-
-def count_threads(tenant: int) -> Program[int]:
-    [[(count,)]] = yield Batch(_COUNT(tenant=tenant), last=True)
-    return int(count)
 
 
 def thread_names(tenant: int, after: int, limit: int) -> Program[list[tuple[int, str]]]:
