@@ -13,10 +13,10 @@ from collections.abc import Callable
 from bench.measure import KB, BareTable, Row, Run, seconds
 from bench.runs_contenders import DBOS, OURS, Contender, stored_bytes
 
-EFFECTS_BAR = 0.30
-EFFECTS_PEER_BAR = 2.5
-STEPS_BAR = 0.50
-STEPS_PEER_BAR = 4.0
+EFFECTS_BAR = 0.33
+EFFECTS_PEER_BAR = 2.8
+STEPS_BAR = 0.65
+STEPS_PEER_BAR = 5.0
 RESUME_BAR = 10.0
 SIZE_BAR = 1.0
 FORK_BAR = 0.01
