@@ -16,11 +16,7 @@ from perdure.testing.postgres import PostgresServer
 
 # Before any test imports them: their assertions are shown as those of tests are.
 pytest.register_assert_rewrite(
-    *(
-        f"perdure.testing.contract_{part}"
-        for part in ("arranging", "history", "placing", "saving", "sharing", "values")
-    ),
-    "perdure.testing.harness",
+    *(f"contract_{part}" for part in ("arranging", "history", "placing", "saving", "sharing", "values")), "harness"
 )
 
 # A shell without job control starts what runs in the background with Ctrl-C ignored; tests send it.

@@ -45,10 +45,10 @@ from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_TYPES
 from langgraph.graph import START, StateGraph
 from langgraph.store.base import GetOp, Item
 from langgraph.types import Command, Interrupt, Overwrite, PregelTask, Send, StateSnapshot, TimeoutPolicy
+from samples import every_type, same
 
 import perdure
 from perdure.langgraph import PerdureSaver
-from perdure.testing.samples import every_type, same
 
 NOON = datetime(2026, 3, 4, 12, 30, 15, 123456, tzinfo=UTC)
 

@@ -7,11 +7,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from contracts import StoreSmoke
+from contracts import Harness, Mode, StoreContract, StoreSmoke
 from soak import SOAK
 
 import perdure
-from perdure.testing.contract import Harness, Mode, StoreContract
 
 KEY = bytes(range(32))
 

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
-from contracts import StoreSmoke
+from contracts import Harness, StoreContract, StoreSmoke
 from langgraph.graph import END, START, StateGraph
 from role_kit import Roles
 from soak import SOAK
 
 import perdure
 from perdure.langgraph import PerdureSaver
-from perdure.testing.contract import Harness, StoreContract
 
 
 @pytest.fixture

@@ -1,17 +1,39 @@
-"""The part of the contract suite for one more way to the same store: what can fail there if it holds elsewhere."""
+"""The contract of a store: what must hold on every driver, blocking and async.
+
+A test module inherits a suite and makes a fixture `harness`; `await harness.finish()` verifies what a test has left.
+"""
 
 from __future__ import annotations
 
-from perdure.testing.contract_arranging import ArrangingContract, PruningContract
-from perdure.testing.contract_history import HistoryContract, ListingContract
-from perdure.testing.contract_placing import PlacingContract
-from perdure.testing.contract_saving import RacingContract, SavingContract
-from perdure.testing.contract_sharing import LifecycleContract, TenantContract
-from perdure.testing.contract_values import LimitsContract, ValuesContract
+from contract_arranging import ArrangingContract, PruningContract
+from contract_history import HistoryContract, ListingContract
+from contract_placing import PlacingContract
+from contract_saving import RacingContract, SavingContract
+from contract_sharing import LifecycleContract, TenantContract
+from contract_values import LimitsContract, ValuesContract
+from harness import Harness, Mode
+
+__all__ = ["Harness", "Mode", "StoreContract", "StoreSmoke"]
+
+
+class StoreContract(
+    SavingContract,
+    RacingContract,
+    PlacingContract,
+    HistoryContract,
+    ListingContract,
+    ArrangingContract,
+    PruningContract,
+    ValuesContract,
+    LimitsContract,
+    TenantContract,
+    LifecycleContract,
+):
+    """Everything a store promises, as tests. Needs a fixture named `harness`."""
 
 
 class StoreSmoke(RacingContract, TenantContract, LifecycleContract):
-    """Races, tenants, opening and closing in full, and of everything else the tests that touch the most."""
+    """For one more way to the same store: what depends on the driver in full, and one test of everything else."""
 
     test_each_save_follows_the_one_before = SavingContract.test_each_save_follows_the_one_before
     test_rollback_is_a_new_head = SavingContract.test_rollback_is_a_new_head_that_equals_the_old_checkpoint

@@ -18,10 +18,10 @@ from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Send
+from samples import same
 
 from perdure.adapters import Ancestors, pack_id, unpack_id
 from perdure.langgraph import PerdureSaver
-from perdure.testing.samples import same
 
 TRUST = ["import_kit."]
 

@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
+from harness import Harness, call
 
 from perdure.errors import NotFound, ThreadDeleted, UsageError
-from perdure.testing.harness import Harness, call
 from perdure.threads.models import Checkpoint
 from perdure.threads.thread import Thread
 

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from harness import Harness
+from samples import every_type, same
 
 from perdure.errors import Unstorable, UsageError
-from perdure.testing.harness import Harness
-from perdure.testing.samples import every_type, same
 
 
 class Foreign:

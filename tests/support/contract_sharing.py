@@ -6,10 +6,10 @@ import asyncio
 import threading
 
 import pytest
+from harness import Harness, call
 
 from perdure.errors import NotFound, StoreClosed, UsageError
 from perdure.ops.store import Store
-from perdure.testing.harness import Harness, call
 
 
 class TenantContract:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from harness import Harness, call
 
 from perdure.errors import Conflict, NotFound, UsageError
-from perdure.testing.harness import Harness, call
 
 
 class SavingContract:

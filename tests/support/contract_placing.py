@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from harness import Harness, call
 
 from perdure.errors import UsageError
-from perdure.testing.harness import Harness, call
 
 
 class PlacingContract:

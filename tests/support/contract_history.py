@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from harness import Harness, call
 
 from perdure.errors import NotFound, UsageError
-from perdure.testing.harness import Harness, call
 from perdure.threads.models import Change, Checkpoint
 
 
