@@ -62,10 +62,10 @@ class _Snapshot:
 class AutoState(MutableMapping[str, Any]):
     """The state of an autosave: a mapping that is changed freely. Its values are your own objects."""
 
-    def __init__(self, ctx: Context, line: Cursor, policy: Policy, note: str | None) -> None:
+    def __init__(self, ctx: Context, cursor: Cursor, policy: Policy, note: str | None) -> None:
         if not hasattr(policy, "due"):
             raise UsageError(f"autosave({policy!r}): expected a policy, such as perdure.autosave.every(5)")
-        self._ctx, self._line, self._policy, self._note = ctx, line, policy, check_note(note)
+        self._ctx, self._cursor, self._policy, self._note = ctx, cursor, policy, check_note(note)
         self._lock = threading.RLock()  # around every use of the state, and around encoding it
         self._data: dict[Any, Any] = {}
         self._is_open = False
@@ -87,14 +87,14 @@ class AutoState(MutableMapping[str, Any]):
                 "autosave in a durable function would save at other points each time it is replayed: keep its state in "
                 "perdure.state(), or use autosave inside a step"
             )
-        if any(state._line is self._line for state in _open_states()):
+        if any(state._cursor is self._cursor for state in _open_states()):
             raise UsageError(
-                f"this handle of thread {self._line.name!r} is in an autosave already, and the two would undo each "
+                f"this handle of thread {self._cursor.name!r} is in an autosave already, and the two would undo each "
                 "other's changes: use its state"
             )
         codec = self._ctx.codec
         try:
-            _, loaded, _ = yield from flows.load(self._ctx, self._line)
+            _, loaded, _ = yield from flows.load(self._ctx, self._cursor)
         except ThreadDeleted:
             raise
         except NotFound:
@@ -103,7 +103,7 @@ class AutoState(MutableMapping[str, Any]):
             self._data = decode(loaded.data, codec)
             if not isinstance(self._data, dict):
                 raise UsageError(
-                    f"the newest state of thread {self._line.name!r} is a {type(self._data).__name__}, and autosave "
+                    f"the newest state of thread {self._cursor.name!r} is a {type(self._data).__name__}, and autosave "
                     "keeps a mapping: use save(), or another thread"
                 )
             self._newest.digest = _digest(loaded.data)
@@ -205,9 +205,9 @@ class AutoState(MutableMapping[str, Any]):
         durable, is_loose = self._durable, self._loose is not None
         since = durable.later if durable.later is not None else self._loose_at if is_loose else None
         if since is None:
-            return Unsaved(self._line.name, 0, 0.0)
+            return Unsaved(self._cursor.name, 0, 0.0)
         seconds = max(0.0, self._ctx.ticks() - since)
-        return Unsaved(self._line.name, self._total - durable.upto + is_loose, seconds)
+        return Unsaved(self._cursor.name, self._total - durable.upto + is_loose, seconds)
 
     # --- noticing changes; with the lock
 
@@ -234,7 +234,7 @@ class AutoState(MutableMapping[str, Any]):
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise UsageError(f"this autosave of thread {self._line.name!r} has ended: changes would not be saved")
+            raise UsageError(f"this autosave of thread {self._cursor.name!r} has ended: changes would not be saved")
 
     def _count(self, count: int) -> None:
         """Count changes, and save if the policy says so."""
@@ -279,7 +279,7 @@ class AutoState(MutableMapping[str, Any]):
         self._retry, self._saved_at = False, self._ctx.ticks()
 
     def _write(self, snapshot: _Snapshot) -> Flow[None]:
-        yield from flows.save(self._ctx, self._line, snapshot.text, note=self._note)
+        yield from flows.save(self._ctx, self._cursor, snapshot.text, note=self._note)
         snapshot.text = b""
         self._durable = snapshot
 
@@ -300,7 +300,7 @@ class AutoState(MutableMapping[str, Any]):
         """The last save, if there is anything to save; what is changed from now on is refused. Returns what failed."""
         with self._lock:
             if self._error is not None:
-                _log_failure(self._line.name, self._error, "an autosave failed; the state is saved again")
+                _log_failure(self._cursor.name, self._error, "an autosave failed; the state is saved again")
                 self._error = None
             try:
                 if self._newest.digest or self._data:
@@ -403,7 +403,7 @@ class Autosave:
         """Raise what went wrong with the last save; if the body raised, only note it on that error."""
         if problem is None:
             return
-        name = self._state._line.name
+        name = self._state._cursor.name
         _log_failure(name, problem, "the last autosave failed")
         if error is None:
             raise problem

@@ -85,7 +85,7 @@ class Context:
 class Cursor:
     """A handle's place on a thread. Shared by all users of the handle, in any thread of the process.
 
-    `cursor` is what the handle last loaded or saved: what its next save follows. If another writer has moved the
+    `record` is what the handle last loaded or saved: what its next save follows. If another writer has moved the
     head since, that save becomes a branch. Saves of the same handle at the same time (`own`) are no race.
     """
 
@@ -93,11 +93,11 @@ class Cursor:
     merge: Mapping[str, Any] | None = None
     thread: int | None = None
     tree: int = 0
-    cursor: int | None = None
+    record: int | None = None
     found_nothing: bool = False  # it looked, and the thread had no checkpoint: its first save follows nothing
     own: deque[int] = field(default_factory=lambda: deque(maxlen=1024))
     on_branch: bool = False  # its saves do not move the head: a warning is logged once
-    lost_head: int | None = None  # a head whose record is gone: a load found that, and returned `cursor` instead
+    lost_head: int | None = None  # a head whose record is gone: a load found that, and returned `record` instead
 
     def disown(self, record: int) -> None:
         """An id that was drawn but not used. It may belong to another writer: then that is a race."""

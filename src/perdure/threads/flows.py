@@ -60,29 +60,29 @@ ATTEMPTS = 64  # another writer succeeds each time one of these fails
 _FALLBACK_PAGE = 64
 
 
-def tenant_of(ctx: Context, line: Cursor) -> Flow[int]:
+def tenant_of(ctx: Context, cursor: Cursor) -> Flow[int]:
     """The tenant's number, for an operation that only makes sense on a thread that exists."""
     tenant = yield from ctx.tenant()
     if tenant is None:
-        line.found_nothing = True
+        cursor.found_nothing = True
         raise NotFound(
-            f"thread {line.name!r} has no checkpoint: nothing was ever saved in {ctx.driver!r} "
+            f"thread {cursor.name!r} has no checkpoint: nothing was ever saved in {ctx.driver!r} "
             f"for tenant {ctx.tenant_name!r}; check the path, or save() first"
         )
     return tenant
 
 
-def locate(ctx: Context, line: Cursor) -> Flow[tuple[int, ThreadRow]]:
+def locate(ctx: Context, cursor: Cursor) -> Flow[tuple[int, ThreadRow]]:
     """The tenant's number and the thread's row. Raises NotFound, ThreadDeleted."""
-    tenant = yield from tenant_of(ctx, line)
+    tenant = yield from tenant_of(ctx, cursor)
     try:
-        row = yield from read(partial(find_thread, tenant, line.name, line.thread))
+        row = yield from read(partial(find_thread, tenant, cursor.name, cursor.thread))
         if row.head is None:
-            raise no_thread(line.name)
+            raise no_thread(cursor.name)
     except NotFound:
-        line.found_nothing = line.thread is None
+        cursor.found_nothing = cursor.thread is None
         raise
-    line.resolve(row.thread, row.tree)
+    cursor.resolve(row.thread, row.tree)
     return tenant, row
 
 
@@ -92,7 +92,7 @@ def locate(ctx: Context, line: Cursor) -> Flow[tuple[int, ThreadRow]]:
 @meters.operation("save")
 def save(
     ctx: Context,
-    line: Cursor,
+    cursor: Cursor,
     text: bytes,
     *,
     kind: str = "state",
@@ -107,9 +107,9 @@ def save(
     `base` names what the difference is made against, where that is not the parent.
     """
     if len(text) > ctx.warn_bytes:
-        warn_if_large(ctx, line.name, text)
+        warn_if_large(ctx, cursor.name, text)
     tenant = yield from ctx.ensure_tenant()
-    follows = yield from _follows(line, tenant, parent or expect or line.cursor)
+    follows = yield from _follows(cursor, tenant, parent or expect or cursor.record)
     anchor = base or follows
     stored = orjson.dumps(metadata).decode() if metadata else None
     salt = ctx.entropy(SALT_BYTES)
@@ -117,95 +117,95 @@ def save(
     after = max(follows or 0, anchor or 0)
     for _ in range(ATTEMPTS):
         if draft is None:
-            found = yield from _base(ctx, line, tenant, anchor)
-            branching = found is not None and (parent is not None or found.record.thread != line.thread)
+            found = yield from _base(ctx, cursor, tenant, anchor)
+            branching = found is not None and (parent is not None or found.record.thread != cursor.thread)
             draft = prepare(text, found, salt, kind=kind, note=note, metadata=stored, branching=branching)
         at = ctx.clock_us()
         record = ctx.new_record_id(at, after)
-        line.own.append(record)
+        cursor.own.append(record)
         try:
-            done = yield from _append(line, draft, place_of(line, tenant, parent, expect), record, at, follows)
+            done = yield from _append(cursor, draft, place_of(cursor, tenant, parent, expect), record, at, follows)
         except ConstraintFailed as error:
             if error.kind != "unique":
                 raise  # damage, or a defect of ours: saving again would not help, and would hide it
-            line.disown(record)
+            cursor.disown(record)
             continue  # the id is taken: one chance in a million
         if done.record is not None:
-            advance_cursor(ctx, line, tenant, draft, done, done.record, asked=parent is not None)
+            advance_cursor(ctx, cursor, tenant, draft, done, done.record, asked=parent is not None)
             return done.record, done.on_head
-        line.disown(record)
+        cursor.disown(record)
         if done.after:  # its parent is newer than its id, or the id is taken
             after = done.after
         else:  # the base was moved by a prune
             ctx.cache.drop((tenant, done.tree, anchor or 0))
             draft = None
-    raise Conflict(f"thread {line.name!r} is being rearranged without pause: nothing was written; save again")
+    raise Conflict(f"thread {cursor.name!r} is being rearranged without pause: nothing was written; save again")
 
 
-def _follows(line: Cursor, tenant: int, stands_on: int | None) -> Flow[int | None]:
+def _follows(cursor: Cursor, tenant: int, stands_on: int | None) -> Flow[int | None]:
     """What a save follows: the checkpoint that the handle last loaded or saved; if there is none, the head."""
-    if line.thread is not None and stands_on is not None:
+    if cursor.thread is not None and stands_on is not None:
         return stands_on
-    row = yield from read(partial(try_thread, tenant, line.name, line.thread))
+    row = yield from read(partial(try_thread, tenant, cursor.name, cursor.thread))
     if row is None:
         return stands_on
-    line.resolve(row.thread, row.tree)
-    return row.head if stands_on is None and not line.found_nothing else stands_on
+    cursor.resolve(row.thread, row.tree)
+    return row.head if stands_on is None and not cursor.found_nothing else stands_on
 
 
-def place_of(line: Cursor, tenant: int, parent: int | None, expect: int | None) -> Place:
+def place_of(cursor: Cursor, tenant: int, parent: int | None, expect: int | None) -> Place:
     return Place(
         tenant,
-        line.name,
-        line.thread,
-        line.merge,
+        cursor.name,
+        cursor.thread,
+        cursor.merge,
         parent,
         expect,
-        line.cursor,
-        line.own,
-        line.lost_head,
-        line.found_nothing,
+        cursor.record,
+        cursor.own,
+        cursor.lost_head,
+        cursor.found_nothing,
     )
 
 
 def advance_cursor(
-    ctx: Context, line: Cursor, tenant: int, draft: Draft, done: Appended, record: Record, *, asked: bool
+    ctx: Context, cursor: Cursor, tenant: int, draft: Draft, done: Appended, record: Record, *, asked: bool
 ) -> None:
     """Move the cursor to a new record, and cache what the next save builds on. `asked`: the caller gave the parent."""
     if (sink := meters.sink) is not None:
         record_size(ctx, draft, sink)
-    line.resolve(done.thread, done.tree)
-    line.merge = None
+    cursor.resolve(done.thread, done.tree)
+    cursor.merge = None
     if stored_as_drafted(draft, record):
         before = draft.base.record.id if draft.base is not None else None
         ctx.cache.put(
             (tenant, done.tree, record.id),
             base_after(draft, record, done.generation),
-            instead_of=(tenant, done.tree, before) if before is not None and before == line.cursor else None,
+            instead_of=(tenant, done.tree, before) if before is not None and before == cursor.record else None,
         )
     if not done.on_head:  # from here on the handle follows its branch: the head is no longer its own
-        line.own.clear()
-        line.own.append(record.id)
-        if not asked and not line.on_branch:
+        cursor.own.clear()
+        cursor.own.append(record.id)
+        if not asked and not cursor.on_branch:
             _log.warning(
                 "thread %r: another writer has saved since this handle loaded it, so that its saves are a branch from "
                 "here on (is_head is False): load() takes the handle back to the head, and expect= refuses such a "
                 "save; see docs/how-to/two-writers.md",
-                line.name,
-                extra=event("thread.branched", thread=line.name),
+                cursor.name,
+                extra=event("thread.branched", thread=cursor.name),
             )
-        line.on_branch = True
-    line.cursor, line.found_nothing = record.id, False
+        cursor.on_branch = True
+    cursor.record, cursor.found_nothing = record.id, False
 
 
-def _base(ctx: Context, line: Cursor, tenant: int, anchor: int | None) -> Flow[Base | None]:
+def _base(ctx: Context, cursor: Cursor, tenant: int, anchor: int | None) -> Flow[Base | None]:
     """What to make the difference against, from the cache or the store. None: nothing that can be read."""
-    if anchor is None or line.thread is None:
+    if anchor is None or cursor.thread is None:
         return None
-    if (cached := ctx.cache.get((tenant, line.tree, anchor))) is not None:
+    if (cached := ctx.cache.get((tenant, cursor.tree, anchor))) is not None:
         return cached
     try:
-        row, loaded = yield from read(partial(read_thread_state, tenant, line.name, line.thread, anchor))
+        row, loaded = yield from read(partial(read_thread_state, tenant, cursor.name, cursor.thread, anchor))
     except Damaged:
         return None  # the new record will carry its full text
     if loaded is None:
@@ -219,14 +219,14 @@ def base_of(loaded: Loaded, generation: int) -> Base:
     return Base(loaded.record, loaded.data, loaded.digests, Dictionary(key), len(key), generation)
 
 
-def _append(line: Cursor, draft: Draft, place: Place, record: int, at: int, follows: int | None) -> Flow[Appended]:
+def _append(cursor: Cursor, draft: Draft, place: Place, record: int, at: int, follows: int | None) -> Flow[Appended]:
     """The short path where it applies, else the careful one."""
     base = draft.base
     quick: Callable[[], Program[bool]] | None = None
     sealed: Record | None = None
-    expected = place.expect in (None, follows) and not line.merge  # what the short path does not look at
-    if expected and base is not None and base.record.id == follows and line.thread is not None:
-        sealed = seal(draft, line.thread, line.tree, record, at, base.record)
+    expected = place.expect in (None, follows) and not cursor.merge  # what the short path does not look at
+    if expected and base is not None and base.record.id == follows and cursor.thread is not None:
+        sealed = seal(draft, cursor.thread, cursor.tree, record, at, base.record)
         quick = partial(append_to_head, draft, base, place.tenant, sealed)
     done = yield from commit(record, quick, partial(append, draft, place, record, at))
     if done is not None:
@@ -269,19 +269,19 @@ def commit(
 
 def update(
     ctx: Context,
-    line: Cursor,
+    cursor: Cursor,
     merge: Callable[[Any], bytes],
     note: str | None,
     metadata: Mapping[str, Any] | None,
 ) -> Flow[tuple[Record, bool]]:
     """Change the newest state: load, merge, save if the head has not moved since, else start again."""
     for _ in range(ATTEMPTS):
-        row, loaded, _ = yield from load(ctx, line)
+        row, loaded, _ = yield from load(ctx, cursor)
         try:
             return (
                 yield from save(
                     ctx,
-                    line,
+                    cursor,
                     merge(loaded.data),
                     kind="update",
                     note=note,
@@ -291,15 +291,17 @@ def update(
             )
         except Conflict:
             continue
-    raise Conflict(f"thread {line.name!r} is saved to without pause: nothing was written; update it again")
+    raise Conflict(f"thread {cursor.name!r} is saved to without pause: nothing was written; update it again")
 
 
 def fork(
-    ctx: Context, line: Cursor, at: int | None, name: str, metadata: Mapping[str, Any]
+    ctx: Context, cursor: Cursor, at: int | None, name: str, metadata: Mapping[str, Any]
 ) -> Flow[tuple[int, int, int]]:
     """A new thread that shares this one's records up to a checkpoint. Its number, its tree, its head."""
-    tenant, _ = yield from locate(ctx, line)
-    made = yield from write(partial(_fork, tenant, line.name, line.thread, at, name, dict(metadata), ctx.clock_us()))
+    tenant, _ = yield from locate(ctx, cursor)
+    made = yield from write(
+        partial(_fork, tenant, cursor.name, cursor.thread, at, name, dict(metadata), ctx.clock_us())
+    )
     return made
 
 
@@ -335,12 +337,12 @@ def _fork(
     return made.thread, made.tree, record.id
 
 
-def annotate(ctx: Context, line: Cursor, metadata: Mapping[str, Any]) -> Flow[None]:
+def annotate(ctx: Context, cursor: Cursor, metadata: Mapping[str, Any]) -> Flow[None]:
     """Merge into the thread's metadata; None removes a key."""
-    tenant, _ = yield from locate(ctx, line)
+    tenant, _ = yield from locate(ctx, cursor)
 
     def program() -> Program[None]:
-        row = yield from find_thread(tenant, line.name, line.thread, lock=True)
+        row = yield from find_thread(tenant, cursor.name, cursor.thread, lock=True)
         yield from merge_metadata(tenant, row, metadata)
 
     yield from write(program)
@@ -349,41 +351,41 @@ def annotate(ctx: Context, line: Cursor, metadata: Mapping[str, Any]) -> Flow[No
 # --- reading
 
 
-def gone(line: Cursor, record: int) -> NotFound:
-    return NotFound(f"thread {line.name!r} has no checkpoint {show_id(record)} (pruned, or of another thread)")
+def gone(cursor: Cursor, record: int) -> NotFound:
+    return NotFound(f"thread {cursor.name!r} has no checkpoint {show_id(record)} (pruned, or of another thread)")
 
 
 @meters.operation("load")
 def load(
-    ctx: Context, line: Cursor, at: int | None = None, *, strict: bool = False, look: bool = False
+    ctx: Context, cursor: Cursor, at: int | None = None, *, strict: bool = False, look: bool = False
 ) -> Flow[tuple[ThreadRow, Loaded, tuple[str, ...]]]:
     """A checked state: the head's, or another checkpoint's. If it is damaged, that of the newest valid ancestor,
     with the ids that had to be skipped; `strict` raises instead. `look`: the handle stays where it stands."""
-    tenant = yield from tenant_of(ctx, line)
+    tenant = yield from tenant_of(ctx, cursor)
     skipped: tuple[str, ...] = ()
     try:
-        row, loaded = yield from read(partial(read_thread_state, tenant, line.name, line.thread, at))
+        row, loaded = yield from read(partial(read_thread_state, tenant, cursor.name, cursor.thread, at))
         if loaded is None:
-            raise gone(line, at or 0)
+            raise gone(cursor, at or 0)
     except NotFound:
         # Another handle may make the thread meanwhile; this one's first save must not pass for its successor.
-        line.found_nothing = line.thread is None
+        cursor.found_nothing = cursor.thread is None
         raise
     except Damaged as damage:
         if strict:
             raise
-        tenant, row = yield from locate(ctx, line)
-        loaded, skipped = yield from _fall_back(line, tenant, row, at, damage)
+        tenant, row = yield from locate(ctx, cursor)
+        loaded, skipped = yield from _fall_back(cursor, tenant, row, at, damage)
         # What is in memory may be fine, but nothing must be built on what cannot be read back.
         for damaged in (row.head or 0, *map(parse_id, skipped)):
             ctx.cache.drop((tenant, row.tree, damaged))
-    line.resolve(row.thread, row.tree)
+    cursor.resolve(row.thread, row.tree)
     if at is None and not look:
         # Also when an ancestor had to stand in: the next save follows the head, damaged or not.
-        line.cursor, line.lost_head, line.found_nothing, line.on_branch = row.head, None, False, False
+        cursor.record, cursor.lost_head, cursor.found_nothing, cursor.on_branch = row.head, None, False, False
         if skipped and not (yield from read(partial(read_live, tenant, row.tree, row.head or 0))):
             # There is no row to follow: the next save follows what stands in, and becomes the head.
-            line.cursor, line.lost_head = loaded.record.id, row.head
+            cursor.record, cursor.lost_head = loaded.record.id, row.head
         key = (tenant, row.tree, loaded.record.id)
         cached = ctx.cache.get(key)
         # What is there already has digests and a stream to continue: keep it if the record is still stored that way.
@@ -395,7 +397,7 @@ def load(
 
 
 def _fall_back(
-    line: Cursor, tenant: int, row: ThreadRow, at: int | None, damage: Damaged
+    cursor: Cursor, tenant: int, row: ThreadRow, at: int | None, damage: Damaged
 ) -> Flow[tuple[Loaded, tuple[str, ...]]]:
     """The newest checkpoint before a damaged one that can be read: along its parents, or, where these pointers are
     damaged too, among all that the thread wrote, and before its fork."""
@@ -418,10 +420,10 @@ def _fall_back(
                     skipped.update(dict.fromkeys(error.checkpoints or (show_id(candidate),)))
                     continue
                 if loaded is not None:
-                    warn_skipped(line.name, skipped, show_id(candidate))
+                    warn_skipped(cursor.name, skipped, show_id(candidate))
                     return loaded, tuple(skipped)
     raise Damaged(
-        f"thread {line.name!r}: none of its {len(tried)} checkpoints is valid; run `perdure store verify`",
+        f"thread {cursor.name!r}: none of its {len(tried)} checkpoints is valid; run `perdure store verify`",
         checkpoints=tuple(skipped),
     ) from damage
 
@@ -440,10 +442,10 @@ def _older(tenant: int, row: ThreadRow, start: int, along: bool) -> Flow[tuple[l
     return ids, following
 
 
-def newest(ctx: Context, line: Cursor) -> Flow[tuple[int | None, list[Record]]]:
+def newest(ctx: Context, cursor: Cursor) -> Flow[tuple[int | None, list[Record]]]:
     """The head and its record; neither while nothing was saved."""
     try:
-        return (yield from history(ctx, line, None, 1))
+        return (yield from history(ctx, cursor, None, 1))
     except ThreadDeleted:
         raise
     except NotFound:
@@ -451,26 +453,26 @@ def newest(ctx: Context, line: Cursor) -> Flow[tuple[int | None, list[Record]]]:
 
 
 def history(
-    ctx: Context, line: Cursor, start: int | None, limit: int, *, first_page: bool = True
+    ctx: Context, cursor: Cursor, start: int | None, limit: int, *, first_page: bool = True
 ) -> Flow[tuple[int | None, list[Record]]]:
     """A page of the line that ends in a record (default: the head), newest first; and the head.
 
     A later page may be empty: the line may end there, or have been pruned up to there."""
-    tenant, row = yield from locate(ctx, line)
+    tenant, row = yield from locate(ctx, cursor)
     first = row.head if start is None else start
     if first is None:
         return row.head, []
     records = yield from read(partial(read_line, tenant, row.tree, first, limit))
     if start is not None and first_page and (not records or records[0].id != start):
-        raise gone(line, start)
+        raise gone(cursor, start)
     if not records and start is None:  # not "nothing was saved": the thread knows its head
         head = show_id(first)
-        raise Damaged(f"the head of thread {line.name!r} ({head}) is missing", checkpoints=(head,))
+        raise Damaged(f"the head of thread {cursor.name!r} ({head}) is missing", checkpoints=(head,))
     return row.head, records
 
 
-def tips(ctx: Context, line: Cursor) -> Flow[tuple[int | None, list[Record]]]:
+def tips(ctx: Context, cursor: Cursor) -> Flow[tuple[int | None, list[Record]]]:
     """The ends of all branches of a thread, newest first; and the head."""
-    tenant, row = yield from locate(ctx, line)
+    tenant, row = yield from locate(ctx, cursor)
     records = yield from read(partial(read_tips, tenant, row.tree, row.thread))
     return row.head, records

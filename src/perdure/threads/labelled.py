@@ -45,12 +45,12 @@ class Beside(NamedTuple):
 
 def read_spaces(thread: Thread) -> list[Space]:
     """The namespaces of a thread that hold a checkpoint, by name; "" is its own line, with its head."""
-    return thread._run(_spaces(thread._context, thread._line))
+    return thread._run(_spaces(thread._context, thread._cursor))
 
 
 def read_named(thread: Thread, id_: str) -> str | None:
     """The checkpoint, in Perdure's sense, that a caller has named `id_`, in whatever namespace, or None."""
-    return thread._run(_named(thread._context, thread._line, pack_id(id_)))
+    return thread._run(_named(thread._context, thread._cursor, pack_id(id_)))
 
 
 def _named(ctx: Context, line: Cursor, id_: bytes) -> Flow[str | None]:
@@ -61,7 +61,7 @@ def _named(ctx: Context, line: Cursor, id_: bytes) -> Flow[str | None]:
 
 def read_beside(thread: Thread, checkpoint: Checkpoint, id_: str) -> Beside:
     """What stands beside a checkpoint whose caller named it `id_`."""
-    return thread._run(_beside(thread._context, thread._line, parse_id(checkpoint.id), pack_id(id_)))
+    return thread._run(_beside(thread._context, thread._cursor, parse_id(checkpoint.id), pack_id(id_)))
 
 
 def _spaces(ctx: Context, line: Cursor) -> Flow[list[Space]]:

@@ -201,63 +201,63 @@ class Keeping:
     """The part of a thread's handle that says what stays."""
 
     _context: Context
-    _line: Cursor
+    _cursor: Cursor
 
     def pin(self, checkpoint: Checkpoint | str | None = None, *, name: str) -> Pin:
         """Keep a checkpoint (default: the head) whatever retention says, until `unpin(name)`. A thread with a pin does
         not expire, and is deleted only with `force=True`. Erasing removes it all the same."""
-        return self._run(pin(self._context, self._line, checkpoint_id(checkpoint), check_name(name, "pin")))
+        return self._run(pin(self._context, self._cursor, checkpoint_id(checkpoint), check_name(name, "pin")))
 
     async def apin(self, checkpoint: Checkpoint | str | None = None, *, name: str) -> Pin:
         """`pin`, awaited."""
-        return await self._arun(pin(self._context, self._line, checkpoint_id(checkpoint), check_name(name, "pin")))
+        return await self._arun(pin(self._context, self._cursor, checkpoint_id(checkpoint), check_name(name, "pin")))
 
     def unpin(self, name: str) -> None:
         """Take a pin back. Raises NotFound."""
-        self._run(unpin(self._context, self._line, check_name(name, "pin")))
+        self._run(unpin(self._context, self._cursor, check_name(name, "pin")))
 
     async def aunpin(self, name: str) -> None:
         """`unpin`, awaited."""
-        await self._arun(unpin(self._context, self._line, check_name(name, "pin")))
+        await self._arun(unpin(self._context, self._cursor, check_name(name, "pin")))
 
     def pins(self) -> list[Pin]:
         """The thread's pins, oldest first."""
-        return self._run(list_pins(self._context, self._line))
+        return self._run(list_pins(self._context, self._cursor))
 
     async def apins(self) -> list[Pin]:
         """`pins`, awaited."""
-        return await self._arun(list_pins(self._context, self._line))
+        return await self._arun(list_pins(self._context, self._cursor))
 
     def set_retention(
         self, *, ttl: Ttl | Literal["inherit"] = "inherit", keep_last: int | Literal["inherit"] | None = "inherit"
     ) -> Retention:
         """How long this thread stays, and how many of its newest checkpoints. `ttl` is seconds or a timedelta; None is
         for good, whatever the store says; "inherit" is as the store says. Acted on by `store.ops.compact()`."""
-        return self._run(set_retention(self._context, self._line, fields_from(ttl, keep_last)))
+        return self._run(set_retention(self._context, self._cursor, fields_from(ttl, keep_last)))
 
     async def aset_retention(
         self, *, ttl: Ttl | Literal["inherit"] = "inherit", keep_last: int | Literal["inherit"] | None = "inherit"
     ) -> Retention:
         """`set_retention`, awaited."""
-        return await self._arun(set_retention(self._context, self._line, fields_from(ttl, keep_last)))
+        return await self._arun(set_retention(self._context, self._cursor, fields_from(ttl, keep_last)))
 
     def retention(self) -> Retention:
         """What holds for this thread: its own fields, and the store's for the rest."""
-        return self._run(retention(self._context, self._line))
+        return self._run(retention(self._context, self._cursor))
 
     async def aretention(self) -> Retention:
         """`retention`, awaited."""
-        return await self._arun(retention(self._context, self._line))
+        return await self._arun(retention(self._context, self._cursor))
 
     def erase(self, checkpoint: Checkpoint | str, *, full: bool = False) -> Erased:
         """Erase one checkpoint for good, in all threads that share it: its state, note and metadata. Its hash stays,
         so that what follows can be checked. Beats pins. SQLite rewrites the file for it; `full` makes PostgreSQL
         rewrite its tables. `store.ops.erase` erases a whole thread."""
-        return self._run(erase_checkpoint(self._context, self._line, _required(checkpoint), full))
+        return self._run(erase_checkpoint(self._context, self._cursor, _required(checkpoint), full))
 
     async def aerase(self, checkpoint: Checkpoint | str, *, full: bool = False) -> Erased:
         """`erase`, awaited."""
-        return await self._arun(erase_checkpoint(self._context, self._line, _required(checkpoint), full))
+        return await self._arun(erase_checkpoint(self._context, self._cursor, _required(checkpoint), full))
 
     def _run(self, flow: Flow[T]) -> T:
         return drive(self._context.driver, flow)

@@ -22,34 +22,34 @@ from perdure.threads.context import Context, Cursor
 from perdure.threads.flows import ATTEMPTS, base_of, commit, gone, locate, save
 
 
-def rollback(ctx: Context, line: Cursor, to: int, note: str | None) -> Flow[tuple[Record, bool]]:
+def rollback(ctx: Context, cursor: Cursor, to: int, note: str | None) -> Flow[tuple[Record, bool]]:
     """A new head that equals an old checkpoint. Its difference to that checkpoint is next to nothing."""
-    tenant, _ = yield from locate(ctx, line)
+    tenant, _ = yield from locate(ctx, cursor)
     reason = note or f"rolled back to {show_id(to)}"
     for _ in range(ATTEMPTS):
-        row, loaded = yield from read(partial(read_thread_state, tenant, line.name, line.thread, to))
+        row, loaded = yield from read(partial(read_thread_state, tenant, cursor.name, cursor.thread, to))
         if loaded is None:
-            raise gone(line, to)
+            raise gone(cursor, to)
         if row.head is not None and not (yield from read(partial(read_live, tenant, row.tree, row.head))):
-            line.cursor, line.lost_head = to, row.head  # nothing to follow: this is how to mend it
+            cursor.record, cursor.lost_head = to, row.head  # nothing to follow: this is how to mend it
         if loaded.record.kind == LABELLED_KIND:
-            made = yield from _put_again(ctx, line, tenant, loaded, row.generation, reason)
+            made = yield from _put_again(ctx, cursor, tenant, loaded, row.generation, reason)
             if made is not None:
                 return made
             continue
         try:
-            return (yield from save(ctx, line, loaded.data, kind="rollback", note=reason, expect=row.head, base=to))
+            return (yield from save(ctx, cursor, loaded.data, kind="rollback", note=reason, expect=row.head, base=to))
         except Conflict:
             continue
-    raise Conflict(f"thread {line.name!r} is saved to without pause: nothing was written; roll back again")
+    raise Conflict(f"thread {cursor.name!r} is saved to without pause: nothing was written; roll back again")
 
 
 def _put_again(
-    ctx: Context, line: Cursor, tenant: int, loaded: Loaded, generation: int, note: str
+    ctx: Context, cursor: Cursor, tenant: int, loaded: Loaded, generation: int, note: str
 ) -> Flow[tuple[Record, bool] | None]:
     """The same checkpoint under a new id, and whether it is the head. None: the base has moved, or the id is taken."""
-    assert line.thread is not None
-    greatest = yield from read(partial(greatest_label, tenant, line.thread, MAIN))
+    assert cursor.thread is not None
+    greatest = yield from read(partial(greatest_label, tenant, cursor.thread, MAIN))
     at = ctx.clock_us()
     new = new_label_id(at, ctx.entropy(8), greatest.id if greatest is not None else b"")
     text, old = renamed(loaded.data, new)
@@ -63,7 +63,7 @@ def _put_again(
         branching=True,
     )
     record = ctx.new_record_id(at, loaded.record.id)
-    place = Place(tenant, line.name, line.thread)
+    place = Place(tenant, cursor.name, cursor.thread)
     mark = Mark("", new, old, None)
     try:
         done = yield from commit(record, None, partial(append, draft, place, record, at, mark))
@@ -73,7 +73,7 @@ def _put_again(
         return None
     if done is None or done.record is None:
         return None
-    line.cursor, line.found_nothing = done.record.id, False
-    line.own.clear()
-    line.own.append(done.record.id)
+    cursor.record, cursor.found_nothing = done.record.id, False
+    cursor.own.clear()
+    cursor.own.append(done.record.id)
     return done.record, done.on_head

@@ -132,7 +132,7 @@ class ThreadStore:
         theirs, ours = thread._context, self._context
         if theirs.driver is not ours.driver or theirs.tenant_name != ours.tenant_name:
             raise UsageError("this thread belongs to another store or tenant: use that one, or give the thread's name")
-        return thread.name, thread._line.thread
+        return thread.name, thread._cursor.thread
 
     def _delete(self, thread: Thread | str, force: bool, progress: Progress | None) -> Flow[Pruned]:
         name, number = self._named(thread)

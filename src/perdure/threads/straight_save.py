@@ -24,7 +24,7 @@ _ONE = (1,)
 
 def straight_save(ctx: Context, cursor: Cursor, text: bytes, note: str | None) -> tuple[Record, bool] | None:
     """Append a state to the head. Its record, and whether that is the head; None: it was not done."""
-    tenant, parent, thread, tree = ctx.known_tenant, cursor.cursor, cursor.thread, cursor.tree
+    tenant, parent, thread, tree = ctx.known_tenant, cursor.record, cursor.thread, cursor.tree
     if tenant is None or parent is None or thread is None or cursor.merge or cursor.on_branch:
         return None
     if len(text) > ctx.warn_bytes or meters.sink is not None:
@@ -53,6 +53,6 @@ def straight_save(ctx: Context, cursor: Cursor, text: bytes, note: str | None) -
     if not written:
         cursor.disown(record)
         return None
-    cursor.cursor = record
+    cursor.record = record
     ctx.cache.put((tenant, tree, record), base_after(draft, sealed, base.generation), instead_of=(tenant, tree, parent))
     return sealed, True

@@ -40,13 +40,13 @@ _PAGE = 100
 class Thread(Keeping):
     """A named line of work. Get one with `store.thread(name)`."""
 
-    def __init__(self, context: Context, line: Cursor) -> None:
+    def __init__(self, context: Context, cursor: Cursor) -> None:
         self._context = context
-        self._line = line
+        self._cursor = cursor
 
     @property
     def name(self) -> str:
-        return self._line.name
+        return self._cursor.name
 
     def __repr__(self) -> str:
         return f"<Thread {self.name!r} of tenant {self._context.tenant_name!r}>"
@@ -73,7 +73,7 @@ class Thread(Keeping):
             return self._checkpoint(record, is_head=on_head)
         text = encode(state, self._context.codec)
         if metadata is None and parent is None and expect is None:
-            done = straight_save(self._context, self._line, text, note and check_note(note))
+            done = straight_save(self._context, self._cursor, text, note and check_note(note))
             if done is not None:
                 return self._checkpoint(done[0], is_head=done[1])
         return self._run(self._save(text, note, metadata, parent, expect))
@@ -150,13 +150,13 @@ class Thread(Keeping):
         """
         from perdure.threads.autosave import Autosave, AutoState
 
-        return Autosave(AutoState(self._context, self._line, policy, note), initial, background)
+        return Autosave(AutoState(self._context, self._cursor, policy, note), initial, background)
 
     def line(self, namespace: str = "") -> Line:
         """A line of checkpoints whose ids the caller gives: what adapters of other frameworks are built on."""
         from perdure.threads.lines import Line
 
-        return Line(self._context, self.name, self._line.merge, namespace)
+        return Line(self._context, self.name, self._cursor.merge, namespace)
 
     # --- read
 
@@ -289,7 +289,7 @@ class Thread(Keeping):
     ) -> Flow[Checkpoint]:
         record, on_head = yield from flows.save(
             self._context,
-            self._line,
+            self._cursor,
             text,
             note=check_note(note),
             metadata=check_metadata(metadata),
@@ -310,7 +310,7 @@ class Thread(Keeping):
         text, about = encode(state, self._context.codec), check_metadata(metadata)
         at = (_id(parent), _id(expect))
         wanted = encode([check_note(note), about, *at], self._context.codec) + text
-        return Save(self._context, self._line, wanted, text, note=note, metadata=about, parent=at[0], expect=at[1])
+        return Save(self._context, self._cursor, wanted, text, note=note, metadata=about, parent=at[0], expect=at[1])
 
     def _journaled_update(
         self,
@@ -326,7 +326,7 @@ class Thread(Keeping):
         def merge(data: Any) -> bytes:
             return encode(merged(decode(data, codec), kept, paths), codec)
 
-        return Save(self._context, self._line, wanted, merge=merge, note=note, metadata=about)
+        return Save(self._context, self._cursor, wanted, merge=merge, note=note, metadata=about)
 
     def _update(
         self,
@@ -339,7 +339,7 @@ class Thread(Keeping):
         paths = check_paths(remove)
         record, on_head = yield from flows.update(
             self._context,
-            self._line,
+            self._cursor,
             lambda data: encode(merged(decode(data, codec), patch, paths), codec),
             check_note(note),
             check_metadata(metadata),
@@ -347,11 +347,11 @@ class Thread(Keeping):
         return self._checkpoint(record, is_head=on_head)
 
     def _rollback(self, to: Checkpoint | str, note: str | None) -> Flow[Checkpoint]:
-        record, on_head = yield from rollback(self._context, self._line, _required(to), check_note(note))
+        record, on_head = yield from rollback(self._context, self._cursor, _required(to), check_note(note))
         return self._checkpoint(record, is_head=on_head)
 
     def _load(self, at: Checkpoint | str | None, strict: bool, raw: bool) -> Flow[Checkpoint]:
-        row, loaded, skipped = yield from flows.load(self._context, self._line, _id(at), strict=strict)
+        row, loaded, skipped = yield from flows.load(self._context, self._cursor, _id(at), strict=strict)
         return Checkpoint(
             self.name,
             loaded.record,
@@ -362,18 +362,18 @@ class Thread(Keeping):
 
     def _head(self) -> Flow[Checkpoint | None]:
         if (yield from self._context.tenant()) is None:
-            self._line.found_nothing = self._line.thread is None
+            self._cursor.found_nothing = self._cursor.thread is None
             return None
-        head, records = yield from flows.newest(self._context, self._line)
+        head, records = yield from flows.newest(self._context, self._cursor)
         return self._checkpoint(records[0], is_head=records[0].id == head) if records else None
 
     def _branches(self) -> Flow[list[Checkpoint]]:
-        head, records = yield from flows.tips(self._context, self._line)
+        head, records = yield from flows.tips(self._context, self._cursor)
         return [self._checkpoint(record, is_head=record.id == head) for record in records]
 
     def _diff(self, before: Checkpoint | str, after: Checkpoint | str | None, raw: bool) -> Flow[list[Change]]:
-        _, old, _ = yield from flows.load(self._context, self._line, _required(before), strict=True)
-        _, new, _ = yield from flows.load(self._context, self._line, _id(after), strict=True, look=True)
+        _, old, _ = yield from flows.load(self._context, self._cursor, _required(before), strict=True)
+        _, new, _ = yield from flows.load(self._context, self._cursor, _id(after), strict=True, look=True)
         if old.data == new.data:
             return []
         codec = self._context.codec
@@ -386,36 +386,36 @@ class Thread(Keeping):
         from perdure.values.sizing import largest
 
         count = check_limit(n) or 0
-        _, loaded, _ = yield from flows.load(self._context, self._line, _id(at), look=True)
+        _, loaded, _ = yield from flows.load(self._context, self._cursor, _id(at), look=True)
         return largest(loaded.data, count)
 
     def _info(self) -> Flow[ThreadInfo]:
-        _, row = yield from flows.locate(self._context, self._line)
+        _, row = yield from flows.locate(self._context, self._cursor)
         return ThreadInfo.of(row)
 
     def _fork(self, at: Checkpoint | str | None, name: str, metadata: Mapping[str, Any] | None) -> Flow[Thread]:
         number, tree, head = yield from flows.fork(
-            self._context, self._line, _id(at), check_name(name), check_metadata(metadata) or {}
+            self._context, self._cursor, _id(at), check_name(name), check_metadata(metadata) or {}
         )
-        return Thread(self._context, Cursor(name, thread=number, tree=tree, cursor=head))
+        return Thread(self._context, Cursor(name, thread=number, tree=tree, record=head))
 
     def _annotate(self, metadata: Mapping[str, Any]) -> Flow[ThreadInfo]:
-        yield from flows.annotate(self._context, self._line, check_metadata(metadata) or {})
+        yield from flows.annotate(self._context, self._cursor, check_metadata(metadata) or {})
         return (yield from self._info())
 
     def _prune(self, keep: int, progress: Progress | None) -> Flow[Pruned]:
-        tenant, row = yield from flows.locate(self._context, self._line)
+        tenant, row = yield from flows.locate(self._context, self._cursor)
         done = yield from gc.prune(tenant, row.thread, row.name, check_keep(keep), progress)
         return Pruned(*done)
 
     def _verify(self, progress: Progress | None) -> Flow[Report]:
-        tenant, row = yield from flows.locate(self._context, self._line)
+        tenant, row = yield from flows.locate(self._context, self._cursor)
         from perdure.log import verify  # imported late: few programs verify
 
         return Report.of([(yield from verify.verify_tree(tenant, row.tree, progress))])
 
     def _checkpoint(self, record: Record, *, is_head: bool) -> Checkpoint:
-        return Checkpoint(self._line.name, record, is_head=is_head, fetch=self._fetch_state)
+        return Checkpoint(self._cursor.name, record, is_head=is_head, fetch=self._fetch_state)
 
     def _fetch_state(self, at: str) -> Any:
         return self.load(at, strict=True).state
@@ -435,7 +435,7 @@ class _Pages:
         thread = self._thread
         size = _PAGE if self._left is None else min(_PAGE, self._left)
         head, records = yield from flows.history(
-            thread._context, thread._line, self._next, size, first_page=self._first_page
+            thread._context, thread._cursor, self._next, size, first_page=self._first_page
         )
         self._first_page = False
         parent = records[-1].parent if records else None

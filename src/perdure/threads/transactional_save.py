@@ -34,7 +34,7 @@ class Saving(msgspec.Struct):
     """A state that is ready to be written."""
 
     ctx: Context
-    line: Cursor
+    cursor: Cursor
     tenant: int
     draft: Draft
     place: Place
@@ -63,29 +63,29 @@ class Saving(msgspec.Struct):
 
     def _sealed(self) -> Record | None:
         """The record for the short path, where it applies."""
-        line, base, place = self.line, self.draft.base, self.place
-        expected = place.parent is None and place.expect in (None, self.follows) and not line.merge
-        if not expected or base is None or base.record.id != self.follows or line.thread is None:
+        cursor, base, place = self.cursor, self.draft.base, self.place
+        expected = place.parent is None and place.expect in (None, self.follows) and not cursor.merge
+        if not expected or base is None or base.record.id != self.follows or cursor.thread is None:
             return None
-        return seal(self.draft, line.thread, line.tree, self.record, self.at, base.record)
+        return seal(self.draft, cursor.thread, cursor.tree, self.record, self.at, base.record)
 
     def settle(self) -> None:
         """It is committed: the handle stands on it now."""
         assert self.done is not None
         assert self.done.record is not None
         asked = self.place.parent is not None
-        flows.advance_cursor(self.ctx, self.line, self.tenant, self.draft, self.done, self.done.record, asked=asked)
+        flows.advance_cursor(self.ctx, self.cursor, self.tenant, self.draft, self.done, self.done.record, asked=asked)
 
     def drop(self, moved: Moved | None = None) -> None:
         """It was not written. What it was made against is not to be trusted any more if that has moved."""
-        self.line.disown(self.record)
+        self.cursor.disown(self.record)
         if moved is not None and not moved.after and self.follows is not None:
-            self.ctx.cache.drop((self.tenant, self.line.tree, self.follows))
+            self.ctx.cache.drop((self.tenant, self.cursor.tree, self.follows))
 
 
 def prepare_saving(
     ctx: Context,
-    line: Cursor,
+    cursor: Cursor,
     text: bytes,
     *,
     kind: str = "state",
@@ -97,24 +97,24 @@ def prepare_saving(
 ) -> Flow[Saving]:
     """Everything but the writing. `after`: an id that the new one must be greater than."""
     if len(text) > ctx.warn_bytes:
-        warn_if_large(ctx, line.name, text)
+        warn_if_large(ctx, cursor.name, text)
     tenant = yield from ctx.ensure_tenant()
-    follows = yield from flows._follows(line, tenant, parent or expect or line.cursor)
-    found = yield from flows._base(ctx, line, tenant, follows)
-    branching = found is not None and (parent is not None or found.record.thread != line.thread)
+    follows = yield from flows._follows(cursor, tenant, parent or expect or cursor.record)
+    found = yield from flows._base(ctx, cursor, tenant, follows)
+    branching = found is not None and (parent is not None or found.record.thread != cursor.thread)
     stored = orjson.dumps(metadata).decode() if metadata else None
     draft = prepare(text, found, ctx.entropy(SALT_BYTES), kind=kind, note=note, metadata=stored, branching=branching)
     at = ctx.clock_us()
     record = ctx.new_record_id(at, max(after, follows or 0))
-    line.own.append(record)
-    return Saving(ctx, line, tenant, draft, flows.place_of(line, tenant, parent, expect), record, at, follows)
+    cursor.own.append(record)
+    return Saving(ctx, cursor, tenant, draft, flows.place_of(cursor, tenant, parent, expect), record, at, follows)
 
 
 class Save(msgspec.Struct, frozen=True):
     """A save or an update, as a thread's handle was asked for it."""
 
     ctx: Context
-    line: Cursor
+    cursor: Cursor
     wanted: bytes  # what was passed, as text
     text: bytes | None = None
     merge: Callable[[Any], bytes] | None = None  # an update: the text from what is there

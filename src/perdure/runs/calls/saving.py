@@ -66,12 +66,12 @@ def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, b
     scope.check()
     execution = scope.execution
     yield from check_deadline(scope, path)
-    wanted = digest(save.line.name.encode() + b"\0" + save.wanted)
+    wanted = digest(save.cursor.name.encode() + b"\0" + save.wanted)
     ended = completion(execution.recorded(path, NAME, wanted))
-    line = save.line
+    line = save.cursor
     if ended is not None:
         told: Told = (ended.more or {})["saved"]
-        line.cursor, line.found_nothing = told[0], False
+        line.record, line.found_nothing = told[0], False
         line.own.append(told[0])
         execution.replayed_lines.add(id(line))
         return _record(told, save), bool(told[6])
@@ -114,13 +114,13 @@ def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, b
 def _prepared(save: Save, after: int) -> Flow[Saving]:
     text, expect, kind = save.text, save.expect, "state"
     if save.merge is not None:
-        row, loaded, _ = yield from flows.load(save.ctx, save.line)
+        row, loaded, _ = yield from flows.load(save.ctx, save.cursor)
         text, expect, kind = save.merge(loaded.data), row.head, "update"
     assert text is not None
     return (
         yield from prepare_saving(
             save.ctx,
-            save.line,
+            save.cursor,
             text,
             kind=kind,
             note=save.note,
@@ -168,7 +168,7 @@ def _with_value(entry: Entry, value: bytes) -> Entry:
 
 
 def _forget(line: Cursor) -> None:
-    line.thread, line.tree, line.cursor = None, 0, None
+    line.thread, line.tree, line.record = None, 0, None
     line.own.clear()
 
 

@@ -247,7 +247,7 @@ class StateManager:
             if saving.done is not None:  # else a COMMIT whose answer was lost: the next save looks for itself
                 saving.settle()
             else:
-                self._cursor.cursor = saving.record
+                self._cursor.record = saving.record
             return
         raise Conflict(f"thread {self._cursor.name!r} is being rearranged without pause; run the same line again")
 
@@ -280,7 +280,7 @@ class StateManager:
             if _hash(text) != info["h"] and not (self._is_changed and not recorded.own):
                 raise self._differs(recorded.entry, info)
             self._saved = text
-            self._cursor.cursor = info["c"]
+            self._cursor.record = info["c"]
 
     def _differs(self, entry: Entry, info: dict[str, Any]) -> PerdureError:
         ctx = self._execution.ctx
