@@ -12,11 +12,16 @@ import pytest
 from lab import Flaky, Lab
 
 import perdure
+from perdure.runs.execution.execution import Execution
 
 # --- retries
 
 
-def test_an_attempt_that_fails_is_tried_again_after_its_backoff(lab: Lab) -> None:
+def test_an_attempt_that_fails_is_tried_again_after_its_backoff(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answered_late(execution: Execution) -> None:
+        execution.skew_us = -100_000
+
+    monkeypatch.setattr(Execution, "set_clock", answered_late)
     times: list[float] = []
 
     @lab.step(retries=3, backoff_s=0.04, retry_on=(Flaky,))

@@ -100,7 +100,7 @@ def _sleep_operation(scope: Scope, path: str, due_at: Callable[[int], int]) -> O
         return
     first = opening(found)
     if first is None:
-        due = due_at((yield from execution.now_us()))
+        due = due_at(execution.shared_clock_us())
         yield from execution.log.record((WAIT, Entry(path, name, execution.ctx.clock_us(), more={"due": due})))
     else:
         due = int((first.more or {})["due"])

@@ -142,7 +142,7 @@ def result_operation(scope: Scope, path: str, run_id: str) -> Operation[Any]:
             break
         # Nobody tells this run when another one's child ends: the origin's, or one that has the same id.
         foreign = row.parent != execution.row.run
-        wake_at = (yield from execution.now_us()) + _LOOK_US if foreign else None
+        wake_at = execution.shared_clock_us() + _LOOK_US if foreign else None
         yield Wait(path, {"for": "run", "step": path, "run": run_id}, wake_at)
     outcome = yield from read(partial(outcome_of, execution.tenant, row))
     now = execution.ctx.clock_us()

@@ -133,7 +133,7 @@ def _limited(scope: Scope, operation: Operation[T]) -> Operation[T]:
             wait = want if type(want) is Wait else want.instead_of if type(want) is Pause else None
             if wait is not None and _may_end(execution, wait):
                 limit = _nearest(scope)
-                left = limit - (yield from execution.now_us())
+                left = limit - execution.shared_clock_us()
                 if left <= 0:
                     over = yield from _give_up(scope, wait)
                     if over is None:  # what it waits for has come after all: it looks again

@@ -47,8 +47,7 @@ class Job:
         self.execution = Execution(
             ctx.seen_from(spec.fn.__module__), tenant, row, is_async=spec.is_async, lease_us=lease_us
         )
-        if ctx.driver.dialect != "sqlite":
-            self.execution.skew_us = row.lease_until - lease_us - ctx.clock_us()
+        self.execution.set_clock()
 
     def run(self) -> str:
         """Go on with it as far as it goes, blocking. Gives its status then."""

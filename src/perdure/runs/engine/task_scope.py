@@ -149,6 +149,7 @@ class TaskScope(Scope):
         execution = self.execution
         execution.tenant, execution.row, execution.hold = tenant, row, FenceToken(tenant, row.run, row.fence)
         execution.index = JournalIndex()
+        execution.set_clock()
 
     @property
     def has_run(self) -> bool:

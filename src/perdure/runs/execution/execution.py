@@ -223,12 +223,18 @@ class Execution:
 
     # --- time
 
+    def set_clock(self) -> None:
+        """The run was claimed just now: its lease tells what time it is at the server."""
+        if self.ctx.driver.dialect != "sqlite":
+            self.skew_us = self.row.lease_until - self.lease_us - self.ctx.clock_us()
+
     def shared_clock_us(self) -> int:
-        """About the time by that clock, without asking: for deadlines."""
+        """About the time by the clock that all owners share, without asking: behind it by as long as the answer to the
+        claim was on its way."""
         return self.ctx.clock_us() + self.skew_us + self.ahead_us
 
     def now_us(self) -> Operation[int]:
-        """The time by the clock that all owners share."""
+        """The time by that clock."""
         if self.ctx.driver.dialect == "sqlite":
             return self.ctx.clock_us() + self.ahead_us
         return (yield from read(partial(_now, self.ctx.clock_us()))) + self.ahead_us
