@@ -136,7 +136,7 @@ def test_a_damaged_write_is_left_out_and_said(run: Run, where: Path) -> None:
     with PerdureSaver("agent.db") as saver:
         asking(saver)
     connection = apsw.Connection("agent.db")
-    connection.execute("UPDATE write SET channel = 'forged' WHERE channel = '__interrupt__'")
+    connection.execute("UPDATE write SET key = 'forged' WHERE key = '__interrupt__'")
     connection.close()
     code, out, err = run("show", "t")
     assert code == 0

@@ -29,7 +29,7 @@ ELSEWHERE = {
     **dict.fromkeys(("thread.head", "thread.head_hash"), "the hash of the record that it names"),
     **dict.fromkeys(("journal.kind", "journal.body"), "the sum in the run's row"),
     "blob.body": "the hash that it is stored under",
-    "write.channel": "the hash of write.value",
+    "write.key": "the hash of write.value",
     "write.path": "the hash of write.value",
     "write.base": "the hash of write.value",
     "run.id": "the hash of run.input",

@@ -14,7 +14,7 @@ from perdure.storage.program import Sql
 
 # What sees cells as they are stored, on purpose: beginnings of the statements, without runs of blanks.
 _RAW = (
-    "INSERT INTO write (tenant, thread, space, id, task, idx, channel, path, base, value) SELECT tenant, CAST(:target",
+    "INSERT INTO write (tenant, thread, space, id, task, idx, key, path, base, value) SELECT tenant, CAST(:target",
     "SELECT key, value FROM tag WHERE tenant = :tenant AND thread = :thread",  # only which keys there are
     "SELECT key, value, thread FROM tag WHERE tenant = :tenant LIMIT",  # to be set aside as they are
 )

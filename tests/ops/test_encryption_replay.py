@@ -141,7 +141,7 @@ def test_a_pending_write_of_another_channel_task_or_checkpoint_is_noticed(url: s
         checkpoint["channel_values"] = {"messages": []}
         stored = saver.put(config, checkpoint, {"source": "input", "step": -1, "parents": {}}, {"messages": 1})
         saver.put_writes(stored, [("messages", "one"), ("other", "two")], "task")
-    for change in ("channel = 'other' WHERE channel = 'messages'", "path = 'elsewhere' WHERE idx = 0"):
+    for change in ("key = 'other' WHERE key = 'messages'", "path = 'elsewhere' WHERE idx = 0"):
         kept = Rows(raw, "write", ("tenant", "thread", "space", "id", "task", "idx"))
         raw(f"UPDATE write SET {change}")
         with opened(url) as store:

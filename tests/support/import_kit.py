@@ -180,7 +180,7 @@ def kept_writes(saver: PerdureSaver, key: Key) -> set[tuple[str, str, int, str]]
     thread, space, id_ = key
     entry = saver._run(Ancestors(saver._engine, thread, space).entry(pack_id(id_)))
     assert entry is not None
-    return {(unpack_id(write.task), write.path, write.idx, write.channel) for write in entry.writes}
+    return {(unpack_id(write.task), write.path, write.idx, write.key) for write in entry.writes}
 
 
 def ordered(checkpoint: Any) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def describe(thread: Thread, checkpoint: Checkpoint, out: Output) -> dict[str, A
 
 
 def _write_json(write: Write) -> dict[str, Any]:
-    return {"task": unpack_id(write.task), "channel": write.channel, "value": readable(_value_of(write.text))}
+    return {"task": unpack_id(write.task), "channel": write.key, "value": readable(_value_of(write.text))}
 
 
 def _value_of(text: bytes) -> Any:

@@ -37,7 +37,7 @@ def tuple_of(entry: Entry, serde: SerializerProtocol, codec: Codec) -> Checkpoin
 
 
 def pending(writes: Sequence[Write], serde: SerializerProtocol, codec: Codec) -> list[PendingWrite]:
-    return [(unpack_id(write.task), write.channel, value_from_text(write.text, serde, codec)) for write in writes]
+    return [(unpack_id(write.task), write.key, value_from_text(write.text, serde, codec)) for write in writes]
 
 
 def writes_from(
@@ -105,7 +105,7 @@ class DeltaWalk:
             self._next = None
             return
         parts = from_text(entry.text, self._serde, self._codec)
-        of_open = [write for write in entry.writes if write.channel in self._open]
+        of_open = [write for write in entry.writes if write.key in self._open]
         for write in reversed(pending(of_open, self._serde, self._codec)):
             self._writes[write[1]].append(write)
         values = parts.checkpoint["channel_values"]

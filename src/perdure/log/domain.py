@@ -20,7 +20,7 @@ TABLES = (
     OwnedTable("pack", ("pack",), ("tree", "key", "first", "last", "data")),
     OwnedTable("space", ("thread", "name"), ("space", "head")),
     OwnedTable("label", ("thread", "space", "id"), ("record", "run")),
-    OwnedTable("write", ("thread", "space", "id", "task", "idx"), ("channel", "path", "base", "value")),
+    OwnedTable("write", ("thread", "space", "id", "task", "idx"), ("key", "path", "base", "value")),
     OwnedTable("pin", ("thread", "name"), ("tree", "record", "at")),
 )
 THREADS = Domain("threads", TABLES)

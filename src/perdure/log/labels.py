@@ -323,8 +323,8 @@ _COPIED = {
     "space": ("name, space, head", "name, space, CASE WHEN head <= :upto THEN head END", ""),
     "label": ("space, id, record, run", "space, id, record, run", "AND record <= :upto"),
     "write": (
-        "space, id, task, idx, channel, path, base, value",
-        "space, id, task, idx, channel, path, base, value",
+        "space, id, task, idx, key, path, base, value",
+        "space, id, task, idx, key, path, base, value",
         """AND EXISTS (SELECT 1 FROM label l WHERE l.tenant = w.tenant AND l.thread = w.thread AND l.space = w.space
             AND l.id = w.id AND l.record <= :upto)""",
     ),

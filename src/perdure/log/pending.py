@@ -28,10 +28,10 @@ LARGE_BYTES = 4096
 _PLAIN, _ALONE, _END, _WHOLE = range(4)  # how a value is stored: its first byte
 _PACK_MIN_BYTES = 48
 
-_COLUMNS = "tenant, thread, space, id, task, idx, channel, path, base, value"
+_COLUMNS = "tenant, thread, space, id, task, idx, key, path, base, value"
 # The thread's row is kept from being deleted until this is committed; a deletion that comes after sees the write.
 _INSERT = f"""INSERT INTO write ({_COLUMNS})
-    SELECT tenant, thread, {{space}}, {{id}}, {{task}}, {{idx}}, {{channel}}, {{path}}, {{base}}, {{value}}
+    SELECT tenant, thread, {{space}}, {{id}}, {{task}}, {{idx}}, {{key}}, {{path}}, {{base}}, {{value}}
     FROM thread WHERE tenant = :tenant AND thread = :thread AND generation = coalesce({{generation}}, generation)
     {{for_key_share}}
     ON CONFLICT (tenant, thread, space, id, task, idx)"""
@@ -40,15 +40,13 @@ _CASTS = {
     "id": "bytea",
     "task": "bytea",
     "idx": "bigint",
-    "channel": "text",
+    "key": "text",
     "path": "text",
     "base": "bigint",
     "value": "bytea",
     "generation": "bigint",
 }
-_REPLACE = (
-    "DO UPDATE SET channel = excluded.channel, path = excluded.path, base = excluded.base, value = excluded.value"
-)
+_REPLACE = "DO UPDATE SET key = excluded.key, path = excluded.path, base = excluded.base, value = excluded.value"
 
 
 def _insert(conflict: str) -> Sql:
@@ -65,12 +63,12 @@ _GENERATION = Sql("SELECT generation FROM thread WHERE tenant = :tenant AND thre
 _THIS = "tenant = :tenant AND thread = :thread AND space = :space"
 _OPENS = {6: WRITE.at("space", 0, 1, 2, 3, 4, 5)}
 _OF = Sql(
-    f"SELECT id, task, idx, channel, path, base, value FROM write WHERE {_THIS} AND id = :id",
+    f"SELECT id, task, idx, key, path, base, value FROM write WHERE {_THIS} AND id = :id",
     opens=_OPENS,
     tolerant=True,
 )
 _BETWEEN = Sql(
-    f"SELECT id, task, idx, channel, path, base, value FROM write WHERE {_THIS} AND id BETWEEN :low AND :high",
+    f"SELECT id, task, idx, key, path, base, value FROM write WHERE {_THIS} AND id BETWEEN :low AND :high",
     opens=_OPENS,
     tolerant=True,
 )
@@ -81,7 +79,7 @@ class Write(NamedTuple):
 
     task: bytes
     idx: int
-    channel: str
+    key: str
     path: str
     text: bytes
 
@@ -153,7 +151,7 @@ def _statements(
                 id=id_,
                 task=write.task,
                 idx=write.idx,
-                channel=write.channel,
+                key=write.key,
                 path=write.path,
                 base=base,
                 value=value,
@@ -193,8 +191,7 @@ def writes_of(rows: Rows, texts: Mapping[int, bytes]) -> list[Write]:
         if tuple(map(type, row)) not in _SHAPES:
             raise Damaged("the row of a pending write is damaged; run `perdure store verify`")
     found = [
-        Write(task, idx, channel, path, _unpack(channel, base, value, texts))
-        for _, task, idx, channel, path, base, value in rows
+        Write(task, idx, key, path, _unpack(key, base, value, texts)) for _, task, idx, key, path, base, value in rows
     ]
     found.sort(key=_order)
     return found
@@ -226,7 +223,7 @@ def _prefix(kind: int, text: bytes) -> bytes:
     return text[-LARGE_BYTES:] if kind == _END else text
 
 
-def _unpack(channel: str, base: int | None, value: bytes, texts: Mapping[int, bytes]) -> bytes:
+def _unpack(key: str, base: int | None, value: bytes, texts: Mapping[int, bytes]) -> bytes:
     kind, stored = value[0] if value else -1, value[1:]
     try:
         if kind == _PLAIN:
@@ -239,5 +236,5 @@ def _unpack(channel: str, base: int | None, value: bytes, texts: Mapping[int, by
         else:
             raise Undecodable("what it was stored against is gone")
     except Undecodable as error:
-        raise Damaged(f"a pending write on channel {channel!r} is damaged: {error}") from error
+        raise Damaged(f"a pending write of key {key!r} is damaged: {error}") from error
     return text

@@ -111,7 +111,7 @@ _SET_SPACE = Sql(
 )
 _PINS = Sql("SELECT name, record FROM pin WHERE tenant = :tenant AND thread = :thread")
 _WRITES = Sql(
-    """SELECT id, task, idx, channel, path, base, value, space FROM write
+    """SELECT id, task, idx, key, path, base, value, space FROM write
     WHERE tenant = :tenant AND thread = :thread ORDER BY space, id, task, idx""",
     opens={6: WRITE.at(7, 0, 1, 2, 3, 4, 5)},
     tolerant="all",

@@ -54,7 +54,7 @@ RECORD_METADATA = EncryptedColumn("record.metadata", "text", ("tree", "id"), has
 THREAD_METADATA = EncryptedColumn("thread.metadata", "text", ("thread",), hashed=True)
 TAG = EncryptedColumn("tag.value", "index", ("key",))
 # Not the thread: a fork's are copied as they are.
-WRITE = EncryptedColumn("write.value", "bytes", ("space", "id", "task", "idx", "channel", "path", "base"), hashed=True)
+WRITE = EncryptedColumn("write.value", "bytes", ("space", "id", "task", "idx", "key", "path", "base"), hashed=True)
 INPUT = EncryptedColumn("run.input", "bytes", ("id", "function"), hashed=True)
 WAITING = EncryptedColumn("run.waiting", "text", ("run",), hashed=True)
 RUN_VALUE = EncryptedColumn("run_value.value", "bytes", ("run", "sort"), hashed=True)

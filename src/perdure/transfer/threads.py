@@ -102,9 +102,7 @@ def _table(name: str, key: str, *columns: str, secret: bool = False) -> _Table:
 _TABLES = (
     _table("space", "name", "name", "space", "head"),
     _table("label", "space, id", "space", "id", "record", "run"),
-    _table(
-        "write", "space, id, task, idx", "space", "id", "task", "idx", "channel", "path", "base", "value", secret=True
-    ),
+    _table("write", "space, id, task, idx", "space", "id", "task", "idx", "key", "path", "base", "value", secret=True),
     _table("pin", "name", "name", "tree", "record", "at"),
 )
 _DROP_BODIES = Sql(

@@ -121,7 +121,7 @@ CREATE TABLE write (
     id bytea NOT NULL,
     task bytea NOT NULL,
     idx bigint NOT NULL,
-    channel text NOT NULL,
+    key text NOT NULL,
     path text NOT NULL,
     base bigint,                    -- the record whose text the value was compressed against, if any
     value bytea NOT NULL,           -- a checksum over this row's meaning, then the text, perhaps compressed

@@ -124,7 +124,7 @@ CREATE TABLE write (
     id BLOB NOT NULL,
     task BLOB NOT NULL,
     idx INTEGER NOT NULL,
-    channel TEXT NOT NULL,
+    key TEXT NOT NULL,
     path TEXT NOT NULL,
     base INTEGER,                   -- the record whose text the value was compressed against, if any
     value BLOB NOT NULL,            -- a checksum over this row's meaning, then the text, perhaps compressed
