@@ -83,16 +83,16 @@ _POSTGRES_RECORD = f"{_INSERT_RECORD} SELECT {_POSTGRES_VALUES}, b.id, {{stamp}}
 _INSERT_BODY = "INSERT INTO body (tenant, salt, diff, full_text)"
 _BODY_SQLITE = f"{_INSERT_BODY} SELECT :tenant, :salt, :diff, :full_text"
 _BODY_POSTGRES = f"{_INSERT_BODY} SELECT :tenant::bigint, :salt::bytea, :diff::bytea, :full_text::bytea"
-_MOVE = (
-    "UPDATE thread SET head = :id, head_hash = :hash, updated_at = :at, active = :active "
-    "WHERE tenant = :tenant AND thread = :thread"
-)
+_SET_HEAD = "UPDATE thread SET head = :id, head_hash = :hash, updated_at = :at"
+_OF_THREAD = "WHERE tenant = :tenant AND thread = :thread"
 
 
-def _to_head(*, labelled: bool, returning: bool) -> Sql:
+def _to_head(*, labelled: bool, returning: bool, same_minute: bool) -> Sql:
     """The head moves from the expected parent, in the generation that the difference was made in, or nothing happens.
-    A driver's `append` counts changed rows and takes no RETURNING; a program asks for the row."""
-    move = f"{_MOVE} AND head = :parent AND generation = :generation" + (f" AND {IS_OURS}" if labelled else "")
+    A driver's `append` counts changed rows and takes no RETURNING; a program asks for the row. Naming `active`, even
+    with the value that it has, would make SQLite write a page of its index at every save."""
+    move = f"{_SET_HEAD}{'' if same_minute else ', active = :active'} {_OF_THREAD}"
+    move += " AND head = :parent AND generation = :generation" + (f" AND {IS_OURS}" if labelled else "")
     end = " RETURNING id" if returning else ""
     steps = [move, f"{_BODY_SQLITE} WHERE changes() = 1", f"{_SQLITE_RECORD} WHERE changes() = 1"]
     postgres = f"WITH t AS ({move} RETURNING thread), b AS ({_BODY_POSTGRES} FROM t RETURNING id)"
@@ -108,16 +108,17 @@ def _to_head(*, labelled: bool, returning: bool) -> Sql:
 
 
 _TO_HEAD = {
-    (labelled, returning): _to_head(labelled=labelled, returning=returning)
+    (labelled, returning, same): _to_head(labelled=labelled, returning=returning, same_minute=same)
     for labelled in (False, True)
     for returning in (False, True)
+    for same in (False, True)
 }
 INSERT = Sql(
     sqlite=(_BODY_SQLITE, _SQLITE_RECORD),
     postgres=f"WITH b AS ({_BODY_POSTGRES} RETURNING id) {_POSTGRES_RECORD}",
     seals=INSERT_SEALS,
 )
-MOVE_HEAD = Sql(_MOVE)
+MOVE_HEAD = Sql(f"{_SET_HEAD}, active = :active {_OF_THREAD}")
 # A salt is random and used once: whose record it is.
 SALT = Sql(
     """SELECT b.salt FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
@@ -263,10 +264,11 @@ def head_statement(
 ) -> Statement:
     """Append if the head is the record's parent and no base has moved; else change nothing."""
     params = insert_params(draft, tenant, record)
-    params["generation"], params["active"] = base.generation, record.at // MINUTE_US
+    minute = record.at // MINUTE_US
+    params["generation"], params["active"] = base.generation, minute
     if mark is not None:
         params["label"], params["run"], params["owner"] = mark.id, mark.run, mark.turn.owner
-    return _TO_HEAD[mark is not None, returning](**params)
+    return _TO_HEAD[mark is not None, returning, base.record.at // MINUTE_US == minute](**params)
 
 
 def append_to_head(draft: Draft, base: Base, tenant: int, record: Record, mark: Mark | None = None) -> Program[bool]:

@@ -29,7 +29,7 @@ PLAIN: Final = ATOMS | CONTAINERS
 # by another thread between the walk and the encoding.
 OPTIONS: Final = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 
-_SCALARS: Final = frozenset((str, int, bool, type(None)))
+_SCALARS: Final = frozenset((str, int, bool, type(None)))  # nothing to look into, and never NaN
 _SMALL: Final = 16
 
 # So many carets are looked at one by one in a text before the keys are looked at instead.
@@ -88,8 +88,10 @@ def is_plain(value: object, room: int) -> bool:
     level: list[Any] = [value]
     count = 0
     for _ in range(room + 1):  # as `_levels`, without a generator: every save comes here
+        if _SCALARS.issuperset(map(type, level)):
+            return True
         types = list(map(type, level))
-        kinds = {types[0]} if types.count(types[0]) == len(types) else set(types)
+        kinds = set(types)
         if not kinds <= PLAIN:
             return False
         if float in kinds and not all(map(isfinite, compress(level, map(is_, types, repeat(float))))):
