@@ -25,7 +25,7 @@ from perdure.log import keyframes as policy
 # Which rows are damaged: in a soak all, in four parts, and each byte of them.
 PARTS, STRIDE = (range(4), 4) if SOAK else (range(1), 7)
 # fmt: off
-# Not thread, cost and stamp: no hash covers where a row belongs physically, and no state depends on it.
+# Not thread and cost: no hash covers where a row belongs physically, and no state depends on it.
 RECORD_COLUMNS = [
     "tenant", "tree", "id", "parent", "base", "keyframe", "key", "kind", "at", "step", "note", "metadata",
     "size", "hash", "body",

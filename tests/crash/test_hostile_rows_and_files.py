@@ -65,7 +65,6 @@ COLUMNS = {
         "cost",
         "hash",
         "body",
-        "stamp",
     ],
     "body": ["salt", "diff", "full_text"],
     "thread": ["name", "metadata", "head", "head_hash", "created_at", "updated_at", "generation", "tree"],

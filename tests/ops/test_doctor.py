@@ -100,11 +100,9 @@ def test_backups(store: perdure.Store) -> None:
     run = store._context.driver.run
     [never] = said(store)["backups"]
     assert (never.level, "never" in never.message or "no backup" in never.message) == ("warning", True)
-    run(
-        Transaction(lambda: add_backup(BackupRow("b1", "backup", "/b", None, now_us() - 5 * DAY_US, 1, 10)), write=True)
-    )
+    run(Transaction(lambda: add_backup(BackupRow("b1", "backup", "/b", None, now_us() - 5 * DAY_US, 10)), write=True))
     assert (worst(said(store)["backups"]), "5 days ago" in text_of(said(store)["backups"])) == ("warning", True)
-    run(Transaction(lambda: add_backup(BackupRow("b2", "backup", "/b", None, now_us(), 2, 10)), write=True))
+    run(Transaction(lambda: add_backup(BackupRow("b2", "backup", "/b", None, now_us(), 10)), write=True))
     found = said(store)
     assert found["backups"][0].level == "ok"
     assert "no backup was ever restored" in text_of(found["restore"])

@@ -303,7 +303,7 @@ def test_a_journal_that_somebody_changed_is_not_run(tampered: Tampered, how: str
     elif how == "last deleted":
         tampered.execute("DELETE FROM journal WHERE seq = 3")
     elif how == "added":
-        tampered.execute("INSERT INTO journal SELECT tenant, run, 99, kind, body, stamp FROM journal WHERE seq = 1")
+        tampered.execute("INSERT INTO journal SELECT tenant, run, 99, kind, body FROM journal WHERE seq = 1")
     else:
         tampered.execute("UPDATE journal SET seq = 77 WHERE seq = 2")
     with perdure.open(tampered.url) as store:
@@ -322,7 +322,7 @@ def test_rows_of_another_run_do_not_pass_for_its_own(tampered: Tampered) -> None
         store.run(tampered.agent, id="s")
     tampered.execute("DELETE FROM journal WHERE run = (SELECT run FROM run WHERE id = 'r') AND seq = 2")
     tampered.execute(
-        """INSERT INTO journal SELECT tenant, (SELECT run FROM run WHERE id = 'r'), seq, kind, body, stamp FROM journal
+        """INSERT INTO journal SELECT tenant, (SELECT run FROM run WHERE id = 'r'), seq, kind, body FROM journal
         WHERE run = (SELECT run FROM run WHERE id = 's') AND seq = 2"""
     )
     with perdure.open(tampered.url) as store, pytest.raises(perdure.errors.JournalDamaged, match="changed"):

@@ -173,13 +173,6 @@ def test_going_on_after_the_last_batch_is_a_defect(driver: PostgresDriver) -> No
     assert count(driver) == 1
 
 
-def test_the_stamp_is_the_transaction_id(driver: PostgresDriver) -> None:
-    stamp = Sql("SELECT {stamp}, {stamp}")
-    [(first, again)] = write(driver, once(stamp))
-    [(second, _)] = write(driver, once(stamp))
-    assert first == again < second
-
-
 def test_an_ambiguous_statement_says_what_to_write(driver: PostgresDriver) -> None:
     with pytest.raises(StoreError, match="CAST"):
         read(driver, once(Sql("SELECT 1 WHERE :x IS NULL"), x=1))

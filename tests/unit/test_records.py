@@ -39,7 +39,6 @@ RECORD = Record(
     cost=2_000,
     hash=b"h" * 32,
     body=11,
-    stamp=12,
 )
 
 

@@ -16,9 +16,8 @@ from perdure.storage.base import ConstraintFailed
 from perdure.storage.program import Batch, Program, Sql, Transaction
 from perdure.storage.sqlite.driver import SqliteDriver
 
-PUT = Sql("INSERT INTO meta (key, value) VALUES (:key, {stamp})")
+PUT = Sql("INSERT INTO meta (key, value) VALUES (:key, 'v')")
 KEYS = Sql("SELECT key FROM meta WHERE key <> 'store' ORDER BY key")
-STAMP = Sql("SELECT stamp FROM clock")
 LARGE = Sql("INSERT INTO body (tenant, salt, diff) VALUES (1, x'00', :diff)")
 
 
@@ -33,11 +32,6 @@ def keys() -> Program[list[str]]:
     return [key for (key,) in rows]
 
 
-def stamp() -> Program[int]:
-    [[(value,)]] = yield Batch(STAMP(), last=True)
-    return int(value)
-
-
 def write(*names: str, solo: bool = False) -> Transaction:
     return Transaction(partial(put, *names), write=True, solo=solo)
 
@@ -50,11 +44,10 @@ def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqliteDri
 
 
 def test_a_program_sees_its_own_writes_and_returns_its_result(driver: SqliteDriver) -> None:
-    def put_and_look() -> Program[tuple[list[Any], int]]:
-        answers = yield Batch(PUT(key="a"), KEYS(), STAMP())
-        return answers[:2], answers[2][0][0]
+    def put_and_look() -> Program[list[Any]]:
+        return (yield Batch(PUT(key="a"), KEYS()))
 
-    assert driver.run(Transaction(put_and_look, write=True)) == ([[], [("a",)]], 1)
+    assert driver.run(Transaction(put_and_look, write=True)) == [[], [("a",)]]
     assert driver.run(Transaction(keys)) == ["a"]
 
 
@@ -75,7 +68,6 @@ def test_an_error_in_a_program_undoes_all_of_it(driver: SqliteDriver) -> None:
     with pytest.raises(KeyError, match="mine"):
         driver.run(Transaction(fails, write=True))
     assert driver.run(Transaction(keys)) == []
-    assert driver.run(Transaction(stamp)) == 0
 
 
 def test_a_unique_violation_is_a_constraint_failed(driver: SqliteDriver) -> None:
@@ -103,14 +95,6 @@ def test_wrong_sql_is_a_store_error_with_its_cause(driver: SqliteDriver) -> None
             driver.run(transaction)
         assert isinstance(caught.value.__cause__, apsw.SQLError)
     assert driver.run(write("still works")) == 1
-
-
-def test_the_stamp_grows_by_one_per_commit_and_not_without_a_change(driver: SqliteDriver) -> None:
-    for expected in (1, 2, 3):
-        driver.run(write(f"k{expected}"))
-        driver.run(Transaction(keys, write=True))
-        driver.run(write())
-        assert driver.run(Transaction(stamp)) == expected
 
 
 def test_a_change_of_the_schema_counts_as_a_change(driver: SqliteDriver) -> None:
@@ -214,7 +198,6 @@ def test_waiting_writers_share_one_commit_and_each_gets_its_own_answer(tmp_path:
     assert crowd.run(write("a"), write("b", "c"), write("d", "e", "f")) == [1, 2, 3]
     assert crowd.driver.run(Transaction(keys)) == ["a", "b", "c", "d", "e", "f", "first"]
     assert crowd.commits == 2
-    assert crowd.driver.run(Transaction(stamp)) == 2
     crowd.driver.close()
 
 
@@ -265,7 +248,6 @@ def test_many_threads_lose_nothing(driver: SqliteDriver) -> None:
     for thread in threads:
         thread.join()
     assert len(driver.run(Transaction(keys))) == 240
-    assert driver.run(Transaction(stamp)) <= 240
 
 
 # Faults

@@ -73,13 +73,13 @@ _RECORD_PARAMS = (
     ("cost", "bigint"),
     ("hash", "bytea"),
 )
-_RECORD_FIELDS = Record._fields[:-2]  # the database gives body and stamp
+_RECORD_FIELDS = Record._fields[:-1]  # the database gives the body
 _NAMES = ", ".join(name for name, _ in _RECORD_PARAMS)
 _SQLITE_VALUES = ", ".join(f":{name}" for name, _ in _RECORD_PARAMS)
 _POSTGRES_VALUES = ", ".join(f":{name}::{type_}" for name, type_ in _RECORD_PARAMS)
-_INSERT_RECORD = f"INSERT INTO record ({_NAMES}, body, stamp)"
-_SQLITE_RECORD = f"{_INSERT_RECORD} SELECT {_SQLITE_VALUES}, last_insert_rowid(), {{stamp}}"
-_POSTGRES_RECORD = f"{_INSERT_RECORD} SELECT {_POSTGRES_VALUES}, b.id, {{stamp}} FROM b"
+_INSERT_RECORD = f"INSERT INTO record ({_NAMES}, body)"
+_SQLITE_RECORD = f"{_INSERT_RECORD} SELECT {_SQLITE_VALUES}, last_insert_rowid()"
+_POSTGRES_RECORD = f"{_INSERT_RECORD} SELECT {_POSTGRES_VALUES}, b.id FROM b"
 _INSERT_BODY = "INSERT INTO body (tenant, salt, diff, full_text)"
 _BODY_SQLITE = f"{_INSERT_BODY} SELECT :tenant, :salt, :diff, :full_text"
 _BODY_POSTGRES = f"{_INSERT_BODY} SELECT :tenant::bigint, :salt::bytea, :diff::bytea, :full_text::bytea"
@@ -207,7 +207,7 @@ def prepare(
 
 
 def seal(draft: Draft, thread: int, tree: int, record: int, at: int, parent: Record | None) -> Record:
-    """The record's row, with its hash over its parent's (body and stamp are the database's to give)."""
+    """The record's row, with its hash over its parent's (the body's number is the database's to give)."""
     step = parent.step + 1 if parent else 0
     hash_ = chain_hash(
         parent.hash if parent else NO_HASH,
@@ -237,7 +237,6 @@ def seal(draft: Draft, thread: int, tree: int, record: int, at: int, parent: Rec
         draft.cost,
         hash_,
         body=None,
-        stamp=0,
     )
 
 

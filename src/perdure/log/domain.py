@@ -11,7 +11,7 @@ TABLES = (
         ("thread",),
         (
             *("tree", "name", "metadata", "origin", "generation", "head", "head_hash", "created_at", "updated_at"),
-            *("active", "retention", "stamp"),
+            *("active", "retention"),
         ),
     ),
     OwnedTable("tag", ("key", "value", "thread"), ()),

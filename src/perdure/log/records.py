@@ -22,7 +22,7 @@ SALT_BYTES = 16
 # In column keyframe of a tombstone: it was erased, and the history continues behind it. Behind others it has ended.
 ERASED = 2
 NUMBER_MAX = 1 << 61
-COLUMNS = "tree, id, thread, parent, base, keyframe, key, kind, at, step, note, metadata, size, cost, hash, body, stamp"
+COLUMNS = "tree, id, thread, parent, base, keyframe, key, kind, at, step, note, metadata, size, cost, hash, body"
 R_COLUMNS = ", ".join(f"r.{column.strip()}" for column in COLUMNS.split(","))  # the same, of a record named r
 _pack = msgspec.msgpack.Encoder().encode
 # What is secret of a row that was selected as COLUMNS has it, and of one that is written.
@@ -54,7 +54,6 @@ class Record(NamedTuple):
     cost: int
     hash: bytes
     body: int | None
-    stamp: int
 
 
 _OPTIONAL = {"parent": int, "base": int, "note": str, "metadata": str, "body": int}
@@ -70,7 +69,6 @@ def _in_bounds(record: Record) -> bool:
     return (
         0 <= record.id <= ID_MAX - ROOM
         and 0 <= record.step <= NUMBER_MAX
-        and 0 <= record.stamp <= NUMBER_MAX
         and (record.body is None or -NUMBER_MAX <= record.body <= NUMBER_MAX)  # negative: a pack
     )
 

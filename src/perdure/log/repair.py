@@ -234,7 +234,6 @@ def _readable(row: tuple[Any, ...]) -> Record | None:
         "step": 0,
         "size": 0,
         "cost": 0,
-        "stamp": 0,
     }
     plain |= {"keyframe": 0, "parent": None, "base": None, "note": None, "metadata": None, "body": None}
     for name, value in plain.items():

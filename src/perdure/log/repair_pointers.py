@@ -71,8 +71,8 @@ _HOMELESS = Sql(
 )
 _ADD_THREAD = Sql(
     """INSERT INTO thread (tenant, thread, tree, name, metadata, generation, head, head_hash, created_at, updated_at,
-        active, stamp)
-    VALUES (:tenant, :thread, :tree, :name, :metadata, :generation, 0, :head_hash, :at, :at, :active, {stamp})
+        active)
+    VALUES (:tenant, :thread, :tree, :name, :metadata, :generation, 0, :head_hash, :at, :at, :active)
     ON CONFLICT DO NOTHING RETURNING thread""",
     seals={"metadata": THREAD_METADATA},
 )

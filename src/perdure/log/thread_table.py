@@ -48,14 +48,13 @@ _TENANT = Sql(
 )
 _ADD_TENANT = Sql("INSERT INTO tenant (tenant, name) VALUES (:number, :tenant_name) ON CONFLICT (name) DO NOTHING")
 _NUMBER = Sql(
-    sqlite="UPDATE clock SET number = number + 1 RETURNING number",
+    sqlite="UPDATE counter SET number = number + 1 RETURNING number",
     postgres="SELECT nextval('number')",
 )
 _INSERT = Sql(
     """INSERT INTO thread (tenant, thread, tree, name, metadata, origin, generation, head, head_hash, created_at,
-        updated_at, active, stamp)
-    VALUES (:tenant, :thread, :tree, :name, :metadata, :origin, :generation, :head, :head_hash, :at, :at, :active,
-        {stamp})
+        updated_at, active)
+    VALUES (:tenant, :thread, :tree, :name, :metadata, :origin, :generation, :head, :head_hash, :at, :at, :active)
     ON CONFLICT (tenant, name) DO NOTHING RETURNING thread""",
     seals={"metadata": THREAD_METADATA},
 )

@@ -9,7 +9,7 @@ from perdure.storage.program import Flow
 TABLES = (
     OwnedTable("run", ("run",), tuple(name for name in RunRow._fields if name != "run")),
     OwnedTable("run_value", ("run", "sort"), ("value",)),
-    OwnedTable("journal", ("run", "seq"), ("kind", "body", "stamp")),
+    OwnedTable("journal", ("run", "seq"), ("kind", "body")),
     OwnedTable("ask", ("run", "path"), ("sort", "question", "terms", "asked_at", "deadline", "status", "answer")),
     OwnedTable("answer", ("run", "path", "who"), ("value", "at")),
     OwnedTable("signal", ("run", "topic", "seq"), ("key", "value", "at", "received")),

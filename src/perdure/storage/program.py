@@ -26,13 +26,10 @@ Dialect = Literal["sqlite", "postgres"]
 Row = tuple[Any, ...]
 Rows = list[Row]
 
-# {stamp}: the commit that a row belongs to. SQLite: a counter that the driver advances once per transaction.
-# PostgreSQL: the transaction's own 64-bit id, which pg_current_snapshot() can be compared with.
 # FOR UPDATE, FOR KEY SHARE: SQLite has one writer at a time and needs no row locks.
 # {now}: microseconds since 1970 by the clock that all writers share: the server's, or this machine's, passed as :now.
 _TOKENS: dict[Dialect, dict[str, str]] = {
     "sqlite": {
-        "{stamp}": "(SELECT stamp FROM clock)",
         "{for_update}": "",
         "{for_key_share}": "",
         "{for_share}": "",
@@ -40,7 +37,6 @@ _TOKENS: dict[Dialect, dict[str, str]] = {
         "{now}": ":now",
     },
     "postgres": {
-        "{stamp}": "pg_current_xact_id()::text::bigint",
         "{for_update}": "FOR UPDATE",
         "{for_key_share}": "FOR KEY SHARE",
         "{for_share}": "FOR SHARE",
@@ -60,9 +56,8 @@ class Sql:
     """A statement's text with `:name` parameters: one text for both databases, or one for each.
 
     For SQLite it may be several statements, run in order with the same parameters; the rows are the last one's.
-    `{stamp}` stands for the stamp of the running transaction, `{for_update}` for a row lock, `{for_key_share}` for one
-    that only keeps the row from being deleted, `{for_share}` for one that keeps it unchanged, `{skip_locked}` for one
-    that passes over rows that others have locked.
+    `{for_update}` stands for a row lock, `{for_key_share}` for one that only keeps the row from being deleted,
+    `{for_share}` for one that keeps it unchanged, `{skip_locked}` for one that skips rows that are locked.
     `{now}` is the time by the clock that all writers share; SQLite's is the parameter `:now`.
 
     `seals` names the parameters that are encrypted columns, `opens` those columns of its rows (`columns.py`): they are

@@ -46,36 +46,35 @@ def backup(ctx: Context, place: str | os.PathLike[str], progress: Progress | Non
     made, at = ctx.entropy(16).hex(), ctx.clock_us()
     replaces = not is_object_url(os.fspath(place)) and _may_replace(Path(place), driver)
     with atomic_file(place, replaces=replaces) as file:
-        stamp = _copy_file(driver, file, progress) if driver.dialect == "sqlite" else 0
+        if driver.dialect == "sqlite":
+            _copy_file(driver, file, progress)
         copy = SqliteDriver(file.part, durability="normal")
         try:
             if driver.dialect != "sqlite":
-                stamp = copy_store(driver, copy, progress).stamp
-            drive(copy, write(partial(_sign, made, at, stamp, file)))
+                copy_store(driver, copy, progress)
+            drive(copy, write(partial(_sign, made, at, file)))
         finally:
             copy.close()  # the last connection: SQLite brings its log into the file
         size = file.commit()
     try:
-        drive(ctx.driver, write(partial(add_backup, BackupRow(made, "backup", file.place, None, at, stamp, size))))
+        drive(ctx.driver, write(partial(add_backup, BackupRow(made, "backup", file.place, None, at, size))))
     except ReadOnlyStore:
         pass  # there is nowhere to remember it
-    return Backup(made, file.place, moment(at), stamp, size, time.monotonic() - start)
+    return Backup(made, file.place, moment(at), size, time.monotonic() - start)
 
 
-def _sign(made: str, at: int, stamp: int, file: AtomicFile) -> Program[None]:
+def _sign(made: str, at: int, file: AtomicFile) -> Program[None]:
     """Write into the copy what it is, and that it exists: a restored store must name it when it erases."""
-    mark = orjson.dumps({"id": made, "at": at, "stamp": stamp}).decode()
+    mark = orjson.dumps({"id": made, "at": at}).decode()
     yield Batch(_SIGN(value=mark))
-    yield from add_backup(BackupRow(made, "backup", file.place, None, at, stamp, file.size()))
+    yield from add_backup(BackupRow(made, "backup", file.place, None, at, file.size()))
 
 
-def _copy_file(driver: SqliteDriver, file: AtomicFile, progress: Progress | None) -> int:
-    """SQLite's online backup, from one snapshot. The stamp that the store has in it."""
+def _copy_file(driver: SqliteDriver, file: AtomicFile, progress: Progress | None) -> None:
+    """SQLite's online backup, from one snapshot."""
     try:
         with _reading(driver) as source:
-            [(stamp,)] = source.execute("SELECT stamp FROM clock")
             copy_pages(source, file.part, progress)
-            return int(stamp)
     except apsw.FullError as error:
         raise StoreError(f"there is no room for the backup at {file.path}; nothing was written there") from error
     except apsw.Error as error:

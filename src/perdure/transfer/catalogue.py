@@ -14,8 +14,8 @@ from perdure.storage.program import Batch, Program, Sql
 from perdure.threads.models import Report
 
 _ADD = Sql(
-    """INSERT INTO copy (id, sort, place, tenant, at, stamp, bytes, restored_at)
-    VALUES (:id, :sort, :place, :tenant, :at, :stamp, :bytes, NULL) ON CONFLICT (id) DO NOTHING"""
+    """INSERT INTO copy (id, sort, place, tenant, at, bytes, restored_at)
+    VALUES (:id, :sort, :place, :tenant, :at, :bytes, NULL) ON CONFLICT (id) DO NOTHING"""
 )
 _RESTORED = Sql("UPDATE copy SET restored_at = :at WHERE id = :id RETURNING id")
 
@@ -27,7 +27,6 @@ class Backup:
     id: str
     path: str
     at: datetime
-    stamp: int  # PostgreSQL: every commit before this one is in it; SQLite: appended saves and steps share one
     bytes: int
     seconds: float
 
@@ -56,7 +55,6 @@ class BackupRow(NamedTuple):
     place: str
     tenant: int | None
     at: int
-    stamp: int
     bytes: int
 
 

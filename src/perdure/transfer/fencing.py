@@ -35,7 +35,7 @@ _RUNNING = Sql(
 _FENCES = Sql(f"UPDATE run SET fence = fence + {_FENCE_JUMP} WHERE status NOT IN {_FINISHED}")
 _GENERATIONS = Sql(f"UPDATE thread SET generation = generation + {_JUMP}")
 _NUMBERS = Sql(
-    sqlite=f"UPDATE clock SET number = number + {_JUMP}",
+    sqlite=f"UPDATE counter SET number = number + {_JUMP}",
     postgres=f"SELECT setval('number', nextval('number') + {_JUMP})",
 )
 _UNMARK = Sql("DELETE FROM meta WHERE key IN ('backup', 'restored')")

@@ -70,9 +70,9 @@ def _select(table: str, columns: Sequence[str], order: str, opens: dict[int, Any
     )
 
 
-def _insert(table: str, columns: Sequence[str], seals: dict[str, Any], *, stamp: bool = False) -> Sql:
-    names = ", ".join(["tenant", *columns, *(["stamp"] if stamp else [])])
-    marks = ", ".join([":tenant", *(f":{name}" for name in columns), *(["{stamp}"] if stamp else [])])
+def _insert(table: str, columns: Sequence[str], seals: dict[str, Any]) -> Sql:
+    names = ", ".join(["tenant", *columns])
+    marks = ", ".join([":tenant", *(f":{name}" for name in columns)])
     return Sql(f"INSERT INTO {table} ({names}) VALUES ({marks})", seals=seals)
 
 
@@ -81,8 +81,8 @@ _ASKS = _select(
 )
 _ANSWERS = _select("answer", _ANSWER_COLUMNS, "path, who", {2: ANSWER.at("run", 0, 1)})
 _SIGNALS = _select("signal", _SIGNAL_COLUMNS, "topic, seq", {3: SIGNAL.at("run", 0, 2)})
-_ADD_RUN = _insert("run", _FIELDS, {"input": INPUT, "waiting": WAITING}, stamp=True)
-_ADD_ENTRY = _insert("journal", ("run", "seq", "kind", "body"), {"body": JOURNAL}, stamp=True)
+_ADD_RUN = _insert("run", _FIELDS, {"input": INPUT, "waiting": WAITING})
+_ADD_ENTRY = _insert("journal", ("run", "seq", "kind", "body"), {"body": JOURNAL})
 _ADD_ASK = _insert("ask", ("run", *_ASK_COLUMNS), {"question": QUESTION, "terms": TERMS, "answer": ASK_ANSWER})
 _ADD_ANSWER = _insert("answer", ("run", *_ANSWER_COLUMNS), {"value": ANSWER})
 _ADD_SIGNAL = _insert("signal", ("run", *_SIGNAL_COLUMNS), {"value": SIGNAL})

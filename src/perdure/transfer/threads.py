@@ -57,17 +57,17 @@ _RECORDS = Sql(
 _PACKED = Sql("SELECT id FROM record WHERE tenant = :tenant AND tree = :tree AND body = :body ORDER BY id")
 _TOMBSTONE = Sql(
     """INSERT INTO record (tenant, tree, id, thread, parent, base, keyframe, key, kind, at, step, note, metadata, size,
-        cost, hash, body, stamp)
+        cost, hash, body)
     VALUES (:tenant, :tree, :id, :thread, :parent, :base, :keyframe, :key, :kind, :at, :step, :note, :metadata, :size,
-        :cost, :hash, NULL, {stamp})""",
+        :cost, :hash, NULL)""",
     seals={"note": NOTE, "metadata": RECORD_METADATA},
 )
 _RETENTION = Sql("SELECT retention FROM thread WHERE tenant = :tenant AND thread = :thread")
 _THREAD = Sql(
     """INSERT INTO thread (tenant, thread, tree, name, metadata, origin, generation, head, head_hash, created_at,
-        updated_at, active, retention, stamp)
+        updated_at, active, retention)
     VALUES (:tenant, :thread, :tree, :name, :metadata, :origin, :generation, :head, :head_hash, :created_at,
-        :updated_at, :active, :retention, {stamp})""",
+        :updated_at, :active, :retention)""",
     seals={"metadata": THREAD_METADATA},
 )
 
@@ -254,7 +254,7 @@ class TreeTransfer:
         owner = state["threads"].get(str(record.thread)) or min(state["threads"].values())
         columns = record._replace(tree=state["tree"], thread=owner)
         params = columns._asdict() | {"tenant": self._to}
-        del params["body"], params["stamp"]
+        del params["body"]
         if record.body is None:
             return _TOMBSTONE(**params)
         salt, diff, full = body

@@ -20,7 +20,7 @@ _PAGE = 500
 _PAGE_BYTES = 8 << 20
 _UNIT = "store"
 # They describe the database they are in: its migrations, counters, roles, size, and transfers into it.
-_OWN = frozenset({"migration", "clock", "tenant_role", "size_sample", "transfer"})
+_OWN = frozenset({"migration", "counter", "tenant_role", "size_sample", "transfer"})
 _FIRST = ("tenant", "blob")  # others refer to them
 # What marks a store as a copy is not copied.
 _META = "key NOT IN ('backup', 'restored')"
@@ -35,10 +35,12 @@ _TABLES = Sql(
         WHERE c.relnamespace = to_regnamespace(current_schema()) AND c.relkind = 'r' ORDER BY c.relname, a.attnum""",
 )
 _SOURCE = Sql(
-    sqlite="SELECT (SELECT value FROM meta WHERE key = 'store'), stamp, number, CAST(stamp AS TEXT) FROM clock",
+    # SQLite has no number that every commit moves; these times and the numbers of rows show what was written since.
+    sqlite="""SELECT (SELECT value FROM meta WHERE key = 'store'), number,
+        (SELECT coalesce(max(updated_at), 0) FROM thread) || ' ' || (SELECT coalesce(max(changed_at), 0) FROM run)
+        FROM counter""",
     postgres="""SELECT (SELECT value FROM meta WHERE key = 'store'),
-        pg_snapshot_xmin(pg_current_snapshot())::text::bigint, (SELECT last_value FROM number),
-        pg_current_snapshot()::text""",
+        (SELECT last_value FROM number), pg_current_snapshot()::text""",
 )
 _SEES_ALL = Sql(sqlite="SELECT 1", postgres="SELECT CAST(may_see_every_tenant() AS int)")
 _PATIENCE = Sql(
@@ -50,10 +52,10 @@ _USED = Sql(
     """SELECT 1 WHERE EXISTS (SELECT 1 FROM tenant) OR EXISTS (SELECT 1 FROM thread) OR EXISTS (SELECT 1 FROM run)"""
 )
 _COUNTERS = Sql(
-    sqlite="UPDATE clock SET stamp = max(stamp, :stamp) + 1, number = :number",
+    sqlite="UPDATE counter SET number = :number",
     postgres="""SELECT setval('number', greatest(:number::bigint, 1)),
         setval(pg_get_serial_sequence('body', 'id'), greatest((SELECT max(id) FROM body), 1)),
-        setval(pg_get_serial_sequence('pack', 'pack'), greatest((SELECT max(pack) FROM pack), 1)), :stamp::bigint""",
+        setval(pg_get_serial_sequence('pack', 'pack'), greatest((SELECT max(pack) FROM pack), 1))""",
 )
 
 
@@ -92,10 +94,9 @@ def _names(columns: tuple[str, ...]) -> str:
 
 
 class Copied(NamedTuple):
-    """What was copied: the store's id, the point of its commit order that the copy shows, and its rows."""
+    """What was copied: the store's id and its rows."""
 
     store: str
-    stamp: int
     rows: dict[str, int]  # by table
     last: Any  # what `last` returned
 
@@ -116,12 +117,12 @@ def _copy(target: Driver, progress: Progress | None, last: Callable[[], Program[
             "a copy of everything is made by a role that sees every tenant: the owner, or one that "
             "`perdure store role operator` made"
         )
-    [[(store, stamp, number, seen)], columns, _] = yield Batch(_SOURCE(tenant=None), _TABLES(), _PATIENCE())
+    [[(store, number, seen)], columns, _] = yield Batch(_SOURCE(tenant=None), _TABLES(), _PATIENCE())
     tables = _tables(columns)
     counts = yield Batch(*(table.counted()(tenant=None) for table in tables))
-    total = sum(int(rows[0][0]) for rows in counts)
-    # SQLite's stamp stays as it is when a save or a step is appended; then the number of rows grows.
-    state = drive(target, write(partial(_begin, tables, str(store), f"{seen} {total}"), solo=True))
+    sizes = [int(rows[0][0]) for rows in counts]
+    total = sum(sizes)
+    state = drive(target, write(partial(_begin, tables, str(store), f"{seen} {number} {sizes}"), solo=True))
     for at, table in enumerate(tables[state["table"] :], state["table"]):
         insert = table.insert()
         rows: Rows = [()]
@@ -139,8 +140,8 @@ def _copy(target: Driver, progress: Progress | None, last: Callable[[], Program[
                     progress(state["rows"], total)
         state["table"], state["after"] = at + 1, None
     expected = {table.name: int(rows[0][0]) for table, rows in zip(tables, counts, strict=True)}
-    ended = drive(target, write(partial(_finish, tables, expected, int(stamp), int(number), last), solo=True))
-    return Copied(str(store), int(stamp), expected, ended)
+    ended = drive(target, write(partial(_finish, tables, expected, int(number), last), solo=True))
+    return Copied(str(store), expected, ended)
 
 
 def _tables(columns: Rows) -> list[_Table]:
@@ -202,7 +203,6 @@ def _write(statements: list[Statement], state: dict[str, Any]) -> Program[None]:
 def _finish(
     tables: list[_Table],
     expected: dict[str, int],
-    stamp: int,
     number: int,
     last: Callable[[], Program[Any]] | None,
 ) -> Program[Any]:
@@ -214,7 +214,7 @@ def _finish(
                 f"table {table.name} of the copy has {rows[0][0]} rows, the source {expected[table.name]}: another "
                 "process writes to the target"
             )
-    yield Batch(_COUNTERS(tenant=None, stamp=stamp, number=number), drop_cursor(WHOLE_STORE, _UNIT))
+    yield Batch(_COUNTERS(tenant=None, number=number), drop_cursor(WHOLE_STORE, _UNIT))
     return (yield from last()) if last is not None else None
 
 

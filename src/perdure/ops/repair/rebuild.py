@@ -28,7 +28,6 @@ _BATCH = 1000
 _JUMP = 1 << 20
 _OWN = ("migration",)  # what the new file has of its own
 _NUMBERED = (("thread", "thread"), ("run", "run"), ("tenant", "tenant"), ("erased", "thread"))
-_STAMPED = ("thread", "record", "run", "journal")
 _KINDS = {"INT": "INTEGER", "TEX": "TEXT", "BLO": "BLOB", "REA": "REAL", "BIG": "INTEGER"}
 
 
@@ -107,7 +106,7 @@ class _Filling:
         connection = self._connection
         roots = self._roots()
         [(fresh_store,)] = connection.execute("SELECT value FROM meta WHERE key = 'store'")
-        connection.execute("BEGIN; DELETE FROM meta; DELETE FROM clock")
+        connection.execute("BEGIN; DELETE FROM meta; DELETE FROM counter")
         cut_off = False
         for name, shape in self._shapes.items():
             if name not in roots:
@@ -161,7 +160,7 @@ class _Filling:
             values = (tenant, thread, trees.get((tenant, thread), thread), name, orjson.dumps(metadata).decode())
             execute(
                 """INSERT OR IGNORE INTO thread (tenant, thread, tree, name, metadata, generation, head, head_hash,
-                    created_at, updated_at, active, stamp) VALUES (?, ?, ?, ?, ?, 0, 0, zeroblob(32), 1, 1, 0, 0)""",
+                    created_at, updated_at, active) VALUES (?, ?, ?, ?, ?, 0, 0, zeroblob(32), 1, 1, 0)""",
                 values,
             )
             if self._connection.changes():
@@ -237,15 +236,13 @@ class _Filling:
         """What a store must have, whatever else is lost."""
         execute, notes = self._connection.execute, self._result.notes
         numbers = [self._greatest(table, column) for table, column in _NUMBERED]
-        stamps = [self._greatest(table, "stamp") for table in _STAMPED]
-        clocks = [row for row in execute("SELECT stamp, number FROM clock") if all(type(value) is int for value in row)]
-        stamp, number = clocks[0] if clocks else (0, 0)
-        if not clocks:
-            notes.append("the store's counters were lost: they start again beyond all that is there")
+        counters = [number for (number,) in execute("SELECT number FROM counter") if type(number) is int]
+        number = counters[0] if counters else 0
+        if not counters:
+            notes.append("the store's counter was lost: it starts again beyond all that is there")
             number = max(numbers) + _JUMP  # those of what was deleted are not known
-        execute("DELETE FROM clock")
-        values = (max(stamp, *stamps) + 1, max(number, *numbers) + 1)
-        execute("INSERT INTO clock (one, stamp, number) VALUES (1, ?, ?)", values)
+        execute("DELETE FROM counter")
+        execute("INSERT INTO counter (one, number) VALUES (1, ?)", (max(number, *numbers) + 1,))
         if not list(execute("SELECT 1 FROM meta WHERE key = 'store' AND typeof(value) = 'text'")):
             execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('store', ?)", (fresh_store,))
             notes.append("the store's id was lost: it has a new one, so that keys of effects will be others")

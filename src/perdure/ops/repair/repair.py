@@ -259,7 +259,7 @@ def _run_notes(tenant: str, notes: Sequence[tuple[str, int | None, str]]) -> lis
 def _remember(ctx: Context, sort: str, place: str, size: int) -> None:
     """Erasing does not reach it, and names it."""
     at = ctx.clock_us()
-    drive(ctx.driver, write(partial(add_backup, BackupRow(ctx.entropy(8).hex(), sort, place, None, at, 0, size))))
+    drive(ctx.driver, write(partial(add_backup, BackupRow(ctx.entropy(8).hex(), sort, place, None, at, size))))
 
 
 def _write_out(driver: Driver, path: Path) -> int:

@@ -160,7 +160,7 @@ def _record(told: Told, save: Save) -> Record:
 
     record, parent, step, at, kind, size, _ = told
     metadata = orjson.dumps(save.metadata).decode() if save.metadata else None
-    return Record(0, record, 0, parent, None, 0, 0, kind, at, step, save.note, metadata, size, 0, b"", None, 0)
+    return Record(0, record, 0, parent, None, 0, 0, kind, at, step, save.note, metadata, size, 0, b"", None)
 
 
 def _with_value(entry: Entry, value: bytes) -> Entry:

@@ -60,7 +60,7 @@ _UNCHANGEABLE = (
     "perdure.rollback", "thread.save"
 )  # fmt: skip
 _ADD_ROW = Sql(
-    "INSERT INTO journal (tenant, run, seq, kind, body, stamp) VALUES (:tenant, :run, :seq, :kind, :body, {stamp})",
+    "INSERT INTO journal (tenant, run, seq, kind, body) VALUES (:tenant, :run, :seq, :kind, :body)",
     seals={"body": JOURNAL},
 )
 _SET_SUM = Sql(

@@ -110,18 +110,18 @@ NOW = Sql(sqlite="SELECT :now", postgres="SELECT {now}")
 _NEW_COLUMNS = """tenant, run, id, function, version, input, incarnation, parent, parent_path, root, origin,
         origin_since, origin_seq, origin_entries, origin_digest, status, queue, priority, owner, fence, lease_until,
         wake_at,
-        wakeup_pending, request, waiting, entries, digest, seq, since, created_at, changed_at, keep_until, stamp"""
+        wakeup_pending, request, waiting, entries, digest, seq, since, created_at, changed_at, keep_until"""
 # One statement for PostgreSQL, so that starting a run is one round trip. A SELECT list wants to be told the types.
 _INSERT = Sql(
     sqlite=(
         # Nothing is written, and no commit made, if the run is there: the same line again, mostly.
-        """UPDATE clock SET number = number + 1
+        """UPDATE counter SET number = number + 1
         WHERE NOT EXISTS (SELECT 1 FROM run WHERE tenant = :tenant AND id = :id)""",
         f"""INSERT INTO run ({_NEW_COLUMNS})
         SELECT :tenant, number, :id, :function, :version, :input, :incarnation, :parent, :parent_path,
             coalesce(:root, number), :origin, :origin_since, :origin_seq, :origin_entries, :origin_digest, :status,
             :queue, :priority, :owner, :fence, {{now}} + :lease, :wake_at, 0, NULL, NULL, 0, 0, :origin_seq, 0, {{now}},
-            {{now}}, NULL, {{stamp}} FROM clock WHERE true
+            {{now}}, NULL FROM counter WHERE true
         ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}""",
     ),
     postgres=f"""WITH n AS (SELECT nextval('number') AS number)
@@ -130,7 +130,7 @@ _INSERT = Sql(
             :parent::bigint, :parent_path::text, coalesce(:root::bigint, number), :origin::bigint,
             :origin_since::bigint, :origin_seq::bigint, :origin_entries::bigint, :origin_digest::bigint, :status::text,
             :queue::text, :priority::bigint, :owner::text, :fence::bigint, {{now}} + :lease::bigint, :wake_at::bigint,
-            0, NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL, {{stamp}} FROM n
+            0, NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL FROM n
         ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}""",
     seals={"input": INPUT},
     opens=RUN_CELLS,
@@ -172,29 +172,29 @@ _CLAIM = Sql(
     opens=RUN_CELLS,
 )
 _HELD = "FROM run WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'"
-_ROW = "INSERT INTO journal (tenant, run, seq, kind, body, stamp) SELECT"
+_ROW = "INSERT INTO journal (tenant, run, seq, kind, body) SELECT"
 # The fence is checked by reading it, and nothing but the journal is written. PostgreSQL: FOR SHARE makes a takeover,
 # which updates the row, wait for this commit, so that it reads the new entry; FOR KEY SHARE would let it pass.
 _APPEND = Sql(
     sqlite=(
-        f"{_ROW} :tenant, :run, :seq, :kind, :body, {{stamp}} {_HELD}",
+        f"{_ROW} :tenant, :run, :seq, :kind, :body {_HELD}",
         # Not RETURNING: SQLite makes a table for its rows, which takes longer than to look again.
         f"SELECT request {_HELD}",
     ),
     postgres=f"""WITH held AS (SELECT request {_HELD} {{for_share}}),
-        added AS ({_ROW} :tenant::bigint, :run::bigint, :seq::bigint, :kind::bigint, :body::bytea, {{stamp}} FROM held)
+        added AS ({_ROW} :tenant::bigint, :run::bigint, :seq::bigint, :kind::bigint, :body::bytea FROM held)
         SELECT request FROM held""",
     seals={"body": JOURNAL},
 )
 _APPEND_MORE = Sql(
-    sqlite=f"{_ROW} tenant, run, :seq, :kind, :body, {{stamp}} {_HELD}",
-    postgres=f"{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea, {{stamp}} {_HELD}",
+    sqlite=f"{_ROW} tenant, run, :seq, :kind, :body {_HELD}",
+    postgres=f"{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea {_HELD}",
     seals={"body": JOURNAL},
 )
 # The same as a transaction of its own. It writes nothing if an operator asks for something either: `_APPEND` says what.
 APPEND_ALONE = Sql(
-    sqlite=f"{_ROW} tenant, run, :seq, :kind, :body, {{stamp}} {_HELD} AND request IS NULL",
-    postgres=f"""{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea, {{stamp}} {_HELD} AND request IS NULL
+    sqlite=f"{_ROW} tenant, run, :seq, :kind, :body {_HELD} AND request IS NULL",
+    postgres=f"""{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea {_HELD} AND request IS NULL
     {{for_share}}""",
     seals={"body": JOURNAL},
 )

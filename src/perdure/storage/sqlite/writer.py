@@ -1,6 +1,6 @@
 """Committing a group of jobs to SQLite: one transaction, a savepoint each, one fsync.
 
-The order is: file lock, BEGIN IMMEDIATE, advance the stamp, the jobs, COMMIT, and now and then a checkpoint.
+The order is: file lock, BEGIN IMMEDIATE, the jobs, COMMIT, and now and then a checkpoint.
 A job's error is its own and undoes only its own work. If COMMIT fails, it failed for all.
 
 Must never happen here: a second try of a failed fsync. The kernel may have dropped the pages and call them
@@ -26,8 +26,6 @@ from perdure.storage.sqlite.opening import Target
 from perdure.storage.sqlite.statements import prepare
 
 Hook = Callable[[str], None]
-
-_BEGIN = "BEGIN IMMEDIATE; UPDATE clock SET stamp = stamp + 1"
 
 # The log is copied into the store when it has this many pages (4 MB), which is what SQLite does by itself …
 _CHECKPOINT_PAGES = 1000
@@ -104,7 +102,6 @@ class Writer:
         self._lost = ""
         self._log_pages = 0
         self._restart_at = _RESTART_PAGES
-        self._schema = connection.pragma("schema_version")
         if not target.in_memory:
             # Instead of SQLite's own checkpoint inside COMMIT: ours runs after the waiters were woken.
             connection.set_wal_hook(self._committed_to_log)
@@ -161,7 +158,7 @@ class Writer:
                 if count is not None and self.connection.changes() != count:
                     return False
             else:
-                self._execute(_BEGIN)  # rows of the log carry the stamp, which a backup is told by
+                self._execute("BEGIN IMMEDIATE")
                 perform_append(statements, counts, self._cursor, None)
                 committing = True
                 self._execute("COMMIT")
@@ -234,22 +231,18 @@ class Writer:
         committing = False
         kept: list[Job] = []
         try:
-            self._execute(_BEGIN)
+            self._execute("BEGIN IMMEDIATE")
             if hook is not None:
                 hook("begin")
-            before = connection.total_changes()
             job: Job | None = group.jobs[0]
             while job is not None and self._attempt(job, kept):
                 job = group.take()
             if not kept:
                 return
-            if connection.total_changes() == before and not self._schema_changed():
-                self._execute("ROLLBACK")  # nothing but the stamp changed: not worth an fsync
-            else:
-                if hook is not None:
-                    hook("commit")
-                committing = True
-                self._execute("COMMIT")
+            if hook is not None:
+                hook("commit")
+            committing = True
+            self._execute("COMMIT")
         except BaseException as error:
             if connection.in_transaction:
                 self._roll_back(error)
@@ -343,11 +336,6 @@ class Writer:
         except Exception as error:
             for job in kept:
                 job.error = error
-
-    def _schema_changed(self) -> bool:
-        """Changes of the schema are not counted as changed rows."""
-        known, self._schema = self._schema, self.connection.pragma("schema_version")
-        return bool(known != self._schema)
 
     def _committed_to_log(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         self._log_pages = pages

@@ -31,7 +31,6 @@ CREATE TABLE thread (
     active bigint NOT NULL,
     retention text,
     owner text,                     -- the process that runs the thread's effects, or ran them last; one at a time
-    stamp bigint NOT NULL,
     PRIMARY KEY (tenant, thread)
 ) WITH (fillfactor = 70);
 CREATE UNIQUE INDEX thread_name ON thread (tenant, name);
@@ -67,7 +66,6 @@ CREATE TABLE record (
     cost bigint NOT NULL,
     hash bytea NOT NULL,
     body bigint,
-    stamp bigint NOT NULL,
     PRIMARY KEY (tenant, tree, id)
 );
 
@@ -165,7 +163,6 @@ CREATE TABLE run (
     created_at bigint NOT NULL,
     changed_at bigint NOT NULL,    -- of the status
     keep_until bigint,             -- finished: when its journal may go; NULL: never by itself
-    stamp bigint NOT NULL,
     PRIMARY KEY (tenant, run)
 ) WITH (fillfactor = 50);
 CREATE UNIQUE INDEX run_id ON run (tenant, id);
@@ -208,7 +205,6 @@ CREATE TABLE journal (
     seq bigint NOT NULL,
     kind bigint NOT NULL,
     body bytea STORAGE EXTERNAL NOT NULL, -- MessagePack: see runs/journal/entries.py
-    stamp bigint NOT NULL,
     PRIMARY KEY (tenant, run, seq)
 );
 
@@ -333,7 +329,6 @@ CREATE TABLE copy (
     place text NOT NULL,            -- where it was written, without secrets
     tenant bigint,                 -- NULL: the whole store
     at bigint NOT NULL,
-    stamp bigint NOT NULL,         -- the point of the commit order that it shows
     bytes bigint NOT NULL,
     restored_at bigint             -- when it was last restored and found whole
 );

@@ -7,13 +7,12 @@ CREATE TABLE meta (
     value TEXT NOT NULL
 ) WITHOUT ROWID;
 
--- The commit counter (stamp) and the source of thread and tenant numbers, which are never used twice.
-CREATE TABLE clock (
+-- The source of thread, run and tenant numbers, which are never used twice.
+CREATE TABLE counter (
     one INTEGER PRIMARY KEY CHECK (one = 1),
-    stamp INTEGER NOT NULL,
     number INTEGER NOT NULL
 );
-INSERT INTO clock (one, stamp, number) VALUES (1, 0, 0);
+INSERT INTO counter (one, number) VALUES (1, 0);
 
 CREATE TABLE tenant (
     tenant INTEGER PRIMARY KEY,
@@ -36,7 +35,6 @@ CREATE TABLE thread (
     active INTEGER NOT NULL,        -- updated_at in minutes: indexed without touching the index at every save
     retention TEXT,
     owner TEXT,                     -- the process that runs the thread's effects, or ran them last; one at a time
-    stamp INTEGER NOT NULL,
     PRIMARY KEY (tenant, thread)
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX thread_name ON thread (tenant, name);
@@ -72,7 +70,6 @@ CREATE TABLE record (
     cost INTEGER NOT NULL,          -- of reading the differences since the keyframe
     hash BLOB NOT NULL,
     body INTEGER,                   -- NULL: a tombstone, kept so that its children's hashes can be checked
-    stamp INTEGER NOT NULL,
     PRIMARY KEY (tenant, tree, id)
 ) WITHOUT ROWID;
 
@@ -167,7 +164,6 @@ CREATE TABLE run (
     created_at INTEGER NOT NULL,
     changed_at INTEGER NOT NULL,    -- of the status
     keep_until INTEGER,             -- finished: when its journal may go; NULL: never by itself
-    stamp INTEGER NOT NULL,
     PRIMARY KEY (tenant, run)
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX run_id ON run (tenant, id);
@@ -198,7 +194,6 @@ CREATE TABLE journal (
     seq INTEGER NOT NULL,
     kind INTEGER NOT NULL,
     body BLOB NOT NULL,             -- MessagePack: see runs/journal/entries.py
-    stamp INTEGER NOT NULL,
     PRIMARY KEY (tenant, run, seq)
 ) WITHOUT ROWID;
 
@@ -322,7 +317,6 @@ CREATE TABLE copy (
     place TEXT NOT NULL,            -- where it was written, without secrets
     tenant INTEGER,                 -- NULL: the whole store
     at INTEGER NOT NULL,
-    stamp INTEGER NOT NULL,         -- the point of the commit order that it shows
     bytes INTEGER NOT NULL,
     restored_at INTEGER             -- when it was last restored and found whole
 ) WITHOUT ROWID;
