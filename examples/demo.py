@@ -1,7 +1,7 @@
 """`make demo`: an agent that survives, shown on real processes and real files, in under a minute.
 
-The agent is examples/travel.py, the airline examples/airline.py: two processes. Everything happens in a temporary
-directory that is removed at the end. Colours only on a terminal, not with NO_COLOR.
+The agent is examples/travel.py, the airline perdure.testing.fake_airline: two processes. Everything happens in a
+temporary directory that is removed at the end. Colours only on a terminal, not with NO_COLOR.
 """
 
 from __future__ import annotations

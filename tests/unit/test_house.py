@@ -165,7 +165,7 @@ def test_every_module_says_what_it_is() -> None:
 # Lines of source per package: raising one is a decision that a reviewer sees. What a package needs less goes down.
 LINES_MAX = {
     "agents": 1_050, "cli": 4_100, "encryption": 1_000, "langgraph": 2_000, "log": 5_900, "ops": 4_000, "runs": 14_000,
-    "storage": 5_650, "testing": 1_980, "threads": 4_050, "transfer": 2_000, "values": 3_400,
+    "storage": 5_650, "testing": 1_770, "threads": 4_050, "transfer": 2_000, "values": 3_400,
 }  # fmt: skip
 
 
