@@ -52,7 +52,7 @@ NO_PAYLOAD = {
     "space": "tenant thread name space head",
     "label": "tenant thread space id record run",
     "write": "tenant thread space id task idx",
-    "run": """tenant run version parent parent_path root origin origin_since origin_seq origin_entries origin_digest
+    "run": """tenant run version parent parent_path root origin origin_seq
         status queue priority owner fence lease_until wake_at wakeup_pending request entries digest seq since created_at
         changed_at keep_until""",
     "run_value": "tenant run sort",

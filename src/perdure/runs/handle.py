@@ -305,7 +305,7 @@ class Run:
 
     def _news(self, after: int) -> Flow[tuple[RunRow, list[Event]]]:
         tenant, row = yield from flows.locate(self._ctx, self.id)
-        found: list[Recorded] = yield from read(partial(journal.read_journal, tenant, row, after=after))
+        found: list[Recorded] = yield from read(partial(journal.read_after, tenant, row, after))
         events = []
         for recorded in found:
             key = blob_in(recorded.entry)

@@ -28,8 +28,8 @@ from perdure.runs.calls.state import thread_name
 from perdure.runs.engine import flows
 from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import blob_hash, blob_statements
-from perdure.runs.journal.entries import DIGEST_MASK, entry_digest, unpack
-from perdure.runs.journal.journal import read_segments
+from perdure.runs.journal.entries import DIGEST_MASK, entry_digest
+from perdure.runs.journal.journal import read_whole
 from perdure.runs.journal.rows import ARGS_OF, FINISHED, RUN_CELLS, WAITS, RunRow
 from perdure.storage.columns import (
     ANSWER,
@@ -114,7 +114,7 @@ class _Part(NamedTuple):
 
     row: RunRow
     values: Rows
-    journal: list[tuple[int, int, bytes]]
+    journal: Rows
     asks: Rows
     answers: Rows
     signals: Rows
@@ -220,8 +220,8 @@ class RunTransfer:
         return state
 
     def _make_room(self, row: RunRow) -> Generator[Batch, list[Rows], None]:
-        """What is left of a run that was moved out of this store makes room when it comes back; a fork may still share
-        its journal. Raises UsageError if the run is still here, or is another one."""
+        """What is left of a run that was moved out of this store makes room when it comes back; a fork may still
+        share its journal. Raises UsageError if the run is still here, or is another one."""
         [found] = yield Batch(rows.BY_ID(tenant=self._to, id=row.id))
         there = RunRow._make(found[0]) if found else None
         thread = yield from try_thread(self._to, thread_name(row.id))
@@ -313,27 +313,19 @@ def _check(top: RunRow, family: list[RunRow], move: bool) -> None:
 
 def _part(tenant: int, row: RunRow) -> Generator[Batch, list[Rows], _Part]:
     this = {"tenant": tenant, "run": row.run}
-    segments = yield from read_segments(tenant, row)
+    journal = yield from read_whole(tenant, row)
     args, values, asks, answers, signals = yield Batch(
         ARGS_OF(**this), _VALUES(**this), _ASKS(**this), _ANSWERS(**this), _SIGNALS(**this)
     )
-    journal: list[tuple[int, int, bytes]] = []
-    hashes: dict[bytes, None] = {}
-    for segment in segments:
-        counted = {recorded.seq for recorded in segment.entries}
-        for seq, kind, body in segment.rows:
-            if seq in counted:
-                journal.append((seq, kind, bytes(body)))
-                if (blob := (unpack(body).more or {}).get("blob")) is not None:
-                    hashes[blob] = None
+    keys = ((recorded.entry.more or {}).get("blob") for recorded in journal.entries)
     blobs = []
-    for key in hashes:
+    for key in dict.fromkeys(key for key in keys if key is not None):
         [found] = yield Batch(_BLOB(tenant=tenant, hash=key))
         if not found or blob_hash(found[0][0]) != key:
             raise JournalDamaged(f"a large result of run {row.id!r} is damaged or gone; restore it from a backup")
         blobs.append(found[0][0])
     values = [*(("args", value) for value, _ in args), *values]
-    return _Part(row, values, journal, asks, answers, signals, blobs)
+    return _Part(row, values, journal.rows, asks, answers, signals, blobs)
 
 
 # --- writing it
@@ -349,10 +341,6 @@ def _moved(part: _Part, numbers: dict[int, int]) -> RunRow:
         parent=numbers.get(row.parent or 0),
         root=next(iter(numbers.values())),
         origin=None,
-        origin_since=0,
-        origin_seq=row.origin_seq if row.since == 0 else 0,
-        origin_entries=0,
-        origin_digest=0,
         status="exported",
         owner=None,
         fence=row.fence + 1,

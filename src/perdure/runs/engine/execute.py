@@ -102,7 +102,7 @@ def prepare(execution: Execution, args_text: bytes | None) -> Operation[dict[str
             "from a backup"
         )
     text = decompress(args_text)
-    if row.input and row.since == row.origin_since == 0 and digest(text) != row.input:  # others after continue_as_new
+    if row.input and row.since == 0 and digest(text) != row.input:  # others after continue_as_new
         raise JournalDamaged(
             f"the arguments of run {row.id!r} are not those that it was started with; nothing was run. Restore it from "
             "a backup"

@@ -1,8 +1,8 @@
 """Forking a run: a run of its own that shares another one's history up to a step and continues from there.
 
-A fork copies nothing: its row names the run whose journal it shares and up to where, and its own journal begins with an
-entry that says so. What was open at that point is not shared: a question is asked again, and an effect whose end is
-not known counts as not begun, unless the fork keeps the keys.
+A fork copies nothing: its own journal begins with an entry that names the segments of other journals that it shares
+(`journal.py`). What was open at that point is not shared: a question is asked again, and an effect whose end is not
+known counts as not begun, unless the fork keeps the keys.
 
 Invariant: forking past an effect requires `keys=`.
 """
@@ -40,10 +40,10 @@ from perdure.runs.journal.entries import (
     entry_digest,
     pack,
 )
-from perdure.runs.journal.journal import FORK, FORK_NAME, Segment, fork_terms, paths_in, read_segments
-from perdure.runs.journal.rows import NewRun, RunRow
+from perdure.runs.journal.journal import FORK, FORK_NAME, Journal, Segment, paths_in, read_whole
+from perdure.runs.journal.rows import JournalRow, NewRun, RunRow
 from perdure.storage.columns import JOURNAL
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, write
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, write
 from perdure.threads.checks import check_name
 from perdure.threads.context import Context
 from perdure.threads.flows import _fork as fork_thread
@@ -63,10 +63,7 @@ _ADD_ROW = Sql(
     "INSERT INTO journal (tenant, run, seq, kind, body) VALUES (:tenant, :run, :seq, :kind, :body)",
     seals={"body": JOURNAL},
 )
-_SET_SUM = Sql(
-    """UPDATE run SET entries = :count, digest = :digest, seq = :last, origin_entries = :origin_entries,
-        origin_digest = :origin_digest WHERE tenant = :tenant AND run = :run"""
-)
+_SET_SUM = Sql("UPDATE run SET entries = :count, digest = :digest, seq = :last WHERE tenant = :tenant AND run = :run")
 # Whether any of the runs that a run has started, or they have, ran an effect.
 _CHILD_EFFECTS = Sql(
     """WITH RECURSIVE family (run) AS (
@@ -130,7 +127,7 @@ def _fork(tenant: int, request: ForkRequest, incarnation: bytes, now: int) -> Pr
     if not found:
         raise no_run(request.source)
     if taken:
-        yield from _same_fork(tenant, RunRow._make(taken[0]), request)
+        yield from _check_same(tenant, RunRow._make(taken[0]), request)
         return request.id
     check_no_task(RunRow._make(found[0]))
     number = RunRow._make(found[0]).run
@@ -141,14 +138,14 @@ def _fork(tenant: int, request: ForkRequest, incarnation: bytes, now: int) -> Pr
     source = RunRow._make(locked)
     if source.status == "exported":
         raise UsageError(f"run {request.source!r} was exported: it continues in another store; fork it there")
-    segments = yield from read_segments(tenant, source)
-    plan = _plan(source, segments, request)
+    journal = yield from read_whole(tenant, source)
+    plan = _plan(source, journal, request)
     keys = request.keys or ("new" if not (yield from _needs_keys(tenant, source, plan)) else None)
     if keys is None:
         raise _say_keys(source, plan)
-    yield from _lock_origin(tenant, plan)
-    new = _new_run(source, plan, request, keys, args[0][0], incarnation)
-    yield from _write(tenant, new, plan, request, keys, now)
+    segments = _segments(plan, keys)
+    new = _new_run(source, plan, segments, request, keys, args[0][0], incarnation)
+    yield from _write(tenant, new, plan, segments, request, keys, now)
     return request.id
 
 
@@ -157,24 +154,23 @@ def _fork(tenant: int, request: ForkRequest, incarnation: bytes, now: int) -> Pr
 
 @dataclass(slots=True)
 class ForkPlan:
-    """Where the fork begins: the segment that holds that point, and what counts of all before it."""
+    """Where the fork begins, and what counts of all before it."""
 
     at: str | int | None
     point: int  # the number of the last shared entry; 0: nothing is shared
-    origin: Segment | None
+    journal: Journal  # of the source
     shared: dict[str, list[Recorded]]  # by path
     after: list[Recorded]
-    carried: list[Recorded]  # changes that the source itself made to what it shares
+    changed: list[Recorded]  # results that the source itself, a fork, has put in place of shared ones
     changes: dict[str, bytes]
 
 
-def _plan(source: RunRow, segments: list[Segment], request: ForkRequest) -> ForkPlan:
-    entries = [recorded for segment in segments for recorded in segment.entries]
+def _plan(source: RunRow, journal: Journal, request: ForkRequest) -> ForkPlan:
+    entries = journal.entries
     paths = paths_in(entries)
     end = next((recorded.seq for recorded in entries if recorded.entry.path == END), None)
     point = _point(source, paths, entries, request.at, end)
-    before = [recorded for recorded in entries if recorded.seq <= point]
-    shared = paths_in(before)
+    shared = paths_in([recorded for recorded in entries if recorded.seq <= point])
     for path, group in shared.items():
         undone = paths.get(UNDO + path)
         if undone is not None and any(recorded.kind == INTENT for recorded in group):
@@ -183,18 +179,18 @@ def _plan(source: RunRow, segments: list[Segment], request: ForkRequest) -> Fork
                 f"on what is no more. Fork before it: at={_before(shared, path)!r}"
             )
     after = [recorded for recorded in entries if recorded.seq > point]
-    carried = {
-        recorded.entry.path: recorded for recorded in after if recorded.kind == CHANGE and recorded.entry.path in shared
+    changed = {
+        recorded.entry.path: recorded
+        for recorded in after
+        if recorded.kind == CHANGE and recorded.entry.path in shared and recorded.entry.path != FORK
     }
     changes = {}
     for step, text in request.changes.items():
         path = _path(source, paths, step)
         _check_changeable(source, path, shared.get(path))
         changes[path] = text
-        carried.pop(path, None)
-    # A point at the very end of a segment belongs to it; one before its first entry to the segment below.
-    origin = next((part for part in reversed(segments) if any(row[0] <= point for row in part.rows)), None)
-    return ForkPlan(request.at, point if origin else 0, origin, shared, after, list(carried.values()), changes)
+        changed.pop(path, None)
+    return ForkPlan(request.at, point, journal, shared, after, list(changed.values()), changes)
 
 
 def _point(
@@ -291,35 +287,48 @@ def _say_keys(source: RunRow, plan: ForkPlan) -> UsageError:
     )
 
 
-def _lock_origin(tenant: int, plan: ForkPlan) -> Generator[Batch, list[Rows], None]:
-    if plan.origin is not None:
-        yield Batch(rows.LOCK(tenant=tenant, run=plan.origin.run))
-
-
-def _void(plan: ForkPlan, keys: Keys) -> list[int]:
-    """Rows of the shared part that do not count, because the fork does them itself."""
-    assert plan.origin is not None
-    counted = {recorded.seq for group in plan.shared.values() for recorded in group}
-    void = {row[0] for row in plan.origin.rows if row[0] <= plan.point and row[0] not in counted}
+def _dropped(plan: ForkPlan, keys: Keys) -> set[int]:
+    """The numbers of entries before the point that are not shared, because the fork does them itself."""
     dropped = [] if keys == "same" else _open_effects(plan)
+    found: set[int] = set()
     for path, group in plan.shared.items():
         effect = path.removesuffix(APPROVE)
         # An approval stands for one request: what is done anew is asked for anew.
         unused = path.endswith(APPROVE) and keys == "new" and _is_open(plan.shared.get(effect, []))
         asking = group[0].kind == WAIT and group[0].entry.name in _ASKS and _is_open(group)
         if path not in plan.changes and (path in dropped or unused or asking):
-            void |= {recorded.seq for recorded in group}
-    return sorted(void)
+            found |= {recorded.seq for recorded in group}
+    return found
+
+
+def _segments(plan: ForkPlan, keys: Keys) -> list[Segment]:
+    """Which rows of which runs the fork shares, and what they add up to now."""
+    dropped = _dropped(plan, keys)
+    found = []
+    for run, since, last, *_ in plan.journal.segments:
+        upto = min(last, plan.point)
+        some = [row for row in plan.journal.rows if since < row[0] <= upto and row[0] not in dropped]
+        if some:
+            # Not only what is dropped: a number that is missing now may be written later.
+            skip = sorted(set(range(since + 1, upto + 1)) - {row[0] for row in some})
+            total = sum(entry_digest(run, *row) for row in some) & DIGEST_MASK
+            found.append(Segment(run, since, upto, skip, len(some), total))
+    return found
 
 
 # --- what is written
 
 
 def _new_run(
-    source: RunRow, plan: ForkPlan, request: ForkRequest, keys: Keys, args: bytes, incarnation: bytes
+    source: RunRow,
+    plan: ForkPlan,
+    segments: list[Segment],
+    request: ForkRequest,
+    keys: Keys,
+    args: bytes,
+    incarnation: bytes,
 ) -> NewRun:
     spec = find_durable(source.function)
-    origin = plan.origin
     return NewRun(
         request.id,
         source.function,
@@ -329,40 +338,46 @@ def _new_run(
         incarnation if keys == "new" else source.incarnation,
         source.queue,
         source.priority,
-        origin=None if origin is None else origin.run,
-        origin_since=0 if origin is None else origin.since,
+        origin=segments[-1].run if segments else source.run,
         origin_seq=plan.point,
     )
 
 
 def _write(
-    tenant: int, new: NewRun, plan: ForkPlan, request: ForkRequest, keys: Keys, now: int
+    tenant: int, new: NewRun, plan: ForkPlan, segments: list[Segment], request: ForkRequest, keys: Keys, now: int
 ) -> Generator[Batch, list[Rows], None]:
     made = yield from rows.insert(tenant, new, now=now)
     if not made:
         raise RunMismatch(f"a run with the id {new.id!r} was made at the same time; choose another id")
     [found] = yield Batch(rows.BY_ID(tenant=tenant, id=new.id))
     run = RunRow._make(found[0]).run
-    count, total = _sum(plan)
-    lines, statements = _own_entries(tenant, run, plan, request, keys, now)
-    digest_sum = 0
-    for seq, (kind, entry) in enumerate(lines, plan.point + 1):
-        body = pack(entry)
-        digest_sum += entry_digest(run, seq, kind, body)
-        statements.append(_ADD_ROW(tenant=tenant, run=run, seq=seq, kind=kind, body=body))
-    statements.append(
-        _SET_SUM(
-            tenant=tenant,
-            run=run,
-            count=len(lines),
-            digest=digest_sum & DIGEST_MASK,
-            last=plan.point + len(lines),
-            origin_entries=count,
-            origin_digest=total,
-        )
-    )
+    about = {"of": request.source, "at": plan.at, "keys": keys, "request": request.digest(), "shared": segments}
+    entries = [Entry(FORK, FORK_NAME, now, more=about), *(recorded.entry for recorded in plan.changed)]
+    statements = [
+        refer_statement(tenant, run, recorded.entry.more["blob"])
+        for recorded in plan.changed
+        if recorded.entry.more and "blob" in recorded.entry.more
+    ]
+    for path, text in plan.changes.items():
+        entry = _changed(plan.shared[path], text, now)
+        if len(text) >= BLOB_MIN_BYTES:
+            statements += blob_statements(tenant, run, text)
+            entry = out_of_line(entry)
+        entries.append(entry)
+    lines = [JournalRow(seq, CHANGE, pack(entry)) for seq, entry in enumerate(entries, plan.point + 1)]
+    statements += [_ADD_ROW(tenant=tenant, run=run, **line._asdict()) for line in lines]
+    total = sum(entry_digest(run, *line) for line in lines) & DIGEST_MASK
+    statements.append(_SET_SUM(tenant=tenant, run=run, count=len(lines), digest=total, last=lines[-1].seq))
     yield Batch(*statements)
     yield from _fork_states(tenant, new.id, plan, request, now)
+
+
+def _changed(group: list[Recorded], text: bytes, now: int) -> Entry:
+    """Another result in place of a recorded one. What the body did besides (state) stays as it was."""
+    first = group[0].entry
+    last = next((recorded.entry for recorded in reversed(group) if recorded.kind in (DONE, CHANGE)), first)
+    kept = {name: value for name, value in (last.more or {}).items() if name == "state"}
+    return Entry(first.path, first.name, now, first.input, last.attempt, text, kept or None)
 
 
 def _fork_states(
@@ -384,51 +399,9 @@ def _checkpoint(recorded: Recorded) -> int | None:
     return ((recorded.entry.more or {}).get("state") or {}).get("c")
 
 
-def _sum(plan: ForkPlan) -> tuple[int, int]:
-    """What the shared rows of the origin add up to, as they are now."""
-    if plan.origin is None:
-        return 0, 0
-    counted = [row for row in plan.origin.rows if row[0] <= plan.point]
-    total = sum(entry_digest(plan.origin.run, seq, kind, body) for seq, kind, body in counted)
-    return len(counted), total & DIGEST_MASK
-
-
-def _own_entries(
-    tenant: int, run: int, plan: ForkPlan, request: ForkRequest, keys: Keys, now: int
-) -> tuple[list[tuple[int, Entry]], list[Statement]]:
-    terms: dict[str, Any] = {"of": request.source, "at": plan.at, "keys": keys, "wish": request.digest()}
-    if plan.origin is not None:
-        there = {row[0] for row in plan.origin.rows}
-        # Numbers below the first one of a fork are its origin's.
-        first = min(there) if fork_terms(plan.origin.entries) else plan.origin.since + 1
-        terms["late"] = [seq for seq in range(first, plan.point + 1) if seq not in there]
-        terms["void"] = _void(plan, keys)
-    entries = [(CHANGE, Entry(FORK, FORK_NAME, now, more=terms))]
-    statements: list[Statement] = []
-    for recorded in plan.carried:
-        entries.append((CHANGE, recorded.entry))
-        if recorded.entry.more and "blob" in recorded.entry.more:
-            statements.append(refer_statement(tenant, run, recorded.entry.more["blob"]))
-    for path, text in plan.changes.items():
-        entry = _changed(plan.shared[path], text, now)
-        if len(text) >= BLOB_MIN_BYTES:
-            statements += blob_statements(tenant, run, text)
-            entry = out_of_line(entry)
-        entries.append((CHANGE, entry))
-    return entries, statements
-
-
-def _changed(group: list[Recorded], text: bytes, now: int) -> Entry:
-    """Another result in place of a recorded one. What the body did besides (state) stays as it was."""
-    first = group[0].entry
-    last = next((recorded.entry for recorded in reversed(group) if recorded.kind in (DONE, CHANGE)), first)
-    kept = {name: value for name, value in (last.more or {}).items() if name == "state"}
-    return Entry(first.path, first.name, now, first.input, last.attempt, text, kept or None)
-
-
-def _same_fork(tenant: int, row: RunRow, request: ForkRequest) -> Generator[Batch, list[Rows], None]:
-    """The id is taken. Fine if this very fork has it."""
-    segments = yield from read_segments(tenant, row)
-    if row.since == 0 and fork_terms(segments[-1].entries).get("wish") == request.digest():
-        return
-    raise RunMismatch(f"there is a run {row.id!r} already, and it is not this fork; choose another id")
+def _check_same(tenant: int, row: RunRow, request: ForkRequest) -> Generator[Batch, list[Rows], None]:
+    """The id is taken. Raises RunMismatch, unless this very fork has it."""
+    entries = (yield from read_whole(tenant, row)).entries
+    first = next((recorded for recorded in entries if recorded.own), None)
+    if first is None or first.entry.path != FORK or (first.entry.more or {}).get("request") != request.digest():
+        raise RunMismatch(f"there is a run {row.id!r} already, and it is not this fork; choose another id")

@@ -18,8 +18,8 @@ FINISHED = ("done", "failed", "cancelled", "rolled_back", "exported")
 STATUSES = (*OPEN, *FINISHED)
 TASK = "task:"  # the function of a run that stands for a task of an adapter (adapter_tasks.py) begins so
 COLUMNS = (
-    "run, id, function, version, input, incarnation, parent, parent_path, root, origin, origin_since, origin_seq, "
-    "origin_entries, origin_digest, status, queue, priority, owner, fence, lease_until, wake_at, "
+    "run, id, function, version, input, incarnation, parent, parent_path, root, origin, origin_seq, "
+    "status, queue, priority, owner, fence, lease_until, wake_at, "
     "wakeup_pending, request, "
     "waiting, entries, digest, seq, since, created_at, changed_at, keep_until"
 )
@@ -38,10 +38,7 @@ class RunRow(NamedTuple):
     parent_path: str | None
     root: int
     origin: int | None
-    origin_since: int
     origin_seq: int
-    origin_entries: int
-    origin_digest: int
     status: str
     queue: str
     priority: int
@@ -77,10 +74,7 @@ class NewRun(NamedTuple):
     root: int | None = None
     wake_at: int = 0
     origin: int | None = None
-    origin_since: int = 0
     origin_seq: int = 0
-    origin_entries: int = 0
-    origin_digest: int = 0
 
 
 class FenceToken(NamedTuple):
@@ -108,7 +102,7 @@ LOCK_WITH_PARENT = Sql(
 )
 NOW = Sql(sqlite="SELECT :now", postgres="SELECT {now}")
 _NEW_COLUMNS = """tenant, run, id, function, version, input, incarnation, parent, parent_path, root, origin,
-        origin_since, origin_seq, origin_entries, origin_digest, status, queue, priority, owner, fence, lease_until,
+        origin_seq, status, queue, priority, owner, fence, lease_until,
         wake_at,
         wakeup_pending, request, waiting, entries, digest, seq, since, created_at, changed_at, keep_until"""
 # One statement for PostgreSQL, so that starting a run is one round trip. A SELECT list wants to be told the types.
@@ -119,7 +113,7 @@ _INSERT = Sql(
         WHERE NOT EXISTS (SELECT 1 FROM run WHERE tenant = :tenant AND id = :id)""",
         f"""INSERT INTO run ({_NEW_COLUMNS})
         SELECT :tenant, number, :id, :function, :version, :input, :incarnation, :parent, :parent_path,
-            coalesce(:root, number), :origin, :origin_since, :origin_seq, :origin_entries, :origin_digest, :status,
+            coalesce(:root, number), :origin, :origin_seq, :status,
             :queue, :priority, :owner, :fence, {{now}} + :lease, :wake_at, 0, NULL, NULL, 0, 0, :origin_seq, 0, {{now}},
             {{now}}, NULL FROM counter WHERE true
         ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}""",
@@ -128,7 +122,7 @@ _INSERT = Sql(
         INSERT INTO run ({_NEW_COLUMNS})
         SELECT :tenant::bigint, number, :id::text, :function::text, :version::text, :input::bytea, :incarnation::bytea,
             :parent::bigint, :parent_path::text, coalesce(:root::bigint, number), :origin::bigint,
-            :origin_since::bigint, :origin_seq::bigint, :origin_entries::bigint, :origin_digest::bigint, :status::text,
+            :origin_seq::bigint, :status::text,
             :queue::text, :priority::bigint, :owner::text, :fence::bigint, {{now}} + :lease::bigint, :wake_at::bigint,
             0, NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL FROM n
         ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}""",
@@ -246,17 +240,16 @@ _RENEWED_START = Sql(
         incarnation = :incarnation, changed_at = {now}
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING run"""
 )
-# What a fork shares must stay.
-_DROP_JOURNAL = Sql(
-    """DELETE FROM journal WHERE tenant = :tenant AND run = :run
-    AND NOT EXISTS (SELECT 1 FROM run WHERE tenant = :tenant AND origin = :run)"""
-)
-_DROP_BLOBS = Sql(
-    """DELETE FROM run_blob WHERE tenant = :tenant AND run = :run
-    AND NOT EXISTS (SELECT 1 FROM run WHERE tenant = :tenant AND origin = :run)"""
-)
 # The answers too: a question of the next round has the same path, and they must not count for it.
-_DROP_ASKS = [Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run") for table in ("answer", "ask")]
+_DROP_ROUND = [Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run") for table in ("answer", "ask")]
+# What a fork shares must stay.
+_DROP_ROUND += [
+    Sql(
+        f"""DELETE FROM {table} WHERE tenant = :tenant AND run = :run
+        AND NOT EXISTS (SELECT 1 FROM run WHERE tenant = :tenant AND origin = :run)"""
+    )
+    for table in ("journal", "run_blob")
+]
 
 
 def find(tenant: int, run_id: str) -> Program[RunRow | None]:
@@ -410,9 +403,7 @@ def start_over(hold: FenceToken, *, since: int, args: bytes, incarnation: bytes,
     if not rows:
         return False
     yield Batch(
-        _DROP_JOURNAL(tenant=tenant, run=run),
-        _DROP_BLOBS(tenant=tenant, run=run),
-        *(drop(tenant=tenant, run=run) for drop in _DROP_ASKS),
+        *(drop(tenant=tenant, run=run) for drop in _DROP_ROUND),
         SET_ARGS(tenant=tenant, run=run, incarnation=incarnation, args=args),
         last=True,
     )

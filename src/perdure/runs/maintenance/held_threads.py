@@ -19,10 +19,10 @@ _PAGE = 200
 _WINDOW = 1000  # journal rows at a time
 _OPEN = ", ".join(f"'{status}'" for status in OPEN)
 _UNFINISHED = Sql(
-    f"""SELECT run, since, origin, origin_since, origin_seq FROM run WHERE tenant = :tenant AND run > :after
+    f"""SELECT run, since, origin, origin_seq FROM run WHERE tenant = :tenant AND run > :after
     AND status IN ({_OPEN}) AND function NOT LIKE '{TASK}%' ORDER BY run LIMIT :limit"""
 )
-_ORIGIN = Sql("SELECT origin, origin_since, origin_seq FROM run WHERE tenant = :tenant AND run = :run")
+_ORIGIN = Sql("SELECT origin, origin_seq FROM run WHERE tenant = :tenant AND run = :run")
 _ORIGINS_MAX = 1000  # forks of forks
 # Whose graph is not done: the thread stays as it is.
 HAS_TASKS = (
@@ -43,7 +43,7 @@ def held_threads(tenant: int) -> Flow[dict[str, int]]:
             for _ in range(_ORIGINS_MAX):  # what a fork shares
                 if not origin or origin[0] is None:
                     break
-                yield from _look_through(tenant, origin[0], origin[1], origin[2], held)
+                yield from _look_through(tenant, origin[0], 0, origin[1], held)
                 origin = yield from read(partial(_origin, tenant, origin[0]))
     return held
 

@@ -46,16 +46,14 @@ _DUE = Sql(
 # Decided again under the row's lock: a fork may have come in between.
 _LOCK = Sql("SELECT r.run FROM run r WHERE r.tenant = :tenant AND r.run = :run {for_update}")
 _EMPTY = Sql(
-    f"""UPDATE run AS r SET entries = 0, digest = 0, since = seq, origin = NULL, origin_since = 0, origin_seq = 0,
-        origin_entries = 0, origin_digest = 0
+    f"""UPDATE run AS r SET entries = 0, digest = 0, since = seq, origin = NULL, origin_seq = 0
     WHERE r.tenant = :tenant AND r.run = :run AND r.keep_until <= {{now}} AND r.status IN ({_OVER}) AND NOT {_IS_NEEDED}
     RETURNING run"""
 )
 _FORKS = Sql("SELECT id FROM run WHERE tenant = :tenant AND origin = :run LIMIT 1")
 _PARENT = Sql("SELECT id, status FROM run WHERE tenant = :tenant AND run = :run")
 _CONDEMN = Sql(
-    f"""UPDATE run SET entries = 0, digest = 0, since = seq, origin = NULL, origin_since = 0, origin_seq = 0,
-        origin_entries = 0, origin_digest = 0, keep_until = 0
+    f"""UPDATE run SET entries = 0, digest = 0, since = seq, origin = NULL, origin_seq = 0, keep_until = 0
     WHERE tenant = :tenant AND run = :run AND status IN ({_OVER}) RETURNING run"""
 )
 _DROP_ENTRIES = Sql(

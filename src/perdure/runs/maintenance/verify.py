@@ -20,7 +20,7 @@ from perdure.runs.calls.asks import AskSpec
 from perdure.runs.functions.inputs import digest
 from perdure.runs.journal.blobs import blob_hash
 from perdure.runs.journal.entries import DIGEST_MASK, KIND_NAMES, Recorded, decompress
-from perdure.runs.journal.journal import read_segments
+from perdure.runs.journal.journal import read_whole
 from perdure.runs.journal.rows import CHECK_ARGS, FINISHED, RUN_CELLS, STATUSES, TASK, RunRow
 from perdure.storage.columns import ANSWER, ASK_ANSWER, BLOB, QUESTION, RUN_VALUE, SIGNAL, TERMS
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, read
@@ -192,8 +192,8 @@ def _wrong_row(row: RunRow) -> list[str]:
 
 
 def _began_so(row: RunRow) -> bool:
-    """Whether a run still has the arguments that its row was made for: continue_as_new gives others, to a fork too."""
-    return bool(row.input) and row.since == 0 and row.origin_since == 0
+    """Whether a run still has the arguments that its row was made for: continue_as_new gives others."""
+    return bool(row.input) and row.since == 0
 
 
 def _wrong_values(row: RunRow, values: dict[str, Any]) -> list[str]:
@@ -234,16 +234,15 @@ def _wrong_asks(row: RunRow, asks: Rows, answers: Rows) -> list[str]:
 
 def _wrong_journal(tenant: int, row: RunRow, referred: set[bytes]) -> Generator[Batch, list[Rows], list[str]]:
     try:
-        segments = yield from read_segments(tenant, row)
+        entries = (yield from read_whole(tenant, row)).entries
     except (JournalDamaged, NotEncrypted) as error:
         return [str(error)]
-    entries = [recorded for segment in segments for recorded in segment.entries]
     wrong = [
         f"entry {recorded.seq}: its kind {recorded.kind} is none"
         for recorded in entries
         if recorded.kind not in KIND_NAMES
     ]
-    own = [recorded for recorded in segments[-1].entries if recorded.seq > row.since]
+    own = [recorded for recorded in entries if recorded.own]
     missing = [recorded for recorded in own if _blob(recorded) is not None and _blob(recorded) not in referred]
     wrong += [f"entry {recorded.seq} ({recorded.entry.name}): nothing keeps its large result" for recorded in missing]
     wanted = {key for recorded in entries if (key := _blob(recorded)) is not None}

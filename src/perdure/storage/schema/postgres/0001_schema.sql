@@ -141,11 +141,8 @@ CREATE TABLE run (
     parent bigint,                 -- the run that started it, and the path of the call
     parent_path text,
     root bigint NOT NULL,          -- the run at the top of the family
-    origin bigint,                 -- a fork: the run whose journal it shares, after origin_since, up to origin_seq …
-    origin_since bigint NOT NULL,
-    origin_seq bigint NOT NULL,
-    origin_entries bigint NOT NULL, -- … and what that part adds up to
-    origin_digest bigint NOT NULL,
+    origin bigint,                 -- a fork: the run whose journal it shares …
+    origin_seq bigint NOT NULL,    -- … up to this number; what counts of it is in its first own entry
     status text NOT NULL,
     queue text NOT NULL,
     priority bigint NOT NULL,

@@ -142,11 +142,8 @@ CREATE TABLE run (
     parent INTEGER,                 -- the run that started it, and the path of the call
     parent_path TEXT,
     root INTEGER NOT NULL,          -- the run at the top of the family
-    origin INTEGER,                 -- a fork: the run whose journal it shares, after origin_since, up to origin_seq …
-    origin_since INTEGER NOT NULL,
-    origin_seq INTEGER NOT NULL,
-    origin_entries INTEGER NOT NULL, -- … and what that part adds up to
-    origin_digest INTEGER NOT NULL,
+    origin INTEGER,                 -- a fork: the run whose journal it shares …
+    origin_seq INTEGER NOT NULL,    -- … up to this number; what counts of it is in its first own entry
     status TEXT NOT NULL,
     queue TEXT NOT NULL,
     priority INTEGER NOT NULL,
