@@ -15,7 +15,6 @@ from lab import MODES, PLACES, Code, Interrupt, Once
 import perdure
 from perdure.storage.program import Batch, Transaction
 
-
 LOOKING = 1  # the transaction that finds a run there, and writes nothing
 
 
