@@ -9,7 +9,7 @@ How a page is read, block by block, in one temporary directory:
     ```python into trip.py its functions replace those of the same name in that file; new ones come in above them
     ```python some/file    the file's own text: must be in it word for word; not run here (tests/docs/test_examples.py)
 
-A command that ends with `&` goes on in the background: the lines below it are the first that it says. `$ kill %1` ends
+A command that ends with `&` runs in the background: the lines below it are the first that it prints. `$ kill %1` ends
 the first of these as a shell does (SIGTERM), and waits for it. What a page leaves running is killed.
 
 Other languages are not run. Ids, keys, times and the width of columns are masked. docs/reference/cli.md has a test of
@@ -35,6 +35,7 @@ from typing import NamedTuple
 
 import pytest
 
+from perdure.cli import main
 from perdure.runs.functions import specs
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +47,9 @@ POSTGRES = re.compile(r"postgresql://(\w+)@localhost/agents\b")
 PORT = "8321"  # where the pages' airline listens; replaced by a free one
 COMMAND_S_MAX = 180
 COMMANDS = {"python": [sys.executable], "perdure": [sys.executable, "-m", "perdure.cli"]}
+# These import the reader's files or start processes, so each runs in a process of its own. The other commands run in
+# this process, which saves the start of an interpreter.
+LOADS_CODE = {"worker", "start", "check", "drill", "replay"}
 
 
 class Block(NamedTuple):
@@ -104,6 +108,12 @@ class Shell:
             job.terminate()
             said, _ = job.communicate(timeout=COMMAND_S_MAX)
             return said
+        if name == "perdure" and not LOADS_CODE & set(arguments):
+            printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+                main(arguments)
+            printed.seek(0)
+            return printed.read()
         in_background = arguments[-1:] == ["&"]
         job = self._start([*COMMANDS[name], *(arguments[:-1] if in_background else arguments)])
         if in_background:
@@ -118,15 +128,13 @@ class Shell:
         return said + ("Killed\n" if job.returncode == -signal.SIGKILL else "")
 
     def _start(self, command: list[str]) -> subprocess.Popen[str]:
-        environment = {**os.environ, "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1", "USER": "ann", "LOGNAME": "ann"}
-        environment.pop("PERDURE_STORE", None)
         return subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             text=True,
-            env=environment,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         )
 
     def close(self) -> None:
@@ -207,6 +215,9 @@ def test_the_snippets_of_a_page_run_and_print_what_it_shows(
     text = text.replace(PORT, free_port()) if PORT in text else text
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("LOGNAME", "ann")
+    monkeypatch.delenv("PERDURE_STORE", raising=False)
     monkeypatch.syspath_prepend(tmp_path)  # as in a Python shell
     monkeypatch.delitem(sys.modules, "app", raising=False)  # another test's: pages write their own app.py
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a page changes its files faster than their times can tell

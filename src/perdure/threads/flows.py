@@ -190,7 +190,7 @@ def advance_cursor(
             _log.warning(
                 "thread %r: another writer has saved since this handle loaded it, so that its saves are a branch from "
                 "here on (is_head is False): load() takes the handle back to the head, and expect= refuses such a "
-                "save; see docs/how-to/two-writers.md",
+                "save; see docs/how-to/threads.md",
                 cursor.name,
                 extra=event("thread.branched", thread=cursor.name),
             )

@@ -120,7 +120,7 @@ def roles(context: CheckContext) -> Flow[list[Finding]]:
     from perdure.storage.postgres.tenants import tenant_security
 
     security = yield Transaction(tenant_security)
-    hint = "`perdure store role app NAME` makes a role that sees one tenant at a time (how-to/postgresql-in-production)"
+    hint = "`perdure store role app NAME` makes a role that sees one tenant at a time (how-to/postgresql)"
     if security.gaps:
         message = f"row-level security is not in force on {', '.join(security.gaps)}"
         return [
