@@ -78,21 +78,6 @@ async def aracing() -> tuple[list[int], str]:
     return await perdure.gather(*halves), crash_once()
 
 
-def report(branch: int) -> int:
-    for step in range(RACES):
-        number(step)
-        if step == branch == 3:
-            perdure.progress(done="three steps")
-    return branch
-
-
-@perdure.durable
-def reporting() -> list[int]:
-    for _ in range(1000):  # a journal that takes a while to go through
-        perdure.uuid()
-    return perdure.gather(*[lambda n=n: report(n) for n in range(BRANCHES)])
-
-
 def test_threads_that_forget_the_losers_of_a_race_do_not_disturb_their_siblings(store: perdure.Store) -> None:
     for attempt in range(5):
         crash.append(True)
@@ -110,8 +95,3 @@ async def test_tasks_and_the_threads_they_wait_for_do_not_disturb_each_other(sto
         again = await store.arun(aracing, id=f"r{attempt}")
         expected = [n * RACES if n % 2 else n * RACES * 4 for n in range(BRANCHES)]
         assert await again.aresult() == (expected, "resumed")
-
-
-def test_a_branch_reports_progress_while_siblings_record_steps(store: perdure.Store) -> None:
-    for attempt in range(8):
-        assert store.run(reporting, id=f"r{attempt}").result() == list(range(BRANCHES))

@@ -1,4 +1,4 @@
-"""perdure.progress: a record that is merged, kept with the journal, and written to a file that is never ahead of it."""
+"""perdure.progress: a record that is merged, kept with the journal, and written to a file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from perdure.agents import progress_file
 from perdure.runs.execution.hooks import Point
 
 
-def dies_after_the_commit(number: int) -> Any:
-    """A hook that ends the code right after the commit of the so-manieth perdure.progress."""
+def dies_before_the_commit(number: int) -> Any:
+    """A hook that ends the code after the body of the so-manieth perdure.progress, before it is recorded."""
     seen = []
 
     def hook(point: Point) -> None:
-        if point.name == "perdure.progress" and point.when == "after":
+        if point.name == "perdure.progress" and (point.kind, point.when) == ("body", "after"):
             seen.append(point)
             if len(seen) == number:
                 raise Interrupt
@@ -73,52 +73,16 @@ def test_a_replay_says_nothing_twice(lab: Lab) -> None:
     assert len(run.steps()) == 2
 
 
-def test_a_call_is_one_commit(lab: Lab) -> None:
-    commits: list[Point] = []
+def test_a_branch_reports_nothing(lab: Lab) -> None:
+    def report(done: str) -> Any:
+        return perdure.progress(done=done)
 
     @lab.durable
-    async def agent() -> None:
-        await lab(perdure.progress(goal="one"))
-        await lab(perdure.progress(done="two"))
+    async def agent() -> Any:
+        return await lab(perdure.map(report, ["one", "two"]))
 
-    with hooked(lambda point: commits.append(point) if point.name == "perdure.progress" else None):
+    with pytest.raises(perdure.RunStuck, match="parallel branch"):
         lab.run(agent).result()
-    assert [(point.kind, point.path, point.when) for point in commits] == [
-        ("value", path, when) for path in ("1", "2") for when in ("before", "after")
-    ]
-
-
-def test_what_a_run_said_is_there_when_it_begins_anew(lab: Lab, tmp_path: Path) -> None:
-    file = tmp_path / "P.md"
-
-    @lab.durable
-    async def agent(round_: int) -> Any:
-        if round_ == 0:
-            await lab(perdure.progress(goal="for ever", done="round 0", file=file))
-            perdure.continue_as_new(1)
-        before = await lab(perdure.progress())
-        after = await lab(perdure.progress(done="round 1"))
-        return before.done, after.done
-
-    assert lab.run(agent, 0, id="r").result() == (["round 0"], ["round 0", "round 1"])
-    assert "round 1" in file.read_text()
-
-
-def test_parallel_branches_lose_nothing(store: perdure.Store, tmp_path: Path) -> None:
-    lab = Lab(store, "async")
-    file = tmp_path / "P.md"
-
-    @perdure.durable
-    async def agent() -> list[str]:
-        await asyncio.gather(*(perdure.progress(done=f"{number}", file=file) for number in range(8)))
-        found = await perdure.progress()
-        return sorted(found.done)
-
-    assert lab.run(agent, id="r").result() == [str(number) for number in range(8)]
-    found = perdure.progress.latest(lab.store, "r")
-    assert found is not None
-    assert sorted(found.done) == [str(number) for number in range(8)]
-    assert progress_file.read(file) == found
 
 
 def test_a_fork_has_the_record_of_where_it_begins_and_goes_on_from_it(lab: Lab) -> None:
@@ -204,58 +168,6 @@ def test_the_file_says_what_the_record_says_and_is_remembered(lab: Lab, tmp_path
     assert [one.name for one in file.parent.iterdir()] == ["PROGRESS.md"]
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_file_that_was_not_written_before_the_crash_is_written_on_resume(
-    lab: Lab, tmp_path: Path, number: int
-) -> None:
-    file = tmp_path / "P.md"
-    texts: list[str] = []
-
-    @lab.durable
-    async def agent() -> None:
-        await lab(perdure.progress(done="one", file=file))
-        await lab(perdure.progress(done="two"))
-        texts.append(file.read_text())
-
-    with hooked(dies_after_the_commit(number)), pytest.raises(Interrupt):
-        lab.run(agent, id="r")
-    before = file.read_text() if file.exists() else ""
-    assert ("one" in before, "two" in before) == (number == 2, False)  # never ahead of the journal
-    run = lab.run(agent, id="r")
-    run.result()
-    assert progress_file.from_markdown(texts[-1]).done == ["one", "two"]
-    assert len(run.steps()) == 2
-
-
-def test_a_file_that_is_gone_is_written_again_and_one_that_somebody_changed_is_left(lab: Lab, tmp_path: Path) -> None:
-    file = tmp_path / "P.md"
-    at_resume: list[str | None] = []
-
-    @lab.durable
-    async def agent(run: str) -> None:
-        await lab(perdure.progress(goal=run, done="one", file=file))
-        at_resume.append(file.read_text() if file.exists() else None)
-        once.interrupt()
-        await lab(perdure.progress(done="two"))
-
-    once = Once()
-    with pytest.raises(Interrupt):
-        lab.run(agent, "a", id="a")
-    file.unlink()
-    lab.run(agent, "a", id="a").result()
-    assert at_resume[0] == at_resume[1]
-
-    once = Once()
-    with pytest.raises(Interrupt):
-        lab.run(agent, "b", id="b")
-    file.write_text(file.read_text() + "\n- by hand\n")
-    lab.run(agent, "b", id="b").result()
-    assert "by hand" in (at_resume[-1] or "")
-    found = progress_file.read(file)
-    assert found is not None
-    assert found.done == ["one", "two"]
-
-
 def test_a_replay_writes_no_file(lab: Lab, tmp_path: Path) -> None:
     file = tmp_path / "P.md"
 
@@ -309,7 +221,7 @@ def git(folder: Path, *arguments: str) -> str:
     ).stdout
 
 
-def test_every_call_is_a_commit_and_a_crash_before_it_is_made_up_for(lab: Lab, tmp_path: Path) -> None:
+def test_every_call_is_one_commit_also_if_the_process_dies_before_it_is_recorded(lab: Lab, tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet")
     file = tmp_path / "PROGRESS.md"
 
@@ -319,9 +231,9 @@ def test_every_call_is_a_commit_and_a_crash_before_it_is_made_up_for(lab: Lab, t
         await lab(perdure.progress(done=["Pack", "Lock"]))
         await lab(perdure.progress(blocked="x" * 200))
 
-    with hooked(dies_after_the_commit(2)), pytest.raises(Interrupt):
+    with hooked(dies_before_the_commit(2)), pytest.raises(Interrupt):
         lab.run(agent, id="r")
-    assert git(tmp_path, "log", "--format=%s").splitlines() == ["Goal: Fly"]
+    assert git(tmp_path, "log", "--format=%s").splitlines() == ["Done: Pack; Lock", "Goal: Fly"]
     lab.run(agent, id="r").result()
     assert git(tmp_path, "log", "--format=%s").splitlines() == [
         f"Blocked: {'x' * 99}…",

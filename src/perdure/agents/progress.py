@@ -1,53 +1,44 @@
 """`perdure.progress`: how far a run has come, in words, for its next session, another agent, a person.
 
-The record is merged over the calls and kept twice: as the run's latest, written in the same transaction as the journal
-entry that a replay answers from; and as a Markdown file, if one was named.
-
-The file is written after the commit, so that it is never ahead of the journal. If the process dies in between, the
-resume writes it, unless it has been changed meanwhile. A file that cannot be written is a warning: it must not fail
-a run.
+A report is a step: it merges what is said into the record, writes the Markdown file if one was named, and is recorded.
+After a crash in between, the resumed run does both again, with the same outcome.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 from weakref import WeakKeyDictionary
-
-from blake3 import blake3
 
 from perdure.agents import progress_file
 from perdure.agents.progress_file import Progress
 from perdure.errors import UsageError
 from perdure.runs.calls.calls import do
-from perdure.runs.calls.timeouts import check_deadline
+from perdure.runs.calls.steps import step_operation
 from perdure.runs.engine import flows
 from perdure.runs.execution.execution import Execution
-from perdure.runs.execution.operation import Body, Operation
+from perdure.runs.execution.operation import Operation
 from perdure.runs.execution.scope import Scope, current, need_scope
+from perdure.runs.functions.specs import StepSpec
 from perdure.runs.handle import Run
-from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import read_blob
-from perdure.runs.journal.entries import VALUE, Entry, Recorded, decompress
+from perdure.runs.journal.entries import decompress
 from perdure.runs.journal.journal import read_journal
 from perdure.runs.store import RunStore
 from perdure.storage.events import event
-from perdure.storage.program import Batch, Flow, Rows, read
+from perdure.storage.program import Flow, read
 from perdure.threads.context import Context
 from perdure.values.codec import decode
 from perdure.values.registry import register
 
 NAME: Final = "perdure.progress"
-READ: Final = "perdure.progress.read"
-SORT: Final = "progress"  # of the run's value that holds the latest
-_FIELDS: Final = ("goal", "done", "blocked", "next", "context")
 _UNCHANGED: Final = object()  # the default of what None clears
 _log = logging.getLogger("perdure")
+_records: WeakKeyDictionary[Execution, dict[str, Any]] = WeakKeyDictionary()  # what each run last reported
 register(Progress, name="perdure.agents.Progress")
 
 
@@ -72,19 +63,24 @@ class Reporter:
 
         `done` is added to what is done, `context` to what is known; `blocked` and `next` replace what they were, None
         clears them. `file` names a Markdown file to keep it in, and `git` commits that each time; both are remembered
-        for the run. A run that has no record yet continues the file's, unless it has another goal.
+        for the run. A run that has no record yet continues the file's, unless it has another goal. Call it in the
+        durable function itself, not in a parallel branch.
         """
         scope = need_scope("perdure.progress()")
-        change = {"goal": goal, "blocked": blocked, "next": next}
+        if scope.parent is not None:
+            raise UsageError("perdure.progress() was called in a parallel branch: report when all branches have ended")
+        change = {"goal": _UNCHANGED if goal is None else goal, "blocked": blocked, "next": next}
+        change = {name: value for name, value in change.items() if value is not _UNCHANGED}
         for name, value in change.items():
-            if value is not None and value is not _UNCHANGED and not isinstance(value, str):
+            if value is not None and not isinstance(value, str):
                 raise UsageError(f"perdure.progress(): {name} is a text, not a {type(value).__qualname__}")
         added = [done] if isinstance(done, str) else list(done) if isinstance(done, Iterable) else [done]
         if not all(isinstance(text, str) for text in added):
             raise UsageError("perdure.progress(): done is a text or a list of texts")
-        merge = partial(_merged, change={**change, "done": added, "context": dict(context or {})})
-        target = None if file is None else os.path.abspath(os.fspath(file))
-        return do(scope, _report(scope, merge, _subject(goal, added, blocked, next), target, git))
+        change |= {"done": added, "context": dict(context or {})}
+        if file is not None:
+            change["file"] = os.path.abspath(os.fspath(file))
+        return do(scope, _report(scope, {**change, "git": True} if git else change))
 
     def read(self, file: str | os.PathLike[str]) -> Any:
         """The record in a file; None if there is no such file. In a run it is recorded, and awaited if that is async.
@@ -94,7 +90,7 @@ class Reporter:
         scope = current.get()
         if scope is None or scope.body is not None:
             return progress_file.read(file)
-        return do(scope, _read(scope, os.path.abspath(os.fspath(file))))
+        return do(scope, step_operation(scope, _READ, (os.path.abspath(os.fspath(file)),), {}))
 
     def latest(self, store: RunStore, run: str | Run) -> Progress | None:
         """The last record of a run; None if it reported nothing. Raises NotFound."""
@@ -108,178 +104,85 @@ class Reporter:
 progress: Final = Reporter()
 
 
-def _latest(ctx: Context, run_id: str) -> Flow[Progress | None]:
-    tenant, row = yield from flows.locate(ctx, run_id)
-    text = yield from read(partial(rows.value_of, tenant, row.run, SORT))
-    if text is None:  # a fork has its origin's journal, not its values
-        entries = yield from read(partial(read_journal, tenant, row))
-        reported = max((one for one in entries if one.entry.name == NAME), key=lambda one: one.seq, default=None)
-        if reported is None:
-            return None
-        text = reported.entry.value
-        if text is None:
-            text = yield from read(partial(read_blob, tenant, (reported.entry.more or {})["blob"]))
-    return _made(decode(decompress(text), ctx.codec))
-
-
-def _merged(old: Progress, change: dict[str, Any]) -> Progress:
-    upcoming = old.next if change["next"] is _UNCHANGED else change["next"]
-    if change["next"] is _UNCHANGED and upcoming in change["done"]:
-        upcoming = None
-    return Progress(
-        goal=old.goal if change["goal"] is None else change["goal"],
-        done=list(dict.fromkeys([*old.done, *change["done"]])),
-        blocked=old.blocked if change["blocked"] is _UNCHANGED else change["blocked"],
-        next=upcoming,
-        context={**old.context, **change["context"]},
-    )
-
-
-def _subject(goal: str | None, done: list[str], blocked: Any, upcoming: Any) -> str:
-    """One line for git: what this call reports."""
-    for what, text in (("Done", "; ".join(done)), ("Blocked", blocked), ("Goal", goal), ("Next", upcoming)):
-        if isinstance(text, str) and text:
-            line = " ".join(text.split())
-            return f"{what}: {line}" if len(line) <= 100 else f"{what}: {line[:99]}…"
-    return "Progress"
-
-
-class _Kept:
-    """The record of the run of one execution. Calls of parallel branches change it one after the other."""
-
-    def __init__(self, execution: Execution) -> None:
-        self.record: dict[str, Any] | None = None
-        self.seq = 0
-        self.last = max((row.seq for row in execution.index.rows() if row.entry.name == NAME), default=0)
-        self._lock = threading.Lock()
-        self._alock: Any = None
-
-    def take(self, record: dict[str, Any], seq: int) -> None:
-        if seq >= self.seq:
-            self.record, self.seq = record, seq
-
-    def enter(self, scope: Scope) -> Operation[None]:
-        if not scope.is_async:
-            self._lock.acquire()
-            return
-        if self._alock is None:
-            import asyncio
-
-            self._alock = asyncio.Lock()
-        yield Body(self._alock.acquire, is_async=True)
-
-    def leave(self, scope: Scope) -> None:
-        (self._alock if scope.is_async else self._lock).release()
-
-
-_sessions: WeakKeyDictionary[Execution, _Kept] = WeakKeyDictionary()
-_guard = threading.Lock()
-
-
-def _report(
-    scope: Scope, merge: Callable[[Progress], Progress], subject: str, file: str | None, git: bool
-) -> Operation[Progress]:
-    scope.check()
-    execution, path = scope.execution, scope.take()
-    yield from check_deadline(scope, path)
-    found = execution.recorded(path, NAME, None)
-    with _guard:
-        if (kept := _sessions.get(execution)) is None:
-            kept = _sessions[execution] = _Kept(execution)
-    yield from kept.enter(scope)
-    try:
-        if found:
-            return (yield from _replayed(scope, kept, found[-1]))
-        old = kept.record
-        if old is None:  # of before `continue_as_new`
-            text = yield from read(partial(rows.value_of, execution.tenant, execution.row.run, SORT))
-            old = {} if text is None else execution.decoded(decompress(text))
-        file, git = file or old.get("file"), git or bool(old.get("git"))
-        if git and file is None:
-            raise UsageError("perdure.progress(git=True) commits a file: name it with file=")
-        over = None if file is None else _contents(file)
-        base = _made(old) if old else _continued(over, merge)
-        state = merge(base)
-        value = execution.encoded({**{name: getattr(state, name) for name in _FIELDS}, "file": file, "git": git})
-        more = None if file is None else {"over": _hash(over), "subject": subject}
-        entry = Entry(path, NAME, execution.ctx.clock_us(), value=value, more=more)
-        yield from execution.log.record((VALUE, entry), same_tx=partial(_keep, execution, value))
-        kept.take(execution.decoded(decompress(value)), execution.index.at(path)[-1].seq)
-        reported = _made(execution.decoded(decompress(value)))  # as a replay will find it; the caller may change it
-        if file is not None:
-            yield _work(scope, partial(_publish, file, reported, subject if git else None))
-        return reported
-    finally:
-        kept.leave(scope)
-
-
-def _replayed(scope: Scope, kept: _Kept, recorded: Recorded) -> Operation[Progress]:
-    """What was reported before; its file is written now if the process died before it was."""
-    execution, more = scope.execution, recorded.entry.more or {}
-    kept.take((yield from execution.value(recorded.entry)), recorded.seq)
-    found = yield from execution.value(recorded.entry)
-    file = found.get("file")
-    if file is not None and recorded.seq == kept.last and not execution.replay:
-        contents, reported = _contents(file), _made(found)
-        own = progress_file.to_markdown(reported).encode()
-        if contents is None or contents == own or _hash(contents) == more.get("over"):
-            yield _work(scope, partial(_publish, file, reported, more["subject"] if found.get("git") else None))
+def _report(scope: Scope, change: dict[str, Any]) -> Operation[Progress]:
+    old = _records.get(scope.execution, {})
+    if change.get("git") and not (change.get("file") or old.get("file")):
+        raise UsageError("perdure.progress(git=True) commits a file: name it with file=")
+    found = yield from step_operation(scope, _AWRITE if scope.is_async else _WRITE, (old, change), {})
+    _records[scope.execution] = found
     return _made(found)
 
 
-def _keep(execution: Execution, value: bytes) -> Generator[Batch, list[Rows], None]:
-    yield Batch(rows.ADD_VALUE(tenant=execution.tenant, run=execution.row.run, sort=SORT, value=value))
+def _write(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """The body of a report: the new record, which is in the file then."""
+    file, git = change.get("file", old.get("file")), change.get("git", old.get("git", False))
+    if not old and file is not None and (found := _continued(file, change.get("goal"))) is not None:
+        old = vars(found)
+    upcoming = change.get("next", old.get("next"))
+    record = {
+        "goal": change.get("goal", old.get("goal", "")),
+        "done": list(dict.fromkeys([*old.get("done", ()), *change["done"]])),
+        "blocked": change.get("blocked", old.get("blocked")),
+        "next": None if "next" not in change and upcoming in change["done"] else upcoming,
+        "context": {**old.get("context", {}), **change["context"]},
+        "file": file,
+        "git": git,
+    }
+    if file is not None:
+        _publish(file, _made(record), _subject(change) if git else None)
+    return record
 
 
-def _read(scope: Scope, file: str) -> Operation[Progress | None]:
-    scope.check()
-    execution, path = scope.execution, scope.take()
-    yield from check_deadline(scope, path)
-    found = execution.recorded(path, READ, None)
-    if found:
-        return (yield from execution.value(found[-1].entry))  # type: ignore[no-any-return]
-    state = progress_file.read(file)
-    execution.log.buffer(VALUE, Entry(path, READ, execution.ctx.clock_us(), value=execution.encoded(state)))
-    return state
-
-
-def _made(found: Mapping[str, Any]) -> Progress:
-    return Progress(**{name: found[name] for name in _FIELDS})
-
-
-def _continued(contents: bytes | None, merge: Callable[[Progress], Progress]) -> Progress:
-    """The record of a file that another run began, if it has the same goal."""
-    found = progress_file.from_markdown((contents or b"").decode("utf-8-sig", "replace"))
-    return found if merge(found).goal == found.goal else Progress()
-
-
-# --- the file
-
-
-def _work(scope: Scope, call: Callable[[], Any]) -> Body:
-    """Work with files: on a thread, if a loop would be blocked."""
-    if not scope.is_async:
-        return Body(call)
+async def _awrite(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     import asyncio
 
-    return Body(partial(asyncio.to_thread, call), is_async=True)
+    return await asyncio.to_thread(_write, old, change)
 
 
-def _contents(file: str) -> bytes | None:
+# What is reported may be worded otherwise in newer code: it is no input that a replay checks.
+_WRITE: Final = StepSpec(_write, NAME, "step", ignore=("old", "change"))
+_AWRITE: Final = StepSpec(_awrite, NAME, "step", ignore=("old", "change"))
+_READ: Final = StepSpec(progress_file.read, f"{NAME}.read", "step")
+
+
+def _latest(ctx: Context, run_id: str) -> Flow[Progress | None]:
+    tenant, row = yield from flows.locate(ctx, run_id)
+    entries = yield from read(partial(read_journal, tenant, row))
+    reported = max((one for one in entries if one.entry.name == NAME), key=lambda one: one.seq, default=None)
+    if reported is None:
+        return None
+    text = reported.entry.value
+    if text is None:
+        text = yield from read(partial(read_blob, tenant, (reported.entry.more or {})["blob"]))
+    return _made(decode(decompress(text), ctx.codec))
+
+
+def _made(record: dict[str, Any]) -> Progress:
+    return Progress(**deepcopy({name: record[name] for name in Progress.__dataclass_fields__}))
+
+
+def _continued(file: str, goal: str | None) -> Progress | None:
+    """The record of a file that another run began, if it has the same goal."""
     try:
-        return Path(file).read_bytes()
+        found = progress_file.read(file)
     except OSError:
         return None
+    return found if found is not None and goal in (None, found.goal) else None
 
 
-def _hash(contents: bytes | None) -> str | None:
-    return None if contents is None else blake3(contents).hexdigest()[:16]
+def _subject(change: dict[str, Any]) -> str:
+    """One line for git: what this call reports."""
+    texts = {**change, "done": "; ".join(change["done"])}
+    for name in ("done", "blocked", "goal", "next"):
+        if line := " ".join((texts.get(name) or "").split()):
+            return f"{name.capitalize()}: {line if len(line) <= 100 else line[:99] + '…'}"
+    return "Progress"
 
 
-def _publish(file: str, state: Progress, subject: str | None) -> None:
-    """Write the file, and commit it if it has a subject."""
+def _publish(file: str, record: Progress, subject: str | None) -> None:
+    """Write the file, and commit it if it has a subject. If that fails it is a warning: it must not fail a run."""
     try:
-        progress_file.write(file, state)
+        progress_file.write(file, record)
     except OSError as error:
         found = event("progress.not_written", file=file, error=type(error).__name__)
         message = "perdure.progress: %s could not be written (%s); the record itself is in the store"

@@ -1,28 +1,5 @@
 """The progress of an agent as a Markdown file with five fixed sections, and that file in git.
 
-    # Progress: Book flight to NYC
-
-    ## Current Goal
-
-    Book a morning flight to NYC for tomorrow
-
-    ## Completed Steps
-
-    1. [x] Searched flights: 47 options found
-
-    ## Current Blocker
-
-    _None_
-
-    ## Next Action
-
-    Present the 9am alternative
-
-    ## Context
-
-    - **airport:** SFO
-    - **limit:** `500`
-
 The file is for people and for the next session of an agent. What is exact is the record in the store: here blanks and
 line breaks of a step become one blank, and other sections are passed over when the file is read.
 """
@@ -39,13 +16,8 @@ from typing import Any, Final
 
 from perdure.storage.files import sync_file, sync_folder
 
-_GOAL, _DONE, _BLOCKED, _NEXT, _CONTEXT = (
-    "Current Goal",
-    "Completed Steps",
-    "Current Blocker",
-    "Next Action",
-    "Context",
-)
+_GOAL, _DONE, _BLOCKED = "Current Goal", "Completed Steps", "Current Blocker"
+_NEXT, _CONTEXT = "Next Action", "Context"
 _NONE: Final = "_None_"
 _GIT_TIMEOUT_S: Final = 30.0
 
