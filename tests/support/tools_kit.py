@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 
 class SoldOut(Exception):
@@ -19,10 +19,6 @@ def said(messages: list[dict[str, Any]]) -> list[str]:
     return [message["content"] for message in messages]
 
 
-def search(city: str, nights: int = 1) -> list[str]:
-    """Find hotels in a city.
-
-    Args:
-        city: where to look
-    """
+def search(city: Annotated[str, "where to look"], nights: int = 1) -> list[str]:
+    """Find hotels in a city."""
     return [f"{city} {nights}"]

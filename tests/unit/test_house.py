@@ -164,7 +164,7 @@ def test_every_module_says_what_it_is() -> None:
 
 # Lines of source per package: raising one is a decision that a reviewer sees. What a package needs less goes down.
 LINES_MAX = {
-    "agents": 1_050, "cli": 4_100, "encryption": 1_000, "langgraph": 2_000, "log": 5_900, "ops": 4_000, "runs": 14_000,
+    "agents": 830, "cli": 4_100, "encryption": 1_000, "langgraph": 2_000, "log": 5_900, "ops": 4_000, "runs": 13_970,
     "storage": 5_650, "testing": 1_770, "threads": 4_050, "transfer": 2_000, "values": 3_400,
 }  # fmt: skip
 

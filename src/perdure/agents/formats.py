@@ -5,16 +5,13 @@
     openai       {"id", "function": {"name", "arguments": text}}       {"role": "tool", "tool_call_id", "content"}
     responses    {"type": "function_call", "call_id", "name", …}       {"type": "function_call_output", "call_id", …}
     anthropic    {"type": "tool_use", "id", "name", "input"}           one user message of tool_result blocks
-    langchain    {"id", "name", "args"}                                {"role": "tool", "tool_call_id", "status", …}
-    plain        {"id", "name", "arguments"}                           {"role": "tool", "tool_call_id", "is_error", …}
+    plain        {"id", "name", "arguments"}, or LangChain's "args"    {"role": "tool", "tool_call_id", "status", …}
 
 Each as a dict or as the object of an SDK. Pure: nothing here runs a tool.
-Must never happen here: a text that is another one in another process, for the same value.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
@@ -26,7 +23,6 @@ from blake3 import blake3
 from perdure.errors import UsageError
 from perdure.values.showing import shown
 
-STYLES: Final = ("openai", "responses", "anthropic", "plain")
 ERROR_CHARACTERS_MAX: Final = 2000
 _ID: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 
@@ -38,7 +34,6 @@ class ToolCall(NamedTuple):
     id: str | None
     name: str
     arguments: Any
-    problem: str = ""  # why it is not made at all
 
 
 class ToolResult(NamedTuple):
@@ -73,9 +68,7 @@ def _parsed(item: Any) -> ToolCall | None:
         return _made("anthropic", _get(item, "id"), name, _get(item, "input"))
     if isinstance(name, str) and kind in (None, "tool_call", "invalid_tool_call", "function"):
         arguments = _get(item, "args")
-        if arguments is not None or kind in ("tool_call", "invalid_tool_call"):
-            return _made("langchain", _get(item, "id"), name, arguments)
-        return _made("plain", _get(item, "id"), name, _get(item, "arguments"))
+        return _made("plain", _get(item, "id"), name, _get(item, "arguments") if arguments is None else arguments)
     if isinstance(kind, str):
         return None
     raise UsageError(
@@ -95,7 +88,7 @@ def _made(style: str, call_id: Any, name: Any, arguments: Any) -> ToolCall:
 
 def label(call: ToolCall, position: int) -> str:
     """A tool call's part of a path: its id, made fit; its position if it has none, which no id looks like."""
-    if call.id is None or call.problem:
+    if call.id is None:
         return f"_{position}"
     if re.fullmatch(_ID, call.id):
         return call.id
@@ -106,22 +99,12 @@ def label(call: ToolCall, position: int) -> str:
 def arguments_of(call: ToolCall) -> Any:
     """The arguments as data. ValueError, for the model to read, if their text is not JSON."""
     given = call.arguments
-    if given is None or given == "":
-        return {}
-    if isinstance(given, Mapping):
-        return dict(given)
     if not isinstance(given, str):
-        return given
+        return {} if given is None else dict(given) if isinstance(given, Mapping) else given
     try:
-        return json.loads(given, strict=False, parse_constant=_no_constant)
-    except RecursionError as error:
-        raise ValueError("the arguments are nested too deeply") from error
-    except ValueError as error:
+        return msgspec.json.decode(given or "{}")
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ValueError(f"the arguments are not JSON: {error}") from error
-
-
-def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is no JSON")
 
 
 # --- what goes back
@@ -149,29 +132,24 @@ def _message(call: ToolCall, outcome: ToolResult) -> dict[str, Any]:
     if call.style == "openai" and call.id is None:  # Ollama's calls have no ids
         return {"role": "tool", "tool_name": call.name, "content": text}
     message = {"role": "tool", "tool_call_id": call.id, "content": text}
-    if call.style == "langchain":
-        return {**message, "name": call.name, "status": "error" if outcome.is_error else "success"}
     if call.style == "plain":
-        return {**message, "name": call.name, "is_error": outcome.is_error}
+        return {**message, "name": call.name, "status": "error" if outcome.is_error else "success"}
     return message
 
 
 def schema(style: str, name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """A tool as an API wants to hear of it."""
-    about: dict[str, Any] = {"name": name}
-    if description:
-        about["description"] = description
-    match style:
-        case "openai":
-            return {"type": "function", "function": {**about, "parameters": parameters}}
-        case "responses":
-            # Strict is this API's default, and knows no parameters that may be left out.
-            return {"type": "function", **about, "parameters": parameters, "strict": False}
-        case "anthropic":
-            return {**about, "input_schema": parameters}
-        case "plain":
-            return {**about, "parameters": parameters}
-    raise UsageError(f"style={style!r}: one of {', '.join(STYLES)}")
+    about = {"name": name, **({"description": description} if description else {})}
+    forms: dict[str, dict[str, Any]] = {
+        "openai": {"type": "function", "function": {**about, "parameters": parameters}},
+        # Strict is this API's default, and knows no parameters that may be left out.
+        "responses": {"type": "function", **about, "parameters": parameters, "strict": False},
+        "anthropic": {**about, "input_schema": parameters},
+        "plain": {**about, "parameters": parameters},
+    }
+    if style not in forms:
+        raise UsageError(f"style={style!r}: one of {', '.join(forms)}")
+    return forms[style]
 
 
 # --- values as text

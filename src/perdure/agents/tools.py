@@ -20,13 +20,13 @@ mistake in the code.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from perdure.agents.formats import (
-    STYLES,
     ToolCall,
     ToolResult,
     arguments_of,
@@ -57,11 +57,11 @@ from perdure.runs.calls.failures import describe_error
 from perdure.runs.calls.steps import step_operation
 from perdure.runs.calls.timeouts import TimedOut
 from perdure.runs.execution.operation import Body, Operation, arun_operation
-from perdure.runs.execution.scope import Scope, current, need_scope
-from perdure.runs.functions.schemas import coerce_arguments, description_of, parameters_schema
+from perdure.runs.execution.scope import Scope, need_scope
+from perdure.runs.functions.schemas import coerce_arguments, parameters_schema
 from perdure.runs.functions.specs import DurableSpec, StepSpec, plain_name
 from perdure.runs.journal.entries import VALUE, Entry, decompress
-from perdure.runs.parallel.branches import Branch, results
+from perdure.runs.parallel.branches import Branch
 
 NAME: Final = "perdure.tools"
 _THREADS_MAX: Final = 32
@@ -146,10 +146,9 @@ class Tools:
     def schemas(self, style: str = "openai") -> list[dict[str, Any]]:
         """The tools as an API wants to hear of them: "openai" (chat), "responses" (OpenAI's other one), "anthropic", or
         "plain". The description is the docstring's, the idempotency key is not a parameter."""
-        if style not in STYLES:
-            raise UsageError(f"style={style!r}: one of {', '.join(STYLES)}")
         return [
-            schema(style, tool.name, description_of(tool.spec.fn), tool.parameters) for tool in self._tools.values()
+            schema(style, tool.name, inspect.getdoc(tool.spec.fn) or "", tool.parameters)
+            for tool in self._tools.values()
         ]
 
     def call(self, tool_calls: Any, *, concurrency: int | None = None) -> Any:
@@ -164,19 +163,20 @@ class Tools:
         scope = need_scope("tools.call()")
         if scope.is_async:
             return self._acall(tool_calls, concurrency)
+        from perdure.runs.parallel import threads
+
         calls = parse(tool_calls)
-        for call in calls:
-            self._refuse_async(call)
         branches = self._branches(scope, calls, self._run)
-        limit = min(concurrency or _THREADS_MAX, len(branches))
-        return _told(calls, branches, _threads(scope, branches, limit) if limit > 1 else _in_turn(scope, branches))
+        found = threads.gather(scope, branches, min(concurrency or _THREADS_MAX, len(branches)))
+        return messages(zip(calls, found, strict=True))
 
     async def _acall(self, tool_calls: Any, concurrency: int | None) -> list[dict[str, Any]]:
         from perdure.runs.parallel import tasks
 
         scope, calls = need_scope("tools.call()"), parse(tool_calls)
         branches = self._branches(scope, calls, self._arun)
-        return _told(calls, branches, await tasks.gather(scope, branches, concurrency or len(branches)))
+        found = await tasks.gather(scope, branches, concurrency or len(branches))
+        return messages(zip(calls, found, strict=True))
 
     def _branches(self, scope: Scope, calls: list[ToolCall], run: Callable[..., Any]) -> list[Branch]:
         """Each call as a branch with a scope of its own: `<this call>.<tool call's id>.`"""
@@ -185,10 +185,9 @@ class Tools:
             return []
         path = scope.take()
         labels = [label(call, position) for position, call in enumerate(calls, 1)]
-        if len(set(labels)) < len(labels):
-            calls = [_alone(call, labels.count(name)) for call, name in zip(calls, labels, strict=True)]
-            labels = [label(call, position) for position, call in enumerate(calls, 1)]
-        scopes = [scope.inside(f"{path}.{name}.") for name in labels]
+        # Of two calls with one id, a model's mistake, the later one has its position.
+        places = [name if name not in labels[:at] else f"_{at + 1}" for at, name in enumerate(labels)]
+        scopes = [scope.inside(f"{path}.{place}.") for place in places]
         return [Branch(at, own, partial(run, own, calls[at]), None) for at, own in enumerate(scopes)]
 
     # --- one call, in the context of its own scope
@@ -212,7 +211,9 @@ class Tools:
         tool, args, kwargs = ready
         try:
             if isinstance(tool.spec, DurableSpec):
-                result = await _in_an_async_run(tool)(*args, **kwargs)
+                if not tool.spec.is_async:
+                    raise UsageError(f"the durable tool {tool.name!r} is sync, and its run is async: make it async too")
+                result = await tool.call(*args, **kwargs)
             else:
                 result = await arun_operation(scope, _on_threads(tool.act(scope, args, kwargs)))
             scope.check()
@@ -224,33 +225,20 @@ class Tools:
         """The tool and its arguments, or why not. What was refused once is refused again, whatever the code is now."""
         if scope.execution.index.at(f"{scope.prefix}refused"):
             return _said(scope, "refused", "")
-        if call.problem:
-            return _said(scope, "refused", error_text("this call was not made", call.problem))
         tool = self._tools.get(call.name)
         if tool is None:
             known = ", ".join(self._tools) or "none"
             return _said(scope, "refused", error_text(f"there is no tool {call.name!r}", f"the tools are {known}"))
         try:
-            args, kwargs = tool.bound(_storable(scope, arguments_of(call)))
+            raw = arguments_of(call)
+            scope.execution.encoded(raw)  # what the journal cannot keep is the model's to mend, too
+            args, kwargs = tool.bound(raw)
         except UsageError:
             raise
-        except ValueError as error:
+        except (ValueError, ValueProblem) as error:
             return _said(scope, "refused", error_text(f"the arguments of {call.name} do not fit", str(error)))
         scope.by_name = isinstance(tool.spec, StepSpec)  # the code of a durable one catches errors by their classes
         return tool, args, kwargs
-
-    def _refuse_async(self, call: ToolCall) -> None:
-        tool = self._tools.get(call.name)
-        if tool is not None and tool.spec.is_async:
-            raise UsageError(f"the tool {tool.name!r} is async: make the durable function that calls it async too")
-
-
-def _alone(call: ToolCall, count: int) -> ToolCall:
-    """A tool call; with its problem, for the model to mend, if others have the same id."""
-    if count == 1:
-        return call
-    problem = f"{count} calls have the id {call.id!r}, and their results could not be told apart: give each its own id"
-    return call._replace(problem=problem)
 
 
 def _tool(fn: Any, name: str | None) -> Tool:
@@ -278,42 +266,6 @@ def _tool(fn: Any, name: str | None) -> Tool:
     return tool
 
 
-def _threads(scope: Scope, branches: list[Branch], limit: int) -> list[ToolResult]:
-    from perdure.runs.parallel import threads
-
-    return threads.gather(scope, branches, limit)
-
-
-def _in_turn(scope: Scope, branches: list[Branch]) -> list[ToolResult]:
-    """One after the other, on the caller's thread. One that waits does not keep the others waiting."""
-    from perdure.runs.parallel import threads
-
-    for branch in branches:
-        token = current.set(branch.scope)
-        try:
-            threads.call(branch)
-        finally:
-            current.reset(token)
-        if branch.is_broken:
-            branch.result()
-    return results(scope, branches)
-
-
-def _told(calls: list[ToolCall], branches: list[Branch], outcomes: list[ToolResult]) -> list[dict[str, Any]]:
-    for branch in branches:
-        branch.scope.ended()
-    return messages(zip(calls, outcomes, strict=True))
-
-
-def _storable(scope: Scope, raw: Any) -> Any:
-    """The arguments, if the journal can keep them; else that is the model's to mend."""
-    try:
-        scope.execution.encoded(raw)
-    except ValueProblem as error:
-        raise ValueError(str(error)) from error
-    return raw
-
-
 def _failed(scope: Scope, error: Exception) -> ToolResult:
     """An error of a tool, as the model is told. Raises it if it is the run's own affair."""
     scope.check()
@@ -332,12 +284,6 @@ def _said(scope: Scope, mark: str, text: str) -> ToolResult:
         return ToolResult(str(execution.decoded(decompress(recorded or b'""'))), is_error=True)
     execution.log.buffer(VALUE, Entry(path, NAME, execution.ctx.clock_us(), value=execution.encoded(text)))
     return ToolResult(text, is_error=True)
-
-
-def _in_an_async_run(tool: Tool) -> Callable[..., Any]:
-    if not tool.spec.is_async:
-        raise UsageError(f"the durable tool {tool.name!r} is sync, and its run is async: make it async too")
-    return tool.call
 
 
 def _on_threads(operation: Operation[Any]) -> Generator[Any, Any, Any]:

@@ -1,21 +1,18 @@
 """JSON Schemas for tools (what a model may pass) and for questions (what a person may answer), and their checks.
 
 Types are msgspec's: `msgspec.json.schema` and `msgspec.convert`. What msgspec does not know (pydantic models, unions of
-classes) is left to pydantic's `TypeAdapter`. A question's schema is stored as JSON, and the process that answers may
-not have the type: an answer is checked by the `jsonschema` package (the extra `perdure[schema]`).
+classes) is left to pydantic. A question's schema is stored as JSON, and the process that answers may not have the type:
+an answer is checked by the `jsonschema` package (the extra `perdure[schema]`).
 """
 
 from __future__ import annotations
 
 import enum
-import math
-import re
-import types
 import typing
 from collections.abc import Callable, Collection
 from copy import deepcopy
 from functools import lru_cache, partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,77 +20,41 @@ from perdure.errors import AnswerRefused, UsageError
 from perdure.runs.functions.inputs import annotations_of, is_key, receiver_of, signature_of
 from perdure.values.showing import shown
 
-_SECTION: Final = r"^(?:(?:Args|Arguments|Parameters|Returns?|Raises|Yields|Examples?|Notes?): *$|:\w)"
-_RESULTS: Final = r"^(?:Returns?|Raises|Yields|Examples?|Notes?): *$"
-# "name: text", "name (type): text" and ":param name: text", with the lines below that are indented further.
-_ABOUT: Final = (
-    r"^([ \t]*)(?::param\s+(?:[^:\n]*\s)?)?\*{0,2}(\w+)(?:\s*\([^)\n]*\))?\s*:[ \t]*(\S.*(?:\n\1[ \t]+\S.*)*)"
-)
 
+class Form(NamedTuple):
+    """The parameters that a model may give."""
 
-class Parameter(NamedTuple):
-    """A parameter that a model may give."""
-
-    name: str
-    convert: Callable[[Any], Any]  # to its type
+    names: tuple[str, ...]
     schema: dict[str, Any]
-    required: bool
-    is_extra: bool  # **kwargs
+    convert: Callable[[Any], Any]  # to an object with these as its attributes
 
 
 def parameters_schema(fn: Callable[..., Any], skip: Collection[str] = ()) -> dict[str, Any]:
     """The JSON Schema of a function's parameters, as the APIs of models want it.
 
-    Without `self`, the idempotency key, and what is skipped. `*args` is a list under its name. Call the function with
-    the arguments by `Binder.restore`.
+    Without `self`, the idempotency key, `*args`, `**kwargs`, and what is skipped. The text in `Annotated[str, "…"]`
+    describes a parameter.
     """
-    parameters = _parameters(fn, frozenset(skip))
-    definitions: dict[str, Any] = {}
-    schemas: dict[str, Any] = {}
-    for parameter in parameters:
-        schema = schemas[parameter.name] = deepcopy(parameter.schema)  # the caller may change it
-        for name, definition in schema.pop("$defs", {}).items():
-            if definitions.setdefault(name, definition) != definition:
-                raise UsageError(f"{fn.__name__}: two of the types of its parameters are called {name!r}")
-    extra = [schemas.pop(parameter.name) for parameter in parameters if parameter.is_extra]
-    return {
-        "type": "object",
-        "properties": schemas,
-        "required": [parameter.name for parameter in parameters if parameter.required],
-        "additionalProperties": extra[0] if extra else False,
-        **({"$defs": definitions} if definitions else {}),
-    }
+    return deepcopy(_form(fn, frozenset(skip)).schema)  # the caller may change it
 
 
 def coerce_arguments(fn: Callable[..., Any], raw: Any, skip: Collection[str] = ()) -> dict[str, Any]:
-    """A model's arguments as the types of the parameters. ValueError with one sentence for each problem.
+    """A model's arguments as the types of the parameters. Raises ValueError.
 
     A number or a bool that a model wrote as text is taken as one, where a text will not do.
     """
-    if not isinstance(raw, dict):
-        raise ValueError(f"the arguments must be an object, not {shown(raw)}")
-    parameters = {parameter.name: parameter for parameter in _parameters(fn, frozenset(skip))}
-    extra = next((parameters.pop(name) for name, parameter in list(parameters.items()) if parameter.is_extra), None)
-    problems = [f"{name}: is missing" for name, found in parameters.items() if found.required and name not in raw]
-    coerced: dict[str, Any] = {}
-    for name in [*(name for name in parameters if name in raw), *(name for name in raw if name not in parameters)]:
-        parameter = parameters.get(name, extra)
-        if parameter is None:
-            problems.append(f"{name}: is no argument; the arguments are: {', '.join(parameters) or 'none'}")
-            continue
-        try:
-            coerced[name] = parameter.convert(raw[name])
-        except Exception as error:  # a class may have checks of its own, which raise whatever they like
-            problems.append(f"{name}: {error}")
-    if problems:
-        raise ValueError("\n".join(problems))
-    return coerced
+    form = _form(fn, frozenset(skip))
+    try:
+        made = form.convert(raw)
+    except Exception as error:  # a class may have checks of its own, which raise whatever they like
+        raise ValueError(f"{error}; the arguments are: {', '.join(form.names) or 'none'}") from error
+    return {name: getattr(made, name) for name in form.names if name in raw}
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
     """The JSON Schema of a type; a JSON Schema is checked, and given back as a copy. UsageError if it is neither."""
     if not isinstance(kind, dict):
-        return _form_of(kind)[0]
+        return _schema(kind)
     try:
         copied: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(kind))
     except (TypeError, ValueError, RecursionError) as error:
@@ -120,22 +81,6 @@ def check_answer(value: Any, schema: dict[str, Any]) -> Any:
     return given
 
 
-def description_of(fn: Callable[..., Any]) -> str:
-    """What the docstring says about the function, without the sections about its parameters and its result."""
-    import inspect
-
-    text = inspect.getdoc(fn) or ""
-    end = re.search(_SECTION, text, re.MULTILINE)
-    return (text[: end.start()] if end else text).strip()
-
-
-def described(doc: str) -> dict[str, str]:
-    """What a docstring says about each parameter: Google's "Args:" section, and `:param x:`."""
-    before = re.split(_RESULTS, doc.expandtabs(), maxsplit=1, flags=re.MULTILINE)[0]
-    found = re.findall(_ABOUT, before, re.MULTILINE)
-    return {name: " ".join(text.split()) for _, name, text in found if text.strip()}
-
-
 def _validator(schema: dict[str, Any]) -> Any:
     try:
         from jsonschema import Draft202012Validator
@@ -153,73 +98,87 @@ def _validator(schema: dict[str, Any]) -> Any:
     return made(schema, registry=Registry(), format_checker=made.FORMAT_CHECKER)
 
 
-def _form_of(kind: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
-    """The JSON Schema of a type, and what converts plain JSON to it."""
-    if not _is_for_pydantic(kind):
-        try:
-            return msgspec.json.schema(kind), partial(msgspec.convert, type=kind, strict=False)
-        except TypeError as error:
-            refusal = str(error).splitlines()[-1]
-    else:
-        refusal = "it needs pydantic"
+def _schema(kind: Any) -> dict[str, Any]:
     try:
+        if not _needs_pydantic(kind):
+            return msgspec.json.schema(kind)
         from pydantic import TypeAdapter
 
-        adapter = TypeAdapter(kind)
-        return adapter.json_schema(), adapter.validate_python
+        return TypeAdapter(kind).json_schema()
     except Exception as error:  # pydantic has many reasons; not being installed is one of them
-        raise UsageError(f"{shown(kind)} has no form in JSON: {refusal}") from error
+        raise UsageError(f"{shown(kind)} has no form in JSON: {str(error).splitlines()[0]}") from error
 
 
-def _is_for_pydantic(kind: Any) -> bool:
-    """Whether a note on the type is pydantic's: msgspec would pass over it."""
-    notes = getattr(kind, "__metadata__", ())
-    return any(type(note).__module__.partition(".")[0] in ("pydantic", "annotated_types") for note in notes) or any(
-        _is_for_pydantic(part) for part in typing.get_args(kind)
-    )
+def _needs_pydantic(kind: Any) -> bool:
+    """Whether msgspec does not know the type, or would pass over a note of pydantic's on it."""
+    if any(type(note).__module__.partition(".")[0] in ("pydantic", "annotated_types") for note in _notes(kind)):
+        return True
+    try:
+        msgspec.json.schema(kind)
+    except TypeError:
+        return True
+    return any(_needs_pydantic(part) for part in typing.get_args(kind) if isinstance(part, type) or _notes(part))
+
+
+def _notes(kind: Any) -> tuple[Any, ...]:
+    return getattr(kind, "__metadata__", ())
 
 
 @lru_cache(maxsize=256)
-def _parameters(fn: Callable[..., Any], skip: frozenset[str]) -> tuple[Parameter, ...]:
-    import inspect
-
+def _form(fn: Callable[..., Any], skip: frozenset[str]) -> Form:
     signature = signature_of(fn)
-    annotations = annotations_of(fn, signature)
-    texts = described(inspect.getdoc(fn) or "")
-    receiver = receiver_of(fn, signature)
-    made: list[Parameter] = []
+    annotations, receiver = annotations_of(fn, signature), receiver_of(fn, signature)
+    kinds: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for name, parameter in signature.parameters.items():
         kind = annotations.get(name, Any)
-        if name in skip or name == receiver or is_key(kind):
+        is_many = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if is_many or name in skip or name == receiver or is_key(kind):
             continue
         if isinstance(kind, str):
             raise UsageError(
                 f"{fn.__name__}: the type {kind!r} of its parameter {name!r} is not known; import or define it at the "
                 f"top of the module, also at run time"
             )
-        about = next((note for note in getattr(kind, "__metadata__", ()) if isinstance(note, str)), texts.get(name))
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            kind = types.GenericAlias(list, (kind,))
-        elif parameter.default is None and kind is not Any:
-            kind = typing.Optional[kind]  # noqa: UP045  # `x: str = None` is meant so, and shown as the default
+        if parameter.default is not parameter.empty:
+            defaults[name] = parameter.default
+            if parameter.default is None and kind is not Any:
+                kind = typing.Optional[kind]  # noqa: UP045  # `x: str = None` is meant so
         try:
-            schema, convert = _form_of(kind)
+            _schema(kind)
         except UsageError as error:
             raise UsageError(f"{fn.__name__}: the parameter {name!r}: {error}") from error
-        if about:
-            schema.setdefault("description", about)
-        is_one = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        has_default = parameter.default is not parameter.empty
-        if has_default:
-            schema |= _default(parameter.default)
-        is_extra = parameter.kind is parameter.VAR_KEYWORD
-        made.append(Parameter(name, convert, schema, is_one and not has_default, is_extra))
-    return tuple(made)
+        kinds[name] = kind
+    schema, convert = (_by_pydantic if any(map(_needs_pydantic, kinds.values())) else _by_msgspec)(kinds, defaults)
+    form = {key: schema[key] for key in ("type", "properties", "required", "$defs") if schema.get(key) is not None}
+    return Form(tuple(kinds), {**form, "required": form.get("required", []), "additionalProperties": False}, convert)
 
 
-def _default(value: Any) -> dict[str, Any]:
-    """The default for the schema, if it is plain: others are objects that a model need not know."""
-    value = value.value if isinstance(value, enum.Enum) else value
-    if type(value) is float and not math.isfinite(value):
-        return {}
-    return {"default": value} if type(value) in (str, int, float, bool, type(None)) else {}
+def _by_msgspec(kinds: dict[str, Any], defaults: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Any]]:
+    fields: list[Any] = []
+    for name, kind in kinds.items():
+        about = next((note for note in _notes(kind) if isinstance(note, str)), None)
+        annotated = kind if about is None else typing.Annotated[kind, msgspec.Meta(description=about)]
+        fields.append((name, annotated, _default(defaults[name])) if name in defaults else (name, annotated))
+    made = msgspec.defstruct("Parameters", fields, kw_only=True, forbid_unknown_fields=True)
+    schema = msgspec.json.schema(made)
+    definitions = schema["$defs"]
+    own = definitions.pop(schema["$ref"].rpartition("/")[2])
+    return {**own, "$defs": definitions or None}, partial(msgspec.convert, type=made, strict=False)
+
+
+def _default(value: Any) -> Any:
+    """A default for the schema, if it is plain: others are objects that a model need not know."""
+    is_plain = isinstance(value, enum.Enum) or type(value) in (str, int, float, bool, type(None))
+    return value if is_plain else msgspec.field(default_factory=lambda: value)
+
+
+def _by_pydantic(kinds: dict[str, Any], defaults: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Any]]:
+    from pydantic import ConfigDict, Field, create_model
+
+    fields: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        about = next((note for note in _notes(kind) if isinstance(note, str)), None)
+        fields[name] = (kind, Field(defaults.get(name, ...), description=about))
+    made = create_model("Parameters", __config__=ConfigDict(extra="forbid"), **fields)
+    return made.model_json_schema(), made.model_validate

@@ -131,6 +131,12 @@ def call(branch: Branch) -> None:
 
 
 def gather(scope: Scope, branches: Sequence[Branch], limit: int) -> list[Any]:
+    if limit == 1:  # one after the other: on the caller's thread. One that waits does not keep the others waiting
+        for branch in branches:
+            _context(branch).run(call, branch)
+            if branch.is_broken:
+                break
+        return results(scope, branches)
     pool = ThreadPool(scope, branches, limit)
     pool.start()
     for _ in branches:
