@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -42,6 +40,11 @@ def right(city: str) -> str:
 
 
 @perdure.durable
+def small(city: str) -> str:
+    return book(city)
+
+
+@perdure.durable
 def undone(city: str) -> str:
     reserve(city)
     raise RuntimeError("sold out")
@@ -69,20 +72,10 @@ def pay(url: str) -> str:
     return "paid"
 
 
-@perdure.durable
-def unmarked_post(url: str) -> str:
-    return pay(url)
-
-
 @perdure.step
 def write_file(path: str) -> str:
     Path(path).write_text("sent")
     return "written"
-
-
-@perdure.durable
-def unmarked_file(path: str) -> str:
-    return write_file(path)
 
 
 @perdure.step
@@ -98,11 +91,6 @@ async def write_elsewhere(path: str) -> str:
     return "written"
 
 
-@perdure.durable
-async def unmarked_async(path: str) -> str:
-    return await write_later(f"{path}.later") + await write_elsewhere(f"{path}.jsonl")
-
-
 @perdure.step
 def write_in_parts(path: str) -> Iterator[str]:
     yield "begun"
@@ -110,21 +98,11 @@ def write_in_parts(path: str) -> Iterator[str]:
     yield "written"
 
 
-@perdure.durable
-def unmarked_generator(path: str) -> list[str]:
-    return write_in_parts(path)  # type: ignore[return-value]
-
-
 @perdure.step
 async def awrite_in_parts(path: str) -> AsyncIterator[str]:
     yield "begun"
     Path(path).write_text("sent")
     yield "written"
-
-
-@perdure.durable
-async def unmarked_async_generator(path: str) -> list[str]:
-    return await awrite_in_parts(path)  # type: ignore[misc, no-any-return]
 
 
 def _say_sent(path: str) -> None:
@@ -141,32 +119,12 @@ def main_body(path: str) -> str:
 
 
 @perdure.durable
-async def async_main_body(path: str) -> str:
-    await find("NYC")
-    _say_sent(path)
-    return "written"
-
-
-# --- what may be one: a client that the drill does not know
-
-
-@perdure.step
-def talk(port: int) -> str:
-    with socket.create_connection(("127.0.0.1", port)) as client:
-        client.sendall(b"GET / HTTP/1.0\r\n\r\n")
-    return "said"
-
-
-@perdure.step
-async def atalk(port: int) -> str:
-    _, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.close()
-    return "said"
-
-
-@perdure.durable
-async def raw_sockets(port: int) -> str:
-    return talk(port) + await atalk(port)
+async def unmarked(url: str, path: str) -> str:
+    parts = [pay(url), write_file(f"{path}/file"), await write_later(f"{path}/later")]
+    parts += [await write_elsewhere(f"{path}/elsewhere"), *write_in_parts(f"{path}/parts")]
+    parts += [*await awrite_in_parts(f"{path}/aparts")]  # type: ignore[misc]
+    _say_sent(f"{path}/main")
+    return " ".join(parts)
 
 
 # --- results that differ every time: pinned
@@ -290,12 +248,6 @@ def order_by_time(city: str) -> str:
     first = f"{city}-{time.time_ns()}"
     search(first)
     return "done"
-
-
-@perdure.durable
-def result_by_time(city: str) -> str:
-    search(city)
-    return json.dumps({"at": time.time_ns()})
 
 
 @perdure.step(name=f"{__name__}.search_here")

@@ -164,9 +164,31 @@ def test_every_module_says_what_it_is() -> None:
 
 # Lines of source per package: raising one is a decision that a reviewer sees. What a package needs less goes down.
 LINES_MAX = {
-    "agents": 830, "cli": 4_100, "encryption": 1_000, "langgraph": 2_000, "log": 5_900, "ops": 4_000, "runs": 13_970,
-    "storage": 5_650, "testing": 1_770, "threads": 4_050, "transfer": 2_000, "values": 3_400,
-}  # fmt: skip
+    # tools, progress, teams
+    "agents": 830,
+    # the command
+    "cli": 4_100,
+    # envelope keys and encrypted columns
+    "encryption": 1_000,
+    # the adapter
+    "langgraph": 2_000,
+    # records, packs, garbage collection, repair
+    "log": 5_900,
+    # what an operator does
+    "ops": 4_000,
+    # durable functions
+    "runs": 13_970,
+    # drivers, migrations, the object store
+    "storage": 5_650,
+    # the drill, a pretend airline, a real PostgreSQL
+    "testing": 1_520,
+    # thread handles, retention, autosave
+    "threads": 4_050,
+    # copies between stores
+    "transfer": 2_000,
+    # value to text, text to difference
+    "values": 3_400,
+}
 
 
 def test_packages_keep_their_budgets() -> None:

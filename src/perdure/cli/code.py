@@ -13,8 +13,7 @@ from perdure.cli.text import fields, plural, readable
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
-    from perdure.cli.output import Cell, Output
-    from perdure.testing.drill import Report
+    from perdure.cli.output import Cell
 
 
 @command("perdure run replay app.py trip-42\nperdure run replay myapp.agents trip-42 --json | jq .stopped_at")
@@ -156,7 +155,6 @@ def drill(
     of plain steps are taken from an undisturbed run. Exits with 1, and shows the timeline, if a finished step runs
     again, an effect is done twice, the result differs, or something touches the world without being an effect.
     """
-    from perdure.testing.drill import CAVEAT
     from perdure.testing.drill import drill as run_drill
 
     settings = cli.settings
@@ -181,28 +179,6 @@ def drill(
     if cli.out.json:
         cli.out.document({"ok": report.ok, **fields(report)})
     else:
-        _print(report, cli.out)
-        cli.out.message(CAVEAT)
+        for line in report.text().splitlines():
+            cli.out.line((line, "bold red" if line.startswith("  BAD") else ""))
     return OK if report.ok else NO
-
-
-def _print(report: Report, out: Output) -> None:
-    out.table(
-        ("", f"drill of {report.function}", "found"),
-        [
-            [
-                ("ok" if good else "BAD", "green" if good else "bold red"),
-                (label, ""),
-                (figure, "" if good else "bold red"),
-            ]
-            for label, figure, good in report.rows()
-        ],
-    )
-    for what in report.unmarked:
-        out.line((f"not marked as an effect: {what}", "red"))
-    for what in report.notes:
-        out.line((f"check by hand: {what}", "yellow"))
-    for failure in report.failures[:3]:
-        out.line((f"run {failure.run}, killed {failure.killed}", "bold red"))
-        for line in (*failure.problems, *(f"  {line}" for line in failure.timeline)):
-            out.line((f"  {line}", ""))

