@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -129,12 +128,3 @@ def test_a_silent_server_is_given_up_on(empty_postgres_url: str, monkeypatch: py
         read(driver, once(SLOW, seconds=3, last=False))
     assert time.monotonic() - start < 2
     driver.close()
-
-
-def test_the_port_of_a_stopped_server_is_free() -> None:
-    with PostgresServer(fsync=False) as server:
-        port = server.port
-        assert server.running
-        assert "ready to accept connections" in server.log
-    with socket.socket() as probe:
-        assert probe.connect_ex(("127.0.0.1", port)) != 0

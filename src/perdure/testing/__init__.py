@@ -1,5 +1,1 @@
-"""Tools for testing Perdure and what is built on it: real servers, contract suites, faults.
-
-They are shipped with the package so that third parties run the same tests. Of the
-library only the command `perdure drill` imports them.
-"""
+"""For tests of your own agents: the drill, a pretend airline, processes to be killed, a real PostgreSQL."""

