@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import (
+    Archived,
     Conflict,
     InDoubt,
     NonDeterministic,
@@ -129,6 +130,7 @@ _LATE = {
 }
 
 __all__ = [
+    "Archived",
     "Ask",
     "AutoState",
     "Change",

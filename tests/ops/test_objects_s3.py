@@ -95,3 +95,23 @@ def test_a_backup_in_s3_and_back(
     assert main(["store", "backup", "s3://agents/b/one", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["path"] == "s3://agents/b/one"
     assert main(["store", "restore", "s3://agents/b/one", "--test"]) == 0
+
+
+def test_an_archive_in_s3_and_back(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = "s3://agents/threads/alice.db"
+    with perdure.open(tmp_path / "a.db") as store:
+        for name in ("alice", "bob"):
+            store.thread(name).save({"n": name})
+        with monkeypatch.context() as patch:
+            patch.setattr("perdure.transfer.archive._remove_thread", None)  # as if killed after the upload
+            with pytest.raises(TypeError):
+                store.ops.archive("alice", place)
+        assert store.thread("alice").load().state == {"n": "alice"}
+        assert store.ops.archive("alice", place).place == place
+        with pytest.raises(perdure.Archived, match=place):
+            store.thread("alice").load()
+        with pytest.raises(perdure.NotFound):
+            store.ops.archive("bob", place)
+        store.ops.unarchive("alice")
+        assert store.thread("alice").load().state == {"n": "alice"}
+        assert store.thread("bob").load().state == {"n": "bob"}

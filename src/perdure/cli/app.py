@@ -63,6 +63,8 @@ run = LazyGroup(
             "delete": "run_control:delete",
             "erase": "run_control:erase",
             "transfer": "transfer:transfer_run",
+            "archive": "archive:archive_run",
+            "unarchive": "archive:unarchive_run",
         },
     },
 )
@@ -87,6 +89,8 @@ thread = LazyGroup(
             "delete": "thread_control:delete",
             "erase": "thread_control:erase",
             "transfer": "transfer:transfer_thread",
+            "archive": "archive:archive_thread",
+            "unarchive": "archive:unarchive_thread",
         },
     },
 )
@@ -95,7 +99,12 @@ store = LazyGroup(
     "store",
     "Operate a whole store.",
     {
-        "State of the store": {"health": "health:health", "stats": "health:stats", "verify": "health:verify"},
+        "State of the store": {
+            "health": "health:health",
+            "stats": "health:stats",
+            "verify": "health:verify",
+            "archives": "archive:archives",
+        },
         "Retention": {"retention": "retention:store_retention", "compact": "retention:compact"},
         "Backup": {"backup": "backup:backup", "restore": "backup:restore", "repair": "repair:repair"},
         "Access": {"role": "roles:role", "check-role": "roles:check_role"},

@@ -15,6 +15,7 @@ import orjson
 from blake3 import blake3
 
 from perdure.errors import Damaged, KeyMissing, NotFound, ThreadDeleted
+from perdure.log.archived import check_archived
 from perdure.storage.columns import TAG, TENANT_KEY, THREAD_METADATA, Unreadable
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_row
 
@@ -164,16 +165,25 @@ def next_number() -> Generator[Batch, list[Rows], int]:
 
 
 def try_thread(tenant: int, name: str, number: int | None = None, *, lock: bool = False) -> Program[ThreadRow | None]:
-    """A thread by its number if that is known, else by name. Raises ThreadDeleted for a number that is gone."""
+    """A thread by its number if that is known, else by name. Raises ThreadDeleted for a number that is gone,
+    Archived."""
     if number is None:
         by = (LOCK_BY_NAME if lock else BY_NAME)(tenant=tenant, name=name)
     else:
         by = (LOCK if lock else BY_NUMBER)(tenant=tenant, thread=number)
     [rows] = yield Batch(by)
     row = thread_of(rows)
-    if row is None and number is not None:
-        raise no_thread(name, number)
+    if row is None:
+        yield from check_archived(tenant, "thread", name)
+        if number is not None:
+            raise no_thread(name, number)
     return row
+
+
+def thread_or_stub(tenant: int, name: str) -> Program[ThreadRow | None]:
+    """A thread by its name. None: it is not there, or only its stub."""
+    [rows] = yield Batch(BY_NAME(tenant=tenant, name=name))
+    return thread_of(rows)
 
 
 def find_thread(tenant: int, name: str, number: int | None = None, *, lock: bool = False) -> Program[ThreadRow]:

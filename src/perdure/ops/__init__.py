@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from perdure.ops.repair.report import Mend, Repaired
     from perdure.threads.models import Problem, Pruned, Report, Stats
     from perdure.threads.retention import Erased, Pin, Retention
+    from perdure.transfer.archive import Archive
     from perdure.transfer.catalogue import Backup, Restored
     from perdure.transfer.transfer import TransferReport
 
 # Imported when first used: importing perdure stays quick.
 _LATE = {
+    "Archive": "perdure.transfer.archive",
     "Backup": "perdure.transfer.catalogue",
     "Compacted": "perdure.ops.maintenance.compaction",
     "Erased": "perdure.threads.retention",
@@ -37,6 +39,7 @@ _LATE = {
 }
 
 __all__ = [
+    "Archive",
     "Backup",
     "Compacted",
     "Erased",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # imported where they are used: most programs need none of th
     from perdure.ops.keys import KeyInfo, Rotated
     from perdure.ops.maintenance.compaction import Compacted
     from perdure.ops.store import Store
+    from perdure.transfer.archive import Archive
     from perdure.transfer.catalogue import Backup, Restored
     from perdure.transfer.transfer import TransferReport
 
@@ -125,9 +126,7 @@ class Operations:
         """
         from perdure.transfer.restore import test_backup
 
-        cache = getattr(self._context.driver, "keys", None)
-        keys = None if cache is None else cache.provider
-        return test_backup(self._store._open, self._context, place, progress, keys)
+        return test_backup(self._store._open, self._context, place, progress, self._keys())
 
     def transfer(
         self,
@@ -156,6 +155,41 @@ class Operations:
             where = redacted(os.fspath(target))
             return transfer(self._context, store._context, where, threads, runs, tenant, progress, move=move)
 
+    def archive(self, thread: Thread | str, place: str | os.PathLike[str]) -> Archive:
+        """Move a thread into an archive: a store file at a path (others may be in it) or a new object (`s3://…`).
+
+        It is copied, verified there, and removed here in one transaction, which leaves a stub: to load it or to save to
+        it raises `Archived`, which says where it is. A call that was killed is resumed by the same call. The archive is
+        encrypted with the keys of this store. Raises UsageError while an unfinished run or graph needs the thread.
+        """
+        from perdure.transfer.archive import archive
+
+        return archive(self._opener(), self._context, "thread", self._store._named(thread)[0], place)
+
+    def archive_run(self, run: str | Run, place: str | os.PathLike[str]) -> Archive:
+        """Move a finished run, with the runs it started and their states, into an archive, as `archive` does."""
+        from perdure.transfer.archive import archive
+
+        return archive(self._opener(), self._context, "run", _id(run), place)
+
+    def unarchive(self, thread: str, place: str | os.PathLike[str] | None = None) -> Archive:
+        """Bring an archived thread back; the archive stays. `place`: where it is now, if it was moved."""
+        from perdure.transfer.archive import unarchive
+
+        return unarchive(self._opener(), self._context, "thread", check_name(thread), place)
+
+    def unarchive_run(self, run: str, place: str | os.PathLike[str] | None = None) -> Archive:
+        """Bring an archived run back, as `unarchive` does."""
+        from perdure.transfer.archive import unarchive
+
+        return unarchive(self._opener(), self._context, "run", check_name(run, "run"), place)
+
+    def archives(self) -> list[Archive]:
+        """The threads and runs of this tenant that are archived, and where."""
+        from perdure.transfer.archive import archives
+
+        return self._run(archives(self._context))
+
     def list_keys(self) -> list[KeyInfo]:
         """The provider's key that this tenant's data key is wrapped with; never the key itself."""
         from perdure.ops.keys import list_keys
@@ -181,6 +215,14 @@ class Operations:
         tenant = yield from self._context.tenant()
         fields = (yield from read(partial(retention_policy.read_policy, tenant))) if tenant is not None else {}
         return retention_of(fields, {})
+
+    def _keys(self) -> Any:
+        cache = getattr(self._context.driver, "keys", None)
+        return None if cache is None else cache.provider
+
+    def _opener(self) -> Any:
+        """Opens a store with this one's tenant and keys."""
+        return partial(self._store._open, tenant=self._context.tenant_name, keys=self._keys())
 
     def _run(self, flow: Flow[T]) -> T:
         return self._store._run(flow)

@@ -40,13 +40,19 @@ class ObjectStore:
     def __repr__(self) -> str:
         return f"<ObjectStore {self.url}>"
 
-    def put_file(self, name: str, path: Path) -> None:
-        """Store a file, in parts. The object appears when it is complete."""
+    def put_file(self, name: str, path: Path, *, create: bool = False) -> None:
+        """Store a file, in parts. The object appears when it is complete. `create`: in one part, and only if there is
+        none of that name. Raises UsageError."""
         import obstore
 
         try:
-            obstore.put(self._store, name, path)
+            if create:
+                obstore.put(self._store, name, path, mode="create", use_multipart=False)
+            else:
+                obstore.put(self._store, name, path)
             self._sync(name)
+        except obstore.exceptions.AlreadyExistsError:
+            raise UsageError(f"there is an object {name!r} at {self.url} already: choose another name") from None
         except Exception as error:
             raise self._unavailable(error) from None
 

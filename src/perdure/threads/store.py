@@ -13,13 +13,14 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from perdure.errors import UsageError
+from perdure.errors import Archived, UsageError
 from perdure.log import gc
+from perdure.log.archived import drop_stubs
 from perdure.log.domain import THREADS
 from perdure.log.stats import count
 from perdure.log.thread_table import list_threads, no_thread
 from perdure.storage.domains import register
-from perdure.storage.program import Flow, Progress, adrive, drive, read
+from perdure.storage.program import Flow, Progress, adrive, drive, read, write
 from perdure.threads.checks import check_limit, check_metadata, check_name
 from perdure.threads.context import Context, Cursor
 from perdure.threads.models import Pruned, Report, Stats, ThreadInfo
@@ -139,7 +140,11 @@ class ThreadStore:
         tenant = yield from self._context.tenant()
         if tenant is None:
             raise no_thread(name)
-        return Pruned((yield from gc.delete(tenant, name, number, progress, force=force)))
+        try:
+            return Pruned((yield from gc.delete(tenant, name, number, progress, force=force)))
+        except Archived:  # the archive stays, the name is free
+            yield from write(partial(drop_stubs, tenant, "thread", name))
+            return Pruned(0)
 
     def _verify(self, progress: Progress | None) -> Flow[Report]:
         tenant = yield from self._context.tenant()

@@ -154,7 +154,7 @@ class _UploadedFile(AtomicFile):
     which buckets remove by a lifecycle rule."""
 
     def __init__(self, url: str) -> None:
-        self._to, self._name = _store_and_name(url)
+        self._to, self._name = store_and_name(url)
         self._shown = redacted_url(url)
         if self._to.exists(self._name):
             raise UsageError(f"{self._shown} exists already: choose another name, such as one with the date in it")
@@ -186,7 +186,7 @@ def local_file(place: str | os.PathLike[str]) -> Iterator[Path]:
     if not is_object_url(text):
         yield Path(place)
         return
-    source, name = _store_and_name(text)
+    source, name = store_and_name(text)
     folder = tempfile.mkdtemp(prefix=_PREFIX)
     try:
         path = Path(folder) / name
@@ -196,7 +196,7 @@ def local_file(place: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _store_and_name(url: str) -> tuple[ObjectStore, str]:
+def store_and_name(url: str) -> tuple[ObjectStore, str]:
     folder, name = split_object_url(url)
     return open_objects(folder), name
 

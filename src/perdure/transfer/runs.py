@@ -18,12 +18,11 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import msgspec
 import orjson
 from blake3 import blake3
 
-from perdure.errors import Conflict, JournalDamaged, UsageError
-from perdure.log.thread_table import next_number, try_thread
+from perdure.errors import Conflict, JournalDamaged, NotFound, UsageError
+from perdure.log.thread_table import next_number, thread_or_stub
 from perdure.runs.calls.state import thread_name
 from perdure.runs.engine import flows
 from perdure.runs.journal import rows
@@ -46,7 +45,7 @@ from perdure.storage.columns import (
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive, read, write
 from perdure.threads.context import Context
 from perdure.transfer.cursors import drop_cursor, read_cursor, save_cursor
-from perdure.transfer.threads import Advance, TreeTransfer
+from perdure.transfer.threads import Advance, TreeTransfer, encode
 
 _ATTEMPTS = 8
 _PAGE = 200
@@ -121,9 +120,6 @@ class _Part(NamedTuple):
     blobs: list[bytes]
 
 
-_encode = msgspec.msgpack.Encoder().encode
-
-
 class RunTransfer:
     """The transfer of one run and those that it started. `where`: what the source says of where it went."""
 
@@ -148,11 +144,12 @@ class RunTransfer:
             if top.status in FINISHED and self._has(top):
                 return 0
             parts = drive(self._source.driver, read(partial(_collect, tenant, top.run, self._move)))
-            seen = blake3(_encode(parts)).digest()
-            state = self._write(partial(self._arrive, parts))
+            seen = blake3(encode(parts)).hexdigest()
+            if state is None or state["seen"] != seen:
+                state = self._write(partial(self._arrive, parts, seen))
             try:
                 fenced = not self._move or drive(
-                    self._source.driver, write(partial(self._fence, tenant, top, seen, state), solo=True)
+                    self._source.driver, write(partial(self._fence, tenant, top, state), solo=True)
                 )
             except UsageError:
                 self._write(self._clear)
@@ -182,11 +179,11 @@ class RunTransfer:
 
     # --- the source
 
-    def _fence(self, tenant: int, top: RunRow, seen: bytes, state: dict[str, Any]) -> Program[bool]:
+    def _fence(self, tenant: int, top: RunRow, state: dict[str, Any]) -> Program[bool]:
         """2: False if the run has changed since it was read."""
         yield Batch(_LOCK_FAMILY(tenant=tenant, root=top.root), _LOCK_ASKS(tenant=tenant, root=top.root))
         parts = yield from _collect(tenant, top.run, self._move)
-        if blake3(_encode(parts)).digest() != seen:
+        if blake3(encode(parts)).hexdigest() != state["seen"]:
             return False
         about = orjson.dumps({"for": "transfer", "to": self._where, "token": state["token"]}).decode()
         now = self._source.clock_us()
@@ -197,7 +194,7 @@ class RunTransfer:
 
     # --- the target
 
-    def _arrive(self, parts: list[_Part]) -> Program[dict[str, Any]]:
+    def _arrive(self, parts: list[_Part], seen: str) -> Program[dict[str, Any]]:
         """1: in place of what an earlier call has brought, if there is something."""
         yield from self._clear()
         numbers: dict[int, int] = {}
@@ -212,6 +209,7 @@ class RunTransfer:
                 yield Batch(*statements[start : start + _PAGE])
             self._advance(len(statements) + 1)
         state = {
+            "seen": seen,
             "token": self._target.entropy(16).hex(),
             "statuses": statuses,
             "states": [thread_name(part.row.id) for part in parts],
@@ -224,7 +222,7 @@ class RunTransfer:
         share its journal. Raises UsageError if the run is still here, or is another one."""
         [found] = yield Batch(rows.BY_ID(tenant=self._to, id=row.id))
         there = RunRow._make(found[0]) if found else None
-        thread = yield from try_thread(self._to, thread_name(row.id))
+        thread = yield from thread_or_stub(self._to, thread_name(row.id))
         if there is None:
             if thread is not None:
                 raise UsageError(f"there is a thread {thread.name!r} in the target already: nothing was copied")
@@ -243,15 +241,15 @@ class RunTransfer:
     def _clear(self) -> Generator[Batch, list[Rows], None]:
         state = yield from read_cursor(self._to, self._unit)
         for number, *_ in state["statuses"] if state else ():
-            yield Batch(*(drop(tenant=self._to, run=number) for drop in _OF_RUN))
+            yield Batch(*drop_run(self._to, number))
         yield Batch(drop_cursor(self._to, self._unit))
 
     def _finish(self, state: dict[str, Any]) -> int:
         """3 and 4."""
         tenant = drive(self._source.driver, self._source.tenant()) or 0
         for name in state["states"]:
-            here = drive(self._source.driver, read(partial(try_thread, tenant, name)))
-            there = drive(self._target.driver, read(partial(try_thread, self._to, name)))
+            here = drive(self._source.driver, read(partial(thread_or_stub, tenant, name)))
+            there = drive(self._target.driver, read(partial(thread_or_stub, self._to, name)))
             if here is not None and (there is None or there.head_hash != here.head_hash):
                 TreeTransfer(self._source, self._target, [name], self._advance).run()
         self._write(partial(self._publish, state))
@@ -281,6 +279,8 @@ def _token(row: RunRow) -> str:
 def _collect(tenant: int, run: int, move: bool) -> Program[list[_Part]]:
     """A run and its descendants, parents first. Raises UsageError if it cannot be transferred as it is."""
     [found] = yield Batch(rows.BY_NUMBER(tenant=tenant, run=run))
+    if not found:
+        raise NotFound("the run is not there")
     top = RunRow._make(found[0])
     [members] = yield Batch(_FAMILY(tenant=tenant, root=top.root))
     family = [top]
@@ -309,6 +309,26 @@ def _check(top: RunRow, family: list[RunRow], move: bool) -> None:
             raise UsageError(
                 f"run {row.id!r} is {row.status}: a copy of it would continue in two places. Move it with move=True"
             )
+
+
+def drop_run(tenant: int, run: int) -> list[Statement]:
+    """All rows of a run."""
+    return [drop(tenant=tenant, run=run) for drop in _OF_RUN]
+
+
+def lock_family(tenant: int, run_id: str) -> Generator[Batch, list[Rows], None]:
+    """Lock a run, those it started, and their questions, in the order of all writers."""
+    [found] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
+    for row in map(RunRow._make, found):
+        yield Batch(_LOCK_FAMILY(tenant=tenant, root=row.root), _LOCK_ASKS(tenant=tenant, root=row.root))
+
+
+def run_digest(tenant: int, run_id: str) -> Program[tuple[bytes, list[RunRow]]]:
+    """A hash of all that a finished run and those it started hold, which a copy has too; and their rows."""
+    [found] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
+    parts = yield from _collect(tenant, found[0][0] if found else 0, move=False)
+    known = [(part.row.id, part.row.incarnation, part.row.status, *part[1:]) for part in parts]
+    return blake3(encode(known)).digest(), [part.row for part in parts]
 
 
 def _part(tenant: int, row: RunRow) -> Generator[Batch, list[Rows], _Part]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
 import orjson
 from blake3 import blake3
 
@@ -20,7 +21,15 @@ from perdure.log.append import INSERT
 from perdure.log.packs import PACK, Packs
 from perdure.log.reading import NOT_SWEPT, read_state
 from perdure.log.records import R_COLUMNS, RECORD_CELLS, Record, record_of
-from perdure.log.thread_table import MINUTE_US, ThreadRow, add_tags, find_thread, metadata_of, next_number, try_thread
+from perdure.log.thread_table import (
+    MINUTE_US,
+    ThreadRow,
+    add_tags,
+    find_thread,
+    metadata_of,
+    next_number,
+    thread_or_stub,
+)
 from perdure.log.verify import Findings, verify_tree
 from perdure.storage.columns import DIFF, FULL_TEXT, NOTE, RECORD_METADATA, SALT, THREAD_METADATA, WRITE
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive, read, write
@@ -29,6 +38,7 @@ from perdure.transfer.cursors import drop_cursor, read_cursor, save_cursor
 from perdure.values.delta import Decoder, Encoder
 from perdure.values.dictionary import Dictionary
 
+encode = msgspec.msgpack.Encoder().encode
 _PAGE = 200
 _WIDTH = len(Record._fields)
 Advance = Callable[[int], None]  # called with how many rows were written
@@ -114,6 +124,19 @@ _DROP_REST = tuple(
     Sql(f"DELETE FROM {name} WHERE tenant = :tenant AND thread = :thread")
     for name in ("space", "label", "write", "pin")
 )
+
+
+def thread_digest(tenant: int, name: str) -> Program[bytes]:
+    """A hash of all that a thread holds. A copy of it has the same, because no number of the store is in it."""
+    row = yield from find_thread(tenant, name)
+    this = {"tenant": tenant, "thread": row.thread}
+    needed, *tables = yield Batch(
+        _NEEDED(**this, tree=row.tree),
+        _RETENTION(**this),
+        *(table.select(**this, limit=2**62, offset=0) for table in _TABLES),
+    )
+    pins = [(name, record, at) for name, _tree, record, at in tables.pop()]
+    return blake3(encode([row[2:5], row[6:], sorted(needed), tables, pins])).digest()
 
 
 class _SourceChanged(Exception):
@@ -238,7 +261,7 @@ class TreeTransfer:
         if found is not None:
             return found
         for name in self._names:
-            if (yield from try_thread(self._to, name)) is not None:
+            if (yield from thread_or_stub(self._to, name)) is not None:
                 raise UsageError(f"there is another thread {name!r} in the target already: nothing was copied")
         numbers = {}
         for row in threads:

@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 from perdure.errors import NotFound, UsageError
-from perdure.log.thread_table import try_thread
-from perdure.storage.program import Batch, Driver, Program, Progress, Sql, drive, read
+from perdure.log.archived import Stub, add_stub, list_stubs
+from perdure.log.thread_table import thread_or_stub, try_thread
+from perdure.storage.program import Batch, Driver, Program, Progress, Sql, drive, read, write
 from perdure.threads.checks import check_name
 from perdure.threads.context import Context
 from perdure.transfer.fencing import fence_old_processes
@@ -84,6 +85,8 @@ def _transfer_tenant(
     if number is None:
         raise NotFound(f"there is no tenant {tenant!r}")
     threads, runs = drive(source.driver, read(partial(_all_of, number)))
+    stubs = drive(source.driver, read(partial(list_stubs, number)))
+    drive(target.driver, write(partial(_add_stubs, drive(target.driver, target.ensure_tenant()), stubs)))
     return transfer_some(source, target, threads, runs, where, progress, move=move)
 
 
@@ -128,7 +131,7 @@ def _trees(source: Context, target: Context, threads: Sequence[str]) -> tuple[li
         row = None if here is None else drive(source.driver, read(partial(try_thread, here, name)))
         if row is None:
             raise NotFound(f"there is no thread {name!r}: nothing was copied")
-        found = drive(target.driver, read(partial(try_thread, there, name)))
+        found = drive(target.driver, read(partial(thread_or_stub, there, name)))
         if found is None:
             trees.setdefault(row.tree, []).append(name)
         elif found.head_hash == row.head_hash:
@@ -139,6 +142,11 @@ def _trees(source: Context, target: Context, threads: Sequence[str]) -> tuple[li
                 "Delete that one first"
             )
     return list(trees.values()), tuple(already)
+
+
+def _add_stubs(tenant: int, stubs: list[Stub]) -> Program[None]:
+    for stub in stubs:
+        yield Batch(add_stub(tenant, stub))
 
 
 def _all_of(tenant: int) -> Program[tuple[list[str], list[str]]]:

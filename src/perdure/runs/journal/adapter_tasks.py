@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from perdure.errors import ThreadDeleted
-from perdure.log.thread_table import try_thread
+from perdure.log.thread_table import thread_or_stub
 from perdure.log.turns import Held, Turn, take_turn
 from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import drop_loose_blobs
@@ -141,7 +141,7 @@ def one(statement: Statement) -> Program[None]:
 
 def number_of(tenant: int, name: str) -> Flow[int | None]:
     """A thread's number, to drop its tasks by when it is gone."""
-    row = yield from read(partial(try_thread, tenant, name))
+    row = yield from read(partial(thread_or_stub, tenant, name))
     return None if row is None else row.thread
 
 

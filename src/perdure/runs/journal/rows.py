@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
+from perdure.errors import NotFound
+from perdure.log.archived import check_archived
 from perdure.storage.columns import ARGS, INPUT, JOURNAL, RUN_VALUE, WAITING
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_row
 
@@ -106,6 +108,7 @@ _NEW_COLUMNS = """tenant, run, id, function, version, input, incarnation, parent
         wake_at,
         wakeup_pending, request, waiting, entries, digest, seq, since, created_at, changed_at, keep_until"""
 # One statement for PostgreSQL, so that starting a run is one round trip. A SELECT list wants to be told the types.
+_NOT_ARCHIVED = "NOT EXISTS (SELECT 1 FROM archived WHERE tenant = :tenant AND sort = 'run' AND name = :id)"
 _INSERT = Sql(
     sqlite=(
         # Nothing is written, and no commit made, if the run is there: the same line again, mostly.
@@ -115,7 +118,7 @@ _INSERT = Sql(
         SELECT :tenant, number, :id, :function, :version, :input, :incarnation, :parent, :parent_path,
             coalesce(:root, number), :origin, :origin_seq, :status,
             :queue, :priority, :owner, :fence, {{now}} + :lease, :wake_at, 0, NULL, NULL, 0, 0, :origin_seq, 0, {{now}},
-            {{now}}, NULL FROM counter WHERE true
+            {{now}}, NULL FROM counter WHERE {_NOT_ARCHIVED}
         ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}""",
     ),
     postgres=f"""WITH n AS (SELECT nextval('number') AS number)
@@ -124,7 +127,7 @@ _INSERT = Sql(
             :parent::bigint, :parent_path::text, coalesce(:root::bigint, number), :origin::bigint,
             :origin_seq::bigint, :status::text,
             :queue::text, :priority::bigint, :owner::text, :fence::bigint, {{now}} + :lease::bigint, :wake_at::bigint,
-            0, NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL FROM n
+            0, NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL FROM n WHERE {_NOT_ARCHIVED}
         ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}""",
     seals={"input": INPUT},
     opens=RUN_CELLS,
@@ -273,9 +276,12 @@ def value_of(tenant: int, run: int, sort: str) -> Program[bytes | None]:
 def create(
     tenant: int, new: NewRun, *, now: int, owner: str | None = None, lease: int = 0
 ) -> Program[tuple[RunRow, bool]]:
-    """Make a run, with an owner at once or queued; or find the one that has its id. Says whether it was made."""
+    """Make a run, with an owner at once or queued; or find the one that has its id. Says whether it was made. Raises
+    NotFound if it is archived."""
     statements = insert_statements(tenant, new, now, owner, lease)
     made, _, found = yield Batch(*statements, BY_ID(tenant=tenant, id=new.id), last=True)
+    if not found:
+        raise NotFound(f"run {new.id!r} is archived")
     return RunRow._make(found[0]), bool(made)
 
 
@@ -295,6 +301,8 @@ def insert(
 ) -> Generator[Batch, list[Rows], bool]:
     """The rows of a new run, inside another transaction. False: the id is taken."""
     made, _ = yield Batch(*insert_statements(tenant, new, now, owner, lease))
+    if not made:
+        yield from check_archived(tenant, "run", new.id)
     return bool(made)
 
 

@@ -330,6 +330,16 @@ CREATE TABLE copy (
     restored_at bigint             -- when it was last restored and found whole
 );
 
+-- Threads and runs that were moved into a store file: where each is. Their names stay taken.
+CREATE TABLE archived (
+    tenant bigint NOT NULL,
+    sort text NOT NULL,             -- thread, run
+    name text NOT NULL,
+    place text NOT NULL,            -- a path, or the URL of an object
+    at bigint NOT NULL,
+    PRIMARY KEY (tenant, sort, name)
+);
+
 -- How large the store was, once an hour at most: from these it is told how fast it grows.
 CREATE TABLE size_sample (
     at bigint PRIMARY KEY,         -- microseconds since 1970
@@ -401,8 +411,8 @@ DECLARE
 BEGIN
     FOREACH each IN ARRAY ARRAY[
         'thread', 'tag', 'record', 'body', 'sweep', 'space', 'label', 'write', 'run', 'run_value', 'journal', 'ask',
-        'answer', 'signal', 'blob', 'run_blob', 'pack', 'pin', 'erased', 'tenant_key', 'copy', 'quarantine',
-        'transfer'
+        'answer', 'signal', 'blob', 'run_blob', 'pack', 'pin', 'erased', 'tenant_key', 'copy', 'archived',
+        'quarantine', 'transfer'
     ] LOOP
         EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', each);
         EXECUTE format('ALTER TABLE %I FORCE ROW LEVEL SECURITY', each);

@@ -1,0 +1,208 @@
+"""Archives: a thread or a finished run goes into a store file, on a disk or in an object store; a stub row stays.
+
+    1  copy      the thread, or the run with those it started, is transferred into the file, which is a store
+    2  verify    the file is opened where it lies now (an object is downloaded again) and every hash is checked
+    3  remove    one transaction compares the source with the copy, removes the rows and adds the stub
+
+A kill before 3 has committed changes nothing in the store, and the same call continues. A kill after 3 leaves records
+that nothing needs, which the next compaction removes. `unarchive` transfers back, then drops the stub; the file stays.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from perdure.errors import Conflict, Damaged, NotFound, UsageError
+from perdure.log import gc
+from perdure.log.archived import Sort, Stub, add_stub, check_archived, drop_stubs, find_place, list_stubs
+from perdure.log.thread_table import ThreadRow, metadata_of, thread_or_stub
+from perdure.runs.calls.state import RUN_KEY, thread_name
+from perdure.runs.journal.adapter_tasks import drop_of_thread
+from perdure.runs.journal.blobs import drop_loose_blobs
+from perdure.runs.maintenance.held_threads import HAS_TASKS, held_threads
+from perdure.storage.objects import is_object_url, redacted_url
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, drive, read, write
+from perdure.storage.urls import is_postgres, redacted, sqlite_path
+from perdure.threads.context import Context
+from perdure.threads.models import moment
+from perdure.transfer.catalogue import BackupRow, add_backup
+from perdure.transfer.files import local_file, store_and_name
+from perdure.transfer.runs import drop_run, lock_family, run_digest
+from perdure.transfer.threads import thread_digest
+from perdure.transfer.transfer import transfer_some
+
+Opener = Callable[..., AbstractContextManager[Any]]  # `perdure.open` with the tenant and the keys of the source
+_FORKS = Sql("SELECT id FROM run WHERE tenant = :tenant AND origin = :run AND root <> :root LIMIT 1")
+_TASKS = Sql(f"SELECT {HAS_TASKS}")
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A thread or a run that was archived, and where it is."""
+
+    sort: Sort
+    name: str
+    place: str
+    at: datetime
+
+
+def archive(opener: Opener, ctx: Context, sort: Sort, name: str, place: str | os.PathLike[str]) -> Archive:
+    """See `store.ops.archive`. Raises Conflict if it changed meanwhile: then nothing was removed."""
+    tenant = drive(ctx.driver, ctx.tenant())
+    if tenant is None:
+        raise NotFound(f"there is no {sort} {name!r}")
+    where = _place(place)
+    drive(ctx.driver, gc.sweep(tenant))  # what is about to go is not copied
+    drive(ctx.driver, _check(tenant, sort, name))
+    _copy(opener, ctx, sort, name, where)
+    with local_file(where) as path, opener(path, create=False) as copy:
+        report = copy.ops.verify()
+        if not report.ok:
+            raise Damaged(f"the archive at {where} has problems, so nothing was removed: {report.problems[0]}")
+        there = drive(copy._context.driver, copy._context.tenant())
+        seen = drive(copy._context.driver, read(partial(_digest, there, sort, name)))
+        size = path.stat().st_size
+    stub = Stub(sort, name, where, ctx.clock_us())
+    copied = BackupRow(ctx.entropy(16).hex(), "archive", where, tenant, stub.at, size)
+    remove = _remove_thread if sort == "thread" else _remove_run
+    gone = drive(ctx.driver, write(partial(remove, tenant, stub, copied, seen), solo=True))
+    drive(ctx.driver, _finish(ctx, tenant, gone))
+    return Archive(sort, name, where, moment(stub.at))
+
+
+def unarchive(
+    opener: Opener, ctx: Context, sort: Sort, name: str, place: str | os.PathLike[str] | None = None
+) -> Archive:
+    """See `store.ops.unarchive`. `place`: where the archive is now, if it was moved."""
+    tenant = drive(ctx.driver, ctx.tenant())
+    known = None if tenant is None else drive(ctx.driver, read(partial(find_place, tenant, sort, name)))
+    if tenant is None or known is None:
+        raise NotFound(f"{sort} {name!r} is not archived in this store; store.ops.archives() lists what is")
+    where = known if place is None else _place(place)
+    with local_file(where) as path, opener(path, create=False) as source:
+        _transfer(source._context, ctx, sort, name)
+        names = [name]
+        if sort == "run":
+            there = drive(source._context.driver, source._context.tenant())
+            _, rows = drive(source._context.driver, read(partial(run_digest, there, name)))
+            names = [row.id for row in rows]
+    drive(ctx.driver, write(partial(drop_stubs, tenant, sort, *names)))
+    return Archive(sort, name, where, moment(ctx.clock_us()))
+
+
+def archives(ctx: Context) -> Flow[list[Archive]]:
+    """What this tenant has archived."""
+    tenant = yield from ctx.tenant()
+    stubs = (yield from read(partial(list_stubs, tenant))) if tenant is not None else []
+    return [Archive(*stub[:3], moment(stub.at)) for stub in stubs]
+
+
+def _place(place: str | os.PathLike[str]) -> str:
+    text = os.fspath(place)
+    if is_object_url(text):
+        return redacted_url(text)
+    if is_postgres(text) or sqlite_path(text) == ":memory:":
+        raise UsageError(f"{redacted(text)!r}: an archive is a file or an object, such as s3://bucket/thread.db")
+    return os.path.realpath(sqlite_path(text))
+
+
+def _check(tenant: int, sort: Sort, name: str) -> Flow[None]:
+    """Raise UsageError if an unfinished run or graph needs it."""
+    yield from read(partial(check_archived, tenant, sort, name))
+    row = yield from read(partial(thread_or_stub, tenant, name))
+    if sort == "run" or row is None:
+        return
+    if run := metadata_of(row).get(RUN_KEY):
+        raise UsageError(f"thread {name!r} holds the state of run {run!r}: archive that run")
+    if (yield from read(partial(_has_tasks, tenant, row.thread))) or name in (yield from held_threads(tenant)):
+        raise UsageError(f"an unfinished run or graph needs thread {name!r}: archive it when that is finished")
+
+
+def _has_tasks(tenant: int, thread: int) -> Program[bool]:
+    [[(found,)]] = yield Batch(_TASKS(tenant=tenant, thread=thread))
+    return bool(found)
+
+
+def _copy(opener: Opener, ctx: Context, sort: Sort, name: str, where: str) -> None:
+    if not is_object_url(where):
+        with opener(where) as copy:
+            _transfer(ctx, copy._context, sort, name)
+        return
+    objects, key = store_and_name(where)
+    if objects.exists(key):  # made by a call that was killed, or it is found to hold something else
+        return
+    with tempfile.TemporaryDirectory(prefix="perdure-archive-") as folder:
+        path = Path(folder) / "archive.db"
+        with opener(path) as copy:
+            _transfer(ctx, copy._context, sort, name)
+        objects.put_file(key, path, create=True)
+
+
+def _transfer(source: Context, target: Context, sort: Sort, name: str) -> None:
+    threads, runs = ([name], []) if sort == "thread" else ([], [name])
+    transfer_some(source, target, threads, runs, "", None, move=False)
+
+
+def _digest(tenant: int | None, sort: Sort, name: str) -> Program[bytes]:
+    if sort == "thread":
+        return (yield from thread_digest(tenant or 0, name))
+    digest, _ = yield from run_digest(tenant or 0, name)
+    return digest
+
+
+def _remove_thread(tenant: int, stub: Stub, copied: BackupRow, seen: bytes) -> Program[list[ThreadRow]]:
+    row, others = yield from gc.lock_tree(tenant, stub.name, None)
+    _compare((yield from thread_digest(tenant, stub.name)), seen, stub)
+    yield from gc.remove_threads(tenant, row.tree, [row], others)
+    yield Batch(add_stub(tenant, stub))
+    yield from add_backup(copied)
+    return [row]
+
+
+def _remove_run(tenant: int, stub: Stub, copied: BackupRow, seen: bytes) -> Program[list[ThreadRow]]:
+    yield from lock_family(tenant, stub.name)
+    digest, rows = yield from run_digest(tenant, stub.name)
+    _compare(digest, seen, stub)
+    gone = []
+    for row in rows:
+        [forks] = yield Batch(_FORKS(tenant=tenant, run=row.run, root=row.root))
+        if forks:
+            raise UsageError(
+                f"run {stub.name!r} stays: its fork {forks[0][0]!r} shares its history; archive that first"
+            )
+        thread = yield from thread_or_stub(tenant, thread_name(row.id))
+        if thread is not None:
+            gone.append((yield from _remove_state(tenant, thread)))
+        yield Batch(*drop_run(tenant, row.run), add_stub(tenant, stub._replace(name=row.id)))
+    yield from add_backup(copied)
+    return gone
+
+
+def _remove_state(tenant: int, thread: ThreadRow) -> Generator[Batch, list[Rows], ThreadRow]:
+    row, others = yield from gc.lock_tree(tenant, thread.name, thread.thread)
+    yield from gc.remove_threads(tenant, row.tree, [row], others)
+    return row
+
+
+def _compare(digest: bytes, seen: bytes, stub: Stub) -> None:
+    if digest != seen:
+        raise Conflict(
+            f"the archive at {stub.place} holds another state of {stub.sort} {stub.name!r}, which may have changed "
+            "meanwhile: nothing was removed. Archive it at another place"
+        )
+
+
+def _finish(ctx: Context, tenant: int, gone: list[ThreadRow]) -> Flow[None]:
+    for row in gone:
+        ctx.cache.forget(tenant, row.tree)
+        yield from drop_of_thread(tenant, row.thread)
+    yield from gc.sweep(tenant)
+    yield from drop_loose_blobs(tenant)
