@@ -327,12 +327,16 @@ def test_a_fault_in_a_removal_leaves_at_most_leftovers(database: Database, opera
         assert sound(plain)
 
 
-@pytest.mark.parametrize("second", SWEEPS, ids=lambda operation: operation.__name__)
-@pytest.mark.parametrize("first", [prune, delete_fork], ids=lambda operation: operation.__name__)
-def test_a_removal_after_one_that_was_cut_short(database: Database, first: Operation, second: Operation) -> None:
-    """What is listed to be removed, and not yet removed, is in nobody's way."""
-    if first is delete_fork and second in (delete_fork, prune_fork):
-        return
+REMOVALS = [
+    *((prune, second) for second in SWEEPS),
+    *((delete_fork, second) for second in (prune, delete_origin, delete_alone)),
+]
+
+
+@pytest.mark.parametrize("pair", REMOVALS, ids=lambda pair: f"{pair[0].__name__}-{pair[1].__name__}")
+def test_a_removal_after_one_that_was_cut_short(database: Database, pair: tuple[Operation, Operation]) -> None:
+    """What is listed to be removed, and not yet removed, is in no reader's way."""
+    first, second = pair
     plain, struck = database.copy(prepare_scene)
     first(plain)
     second(plain)
@@ -382,7 +386,11 @@ def test_a_commit_whose_answer_was_lost_is_looked_up(database: Database, operati
     assert sound(plain)
 
 
-@pytest.mark.parametrize("operation", ["asave", "aupdate", "aprune"])
+@pytest.mark.parametrize(
+    ("database", "operation"),
+    [("sqlite", "asave"), ("postgres", "aupdate"), ("sqlite", "aprune")],
+    indirect=["database"],
+)
 async def test_faults_strike_async_operations_alike(database: Database, operation: str) -> None:
     choices: dict[str, dict[str, Any]] = {
         "asave": {"state": state(10)},

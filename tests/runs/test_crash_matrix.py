@@ -23,6 +23,7 @@ import pytest
 from crash_agents import Line, World
 from databases import new_database
 from lab import MODES, PLACES
+from soak import SOAK
 
 from perdure.testing.postgres import PostgresServer
 from perdure.testing.processes import ForkServer
@@ -283,8 +284,14 @@ MATRIX: dict[str, Kind] = {
     ),
 }
 
+# On PostgreSQL `make test` has a row of each kind of statement; the order of commits is the same on both databases.
+ON_POSTGRES = ("plain", "reconciled", "approved", "receive", "tasks_of_its_own", "child", "undo_asked", "rounds")
 ROWS = [
-    (place, mode, name) for place in PLACES for name, kind in MATRIX.items() for mode in MODES if mode in kind.modes
+    (place, mode, name)
+    for place in PLACES
+    for name, kind in MATRIX.items()
+    for mode in MODES
+    if mode in kind.modes and (SOAK or place == "sqlite" or name in ON_POSTGRES)
 ]
 
 # --- killing
@@ -337,7 +344,8 @@ def test_nothing_is_missing_in_the_matrix() -> None:
     kinds = {name for _, _, name in ROWS}
     assert kinds == set(crash_agents.agents("sync")) | {"sleep_short"}
     for name in kinds - {"tasks_of_its_own"}:
-        assert {(place, mode) for place, mode, row in ROWS if row == name} == {(p, m) for p in PLACES for m in MODES}
+        places = PLACES if SOAK or name in ON_POSTGRES else ("sqlite",)
+        assert {(place, mode) for place, mode, row in ROWS if row == name} == {(p, m) for p in places for m in MODES}
     for name in ("asked", "reconciled", "not_sure", "repeated", "given_up", "undo", "parallel", "child", "approved"):
         reached = {point.partition(" of ")[0] for point in MATRIX[name].points}
         for place in ("before intent", "after intent", "before act", "after act", "before done", "after done"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from adapter_contract import THREAD
+from adapter_contract import THREAD, child
 
 import perdure
 
@@ -25,4 +25,5 @@ class LineAdapter:
         return None if found is None else found.state["n"]
 
 
+__all__ = ["ADAPTER", "child"]
 ADAPTER = LineAdapter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from adapter_contract import THREAD
+from adapter_contract import THREAD, child
 from checkpoints import config_of, put
 
 from perdure.langgraph import PerdureSaver
@@ -24,4 +24,5 @@ class SaverAdapter:
         return None if found is None else found.checkpoint["channel_values"]["n"]
 
 
+__all__ = ["ADAPTER", "child"]
 ADAPTER = SaverAdapter()

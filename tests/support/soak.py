@@ -21,11 +21,12 @@ def spread(values: Sequence[T], most: int) -> list[T]:
 
 
 def of_each_kind(kinds: Sequence[str]) -> list[int]:
-    """The numbers, from 1 on, of the last point of each kind, of the first of all and of the one in the middle."""
+    """The numbers, from 1 on, of the last point of each kind ("statement:3" is a statement), of the first of all and
+    of the one in the middle."""
     numbers = range(1, len(kinds) + 1)
     if SOAK:
         return list(numbers)
-    last = {kind: number for number, kind in zip(numbers, kinds, strict=True)}
+    last = {kind.partition(":")[0]: number for number, kind in zip(numbers, kinds, strict=True)}
     return sorted({*last.values(), *numbers[:1], *numbers[len(kinds) // 2 : len(kinds) // 2 + 1]})
 
 
