@@ -8,7 +8,7 @@ answer blocking and async calls at the same cost drives the flows of lines itsel
 
 from __future__ import annotations
 
-from perdure.log.envelopes import COPY_OF, ENVELOPE, NEEDS, envelope_text, needs_of, parent_of
+from perdure.log.envelopes import COPY_OF, ENVELOPE, NEEDS, envelope_text
 from perdure.log.label_ids import pack_id, unpack_id
 from perdure.log.labels import Mark, ParentChanged
 from perdure.log.pending import Write, is_large
@@ -17,14 +17,14 @@ from perdure.runs.engine.task_scope import Ending, Task, TaskTurns
 from perdure.runs.execution.active_runs import add_provider
 from perdure.runs.execution.scope import Scope
 from perdure.runs.functions.specs import StepSpec
-from perdure.runs.journal.adapter_tasks import drop_of_thread, number_of
 from perdure.storage.program import Flow, Progress, adrive, drive
 from perdure.storage.urls import is_postgres, sqlite_path
 from perdure.threads import line_flows, line_reads
 from perdure.threads.checks import check_name, check_text
 from perdure.threads.line_engine import Encoded, Entry, LineEngine, Part
-from perdure.threads.line_listing import Ancestors, Listing, Texts, Wanted
-from perdure.threads.models import moment
+from perdure.threads.line_listing import Ancestors, Listing, Wanted
+from perdure.threads.retention import fields_from as policy_fields
+from perdure.threads.retention import set_policy
 from perdure.values.codec import Codec, decode, encode
 from perdure.values.names import module_name
 from perdure.values.plain import is_plain_dict
@@ -49,7 +49,6 @@ __all__ = [
     "StepSpec",
     "Task",
     "TaskTurns",
-    "Texts",
     "Wanted",
     "Write",
     "add_provider",
@@ -58,7 +57,6 @@ __all__ = [
     "check_text",
     "decode",
     "drive",
-    "drop_of_thread",
     "encode",
     "envelope_text",
     "is_large",
@@ -67,11 +65,9 @@ __all__ = [
     "line_flows",
     "line_reads",
     "module_name",
-    "moment",
-    "needs_of",
-    "number_of",
     "pack_id",
-    "parent_of",
+    "policy_fields",
+    "set_policy",
     "sqlite_path",
     "task_scope",
     "unpack_id",

@@ -214,7 +214,9 @@ def test_tasks_go_with_their_thread(saver: PerdureSaver, how: str) -> None:
     else:
         expiring = PerdureSaver(store, ttl=60)
         clock, store._context.clock_us = store._context.clock_us, lambda: clock() + 61_000_000
-        assert expiring.get_tuple(at("t")) is None
+        for thread in ("t/x", "other"):
+            store.thread(thread).set_retention(ttl=None)
+        assert expiring.compact().expired == ("t",)
         store._context.clock_us = clock
     assert {info.id.rpartition("/")[0] for info in store.runs(tasks=True)} == {"langgraph/t/x", "langgraph/other"}
     for thread in ("t/x", "other"):

@@ -99,27 +99,6 @@ def test_verify_finds_damaged_writes(saver: PerdureSaver) -> None:
     assert not saver.store.ops.verify().ok
 
 
-def test_expiry_looks_again_before_it_deletes(saver_url: str) -> None:
-    """Somebody writes between the look and the deletion."""
-    with PerdureSaver(saver_url, ttl=100) as saver, PerdureSaver(saver_url) as other:
-        counting(other).invoke(SOME, at("t"))
-        ctx = saver.store._context
-        now = ctx.clock_us()
-        looks = iter([now + 200_000_000, now])
-
-        def clock() -> int:
-            late = next(looks, now)
-            if late != now:
-                other.store._context.clock_us = lambda: late
-                counting(other).invoke({"total": 1, "log": ["late"]}, at("t"))
-            return late
-
-        ctx.clock_us = clock
-        found = saver.get_tuple(at("t"))
-        assert found is not None
-        assert "late" in found.checkpoint["channel_values"]["log"]
-
-
 def test_keep_last_leaves_a_subgraphs_memory(saver_url: str) -> None:
     """A subgraph with `checkpointer=True` keeps its namespace; those of single calls go with their callers."""
     with PerdureSaver(saver_url, keep_last=3) as saver:
@@ -135,19 +114,6 @@ def test_keep_last_leaves_a_subgraphs_memory(saver_url: str) -> None:
         assert saver.store.ops.verify().ok
 
 
-def test_an_expired_thread_is_gone_for_every_way_of_reading(saver_url: str) -> None:
-    with PerdureSaver(saver_url, ttl=100) as saver:
-        one(saver, {"x": 1}, thread="old")
-        ctx = saver.store._context
-        now = ctx.clock_us()
-        ctx.clock_us = lambda: now + 200_000_000
-        one(saver, {"x": 1}, thread="new")
-        assert [item.config["configurable"]["thread_id"] for item in saver.list(None)] == ["new"]
-        assert list(saver.list(at("old"))) == []
-        assert [info.name for info in saver.threads()] == ["new"]
-        assert saver.get_tuple(at("old")) is None
-
-
 def test_names_given_as_one_text_are_refused(saver: PerdureSaver) -> None:
     with pytest.raises(UsageError, match="list"):
         saver.prune("t")
@@ -155,19 +121,3 @@ def test_names_given_as_one_text_are_refused(saver: PerdureSaver) -> None:
         saver.delete_for_runs("run")
     with pytest.raises(UsageError, match="ttl"):
         PerdureSaver(saver.store, ttl="1d")  # type: ignore[arg-type]
-
-
-def test_a_put_that_is_stored_does_not_fail_because_old_ones_stay(
-    saver_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What retention could not remove is said in the log."""
-    with PerdureSaver(saver_url, keep_last=1) as saver:
-        config = one(saver, {"x": "some text " * 20})
-        for number in range(14):
-            config = saver.put(config, empty_checkpoint(), {"step": number}, {})
-        blob = "bytea" if saver_url.startswith("postgres") else "BLOB"
-        change(saver, f"UPDATE body SET diff = CAST('x' AS {blob}) WHERE diff IS NOT NULL")
-        for number in range(4):
-            config = saver.put(config, empty_checkpoint(), {"step": number}, {})
-        assert config["configurable"]["checkpoint_id"]
-        assert "could not be removed" in caplog.text

@@ -420,7 +420,7 @@ def test_a_worker_does_it_daily(store: perdure.Store, clock: Clock) -> None:
 def test_a_large_store_is_gone_through_in_pages(
     store: perdure.Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perdure.ops.maintenance import retention
+    from perdure.log import retention
 
     monkeypatch.setattr(retention, "_PAGE", 3)
     for number in range(7):

@@ -98,8 +98,6 @@ def test_adapters_import_public_names_only() -> None:
     """What an adapter needs of the engine is a port: `perdure.adapters`, or another public module."""
     ports = {"perdure.errors", "perdure.adapters", "perdure.ops", *(f"perdure.{name}" for name in perdure.__all__)}
     for path in (SOURCE / "langgraph").rglob("*.py"):
-        if path.name == "retention.py":
-            continue  # it becomes calls of the store's retention
         own = {name for name in imports(modules()[path]) if name.startswith("perdure.langgraph")}
         assert imports(modules()[path]) - own - {"perdure"} <= ports, path
 

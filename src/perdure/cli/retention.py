@@ -118,7 +118,6 @@ def compact(cli: Invocation, store: Store, dry_run: bool, vacuum: bool) -> None:
         (f"checkpoints {would}removed", f"{done.checkpoints:,}"),
         (f"journals of finished runs {would}removed", f"{done.runs:,}"),
         ("expired threads that are still needed", f"{done.held:,}"),
-        *([("checkpoints beyond keep_last that forks keep", f"{done.shared:,}")] if done.shared else []),
         *([("damaged threads: see `perdure store verify`", f"{done.damaged:,}")] if done.damaged else []),
     ]
     if not dry_run:

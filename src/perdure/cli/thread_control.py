@@ -23,12 +23,6 @@ from perdure.errors import NotFound
 if TYPE_CHECKING:
     from perdure import Store
 
-_WHY_KEPT = {
-    "pin": "pinned (`perdure thread pins`)",
-    "fork": "another thread shares them",
-    "graph": "a graph's later checkpoints or pending writes are built on them",
-}
-
 
 @command("perdure thread fork alice-001 --name alice-try\nperdure thread fork alice-001 head~3 --name alice-retry")
 @thread_argument
@@ -153,8 +147,6 @@ def prune(cli: Invocation, store: Store, thread: str, keep: int, yes: bool) -> i
     with out.progress("pruning") as progress:
         pruned = handle.prune(keep=keep, progress=progress)
     out.result({"thread": thread, **fields(pruned)}, f"{plural(pruned.removed, 'checkpoint')} of {thread} removed")
-    for why, count in pruned.kept.items():
-        out.message(f"{plural(count, 'older checkpoint')} kept: {_WHY_KEPT[why]}")
     return OK
 
 

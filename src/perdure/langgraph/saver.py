@@ -6,7 +6,6 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
@@ -44,12 +43,13 @@ from perdure.adapters import (
     is_large,
     line_flows,
     line_reads,
-    moment,
     pack_id,
+    policy_fields,
+    set_policy,
     task_scope,
 )
 from perdure.errors import PerdureError, UsageError
-from perdure.langgraph import retention
+from perdure.langgraph import removal
 from perdure.langgraph.checkpoints import encode_checkpoint, run_key
 from perdure.langgraph.configs import (
     Address,
@@ -64,7 +64,6 @@ from perdure.langgraph.configs import (
 from perdure.langgraph.convert import DeltaWalk, matches, tuple_of, wanted_of, writes_from
 from perdure.langgraph.inflight import InFlight
 from perdure.langgraph.requested import Checkpointed, Requested
-from perdure.langgraph.retention import Retention
 from perdure.langgraph.serde import PerdureSerde
 
 if TYPE_CHECKING:
@@ -78,8 +77,8 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     """A LangGraph checkpointer that stores what changed. One class for SQLite and PostgreSQL, blocking and async.
 
     `store` is a path or URL as for `perdure.open`, or a store that is open already (then closing is its owner's).
-    `trust` names module prefixes whose data classes may be kept; others must be registered. `ttl` (seconds) deletes
-    threads that were not written for so long, `keep_last` keeps so many checkpoints per thread and namespace.
+    `trust` names module prefixes whose data classes may be kept; others must be registered. `ttl` and `keep_last` set
+    the store's retention (`store.ops.set_retention`) at the first put; `compact()` acts on it, or a worker daily.
     `single_writer` refuses a run's checkpoint if another run has written to its thread since it began.
     """
 
@@ -109,7 +108,8 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         self._engine = LineEngine(opened._context, TaskTurns(opened._context))
         self._in_flight = InFlight()
         self._checkpointed = Checkpointed()
-        self._retention = Retention.of(ttl, keep_last)
+        #: of the store's retention: set with the first put
+        self._policy = policy_fields(*("inherit" if given is None else given for given in (ttl, keep_last)))
         self._single_writer = single_writer
         self._requested = Requested()
         super().__init__(serde=serde or PerdureSerde(self._codec))
@@ -199,11 +199,11 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread with all its checkpoints and writes. Late writes to it are dropped."""
-        self._run(retention.delete(self._engine, str(thread_id)))
+        self._run(line_flows.delete(self._engine, str(thread_id)))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints that runs have made, except those that a later one needs for a DeltaChannel."""
-        self._run(retention.delete_for_runs(self._engine, run_ids))
+        self._run(removal.delete_runs(self._engine, run_ids))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """A thread of another name with the same checkpoints and writes. Their states are shared, not copied."""
@@ -211,7 +211,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Keep only the newest checkpoint of each namespace ("keep_latest"), or nothing ("delete")."""
-        self._run(retention.prune(self._engine, thread_ids, strategy))
+        self._run(removal.prune(self._engine, thread_ids, strategy))
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -277,11 +277,11 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
 
     async def adelete_thread(self, thread_id: str) -> None:
         """`delete_thread`, awaited."""
-        await self._arun(retention.delete(self._engine, str(thread_id)))
+        await self._arun(line_flows.delete(self._engine, str(thread_id)))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """`delete_for_runs`, awaited."""
-        await self._arun(retention.delete_for_runs(self._engine, run_ids))
+        await self._arun(removal.delete_runs(self._engine, run_ids))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """`copy_thread`, awaited."""
@@ -289,7 +289,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """`prune`, awaited."""
-        await self._arun(retention.prune(self._engine, thread_ids, strategy))
+        await self._arun(removal.prune(self._engine, thread_ids, strategy))
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -308,20 +308,19 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     ) -> Sequence[ThreadInfo]:
         """Threads, the most recently written first: those whose metadata (`configurable` and `metadata` of their runs)
         has all of `where`, written since `since`."""
-        return self.store.threads(where=where, since=self._since(since), limit=limit)
+        return self.store.threads(where=where, since=since, limit=limit)
 
     async def athreads(
         self, *, where: Mapping[str, Any] | None = None, since: datetime | None = None, limit: int | None = 100
     ) -> Sequence[ThreadInfo]:
         """`threads`, awaited."""
-        return await self.store.athreads(where=where, since=self._since(since), limit=limit)
+        return await self.store.athreads(where=where, since=since, limit=limit)
 
     def compact(self, *, progress: Progress | None = None) -> Compacted:
-        """Apply `ttl` and `keep_last` to all threads, then `store.ops.compact(vacuum=True)`. Meant for quiet hours: it
-        rewrites an SQLite file. `progress`: (done, of how many) threads."""
-        threads, checkpoints = self._run(retention.enforce(self._engine, self._retention))
-        done = self.store.ops.compact(vacuum=True, progress=progress)
-        return replace(done, threads=done.threads + threads, checkpoints=done.checkpoints + checkpoints)
+        """`store.ops.compact(vacuum=True)`. Meant for quiet hours: it rewrites an SQLite file. `progress`: (done, of
+        how many) threads."""
+        self._run(self._set_policy())
+        return self.store.ops.compact(vacuum=True, progress=progress)
 
     async def acompact(self, *, progress: Progress | None = None) -> Compacted:
         """`compact`, awaited: it works in a thread of its own."""
@@ -368,23 +367,15 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     def _tuple(self, entry: Entry) -> CheckpointTuple:
         return tuple_of(entry, self.serde, self._codec)
 
-    def _since(self, since: datetime | None) -> datetime | None:
-        """From when on threads are listed: not those that have expired."""
-        if self._retention.ttl_us is None:
-            return since
-        expired = moment(self._retention.expired_before(self._engine.ctx.clock_us()))
-        return expired if since is None else max(since.astimezone(), expired)
-
     def _list(
         self, config: RunnableConfig | None, conditions: Mapping[str, Any] | None, before: RunnableConfig | None
     ) -> tuple[Listing, Callable[[Entry], bool]]:
-        expired = self._retention.expired_before(self._engine.ctx.clock_us())
         wanted = wanted_of(config, before)
         if wanted.thread is not None and wanted.namespace is not None:
             self._checkpointed.note(
                 wanted.thread, wanted.namespace
             )  # how a subgraph that goes back finds its checkpoint
-        listing = Listing(self._engine, wanted, expired)
+        listing = Listing(self._engine, wanted)
         return listing, lambda entry: matches(entry, conditions, self.serde, self._codec)
 
     def _went_back(self, config: RunnableConfig | None, before: RunnableConfig | None, entry: Entry | None) -> None:
@@ -397,7 +388,6 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         address = address_of(config)
         self._checkpointed.note(address.thread, address.namespace)
         id_ = pack_id(address.id) if address.id else None
-        yield from retention.expire(self._engine, self._retention, address.thread)
         entry = yield from line_reads.load(self._engine, address.thread, address.namespace, id_)
         self._requested.read(address.thread, address.namespace, id_, entry.id if entry is not None else None)
         return None if entry is None else self._tuple(entry)
@@ -435,14 +425,20 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         note, tags = (note_of(stored), tags_of(stored)) if native else (None, {})
 
         def store() -> Flow[None]:
+            yield from self._set_policy()
             try:
                 yield from line_flows.save(self._engine, address.thread, text, mark, note, tags)
             except ParentChanged:  # the parent's id was put again: nothing is taken from what it was
                 whole = encode_checkpoint(checkpoint, stored, parent, self.serde, self._codec)
                 yield from line_flows.save(self._engine, address.thread, whole, mark._replace(reused=None), note, tags)
-            yield from retention.after_put(self._engine, self._retention, address.thread)
 
         return address, store()
+
+    def _set_policy(self) -> Flow[None]:
+        """Make `ttl` and `keep_last` the store's retention, once."""
+        if self._policy:
+            yield from set_policy(self._engine.ctx, self._policy)
+            self._policy = {}
 
     def _put_writes(self, address: Written, writes: Sequence[Write], end: Ending | None) -> Flow[None]:
         place = (self._engine, address.thread, address.namespace, pack_id(address.id), writes)

@@ -8,19 +8,16 @@ checked: the salt went with the body, so that no guess can be confirmed.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from perdure.errors import Damaged, NotFound, StoreError, UsageError
-from perdure.log.gc import drop_all, lock_tree, rearrange, remove_threads, set_head, sweep
-from perdure.log.gc_plan import Node, Reach, line_of, make_plan, needed_for_deltas, nodes_of, reached_by
+from perdure.log.gc import collect, lock_tree, record_in, sweep
+from perdure.log.gc_plan import Cut, Node, Tree, holders, read_tree
 from perdure.log.ids import show_id
-from perdure.log.labels import LabelRow, bases_by_thread, bases_of_writes, drop_writes, labels_in
-from perdure.log.pins import drop_pins_on, pins_in
-from perdure.log.reading import RECORD
-from perdure.log.records import ERASED, Record, record_of
+from perdure.log.labels import drop_writes
+from perdure.log.records import ERASED
 from perdure.log.thread_table import ThreadRow, metadata_of
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import Batch, Dialect, Flow, Program, Progress, Rows, Sql, maintain, read, write
@@ -53,12 +50,7 @@ _SAME_WRITES = Sql(
         AND o.space = w.space AND o.id = w.id AND o.task = w.task AND o.idx = w.idx
         WHERE w.tenant = :tenant AND w.thread = :thread)"""
 )
-_SPACE_HEADS = Sql(
-    """UPDATE space SET head = (SELECT max(l.record) FROM label l
-        WHERE l.tenant = space.tenant AND l.thread = space.thread AND l.space = space.space)
-    WHERE tenant = :tenant AND head = :record AND thread IN (
-        SELECT thread FROM thread WHERE tenant = :tenant AND tree = :tree)"""
-)
+_DROP_PINS = Sql("DELETE FROM pin WHERE tenant = :tenant AND tree = :tree AND record = :record")
 _FOREIGN = Sql(
     sqlite="SELECT '' WHERE 0",
     # From version 17 on others than the owner may be let VACUUM, as operators are; older ones do not know the word.
@@ -110,29 +102,27 @@ def note(tenant: int, number: int, record: int, records: int, hash_: bytes | Non
 
 
 def wipe_thread(tenant: int, name: str, number: int | None, forks: bool, at: int) -> Program[Wiped]:
-    """Decide that a thread goes, with its forks if that is said. Raises UsageError that lists them."""
-    row, others = yield from lock_tree(tenant, name, number)
-    nodes = yield from nodes_of(tenant, row.tree)
-    own = own_records(nodes, [row, *others])
-    shared = yield from _forks(tenant, nodes, row, others, own)
-    if shared and not forks:
-        some = ", ".join(repr(fork.name) for fork in shared[:20]) + (", …" if len(shared) > 20 else "")
+    """Decide that a thread goes, with the forks that have a state of it if that is said. Raises UsageError that lists
+    them."""
+    row, threads = yield from lock_tree(tenant, name, number)
+    tree = yield from read_tree(tenant, row.tree, threads)
+    numbers = holders(tree, tree.own[row.thread]) | {row.thread}
+    doomed = [one for one in threads if one.thread in numbers]
+    stay = [one for one in threads if one.thread not in numbers]
+    if len(doomed) > 1 and not forks:
+        shared = [repr(one.name) for one in doomed if one is not row]
+        some = ", ".join(shared[:20]) + (", …" if len(shared) > 20 else "")
         raise UsageError(
             f"thread {name!r} was not erased: its forks hold its history ({some}). Erase them with it: forks=True "
             "(`perdure thread erase --forks`), or erase or delete them first"
         )
-    doomed = [row, *shared]
-    numbers = {one.thread for one in doomed}
-    stay = [other for other in others if other.thread not in numbers]
     told = yield from _told(tenant, doomed, stay)
     yield from mark(tenant, at)
-    pins = {pin.record for pin in (yield from pins_in(tenant, row.tree))}
     for one in doomed:
-        records = sum(nodes[record].body is not None for record in own[one.thread])
-        yield from note(tenant, one.thread, 0, records, one.head_hash, at)
-        for record in pins & own[one.thread]:  # a pin of a thread that stays would hold it
-            yield from drop_pins_on(tenant, row.tree, record)
-    removed = yield from remove_threads(tenant, row.tree, doomed, stay)
+        yield from note(tenant, one.thread, 0, len(tree.own[one.thread]), one.head_hash, at)
+        for record in {pin.record for pin in tree.pins}.intersection(tree.own[one.thread]):
+            yield from _drop_pins(tree, record)  # a pin of a thread that stays would hold it
+    removed = (yield from collect(tree, Cut(threads=numbers))).removed
     for one in doomed if stay else ():
         [tombs] = yield Batch(_TOMBS(tenant=tenant, tree=row.tree, thread=one.thread))
         for (tomb,) in tombs:
@@ -140,55 +130,9 @@ def wipe_thread(tenant: int, name: str, number: int | None, forks: bool, at: int
     return Wiped(row.tree, doomed, removed, told)
 
 
-def own_records(nodes: Mapping[int, Node], rows: list[ThreadRow]) -> dict[int, set[int]]:
-    """The records that each thread has saved itself. What it had when it was forked may be kept for it alone (a prune
-    of its source leaves that to it), and is still what others share with it."""
-    own: dict[int, set[int]] = {row.thread: set() for row in rows}
-    for node in nodes.values():
-        if node.thread in own:
-            own[node.thread].add(node.id)
-    for row in rows:
-        if (mine := own[row.thread]) and row.origin is not None:
-            # Ids grow along a line: before the first of them there is nothing to find.
-            mine.difference_update(line_of(nodes, row.origin, since=min(mine)))
-    return own
-
-
-def _forks(
-    tenant: int, nodes: dict[int, Node], row: ThreadRow, others: list[ThreadRow], own: dict[int, set[int]]
-) -> Generator[Batch, list[Rows], list[ThreadRow]]:
-    """The threads that hold states of this one: all of its tree if it is where that began; else those that can reach
-    a record of its own, by a line, an id or a pending write, and those that can reach one of theirs."""
-    if row.thread == row.tree:
-        return others
-    numbers = [other.thread for other in others]
-    labels = yield from labels_in(tenant, numbers)
-    bases = yield from bases_by_thread(tenant, numbers)
-    doomed = sharing(nodes, row, others, labels, bases, own)
-    return [other for other in others if other.thread in doomed]
-
-
-def sharing(
-    nodes: Mapping[int, Node],
-    row: ThreadRow,
-    others: list[ThreadRow],
-    labels: list[LabelRow],
-    bases: Mapping[int, set[int]],
-    own: Mapping[int, set[int]],
-) -> set[int]:
-    """A thread and those that can reach a record of its own, or one of theirs, and so on. Pure."""
-    reach = Reach(nodes, others, labels)
-    waiting: defaultdict[int, set[int]] = defaultdict(set)  # the threads that have something pending on a record
-    for thread, records in bases.items():
-        for record in records:
-            waiting[record].add(thread)
-    doomed, todo = {row.thread}, [row.thread]
-    while todo:
-        records = own[todo.pop()]
-        found = reach.threads(records).union(*(waiting[record] for record in records & waiting.keys())) - doomed
-        doomed |= found
-        todo += found
-    return doomed
+def _drop_pins(tree: Tree, record: int) -> Generator[Batch, list[Rows], None]:
+    yield Batch(_DROP_PINS(tenant=tree.tenant, tree=tree.tree, record=record))
+    tree.pins = [pin for pin in tree.pins if pin.record != record]
 
 
 def _told(tenant: int, doomed: list[ThreadRow], stay: list[ThreadRow]) -> Generator[Batch, list[Rows], list[str]]:
@@ -223,76 +167,32 @@ def _same_metadata(one: ThreadRow, other: ThreadRow) -> bool:
 
 def wipe_record(tenant: int, name: str, number: int, record: int, at: int) -> Program[Wiped]:
     """Decide that a checkpoint goes, for all threads that share it. Its children get full texts of their own."""
-    row, others = yield from lock_tree(tenant, name, number)
-    nodes = yield from nodes_of(tenant, row.tree)
-    node = nodes.get(record)
-    threads = [row, *others]
-    labels = yield from labels_in(tenant, [thread.thread for thread in threads])
-    if node is None or (node.thread != row.thread and record not in reached_by(nodes, row, labels)):
+    row, threads = yield from lock_tree(tenant, name, number)
+    tree = yield from read_tree(tenant, row.tree, threads)
+    node = tree.nodes.get(record)
+    if node is None or (node.thread != row.thread and row.thread not in holders(tree, [record])):
         raise NotFound(f"thread {name!r} has no checkpoint {show_id(record)}: nothing was erased")
     yield from mark(tenant, at)
-    live = {other.id for other in nodes.values() if other.body is not None} - {record}
-    yield from _check_unneeded(tenant, row, threads, nodes, live, labels, record)
-    # As if it were a tombstone already: what was erased before it is still behind it.
-    plan = make_plan({**nodes, record: node._replace(body=None, keyframe=ERASED)}, live)
-    plan.entomb += [record] if node.body is not None and record not in plan.remove else []
-    found = yield from _read(tenant, row.tree, record)
-    yield from rearrange(tenant, row.tree, nodes, plan)
-    if record not in plan.remove:  # there, nothing follows it that would need its hash
-        yield from _empty(tenant, row.tree, record)
-    yield from _drop_what_led_there(tenant, nodes, node, threads, labels)
-    yield from drop_all([label for label in labels if label.record == record], tenant)
-    yield from drop_pins_on(tenant, row.tree, record)
-    before = next((other for other in line_of(nodes, record) if other != record), None)
-    for thread in threads:
-        if thread.head == record:
-            yield from set_head(tenant, thread, before)
-    yield Batch(_SPACE_HEADS(tenant=tenant, tree=row.tree, record=record))
+    found = yield from record_in(tenant, row.tree, record)
+    yield from _drop_what_led_there(tree, node)
+    yield from _drop_pins(tree, record)
+    removed = (yield from collect(tree, Cut(erase=record))).removed
+    yield from _empty(tenant, row.tree, record)
     yield from note(tenant, row.thread, record, 1, found.hash, at)
-    return Wiped(row.tree, [], int(node.body is not None), [])
+    return Wiped(row.tree, [], removed, [])
 
 
-def _drop_what_led_there(
-    tenant: int, nodes: dict[int, Node], node: Node, threads: list[ThreadRow], labels: list[LabelRow]
-) -> Generator[Batch, list[Rows], None]:
-    """What a graph's step wrote is pending on the checkpoint before the one that it made: it says the same, and who
-    goes on from there would make the checkpoint again. Unless another checkpoint was made there too, or a thread was
+def _drop_what_led_there(tree: Tree, node: Node) -> Generator[Batch, list[Rows], None]:
+    """What a graph's step wrote is pending on the checkpoint before the one that it made: it says the same, and
+    continuing from there would make the checkpoint again. Unless another checkpoint was made there too, or a thread was
     forked before this one was made: then it is theirs."""
-    if node.parent is None or any(
-        o.parent == node.parent and o.id != node.id for o in nodes.values() if o.body is not None
-    ):
+    others = (other for other in tree.nodes.values() if other.parent == node.parent and other.id != node.id)
+    if node.parent is None or any(other.body is not None for other in others):
         return
-    before = [label for label in labels if label.record == node.parent]
-    asked = {label.thread for label in before}
-    having = Reach(nodes, [row for row in threads if row.thread in asked], labels).threads([node.id])
-    before = [label for label in before if label.thread in having]
+    having = holders(tree, [node.id])
+    before = [label for thread in having for label in tree.labels.get(thread, ()) if label.record == node.parent]
     for start in range(0, len(before), _BATCH):
-        yield Batch(*drop_writes(tenant, before[start : start + _BATCH]))
-
-
-def _check_unneeded(
-    tenant: int,
-    row: ThreadRow,
-    threads: list[ThreadRow],
-    nodes: dict[int, Node],
-    live: set[int],
-    labels: list[LabelRow],
-    record: int,
-) -> Generator[Batch, list[Rows], None]:
-    """What is rebuilt from a checkpoint is lost without it: then it is all or nothing."""
-    numbers = [thread.thread for thread in threads]
-    labelled = {label.record for label in labels}
-    needed = yield from needed_for_deltas(tenant, row.tree, nodes, live, labelled)
-    if record in needed or record in (yield from bases_of_writes(tenant, numbers)):
-        raise UsageError(
-            f"checkpoint {show_id(record)} of thread {row.name!r} was not erased: later checkpoints are rebuilt from "
-            "it, or from what is attached to it. Erase those first, the newest first, or the whole thread"
-        )
-
-
-def _read(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], Record]:
-    [rows] = yield Batch(RECORD(tenant=tenant, tree=tree, id=record))
-    return record_of(rows[0])
+        yield Batch(*drop_writes(tree.tenant, before[start : start + _BATCH]))
 
 
 def _empty(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], None]:

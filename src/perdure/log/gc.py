@@ -8,35 +8,36 @@ removed in bounded batches; a crash in between is taken up by the next prune or 
 
 from __future__ import annotations
 
-from collections.abc import Container, Generator, Mapping
+from collections.abc import Collection, Generator, Iterable
 from functools import partial
 from typing import NamedTuple
 
 import orjson
 
-from perdure.errors import Damaged
+from perdure.errors import Damaged, NotFound, UsageError
 from perdure.log.gc_plan import (
+    Cut,
     Node,
     Plan,
     Rule,
-    checkpoints_in,
-    choose,
-    choose_for,
-    inherited,
+    Tree,
+    find_roots,
+    kept_without,
+    line_of,
     make_plan,
-    needed_by,
     nodes_of,
-    why_kept,
+    read_tree,
 )
 from perdure.log.ids import show_id
-from perdure.log.labels import LABELLED_KIND, MAIN, LabelRow, bases_of_writes, drop_labels, labels_in
+from perdure.log.labels import MAIN, drop_labels, labels_of_runs, reset_space_head
 from perdure.log.pack_release import drop_packs, release
-from perdure.log.pins import pinned, pins_in
+from perdure.log.pins import refuse_pinned
 from perdure.log.reading import NOT_SWEPT, RECORD, Loaded, read_chain, read_state
 from perdure.log.records import Record, record_of
 from perdure.log.thread_table import ThreadRow, find_thread, no_thread, threads_in_tree
 from perdure.storage.columns import DIFF, FULL_TEXT
-from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, write
+from perdure.storage.domains import domains
+from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, read, write
 from perdure.values.compress import compress_full
 from perdure.values.delta import Decoder, Encoder, Splices
 from perdure.values.dictionary import Dictionary
@@ -73,7 +74,6 @@ _FORGET = [
     Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND thread = :thread")
     for table in ("tag", "write", "label", "space", "pin", "thread")
 ]
-_OF_KIND = Sql("SELECT id FROM record WHERE tenant = :tenant AND tree = :tree AND thread = :thread AND kind = :kind")
 _SET_HEAD = Sql("UPDATE thread SET head = :head, head_hash = :head_hash WHERE tenant = :tenant AND thread = :thread")
 _COUNT = Sql(
     f"""SELECT count(*) FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.body IS NOT NULL
@@ -106,37 +106,78 @@ _REMOVE_BODIES = _each("DELETE FROM body WHERE tenant = :tenant AND id IN ({ids}
 _REMOVE = _each("DELETE FROM record WHERE tenant = :tenant AND tree = :tree AND id IN ({ids})")
 
 
-def prune(
-    tenant: int,
-    thread: int,
-    name: str,
-    keep: int,
-    progress: Progress | None = None,
-    *,
-    since: int | None = None,
-    rules: Mapping[int, Rule] | None = None,
-) -> Flow[Thinned]:
-    """Keep the newest `keep` records of a thread's line, and all from the record `since` on. `rules`: how much other
-    threads of its tree keep; all they have, if nothing is said."""
-    done = yield from write(partial(prune_tree, tenant, thread, name, keep, since, rules), solo=True)
+class Collected(NamedTuple):
+    """What a removal did: how many checkpoints went, and how many that stay got their full text."""
+
+    removed: int
+    rebased: int = 0
+
+
+def prune(tenant: int, name: str, thread: int | None, keep: int, progress: Progress | None = None) -> Flow[Collected]:
+    """Keep the newest `keep` records of each line of a thread."""
+
+    def program() -> Program[Collected]:
+        row, threads = yield from lock_tree(tenant, name, thread)
+        tree = yield from read_tree(tenant, row.tree, threads)
+        return (yield from collect(tree, Cut(keep={row.thread: Rule(keep)})))
+
+    done = yield from write(program, solo=True)
     yield from sweep(tenant, progress)
     return done
 
 
 def delete(
-    tenant: int,
-    name: str,
-    thread: int | None,
-    progress: Progress | None = None,
-    *,
-    idle_since: int | None = None,
-    force: bool = False,
+    tenant: int, name: str, thread: int | None, progress: Progress | None = None, *, force: bool = False
 ) -> Flow[int]:
-    """Remove a thread and every record that no other thread needs; with `idle_since`, only if it was not written to
-    from then on and has no pin. How many records went. Raises Pinned, unless `force`."""
-    removed = yield from write(partial(_delete, tenant, name, thread, idle_since, force=force), solo=True)
+    """Remove a thread and every record that no other thread needs. How many records went. Raises Pinned, unless
+    `force`."""
+
+    def program() -> Program[tuple[int, int]]:
+        row, threads = yield from lock_tree(tenant, name, thread)
+        if not force:
+            yield from refuse_pinned(tenant, row)
+        return row.thread, (yield from remove_threads(tenant, threads, [row])).removed
+
+    number, removed = yield from write(program, solo=True)
     yield from sweep(tenant, progress)
+    yield from tell_domains(tenant, [number])
     return removed
+
+
+def delete_runs(tenant: int, runs: Collection[bytes]) -> Flow[None]:
+    """Remove the labels that runs of an adapter have made, what is pending on them, and their records unless something
+    else needs these. A thread that has nothing left goes as a whole."""
+    found = yield from read(partial(labels_of_runs, tenant, runs))
+    for number in sorted({label.thread for label in found}):
+        gone = yield from write(partial(_delete_runs, tenant, number, runs), solo=True)
+        yield from sweep(tenant)
+        yield from tell_domains(tenant, gone)
+
+
+def _delete_runs(tenant: int, number: int, runs: Collection[bytes]) -> Program[list[int]]:
+    """The threads that went."""
+    try:
+        row, threads = yield from lock_tree(tenant, "", number)
+    except NotFound:
+        return []
+    tree = yield from read_tree(tenant, row.tree, threads)
+    pins = {pin.record for pin in tree.pins}
+    labels = yield from labels_of_runs(tenant, runs)
+    doomed = [label for label in labels if label.thread == number and label.record not in pins]
+    if doomed and not kept_without(tree, row, set(doomed)):
+        yield from remove_threads(tenant, threads, [row])
+        return [number]
+    if doomed:
+        yield from collect(tree, Cut(labels=doomed))
+    return []
+
+
+def tell_domains(tenant: int, threads: Iterable[int]) -> Flow[None]:
+    """Remove what other domains keep of threads that were deleted."""
+    for thread in threads:
+        for domain in domains():
+            if domain.thread_deleted is not None:
+                yield from domain.thread_deleted(tenant, thread)
 
 
 def sweep(tenant: int, progress: Progress | None = None) -> Flow[None]:
@@ -151,127 +192,86 @@ def sweep(tenant: int, progress: Progress | None = None) -> Flow[None]:
             return
 
 
-class Thinned(NamedTuple):
-    """What a prune did: how many records went, how many got their full text, and why older ones stay, with how many."""
-
-    removed: int
-    rebased: int
-    kept: dict[str, int]
-
-
-def prune_tree(
-    tenant: int, thread: int, name: str, keep: int, since: int | None, rules: Mapping[int, Rule] | None
-) -> Program[Thinned]:
-    """A prune as far as it is decided: what goes is listed, and what stays does not need it any more."""
-    row, others = yield from lock_tree(tenant, name, thread)
-    nodes = yield from nodes_of(tenant, row.tree)
-    plan, labels, own = yield from choose(tenant, nodes, row, others, keep, since, rules)
-    yield from rearrange(tenant, row.tree, nodes, plan)
-    yield from drop_all(labels, tenant)
-    for other, record in inherited(nodes, row, others, own, plan):
-        # Kept for this fork alone: it goes when the fork goes.
-        found = yield from record_in(tenant, row.tree, record)
-        yield Batch(_store(tenant, found._replace(thread=other)))
-    pins = {pin.record for pin in (yield from pins_in(tenant, row.tree))}
-    return Thinned(checkpoints_in(nodes, plan), len(plan.rebase), why_kept(nodes, row, others, keep, plan, pins))
-
-
 def lock_tree(
     tenant: int, name: str, thread: int | None
 ) -> Generator[Batch, list[Rows], tuple[ThreadRow, list[ThreadRow]]]:
-    """A thread and all others of its tree, locked."""
+    """A thread, and all threads of its tree, locked."""
     row = yield from find_thread(tenant, name, thread)
-    threads = {found.thread: found for found in (yield from threads_in_tree(tenant, row.tree, lock=True))}
-    own = threads.pop(row.thread, None)
-    if own is None:  # deleted while we waited
-        raise no_thread(name, row.thread)
-    return own, list(threads.values())
-
-
-def _delete(
-    tenant: int, name: str, thread: int | None, idle_since: int | None = None, *, force: bool = False
-) -> Program[int]:
-    row, others = yield from lock_tree(tenant, name, thread)
-    if idle_since is not None and row.updated_at >= idle_since:
-        return 0
-    pins = [pin.name for pin in (yield from pins_in(tenant, row.tree)) if pin.thread == row.thread]
-    if pins and not force:
-        if idle_since is not None:
-            return 0
-        raise pinned(name, pins)
-    return (yield from remove_threads(tenant, row.tree, [row], others))
+    threads = yield from threads_in_tree(tenant, row.tree, lock=True)
+    for found in threads:
+        if found.thread == row.thread:
+            return found, threads
+    raise no_thread(name, row.thread)  # deleted while we waited
 
 
 def remove_threads(
-    tenant: int, tree: int, doomed: list[ThreadRow], others: list[ThreadRow]
-) -> Generator[Batch, list[Rows], int]:
-    """Remove threads of a tree whose threads are locked; the `others` stay, with all that they need."""
-    yield Batch(*(statement(tenant=tenant, thread=row.thread) for row in doomed for statement in _FORGET))
-    if not others:
-        [[(count,)], _] = yield Batch(_COUNT(tenant=tenant, tree=tree), _LIST(tenant=tenant, tree=tree, id=0))
-        return int(count)
-    nodes = yield from nodes_of(tenant, tree)
-    plan = yield from choose_for(tenant, tree, nodes, others)
-    yield from rearrange(tenant, tree, nodes, plan)
-    return checkpoints_in(nodes, plan)
+    tenant: int, threads: list[ThreadRow], doomed: list[ThreadRow]
+) -> Generator[Batch, list[Rows], Collected]:
+    """Remove some of a tree's threads, which are locked."""
+    if len(doomed) == len(threads):
+        return (yield from remove_tree(tenant, doomed))
+    tree = yield from read_tree(tenant, doomed[0].tree, threads)
+    return (yield from collect(tree, Cut(threads=[row.thread for row in doomed])))
 
 
-def remove_labelled(tenant: int, name: str, doomed: Container[tuple[int, bytes]]) -> Flow[int]:
-    """Remove labels of a thread (namespace and id), what is pending on them, and their records unless something else
-    needs these. Also records that lost their label to another one. How many records went."""
-    removed = yield from write(partial(_remove_labelled, tenant, name, doomed), solo=True)
-    yield from sweep(tenant)
-    return removed
+def remove_tree(tenant: int, threads: list[ThreadRow]) -> Generator[Batch, list[Rows], Collected]:
+    """Remove a tree with all its threads, unread."""
+    this = {"tenant": tenant, "tree": threads[0].tree}
+    *_, [(count,)], _ = yield Batch(*_forget(tenant, threads), _COUNT(**this), _LIST(**this, id=0))
+    return Collected(int(count))
 
 
-def _remove_labelled(tenant: int, name: str, doomed: Container[tuple[int, bytes]]) -> Program[int]:
-    row, others = yield from lock_tree(tenant, name, None)
-    labels = yield from labels_in(tenant, [row.thread])
-    pins = {pin.record for pin in (yield from pins_in(tenant, row.tree))}
-    gone = [label for label in labels if (label.space, label.id) in doomed and label.record not in pins]
-    kept = [label for label in labels if (label.space, label.id) not in doomed or label.record in pins]
-    nodes = yield from nodes_of(tenant, row.tree)
-    unlabelled = yield from _unlabelled(tenant, row, {label.record for label in labels})
-    removed = {label.record for label in gone} | unlabelled
-    # What was saved in other ways, without an id, stays; a record whose id now means another one does not.
-    saved = {node.id for node in nodes.values() if node.thread == row.thread and node.body is not None} - removed
-    if not kept and not saved:
-        return (yield from _delete(tenant, name, row.thread))
-    head = row.head
-    if head in removed:  # the newest of what stays
-        own = [label for label in kept if label.space == MAIN]
-        head = max(own, key=_by_id).record if own else max(saved - {label.record for label in kept}, default=None)
-    needed = yield from needed_by(tenant, nodes, others)
-    needed.update(label.record for label in kept)
-    needed |= pins | (yield from bases_of_writes(tenant, [row.thread]))
-    dead = removed - needed - {head}
-    plan = make_plan(nodes, nodes.keys() - dead)
-    yield from rearrange(tenant, row.tree, nodes, plan)
-    yield from drop_all(gone, tenant)
-    if head != row.head:
-        yield from set_head(tenant, row, head)
-    return checkpoints_in(nodes, plan)
+def _forget(tenant: int, threads: Iterable[ThreadRow]) -> list[Statement]:
+    return [statement(tenant=tenant, thread=row.thread) for row in threads for statement in _FORGET]
 
 
-def _by_id(label: LabelRow) -> bytes:
-    return label.id
+def collect(tree: Tree, cut: Cut) -> Generator[Batch, list[Rows], Collected]:
+    """The one way in which records go: find what lives after the cut, and remove the rest, in the transaction that has
+    locked the tree's threads. Nothing changes, not even the generation, if nothing goes."""
+    doomed = [row for row in tree.threads.values() if row.thread in cut.threads]
+    if len(doomed) == len(tree.threads):
+        return (yield from remove_tree(tree.tenant, doomed))
+    live, rebuilt = yield from find_roots(tree, cut)
+    if cut.erase in live:
+        raise UsageError(
+            f"checkpoint {show_id(cut.erase or 0)} was not erased: later checkpoints are rebuilt from it, or from what "
+            "is attached to it. Erase those first, the newest first, or the whole thread"
+        )
+    if doomed:
+        yield Batch(*_forget(tree.tenant, doomed))
+    plan = make_plan(tree.nodes, live, cut.erase)
+    gone = plan.gone
+    stay = [row for row in tree.threads.values() if row.thread not in cut.threads]
+    labels = [
+        label
+        for row in stay
+        for label in tree.labels.get(row.thread, ())
+        if label.record in gone or (label in cut.labels and label.record not in rebuilt)
+    ]
+    if plan or labels:
+        yield from rearrange(tree.tenant, tree.tree, tree.nodes, plan)
+        for start in range(0, len(labels), _BATCH):
+            yield Batch(*drop_labels(tree.tenant, labels[start : start + _BATCH]))
+        for row in stay:
+            yield from _move_heads(tree, row, gone, {label.record for label in labels if label.thread == row.thread})
+    return Collected(sum(tree.nodes[record].body is not None for record in gone), len(plan.rebase))
 
 
-def _unlabelled(tenant: int, row: ThreadRow, labelled: set[int]) -> Generator[Batch, list[Rows], set[int]]:
-    [rows] = yield Batch(_OF_KIND(tenant=tenant, tree=row.tree, thread=row.thread, kind=LABELLED_KIND))
-    return {record for (record,) in rows} - labelled
-
-
-def set_head(tenant: int, row: ThreadRow, head: int | None) -> Generator[Batch, list[Rows], None]:
-    found = (yield from record_in(tenant, row.tree, head)) if head is not None else None
-    yield Batch(
-        _SET_HEAD(tenant=tenant, thread=row.thread, head=head, head_hash=found.hash if found is not None else None)
-    )
-
-
-def drop_all(labels: list[LabelRow], tenant: int) -> Generator[Batch, list[Rows], None]:
-    for start in range(0, len(labels), _BATCH):
-        yield Batch(*drop_labels(tenant, labels[start : start + _BATCH]))
+def _move_heads(tree: Tree, row: ThreadRow, gone: set[int], unlabelled: set[int]) -> Generator[Batch, list[Rows], None]:
+    """Where the head of a line is gone, the newest that is left of the line is its head."""
+    lost = gone | unlabelled
+    spaces = [space for space in tree.spaces.get(row.thread, ()) if space.head in lost]
+    if spaces:
+        yield Batch(*(reset_space_head(tree.tenant, space) for space in spaces))
+    if row.head in lost:
+        labels = tree.labels.get(row.thread, ())
+        lost = lost.union(label.record for label in labels if label.space != MAIN)
+        left = [record for record in line_of(tree.nodes, row.head) if record not in lost]
+        left += sorted({*tree.own[row.thread], *(label.record for label in labels)} - lost, reverse=True)
+        head = left[0] if left else None
+        found = (yield from record_in(tree.tenant, tree.tree, head)) if head is not None else None
+        hash_ = found.hash if found is not None else None
+        yield Batch(_SET_HEAD(tenant=tree.tenant, thread=row.thread, head=head, head_hash=hash_))
 
 
 def rearrange(tenant: int, tree: int, nodes: dict[int, Node], plan: Plan) -> Generator[Batch, list[Rows], None]:

@@ -1,30 +1,31 @@
-"""Which of a tree's records go if a thread is pruned or deleted: what its other threads, its pins, pending writes and
-later checkpoints of a line need stays. Only looks; `gc.py` does it.
+"""The roots of a tree: which of its records live. Every removal asks this one place; `gc.py` does what follows.
+
+A record lives if a thread that stays keeps it (its lines and labels, or the newest of them where a rule says so), if a
+pin holds it, if a pending write was compressed against it, or if the state of a live record is rebuilt from it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import orjson
 
 from perdure.errors import Damaged
-from perdure.log.envelopes import needs_of
-from perdure.log.labels import LabelRow, bases_of_writes, labels_in
-from perdure.log.pins import PinRow, pins_in
+from perdure.log.envelopes import needs_of, parent_of
+from perdure.log.labels import LABELLED_KIND, MAIN, LabelRow, SpaceRow, bases_in_tree, labels_in_tree, spaces_in_tree
 from perdure.log.reading import NOT_SWEPT, read_state
 from perdure.log.records import ERASED
 from perdure.log.thread_table import ThreadRow
 from perdure.storage.program import Batch, Rows, Sql
 
-_TREE = Sql(
-    f"""SELECT id, thread, parent, base, keyframe, body, key FROM record r
-    WHERE r.tenant = :tenant AND r.tree = :tree AND {NOT_SWEPT}"""
+_NODES = Sql(
+    f"""SELECT id, thread, parent, base, keyframe, body, key, CASE WHEN kind = '{LABELLED_KIND}' THEN 1 ELSE 0 END
+    FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND {NOT_SWEPT}"""
 )
+_PINS = Sql("SELECT thread, name, record, at FROM pin WHERE tenant = :tenant AND tree = :tree ORDER BY thread, name")
 
 
 class Node(NamedTuple):
@@ -37,6 +38,53 @@ class Node(NamedTuple):
     keyframe: int
     body: int | None
     key: int
+    by_label: int = 0  # 1: it lives by its label
+
+
+class PinRow(NamedTuple):
+    """A row of table pin."""
+
+    thread: int
+    name: str
+    record: int
+    at: int
+
+
+@dataclass(repr=False, eq=False)
+class Tree:
+    """A tree's threads, its records, and all that leads to them."""
+
+    tenant: int
+    tree: int
+    threads: dict[int, ThreadRow]
+    nodes: dict[int, Node]
+    labels: dict[int, list[LabelRow]] = field(default_factory=dict)  # by thread, like what follows
+    spaces: dict[int, list[SpaceRow]] = field(default_factory=dict)
+    bases: dict[int, set[int]] = field(default_factory=dict)  # what pending writes were compressed against
+    pins: list[PinRow] = field(default_factory=list)
+    own: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # records with a body
+
+    def __post_init__(self) -> None:
+        for node in self.nodes.values():
+            if node.body is not None:
+                self.own[node.thread].append(node.id)
+
+
+class Rule(NamedTuple):
+    """How much of each of its lines a thread keeps: the newest so many, and all from a record on."""
+
+    keep: int
+    since: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What is to go of a tree: threads, all that some threads have beyond a rule, labels, one record."""
+
+    threads: Collection[int] = ()
+    keep: Mapping[int, Rule] = field(default_factory=dict)
+    labels: Collection[LabelRow] = ()  # with the records that lived by them
+    erase: int | None = None
 
 
 @dataclass(repr=False, eq=False)
@@ -48,12 +96,129 @@ class Plan:
     entomb: list[int] = field(default_factory=list)  # go, but are parents of live ones
     remove: list[int] = field(default_factory=list)
 
+    @property
+    def gone(self) -> set[int]:
+        return {*self.remove, *self.entomb}
 
-def make_plan(nodes: dict[int, Node], live_ids: Iterable[int]) -> Plan:
-    """What follows for every record if these, and only these, live. Pure."""
+    def __bool__(self) -> bool:
+        return bool(self.rebase or self.unlink or self.entomb or self.remove)
+
+
+def nodes_of(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, Node]]:
+    """The records of a tree."""
+    [rows] = yield Batch(_NODES(tenant=tenant, tree=tree))
+    for row in rows:
+        if set(map(type, row)) - {int, type(None)}:  # SQLite takes anything in any column
+            raise Damaged("the row of a checkpoint is damaged; run `perdure store repair`")
+    return {row[0]: Node._make(row) for row in rows}
+
+
+def pins_in(tenant: int, tree: int) -> Generator[Batch, list[Rows], list[PinRow]]:
+    """All pins of a tree's threads."""
+    [rows] = yield Batch(_PINS(tenant=tenant, tree=tree))
+    return [PinRow._make(row) for row in rows]
+
+
+def read_tree(tenant: int, tree: int, threads: Iterable[ThreadRow]) -> Generator[Batch, list[Rows], Tree]:
+    """All that leads to the records of a tree. `threads`: its threads, locked if something is to go."""
+    return Tree(
+        tenant,
+        tree,
+        {row.thread: row for row in threads},
+        (yield from nodes_of(tenant, tree)),
+        (yield from labels_in_tree(tenant, tree)),
+        (yield from spaces_in_tree(tenant, tree)),
+        (yield from bases_in_tree(tenant, tree)),
+        (yield from pins_in(tenant, tree)),
+    )
+
+
+def find_roots(tree: Tree, cut: Cut) -> Generator[Batch, list[Rows], tuple[set[int], set[int]]]:
+    """The records that live after a cut; and those of them that states are rebuilt from, whatever the cut says."""
+    stay = [row for row in tree.threads.values() if row.thread not in cut.threads]
+    live: set[int] = set()
+    lines: set[int] = set()  # of those that keep all they have
+    for row in stay:
+        rule = cut.keep.get(row.thread)
+        if rule is not None:
+            live |= _kept_by_rule(tree, row, rule)
+        elif any(label.thread == row.thread for label in cut.labels):
+            live |= kept_without(tree, row, set(cut.labels))
+        else:
+            for tip in (row.head, *tree.own[row.thread], *(one.record for one in tree.labels.get(row.thread, ()))):
+                lines.update(line_of(tree.nodes, tip, known=lines))
+    live |= lines
+    numbers = {row.thread for row in stay}
+    live |= {pin.record for pin in tree.pins if pin.thread in numbers}
+    live.discard(cut.erase or -1)
+    needed = set().union(*(tree.bases.get(number, ()) for number in numbers))
+    live |= needed
+    needed |= yield from _needed_for_deltas(tree, live, numbers)
+    return live | needed, needed
+
+
+def _kept_by_rule(tree: Tree, row: ThreadRow, rule: Rule) -> set[int]:
+    """The newest records of a thread's lines. Branches that are as recent as what is kept stay; a namespace of a single
+    call goes when it is older than all that is kept of the thread's own line."""
+    labels, since = tree.labels.get(row.thread, []), rule.since if rule.since is not None else 1 << 63
+    kept = line_of(tree.nodes, row.head, count=rule.keep)
+    oldest = min(kept[-1] if kept else 0, since - 1)
+    elsewhere = {label.record for label in labels if label.space != MAIN}
+    recent = {record for record in tree.own[row.thread] if record > oldest} - elsewhere
+    recent |= {label.record for label in labels if label.space == MAIN and label.record > oldest}
+    for space in tree.spaces.get(row.thread, ()):
+        line = sorted((label.record for label in labels if label.space == space.space), reverse=True)
+        if line and not (space.is_of_one_call and line[0] < oldest):
+            recent |= {*line[: rule.keep], *(record for record in line if record >= since)}
+            recent |= {space.head} if space.head in line else set()
+    return recent.union(kept)
+
+
+def kept_without(tree: Tree, row: ThreadRow, gone: set[LabelRow]) -> set[int]:
+    """What a thread has without some labels. A record whose id means another one by now goes with them."""
+    labels = tree.labels.get(row.thread, ())
+    kept = {label.record for label in labels if label not in gone}
+    lost = {label.record for label in gone} | {record for record in tree.own[row.thread] if tree.nodes[record].by_label}
+    head = {row.head} if row.head is not None and row.head not in lost else set()
+    return (set(tree.own[row.thread]) - lost) | kept | head
+
+
+def _needed_for_deltas(tree: Tree, live: set[int], threads: set[int]) -> Generator[Batch, list[Rows], set[int]]:
+    """Ancestors whose attachments rebuild what the state of a live label does not hold itself."""
+    needed: set[int] = set()
+    for thread in threads:
+        ids = {(label.space, label.id): label.record for label in tree.labels.get(thread, ())}
+        for (space, _), record in ids.items():
+            node = tree.nodes.get(record)
+            if record not in live or node is None or node.parent is None or node.parent in live:
+                continue  # what its parent needs covers what it needs
+            state = yield from _plain_state(tree, record)
+            missing = set(needs_of(state))
+            while missing:
+                before = ids.get((space, parent_of(state) or b""))
+                if before is None or before not in tree.nodes or tree.nodes[before].body is None:
+                    break
+                needed.add(before)
+                state = yield from _plain_state(tree, before)
+                missing -= state.keys()
+    return needed
+
+
+def _plain_state(tree: Tree, record: int) -> Generator[Batch, list[Rows], dict[str, Any]]:
+    try:
+        loaded = yield from read_state(tree.tenant, tree.tree, record)
+    except Damaged:
+        return {}  # its needs are unknown
+    state = orjson.loads(loaded.data) if loaded is not None else None
+    return state if type(state) is dict else {}
+
+
+def make_plan(nodes: Mapping[int, Node], live_ids: Iterable[int], erase: int | None = None) -> Plan:
+    """What follows for every record if these, and only these, live. Pure. `erase`: it becomes a tombstone behind which
+    the history continues."""
     live = {record for record in live_ids if record in nodes and nodes[record].body is not None}
     plan = Plan()
-    parents = _parents(nodes, live)
+    parents = _parents(nodes, live, erase)
     for node in nodes.values():
         if node.id in live:
             if node.base is not None and node.base not in live:
@@ -65,7 +230,7 @@ def make_plan(nodes: dict[int, Node], live_ids: Iterable[int]) -> Plan:
     return plan
 
 
-def _parents(nodes: dict[int, Node], live: Iterable[int]) -> set[int]:
+def _parents(nodes: Mapping[int, Node], live: Iterable[int], erase: int | None) -> set[int]:
     """The parents of live records; and of what was erased, because the history continues behind it."""
     parents: set[int] = set()
     for record in live:
@@ -73,7 +238,7 @@ def _parents(nodes: dict[int, Node], live: Iterable[int]) -> set[int]:
         while parent is not None and parent not in parents:
             parents.add(parent)
             node = nodes.get(parent)
-            parent = node.parent if node is not None and _is_erased(node) else None
+            parent = node.parent if node is not None and (_is_erased(node) or node.id == erase) else None
     return parents
 
 
@@ -81,211 +246,36 @@ def _is_erased(node: Node) -> bool:
     return node.body is None and node.keyframe == ERASED
 
 
-def checkpoints_in(nodes: dict[int, Node], plan: Plan) -> int:
-    """How many checkpoints go: tombstones were none."""
-    return sum(nodes[record].body is not None for record in (*plan.remove, *plan.entomb))
-
-
-class Rule(NamedTuple):
-    """How much of its line a thread keeps: the newest so many, and all from a record on."""
-
-    keep: int
-    since: int | None
-
-
-def choose(
-    tenant: int,
-    nodes: dict[int, Node],
-    row: ThreadRow,
-    others: list[ThreadRow],
-    keep: int,
-    since: int | None,
-    rules: Mapping[int, Rule] | None = None,
-) -> Generator[Batch, list[Rows], tuple[Plan, list[LabelRow], set[int]]]:
-    """What becomes of a tree's records if a thread keeps its newest ones: also which labels go, and which records stay
-    for its own sake. `rules`: of other threads that keep only so many themselves. All the others need all they have:
-    without their rules, two threads with one line would each keep it for the other, for good."""
-    ruled = [other for other in others if rules and other.thread in rules]
-    numbers = [row.thread, *(other.thread for other in ruled)]
-    pins = yield from pins_in(tenant, row.tree)
-    labels = yield from labels_in(tenant, numbers)
-    own = _kept_by(nodes, row, Rule(keep, since), labels, pins)
-    needed = yield from needed_by(tenant, nodes, [other for other in others if other.thread not in numbers])
-    for other in ruled:
-        needed |= _kept_by(nodes, other, (rules or {})[other.thread], labels, pins)
-    needed |= {pin.record for pin in pins} | (yield from bases_of_writes(tenant, numbers))
-    live = own | needed
-    own |= yield from needed_for_deltas(tenant, row.tree, nodes, live, {label.record for label in labels})
-    plan = make_plan(nodes, live | own)
-    gone = {*plan.remove, *plan.entomb}
-    return plan, [label for label in labels if label.record in gone], own
-
-
-def _kept_by(
-    nodes: dict[int, Node], row: ThreadRow, rule: Rule, labels: list[LabelRow], pins: list[PinRow]
-) -> set[int]:
-    """What a thread keeps by its rule."""
-    kept = line_of(nodes, row.head)[: rule.keep]
-    oldest = kept[-1] if kept else 0
-    oldest = oldest if rule.since is None else min(oldest, rule.since - 1)
-    # What became a branch since the oldest kept checkpoint is as recent as what is kept; a copy has ids for it.
-    recent = [node.id for node in nodes.values() if node.thread == row.thread and node.id > oldest]
-    recent += [label.record for label in labels if label.thread == row.thread and label.record > oldest]
-    return {*kept, *recent, *(pin.record for pin in pins if pin.thread == row.thread)}
-
-
-def kept_for_others(nodes: dict[int, Node], row: ThreadRow, plan: Plan, own: set[int]) -> int:
-    """How many checkpoints of a thread's line it does not keep itself, and others need."""
-    gone = {*plan.remove, *plan.entomb}
-    return sum(record not in own and record not in gone for record in line_of(nodes, row.head))
-
-
-def why_kept(
-    nodes: dict[int, Node], row: ThreadRow, others: list[ThreadRow], keep: int, plan: Plan, pins: set[int]
-) -> dict[str, int]:
-    """Why checkpoints of a thread's line stay that are older than those it keeps, with how many: "pin", "fork", and
-    "graph" for what later checkpoints of a line, and what is attached to them, are built on."""
-    gone = {*plan.remove, *plan.entomb}
-    shared = {record for other in others for record in line_of(nodes, other.head)}
-    kept: dict[str, int] = {}
-    for record in line_of(nodes, row.head)[keep:]:
-        if record not in gone:
-            why = "pin" if record in pins else "fork" if record in shared else "graph"
-            kept[why] = kept.get(why, 0) + 1
-    return kept
-
-
-def choose_for(
-    tenant: int, tree: int, nodes: dict[int, Node], others: list[ThreadRow]
-) -> Generator[Batch, list[Rows], Plan]:
-    """What becomes of a tree's records if only these of its threads are left."""
-    needed = yield from needed_by(tenant, nodes, others)
-    owners = {other.thread for other in others}
-    pins = yield from pins_in(tenant, tree)
-    return make_plan(nodes, needed | {pin.record for pin in pins if pin.thread in owners})
-
-
-def inherited(
-    nodes: dict[int, Node], row: ThreadRow, others: list[ThreadRow], own: set[int], plan: Plan
-) -> Iterable[tuple[int, int]]:
-    """Which records of a thread stay only because another one needs them, each with the number of that one. Not those
-    that its own line still leads to: it shows them, and they stay when the other goes."""
-    gone = {*plan.remove, *plan.entomb}
-    seen = {*own, *gone, *takewhile(lambda record: record not in gone, line_of(nodes, row.head))}
-    for other in others:
-        for record in line_of(nodes, other.head):
-            if nodes[record].thread == row.thread and record not in seen:
-                seen.add(record)
-                yield other.thread, record
-
-
-def nodes_of(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, Node]]:
-    [rows] = yield Batch(_TREE(tenant=tenant, tree=tree))
-    for row in rows:
-        if set(map(type, row)) - {int, type(None)}:  # SQLite takes anything in any column
-            raise Damaged("the row of a checkpoint is damaged; run `perdure store repair`")
-    return {row[0]: Node._make(row) for row in rows}
-
-
-def line_of(nodes: Mapping[int, Node], head: int | None, since: int = 0) -> list[int]:
-    """A record and its ancestors that have a body, newest first. What was erased is passed over. `since`: as far back
-    as that id."""
+def line_of(
+    nodes: Mapping[int, Node], head: int | None, *, count: int | None = None, known: Collection[int] = ()
+) -> list[int]:
+    """A record and its ancestors that have a body, newest first, at most `count`. What was erased is passed over.
+    `known`: the line ends where these begin."""
     line: list[int] = []
     seen: set[int] = set()
-    while head is not None and head >= since and head not in seen and (node := nodes.get(head)):
+    while head is not None and head not in seen and head not in known and (node := nodes.get(head)):
         if node.body is not None:
             line.append(head)
         elif not _is_erased(node):
+            break
+        if len(line) == count:
             break
         seen.add(head)
         head = node.parent
     return line
 
 
-def reached_by(nodes: dict[int, Node], row: ThreadRow, labels: Iterable[LabelRow]) -> set[int]:
-    """The checkpoints that a thread has: its lines, with what it shares with the one that it was forked from, and what
-    it has ids for."""
-    reached: set[int] = set()
-    own = [node.id for node in nodes.values() if node.thread == row.thread]
-    for tip in [row.head, *own, *(label.record for label in labels if label.thread == row.thread)]:
-        reached.update(line_of(nodes, tip) if tip not in reached else ())
-    return reached
-
-
-class Reach:
-    """Which threads have a record: `reached_by` the other way round, for many threads that share a line. No record is
-    walked twice, however many of them lead there."""
-
-    def __init__(self, nodes: Mapping[int, Node], rows: Iterable[ThreadRow], labels: Iterable[LabelRow]) -> None:
-        self._nodes = nodes
-        self._walked: set[int] = set()
-        self._children: defaultdict[int, list[int]] = defaultdict(list)
-        self._tips: defaultdict[int, set[int]] = defaultdict(set)  # the threads whose lines begin at a record
-        heads = {row.thread: row.head for row in rows}
-        for node in nodes.values():
-            if node.parent is not None:
-                self._children[node.parent].append(node.id)
-            if node.thread in heads:
-                self._tips[node.id].add(node.thread)
-        for thread, head in heads.items():
-            if head is not None:
-                self._tips[head].add(thread)
-        for label in labels:
-            if label.thread in heads:
-                self._tips[label.record].add(label.thread)
-
-    def threads(self, records: Iterable[int]) -> set[int]:
-        """Those that have one of these checkpoints, but for what was walked from earlier ones."""
-        found: set[int] = set()
-        todo = [record for record in records if (node := self._nodes.get(record)) and node.body is not None]
-        while todo:
-            record = todo.pop()
-            if record in self._walked:
-                continue
-            self._walked.add(record)
-            found |= self._tips.get(record, set())
-            for child in self._children.get(record, ()):
-                node = self._nodes[child]
-                if node.body is not None or _is_erased(node):  # else lines end there, as `line_of` has it
-                    todo.append(child)
-        return found
-
-
-def needed_by(tenant: int, nodes: dict[int, Node], threads: list[ThreadRow]) -> Generator[Batch, list[Rows], set[int]]:
-    """Everything that other threads of the tree can reach: their lines, their branches', and what they have ids for."""
-    owners = {thread.thread for thread in threads}
-    tips = [thread.head for thread in threads]
-    tips += [node.id for node in nodes.values() if node.thread in owners]
-    needed: set[int] = set()
-    for tip in tips:
-        while tip is not None and tip not in needed and (node := nodes.get(tip)):
-            if node.body is None and not _is_erased(node):
-                break
-            needed.add(tip)
-            tip = node.parent
-    needed.update(label.record for label in (yield from labels_in(tenant, sorted(owners))))
-    needed |= yield from bases_of_writes(tenant, sorted(owners))
-    return needed
-
-
-def needed_for_deltas(
-    tenant: int, tree: int, nodes: dict[int, Node], live: set[int], labelled: set[int]
-) -> Generator[Batch, list[Rows], set[int]]:
-    """Ancestors whose attachments rebuild what a live state of a line does not hold itself."""
-    needed: set[int] = set()
-    for record in live & labelled & nodes.keys():
-        parent = nodes[record].parent
-        missing: set[str] = set()
-        if parent is not None and parent not in live:
-            missing = set(needs_of((yield from _plain_state(tenant, tree, record))))
-        while missing and parent is not None and (node := nodes.get(parent)) is not None and node.body is not None:
-            needed.add(node.id)
-            missing -= (yield from _plain_state(tenant, tree, node.id)).keys()
-            parent = node.parent
-    return needed
-
-
-def _plain_state(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], dict[str, Any]]:
-    loaded = yield from read_state(tenant, tree, record)
-    state = orjson.loads(loaded.data) if loaded is not None else None
-    return state if type(state) is dict else {}
+def holders(tree: Tree, records: Iterable[int]) -> set[int]:
+    """The threads that have one of these records: on a line of theirs, by a label, or under a pending write."""
+    reached = {record for record in records if (node := tree.nodes.get(record)) and node.body is not None}
+    for record, node in sorted(tree.nodes.items()):  # ids grow along a line: a parent comes first
+        if node.parent in reached and (node.body is not None or _is_erased(node)):
+            reached.add(record)
+    return {
+        number
+        for number, row in tree.threads.items()
+        if row.head in reached
+        or not reached.isdisjoint(tree.own[number])
+        or not reached.isdisjoint(tree.bases.get(number, ()))
+        or any(label.record in reached for label in tree.labels.get(number, ()))
+    }

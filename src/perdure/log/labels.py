@@ -262,14 +262,21 @@ def list_labels(
     return [_label_row(row) for row in rows]
 
 
+_OF_TREE = """WHERE o.tenant = :tenant
+    AND o.thread IN (SELECT thread FROM thread WHERE tenant = :tenant AND tree = :tree)"""
 _OF_RUN = Sql("SELECT thread, space, id, record FROM label WHERE tenant = :tenant AND run = :run")
-_ALL = Sql("SELECT thread, space, id, record FROM label WHERE tenant = :tenant AND thread = :thread")
+_OF_THREAD = Sql("SELECT thread, space, id, record FROM label WHERE tenant = :tenant AND thread = :thread")
+_IN_TREE = Sql(f"SELECT o.thread, o.space, o.id, o.record FROM label o {_OF_TREE}")
+_SPACES_IN_TREE = Sql(f"SELECT o.thread, o.space, o.name, o.head FROM space o {_OF_TREE}")
 # Records that a write was compressed against although its id means another one by now, or none yet.
 _ODD_BASES = Sql(
-    """SELECT DISTINCT w.base FROM write w
-    LEFT JOIN label l ON l.tenant = w.tenant AND l.thread = w.thread AND l.space = w.space AND l.id = w.id
-    WHERE w.tenant = :tenant AND w.thread = :thread AND w.base IS NOT NULL
-        AND (l.record IS NULL OR w.base <> l.record)"""
+    f"""SELECT DISTINCT o.thread, o.base FROM write o
+    LEFT JOIN label l ON l.tenant = o.tenant AND l.thread = o.thread AND l.space = o.space AND l.id = o.id
+    {_OF_TREE} AND o.base IS NOT NULL AND (l.record IS NULL OR o.base <> l.record)"""
+)
+_NEWEST_OF_SPACE = Sql(
+    f"""UPDATE space SET head = (SELECT max(l.record) FROM label l
+        WHERE l.tenant = space.tenant AND l.thread = space.thread AND l.space = space.space) WHERE {_KEY}"""
 )
 _DROP_LABEL = Sql(f"DELETE FROM label WHERE {_KEY} AND id = :id")
 _DROP_WRITES = Sql(f"DELETE FROM write WHERE {_KEY} AND id = :id")
@@ -277,32 +284,56 @@ _DROP_WRITES = Sql(f"DELETE FROM write WHERE {_KEY} AND id = :id")
 
 def labels_of_runs(tenant: int, runs: Iterable[bytes]) -> Program[list[LabelRow]]:
     """The labels that runs have made, in all threads."""
-    found = yield Batch(*(_OF_RUN(tenant=tenant, run=run) for run in runs), last=True)
+    found = yield Batch(*(_OF_RUN(tenant=tenant, run=run) for run in runs))
     return [_label_row(row) for rows in found for row in rows]
 
 
-def labels_in(tenant: int, threads: Iterable[int]) -> Generator[Batch, list[Rows], list[LabelRow]]:
-    """All labels of some threads."""
-    batch = [_ALL(tenant=tenant, thread=thread) for thread in threads]
-    if not batch:
-        return []
-    found = yield Batch(*batch)
-    return [_label_row(row) for rows in found for row in rows]
+def labels_of(tenant: int, thread: int) -> Generator[Batch, list[Rows], list[LabelRow]]:
+    """All labels of a thread."""
+    [rows] = yield Batch(_OF_THREAD(tenant=tenant, thread=thread))
+    return [_label_row(row) for row in rows]
 
 
-def bases_of_writes(tenant: int, threads: Iterable[int]) -> Generator[Batch, list[Rows], set[int]]:
-    """Records that some write needs, beside the one it is pending on: its id was put again since."""
-    found = yield from bases_by_thread(tenant, threads)
-    return set().union(*found.values())
+def labels_in_tree(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, list[LabelRow]]]:
+    """All labels of a tree's threads, by thread."""
+    [rows] = yield Batch(_IN_TREE(tenant=tenant, tree=tree))
+    found: dict[int, list[LabelRow]] = {}
+    for row in rows:
+        label = _label_row(row)
+        found.setdefault(label.thread, []).append(label)
+    return found
 
 
-def bases_by_thread(tenant: int, threads: Iterable[int]) -> Generator[Batch, list[Rows], dict[int, set[int]]]:
-    """The same, thread by thread."""
-    numbers = list(threads)
-    if not numbers:
-        return {}
-    found = yield Batch(*(_ODD_BASES(tenant=tenant, thread=thread) for thread in numbers))
-    return {thread: {base for (base,) in rows} for thread, rows in zip(numbers, found, strict=True)}
+class SpaceRow(NamedTuple):
+    """A namespace of a thread, other than ""."""
+
+    thread: int
+    space: int
+    name: str
+    head: int | None
+
+    @property
+    def is_of_one_call(self) -> bool:
+        """Whether it belongs to a single call of its caller ("node:task"), and is not continued by the next."""
+        return ":" in self.name
+
+
+def spaces_in_tree(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, list[SpaceRow]]]:
+    """The namespaces of a tree's threads, by thread."""
+    [rows] = yield Batch(_SPACES_IN_TREE(tenant=tenant, tree=tree))
+    found: dict[int, list[SpaceRow]] = {}
+    for row in rows:
+        found.setdefault(row[0], []).append(SpaceRow._make(row))
+    return found
+
+
+def bases_in_tree(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, set[int]]]:
+    """By thread: records that some write needs, beside the one it is pending on, because its id was put again since."""
+    [rows] = yield Batch(_ODD_BASES(tenant=tenant, tree=tree))
+    found: dict[int, set[int]] = {}
+    for thread, base in rows:
+        found.setdefault(thread, set()).add(base)
+    return found
 
 
 def drop_labels(tenant: int, labels: Iterable[LabelRow]) -> list[Statement]:
@@ -312,6 +343,11 @@ def drop_labels(tenant: int, labels: Iterable[LabelRow]) -> list[Statement]:
         key = {"tenant": tenant, "thread": thread, "space": space, "id": id_}
         statements += [_DROP_LABEL(**key), _DROP_WRITES(**key)]
     return statements
+
+
+def reset_space_head(tenant: int, space: SpaceRow) -> Statement:
+    """Make the newest record that is left the newest of a namespace."""
+    return _NEWEST_OF_SPACE(tenant=tenant, thread=space.thread, space=space.space)
 
 
 def drop_writes(tenant: int, labels: Iterable[LabelRow]) -> list[Statement]:

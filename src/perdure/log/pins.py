@@ -6,36 +6,56 @@ A pin holds one record. What its state is built on moves as anywhere else, so th
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import NamedTuple
 
-from perdure.errors import Pinned
+from perdure.errors import NotFound, Pinned, UsageError
+from perdure.log.gc_plan import PinRow, holders, read_tree
+from perdure.log.ids import show_id
+from perdure.log.reading import read_live
+from perdure.log.thread_table import ThreadRow, find_thread, threads_in_tree
 from perdure.storage.program import Batch, Program, Rows, Sql
 
-PIN_COLUMNS = "thread, name, record, at"
-_IN_TREE = Sql(f"SELECT {PIN_COLUMNS} FROM pin WHERE tenant = :tenant AND tree = :tree ORDER BY thread, name")
-_OF_THREAD = Sql(f"SELECT {PIN_COLUMNS} FROM pin WHERE tenant = :tenant AND thread = :thread ORDER BY at, name")
+_COLUMNS = "thread, name, record, at"
+_OF_THREAD = Sql(f"SELECT {_COLUMNS} FROM pin WHERE tenant = :tenant AND thread = :thread ORDER BY at, name")
+_NAMED = Sql(f"SELECT {_COLUMNS} FROM pin WHERE tenant = :tenant AND thread = :thread AND name = :name")
+_ADD = Sql(
+    """INSERT INTO pin (tenant, thread, name, tree, record, at) VALUES (:tenant, :thread, :name, :tree, :record, :at)
+    ON CONFLICT (tenant, thread, name) DO NOTHING"""
+)
 _DROP = Sql("DELETE FROM pin WHERE tenant = :tenant AND thread = :thread AND name = :name RETURNING name")
-_DROP_RECORD = Sql("DELETE FROM pin WHERE tenant = :tenant AND tree = :tree AND record = :record")
 
 
-class PinRow(NamedTuple):
-    """A row of table pin."""
+def add_pin(tenant: int, thread: str, number: int, name: str, record: int | None, at: int) -> Program[PinRow]:
+    """Pin a record of a thread, or its head. The same pin again is the same pin; another record is refused."""
+    row = yield from find_thread(tenant, thread, number, lock=True)
+    record = row.head if record is None else record
+    found = (yield from read_live(tenant, row.tree, record)) if record is not None else None
+    if found is None or (found.thread != row.thread and not (yield from _has(tenant, row, found.id))):
+        named = f"checkpoint {show_id(record)}" if record is not None else "checkpoint yet"
+        other = "; it is one of another thread, which shares history with this one" if found is not None else ""
+        raise NotFound(f"thread {thread!r} has no {named}: nothing was pinned{other}")
+    this = {"tenant": tenant, "thread": row.thread, "name": name}
+    _, rows = yield Batch(_ADD(**this, tree=row.tree, record=found.id, at=at), _NAMED(**this))
+    pin = PinRow._make(rows[0])
+    if pin.record != found.id:
+        raise UsageError(
+            f"pin {name!r} of thread {thread!r} holds checkpoint {show_id(pin.record)}: unpin it first, or choose "
+            "another name"
+        )
+    return pin
 
-    thread: int
-    name: str
-    record: int
-    at: int
 
-
-def pins_in(tenant: int, tree: int) -> Generator[Batch, list[Rows], list[PinRow]]:
-    """All pins of a tree's threads."""
-    [rows] = yield Batch(_IN_TREE(tenant=tenant, tree=tree))
-    return [PinRow._make(row) for row in rows]
+def _has(tenant: int, row: ThreadRow, record: int) -> Generator[Batch, list[Rows], bool]:
+    """Whether a thread has a record of another one: on its line, or pinned before a prune cut the line."""
+    pins = yield from pins_of(tenant, row.thread)
+    if record == row.head or any(pin.record == record for pin in pins):
+        return True
+    tree = yield from read_tree(tenant, row.tree, (yield from threads_in_tree(tenant, row.tree)))
+    return row.thread in holders(tree, [record])
 
 
 def pins_of(tenant: int, thread: int) -> Program[list[PinRow]]:
     """The pins of a thread, oldest first."""
-    [rows] = yield Batch(_OF_THREAD(tenant=tenant, thread=thread), last=True)
+    [rows] = yield Batch(_OF_THREAD(tenant=tenant, thread=thread))
     return [PinRow._make(row) for row in rows]
 
 
@@ -45,15 +65,12 @@ def drop_pin(tenant: int, thread: int, name: str) -> Program[bool]:
     return bool(rows)
 
 
-def drop_pins_on(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], None]:
-    """Remove every pin on a record."""
-    yield Batch(_DROP_RECORD(tenant=tenant, tree=tree, record=record))
-
-
-def pinned(name: str, pins: list[str]) -> Pinned:
-    """The error for a thread that is not deleted because of its pins."""
-    some = ", ".join(repr(pin) for pin in pins[:5]) + (", …" if len(pins) > 5 else "")
-    return Pinned(
-        f"thread {name!r} has pinned checkpoints ({some}): nothing was deleted; unpin them first, or delete it with "
-        "force=True (`perdure thread delete --force`)"
-    )
+def refuse_pinned(tenant: int, row: ThreadRow) -> Program[None]:
+    """Raise Pinned if a thread that is to be deleted has pins."""
+    pins = [pin.name for pin in (yield from pins_of(tenant, row.thread))]
+    if pins:
+        some = ", ".join(map(repr, pins[:5])) + (", …" if len(pins) > 5 else "")
+        raise Pinned(
+            f"thread {row.name!r} has pinned checkpoints ({some}): nothing was deleted; unpin them first, or delete it "
+            "with force=True (`perdure thread delete --force`)"
+        )

@@ -14,11 +14,10 @@ import orjson
 
 from perdure.errors import Damaged, NotEncrypted, Undecodable
 from perdure.log.envelopes import id_of
-from perdure.log.gc_plan import needed_by, nodes_of
+from perdure.log.gc_plan import Cut, find_roots, read_tree
 from perdure.log.ids import ID_MAX, show_id
 from perdure.log.labels import LABELLED_KIND, MAIN
 from perdure.log.pending import writes_of
-from perdure.log.pins import pins_in
 from perdure.log.quarantine import set_aside
 from perdure.log.reading import NOT_SWEPT, read_state
 from perdure.log.thread_table import MINUTE_US, ThreadRow, tag_value, threads_in_tree
@@ -266,14 +265,11 @@ def find_lost_threads(tenant: int) -> Program[tuple[Notes, Notes]]:
 def _is_lost(tenant: int, tree: int, owner: int) -> Generator[Batch, list[Rows], bool]:
     """Whether a thread is missing that was not deleted: some record of its own is needed by no other thread."""
     try:
-        threads = yield from threads_in_tree(tenant, tree)
-        nodes = yield from nodes_of(tenant, tree)
-        needed = yield from needed_by(tenant, nodes, threads)
-        owners = {thread.thread for thread in threads}
-        needed |= {pin.record for pin in (yield from pins_in(tenant, tree)) if pin.thread in owners}
+        found = yield from read_tree(tenant, tree, (yield from threads_in_tree(tenant, tree)))
+        live, _ = yield from find_roots(found, Cut())
     except Damaged:
         return False
-    return any(node.thread == owner and node.body is not None and node.id not in needed for node in nodes.values())
+    return not live.issuperset(found.own[owner])
 
 
 # --- inside the repair of a tree

@@ -77,14 +77,6 @@ _LOCK_IN_TREE = Sql(
 )
 
 
-_NAMES = Sql("SELECT thread, name FROM thread WHERE tenant = :tenant AND thread > :after ORDER BY thread LIMIT :limit")
-_IDLE = Sql(
-    """SELECT name FROM thread t WHERE tenant = :tenant AND active <= :minute AND updated_at < :before
-        AND NOT EXISTS (SELECT 1 FROM pin p WHERE p.tenant = t.tenant AND p.thread = t.thread)
-    ORDER BY active LIMIT :limit"""
-)
-
-
 class ThreadRow(NamedTuple):
     """One row of the thread table."""
 
@@ -312,16 +304,3 @@ def thread_numbered(tenant: int, number: int) -> Generator[Batch, list[Rows], Th
     """A thread by its number, or None if it is gone."""
     [rows] = yield Batch(BY_NUMBER(tenant=tenant, thread=number))
     return thread_of(rows)
-
-
-def thread_names(tenant: int, after: int, limit: int) -> Program[list[tuple[int, str]]]:
-    """A page of threads by number, with their names: those after a number."""
-    [rows] = yield Batch(_NAMES(tenant=tenant, after=after, limit=limit), last=True)
-    return [(row[0], row[1]) for row in rows]
-
-
-def idle_threads(tenant: int, before: int, limit: int) -> Program[list[str]]:
-    """Names of threads without a pin that were last written before a time, the longest idle first."""
-    minute = before // MINUTE_US
-    [rows] = yield Batch(_IDLE(tenant=tenant, minute=minute, before=before, limit=limit), last=True)
-    return [name for (name,) in rows]

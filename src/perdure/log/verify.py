@@ -14,7 +14,7 @@ from typing import Any
 
 from perdure.errors import Damaged, Undecodable
 from perdure.log.envelopes import id_of
-from perdure.log.labels import LABELLED_KIND, LabelRow, labels_in
+from perdure.log.labels import LABELLED_KIND, LabelRow, labels_in_tree
 from perdure.log.packs import PACK, Packs
 from perdure.log.pending import odd_bases, select_writes, writes_of
 from perdure.log.reading import NOT_SWEPT, read_chain, read_state
@@ -170,8 +170,9 @@ def _verify_tree(tenant: int, tree: int, progress: Progress | None) -> Program[F
     threads = yield from threads_in_tree(tenant, tree)
     findings = Findings(threads=len(threads))
     walk = _Walk(tenant, tree, {thread.thread: thread.name for thread in threads}, findings)
-    for label in (yield from labels_in(tenant, walk.names)):
-        walk.labels.setdefault(label.record, []).append(label)
+    for labels in (yield from labels_in_tree(tenant, tree)).values():
+        for label in labels:
+            walk.labels.setdefault(label.record, []).append(label)
     wanted = _metadata(findings, threads)
     [[(total,)], *tags] = yield Batch(_COUNT(tenant=tenant, tree=tree), *tag_statements(tenant, wanted))
     for thread in threads:

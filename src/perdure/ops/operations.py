@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from perdure.log.retention import read_policy
 from perdure.runs.handle import Run
-from perdure.storage.program import Flow, Progress, read, write
+from perdure.storage.program import Flow, Progress, read
 from perdure.storage.urls import redacted
 from perdure.threads.checks import check_name
 from perdure.threads.models import Report, Stats
-from perdure.threads.retention import Erased, Retention, Ttl, fields_from, retention_of
+from perdure.threads.retention import Erased, Retention, Ttl, fields_from, retention_of, set_policy
 from perdure.threads.thread import Thread
 
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
-    from perdure.log.retention_policy import Fields
     from perdure.ops.doctor.checklist import Finding
     from perdure.ops.health import Health
     from perdure.ops.keys import KeyInfo, Rotated
@@ -63,7 +63,7 @@ class Operations:
         """How long threads stay that nobody writes to (`ttl`: seconds or a timedelta), and how many of their newest
         checkpoints (`keep_last`). None: for good. Kept in the store, for this tenant; a thread's own
         `set_retention` goes before it. `compact` acts on it, which workers do daily."""
-        return self._run(self._set_retention(fields_from(ttl, keep_last)))
+        return self._run(set_policy(self._context, fields_from(ttl, keep_last)))
 
     def retention(self) -> Retention:
         """What holds for threads that have nothing of their own."""
@@ -202,19 +202,9 @@ class Operations:
 
         return self._run(rotate(self._context))
 
-    def _set_retention(self, fields: Fields) -> Flow[Retention]:
-        from perdure.log import retention_policy
-
-        tenant = yield from self._context.ensure_tenant()
-        yield from write(partial(retention_policy.write_policy, tenant, fields))
-        return retention_of(fields, {})
-
     def _retention(self) -> Flow[Retention]:
-        from perdure.log import retention_policy
-
         tenant = yield from self._context.tenant()
-        fields = (yield from read(partial(retention_policy.read_policy, tenant))) if tenant is not None else {}
-        return retention_of(fields, {})
+        return retention_of((yield from read(partial(read_policy, tenant))) if tenant is not None else {}, {})
 
     def _keys(self) -> Any:
         cache = getattr(self._context.driver, "keys", None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from perdure.runs.journal.rows import RunRow
+from perdure.runs.journal.rows import OPEN, TASK, RunRow
 from perdure.storage.domains import Domain, OwnedTable
-from perdure.storage.program import Flow
+from perdure.storage.program import Batch, Flow, Program, Sql
 
 TABLES = (
     OwnedTable("run", ("run",), tuple(name for name in RunRow._fields if name != "run")),
@@ -16,6 +16,11 @@ TABLES = (
     OwnedTable("run_blob", ("run", "hash"), ()),
     OwnedTable("blob", ("hash",), ("body",)),
 )
+_BUSY = Sql(
+    f"""SELECT DISTINCT r.root FROM run r JOIN thread t ON t.tenant = r.tenant AND t.thread = r.root
+    WHERE t.tenant = :tenant AND t.tree = :tree AND r.function LIKE '{TASK}%'
+        AND r.status IN ({", ".join(f"'{status}'" for status in OPEN)})"""
+)
 
 
 def _held_threads(tenant: int) -> Flow[dict[str, int]]:
@@ -24,10 +29,23 @@ def _held_threads(tenant: int) -> Flow[dict[str, int]]:
     return held_threads(tenant)
 
 
+def _busy_threads(tenant: int, tree: int) -> Program[set[int]]:
+    """The threads whose graphs have a task that is not done: they stay as they are."""
+    [rows] = yield Batch(_BUSY(tenant=tenant, tree=tree))
+    return {thread for (thread,) in rows}
+
+
 def _thread_deleted(tenant: int, thread: int) -> Flow[int]:
     from perdure.runs.journal import adapter_tasks
 
     return adapter_tasks.drop_of_thread(tenant, thread)
 
 
-RUNS = Domain("runs", TABLES, held_threads=_held_threads, thread_deleted=_thread_deleted)
+RUNS = Domain(
+    "runs",
+    TABLES,
+    held_threads=_held_threads,
+    busy_threads=_busy_threads,
+    thread_prefix="run:",
+    thread_deleted=_thread_deleted,
+)

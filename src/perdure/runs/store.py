@@ -23,16 +23,14 @@ from perdure.runs.engine.runtime import close_runtime, runtime_of
 from perdure.runs.execution.execution import LEASE_US
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.handle import Run
-from perdure.runs.journal import adapter_tasks
 from perdure.runs.journal.rows import STATUSES, NewRun, RunRow
 from perdure.storage.domains import register
 from perdure.storage.program import Flow, read
 from perdure.storage.program import Progress as Counter
 from perdure.threads.checks import check_limit, check_name
 from perdure.threads.context import Context
-from perdure.threads.models import Problem, Pruned, Report, Stats
+from perdure.threads.models import Problem, Report, Stats
 from perdure.threads.store import ThreadStore
-from perdure.threads.thread import Thread
 
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
     from perdure.runs.history.replay import Replay, ReplayRunner
@@ -299,16 +297,6 @@ class RunStore(ThreadStore):
 
         runs, run_bytes = yield from read(partial(verify.count_runs, tenant))
         return replace(stats, runs=runs, run_bytes=run_bytes)
-
-    def _delete(self, thread: Thread | str, force: bool, progress: Counter | None) -> Flow[Pruned]:
-        """With the thread go the runs that stand for tasks of its graph."""
-        tenant = yield from self._context.tenant()
-        name = thread.name if isinstance(thread, Thread) else check_name(thread)
-        number = (yield from adapter_tasks.number_of(tenant, name)) if tenant is not None else None
-        pruned = yield from super()._delete(thread, force, progress)
-        if tenant is not None:
-            yield from adapter_tasks.drop_of_thread(tenant, number)
-        return pruned
 
     def _fork(
         self,

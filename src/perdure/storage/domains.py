@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from perdure.storage.program import Flow
+from perdure.storage.program import Flow, Program
 
 
 class OwnedTable(NamedTuple):
@@ -33,6 +33,10 @@ class Domain:
     tables: tuple[OwnedTable, ...]
     # The oldest record that open work needs of each thread, by its name: retention keeps that and all after it.
     held_threads: Callable[[int], Flow[dict[str, int]]] | None = None
+    # The threads of a tree (tenant, tree) that open work is using: asked inside the transaction that would remove them.
+    busy_threads: Callable[[int, int], Program[set[int]]] | None = None
+    # Threads whose names begin so belong to the domain: retention leaves them to it.
+    thread_prefix: str = ""
     # Remove what belongs to a thread (tenant, number) that was deleted. How many rows of the domain's main table.
     thread_deleted: Callable[[int, int], Flow[int]] | None = None
 

@@ -310,6 +310,27 @@ def write(op: Callable[[], Program[T]], *, solo: Solo = False) -> Generator[Tran
     return (yield Transaction(op, write=True, solo=solo))
 
 
+class _RolledBack(Exception):
+    """Ends a transaction that is a rehearsal."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+
+def rehearse(op: Callable[[], Program[T]]) -> Generator[Transaction, Any, T]:
+    """Inside a flow: what a write transaction would return. It is rolled back: nothing of it stays."""
+
+    def rehearsal() -> Program[None]:
+        raise _RolledBack((yield from op()))
+
+    try:
+        yield from write(rehearsal, solo=True)
+    except _RolledBack as ended:
+        return ended.result  # type: ignore[no-any-return]
+    raise AssertionError("a rehearsal was committed")
+
+
 def mend(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:
     """A long write transaction for an operation that mends what is stored: what cannot be read does not stop it."""
     return (yield Transaction(op, write=True, solo=True, checks=True))

@@ -49,7 +49,6 @@ class LineEngine:
     ctx: Context
     turns: Turns
     threads: ThreadCache = field(default_factory=ThreadCache)
-    saves: int = 0  # in all threads: now and then expired ones are deleted
 
     def __post_init__(self) -> None:
         if (keys := getattr(self.ctx.driver, "keys", None)) is not None:

@@ -7,11 +7,12 @@ are encoded, is the caller's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from perdure.errors import Conflict, Damaged, NotFound, ThreadDeleted, UsageError
+from perdure.log import gc
 from perdure.log.append import (
     Appended,
     Draft,
@@ -24,7 +25,6 @@ from perdure.log.append import (
     stored_as_drafted,
 )
 from perdure.log.cache import Base
-from perdure.log.gc import delete as delete_records
 from perdure.log.ids import ID_MAX
 from perdure.log.labels import (
     LABELLED_KIND,
@@ -251,7 +251,6 @@ def _settle(
     assert done.record is not None
     known = {} if thread is None else thread.metadata
     thread = engine.threads.note(tenant, name, done.thread, done.tree, {**known, **(merge or {})})
-    thread.saves += 1
     if done.on_head:
         thread.note_tip(mark.space, Tip(mark.id, done.record.id, encoded.parts))
     base = draft.base
@@ -336,19 +335,36 @@ def _against(
 # --- threads
 
 
-def delete(engine: LineEngine, name: str, *, idle_since: int | None = None) -> Flow[None]:
-    """Delete a thread with its checkpoints and attachments; if `idle_since` is given, only if it was not written from
-    then on. Late writes to it are refused: its number and its newest id are remembered."""
+def delete(engine: LineEngine, name: str) -> Flow[None]:
+    """Delete a thread with its checkpoints and attachments. Late writes to it are refused: its number and its newest id
+    are remembered."""
     tenant = yield from engine.ctx.tenant()
     if tenant is None:
         return
     newest = yield from read(partial(_newest_id, tenant, name))
     try:
-        yield from delete_records(tenant, name, None, idle_since=idle_since)
+        yield from gc.delete(tenant, name, None)
     except NotFound:
         return
-    if newest is not None and idle_since is None:
+    if newest is not None:
         engine.threads.mark_deleted(name, newest)
+
+
+def prune(engine: LineEngine, name: str, keep: int) -> Flow[None]:
+    """Keep the newest checkpoints of each line of a thread."""
+    tenant = yield from engine.ctx.tenant()
+    if tenant is not None:
+        try:
+            yield from gc.prune(tenant, name, None, keep)
+        except NotFound:
+            return
+
+
+def delete_runs(engine: LineEngine, runs: Collection[bytes]) -> Flow[None]:
+    """Delete the checkpoints that runs have saved, in all threads, except those that a later one is rebuilt from."""
+    tenant = yield from engine.ctx.tenant()
+    if tenant is not None and runs:
+        yield from gc.delete_runs(tenant, runs)
 
 
 def _newest_id(tenant: int, name: str) -> Program[bytes | None]:

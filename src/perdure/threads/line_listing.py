@@ -110,7 +110,6 @@ class Listing:
 
     engine: LineEngine
     wanted: Wanted
-    expired_before: int = 0  # threads that were not written since are gone
     texts: Texts | None = None
     _page: int = _PAGE_MIN
     _last: LabelRow | None = None
@@ -196,8 +195,7 @@ class Listing:
         for thread in {label.thread for label in labels} - self._threads.keys():
             found = yield from thread_numbered(tenant, thread)
             names = yield from spaces_of(tenant, thread)
-            gone = found is None or found.updated_at < self.expired_before
-            self._threads[thread] = None if found is None or gone else _Thread(found.name, found.tree, names)
+            self._threads[thread] = None if found is None else _Thread(found.name, found.tree, names)
         return labels, (yield from _writes(tenant, labels))
 
     def _is_wanted(self, label: LabelRow) -> bool:

@@ -202,15 +202,10 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What a prune or a delete removed, and how many checkpoints had to be given a full text of their own.
-
-    `kept`: why older checkpoints stay, with how many: "pin", "fork" (another thread shares them), "graph" (a line's
-    later checkpoints or pending writes are built on them).
-    """
+    """What a prune or a delete removed, and how many checkpoints had to be given a full text of their own."""
 
     removed: int
     rebased: int = 0
-    kept: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,11 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from perdure.errors import NotFound, UsageError
-from perdure.log import pins, retention_policy
+from perdure.log import erase, pins
+from perdure.log import retention as policies
+from perdure.log.gc_plan import PinRow
 from perdure.log.ids import parse_id, show_id
-from perdure.log.retention_policy import Fields
+from perdure.log.retention import Fields
 from perdure.storage.program import Batch, Flow, Program, Sql, adrive, drive, read, write
 from perdure.threads import flows
 from perdure.threads.checks import COUNT_MAX, check_name
@@ -90,7 +92,8 @@ def fields_from(ttl: Any, keep_last: Any) -> Fields:
 
 def retention_of(tenants: Fields, own: Fields) -> Retention:
     """What holds, for people."""
-    ttl_us, keep_last = retention_policy.policy(tenants, own)
+    fields = tenants | own
+    ttl_us, keep_last = fields.get("ttl_us"), fields.get("keep_last")
     names = tuple(name for name, field in (("ttl", "ttl_us"), ("keep_last", "keep_last")) if field in own)
     return Retention(None if ttl_us is None else timedelta(microseconds=ttl_us), keep_last, names)
 
@@ -99,10 +102,8 @@ def retention_of(tenants: Fields, own: Fields) -> Retention:
 
 
 def pin(ctx: Context, line: Cursor, record: int | None, name: str) -> Flow[Pin]:
-    from perdure.log import pinning
-
     tenant, row = yield from flows.locate(ctx, line)
-    op = partial(pinning.add_pin, tenant, row.name, row.thread, name, record, ctx.clock_us())
+    op = partial(pins.add_pin, tenant, row.name, row.thread, name, record, ctx.clock_us())
     return _pin((yield from write(op)))
 
 
@@ -117,25 +118,29 @@ def list_pins(ctx: Context, line: Cursor) -> Flow[list[Pin]]:
     return [_pin(found) for found in (yield from read(partial(pins.pins_of, tenant, row.thread)))]
 
 
-def _pin(row: pins.PinRow) -> Pin:
+def _pin(row: PinRow) -> Pin:
     return Pin(row.name, show_id(row.record), moment(row.at))
 
 
 def set_retention(ctx: Context, line: Cursor, fields: Fields) -> Flow[Retention]:
     tenant, row = yield from flows.locate(ctx, line)
-    yield from write(partial(retention_policy.write_own, tenant, row.name, row.thread, fields))
+    yield from write(partial(policies.write_own, tenant, row.name, row.thread, fields))
     return (yield from retention(ctx, line))
 
 
 def retention(ctx: Context, line: Cursor) -> Flow[Retention]:
     tenant, row = yield from flows.locate(ctx, line)
-    return retention_of(*(yield from read(partial(retention_policy.read_own, tenant, row.thread))))
+    return retention_of(*(yield from read(partial(policies.read_own, tenant, row.thread))))
+
+
+def set_policy(ctx: Context, fields: Fields) -> Flow[Retention]:
+    """Set fields of the store's own retention."""
+    tenant = yield from ctx.ensure_tenant()
+    return retention_of((yield from write(partial(policies.write_policy, tenant, fields))), {})
 
 
 def erase_checkpoint(ctx: Context, line: Cursor, record: int, full: bool) -> Flow[Erased]:
     """Erase one checkpoint. What a killed process has decided before is finished."""
-    from perdure.log import erase
-
     at = ctx.clock_us()
     tenant = yield from flows.tenant_of(ctx, line)
     removed = 0
@@ -158,8 +163,6 @@ def erase_checkpoint(ctx: Context, line: Cursor, record: int, full: bool) -> Flo
 
 def remains(ctx: Context, tenant: int, full: bool) -> Flow[tuple[str, ...]]:
     """What no erasing reaches, as sentences."""
-    from perdure.log import erase
-
     told = yield from read(partial(_set_aside, tenant))
     told += [
         f"{'an' if sort[0] in 'aeiou' else 'a'} {sort} made {moment(at):%Y-%m-%d %H:%M} UTC: {place}"

@@ -405,7 +405,7 @@ class Thread(Keeping):
 
     def _prune(self, keep: int, progress: Progress | None) -> Flow[Pruned]:
         tenant, row = yield from flows.locate(self._context, self._cursor)
-        done = yield from gc.prune(tenant, row.thread, row.name, check_keep(keep), progress)
+        done = yield from gc.prune(tenant, row.name, row.thread, check_keep(keep), progress)
         return Pruned(*done)
 
     def _verify(self, progress: Progress | None) -> Flow[Report]:

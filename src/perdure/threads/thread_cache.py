@@ -32,7 +32,6 @@ class CachedThread:
     tree: int
     metadata: Mapping[str, Any]
     tips: OrderedDict[str, Tip] = field(default_factory=OrderedDict)
-    saves: int = 0  # since its history was last shortened
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note_tip(self, namespace: str, tip: Tip) -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from perdure.log import erase
+from perdure.log import erase, retention
 from perdure.log.gc import sweep
 from perdure.log.pack_writer import COLD_US, pack_tenant
 from perdure.log.recompress import reclaim, recompress
 from perdure.log.store_size import size_and_samples
-from perdure.ops.maintenance import retention
 from perdure.runs.journal import adapter_tasks
 from perdure.runs.maintenance import retention as runs
 from perdure.runs.maintenance.tenant_isolation import succeeded
@@ -40,9 +39,8 @@ class Compacted:
     bytes_before: int
     bytes_after: int
     expired: tuple[str, ...] = ()  # names of threads, up to 100
-    damaged: int = 0  # threads that retention could not look through: see `perdure store verify`
+    damaged: int = 0  # threads with their forks that retention could not read: see `perdure store verify`
     dry_run: bool = False
-    shared: int = 0  # checkpoints beyond keep_last that stay, because a fork has them and keeps more
 
 
 def compact(
@@ -71,7 +69,7 @@ def _foresee(ctx: Context, tenant: int, keep_us: int | None, progress: Progress 
     now = ctx.clock_us()
     before = yield from _used(now)
     gone = yield from retention.enforce(tenant, now, dry_run=True, progress=progress)
-    swept = gone.tasks + (yield from runs.would_sweep(tenant, keep_us, now))
+    swept = yield from runs.would_sweep(tenant, keep_us, now)
     return Compacted(
         gone.threads,
         gone.checkpoints,
@@ -84,7 +82,6 @@ def _foresee(ctx: Context, tenant: int, keep_us: int | None, progress: Progress 
         tuple(gone.names),
         damaged=gone.damaged,
         dry_run=True,
-        shared=gone.shared,
     )
 
 
@@ -98,7 +95,7 @@ def compact_tenant(ctx: Context, tenant: int, keep_us: int | None, progress: Pro
     yield from sweep(tenant)
     swept = yield from adapter_tasks.sweep(tenant, now)
     gone = yield from retention.enforce(tenant, now, dry_run=False, progress=progress)
-    swept += gone.tasks + (yield from runs.sweep_runs(tenant, keep_us, ctx.clock_us))
+    swept += yield from runs.sweep_runs(tenant, keep_us, ctx.clock_us)
     saved = yield from recompress(tenant)
     packed = yield from pack_tenant(tenant, now - COLD_US)
     if (sink := meters.sink) is not None:
@@ -116,7 +113,6 @@ def compact_tenant(ctx: Context, tenant: int, keep_us: int | None, progress: Pro
         (yield from _used(now)),
         tuple(gone.names),
         damaged=gone.damaged,
-        shared=gone.shared,
     )
 
 

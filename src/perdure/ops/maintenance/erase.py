@@ -12,12 +12,12 @@ from functools import partial
 from perdure.errors import Archived, NotFound
 from perdure.log import erase
 from perdure.log.archived import drop_stubs
+from perdure.log.gc import tell_domains
 from perdure.log.thread_table import no_thread
 from perdure.runs.engine import flows
 from perdure.runs.journal import adapter_tasks
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.maintenance.retention import delete_run
-from perdure.storage.domains import domains
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read, write
 from perdure.threads.context import Context
 from perdure.threads.models import moment
@@ -48,10 +48,7 @@ def erase_thread(
         records, names = wiped.records, [thread.name for thread in wiped.threads]
         told = wiped.stay
         ctx.cache.forget(tenant, wiped.tree)
-        for thread in wiped.threads:
-            for domain in domains():
-                if domain.thread_deleted is not None:
-                    yield from domain.thread_deleted(tenant, thread.thread)
+        yield from tell_domains(tenant, [thread.thread for thread in wiped.threads])
     told = [*(yield from _finish(ctx, tenant, full, progress)), *told]
     return Erased(records, moment(at), (*told, *(yield from remains(ctx, tenant, full))), tuple(names))
 

@@ -24,11 +24,6 @@ _UNFINISHED = Sql(
 )
 _ORIGIN = Sql("SELECT origin, origin_seq FROM run WHERE tenant = :tenant AND run = :run")
 _ORIGINS_MAX = 1000  # forks of forks
-# Whose graph is not done: the thread stays as it is.
-HAS_TASKS = (
-    f"EXISTS (SELECT 1 FROM run r WHERE r.tenant = :tenant AND r.root = :thread AND r.function LIKE '{TASK}%'"
-    f" AND r.status IN ({_OPEN}))"
-)
 
 
 def held_threads(tenant: int) -> Flow[dict[str, int]]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from perdure.errors import Archived, Pinned, UsageError
 from perdure.log import gc
 from perdure.log.archived import drop_stubs
-from perdure.log.pins import pinned, pins_in
+from perdure.log.pins import refuse_pinned
 from perdure.log.recompress import reclaim, recompress
 from perdure.log.thread_table import metadata_of, try_thread
 from perdure.runs.calls.state import RUN_KEY, thread_name
@@ -23,7 +23,7 @@ from perdure.runs.engine import flows
 from perdure.runs.journal import adapter_tasks, claiming, rows
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.journal.rows import FINISHED, RunRow
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql, read, write
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, read, rehearse, write
 from perdure.threads.context import Context
 
 DAY_US = 86_400_000_000
@@ -41,7 +41,7 @@ _IS_NEEDED = f"""(EXISTS (SELECT 1 FROM run f WHERE f.tenant = r.tenant AND f.or
     OR EXISTS (SELECT 1 FROM run o WHERE o.tenant = r.tenant AND o.root = r.root AND o.run <> r.run
         AND (o.status NOT IN ({_OVER}) OR o.keep_until > {{now}} OR (o.keep_until IS NULL AND o.entries > 0))))"""
 _DUE = Sql(
-    f"""SELECT r.run FROM run r WHERE r.tenant = :tenant AND r.keep_until <= (SELECT {{now}}) AND r.run > :after
+    f"""SELECT r.run FROM run r WHERE r.tenant = :tenant AND r.keep_until <= (SELECT {{now}})
     AND r.status IN ({_OVER}) AND NOT {_IS_NEEDED} ORDER BY r.run LIMIT :limit"""
 )
 # Decided again under the row's lock: a fork may have come in between.
@@ -95,77 +95,46 @@ def sweep_runs(tenant: int, keep_us: int | None, clock_us: Callable[[], int]) ->
     if keep_us is not None:
         yield from write(partial(_date_cancelled, tenant, keep_us))
     swept = yield from adapter_tasks.sweep(tenant, clock_us())
-    while True:
-        # A fork that goes frees its origin, so what was needed before may not be any more: until nothing changes.
-        found = yield from _sweep_round(tenant, clock_us)
-        swept += found
-        if not found:
-            break
+    while runs := (yield from write(partial(_empty_some, tenant, clock_us()))):
+        for run in runs:
+            yield from _drop_history(tenant, run)
+            yield from write(partial(_mark_swept, tenant, [run]))
+        swept += len(runs)
     yield from drop_loose_blobs(tenant)
     return swept
 
 
-class _RolledBack(Exception):
-    """Ends a transaction that is a dry run."""
-
-    def __init__(self, runs: int) -> None:
-        super().__init__()
-        self.runs = runs
-
-
 def would_sweep(tenant: int, keep_us: int | None, now: int) -> Flow[int]:
     """How many runs `sweep_runs` would take: the same decisions in one transaction, which is rolled back."""
-    try:
-        yield from write(partial(_rehearse, tenant, keep_us, now), solo=True)
-    except _RolledBack as ended:
-        return ended.runs
-    raise AssertionError("a dry run was committed")
 
+    def program() -> Program[int]:
+        if keep_us is not None:
+            yield from _date_cancelled(tenant, keep_us)
+        swept = yield from adapter_tasks.drop_due(tenant, now)
+        while runs := (yield from _empty_some(tenant, now)):
+            yield from _mark_swept(tenant, runs)
+            swept += len(runs)
+        return swept
 
-def _rehearse(tenant: int, keep_us: int | None, now: int) -> Program[None]:
-    if keep_us is not None:
-        yield from _date_cancelled(tenant, keep_us)
-    swept = yield from adapter_tasks.drop_due(tenant, now)
-    while True:
-        before, after = swept, 0
-        while page := (yield from _due(tenant, after, now)):
-            for after in page:
-                if (yield from _empty(tenant, after, now)):
-                    yield from _one(_SWEPT, tenant, after)
-                    swept += 1
-        if swept == before:
-            raise _RolledBack(swept)
-
-
-def _sweep_round(tenant: int, clock_us: Callable[[], int]) -> Flow[int]:
-    swept = after = 0
-    while page := (yield from read(partial(_due, tenant, after, clock_us()))):
-        for run in page:
-            after = run
-            if (yield from write(partial(_empty, tenant, run, clock_us()))):
-                yield from _drop_history(tenant, run)
-                yield from write(partial(_one, _SWEPT, tenant, run))
-                swept += 1
-    return swept
+    return (yield from rehearse(program))
 
 
 def _date_cancelled(tenant: int, keep: int) -> Program[None]:
     yield Batch(_DATE_CANCELLED(tenant=tenant, keep=keep))
 
 
-def _due(tenant: int, after: int, now: int) -> Program[list[int]]:
-    [found] = yield Batch(_DUE(tenant=tenant, after=after, now=now, limit=_PAGE))
-    return [int(row[0]) for row in found]
+def _empty_some(tenant: int, now: int) -> Program[list[int]]:
+    """Take the journals from some runs whose time is over. A fork that goes frees its origin for the next time."""
+    [due] = yield Batch(_DUE(tenant=tenant, now=now, limit=_PAGE))
+    emptied: list[int] = []
+    for (run,) in due:
+        _, done = yield Batch(_LOCK(tenant=tenant, run=run), _EMPTY(tenant=tenant, run=run, now=now))
+        emptied += [run] if done else []
+    return emptied
 
 
-def _empty(tenant: int, run: int, now: int) -> Program[bool]:
-    yield Batch(_LOCK(tenant=tenant, run=run))
-    [found] = yield Batch(_EMPTY(tenant=tenant, run=run, now=now))
-    return bool(found)
-
-
-def _one(sql: Sql, tenant: int, run: int) -> Program[None]:
-    yield Batch(sql(tenant=tenant, run=run))
+def _mark_swept(tenant: int, runs: list[int]) -> Program[None]:
+    yield Batch(*(_SWEPT(tenant=tenant, run=run) for run in runs))
 
 
 def _drop_history(tenant: int, run: int, *, force: bool = False) -> Flow[None]:
@@ -228,9 +197,8 @@ def _condemn(
 ) -> Program[None]:
     yield Batch(_LOCK(tenant=tenant, run=row.run))
     thread = yield from try_thread(tenant, thread_name(row.id))
-    pins = (yield from pins_in(tenant, thread.tree)) if thread is not None and not force else []
-    if own := [pin.name for pin in pins if thread is not None and pin.thread == thread.thread]:
-        raise pinned(thread_name(row.id), own)
+    if thread is not None and not force:
+        yield from refuse_pinned(tenant, thread)
     forks, parents, condemned = yield Batch(
         _FORKS(tenant=tenant, run=row.run),
         _PARENT(tenant=tenant, run=row.parent if row.parent is not None else -1),

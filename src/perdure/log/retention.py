@@ -1,0 +1,273 @@
+"""Retention: how long threads stay, and how many of their newest checkpoints. `store.ops.compact()` acts on it.
+
+A policy is JSON with two fields: `ttl_us`, how long a thread stays that is not written to, and `keep_last`, how many of
+the newest checkpoints of each line. null is for good. The tenant has one; a thread's own goes before it field by field.
+
+Each tree is one transaction: a thread that is needed (a pin, a graph, an open run) does not expire, and what one thread
+keeps stays for all. A dry run is the same transaction rolled back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import orjson
+
+from perdure.errors import Damaged, PerdureError, Undecodable
+from perdure.log import gc
+from perdure.log.gc_plan import Cut, Rule, read_tree
+from perdure.log.reading import NOT_SWEPT
+from perdure.log.thread_table import ThreadRow, find_thread, threads_in_tree
+from perdure.storage.domains import domains
+from perdure.storage.events import event
+from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read, rehearse, write
+
+_log = logging.getLogger("perdure")
+Fields = dict[str, int | None]
+FIELDS = ("ttl_us", "keep_last")
+_PAGE = 500
+_NAMES_MAX = 100
+_GET = Sql("SELECT value FROM meta WHERE key = :key")
+_SET = Sql("INSERT INTO meta (key, value) VALUES (:key, :value) ON CONFLICT (key) DO UPDATE SET value = :value")
+_DROP = Sql("DELETE FROM meta WHERE key = :key")
+_GET_OWN = Sql("SELECT retention FROM thread WHERE tenant = :tenant AND thread = :thread")
+_SET_OWN = Sql("UPDATE thread SET retention = :retention WHERE tenant = :tenant AND thread = :thread")
+_THREADS = Sql(
+    """SELECT tree, thread, name, updated_at, retention FROM thread
+    WHERE tenant = :tenant AND (tree, thread) > (:tree, :thread) AND (:all = 1 OR retention IS NOT NULL)
+    ORDER BY tree, thread LIMIT :limit"""
+)
+_OVERVIEW = Sql("SELECT count(*), coalesce(max(head), 0) FROM thread WHERE tenant = :tenant")
+_RECORDS = Sql("SELECT count(*) FROM record WHERE tenant = :tenant AND tree = :tree AND body IS NOT NULL")
+_OWN = Sql("SELECT thread, retention FROM thread WHERE tenant = :tenant AND tree = :tree")
+# Why a thread stays although its time is over. Writes on its newest checkpoint: a graph that waits or was broken off.
+_NEEDED = Sql(
+    """SELECT EXISTS (SELECT 1 FROM pin p WHERE p.tenant = :tenant AND p.thread = :thread),
+    EXISTS (SELECT 1 FROM label l JOIN write w
+        ON w.tenant = l.tenant AND w.thread = l.thread AND w.space = l.space AND w.id = l.id
+        WHERE l.tenant = :tenant AND l.thread = :thread AND l.record = :head)"""
+)
+_BYTES = Sql(
+    f"""SELECT CAST(coalesce(sum(coalesce(length(b.diff), 0) + coalesce(length(b.full_text), 0)), 0) AS bigint)
+    FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    WHERE r.tenant = :tenant AND r.tree = :tree AND {NOT_SWEPT}"""
+)
+_PACK_BYTES = Sql(
+    "SELECT CAST(coalesce(sum(length(data)), 0) AS bigint) FROM pack WHERE tenant = :tenant AND tree = :tree"
+)
+
+
+# --- policies
+
+
+def fields_of(text: str | None) -> Fields:
+    """The fields of a stored policy. Raises Damaged."""
+    if text is None:
+        return {}
+    try:
+        found = orjson.loads(text)
+        fields = {name: found[name] for name in FIELDS if name in found}
+    except (ValueError, TypeError) as error:
+        raise Damaged(f"a retention policy cannot be read ({error}); set it again") from error
+    if not all(value is None or (type(value) is int and value > 0) for value in fields.values()):
+        raise Damaged("a retention policy holds something else than counts; set it again")
+    return fields
+
+
+def _key(tenant: int) -> str:
+    return f"retention {tenant}"
+
+
+def read_policy(tenant: int) -> Program[Fields]:
+    """The policy of a tenant."""
+    [rows] = yield Batch(_GET(tenant=tenant, key=_key(tenant)))
+    return fields_of(rows[0][0] if rows else None)
+
+
+def write_policy(tenant: int, fields: Fields) -> Program[Fields]:
+    """Set fields of a tenant's policy; the others stay. The whole of it."""
+    merged = (yield from read_policy(tenant)) | fields
+    this = {"tenant": tenant, "key": _key(tenant)}
+    yield Batch(_SET(**this, value=orjson.dumps(merged).decode()) if any(merged.values()) else _DROP(**this), last=True)
+    return merged
+
+
+def read_own(tenant: int, thread: int) -> Program[tuple[Fields, Fields]]:
+    """The policy of a tenant, and a thread's own."""
+    tenants = yield from read_policy(tenant)
+    [rows] = yield Batch(_GET_OWN(tenant=tenant, thread=thread), last=True)
+    return tenants, fields_of(rows[0][0] if rows else None)
+
+
+def write_own(tenant: int, name: str, thread: int, fields: Fields) -> Program[None]:
+    """Set a thread's own policy."""
+    row = yield from find_thread(tenant, name, thread, lock=True)
+    text = orjson.dumps(fields).decode() if fields else None
+    yield Batch(_SET_OWN(tenant=tenant, thread=row.thread, retention=text), last=True)
+
+
+# --- acting on them
+
+
+@dataclass
+class Removed:
+    """What retention removed, or would remove."""
+
+    threads: int = 0
+    checkpoints: int = 0
+    held: int = 0  # threads whose time is over, and that something needs
+    bytes: int = 0  # of the bodies; counted by a dry run only
+    names: list[str] = field(default_factory=list)  # of the threads, up to 100
+    numbers: list[int] = field(default_factory=list)
+    damaged: int = 0  # trees that could not be read
+
+    def add(self, other: Removed) -> None:
+        self.threads += other.threads
+        self.checkpoints += other.checkpoints
+        self.held += other.held
+        self.bytes += other.bytes
+        self.names += other.names[: _NAMES_MAX - len(self.names)]
+
+
+class _Work(NamedTuple):
+    """What holds for all trees."""
+
+    tenant: int
+    policy: Fields
+    now: int
+    newest: int  # head of all threads before the journals were read: what came later stays
+    held: Mapping[str, int]  # by a thread's name: the oldest record that open work needs
+    dry_run: bool
+
+    def rule(self, text: str | None, updated_at: int) -> tuple[bool, int | None]:
+        """Whether a thread's time is over, and how many checkpoints it keeps."""
+        fields = self.policy | fields_of(text)
+        ttl = fields.get("ttl_us")
+        return ttl is not None and updated_at < self.now - ttl, fields.get("keep_last")
+
+
+def enforce(tenant: int, now: int, *, dry_run: bool, progress: Progress | None = None) -> Flow[Removed]:
+    """Remove what retention says, or only say what that would be."""
+    total = Removed()
+    policy = yield from read(partial(read_policy, tenant))
+    count, newest = yield from read(partial(_overview, tenant))
+    held: dict[str, int] = {}
+    for domain in domains():
+        found = (yield from domain.held_threads(tenant)) if domain.held_threads is not None else {}
+        for name, record in found.items():
+            held[name] = min(record, held.get(name, record))
+    work = _Work(tenant, policy, now, newest, held, dry_run)
+    after, done, last = (0, 0), 0, 0
+    while True:
+        trees, rows = yield from read(partial(_due, work, after))
+        for tree in sorted(trees):
+            if tree != last:  # a tree may go on in the next page
+                total.add((yield from _enforce_tree(work, tree, total)))
+            last = tree
+        done += len(rows)
+        if progress is not None and rows:
+            progress(done, max(done, count))
+        if len(rows) < _PAGE:
+            return total
+        after = rows[-1][:2]
+
+
+def _overview(tenant: int) -> Program[tuple[int, int]]:
+    [[(count, newest)]] = yield Batch(_OVERVIEW(tenant=tenant), last=True)
+    return int(count), int(newest)
+
+
+def _due(work: _Work, after: tuple[int, int]) -> Program[tuple[list[int], Rows]]:
+    """The trees of a page of threads that may have something to remove: a look that costs little."""
+    params = {"tree": after[0], "thread": after[1], "all": int(any(work.policy.values())), "limit": _PAGE}
+    [rows] = yield Batch(_THREADS(tenant=work.tenant, **params))
+    due: dict[int, None] = {}
+    long: dict[int, int] = {}
+    for tree, _, _, updated_at, text in rows:
+        expired, keep = work.rule(text, updated_at)
+        if expired:
+            due[tree] = None
+        elif keep is not None:
+            long[tree] = min(keep, long.get(tree, keep))
+    counted = [tree for tree in long if tree not in due]
+    if counted:
+        counts = yield Batch(*(_RECORDS(tenant=work.tenant, tree=tree) for tree in counted))
+        due |= {tree: None for tree, [[count]] in zip(counted, counts, strict=True) if count > long[tree]}
+    return list(due), rows
+
+
+def _enforce_tree(work: _Work, tree: int, total: Removed) -> Flow[Removed]:
+    try:
+        if work.dry_run:
+            return (yield from rehearse(partial(_cut_tree, work, tree)))
+        done = yield from write(partial(_cut_tree, work, tree), solo=True)
+    except (Damaged, Undecodable) as error:  # the others have their turn all the same
+        total.damaged += 1
+        _warn(tree, error)
+        return Removed()
+    if done.checkpoints or done.threads:
+        yield from gc.sweep(work.tenant)
+        yield from gc.tell_domains(work.tenant, done.numbers)
+    return done
+
+
+def _warn(tree: int, error: PerdureError) -> None:
+    _log.warning(
+        "the tree of thread number %d is damaged and was passed over: run `perdure store verify`, then `perdure store "
+        "repair`",
+        tree,
+        extra=event("retention.damaged", tree=tree, error=type(error).__name__),
+    )
+
+
+def _cut_tree(work: _Work, number: int) -> Program[Removed]:
+    """Delete the threads of a tree that have expired, and remove the others' checkpoints beyond the newest ones."""
+    tenant, done = work.tenant, Removed()
+    threads = yield from threads_in_tree(tenant, number, lock=True)
+    [rows] = yield Batch(_OWN(tenant=tenant, tree=number))
+    own: dict[int, str | None] = dict(rows)
+    busy: set[int] = set()
+    for domain in domains():
+        if domain.busy_threads is not None:
+            busy |= yield from domain.busy_threads(tenant, number)
+    keep: dict[int, Rule] = {}
+    doomed: list[ThreadRow] = []
+    for row in threads:
+        if any(domain.thread_prefix and row.name.startswith(domain.thread_prefix) for domain in domains()):
+            continue  # it goes with what it belongs to
+        expired, count = work.rule(own.get(row.thread), row.updated_at)
+        if expired:
+            needed = row.thread in busy or row.name in work.held or (yield from _is_needed(tenant, row))
+            done.held += needed
+            if not needed:
+                doomed.append(row)
+                continue
+        if count is not None and row.thread not in busy:
+            keep[row.thread] = Rule(count, min(work.newest + 1, work.held.get(row.name, work.newest + 1)))
+    before = (yield from _bytes(tenant, number)) if work.dry_run else 0
+    if doomed and len(doomed) == len(threads):
+        done.checkpoints = (yield from gc.remove_tree(tenant, doomed)).removed
+        done.bytes = before
+    elif doomed or keep:
+        tree = yield from read_tree(tenant, number, threads)
+        cut = Cut([row.thread for row in doomed], keep)
+        done.checkpoints = (yield from gc.collect(tree, cut)).removed
+        done.bytes = max(0, before - (yield from _bytes(tenant, number))) if work.dry_run else 0
+    done.threads, done.numbers = len(doomed), [row.thread for row in doomed]
+    done.names = [row.name for row in doomed[:_NAMES_MAX]]
+    return done
+
+
+def _is_needed(tenant: int, row: ThreadRow) -> Generator[Batch, list[Rows], bool]:
+    [rows] = yield Batch(_NEEDED(tenant=tenant, thread=row.thread, head=row.head if row.head is not None else -1))
+    return any(rows[0])
+
+
+def _bytes(tenant: int, tree: int) -> Generator[Batch, list[Rows], int]:
+    """About how many bytes the records of a tree take."""
+    [[(bodies,)], [(packs,)]] = yield Batch(_BYTES(tenant=tenant, tree=tree), _PACK_BYTES(tenant=tenant, tree=tree))
+    return int(bodies) + int(packs)
