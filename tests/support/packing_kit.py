@@ -57,7 +57,7 @@ def pack(store: perdure.Store) -> Packed:
     assert tenant is not None
     driver, total = store._context.driver, Packed()
     for (tree,) in rows(store, "SELECT DISTINCT tree FROM thread WHERE tenant = :tenant", tenant=tenant):
-        total = total.plus(drive(driver, pack_tree(tenant, tree, ALL_COLD)))
+        total = total.plus(drive(driver, pack_tree(tenant, tree, ALL_COLD))[0])
     return total
 
 

@@ -12,13 +12,13 @@ from collections.abc import Generator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from perdure.errors import Damaged, NotFound, StoreError, UsageError
+from perdure.errors import NotFound, StoreError, UsageError
 from perdure.log.gc import collect, lock_tree, record_in, sweep
 from perdure.log.gc_plan import Cut, Node, Tree, holders, read_tree
 from perdure.log.ids import show_id
 from perdure.log.labels import drop_writes
 from perdure.log.records import ERASED
-from perdure.log.thread_table import ThreadRow, metadata_of
+from perdure.log.thread_table import ThreadRow
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import Batch, Dialect, Flow, Program, Progress, Rows, Sql, maintain, read, write
 
@@ -43,12 +43,6 @@ _TOMBS = Sql(
 _EMPTY = Sql(
     """UPDATE record SET note = NULL, metadata = NULL, keyframe = :keyframe
     WHERE tenant = :tenant AND tree = :tree AND id = :id""",
-)
-# Something that both have pending, by the same task, on the same checkpoint.
-_SAME_WRITES = Sql(
-    """SELECT EXISTS (SELECT 1 FROM write w JOIN write o ON o.tenant = w.tenant AND o.thread = :other
-        AND o.space = w.space AND o.id = w.id AND o.task = w.task AND o.idx = w.idx
-        WHERE w.tenant = :tenant AND w.thread = :thread)"""
 )
 _DROP_PINS = Sql("DELETE FROM pin WHERE tenant = :tenant AND tree = :tree AND record = :record")
 _FOREIGN = Sql(
@@ -116,7 +110,11 @@ def wipe_thread(tenant: int, name: str, number: int | None, forks: bool, at: int
             f"thread {name!r} was not erased: its forks hold its history ({some}). Erase them with it: forks=True "
             "(`perdure thread erase --forks`), or erase or delete them first"
         )
-    told = yield from _told(tenant, doomed, stay)
+    told = [
+        f"thread {one.name!r}, which shares the history before the fork. If it is a copy, it also has the metadata and "
+        "what was pending: then erase it too"
+        for one in stay
+    ]
     yield from mark(tenant, at)
     for one in doomed:
         yield from note(tenant, one.thread, 0, len(tree.own[one.thread]), one.head_hash, at)
@@ -133,33 +131,6 @@ def wipe_thread(tenant: int, name: str, number: int | None, forks: bool, at: int
 def _drop_pins(tree: Tree, record: int) -> Generator[Batch, list[Rows], None]:
     yield Batch(_DROP_PINS(tenant=tree.tenant, tree=tree.tree, record=record))
     tree.pins = [pin for pin in tree.pins if pin.record != record]
-
-
-def _told(tenant: int, doomed: list[ThreadRow], stay: list[ThreadRow]) -> Generator[Batch, list[Rows], list[str]]:
-    """What the threads that stay may still hold, as sentences. One that was made later may be a copy of one that goes,
-    made where both share their history: then what was pending, and the metadata, were copied."""
-    told: list[str] = []
-    pairs = [(one.thread, other.thread) for other in stay for one in doomed if one.thread < other.thread]
-    same: set[int] = set()
-    for start in range(0, len(pairs), _BATCH):
-        part = pairs[start : start + _BATCH]
-        answers = yield Batch(*(_SAME_WRITES(tenant=tenant, thread=one, other=other) for one, other in part))
-        same |= {other for (_, other), [[found]] in zip(part, answers, strict=True) if found}
-    for other in stay:
-        copied = ["pending writes"] if other.thread in same else []
-        older = [one for one in doomed if one.thread < other.thread]
-        copied += ["metadata"] if any(_same_metadata(one, other) for one in older) else []
-        also = f", and may have copied {' and '.join(copied)} of it: if so, erase it too" if copied else ""
-        told.append(f"thread {other.name!r}, which shares the history before the fork{also}")
-    return told
-
-
-def _same_metadata(one: ThreadRow, other: ThreadRow) -> bool:
-    try:
-        first, second = metadata_of(one), metadata_of(other)
-    except Damaged:
-        return True
-    return any(key in second and second[key] == value for key, value in first.items())
 
 
 # --- one checkpoint

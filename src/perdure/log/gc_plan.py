@@ -113,14 +113,9 @@ def nodes_of(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, N
     return {row[0]: Node._make(row) for row in rows}
 
 
-def pins_in(tenant: int, tree: int) -> Generator[Batch, list[Rows], list[PinRow]]:
-    """All pins of a tree's threads."""
-    [rows] = yield Batch(_PINS(tenant=tenant, tree=tree))
-    return [PinRow._make(row) for row in rows]
-
-
 def read_tree(tenant: int, tree: int, threads: Iterable[ThreadRow]) -> Generator[Batch, list[Rows], Tree]:
     """All that leads to the records of a tree. `threads`: its threads, locked if something is to go."""
+    [pins] = yield Batch(_PINS(tenant=tenant, tree=tree))
     return Tree(
         tenant,
         tree,
@@ -129,7 +124,7 @@ def read_tree(tenant: int, tree: int, threads: Iterable[ThreadRow]) -> Generator
         (yield from labels_in_tree(tenant, tree)),
         (yield from spaces_in_tree(tenant, tree)),
         (yield from bases_in_tree(tenant, tree)),
-        (yield from pins_in(tenant, tree)),
+        [PinRow._make(row) for row in pins],
     )
 
 

@@ -243,7 +243,7 @@ def list_labels(
     id_: bytes | None = None,
     before: bytes | None = None,
     after: LabelRow | None = None,
-    limit: int,
+    limit: int = 2**62,
 ) -> Program[list[LabelRow]]:
     """Labels by id, the greatest first: of a namespace, a thread, or all. `after`: the page before ended there."""
     where: list[str] = []
@@ -265,7 +265,6 @@ def list_labels(
 _OF_TREE = """WHERE o.tenant = :tenant
     AND o.thread IN (SELECT thread FROM thread WHERE tenant = :tenant AND tree = :tree)"""
 _OF_RUN = Sql("SELECT thread, space, id, record FROM label WHERE tenant = :tenant AND run = :run")
-_OF_THREAD = Sql("SELECT thread, space, id, record FROM label WHERE tenant = :tenant AND thread = :thread")
 _IN_TREE = Sql(f"SELECT o.thread, o.space, o.id, o.record FROM label o {_OF_TREE}")
 _SPACES_IN_TREE = Sql(f"SELECT o.thread, o.space, o.name, o.head FROM space o {_OF_TREE}")
 # Records that a write was compressed against although its id means another one by now, or none yet.
@@ -286,12 +285,6 @@ def labels_of_runs(tenant: int, runs: Iterable[bytes]) -> Program[list[LabelRow]
     """The labels that runs have made, in all threads."""
     found = yield Batch(*(_OF_RUN(tenant=tenant, run=run) for run in runs))
     return [_label_row(row) for rows in found for row in rows]
-
-
-def labels_of(tenant: int, thread: int) -> Generator[Batch, list[Rows], list[LabelRow]]:
-    """All labels of a thread."""
-    [rows] = yield Batch(_OF_THREAD(tenant=tenant, thread=thread))
-    return [_label_row(row) for row in rows]
 
 
 def labels_in_tree(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, list[LabelRow]]]:

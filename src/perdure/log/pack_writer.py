@@ -130,7 +130,7 @@ def pack_tenant(tenant: int, cold_before: int, progress: Progress | None = None)
         trees = yield from read(partial(_trees, tenant, since, after))
         for done, tree in enumerate(trees):
             after = tree
-            packed, complete = yield from _pack_chains(tenant, tree, cold_before)
+            packed, complete = yield from pack_tree(tenant, tree, cold_before)
             total, whole = total.plus(packed), whole and complete
             if progress is not None:
                 progress(done + 1, len(trees))
@@ -141,13 +141,8 @@ def pack_tenant(tenant: int, cold_before: int, progress: Progress | None = None)
     return total
 
 
-def pack_tree(tenant: int, tree: int, cold_before: int) -> Flow[Packed]:
-    """Pack the cold chains of one tree."""
-    return (yield from _pack_chains(tenant, tree, cold_before))[0]
-
-
-def _pack_chains(tenant: int, tree: int, cold_before: int) -> Flow[tuple[Packed, bool]]:
-    """The same; and whether no writer got in the way."""
+def pack_tree(tenant: int, tree: int, cold_before: int) -> Flow[tuple[Packed, bool]]:
+    """Pack the cold chains of one tree; and whether no writer got in the way."""
     total, complete = Packed(), True
     keys = yield from read(partial(_chains, tenant, tree, cold_before))
     for key in keys:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import orjson
 
-from perdure.errors import Damaged, PerdureError, Undecodable
+from perdure.errors import Damaged, Undecodable
 from perdure.log import gc
 from perdure.log.gc_plan import Cut, Rule, read_tree
 from perdure.log.reading import NOT_SWEPT
@@ -207,21 +207,16 @@ def _enforce_tree(work: _Work, tree: int, total: Removed) -> Flow[Removed]:
         done = yield from write(partial(_cut_tree, work, tree), solo=True)
     except (Damaged, Undecodable) as error:  # the others have their turn all the same
         total.damaged += 1
-        _warn(tree, error)
+        _log.warning(
+            "the tree of thread number %d is damaged and was passed over: run `perdure store repair`",
+            tree,
+            extra=event("retention.damaged", tree=tree, error=type(error).__name__),
+        )
         return Removed()
     if done.checkpoints or done.threads:
         yield from gc.sweep(work.tenant)
         yield from gc.tell_domains(work.tenant, done.numbers)
     return done
-
-
-def _warn(tree: int, error: PerdureError) -> None:
-    _log.warning(
-        "the tree of thread number %d is damaged and was passed over: run `perdure store verify`, then `perdure store "
-        "repair`",
-        tree,
-        extra=event("retention.damaged", tree=tree, error=type(error).__name__),
-    )
 
 
 def _cut_tree(work: _Work, number: int) -> Program[Removed]:

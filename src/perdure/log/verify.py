@@ -124,7 +124,7 @@ class _Walk:
 
 def verify_tree(tenant: int, tree: int, progress: Progress | None = None) -> Flow[Findings]:
     """Check all records that a tree's threads share."""
-    return (yield from check(lambda: _verify_tree(tenant, tree, progress)))
+    return (yield from check(lambda: check_tree(tenant, tree, progress)))
 
 
 def verify_tenant(tenant: int, progress: Progress | None = None) -> Flow[list[Findings]]:
@@ -161,12 +161,8 @@ def _overview(tenant: int) -> Program[tuple[list[int], Findings]]:
     return [tree for (tree,) in trees], findings
 
 
-def check_tree(tenant: int, tree: int) -> Program[Findings]:
+def check_tree(tenant: int, tree: int, progress: Progress | None = None) -> Program[Findings]:
     """The same inside a transaction: for a repair of what is found."""
-    return (yield from _verify_tree(tenant, tree, None))
-
-
-def _verify_tree(tenant: int, tree: int, progress: Progress | None) -> Program[Findings]:
     threads = yield from threads_in_tree(tenant, tree)
     findings = Findings(threads=len(threads))
     walk = _Walk(tenant, tree, {thread.thread: thread.name for thread in threads}, findings)

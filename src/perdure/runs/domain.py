@@ -29,7 +29,7 @@ def _held_threads(tenant: int) -> Flow[dict[str, int]]:
     return held_threads(tenant)
 
 
-def _busy_threads(tenant: int, tree: int) -> Program[set[int]]:
+def busy_threads(tenant: int, tree: int) -> Program[set[int]]:
     """The threads whose graphs have a task that is not done: they stay as they are."""
     [rows] = yield Batch(_BUSY(tenant=tenant, tree=tree))
     return {thread for (thread,) in rows}
@@ -45,7 +45,7 @@ RUNS = Domain(
     "runs",
     TABLES,
     held_threads=_held_threads,
-    busy_threads=_busy_threads,
+    busy_threads=busy_threads,
     thread_prefix="run:",
     thread_deleted=_thread_deleted,
 )

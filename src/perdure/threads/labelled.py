@@ -11,7 +11,7 @@ from typing import NamedTuple
 from perdure.errors import Damaged
 from perdure.log.ids import parse_id, show_id
 from perdure.log.label_ids import pack_id
-from perdure.log.labels import MAIN, LabelRow, labels_of, space_heads, spaces_of
+from perdure.log.labels import MAIN, LabelRow, list_labels, space_heads, spaces_of
 from perdure.log.pending import Write, odd_bases, select_writes, writes_of
 from perdure.log.thread_table import find_thread
 from perdure.storage.program import Batch, Flow, Program, Rows, read
@@ -55,7 +55,7 @@ def read_named(thread: Thread, id_: str) -> str | None:
 
 def _named(ctx: Context, line: Cursor, id_: bytes) -> Flow[str | None]:
     tenant, row = yield from locate(ctx, line)
-    labels = yield from read(partial(labels_of, tenant, row.thread))
+    labels = yield from read(partial(list_labels, tenant, thread=row.thread))
     return next((show_id(label.record) for label in labels if label.id == id_), None)
 
 
@@ -99,7 +99,7 @@ def _read_beside(tenant: int, line: Cursor, record: int, id_: bytes) -> Program[
 def _look(tenant: int, line: Cursor) -> Program[tuple[list[LabelRow], dict[int, Space]]]:
     """All labels of a thread, and its namespaces by number."""
     row = yield from find_thread(tenant, line.name, line.thread)
-    labels = yield from labels_of(tenant, row.thread)
+    labels = yield from list_labels(tenant, thread=row.thread)
     names = yield from spaces_of(tenant, row.thread)
     heads = {**(yield from space_heads(tenant, row.thread)), MAIN: row.head}
     own: dict[int, dict[bytes, int]] = {}

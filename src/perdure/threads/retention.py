@@ -16,7 +16,7 @@ from perdure.log import retention as policies
 from perdure.log.gc_plan import PinRow
 from perdure.log.ids import parse_id, show_id
 from perdure.log.retention import Fields
-from perdure.storage.program import Batch, Flow, Program, Sql, adrive, drive, read, write
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, adrive, drive, read, write
 from perdure.threads import flows
 from perdure.threads.checks import COUNT_MAX, check_name
 from perdure.threads.context import Context, Cursor
@@ -26,9 +26,7 @@ T = TypeVar("T")
 Ttl = timedelta | float | None
 _COPIES_MAX = 100
 _QUARANTINE = Sql("SELECT count(*) FROM quarantine WHERE tenant = :tenant")
-_COPIES = Sql(
-    """SELECT sort, place, at FROM copy WHERE tenant IS NULL OR tenant = :tenant ORDER BY at DESC LIMIT :limit"""
-)
+_COPIES = Sql("SELECT sort, place, at FROM copy WHERE tenant IS NULL OR tenant = :tenant ORDER BY at DESC LIMIT :limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +137,10 @@ def set_policy(ctx: Context, fields: Fields) -> Flow[Retention]:
     return retention_of((yield from write(partial(policies.write_policy, tenant, fields))), {})
 
 
-def erase_checkpoint(ctx: Context, line: Cursor, record: int, full: bool) -> Flow[Erased]:
+def erase_checkpoint(ctx: Context, line: Cursor, record: int | None, full: bool) -> Flow[Erased]:
     """Erase one checkpoint. What a killed process has decided before is finished."""
+    if record is None:
+        raise UsageError("erase(checkpoint): say which one; store.ops.erase(thread) erases all")
     at = ctx.clock_us()
     tenant = yield from flows.tenant_of(ctx, line)
     removed = 0
@@ -192,9 +192,9 @@ def _set_aside(tenant: int) -> Program[list[str]]:
     return [f"{count} rows that a repair has set aside: `perdure store repair --in-place` writes them to a file"]
 
 
-def _copies(tenant: int) -> Program[list[tuple[str, str, int]]]:
+def _copies(tenant: int) -> Program[Rows]:
     [rows] = yield Batch(_COPIES(tenant=tenant, limit=_COPIES_MAX), last=True)
-    return [(sort, place, at) for sort, place, at in rows]
+    return rows
 
 
 # --- the handle
@@ -256,21 +256,14 @@ class Keeping:
         """Erase one checkpoint for good, in all threads that share it: its state, note and metadata. Its hash stays,
         so that what follows can be checked. Beats pins. SQLite rewrites the file for it; `full` makes PostgreSQL
         rewrite its tables. `store.ops.erase` erases a whole thread."""
-        return self._run(erase_checkpoint(self._context, self._cursor, _required(checkpoint), full))
+        return self._run(erase_checkpoint(self._context, self._cursor, checkpoint_id(checkpoint), full))
 
     async def aerase(self, checkpoint: Checkpoint | str, *, full: bool = False) -> Erased:
         """`erase`, awaited."""
-        return await self._arun(erase_checkpoint(self._context, self._cursor, _required(checkpoint), full))
+        return await self._arun(erase_checkpoint(self._context, self._cursor, checkpoint_id(checkpoint), full))
 
     def _run(self, flow: Flow[T]) -> T:
         return drive(self._context.driver, flow)
 
     async def _arun(self, flow: Flow[T]) -> T:
         return await adrive(self._context.driver, flow)
-
-
-def _required(checkpoint: Checkpoint | str) -> int:
-    found = checkpoint_id(checkpoint)
-    if found is None:
-        raise UsageError("erase(checkpoint): say which one; store.ops.erase(thread) erases all")
-    return found

@@ -25,9 +25,10 @@ from perdure.log import gc
 from perdure.log.archived import Sort, Stub, add_stub, check_archived, drop_stubs, find_place, list_stubs
 from perdure.log.thread_table import ThreadRow, metadata_of, thread_or_stub
 from perdure.runs.calls.state import RUN_KEY, thread_name
+from perdure.runs.domain import busy_threads
 from perdure.runs.journal.adapter_tasks import drop_of_thread
 from perdure.runs.journal.blobs import drop_loose_blobs
-from perdure.runs.maintenance.held_threads import HAS_TASKS, held_threads
+from perdure.runs.maintenance.held_threads import held_threads
 from perdure.storage.objects import is_object_url, redacted_url
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, drive, read, write
 from perdure.storage.urls import is_postgres, redacted, sqlite_path
@@ -41,7 +42,6 @@ from perdure.transfer.transfer import transfer_some
 
 Opener = Callable[..., AbstractContextManager[Any]]  # `perdure.open` with the tenant and the keys of the source
 _FORKS = Sql("SELECT id FROM run WHERE tenant = :tenant AND origin = :run AND root <> :root LIMIT 1")
-_TASKS = Sql(f"SELECT {HAS_TASKS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +122,9 @@ def _check(tenant: int, sort: Sort, name: str) -> Flow[None]:
         return
     if run := metadata_of(row).get(RUN_KEY):
         raise UsageError(f"thread {name!r} holds the state of run {run!r}: archive that run")
-    if (yield from read(partial(_has_tasks, tenant, row.thread))) or name in (yield from held_threads(tenant)):
+    busy = yield from read(partial(busy_threads, tenant, row.tree))
+    if row.thread in busy or name in (yield from held_threads(tenant)):
         raise UsageError(f"an unfinished run or graph needs thread {name!r}: archive it when that is finished")
-
-
-def _has_tasks(tenant: int, thread: int) -> Program[bool]:
-    [[(found,)]] = yield Batch(_TASKS(tenant=tenant, thread=thread))
-    return bool(found)
 
 
 def _copy(opener: Opener, ctx: Context, sort: Sort, name: str, where: str) -> None:
@@ -159,9 +155,9 @@ def _digest(tenant: int | None, sort: Sort, name: str) -> Program[bytes]:
 
 
 def _remove_thread(tenant: int, stub: Stub, copied: BackupRow, seen: bytes) -> Program[list[ThreadRow]]:
-    row, others = yield from gc.lock_tree(tenant, stub.name, None)
+    row, threads = yield from gc.lock_tree(tenant, stub.name, None)
     _compare((yield from thread_digest(tenant, stub.name)), seen, stub)
-    yield from gc.remove_threads(tenant, row.tree, [row], others)
+    yield from gc.remove_threads(tenant, threads, [row])
     yield Batch(add_stub(tenant, stub))
     yield from add_backup(copied)
     return [row]
@@ -187,8 +183,8 @@ def _remove_run(tenant: int, stub: Stub, copied: BackupRow, seen: bytes) -> Prog
 
 
 def _remove_state(tenant: int, thread: ThreadRow) -> Generator[Batch, list[Rows], ThreadRow]:
-    row, others = yield from gc.lock_tree(tenant, thread.name, thread.thread)
-    yield from gc.remove_threads(tenant, row.tree, [row], others)
+    row, threads = yield from gc.lock_tree(tenant, thread.name, thread.thread)
+    yield from gc.remove_threads(tenant, threads, [row])
     return row
 
 
