@@ -6,19 +6,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sealed_kit import NEW, OLD, Raw
+from sealed_kit import NEW, OLD
 
 import perdure
 from perdure import Store, UsageError
 from perdure.encryption import Keys
 from perdure.errors import KeyMissing, Unavailable
-from perdure.log.thread_table import create_thread
-from perdure.storage.program import Transaction, adrive
+from perdure.storage.program import Transaction
 
 
 def opened(url: str, keys: Any, **options: Any) -> Store:
@@ -94,7 +92,7 @@ def test_a_provider_is_never_asked_while_a_transaction_is_open(url: str) -> None
 
     keys = Watching()
     with opened(url, keys) as store:
-        inner = store._context.driver.inner  # type: ignore[attr-defined]
+        inner: Any = store._context.driver.capabilities.base
         real = inner.run
 
         def run(transaction: Transaction) -> Any:
@@ -166,26 +164,6 @@ async def test_a_task_that_is_cancelled_while_it_waits_for_keys_leaves_the_ask_t
         keys.go.set()
         await second
         assert (await thread.aload()).state == {"n": 2}
-
-
-async def test_what_must_be_written_to_its_end_is_also_if_its_task_is_cancelled_meanwhile(tmp_path: Path) -> None:
-    """The end of a step or an effect: it has happened, and must be known."""
-    keys = Slow()
-    async with opened(str(tmp_path / "a.db"), keys) as store:
-        driver, context = store._context.driver, store.tenant("slow")._context
-        tenant = await adrive(driver, context.ensure_tenant())
-        op = partial(create_thread, tenant, "t", {"of": "slow"}, 1)
-        writing = asyncio.create_task(driver.arun(Transaction(op, write=True, whole=True)))
-        while not keys.asked.is_set():
-            await asyncio.sleep(0)
-        for _ in range(3):
-            writing.cancel()
-            await asyncio.sleep(0)
-        keys.go.set()
-        with pytest.raises(asyncio.CancelledError) as caught:
-            await writing
-        assert caught.value.answer.name == "t"  # type: ignore[attr-defined]
-        assert Raw(str(tmp_path / "a.db"))("SELECT name FROM thread") == [("t",)]
 
 
 class Async:

@@ -25,15 +25,15 @@ from opentelemetry.sdk.trace import TracerProvider
 from tcp_proxy import WireProxy
 
 import perdure
-from perdure.storage import meters
+from perdure.storage import metrics
 from perdure.testing.postgres import PostgresServer
 
 
 @pytest.fixture(autouse=True)
 def _nobody_measures() -> Iterator[None]:
-    assert meters.sink is None
+    assert metrics.sink is None
     yield
-    assert meters.sink is None
+    assert metrics.sink is None
 
 
 @pytest.fixture
@@ -66,13 +66,8 @@ def test_saves_and_loads_are_counted_timed_and_sized(url: str, telemetry: Teleme
     assert sizes.sum > 6000
     [stored] = telemetry.points("perdure.save.stored_size")
     assert 0 < stored.sum < sizes.sum
-    [ratio] = telemetry.points("perdure.save.ratio")
-    assert ratio.max > 5
     [commits] = telemetry.points("perdure.commit.duration")
     assert commits.count >= 3
-    if system == "postgresql":
-        [trips] = telemetry.points("perdure.round_trips")
-        assert trips.value >= 4
     with perdure.open(url) as store:  # nobody measures any more
         store.thread("alice").save({})
     [sizes] = telemetry.points("perdure.save.state_size")
@@ -80,11 +75,11 @@ def test_saves_and_loads_are_counted_timed_and_sized(url: str, telemetry: Teleme
 
 
 def test_units_and_names_follow_opentelemetrys_conventions() -> None:
-    for what in meters.INSTRUMENTS:
+    for what in metrics.INSTRUMENTS:
         assert re.fullmatch(r"perdure(\.[a-z][a-z_]*)+", what.name)
         assert what.unit in ("s", "By", "1") or re.fullmatch(r"\{[a-z]+\}", what.unit)
         assert not what.name.endswith(("_total", "_seconds", "_bytes"))  # the unit says that
-    assert len({what.name for what in meters.INSTRUMENTS}) == len(meters.INSTRUMENTS)
+    assert len({what.name for what in metrics.INSTRUMENTS}) == len(metrics.INSTRUMENTS)
 
 
 @perdure.step(name="metrics_look")
@@ -194,7 +189,7 @@ def test_ids_are_in_spans_only_if_they_are_asked_for(url: str, telemetry: Teleme
     made.close()
     assert telemetry.spans("perdure.save")[0].attributes["perdure.thread"] == "alice"
     assert telemetry.spans("perdure.step")[0].attributes["perdure.run"] == "trip-1"
-    for what in meters.INSTRUMENTS:  # never in metrics: each id would be a series of its own
+    for what in metrics.INSTRUMENTS:  # never in metrics: each id would be a series of its own
         assert "trip-1" not in repr([dict(point.attributes) for point in telemetry.points(what.name)])
 
 
@@ -327,18 +322,6 @@ def test_a_transaction_that_is_run_again_is_counted(postgres_url: str) -> None:
         assert 'perdure_retries_total{db_system_name="postgresql",reason="plan"}' in registry.text()
 
 
-def test_round_trips_are_those_on_the_wire(postgres_server: PostgresServer, postgres_url: str) -> None:
-    with WireProxy(postgres_server.port) as proxy, perdure.open(proxy.url(postgres_url.rsplit("/", 1)[1])) as store:
-        store.thread("t").save({"n": 0})
-        with perdure.metrics.collect() as registry:
-            proxy.reset()
-            for number in range(10):
-                store.thread("t").save({"n": number})
-            store.thread("t").load()
-            counted = f'perdure_round_trips_total{{db_system_name="postgresql"}} {proxy.turns}.0\n'
-            assert counted in registry.text()
-
-
 def test_a_lost_connection_is_counted(postgres_server: PostgresServer, postgres_url: str) -> None:
     with WireProxy(postgres_server.port) as proxy, perdure.open(proxy.url(postgres_url.rsplit("/", 1)[1])) as store:
         store.thread("t").save({"n": 0})
@@ -389,7 +372,6 @@ def test_compactions_are_counted(url: str) -> None:
         store.thread("t").save({"n": 1})
         store.ops.compact()
         assert "perdure_compactions_total 1" in registry.text()
-        assert "perdure_compaction_saved_bytes_total" in registry.text()
 
 
 class Counted(TypedDict):

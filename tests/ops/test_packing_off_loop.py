@@ -10,8 +10,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +19,7 @@ import perdure
 from perdure.errors import Damaged
 from perdure.log import pack_writer, recompress
 from perdure.log.packs import make_pack
-from perdure.storage.program import Batch, Flow, Program, Solo, Sql, adrive, aside, drive, write
-from perdure.storage.sqlite.driver import SqliteDriver
+from perdure.storage.program import Flow, adrive, aside, drive
 from perdure.values.compress import compress_hard
 
 _LONG_S = 5.0  # waited for only if the test fails
@@ -81,38 +78,3 @@ async def test_the_flow_gets_what_went_wrong(store: perdure.Store) -> None:
     driver = store._context.driver
     assert await asyncio.to_thread(drive, driver, _flow(work)) == -1
     assert await adrive(driver, _flow(work)) == -1
-
-
-def test_what_can_wait_does_not_wait_for_the_disk_and_all_else_does(tmp_path: Path) -> None:
-    """A slack transaction joins nobody, and leaves the connection as durable as it was, also when it fails."""
-    driver = SqliteDriver(tmp_path / "a.db")
-    assert driver._writer is not None
-    connection, seen = driver._writer.connection, list[tuple[str, int]]()
-    put = Sql("INSERT INTO meta (key, value) VALUES (:key, 'x')")
-
-    def level(name: str) -> Program[None]:
-        yield Batch(put(key=name))
-        seen.append((name, connection.pragma("synchronous")))
-
-    def failing() -> Program[None]:
-        yield Batch(put(key="twice"), put(key="twice"))
-
-    solos: dict[str, Solo] = {"s": "slack", "u": False}
-    drive(driver, write(lambda: level("usual")))
-    drive(driver, write(lambda: level("slack"), solo="slack"))
-    with pytest.raises(perdure.errors.StoreError):
-        drive(driver, write(failing, solo="slack"))
-    drive(driver, write(lambda: level("after")))
-    threads = [
-        threading.Thread(target=drive, args=(driver, write(partial(level, f"{kind}{number}"), solo=solo)))
-        for number in range(20)
-        for kind, solo in solos.items()
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    full, normal = 2, 1
-    assert [found for name, found in seen if name[0] == "s"] == [normal] * 21
-    assert [found for name, found in seen if name[0] != "s"] == [full] * 22
-    driver.close()

@@ -44,7 +44,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def store_option(lab: Lab) -> str:
     """How the command names a store that is not the default: a URL, which may hold a password, is not shown."""
-    path = getattr(lab.store._context.driver, "path", None)
+    path = lab.store._context.driver.capabilities.path
     return f" --store {path or 'URL'}"
 
 

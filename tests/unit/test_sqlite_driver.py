@@ -216,26 +216,6 @@ def test_solo_transactions_join_nobody(tmp_path: Path) -> None:
     crowd.driver.close()
 
 
-def test_a_deferred_constraint_fails_only_the_job_that_broke_it(tmp_path: Path) -> None:
-    crowd = Crowd(tmp_path / "a.db")
-
-    def create() -> Program[None]:
-        yield Batch(Sql("CREATE TABLE child (parent TEXT REFERENCES meta (key) DEFERRABLE INITIALLY DEFERRED)")())
-
-    def orphan() -> Program[None]:
-        yield Batch(PUT(key="orphan"), Sql("INSERT INTO child VALUES ('nobody')")())
-
-    crowd.commits = 1
-    crowd.driver.run(Transaction(create, write=True))
-    crowd.commits = 0
-    broken, *fine = crowd.run(Transaction(orphan, write=True), write("a"), write("b"))
-    assert isinstance(broken, ConstraintFailed)
-    assert broken.kind == "foreign_key"
-    assert fine == [1, 1]
-    assert crowd.driver.run(Transaction(keys)) == ["a", "b", "first"]
-    crowd.driver.close()
-
-
 def test_many_threads_lose_nothing(driver: SqliteDriver) -> None:
     def work(name: int) -> None:
         for index in range(40):

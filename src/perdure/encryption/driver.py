@@ -20,9 +20,9 @@ from perdure.encryption.cipher import DATA_KEY_BYTES, Cipher, wrap_data_key
 from perdure.encryption.keys import Keys
 from perdure.errors import Damaged, KeyMissing, NotEncrypted, Unavailable
 from perdure.storage.columns import TABLES, TENANT_KEY, UNREADABLE
-from perdure.storage.program import Batch, Driver, Program, Rows, Sql, Statement, Transaction
+from perdure.storage.program import Batch, Capabilities, Driver, Program, Rows, Sql, Statement, Transaction
 from perdure.storage.row_hashes import without_hash
-from perdure.storage.wrapping import WrappingDriver, to_completion
+from perdure.storage.wrapping import WrappingDriver
 
 _ROW = Sql(
     """SELECT t.name, k.wrapped_by, k.wrapped FROM tenant t LEFT JOIN tenant_key k ON k.tenant = t.tenant
@@ -166,6 +166,10 @@ class EncryptingDriver(WrappingDriver):
     def __repr__(self) -> str:
         return f"<encrypted {self.inner!r}>"
 
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.inner.capabilities._replace(keys=self.keys)
+
     def run(self, transaction: Transaction) -> Any:
         """Run a program in one transaction, on this thread."""
         asked: set[str] = set()
@@ -179,11 +183,6 @@ class EncryptingDriver(WrappingDriver):
 
     async def arun(self, transaction: Transaction) -> Any:
         """Run a program in one transaction without blocking the event loop."""
-        if transaction.whole and transaction.write:
-            return await to_completion(self._arun(transaction))
-        return await self._arun(transaction)
-
-    async def _arun(self, transaction: Transaction) -> Any:
         asked: set[str] = set()
         while True:
             try:
@@ -217,7 +216,7 @@ class EncryptingDriver(WrappingDriver):
 
     def _wrapped(self, transaction: Transaction, asked: Asked) -> Transaction:
         wrapped = partial(encrypted_program, self.keys, transaction.op, transaction.write, asked)
-        return Transaction(wrapped, transaction.write, transaction.solo, transaction.whole, transaction.checks)
+        return Transaction(wrapped, transaction.write, transaction.solo, transaction.checks)
 
 
 _LOAD = Sql("SELECT NULL WHERE 1 = 0", opens={0: TENANT_KEY})

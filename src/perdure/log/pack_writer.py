@@ -4,7 +4,6 @@ The differences of a chain are one compressed stream, in which each needs those 
 ends towards its keyframe, a group of records in each transaction: what is not packed yet never misses what it needs,
 a crash in between leaves a chain that is packed in part, and other writers wait for one group at most. Writers that
 hold a stream of the chain in memory are told first, by the tree's generation, to start a new one. No hash changes.
-The transactions are "slack": whatever a power cut undoes of them is packed the next time.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ def pack_tenant(tenant: int, cold_before: int, progress: Progress | None = None)
     """Pack every chain that was not written to since `cold_before` (microseconds since 1970), among the threads that
     were active since the last time. `progress`: (done, of how many) trees of a page."""
     key = packed_mark(tenant)
-    since = yield from write(partial(_mark, tenant, key, cold_before // MINUTE_US), solo="slack")
+    since = yield from write(partial(_mark, tenant, key, cold_before // MINUTE_US), solo=True)
     total, after, whole = Packed(), 0, True
     while True:
         trees = yield from read(partial(_trees, tenant, since, after))
@@ -137,7 +136,7 @@ def pack_tenant(tenant: int, cold_before: int, progress: Progress | None = None)
         if len(trees) < _PAGE:
             break
     if whole:
-        yield from write(partial(_move_mark, tenant, key, since, cold_before // MINUTE_US - 1), solo="slack")
+        yield from write(partial(_move_mark, tenant, key, since, cold_before // MINUTE_US - 1), solo=True)
     return total
 
 
@@ -159,7 +158,7 @@ def _pack_chain(tenant: int, tree: int, key: int) -> Flow[Packed]:
     before, worth = yield from read(partial(_worth_packing, tenant, tree, key))
     if not worth:
         return Packed()
-    generation = yield from write(partial(_tell_writers, tenant, tree), solo="slack")
+    generation = yield from write(partial(_tell_writers, tenant, tree), solo=True)
     chain = yield from read(partial(_read_chain, tenant, tree, key, generation))
     if [node.id for node in chain.nodes.values() if not node.keyframe] != before:
         return Packed()  # it was just written to: its stream may continue
@@ -171,11 +170,11 @@ def _pack_chain(tenant: int, tree: int, key: int) -> Flow[Packed]:
     for doing in _in_order(found, ends):
         if isinstance(doing, list):
             data = yield from aside(partial(_pack, chain, doing))
-            total = total.plus((yield from write(partial(_store, tenant, tree, chain, doing, data), solo="slack")))
+            total = total.plus((yield from write(partial(_store, tenant, tree, chain, doing, data), solo=True)))
         else:
             detached = yield from aside(partial(_detached, tenant, chain, doing))
             if detached:
-                yield from write(partial(_store_detached, tenant, tree, chain, detached), solo="slack")
+                yield from write(partial(_store_detached, tenant, tree, chain, detached), solo=True)
     return total
 
 

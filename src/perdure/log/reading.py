@@ -15,7 +15,7 @@ from perdure.log.keyframes import RECORD_COST_BYTES
 from perdure.log.packs import PACK, Packs
 from perdure.log.records import COLUMNS, ERASED, NO_HASH, R_COLUMNS, RECORD_CELLS, Record, chain_hash, record_of
 from perdure.log.thread_table import ThreadRow, find_thread, no_thread
-from perdure.storage import meters
+from perdure.storage import metrics
 from perdure.storage.columns import DIFF, FULL_TEXT, SALT
 from perdure.storage.program import Batch, Program, Rows, Sql, one_row
 from perdure.values.compress import decompress_full
@@ -278,10 +278,10 @@ def read_state(tenant: int, tree: int, record: int) -> Program[Loaded | None]:
         # Either the keyframe's full text or something in between is damaged. The keyframe kept its difference.
         key_data = yield from _recover_key(tenant, tree, chain)
         loaded = _rebuild(chain, key_data) if key_data is not None else None
-        if (sink := meters.sink) is not None:
-            sink.record(meters.CORRUPTIONS, 1, "checkpoint")
+        if (sink := metrics.sink) is not None:
+            sink.record(metrics.CORRUPTIONS, 1, "checkpoint")
             if loaded is not None:
-                sink.record(meters.RECOVERIES, 1, "keyframe")
+                sink.record(metrics.RECOVERIES, 1, "keyframe")
     if loaded is None:
         raise Damaged(
             f"checkpoint {show_id(record)} is damaged: what is stored does not add up to what was saved",

@@ -52,9 +52,9 @@ def recompress(tenant: int) -> Flow[int]:
             after = body.id
             packed = yield from aside(partial(_packed, body))
             if packed is not None:
-                changed = yield from write(partial(_store, tenant, body, packed), solo="slack")
+                changed = yield from write(partial(_store, tenant, body, packed), solo=True)
                 saved += len(body.full) - len(packed) if changed else 0
-        yield from write(partial(_mark, tenant, key, after), solo="slack")
+        yield from write(partial(_mark, tenant, key, after), solo=True)
         if len(bodies) < _PAGE:
             return saved
 

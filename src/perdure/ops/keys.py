@@ -61,7 +61,7 @@ def encrypting(keys: object) -> Callable[[Driver], Driver]:
 
 def key_cache(ctx: Context) -> KeyCache:
     """The key cache of a store. Raises UsageError if it was opened without keys."""
-    cache: KeyCache | None = getattr(ctx.driver, "keys", None)
+    cache: KeyCache | None = ctx.driver.capabilities.keys
     if cache is None:
         raise UsageError("the store was opened without keys: open(url, keys=…)")
     return cache

@@ -207,7 +207,7 @@ class Operations:
         return retention_of((yield from read(partial(read_policy, tenant))) if tenant is not None else {}, {})
 
     def _keys(self) -> Any:
-        cache = getattr(self._context.driver, "keys", None)
+        cache = self._context.driver.capabilities.keys
         return None if cache is None else cache.provider
 
     def _opener(self) -> Any:

@@ -58,7 +58,7 @@ def open_store(
     if wrapped is not None:
         driver = wrapped(driver)
     context = Context(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant, warn_bytes=warn_bytes)
-    if (cache := getattr(driver, "keys", None)) is not None:  # texts in memory go with the key that opened them
+    if (cache := driver.capabilities.keys) is not None:  # texts in memory go with the key that opened them
         cache.listen(context.cache)
     keep_us = None if keep_runs_s is None else int(keep_runs_s * 1e6)
     return Store(context, lease_us=int(lease_s * 1e6), keep_us=keep_us)

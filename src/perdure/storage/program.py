@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from perdure.errors import UsageError
+from perdure.storage.notifications import Notifications
 from perdure.storage.row_hashes import with_hash
 
 if TYPE_CHECKING:
@@ -141,9 +142,6 @@ class Batch:
 
 
 Program = Generator[Batch, list[Rows], T]
-# "slack": it only rearranges what is there, so that a power cut may undo it, with all that came after. On SQLite its
-# commit does not wait for the disk, and others do not wait for its housekeeping.
-Solo = bool | Literal["slack"]
 Progress = Callable[[int, int], None]  # of long work: how much is done, of how much
 
 
@@ -153,9 +151,7 @@ class Transaction:
 
     op: Callable[[], Program[Any]]
     write: bool = False
-    solo: Solo = False  # long work: never joins a group commit
-    # SQLite: a write goes on to its end also if the awaiting task is cancelled; the error's `answer` is its answer.
-    whole: bool = False
+    solo: bool = False  # long work: never joins a group commit
     # It looks at what is stored and says what is wrong: what cannot be read comes as something unreadable.
     checks: bool = False
 
@@ -215,6 +211,15 @@ def _no_program() -> Program[Any]:
 Flow = Generator[Transaction, Any, T]
 
 
+class Capabilities(NamedTuple):
+    """What the layers above may ask of a driver beyond its methods."""
+
+    base: Driver  # the driver that talks to the database, below those that wrap it
+    path: str = ""  # SQLite: the store's file, absolute and without symlinks, or ":memory:"
+    sees_all_tenants: bool = True  # else the database's role is held to one tenant at a time
+    keys: Any = None  # of an encrypted store: its key cache (`encryption/cache.py`)
+
+
 class Driver(Protocol):
     """What a database must offer: run a program in one transaction, blocking or async.
 
@@ -237,6 +242,9 @@ class Driver(Protocol):
     @property
     def dialect(self) -> Dialect: ...
 
+    @property
+    def capabilities(self) -> Capabilities: ...
+
     def run(self, transaction: Transaction) -> Any: ...
 
     async def arun(self, transaction: Transaction) -> Any: ...
@@ -247,6 +255,10 @@ class Driver(Protocol):
 
     def maintain(self, kind: Maintenance, table: str = "") -> str:
         """Maintain the store's files, blocking, outside of any transaction. Empty, or what prevented it."""
+        ...
+
+    def listen(self) -> Notifications:
+        """Hear of commits, or of runs that are due."""
         ...
 
     def close(self) -> None: ...
@@ -305,7 +317,7 @@ def check(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:
     return (yield Transaction(op, checks=True))
 
 
-def write(op: Callable[[], Program[T]], *, solo: Solo = False) -> Generator[Transaction, T, T]:
+def write(op: Callable[[], Program[T]], *, solo: bool = False) -> Generator[Transaction, T, T]:
     """Inside a flow: `value = yield from write(op)`, a read-write transaction."""
     return (yield Transaction(op, write=True, solo=solo))
 

@@ -46,7 +46,7 @@ from perdure.log.thread_table import (
     no_thread,
     try_thread,
 )
-from perdure.storage import meters
+from perdure.storage import metrics
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.events import event
 from perdure.storage.program import Batch, Flow, Program, read, write
@@ -89,7 +89,7 @@ def locate(ctx: Context, cursor: Cursor) -> Flow[tuple[int, ThreadRow]]:
 # --- saving
 
 
-@meters.operation("save")
+@metrics.operation("save")
 def save(
     ctx: Context,
     cursor: Cursor,
@@ -172,7 +172,7 @@ def advance_cursor(
     ctx: Context, cursor: Cursor, tenant: int, draft: Draft, done: Appended, record: Record, *, asked: bool
 ) -> None:
     """Move the cursor to a new record, and cache what the next save builds on. `asked`: the caller gave the parent."""
-    if (sink := meters.sink) is not None:
+    if (sink := metrics.sink) is not None:
         record_size(ctx, draft, sink)
     cursor.resolve(done.thread, done.tree)
     cursor.merge = None
@@ -355,7 +355,7 @@ def gone(cursor: Cursor, record: int) -> NotFound:
     return NotFound(f"thread {cursor.name!r} has no checkpoint {show_id(record)} (pruned, or of another thread)")
 
 
-@meters.operation("load")
+@metrics.operation("load")
 def load(
     ctx: Context, cursor: Cursor, at: int | None = None, *, strict: bool = False, look: bool = False
 ) -> Flow[tuple[ThreadRow, Loaded, tuple[str, ...]]]:
@@ -391,8 +391,6 @@ def load(
         # What is there already has digests and a stream to continue: keep it if the record is still stored that way.
         if cached is None or (cached.generation, cached.record.key) != (row.generation, loaded.record.key):
             ctx.cache.put(key, base_of(loaded, row.generation))
-    if (sink := meters.sink) is not None:
-        sink.record(meters.LOADED_BYTES, len(loaded.data), meters.system_of(ctx.driver))
     return row, loaded, skipped
 
 

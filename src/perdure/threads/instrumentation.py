@@ -1,4 +1,4 @@
-"""What saving and loading tell the meters and the log. Nothing of a state: sizes, and ids of checkpoints."""
+"""What saving and loading tell the metrics and the log. Nothing of a state: sizes, and ids of checkpoints."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from perdure.log.append import Draft
-from perdure.storage import meters
+from perdure.storage import metrics
 from perdure.storage.events import event
 from perdure.threads.context import Context
 
 _log = logging.getLogger("perdure")
 
 
-def record_size(ctx: Context, draft: Draft, sink: meters.Meter) -> None:
+def record_size(ctx: Context, draft: Draft, sink: metrics.Sink) -> None:
     """How large a saved state is, and what storing it took."""
-    system, size = meters.system_of(ctx.driver), len(draft.text)
+    system, size = metrics.system_of(ctx.driver), len(draft.text)
     stored = len(draft.diff or b"") + len(draft.full or b"")
-    sink.record(meters.STATE_BYTES, size, system)
-    sink.record(meters.STORED_BYTES, stored, system)
-    sink.record(meters.RATIO, size / max(1, stored), system)
+    sink.record(metrics.STATE_BYTES, size, system)
+    sink.record(metrics.STORED_BYTES, stored, system)
 
 
 def warn_skipped(thread: str, skipped: Mapping[str, Any], loaded: str) -> None:
     """A load gave an older checkpoint, because newer ones are damaged."""
-    if (sink := meters.sink) is not None:
-        sink.record(meters.RECOVERIES, 1, "ancestor")
+    if (sink := metrics.sink) is not None:
+        sink.record(metrics.RECOVERIES, 1, "ancestor")
     first, count = next(iter(skipped)), len(skipped)
     _log.warning(
         "thread %r: damaged checkpoints were skipped (%d, from %s on); loaded %s instead",

@@ -51,7 +51,7 @@ class LineEngine:
     threads: ThreadCache = field(default_factory=ThreadCache)
 
     def __post_init__(self) -> None:
-        if (keys := getattr(self.ctx.driver, "keys", None)) is not None:
+        if (keys := self.ctx.driver.capabilities.keys) is not None:
             keys.listen(self.threads)
 
 

@@ -40,7 +40,7 @@ from perdure.log.reading import Loaded, read_state, read_thread_state
 from perdure.log.records import SALT_BYTES
 from perdure.log.thread_table import create_thread, metadata_of, try_thread
 from perdure.log.turns import Held
-from perdure.storage import meters
+from perdure.storage import metrics
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.events import event
 from perdure.storage.program import Batch, Flow, Program, Statement, read, write
@@ -69,7 +69,7 @@ def parent_text(engine: LineEngine, name: str, namespace: str, parent: bytes) ->
     return None if base is None else (tip.record, Encoded(base.data, tip.parts))
 
 
-@meters.operation("save")
+@metrics.operation("save")
 def save(
     engine: LineEngine,
     name: str,
@@ -246,7 +246,7 @@ def _settle(
     encoded: Encoded,
 ) -> None:
     """Remember what the next save will build on."""
-    if (sink := meters.sink) is not None:
+    if (sink := metrics.sink) is not None:
         record_size(engine.ctx, draft, sink)
     assert done.record is not None
     known = {} if thread is None else thread.metadata

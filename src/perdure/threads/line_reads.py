@@ -19,7 +19,7 @@ from perdure.log.labels import (
 from perdure.log.pending import odd_bases, select_writes, writes_of
 from perdure.log.reading import Loaded, read_state
 from perdure.log.thread_table import ThreadRow, find_thread, metadata_of
-from perdure.storage import meters
+from perdure.storage import metrics
 from perdure.storage.program import Batch, Flow, Program, Rows, read
 from perdure.threads.context import Context
 from perdure.threads.flows import base_of
@@ -40,7 +40,7 @@ class _At(NamedTuple):
     bases: dict[int, bytes]
 
 
-@meters.operation("load")
+@metrics.operation("load")
 def load(engine: LineEngine, name: str, namespace: str, id_: bytes | None) -> Flow[Entry | None]:
     """A checkpoint by its id, or the newest of a namespace, with what is pending on it."""
     ctx = engine.ctx

@@ -13,7 +13,7 @@ from perdure.errors import OutcomeUnknown
 from perdure.log.append import append, base_after, head_statement, prepare, seal
 from perdure.log.ids import new_id
 from perdure.log.records import SALT_BYTES, Record
-from perdure.storage import meters
+from perdure.storage import metrics
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.program import drive
 from perdure.threads import flows
@@ -27,7 +27,7 @@ def straight_save(ctx: Context, cursor: Cursor, text: bytes, note: str | None) -
     tenant, parent, thread, tree = ctx.known_tenant, cursor.record, cursor.thread, cursor.tree
     if tenant is None or parent is None or thread is None or cursor.merge or cursor.on_branch:
         return None
-    if len(text) > ctx.warn_bytes or meters.sink is not None:
+    if len(text) > ctx.warn_bytes or metrics.sink is not None:
         return None
     base = ctx.cache.get((tenant, tree, parent))
     if base is None or base.record.thread != thread:

@@ -30,7 +30,6 @@ from perdure.threads.context import Context
 from perdure.threads.models import moment
 from perdure.transfer.catalogue import Backup, BackupRow, add_backup
 from perdure.transfer.files import AtomicFile, atomic_file
-from perdure.transfer.transfer import inner_driver
 from perdure.transfer.whole import copy_store
 
 _STEP_PAGES = 256  # 1 MB: progress is reported between two steps. A longer step is no faster
@@ -42,7 +41,7 @@ _SIGN = Sql("INSERT INTO meta (key, value) VALUES ('backup', :value) ON CONFLICT
 def backup(ctx: Context, place: str | os.PathLike[str], progress: Progress | None) -> Backup:
     """Make a backup at a place: a path, or an object's URL. An earlier backup at a path is replaced."""
     start = time.monotonic()
-    driver: Any = inner_driver(ctx.driver)
+    driver: Any = ctx.driver.capabilities.base
     made, at = ctx.entropy(16).hex(), ctx.clock_us()
     replaces = not is_object_url(os.fspath(place)) and _may_replace(Path(place), driver)
     with atomic_file(place, replaces=replaces) as file:
@@ -85,14 +84,14 @@ def _copy_file(driver: SqliteDriver, file: AtomicFile, progress: Progress | None
 def _reading(driver: SqliteDriver) -> Iterator[apsw.Connection]:
     """A connection inside a read transaction."""
     if driver._target.in_memory:  # its only connection is the writer's: it is ours until the copy is done
-        gate, writer = driver._gate, driver._writer
-        assert gate is not None
+        lock, writer = driver._lock, driver._writer
+        assert lock is not None
         assert writer is not None
-        gate.acquire(time.monotonic() + driver._target.timeout_s)
+        lock.acquire(time.monotonic() + driver._target.timeout_s)
         try:
             yield writer.connection
         finally:
-            gate.release()
+            lock.release()
         return
     connection = connect(driver._target, driver._access, "reader")
     try:

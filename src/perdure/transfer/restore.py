@@ -32,7 +32,6 @@ from perdure.transfer.catalogue import Restored, mark_tested
 from perdure.transfer.exclusive import exclusive, replace_pages
 from perdure.transfer.fencing import fence_old_processes
 from perdure.transfer.files import AtomicFile, local_file
-from perdure.transfer.transfer import inner_driver
 from perdure.transfer.verify import tenant_names, verify_all
 from perdure.transfer.whole import copy_store
 
@@ -78,7 +77,7 @@ def test_backup(
 ) -> Restored:
     """Restore a backup into a temporary place, verify it, and drop it; the store remembers when that was done."""
     given = {} if keys is None else {"keys": keys}
-    with local_file(backup) as path, _temporary(inner_driver(ctx.driver), path) as (url, place):
+    with local_file(backup) as path, _temporary(ctx.driver.capabilities.base, path) as (url, place):
         done = restore(open_store, path, url, force=False, verify=True, progress=progress, options={**given, **place})
     if done.ok:
         drive(ctx.driver, write(partial(mark_tested, done.backup, ctx.clock_us())))
@@ -104,7 +103,7 @@ def _restore_rows(
             open_store(url, **{**options, "create": True}) as store,
         ):
             fence = partial(fence_old_processes, made, at)
-            return int(copy_store(source, inner_driver(store._context.driver), progress, last=fence).last)
+            return int(copy_store(source, store._context.driver.capabilities.base, progress, last=fence).last)
 
 
 @contextmanager

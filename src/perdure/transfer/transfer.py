@@ -6,12 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from perdure.errors import NotFound, UsageError
 from perdure.log.archived import Stub, add_stub, list_stubs
 from perdure.log.thread_table import thread_or_stub, try_thread
-from perdure.storage.program import Batch, Driver, Program, Progress, Sql, drive, read, write
+from perdure.storage.program import Batch, Program, Progress, Sql, drive, read, write
 from perdure.threads.checks import check_name
 from perdure.threads.context import Context
 from perdure.transfer.fencing import fence_old_processes
@@ -36,14 +35,6 @@ class TransferReport:
     runs: int
     already: tuple[str, ...]
     seconds: float
-
-
-def inner_driver(driver: Any) -> Driver:
-    """The driver that talks to the database, below one that encrypts."""
-    while (inner := getattr(driver, "inner", None)) is not None:
-        driver = inner
-    found: Driver = driver
-    return found
 
 
 def transfer(
@@ -71,7 +62,7 @@ def _transfer_all(source: Context, target: Context, progress: Progress | None) -
     """Everything, into an empty store that continues in place of this one."""
     start = time.monotonic()
     fence = partial(fence_old_processes, "", source.clock_us())
-    done = copy_store(inner_driver(source.driver), inner_driver(target.driver), progress, last=fence)
+    done = copy_store(source.driver.capabilities.base, target.driver.capabilities.base, progress, last=fence)
     return TransferReport(done.rows["thread"], done.rows["record"], done.rows["run"], (), time.monotonic() - start)
 
 

@@ -68,10 +68,7 @@ _APPLIED = Sql("SELECT max(version) FROM migration")
 
 def examine(ctx: Context, machine: Machine | None = None) -> Flow[list[Finding]]:
     """The whole list, in its order."""
-    driver = ctx.driver
-    while hasattr(driver, "inner"):
-        driver = driver.inner
-    context = CheckContext(ctx, driver, machine or Machine())
+    context = CheckContext(ctx, ctx.driver.capabilities.base, machine or Machine())
     found: list[Finding] = []
     for name, look in _checks(context):
         found += yield from looked(context, name, look)

@@ -24,7 +24,7 @@ _SHOWN_MAX = 5
 def keys(context: CheckContext) -> Flow[list[Finding]]:
     """What is wrong with the keys that the store was opened with; nothing, if all is well."""
     rows = yield from query(context, _ROWS)
-    cache = getattr(context.ctx.driver, "keys", None)
+    cache = context.ctx.driver.capabilities.keys
     if cache is None:
         message = f"{many(len({row[0] for row in rows}), 'tenant')} encrypted, and the store was opened without keys"
         hint = "name the key file in PERDURE_KEYS, or open(url, keys=…): without them nothing of it can be read"

@@ -17,7 +17,7 @@ from perdure.log.store_size import size_and_samples
 from perdure.runs.journal import adapter_tasks
 from perdure.runs.maintenance import retention as runs
 from perdure.runs.maintenance.tenant_isolation import succeeded
-from perdure.storage import meters
+from perdure.storage import metrics
 from perdure.storage.program import Flow, Program, Progress, read
 from perdure.threads.context import Context
 
@@ -98,10 +98,8 @@ def compact_tenant(ctx: Context, tenant: int, keep_us: int | None, progress: Pro
     swept += yield from runs.sweep_runs(tenant, keep_us, ctx.clock_us)
     saved = yield from recompress(tenant)
     packed = yield from pack_tenant(tenant, now - COLD_US)
-    if (sink := meters.sink) is not None:
-        sink.record(meters.COMPACTIONS, 1)
-        sink.record(meters.COMPACTED, gone.checkpoints)
-        sink.record(meters.SAVED_BYTES, max(0, saved + packed.saved_bytes))
+    if (sink := metrics.sink) is not None:
+        sink.record(metrics.COMPACTIONS, 1)
     return Compacted(
         gone.threads,
         gone.checkpoints,

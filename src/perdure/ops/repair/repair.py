@@ -218,7 +218,7 @@ def _mend(
     lost: list[Mend] = []
     with open_store(url, **{**options, "create": True}) as store:
         driver = store._context.driver
-        if getattr(driver, "tenancy", None) is not None:
+        if not driver.capabilities.sees_all_tenants:
             raise UsageError("a repair is of all tenants, and this role does not see all of them: do it as the owner")
         passed = drive(driver, check_readable(store._context, allowed, options.get("keys")))
         unknown = drive(driver, write(repair_unknown_tenants, solo=True))

@@ -23,7 +23,7 @@ from perdure.errors import Busy, OpenError, StoreError
 from perdure.ops.repair.rebuild import problems_of, rebuild, remove_all
 from perdure.storage.files import sync_folder
 from perdure.storage.program import Progress
-from perdure.storage.sqlite.file_lock import FileGate, remove_locks
+from perdure.storage.sqlite.file_lock import FileQueue, remove_locks
 from perdure.transfer.backup import copy_pages
 from perdure.transfer.exclusive import exclusive, replace_pages
 from perdure.transfer.files import AtomicFile, atomic_file
@@ -74,7 +74,7 @@ def working_copy(path: Path, target: Path, timeout_s: float) -> Iterator[AtomicF
 def _queued(path: Path, timeout_s: float) -> Iterator[None]:
     """While no writer that knows our lock writes."""
     try:
-        gate = FileGate(str(path), timeout_s)
+        gate = FileQueue(str(path), timeout_s)
     except OSError:  # a folder that cannot be written: then no process writes the store
         yield
         return

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perdure.storage import meters
+from perdure.storage import metrics
 
 if TYPE_CHECKING:
     from perdure.ops.telemetry.otel import OtelMeter
@@ -29,7 +29,7 @@ def otel(*, meter_provider: Any = None, tracer_provider: Any = None, ids: bool =
     from perdure.ops.telemetry.otel import OtelMeter
 
     made = OtelMeter(meter_provider, tracer_provider, ids=ids)
-    meters.install(made)
+    metrics.install(made)
     return made
 
 
@@ -38,7 +38,7 @@ def collect() -> PrometheusMeter:
     from perdure.ops.telemetry.prometheus import PrometheusMeter
 
     made = PrometheusMeter()
-    meters.install(made)
+    metrics.install(made)
     return made
 
 
@@ -52,5 +52,5 @@ def serve(port: int = 0, *, host: str = "127.0.0.1") -> Endpoint:
 
     meter = PrometheusMeter()
     endpoint = Endpoint(meter, host, port)
-    meters.install(meter)
+    metrics.install(meter)
     return endpoint

@@ -1,4 +1,4 @@
-"""OpenTelemetry as a sink of the meters: metrics, and spans for saves, loads, runs and steps.
+"""OpenTelemetry as a sink of the metrics: metrics, and spans for saves, loads, runs and steps.
 
 Only its API is used: without an SDK that the application sets up, all of this does nothing. A span says what was done
 and how long it took; of an error its class, never its text. Threads and runs are named only with `ids=True`; functions
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from perdure.errors import UsageError
-from perdure.storage import meters
-from perdure.storage.meters import Instrument, Token
+from perdure.storage import metrics
+from perdure.storage.metrics import INSTRUMENTS, Instrument, Token
 
 SCOPE = "perdure"
 
@@ -29,7 +29,7 @@ class OtelMeter:
         self._context, self._trace, self._ids = context, trace, ids
         self._tracer = trace.get_tracer(SCOPE, tracer_provider=tracer_provider)
         meter = metrics.get_meter(SCOPE, meter_provider=meter_provider)
-        self._add = {what: _adder(meter, what) for what in meters.INSTRUMENTS}
+        self._add = {what: _adder(meter, what) for what in INSTRUMENTS}
 
     def record(self, what: Instrument, value: float, *labels: str) -> None:
         attributes = {name: label for name, label in zip(what.labels, labels, strict=True) if label}
@@ -53,7 +53,7 @@ class OtelMeter:
             self._context.detach(attached)
             span.set_attributes(attributes)
             if isinstance(error, Exception):  # others only end the code: a run that parks has not failed
-                span.set_attribute("error.type", meters.error_type(error))
+                span.set_attribute("error.type", metrics.error_type(error))
                 span.set_status(self._trace.StatusCode.ERROR)
             span.end()
         except Exception:
@@ -61,17 +61,17 @@ class OtelMeter:
 
     def close(self) -> None:
         """Tell OpenTelemetry no more. May be called twice."""
-        meters.remove(self)
+        metrics.remove(self)
 
 
 def _adder(meter: Any, what: Instrument) -> Callable[[float, dict[str, str]], None]:
     if not what.bounds:
         add: Callable[[float, dict[str, str]], None] = meter.create_counter(
-            what.name, unit=what.unit, description=what.says
+            what.name, unit=what.unit, description=what.description
         ).add
         return add
     histogram = meter.create_histogram(
-        what.name, unit=what.unit, description=what.says, explicit_bucket_boundaries_advisory=list(what.bounds)
+        what.name, unit=what.unit, description=what.description, explicit_bucket_boundaries_advisory=list(what.bounds)
     )
     observe: Callable[[float, dict[str, str]], None] = histogram.record
     return observe

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from perdure.errors import UsageError
-from perdure.storage import meters
-from perdure.storage.meters import Instrument, Token
+from perdure.storage import metrics
+from perdure.storage.metrics import Instrument, Token
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -29,11 +29,13 @@ class PrometheusMeter:
             raise UsageError('Prometheus needs its client: pip install "perdure[metrics]"') from missing
         self.registry: CollectorRegistry = CollectorRegistry()
         self._families: dict[Instrument, Any] = {}
-        for what in meters.INSTRUMENTS:
+        for what in metrics.INSTRUMENTS:
             labels = [label.replace(".", "_") for label in what.labels]
             family: type[Any] = Histogram if what.bounds else Counter
             buckets = {"buckets": what.bounds} if what.bounds else {}
-            self._families[what] = family(prometheus_name(what), what.says, labels, registry=self.registry, **buckets)
+            self._families[what] = family(
+                prometheus_name(what), what.description, labels, registry=self.registry, **buckets
+            )
 
     def record(self, what: Instrument, value: float, *labels: str) -> None:
         family = self._families[what]
@@ -54,7 +56,7 @@ class PrometheusMeter:
 
     def close(self) -> None:
         """Measure no more. May be called twice."""
-        meters.remove(self)
+        metrics.remove(self)
 
     def __enter__(self) -> Self:
         return self

@@ -20,7 +20,7 @@ from perdure.runs.execution.scope import BodyFrame, Scope, Unwind, current
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import StepSpec
 from perdure.runs.journal.entries import DONE, Entry, compress
-from perdure.storage import meters
+from perdure.storage import metrics
 from perdure.values.codec import encode
 
 
@@ -33,7 +33,7 @@ def is_usual(scope: Scope, spec: StepSpec) -> bool:
         and scope.parent is None
         and scope.stop is None
         and scope.execution.log.is_plain
-        and meters.sink is None
+        and metrics.sink is None
         and not scope.execution.index.at(f"{scope.prefix}{scope.count + 1}")
     )
 

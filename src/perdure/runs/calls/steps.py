@@ -22,7 +22,7 @@ from perdure.runs.execution.unwinds import Abandoned
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import StepSpec
 from perdure.runs.journal.entries import DONE, FAILED, Entry, Recorded
-from perdure.storage import meters
+from perdure.storage import metrics
 from perdure.values.codec import decode
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -185,7 +185,7 @@ def run_body(
     operation = _run_body(scope, spec, frame, args, kwargs, attempt, timeout_s)
     return (
         operation
-        if (sink := meters.sink) is None
+        if (sink := metrics.sink) is None
         else measured_body(sink, scope.execution, frame, spec.kind, operation)
     )
 
@@ -286,8 +286,8 @@ def _try_again(
     execution: Execution, path: str, spec: StepSpec, wanted: bytes, attempt: int, error: Exception, frame: BodyFrame
 ) -> Operation[None]:
     """Write down that an attempt failed and when the next one is due, and wait for it."""
-    if (sink := meters.sink) is not None:
-        sink.record(meters.STEP_RETRIES, 1)
+    if (sink := metrics.sink) is not None:
+        sink.record(metrics.STEP_RETRIES, 1)
     delay = spec.retry.delay_s(attempt, random.random())
     due = execution.shared_clock_us() + int(delay * 1e6)
     more = {"error": describe_error(error, execution.ctx.codec), "due": due}

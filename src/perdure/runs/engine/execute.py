@@ -38,7 +38,7 @@ from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal import rows
 from perdure.runs.journal.entries import compress, decompress
 from perdure.runs.journal.journal import read_with_sum
-from perdure.storage import meters
+from perdure.storage import metrics
 from perdure.storage.events import event
 from perdure.storage.program import read
 from perdure.values.codec import encode
@@ -55,7 +55,7 @@ def execute_run(
 ) -> Operation[str]:
     """Go on with a claimed run as far as it goes. Gives its status then; "lost" if it is another's now."""
     operation = _execute_run(execution, spec, args_text, keep_us)
-    return operation if (sink := meters.sink) is None else measured_run(sink, execution, operation)
+    return operation if (sink := metrics.sink) is None else measured_run(sink, execution, operation)
 
 
 def _execute_run(
@@ -306,8 +306,8 @@ def _stuck(execution: Execution, error: BaseException) -> Operation[str]:
     _log.warning(
         "run %s is stuck (%s); `perdure run` says why", run, kind, extra=event("run.stuck", run=run, error=kind)
     )
-    if (sink := meters.sink) is not None and isinstance(error, JournalDamaged):
-        sink.record(meters.CORRUPTIONS, 1, "journal")
+    if (sink := metrics.sink) is not None and isinstance(error, JournalDamaged):
+        sink.record(metrics.CORRUPTIONS, 1, "journal")
     execution.stop = None
     execution.stuck_by = error
     described = {

@@ -35,8 +35,8 @@ def new_owner(driver: Driver) -> Owner:
     """An owner of runs in this database."""
     if driver.dialect != "sqlite":
         return Owner.for_place()
-    path = getattr(driver, "path", None)
-    return Owner.in_memory() if path == ":memory:" else Owner.for_sqlite(str(path))
+    path = driver.capabilities.path
+    return Owner.in_memory() if path == ":memory:" else Owner.for_sqlite(path)
 
 
 class Runtime:

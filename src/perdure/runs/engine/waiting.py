@@ -88,7 +88,7 @@ def _store_option(driver: Driver) -> list[str]:
     default = os.environ.get("PERDURE_STORE") or "agent.db"
     if driver.dialect != "sqlite":
         return [] if is_postgres(default) else ["--store", "URL"]
-    path = str(getattr(driver, "path", ":memory:"))
+    path = driver.capabilities.path
     try:
         is_default = not is_postgres(default) and os.path.realpath(sqlite_path(default)) == os.path.realpath(path)
     except UsageError:  # what PERDURE_STORE holds is no store

@@ -1,5 +1,5 @@
-"""What runs tell the meters: how they went, how long they and their steps took. And the spans of traces around them, so
-that what user code traces inside a step stands under it."""
+"""What runs record: how they went, how long they and their steps took, and the spans of traces around them, so that
+what user code traces inside a step stands under it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from time import perf_counter
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, T
 from perdure.runs.execution.scope import BodyFrame
-from perdure.storage import meters
+from perdure.storage import metrics
 
 
-def measured_run(sink: meters.Meter, execution: Execution, life: Operation[str]) -> Operation[str]:
+def measured_run(sink: metrics.Sink, execution: Execution, life: Operation[str]) -> Operation[str]:
     """A run, from when this process has it to when it leaves."""
     row = execution.row
-    sink.record(meters.RUN_EVENTS, 1, "started" if row.fence == 1 else "resumed")
+    sink.record(metrics.RUN_EVENTS, 1, "started" if row.fence == 1 else "resumed")
     token = sink.begin("perdure.run", {"perdure.function": row.function}, {"perdure.run": row.id})
     begun, status = perf_counter(), "lost"
     failure: BaseException | None = None
@@ -25,13 +25,13 @@ def measured_run(sink: meters.Meter, execution: Execution, life: Operation[str])
         failure = error
         raise
     finally:
-        sink.record(meters.RUN_EVENTS, 1, status)
-        sink.record(meters.RUN_TIME, perf_counter() - begun, status)
+        sink.record(metrics.RUN_EVENTS, 1, status)
+        sink.record(metrics.RUN_TIME, perf_counter() - begun, status)
         sink.end(token, {"perdure.status": status}, failure)
 
 
 def measured_body(
-    sink: meters.Meter, execution: Execution, frame: BodyFrame, kind: str, body: Operation[T]
+    sink: metrics.Sink, execution: Execution, frame: BodyFrame, kind: str, body: Operation[T]
 ) -> Operation[T]:
     """One call of the body of a step or an effect."""
     attributes = {"perdure.step": frame.name, "perdure.step.kind": kind}
@@ -44,11 +44,11 @@ def measured_body(
         failure = error
         raise
     finally:
-        sink.record(meters.STEP_TIME, perf_counter() - begun, kind, meters.error_type(failure))
+        sink.record(metrics.STEP_TIME, perf_counter() - begun, kind, metrics.error_type(failure))
         sink.end(token, {}, failure)
 
 
 def tell_event(name: str, count: int = 1) -> None:
     """Something became of a run, or of `count` of them."""
-    if (sink := meters.sink) is not None and count:
-        sink.record(meters.RUN_EVENTS, count, name)
+    if (sink := metrics.sink) is not None and count:
+        sink.record(metrics.RUN_EVENTS, count, name)

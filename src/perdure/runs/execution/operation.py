@@ -157,17 +157,12 @@ async def arun_operation(scope: Scope, operation: Operation[T]) -> T:
 
 
 async def _transact(driver: Driver, want: Transaction) -> tuple[Any, Any]:
-    """Run a transaction without the run's scope: tasks that a driver makes are none of the run's. A write goes on to
-    its end also if this task is cancelled, because what was written must be known: gives its answer, and the
-    cancellation."""
-    if not want.write or driver.dialect == "sqlite":
+    """Run a transaction without the run's scope: tasks that a driver makes are none of the run's. A write is finished
+    even if this task is cancelled, because what was written must be known: gives its answer, and the cancellation."""
+    if not want.write:
         token = current.set(None)
         try:
-            return await driver.arun(Transaction(want.op, want.write, want.solo, whole=True)), None
-        except BaseException as error:
-            if not hasattr(error, "answer"):
-                raise
-            return error.answer, error
+            return await driver.arun(want), None
         finally:
             current.reset(token)
     import asyncio

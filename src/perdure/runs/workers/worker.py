@@ -234,7 +234,7 @@ class Worker:
         specs = known_durables() if self._given is None else self._given
         if specs != self._specs:
             self._specs, self._known = specs, Known.of(specs)
-        keys = getattr(self._ctx.driver, "keys", None)
+        keys = self._ctx.driver.capabilities.keys
         barred = () if keys is None else keys.barred()
         active = tuple(self._active)
         return Search(self._owner.text, self.queues, self._known, self._tenant, active, barred, keys is not None)
@@ -374,11 +374,8 @@ class Worker:
     # --- beside
 
     def _listen(self, ended: threading.Event) -> None:
-        """Hear of news, if the driver can. What is missed is found by looking."""
-        listen = getattr(self._ctx.driver, "listen", None)
-        if listen is None:
-            return
-        news = listen()
+        """Hear of news. What is missed is found by looking."""
+        news = self._ctx.driver.listen()
         try:
             while not ended.is_set():
                 try:

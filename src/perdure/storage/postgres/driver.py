@@ -28,14 +28,24 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from perdure.errors import ForkedProcess, OpenError, StoreClosed, UsageError
-from perdure.storage.program import Batch, Dialect, Maintenance, Program, Rows, Sql, Statement, Transaction
+from perdure.storage.program import (
+    Batch,
+    Capabilities,
+    Dialect,
+    Maintenance,
+    Program,
+    Rows,
+    Sql,
+    Statement,
+    Transaction,
+)
 
 try:
     import psycopg
 except ImportError as missing:  # pragma: no cover - the extra is installed wherever the tests run
     raise OpenError('PostgreSQL needs its driver: pip install "psycopg[binary]>=3.2"') from missing
 
-from perdure.storage import meters
+from perdure.storage import metrics
 from perdure.storage.notifications import Notifications
 from perdure.storage.postgres import errors as meaning
 from perdure.storage.postgres.connection import ConnectionLost, PipelinedConnection, ServerTimeout, Statements
@@ -50,7 +60,7 @@ from perdure.storage.postgres.opening import (
     prepare_store,
 )
 from perdure.storage.postgres.pool import BlockingPool, LoopConnection, LoopPool, wait
-from perdure.storage.postgres.tenants import Tenancy, tenancy_of
+from perdure.storage.postgres.tenants import tenancy_of
 from perdure.storage.row_hashes import check_rows
 
 _BEGIN_READ = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -115,9 +125,8 @@ class PostgresDriver:
         return "postgres"
 
     @property
-    def tenancy(self) -> Tenancy | None:
-        """What the database holds this store's role to; None: it sees every tenant."""
-        return self._statements.tenancy
+    def capabilities(self) -> Capabilities:
+        return Capabilities(self, sees_all_tenants=self._statements.tenancy is None)
 
     def run(self, transaction: Transaction) -> Any:
         """Run a program in one transaction."""
@@ -184,8 +193,6 @@ class PostgresDriver:
                         answer = line = pool.acquire()
                     elif isinstance(wanted, PipelinedConnection):
                         wait(wanted, self._timeout_s)
-                        if (sink := meters.sink) is not None:
-                            sink.record(meters.ROUND_TRIPS, 1, "postgresql")
                     else:
                         time.sleep(wanted)
                 except BaseException as error:
@@ -215,8 +222,6 @@ class PostgresDriver:
                         answer = held.line
                     elif held is not None and wanted is held.line:
                         await held.wait(self._timeout_s)
-                        if (sink := meters.sink) is not None:
-                            sink.record(meters.ROUND_TRIPS, 1, "postgresql")
                     else:
                         await asyncio.sleep(float(wanted))  # type: ignore[arg-type]
                 except BaseException as error:
@@ -265,7 +270,7 @@ class PostgresDriver:
             line: PipelinedConnection | None = None
             try:
                 line = yield None
-                if (sink := meters.sink) is not None and write:
+                if (sink := metrics.sink) is not None and write:
                     return (yield from _timed(sink, work(line)))
                 return (yield from work(line))
             except ConnectionLost as error:
@@ -281,8 +286,8 @@ class PostgresDriver:
                 if attempt + 1 == _ATTEMPTS_MAX or not self._worth_another(error, attempt):
                     raise meaning.translated(error, self._target, self._timeout_s) from error
                 reason = "conflict" if error.sqlstate in meaning.RETRIED else "plan"
-            if (sink := meters.sink) is not None:
-                sink.record(meters.RETRIES, 1, "postgresql", reason)
+            if (sink := metrics.sink) is not None:
+                sink.record(metrics.RETRIES, 1, "postgresql", reason)
             yield backoff_s(attempt)
         raise AssertionError("the last attempt returns or raises")
 
@@ -426,11 +431,11 @@ class PostgresDriver:
         return pool
 
 
-def _timed(sink: meters.Meter, attempt: Generator[Wanted, Any, Any]) -> Generator[Wanted, Any, Any]:
+def _timed(sink: metrics.Sink, attempt: Generator[Wanted, Any, Any]) -> Generator[Wanted, Any, Any]:
     """An attempt to commit; what failed is not counted."""
     begun_s = time.perf_counter()
     answer = yield from attempt
-    sink.record(meters.COMMIT, time.perf_counter() - begun_s, "postgresql")
+    sink.record(metrics.COMMIT, time.perf_counter() - begun_s, "postgresql")
     return answer
 
 

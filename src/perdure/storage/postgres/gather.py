@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from perdure.storage import meters
+from perdure.storage import metrics
 from perdure.storage.postgres.connection import ConnectionLost
 from perdure.storage.program import Rows, Statement
 
@@ -142,9 +142,8 @@ class Gatherer:
             for write in writes:
                 write.fail(Again())
             raise
-        if (sink := meters.sink) is not None:
-            sink.record(meters.ROUND_TRIPS, 1, "postgresql")
-            sink.record(meters.COMMIT, time.monotonic() - began_s, "postgresql")
+        if (sink := metrics.sink) is not None:
+            sink.record(metrics.COMMIT, time.monotonic() - began_s, "postgresql")
         at = 0
         for write in writes:
             end = at + len(write.statements)

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from perdure.errors import Busy, StoreClosed
-from perdure.storage import meters
+from perdure.storage import metrics
 from perdure.storage.postgres.connection import ConnectionLost, PipelinedConnection, ServerTimeout
 from perdure.storage.postgres.gather import Gatherer
 
@@ -92,8 +92,8 @@ class BlockingPool:
         begun_s = time.monotonic()
         if not self._permits.acquire(timeout=self._timeout_s):
             raise _exhausted(self._size, self._timeout_s)
-        if (sink := meters.sink) is not None:
-            sink.record(meters.LOCK_WAIT, time.monotonic() - begun_s, "postgresql", "pool")
+        if (sink := metrics.sink) is not None:
+            sink.record(metrics.LOCK_WAIT, time.monotonic() - begun_s, "postgresql", "pool")
 
     def add(self, line: PipelinedConnection) -> None:
         """A line that was made elsewhere; whoever comes first uses it."""
@@ -234,8 +234,8 @@ class LoopPool:
         begun_s = time.monotonic()
         try:
             await turn
-            if (sink := meters.sink) is not None:
-                sink.record(meters.LOCK_WAIT, time.monotonic() - begun_s, "postgresql", "pool")
+            if (sink := metrics.sink) is not None:
+                sink.record(metrics.LOCK_WAIT, time.monotonic() - begun_s, "postgresql", "pool")
         except ServerTimeout:
             raise _exhausted(self._size, self._timeout_s) from None
         except asyncio.CancelledError:
@@ -289,8 +289,8 @@ def _give_up(future: asyncio.Future[None]) -> None:
 
 
 def _exhausted(size: int, timeout_s: float) -> Busy:
-    if (sink := meters.sink) is not None:
-        sink.record(meters.LOCK_TIMEOUTS, 1, "postgresql")
+    if (sink := metrics.sink) is not None:
+        sink.record(metrics.LOCK_TIMEOUTS, 1, "postgresql")
     return Busy(
         f"all {size} connections of the pool were in use for {timeout_s:g} s; nothing was written. "
         "Open the store with a larger pool_size, or use fewer callers at once."

@@ -18,8 +18,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import StoreError
-from perdure.storage import meters
-from perdure.storage.program import Solo
+from perdure.storage import metrics
 
 if TYPE_CHECKING:  # asyncio takes a third of the time that importing Perdure may take
     from asyncio import AbstractEventLoop, Future
@@ -42,17 +41,17 @@ class Job:
         "future",
         "leads",
         "loop",
-        "maintains",
+        "outside",
         "result",
         "solo",
         "wake",
         "work",
     )
 
-    def __init__(self, work: Work, solo: Solo, deadline: float) -> None:
+    def __init__(self, work: Work, solo: bool, deadline: float, *, outside: bool = False) -> None:
         self.work = work
-        self.maintains: Callable[[Any], str] | None = None  # instead: what the writer does outside of a transaction
-        self.solo = solo
+        self.solo = solo  # joins no group, and no job joins it
+        self.outside = outside  # of any transaction
         self.deadline = deadline  # for getting its turn, in time.monotonic
         self.result: Any = None
         self.error: BaseException | None = None
@@ -86,7 +85,7 @@ class Group:
         job = self._queue.pop(joins=True)
         if job is not None:
             self.jobs.append(job)
-            if (sink := meters.sink) is not None:
+            if (sink := metrics.sink) is not None:
                 self._queue.tell_wait(job, sink)
         return job
 
@@ -107,10 +106,6 @@ class Group:
                 loop.call_soon_threadsafe(_resolve, jobs)  # one wake-up per loop and group: each costs a syscall
             except RuntimeError:
                 pass  # the loop was closed: nobody waits there
-
-
-def _nothing(_cursor: Any, _hook: Any) -> None:
-    """The work of a job that has none inside of a transaction."""
 
 
 def _resolve(jobs: list[Job]) -> None:
@@ -154,17 +149,9 @@ class CommitQueue:
                 return
         self._hand_over()
 
-    def run(self, work: Work, solo: Solo = False) -> Any:
-        """Commit one job; blocks."""
-        return self._run(Job(work, solo, monotonic() + self._timeout_s))
-
-    def maintain(self, work: Callable[[Any], str]) -> str:
-        """Let the writer do something outside of a transaction, when its turn comes; blocks."""
-        job = Job(_nothing, True, monotonic() + self._timeout_s)
-        job.maintains = work
-        return str(self._run(job))
-
-    def _run(self, job: Job) -> Any:
+    def run(self, work: Work, *, solo: bool = False, outside: bool = False) -> Any:
+        """Commit one job, or have the writer do it outside of a transaction when its turn comes; blocks."""
+        job = Job(work, solo or outside, monotonic() + self._timeout_s, outside=outside)
         with self._mutex:
             if self._refusal is not None:
                 raise self._refusal()
@@ -186,47 +173,13 @@ class CommitQueue:
                 del job  # or the traceback keeps itself alive
         return job.result
 
-    async def arun(self, work: Work, solo: Solo = False) -> Any:
+    async def arun(self, work: Work, *, solo: bool = False) -> Any:
         """Commit one job for a task. After a cancellation the outcome is unknown: it may be written."""
-        job, future = self._queued(work, solo)
-        try:
-            return await future
-        finally:
-            job.dropped = True  # cancelled: if it was not started, it need not be
-
-    async def arun_whole(self, work: Work, solo: Solo) -> Any:
-        """Commit one job for a task, to its end also if the task is cancelled. Then the cancellation is raised, with
-        the result as its `answer`."""
-        from asyncio import CancelledError
-
-        job, future = self._queued(work, solo)
-        loop = future.get_loop()
-        cancelled: CancelledError | None = None
-        while True:
-            try:
-                result = await future
-                break
-            except CancelledError as error:
-                cancelled = error
-            except BaseException as error:
-                if cancelled is None:
-                    raise
-                raise cancelled from error
-            # Only this thread resolves futures: a job that is not done by now finds the new one.
-            job.future = future = loop.create_future()
-            if job.done:
-                _resolve([job])
-        if cancelled is not None:
-            cancelled.answer = result  # type: ignore[attr-defined]
-            raise cancelled
-        return result
-
-    def _queued(self, work: Work, solo: Solo) -> tuple[Job, Future[Any]]:
         from asyncio import get_running_loop
 
         job = Job(work, solo, monotonic() + self._timeout_s)
         job.loop = get_running_loop()
-        job.future = future = job.loop.create_future()
+        job.future = job.loop.create_future()
         with self._mutex:
             if self._refusal is not None:
                 raise self._refusal()
@@ -234,7 +187,10 @@ class CommitQueue:
             start, self._leading = not self._leading, True
         if start:
             self._start_background()
-        return job, future
+        try:
+            return await job.future
+        finally:
+            job.dropped = True  # cancelled: if it was not started, it need not be
 
     def pop(self, *, joins: bool = False) -> Job | None:
         """The next job that somebody still waits for; with `joins`, not one that must be alone."""
@@ -247,10 +203,10 @@ class CommitQueue:
                     return job
         return None
 
-    def tell_wait(self, job: Job, sink: meters.Meter) -> None:
+    def tell_wait(self, job: Job, sink: metrics.Sink) -> None:
         """How long a job stood in the queue, now that its turn has come."""
         waited_s = monotonic() - (job.deadline - self._timeout_s)
-        sink.record(meters.LOCK_WAIT, max(0.0, waited_s), "sqlite", "queue")
+        sink.record(metrics.LOCK_WAIT, max(0.0, waited_s), "sqlite", "queue")
 
     def refuse(self, refusal: Callable[[], StoreError]) -> None:
         """No new jobs from now on; the first refusal stays."""
@@ -279,7 +235,7 @@ class CommitQueue:
     def _lead(self, job: Job, waited: bool) -> None:
         group = Group(self, job)
         try:
-            if waited and (sink := meters.sink) is not None:
+            if waited and (sink := metrics.sink) is not None:
                 self.tell_wait(job, sink)
             self._commit(group)
         finally:
@@ -332,7 +288,7 @@ class CommitQueue:
                     if self._refusal is not None:
                         self._idle.notify_all()
                     return
-            if (sink := meters.sink) is not None:
+            if (sink := metrics.sink) is not None:
                 self.tell_wait(job, sink)
             group = Group(self, job)
             try:

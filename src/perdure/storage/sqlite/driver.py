@@ -24,13 +24,13 @@ import apsw
 
 from perdure.errors import Damaged, ForkedProcess, StoreClosed, StoreError, UsageError
 from perdure.storage.notifications import FileNotifications, NoNotifications, Notifications
-from perdure.storage.program import Batch, Maintenance, Program, Statement, Transaction
+from perdure.storage.program import Capabilities, Maintenance, Program, Statement, Transaction
 from perdure.storage.sqlite import opening as sqlite_open
 from perdure.storage.sqlite.commit_queue import CommitQueue
 from perdure.storage.sqlite.errors import read_only, translate
-from perdure.storage.sqlite.file_lock import Gate, ThreadGate
+from perdure.storage.sqlite.file_lock import FileLock, MemoryLock
 from perdure.storage.sqlite.opening import MEMORY, Access, Durability, Target, connect
-from perdure.storage.sqlite.writer import CountDiffers, Hook, Writer, perform, perform_append
+from perdure.storage.sqlite.writer import CountDiffers, Hook, Writer, perform, perform_append, perform_from
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -92,7 +92,7 @@ class SqliteDriver:
         self._read_threads: ThreadPoolExecutor | None = None
         self._file_state: tuple[int, ...] = ()
         self._access: Access = "write"
-        self._gate: Gate | None = None
+        self._lock: FileLock | None = None
         self._writer: Writer | None = None
         self._queue: CommitQueue | None = None
         self._open(create)
@@ -107,6 +107,10 @@ class SqliteDriver:
         return self._target.path
 
     @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(self, self.path)
+
+    @property
     def read_only(self) -> bool:
         """The disk or the file does not allow writing."""
         return self._access != "write"
@@ -116,7 +120,7 @@ class SqliteDriver:
         if os.getpid() != self._pid:
             raise self._forked()
         if transaction.write:
-            return self._writing().run(partial(perform, transaction.op), transaction.solo)
+            return self._writing().run(partial(perform, transaction.op), solo=transaction.solo)
         return self._read(transaction.op)
 
     async def arun(self, transaction: Transaction) -> Any:
@@ -128,10 +132,7 @@ class SqliteDriver:
         if os.getpid() != self._pid:
             raise self._forked()
         if transaction.write:
-            queue = self._writing()
-            return await (queue.arun_whole if transaction.whole else queue.arun)(
-                partial(perform, transaction.op), transaction.solo
-            )
+            return await self._writing().arun(partial(perform, transaction.op), solo=transaction.solo)
         from asyncio import get_running_loop
 
         try:
@@ -151,7 +152,7 @@ class SqliteDriver:
             finally:
                 queue.end_lead()
         try:
-            return bool(queue.run(partial(perform_append, statements, counts), False))
+            return bool(queue.run(partial(perform_append, statements, counts)))
         except CountDiffers:
             return False
 
@@ -160,7 +161,7 @@ class SqliteDriver:
         if os.getpid() != self._pid:
             raise self._forked()
         try:
-            return bool(await self._writing().arun(partial(perform_append, statements, counts), False))
+            return bool(await self._writing().arun(partial(perform_append, statements, counts)))
         except CountDiffers:
             return False
 
@@ -168,7 +169,9 @@ class SqliteDriver:
         """Rewrite the file (`reclaim`, `scrub`) or truncate its log (`scrub_log`). See `Driver`."""
         if os.getpid() != self._pid:
             raise self._forked()
-        return self._writing().maintain(lambda writer: str(writer.maintain(kind)))
+        queue, writer = self._writing(), self._writer
+        assert writer is not None
+        return str(queue.run(lambda _cursor, _hook: writer.maintain(kind), outside=True))
 
     def close(self) -> None:
         """Wait for running work and give everything back. The last to close moves the log into the store."""
@@ -187,8 +190,8 @@ class SqliteDriver:
             self._close_readers()
             if self._writer is not None:
                 self._quietly(self._writer.close)
-            if self._gate is not None:
-                self._gate.close()
+            if self._lock is not None:
+                self._lock.close()
             self._given_back = True
 
     async def aclose(self) -> None:
@@ -211,18 +214,18 @@ class SqliteDriver:
     def _open_alone(self, create: bool) -> None:
         target = self._target
         if target.in_memory:
-            self._gate = ThreadGate(target.path, target.timeout_s)
+            self._lock = MemoryLock(target.path, target.timeout_s)
         else:
             _refuse_inherited(target.path)
             sqlite_open.check_place(target.path, create=create, mountinfo=sqlite_open.read_mountinfo())
             self._access = sqlite_open.choose_access(target.path)
             if self._access == "write":
-                self._gate = sqlite_open.open_gate(target)
+                self._lock = sqlite_open.open_lock(target)
         try:
             self._open_first_connection(create)
         except BaseException as error:
-            if self._gate is not None:
-                self._gate.close()
+            if self._lock is not None:
+                self._lock.close()
             if isinstance(error, apsw.Error):
                 raise translate(error, target.path, target.timeout_s) from error
             raise
@@ -234,14 +237,14 @@ class SqliteDriver:
         self._file_state = self._stat()
         connection = connect(target, self._access, "writer" if self._access == "write" else "reader")
         try:
-            sqlite_open.prepare(connection, target, self._gate, create=create)
+            sqlite_open.prepare(connection, target, self._lock, create=create)
         except BaseException:
             connection.close()
             raise
-        if self._gate is None:
+        if self._lock is None:
             self._readers.append(_Reader(connection))
             return
-        self._writer = Writer(target, connection, self._gate, self._hook, self._lose)
+        self._writer = Writer(target, connection, self._lock, self._hook, self._lose)
         self._queue = CommitQueue(self._writer.commit, target.timeout_s)
 
     # Reading
@@ -272,31 +275,30 @@ class SqliteDriver:
             batch = next(program)
         except StopIteration as stop:
             return stop.value
-        resumed = _resume(program, batch)
         # One statement that promises to be the only one is a transaction by itself.
         if batch.last and len(batch.statements) == 1 and len(batch.statements[0].sql.sqlite) == 1 and hook is None:
-            return perform(resumed, cursor, None)
+            return perform_from(program, batch, cursor, None)
         cursor.execute("BEGIN")
         try:
             if hook is not None:
                 hook("begin")
-            return perform(resumed, cursor, hook)
+            return perform_from(program, batch, cursor, hook)
         finally:
             if cursor.connection.in_transaction:
                 cursor.execute("ROLLBACK")  # nothing to keep; also ends it after an error
 
     def _read_in_memory(self, op: Callable[[], Program[Any]]) -> Any:
-        # The only connection is also the writer's, so the gate that a group of writes holds is ours
+        # The only connection is also the writer's, so the lock that a group of writes holds is ours
         # meanwhile.
         with self._state:
             if self._closed:
                 raise StoreClosed(self._closed)
             self._reading += 1
         assert self._writer is not None
-        assert self._gate is not None
+        assert self._lock is not None
         connection = self._writer.connection
         try:
-            self._gate.acquire(monotonic() + self._target.timeout_s)
+            self._lock.acquire(monotonic() + self._target.timeout_s)
             connection.pragma("query_only", 1)
             try:
                 return self._read_with(connection.cursor(), op)
@@ -305,7 +307,7 @@ class SqliteDriver:
         except apsw.Error as error:
             raise self._explain_read(error) from error
         finally:
-            self._gate.release()
+            self._lock.release()
             self._leave()
 
     def _explain_read(self, error: apsw.Error) -> BaseException:
@@ -419,23 +421,8 @@ class SqliteDriver:
                 _inherited.add((found.st_dev, found.st_ino))
             except OSError:
                 pass  # the file is gone: it cannot be opened again either
-        if self._gate is not None:
-            self._gate.forget_in_child()
-
-
-def _resume(program: Program[Any], batch: Batch) -> Callable[[], Program[Any]]:
-    """A program whose first batch was already looked at, as an operation."""
-
-    def resumed() -> Program[Any]:
-        answers = yield batch
-        while True:
-            try:
-                batch_next = program.send(answers)
-            except StopIteration as stop:
-                return stop.value
-            answers = yield batch_next
-
-    return resumed
+        if self._lock is not None:
+            self._lock.forget_in_child()
 
 
 _drivers: WeakSet[SqliteDriver] = WeakSet()

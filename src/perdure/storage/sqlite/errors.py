@@ -10,7 +10,7 @@ from __future__ import annotations
 import apsw
 
 from perdure.errors import Busy, Damaged, DiskFull, OpenError, PerdureError, ReadOnlyStore, StoreError
-from perdure.storage import meters
+from perdure.storage import metrics
 from perdure.storage.base import ConstraintFailed, ConstraintKind
 
 _CONSTRAINT_KINDS: dict[int, ConstraintKind] = {
@@ -55,8 +55,8 @@ def _translated(error: apsw.Error, path: str, timeout_s: float) -> PerdureError 
         case apsw.NotADBError():
             return not_sqlite(path)
         case apsw.CorruptError():
-            if (sink := meters.sink) is not None:
-                sink.record(meters.CORRUPTIONS, 1, "file")
+            if (sink := metrics.sink) is not None:
+                sink.record(metrics.CORRUPTIONS, 1, "file")
             return Damaged(f"{path} is damaged: {error}; run `perdure store repair`, or restore it from a backup")
         case apsw.CantOpenError():
             return OpenError(f"SQLite cannot open {path}: {error}; check its permissions and those of its folder")
@@ -69,8 +69,8 @@ def _translated(error: apsw.Error, path: str, timeout_s: float) -> PerdureError 
 
 def busy(path: str, timeout_s: float) -> Busy:
     """Another writer held the store until the deadline."""
-    if (sink := meters.sink) is not None:
-        sink.record(meters.LOCK_TIMEOUTS, 1, "sqlite")
+    if (sink := metrics.sink) is not None:
+        sink.record(metrics.LOCK_TIMEOUTS, 1, "sqlite")
     return Busy(
         f"another writer held {path} for longer than the deadline of {timeout_s:g} s; nothing was written, try again"
     )

@@ -21,7 +21,7 @@ from perdure.errors import OpenError
 from perdure.storage import migrate
 from perdure.storage.files import special_kind
 from perdure.storage.sqlite.errors import not_sqlite, read_only, translate
-from perdure.storage.sqlite.file_lock import FileGate, Gate
+from perdure.storage.sqlite.file_lock import FileLock, FileQueue
 
 MEMORY = ":memory:"
 APPLICATION_ID = int.from_bytes(b"Hold", "big")  # in the file's header: how we, and `file`, recognise a store
@@ -179,10 +179,10 @@ def choose_access(path: str) -> Access:
     return "read" if os.path.exists(path + "-wal") else "immutable"
 
 
-def open_gate(target: Target) -> FileGate:
+def open_lock(target: Target) -> FileQueue:
     """The queue of writers, its files with the store's own permissions."""
     try:
-        return FileGate(target.path, target.timeout_s)
+        return FileQueue(target.path, target.timeout_s)
     except OSError as error:
         raise OpenError(f"cannot open the lock file {target.path}-lock: {error}") from error
 
@@ -256,21 +256,21 @@ def applied_versions(connection: apsw.Connection, path: str, *, create: bool) ->
     raise not_ours(path, what)
 
 
-def prepare(connection: apsw.Connection, target: Target, gate: Gate | None, *, create: bool) -> None:
+def prepare(connection: apsw.Connection, target: Target, lock: FileLock | None, *, create: bool) -> None:
     """Check the file behind a first connection and bring its schema up to date."""
     path = target.path
     try:
         applied = applied_versions(connection, path, create=create)
-        if not _pending(path, applied) and (gate is None or connection.pragma("journal_mode") == "wal"):
+        if not _pending(path, applied) and (lock is None or connection.pragma("journal_mode") == "wal"):
             return
-        if gate is None:
+        if lock is None:
             raise read_only(path)  # it would need a change first
         # One opener at a time: switching to WAL needs the file alone, and no migration may be applied twice.
-        gate.acquire(time.monotonic() + target.timeout_s)
+        lock.acquire(time.monotonic() + target.timeout_s)
         try:
             _upgrade(connection, target, create=create)
         finally:
-            gate.release()
+            lock.release()
     except apsw.Error as error:
         raise translate(error, path, target.timeout_s) from error
 

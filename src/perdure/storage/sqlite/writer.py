@@ -1,27 +1,27 @@
 """Committing a group of jobs to SQLite: one transaction, a savepoint each, one fsync.
 
-The order is: file lock, BEGIN IMMEDIATE, the jobs, COMMIT, and now and then a checkpoint.
-A job's error is its own and undoes only its own work. If COMMIT fails, it failed for all.
+The order is: file lock, BEGIN IMMEDIATE, the jobs, COMMIT, and now and then a checkpoint. A job's error is its own and
+undoes only its own work. If COMMIT fails, it failed for all.
 
-Must never happen here: a second try of a failed fsync. The kernel may have dropped the pages and call them
-clean, so "it worked the second time" means nothing; the store closes itself instead.
+Must never happen here: a second try of a failed fsync. The kernel may have dropped the pages and call them clean, so
+"it worked the second time" means nothing; the store closes itself instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import Any
 
 import apsw
 
 from perdure.errors import OutcomeUnknown, StoreClosed
-from perdure.storage import meters
-from perdure.storage.program import Maintenance, Program, Rows, Statement
+from perdure.storage import metrics
+from perdure.storage.program import Batch, Maintenance, Program, Rows, Statement
 from perdure.storage.row_hashes import check_rows
 from perdure.storage.sqlite.commit_queue import Group, Job
 from perdure.storage.sqlite.errors import translate
-from perdure.storage.sqlite.file_lock import PATIENCE_S, Gate
+from perdure.storage.sqlite.file_lock import PATIENCE_S, FileLock
 from perdure.storage.sqlite.opening import Target
 from perdure.storage.sqlite.statements import prepare
 
@@ -29,11 +29,8 @@ Hook = Callable[[str], None]
 
 # The log is copied into the store when it has this many pages (4 MB), which is what SQLite does by itself …
 _CHECKPOINT_PAGES = 1000
-# … but readers that always overlap keep it from being started over. From here on (64 MB) the writer waits for
-# them.
+# … but readers that always overlap keep it from being started over. From here on (64 MB) the writer waits for them.
 _RESTART_PAGES = 16_384
-# Work that can wait copies the log earlier, so that nobody else's commit has to.
-_SLACK_PAGES = 500
 _RESTART_WAIT_MS = 200
 _SCRUB_WAIT_MS = 1000
 
@@ -41,10 +38,18 @@ _SCRUB_WAIT_MS = 1000
 def perform(op: Callable[[], Program[Any]], cursor: apsw.Cursor, hook: Hook | None) -> Any:
     """Drive one program inside the transaction that is open on the cursor."""
     program = op()
+    try:
+        batch = next(program)
+    except StopIteration as stop:
+        return stop.value
+    return perform_from(program, batch, cursor, hook)
+
+
+def perform_from(program: Program[Any], batch: Batch, cursor: apsw.Cursor, hook: Hook | None) -> Any:
+    """Drive a program that has yielded its first batch."""
     execute, fetch = cursor.execute, cursor.fetchall
     number = 0
     try:
-        batch = next(program)
         while True:
             answers: list[Rows] = []
             for sql, params in batch.statements:
@@ -88,7 +93,7 @@ class Writer:
         self,
         target: Target,
         connection: apsw.Connection,
-        gate: Gate,
+        lock: FileLock,
         hook: Hook | None,
         on_lost: Callable[[str], None],
     ) -> None:
@@ -96,7 +101,7 @@ class Writer:
         self._cursor = connection.cursor()
         self._execute = self._cursor.execute
         self._target = target
-        self._gate = gate
+        self._lock = lock
         self._hook = hook
         self._on_lost = on_lost
         self._lost = ""
@@ -112,35 +117,30 @@ class Writer:
         if self._lost:
             first.fail(StoreClosed(self._lost))
             return
-        slack = first.solo == "slack" and self._target.durability == "full"
         try:
-            self._gate.acquire(first.deadline, PATIENCE_S)
-            if slack:
-                self._sync("NORMAL")
-            begun_s = monotonic()
-            left_s = first.deadline - begun_s
-            if first.maintains is not None:
-                first.result = first.maintains(self)
-                self._finish([first])
-            elif left_s > self._target.timeout_s - 0.05:
-                self._transact(group)
-            else:
-                self._transact_late(group, left_s)
-            if (sink := meters.sink) is not None:
-                sink.record(meters.COMMIT, monotonic() - begun_s, "sqlite")
-                sink.record(meters.COMMIT_JOBS, len(group.jobs), "sqlite")
-            if self._log_pages >= _CHECKPOINT_PAGES and not slack and not self._lost:
+            self._lock.acquire(first.deadline, PATIENCE_S)
+            began_s = monotonic()
+            left_s = first.deadline - began_s
+            # The time spent in the queue counts: SQLite's own waiting gets what is left of the deadline.
+            is_late = left_s < self._target.timeout_s - 0.05
+            if is_late:
+                self.connection.set_busy_timeout(max(1, int(left_s * 1000)))
+            try:
+                if first.outside:
+                    first.result, first.done = first.work(self._cursor, self._hook), True
+                else:
+                    self._transact(group)
+            finally:
+                if is_late:
+                    self._reset_busy_timeout()
+            self._committed(began_s, len(group.jobs))
+            if self._log_pages >= _CHECKPOINT_PAGES and not self._lost:
                 group.tell()  # their work is safe; they need not wait for the housekeeping
                 self._checkpoint()
         except Exception as error:
             self._fail(group.jobs, error)
         finally:
-            if slack:
-                self._sync("FULL")
-            self._gate.release()
-        if slack and self._log_pages >= _SLACK_PAGES and not self._lost:
-            group.tell()
-            self._checkpoint()  # without the lock: what others add meanwhile waits for the next one
+            self._lock.release()
 
     def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
         """One append in a transaction of its own, on the thread that holds the lead: `commit` without job and group."""
@@ -149,7 +149,7 @@ class Writer:
         committing = False
         began_s = monotonic()
         try:
-            self._gate.acquire(began_s + self._target.timeout_s, PATIENCE_S)
+            self._lock.acquire(began_s + self._target.timeout_s, PATIENCE_S)
             if len(statements) == 1 and len(statements[0].sql.sqlite) == 1:
                 committing = True  # a transaction by itself
                 [(sql, params)], [count] = statements, counts
@@ -162,45 +162,26 @@ class Writer:
                 perform_append(statements, counts, self._cursor, None)
                 committing = True
                 self._execute("COMMIT")
-            if (sink := meters.sink) is not None:
-                sink.record(meters.COMMIT, monotonic() - began_s, "sqlite")
-                sink.record(meters.COMMIT_JOBS, 1, "sqlite")
+            self._committed(began_s, 1)
             if self._log_pages >= _CHECKPOINT_PAGES:
                 self._checkpoint()
         except BaseException as error:
-            if self.connection.in_transaction:
-                self._roll_back(error)
+            self._roll_back(error)
             if isinstance(error, CountDiffers):
                 return False
             if committing and isinstance(error, apsw.IOError):
                 self._lose(error)
                 raise self._unknown(error) from error
-            if isinstance(error, Exception):
+            if isinstance(error, apsw.Error):
                 raise translate(error, self._target.path, self._target.timeout_s) from error
             raise
         finally:
-            self._gate.release()
+            self._lock.release()
         return True
-
-    def _unknown(self, error: BaseException) -> OutcomeUnknown:
-        unknown = OutcomeUnknown(
-            f"the disk under {self._target.path} failed during COMMIT: "
-            "this may or may not be written; open the store again and look"
-        )
-        unknown.__cause__ = error
-        return unknown
-
-    def _sync(self, level: str) -> None:
-        """Whether a commit waits for the disk. If not, a power cut may undo it, until one that waits comes after it."""
-        try:
-            if not self._lost:
-                self.connection.pragma("synchronous", level)
-        except apsw.Error as error:
-            self._lose(error)  # nobody may take for durable what is not
 
     def maintain(self, kind: Maintenance) -> str:
         """Rewrite the file, or cut its log, outside of any transaction. What kept it from being done, if anything."""
-        call = self._hook or _nothing
+        call = self._hook or (lambda _: None)
         if self._target.in_memory:
             return ""
         if kind == "reclaim":
@@ -227,7 +208,7 @@ class Writer:
         self.connection.close()
 
     def _transact(self, group: Group) -> None:
-        connection, hook = self.connection, self._hook
+        hook = self._hook
         committing = False
         kept: list[Job] = []
         try:
@@ -244,28 +225,23 @@ class Writer:
             committing = True
             self._execute("COMMIT")
         except BaseException as error:
-            if connection.in_transaction:
+            if committing and isinstance(error, apsw.IOError):
                 self._roll_back(error)
-            elif committing and not isinstance(error, Exception):
-                # Interrupted right after COMMIT returned: it is written, so nobody may do it again.
-                self._finish(kept)
-            self._explain_failed_commit(kept, error, committing)
+                self._lose(error)
+                for job in kept:
+                    job.fail(self._unknown(error))
+            elif committing and not isinstance(error, Exception) and not self.connection.in_transaction:
+                _finish(kept)  # interrupted right after COMMIT returned: it is written, and must not be done again
+            else:
+                self._roll_back(error)
             raise
-        self._finish(kept)
-        if committing and hook is not None:
-            self._call_committed(kept, hook)
-
-    def _transact_late(self, group: Group, left_s: float) -> None:
-        """The time spent in the queue counts: SQLite's own waiting only gets what is left of the deadline."""
-        self.connection.set_busy_timeout(max(1, int(left_s * 1000)))
-        try:
-            self._transact(group)
-        finally:
-            self._reset_busy_timeout()
-
-    def _reset_busy_timeout(self) -> None:
-        if not self._lost:
-            self.connection.set_busy_timeout(int(self._target.timeout_s * 1000))
+        _finish(kept)
+        if hook is not None:
+            try:
+                hook("committed")
+            except Exception as error:
+                for job in kept:
+                    job.error = error
 
     def _attempt(self, job: Job, kept: list[Job]) -> bool:
         """Run one job; False ends the group."""
@@ -276,41 +252,29 @@ class Writer:
         try:
             job.result = job.work(self._cursor, self._hook)
         except Exception as error:
-            if nested and self.connection.in_transaction:
-                self._execute("ROLLBACK TO job; RELEASE job")
-                self._fail((job,), error)
-                return True
-            if nested:
+            if nested and not self.connection.in_transaction:
                 raise  # SQLite gave up the whole transaction (disk full, I/O error): it failed for all
             if self.connection.in_transaction:
-                self._execute("ROLLBACK")
+                self._execute("ROLLBACK TO job; RELEASE job" if nested else "ROLLBACK")
             self._fail((job,), error)
-            return False
+            return nested
         if nested:
             self._execute("RELEASE job")
         kept.append(job)
         return True
 
-    def _explain_failed_commit(self, kept: list[Job], error: BaseException, committing: bool) -> None:
-        """What a failed COMMIT means for its jobs, where "it was rolled back" is not the whole answer."""
-        if not committing:
-            return
-        if isinstance(error, apsw.ConstraintError) and len(kept) > 1:
-            # A deferred constraint of one of them. The operations can be run again: each alone, with its own
-            # error.
-            for job in kept:
-                try:
-                    self._transact(_Alone(job))
-                except Exception as own_error:
-                    self._fail((job,), own_error)
-        elif isinstance(error, apsw.IOError):
-            self._lose(error)
-            for job in kept:
-                job.fail(self._unknown(error))
+    def _unknown(self, error: BaseException) -> OutcomeUnknown:
+        unknown = OutcomeUnknown(
+            f"the disk under {self._target.path} failed during COMMIT: "
+            "this may or may not be written; open the store again and look"
+        )
+        unknown.__cause__ = error
+        return unknown
 
     def _roll_back(self, error: BaseException) -> None:
         try:
-            self._execute("ROLLBACK")
+            if self.connection.in_transaction:
+                self._execute("ROLLBACK")
         except apsw.Error:
             self._lose(error)
 
@@ -321,29 +285,26 @@ class Writer:
         )
         self._on_lost(self._lost)
 
-    def _finish(self, jobs: list[Job]) -> None:
-        for job in jobs:
-            job.done = True
-
-    def _fail(self, jobs: tuple[Job, ...] | list[Job], error: BaseException) -> None:
+    def _fail(self, jobs: Iterable[Job], error: BaseException) -> None:
         for job in jobs:
             if not job.done:
                 job.fail(translate(error, self._target.path, self._target.timeout_s))
 
-    def _call_committed(self, kept: list[Job], hook: Hook) -> None:
-        try:
-            hook("committed")
-        except Exception as error:
-            for job in kept:
-                job.error = error
+    def _reset_busy_timeout(self) -> None:
+        if not self._lost:
+            self.connection.set_busy_timeout(int(self._target.timeout_s * 1000))
+
+    def _committed(self, began_s: float, jobs: int) -> None:
+        if (sink := metrics.sink) is not None:
+            sink.record(metrics.COMMIT, monotonic() - began_s, "sqlite")
+            sink.record(metrics.COMMIT_JOBS, jobs, "sqlite")
 
     def _committed_to_log(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         self._log_pages = pages
         return apsw.SQLITE_OK
 
     def _checkpoint(self) -> None:
-        """Copy the log into the store. Under the file lock, or others lengthen it faster than we copy; only after work
-        that can wait it is not, because then nobody must wait for it."""
+        """Copy the log into the store, under the file lock: or others lengthen it faster than it is copied."""
         pages, mode = self._log_pages, apsw.SQLITE_CHECKPOINT_PASSIVE
         if pages >= self._restart_at:
             mode = apsw.SQLITE_CHECKPOINT_RESTART
@@ -353,26 +314,15 @@ class Writer:
             self._restart_at = _RESTART_PAGES
         try:
             self.connection.wal_checkpoint(mode=mode)
-        except apsw.BusyError:
-            pass  # readers or another checkpoint: the next commit tries again
         except apsw.IOError as error:
             self._lose(error)
         except apsw.Error:
-            pass  # a full disk: the log still holds everything, and the next write says so
+            pass  # readers, another checkpoint or a full disk: the log holds everything, the next commit tries again
         finally:
             if mode == apsw.SQLITE_CHECKPOINT_RESTART:
                 self._reset_busy_timeout()
 
 
-def _nothing(_point: str) -> None:
-    """A hook that nobody set."""
-
-
-class _Alone(Group):
-    """A group that nobody can join."""
-
-    def __init__(self, job: Job) -> None:
-        self.jobs = [job]
-
-    def take(self) -> Job | None:
-        return None
+def _finish(jobs: list[Job]) -> None:
+    for job in jobs:
+        job.done = True

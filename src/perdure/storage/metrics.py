@@ -1,0 +1,173 @@
+"""What the library measures: counts, times and sizes, and the spans of traces.
+
+Nothing is measured by default. Code that has something to record tests one attribute:
+
+    if (sink := metrics.sink) is not None:  # taken once: another thread may remove it in between
+        sink.record(metrics.COMPACTIONS, 1)
+
+`prometheus.py` and `otel.py` of `ops/telemetry/` are the sinks, which `metrics.py` there installs. A record is a number
+and a few short words from a fixed list. Must never happen here: a value of a state, an argument, a name or an id in a
+label. Ids go into spans only, and only if the sink asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import wraps
+from threading import Lock
+from time import perf_counter
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Token = Any
+
+_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_LONG_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+_BYTES = tuple(float(4**power) for power in range(3, 14))  # 64 B to 64 MB
+_FEW = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+_DB, _ERROR = "db.system.name", "error.type"  # as in OpenTelemetry's conventions for databases
+
+
+class Instrument(NamedTuple):
+    """Something that is measured. Names, units and labels are those of OpenTelemetry; a counter has no bounds."""
+
+    name: str
+    unit: str
+    description: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+
+
+INSTRUMENTS: list[Instrument] = []
+
+
+def _new(name: str, unit: str, description: str, *labels: str, bounds: tuple[float, ...] = ()) -> Instrument:
+    made = Instrument(f"perdure.{name}", unit, description, labels, bounds)
+    INSTRUMENTS.append(made)
+    return made
+
+
+# fmt: off
+OPERATION = _new("operation.duration", "s", "Saves and loads; the error's class if it failed, else empty.",
+                 "operation", _DB, _ERROR, bounds=_SECONDS)
+STATE_BYTES = _new("save.state_size", "By", "Size of the saved states, as text.", _DB, bounds=_BYTES)
+STORED_BYTES = _new("save.stored_size", "By", "What the saves wrote: differences and full texts.", _DB, bounds=_BYTES)
+COMMIT = _new("commit.duration", "s", "Write transactions, from the first statement to the end of COMMIT.", _DB,
+              bounds=_SECONDS)
+COMMIT_JOBS = _new("commit.jobs", "{job}", "Writes that shared one commit and its fsync.", _DB, bounds=_FEW)
+LOCK_WAIT = _new("lock.wait.duration", "s", "Waits of writers: for this process's queue, for the file lock of other "
+                 "processes, for a connection of the pool. A write that did not have to wait is not counted.",
+                 _DB, "lock", bounds=_SECONDS)
+LOCK_TIMEOUTS = _new("lock.timeouts", "{timeout}", "Waits that were given up with Busy.", _DB)
+RETRIES = _new("retries", "{retry}", "Transactions that were run again: a deadlock, a lost connection, a stale plan.",
+               _DB, "reason")
+RECOVERIES = _new("recoveries", "{recovery}",
+                  "Damage that was worked around: a keyframe that was rebuilt, an older checkpoint that stood in.",
+                  "kind")
+CORRUPTIONS = _new("corruptions", "{corruption}", "Stored data that was not what was saved, where it was met.", "kind")
+RUN_EVENTS = _new("run.events", "{event}", "What became of runs: started, resumed, taken_over, in_doubt, and how they "
+                  "left this process: done, failed, waiting, stuck …", "event")
+RUN_TIME = _new("run.duration", "s", "How long runs were in this process, by how they left it.", "status",
+                bounds=_LONG_SECONDS)
+STEP_TIME = _new("step.duration", "s", "Calls of the bodies of steps and effects.", "kind", _ERROR,
+                 bounds=_LONG_SECONDS)
+STEP_RETRIES = _new("step.retries", "{retry}", "Attempts of steps and effects that are made again.")
+COMPACTIONS = _new("compactions", "{compaction}", "Compactions of a tenant's data that were finished.")
+# fmt: on
+
+
+class Sink(Protocol):
+    """Where measurements go. Called on any thread, in the middle of work: quick, and it never raises."""
+
+    def record(self, what: Instrument, value: float, *labels: str) -> None:
+        """A count grew by `value`, or this was measured. `labels`: a word for each of the instrument's."""
+        ...
+
+    def begin(self, name: str, attributes: dict[str, str], ids: dict[str, str]) -> Token:
+        """A span begins here, around what follows on this thread or task."""
+        ...
+
+    def end(self, token: Token, attributes: dict[str, str], error: BaseException | None) -> None:
+        """It has ended."""
+        ...
+
+
+sink: Sink | None = None
+_sinks: tuple[Sink, ...] = ()
+_lock = Lock()
+
+
+class _Several:
+    """Passes everything to all sinks."""
+
+    def record(self, what: Instrument, value: float, *labels: str) -> None:
+        for each in _sinks:
+            each.record(what, value, *labels)
+
+    def begin(self, name: str, attributes: dict[str, str], ids: dict[str, str]) -> Token:
+        return [(each, each.begin(name, attributes, ids)) for each in _sinks]
+
+    def end(self, token: Token, attributes: dict[str, str], error: BaseException | None) -> None:
+        for each, begun in reversed(token):
+            each.end(begun, attributes, error)
+
+
+def install(new: Sink) -> None:
+    """Measure for this sink too."""
+    _set(lambda: (*_sinks, new))
+
+
+def remove(old: Sink) -> None:
+    """Measure for it no more. May be called twice."""
+    _set(lambda: tuple(known for known in _sinks if known is not old))
+
+
+def _set(change: Callable[[], tuple[Sink, ...]]) -> None:
+    global sink, _sinks
+    with _lock:
+        _sinks = change()
+        sink = None if not _sinks else _sinks[0] if len(_sinks) == 1 else _Several()
+
+
+def operation(
+    name: str,
+) -> Callable[[Callable[P, Generator[Any, Any, T]]], Callable[P, Generator[Any, Any, T]]]:
+    """For a flow whose first parameters are a context, or what has one (`ctx`), and a thread's name, or what has one:
+    measured if there is a sink, else the flow itself."""
+
+    def decorate(flow: Callable[P, Generator[Any, Any, T]]) -> Callable[P, Generator[Any, Any, T]]:
+        @wraps(flow)
+        def measured(*args: P.args, **kwargs: P.kwargs) -> Generator[Any, Any, T]:
+            made, found = flow(*args, **kwargs), sink
+            return made if found is None else _measured(found, name, args, made)
+
+        return measured
+
+    return decorate
+
+
+def _measured(sink: Sink, name: str, args: tuple[Any, ...], flow: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+    system = system_of(getattr(args[0], "ctx", args[0]).driver)
+    thread = str(getattr(args[1], "name", args[1]))
+    token = sink.begin(f"perdure.{name}", {_DB: system}, {"perdure.thread": thread})
+    begun = perf_counter()
+    failure: BaseException | None = None
+    try:
+        return (yield from flow)
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        sink.record(OPERATION, perf_counter() - begun, name, system, error_type(failure))
+        sink.end(token, {}, failure)
+
+
+def system_of(driver: Any) -> str:
+    """A driver's dialect, as OpenTelemetry calls it."""
+    return "postgresql" if driver.dialect == "postgres" else str(driver.dialect)
+
+
+def error_type(error: BaseException | None) -> str:
+    """The class of an error, and nothing of its text, which may hold data."""
+    return "" if error is None else type(error).__name__
