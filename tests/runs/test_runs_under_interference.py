@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import perdure
 from perdure.runs.execution import hooks
 from perdure.runs.handle import _Follower
+from perdure.runs.journal.entries import DONE, Entry, Recorded
 
 _done: list[str] = []
 _undone: list[str] = []
@@ -238,14 +238,15 @@ async def test_a_task_that_is_cancelled_while_its_intent_is_written_leaves_no_do
 
 
 def test_an_entry_that_is_committed_after_a_later_number_is_followed_too() -> None:
-    def event(seq: int) -> perdure.Event:
-        return perdure.Event("done", str(seq), "step", None, datetime.now(UTC), seq)
+    def event(seq: int) -> Recorded:
+        return Recorded(seq, DONE, Entry(str(seq), "step", 0))
 
     class Row:
         since = origin_seq = 0
 
     row: Any = Row()
-    follower = _Follower(0)
+    run: Any = None
+    follower = _Follower(run, 0)
     assert [one.seq for one in follower.fresh(row, [event(2)])] == [2]
     assert follower.floor == 0
     assert [one.seq for one in follower.fresh(row, [event(1), event(2), event(3)])] == [1, 3]

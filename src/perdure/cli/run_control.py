@@ -11,7 +11,7 @@ from perdure.cli.base import NO, OK, Invocation, argument, command, with_store
 from perdure.cli.parameters import Pair, parse_value, run_argument, text_option, who_option, yes_option
 from perdure.cli.retention import print_erased
 from perdure.cli.runs import existing_run, only_question
-from perdure.cli.text import local, plural
+from perdure.cli.text import plural
 from perdure.errors import AnswerRefused, UsageError
 
 if TYPE_CHECKING:
@@ -116,14 +116,7 @@ def resolve(
         cli.out.document({"run": run, "step": step, "resolved": verdict})
         return
     then = "run its graph again" if handle.info().function.startswith(TASK) else "a worker will resume the run"
-    again = _when_again(handle, step) if not_done else ""
-    cli.out.line((f"step {step} of {run} counts as {verdict}; {then}{again}", "green"))
-
-
-def _when_again(handle: Run, path: str) -> str:
-    """When an effect that did not happen runs again: until its deadline the old request may still arrive."""
-    deadline = handle._deadline(path)
-    return "" if deadline is None else f". The effect runs again after its deadline, {local(deadline)}"
+    cli.out.line((f"step {step} of {run} counts as {verdict}; {then}", "green"))
 
 
 @command('perdure run send trip-42 \'{"gate": "B12"}\' --topic news\nperdure run send trip-42 stop --key order-7')

@@ -23,9 +23,11 @@ from perdure.runs.engine.runtime import close_runtime, runtime_of
 from perdure.runs.execution.execution import LEASE_US
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.handle import Run
-from perdure.runs.journal.rows import STATUSES, NewRun, RunRow
+from perdure.runs.journal import control
+from perdure.runs.journal.rows import STATUSES, NewRun
+from perdure.runs.twins import awaited, blocking
 from perdure.storage.domains import register
-from perdure.storage.program import Flow, read
+from perdure.storage.program import Flow, either, read
 from perdure.storage.program import Progress as Counter
 from perdure.threads.checks import check_limit, check_name
 from perdure.threads.context import Context
@@ -33,9 +35,10 @@ from perdure.threads.models import Problem, Report, Stats
 from perdure.threads.store import ThreadStore
 
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
-    from perdure.runs.history.replay import Replay, ReplayRunner
+    from perdure.runs.history.replay import Replay
     from perdure.runs.maintenance.retention import Upkeep
 
+_ALL = 2**62
 
 register(RUNS)
 
@@ -54,46 +57,35 @@ class RunStore(ThreadStore):
         all."""
         return type(self)(self._for_tenant(name), lease_us=self._lease_us, keep_us=self._keep_us)
 
+    @blocking
     def run(
         self,
+        /,
         fn: Callable[..., Any],
         *args: Any,
         id: str | None = None,
         queue: str = "default",
         priority: int = 0,
         **kwargs: Any,
-    ) -> Run:
-        """Start a durable function, or go on with it, in this process, until it is finished or parked.
+    ) -> Flow[Run]:
+        """Start or resume a durable function in this process, until it is finished or parked.
 
         The same id again: finished, its handle; live elsewhere, a handle whose `result()` waits; parked, stopped or
         stuck, it is resumed; paused, it stays paused. Other arguments under the same id raise RunMismatch.
         """
         spec = durable_spec(fn)
         new = flows.new_run(self._context, spec, args, kwargs, id, queue, priority)
-        tenant, handle, job = self._run(self._begin(spec, new))
+        tenant, handle, job = yield from self._begin(spec, new)
         if job is not None:
-            handle._go_on(tenant, job)
+            yield from handle._drive_family(tenant, job)
         return handle
 
-    async def arun(
-        self,
-        fn: Callable[..., Any],
-        *args: Any,
-        id: str | None = None,
-        queue: str = "default",
-        priority: int = 0,
-        **kwargs: Any,
-    ) -> Run:
-        """`run`, awaited."""
-        spec = durable_spec(fn)
-        new = flows.new_run(self._context, spec, args, kwargs, id, queue, priority)
-        tenant, handle, job = await self._arun(self._begin(spec, new))
-        if job is not None:
-            await handle._ago_on(tenant, job)
-        return handle
+    arun = awaited(run)
 
+    @blocking
     def start(
         self,
+        /,
         fn: Callable[..., Any],
         *args: Any,
         id: str | None = None,
@@ -101,31 +93,24 @@ class RunStore(ThreadStore):
         priority: int = 0,
         delay_s: float = 0.0,
         **kwargs: Any,
-    ) -> Run:
-        """Leave a durable function to a worker. The same id again gives the same run."""
-        return self._run(self._enqueue(fn, args, kwargs, id, queue, priority, delay_s))
+    ) -> Flow[Run]:
+        """Queue a durable function for any worker. The same id again gives the same run."""
+        wake_at = self._context.clock_us() + int(check_seconds(delay_s, "start(delay_s=…)") * 1e6) if delay_s else 0
+        new = flows.new_run(self._context, durable_spec(fn), args, kwargs, id, queue, priority, wake_at)
+        _, row, _ = yield from flows.begin(self._context, new, owner=None, lease_us=0)
+        return self._handle(row.id)
 
-    async def astart(
-        self,
-        fn: Callable[..., Any],
-        *args: Any,
-        id: str | None = None,
-        queue: str = "default",
-        priority: int = 0,
-        delay_s: float = 0.0,
-        **kwargs: Any,
-    ) -> Run:
-        """`start`, awaited."""
-        return await self._arun(self._enqueue(fn, args, kwargs, id, queue, priority, delay_s))
+    astart = awaited(start)
 
-    def get_run(self, id: str) -> Run:
+    @blocking
+    def get_run(self, id: str) -> Flow[Run]:
         """A handle of a run that exists. Raises NotFound."""
-        return self._run(self._get(id))
+        _, row = yield from flows.locate(self._context, check_name(id, "run"))
+        return self._handle(row.id)
 
-    async def aget_run(self, id: str) -> Run:
-        """`get_run`, awaited."""
-        return await self._arun(self._get(id))
+    aget_run = awaited(get_run)
 
+    @blocking
     def runs(
         self,
         *,
@@ -134,54 +119,64 @@ class RunStore(ThreadStore):
         queue: str | None = None,
         limit: int | None = 100,
         tasks: bool = False,
-    ) -> list[RunInfo]:
+    ) -> Flow[list[RunInfo]]:
         """Runs, the newest first. `tasks`: also those that stand for tasks of graphs, which are listed
         otherwise only while they wait for a person."""
-        return self._run(self._runs(status, function, queue, limit, tasks))
+        if status is not None and status not in STATUSES:
+            raise UsageError(f"status={status!r}: one of {', '.join(STATUSES)}")
+        for what, name in (("function", function), ("queue", queue)):
+            if name is not None:
+                check_name(name, what)
+        most = check_limit(limit)
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            return []
+        wanted = partial(control.listed, tenant, status=status, function=function, queue=queue, tasks=tasks)
+        found = yield from read(partial(wanted, before=_ALL, limit=_ALL if most is None else most))
+        return [RunInfo.of(row) for row in found]
 
-    async def aruns(
-        self,
-        *,
-        status: str | None = None,
-        function: str | None = None,
-        queue: str | None = None,
-        limit: int | None = 100,
-        tasks: bool = False,
-    ) -> list[RunInfo]:
-        """`runs`, awaited."""
-        return await self._arun(self._runs(status, function, queue, limit, tasks))
+    aruns = awaited(runs)
 
-    def asks(self, run: str | None = None, *, all: bool = False, limit: int = 1000) -> list[Ask]:
+    @blocking
+    def asks(self, run: str | None = None, *, all: bool = False, limit: int = 1000) -> Flow[list[Ask]]:
         """Questions that runs wait for, oldest first; with `all` the answered ones too."""
-        return self._run(self._asks(run, all, limit))
+        found = yield from flows.list_asks(self._context, None if run is None else _id(run), all, limit)
+        return [ask_of(row, self._context.codec) for row in found]
 
-    async def aasks(self, run: str | None = None, *, all: bool = False, limit: int = 1000) -> list[Ask]:
-        """`asks`, awaited."""
-        return await self._arun(self._asks(run, all, limit))
+    aasks = awaited(asks)
 
+    @blocking
     def answer(
         self, run: str | Run, value: Any, *, step: Step | str | int | None = None, who: str = "operator"
-    ) -> AnswerReceipt:
+    ) -> Flow[AnswerReceipt]:
         """Answer a question of a run: the only open one, or the one of this step. Raises AnswerRefused with the reason.
 
         A worker, or a process that waits for its result, resumes the run.
         """
-        return self._run(self._answer(run, value, step, who))
+        run_id = _id(run)
+        if step is None:
+            open_asks = yield from flows.list_asks(self._context, run_id, False, 1000)
+            if len(open_asks) != 1:
+                yield from flows.locate(self._context, run_id)
+                paths = ", ".join(row[1] for row in open_asks)
+                raise UsageError(
+                    f"run {run_id!r} has {len(open_asks)} open questions"
+                    + (f" (steps {paths}): say which with step=" if open_asks else ": nothing to answer")
+                )
+            step = str(open_asks[0][1])
+        path = yield from flows.path_of(self._context, run_id, step)
+        return (yield from flows.answer(self._context, run_id, path, value, who))
 
-    async def aanswer(
-        self, run: str | Run, value: Any, *, step: Step | str | int | None = None, who: str = "operator"
-    ) -> AnswerReceipt:
-        """`answer`, awaited."""
-        return await self._arun(self._answer(run, value, step, who))
+    aanswer = awaited(answer)
 
-    def send(self, run: str | Run, value: Any, *, topic: str = "", key: str | None = None) -> None:
+    @blocking
+    def send(self, run: str | Run, value: Any, *, topic: str = "", key: str | None = None) -> Flow[None]:
         """Send a message to a run, read with `perdure.receive`. With a `key`, the same message twice is one."""
-        self._run(flows.send(self._context, _id(run), value, topic, key))
+        return flows.send(self._context, _id(run), value, topic, key)
 
-    async def asend(self, run: str | Run, value: Any, *, topic: str = "", key: str | None = None) -> None:
-        """`send`, awaited."""
-        await self._arun(flows.send(self._context, _id(run), value, topic, key))
+    asend = awaited(send)
 
+    @blocking
     def fork(
         self,
         run: str | Run,
@@ -190,54 +185,47 @@ class RunStore(ThreadStore):
         id: str | None = None,
         changes: Mapping[Any, Any] | None = None,
         keys: Literal["new", "same"] | None = None,
-    ) -> Run:
-        """A run of its own that shares a run's history up to and with a step, and goes on from there. Copies nothing.
+    ) -> Flow[Run]:
+        """A run of its own that shares a run's history up to and with a step, and continues from there. Copies nothing.
 
         `at` is a step's path, its number or a Step of `run.steps()`; None: everything recorded; 0: nothing. `changes`
-        gives kept steps other results: `changes={"3": "other"}`. If effects lie behind that point, say what the fork's
-        idempotency keys are: `keys="new"` (to receivers its effects are new ones) or `keys="same"` (those who honour
-        keys answer as before). What was open is not shared: a question is asked again. `result()` goes on with it here;
-        a worker may be faster. It undoes only its own effects. The same call with the same id gives the same fork.
+        gives kept steps other results: `changes={"3": "other"}`. If effects came after that point, say what the fork's
+        idempotency keys are: `keys="new"` (to receivers its effects are new ones) or `keys="same"` (receivers that
+        honour keys answer as before). What was open is not shared: a question is asked again. `result()` resumes it
+        here; a worker may be faster. It undoes only its own effects. The same call with the same id gives the same
+        fork.
         """
-        return self._run(self._fork(run, at, id, changes, keys))
+        from perdure.runs.history import fork
 
-    async def afork(
-        self,
-        run: str | Run,
-        *,
-        at: Step | str | int | None = None,
-        id: str | None = None,
-        changes: Mapping[Any, Any] | None = None,
-        keys: Literal["new", "same"] | None = None,
-    ) -> Run:
-        """`fork`, awaited."""
-        return await self._arun(self._fork(run, at, id, changes, keys))
+        request = fork.fork_request(self._context, _id(run), at, id, changes, keys)
+        return self._handle((yield from fork.fork(self._context, request)), drives=True)
 
-    def delete_run(self, run: str) -> None:
+    afork = awaited(fork)
+
+    @blocking
+    def delete_run(self, run: str) -> Flow[None]:
         """Delete a finished run with all that is known of it; its id is free then. Raises UsageError if it is not
         finished, or a fork or an unfinished parent needs it."""
         from perdure.runs.maintenance import retention
 
-        self._run(retention.delete_run(self._context, _id(run)))
+        return retention.delete_run(self._context, _id(run))
 
-    async def adelete_run(self, run: str) -> None:
-        """`delete_run`, awaited."""
+    adelete_run = awaited(delete_run)
 
-        from perdure.runs.maintenance import retention
-
-        await self._arun(retention.delete_run(self._context, _id(run)))
-
-    def replay(self, run: str | Run, fn: Callable[..., Any] | None = None) -> Replay:
+    @blocking
+    def replay(self, run: str | Run, fn: Callable[..., Any] | None = None) -> Flow[Replay]:
         """Run a run's code with every call answered from its journal: no body runs, and nothing in the store changes.
 
-        It ends with the function, or at the first call that is not recorded; a question nobody has answered yet is
-        none. With `fn` it is other code that is tried. Raises NonDeterministic where the code goes another way.
+        It ends with the function, or at the first call that is not recorded; a question without an answer is none.
+        With `fn` it is other code that is tried. Raises NonDeterministic where the code goes another way.
         """
-        return self._rehearsal(fn, self._run(flows.locate(self._context, _id(run)))).run()
+        from perdure.runs.history.replay import ReplayRunner, spec_for
 
-    async def areplay(self, run: str | Run, fn: Callable[..., Any] | None = None) -> Replay:
-        """`replay`, awaited."""
-        return await self._rehearsal(fn, await self._arun(flows.locate(self._context, _id(run)))).arun()
+        tenant, row = yield from flows.locate(self._context, _id(run))
+        runner = ReplayRunner(self._context, tenant, row, spec_for(row, fn))
+        return (yield from either(runner.run, runner.arun))
+
+    areplay = awaited(replay)
 
     def close(self) -> None:
         """Finish what is running and close the database. May be called twice."""
@@ -249,13 +237,26 @@ class RunStore(ThreadStore):
         await super().aclose()
         close_runtime(self._context)
 
-    # --- the same, as flows
+    # --- flows
 
-    def _rehearsal(self, fn: Callable[..., Any] | None, found: tuple[int, RunRow]) -> ReplayRunner:
-        tenant, row = found
-        from perdure.runs.history.replay import ReplayRunner, spec_for
+    def _handle(self, run_id: str, *, drives: bool = False) -> Run:
+        return Run(self._context, run_id, drives=drives, lease_us=self._lease_us, keep_us=self._keep_us)
 
-        return ReplayRunner(self._context, tenant, row, spec_for(row, fn))
+    def _begin(self, spec: DurableSpec, new: NewRun) -> Flow[tuple[int, Run, Job | None]]:
+        ctx, runtime = self._context, runtime_of(self._context)
+        tenant, row, made = yield from flows.begin(ctx, new, owner=runtime.owner.text, lease_us=self._lease_us)
+        args: bytes | None = new.args
+        handle = self._handle(row.id, drives=True)
+        if not made:
+            flows.check_version(row, spec)
+            claimed = yield from flows.try_claim(ctx, tenant, row, runtime, self._lease_us, again=True)
+            if claimed is None:
+                # It may wait for a child whose process died: what is due of its family is resumed here.
+                job = (yield from handle._next_job(tenant, row)) if row.status == "waiting" else None
+                return tenant, handle, job
+            row, args = claimed, None
+        make = partial(Job, ctx, runtime, tenant, row, spec, lease_us=self._lease_us, keep_us=self._keep_us)
+        return tenant, handle, make(args=args)
 
     def _days_work(self, tenant: int) -> Flow[Upkeep]:
         """What a worker does for a tenant once a day."""
@@ -297,97 +298,6 @@ class RunStore(ThreadStore):
 
         runs, run_bytes = yield from read(partial(verify.count_runs, tenant))
         return replace(stats, runs=runs, run_bytes=run_bytes)
-
-    def _fork(
-        self,
-        run: str | Run,
-        at: Step | str | int | None,
-        run_id: str | None,
-        changes: Mapping[Any, Any] | None,
-        keys: str | None,
-    ) -> Flow[Run]:
-        from perdure.runs.history import fork
-
-        request = fork.fork_request(self._context, _id(run), at, run_id, changes, keys)
-        return self._handle((yield from fork.fork(self._context, request)), drives=True)
-
-    def _handle(self, run_id: str, *, drives: bool) -> Run:
-        return Run(self._context, run_id, drives=drives, lease_us=self._lease_us, keep_us=self._keep_us)
-
-    def _begin(self, spec: DurableSpec, new: NewRun) -> Flow[tuple[int, Run, Job | None]]:
-        ctx, runtime = self._context, runtime_of(self._context)
-        tenant, row, made = yield from flows.begin(ctx, new, owner=runtime.owner.text, lease_us=self._lease_us)
-        args: bytes | None = new.args
-        handle = self._handle(row.id, drives=True)
-        if not made:
-            flows.check_version(row, spec)
-            claimed = yield from flows.try_claim(ctx, tenant, row, runtime, self._lease_us, again=True)
-            if claimed is None:
-                # It may wait for a child whose process died: what is due of its family goes on here.
-                job = (yield from handle._next_job(tenant, row)) if row.status == "waiting" else None
-                return tenant, handle, job
-            row, args = claimed, None
-        make = partial(Job, ctx, runtime, tenant, row, spec, lease_us=self._lease_us, keep_us=self._keep_us)
-        return tenant, handle, make(args=args)
-
-    def _enqueue(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        run_id: str | None,
-        queue: str,
-        priority: int,
-        delay_s: float,
-    ) -> Flow[Run]:
-        wake_at = self._context.clock_us() + int(check_seconds(delay_s, "start(delay_s=…)") * 1e6) if delay_s else 0
-        spec = durable_spec(fn)
-        new = flows.new_run(self._context, spec, args, kwargs, run_id, queue, priority, wake_at)
-        _, row, _ = yield from flows.begin(self._context, new, owner=None, lease_us=0)
-        return self._handle(row.id, drives=False)
-
-    def _get(self, run_id: str) -> Flow[Run]:
-        _, row = yield from flows.locate(self._context, check_name(run_id, "run"))
-        return self._handle(row.id, drives=False)
-
-    def _runs(
-        self, status: str | None, function: str | None, queue: str | None, limit: int | None, tasks: bool
-    ) -> Flow[list[RunInfo]]:
-        if status is not None and status not in STATUSES:
-            raise UsageError(f"status={status!r}: one of {', '.join(STATUSES)}")
-        for what, name in (("function", function), ("queue", queue)):
-            if name is not None:
-                check_name(name, what)
-        most = check_limit(limit)
-        found = yield from flows.list_runs(
-            self._context,
-            status=status,
-            function=function,
-            queue=queue,
-            before=2**62,
-            limit=2**62 if most is None else most,
-            tasks=tasks,
-        )
-        return [RunInfo.of(row) for row in found]
-
-    def _asks(self, run: str | None, everything: bool, limit: int) -> Flow[list[Ask]]:
-        found = yield from flows.list_asks(self._context, None if run is None else _id(run), everything, limit)
-        return [ask_of(row, self._context.codec) for row in found]
-
-    def _answer(self, run: str | Run, value: Any, step: Step | str | int | None, who: str) -> Flow[AnswerReceipt]:
-        run_id = _id(run)
-        if step is None:
-            open_asks = yield from flows.list_asks(self._context, run_id, False, 1000)
-            if len(open_asks) != 1:
-                yield from flows.locate(self._context, run_id)
-                paths = ", ".join(row[1] for row in open_asks)
-                raise UsageError(
-                    f"run {run_id!r} has {len(open_asks)} open questions"
-                    + (f" (steps {paths}): say which with step=" if open_asks else ": nothing to answer")
-                )
-            step = str(open_asks[0][1])
-        path = yield from flows.path_of(self._context, run_id, step)
-        return (yield from flows.answer(self._context, run_id, path, value, who))
 
 
 def _id(run: str | Run) -> str:

@@ -10,7 +10,8 @@ Must never happen here or in any program: a clock, a random number, I/O. They ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
@@ -162,50 +163,27 @@ class Transaction:
         return await driver.arun(self)
 
 
-class Aside(Transaction):
-    """Work of a flow without the database that takes so long that an event loop must not wait for it: `adrive` has a
-    thread do it, `drive` does it in place. As a program it is one without statements."""
+class Call(Transaction):
+    """Something other than a transaction that a flow wants done, in the way in which the flow itself is driven."""
 
-    def __init__(self, work: Callable[[], Any]) -> None:
-        def program() -> Program[Any]:
-            yield from ()
-            return work()
-
-        super().__init__(program)
-        self.work = work
+    def __init__(self, do: Callable[[Driver], Any], ado: Callable[[Driver], Awaitable[Any]]) -> None:
+        super().__init__(_no_program)
+        self._do, self._ado = do, ado
 
     def perform(self, driver: Driver) -> Any:
-        return self.work()
+        return self._do(driver)
 
     async def aperform(self, driver: Driver) -> Any:
-        from asyncio import to_thread
+        return await self._ado(driver)
 
-        return await to_thread(self.work)
+
+def _no_program() -> Program[Any]:
+    raise UsageError("this is not a transaction: use drive or adrive")
 
 
 # reclaim: give unused space back to the file system. scrub: what was removed is gone from the store's own files, as far
 # as the database allows it; scrub_full: also where that locks out others meanwhile. scrub_log: only from SQLite's log.
 Maintenance = Literal["reclaim", "scrub", "scrub_full", "scrub_log"]
-
-
-class Maintain(Transaction):
-    """A flow's request for maintenance, of one table where the database does it table by table."""
-
-    def __init__(self, kind: Maintenance, table: str = "") -> None:
-        super().__init__(_no_program)
-        self.kind, self.table = kind, table
-
-    def perform(self, driver: Driver) -> str:
-        return driver.maintain(self.kind, self.table)
-
-    async def aperform(self, driver: Driver) -> str:
-        from asyncio import to_thread
-
-        return await to_thread(driver.maintain, self.kind, self.table)
-
-
-def _no_program() -> Program[Any]:
-    raise UsageError("maintenance is not a program: use drive or adrive")
 
 
 Flow = Generator[Transaction, Any, T]
@@ -296,15 +274,41 @@ async def adrive(driver: Driver, flow: Flow[T]) -> T:
         return stop.value  # type: ignore[no-any-return]
 
 
+def either(do: Callable[[], T], ado: Callable[[], Awaitable[T]]) -> Generator[Transaction, T, T]:
+    """Inside a flow: call `do`, or await `ado`."""
+    return (yield Call(lambda _: do(), lambda _: ado()))
+
+
+def sleep(seconds: float) -> Generator[Transaction, None, None]:
+    """Inside a flow: let time pass."""
+
+    async def ado(_: Driver) -> None:
+        import asyncio
+
+        await asyncio.sleep(seconds)
+
+    return (yield Call(lambda _: time.sleep(seconds), ado))
+
+
 def aside(work: Callable[[], T]) -> Generator[Transaction, T, T]:
-    """Inside a flow, between transactions: `value = yield from aside(work)`, for what keeps a processor busy. It may
-    not touch what other threads change."""
-    return (yield Aside(work))
+    """Inside a flow, between transactions: `value = yield from aside(work)`, for what keeps a processor busy: an event
+    loop has a thread do it. It may not touch what other threads change."""
+    return (yield Call(lambda _: work(), lambda _: _in_a_thread(work)))
 
 
 def maintain(kind: Maintenance, table: str = "") -> Generator[Transaction, str, str]:
     """Inside a flow: maintenance of the store's files. Empty, or what prevented it."""
-    return (yield Maintain(kind, table))
+    return (
+        yield Call(
+            lambda driver: driver.maintain(kind, table), lambda driver: _in_a_thread(driver.maintain, kind, table)
+        )
+    )
+
+
+async def _in_a_thread(work: Callable[..., Any], *args: Any) -> Any:
+    from asyncio import to_thread
+
+    return await to_thread(work, *args)
 
 
 def read(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:

@@ -18,7 +18,7 @@ from perdure.runs.functions.specs import DurableSpec, find_durable, said_version
 from perdure.runs.journal import control, families, rows
 from perdure.runs.journal.blobs import blob_sizes, read_blob
 from perdure.runs.journal.entries import Recorded, compress
-from perdure.runs.journal.journal import outcome_of, read_journal
+from perdure.runs.journal.journal import read_journal
 from perdure.runs.journal.rows import FINISHED, TASK, NewRun, RunRow
 from perdure.storage.program import Flow, read, write
 from perdure.threads.checks import check_name, check_text
@@ -159,10 +159,6 @@ def tasks_of_people(ctx: Context, tenant: int, row: RunRow) -> Flow[list[Task]]:
     return [task for found in infos for task in tasks_in(ctx.driver, found)]
 
 
-def outcome(tenant: int, row: RunRow) -> Flow[bytes | None]:
-    return (yield from read(partial(outcome_of, tenant, row)))
-
-
 def steps(ctx: Context, run_id: str, large: bool) -> Flow[list[Step]]:
     """The calls of a run. `large`: with the results that are kept apart, each fetched in a transaction of its own."""
     tenant, row = yield from locate(ctx, run_id)
@@ -222,23 +218,6 @@ def cancel_children(ctx: Context, tenant: int, row: RunRow, write: Callable[...,
         for run in children.get(todo.pop(), ()):
             yield from write(partial(control.ask_for, tenant, run, "cancel", ctx.clock_us()))
             todo.append(run)
-
-
-def list_runs(
-    ctx: Context,
-    *,
-    status: str | None,
-    function: str | None,
-    queue: str | None,
-    before: int,
-    limit: int,
-    tasks: bool = False,
-) -> Flow[list[RunRow]]:
-    tenant = yield from ctx.tenant()
-    if tenant is None:
-        return []
-    wanted = partial(control.listed, tenant, status=status, function=function, queue=queue, tasks=tasks)
-    return (yield from read(partial(wanted, before=before, limit=limit)))
 
 
 def list_asks(ctx: Context, run_id: str | None, everything: bool, limit: int) -> Flow[list[tuple[Any, ...]]]:

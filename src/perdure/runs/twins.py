@@ -1,0 +1,59 @@
+"""One code for a blocking method and its async twin: a method that is written as a flow, and driven either way.
+
+    @blocking
+    def steps(self, *, large: bool = True) -> Flow[list[Step]]:
+        "…"
+        return flows.steps(self._context, self.id, large)
+
+    asteps = awaited(steps)
+
+To callers, type checkers and `inspect` these are a method that returns `list[Step]` and a coroutine function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from perdure.storage.program import Flow
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Driven(Protocol):
+    """A handle: it runs flows in its store."""
+
+    def _run(self, flow: Flow[T]) -> T: ...
+
+    async def _arun(self, flow: Flow[T]) -> T: ...
+
+
+H = TypeVar("H", bound=Driven)
+
+
+def blocking(method: Callable[Concatenate[H, P], Flow[T]]) -> Callable[Concatenate[H, P], T]:
+    """A method that runs the flow which `method` gives to its end."""
+    # What it returns is what its flow does: `Flow[list[Step]]` becomes `list[Step]`.
+    method.__annotations__["return"] = method.__annotations__["return"].removeprefix("Flow[").removesuffix("]")
+
+    @wraps(method)
+    def call(self: H, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(method(self, *args, **kwargs))
+
+    return call
+
+
+def awaited(call: Callable[Concatenate[H, P], T]) -> Callable[Concatenate[H, P], Coroutine[Any, Any, T]]:
+    """The async twin of a method that `blocking` made."""
+    method: Callable[Concatenate[H, P], Flow[T]] = call.__wrapped__  # type: ignore[attr-defined]
+
+    @wraps(call)
+    async def acall(self: H, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._arun(method(self, *args, **kwargs))
+
+    acall.__doc__ = f"`{call.__name__}`, awaited."
+    acall.__name__ = f"a{call.__name__}"
+    acall.__qualname__ = f"{call.__qualname__.rpartition('.')[0]}.{acall.__name__}"
+    return acall
