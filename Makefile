@@ -17,25 +17,34 @@ help:
 	@echo "make bench   speeds and sizes beside a peer and a floor measured in the same run"
 	@echo "make soak    all tests, with every point, pair and kill that 'make test' takes a sample of (hours)"
 
-# The stamp files say what is installed; a changed pyproject.toml installs again.
-$(VENV)/.base: pyproject.toml
+# The stamp files say what is installed; a changed pyproject.toml installs again. Imports compile what they use.
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+
+$(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or later is needed, this is {v[0]}.{v[1]}: make PYTHON=python3.12 …")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: pyproject.toml | $(BIN)/python
 	@echo "installing perdure into $(VENV) …"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[cli]'
+	@$(INSTALL) -e '.[cli]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.base
-	@echo "installing what tests and benchmarks need (a real PostgreSQL from PyPI among it) …"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[cli,postgres,dev]'
-	@touch $@
+$(VENV)/.test: pyproject.toml | $(BIN)/python
+	@echo "installing what the tests need into $(VENV) (a real PostgreSQL from PyPI among it) …"
+	@$(INSTALL) -e '.[test]'
+	@touch $@ $(VENV)/.base
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	@echo "installing what tests, benchmarks and lint need into $(VENV) …"
+	@$(INSTALL) -e '.[dev]'
+	@touch $@ $(VENV)/.base $(VENV)/.test
 
 demo: $(VENV)/.base
 	@$(BIN)/python examples/demo.py
 
 # Most tests wait for disks and processes, so that four at a time take little more than a third of the time. Those that
 # measure a time come first and alone.
-test: $(VENV)/.dev
+test: $(VENV)/.test
 	@$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -m alone $(ALONE)
 	$(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal
@@ -53,7 +62,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench
 
 # Everything that `make test` runs a sample of, in full: all points, all pairs of a database and a mode, many more kills.
-soak: $(VENV)/.dev
+soak: $(VENV)/.test
 	PERDURE_SOAK=1 $(BIN)/python -m pytest -m alone $(ALONE)
 	PERDURE_SOAK=1 $(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal --timeout 7200
 

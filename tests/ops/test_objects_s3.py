@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from moto.server import ThreadedMotoServer
+from fake_s3 import fake_s3
 
 import perdure
 from perdure.cli import main
 from perdure.storage.objects import check_url, open_objects
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.stop()
-
-
 @pytest.fixture
-def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    urllib.request.urlopen(urllib.request.Request(f"{server}/moto-api/reset", method="POST")).close()
-    urllib.request.urlopen(urllib.request.Request(f"{server}/agents", method="PUT")).close()
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
-    return "s3://agents/files"
+    with fake_s3("agents") as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        yield "s3://agents/files"
 
 
 @pytest.mark.parametrize("kind", ["s3", "folder"])

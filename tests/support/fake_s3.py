@@ -1,0 +1,105 @@
+"""An object store that speaks as much of S3's protocol as obstore needs: objects in memory, signatures unchecked."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    objects: dict[str, dict[str, bytes]]  # by bucket and name
+    parts: dict[str, dict[int, bytes]]  # by upload
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+    def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        given = {"Content-Length": str(len(body)), "Last-Modified": "Mon, 02 Nov 2026 07:00:00 GMT", **headers}
+        for name, value in given.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _fail(self, status: int, code: str) -> None:
+        self._answer(status, f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode())
+
+    def _handle(self) -> None:
+        url = urlsplit(self.path)
+        query = parse_qs(url.query, keep_blank_values=True)
+        bucket, _, name = unquote(url.path).lstrip("/").partition("/")
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if bucket not in self.objects:
+            self._fail(404, "NoSuchBucket")
+        elif name:
+            self._object(self.objects[bucket], name, query, body)
+        else:
+            self._bucket(self.objects[bucket], query, body)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle
+
+    def _bucket(self, objects: dict[str, bytes], query: dict[str, list[str]], body: bytes) -> None:
+        if "delete" in query:
+            names = [part.partition("</Key>")[0] for part in body.decode().split("<Key>")[1:]]
+            for name in names:
+                objects.pop(name, None)
+            deleted = "".join(f"<Deleted><Key>{name}</Key></Deleted>" for name in names)
+            self._answer(200, f"<DeleteResult>{deleted}</DeleteResult>".encode())
+            return
+        prefix = query.get("prefix", [""])[0]
+        found = "".join(
+            f"<Contents><Key>{escape(name)}</Key><Size>{len(data)}</Size><ETag>{_etag(data)}</ETag>"
+            "<LastModified>2026-11-02T07:00:00.000Z</LastModified></Contents>"
+            for name, data in sorted(objects.items())
+            if name.startswith(prefix)
+        )
+        self._answer(200, f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>".encode())
+
+    def _object(self, objects: dict[str, bytes], name: str, query: dict[str, list[str]], body: bytes) -> None:
+        upload = query.get("uploadId", [""])[0]
+        if self.command == "POST" and "uploads" in query:
+            self.parts[name] = {}
+            text = f"<InitiateMultipartUploadResult><UploadId>{escape(name)}</UploadId></InitiateMultipartUploadResult>"
+            self._answer(200, text.encode())
+        elif self.command == "POST":
+            objects[name] = b"".join(data for _, data in sorted(self.parts.pop(upload).items()))
+            tag = _etag(objects[name])
+            self._answer(
+                200, f"<CompleteMultipartUploadResult><ETag>{tag}</ETag></CompleteMultipartUploadResult>".encode()
+            )
+        elif self.command == "PUT" and upload:
+            self.parts[upload][int(query["partNumber"][0])] = body
+            self._answer(200, ETag=_etag(body))
+        elif self.command == "PUT" and self.headers.get("If-None-Match") == "*" and name in objects:
+            self._fail(412, "PreconditionFailed")
+        elif self.command == "PUT":
+            objects[name] = body
+            self._answer(200, ETag=_etag(body))
+        elif self.command == "DELETE":
+            objects.pop(name, None)
+            self._answer(204)
+        elif name not in objects:
+            self._fail(404, "NoSuchKey")
+        else:
+            self._answer(200, objects[name], ETag=_etag(objects[name]))
+
+
+def _etag(data: bytes) -> str:
+    return f'"{hashlib.md5(data).hexdigest()}"'
+
+
+@contextmanager
+def fake_s3(*buckets: str) -> Iterator[str]:
+    """The URL of a server with these buckets, empty."""
+    state: dict[str, Any] = {"objects": {bucket: {} for bucket in buckets}, "parts": {}}
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), state)) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
