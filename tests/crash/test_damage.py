@@ -21,6 +21,7 @@ from soak import SOAK
 
 import perdure
 from perdure.log import keyframes as policy
+from perdure.storage.sqlite.opening import PAGE_BYTES
 
 # Which rows are damaged: in a soak all, in four parts, and each byte of them.
 PARTS, STRIDE = (range(4), 4) if SOAK else (range(1), 7)
@@ -378,12 +379,12 @@ def test_a_damaged_page_never_gives_a_wrong_state(sample: Sample, tmp_path: Path
     """Each page of the file zeroed, or filled with noise: an error of ours, or a valid checkpoint."""
     content = sample.path.read_bytes()
     chance = random.Random(3)
-    fillings: list[Callable[[], bytes]] = [lambda: bytes(4096), lambda: chance.randbytes(4096)]
+    fillings: list[Callable[[], bytes]] = [lambda: bytes(PAGE_BYTES), lambda: chance.randbytes(PAGE_BYTES)]
     outcomes = {"refused": 0, "opened": 0}
-    for page in range(len(content) // 4096):
+    for page in range(len(content) // PAGE_BYTES):
         for number, filling in enumerate(fillings):
             path = tmp_path / f"{page}-{number}.db"
-            path.write_bytes(content[: page * 4096] + filling() + content[(page + 1) * 4096 :])
+            path.write_bytes(content[: page * PAGE_BYTES] + filling() + content[(page + 1) * PAGE_BYTES :])
             outcomes[look(path, sample, f"page {page}")] += 1
     print(f"\n{outcomes}")
     assert outcomes["opened"] > 3

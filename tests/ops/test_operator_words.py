@@ -12,6 +12,7 @@ import pytest
 
 import perdure
 from perdure.cli import main
+from perdure.storage.sqlite.opening import PAGE_BYTES
 
 
 @pytest.fixture
@@ -87,8 +88,8 @@ def test_the_command_that_backup_prints_works(
 @pytest.mark.parametrize("database", ["sqlite"])
 def test_a_damaged_file_names_repair(url: str, backup: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open(url, "r+b") as file:
-        file.seek(4096)
-        file.write(os.urandom(4096 * 12))
+        file.seek(PAGE_BYTES)
+        file.write(os.urandom(PAGE_BYTES * 12))
     assert main(["store", "verify", "--store", url]) == 4
     assert "perdure store repair" in capsys.readouterr().err
 

@@ -24,7 +24,7 @@ from perdure.testing.postgres import PostgresServer
 SOAK = int(os.environ.get("PERDURE_SOAK") or 0)
 PARTS = 8
 SEEDS = 250 if SOAK else 1  # in each part
-PAGE = 4096
+PAGE = 2048
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from striking import SOAK, points
 
 import perdure
 from perdure.storage import migrate
+from perdure.storage.sqlite.opening import PAGE_BYTES
 from perdure.testing.postgres import PostgresServer
 
 KEY = bytes(range(32))
@@ -162,7 +163,7 @@ def break_pages(scene: Scene) -> None:
     """A page of the log's rows, and what is free of the file's first page."""
     data = bytearray(Path(scene.url).read_bytes())
     [(root,)] = scene.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'body'")
-    at = (root - 1) * 4096
+    at = (root - 1) * PAGE_BYTES
     data[at : at + 8] = bytes(8)
     Path(scene.url).write_bytes(data)
 
@@ -187,7 +188,7 @@ def test_a_file_in_place_is_replaced_only_while_nobody_has_it_open(scenes: Scene
 def test_a_file_that_sqlite_takes_for_none_is_repaired_to_a_copy(scenes: Scenes) -> None:
     scene = scenes.new("sqlite")
     data = Path(scene.url).read_bytes()
-    Path(scene.url).write_bytes(bytes(4096) + data[4096:])
+    Path(scene.url).write_bytes(bytes(PAGE_BYTES) + data[PAGE_BYTES:])
     with pytest.raises(perdure.errors.OpenError):
         perdure.open(scene.url)
     with pytest.raises(perdure.PerdureError):
@@ -217,7 +218,7 @@ def test_indexes_are_rebuilt(scenes: Scenes) -> None:
     scene = scenes.new("sqlite")
     [(root,)] = scene.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'run_listed'")
     data = bytearray(Path(scene.url).read_bytes())
-    at = (root - 1) * 4096
+    at = (root - 1) * PAGE_BYTES
     data[at + 3 : at + 5] = bytes(2)  # no entries
     Path(scene.url).write_bytes(data)
     done = scene.repair()
@@ -229,8 +230,8 @@ def test_indexes_are_rebuilt(scenes: Scenes) -> None:
 def test_in_place_after_a_copy_was_made(scenes: Scenes) -> None:
     scene = scenes.new("sqlite")
     with open(scene.url, "r+b") as file:
-        file.seek(4096 * 5)
-        file.write(bytes(4096))
+        file.seek(PAGE_BYTES * 5)
+        file.write(bytes(PAGE_BYTES))
     copy = Path(scene.repair().place)
     before = copy.read_bytes()
     done = perdure.repair(scene.url, in_place=True)
@@ -271,11 +272,11 @@ def test_what_is_left_of_a_store_is_one(scenes: Scenes, lost: str) -> None:
     if lost == "application id":
         data[68:72] = b"abcd"
     else:
-        data[: 100 if lost == "header" else 4096] = bytes(100 if lost == "header" else 4096)
+        data[: 100 if lost == "header" else PAGE_BYTES] = bytes(100 if lost == "header" else PAGE_BYTES)
     if lost == "list of tables":
-        for at in range(0, len(data), 4096):
-            if b"CREATE TABLE" in data[at : at + 4096]:
-                data[at : at + 4096] = bytes(4096)
+        for at in range(0, len(data), PAGE_BYTES):
+            if b"CREATE TABLE" in data[at : at + PAGE_BYTES]:
+                data[at : at + PAGE_BYTES] = bytes(PAGE_BYTES)
     Path(scene.url).write_bytes(data)
     done = scene.repair()
     assert done.report.ok

@@ -20,7 +20,7 @@ from perdure.log.quarantine import as_json
 from perdure.storage import migrate
 from perdure.storage.program import Progress
 from perdure.storage.sqlite.file_lock import LOCK_ENDS
-from perdure.storage.sqlite.opening import APPLICATION_ID, apply, make_file
+from perdure.storage.sqlite.opening import APPLICATION_ID, PAGE_BYTES, apply, make_file
 from perdure.storage.sqlite.salvage import Column, PageFile, Row, Salvage, Shape, lost_leaves, walk
 from perdure.transfer.files import SIDE_FILES
 
@@ -45,7 +45,8 @@ def new_file(path: Path) -> apsw.Connection:
     make_file(str(path))
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     # Nothing of it counts before it is whole.
-    for pragma, value in (("journal_mode", "off"), ("synchronous", "off"), ("locking_mode", "exclusive")):
+    pragmas = {"page_size": PAGE_BYTES, "journal_mode": "off", "synchronous": "off", "locking_mode": "exclusive"}
+    for pragma, value in pragmas.items():
         connection.pragma(pragma, value)
     for migration in migrate.migrations("sqlite"):
         apply(connection, migration)

@@ -24,7 +24,9 @@ from perdure.storage.sqlite.errors import not_sqlite, read_only, translate
 from perdure.storage.sqlite.file_lock import FileLock, FileQueue
 
 MEMORY = ":memory:"
-APPLICATION_ID = int.from_bytes(b"Hold", "big")  # in the file's header: how we, and `file`, recognise a store
+APPLICATION_ID = int.from_bytes(b"Perd", "big")  # in the file's header: how we, and `file`, recognise a store
+# Half of SQLite's default: a save changes a few hundred bytes on each of four pages, and writes all of these pages.
+PAGE_BYTES = 2048
 LOG_BYTES_MAX = 64 * 1024 * 1024  # what stays of the log's file when it is started over
 
 _HEADER_BYTES = 100  # SQLite's: the schema's cookie at 40 (0: no table was ever made), the application's id at 68
@@ -279,6 +281,7 @@ def _upgrade(connection: apsw.Connection, target: Target, *, create: bool) -> No
     applied = applied_versions(connection, target.path, create=create)  # again: another opener may have been first
     todo = _pending(target.path, applied)
     if not target.in_memory:
+        connection.pragma("page_size", PAGE_BYTES)  # of a new file; one that has tables keeps its own
         mode = connection.pragma("journal_mode", "wal")
         if mode != "wal":
             raise OpenError(f"{target.path} cannot use a write-ahead log (it stays in mode {mode}); use another disk")

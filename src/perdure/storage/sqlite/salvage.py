@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from perdure.storage.sqlite.opening import PAGE_BYTES
+
 _LEAF_TABLE, _INNER_TABLE, _LEAF_INDEX, _INNER_INDEX = 0x0D, 0x05, 0x0A, 0x02
 _HEADER_BYTES = 100
-PAGE_BYTES = 4096  # what a store's pages have, unless its header says otherwise
+
 _PAYLOAD_MAX = 1 << 30
 
 
