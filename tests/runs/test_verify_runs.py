@@ -107,25 +107,15 @@ async def test_the_same_awaited(store: perdure.Store) -> None:
         (f"UPDATE journal SET body = :body WHERE run = {NUMBER} AND seq = 2", "cannot be read"),
         ("UPDATE run SET entries = entries + 1 WHERE id = 'done'", "does not add up"),
         ("UPDATE run SET digest = 5 WHERE id = 'done'", "does not add up"),
-        ("UPDATE run SET digest = -5 WHERE id = 'done'", "the counts in its row make no sense"),
-        ("UPDATE run SET since = seq + 1 WHERE id = 'done'", "the counts in its row make no sense"),
         ("UPDATE run SET status = 'odd' WHERE id = 'done'", "its status 'odd' is none"),
-        ("UPDATE run SET status = 'running' WHERE id = 'done'", "its owner is nobody"),
-        ("UPDATE run SET owner = 'me' WHERE id = 'done'", "its owner is me"),
-        ("UPDATE run SET changed_at = -1 WHERE id = 'done'", "its times are none"),
-        ("UPDATE run SET incarnation = :body WHERE id = 'done'", "its incarnation"),
         ("UPDATE run SET waiting = '{' WHERE id = 'done'", "its row is damaged: waiting"),
         ("UPDATE run SET input = :body WHERE id = 'done'", "its row is damaged: input"),
         (f"UPDATE run_value SET value = :body WHERE run = {NUMBER} AND sort = 'args'", "its arguments cannot be read"),
         (f"DELETE FROM run_value WHERE run = {NUMBER} AND sort = 'args'", "its arguments are missing"),
         (f"DELETE FROM run_value WHERE run = {NUMBER} AND sort = 'outcome'", "it is done, and its result is missing"),
-        (f"UPDATE run_value SET value = :body WHERE run = {NUMBER} AND sort = 'outcome'", "its result cannot be read"),
-        (f"UPDATE ask SET status = 'open' WHERE run = {NUMBER}", "it is open, and the run is done"),
-        (f"UPDATE ask SET status = 'odd' WHERE run = {NUMBER}", "it is 'question' and 'odd'"),
-        (f"UPDATE ask SET terms = '[' WHERE run = {NUMBER}", "its terms cannot be read"),
-        (f"UPDATE ask SET answer = NULL WHERE run = {NUMBER}", "its answer cannot be read"),
-        (f"UPDATE ask SET asked_at = 0 WHERE run = {NUMBER}", "its time is none"),
-        (f"UPDATE answer SET value = :body WHERE run = {NUMBER}", "what maria said cannot be read"),
+        (f"UPDATE run_value SET value = :body WHERE run = {NUMBER} AND sort = 'outcome'", "its outcome cannot be read"),
+        (f"UPDATE ask SET terms = '[' WHERE run = {NUMBER}", "question 6 cannot be read"),
+        (f"UPDATE answer SET value = :body WHERE run = {NUMBER}", "an answer to question 6 cannot be read"),
         (f"DELETE FROM run_blob WHERE run = {NUMBER}", "nothing keeps its large result"),
     ],
 )
@@ -139,7 +129,6 @@ def test_damage_to_a_run_is_found_and_named(store: perdure.Store, damage: str, w
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
-        ("UPDATE answer SET path = 'x'", "(store): 1 questions are answered that nobody asked"),
         ("UPDATE journal SET run = -1 WHERE seq = 1", "(store): rows of journal belong to 1 runs that are not there"),
         ("UPDATE ask SET run = -1 WHERE status = 'open'", "(store): rows of ask belong to 1 runs that are not there"),
     ],
@@ -156,8 +145,8 @@ def test_a_large_result_that_is_damaged_or_gone_is_found(store: perdure.Store) -
     [problem] = store.ops.verify().problems
     assert (problem.run, problem.what.endswith("is damaged")) == ("done", True)
     run_sql(store, "DELETE FROM run_blob", "DELETE FROM blob")
-    found = [line for line in problems(store) if "its large result is missing" in line]
-    assert {line.partition(":")[0] for line in found} == {"(run done)", "(run waits)", "(run fork)"}
+    found = [line for line in problems(store) if "nothing keeps its large result" in line]
+    assert {line.partition(":")[0] for line in found} == {"(run done)", "(run waits)"}
 
 
 def test_a_fork_whose_origin_is_gone_is_found(store: perdure.Store) -> None:
