@@ -82,5 +82,5 @@ def _mb(rival: Rival) -> float:
 
 def _compacted(rival: Rival) -> float:
     with PerdureSaver(rival.location) as saver:
-        saver.compact()
+        saver.store.ops.compact(vacuum=True)
     return _mb(rival)

@@ -100,5 +100,5 @@ def _mb(rival: Rival) -> float:
 def _compacted(rival: Rival) -> float:
     """The size of our file after it was compacted and closed."""
     with PerdureSaver(rival.location) as saver:
-        saver.compact()
+        saver.store.ops.compact(vacuum=True)
     return _mb(rival)

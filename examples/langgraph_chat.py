@@ -84,7 +84,7 @@ def main() -> None:
         two_turns(graph)
         time_travel(graph)
         sizes(saver)
-        print(f"\nthreads of alice: {sorted(info.name for info in saver.threads(where={'user': 'alice'}))}")
+        print(f"\nthreads of alice: {sorted(info.name for info in saver.store.threads(where={'user': 'alice'}))}")
     print(f"\nlook at it:  perdure show alice-001 --store {FILE}")
     print(f"             perdure log alice-001 --branches --store {FILE}")
 

@@ -1,74 +1,116 @@
 """The ports that adapters of other frameworks are built on. An adapter imports `perdure`, `perdure.errors` and this.
 
-An adapter that stores checkpoints under ids of its framework uses `store.thread(name).line(namespace)`. One that must
-answer blocking and async calls at the same cost drives the flows of lines itself: `LineEngine` with `line_flows` and
-`line_listing`, on texts that it has encoded. One whose tasks call steps and effects says which run they belong to:
-`add_provider` with a `Task`, and `task_scope` to finish it together with what the task wrote.
+Checkpoints under ids of the framework are saved and loaded with `store.thread(name).line(namespace)`, and listed over
+all threads with `Lines`. A line takes a state as it is, or as text that the adapter has encoded (`Encoded`), and what
+was attached to a checkpoint as `Write`s. A framework whose tasks call steps and effects says which task is running:
+`add_provider`, with a scope of `Tasks`.
 """
 
 from __future__ import annotations
 
-from perdure.log.envelopes import COPY_OF, ENVELOPE, NEEDS, envelope_text
-from perdure.log.label_ids import pack_id, unpack_id
-from perdure.log.labels import Mark, ParentChanged
-from perdure.log.pending import Write, is_large
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Any
+
+from perdure.errors import InDoubt, PerdureError, RunStuck
+from perdure.log.envelopes import ENVELOPE, envelope_text
+from perdure.log.label_ids import pack_id
+from perdure.log.pending import Write
+from perdure.ops.store import Store
 from perdure.runs.engine import task_scope
-from perdure.runs.engine.task_scope import Ending, Task, TaskTurns
+from perdure.runs.engine.task_scope import Task, TaskExecution
 from perdure.runs.execution.active_runs import add_provider
 from perdure.runs.execution.scope import Scope
 from perdure.runs.functions.specs import StepSpec
-from perdure.storage.program import Flow, Progress, adrive, drive
+from perdure.storage.program import adrive, drive
 from perdure.storage.urls import is_postgres, sqlite_path
-from perdure.threads import line_flows, line_reads
-from perdure.threads.checks import check_name, check_text
-from perdure.threads.line_engine import Encoded, Entry, LineEngine, Part
-from perdure.threads.line_listing import Ancestors, Listing, Wanted
-from perdure.threads.retention import fields_from as policy_fields
-from perdure.threads.retention import set_policy
+from perdure.threads import line_saves, lines
+from perdure.threads.checks import check_name, check_namespace
+from perdure.threads.line_reads import LineCheckpoint, Wanted
+from perdure.threads.line_saves import Encoded, Ending, Part
+from perdure.threads.lines import Line
 from perdure.values.codec import Codec, decode, encode
-from perdure.values.names import module_name
-from perdure.values.plain import is_plain_dict
 
 __all__ = [
-    "COPY_OF",
     "ENVELOPE",
-    "NEEDS",
-    "Ancestors",
     "Codec",
     "Encoded",
     "Ending",
-    "Entry",
-    "Flow",
-    "LineEngine",
-    "Listing",
-    "Mark",
-    "ParentChanged",
+    "Line",
+    "LineCheckpoint",
+    "Lines",
     "Part",
-    "Progress",
     "Scope",
     "StepSpec",
-    "Task",
-    "TaskTurns",
-    "Wanted",
+    "Tasks",
     "Write",
     "add_provider",
-    "adrive",
-    "check_name",
-    "check_text",
     "decode",
-    "drive",
     "encode",
     "envelope_text",
-    "is_large",
-    "is_plain_dict",
     "is_postgres",
-    "line_flows",
-    "line_reads",
-    "module_name",
-    "pack_id",
-    "policy_fields",
-    "set_policy",
     "sqlite_path",
-    "task_scope",
-    "unpack_id",
 ]
+
+
+class Lines:
+    """The lines of all threads of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._ctx = store._context
+
+    @property
+    def codec(self) -> Codec:
+        """What encodes and decodes their states."""
+        return self._ctx.codec
+
+    def history(self, **which: str | None) -> Iterator[LineCheckpoint]:
+        """Checkpoints, the greatest id first. Conditions: a `thread`, a `namespace`, an `id`, ids below `before`."""
+        return lines.history(self._ctx, _wanted(**which))
+
+    def ahistory(self, **which: str | None) -> AsyncIterator[LineCheckpoint]:
+        """`history`, as an async iterator."""
+        return lines.ahistory(self._ctx, _wanted(**which))
+
+    def delete_runs(self, runs: Iterable[str]) -> None:
+        """Delete what runs have saved (`save(run=…)`), except what a later checkpoint is rebuilt from."""
+        drive(self._ctx.driver, line_saves.delete_runs(self._ctx, runs))
+
+    async def adelete_runs(self, runs: Iterable[str]) -> None:
+        """`delete_runs`, awaited."""
+        await adrive(self._ctx.driver, line_saves.delete_runs(self._ctx, runs))
+
+
+def _wanted(
+    thread: str | None = None, namespace: str | None = None, id: str | None = None, before: str | None = None
+) -> Wanted:
+    return Wanted(
+        None if thread is None else check_name(thread),
+        None if namespace is None else check_namespace(namespace),
+        None if id is None else pack_id(id),
+        None if before is None else pack_id(before),
+    )
+
+
+class Tasks:
+    """The tasks of a framework that run in a store's threads, and call steps and effects."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._ctx = store, store._context
+
+    def scope(self, execution: TaskExecution, alive: Any, describe: Callable[[], dict[str, Any]]) -> Scope:
+        """The scope of one execution of a task, which `alive` identifies. `describe`: the fields of `Task` but the
+        first."""
+        return task_scope.find(execution) or task_scope.add(execution, Task(self._ctx, **describe()), alive)
+
+    def ending(self, thread: str, task: str, *, is_over: bool) -> Ending | None:
+        """The end of a task whose writes are about to be attached; None if it has called no step or effect."""
+        return task_scope.ending(self._ctx, thread, task, is_over, self._store._keep_us)
+
+    def unsettled(self, thread: str, namespace: str, id: str) -> InDoubt | RunStuck | None:
+        """What a task of this checkpoint left for a person to settle: nothing may follow the checkpoint before."""
+        return task_scope.unsettled_in(self._ctx, thread, (namespace, id))
+
+    def running(self, thread: str, namespace: str, id: str) -> PerdureError | None:
+        """What keeps a new run from following this checkpoint: a task of it is in the middle of a call."""
+        is_busy = task_scope.is_busy_on(self._ctx, thread, (namespace, id))
+        return task_scope.is_run_elsewhere(thread) if is_busy else None

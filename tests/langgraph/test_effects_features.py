@@ -20,8 +20,9 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, RetryPolicy, interrupt
 
 import perdure
-from perdure.adapters import task_scope
+from perdure.adapters import Line
 from perdure.langgraph import PerdureSaver
+from perdure.runs.engine import task_scope
 from perdure.storage.program import Program
 
 
@@ -322,7 +323,7 @@ async def test_an_effect_waits_until_its_checkpoint_is_stored(
 ) -> None:
     """Else a kill in the effect would find no checkpoint to go on from, and the next run would be another task."""
     order: list[str] = []
-    looked, find, put_flow = threading.Event(), task_scope._find, saver._put
+    looked, find, save = threading.Event(), task_scope._find, Line._save
 
     def watched(tenant: int, task: Any) -> Program[int | None]:
         found = yield from find(tenant, task)
@@ -330,18 +331,13 @@ async def test_an_effect_waits_until_its_checkpoint_is_stored(
             looked.set()
         return found
 
-    def held(config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
-        address, flow = put_flow(config, checkpoint, metadata, new_versions)
-
-        def store() -> Any:
-            if metadata["step"] == 0:  # the checkpoint of the first node
-                order.append("put begins")
-                while not looked.is_set():  # a transaction that does nothing, until the effect has looked in vain
-                    yield _nothing()
-            yield from flow
-            order.append(f"put {metadata['step']}")
-
-        return address, store()
+    def held(line: Line, state: Any, id: str, parent: Any, note: str, *more: Any) -> Any:
+        if note == "loop 0":  # the checkpoint of the first node
+            order.append("put begins")
+            while not looked.is_set():  # a transaction that does nothing, until the effect has looked in vain
+                yield _nothing()
+        yield from save(line, state, id, parent, note, *more)
+        order.append(note)
 
     async def trip(state: Trip) -> Trip:
         booked = await office(office.book("a"))
@@ -349,9 +345,9 @@ async def test_an_effect_waits_until_its_checkpoint_is_stored(
         return {"booked": [booked]}
 
     monkeypatch.setattr(task_scope, "_find", watched)
-    monkeypatch.setattr(PerdureSaver, "_put", lambda self, *args: held(*args))
+    monkeypatch.setattr(Line, "_save", held)
     await office.line(saver, trip).invoke({}, at("t"))
-    assert order.index("put 0") < order.index("booked")
+    assert order.index("loop 0") < order.index("booked")
     assert looked.is_set()
 
 

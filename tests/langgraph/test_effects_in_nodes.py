@@ -23,9 +23,9 @@ from langgraph.graph import START, StateGraph
 from soak import SOAK
 
 import perdure
-from perdure.adapters import task_scope
 from perdure.cli import main
 from perdure.langgraph import PerdureSaver
+from perdure.runs.engine import task_scope
 from perdure.storage.program import Batch, Program, Sql, Transaction
 from perdure.testing.fake_airline import AirlineProcess
 from perdure.testing.processes import ForkServer
@@ -212,11 +212,11 @@ def test_tasks_go_with_their_thread(saver: PerdureSaver, how: str) -> None:
     elif how == "handle":
         store.delete_thread(store.thread("t"))
     else:
-        expiring = PerdureSaver(store, ttl=60)
+        store.ops.set_retention(ttl=60)
         clock, store._context.clock_us = store._context.clock_us, lambda: clock() + 61_000_000
         for thread in ("t/x", "other"):
             store.thread(thread).set_retention(ttl=None)
-        assert expiring.compact().expired == ("t",)
+        assert store.ops.compact().expired == ("t",)
         store._context.clock_us = clock
     assert {info.id.rpartition("/")[0] for info in store.runs(tasks=True)} == {"langgraph/t/x", "langgraph/other"}
     for thread in ("t/x", "other"):
@@ -234,7 +234,7 @@ def test_finished_tasks_are_kept_as_long_as_runs_are(saver_url: str) -> None:
     with perdure.open(saver_url) as store:
         assert [info.status for info in store.runs(tasks=True)] == ["done"]
         ThreadStore(store._context).delete_thread("stray")  # the thread alone
-        PerdureSaver(store).compact()
+        store.ops.compact(vacuum=True)
         assert counts(store) == {"run": 0, "run_value": 0, "journal": 0, "run_blob": 0, "blob": 0}
 
 

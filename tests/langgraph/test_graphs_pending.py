@@ -115,12 +115,13 @@ async def test_large_pending_writes_survive(saver_url: str, event: Callable[[Per
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_large_pending_writes_survive_a_compaction(saver_url: str, mode: str) -> None:
-    with PerdureSaver(saver_url, keep_last=1) as saver:
+    with PerdureSaver(saver_url) as saver:
+        saver.store.ops.set_retention(keep_last=1)
         graph = Runner(waiting(saver), mode)
         await graph.invoke({"messages": MANY}, at("t"))
         await graph.invoke(Command(resume="first"), at("t"))
         await graph.invoke({"messages": [human("next")]}, at("t"))
-        saver.compact()
+        saver.store.ops.compact(vacuum=True)
         assert len(await graph.history(at("t"))) == 1
     with PerdureSaver(saver_url) as saver:
         result = await Runner(waiting(saver), mode).invoke(Command(resume="second"), at("t"))

@@ -157,7 +157,7 @@ def run(kind):
     with PerdureSaver(path, serde=serde) as saver:
         graph = make(saver)
         graph.invoke({"plan": Plan("travel")}, config)
-        assert [info.name for info in saver.threads()] == [kind]  # the copy that the graph uses has the same store
+        assert [info.name for info in saver.store.threads()] == [kind]  # the graph's copy has the same store
     with PerdureSaver(path, serde=serde) as saver:
         graph = make(saver)
         assert graph.get_state(config).values["plan"] == Plan("travel"), graph.get_state(config)

@@ -180,11 +180,11 @@ async def test_tenants_see_only_their_own_threads(saver_url: str, mode: str) -> 
             state = await Runner(talking(saver), mode).state(at("t"))
             assert texts(state.values) == [f"I am {name}", f"Echo: I am {name}"]
             assert saver.store.ops.verify().ok
-        assert {info.name for info in savers["blue"].threads()} == {"t"}
+        assert {info.name for info in savers["blue"].store.threads()} == {"t"}
         assert len(list(savers["blue"].list(None))) == 3
         savers["blue"].delete_thread("t")
         savers["blue"].delete_thread("only red")
-        assert {info.name for info in savers["red"].threads()} == {"t", "only red"}
+        assert {info.name for info in savers["red"].store.threads()} == {"t", "only red"}
         assert store.threads() == []
 
 
@@ -205,41 +205,36 @@ class Clock:
 @pytest.mark.parametrize("ttl", [60, timedelta(minutes=1)])
 @pytest.mark.parametrize("mode", MODES)
 async def test_threads_that_nobody_wrote_for_the_ttl_are_deleted(saver_url: str, ttl: Any, mode: str) -> None:
-    with PerdureSaver(saver_url, ttl=ttl) as saver:
+    with PerdureSaver(saver_url) as saver:
+        saver.store.ops.set_retention(ttl=ttl)
         clock = Clock(saver)
         graph = Runner(outer(saver, inner()), mode)
         for name in ("old", "kept alive"):
             await graph.invoke({"topic": "tea"}, at(name))
         clock.forward(40)
         await graph.invoke({"topic": "rum"}, at("kept alive"))
-        await compact(saver, mode)
-        assert {info.name for info in saver.threads()} == {"old", "kept alive"}
+        saver.store.ops.compact()
+        assert {info.name for info in saver.store.threads()} == {"old", "kept alive"}
         clock.forward(40)
-        await compact(saver, mode)
-        assert {info.name for info in saver.threads()} == {"kept alive"}
+        saver.store.ops.compact()
+        assert {info.name for info in saver.store.threads()} == {"kept alive"}
         assert (await graph.state(at("old"))).values == {}
         assert (await graph.state(at("kept alive"))).values["topic"] == "rum"
         assert {found.config["configurable"]["thread_id"] for found in saver.list(None)} == {"kept alive"}
         assert saver.store.ops.verify().ok
 
 
-async def compact(saver: PerdureSaver, mode: str) -> None:
-    if mode == "async":
-        await saver.acompact()
-    else:
-        saver.compact()
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("make", [talking, long_talking])
 async def test_the_last_checkpoints_are_kept(saver_url: str, mode: str, make: Callable[[Any], AnyGraph]) -> None:
     """Also with a DeltaChannel, whose value is spread over the checkpoints that go."""
-    with PerdureSaver(saver_url, keep_last=4) as saver:
+    with PerdureSaver(saver_url) as saver:
+        saver.store.ops.set_retention(keep_last=4)
         graph = Runner(make(saver), mode)
         for number in range(8):
             await graph.invoke({"messages": [human(f"m{number}")]}, at("t"))
         before = await graph.history(at("t"), limit=4)
-        await compact(saver, mode)
+        saver.store.ops.compact()
         kept = await graph.history(at("t"))
         assert [snapshot.values for snapshot in kept[:4]] == [snapshot.values for snapshot in before]
         assert len(kept) == 4 or make is long_talking
@@ -249,11 +244,12 @@ async def test_the_last_checkpoints_are_kept(saver_url: str, mode: str, make: Ca
 
 
 def test_keep_last_counts_each_namespace_by_itself(saver_url: str) -> None:
-    with PerdureSaver(saver_url, keep_last=2) as saver:
+    with PerdureSaver(saver_url) as saver:
+        saver.store.ops.set_retention(keep_last=2)
         graph = outer(saver, inner(checkpointer=True))
         for topic in ("tea", "rum", "ale"):
             graph.invoke({"topic": topic}, at("t"))
-        saver.compact()
+        saver.store.ops.compact(vacuum=True)
         for namespace in ("", "sub0"):
             assert len(list(saver.list(at("t", checkpoint_ns=namespace)))) == 2
         assert graph.invoke({"topic": "gin"}, at("t"))["results"][-1] == "gin: 7 notes, yes"
@@ -270,7 +266,7 @@ async def test_threads_are_found_by_what_the_config_said(saver: PerdureSaver, mo
         await graph.invoke(SOME, {**at(f"t{number}", user_id=user), "metadata": {"kind": kind, "size": number}})
 
     async def found(**where: Any) -> list[str]:
-        infos = await saver.athreads(where=where) if mode == "async" else saver.threads(where=where)
+        infos = await saver.store.athreads(where=where) if mode == "async" else saver.store.threads(where=where)
         return [info.name for info in infos]
 
     assert await found(user_id="ada") == ["t2", "t0"]
@@ -279,7 +275,7 @@ async def test_threads_are_found_by_what_the_config_said(saver: PerdureSaver, mo
     assert await found(user_id="nobody") == []
     assert await found() == ["t2", "t1", "t0"]
     await graph.invoke(SOME, at("t0", user_id="ada"))
-    assert [info.name for info in saver.threads(limit=2)] == ["t0", "t2"]
+    assert [info.name for info in saver.store.threads(limit=2)] == ["t0", "t2"]
 
 
 # --- one writer

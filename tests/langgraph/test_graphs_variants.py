@@ -75,7 +75,7 @@ async def test_an_encrypting_serializer_makes_no_difference(scenario: Scenario, 
 @pytest.mark.parametrize("scenario", SOME, ids=lambda scenario: scenario.__name__)
 async def test_options_that_do_not_apply_make_no_difference(scenario: Scenario, tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
-    with PerdureSaver(path, ttl=3600, keep_last=1000, single_writer=True, tenant="me", durability="normal") as saver:
+    with PerdureSaver(path, single_writer=True, tenant="me", durability="normal") as saver:
         mine, theirs = await on_both(scenario, saver, "sync")
     assert mine == theirs
 

@@ -95,19 +95,20 @@ def test_verify_finds_damaged_writes(saver: PerdureSaver) -> None:
     graph = talking(saver)
     graph.invoke({"messages": [human("some words " * 40)]}, at("t"), durability="sync")
     assert saver.store.ops.verify().ok
-    change(saver, "UPDATE write SET channel = 'other' WHERE channel = 'messages'")
+    change(saver, "UPDATE write SET key = 'other' WHERE key = 'messages'")
     assert not saver.store.ops.verify().ok
 
 
 def test_keep_last_leaves_a_subgraphs_memory(saver_url: str) -> None:
     """A subgraph with `checkpointer=True` keeps its namespace; those of single calls go with their callers."""
-    with PerdureSaver(saver_url, keep_last=3) as saver:
+    with PerdureSaver(saver_url) as saver:
+        saver.store.ops.set_retention(keep_last=3)
         config = one(saver, {"x": 1})
         saver.put(config_of("t", ns="memory"), empty_checkpoint(), {}, {})
         saver.put(config_of("t", ns="call:1"), empty_checkpoint(), {}, {})
         for _ in range(20):
             config = saver.put(config, empty_checkpoint(), {}, {})
-        saver.compact()
+        saver.store.ops.compact(vacuum=True)
         assert len(list(saver.list(config_of("t")))) == 3
         assert saver.get_tuple(config_of("t", ns="memory")) is not None
         assert saver.get_tuple(config_of("t", ns="call:1")) is None
@@ -119,5 +120,3 @@ def test_names_given_as_one_text_are_refused(saver: PerdureSaver) -> None:
         saver.prune("t")
     with pytest.raises(UsageError, match="list"):
         saver.delete_for_runs("run")
-    with pytest.raises(UsageError, match="ttl"):
-        PerdureSaver(saver.store, ttl="1d")  # type: ignore[arg-type]

@@ -116,11 +116,12 @@ def test_delta_channels_survive_every_prune(saver_url: str, serde: JsonPlusSeria
 
 def test_a_channel_that_was_never_written_does_not_switch_retention_off(tmp_path: Path) -> None:
     """A DeltaChannel without a version: there is nothing in the ancestors to rebuild it from."""
-    with PerdureSaver(str(tmp_path / "a.db"), keep_last=4) as saver:
+    with PerdureSaver(str(tmp_path / "a.db")) as saver:
+        saver.store.ops.set_retention(keep_last=4)
         parent = None
         for number in range(12):
             parent = put(saver, {"x": number}, parent, counters_since_delta_snapshot={"log": [1, 1]})
-        saver.compact()
+        saver.store.ops.compact(vacuum=True)
         assert len(list(saver.list(at("t")))) == 4
 
 
@@ -143,6 +144,7 @@ def test_nothing_is_taken_over_from_a_parent_that_was_put_again(saver_url: str) 
 
 def test_the_newest_of_a_namespace_survives_a_prune_after_a_clock_stepped_back(saver: PerdureSaver) -> None:
     high, low = "1f200000-0000-6000-8000-000000000000", "1f100000-0000-6000-8000-000000000000"
+    put(saver, {"x": 0})
     first = put(saver, {"x": 1}, ns="sub", id=high)
     put(saver, {"x": 2}, first, ns="sub", id=low)
     saver.copy_thread("t", "copy")
@@ -182,7 +184,7 @@ def test_a_late_run_does_not_enter_a_thread_that_was_begun_anew(saver_url: str) 
         saver.delete_thread("t")
         assert saver.get_tuple(at("t")) is None
         saver.put_writes(old, [("x", "late")], "task")
-        assert saver.threads() == []
+        assert saver.store.threads() == []
 
 
 def test_a_fork_at_a_state_whose_id_was_put_again_can_be_read(saver: PerdureSaver) -> None:
@@ -214,7 +216,8 @@ def test_a_list_goes_on_while_checkpoints_are_removed(saver: PerdureSaver, remov
 
 
 def test_a_subgraph_at_work_keeps_its_thread_alive(saver_url: str) -> None:
-    with PerdureSaver(saver_url, ttl=10) as saver:
+    with PerdureSaver(saver_url) as saver:
+        saver.store.ops.set_retention(ttl=10)
         now = [saver.store._context.clock_us()]
         saver.store._context.clock_us = lambda: now[0]
         put(saver, {"x": 1})

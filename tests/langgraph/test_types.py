@@ -265,7 +265,7 @@ def survive(url: str, values: Mapping[str, Any]) -> None:
             written = {channel: found for task, channel, found in pending if task == "task"}
             assert_same(written, {"value": [value], "other": value})
             assert graph.invoke(None, at(name))["after"] == type(value).__name__
-        assert {info.name for info in saver.threads(limit=None)} == set(values)
+        assert {info.name for info in saver.store.threads(limit=None)} == set(values)
         assert saver.store.ops.verify().ok
 
 

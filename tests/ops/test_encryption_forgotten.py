@@ -142,7 +142,7 @@ def test_a_langgraph_checkpointer_forgets_too(url: str, tmp_path: Path) -> None:
         with pytest.raises(KeyMissing):
             saver.put_writes(stored, [("messages", "more")], "task")
         assert cached(store) == []
-        assert not saver._engine.threads._threads, "metadata of threads is no less secret"
+        assert not saver.store._context.threads._threads, "metadata of threads is no less secret"
 
 
 def keeper(say: Say, url: str, path: str) -> None:

@@ -54,7 +54,7 @@ def url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def saver(url: str) -> Iterator[PerdureSaver]:
     with PerdureSaver(url) as made:
-        made._engine.ctx.clock_us = Clock()
+        made.store._context.clock_us = Clock()
         yield made
 
 

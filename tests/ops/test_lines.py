@@ -69,5 +69,6 @@ async def test_async_is_the_same(url: str) -> None:
         await line.asave({"n": 1}, id="1")
         await line.aattach("1", "k", 1)
         found = await line.aload()
-        assert found == ("1", {"n": 1}, {"k": 1})
+        assert found is not None
+        assert (found.id, found.state, found.attachments) == ("1", {"n": 1}, {"k": 1})
         assert [each async for each in line.ahistory()] == [found]

@@ -46,7 +46,7 @@ def store(url: str, clock: Clock) -> Iterator[perdure.Store]:
 @pytest.fixture
 def saver(url: str, clock: Clock) -> Iterator[PerdureSaver]:
     with PerdureSaver(url) as made:
-        made._engine.ctx.clock_us = clock
+        made.store._context.clock_us = clock
         yield made
 
 
@@ -161,8 +161,9 @@ def test_keep_last_counts_the_threads_own_line(store: perdure.Store, saver: Perd
 
 
 def test_pins_hold_against_the_savers_own_retention(url: str, clock: Clock, store: perdure.Store) -> None:
-    with PerdureSaver(url, ttl=timedelta(days=1), keep_last=2) as saver:
-        saver._engine.ctx.clock_us = clock
+    with PerdureSaver(url) as saver:
+        saver.store.ops.set_retention(ttl=timedelta(days=1), keep_last=2)
+        saver.store._context.clock_us = clock
         graph = graph_of(saver, adds)
         for _ in range(4):
             graph.invoke({"total": 1}, at("t"))
@@ -170,16 +171,16 @@ def test_pins_hold_against_the_savers_own_retention(url: str, clock: Clock, stor
         oldest = list(thread.history())[-1]
         thread.pin(oldest, name="first")
         first = list(graph.get_state_history(at("t")))[-1].config
-        saver.compact()
+        saver.store.ops.compact(vacuum=True)
         assert thread.load(oldest).state == oldest.state
         assert graph.get_state(first).config == first
         clock.days(3)
-        saver.compact()
+        saver.store.ops.compact(vacuum=True)
         assert graph.get_state(at("t")).values["total"] == 8
         with pytest.raises(perdure.errors.Pinned):
             saver.delete_thread("t")
         thread.unpin("first")
-        saver.compact()
+        saver.store.ops.compact(vacuum=True)
         assert store.threads() == []
     sound(store)
 

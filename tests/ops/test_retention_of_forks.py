@@ -117,7 +117,7 @@ def test_what_an_unfinished_run_saved_to_a_fork_stays(store: perdure.Store, url:
 def test_a_copy_of_a_graphs_thread_is_shortened_with_it(store: perdure.Store, url: str, clock: Clock) -> None:
     """Its ids go with its checkpoints, and what is left goes on."""
     with PerdureSaver(url) as saver:
-        saver._engine.ctx.clock_us = clock
+        saver.store._context.clock_us = clock
         builder = StateGraph(Total)
         builder.add_node("node", adds)
         builder.add_edge(START, "node")

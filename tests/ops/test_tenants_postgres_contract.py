@@ -134,6 +134,6 @@ def test_langgraph(url: str, tmp_path: Path) -> None:
         assert graph.invoke({"count": 1}, config) == {"count": 2}
         assert asyncio.run(graph.ainvoke({"count": 5}, config)) == {"count": 6}
         assert len(list(graph.get_state_history(config))) == 6
-        saver.compact()
+        saver.store.ops.compact(vacuum=True)
         saver.delete_thread("graph")
         assert list(graph.get_state_history(config)) == []

@@ -20,7 +20,6 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Send
 from samples import same
 
-from perdure.adapters import Ancestors, pack_id, unpack_id
 from perdure.langgraph import PerdureSaver
 
 TRUST = ["import_kit."]
@@ -178,9 +177,9 @@ def raw_writes(url: str) -> dict[Key, set[tuple[str, str, int, str]]]:
 def kept_writes(saver: PerdureSaver, key: Key) -> set[tuple[str, str, int, str]]:
     """The same of a checkpoint in Perdure."""
     thread, space, id_ = key
-    entry = saver._run(Ancestors(saver._engine, thread, space).entry(pack_id(id_)))
+    entry = saver.store.thread(thread).line(space).load(id_)
     assert entry is not None
-    return {(unpack_id(write.task), write.path, write.idx, write.key) for write in entry.writes}
+    return {(write.task, write.path, write.idx, write.key) for write in entry.writes}
 
 
 def ordered(checkpoint: Any) -> dict[str, Any]:

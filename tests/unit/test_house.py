@@ -169,7 +169,7 @@ LINES_MAX = {
     # envelope keys and encrypted columns
     "encryption": 1_000,
     # the adapter
-    "langgraph": 2_000,
+    "langgraph": 1_670,
     # records, packs, garbage collection, repair
     "log": 5_900,
     # what an operator does
@@ -181,7 +181,7 @@ LINES_MAX = {
     # the drill, a pretend airline, a real PostgreSQL
     "testing": 1_465,
     # thread handles, retention, autosave
-    "threads": 4_050,
+    "threads": 3_920,
     # copies between stores
     "transfer": 2_235,
     # value to text, text to difference

@@ -13,8 +13,6 @@ from perdure.cli.messages import are_messages, as_line, kind_of
 from perdure.cli.text import plural, readable, shorten, to_json
 from perdure.errors import Damaged, NotFound
 from perdure.log.envelopes import ENVELOPE
-from perdure.log.label_ids import unpack_id
-from perdure.threads.labelled import read_beside, read_spaces
 from perdure.values.codec import Codec, decode
 
 if TYPE_CHECKING:
@@ -46,12 +44,12 @@ def values_of(state: dict[str, Any], *, with_input: bool = True) -> dict[str, An
 
 def newest_in(thread: Thread, name: str) -> Checkpoint:
     """The newest checkpoint of a namespace, which may be named by a unique beginning. Raises NotFound."""
-    spaces = read_spaces(thread)
-    fitting = [space for space in spaces if space.name == name]
-    fitting = fitting or [space for space in spaces if space.name.startswith(name)]
+    lines = thread.lines()
+    fitting = [line for line in lines if line.namespace == name]
+    fitting = fitting or [line for line in lines if line.namespace.startswith(name)]
     if len(fitting) == 1:
         return next(thread.history(start=fitting[0].newest, limit=1))
-    some = ", ".join(space.name or '""' for space in (fitting or spaces)[:3])
+    some = ", ".join(line.namespace or '""' for line in (fitting or lines)[:3])
     if not fitting:
         raise NotFound(f"thread {thread.name!r} has no namespace {name!r}; it has {some}")
     raise NotFound(f"{name!r} begins {len(fitting)} namespaces: {some}; write more of it")
@@ -63,32 +61,41 @@ def newest_in(thread: Thread, name: str) -> Checkpoint:
 def describe(thread: Thread, checkpoint: Checkpoint, out: Output) -> dict[str, Any]:
     """All that is known of a LangGraph checkpoint but its values, as data for JSON."""
     book = checkpoint.state[ENVELOPE]
-    beside = read_beside(thread, checkpoint, str(book.get("id")))
+    lines = thread.lines()
+    # A record whose id was put again has none of its own any more.
+    here = next((line for line in lines if checkpoint.id in line.checkpoints.values()), lines[0])
+    ids = [id_ for id_, record in here.checkpoints.items() if record == checkpoint.id] or [str(book.get("id"))]
     try:
-        writes = [_write_json(write) for write in beside.pending()]
+        stored = thread.line(here.namespace).load(ids[0])
+        writes = [_write_json(write) for write in (stored.writes if stored is not None else ())]
     except Damaged as error:
         out.message(f"pending writes are left out: {error}")
         writes = []
+    is_newest = here.newest == checkpoint.id
     metadata = book.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     return {
         "checkpoint_id": readable(book.get("id")),
         "parent_id": readable(book.get("parent")),
-        "namespace": beside.space,
-        "is_newest": beside.is_newest,
+        "namespace": here.namespace,
+        "is_newest": is_newest,
         "step": readable(metadata.get("step")),
         "source": readable(metadata.get("source")),
         "created_at": readable(book.get("ts")),
         "metadata": readable(metadata),
         "serializer": bool(book.get("serde")),
-        "interrupts": list(_interrupts(writes, is_newest=beside.is_newest)),
+        "interrupts": list(_interrupts(writes, is_newest=is_newest)),
         "pending_writes": [write for write in writes if write["channel"] != _INTERRUPT],
-        "namespaces": [space._asdict() for space in beside.spaces if space.name],
+        "namespaces": [
+            {"name": line.namespace, "newest": line.newest, "checkpoints": len(line.checkpoints)}
+            for line in lines
+            if line.namespace
+        ],
     }
 
 
 def _write_json(write: Write) -> dict[str, Any]:
-    return {"task": unpack_id(write.task), "channel": write.key, "value": readable(_value_of(write.text))}
+    return {"task": write.task, "channel": write.key, "value": readable(_value_of(write.text))}
 
 
 def _value_of(text: bytes) -> Any:

@@ -61,9 +61,7 @@ def _base(thread: Thread, base: str, newest: Checkpoint | None) -> Checkpoint:
     if base.startswith("@"):
         return _at_step(thread, int(base[1:]), newest)
     if "-" in base:
-        from perdure.threads.labelled import read_named
-
-        named = read_named(thread, base)
+        named = next((line.checkpoints[base] for line in thread.lines() if base in line.checkpoints), None)
         if named is None:
             raise NotFound(f"thread {thread.name!r} has no checkpoint whose checkpoint_id is {base}")
         return next(thread.history(start=named, limit=1))

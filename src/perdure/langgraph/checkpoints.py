@@ -8,29 +8,22 @@ grow: there a step is one splice.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import orjson
-from blake3 import blake3
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from perdure.adapters import (
-    COPY_OF,
-    ENVELOPE,
-    NEEDS,
-    Codec,
-    Encoded,
-    Part,
-    decode,
-    encode,
-    envelope_text,
-    is_plain_dict,
-)
+from perdure.adapters import ENVELOPE, Codec, Encoded, Part, decode, encode, envelope_text
 from perdure.errors import Unstorable, UsageError
 from perdure.langgraph.serde import PerdureSerde, load_opaque
 
 _COUNTERS = "counters_since_delta_snapshot"  # in the metadata: DeltaChannels that have no value of their own
 START = "__start__"  # the channel of a graph's input
+_COPY_OF, _NEEDS = (
+    "copy_of",
+    "needs",
+)  # in the envelope: what a rollback has copied, channels that ancestors' writes hold
 
 
 class Parts(NamedTuple):
@@ -39,11 +32,6 @@ class Parts(NamedTuple):
     checkpoint: dict[str, Any]
     metadata: dict[str, Any]
     parent: str | None
-
-
-def run_key(run: str) -> bytes:
-    """What a run's checkpoints are found by: not the run's id itself, which may be hidden by encryption."""
-    return blake3(run.encode("utf-8", "surrogatepass")).digest(16)
 
 
 def encode_checkpoint(
@@ -66,7 +54,7 @@ def encode_checkpoint(
     envelope["metadata"] = dict(metadata)
     # A channel without a version was never written: there is nothing to look for.
     if needs := [name for name in metadata.get(_COUNTERS) or () if name in versions and name not in values]:
-        envelope[NEEDS] = needs
+        envelope[_NEEDS] = needs
     state: dict[str, Any] = {name: values[name] for name in sorted(values, key=_is_fleeting)}
     native = isinstance(serde, PerdureSerde)
     if not isinstance(serde, PerdureSerde):
@@ -75,12 +63,6 @@ def encode_checkpoint(
         envelope["serde"] = True
     else:
         codec = serde.codec
-    if not is_plain_dict(state):
-        odd = next(name for name in state if not is_plain_dict({name: None}))
-        raise Unstorable(
-            f"a channel cannot be named {odd!r}: a name is text, valid Unicode, and does not begin with ^",
-            path=repr(odd),
-        )
     parts: list[bytes] = []
     parts_at: dict[str, Part] = {}
     at = 1  # behind the brace
@@ -91,7 +73,7 @@ def encode_checkpoint(
             part = before.text[old.start : old.end]
         else:
             part = _encode_channel(name, value, codec)
-        key = orjson.dumps(name) + b":"
+        key = _channel_key(name)
         start = at + len(key)
         parts_at[name] = Part(version, start, start + len(part))
         parts += (key, part, b",")
@@ -99,7 +81,23 @@ def encode_checkpoint(
     parts[-1] = b"}"
     text = b"".join((b"{", *parts))
     # What an assigned serializer made is not taken over: the next one may be another.
-    return Encoded(text, parts_at if native else {})
+    if not native:
+        return Encoded(text)
+    whole = partial(encode_checkpoint, checkpoint, metadata, parent, serde, codec)
+    return Encoded(text, parts_at, before.record if before is not None else None, whole)
+
+
+@lru_cache(maxsize=1024)
+def _channel_key(name: str) -> bytes:
+    """A channel's name as the key of a state. Raises Unstorable."""
+    try:
+        if type(name) is str and not name.startswith("^"):
+            return orjson.dumps(name) + b":"
+    except TypeError:
+        pass
+    raise Unstorable(
+        f"a channel cannot be named {name!r}: a name is text, valid Unicode, and does not begin with ^", path=repr(name)
+    )
 
 
 def _is_unchanged(name: str, version: Any, old: Part, new_versions: Container[str]) -> bool:
@@ -146,11 +144,11 @@ def from_text(text: bytes, serde: SerializerProtocol, codec: Codec) -> Parts:
         raise UsageError("this state was not saved by LangGraph: load it with store.thread(name).load()")
     metadata = envelope.pop("metadata", {})
     parent = envelope.pop("parent", None)
-    envelope.pop(NEEDS, None)
+    envelope.pop(_NEEDS, None)
     if envelope.pop("serde", False):
         state = {name: load_opaque(value, serde) for name, value in state.items()}
         metadata = load_opaque(metadata, serde)
-    if envelope.pop(COPY_OF, None) is not None:  # of a rollback
+    if envelope.pop(_COPY_OF, None) is not None:  # of a rollback
         metadata = {**metadata, "source": "fork"}
     return Parts({**envelope, "channel_values": state}, metadata, parent)
 
@@ -163,4 +161,4 @@ def metadata_of(text: bytes, serde: SerializerProtocol, codec: Codec) -> dict[st
     metadata = envelope.get("metadata", {})
     if envelope.get("serde"):
         metadata = load_opaque(metadata, serde)
-    return {**metadata, "source": "fork"} if COPY_OF in envelope else metadata
+    return {**metadata, "source": "fork"} if _COPY_OF in envelope else metadata

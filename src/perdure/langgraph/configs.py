@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.adapters import check_name
 from perdure.errors import UsageError
 
 # Of one step or run, not of the thread.
 _OF_STEP = frozenset({"source", "step", "parents", "run_id", "writes", "counters_since_delta_snapshot"})
 _TAGS_MAX = 32
-_NAMESPACE_BYTES_MAX = 2000  # it must fit an entry of PostgreSQL's indexes
 _KEY_CHARACTERS_MAX = 500
 _TAG_CHARACTERS_MAX = 1000
 
@@ -33,42 +31,7 @@ def address_of(config: RunnableConfig) -> Address:
     if thread is None:
         raise UsageError('a checkpointer needs a thread: pass config={"configurable": {"thread_id": "…"}}')
     id_ = configurable.get("checkpoint_id")
-    return Address(
-        check_name(str(thread)),
-        _check_namespace(str(configurable.get("checkpoint_ns") or "")),
-        str(id_) if id_ else None,
-    )
-
-
-def _check_namespace(namespace: str) -> str:
-    try:
-        size = len(namespace.encode())
-    except UnicodeEncodeError as error:
-        raise UsageError(f"a checkpoint_ns must be valid Unicode, not {namespace[:60]!r}") from error
-    if size > _NAMESPACE_BYTES_MAX or "\0" in namespace:
-        raise UsageError(f"a checkpoint_ns has at most {_NAMESPACE_BYTES_MAX} bytes and no NUL: {namespace[:60]!r}…")
-    return namespace
-
-
-class Written(NamedTuple):
-    """What writes are pending on."""
-
-    thread: str
-    namespace: str
-    id: str
-
-
-def written_address(config: RunnableConfig) -> Written:
-    """The checkpoint that a task's writes belong to."""
-    thread, space, id_ = address_of(config)
-    if id_ is None:
-        raise UsageError("put_writes needs the checkpoint_id that the writes belong to")
-    return Written(thread, space, id_)
-
-
-def parent_of(config: RunnableConfig) -> str | None:
-    """The parent of a checkpoint that is being put."""
-    return address_of(config).id
+    return Address(str(thread), str(configurable.get("checkpoint_ns") or ""), str(id_) if id_ else None)
 
 
 def stored_config(address: Address, id_: str) -> RunnableConfig:

@@ -11,24 +11,23 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple, DeltaChan
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import ERROR
 
-from perdure.adapters import Codec, Entry, Wanted, Write, check_text, pack_id, unpack_id
+from perdure.adapters import Codec, LineCheckpoint, Write
 from perdure.errors import Damaged, Unstorable
 from perdure.langgraph.checkpoints import from_text, metadata_of, name_channel
 from perdure.langgraph.configs import Address, address_of, stored_config
 from perdure.langgraph.serde import value_from_text, value_to_text
 
 
-def tuple_of(entry: Entry, serde: SerializerProtocol, codec: Codec) -> CheckpointTuple:
+def tuple_of(entry: LineCheckpoint, serde: SerializerProtocol, codec: Codec) -> CheckpointTuple:
     """A checkpoint as LangGraph wants it. Nothing in it is shared."""
     parts = from_text(entry.text, serde, codec)
-    if pack_id(str(parts.checkpoint.get("id"))) != entry.id:
-        shown = unpack_id(entry.id)
+    if str(parts.checkpoint.get("id")) != entry.id:
         raise Damaged(
-            f"thread {entry.thread!r}: the id {shown} points at another checkpoint; run `perdure store verify`"
+            f"thread {entry.thread!r}: the id {entry.id} points at another checkpoint; run `perdure store verify`"
         )
     address = Address(entry.thread, entry.namespace, None)
     return CheckpointTuple(
-        stored_config(address, unpack_id(entry.id)),
+        stored_config(address, entry.id),
         parts.checkpoint,  # type: ignore[arg-type]
         parts.metadata,  # type: ignore[arg-type]
         stored_config(address, parts.parent) if parts.parent is not None else None,
@@ -37,18 +36,15 @@ def tuple_of(entry: Entry, serde: SerializerProtocol, codec: Codec) -> Checkpoin
 
 
 def pending(writes: Sequence[Write], serde: SerializerProtocol, codec: Codec) -> list[PendingWrite]:
-    return [(unpack_id(write.task), write.key, value_from_text(write.text, serde, codec)) for write in writes]
+    return [(write.task, write.key, value_from_text(write.text, serde, codec)) for write in writes]
 
 
 def writes_from(
     writes: Sequence[tuple[str, Any]], task_id: str, task_path: str, serde: SerializerProtocol
 ) -> list[Write]:
     """A task's writes as they are stored. Raises Unstorable, which names the channel."""
-    task = pack_id(task_id)
-    check_text(task_path, "a task's path")
     packed: list[Write] = []
     for position, (channel, value) in enumerate(writes):
-        check_text(channel, "a channel's name")
         if channel == ERROR and isinstance(value, BaseException):
             value = repr(value)  # as LangGraph's own savers keep it: an exception is not data
         try:
@@ -57,23 +53,24 @@ def writes_from(
             path = f"state[{orjson.dumps(channel).decode()}]{error.path.removeprefix('state')}"
             named = Unstorable(str(error).replace(error.path, path, 1), path=path)
             raise name_channel(named, [channel]) from error
-        packed.append(Write(task, WRITES_IDX_MAP.get(channel, position), channel, task_path, text))
+        packed.append(Write(task_id, WRITES_IDX_MAP.get(channel, position), channel, task_path, text))
     return packed
 
 
-def wanted_of(config: RunnableConfig | None, before: RunnableConfig | None) -> Wanted:
+def wanted_of(config: RunnableConfig | None, before: RunnableConfig | None) -> dict[str, Any]:
     """Which checkpoints a `list` asks for."""
+    configurable = (config or {}).get("configurable", {})
     limit = (before or {}).get("configurable", {}).get("checkpoint_id")
-    packed = pack_id(str(limit)) if limit else None
-    if config is None or config.get("configurable", {}).get("thread_id") is None:
-        namespace = (config or {}).get("configurable", {}).get("checkpoint_ns")
-        return Wanted(namespace=namespace, before=packed)
+    wanted = {"namespace": configurable.get("checkpoint_ns"), "before": str(limit) if limit else None}
+    if config is None or configurable.get("thread_id") is None:
+        return wanted
     address = address_of(config)
-    namespace = config["configurable"].get("checkpoint_ns")
-    return Wanted(address.thread, namespace, pack_id(address.id) if address.id else None, packed)
+    return {"thread": address.thread, "id": address.id, **wanted}
 
 
-def matches(entry: Entry, conditions: Mapping[str, Any] | None, serde: SerializerProtocol, codec: Codec) -> bool:
+def matches(
+    entry: LineCheckpoint, conditions: Mapping[str, Any] | None, serde: SerializerProtocol, codec: Codec
+) -> bool:
     """Whether a checkpoint's metadata has all of these. Keys are keys, whatever characters they have."""
     if not conditions:
         return True
@@ -92,14 +89,14 @@ class DeltaWalk:
         self._serde, self._codec = serde, codec
         self._next: str | None = None
 
-    def begin(self, target: Entry | None) -> None:
+    def begin(self, target: LineCheckpoint | None) -> None:
         """The checkpoint itself: what is pending on it is not part of it."""
         self._next = from_text(target.text, self._serde, self._codec).parent if target is not None else None
 
-    def next_id(self) -> bytes | None:
-        return pack_id(self._next) if self._next is not None and self._open else None
+    def next_id(self) -> str | None:
+        return self._next if self._open else None
 
-    def take(self, entry: Entry | None) -> None:
+    def take(self, entry: LineCheckpoint | None) -> None:
         """The next ancestor: its writes, and its values of channels that have one."""
         if entry is None:
             self._next = None

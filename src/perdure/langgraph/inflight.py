@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 
-Key = tuple[str, ...]  # what is under way, and the thread, namespace and id of the checkpoint
+Key = tuple[str | None, ...]  # what is under way, and the thread, namespace and id of the checkpoint
 
 
 class InFlight:

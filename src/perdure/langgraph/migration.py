@@ -21,7 +21,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from perdure.adapters import Codec, Progress, encode, is_postgres, sqlite_path
+from perdure.adapters import Codec, encode, is_postgres, sqlite_path
 from perdure.errors import NotFound, OpenError, PerdureError, Undecodable, Unstorable, UsageError
 from perdure.langgraph.safe_reader import safe_reader
 from perdure.langgraph.saver import PerdureSaver
@@ -93,7 +93,7 @@ def import_langgraph(
     threads: Sequence[str] | None = None,
     serde: SerializerProtocol | None = None,
     verify: bool = True,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> MigrationReport:
     """Copy the threads of a stock saver's database, SQLite (a path) or PostgreSQL (`postgresql://…`), into a saver.
 

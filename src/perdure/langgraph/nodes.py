@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
-from perdure.adapters import Scope, StepSpec, Task, add_provider, task_scope
+from perdure.adapters import Scope, StepSpec, add_provider
 from perdure.errors import NotInRun, UsageError
 from perdure.langgraph.saver import PerdureSaver
 
@@ -40,7 +41,8 @@ def scope_of_node(spec: StepSpec) -> Scope | None:
     # The scratchpad is the task's; an attempt of LangGraph's own retries counts its calls anew.
     info = getattr(configurable.get("__pregel_runtime"), "execution_info", None)
     execution = (id(scratchpad), int(getattr(info, "node_attempt", 1)))
-    return task_scope.find(execution) or task_scope.add(execution, _task(configurable), scratchpad)
+    saver: PerdureSaver = configurable["__pregel_checkpointer"]
+    return saver._tasks.scope(execution, scratchpad, partial(_task, saver, configurable))
 
 
 def _problem(configurable: Mapping[str, Any], *, blocks: bool) -> Exception | None:
@@ -84,24 +86,23 @@ def _checkpoints(configurable: Mapping[str, Any]) -> tuple[tuple[str, str], ...]
     return tuple((namespace, id_) for id_, namespace in found.items())
 
 
-def _task(configurable: Mapping[str, Any]) -> Task:
-    saver: PerdureSaver = configurable["__pregel_checkpointer"]
+def _task(saver: PerdureSaver, configurable: Mapping[str, Any]) -> dict[str, Any]:
     thread, checkpoints = str(configurable.get("thread_id")), _checkpoints(configurable)
     namespace = str(configurable.get("checkpoint_ns"))  # the task's: its graph's, its node and its id
     run_id = f"langgraph/{thread}/{namespace}"
     if len(run_id) > _ID_MAX:
         run_id = f"langgraph/{blake2b(run_id.encode(), digest_size=32).hexdigest()}"
-    return Task(
-        saver._engine.ctx,
-        thread,
-        str(configurable["__pregel_task_id"]),
-        namespace.rpartition("|")[2].partition(":")[0],
-        run_id,
-        checkpoints,
-        frozenset(id_ for namespace, _ in checkpoints for id_ in saver._requested.allowed(thread, namespace)),
-        saver._requested.current().refusal,
-        (GraphBubbleUp,),  # interrupt(): the body runs again from its top when the graph is resumed
-    )
+    free = (id_ for namespace, _ in checkpoints for id_ in saver._requested.allowed(thread, namespace))
+    return {
+        "thread": thread,
+        "id": str(configurable["__pregel_task_id"]),
+        "name": namespace.rpartition("|")[2].partition(":")[0],
+        "run_id": run_id,
+        "checkpoints": checkpoints,
+        "free": frozenset(free),
+        "refusal": saver._requested.current().refusal,
+        "definite": (GraphBubbleUp,),  # interrupt(): the body runs again from its top when the graph is resumed
+    }
 
 
 def _is_on_its_loop(callbacks: Any) -> bool:

@@ -19,7 +19,7 @@ from perdure.errors import PerdureError
 
 _ASKED_MAX = 64  # remembered in one context
 _NAMESPACES_MAX = 65_536
-_Asked = dict[tuple[str, str, bytes], None]
+_Asked = dict[tuple[str, str, str], None]
 
 
 @dataclass(slots=True)
@@ -45,10 +45,10 @@ class Requested:
     def current(self) -> GraphRun:
         return self._run.get() or GraphRun()
 
-    def read(self, thread: str, namespace: str, asked: bytes | None, given: bytes | None) -> None:
+    def read(self, thread: str, namespace: str, asked: str | None, given: str | None) -> None:
         """A run begins with a checkpoint: given because of its id, or (`asked` None) because it is the newest."""
         before = self.current()
-        key = (thread, namespace, given or b"")
+        key = (thread, namespace, given or "")
         kept = {known: None for known in before.asked if known != key}
         if asked is not None and given is not None:
             kept = dict.fromkeys([*list(kept)[1 - _ASKED_MAX :], key])
@@ -59,7 +59,7 @@ class Requested:
             outer = outer.outer
         self._run.set(GraphRun(namespace, kept, outer))
 
-    def allowed(self, thread: str, namespace: str) -> tuple[bytes, ...]:
+    def allowed(self, thread: str, namespace: str) -> tuple[str, ...]:
         """The checkpoints of a namespace that this context may continue from, whatever the newest is."""
         return tuple(id_ for *where, id_ in self.current().asked if where == [thread, namespace])
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from perdure.adapters import Codec, decode, encode, module_name
+from perdure.adapters import Codec, decode, encode
 from perdure.errors import Undecodable, UsageError
 
 _TYPE = "perdure"
@@ -35,10 +35,8 @@ class PerdureSerde:
         return decode(text, self.codec)
 
     def with_classes(self, classes: Collection[tuple[str, ...]]) -> PerdureSerde:
-        pairs = {(module_name(str(one[0])), str(one[1])) for one in classes if len(one) == 2}
-        if pairs <= self.codec.classes:
-            return self
-        return PerdureSerde(self.codec.with_classes(pairs))
+        codec = self.codec.with_classes((str(one[0]), str(one[1])) for one in classes if len(one) == 2)
+        return self if codec is self.codec else PerdureSerde(codec)
 
 
 def value_to_text(value: Any, serde: SerializerProtocol) -> bytes:

@@ -10,9 +10,10 @@ given and gives back. So a value is compressed against that text where it is at 
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from perdure.errors import Damaged, Undecodable
+from perdure.log.label_ids import pack_id, unpack_id
 from perdure.log.labels import MAIN, ensure_space
 from perdure.log.reading import read_state
 from perdure.log.thread_table import create_thread, find_thread, try_thread
@@ -77,7 +78,7 @@ _BETWEEN = Sql(
 class Write(NamedTuple):
     """One pending write, its value as text."""
 
-    task: bytes
+    task: str
     idx: int
     key: str
     path: str
@@ -149,7 +150,7 @@ def _statements(
                 thread=thread,
                 space=space,
                 id=id_,
-                task=write.task,
+                task=pack_id(write.task),
                 idx=write.idx,
                 key=write.key,
                 path=write.path,
@@ -190,18 +191,18 @@ def writes_of(rows: Rows, texts: Mapping[int, bytes]) -> list[Write]:
     for row in rows:
         if tuple(map(type, row)) not in _SHAPES:
             raise Damaged("the row of a pending write is damaged; run `perdure store verify`")
-    found = [
-        Write(task, idx, key, path, _unpack(key, base, value, texts)) for _, task, idx, key, path, base, value in rows
+    return [
+        Write(unpack_id(task), idx, key, path, _unpack(key, base, value, texts))
+        for _, task, idx, key, path, base, value in sorted(rows, key=_order)
     ]
-    found.sort(key=_order)
-    return found
 
 
 _SHAPES = {(bytes, bytes, int, str, str, base, bytes) for base in (int, type(None))}
 
 
-def _order(write: Write) -> tuple[str, bytes, int]:
-    return write.path, write.task, write.idx
+def _order(row: tuple[Any, ...]) -> tuple[str, bytes, int]:
+    _, task, idx, _, path, _, _ = row
+    return path, task, idx
 
 
 def _pack(write: Write, against: Against | None) -> tuple[int | None, bytes]:

@@ -60,6 +60,7 @@ def open_store(
     context = Context(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant, warn_bytes=warn_bytes)
     if (cache := driver.capabilities.keys) is not None:  # texts in memory go with the key that opened them
         cache.listen(context.cache)
+        cache.listen(context.threads)
     keep_us = None if keep_runs_s is None else int(keep_runs_s * 1e6)
     return Store(context, lease_us=int(lease_s * 1e6), keep_us=keep_us)
 

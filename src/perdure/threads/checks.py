@@ -12,6 +12,7 @@ from perdure.errors import Unstorable, UsageError
 
 NAME_CHARACTERS_MAX = 512
 NOTE_CHARACTERS_MAX = 10_000
+NAMESPACE_BYTES_MAX = 2000  # it must fit an entry of PostgreSQL's indexes
 METADATA_BYTES_MAX = 64 * 1024
 COUNT_MAX = 2**62
 
@@ -24,6 +25,14 @@ def check_name(name: object, what: str = "thread") -> str:
         raise UsageError(f"a {what}'s name has 1 to {NAME_CHARACTERS_MAX} characters; this one has {len(name)}")
     check_text(name, f"a {what}'s name")
     return str(name)
+
+
+def check_namespace(namespace: str) -> str:
+    """The namespace of a line; may be empty."""
+    check_text(namespace, "a namespace")
+    if len(namespace) * 4 > NAMESPACE_BYTES_MAX and len(namespace.encode()) > NAMESPACE_BYTES_MAX:
+        raise UsageError(f"a namespace has at most {NAMESPACE_BYTES_MAX} bytes: {namespace[:60]!r}…")
+    return namespace
 
 
 def check_note(note: object) -> str | None:

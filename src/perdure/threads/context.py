@@ -16,6 +16,7 @@ from perdure.log.cache import BaseCache
 from perdure.log.ids import new_id
 from perdure.log.thread_table import ensure_tenant, find_tenant
 from perdure.storage.program import Driver, Flow, read, write
+from perdure.threads.thread_cache import ThreadCache
 from perdure.values.registry import Codec
 
 WARN_BYTES = 5_000_000
@@ -57,6 +58,7 @@ class Context:
     ticks: Callable[[], float] = time.monotonic  # seconds, for measuring: never goes back
     warn_bytes: int = WARN_BYTES  # larger states log a warning
     large_warned: dict[tuple[str, str], int] = field(default_factory=dict)  # by tenant and thread: the next size
+    threads: ThreadCache = field(default_factory=ThreadCache)  # what lines remember, of all tenants
     known_tenant: int | None = None  # the tenant's number, once it was looked up
 
     def tenant(self) -> Flow[int | None]:

@@ -26,7 +26,7 @@ from perdure.log.append import (
 )
 from perdure.log.cache import Base
 from perdure.log.ids import ID_MAX, parse_id, show_id
-from perdure.log.labels import copy_labels
+from perdure.log.labels import copy_labels, list_labels
 from perdure.log.reading import (
     Loaded,
     read_line,
@@ -302,6 +302,7 @@ def fork(
     made = yield from write(
         partial(_fork, tenant, cursor.name, cursor.thread, at, name, dict(metadata), ctx.clock_us())
     )
+    ctx.threads.forget((tenant, name))  # a deleted thread of the same name
     return made
 
 
@@ -335,6 +336,13 @@ def _fork(
     upto = ID_MAX if record.id == row.head else record.id
     yield Batch(*copy_labels(tenant, row.thread, made.thread, upto))
     return made.thread, made.tree, record.id
+
+
+def newest_id(tenant: int, name: str) -> Program[bytes | None]:
+    """The greatest id of a thread: what comes for a lower one after it was deleted comes too late."""
+    row = yield from try_thread(tenant, name)
+    labels = (yield from list_labels(tenant, thread=row.thread, limit=1)) if row is not None else []
+    return labels[0].id if labels else None
 
 
 def annotate(ctx: Context, cursor: Cursor, metadata: Mapping[str, Any]) -> Flow[None]:

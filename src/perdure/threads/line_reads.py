@@ -1,70 +1,195 @@
-"""Loading one checkpoint of a line, by its id or as the newest, with what is attached to it."""
+"""Reading checkpoints of lines: one by its id, the newest, and lists of them, with what is attached to each.
+
+Nothing is held open while the caller's code runs: labels come in pages, each page one read transaction, and the texts
+of a line come from a stretch of it that was read at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 from perdure.errors import Damaged, NotFound, Undecodable
 from perdure.log.envelopes import id_of
-from perdure.log.ids import show_id as show_record
+from perdure.log.history_walk import Stretch, read_stretch
+from perdure.log.ids import show_id
+from perdure.log.label_ids import unpack_id
 from perdure.log.labels import (
     MAIN,
     Found,
+    LabelRow,
     find_label,
     find_space,
     greatest_label,
+    list_labels,
+    space_heads,
+    spaces_of,
 )
-from perdure.log.pending import odd_bases, select_writes, writes_of
+from perdure.log.pending import Write, odd_bases, select_writes, select_writes_between, writes_of
 from perdure.log.reading import Loaded, read_state
-from perdure.log.thread_table import ThreadRow, find_thread, metadata_of
+from perdure.log.records import Record
+from perdure.log.thread_table import ThreadRow, find_thread, metadata_of, thread_numbered, try_thread
 from perdure.storage import metrics
 from perdure.storage.program import Batch, Flow, Program, Rows, read
 from perdure.threads.context import Context
 from perdure.threads.flows import base_of
-from perdure.threads.line_engine import Entry, LineEngine
 from perdure.threads.thread_cache import Tip
+from perdure.values.codec import decode
+from perdure.values.registry import Codec
+
+_PAGE_MIN, _PAGE_MAX = 64, 4096
+_ALONE_MAX = 3  # so many states are loaded one by one before a whole stretch is worth reading
+_STRETCHES_MAX = 4
+
+
+class LineCheckpoint(NamedTuple):
+    """A checkpoint of a line: the id that its caller gave it, its state, and what was attached to it."""
+
+    thread: str
+    namespace: str
+    id: str
+    text: bytes
+    writes: Sequence[Write]
+    codec: Codec
+
+    @property
+    def state(self) -> Any:
+        """The state, decoded anew each time."""
+        return decode(self.text, self.codec)
+
+    @property
+    def attachments(self) -> dict[str, Any]:
+        """What `attach` has added, by key. A value that replaces (index -1) comes before the first one, and wins."""
+        found: dict[str, Any] = {}
+        for one in self.writes:
+            found.setdefault(one.key, decode(one.text, self.codec))
+        return found
+
+
+class LineInfo(NamedTuple):
+    """A line of a thread: its namespace, its newest checkpoint, and the checkpoints that the caller's ids stand for
+    (by the ids of `thread.history()`)."""
+
+    namespace: str
+    newest: str
+    checkpoints: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class _Reader:
+    """A stretch that is being gone through."""
+
+    ids: set[int]
+    states: Iterator[tuple[Record, bytes]]
+    now: tuple[Record, bytes] | None = None
+
+    def text(self, record: int) -> bytes | None:
+        """The text of a record, if it still lies ahead."""
+        if self.now is not None and self.now[0].id == record:
+            return self.now[1]
+        if record not in self.ids:
+            return None
+        while self.now is None or self.now[0].id != record:
+            if (following := next(self.states, None)) is None:
+                return None
+            self.now = following
+            self.ids.discard(following[0].id)
+        return self.now[1]
+
+
+@dataclass(slots=True)
+class Texts:
+    """The texts of records, one after the other, mostly along a line."""
+
+    ctx: Context
+    tenant: int
+    _alone: int = 0
+    _readers: dict[int, list[_Reader]] = field(default_factory=dict)  # by tree
+
+    def of(self, tree: int, record: int) -> Flow[bytes]:
+        """The text of one record. Raises Damaged."""
+        readers = self._readers.setdefault(tree, [])
+        for reader in readers:
+            if (text := reader.text(record)) is not None:
+                return text
+        if (cached := self.ctx.cache.get((self.tenant, tree, record))) is not None:
+            return cached.data
+        self._alone += 1
+        if self._alone > _ALONE_MAX:
+            stretch = yield from read(partial(read_stretch, self.tenant, tree, record))
+            if stretch is not None and (text := _begin(stretch, readers)) is not None:
+                return text
+        # By itself: this also rebuilds a damaged keyframe, which a stretch cannot.
+        loaded = yield from read(partial(read_state, self.tenant, tree, record))
+        if loaded is None:
+            raise _is_missing(record)
+        return loaded.data
+
+
+def _begin(stretch: Stretch, readers: list[_Reader]) -> bytes | None:
+    """Start with a stretch at its newest record. None: something in it is damaged; each must be read alone."""
+    try:
+        states = stretch.states()
+    except Damaged:
+        return None
+    readers.insert(0, _Reader(set(stretch.links), states))
+    del readers[_STRETCHES_MAX:]
+    return readers[0].text(stretch.chain.record.id)
+
+
+def _is_missing(record: int) -> Damaged:
+    shown = show_id(record)
+    return Damaged(f"checkpoint {shown} is missing; run `perdure store verify`", checkpoints=(shown,))
+
+
+# --- one checkpoint
 
 
 class _At(NamedTuple):
-    """What a read has found: the thread, the labelled record, and its state unless the cache has it."""
+    """What a read has found: the thread, the labelled record, and its state unless it is read later."""
 
-    thread: int
-    tree: int
-    metadata: Mapping[str, Any]
-    generation: int
+    row: ThreadRow
     found: Found
-    state: Loaded | bytes
+    state: Loaded | bytes | None
     writes: Rows
     bases: dict[int, bytes]
 
 
 @metrics.operation("load")
-def load(engine: LineEngine, name: str, namespace: str, id_: bytes | None) -> Flow[Entry | None]:
-    """A checkpoint by its id, or the newest of a namespace, with what is pending on it."""
-    ctx = engine.ctx
+def load(
+    ctx: Context, name: str, namespace: str, id_: bytes | None, texts: Texts | None = None
+) -> Flow[LineCheckpoint | None]:
+    """A checkpoint by its id, or the newest of a namespace, with what is attached to it. `texts`: for several along a
+    line."""
     tenant = yield from ctx.tenant()
     if tenant is None:
         return None
     try:
-        at = yield from read(partial(_find, tenant, name, namespace, id_, ctx))
+        at = yield from read(partial(_find, tenant, name, namespace, id_, ctx, texts is None))
     except NotFound:
-        engine.threads.forget(name)
+        ctx.threads.forget((tenant, name))
         return None
     if at is None:
         return None
-    thread = engine.threads.note(tenant, name, at.thread, at.tree, at.metadata)
-    text = at.state.data if isinstance(at.state, Loaded) else at.state
+    (row, found, state, rows, bases) = at
+    thread = ctx.threads.note((tenant, name), row.thread, row.tree, metadata_of(row))
+    if state is None:
+        assert texts is not None
+        state = yield from texts.of(row.tree, found.record)
+    text = state.data if isinstance(state, Loaded) else state
     if id_ is None:
-        thread.note_tip(namespace, Tip(at.found.id, at.found.record))
-        if isinstance(at.state, Loaded):
-            ctx.cache.put((tenant, at.tree, at.found.record), base_of(at.state, at.generation))
-    writes = writes_of(at.writes, {at.found.record: text, **at.bases})
-    return Entry(name, namespace, at.found.id, text, writes)
+        thread.note_tip(namespace, Tip(found.id, found.record))
+        if isinstance(state, Loaded):
+            ctx.cache.put((tenant, row.tree, found.record), base_of(state, row.generation))
+    writes = writes_of(rows, {found.record: text, **bases})
+    return LineCheckpoint(name, namespace, unpack_id(found.id), text, writes, ctx.codec)
 
 
-def _find(tenant: int, name: str, namespace: str, id_: bytes | None, ctx: Context) -> Program[_At | None]:
+def _find(
+    tenant: int, name: str, namespace: str, id_: bytes | None, ctx: Context, with_state: bool
+) -> Program[_At | None]:
     row = yield from find_thread(tenant, name)
     place = yield from find_space(tenant, row.thread, namespace)
     if place is None:
@@ -79,17 +204,13 @@ def _find(tenant: int, name: str, namespace: str, id_: bytes | None, ctx: Contex
             found, state = yield from _newest(tenant, row, number, found, newest)
     if found is None:
         return None
-    cached = ctx.cache.get((tenant, row.tree, found.record))
-    if state is None:
-        state = cached.data if cached is not None else (yield from read_state(tenant, row.tree, found.record))
-    if state is None:
-        record = show_record(found.record)
-        raise Damaged(
-            f"thread {name!r}: checkpoint {record} is missing; run `perdure store verify`", checkpoints=(record,)
-        )
+    if state is None and (cached := ctx.cache.get((tenant, row.tree, found.record))) is not None:
+        state = cached.data
+    if state is None and with_state and (state := (yield from read_state(tenant, row.tree, found.record))) is None:
+        raise _is_missing(found.record)
     [writes] = yield Batch(select_writes(tenant, row.thread, number, found.id))
     bases = yield from odd_bases(tenant, row.tree, writes, [found.record])
-    return _At(row.thread, row.tree, metadata_of(row), row.generation, found, state, writes, bases)
+    return _At(row, found, state, writes, bases)
 
 
 def _newest(
@@ -108,3 +229,139 @@ def _newest(
     if space != MAIN and (label is None or label.record != head):
         return greatest, None
     return Found(space, id_, head), loaded
+
+
+# --- lists
+
+
+class Wanted(NamedTuple):
+    """Which checkpoints to list. None: no condition."""
+
+    thread: str | None = None
+    namespace: str | None = None
+    id: bytes | None = None
+    before: bytes | None = None
+
+
+class _Thread(NamedTuple):
+    name: str
+    tree: int
+    namespaces: dict[int, str]
+
+
+@dataclass(slots=True)
+class Listing:
+    """A list of checkpoints in the making, the greatest id first."""
+
+    ctx: Context
+    wanted: Wanted
+    _texts: Texts | None = None
+    _page: int = _PAGE_MIN
+    _last: LabelRow | None = None
+    _ended: bool = False
+    _waiting: Iterator[tuple[LabelRow, Rows]] = field(default_factory=lambda: iter(()))
+    _threads: dict[int, _Thread | None] = field(default_factory=dict)
+
+    def next(self) -> Flow[LineCheckpoint | None]:
+        """The next checkpoint. None: that was all."""
+        tenant = yield from self.ctx.tenant()
+        if tenant is None:
+            return None
+        texts = self._texts = self._texts or Texts(self.ctx, tenant)
+        while True:
+            for label, rows in self._waiting:
+                thread = self._threads.get(label.thread)
+                if thread is not None and (found := (yield from self._checkpoint(texts, thread, label, rows))):
+                    return found
+            if self._ended:
+                return None
+            labels, writes = yield from read(partial(self._read_page, tenant))
+            self._ended = len(labels) < self._page
+            self._page = min(self._page * 2, _PAGE_MAX)
+            if labels:
+                self._last = labels[-1]
+            self._waiting = iter([(label, writes.get(label[:3], [])) for label in labels if self._is_wanted(label)])
+
+    def _checkpoint(self, texts: Texts, thread: _Thread, label: LabelRow, rows: Rows) -> Flow[LineCheckpoint | None]:
+        """The checkpoint behind a label. None: it was removed meanwhile."""
+        try:
+            text = yield from texts.of(thread.tree, label.record)
+        except Damaged:
+            # It may have been removed, or saved again, since its label was read.
+            now = yield from read(partial(find_label, texts.tenant, label.thread, label.space, label.id))
+            if now is None:
+                return None
+            if now.record == label.record:
+                raise
+            return (yield from self._checkpoint(texts, thread, label._replace(record=now.record), rows))
+        bases = {label.record: text}
+        if any(row[5] not in (None, label.record) for row in rows):
+            bases |= yield from read(partial(odd_bases, texts.tenant, thread.tree, rows, [label.record]))
+        namespace, writes = thread.namespaces.get(label.space, ""), writes_of(rows, bases)
+        return LineCheckpoint(thread.name, namespace, unpack_id(label.id), text, writes, self.ctx.codec)
+
+    def _read_page(self, tenant: int) -> Program[tuple[list[LabelRow], dict[tuple[int, int, bytes], Rows]]]:
+        """The next page of labels with what is attached to them."""
+        wanted = self.wanted
+        number = space = None
+        if wanted.thread is not None:
+            row = yield from try_thread(tenant, wanted.thread)
+            if row is None:
+                return [], {}
+            number = row.thread
+            if wanted.namespace is not None:
+                place = yield from find_space(tenant, number, wanted.namespace)
+                if place is None:
+                    return [], {}
+                space = place[0]
+        labels = yield from list_labels(
+            tenant, thread=number, space=space, before=wanted.before, id_=wanted.id, after=self._last, limit=self._page
+        )
+        for thread in {label.thread for label in labels} - self._threads.keys():
+            found = yield from thread_numbered(tenant, thread)
+            names = yield from spaces_of(tenant, thread)
+            self._threads[thread] = None if found is None else _Thread(found.name, found.tree, names)
+        return labels, (yield from _writes(tenant, labels))
+
+    def _is_wanted(self, label: LabelRow) -> bool:
+        """Whether it is of the namespace that was asked for, in a list of all threads."""
+        if self.wanted.thread is not None or self.wanted.namespace is None:
+            return True
+        thread = self._threads.get(label.thread)
+        return thread is not None and thread.namespaces.get(label.space) == self.wanted.namespace
+
+
+def _writes(tenant: int, labels: list[LabelRow]) -> Program[dict[tuple[int, int, bytes], Rows]]:
+    """What is attached to labels: one search for each namespace, over the range of its ids."""
+    ranges: dict[tuple[int, int], list[bytes]] = {}
+    for label in labels:
+        ranges.setdefault((label.thread, label.space), []).append(label.id)
+    if not ranges:
+        return {}
+    found = yield Batch(
+        *(select_writes_between(tenant, *key, low=min(ids), high=max(ids)) for key, ids in ranges.items()), last=True
+    )
+    by_label: dict[tuple[int, int, bytes], Rows] = {}
+    for key, rows in zip(ranges, found, strict=True):
+        for row in rows:
+            by_label.setdefault((*key, row[0]), []).append(row)
+    return by_label
+
+
+def lines_of(tenant: int, row: ThreadRow) -> Program[list[LineInfo]]:
+    """The lines of a thread that hold a checkpoint, by namespace; "" is its own, with its head."""
+    labels = yield from list_labels(tenant, thread=row.thread)
+    names = yield from spaces_of(tenant, row.thread)
+    heads = {**(yield from space_heads(tenant, row.thread)), MAIN: row.head}
+    own: dict[int, dict[bytes, int]] = {}
+    for label in labels:
+        own.setdefault(label.space, {})[label.id] = label.record
+    found: list[LineInfo] = []
+    for number, name in sorted(names.items(), key=lambda item: item[1]):
+        records, head = own.get(number, {}), heads.get(number)
+        if number != MAIN and head not in records.values():  # it was pruned, or is of the thread that this is a fork of
+            head = records[max(records)] if records else None
+        if head is not None:
+            ids = {unpack_id(id_): show_id(record) for id_, record in records.items()}
+            found.append(LineInfo(name, show_id(head), ids))
+    return found

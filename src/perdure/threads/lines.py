@@ -15,67 +15,67 @@ What a line promises:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from itertools import islice
+from typing import Any
 
-from perdure.errors import Conflict, PerdureError
-from perdure.log.label_ids import pack_id, unpack_id
-from perdure.log.labels import Mark
+from perdure.log.label_ids import pack_id
+from perdure.log.labels import LABELLED_KIND, Mark
 from perdure.log.pending import Write
-from perdure.log.turns import Turn
 from perdure.storage.program import Flow, adrive, drive
-from perdure.threads import line_flows, line_reads
-from perdure.threads.checks import check_note
-from perdure.threads.context import Context
-from perdure.threads.line_engine import Encoded, Entry, LineEngine
-from perdure.threads.line_listing import Listing, Wanted
-from perdure.values.codec import decode, encode
+from perdure.threads import line_reads, line_saves
+from perdure.threads.checks import check_limit, check_note, check_text
+from perdure.threads.context import Context, Cursor
+from perdure.threads.line_reads import LineCheckpoint, Listing, Texts, Wanted
+from perdure.threads.line_saves import Encoded, Ending, run_key
+from perdure.values.codec import encode
 
 _KIND = "line"
-
-
-class LineCheckpoint(NamedTuple):
-    """A checkpoint of a line: the id that its caller gave it, its state, and what was attached to it by key."""
-
-    id: str
-    state: Any
-    attachments: Mapping[str, Any]
-
-
-class _NoTurns:
-    """A line of its own runs no effects: it takes no turns, and waits for none."""
-
-    def of(self, gone: str = "") -> Turn:
-        return Turn()
-
-    def is_dead(self, owner: str) -> bool:
-        return False
-
-    def refuse(self, name: str) -> PerdureError:
-        return Conflict(f"thread {name!r} is being run by another process: nothing was written; save again later")
 
 
 class Line:
     """One line of checkpoints of a thread, by ids that the caller gives. Get one with `thread.line(namespace)`."""
 
-    def __init__(self, context: Context, thread: str, metadata: Mapping[str, Any] | None, namespace: str) -> None:
-        self._thread, self._metadata, self.namespace = thread, metadata or {}, namespace
-        self._context, self._engine = context, LineEngine(context, _NoTurns())
+    def __init__(self, context: Context, cursor: Cursor, namespace: str) -> None:
+        self._context, self._cursor, self.namespace = context, cursor, namespace
+        self._texts: Texts | None = None
 
     def __repr__(self) -> str:
-        return f"<Line {self.namespace!r} of thread {self._thread!r}>"
+        return f"<Line {self.namespace!r} of thread {self._cursor.name!r}>"
 
     def save(
-        self, state: Any, *, id: str, parent: str | None = None, note: str | None = None, exclusive: bool = False
+        self,
+        state: Any,
+        *,
+        id: str,
+        parent: str | None = None,
+        note: str | None = None,
+        exclusive: bool = False,
+        allowed: Collection[str] = (),
+        forks: bool = False,
+        run: str | None = None,
     ) -> None:
-        """Save a state under an id."""
-        drive(self._context.driver, self._save(state, id, parent, note, exclusive))
+        """Save a state under an id. One that is `Encoded` is saved as it is, and has its ids in an envelope.
+
+        `exclusive` allows a parent that is not the newest checkpoint if it is among `allowed` ("" allows none), or if
+        the save `forks`. `run` names what made the checkpoint, which can be deleted by that."""
+        drive(self._context.driver, self._save(state, id, parent, note, exclusive, allowed, forks, run))
 
     async def asave(
-        self, state: Any, *, id: str, parent: str | None = None, note: str | None = None, exclusive: bool = False
+        self,
+        state: Any,
+        *,
+        id: str,
+        parent: str | None = None,
+        note: str | None = None,
+        exclusive: bool = False,
+        allowed: Collection[str] = (),
+        forks: bool = False,
+        run: str | None = None,
     ) -> None:
         """`save`, awaited."""
-        await adrive(self._context.driver, self._save(state, id, parent, note, exclusive))
+        flow = self._save(state, id, parent, note, exclusive, allowed, forks, run)
+        await adrive(self._context.driver, flow)
 
     def load(self, id: str | None = None) -> LineCheckpoint | None:
         """A checkpoint by its id, or the newest. None: there is none."""
@@ -87,59 +87,97 @@ class Line:
 
     def history(self, *, before: str | None = None, limit: int | None = None) -> Iterator[LineCheckpoint]:
         """Checkpoints by id, the greatest first: those below `before`. Read in pages."""
-        listing, count = self._listing(before), 0
-        while limit is None or count < limit:
-            entry = drive(self._context.driver, listing.next(_any))
-            if entry is None:
-                return
-            yield self._decoded(entry)
-            count += 1
+        return islice(history(self._context, self._wanted(before)), check_limit(limit))
 
     async def ahistory(self, *, before: str | None = None, limit: int | None = None) -> AsyncIterator[LineCheckpoint]:
         """`history`, as an async iterator."""
-        listing, count = self._listing(before), 0
-        while limit is None or count < limit:
-            entry = await adrive(self._context.driver, listing.next(_any))
-            if entry is None:
+        left = check_limit(limit)
+        if left == 0:
+            return
+        async for found in ahistory(self._context, self._wanted(before)):
+            yield found
+            left = None if left is None else left - 1
+            if left == 0:
                 return
-            yield self._decoded(entry)
-            count += 1
 
     def attach(self, id: str, key: str, value: Any, *, replace: bool = False) -> None:
         """Add a value to a checkpoint, which may be saved later. The first value of a key stays, unless `replace`."""
-        drive(self._context.driver, self._attach(id, key, value, replace))
+        self.attach_all(id, [self._write(key, value, replace)])
 
     async def aattach(self, id: str, key: str, value: Any, *, replace: bool = False) -> None:
         """`attach`, awaited."""
-        await adrive(self._context.driver, self._attach(id, key, value, replace))
+        await self.aattach_all(id, [self._write(key, value, replace)])
 
-    # --- as flows
+    def attach_all(self, id: str, writes: Sequence[Write], ending: Ending | None = None) -> None:
+        """Add values that are encoded already, in one commit; `ending` ends the task that has written them."""
+        drive(self._context.driver, self._attach(id, writes, ending))
 
-    def _save(self, state: Any, id: str, parent: str | None, note: str | None, exclusive: bool) -> Flow[None]:
-        encoded = Encoded(encode(state, self._context.codec), {})
-        mark = Mark(self.namespace, pack_id(id), pack_id(parent) if parent is not None else None, None, exclusive)
-        return line_flows.save(self._engine, self._thread, encoded, mark, check_note(note), self._metadata, kind=_KIND)
+    async def aattach_all(self, id: str, writes: Sequence[Write], ending: Ending | None = None) -> None:
+        """`attach_all`, awaited."""
+        await adrive(self._context.driver, self._attach(id, writes, ending))
 
-    def _attach(self, id: str, key: str, value: Any, replace: bool) -> Flow[None]:
-        one = Write(pack_id(key), -1 if replace else 0, "", "", encode(value, self._context.codec))
-        return line_flows.attach(self._engine, self._thread, self.namespace, pack_id(id), [one])
+    def encoded(self, id: str) -> Encoded | None:
+        """The text of the newest checkpoint, if it has this id and is in memory: what did not change can be taken from
+        it."""
+        return line_saves.parent_text(self._context, self._cursor.name, self.namespace, pack_id(id))
+
+    def _save(
+        self,
+        state: Any,
+        id: str,
+        parent: str | None,
+        note: str | None,
+        exclusive: bool,
+        allowed: Collection[str],
+        forks: bool,
+        run: str | None,
+    ) -> Flow[None]:
+        mark = Mark(
+            self.namespace,
+            pack_id(id),
+            None if parent is None else pack_id(parent),
+            None if run is None else run_key(run),
+            exclusive,
+            [pack_id(one) if one else b"" for one in allowed],
+            forks,
+        )
+        is_encoded = isinstance(state, Encoded)
+        encoded = state if is_encoded else Encoded(encode(state, self._context.codec))
+        kind, tags = LABELLED_KIND if is_encoded else _KIND, self._cursor.merge or {}
+        return line_saves.save(self._context, self._cursor.name, encoded, mark, kind, check_note(note), tags)
 
     def _load(self, id: str | None) -> Flow[LineCheckpoint | None]:
         packed = pack_id(id) if id is not None else None
-        entry = yield from line_reads.load(self._engine, self._thread, self.namespace, packed)
-        return None if entry is None else self._decoded(entry)
+        if self._texts is None and packed is not None and self._context.known_tenant is not None:
+            self._texts, texts = Texts(self._context, self._context.known_tenant), None
+        else:
+            texts = self._texts
+        where = (self._context, self._cursor.name, self.namespace, packed)
+        return line_reads.load(*where, texts if packed is not None else None)
 
-    def _listing(self, before: str | None) -> Listing:
-        packed = pack_id(before) if before is not None else None
-        return Listing(self._engine, Wanted(self._thread, self.namespace, before=packed))
+    def _attach(self, id: str, writes: Sequence[Write], ending: Ending | None) -> Flow[None]:
+        for write in writes:
+            check_text(write.key, "a key")
+            check_text(write.path, "a path")
+        return line_saves.attach(self._context, self._cursor.name, self.namespace, pack_id(id), writes, ending)
 
-    def _decoded(self, entry: Entry) -> LineCheckpoint:
-        codec = self._context.codec
-        attachments: dict[str, Any] = {}
-        for one in entry.writes:  # by key; what replaces (index -1) comes before the first value (index 0), and wins
-            attachments.setdefault(unpack_id(one.task), decode(one.text, codec))
-        return LineCheckpoint(unpack_id(entry.id), decode(entry.text, codec), attachments)
+    def _write(self, key: str, value: Any, replace: bool) -> Write:
+        return Write(key, -1 if replace else 0, key, "", encode(value, self._context.codec))
+
+    def _wanted(self, before: str | None) -> Wanted:
+        packed = None if before is None else pack_id(before)
+        return Wanted(self._cursor.name, self.namespace, before=packed)
 
 
-def _any(entry: Entry) -> bool:
-    return True
+def history(context: Context, wanted: Wanted) -> Iterator[LineCheckpoint]:
+    """Checkpoints of lines, the greatest id first."""
+    listing = Listing(context, wanted)
+    while (found := drive(context.driver, listing.next())) is not None:
+        yield found
+
+
+async def ahistory(context: Context, wanted: Wanted) -> AsyncIterator[LineCheckpoint]:
+    """`history`, as an async iterator."""
+    listing = Listing(context, wanted)
+    while (found := await adrive(context.driver, listing.next())) is not None:
+        yield found

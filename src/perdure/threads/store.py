@@ -23,6 +23,7 @@ from perdure.storage.domains import register
 from perdure.storage.program import Flow, Progress, adrive, drive, read, write
 from perdure.threads.checks import check_limit, check_metadata, check_name
 from perdure.threads.context import Context, Cursor
+from perdure.threads.flows import newest_id
 from perdure.threads.models import Pruned, Report, Stats, ThreadInfo
 from perdure.threads.thread import Thread
 
@@ -140,8 +141,12 @@ class ThreadStore:
         tenant = yield from self._context.tenant()
         if tenant is None:
             raise no_thread(name)
+        newest = yield from read(partial(newest_id, tenant, name))
         try:
-            return Pruned((yield from gc.delete(tenant, name, number, progress, force=force)))
+            removed = yield from gc.delete(tenant, name, number, progress, force=force)
+            if newest is not None:
+                self._context.threads.mark_deleted((tenant, name), newest)
+            return Pruned(removed)
         except Archived:  # the archive stays, the name is free
             yield from write(partial(drop_stubs, tenant, "thread", name))
             return Pruned(0)

@@ -7,14 +7,23 @@ remembers only where it stands: the checkpoint that it last loaded or saved.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.errors import UnknownType, UsageError
 from perdure.log import gc
 from perdure.log.records import Record
-from perdure.storage.program import Flow, Progress
+from perdure.storage.program import Flow, Progress, read
 from perdure.threads import flows
-from perdure.threads.checks import check_keep, check_limit, check_metadata, check_name, check_note, check_paths
+from perdure.threads.checks import (
+    check_keep,
+    check_limit,
+    check_metadata,
+    check_name,
+    check_namespace,
+    check_note,
+    check_paths,
+)
 from perdure.threads.compare import compare
 from perdure.threads.context import Context, Cursor
 from perdure.threads.merging import merged
@@ -29,6 +38,7 @@ from perdure.values.codec import decode, encode
 if TYPE_CHECKING:  # not every program keeps its states so
     from perdure.threads.autosave import Autosave
     from perdure.threads.autosave_policies import Policy
+    from perdure.threads.line_reads import LineInfo
     from perdure.threads.lines import Line
     from perdure.values.sizing import Part
 
@@ -156,7 +166,15 @@ class Thread(Keeping):
         """A line of checkpoints whose ids the caller gives: what adapters of other frameworks are built on."""
         from perdure.threads.lines import Line
 
-        return Line(self._context, self.name, self._cursor.merge, namespace)
+        return Line(self._context, self._cursor, check_namespace(namespace))
+
+    def lines(self) -> list[LineInfo]:
+        """The lines of this thread by namespace, with the checkpoints that their ids stand for."""
+        return self._run(self._lines())
+
+    async def alines(self) -> list[LineInfo]:
+        """`lines`, awaited."""
+        return await self._arun(self._lines())
 
     # --- read
 
@@ -388,6 +406,12 @@ class Thread(Keeping):
         count = check_limit(n) or 0
         _, loaded, _ = yield from flows.load(self._context, self._cursor, _id(at), look=True)
         return largest(loaded.data, count)
+
+    def _lines(self) -> Flow[list[LineInfo]]:
+        from perdure.threads.line_reads import lines_of
+
+        tenant, row = yield from flows.locate(self._context, self._cursor)
+        return (yield from read(partial(lines_of, tenant, row)))
 
     def _info(self) -> Flow[ThreadInfo]:
         _, row = yield from flows.locate(self._context, self._cursor)

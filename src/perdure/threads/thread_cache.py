@@ -1,4 +1,4 @@
-"""What a line engine remembers of the threads that it has seen. Bounded; losing an entry costs one read.
+"""What lines remember of the threads that they have seen. Bounded; losing an entry costs one read.
 
 A thread's number tells a late write to a deleted thread from an early one to a new thread of the same name.
 """
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 _THREADS_MAX = 4096
 _TIPS_MAX = 16  # namespaces of one thread whose newest record is remembered
+Name = tuple[int, str]  # the tenant's number, and the thread's name
 
 
 class Tip(NamedTuple):
@@ -50,25 +51,25 @@ class CachedThread:
 
 
 class ThreadCache:
-    """Threads by name."""
+    """Threads by tenant and name: one cache for each store."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._threads: OrderedDict[str, CachedThread] = OrderedDict()
+        self._threads: OrderedDict[Name, CachedThread] = OrderedDict()
         self._keyless: set[int] = set()  # tenants whose keys are gone
-        self._deleted: OrderedDict[str, bytes] = OrderedDict()  # the newest ids of deleted threads
+        self._deleted: OrderedDict[Name, bytes] = OrderedDict()  # the newest ids of deleted threads
 
-    def get(self, name: str) -> CachedThread | None:
+    def get(self, name: Name) -> CachedThread | None:
         with self._lock:
             thread = self._threads.get(name)
             if thread is not None:
                 self._threads.move_to_end(name)
             return thread
 
-    def note(self, tenant: int, name: str, thread: int, tree: int, metadata: Mapping[str, Any]) -> CachedThread:
+    def note(self, name: Name, thread: int, tree: int, metadata: Mapping[str, Any]) -> CachedThread:
         """What was found in the store: the same entry, unless the name now stands for another thread."""
         with self._lock:
-            if tenant in self._keyless:
+            if name[0] in self._keyless:
                 return CachedThread(thread, tree, metadata)  # read before the key went: for this reader only
             cached = self._threads.get(name)
             if cached is None or cached.thread != thread:
@@ -79,35 +80,33 @@ class ThreadCache:
                 self._threads.popitem(last=False)
             return cached
 
-    def forget(self, name: str) -> None:
+    def forget(self, name: Name) -> None:
         """The thread is gone. What is written on its checkpoints from now on comes too late."""
         with self._lock:
             thread = self._threads.pop(name, None)
-            if thread is not None and (tips := thread.newest()):
-                self._mark_deleted(name, max(tip.id for tip in tips))
+        if thread is not None and (tips := thread.newest()):
+            self.mark_deleted(name, max(tip.id for tip in tips))
 
     def forget_tenant(self, tenant: int) -> None:
-        """A tenant's key is gone. If it is another tenant's, what is dropped here costs a read."""
+        """A tenant's key is gone."""
         with self._lock:
             self._keyless.add(tenant)
-            self._threads.clear()
+            for name in [name for name in self._threads if name[0] == tenant]:
+                del self._threads[name]
 
     def know_tenant(self, tenant: int) -> None:
         """A tenant's key is there (again)."""
         with self._lock:
             self._keyless.discard(tenant)
 
-    def mark_deleted(self, name: str, newest: bytes) -> None:
+    def mark_deleted(self, name: Name, newest: bytes) -> None:
         """A thread was deleted whose newest checkpoint had this id."""
         with self._lock:
-            self._mark_deleted(name, newest)
+            self._deleted[name] = max(newest, self._deleted.pop(name, b""))
+            while len(self._deleted) > _THREADS_MAX:
+                self._deleted.popitem(last=False)
 
-    def _mark_deleted(self, name: str, newest: bytes) -> None:
-        self._deleted[name] = max(newest, self._deleted.pop(name, b""))
-        while len(self._deleted) > _THREADS_MAX:
-            self._deleted.popitem(last=False)
-
-    def is_too_late(self, name: str, id_: bytes) -> bool:
+    def is_too_late(self, name: Name, id_: bytes) -> bool:
         """Whether a checkpoint is one of a deleted thread: ids grow with time, so it is at most that one's newest."""
         with self._lock:
             return id_ <= self._deleted.get(name, b"")

@@ -279,8 +279,9 @@ class Codec:
             self._by_name.clear()
 
     def with_classes(self, classes: Iterable[tuple[str, str]]) -> Codec:
-        """The same, with more single classes that are trusted."""
-        return Codec(self.trust, registry=self._registry, classes=self.classes | frozenset(classes))
+        """The same, with more single classes (module and name) that are trusted."""
+        known = self.classes | {(module_name(module), name) for module, name in classes}
+        return self if known == self.classes else Codec(self.trust, registry=self._registry, classes=known)
 
     def seen_from(self, home: str) -> Codec:
         """The same for values that the code of a module reads; itself, unless that module is there twice."""

@@ -6,7 +6,7 @@ wait is waited for, and a doubt that a person must settle is raised as `InDoubt`
 arguments, not by order, because frameworks run tools in parallel.
 
 An adapter finds the scope of a task by its execution (`find`, `add`), and finishes its run with what the task wrote
-(`ending`, `finish`). A task that left a person something to settle cannot be finished, whatever its code made of the
+(`ending`). A task that left a person something to settle cannot be finished, whatever its code made of the
 error: else a model that reads of an unknown outcome would book again.
 
 Must never happen here: an effect that runs under an identity which the next run of the task would not have.
@@ -39,7 +39,8 @@ from perdure.runs.journal.index import JournalIndex
 from perdure.runs.journal.journal import read_with_sum
 from perdure.runs.journal.rows import TASK, FenceToken, NewRun, RunRow
 from perdure.storage.events import event
-from perdure.storage.program import Batch, Flow, Program, Rows, Statement, read, write
+from perdure.storage.program import Batch, Program, Rows, Statement, read
+from perdure.threads import line_saves
 from perdure.threads.context import Context
 
 _log = logging.getLogger("perdure")
@@ -60,22 +61,19 @@ class Task(NamedTuple):
     name: str  # of the node or function
     run_id: str
     checkpoints: tuple[tuple[str, str], ...]  # those that its id follows from: namespace and id, the outermost first
-    free: frozenset[bytes]  # those that may be continued though they are not the newest: packed ids
+    free: frozenset[str]  # those that may be continued though they are not the newest
     refusal: Callable[[], PerdureError | None]  # why its checkpoint will never be stored
     definite: tuple[type[BaseException], ...] = ()  # what ends a body that runs again from its top
 
 
 class TaskTurns:
-    """Who may extend a thread whose tasks run effects: one process at a time."""
+    """Which process may extend a thread whose tasks run effects: one at a time."""
 
-    def __init__(self, ctx: Context) -> None:
-        self._ctx = ctx
+    def of(self, ctx: Context, gone: str = "") -> Turn:
+        return adapter_tasks.turn_of(runtime_of(ctx).owner.known, gone)
 
-    def of(self, gone: str = "") -> Turn:
-        return adapter_tasks.turn_of(runtime_of(self._ctx).owner.known, gone)
-
-    def is_dead(self, owner: str) -> bool:
-        return runtime_of(self._ctx).owner.is_dead(owner)
+    def is_dead(self, ctx: Context, owner: str) -> bool:
+        return runtime_of(ctx).owner.is_dead(owner)
 
     def refuse(self, name: str) -> LeaseLost:
         return is_run_elsewhere(name)
@@ -168,6 +166,16 @@ class Ending(NamedTuple):
     scope: TaskScope
     statement: Statement
     error: InDoubt | RunStuck | None = None
+
+    def finish(self) -> None:
+        """The task's writes are stored: its scope is not needed any more."""
+        scope = self.scope
+        with _lock:
+            for execution in [known for known, other in _by_execution.items() if other is scope]:
+                del _by_execution[execution]
+            place = _place(scope.task.ctx, scope.task.thread, scope.task.id)
+            if _by_task.get(place) is scope:
+                del _by_task[place]
 
 
 _Place = tuple[int, str, str, str]  # the database, the tenant, the thread, and the task
@@ -273,22 +281,6 @@ def ending(ctx: Context, thread: str, task: str, is_over: bool, keep_us: int | N
     return Ending(scope, statement, scope.unsettled if is_over else None)
 
 
-def settle(ending: Ending) -> Flow[None]:
-    """Record that a task waits whose writes are refused."""
-    yield from write(lambda: adapter_tasks.one(ending.statement))
-
-
-def finish(ending: Ending) -> None:
-    """The task's writes are stored: its scope is not needed any more."""
-    scope = ending.scope
-    with _lock:
-        for execution in [known for known, other in _by_execution.items() if other is scope]:
-            del _by_execution[execution]
-        place = _place(scope.task.ctx, scope.task.thread, scope.task.id)
-        if _by_task.get(place) is scope:
-            del _by_task[place]
-
-
 # --- taking the run of a task
 
 
@@ -326,8 +318,7 @@ def _take(scope: TaskScope) -> Operation[None]:
 def _check_newest(tenant: int, thread: int, task: Task, head: int | None) -> Generator[Batch, list[Rows], None]:
     """Raise if the thread was continued from a task's checkpoint already: then the task is another one there."""
     for namespace, id_ in task.checkpoints:
-        packed = pack_id(id_)
-        if packed not in task.free and not (yield from is_newest(tenant, thread, head, namespace, packed)):
+        if id_ not in task.free and not (yield from is_newest(tenant, thread, head, namespace, pack_id(id_))):
             raise second_writer(task.thread, namespace)
 
 
@@ -361,3 +352,6 @@ def _find(tenant: int, task: Task) -> Program[int | None]:
         if space is None or (yield from find_label(tenant, row.thread, space[0], pack_id(id_))) is None:
             return None
     return row.thread
+
+
+line_saves.turns = TaskTurns()

@@ -134,11 +134,6 @@ def end(
     )
 
 
-def one(statement: Statement) -> Program[None]:
-    """A program of one statement."""
-    yield Batch(statement, last=True)
-
-
 def number_of(tenant: int, name: str) -> Flow[int | None]:
     """A thread's number, to drop its tasks by when it is gone."""
     row = yield from read(partial(thread_or_stub, tenant, name))

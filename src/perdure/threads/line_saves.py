@@ -1,0 +1,360 @@
+"""Saving checkpoints under ids of the caller, and attaching values to them, as flows.
+
+A state is text here, what was attached to it too: what they mean, and how they are encoded, is the caller's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+from blake3 import blake3
+
+from perdure.errors import Conflict, Damaged, NotFound, PerdureError, ThreadDeleted
+from perdure.log import gc
+from perdure.log.append import (
+    Appended,
+    Draft,
+    Place,
+    append,
+    append_to_head,
+    base_after,
+    prepare,
+    seal,
+    stored_as_drafted,
+)
+from perdure.log.cache import Base
+from perdure.log.labels import Found, Mark, ParentChanged, find_label, find_space
+from perdure.log.pending import Against, Stored, Write, is_large, put_writes
+from perdure.log.reading import Loaded, read_state, read_thread_state
+from perdure.log.records import SALT_BYTES
+from perdure.log.thread_table import metadata_of, try_thread
+from perdure.log.turns import Held, Turn
+from perdure.storage import metrics
+from perdure.storage.base import ConstraintFailed
+from perdure.storage.events import event
+from perdure.storage.program import Batch, Flow, Program, Statement, read, write
+from perdure.threads.context import Context
+from perdure.threads.flows import ATTEMPTS, base_of, commit
+from perdure.threads.instrumentation import record_size
+from perdure.threads.size_warning import warn_if_large
+from perdure.threads.thread_cache import CachedThread, Tip
+
+_log = logging.getLogger("perdure")
+
+
+class Part(NamedTuple):
+    """Where a part of a state is in its text, and of which version it is."""
+
+    version: Any
+    start: int
+    end: int
+
+
+class Encoded(NamedTuple):
+    """The text of a state, and where its parts are: what did not change may be taken from the parent's text.
+
+    `record` is the checkpoint whose text this is, or (to be saved) the one that parts were taken from. If the parent's
+    id means another one by now, `whole` encodes the state anew."""
+
+    text: bytes
+    parts: Mapping[str, Part] = MappingProxyType({})
+    record: int | None = None
+    whole: Callable[[], Encoded] | None = None
+
+
+class Ending(Protocol):
+    """What ends with attachments, in the same transaction; with an `error` they must not be stored."""
+
+    @property
+    def statement(self) -> Statement: ...
+
+    @property
+    def error(self) -> PerdureError | None: ...
+
+    def finish(self) -> None: ...
+
+
+class Turns(Protocol):
+    """Which process may extend a thread that effects are run for: one at a time."""
+
+    def of(self, ctx: Context, gone: str = "") -> Turn:
+        """The turn of this process. `gone` is an owner that has certainly ended."""
+        ...
+
+    def is_dead(self, ctx: Context, owner: str) -> bool: ...
+
+    def refuse(self, name: str) -> PerdureError:
+        """What a writer gets while another process is at work in the thread."""
+        ...
+
+
+turns: Turns | None = None  # set by the layer that runs effects
+
+
+def parent_text(ctx: Context, name: str, namespace: str, parent: bytes) -> Encoded | None:
+    """The text of a checkpoint that is about to be followed, if it is at hand."""
+    tenant = ctx.known_tenant
+    thread = ctx.threads.get((tenant, name)) if tenant is not None else None
+    tip = thread.tips.get(namespace) if thread is not None else None
+    if thread is None or tenant is None or tip is None or tip.id != parent or not tip.parts:
+        return None
+    base = ctx.cache.get((tenant, thread.tree, tip.record))
+    return None if base is None else Encoded(base.data, tip.parts, tip.record)
+
+
+@metrics.operation("save")
+def save(
+    ctx: Context, name: str, encoded: Encoded, mark: Mark, kind: str, note: str | None, tags: Mapping[str, Any]
+) -> Flow[None]:
+    """Save a state's text under its id, after its parent's."""
+    if len(encoded.text) > ctx.warn_bytes:
+        warn_if_large(ctx, name, encoded.text)
+    tenant = yield from ctx.ensure_tenant()
+    saving = _LineSave(ctx, tenant, name, encoded, mark._replace(reused=encoded.record), kind, note, tags)
+    try:
+        yield from saving.flow()
+    except ParentChanged:
+        assert encoded.whole is not None
+        saving.encoded, saving.mark = encoded.whole(), mark
+        yield from saving.flow()
+    except ThreadDeleted:
+        if mark.parent is not None:
+            raise ThreadDeleted(f"thread {name!r} was deleted meanwhile: this checkpoint was not stored") from None
+        ctx.threads.forget((tenant, name))  # it has no parent: the thread starts anew
+        yield from saving.flow()
+
+
+@dataclass(slots=True, eq=False)
+class _LineSave:
+    """One save, and what it knows of its thread."""
+
+    ctx: Context
+    tenant: int
+    name: str
+    encoded: Encoded
+    mark: Mark
+    kind: str
+    note: str | None
+    tags: Mapping[str, Any]
+    thread: CachedThread | None = None
+    merge: Mapping[str, Any] | None = None  # metadata that the thread does not have yet
+    parent: int | None = None  # the parent's record
+    after: int = field(default=0)  # an id that the new one must be greater than
+
+    def flow(self) -> Flow[None]:
+        ctx, mark = self.ctx, self.mark
+        yield from self._find_thread()
+        if turns is not None:
+            self.mark = mark._replace(turn=turns.of(ctx))
+        salt = ctx.entropy(SALT_BYTES)
+        draft: Draft | None = None
+        for _ in range(ATTEMPTS):
+            if draft is None:
+                draft = yield from self._draft(salt)
+            at = ctx.clock_us()
+            record = ctx.new_record_id(at, self.after)
+            try:
+                done = yield from self._commit(draft, record, at)
+            except ConstraintFailed as error:
+                if error.kind != "unique":
+                    raise
+                continue  # the id is taken: one chance in a million
+            except Held as held:
+                if turns is None or held.owner == self.mark.turn.gone or not turns.is_dead(ctx, held.owner):
+                    raise _is_held(self.name) from None
+                self.mark = mark._replace(turn=turns.of(ctx, held.owner))
+                continue
+            if done.record is not None:
+                self._settle(draft, done)
+                return
+            if done.after:
+                self.after = done.after
+            else:  # the base was moved by a prune
+                if draft.base is not None:
+                    ctx.cache.drop((self.tenant, done.tree, draft.base.record.id))
+                known = self.thread.metadata if self.thread is not None else {}
+                self.thread = ctx.threads.note((self.tenant, self.name), done.thread, done.tree, known)
+                self.thread.tips.clear()
+                draft = None
+        raise Conflict(f"thread {self.name!r} is being rearranged without pause: nothing was written; save it again")
+
+    def _find_thread(self) -> Flow[None]:
+        """What is known of the thread, from memory or the store."""
+        name, mark = (self.tenant, self.name), self.mark
+        self.thread = self.ctx.threads.get(name)
+        if self.thread is None and (row := (yield from read(partial(try_thread, *name)))) is not None:
+            self.thread = self.ctx.threads.note(name, row.thread, row.tree, metadata_of(row))
+        if mark.parent is not None and (
+            self.thread is None or (yield from _is_too_late(self.ctx, name, mark.space, mark.parent))
+        ):
+            raise ThreadDeleted(
+                f"thread {self.name!r} does not exist any more: this checkpoint cannot follow its parent"
+            )
+        known = self.thread is not None and self.tags.items() <= self.thread.metadata.items()
+        self.merge = dict(self.tags) if self.tags and not known else None
+
+    def _draft(self, salt: bytes) -> Flow[Draft]:
+        base = yield from self._base()
+        branching = base is not None and base.record.id != self.parent
+        self.after = max(self.after, base.record.id if base is not None else 0, self.parent or 0)
+        text = self.encoded.text
+        return prepare(text, base, salt, kind=self.kind, note=self.note, metadata=None, branching=branching)
+
+    def _base(self) -> Flow[Base | None]:
+        """What to make the difference against. Where there is no parent, the thread's newest state will do: another
+        line of the thread begins with much of what its caller has."""
+        thread, mark, cache = self.thread, self.mark, self.ctx.cache
+        self.parent = None
+        if thread is None:
+            return None
+        tip = thread.tips.get(mark.space)
+        is_parent = tip is not None and tip.id == mark.parent
+        if tip is not None and is_parent and (cached := cache.get((self.tenant, thread.tree, tip.record))) is not None:
+            self.parent = tip.record
+            return cached
+        try:
+            generation, self.parent, found = yield from read(partial(self._read_base, thread))
+        except Damaged:
+            return None  # the new record will carry its full text, and the careful path finds the parent
+        return base_of(found, generation) if isinstance(found, Loaded) else found
+
+    def _read_base(self, thread: CachedThread) -> Program[tuple[int, int | None, Loaded | Base | None]]:
+        row = yield from try_thread(self.tenant, self.name, thread.thread)
+        assert row is not None  # a number that is gone raises
+        parent: Found | None = None
+        if self.mark.parent is not None:
+            parent = yield from _find(self.tenant, row.thread, self.mark.space, self.mark.parent)
+        wanted, follows = (row.head, None) if parent is None else (parent.record, parent.record)
+        if wanted is None:
+            return row.generation, None, None
+        known = self.ctx.cache.get((self.tenant, thread.tree, wanted))
+        if known is not None and known.generation == row.generation:
+            return row.generation, follows, known
+        return row.generation, follows, (yield from read_state(self.tenant, row.tree, wanted))
+
+    def _commit(self, draft: Draft, record: int, at: int) -> Flow[Appended]:
+        base, thread, mark = draft.base, self.thread, self.mark
+        place = Place(self.tenant, self.name, thread.thread if thread is not None else None, self.merge)
+        careful = partial(append, draft, place, record, at, mark)
+        follows = base is not None and base.record.id == self.parent
+        if self.merge is not None or mark.space or thread is None or base is None or not follows:
+            done = yield from commit(record, None, careful)
+            assert done is not None
+            return done
+        sealed = seal(draft, thread.thread, thread.tree, record, at, base.record)
+        quick = partial(append_to_head, draft, base, self.tenant, sealed, mark)
+        done = yield from commit(record, quick, careful)
+        return done or Appended(sealed, sealed.thread, sealed.tree, base.generation, on_head=True)
+
+    def _settle(self, draft: Draft, done: Appended) -> None:
+        """Remember what the next save will build on."""
+        ctx, record, base = self.ctx, done.record, draft.base
+        assert record is not None
+        if (sink := metrics.sink) is not None:
+            record_size(ctx, draft, sink)
+        known = {} if self.thread is None else self.thread.metadata
+        thread = ctx.threads.note((self.tenant, self.name), done.thread, done.tree, {**known, **(self.merge or {})})
+        if done.on_head:
+            thread.note_tip(self.mark.space, Tip(self.mark.id, record.id, self.encoded.parts))
+        if stored_as_drafted(draft, record):
+            replaced = base is not None and base.record.id == record.parent
+            ctx.cache.put(
+                (self.tenant, done.tree, record.id),
+                base_after(draft, record, done.generation),
+                instead_of=(self.tenant, done.tree, base.record.id) if base is not None and replaced else None,
+            )
+
+
+def _is_held(name: str) -> PerdureError:
+    if turns is not None:
+        return turns.refuse(name)
+    return Conflict(f"thread {name!r} is being run by another process: nothing was written; save again later")
+
+
+def attach(
+    ctx: Context, name: str, namespace: str, id_: bytes, writes: Sequence[Write], ending: Ending | None = None
+) -> Flow[None]:
+    """Attach values to a checkpoint, and end what ends with them. Safe to repeat. Those for a thread that was deleted
+    meanwhile are dropped."""
+    if ending is not None and (error := ending.error) is not None:
+        yield from write(partial(_one, ending.statement))
+        raise error
+    also = () if ending is None else (ending.statement,)
+    tenant = yield from ctx.ensure_tenant()
+    thread = ctx.threads.get((tenant, name))
+    number = thread.thread if thread is not None else None
+    against = None if thread is None else (yield from _against(ctx, tenant, name, thread, namespace, id_, writes))
+    at = ctx.clock_us()
+    stored = Stored(None)
+    if not (yield from _is_too_late(ctx, (tenant, name), namespace, id_)):
+        try:
+            put = partial(put_writes, tenant, name, number, namespace, id_, writes, at=at, beside=also)
+            stored = yield from write(partial(put, against=against))
+            if stored.moved:
+                stored = yield from write(partial(put, against=None))
+        except NotFound:
+            pass
+    if stored.thread is None:
+        found = event("writes.dropped", thread=name)
+        _log.warning("thread %r was deleted: values that came too late were dropped", name, extra=found)
+    if ending is not None:
+        ending.finish()
+
+
+def _one(statement: Statement) -> Program[None]:
+    yield Batch(statement, last=True)
+
+
+def _is_too_late(ctx: Context, name: tuple[int, str], namespace: str, id_: bytes) -> Flow[bool]:
+    """Whether a checkpoint belongs to a thread of this name that was deleted, and not to one that was begun since."""
+    if not ctx.threads.is_too_late(name, id_):
+        return False
+
+    def program() -> Program[bool]:
+        row = yield from try_thread(*name)
+        return row is None or (yield from _find(name[0], row.thread, namespace, id_)) is None
+
+    return (yield from read(program))
+
+
+def _find(tenant: int, thread: int, namespace: str, id_: bytes) -> Program[Found | None]:
+    space = yield from find_space(tenant, thread, namespace)
+    return None if space is None else (yield from find_label(tenant, thread, space[0], id_))
+
+
+def _against(
+    ctx: Context, tenant: int, name: str, thread: CachedThread, namespace: str, id_: bytes, writes: Sequence[Write]
+) -> Flow[Against | None]:
+    """A record to compress values against: their own, if its text is at hand. For large ones any of the thread will do,
+    because much of them stands there too."""
+    tip = thread.tips.get(namespace)
+    own = tip is not None and tip.id == id_
+    if not own and not is_large(writes):
+        return None
+    for one in [tip] if own and tip is not None else reversed(thread.newest()):
+        if (base := ctx.cache.get((tenant, thread.tree, one.record))) is not None:
+            return Against(one.record, base.data, base.generation)
+    if not is_large(writes):
+        return None
+    try:
+        row, loaded = yield from read(partial(read_thread_state, tenant, name, thread.thread, None))
+    except (NotFound, Damaged):
+        return None
+    return None if loaded is None else Against(loaded.record.id, loaded.data, row.generation)
+
+
+def run_key(run: str) -> bytes:
+    """What a run's checkpoints are found by: not the run's id itself, which may be hidden by encryption."""
+    return blake3(run.encode("utf-8", "surrogatepass")).digest(16)
+
+
+def delete_runs(ctx: Context, runs: Iterable[str]) -> Flow[None]:
+    """Delete the checkpoints that runs have saved, in all threads, except those that a later one is rebuilt from."""
+    tenant = yield from ctx.tenant()
+    if tenant is not None and (keys := [run_key(run) for run in runs]):
+        yield from gc.delete_runs(tenant, keys)
