@@ -18,7 +18,7 @@ from soak import examples
 
 from perdure.errors import Undecodable, UnknownType, Unstorable
 from perdure.values import messages
-from perdure.values.class_adapters import ModelSort
+from perdure.values.class_adapters import ModelAdapter
 from perdure.values.codec import DEPTH_MAX, Codec, decode, encode
 from perdure.values.registry import Registry
 
@@ -62,7 +62,7 @@ def test_a_message_class_that_is_registered_in_another_way_is_kept_in_that_way()
 
 def test_texts_from_before_these_tags_are_read() -> None:
     def old_text(message: Any) -> bytes:
-        body, extras = ModelSort(type(message)).take(message)
+        body, extras = ModelAdapter(type(message)).take(message)
         name = f"{type(message).__module__}.{type(message).__qualname__}"
         return orjson.dumps({"^obj": [name, 1, body] if extras is None else [name, 1, body, extras]})
 

@@ -1,4 +1,4 @@
-"""The sorts of data classes that can be taken apart into fields and rebuilt from them.
+"""The kinds of data classes that can be taken apart into fields and rebuilt from them.
 
 Rebuilding never runs `__init__`, `__post_init__`, validators or a root `__new__`: they may reject or change
 what was saved (a rule that was added since), repeat side effects, or be what an attacker aims at. Fields
@@ -47,7 +47,7 @@ class CannotTake(Exception):
     """A value of a known class cannot be taken apart without loss; the text says why."""
 
 
-class Sort(Protocol):
+class ClassAdapter(Protocol):
     """Takes values of one class apart and rebuilds them. `extras` is what a model has beside its fields."""
 
     def take(self, value: Any) -> tuple[Any, dict[str, Any] | None]: ...
@@ -55,18 +55,18 @@ class Sort(Protocol):
     def rebuild(self, body: Any, extras: dict[str, Any] | None) -> Any: ...
 
 
-def sort_of(cls: type) -> Sort | None:
-    """How to take apart and rebuild a class; None if it is not a data class of a known sort."""
+def adapter_of(cls: type) -> ClassAdapter | None:
+    """How to take apart and rebuild a class; None if it is not a data class of a known kind."""
     if issubclass(cls, Enum):
-        return EnumSort(cls) if cls.__members__ else None
+        return EnumAdapter(cls) if cls.__members__ else None
     if issubclass(cls, msgspec.Struct):
-        return StructSort(cls)
+        return StructAdapter(cls)
     if issubclass(cls, tuple):
-        return NamedTupleSort(cls) if _is_namedtuple(cls) else None
+        return NamedTupleAdapter(cls) if _is_namedtuple(cls) else None
     if _is_model(cls):
-        return ModelSort(cls)
+        return ModelAdapter(cls)
     if dataclasses.is_dataclass(cls) and not issubclass(cls, _BUILTINS):
-        return DataclassSort(cls)
+        return DataclassAdapter(cls)
     return None
 
 
@@ -118,7 +118,7 @@ def _name(cls: type) -> str:
     return ".".join(class_name(cls))
 
 
-class EnumSort:
+class EnumAdapter:
     """Enum, IntEnum, StrEnum, Flag: kept by the member's name; a combination of flags by its value."""
 
     def __init__(self, cls: type[Enum]) -> None:
@@ -144,7 +144,7 @@ class EnumSort:
         )
 
 
-class DataclassSort:
+class DataclassAdapter:
     """Dataclasses: frozen, with slots, with fields outside `__init__`, inherited. InitVars are no fields."""
 
     def __init__(self, cls: type) -> None:
@@ -178,7 +178,7 @@ class DataclassSort:
         return made
 
 
-class NamedTupleSort:
+class NamedTupleAdapter:
     """NamedTuple and collections.namedtuple."""
 
     def __init__(self, cls: Any) -> None:
@@ -198,7 +198,7 @@ class NamedTupleSort:
         return tuple.__new__(self.cls, [fields[name] for name in self.names])
 
 
-class StructSort:
+class StructAdapter:
     """msgspec Structs. Their constructor checks nothing, so it is used, but for `__post_init__`."""
 
     def __init__(self, cls: type[msgspec.Struct]) -> None:
@@ -233,7 +233,7 @@ def _nothing(self: object) -> None:
     pass
 
 
-class ModelSort:
+class ModelAdapter:
     """pydantic v2 models: fields, extra values and which fields were set. Private attributes are not kept:
     they come back as their defaults (they hold clients and caches more often than state)."""
 
@@ -298,7 +298,7 @@ def model_default(field: Any, before: dict[str, Any]) -> Any:
     return field.get_default(call_default_factory=True)
 
 
-class CustomSort:
+class CustomAdapter:
     """A class whose owner gave the two functions: `dump` to a storable value, `load` back from it."""
 
     def __init__(self, dump: Callable[[Any], Any], load: Callable[[Any], Any]) -> None:

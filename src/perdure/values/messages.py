@@ -30,7 +30,7 @@ from typing import Any, Final
 import orjson
 
 from perdure.errors import Undecodable
-from perdure.values.class_adapters import ModelSort, Sort, model_default
+from perdure.values.class_adapters import ClassAdapter, ModelAdapter, model_default
 from perdure.values.plain import OPTIONS, has_caret_key, is_plain
 
 _CLASSES: Final = {
@@ -69,16 +69,16 @@ Reader = Callable[[dict[str, Any]], Any]
 class Shape:
     """What is known of one class of messages: its fields in order, their defaults, how to write and read it."""
 
-    def __init__(self, tag: str, sort: ModelSort) -> None:
+    def __init__(self, tag: str, adapter: ModelAdapter) -> None:
         self.tag = tag
-        self.cls = sort.cls
-        self.fields = sort.fields
-        self.required = sort.required
-        self.order = list(sort.fields)
-        self.defaults = {name: _default(field) for name, field in sort.fields.items() if _has_simple_default(field)}
+        self.cls = adapter.cls
+        self.fields = adapter.fields
+        self.required = adapter.required
+        self.order = list(adapter.fields)
+        self.defaults = {name: _default(field) for name, field in adapter.fields.items() if _has_simple_default(field)}
         # These have a default that is better not left out, or none.
         self.kept = self.fields.keys() - self.defaults.keys()
-        self.no_extra: dict[str, Any] | None = {} if sort.allows_extra else None
+        self.no_extra: dict[str, Any] | None = {} if adapter.allows_extra else None
         self.readers: dict[tuple[str, ...], Reader] = {}
         self.last: tuple[frozenset[str], Writer | None] = frozenset(), None
         self._writers: dict[frozenset[str], Writer] = {}
@@ -153,13 +153,13 @@ class Shape:
         )
 
 
-def shape_of(name: str, version: int, sort: Sort) -> Shape | None:
+def shape_of(name: str, version: int, adapter: ClassAdapter) -> Shape | None:
     """The shape of a class in the registry; None if it is no message, or its owner keeps it in a way of their own."""
     tag = _TAGS.get(name)
-    if tag is None or version != 1 or type(sort) is not ModelSort or sort.cls.__private_attributes__:
+    if tag is None or version != 1 or type(adapter) is not ModelAdapter or adapter.cls.__private_attributes__:
         return None
     # Another class that is registered under this name is not LangChain's.
-    return Shape(tag, sort) if f"{sort.cls.__module__}.{sort.cls.__qualname__}" == name else None
+    return Shape(tag, adapter) if f"{adapter.cls.__module__}.{adapter.cls.__qualname__}" == name else None
 
 
 def text_of(values: Sequence[Any], shapes: dict[type, Shape], room: int, still: Callable[[Any], Any]) -> bytes | None:

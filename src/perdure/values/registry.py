@@ -1,7 +1,7 @@
 """Which classes may be saved and rebuilt: the closed registry, and the module prefixes the user trusts.
 
 A name found in stored text is looked up here, and nowhere else. It is never called: it either names a
-registered class, or a data class of a known sort that is defined (not merely imported) in a module under a
+registered class, or a data class of a known kind that is defined (not merely imported) in a module under a
 trusted prefix. Importing such a module is the only thing a stored name can bring about, and only under a
 prefix the user gave.
 
@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, Final, TypeVar, overload
 
 from perdure.errors import Undecodable, UnknownType, UsageError
-from perdure.values.class_adapters import CustomSort, Sort, sort_of
+from perdure.values.class_adapters import ClassAdapter, CustomAdapter, adapter_of
 from perdure.values.messages import NAMES, Shape, shape_of
 from perdure.values.names import class_name, is_doubled, loaded, module_name
 
@@ -31,13 +31,13 @@ TRUST_DEFAULT: Final = ("langchain_core.messages.",)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RegisteredClass:
     """A class that may be saved and rebuilt: under which name and version, and how."""
 
     name: str
     version: int
     cls: type
-    sort: Sort
+    adapter: ClassAdapter
     upgrade: Mapping[int, Upgrade]
     message: Shape | None = None  # of one of LangChain's messages, which have tags of their own
 
@@ -67,7 +67,7 @@ class Entry:
                 raise Undecodable(
                     f"the upgrade of {self.name!r} from version {step} to {step + 1} failed: {problem!r}"
                 ) from problem
-        return self.sort.rebuild(body, extras)
+        return self.adapter.rebuild(body, extras)
 
 
 def default_name(cls: type) -> str:
@@ -80,8 +80,10 @@ class Registry:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_name: dict[str, dict[str, Entry]] = {}  # by module: of a script that is imported too, both copies
-        self._by_class: dict[type, Entry] = {}
+        self._by_name: dict[
+            str, dict[str, RegisteredClass]
+        ] = {}  # by module: of a script that is imported too, both copies
+        self._by_class: dict[type, RegisteredClass] = {}
         self.generation = 0
 
     def add(
@@ -98,8 +100,8 @@ class Registry:
         name = default_name(cls) if name is None else name
         upgrade = dict(upgrade or {})
         _check(cls, name, version, upgrade)
-        sort = _sort(cls, dump, load)
-        entry = Entry(name, version, cls, sort, upgrade, shape_of(name, version, sort))
+        adapter = _adapter(cls, dump, load)
+        entry = RegisteredClass(name, version, cls, adapter, upgrade, shape_of(name, version, adapter))
         with self._lock:
             other = self.named(name)
             if other is not None and other.cls is not cls and default_name(other.cls) != default_name(cls):
@@ -112,14 +114,14 @@ class Registry:
             self._by_class[cls] = entry
             self.generation += 1
 
-    def named(self, name: str, home: str | None = None) -> Entry | None:
+    def named(self, name: str, home: str | None = None) -> RegisteredClass | None:
         """The entry with a name. Of two copies of a module, that of `home`, or else the script's."""
         copies = self._by_name.get(name)
         if not copies:
             return None
         return copies.get(home or "") or copies.get("__main__") or next(reversed(copies.values()))
 
-    def of(self, cls: type) -> Entry | None:
+    def of(self, cls: type) -> RegisteredClass | None:
         return self._by_class.get(cls)
 
 
@@ -138,21 +140,21 @@ def _check(cls: object, name: object, version: object, upgrade: Mapping[int, Upg
             )
 
 
-def _sort(cls: type, dump: Callable[[Any], Any] | None, load: Callable[[Any], Any] | None) -> Sort:
+def _adapter(cls: type, dump: Callable[[Any], Any] | None, load: Callable[[Any], Any] | None) -> ClassAdapter:
     if cls.__module__ == "builtins":
         raise UsageError(f"{cls.__name__} is a built-in type and cannot be registered")
     if dump is not None and load is not None:
-        return CustomSort(dump, load)
+        return CustomAdapter(dump, load)
     if dump is not None or load is not None:
         raise UsageError(f"{default_name(cls)}: dump= and load= go together")
-    sort = sort_of(cls)
-    if sort is None:
+    adapter = adapter_of(cls)
+    if adapter is None:
         raise UsageError(
             f"{default_name(cls)} is not a dataclass, NamedTuple, msgspec Struct, pydantic model or "
             f"Enum; say how to "
             f"keep it: perdure.register({cls.__name__}, dump=to_plain, load=from_plain)"
         )
-    return sort
+    return adapter
 
 
 REGISTRY: Final = Registry()
@@ -222,10 +224,10 @@ class Codec:
         self.home = home
         self._registry = REGISTRY if registry is None else registry
         self._generation = self._registry.generation
-        self._by_class: dict[type, Entry | None] = {}
-        self._by_name: dict[str, Entry] = {}
+        self._by_class: dict[type, RegisteredClass | None] = {}
+        self._by_name: dict[str, RegisteredClass] = {}
 
-    def entry_of(self, cls: type) -> Entry | None:
+    def entry_of(self, cls: type) -> RegisteredClass | None:
         """The entry of a class that is about to be saved; None if it is neither registered nor trusted."""
         self._refresh()
         try:
@@ -239,7 +241,7 @@ class Codec:
         self._by_class[cls] = entry
         return entry
 
-    def entry_named(self, name: str) -> Entry:
+    def entry_named(self, name: str) -> RegisteredClass:
         """The entry of a class named in stored text; UnknownType if it is neither registered nor trusted."""
         entry = self._find(name)
         if entry is None:
@@ -253,7 +255,7 @@ class Codec:
             )
         return entry
 
-    def entry_tagged(self, tag: str) -> Entry:
+    def entry_tagged(self, tag: str) -> RegisteredClass:
         """The entry of LangChain's message with that tag, one of `messages.NAMES`; UnknownType without LangChain."""
         name = NAMES[tag]
         entry = self._find(name)
@@ -265,7 +267,7 @@ class Codec:
             )
         return entry
 
-    def _find(self, name: str) -> Entry | None:
+    def _find(self, name: str) -> RegisteredClass | None:
         self._refresh()
         entry = self._by_name.get(name) or self._registry.named(name, self.home) or self._trusted(name, self.home)
         if entry is not None:
@@ -289,14 +291,14 @@ class Codec:
             return self
         return Codec(self.trust, registry=self._registry, classes=self.classes, home=home)
 
-    def _trusted(self, name: str, home: str | None) -> Entry | None:
+    def _trusted(self, name: str, home: str | None) -> RegisteredClass | None:
         last = name.rpartition(".")[2]
         for prefix in (*self.trust, *(f"{module}." for module, cls_name in self.classes if cls_name == last)):
             if name.startswith(prefix):
                 cls = _resolve(prefix, name, home)
-                sort = None if cls is None else sort_of(cls)
-                if cls is not None and sort is not None:
-                    return Entry(name, 1, cls, sort, {}, shape_of(name, 1, sort))
+                adapter = None if cls is None else adapter_of(cls)
+                if cls is not None and adapter is not None:
+                    return RegisteredClass(name, 1, cls, adapter, {}, shape_of(name, 1, adapter))
         return None
 
 

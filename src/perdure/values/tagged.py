@@ -33,7 +33,7 @@ from perdure.values.plain import (
     is_plain_dict,
     plain_text,
 )
-from perdure.values.registry import Codec, Entry, default_name
+from perdure.values.registry import Codec, RegisteredClass, default_name
 from perdure.values.still import Moving, still
 from perdure.values.unstorable import Trail, refuse, refuse_type, unstorable
 
@@ -168,7 +168,9 @@ class Lowering:
         self.leave(value)
         return orjson.Fragment(b"".join((b"[", b",".join(texts), b"]")))
 
-    def objects(self, values: list[Any], entries: dict[type, Entry | None], depth: int) -> orjson.Fragment | None:
+    def objects(
+        self, values: list[Any], entries: dict[type, RegisteredClass | None], depth: int
+    ) -> orjson.Fragment | None:
         """The finished text of a list of objects whose fields are plain.
 
         All their fields are walked at once, which is several times faster than each object by itself. None if
@@ -180,7 +182,7 @@ class Lowering:
             if entry is None:
                 return None
             try:
-                body, extras = entry.sort.take(item)
+                body, extras = entry.adapter.take(item)
             except Exception:
                 return None
             content = [entry.name, entry.version, body]
@@ -227,7 +229,7 @@ class Lowering:
             return {"^unset": None}
         return refuse_type(type(value), trail)
 
-    def _message(self, value: Any, entry: Entry, depth: int, trail: Trail) -> Any:
+    def _message(self, value: Any, entry: RegisteredClass, depth: int, trail: Trail) -> Any:
         """A LangChain message as its own tag; None if it is none, or not one as its class makes them."""
         shape = entry.message
         try:
@@ -249,10 +251,10 @@ class Lowering:
         self.leave(value)
         return {shape.tag: lowered}
 
-    def _object(self, value: Any, entry: Entry, depth: int, trail: Trail) -> Any:
+    def _object(self, value: Any, entry: RegisteredClass, depth: int, trail: Trail) -> Any:
         self.enter(value, depth + 3, trail)
         try:
-            body, extras = entry.sort.take(value)
+            body, extras = entry.adapter.take(value)
         except CannotTake as problem:
             refuse(f"{default_name(type(value))}: {problem}", trail)
         except Exception as problem:
