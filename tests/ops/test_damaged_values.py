@@ -72,6 +72,7 @@ NO_PAYLOAD = {
     "quarantine": "tenant sort key reason content",
     "far_loose": "tenant name state at",
     "tenant_role": "role tenant",
+    "archived": "tenant name sort place at",
     # How far a transfer is. What a wrong cursor leaves out is found before the copy is used: by the number of rows,
     # the hashes of the records, or the sum of the journal.
     "transfer": "tenant unit state",
@@ -261,7 +262,7 @@ def test_a_backup_with_a_changed_value_is_not_restored_as_a_good_one(filled: Pat
     restored = perdure.restore(tmp_path / "backup.db", str(tmp_path / "restored.db"))
     assert not restored.ok
     assert [(problem.run, problem.what) for problem in restored.report.problems] == [
-        ("done1", "its result cannot be read")
+        ("done1", "its outcome cannot be read")
     ]
     empty = tmp_path / "there.db"
     perdure.open(str(empty)).close()

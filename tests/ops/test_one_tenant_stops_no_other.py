@@ -23,7 +23,7 @@ def work(store: perdure.Store) -> None:
 
 
 @pytest.mark.parametrize("fence", [FENCE_MAX, -1])
-def test_a_run_whose_row_makes_no_sense_is_stuck_and_the_others_run(url: str, fence: int) -> None:
+def test_a_run_whose_row_makes_no_sense_is_left_alone_and_the_others_run(url: str, fence: int) -> None:
     with perdure.open(url, tenant="bad") as store:
         for name in ("first", "second"):
             store.start(add, 1, 2, id=name)
@@ -32,12 +32,8 @@ def test_a_run_whose_row_makes_no_sense_is_stuck_and_the_others_run(url: str, fe
         work(store)
         assert [store.tenant("good").get_run(name).result() for name in ("first", "second")] == [3, 3]
         assert store.get_run("second").result() == 3
-        assert store.get_run("first").info().status == "stuck"
-        [told] = [finding for finding in store.ops.doctor() if finding.check == "runs"]
-        assert "1 run stuck" in told.message
-        store.get_run("first").resume()
-        work(store)
-        assert store.get_run("first").result() == 3, "its journal is whole"
+        assert store.get_run("first").info().status == "queued"
+        assert "its fence" in store.ops.verify().problems[0].what
 
 
 def upkeep_findings(store: perdure.Store) -> list[tuple[str, str]]:

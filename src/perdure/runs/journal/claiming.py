@@ -17,7 +17,7 @@ import orjson
 
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal.queues import Limits, QueueCapacity
-from perdure.runs.journal.rows import NEVER, WAITS, FenceToken, RunRow
+from perdure.runs.journal.rows import WAITS, FenceToken, RunRow
 from perdure.storage.columns import ARGS, INPUT
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 
@@ -40,10 +40,12 @@ def _sql(text: str) -> Sql:
 
 
 # (SELECT {now}): the time is taken once, so that an index can be searched by it.
+# A fence that would overflow is damage, and must not stop the claims of all others; `verify` names it.
 # Nor runs of tenants whose data this process cannot read: with keys those it has none for, without what is encrypted.
 _OURS = """(CAST(:tenant AS bigint) IS NULL OR r.tenant = :tenant) AND r.tenant NOT IN {numbers:barred}
         AND (:keyed = 1 OR NOT EXISTS (SELECT 1 FROM tenant_key s WHERE s.tenant = r.tenant))
-        AND (r.function || {between} || r.version) IN {texts:exact}"""
+        AND (r.function || {between} || r.version) IN {texts:exact}
+        AND r.fence BETWEEN 0 AND 1000000000000000000"""
 _LIMITS = _sql(
     """SELECT queue, concurrency, tenant_concurrency, rate, burst, tokens, filled_at, {now} FROM queue
     WHERE queue IN {texts:queues} AND coalesce(concurrency, tenant_concurrency, rate) IS NOT NULL
@@ -111,17 +113,6 @@ _HAND_BACK = Sql(
         changed_at = {now}
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = :before RETURNING run""",
     seals=WAITS,
-)
-_STICK = Sql(
-    f"""UPDATE run SET status = 'stuck', owner = NULL, fence = :next_fence, lease_until = 0, wake_at = {NEVER},
-        wakeup_pending = 0, waiting = :waiting, changed_at = {{now}}
-        WHERE tenant = :tenant AND run = :run AND status = :status""",
-    seals=WAITS,
-)
-_FENCE_MAX = 1 << 60  # no run is claimed so often
-_ODD = (
-    '{"for":"help","type":"Damaged","error":"the counts in its row make no sense: it was changed. '
-    'See `perdure store verify`; restore it from a backup, or resume it if its journal is whole"}'
 )
 _TENANTS = Sql("SELECT tenant, name FROM tenant WHERE tenant > :after ORDER BY tenant LIMIT :limit")
 
@@ -197,7 +188,6 @@ class Claimed(NamedTuple):
     taken: list[Taken]
     wait_us: int | None = None
     left: int = 0  # how many of them dead or late owners had
-    odd: tuple[Found, ...] = ()  # those whose rows make no sense: nothing was done to them
 
 
 def _json(values: Iterable[Any]) -> str:
@@ -236,20 +226,19 @@ def claim(search: Search, most: int, *, lease: int, dead: Sequence[str], recover
         *(sql(**base, queue=queue) for queue in search.queues for sql in _DUE),
     )
     limits = {row[0]: Limits._make(row) for row in answers[0]}
-    odd = tuple(found for rows in answers[1:] for found in map(Found._make, rows) if not _makes_sense(found))
-    chosen = _sensible(answers[1:2])[:most]
+    chosen = [Found._make(row) for row in answers[1][:most]]
     left = len(chosen)
     due = _in_order(answers[2:])
     take = {"owner": search.owner, "lease": lease, "now": now}
     if not limits:
         chosen += due[: most - len(chosen)]
         if not chosen:
-            return Claimed([], odd=odd)
-        return Claimed(_taken((yield Batch(*(_take(found, take) for found in chosen), last=True))), left=left, odd=odd)
+            return Claimed([])
+        return Claimed(_taken((yield Batch(*(_take(found, take) for found in chosen), last=True))), left=left)
     taken = _taken((yield Batch(*(_take(found, take) for found in chosen)))) if chosen else []
     if len(taken) >= most:
-        return Claimed(taken, left=left, odd=odd)
-    return (yield from _within_limits(search, limits, taken, due, most, base, take))._replace(left=left, odd=odd)
+        return Claimed(taken, left=left)
+    return (yield from _within_limits(search, limits, taken, due, most, base, take))._replace(left=left)
 
 
 def _within_limits(
@@ -289,24 +278,8 @@ def _within_limits(
 
 
 def _in_order(pages: Sequence[Rows]) -> list[Found]:
-    return sorted(_sensible(pages), key=lambda one: (-one.priority, one.wake_at, one.run))
-
-
-def _sensible(pages: Sequence[Rows]) -> list[Found]:
-    return [found for page in pages for found in map(Found._make, page) if _makes_sense(found)]
-
-
-def _makes_sense(found: Found) -> bool:
-    """Whether its numbers can be counted with: one that overflows would stop the claim of all the others."""
-    numbers = (found.fence, found.priority, found.wake_at)
-    return all(type(number) is int for number in numbers) and 0 <= found.fence < _FENCE_MAX
-
-
-def stick(found: Found, now: int) -> Program[None]:
-    """Stop a run whose row makes no sense, and say so in it. An owner that it may still have loses it."""
-    fence = found.fence + 1 if _makes_sense(found) else _FENCE_MAX >> 1
-    parts = {"tenant": found.tenant, "run": found.run, "status": found.status}
-    yield Batch(_STICK(**parts, next_fence=fence, waiting=_ODD, now=now), last=True)
+    found = [Found._make(row) for page in pages for row in page]
+    return sorted(found, key=lambda one: (-one.priority, one.wake_at, one.run))
 
 
 def _take(found: Found, take: dict[str, Any]) -> Statement:
@@ -324,7 +297,7 @@ def other_versions(search: Search, now: int) -> Program[list[tuple[str, str, int
 
 
 def hand_back(holds: Sequence[FenceToken], now: int) -> Program[int]:
-    """Give runs back that this process cannot stop in time: whoever claims them goes on at once. How many."""
+    """Give runs back that this process cannot stop in time: another worker resumes them at once. How many."""
     parts = {"status": "queued", "before": "running", "wake_at": 0, "waiting": _FOR_WORKER, "now": now}
     answers = yield Batch(*(_HAND_BACK(**hold._asdict(), **parts) for hold in holds), last=True)
     return sum(len(rows) for rows in answers)

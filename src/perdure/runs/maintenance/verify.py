@@ -154,6 +154,8 @@ def _check_run(tenant: int, run: int) -> Program[tuple[str, list[str]] | None]:
     if odd := [column for column, value in row._asdict().items() if type(value) not in _TYPES[column]]:
         return name, [f"its row is damaged: {', '.join(odd)}"]
     wrong = [] if row.status in STATUSES else [f"its status {row.status!r} is none"]
+    if not 0 <= row.fence <= 10**18:
+        wrong.append(f"its fence {row.fence} makes no sense: no worker takes it")
     if not args or args[0][0] is UNREADABLE:
         wrong.append("its arguments cannot be read" if args else "its arguments are missing")
     elif row.input and row.since == 0 and digest(decompress(args[0][0])) != row.input:

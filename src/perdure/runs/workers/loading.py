@@ -82,23 +82,23 @@ def _names(module: ModuleType) -> str:
 def _load_file(where: str) -> ModuleType:
     path = Path(where)
     if not path.is_file():
-        beside = " (it is a folder)" if path.is_dir() else ""
-        raise UsageError(f"there is no file {where!r}{beside}; {_HINT}. This is {Path.cwd()}")
+        raise UsageError(f"there is no file {where!r}; {_HINT}. This is {Path.cwd()}")
     full = path.resolve()
     if not full.stem.isidentifier():
         raise UsageError(f"{where!r} cannot be imported: {full.stem!r} is no Python name; rename the file")
     name, folder = of_file(full)
     _look_in(folder)
     known = sys.modules.get(name)
-    if known is not None and _is_file(known, full):
-        return known
-    if folder != full.parent:
-        return _import(name, where)
-    if name not in _loaded and (known is not None or name in sys.stdlib_module_names):
+    if known is not None and name in _loaded and not _is_file(known, full):
+        del sys.modules[name]  # new code, to be compared with the old
+        known = None
+    if (known is None and name in sys.stdlib_module_names) or not _is_file(found := _import(name, where), full):
         raise UsageError(
             f"{where!r} has the name of another module, {name!r}, which Python would find first: rename it"
         )
-    return _execute(name, full, where)
+    if known is None:
+        _loaded.add(name)
+    return found
 
 
 def _is_file(module: ModuleType, full: Path) -> bool:
@@ -107,28 +107,10 @@ def _is_file(module: ModuleType, full: Path) -> bool:
 
 
 def _look_in(folder: Path) -> None:
-    # The installed script does not look where the user is.
-    if str(folder) not in sys.path:
+    # First: the installed script does not look where the user is.
+    if sys.path[:1] != [str(folder)]:
         sys.path.insert(0, str(folder))
-
-
-def _execute(name: str, full: Path, where: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, full)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{where!r} cannot be loaded as Python")
-    module = importlib.util.module_from_spec(spec)
-    before = sys.modules.get(name)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        if before is None:
-            sys.modules.pop(name, None)
-        else:
-            sys.modules[name] = before
-        raise _explained(where, error) from error
-    _loaded.add(name)
-    return module
+    importlib.invalidate_caches()
 
 
 def _import(name: str, where: str) -> ModuleType:

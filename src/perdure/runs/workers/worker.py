@@ -1,9 +1,9 @@
 """A worker: claims runs that are due, and runs them until it is told to stop.
 
-One thread claims; threads and one event loop run what was claimed (`crew.py`). It looks as soon as it hears of
+One thread claims; threads and one event loop run what was claimed (`pool.py`). It looks as soon as it hears of
 something new, and by itself every half second. Told to stop, it claims nothing more, lets its runs finish or park, and
-gives back what is left, so that another worker goes on at once. No error of a run's code and no lost database ends it.
-It logs the ids of runs and the kinds of errors, never states or arguments.
+gives back what is left, so that another worker resumes it at once. No error of a run's code and no lost database ends
+it. It logs the ids of runs and the kinds of errors, never states or arguments.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ from perdure.runs.engine.runtime import new_owner, runtime_of
 from perdure.runs.execution.metrics import tell_event
 from perdure.runs.functions.specs import DurableSpec, known_durables, said_version
 from perdure.runs.journal import claiming
-from perdure.runs.journal.claiming import Found, Known, Search, Taken, View
+from perdure.runs.journal.claiming import Known, Search, Taken, View
 from perdure.runs.journal.queues import Queue, declared, write_limits
 from perdure.runs.maintenance import retention
 from perdure.runs.maintenance.tenant_isolation import for_tenant
 from perdure.runs.workers.pool import WorkerPool, guarded
 from perdure.storage.events import event, said
-from perdure.storage.program import Driver, Flow, Program, Transaction, drive, read, write
-from perdure.storage.wrapping import WrappingDriver
+from perdure.storage.program import Flow, Program, drive, read, write
 from perdure.threads.checks import check_name
 from perdure.threads.context import Context
 
@@ -211,9 +210,7 @@ class Worker:
             recover=self._recover,
             now=self._ctx.clock_us(),
         )
-        taken, wait_us, left, odd = self._do(write(op))
-        for found in odd:
-            self._stick(found)
+        taken, wait_us, left = self._do(write(op))
         tell_event("taken_over", 0 if self._recover else left)
         self._recover = False
         for one in taken:
@@ -258,12 +255,6 @@ class Worker:
         )
         self._active[taken.row.run] = job
         self._crew.start(job)
-
-    def _stick(self, found: Found) -> None:
-        """A run whose row makes no sense holds up no other."""
-        what = event("run.stuck", run=found.run, error="Damaged")
-        _log.error("run number %d of tenant %d is stuck: its row is damaged", found.run, found.tenant, extra=what)
-        self._do(write(partial(claiming.stick, found, self._ctx.clock_us())))
 
     def _wait(self, seconds: float) -> None:
         try:
@@ -396,15 +387,14 @@ class Worker:
             self._crew.call(self._upkeep)
 
     def _upkeep(self) -> None:
-        """The day's work, if nobody has done it yet. Stops between two transactions when the worker does."""
-        driver = _WhileWorking(self._ctx.driver, lambda: self._stopping)
+        """The day's work, if no worker has done it yet."""
         ctx = self._ctx
         try:
             tenants = [(self._tenant, ctx.tenant_name)] if self._tenant is not None else []
-            for tenant, name in tenants or drive(driver, retention.all_tenants()):
+            for tenant, name in tenants or self._do(retention.all_tenants()):
                 store = self._store
                 work = retention.upkeep(tenant, store._keep_us, ctx.clock_us, store._days_work)
-                done = drive(driver, for_tenant(tenant, name, work, ctx.clock_us()))
+                done = self._do(for_tenant(tenant, name, work, ctx.clock_us()))
                 if done is not None:
                     _log.log(
                         logging.INFO if any(done) else logging.DEBUG,
@@ -413,9 +403,7 @@ class Worker:
                         *done,
                         extra=event("upkeep.done", runs=done.runs, bytes=done.saved_bytes, threads=done.threads),
                     )
-            drive(driver, take_sample(ctx.clock_us))
-        except _Stopped:
-            pass
+            self._do(take_sample(ctx.clock_us))
         except PerdureError as error:
             _log.warning("upkeep was not finished: %s", said(error), extra=event("upkeep.failed", error=_kind(error)))
 
@@ -446,29 +434,3 @@ class Worker:
 
 def _kind(error: BaseException) -> str:
     return type(error).__name__
-
-
-class _Stopped(Exception):
-    """The worker was told to stop."""
-
-
-class _WhileWorking(WrappingDriver):
-    """A driver that takes no further transaction when the worker was told to stop."""
-
-    def __init__(self, driver: Driver, stopped: Callable[[], bool]) -> None:
-        super().__init__(driver)
-        self._stopped = stopped
-
-    def run(self, transaction: Transaction) -> Any:
-        if self._stopped():
-            raise _Stopped
-        return self.inner.run(transaction)
-
-    async def arun(self, transaction: Transaction) -> Any:
-        return await self.inner.arun(transaction)
-
-    def close(self) -> None:
-        pass
-
-    async def aclose(self) -> None:
-        pass
