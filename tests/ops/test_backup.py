@@ -49,7 +49,7 @@ def without_settling(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Without what a restoration changes on purpose."""
     plain = {name: list(rows) for name, rows in found.items()}
     plain["thread"] = [(*row[:6], *row[7:]) for row in plain["thread"]]
-    plain["run"] = [(*row[:19], *row[20:]) for row in plain["run"]]
+    plain["run"] = [(*row[:16], *row[17:]) for row in plain["run"]]
     return plain
 
 

@@ -23,7 +23,7 @@ def test_a_save_that_becomes_a_branch_warns_once(tmp_path: Path, caplog: pytest.
         [record] = caplog.records
         assert "'draft'" in record.message
         assert "expect=" in record.message
-        assert "two-writers" in record.message
+        assert "docs/how-to/threads.md" in record.message
         second.load()
         first.save({"n": 2})
         second.save({"n": 3})

@@ -300,7 +300,7 @@ def test_tool_calls_with_the_same_id_go_back_to_the_model(lab: Lab) -> None:
     calls = [{"id": i, "name": "books", "arguments": {"seat": s}} for i, s in (("a", "1"), ("b", "2"), ("a", "3"))]
     run = lab.run(agent, calls, id="r")
     told = run.result()
-    assert [message["is_error"] for message in told] == [True, False, True]
+    assert [message["status"] for message in told] == ["error", "success", "error"]
     assert "id 'a'" in told[0]["content"]
     assert lab.ran == ["2"]
     assert lab.store.replay("r").result == told
