@@ -164,17 +164,17 @@ def test_the_archive_of_an_encrypted_store_is_encrypted(tmp_path: Path) -> None:
         assert store.thread("a").load().state == {"word": "hush-hush"}
 
 
-@pytest.mark.parametrize("sort", ["thread", "run"])
-def test_a_kill_at_any_statement_loses_nothing(tmp_path: Path, sort: str) -> None:
+@pytest.mark.parametrize("kind", ["thread", "run"])
+def test_a_kill_at_any_statement_loses_nothing(tmp_path: Path, kind: str) -> None:
     url, place = str(tmp_path / "a.db"), str(tmp_path / "archive.db")
     with perdure.open(url) as store:
         make_thread(store, "rich", 20)
-        expected = finished(store) if sort == "run" else everything(store, "rich")
+        expected = finished(store) if kind == "run" else everything(store, "rich")
 
     def state() -> Any:
         with perdure.open(url) as store:
             try:
-                return run_seen(store, "trip") if sort == "run" else everything(store, "rich")
+                return run_seen(store, "trip") if kind == "run" else everything(store, "rich")
             except Archived:
                 return None
 
@@ -185,7 +185,7 @@ def test_a_kill_at_any_statement_loses_nothing(tmp_path: Path, sort: str) -> Non
     with ForkServer("archive_kit:archive_and_die") as nursery:
         for back in (False, True):
             for at in itertools.accumulate(itertools.count(1), lambda at, _: at + 1 + at // 3):
-                ended = list(nursery.start(url, place, sort, back, at).lines())
+                ended = list(nursery.start(url, place, kind, back, at).lines())
                 seen = state()
                 assert seen in (expected, None)
                 if ended == ["done"]:

@@ -27,7 +27,7 @@ def test_a_restored_store_has_every_row_of_the_source(
         fill(store)
         before = tables(store)
         done = store.ops.backup(tmp_path / "b", progress=lambda a, b: told.append((a, b)))
-        [row] = query(store, "SELECT id, sort, place, tenant, bytes, restored_at FROM copy")
+        [row] = query(store, "SELECT id, kind, place, tenant, bytes, restored_at FROM copy")
     assert row == (done.id, "backup", str(tmp_path / "b"), None, done.bytes, None)
     assert done.bytes == (tmp_path / "b").stat().st_size
     restored = perdure.restore(tmp_path / "b", place, **options)

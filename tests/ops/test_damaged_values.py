@@ -55,9 +55,9 @@ NO_PAYLOAD = {
     "run": """tenant run version parent parent_path root origin origin_seq
         status queue priority owner fence lease_until wake_at wakeup_pending request entries digest seq since created_at
         changed_at keep_until""",
-    "run_value": "tenant run sort",
+    "run_value": "tenant run kind",
     "journal": "tenant run seq",
-    "ask": "tenant run path sort asked_at deadline status",
+    "ask": "tenant run path kind asked_at deadline status",
     "answer": "tenant run path who at",
     "signal": "tenant run topic seq key at received",
     "queue": "queue concurrency tenant_concurrency rate burst tokens filled_at",
@@ -67,12 +67,12 @@ NO_PAYLOAD = {
     "pin": "tenant thread name tree record at",
     "erased": "tenant thread record records head_hash at",
     "tenant_key": "tenant wrapped_by since",
-    "copy": "id sort place tenant at bytes restored_at",
+    "copy": "id kind place tenant at bytes restored_at",
     "size_sample": "at bytes free_bytes",
-    "quarantine": "tenant sort key reason content",
+    "quarantine": "tenant kind key reason content",
     "far_loose": "tenant name state at",
     "tenant_role": "role tenant",
-    "archived": "tenant name sort place at",
+    "archived": "tenant name kind place at",
     # How far a transfer is. What a wrong cursor leaves out is found before the copy is used: by the number of rows,
     # the hashes of the records, or the sum of the journal.
     "transfer": "tenant unit state",
@@ -160,11 +160,11 @@ COLUMNS: dict[str, tuple[str, Reader]] = {
     "run.waiting": ("id = 'open{1}'", lambda store: store.get_run("open1").info()),
     "run.incarnation": ("id = 'queued{1}'", lambda store: work(store, "queued1")),
     "run_value.value": (
-        RUN.format("done", "{1}") + " AND sort = 'outcome'",
+        RUN.format("done", "{1}") + " AND kind = 'outcome'",
         lambda store: store.get_run("done1").result(),
     ),
     "run_value.value of arguments": (
-        RUN.format("queued", "{1}") + " AND sort = 'args'",
+        RUN.format("queued", "{1}") + " AND kind = 'args'",
         lambda store: work(store, "queued1"),
     ),
     "journal.body": (RUN.format("large", "{1}"), lambda store: store.get_run("large1").steps()),
@@ -273,6 +273,6 @@ def test_a_backup_with_a_changed_value_is_not_restored_as_a_good_one(filled: Pat
 def test_a_result_whose_row_is_gone_is_not_none(url: str) -> None:
     with perdure.open(url) as store:
         store.run(pay, 100, id="r").result()
-    Raw(url)("DELETE FROM run_value WHERE sort = 'outcome'")
+    Raw(url)("DELETE FROM run_value WHERE kind = 'outcome'")
     with perdure.open(url) as store, pytest.raises(Damaged, match="missing"):
         store.get_run("r").result()

@@ -72,12 +72,12 @@ def test_every_statement_says_what_is_secret() -> None:
     assert not missing, "\n".join(missing)
 
 
-@pytest.mark.parametrize("sort", ["seals", "opens"])
-def test_cells_are_identified_by_what_their_table_says(sort: str) -> None:
+@pytest.mark.parametrize("kind", ["seals", "opens"])
+def test_cells_are_identified_by_what_their_table_says(kind: str) -> None:
     known = {(column.label, len(column.by), column.kind) for column in COLUMNS}
     labels = {label for label, *_ in known}
     for sql in statements():
-        for _, cell in getattr(sql, sort):
+        for _, cell in getattr(sql, kind):
             assert cell.label not in labels or (cell.label, len(cell.by), cell.kind) in known, (cell, sql.postgres)
 
 

@@ -255,7 +255,7 @@ def test_an_old_note_that_was_put_back_is_found(url: str) -> None:
     ("table", "column", "where"),
     [
         ("journal", "body", "run = (SELECT run FROM run WHERE id = 'trip') AND seq = 2"),
-        ("run_value", "value", "run = (SELECT run FROM run WHERE id = 'trip') AND sort = 'outcome'"),
+        ("run_value", "value", "run = (SELECT run FROM run WHERE id = 'trip') AND kind = 'outcome'"),
         ("blob", "body", "1 = 1"),
     ],
 )
@@ -263,7 +263,7 @@ def test_cells_of_runs_that_were_moved_are_found(url: str, table: str, column: s
     raw = Raw(url)
     with opened(url) as store:
         fill(store)
-    others = {"journal": "seq = 3", "run_value": "sort <> 'outcome'", "blob": "1 = 0"}
+    others = {"journal": "seq = 3", "run_value": "kind <> 'outcome'", "blob": "1 = 0"}
     moved = raw(f"SELECT {column} FROM {table} WHERE {others[table]} LIMIT 1")
     [(own,)] = raw(f"SELECT {column} FROM {table} WHERE {where} LIMIT 1")
     raw(f"UPDATE {table} SET {column} = ? WHERE {where}", (moved[0][0] if moved else own[:-1] + bytes((own[-1] ^ 1,)),))

@@ -183,7 +183,7 @@ def test_a_runs_older_row_with_its_older_journal_is_not_noticed(url: str) -> Non
     before.put_back()
     asks.put_back()
     raw("DELETE FROM journal WHERE seq > ?", (last,))
-    raw("DELETE FROM run_value WHERE sort = 'outcome'")
+    raw("DELETE FROM run_value WHERE kind = 'outcome'")
     raw("DELETE FROM answer")
     with opened(url) as store:
         assert store.ops.verify().ok
@@ -200,7 +200,7 @@ def test_an_entry_or_an_outcome_of_another_run_is_noticed(url: str, table: str) 
             store.answer(f"r{number}", f"yes {number}")
             store.run(count, number, id=f"r{number}").result()
     [(one,), (two,)] = raw("SELECT run FROM run ORDER BY run")
-    column, more = ("body", "seq = 1") if table == "journal" else ("value", "sort = 'outcome'")
+    column, more = ("body", "seq = 1") if table == "journal" else ("value", "kind = 'outcome'")
     [(cell,)] = raw(f"SELECT {column} FROM {table} WHERE run = ? AND {more}", (two,))
     raw(f"UPDATE {table} SET {column} = ? WHERE run = ? AND {more}", (cell, one))
     with opened(url) as store:
@@ -281,8 +281,8 @@ def test_arguments_of_a_run_that_began_anew_are_bound_to_it(url: str) -> None:
         worker.run(until_idle=True)
         assert [store.get_run(name).result() for name in ("a", "b")] == [10, 20]
     [(one,), (two,)] = raw("SELECT run FROM run ORDER BY run")
-    [(first,)] = raw("SELECT value FROM run_value WHERE run = ? AND sort = 'args'", (one,))
-    raw("UPDATE run_value SET value = ? WHERE run = ? AND sort = 'args'", (first, two))
+    [(first,)] = raw("SELECT value FROM run_value WHERE run = ? AND kind = 'args'", (one,))
+    raw("UPDATE run_value SET value = ? WHERE run = ? AND kind = 'args'", (first, two))
     with opened(url) as store:
         assert not store.ops.verify().ok
 

@@ -140,7 +140,7 @@ def test_the_answer_names_copies(store: perdure.Store) -> None:
     def add() -> Program[None]:
         yield Batch(
             Sql(
-                """INSERT INTO copy (id, sort, place, tenant, at, bytes)
+                """INSERT INTO copy (id, kind, place, tenant, at, bytes)
                 VALUES ('x', 'backup', '/backups/monday.db', NULL, 1700000000000000, 1),
                 ('y', 'export', '/tmp/alice.db', :tenant, 1700000000000000, 1),
                 ('z', 'export', '/tmp/others.db', :tenant + 1, 1700000000000000, 1)"""

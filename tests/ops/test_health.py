@@ -192,7 +192,7 @@ def test_it_knows_of_backups(store: perdure.Store, clock: Clock) -> None:
     for number, restored in ((1, None), (2, clock.now - 5), (3, None)):
         execute(
             store,
-            """INSERT INTO copy (id, sort, place, tenant, at, bytes, restored_at)
+            """INSERT INTO copy (id, kind, place, tenant, at, bytes, restored_at)
             VALUES (:id, 'backup', 'b', NULL, :at, 1, CAST(:restored AS bigint))""",
             id=str(number),
             at=clock.now - 10 + number,

@@ -245,11 +245,11 @@ def test_in_place_after_a_copy_was_made(scenes: Scenes) -> None:
 # --- not a store
 
 
-@pytest.mark.parametrize("sort", ["text", "our schema as text", "random", "empty", "zeros", "another's"])
+@pytest.mark.parametrize("kind", ["text", "our schema as text", "random", "empty", "zeros", "another's"])
 @pytest.mark.parametrize("way", [{}, {"dry_run": True}, {"in_place": True}], ids=["copy", "dry", "in place"])
-def test_what_never_was_a_store_is_left_alone(tmp_path: Path, sort: str, way: dict[str, Any]) -> None:
+def test_what_never_was_a_store_is_left_alone(tmp_path: Path, kind: str, way: dict[str, Any]) -> None:
     path = tmp_path / "a.db"
-    if sort == "another's":
+    if kind == "another's":
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("CREATE TABLE thread (tenant, name)")
             connection.execute("INSERT INTO thread VALUES (1, 'a')")
@@ -257,7 +257,7 @@ def test_what_never_was_a_store_is_left_alone(tmp_path: Path, sort: str, way: di
     else:
         ours = "".join(migration.text for migration in migrate.migrations("sqlite")).encode()
         contents = {"text": b"notes\n" * 4000, "our schema as text": ours, "empty": b"", "zeros": bytes(1 << 16)}
-        path.write_bytes(contents.get(sort, random.Random(7).randbytes(1 << 20)))
+        path.write_bytes(contents.get(kind, random.Random(7).randbytes(1 << 20)))
     before = path.read_bytes()
     with pytest.raises(perdure.errors.OpenError, match="not a Perdure store"):
         perdure.repair(str(path), **way)

@@ -280,8 +280,8 @@ WRITES: dict[str, tuple[str, ...]] = {
         "INSERT INTO pin (tenant, thread, name, tree, record, at) SELECT {globex}, 1, 'x', 1, 1, 1",
         "MERGE INTO blob b USING (SELECT {globex}::bigint AS tenant) s ON b.tenant = s.tenant "
         "WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT (tenant, hash, body) VALUES (s.tenant, 'm', 'm')",
-        "INSERT INTO copy (id, sort, place, tenant, at, bytes) VALUES ('x', 'backup', '/', NULL, 1, 1)",
-        "INSERT INTO copy (id, sort, place, tenant, at, bytes) VALUES ('y', 'export', '/', {globex}, 1, 1)",
+        "INSERT INTO copy (id, kind, place, tenant, at, bytes) VALUES ('x', 'backup', '/', NULL, 1, 1)",
+        "INSERT INTO copy (id, kind, place, tenant, at, bytes) VALUES ('y', 'export', '/', {globex}, 1, 1)",
         "INSERT INTO meta (key, value) VALUES ('store', 'x') ON CONFLICT (key) DO UPDATE SET value = 'x'",
         "INSERT INTO meta (key, value) VALUES ('upkeep {globex}', '9') ON CONFLICT (key) DO UPDATE SET value = '9'",
         "INSERT INTO queue (queue, tokens, filled_at) VALUES ('mine', 0, 0)",

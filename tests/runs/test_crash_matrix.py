@@ -308,7 +308,7 @@ class Row:
 
 
 class Yard:
-    """Where rows are killed: a database of each sort, and a process that forks the children."""
+    """Where rows are killed: a database of each kind, and a process that forks the children."""
 
     def __init__(self, fork_server: ForkServer, folder: Path, urls: dict[str, str]) -> None:
         self._fork_server, self._folder, self._urls = fork_server, folder, urls

@@ -22,6 +22,7 @@ from workshop import (
 
 import perdure
 from perdure.runs.functions import specs
+from perdure.storage.notifications import NoNotifications
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_a_worker_hears_of_work_at_once(store: perdure.Store, tmp_path: Path, st
 def test_a_worker_without_news_looks_by_itself(
     store: perdure.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(store._context.driver), "listen", None)
+    monkeypatch.setattr(type(store._context.driver), "listen", lambda _: NoNotifications())
     with working(perdure.Worker(store, poll_s=0.01)):
         assert store.start(short, str(tmp_path)).result(timeout_s=60) == "short"
 

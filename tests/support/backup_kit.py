@@ -1,4 +1,4 @@
-"""What the tests of backups share: a store with something of every sort in it."""
+"""What the tests of backups share: a store with something of every kind in it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def asking() -> str:
 
 
 def fill(store: Store) -> None:
-    """Something of every sort, of two tenants."""
+    """Something of every kind, of two tenants."""
     make_thread(store, count=40)
     store.thread("rich").prune(keep=15)
     store.tenant("acme").thread("theirs", metadata={"user": "bob"}).save({"blob": "x" * 5000})

@@ -76,7 +76,7 @@ TABLES = {
     "write": "thread, space, id, task, idx",
     "space": "thread, name",
     "run": "run",
-    "run_value": "run, sort",
+    "run_value": "run, kind",
     "journal": "run, seq",
     "ask": "run, path",
     "signal": "run, topic, seq",

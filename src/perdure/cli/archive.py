@@ -82,11 +82,11 @@ def archives(cli: Invocation, store: Store) -> None:
         for one in found:
             cli.out.json_line(fields(one))
     elif found:
-        rows = [[(one.sort, ""), (one.name, "bold"), (local(one.at), "dim"), (one.place, "")] for one in found]
+        rows = [[(one.kind, ""), (one.name, "bold"), (local(one.at), "dim"), (one.place, "")] for one in found]
         cli.out.table(("kind", "name", "archived", "place"), rows)
     else:
         cli.out.message("nothing is archived")
 
 
 def _print(done: Archive, verb: str, out: Output) -> None:
-    out.result(fields(done), f"{verb} {done.sort} {done.name}: {done.place}")
+    out.result(fields(done), f"{verb} {done.kind} {done.name}: {done.place}")

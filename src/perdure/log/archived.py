@@ -9,17 +9,17 @@ from perdure.errors import Archived
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 
 Sort = Literal["thread", "run"]
-_FIND = Sql("SELECT place FROM archived WHERE tenant = :tenant AND sort = :sort AND name = :name")
-_LIST = Sql("SELECT sort, name, place, at FROM archived WHERE tenant = :tenant ORDER BY sort DESC, name")
+_FIND = Sql("SELECT place FROM archived WHERE tenant = :tenant AND kind = :kind AND name = :name")
+_LIST = Sql("SELECT kind, name, place, at FROM archived WHERE tenant = :tenant ORDER BY kind DESC, name")
 _ADD = Sql(
-    """INSERT INTO archived (tenant, sort, name, place, at) VALUES (:tenant, :sort, :name, :place, :at)
-    ON CONFLICT (tenant, sort, name) DO NOTHING"""
+    """INSERT INTO archived (tenant, kind, name, place, at) VALUES (:tenant, :kind, :name, :place, :at)
+    ON CONFLICT (tenant, kind, name) DO NOTHING"""
 )
-_DROP = Sql("DELETE FROM archived WHERE tenant = :tenant AND sort = :sort AND name = :name RETURNING place")
+_DROP = Sql("DELETE FROM archived WHERE tenant = :tenant AND kind = :kind AND name = :name RETURNING place")
 
 
 class Stub(NamedTuple):
-    sort: Sort
+    kind: Sort
     name: str
     place: str
     at: int
@@ -29,14 +29,14 @@ def add_stub(tenant: int, stub: Stub) -> Statement:
     return _ADD(tenant=tenant, **stub._asdict())
 
 
-def drop_stubs(tenant: int, sort: Sort, *names: str) -> Program[bool]:
+def drop_stubs(tenant: int, kind: Sort, *names: str) -> Program[bool]:
     """Whether the first had one."""
-    first, *_ = yield Batch(*(_DROP(tenant=tenant, sort=sort, name=name) for name in names))
+    first, *_ = yield Batch(*(_DROP(tenant=tenant, kind=kind, name=name) for name in names))
     return bool(first)
 
 
-def find_place(tenant: int, sort: Sort, name: str) -> Program[str | None]:
-    [rows] = yield Batch(_FIND(tenant=tenant, sort=sort, name=name))
+def find_place(tenant: int, kind: Sort, name: str) -> Program[str | None]:
+    [rows] = yield Batch(_FIND(tenant=tenant, kind=kind, name=name))
     return rows[0][0] if rows else None
 
 
@@ -45,13 +45,13 @@ def list_stubs(tenant: int) -> Program[list[Stub]]:
     return [Stub._make(row) for row in rows]
 
 
-def check_archived(tenant: int, sort: Sort, name: str) -> Generator[Batch, list[Rows], None]:
+def check_archived(tenant: int, kind: Sort, name: str) -> Generator[Batch, list[Rows], None]:
     """Raise Archived if there is a stub: asked where a thread or a run was not found."""
-    place = yield from find_place(tenant, sort, name)
+    place = yield from find_place(tenant, kind, name)
     if place is not None:
-        call = "unarchive" if sort == "thread" else "unarchive_run"
+        call = "unarchive" if kind == "thread" else "unarchive_run"
         raise Archived(
-            f"{sort} {name!r} is archived at {place}: bring it back with `perdure {sort} unarchive {name}` "
+            f"{kind} {name!r} is archived at {place}: bring it back with `perdure {kind} unarchive {name}` "
             f"(store.ops.{call}({name!r}))",
             place=place,
         )

@@ -19,20 +19,20 @@ from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 
 _KEY_MAX = 400  # of a key as text; PostgreSQL's indexes have a limit
 _ADD = Sql(
-    """INSERT INTO quarantine (tenant, sort, key, reason, content) VALUES (:tenant, :sort, :key, :reason, :content)
-    ON CONFLICT (tenant, sort, key) DO NOTHING"""
+    """INSERT INTO quarantine (tenant, kind, key, reason, content) VALUES (:tenant, :kind, :key, :reason, :content)
+    ON CONFLICT (tenant, kind, key) DO NOTHING"""
 )
 _PAGE = Sql(
-    "SELECT tenant, sort, key, reason, content FROM quarantine ORDER BY tenant, sort, key LIMIT :limit",
+    "SELECT tenant, kind, key, reason, content FROM quarantine ORDER BY tenant, kind, key LIMIT :limit",
 )
-_DROP = Sql("DELETE FROM quarantine WHERE tenant = :tenant AND sort = :sort AND key = :key")
+_DROP = Sql("DELETE FROM quarantine WHERE tenant = :tenant AND kind = :kind AND key = :key")
 
 
 class Kept(NamedTuple):
     """A row of the table."""
 
     tenant: int
-    sort: str
+    kind: str
     key: str
     reason: str
     content: str
@@ -49,12 +49,12 @@ def as_json(values: Mapping[str, Any]) -> str:
     return orjson.dumps({name: plain(value) for name, value in values.items()}, default=repr).decode()
 
 
-def keep(tenant: int, sort: str, key: Mapping[str, Any], reason: str, row: Mapping[str, Any]) -> Statement:
+def keep(tenant: int, kind: str, key: Mapping[str, Any], reason: str, row: Mapping[str, Any]) -> Statement:
     """A statement that keeps one row."""
     text = as_json(key)
     if len(text) > _KEY_MAX:
         text = text[:_KEY_MAX] + "#" + blake3(text.encode()).hexdigest()
-    return _ADD(tenant=tenant, sort=sort, key=text, reason=reason, content=as_json(row))
+    return _ADD(tenant=tenant, kind=kind, key=text, reason=reason, content=as_json(row))
 
 
 @cache
@@ -93,4 +93,4 @@ def kept(limit: int) -> Program[list[Kept]]:
 
 def drop(rows: list[Kept]) -> Program[None]:
     """Take rows out of the table: they are in the file."""
-    yield Batch(*(_DROP(tenant=row.tenant, sort=row.sort, key=row.key) for row in rows), last=True)
+    yield Batch(*(_DROP(tenant=row.tenant, kind=row.kind, key=row.key) for row in rows), last=True)

@@ -50,7 +50,7 @@ _FIRST = [
     for table in ("thread", "run")
 ]
 _RETENTION = Sql("SELECT count(*) FROM meta WHERE key = :key")  # the policy of all the tenant's threads
-_COPIES = Sql("SELECT max(at), max(restored_at) FROM copy WHERE sort = 'backup'")
+_COPIES = Sql("SELECT max(at), max(restored_at) FROM copy WHERE kind = 'backup'")
 _FILE = Sql(sqlite="SELECT file FROM pragma_database_list WHERE name = 'main'", postgres="SELECT ''")
 QUERIES = (_THREADS, _RUNS, _OLDEST, _LAST_SAVE, *_FIRST)  # on tables that grow
 

@@ -8,9 +8,9 @@ from perdure.storage.program import Batch, Flow, Program, Sql
 
 TABLES = (
     OwnedTable("run", ("run",), tuple(name for name in RunRow._fields if name != "run")),
-    OwnedTable("run_value", ("run", "sort"), ("value",)),
+    OwnedTable("run_value", ("run", "kind"), ("value",)),
     OwnedTable("journal", ("run", "seq"), ("kind", "body")),
-    OwnedTable("ask", ("run", "path"), ("sort", "question", "terms", "asked_at", "deadline", "status", "answer")),
+    OwnedTable("ask", ("run", "path"), ("kind", "question", "terms", "asked_at", "deadline", "status", "answer")),
     OwnedTable("answer", ("run", "path", "who"), ("value", "at")),
     OwnedTable("signal", ("run", "topic", "seq"), ("key", "value", "at", "received")),
     OwnedTable("run_blob", ("run", "hash"), ()),

@@ -57,7 +57,7 @@ TAG = EncryptedColumn("tag.value", "index", ("key",))
 WRITE = EncryptedColumn("write.value", "bytes", ("space", "id", "task", "idx", "key", "path", "base"), hashed=True)
 INPUT = EncryptedColumn("run.input", "bytes", ("id", "function"), hashed=True)
 WAITING = EncryptedColumn("run.waiting", "text", ("run",), hashed=True)
-RUN_VALUE = EncryptedColumn("run_value.value", "bytes", ("run", "sort"), hashed=True)
+RUN_VALUE = EncryptedColumn("run_value.value", "bytes", ("run", "kind"), hashed=True)
 # A run's arguments are written before it has a number. Bound to its incarnation, which idempotency keys are made from:
 # if that was changed, the run does not start.
 ARGS = EncryptedColumn("run_value.value", "bytes", ("incarnation",), hashed=True)

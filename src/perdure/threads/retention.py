@@ -26,7 +26,7 @@ T = TypeVar("T")
 Ttl = timedelta | float | None
 _COPIES_MAX = 100
 _QUARANTINE = Sql("SELECT count(*) FROM quarantine WHERE tenant = :tenant")
-_COPIES = Sql("SELECT sort, place, at FROM copy WHERE tenant IS NULL OR tenant = :tenant ORDER BY at DESC LIMIT :limit")
+_COPIES = Sql("SELECT kind, place, at FROM copy WHERE tenant IS NULL OR tenant = :tenant ORDER BY at DESC LIMIT :limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +165,8 @@ def remains(ctx: Context, tenant: int, full: bool) -> Flow[tuple[str, ...]]:
     """What no erasing reaches, as sentences."""
     told = yield from read(partial(_set_aside, tenant))
     told += [
-        f"{'an' if sort[0] in 'aeiou' else 'a'} {sort} made {moment(at):%Y-%m-%d %H:%M} UTC: {place}"
-        for sort, place, at in (yield from read(partial(_copies, tenant)))
+        f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} made {moment(at):%Y-%m-%d %H:%M} UTC: {place}"
+        for kind, place, at in (yield from read(partial(_copies, tenant)))
     ]
     if ctx.driver.dialect == "postgres":
         if not full:

@@ -141,8 +141,8 @@ class ThreadStore:
         tenant = yield from self._context.tenant()
         if tenant is None:
             raise no_thread(name)
-        newest = yield from read(partial(newest_id, tenant, name))
         try:
+            newest = yield from read(partial(newest_id, tenant, name))
             removed = yield from gc.delete(tenant, name, number, progress, force=force)
             if newest is not None:
                 self._context.threads.mark_deleted((tenant, name), newest)

@@ -48,54 +48,54 @@ _FORKS = Sql("SELECT id FROM run WHERE tenant = :tenant AND origin = :run AND ro
 class Archive:
     """A thread or a run that was archived, and where it is."""
 
-    sort: Sort
+    kind: Sort
     name: str
     place: str
     at: datetime
 
 
-def archive(opener: Opener, ctx: Context, sort: Sort, name: str, place: str | os.PathLike[str]) -> Archive:
+def archive(opener: Opener, ctx: Context, kind: Sort, name: str, place: str | os.PathLike[str]) -> Archive:
     """See `store.ops.archive`. Raises Conflict if it changed meanwhile: then nothing was removed."""
     tenant = drive(ctx.driver, ctx.tenant())
     if tenant is None:
-        raise NotFound(f"there is no {sort} {name!r}")
+        raise NotFound(f"there is no {kind} {name!r}")
     where = _place(place)
     drive(ctx.driver, gc.sweep(tenant))  # what is about to go is not copied
-    drive(ctx.driver, _check(tenant, sort, name))
-    _copy(opener, ctx, sort, name, where)
+    drive(ctx.driver, _check(tenant, kind, name))
+    _copy(opener, ctx, kind, name, where)
     with local_file(where) as path, opener(path, create=False) as copy:
         report = copy.ops.verify()
         if not report.ok:
             raise Damaged(f"the archive at {where} has problems, so nothing was removed: {report.problems[0]}")
         there = drive(copy._context.driver, copy._context.tenant())
-        seen = drive(copy._context.driver, read(partial(_digest, there, sort, name)))
+        seen = drive(copy._context.driver, read(partial(_digest, there, kind, name)))
         size = path.stat().st_size
-    stub = Stub(sort, name, where, ctx.clock_us())
+    stub = Stub(kind, name, where, ctx.clock_us())
     copied = BackupRow(ctx.entropy(16).hex(), "archive", where, tenant, stub.at, size)
-    remove = _remove_thread if sort == "thread" else _remove_run
+    remove = _remove_thread if kind == "thread" else _remove_run
     gone = drive(ctx.driver, write(partial(remove, tenant, stub, copied, seen), solo=True))
     drive(ctx.driver, _finish(ctx, tenant, gone))
-    return Archive(sort, name, where, moment(stub.at))
+    return Archive(kind, name, where, moment(stub.at))
 
 
 def unarchive(
-    opener: Opener, ctx: Context, sort: Sort, name: str, place: str | os.PathLike[str] | None = None
+    opener: Opener, ctx: Context, kind: Sort, name: str, place: str | os.PathLike[str] | None = None
 ) -> Archive:
     """See `store.ops.unarchive`. `place`: where the archive is now, if it was moved."""
     tenant = drive(ctx.driver, ctx.tenant())
-    known = None if tenant is None else drive(ctx.driver, read(partial(find_place, tenant, sort, name)))
+    known = None if tenant is None else drive(ctx.driver, read(partial(find_place, tenant, kind, name)))
     if tenant is None or known is None:
-        raise NotFound(f"{sort} {name!r} is not archived in this store; store.ops.archives() lists what is")
+        raise NotFound(f"{kind} {name!r} is not archived in this store; store.ops.archives() lists what is")
     where = known if place is None else _place(place)
     with local_file(where) as path, opener(path, create=False) as source:
-        _transfer(source._context, ctx, sort, name)
+        _transfer(source._context, ctx, kind, name)
         names = [name]
-        if sort == "run":
+        if kind == "run":
             there = drive(source._context.driver, source._context.tenant())
             _, rows = drive(source._context.driver, read(partial(run_digest, there, name)))
             names = [row.id for row in rows]
-    drive(ctx.driver, write(partial(drop_stubs, tenant, sort, *names)))
-    return Archive(sort, name, where, moment(ctx.clock_us()))
+    drive(ctx.driver, write(partial(drop_stubs, tenant, kind, *names)))
+    return Archive(kind, name, where, moment(ctx.clock_us()))
 
 
 def archives(ctx: Context) -> Flow[list[Archive]]:
@@ -114,11 +114,11 @@ def _place(place: str | os.PathLike[str]) -> str:
     return os.path.realpath(sqlite_path(text))
 
 
-def _check(tenant: int, sort: Sort, name: str) -> Flow[None]:
+def _check(tenant: int, kind: Sort, name: str) -> Flow[None]:
     """Raise UsageError if an unfinished run or graph needs it."""
-    yield from read(partial(check_archived, tenant, sort, name))
+    yield from read(partial(check_archived, tenant, kind, name))
     row = yield from read(partial(thread_or_stub, tenant, name))
-    if sort == "run" or row is None:
+    if kind == "run" or row is None:
         return
     if run := metadata_of(row).get(RUN_KEY):
         raise UsageError(f"thread {name!r} holds the state of run {run!r}: archive that run")
@@ -127,10 +127,10 @@ def _check(tenant: int, sort: Sort, name: str) -> Flow[None]:
         raise UsageError(f"an unfinished run or graph needs thread {name!r}: archive it when that is finished")
 
 
-def _copy(opener: Opener, ctx: Context, sort: Sort, name: str, where: str) -> None:
+def _copy(opener: Opener, ctx: Context, kind: Sort, name: str, where: str) -> None:
     if not is_object_url(where):
         with opener(where) as copy:
-            _transfer(ctx, copy._context, sort, name)
+            _transfer(ctx, copy._context, kind, name)
         return
     objects, key = store_and_name(where)
     if objects.exists(key):  # made by a call that was killed, or it is found to hold something else
@@ -138,17 +138,17 @@ def _copy(opener: Opener, ctx: Context, sort: Sort, name: str, where: str) -> No
     with tempfile.TemporaryDirectory(prefix="perdure-archive-") as folder:
         path = Path(folder) / "archive.db"
         with opener(path) as copy:
-            _transfer(ctx, copy._context, sort, name)
+            _transfer(ctx, copy._context, kind, name)
         objects.put_file(key, path, create=True)
 
 
-def _transfer(source: Context, target: Context, sort: Sort, name: str) -> None:
-    threads, runs = ([name], []) if sort == "thread" else ([], [name])
+def _transfer(source: Context, target: Context, kind: Sort, name: str) -> None:
+    threads, runs = ([name], []) if kind == "thread" else ([], [name])
     transfer_some(source, target, threads, runs, "", None, move=False)
 
 
-def _digest(tenant: int | None, sort: Sort, name: str) -> Program[bytes]:
-    if sort == "thread":
+def _digest(tenant: int | None, kind: Sort, name: str) -> Program[bytes]:
+    if kind == "thread":
         return (yield from thread_digest(tenant or 0, name))
     digest, _ = yield from run_digest(tenant or 0, name)
     return digest
@@ -191,7 +191,7 @@ def _remove_state(tenant: int, thread: ThreadRow) -> Generator[Batch, list[Rows]
 def _compare(digest: bytes, seen: bytes, stub: Stub) -> None:
     if digest != seen:
         raise Conflict(
-            f"the archive at {stub.place} holds another state of {stub.sort} {stub.name!r}, which may have changed "
+            f"the archive at {stub.place} holds another state of {stub.kind} {stub.name!r}, which may have changed "
             "meanwhile: nothing was removed. Archive it at another place"
         )
 

@@ -14,8 +14,8 @@ from perdure.storage.program import Batch, Program, Sql
 from perdure.threads.models import Report
 
 _ADD = Sql(
-    """INSERT INTO copy (id, sort, place, tenant, at, bytes, restored_at)
-    VALUES (:id, :sort, :place, :tenant, :at, :bytes, NULL) ON CONFLICT (id) DO NOTHING"""
+    """INSERT INTO copy (id, kind, place, tenant, at, bytes, restored_at)
+    VALUES (:id, :kind, :place, :tenant, :at, :bytes, NULL) ON CONFLICT (id) DO NOTHING"""
 )
 _RESTORED = Sql("UPDATE copy SET restored_at = :at WHERE id = :id RETURNING id")
 
@@ -51,7 +51,7 @@ class BackupRow(NamedTuple):
     """A row of table copy, as it is when the copy is made."""
 
     id: str
-    sort: str
+    kind: str
     place: str
     tenant: int | None
     at: int

@@ -54,11 +54,11 @@ _FAMILY = Sql(
     f"SELECT {', '.join(_FIELDS)} FROM run WHERE tenant = :tenant AND root = :root ORDER BY run", opens=RUN_CELLS
 )
 _VALUES = Sql(
-    "SELECT sort, value FROM run_value WHERE tenant = :tenant AND run = :run AND sort <> 'args' ORDER BY sort",
+    "SELECT kind, value FROM run_value WHERE tenant = :tenant AND run = :run AND kind <> 'args' ORDER BY kind",
     opens={1: RUN_VALUE.at("run", 0)},
 )
 _BLOB = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", opens={0: BLOB})
-_ASK_COLUMNS = ("path", "sort", "question", "terms", "asked_at", "deadline", "status", "answer")
+_ASK_COLUMNS = ("path", "kind", "question", "terms", "asked_at", "deadline", "status", "answer")
 _ANSWER_COLUMNS = ("path", "who", "value", "at")
 _SIGNAL_COLUMNS = ("topic", "seq", "key", "value", "at", "received")
 
@@ -377,9 +377,9 @@ def _statements(tenant: int, part: _Part, number: int) -> list[Statement]:
     this = {"tenant": tenant, "run": number}
     found = [
         rows.SET_ARGS(**this, incarnation=part.row.incarnation, args=value)
-        if sort == "args"
-        else rows.ADD_VALUE(**this, sort=sort, value=value)
-        for sort, value in part.values
+        if kind == "args"
+        else rows.ADD_VALUE(**this, kind=kind, value=value)
+        for kind, value in part.values
     ]
     found += [_ADD_ENTRY(**this, seq=seq, kind=kind, body=body) for seq, kind, body in part.journal]
     for blob in part.blobs:

@@ -46,14 +46,14 @@ _LATE_S = 600  # a run that is due for so long has no worker
 _FUTURE_MINUTES = 2
 _US = 1_000_000
 
-_COPIES = Sql("SELECT max(at), max(restored_at), count(*) FROM copy WHERE sort = 'backup'")
+_COPIES = Sql("SELECT max(at), max(restored_at), count(*) FROM copy WHERE kind = 'backup'")
 _RETENTION = Sql(
     """SELECT (SELECT count(*) FROM meta WHERE key LIKE 'retention %'),
     EXISTS (SELECT 1 FROM thread WHERE retention IS NOT NULL), EXISTS (SELECT 1 FROM thread)"""
 )
 _STUCK = Sql(
     """SELECT (SELECT count(*) FROM run WHERE tenant IN (SELECT tenant FROM tenant) AND status = 'stuck'),
-    (SELECT count(*) FROM ask WHERE status = 'open' AND sort = 'doubt'),
+    (SELECT count(*) FROM ask WHERE status = 'open' AND kind = 'doubt'),
     (SELECT count(*) FROM run WHERE status = 'running' AND lease_until < {now} - :late),
     (SELECT count(*) FROM run WHERE status = 'queued' AND wake_at < {now} - :late AND changed_at < {now} - :late)"""
 )

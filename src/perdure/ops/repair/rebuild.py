@@ -216,15 +216,15 @@ class _Filling:
         except apsw.Error:
             return False
 
-    def _keep(self, sort: str, content: dict[str, Any], reason: str) -> None:
+    def _keep(self, kind: str, content: dict[str, Any], reason: str) -> None:
         tenant = content.get("tenant")
         while True:  # rows of an earlier repair may be there
             self._kept += 1
             self._connection.execute(
-                "INSERT OR IGNORE INTO quarantine (tenant, sort, key, reason, content) VALUES (?, ?, ?, ?, ?)",
+                "INSERT OR IGNORE INTO quarantine (tenant, kind, key, reason, content) VALUES (?, ?, ?, ?, ?)",
                 (
                     tenant if type(tenant) is int else 0,
-                    sort,
+                    kind,
                     orjson.dumps({"found": self._kept}).decode(),
                     reason,
                     as_json(content),

@@ -256,10 +256,10 @@ def _run_notes(tenant: str, notes: Sequence[tuple[str, int | None, str]]) -> lis
     return [Mend(tenant, None, None, run or None, what) for run, _, what in notes]
 
 
-def _remember(ctx: Context, sort: str, place: str, size: int) -> None:
+def _remember(ctx: Context, kind: str, place: str, size: int) -> None:
     """Erasing does not reach it, and names it."""
     at = ctx.clock_us()
-    drive(ctx.driver, write(partial(add_backup, BackupRow(ctx.entropy(8).hex(), sort, place, None, at, size))))
+    drive(ctx.driver, write(partial(add_backup, BackupRow(ctx.entropy(8).hex(), kind, place, None, at, size))))
 
 
 def _write_out(driver: Driver, path: Path) -> int:
@@ -268,7 +268,7 @@ def _write_out(driver: Driver, path: Path) -> int:
     while rows := drive(driver, read(partial(quarantine.kept, _PAGE))):
         with _append_to(path) as file:
             for row in rows:
-                line = {"tenant": row.tenant, "table": row.sort, "reason": row.reason}
+                line = {"tenant": row.tenant, "table": row.kind, "reason": row.reason}
                 line["key"], line["row"] = row.key, orjson.loads(row.content)
                 file.write(orjson.dumps(line) + b"\n")
             sync_file(file)

@@ -31,8 +31,8 @@ from perdure.values.showing import shown
 NAME = "perdure.ask"
 _OF_APPROVALS = ("question", "timeout_s", "on_timeout", "approvers", "quorum", "allow_self", "asker")
 _OPEN = Sql(
-    """INSERT INTO ask (tenant, run, path, sort, question, terms, asked_at, deadline, status, answer)
-    VALUES (:tenant, :run, :path, :sort, :question, :terms, {now}, :deadline, 'open', NULL)
+    """INSERT INTO ask (tenant, run, path, kind, question, terms, asked_at, deadline, status, answer)
+    VALUES (:tenant, :run, :path, :kind, :question, :terms, {now}, :deadline, 'open', NULL)
     ON CONFLICT (tenant, run, path) DO UPDATE SET status = 'open', terms = excluded.terms,
         asked_at = CASE WHEN ask.status = 'closed' THEN excluded.asked_at ELSE ask.asked_at END
     WHERE ask.status <> 'answered'""",  # a run that was cancelled, and is undone now, asks again; a reason may be new
@@ -43,7 +43,7 @@ _LOOK = Sql(
     opens={1: ASK_ANSWER},
 )
 _FOR_ANSWER = Sql(
-    """SELECT a.run, a.sort, a.question, a.terms, a.status, a.deadline, r.owner, {now} FROM ask a
+    """SELECT a.run, a.kind, a.question, a.terms, a.status, a.deadline, r.owner, {now} FROM ask a
     JOIN run r ON r.tenant = a.tenant AND r.run = a.run
     WHERE a.tenant = :tenant AND r.id = :id AND a.path = :path""",
     opens={2: QUESTION.at(0, "path"), 3: TERMS.at(0, "path")},
@@ -70,7 +70,7 @@ _LISTED = """FROM ask a JOIN run r ON r.tenant = a.tenant AND r.run = a.run
     WHERE a.tenant = :tenant AND (a.status = 'open' OR :all = 1) AND (CAST(:id AS text) IS NULL OR r.id = :id)
     ORDER BY a.asked_at, a.run, a.path LIMIT :limit"""
 _LIST = Sql(
-    f"SELECT r.id, a.path, a.sort, a.question, a.terms, a.asked_at, a.deadline, a.status, a.answer, r.run {_LISTED}",
+    f"SELECT r.id, a.path, a.kind, a.question, a.terms, a.asked_at, a.deadline, a.status, a.answer, r.run {_LISTED}",
     opens={3: QUESTION.at(9, 1), 4: TERMS.at(9, 1), 8: ASK_ANSWER.at(9, 1)},
 )
 _LIST_ANSWERS = Sql(
@@ -80,7 +80,7 @@ _LIST_ANSWERS = Sql(
 )
 _DOUBT = Sql(
     """SELECT a.path FROM ask a JOIN run r ON r.tenant = a.tenant AND r.run = a.run
-    WHERE a.tenant = :tenant AND r.id = :id AND a.sort = 'doubt' AND a.status = 'open'
+    WHERE a.tenant = :tenant AND r.id = :id AND a.kind = 'doubt' AND a.status = 'open'
     AND (a.path = :path OR substr(a.path, 1, length(:path) + 1) = :path || '#')"""
 )
 
@@ -109,7 +109,7 @@ class AskState(msgspec.Struct, frozen=True):
 
 
 def open_ask(
-    execution: Execution, path: str, sort: str, question: str, terms: AskSpec, deadline: int | None
+    execution: Execution, path: str, kind: str, question: str, terms: AskSpec, deadline: int | None
 ) -> Generator[Batch, list[Rows], None]:
     """The row of a question, in the transaction that records it."""
     yield Batch(
@@ -117,7 +117,7 @@ def open_ask(
             tenant=execution.tenant,
             run=execution.row.run,
             path=path,
-            sort=sort,
+            kind=kind,
             question=question,
             terms=msgspec.json.encode(terms).decode(),
             deadline=deadline,
@@ -159,7 +159,7 @@ def question_at(
     question: str,
     *,
     name: str = NAME,
-    sort: str = "question",
+    kind: str = "question",
     options: list[Any] | None = None,
     schema: Any = None,
     timeout_s: float | None = None,
@@ -186,11 +186,11 @@ def question_at(
     if first is None:
         deadline = None if timeout_s is None else execution.shared_clock_us() + int(timeout_s * 1e6)
         entry = Entry(path, name, execution.ctx.clock_us(), more={"question": question, "deadline": deadline})
-        beside = partial(open_ask, execution, path, sort, question, terms, deadline)
+        beside = partial(open_ask, execution, path, kind, question, terms, deadline)
         yield from execution.log.record((WAIT, entry), same_tx=beside)
     else:
         deadline = (first.more or {}).get("deadline")
-    what = {"for": sort, "step": path, "question": question}
+    what = {"for": kind, "step": path, "question": question}
     while not (answered := (yield from await_answer(execution, path, what, deadline))):
         late = Entry(path, name, execution.ctx.clock_us(), more={"late": True})
         try:
@@ -320,17 +320,17 @@ def give(
     [rows] = yield Batch(_FOR_ANSWER(tenant=tenant, id=run_id, path=path, now=now))
     if not rows:
         raise NotFound(f"run {run_id!r} has no question {path!r}; `perdure questions` lists the open ones")
-    run, sort, _question, terms_text, _status, deadline, _owner, db_now = rows[0]
+    run, kind, _question, terms_text, _status, deadline, _owner, db_now = rows[0]
     # The run's row first, as every writer locks it first; then what belongs to it.
     _, [(status,)] = yield Batch(LOCK(tenant=tenant, run=run), _LOCK(tenant=tenant, run=run, path=path))
     if status != "open":
         raise AnswerRefused(f"question {path!r} of run {run_id!r} is {status} already")
     if deadline is not None and db_now >= deadline:
         raise AnswerRefused(f"question {path!r} of run {run_id!r}: its time is over")
-    if (sort == "doubt") != verdict:
+    if (kind == "doubt") != verdict:
         raise AnswerRefused(
             f"step {path!r} of run {run_id!r} is "
-            + ("in doubt: settle it with `perdure run resolve`" if sort == "doubt" else "a question")
+            + ("in doubt: settle it with `perdure run resolve`" if kind == "doubt" else "a question")
         )
     terms = msgspec.json.decode(terms_text, type=AskSpec)
     checked = value if verdict else _allowed(terms, value, who, codec)
@@ -374,7 +374,7 @@ def _is_number(value: Any) -> bool:
 
 
 def list_asks(tenant: int, run_id: str | None, *, everything: bool, limit: int) -> Program[list[tuple[Any, ...]]]:
-    """Questions, oldest first: run id, path, sort, question, terms, times, status, answer, and who has answered."""
+    """Questions, oldest first: run id, path, kind, question, terms, times, status, answer, and who has answered."""
     params = {"tenant": tenant, "id": run_id, "all": int(everything), "limit": limit}
     asks, answers = yield Batch(_LIST(**params), _LIST_ANSWERS(**params), last=True)
     given: dict[tuple[int, str], list[tuple[Any, ...]]] = {}

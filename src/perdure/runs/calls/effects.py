@@ -481,7 +481,7 @@ def _approval(call: Call) -> Operation[None]:
     options = dict(approve) if isinstance(approve, dict) else {}
     question = options.pop("question", question)
     agreed = yield from asks.question_at(
-        call.scope, path, question, name="perdure.approve", sort="approval", options=[True, False], **options
+        call.scope, path, question, name="perdure.approve", kind="approval", options=[True, False], **options
     )
     if agreed is not True:
         error = NotApproved(f"{spec.name}{_shown(call)} was not approved; it did not run")

@@ -173,14 +173,14 @@ def _give_up(scope: Scope, wait: Wait) -> Operation[TimedOut | None]:
     because its question has been answered."""
     from perdure.runs.calls.asks import Answered, give_up_ask
 
-    execution, path, sort = scope.execution, wait.path, wait.what["for"]
+    execution, path, kind = scope.execution, wait.path, wait.what["for"]
     found = execution.index.at(path)
-    first = found[0].entry if found else Entry(path, _ENDED[sort], 0)
+    first = found[0].entry if found else Entry(path, _ENDED[kind], 0)
     error = _over(path)
     more: dict[str, Any] = {"error": describe_error(error, execution.ctx.codec)}
     entry = Entry(path, first.name, execution.ctx.clock_us(), first.input, first.attempt, more=more)
     beside = None
-    if sort in ("question", "approval"):
+    if kind in ("question", "approval"):
         beside = partial(give_up_ask, execution, path)  # it needs no answer any more
     try:
         yield from execution.log.record((DONE, entry), same_tx=beside)

@@ -142,13 +142,13 @@ class Event:
 
 
 def ask_of(row: tuple[Any, ...], codec: Codec) -> Ask:
-    run, path, sort, question, terms_text, asked_at, deadline, status, _answer, answers = row
+    run, path, kind, question, terms_text, asked_at, deadline, status, _answer, answers = row
     terms = msgspec.json.decode(terms_text, type=AskSpec)
     given = tuple((who, decode(decompress(value), codec, raw=True), moment(at)) for who, value, at in answers)
     return Ask(
         run,
         path,
-        sort,
+        kind,
         question,
         terms.options,
         terms.schema,

@@ -84,7 +84,7 @@ _TAKE = Sql(
     f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
         wakeup_pending = 0, waiting = NULL, changed_at = {{now}}
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = :status
-    RETURNING (SELECT v.value FROM run_value v WHERE v.tenant = run.tenant AND v.run = run.run AND v.sort = 'args'),
+    RETURNING (SELECT v.value FROM run_value v WHERE v.tenant = run.tenant AND v.run = run.run AND v.kind = 'args'),
         (SELECT t.name FROM tenant t WHERE t.tenant = run.tenant), tenant, {", ".join(RunRow._fields)}""",
     opens={0: ARGS.at(_column("incarnation")), _column("input"): INPUT.at(_column("id"), _column("function"))},
     tolerant="all",  # a run that cannot be read gets stuck when it begins, and holds up no other

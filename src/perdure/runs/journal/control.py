@@ -72,7 +72,7 @@ def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
     yield Batch(statement)
     if status == "cancelled":
         yield Batch(
-            ADD_VALUE(tenant=tenant, run=run, sort="outcome", value=b"{}"),
+            ADD_VALUE(tenant=tenant, run=run, kind="outcome", value=b"{}"),
             WAKE_PARENT(tenant=tenant, child=run),
             CLOSE_ASKS(tenant=tenant, run=run),
         )

@@ -108,7 +108,7 @@ _NEW_COLUMNS = """tenant, run, id, function, version, input, incarnation, parent
         wake_at,
         wakeup_pending, request, waiting, entries, digest, seq, since, created_at, changed_at, keep_until"""
 # One statement for PostgreSQL, so that starting a run is one round trip. A SELECT list wants to be told the types.
-_NOT_ARCHIVED = "NOT EXISTS (SELECT 1 FROM archived WHERE tenant = :tenant AND sort = 'run' AND name = :id)"
+_NOT_ARCHIVED = "NOT EXISTS (SELECT 1 FROM archived WHERE tenant = :tenant AND kind = 'run' AND name = :id)"
 _INSERT = Sql(
     sqlite=(
         # Nothing is written, and no commit made, if the run is there: the same line again, mostly.
@@ -134,27 +134,27 @@ _INSERT = Sql(
 )
 # The arguments of a run that was made a moment ago: a random incarnation is used once.
 _ADD_ARGS = Sql(
-    """INSERT INTO run_value (tenant, run, sort, value) SELECT tenant, run, 'args', CAST(:args AS bytea) FROM run
+    """INSERT INTO run_value (tenant, run, kind, value) SELECT tenant, run, 'args', CAST(:args AS bytea) FROM run
     WHERE tenant = :tenant AND id = :id AND incarnation = :incarnation
-    ON CONFLICT (tenant, run, sort) DO NOTHING""",
-    sqlite="""INSERT INTO run_value (tenant, run, sort, value) SELECT tenant, run, 'args', :args FROM run
+    ON CONFLICT (tenant, run, kind) DO NOTHING""",
+    sqlite="""INSERT INTO run_value (tenant, run, kind, value) SELECT tenant, run, 'args', :args FROM run
     WHERE tenant = :tenant AND id = :id AND incarnation = :incarnation
-    ON CONFLICT (tenant, run, sort) DO NOTHING""",
+    ON CONFLICT (tenant, run, kind) DO NOTHING""",
     seals={"args": ARGS},
 )
 ADD_VALUE = Sql(
-    """INSERT INTO run_value (tenant, run, sort, value) VALUES (:tenant, :run, :sort, :value)
-    ON CONFLICT (tenant, run, sort) DO UPDATE SET value = excluded.value""",
+    """INSERT INTO run_value (tenant, run, kind, value) VALUES (:tenant, :run, :kind, :value)
+    ON CONFLICT (tenant, run, kind) DO UPDATE SET value = excluded.value""",
     seals={"value": RUN_VALUE},
 )
-_VALUE = Sql("SELECT value FROM run_value WHERE tenant = :tenant AND run = :run AND sort = :sort", opens={0: RUN_VALUE})
+_VALUE = Sql("SELECT value FROM run_value WHERE tenant = :tenant AND run = :run AND kind = :kind", opens={0: RUN_VALUE})
 SET_ARGS = Sql(
-    """INSERT INTO run_value (tenant, run, sort, value) VALUES (:tenant, :run, 'args', :args)
-    ON CONFLICT (tenant, run, sort) DO UPDATE SET value = excluded.value""",
+    """INSERT INTO run_value (tenant, run, kind, value) VALUES (:tenant, :run, 'args', :args)
+    ON CONFLICT (tenant, run, kind) DO UPDATE SET value = excluded.value""",
     seals={"args": ARGS},
 )
 _ARGS_OF = """SELECT v.value, r.incarnation FROM run_value v JOIN run r ON r.tenant = v.tenant AND r.run = v.run
-    WHERE v.tenant = :tenant AND v.run = :run AND v.sort = 'args'"""
+    WHERE v.tenant = :tenant AND v.run = :run AND v.kind = 'args'"""
 ARGS_OF = Sql(_ARGS_OF, opens={0: ARGS.at(1)})
 CHECK_ARGS = Sql(_ARGS_OF, opens={0: ARGS.at(1)}, tolerant="all")
 # A claim names the fence that it saw: of two that try, one finds the row changed.
@@ -267,9 +267,9 @@ def numbered(tenant: int, run: int) -> Program[RunRow | None]:
     return None if row is None else RunRow._make(row)
 
 
-def value_of(tenant: int, run: int, sort: str) -> Program[bytes | None]:
+def value_of(tenant: int, run: int, kind: str) -> Program[bytes | None]:
     key = {"tenant": tenant, "run": run}
-    [rows] = yield Batch(ARGS_OF(**key) if sort == "args" else _VALUE(**key, sort=sort), last=True)
+    [rows] = yield Batch(ARGS_OF(**key) if kind == "args" else _VALUE(**key, kind=kind), last=True)
     return rows[0][0] if rows else None
 
 
@@ -396,7 +396,7 @@ def finish(
         return None
     tenant, run, _ = hold
     yield Batch(
-        ADD_VALUE(tenant=tenant, run=run, sort="outcome", value=outcome),
+        ADD_VALUE(tenant=tenant, run=run, kind="outcome", value=outcome),
         WAKE_PARENT(tenant=tenant, child=run),
         CLOSE_ASKS(tenant=tenant, run=run),
         last=True,

@@ -49,7 +49,7 @@ def _of_run(columns: str, table: str, opens: dict[int, object]) -> Sql:
 # What is covered by a hash of its own, after the name that it goes by.
 _VALUES = {
     "its {}": Sql(
-        "SELECT sort, value FROM run_value WHERE tenant = :tenant AND run = :run AND sort <> 'args'",
+        "SELECT kind, value FROM run_value WHERE tenant = :tenant AND run = :run AND kind <> 'args'",
         opens={1: RUN_VALUE.at("run", 0)},
         tolerant="all",
     ),

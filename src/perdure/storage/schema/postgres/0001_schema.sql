@@ -190,9 +190,9 @@ CREATE TRIGGER run_woken AFTER UPDATE OF wake_at ON run FOR EACH ROW
 CREATE TABLE run_value (
     tenant bigint NOT NULL,
     run bigint NOT NULL,
-    sort text NOT NULL,               -- args, outcome
+    kind text NOT NULL,               -- args, outcome
     value bytea NOT NULL,
-    PRIMARY KEY (tenant, run, sort)
+    PRIMARY KEY (tenant, run, kind)
 );
 
 -- What happened, in the order it was written down. Never changed.
@@ -210,7 +210,7 @@ CREATE TABLE ask (
     tenant bigint NOT NULL,
     run bigint NOT NULL,
     path text NOT NULL,
-    sort text NOT NULL,             -- question, approval, doubt
+    kind text NOT NULL,             -- question, approval, doubt
     question text NOT NULL,
     terms text NOT NULL,            -- JSON: options, schema, approvers, quorum …
     asked_at bigint NOT NULL,
@@ -322,7 +322,7 @@ CREATE TABLE tenant_key (
 -- Copies that hold data of this store: what erasing cannot reach, and what a restore was tried with.
 CREATE TABLE copy (
     id text PRIMARY KEY,
-    sort text NOT NULL,             -- backup, export
+    kind text NOT NULL,             -- backup, export
     place text NOT NULL,            -- where it was written, without secrets
     tenant bigint,                 -- NULL: the whole store
     at bigint NOT NULL,
@@ -333,11 +333,11 @@ CREATE TABLE copy (
 -- Threads and runs that were moved into a store file: where each is. Their names stay taken.
 CREATE TABLE archived (
     tenant bigint NOT NULL,
-    sort text NOT NULL,             -- thread, run
+    kind text NOT NULL,             -- thread, run
     name text NOT NULL,
     place text NOT NULL,            -- a path, or the URL of an object
     at bigint NOT NULL,
-    PRIMARY KEY (tenant, sort, name)
+    PRIMARY KEY (tenant, kind, name)
 );
 
 -- How large the store was, once an hour at most: from these it is told how fast it grows.
@@ -350,11 +350,11 @@ CREATE TABLE size_sample (
 -- What repair could not save, as it was: until it is written to a file for people.
 CREATE TABLE quarantine (
     tenant bigint NOT NULL,
-    sort text NOT NULL,             -- the table
+    kind text NOT NULL,             -- the table
     key text NOT NULL,              -- of the row, as JSON
     reason text NOT NULL,
     content text NOT NULL,          -- the row, as JSON; bytes in base 64
-    PRIMARY KEY (tenant, sort, key)
+    PRIMARY KEY (tenant, kind, key)
 );
 
 -- Transfers into this store that are not finished: how far each is, committed with every batch.

@@ -179,9 +179,9 @@ CREATE INDEX run_kept ON run (tenant, keep_until) WHERE keep_until IS NOT NULL;
 CREATE TABLE run_value (
     tenant INTEGER NOT NULL,
     run INTEGER NOT NULL,
-    sort TEXT NOT NULL,               -- args, outcome
+    kind TEXT NOT NULL,               -- args, outcome
     value BLOB NOT NULL,
-    PRIMARY KEY (tenant, run, sort)
+    PRIMARY KEY (tenant, run, kind)
 ) WITHOUT ROWID;
 
 -- What happened, in the order it was written down. Never changed.
@@ -199,7 +199,7 @@ CREATE TABLE ask (
     tenant INTEGER NOT NULL,
     run INTEGER NOT NULL,
     path TEXT NOT NULL,
-    sort TEXT NOT NULL,             -- question, approval, doubt
+    kind TEXT NOT NULL,             -- question, approval, doubt
     question TEXT NOT NULL,
     terms TEXT NOT NULL,            -- JSON: options, schema, approvers, quorum …
     asked_at INTEGER NOT NULL,
@@ -310,7 +310,7 @@ CREATE TABLE tenant_key (
 -- Copies that hold data of this store: what erasing cannot reach, and what a restore was tried with.
 CREATE TABLE copy (
     id TEXT PRIMARY KEY,
-    sort TEXT NOT NULL,             -- backup, export
+    kind TEXT NOT NULL,             -- backup, export
     place TEXT NOT NULL,            -- where it was written, without secrets
     tenant INTEGER,                 -- NULL: the whole store
     at INTEGER NOT NULL,
@@ -321,11 +321,11 @@ CREATE TABLE copy (
 -- Threads and runs that were moved into a store file: where each is. Their names stay taken.
 CREATE TABLE archived (
     tenant INTEGER NOT NULL,
-    sort TEXT NOT NULL,             -- thread, run
+    kind TEXT NOT NULL,             -- thread, run
     name TEXT NOT NULL,
     place TEXT NOT NULL,            -- a path, or the URL of an object
     at INTEGER NOT NULL,
-    PRIMARY KEY (tenant, sort, name)
+    PRIMARY KEY (tenant, kind, name)
 ) WITHOUT ROWID;
 
 -- How large the store was, once an hour at most: from these it is told how fast it grows.
@@ -338,11 +338,11 @@ CREATE TABLE size_sample (
 -- What repair could not save, as it was: until it is written to a file for people.
 CREATE TABLE quarantine (
     tenant INTEGER NOT NULL,
-    sort TEXT NOT NULL,             -- the table
+    kind TEXT NOT NULL,             -- the table
     key TEXT NOT NULL,              -- of the row, as JSON
     reason TEXT NOT NULL,
     content TEXT NOT NULL,          -- the row, as JSON; bytes in base 64
-    PRIMARY KEY (tenant, sort, key)
+    PRIMARY KEY (tenant, kind, key)
 ) WITHOUT ROWID;
 
 -- Transfers into this store that are not finished: how far each is, committed with every batch.
