@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.errors import OutcomeUnknown, StoreError, Unavailable
 from perdure.runs.execution import hooks
-from perdure.runs.execution.operation import CannotWait, Operation, Pause, run_operation
+from perdure.runs.execution.operation import Operation, Pause, run_operation
 from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import BLOB_MIN_BYTES, blob_statements, out_of_line
 from perdure.runs.journal.entries import DONE, KIND_NAMES, NOTE, Entry, Recorded, entry_digest, pack
@@ -30,7 +30,7 @@ _PATIENCE_PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, None)
 _HAS_ROW = Sql(
     "SELECT body FROM journal WHERE tenant = :tenant AND run = :run AND seq = :seq AND kind = :kind", opens={0: JOURNAL}
 )
-_LOOK_S = 0.0005  # how soon to look again whether another branch has written what was put off
+Draft = tuple[int, Entry]
 SameTx = Callable[[], Generator[Batch, list[Rows], Any]]
 Fenced = Callable[[FenceToken], Program[Any]]  # an operation that writes nothing if the fence has moved
 _HOLDS = Sql(
@@ -47,59 +47,36 @@ class JournalWriter:
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
-        self._pending: list[tuple[int, Entry]] = []
-        self._buffered = self._durable = 0  # how many entries were buffered, and how many of these are written
-        self._flushing: list[tuple[int, Entry]] | None = None  # those that a branch is writing right now
-        self._broken: StoreError | None = None  # they could not be written
+        self._pending: list[Draft] = []  # buffered, and not durable yet
         self._lock = threading.Lock()
 
     def buffer(self, kind: int, entry: Entry) -> None:
-        """Write an entry with the next one: for what nobody outside can have seen yet."""
+        """Write an entry with the next one: for what no process outside can have seen yet."""
         if self._execution.replay:
             raise self._execution.end_of_replay(entry.path, entry.name)
         if self._execution.state is not None and kind == DONE:
             entry = self._execution.state.delta_into(entry)
         with self._lock:
             self._pending.append((kind, entry))
-            self._buffered += 1
 
     @property
     def has_pending(self) -> bool:
-        return self._durable < self._buffered
+        return bool(self._pending)
 
     def flush(self) -> Operation[None]:
-        """Write what was put off: before a body runs, so that the journal never lags behind the world."""
-        target = self._buffered
-        while self._durable < target and (yield from self._until_flushed(target)):
-            if self._durable < target:
-                yield from self.record()
-
-    def _until_flushed(self, target: int) -> Operation[bool]:
-        """Another branch is writing what was put off here: wait until it has. False: that cannot be waited for."""
-        while self._durable < target:
-            if self._broken is not None:
-                raise self._broken
-            if self._flushing is None:
-                break
-            try:
-                yield Pause(_LOOK_S, for_others=True)
-            except CannotWait:
-                # Then it is written twice and read as one: such an entry says the same at the same path.
-                with self._lock:
-                    copies = [draft for draft in (*(self._flushing or ()), *self._pending) if draft[0] != NOTE]
-                yield from self._write((), copies)
-                return False
-        return True
+        """Write what was buffered: before a body runs, so that the journal never lags behind the world."""
+        if self._pending:
+            yield from self.record()
 
     def record(
         self,
-        *drafts: tuple[int, Entry],
+        *drafts: Draft,
         same_tx: SameTx | None = None,
         stateless: bool = False,
         other: str | None = None,
     ) -> Operation[None]:
-        """Write entries, and whatever else belongs to them, in one transaction, and what was put off with them. Durable
-        when it returns. `other` is the id of a run that `same_tx` writes to."""
+        """Write entries, and whatever else belongs to them, in one transaction, and what was buffered with them.
+        Durable when it returns. `other` is the id of a run that `same_tx` writes to."""
         if self._execution.replay and drafts:
             raise self._execution.end_of_replay(drafts[0][1].path, drafts[0][1].name)
         if self._execution.state is not None and drafts and not stateless:  # what changed in the state goes with it
@@ -107,35 +84,28 @@ class JournalWriter:
                 drafts, same_tx, partial(self.record, stateless=True, other=other)
             )
             return
-        target = self._buffered
-        if not target:  # nothing ever was
-            yield from self._write((), drafts, same_tx, other)
+        with self._lock:
+            # A value stays until it is durable: a branch that writes meanwhile writes it too, and both are read as one,
+            # since they say the same at the same path. A note is written once.
+            buffered = self._pending
+            self._pending = [draft for draft in buffered if draft[0] != NOTE]
+        taken = [*buffered, *drafts]
+        if not taken:
             return
-        # The end of a step brings nothing to light that its beginning did not: it need not wait for what was put off.
-        is_end = same_tx is None and bool(drafts) and all(kind == DONE for kind, _ in drafts)
-        while True:
-            with self._lock:
-                is_carrier = self._flushing is None and bool(self._pending)
-                if is_carrier:
-                    buffered, self._pending = self._pending, []
-                    self._flushing, until = buffered, self._buffered
-            if is_carrier or is_end or self._durable >= target or not (yield from self._until_flushed(target)):
-                break
-        if not is_carrier:
-            yield from self._write((), drafts, same_tx, other)
-            return
+        kind, entry = drafts[0] if drafts else taken[-1]
+        if hooks.hook is not None:
+            hooks.fault_point(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "before")
         try:
-            yield from self._write(buffered, drafts, same_tx, other)
-            self._durable = until
-        except StoreError as error:
-            self._broken = error
-            raise
+            yield from self._commit(self._lines(taken), same_tx, other)
         except BaseException:
-            with self._lock:  # what goes with it refused, and undid the transaction: this is still to be written
-                self._pending[:0] = buffered
+            with self._lock:
+                self._pending[:0] = [draft for draft in buffered if draft[0] == NOTE]
             raise
-        finally:
-            self._flushing = None
+        with self._lock:
+            written = set(map(id, buffered))
+            self._pending = [draft for draft in self._pending if id(draft) not in written]
+        if hooks.hook is not None:
+            hooks.fault_point(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "after")
 
     @property
     def is_plain(self) -> bool:
@@ -144,7 +114,7 @@ class JournalWriter:
             self._execution.state is None
             and self._execution.stop is None
             and self._execution.closing is None
-            and self._durable == self._buffered
+            and not self._pending
             and not self._execution.replay
         )
 
@@ -176,23 +146,6 @@ class JournalWriter:
         if hooks.hook is not None:
             hooks.fault_point(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "after")
 
-    def _write(
-        self,
-        buffered: Sequence[tuple[int, Entry]],
-        drafts: Sequence[tuple[int, Entry]],
-        same_tx: SameTx | None = None,
-        other: str | None = None,
-    ) -> Operation[None]:
-        taken = [*buffered, *drafts] if buffered else drafts
-        if not taken:
-            return
-        kind, entry = drafts[0] if drafts else taken[-1]
-        if hooks.hook is not None:
-            hooks.fault_point(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "before")
-        yield from self._commit(self._lines(taken), same_tx, other)
-        if hooks.hook is not None:
-            hooks.fault_point(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "after")
-
     def _commit(
         self,
         drafted: Drafted,
@@ -209,9 +162,8 @@ class JournalWriter:
         try:
             answer = yield from self.commit_with_retry(op, partial(self._is_written, lines[-1]), failed)
         except StoreError as error:
-            self._execution.stop = (
-                self._execution.stop or error
-            )  # the code has seen what is not recorded: it must not go on
+            # The code has seen what is not recorded: it must not continue.
+            self._execution.stop = self._execution.stop or error
             raise
         except Exception:
             self._execution.index.release(len(lines))  # what goes with it refused, and undid the transaction
@@ -223,7 +175,7 @@ class JournalWriter:
         if answer[0] is not None:
             self._execution.heed(answer[0])
 
-    def _lines(self, taken: Sequence[tuple[int, Entry]]) -> Drafted:
+    def _lines(self, taken: Sequence[Draft]) -> Drafted:
         """Drafts as rows, as what the index keeps of them, the statements that store large values apart, and the sum of
         the rows' hashes."""
         lines, recorded, statements, digest = [], [], [], 0
@@ -243,7 +195,6 @@ class JournalWriter:
             yield from self.flush()  # it is more than a line
         with self._lock:
             taken, self._pending = self._pending, []
-            self._durable = self._buffered
         lines, recorded, _, digest = self._lines(taken)
         self._execution.index.add(recorded, digest)
         return lines

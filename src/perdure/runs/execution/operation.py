@@ -11,7 +11,6 @@ So a step, an effect, a question are each written once. Must never happen here: 
 from __future__ import annotations
 
 import contextvars
-import sys
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -39,11 +38,9 @@ class Body:
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Pause:
-    """A short wait in this process. `for_others`: for a branch of this run; raises CannotWait where none could go on
-    meanwhile, because a blocking call holds the event loop. `instead_of`: what it would be, were it longer."""
+    """A short wait in this process. `instead_of`: what it would be, were it longer."""
 
     seconds: float
-    for_others: bool = False
     instead_of: Wait | None = None
 
 
@@ -58,10 +55,6 @@ class Wait:
 
 Command = Transaction | Body | Pause | Wait
 Operation = Generator[Command, Any, T]
-
-
-class CannotWait(Exception):
-    """Other branches of the run go on only when this call has ended."""
 
 
 class Parked(Unwind):
@@ -84,8 +77,6 @@ def run_operation(scope: Scope, operation: Operation[T]) -> T:
                 elif type(want) is Body:
                     answer = _blocking(want)
                 elif type(want) is Pause:
-                    if want.for_others and (execution.supervisor is not None or _holds_a_loop()):
-                        raise CannotWait
                     answer = time.sleep(want.seconds)  # type: ignore[func-returns-value]
                 else:
                     assert isinstance(want, Wait)
@@ -102,12 +93,6 @@ def run_operation(scope: Scope, operation: Operation[T]) -> T:
                 want = operation.send(answer)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
-
-
-def _holds_a_loop() -> bool:
-    """Whether tasks of this thread's event loop go on only when this call has ended."""
-    asyncio = sys.modules.get("asyncio")
-    return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def _blocking(body: Body) -> Any:

@@ -110,6 +110,7 @@ def _drop(*branches: Branch) -> None:
 
 
 async def gather(scope: Scope, branches: Sequence[Branch], limit: int) -> list[Any]:
+    await arun_operation(scope, scope.execution.log.flush())  # once, not by each branch
     pool = TaskPool(scope, branches, limit)
     pool.start()
     for _ in branches:
@@ -129,6 +130,7 @@ async def first(scope: Scope, path: str, branches: Sequence[Branch]) -> Any:
         _drop(*losers)
         forget(scope, losers)
         return (await gather(scope, [winner], 1))[0]
+    await arun_operation(scope, scope.execution.log.flush())
     pool = TaskPool(scope, branches, len(branches))
     pool.start()
     ended: list[Branch] = []

@@ -38,6 +38,7 @@ class ThreadPool:
     """Threads that work off branches. `ended` gets each branch when it has ended."""
 
     def __init__(self, scope: Scope, branches: Sequence[Branch], limit: int) -> None:
+        run_operation(scope, scope.execution.log.flush())  # once, not by each branch
         self._execution = scope.execution
         self._limit = limit
         self._todo = deque((branch, _context(branch)) for branch in branches)
