@@ -18,7 +18,6 @@ import msgspec
 from blake3 import blake3
 
 from perdure.errors import Conflict, NotFound, NotInRun, PerdureError, UsageError
-from perdure.runs.calls.state_patch import Ops, apply, difference, show_path
 from perdure.runs.execution.scope import Scope, current, need_scope
 from perdure.runs.journal.entries import CHANGE, VALUE, Entry, Recorded, compress, decompress
 from perdure.storage.program import drive
@@ -27,6 +26,7 @@ from perdure.threads.compare import compare
 from perdure.threads.context import Cursor
 from perdure.threads.transactional_save import Moved, Saving, prepare_saving
 from perdure.values.codec import decode, encode
+from perdure.values.registry import Codec
 from perdure.values.showing import shown
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 from perdure.runs.execution.execution import Execution
 
 Draft = tuple[int, Entry]
+Patch = list[list[Any]]  # what a body changed: [kind, path, value], as `compare` says it
 RUN_KEY = "perdure_run"  # in the thread's metadata: whose states it keeps
 _HASH_BYTES = 8
 _ATTEMPTS = 64
@@ -117,7 +118,7 @@ class StateManager:
         # A copy: what the caller does with `initial` later is no change of the state. Also raises Unstorable now.
         self._data: dict[str, Any] = decode(encode(initial, self._codec), self._codec)
         self._saved: bytes | None = None  # as it is recorded
-        self._pending: Ops = []  # what a body changed, for its entry
+        self._pending: Patch = []  # what a body changed, for its entry
         entries = execution.index.rows()
         self._loaded = max((recorded.seq for recorded in entries), default=0)
         # A fork that gave kept steps other results computes another state than the shared entries have.
@@ -180,7 +181,7 @@ class StateManager:
     def after_body(self, scope: Scope, before: bytes | None) -> None:
         """Note what a body has changed, for its entry."""
         if before is not None:
-            self._pending += difference(before, self._data, encode(self._data, self._codec), self._codec)
+            self._pending += _difference(before, self._data, self._codec)
 
     # --- what is written
 
@@ -273,7 +274,7 @@ class StateManager:
                 continue
             entries.append(recorded.entry)
             if "d" in info:
-                apply(self._data, decode(decompress(info["d"]), self._codec))
+                _apply(self._data, decode(decompress(info["d"]), self._codec))
             if "h" not in info:
                 continue
             text = encode(self._data, self._codec)
@@ -290,10 +291,45 @@ class StateManager:
             _, loaded, _ = drive(ctx.driver, thread_flows.load(ctx, at, info["c"], strict=True))
             now = decode(encode(self._data, ctx.codec), ctx.codec, raw=True)
             change = compare(decode(loaded.data, ctx.codec, raw=True), now)[0]
-            where, expected, actual = show_path(change.path), shown(change.before), shown(change.after)
+            where = "state" + "".join(f"[{shown(part)}]" for part in change.path)
+            expected, actual = shown(change.before), shown(change.after)
         except (PerdureError, IndexError):
             pass  # the checkpoint is gone, or tells the same: the hash must do
         return self._execution._differs(entry.path, f"{where} = {expected}", f"{where} = {actual}")
+
+
+def _difference(before: bytes, after: dict[str, Any], codec: Codec) -> Patch:
+    """What leads from one state, given as text, to another: exactly, so that its hash can be checked."""
+    text = encode(after, codec)
+    if text == before:
+        return []
+    state = decode(before, codec)
+    patch = [[change.kind, list(change.path), change.after] for change in compare(state, after)]
+    _apply(state, patch)
+    # Not if a key was put back in another place, or something inside of a tuple changed: then all of it is said.
+    return patch if encode(state, codec) == text else [["changed", [], after]]
+
+
+def _apply(state: dict[str, Any], patch: Patch) -> None:
+    """Change a state as a patch says, in place. What a fork with other results does not have is passed over."""
+    removed = [change for change in patch if change[0] == "removed"]
+    for kind, path, value in [*(change for change in patch if change[0] != "removed"), *reversed(removed)]:
+        if not path:
+            state.clear()
+            state.update(value)
+            continue
+        holder: Any = state
+        try:
+            for part in path[:-1]:
+                holder = holder[part]
+            if kind == "removed":
+                del holder[path[-1]]
+            elif kind == "added" and isinstance(holder, list):
+                holder.insert(path[-1], value)
+            else:
+                holder[path[-1]] = value
+        except (LookupError, TypeError):
+            continue
 
 
 def _owner() -> Scope | None:
