@@ -93,23 +93,6 @@ def test_a_loser_that_failed_for_certain_is_not_tried_again_and_leaves_no_doubt(
     assert [step.status for step in lab.named(run, "call")] == ["retrying"]
 
 
-def test_each_attempt_of_a_step_gets_the_arguments_as_they_were(lab: Lab) -> None:
-    @lab.step(retries=2, backoff_s=0)
-    def takes(items: list[int]) -> int:
-        lab.ran.append(list(items))
-        taken = items.pop()
-        if len(lab.ran) < 3:
-            raise Flaky
-        return taken
-
-    @lab.durable
-    async def agent() -> Any:
-        return await lab(takes([1, 2, 3]))
-
-    assert lab.run(agent, id="a").result() == 3
-    assert lab.ran == [[1, 2, 3]] * 3
-
-
 # --- perdure.timeout and attempts
 
 

@@ -1,4 +1,4 @@
-"""Generators as bodies, seen chunk by chunk; and when a failed body is tried again."""
+"""Generators as bodies; and when a failed body is tried again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import UsageError
-from perdure.runs.calls.bodies import acollect, collect
+from perdure.runs.calls.bodies import acollected, collected
 from perdure.runs.functions.retry import Retry
 
 
@@ -22,52 +22,19 @@ def count(until: int, result: Any = None) -> Generator[int, None, Any]:
     return result
 
 
-def test_a_generators_chunks_are_seen_one_by_one_and_listed() -> None:
-    seen: list[int] = []
-    assert collect(count(3), seen.append) == [0, 1, 2]
-    assert seen == [0, 1, 2]
-    assert collect(count(0), seen.append) == []
+def test_what_a_generator_gives_is_its_result_or_its_chunks() -> None:
+    assert collected(count)(3) == [0, 1, 2]
+    assert collected(count)(0) == []
+    assert collected(count)(3, "sum") == "sum"
+    assert collected(count)(3, 0) == 0
 
 
-def test_what_a_generator_returns_is_its_result() -> None:
-    assert collect(count(3, "sum"), lambda chunk: None) == "sum"
-    assert collect(count(3, 0), lambda chunk: None) == 0
-
-
-def test_a_generator_is_closed_if_its_listener_fails() -> None:
-    closed: list[bool] = []
-
-    def body() -> Generator[int, None, None]:
-        try:
-            yield 1
-        finally:
-            closed.append(True)
-
-    generator = body()
-    with pytest.raises(ZeroDivisionError):
-        collect(generator, lambda chunk: 1 // 0)
-    assert closed == [True]
-
-
-async def test_an_async_generators_chunks_are_seen_one_by_one_and_listed() -> None:
-    seen: list[int] = []
-    closed: list[bool] = []
-
+async def test_the_chunks_of_an_async_generator_are_its_result() -> None:
     async def body() -> AsyncGenerator[int, None]:
-        try:
-            for number in range(3):
-                yield number
-        finally:
-            closed.append(True)
+        for number in range(3):
+            yield number
 
-    def fail(chunk: int) -> None:
-        raise ZeroDivisionError
-
-    assert await acollect(body(), seen.append) == [0, 1, 2]
-    assert seen == [0, 1, 2]
-    with pytest.raises(ZeroDivisionError):
-        await acollect(body(), fail)
-    assert closed == [True, True]
+    assert await acollected(body)() == [0, 1, 2]
 
 
 # Trying again

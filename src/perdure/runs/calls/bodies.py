@@ -17,6 +17,8 @@ from functools import partial
 from threading import TIMEOUT_MAX, Event, Thread
 from typing import Any, Generic, TypeVar
 
+from perdure.runs.execution.scope import current
+
 T = TypeVar("T")
 
 
@@ -55,27 +57,46 @@ async def acall(
         raise
 
 
-def collect(generator: Generator[T, Any, Any], on_chunk: Callable[[T], object]) -> Any:
-    """Run a generator to its end. What it returns, or the list of its chunks if it returns nothing."""
-    chunks: list[T] = []
-    with closing(generator):
-        while True:
-            try:
-                chunk = next(generator)
-            except StopIteration as stop:
-                return chunks if stop.value is None else stop.value
-            on_chunk(chunk)
-            chunks.append(chunk)
+def collected(fn: Callable[..., Generator[T, Any, Any]]) -> Callable[..., Any]:
+    """A generator function as a plain one: it gives what the generator returns, or the list of its chunks if that is
+    nothing. Each chunk goes to the listeners of the run."""
+
+    def collect(*args: Any, **kwargs: Any) -> Any:
+        chunks: list[T] = []
+        with closing(fn(*args, **kwargs)) as generator:
+            while True:
+                try:
+                    chunk = next(generator)
+                except StopIteration as stop:
+                    return chunks if stop.value is None else stop.value
+                _send_chunk(chunk)
+                chunks.append(chunk)
+
+    return collect
 
 
-async def acollect(generator: AsyncGenerator[T, Any], on_chunk: Callable[[T], object]) -> list[T]:
-    """Run an async generator to its end, and give its chunks."""
-    chunks: list[T] = []
-    async with aclosing(generator):
-        async for chunk in generator:
-            on_chunk(chunk)
-            chunks.append(chunk)
-    return chunks
+def acollected(fn: Callable[..., AsyncGenerator[T, Any]]) -> Callable[..., Awaitable[list[T]]]:
+    """The same for an async generator function, which returns nothing."""
+
+    async def collect(*args: Any, **kwargs: Any) -> list[T]:
+        chunks: list[T] = []
+        async with aclosing(fn(*args, **kwargs)) as generator:
+            async for chunk in generator:
+                _send_chunk(chunk)
+                chunks.append(chunk)
+        return chunks
+
+    return collect
+
+
+def _send_chunk(chunk: Any) -> None:
+    scope = current.get()
+    if scope is None or scope.body is None:  # called without a run
+        return
+    if scope.stop is not None:
+        raise scope.stop
+    if scope.execution.on_chunk is not None:
+        scope.execution.on_chunk(scope.body.path, scope.body.name, chunk)
 
 
 def _late(name: str, timeout_s: float, what: str, still: BodyThread[Any] | None = None) -> BodyTimeout:

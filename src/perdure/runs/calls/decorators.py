@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
+from collections.abc import Callable
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 from perdure.errors import NotInRun, UsageError
 from perdure.runs.calls import fast_path
 from perdure.runs.calls.asks import check_approve
-from perdure.runs.calls.bodies import acollect, collect
 from perdure.runs.calls.effects import effect_operation
 from perdure.runs.calls.outcome import check_definite
 from perdure.runs.calls.steps import refuse_nested, step_operation
@@ -231,7 +230,7 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
                 caller.execution.unawaited.pop(call, None)
             scope = _scope(spec)
             if scope is None:
-                return await _adirect(spec, args, kwargs)
+                return await spec.body(*args, **kwargs)
             return await arun_operation(scope, scope.around(limited(scope, actor(scope, spec, args, kwargs))))
 
         @functools.wraps(fn)
@@ -261,14 +260,14 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
                 return usual(scope, spec, args, kwargs)
             scope = _scope(spec)
             if scope is None:
-                return _direct(spec, args, kwargs)
+                return spec.body(*args, **kwargs)
             return run_operation(scope, scope.around(limited(scope, actor(scope, spec, args, kwargs))))
 
         made = called
     if spec.kind == "effect":
         _hide_key(made, fn)
     made.perdure = spec
-    made.direct = _Direct(spec)
+    made.direct = functools.partial(_direct, spec)
     return made
 
 
@@ -293,28 +292,9 @@ def _hide_key(made: Any, fn: Callable[..., Any]) -> None:
         made.__annotations__ = {name: kind for name, kind in fn.__annotations__.items() if name not in keys}
 
 
-class _Direct:
+def _direct(spec: StepSpec, /, *args: Any, **kwargs: Any) -> Any:
     """`book.direct(…)`: the body without a run, because the caller means it."""
-
-    __slots__ = ("_spec",)
-
-    def __init__(self, spec: StepSpec) -> None:
-        self._spec = spec
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return (_adirect if self._spec.is_async else _direct)(self._spec, args, kwargs)
-
-
-def _direct(spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if spec.flavour == "generator":
-        return collect(spec.fn(*args, **kwargs), lambda chunk: None)
-    return spec.fn(*args, **kwargs)
-
-
-async def _adirect(spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if spec.flavour == "async generator":
-        return await acollect(spec.fn(*args, **kwargs), lambda chunk: None)
-    return await cast("Awaitable[Any]", spec.fn(*args, **kwargs))
+    return spec.body(*args, **kwargs)
 
 
 def _scope(spec: StepSpec) -> Scope | None:

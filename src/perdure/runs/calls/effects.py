@@ -20,17 +20,10 @@ from blake3 import blake3
 from perdure.errors import InDoubt, NotApproved, RunStuck, Unstorable, UsageError
 from perdure.runs.calls import asks
 from perdure.runs.calls.asks import AskSpec
-from perdure.runs.calls.bodies import BodyTimeout
+from perdure.runs.calls.bodies import BodyThread, BodyTimeout
 from perdure.runs.calls.failures import describe_error, line_of, mark_recorded, safe_text
 from perdure.runs.calls.outcome import Done, NotDone, Unknown, Verdict, check_verdict, is_definite
-from perdure.runs.calls.steps import (
-    Arguments,
-    answer,
-    as_called,
-    encode_result,
-    run_body,
-    wait_until,
-)
+from perdure.runs.calls.steps import answer, encode_result, run_body, wait_until
 from perdure.runs.calls.timeouts import check_again, check_deadline, is_over
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.metrics import tell_event
@@ -165,32 +158,21 @@ def attempts(call: Call, first: Ended | None = None) -> Operation[Any]:
         first, call.took = None, frame.took
         if error is None:
             return (yield from _succeed(call, result))
-        if not _is_definite(call, error, frame):
-            was_unsettled = call.is_unsettled
-            settled, result = yield from _settle_error(call, error)
-            if settled:
-                return result
-            still = error.still if isinstance(error, BodyTimeout) else None
-            if still is None:
-                call.scope.check()  # nobody may want another attempt any more
-                drafts = [intent(call)]
-                continue
-            # Its request may be under way in this very process: it is not done again before that has ended.
-            yield from _until_ended(still)
-            call.is_unsettled = call.is_unsettled and was_unsettled  # this attempt is settled by how it ended
-            late, result = _ended_late(still)
-            if late is None:
-                return (yield from _succeed(call, result))
-            if _is_definite(call, late, frame):
-                drafts = yield from _failed(call, late)
-                continue
-            settled, result = yield from _settle_error(call, late)
-            if settled:
-                return result
-            call.scope.check()
-            drafts = [intent(call)]
-        else:
+        if _is_definite(call, error, frame):
             drafts = yield from _failed(call, error)
+            continue
+        was_unsettled = call.is_unsettled
+        settled, result = yield from _settle_error(call, error)
+        if settled:
+            return result
+        if isinstance(error, BodyTimeout) and error.still is not None:
+            # Its request may be under way in this very process: it is not done again before that has ended. How it
+            # ended settles this attempt.
+            first = frame, *(yield from _ended_late(error.still))
+            call.is_unsettled = call.is_unsettled and was_unsettled
+            continue
+        call.scope.check()  # another attempt may not be wanted any more
+        drafts = [intent(call)]
 
 
 def _attempt(call: Call, drafts: list[tuple[int, Entry]]) -> Operation[Ended]:
@@ -203,8 +185,7 @@ def _attempt(call: Call, drafts: list[tuple[int, Entry]]) -> Operation[Ended]:
             yield from not_begun(call)
             raise execution.stop
         frame = BodyFrame(call.scope, call.path, spec.name, key=call.key, is_effect=True)
-        given = (call.args, call.kwargs) if call.attempt == 1 else _as_called(call)
-        args, kwargs = spec.binder.call_with(*given, call.key)
+        args, kwargs = spec.binder.call_with(call.args, call.kwargs, call.key)
         limit = spec.timeout_s if not spec.is_async else (spec.timeout_s or spec.deadline_s)
         try:
             return frame, None, (yield from run_body(call.scope, spec, frame, args, kwargs, call.attempt, limit))
@@ -230,17 +211,10 @@ def not_begun(call: Call) -> Operation[None]:
         yield from call.execution.log.record((FAILED, call.entry(None, {"begun": False})))
 
 
-def _as_called(call: Call) -> Arguments:
-    return as_called(call.execution, call.spec, call.args, call.kwargs, call.text)
-
-
-def _until_ended(still: Any) -> Operation[None]:
+def _ended_late(still: BodyThread[Any]) -> Operation[tuple[Exception | None, Any]]:
+    """Wait for a body that runs on after its time: its error, or its result."""
     while not still.wait(0):
         yield Pause(0.05)
-
-
-def _ended_late(still: Any) -> tuple[Exception | None, Any]:
-    """How a body ended that had gone on after its time."""
     try:
         return None, still.result()
     except Exception as error:
@@ -425,7 +399,12 @@ def _reconcile(call: Call) -> Operation[Verdict]:
 def _values(call: Call) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arguments of the call by name, and the key by its names."""
     binder = call.spec.binder
-    arguments = binder.named(*_as_called(call)) if call.text else {**binder.plan.defaults, **call.kwargs}
+    if call.text:  # as recorded: a body that has run may have changed them
+        recorded = call.execution.decoded(call.text)
+        recorded.pop(binder.plan.receiver, None)
+        arguments = {**binder.named(call.args, call.kwargs), **recorded}
+    else:
+        arguments = {**binder.plan.defaults, **call.kwargs}
     named = binder.plan.key
     if named is not None and arguments.get(named) is None:  # not given by the caller: filled in by its name below
         arguments.pop(named, None)

@@ -47,9 +47,7 @@ def step(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, 
     path = f"{scope.prefix}{number}"
     frame, error, result = _call(scope, spec, BodyFrame(scope, path, spec.name), args, kwargs)
     if error is not None:
-        return run_operation(
-            scope, steps.attempts(scope, spec, args, kwargs, path, text, wanted, failed=(frame, error))
-        )
+        return run_operation(scope, steps.attempts(scope, spec, args, kwargs, path, wanted, failed=(frame, error)))
     try:
         value = compress(encode(result, execution.ctx.codec))
     except Unstorable:
@@ -95,7 +93,7 @@ def _call(scope: Scope, spec: StepSpec, frame: BodyFrame, args: tuple[Any, ...],
     token = current.set(Scope(scope.execution, scope.prefix, is_async=scope.is_async, body=frame))
     begun = perf_counter_ns()
     try:
-        return frame, None, spec.fn(*args, **kwargs)
+        return frame, None, spec.body(*args, **kwargs)
     except Exception as error:
         return frame, error, None
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -23,9 +23,6 @@ from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import StepSpec
 from perdure.runs.journal.entries import DONE, FAILED, Entry, Recorded
 from perdure.storage import metrics
-from perdure.values.codec import decode
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def step_operation(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation[Any]:
@@ -48,7 +45,7 @@ def step_operation(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: 
     if found:
         yield from _rest_of_backoff(execution, path, found)
         yield from check_again(scope, path)
-    return (yield from attempts(scope, spec, args, kwargs, path, text, wanted, attempt))
+    return (yield from attempts(scope, spec, args, kwargs, path, wanted, attempt))
 
 
 def attempts(
@@ -57,7 +54,6 @@ def attempts(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     path: str,
-    text: bytes,
     wanted: bytes,
     attempt: int = 1,
     failed: tuple[BodyFrame, Exception] | None = None,
@@ -71,24 +67,22 @@ def attempts(
                 result = yield from run_body(scope, spec, frame, args, kwargs, attempt)
             except Exception as error:
                 failed = (frame, error)
-        if failed is not None:
-            (frame, raised), failed = failed, None
-            if not spec.retry.wants(raised, attempt):
-                more = {"error": describe_error(raised, execution.ctx.codec)}
-                entry = _entry(execution, path, spec, wanted, attempt, None, more, frame.took)
-                yield from execution.log.record((DONE, entry))
-                mark_recorded(raised)
-                try:
-                    raise raised
-                finally:
-                    del raised  # or its traceback keeps itself alive
-            yield from _try_again(execution, path, spec, wanted, attempt, raised, frame)
-            attempt += 1
-            scope.check()  # nobody may want another attempt any more
-            yield from check_again(scope, path)
-            args, kwargs = as_called(execution, spec, args, kwargs, text)
-            continue
-        return (yield from completed(scope, spec, path, wanted, attempt, result, frame.took))
+            else:
+                return (yield from completed(scope, spec, path, wanted, attempt, result, frame.took))
+        (frame, raised), failed = failed, None
+        if not spec.retry.wants(raised, attempt):
+            more = {"error": describe_error(raised, execution.ctx.codec)}
+            entry = _entry(execution, path, spec, wanted, attempt, None, more, frame.took)
+            yield from execution.log.record((DONE, entry))
+            mark_recorded(raised)
+            try:
+                raise raised
+            finally:
+                del raised  # or its traceback keeps itself alive
+        yield from _try_again(execution, path, spec, wanted, attempt, raised, frame)
+        attempt += 1
+        scope.check()  # another attempt may not be wanted any more
+        yield from check_again(scope, path)
 
 
 def completed(
@@ -107,19 +101,6 @@ def completed(
     else:
         yield from execution.log.record((DONE, entry))
     return result
-
-
-def as_called(
-    execution: Execution, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], text: bytes
-) -> Arguments:
-    """The arguments as they were given, as `text` says: a body that has run may have changed them."""
-    binder, codec = spec.binder, execution.ctx.codec
-    try:
-        if binder.text(binder.bind(args, kwargs), codec) == text:
-            return args, kwargs
-    except Exception:  # what it made of them cannot even be written down
-        pass
-    return binder.overlaid(args, kwargs, decode(text, codec))
 
 
 def encode_result(execution: Execution, name: str, path: str, result: Any) -> bytes:
@@ -230,32 +211,15 @@ def _call(inner: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str,
     token = current.set(inner)
     _begin(inner)
     try:
-        fn: Callable[..., Any] = spec.fn
-        if spec.flavour == "generator":
-            fn = partial(_collected, inner, fn)
         if limit is None:
-            return fn(*args, **kwargs)
-        return bodies.call(fn, args, kwargs, timeout_s=limit, name=spec.name)
+            return spec.body(*args, **kwargs)
+        return bodies.call(spec.body, args, kwargs, timeout_s=limit, name=spec.name)
     except bodies.BodyTimeout as error:
-        if spec.kind == "step":  # it goes on on its thread and has no part in the run any more; an effect is waited for
+        if spec.kind == "step":  # its thread has no part in the run any more; that of an effect is waited for
             inner.stop = Abandoned(str(error))
         raise
     finally:
         current.reset(token)
-
-
-def _begin(inner: Scope) -> None:
-    if inner.body is not None:
-        inner.body.begun = True
-        inner.body.outside = sys.exception()
-
-
-def _collected(inner: Scope, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return bodies.collect(fn(*args, **kwargs), partial(_chunk, inner))
-
-
-async def _acollected(inner: Scope, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return await bodies.acollect(fn(*args, **kwargs), partial(_chunk, inner))
 
 
 async def _acall(
@@ -264,22 +228,17 @@ async def _acall(
     token = current.set(inner)
     _begin(inner)
     try:
-        if spec.flavour == "async generator":
-            args, kwargs = (inner, spec.fn, args, kwargs), {}
-        fn = _acollected if spec.flavour == "async generator" else spec.fn
         if limit is None:
-            return await fn(*args, **kwargs)
-        return await bodies.acall(fn, args, kwargs, timeout_s=limit, name=spec.name)
+            return await spec.body(*args, **kwargs)
+        return await bodies.acall(spec.body, args, kwargs, timeout_s=limit, name=spec.name)
     finally:
         current.reset(token)
 
 
-def _chunk(inner: Scope, chunk: Any) -> None:
-    frame, execution = inner.body, inner.execution
-    if inner.stop is not None:
-        raise inner.stop
-    if execution.on_chunk is not None and frame is not None:
-        execution.on_chunk(frame.path, frame.name, chunk)
+def _begin(inner: Scope) -> None:
+    if inner.body is not None:
+        inner.body.begun = True
+        inner.body.outside = sys.exception()
 
 
 def _try_again(

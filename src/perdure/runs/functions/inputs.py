@@ -108,18 +108,6 @@ class Binder:
             return args, kwargs
         return args, {**kwargs, plan.key: key}
 
-    def overlaid(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], arguments: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A call with these values in place of its own; what they do not name (a `self`, a client) stays."""
-        plan = self.plan
-        values = {name: value for name, value in arguments.items() if name != plan.receiver}
-        leading = [values.get(name, value) for name, value in zip(plan.positional, args, strict=False)]
-        rest = args[len(plan.positional) :]
-        if plan.rest is not None and plan.rest in values and rest:
-            rest = tuple(values[plan.rest])
-        return (*leading, *rest), {name: values.get(name, value) for name, value in kwargs.items()}
-
     def restore(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What to call the function with, so that it gets these arguments again.
 

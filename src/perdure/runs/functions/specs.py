@@ -47,9 +47,18 @@ class StepSpec:
         return flavour_of(self.fn)
 
     @cached_property
+    def body(self) -> Callable[..., Any]:
+        """What to call: a generator is run to its end, and its chunks are the result."""
+        from perdure.runs.calls.bodies import acollected, collected  # late: the layer above
+
+        if self.flavour == "generator":
+            return collected(self.fn)
+        return acollected(self.fn) if self.flavour == "async generator" else self.fn
+
+    @cached_property
     def is_plain(self) -> bool:
         """Whether a first call of it is its body and its commits, and nothing else (calls/fast_path.py)."""
-        return self.flavour == "sync" and self.timeout_s is None and not self.lazy and self.approve is None
+        return not self.is_async and self.timeout_s is None and not self.lazy and self.approve is None
 
     @property
     def is_async(self) -> bool:
