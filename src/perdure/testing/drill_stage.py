@@ -27,7 +27,6 @@ from typing import Any
 import perdure
 from perdure.errors import PerdureError
 from perdure.ops.store import Store, open_store
-from perdure.runs.calls.bodies import acollect, collect
 from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.calls.outcome import Done, NotDone, check_verdict
 from perdure.runs.engine import flows
@@ -134,9 +133,8 @@ class Stage:
 
     def _replace(self, spec: StepSpec) -> None:
         spec.binder.plan  # noqa: B018 - taken from the function while it is still the user's
-        body = _collected(spec.fn)
-        plan = self._effect(spec, body) if spec.kind == "effect" else self._step(spec, body)
-        spec.fn = functools.wraps(spec.fn)(_wrapped(plan, spec.is_async))
+        plan = self._effect(spec, spec.body) if spec.kind == "effect" else self._step(spec, spec.body)
+        spec.body = spec.fn = functools.wraps(spec.fn)(_wrapped(plan, spec.is_async))
         spec.flavour = "async" if spec.is_async else "sync"
         if spec.reconcile is not None:
             spec.reconcile = self._looked(spec, spec.reconcile)
@@ -294,15 +292,6 @@ def _wrapped(plan: Plan, is_async: bool) -> Callable[..., Any]:
             return stop.value
 
     return amade if is_async else made
-
-
-def _collected(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A step that yields as one that returns what would be recorded."""
-    if flavour_of(fn) == "generator":
-        return functools.wraps(fn)(lambda *args, **kwargs: collect(fn(*args, **kwargs), lambda chunk: None))
-    if flavour_of(fn) == "async generator":
-        return functools.wraps(fn)(lambda *args, **kwargs: acollect(fn(*args, **kwargs), lambda chunk: None))
-    return fn
 
 
 def _codes(fn: Callable[..., Any]) -> set[CodeType]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
-from functools import partial
+from functools import partial, wraps
 from threading import TIMEOUT_MAX, Event, Thread
 from typing import Any, Generic, TypeVar
 
@@ -61,6 +61,7 @@ def collected(fn: Callable[..., Generator[T, Any, Any]]) -> Callable[..., Any]:
     """A generator function as a plain one: it gives what the generator returns, or the list of its chunks if that is
     nothing. Each chunk goes to the listeners of the run."""
 
+    @wraps(fn)
     def collect(*args: Any, **kwargs: Any) -> Any:
         chunks: list[T] = []
         with closing(fn(*args, **kwargs)) as generator:
@@ -78,6 +79,7 @@ def collected(fn: Callable[..., Generator[T, Any, Any]]) -> Callable[..., Any]:
 def acollected(fn: Callable[..., AsyncGenerator[T, Any]]) -> Callable[..., Awaitable[list[T]]]:
     """The same for an async generator function, which returns nothing."""
 
+    @wraps(fn)
     async def collect(*args: Any, **kwargs: Any) -> list[T]:
         chunks: list[T] = []
         async with aclosing(fn(*args, **kwargs)) as generator:
