@@ -20,10 +20,10 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, RetryPolicy, interrupt
 
 import perdure
-from perdure.adapters import Line
 from perdure.langgraph import PerdureSaver
 from perdure.runs.engine import task_scope
 from perdure.storage.program import Program
+from perdure.threads import line_saves
 
 
 @pytest.fixture(params=MODES)
@@ -323,7 +323,7 @@ async def test_an_effect_waits_until_its_checkpoint_is_stored(
 ) -> None:
     """Else a kill in the effect would find no checkpoint to go on from, and the next run would be another task."""
     order: list[str] = []
-    looked, find, save = threading.Event(), task_scope._find, Line._save
+    looked, find, save = threading.Event(), task_scope._find, line_saves.save
 
     def watched(tenant: int, task: Any) -> Program[int | None]:
         found = yield from find(tenant, task)
@@ -331,12 +331,12 @@ async def test_an_effect_waits_until_its_checkpoint_is_stored(
             looked.set()
         return found
 
-    def held(line: Line, state: Any, id: str, parent: Any, note: str, *more: Any) -> Any:
+    def held(ctx: Any, name: str, encoded: Any, mark: Any, kind: str, note: str, *more: Any) -> Any:
         if note == "loop 0":  # the checkpoint of the first node
             order.append("put begins")
             while not looked.is_set():  # a transaction that does nothing, until the effect has looked in vain
                 yield _nothing()
-        yield from save(line, state, id, parent, note, *more)
+        yield from save(ctx, name, encoded, mark, kind, note, *more)
         order.append(note)
 
     async def trip(state: Trip) -> Trip:
@@ -345,7 +345,7 @@ async def test_an_effect_waits_until_its_checkpoint_is_stored(
         return {"booked": [booked]}
 
     monkeypatch.setattr(task_scope, "_find", watched)
-    monkeypatch.setattr(Line, "_save", held)
+    monkeypatch.setattr(line_saves, "save", held)
     await office.line(saver, trip).invoke({}, at("t"))
     assert order.index("loop 0") < order.index("booked")
     assert looked.is_set()

@@ -40,7 +40,7 @@ LAYERS = (
 # The floors of the largest layer. Between them the imports at the head of a module go downwards; what a function
 # imports when it is called may come from above.
 FLOORS = {
-    "runs": ("twins", "functions", "journal", "domain", "execution", "calls", "parallel", "engine", "maintenance",
+    "runs": ("functions", "journal", "domain", "execution", "calls", "parallel", "engine", "maintenance",
              "history", "workers", "handle", "store"),
     "ops": ("telemetry", "health", "roles", "keys", "maintenance", "repair", "doctor", "operations", "store"),
 }  # fmt: skip

@@ -18,9 +18,9 @@ from perdure.runs.engine.waiting import Task, waits_for
 from perdure.runs.journal import journal
 from perdure.runs.journal.entries import KIND_NAMES, NOTE, Recorded, decompress
 from perdure.runs.journal.rows import FINISHED, RunRow
-from perdure.runs.twins import awaited, blocking
 from perdure.storage.events import event
 from perdure.storage.program import Flow, adrive, drive, either, read, sleep
+from perdure.storage.twins import awaited, blocking
 from perdure.values.codec import decode
 
 if TYPE_CHECKING:

@@ -25,10 +25,10 @@ from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.handle import Run
 from perdure.runs.journal import control
 from perdure.runs.journal.rows import STATUSES, NewRun
-from perdure.runs.twins import awaited, blocking
 from perdure.storage.domains import register
 from perdure.storage.program import Flow, either, read
 from perdure.storage.program import Progress as Counter
+from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import check_limit, check_name
 from perdure.threads.context import Context
 from perdure.threads.models import Problem, Report, Stats

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from perdure.errors import Conflict, Damaged, NotFound, OutcomeUnknown, StoreError, ThreadDeleted, UsageError
+from perdure.errors import Conflict, Damaged, NotFound, OutcomeUnknown, StoreError, UsageError
 from perdure.log.append import (
     Appended,
     Draft,
@@ -34,14 +34,12 @@ from perdure.log.reading import (
     read_newest,
     read_state,
     read_thread_state,
-    read_tips,
 )
 from perdure.log.records import SALT_BYTES, Record
 from perdure.log.thread_table import (
     ThreadRow,
     create_thread,
     find_thread,
-    merge_metadata,
     metadata_of,
     no_thread,
     try_thread,
@@ -345,17 +343,6 @@ def newest_id(tenant: int, name: str) -> Program[bytes | None]:
     return labels[0].id if labels else None
 
 
-def annotate(ctx: Context, cursor: Cursor, metadata: Mapping[str, Any]) -> Flow[None]:
-    """Merge into the thread's metadata; None removes a key."""
-    tenant, _ = yield from locate(ctx, cursor)
-
-    def program() -> Program[None]:
-        row = yield from find_thread(tenant, cursor.name, cursor.thread, lock=True)
-        yield from merge_metadata(tenant, row, metadata)
-
-    yield from write(program)
-
-
 # --- reading
 
 
@@ -448,16 +435,6 @@ def _older(tenant: int, row: ThreadRow, start: int, along: bool) -> Flow[tuple[l
     return ids, following
 
 
-def newest(ctx: Context, cursor: Cursor) -> Flow[tuple[int | None, list[Record]]]:
-    """The head and its record; neither while nothing was saved."""
-    try:
-        return (yield from history(ctx, cursor, None, 1))
-    except ThreadDeleted:
-        raise
-    except NotFound:
-        return None, []
-
-
 def history(
     ctx: Context, cursor: Cursor, start: int | None, limit: int, *, first_page: bool = True
 ) -> Flow[tuple[int | None, list[Record]]]:
@@ -474,11 +451,4 @@ def history(
     if not records and start is None:  # not "nothing was saved": the thread knows its head
         head = show_id(first)
         raise Damaged(f"the head of thread {cursor.name!r} ({head}) is missing", checkpoints=(head,))
-    return row.head, records
-
-
-def tips(ctx: Context, cursor: Cursor) -> Flow[tuple[int | None, list[Record]]]:
-    """The ends of all branches of a thread, newest first; and the head."""
-    tenant, row = yield from locate(ctx, cursor)
-    records = yield from read(partial(read_tips, tenant, row.tree, row.thread))
     return row.head, records

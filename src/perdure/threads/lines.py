@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from perdure.log.label_ids import pack_id
 from perdure.log.labels import LABELLED_KIND, Mark
 from perdure.log.pending import Write
 from perdure.storage.program import Flow, adrive, drive
+from perdure.storage.twins import awaited, blocking
 from perdure.threads import line_reads, line_saves
 from perdure.threads.checks import check_limit, check_note, check_text
 from perdure.threads.context import Context, Cursor
@@ -31,6 +32,7 @@ from perdure.threads.line_saves import Encoded, Ending, run_key
 from perdure.values.codec import encode
 
 _KIND = "line"
+T = TypeVar("T")
 
 
 class Line:
@@ -43,6 +45,7 @@ class Line:
     def __repr__(self) -> str:
         return f"<Line {self.namespace!r} of thread {self._cursor.name!r}>"
 
+    @blocking
     def save(
         self,
         state: Any,
@@ -54,36 +57,36 @@ class Line:
         allowed: Collection[str] = (),
         forks: bool = False,
         run: str | None = None,
-    ) -> None:
+    ) -> Flow[None]:
         """Save a state under an id. One that is `Encoded` is saved as it is, and has its ids in an envelope.
 
         `exclusive` allows a parent that is not the newest checkpoint if it is among `allowed` ("" allows none), or if
         the save `forks`. `run` names what made the checkpoint, which can be deleted by that."""
-        drive(self._context.driver, self._save(state, id, parent, note, exclusive, allowed, forks, run))
+        mark = Mark(
+            self.namespace,
+            pack_id(id),
+            None if parent is None else pack_id(parent),
+            None if run is None else run_key(run),
+            exclusive,
+            [pack_id(one) if one else b"" for one in allowed],
+            forks,
+        )
+        is_encoded = isinstance(state, Encoded)
+        encoded = state if is_encoded else Encoded(encode(state, self._context.codec))
+        kind, tags = LABELLED_KIND if is_encoded else _KIND, self._cursor.merge or {}
+        return line_saves.save(self._context, self._cursor.name, encoded, mark, kind, check_note(note), tags)
 
-    async def asave(
-        self,
-        state: Any,
-        *,
-        id: str,
-        parent: str | None = None,
-        note: str | None = None,
-        exclusive: bool = False,
-        allowed: Collection[str] = (),
-        forks: bool = False,
-        run: str | None = None,
-    ) -> None:
-        """`save`, awaited."""
-        flow = self._save(state, id, parent, note, exclusive, allowed, forks, run)
-        await adrive(self._context.driver, flow)
+    asave = awaited(save)
 
-    def load(self, id: str | None = None) -> LineCheckpoint | None:
+    @blocking
+    def load(self, id: str | None = None) -> Flow[LineCheckpoint | None]:
         """A checkpoint by its id, or the newest. None: there is none."""
-        return drive(self._context.driver, self._load(id))
+        packed, texts = (pack_id(id), self._texts) if id is not None else (None, None)
+        if packed is not None and texts is None and self._context.known_tenant is not None:
+            self._texts = Texts(self._context, self._context.known_tenant)  # if more follow, it is worth reading ahead
+        return line_reads.load(self._context, self._cursor.name, self.namespace, packed, texts)
 
-    async def aload(self, id: str | None = None) -> LineCheckpoint | None:
-        """`load`, awaited."""
-        return await adrive(self._context.driver, self._load(id))
+    aload = awaited(load)
 
     def history(self, *, before: str | None = None, limit: int | None = None) -> Iterator[LineCheckpoint]:
         """Checkpoints by id, the greatest first: those below `before`. Read in pages."""
@@ -100,69 +103,36 @@ class Line:
             if left == 0:
                 return
 
-    def attach(self, id: str, key: str, value: Any, *, replace: bool = False) -> None:
+    @blocking
+    def attach(self, id: str, key: str, value: Any, *, replace: bool = False) -> Flow[None]:
         """Add a value to a checkpoint, which may be saved later. The first value of a key stays, unless `replace`."""
-        self.attach_all(id, [self._write(key, value, replace)])
+        return self._attach(id, [Write(key, -1 if replace else 0, key, "", encode(value, self._context.codec))])
 
-    async def aattach(self, id: str, key: str, value: Any, *, replace: bool = False) -> None:
-        """`attach`, awaited."""
-        await self.aattach_all(id, [self._write(key, value, replace)])
+    aattach = awaited(attach)
 
-    def attach_all(self, id: str, writes: Sequence[Write], ending: Ending | None = None) -> None:
+    @blocking
+    def attach_all(self, id: str, writes: Sequence[Write], ending: Ending | None = None) -> Flow[None]:
         """Add values that are encoded already, in one commit; `ending` ends the task that has written them."""
-        drive(self._context.driver, self._attach(id, writes, ending))
+        return self._attach(id, writes, ending)
 
-    async def aattach_all(self, id: str, writes: Sequence[Write], ending: Ending | None = None) -> None:
-        """`attach_all`, awaited."""
-        await adrive(self._context.driver, self._attach(id, writes, ending))
+    aattach_all = awaited(attach_all)
 
     def encoded(self, id: str) -> Encoded | None:
         """The text of the newest checkpoint, if it has this id and is in memory: what did not change can be taken from
         it."""
         return line_saves.parent_text(self._context, self._cursor.name, self.namespace, pack_id(id))
 
-    def _save(
-        self,
-        state: Any,
-        id: str,
-        parent: str | None,
-        note: str | None,
-        exclusive: bool,
-        allowed: Collection[str],
-        forks: bool,
-        run: str | None,
-    ) -> Flow[None]:
-        mark = Mark(
-            self.namespace,
-            pack_id(id),
-            None if parent is None else pack_id(parent),
-            None if run is None else run_key(run),
-            exclusive,
-            [pack_id(one) if one else b"" for one in allowed],
-            forks,
-        )
-        is_encoded = isinstance(state, Encoded)
-        encoded = state if is_encoded else Encoded(encode(state, self._context.codec))
-        kind, tags = LABELLED_KIND if is_encoded else _KIND, self._cursor.merge or {}
-        return line_saves.save(self._context, self._cursor.name, encoded, mark, kind, check_note(note), tags)
-
-    def _load(self, id: str | None) -> Flow[LineCheckpoint | None]:
-        packed = pack_id(id) if id is not None else None
-        if self._texts is None and packed is not None and self._context.known_tenant is not None:
-            self._texts, texts = Texts(self._context, self._context.known_tenant), None
-        else:
-            texts = self._texts
-        where = (self._context, self._cursor.name, self.namespace, packed)
-        return line_reads.load(*where, texts if packed is not None else None)
-
-    def _attach(self, id: str, writes: Sequence[Write], ending: Ending | None) -> Flow[None]:
+    def _attach(self, id: str, writes: Sequence[Write], ending: Ending | None = None) -> Flow[None]:
         for write in writes:
             check_text(write.key, "a key")
             check_text(write.path, "a path")
         return line_saves.attach(self._context, self._cursor.name, self.namespace, pack_id(id), writes, ending)
 
-    def _write(self, key: str, value: Any, replace: bool) -> Write:
-        return Write(key, -1 if replace else 0, key, "", encode(value, self._context.codec))
+    def _run(self, flow: Flow[T]) -> T:
+        return drive(self._context.driver, flow)
+
+    async def _arun(self, flow: Flow[T]) -> T:
+        return await adrive(self._context.driver, flow)
 
     def _wanted(self, before: str | None) -> Wanted:
         packed = None if before is None else pack_id(before)

@@ -17,6 +17,7 @@ from perdure.log.gc_plan import PinRow
 from perdure.log.ids import parse_id, show_id
 from perdure.log.retention import Fields
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, adrive, drive, read, write
+from perdure.storage.twins import awaited, blocking
 from perdure.threads import flows
 from perdure.threads.checks import COUNT_MAX, check_name
 from perdure.threads.context import Context, Cursor
@@ -206,61 +207,53 @@ class Keeping:
     _context: Context
     _cursor: Cursor
 
-    def pin(self, checkpoint: Checkpoint | str | None = None, *, name: str) -> Pin:
+    @blocking
+    def pin(self, checkpoint: Checkpoint | str | None = None, *, name: str) -> Flow[Pin]:
         """Keep a checkpoint (default: the head) whatever retention says, until `unpin(name)`. A thread with a pin does
         not expire, and is deleted only with `force=True`. Erasing removes it all the same."""
-        return self._run(pin(self._context, self._cursor, checkpoint_id(checkpoint), check_name(name, "pin")))
+        return pin(self._context, self._cursor, checkpoint_id(checkpoint), check_name(name, "pin"))
 
-    async def apin(self, checkpoint: Checkpoint | str | None = None, *, name: str) -> Pin:
-        """`pin`, awaited."""
-        return await self._arun(pin(self._context, self._cursor, checkpoint_id(checkpoint), check_name(name, "pin")))
+    apin = awaited(pin)
 
-    def unpin(self, name: str) -> None:
+    @blocking
+    def unpin(self, name: str) -> Flow[None]:
         """Take a pin back. Raises NotFound."""
-        self._run(unpin(self._context, self._cursor, check_name(name, "pin")))
+        return unpin(self._context, self._cursor, check_name(name, "pin"))
 
-    async def aunpin(self, name: str) -> None:
-        """`unpin`, awaited."""
-        await self._arun(unpin(self._context, self._cursor, check_name(name, "pin")))
+    aunpin = awaited(unpin)
 
-    def pins(self) -> list[Pin]:
+    @blocking
+    def pins(self) -> Flow[list[Pin]]:
         """The thread's pins, oldest first."""
-        return self._run(list_pins(self._context, self._cursor))
+        return list_pins(self._context, self._cursor)
 
-    async def apins(self) -> list[Pin]:
-        """`pins`, awaited."""
-        return await self._arun(list_pins(self._context, self._cursor))
+    apins = awaited(pins)
 
+    @blocking
     def set_retention(
         self, *, ttl: Ttl | Literal["inherit"] = "inherit", keep_last: int | Literal["inherit"] | None = "inherit"
-    ) -> Retention:
+    ) -> Flow[Retention]:
         """How long this thread stays, and how many of its newest checkpoints. `ttl` is seconds or a timedelta; None is
         for good, whatever the store says; "inherit" is as the store says. Acted on by `store.ops.compact()`."""
-        return self._run(set_retention(self._context, self._cursor, fields_from(ttl, keep_last)))
+        return set_retention(self._context, self._cursor, fields_from(ttl, keep_last))
 
-    async def aset_retention(
-        self, *, ttl: Ttl | Literal["inherit"] = "inherit", keep_last: int | Literal["inherit"] | None = "inherit"
-    ) -> Retention:
-        """`set_retention`, awaited."""
-        return await self._arun(set_retention(self._context, self._cursor, fields_from(ttl, keep_last)))
+    aset_retention = awaited(set_retention)
 
-    def retention(self) -> Retention:
+    @blocking
+    def retention(self) -> Flow[Retention]:
         """What holds for this thread: its own fields, and the store's for the rest."""
-        return self._run(retention(self._context, self._cursor))
+        return retention(self._context, self._cursor)
 
-    async def aretention(self) -> Retention:
-        """`retention`, awaited."""
-        return await self._arun(retention(self._context, self._cursor))
+    aretention = awaited(retention)
 
-    def erase(self, checkpoint: Checkpoint | str, *, full: bool = False) -> Erased:
+    @blocking
+    def erase(self, checkpoint: Checkpoint | str, *, full: bool = False) -> Flow[Erased]:
         """Erase one checkpoint for good, in all threads that share it: its state, note and metadata. Its hash stays,
         so that what follows can be checked. Beats pins. SQLite rewrites the file for it; `full` makes PostgreSQL
         rewrite its tables. `store.ops.erase` erases a whole thread."""
-        return self._run(erase_checkpoint(self._context, self._cursor, checkpoint_id(checkpoint), full))
+        return erase_checkpoint(self._context, self._cursor, checkpoint_id(checkpoint), full)
 
-    async def aerase(self, checkpoint: Checkpoint | str, *, full: bool = False) -> Erased:
-        """`erase`, awaited."""
-        return await self._arun(erase_checkpoint(self._context, self._cursor, checkpoint_id(checkpoint), full))
+    aerase = awaited(erase)
 
     def _run(self, flow: Flow[T]) -> T:
         return drive(self._context.driver, flow)

@@ -21,6 +21,7 @@ from perdure.log.stats import count
 from perdure.log.thread_table import list_threads, no_thread
 from perdure.storage.domains import register
 from perdure.storage.program import Flow, Progress, adrive, drive, read, write
+from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import check_limit, check_metadata, check_name
 from perdure.threads.context import Context, Cursor
 from perdure.threads.flows import newest_id
@@ -52,36 +53,47 @@ class ThreadStore:
         """A handle of a thread. Does no I/O: the thread is made by its first save, which also merges the metadata."""
         return Thread(self._context, Cursor(check_name(name), merge=check_metadata(metadata)))
 
+    @blocking
     def threads(
         self,
         *,
         where: Mapping[str, Any] | None = None,
         since: datetime | None = None,
         limit: int | None = 100,
-    ) -> list[ThreadInfo]:
+    ) -> Flow[list[ThreadInfo]]:
         """Threads, the most recently saved first: those whose metadata has all of `where`, saved since `since`."""
-        return self._run(self._threads(where, since, limit))
+        conditions = check_metadata(where) or {}
+        since_us = None if since is None else _microseconds(since)
+        most = check_limit(limit)
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            return []
+        rows = yield from read(partial(list_threads, tenant, conditions, since_us, 2**62 if most is None else most))
+        return [ThreadInfo.of(row) for row in rows]
 
-    async def athreads(
-        self,
-        *,
-        where: Mapping[str, Any] | None = None,
-        since: datetime | None = None,
-        limit: int | None = 100,
-    ) -> list[ThreadInfo]:
-        """`threads`, awaited."""
-        return await self._arun(self._threads(where, since, limit))
+    athreads = awaited(threads)
 
-    def delete_thread(self, thread: Thread | str, *, force: bool = False, progress: Progress | None = None) -> Pruned:
+    @blocking
+    def delete_thread(
+        self, thread: Thread | str, *, force: bool = False, progress: Progress | None = None
+    ) -> Flow[Pruned]:
         """Delete a thread and every record that no fork of it needs. Late writes to it are refused. One with pinned
         checkpoints is deleted only with `force`; else it raises `Pinned`."""
-        return self._run(self._delete(thread, force, progress))
+        name, number = self._named(thread)
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            raise no_thread(name)
+        try:
+            newest = yield from read(partial(newest_id, tenant, name))
+            removed = yield from gc.delete(tenant, name, number, progress, force=force)
+        except Archived:  # the archive stays, the name is free
+            yield from write(partial(drop_stubs, tenant, "thread", name))
+            return Pruned(0)
+        if newest is not None:
+            self._context.threads.mark_deleted((tenant, name), newest)
+        return Pruned(removed)
 
-    async def adelete_thread(
-        self, thread: Thread | str, *, force: bool = False, progress: Progress | None = None
-    ) -> Pruned:
-        """`delete_thread`, awaited."""
-        return await self._arun(self._delete(thread, force, progress))
+    adelete_thread = awaited(delete_thread)
 
     def close(self) -> None:
         """Finish what is running and close the database. May be called twice."""
@@ -115,18 +127,6 @@ class ThreadStore:
     async def _arun(self, flow: Flow[T]) -> T:
         return await adrive(self._context.driver, flow)
 
-    def _threads(
-        self, where: Mapping[str, Any] | None, since: datetime | None, limit: int | None
-    ) -> Flow[list[ThreadInfo]]:
-        conditions = check_metadata(where) or {}
-        since_us = None if since is None else _microseconds(since)
-        most = check_limit(limit)
-        tenant = yield from self._context.tenant()
-        if tenant is None:
-            return []
-        rows = yield from read(partial(list_threads, tenant, conditions, since_us, 2**62 if most is None else most))
-        return [ThreadInfo.of(row) for row in rows]
-
     def _named(self, thread: Thread | str) -> tuple[str, int | None]:
         """A thread that a caller means: its name, and its number if the handle knows it."""
         if not isinstance(thread, Thread):
@@ -135,21 +135,6 @@ class ThreadStore:
         if theirs.driver is not ours.driver or theirs.tenant_name != ours.tenant_name:
             raise UsageError("this thread belongs to another store or tenant: use that one, or give the thread's name")
         return thread.name, thread._cursor.thread
-
-    def _delete(self, thread: Thread | str, force: bool, progress: Progress | None) -> Flow[Pruned]:
-        name, number = self._named(thread)
-        tenant = yield from self._context.tenant()
-        if tenant is None:
-            raise no_thread(name)
-        try:
-            newest = yield from read(partial(newest_id, tenant, name))
-            removed = yield from gc.delete(tenant, name, number, progress, force=force)
-            if newest is not None:
-                self._context.threads.mark_deleted((tenant, name), newest)
-            return Pruned(removed)
-        except Archived:  # the archive stays, the name is free
-            yield from write(partial(drop_stubs, tenant, "thread", name))
-            return Pruned(0)
 
     def _verify(self, progress: Progress | None) -> Flow[Report]:
         tenant = yield from self._context.tenant()

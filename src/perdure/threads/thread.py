@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from perdure.errors import UnknownType, UsageError
+from perdure.errors import NotFound, ThreadDeleted, UnknownType, UsageError
 from perdure.log import gc
+from perdure.log.reading import read_tips
 from perdure.log.records import Record
-from perdure.storage.program import Flow, Progress, read
+from perdure.log.thread_table import ThreadRow, find_thread, merge_metadata
+from perdure.storage.program import Flow, Program, Progress, read, write
+from perdure.storage.twins import awaited, blocking
 from perdure.threads import flows
 from perdure.threads.checks import (
     check_keep,
@@ -42,7 +45,6 @@ if TYPE_CHECKING:  # not every program keeps its states so
     from perdure.threads.lines import Line
     from perdure.values.sizing import Part
 
-T = TypeVar("T")
 Path = str | Sequence[str | int]
 _PAGE = 100
 
@@ -78,15 +80,13 @@ class Thread(Keeping):
         has moved the head since, it becomes a branch (`is_head` is False) and nothing is lost; the handle's first one
         logs a warning. `expect` refuses that with a `Conflict` instead. No other thread may change the state meanwhile.
         """
-        if (journal := journal_of(self._context)) is not None:
-            record, on_head = journal.save(self._journaled(state, note, metadata, parent, expect))
-            return self._checkpoint(record, is_head=on_head)
-        text = encode(state, self._context.codec)
-        if metadata is None and parent is None and expect is None:
+        journal = journal_of(self._context)
+        if journal is None and metadata is None and parent is None and expect is None:
+            text = encode(state, self._context.codec)
             done = straight_save(self._context, self._cursor, text, note and check_note(note))
-            if done is not None:
-                return self._checkpoint(done[0], is_head=done[1])
-        return self._run(self._save(text, note, metadata, parent, expect))
+            return self._saved(done or self._run(flows.save(self._context, self._cursor, text, note=check_note(note))))
+        save = self._save(state, note, metadata, parent, expect)
+        return self._saved(journal.save(save) if journal is not None else self._run(_perform(save)))
 
     async def asave(
         self,
@@ -98,11 +98,8 @@ class Thread(Keeping):
         expect: Checkpoint | str | None = None,
     ) -> Checkpoint:
         """`save`, awaited."""
-        if (journal := journal_of(self._context)) is not None:
-            record, on_head = await journal.asave(self._journaled(state, note, metadata, parent, expect))
-            return self._checkpoint(record, is_head=on_head)
-        text = encode(state, self._context.codec)
-        return await self._arun(self._save(text, note, metadata, parent, expect))
+        save, journal = self._save(state, note, metadata, parent, expect), journal_of(self._context)
+        return self._saved(await (journal.asave(save) if journal is not None else self._arun(_perform(save))))
 
     def update(
         self,
@@ -116,10 +113,8 @@ class Thread(Keeping):
 
         If another writer saves in between, it starts again from the new head, so no change is lost.
         """
-        if (journal := journal_of(self._context)) is not None:
-            record, on_head = journal.save(self._journaled_update(patch, remove, note, metadata))
-            return self._checkpoint(record, is_head=on_head)
-        return self._run(self._update(patch, remove, note, metadata))
+        save, journal = self._update(patch, remove, note, metadata), journal_of(self._context)
+        return self._saved(journal.save(save) if journal is not None else self._run(_perform(save)))
 
     async def aupdate(
         self,
@@ -130,18 +125,15 @@ class Thread(Keeping):
         metadata: Mapping[str, Any] | None = None,
     ) -> Checkpoint:
         """`update`, awaited."""
-        if (journal := journal_of(self._context)) is not None:
-            record, on_head = await journal.asave(self._journaled_update(patch, remove, note, metadata))
-            return self._checkpoint(record, is_head=on_head)
-        return await self._arun(self._update(patch, remove, note, metadata))
+        save, journal = self._update(patch, remove, note, metadata), journal_of(self._context)
+        return self._saved(await (journal.asave(save) if journal is not None else self._arun(_perform(save))))
 
-    def rollback(self, to: Checkpoint | str, *, note: str | None = None) -> Checkpoint:
+    @blocking
+    def rollback(self, to: Checkpoint | str, *, note: str | None = None) -> Flow[Checkpoint]:
         """A new head that equals an old checkpoint; what came in between stays in the history."""
-        return self._run(self._rollback(to, note))
+        return self._saved((yield from rollback(self._context, self._cursor, _required(to), check_note(note))))
 
-    async def arollback(self, to: Checkpoint | str, *, note: str | None = None) -> Checkpoint:
-        """`rollback`, awaited."""
-        return await self._arun(self._rollback(to, note))
+    arollback = awaited(rollback)
 
     def autosave(
         self,
@@ -168,35 +160,43 @@ class Thread(Keeping):
 
         return Line(self._context, self._cursor, check_namespace(namespace))
 
-    def lines(self) -> list[LineInfo]:
+    @blocking
+    def lines(self) -> Flow[list[LineInfo]]:
         """The lines of this thread by namespace, with the checkpoints that their ids stand for."""
-        return self._run(self._lines())
+        from perdure.threads.line_reads import lines_of
 
-    async def alines(self) -> list[LineInfo]:
-        """`lines`, awaited."""
-        return await self._arun(self._lines())
+        tenant, row = yield from flows.locate(self._context, self._cursor)
+        return (yield from read(partial(lines_of, tenant, row)))
+
+    alines = awaited(lines)
 
     # --- read
 
-    def load(self, at: Checkpoint | str | None = None, *, strict: bool = False, raw: bool = False) -> Checkpoint:
+    @blocking
+    def load(self, at: Checkpoint | str | None = None, *, strict: bool = False, raw: bool = False) -> Flow[Checkpoint]:
         """The newest valid checkpoint, or the one asked for, with its state.
 
         What is damaged is never returned: the newest valid ancestor is, and its `skipped` names what was passed over;
         `strict` raises `Damaged` instead. `raw` gives a readable form that needs none of your classes.
         """
-        return self._run(self._load(at, strict, raw))
+        row, loaded, skipped = yield from flows.load(self._context, self._cursor, _id(at), strict=strict)
+        state = decode(loaded.data, self._context.codec, raw=raw)
+        return Checkpoint(self.name, loaded.record, is_head=loaded.record.id == row.head, state=state, skipped=skipped)
 
-    async def aload(self, at: Checkpoint | str | None = None, *, strict: bool = False, raw: bool = False) -> Checkpoint:
-        """`load`, awaited."""
-        return await self._arun(self._load(at, strict, raw))
+    aload = awaited(load)
 
-    def head(self) -> Checkpoint | None:
+    @blocking
+    def head(self) -> Flow[Checkpoint | None]:
         """The newest checkpoint, without decoding its state. None: nothing was saved yet."""
-        return self._run(self._head())
+        try:
+            found = yield from flows.history(self._context, self._cursor, None, 1)
+        except ThreadDeleted:
+            raise
+        except NotFound:
+            return None
+        return self._checkpoints(*found)[0]
 
-    async def ahead(self) -> Checkpoint | None:
-        """`head`, awaited."""
-        return await self._arun(self._head())
+    ahead = awaited(head)
 
     def history(self, *, limit: int | None = None, start: Checkpoint | str | None = None) -> Iterator[Checkpoint]:
         """The checkpoints that led here, newest first. States are decoded when asked for. Read in pages: nothing is
@@ -214,182 +214,22 @@ class Thread(Keeping):
             for checkpoint in await self._arun(pages.flow()):
                 yield checkpoint
 
-    def branches(self) -> list[Checkpoint]:
+    @blocking
+    def branches(self) -> Flow[list[Checkpoint]]:
         """The ends of all lines of this thread, newest first: the head, and what became a branch."""
-        return self._run(self._branches())
+        tenant, row = yield from flows.locate(self._context, self._cursor)
+        return self._checkpoints(row.head, (yield from read(partial(read_tips, tenant, row.tree, row.thread))))
 
-    async def abranches(self) -> list[Checkpoint]:
-        """`branches`, awaited."""
-        return await self._arun(self._branches())
+    abranches = awaited(branches)
 
+    @blocking
     def diff(
         self, before: Checkpoint | str, after: Checkpoint | str | None = None, *, raw: bool = False
-    ) -> list[Change]:
+    ) -> Flow[list[Change]]:
         """What changed between two checkpoints (default: up to the head), path by path.
 
         `raw` compares the readable form that needs none of your classes, and so goes into them too.
         """
-        return self._run(self._diff(before, after, raw))
-
-    async def adiff(
-        self, before: Checkpoint | str, after: Checkpoint | str | None = None, *, raw: bool = False
-    ) -> list[Change]:
-        """`diff`, awaited."""
-        return await self._arun(self._diff(before, after, raw))
-
-    def largest(self, n: int = 10, *, at: Checkpoint | str | None = None) -> list[Part]:
-        """What makes a state large (default: the newest): paths with the bytes of their text, the largest first. A
-        part's size includes what it contains. If one child makes up 90 % of a value, only the child is listed."""
-        return self._run(self._largest(n, at))
-
-    async def alargest(self, n: int = 10, *, at: Checkpoint | str | None = None) -> list[Part]:
-        """`largest`, awaited."""
-        return await self._arun(self._largest(n, at))
-
-    def info(self) -> ThreadInfo:
-        """The thread's metadata, head and times."""
-        return self._run(self._info())
-
-    async def ainfo(self) -> ThreadInfo:
-        """`info`, awaited."""
-        return await self._arun(self._info())
-
-    # --- arrange
-
-    def fork(
-        self, at: Checkpoint | str | None = None, *, name: str, metadata: Mapping[str, Any] | None = None
-    ) -> Thread:
-        """A new thread that continues from a checkpoint (default: the head). Copies nothing."""
-        return self._run(self._fork(at, name, metadata))
-
-    async def afork(
-        self, at: Checkpoint | str | None = None, *, name: str, metadata: Mapping[str, Any] | None = None
-    ) -> Thread:
-        """`fork`, awaited."""
-        return await self._arun(self._fork(at, name, metadata))
-
-    def annotate(self, metadata: Mapping[str, Any]) -> ThreadInfo:
-        """Merge into the thread's metadata, by which `store.threads(where=…)` finds it; None removes a key."""
-        return self._run(self._annotate(metadata))
-
-    async def aannotate(self, metadata: Mapping[str, Any]) -> ThreadInfo:
-        """`annotate`, awaited."""
-        return await self._arun(self._annotate(metadata))
-
-    def prune(self, *, keep: int, progress: Progress | None = None) -> Pruned:
-        """Remove all but the newest `keep` checkpoints of this thread's line. What a fork needs stays.
-
-        `progress` is called with (done, of how many).
-        """
-        return self._run(self._prune(keep, progress))
-
-    async def aprune(self, *, keep: int, progress: Progress | None = None) -> Pruned:
-        """`prune`, awaited."""
-        return await self._arun(self._prune(keep, progress))
-
-    def verify(self, *, progress: Progress | None = None) -> Report:
-        """Check every record of this thread's tree: hashes, keyframes, the head."""
-        return self._run(self._verify(progress))
-
-    async def averify(self, *, progress: Progress | None = None) -> Report:
-        """`verify`, awaited."""
-        return await self._arun(self._verify(progress))
-
-    # --- the same, as flows
-
-    def _save(
-        self,
-        text: bytes,
-        note: str | None,
-        metadata: Mapping[str, Any] | None,
-        parent: Checkpoint | str | None,
-        expect: Checkpoint | str | None,
-    ) -> Flow[Checkpoint]:
-        record, on_head = yield from flows.save(
-            self._context,
-            self._cursor,
-            text,
-            note=check_note(note),
-            metadata=check_metadata(metadata),
-            parent=_id(parent),
-            expect=_id(expect),
-        )
-        return self._checkpoint(record, is_head=on_head)
-
-    def _journaled(
-        self,
-        state: Any,
-        note: str | None,
-        metadata: Mapping[str, Any] | None,
-        parent: Checkpoint | str | None,
-        expect: Checkpoint | str | None,
-    ) -> Save:
-        """A save inside a durable run, which writes it down."""
-        text, about = encode(state, self._context.codec), check_metadata(metadata)
-        at = (_id(parent), _id(expect))
-        wanted = encode([check_note(note), about, *at], self._context.codec) + text
-        return Save(self._context, self._cursor, wanted, text, note=note, metadata=about, parent=at[0], expect=at[1])
-
-    def _journaled_update(
-        self,
-        patch: Mapping[str, Any],
-        remove: Iterable[Path],
-        note: str | None,
-        metadata: Mapping[str, Any] | None,
-    ) -> Save:
-        codec, paths, about = self._context.codec, check_paths(remove), check_metadata(metadata)
-        wanted = encode(["update", check_note(note), about, patch, paths], codec)
-        kept = decode(wanted, codec)[3]  # as it was passed: it may be merged more than once
-
-        def merge(data: Any) -> bytes:
-            return encode(merged(decode(data, codec), kept, paths), codec)
-
-        return Save(self._context, self._cursor, wanted, merge=merge, note=note, metadata=about)
-
-    def _update(
-        self,
-        patch: Mapping[str, Any],
-        remove: Iterable[Path],
-        note: str | None,
-        metadata: Mapping[str, Any] | None,
-    ) -> Flow[Checkpoint]:
-        codec = self._context.codec
-        paths = check_paths(remove)
-        record, on_head = yield from flows.update(
-            self._context,
-            self._cursor,
-            lambda data: encode(merged(decode(data, codec), patch, paths), codec),
-            check_note(note),
-            check_metadata(metadata),
-        )
-        return self._checkpoint(record, is_head=on_head)
-
-    def _rollback(self, to: Checkpoint | str, note: str | None) -> Flow[Checkpoint]:
-        record, on_head = yield from rollback(self._context, self._cursor, _required(to), check_note(note))
-        return self._checkpoint(record, is_head=on_head)
-
-    def _load(self, at: Checkpoint | str | None, strict: bool, raw: bool) -> Flow[Checkpoint]:
-        row, loaded, skipped = yield from flows.load(self._context, self._cursor, _id(at), strict=strict)
-        return Checkpoint(
-            self.name,
-            loaded.record,
-            is_head=loaded.record.id == row.head,
-            state=decode(loaded.data, self._context.codec, raw=raw),
-            skipped=skipped,
-        )
-
-    def _head(self) -> Flow[Checkpoint | None]:
-        if (yield from self._context.tenant()) is None:
-            self._cursor.found_nothing = self._cursor.thread is None
-            return None
-        head, records = yield from flows.newest(self._context, self._cursor)
-        return self._checkpoint(records[0], is_head=records[0].id == head) if records else None
-
-    def _branches(self) -> Flow[list[Checkpoint]]:
-        head, records = yield from flows.tips(self._context, self._cursor)
-        return [self._checkpoint(record, is_head=record.id == head) for record in records]
-
-    def _diff(self, before: Checkpoint | str, after: Checkpoint | str | None, raw: bool) -> Flow[list[Change]]:
         _, old, _ = yield from flows.load(self._context, self._cursor, _required(before), strict=True)
         _, new, _ = yield from flows.load(self._context, self._cursor, _id(after), strict=True, look=True)
         if old.data == new.data:
@@ -400,46 +240,107 @@ class Thread(Keeping):
         except UnknownType:  # comparing needs no classes
             return compare(decode(old.data, codec, raw=True), decode(new.data, codec, raw=True))
 
-    def _largest(self, n: int, at: Checkpoint | str | None) -> Flow[list[Part]]:
+    adiff = awaited(diff)
+
+    @blocking
+    def largest(self, n: int = 10, *, at: Checkpoint | str | None = None) -> Flow[list[Part]]:
+        """What makes a state large (default: the newest): paths with the bytes of their text, the largest first. A
+        part's size includes what it contains. If one child makes up 90 % of a value, only the child is listed."""
         from perdure.values.sizing import largest
 
         count = check_limit(n) or 0
         _, loaded, _ = yield from flows.load(self._context, self._cursor, _id(at), look=True)
         return largest(loaded.data, count)
 
-    def _lines(self) -> Flow[list[LineInfo]]:
-        from perdure.threads.line_reads import lines_of
+    alargest = awaited(largest)
 
-        tenant, row = yield from flows.locate(self._context, self._cursor)
-        return (yield from read(partial(lines_of, tenant, row)))
-
-    def _info(self) -> Flow[ThreadInfo]:
+    @blocking
+    def info(self) -> Flow[ThreadInfo]:
+        """The thread's metadata, head and times."""
         _, row = yield from flows.locate(self._context, self._cursor)
         return ThreadInfo.of(row)
 
-    def _fork(self, at: Checkpoint | str | None, name: str, metadata: Mapping[str, Any] | None) -> Flow[Thread]:
-        number, tree, head = yield from flows.fork(
-            self._context, self._cursor, _id(at), check_name(name), check_metadata(metadata) or {}
-        )
+    ainfo = awaited(info)
+
+    # --- arrange
+
+    @blocking
+    def fork(
+        self, at: Checkpoint | str | None = None, *, name: str, metadata: Mapping[str, Any] | None = None
+    ) -> Flow[Thread]:
+        """A new thread that continues from a checkpoint (default: the head). Copies nothing."""
+        about = check_metadata(metadata) or {}
+        number, tree, head = yield from flows.fork(self._context, self._cursor, _id(at), check_name(name), about)
         return Thread(self._context, Cursor(name, thread=number, tree=tree, record=head))
 
-    def _annotate(self, metadata: Mapping[str, Any]) -> Flow[ThreadInfo]:
-        yield from flows.annotate(self._context, self._cursor, check_metadata(metadata) or {})
-        return (yield from self._info())
+    afork = awaited(fork)
 
-    def _prune(self, keep: int, progress: Progress | None) -> Flow[Pruned]:
+    @blocking
+    def annotate(self, metadata: Mapping[str, Any]) -> Flow[ThreadInfo]:
+        """Merge into the thread's metadata, by which `store.threads(where=…)` finds it; None removes a key."""
+        about = check_metadata(metadata) or {}
+        tenant, row = yield from flows.locate(self._context, self._cursor)
+        yield from write(partial(_annotate, tenant, row, about))
+        _, row = yield from flows.locate(self._context, self._cursor)
+        return ThreadInfo.of(row)
+
+    aannotate = awaited(annotate)
+
+    @blocking
+    def prune(self, *, keep: int, progress: Progress | None = None) -> Flow[Pruned]:
+        """Remove all but the newest `keep` checkpoints of each line of this thread. What a fork needs stays.
+
+        `progress` is called with (done, of how many).
+        """
         tenant, row = yield from flows.locate(self._context, self._cursor)
         done = yield from gc.prune(tenant, row.name, row.thread, check_keep(keep), progress)
         return Pruned(*done)
 
-    def _verify(self, progress: Progress | None) -> Flow[Report]:
+    aprune = awaited(prune)
+
+    @blocking
+    def verify(self, *, progress: Progress | None = None) -> Flow[Report]:
+        """Check every record of this thread's tree: hashes, keyframes, the head."""
         tenant, row = yield from flows.locate(self._context, self._cursor)
         from perdure.log import verify  # imported late: few programs verify
 
         return Report.of([(yield from verify.verify_tree(tenant, row.tree, progress))])
 
-    def _checkpoint(self, record: Record, *, is_head: bool) -> Checkpoint:
-        return Checkpoint(self._cursor.name, record, is_head=is_head, fetch=self._fetch_state)
+    averify = awaited(verify)
+
+    # --- what they share
+
+    def _save(
+        self,
+        state: Any,
+        note: str | None,
+        metadata: Mapping[str, Any] | None,
+        parent: Checkpoint | str | None,
+        expect: Checkpoint | str | None,
+    ) -> Save:
+        about = (check_note(note), check_metadata(metadata), _id(parent), _id(expect))
+        return Save(self._context, self._cursor, [*about], *about, text=encode(state, self._context.codec))
+
+    def _update(
+        self,
+        patch: Mapping[str, Any],
+        remove: Iterable[Path],
+        note: str | None,
+        metadata: Mapping[str, Any] | None,
+    ) -> Save:
+        codec, paths, about = self._context.codec, check_paths(remove), (check_note(note), check_metadata(metadata))
+        kept = decode(encode(patch, codec), codec)  # as it was passed: it may be merged more than once
+
+        def merge(data: bytes) -> bytes:
+            return encode(merged(decode(data, codec), kept, paths), codec)
+
+        return Save(self._context, self._cursor, ["update", *about, kept, paths], *about, merge=merge)
+
+    def _saved(self, done: tuple[Record, bool]) -> Checkpoint:
+        return Checkpoint(self._cursor.name, done[0], is_head=done[1], fetch=self._fetch_state)
+
+    def _checkpoints(self, head: int | None, records: Iterable[Record]) -> list[Checkpoint]:
+        return [self._saved((record, record.id == head)) for record in records]
 
     def _fetch_state(self, at: str) -> Any:
         return self.load(at, strict=True).state
@@ -468,7 +369,27 @@ class _Pages:
         if self._left is not None:
             self._left -= len(records)
         self.wanted = len(records) == size and self._next is not None and self._left != 0
-        return [thread._checkpoint(record, is_head=record.id == head) for record in records]
+        return thread._checkpoints(head, records)
+
+
+def _perform(save: Save) -> Flow[tuple[Record, bool]]:
+    """A save or an update outside of any run."""
+    if save.merge is not None:
+        return flows.update(save.ctx, save.cursor, save.merge, save.note, save.metadata)
+    return flows.save(
+        save.ctx,
+        save.cursor,
+        save.text or b"",
+        note=save.note,
+        metadata=save.metadata,
+        parent=save.parent,
+        expect=save.expect,
+    )
+
+
+def _annotate(tenant: int, row: ThreadRow, metadata: Mapping[str, Any]) -> Program[None]:
+    locked = yield from find_thread(tenant, row.name, row.thread, lock=True)
+    yield from merge_metadata(tenant, locked, metadata)
 
 
 def _required(checkpoint: Checkpoint | str) -> int:

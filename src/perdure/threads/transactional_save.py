@@ -20,6 +20,7 @@ from perdure.storage.program import Batch, Flow, Rows
 from perdure.threads import flows
 from perdure.threads.context import Context, Cursor
 from perdure.threads.size_warning import warn_if_large
+from perdure.values.codec import encode
 
 
 class Moved(Exception):
@@ -115,13 +116,18 @@ class Save(msgspec.Struct, frozen=True):
 
     ctx: Context
     cursor: Cursor
-    wanted: bytes  # what was passed, as text
-    text: bytes | None = None
-    merge: Callable[[Any], bytes] | None = None  # an update: the text from what is there
+    asked: list[Any]  # all that was passed but the state
     note: str | None = None
     metadata: Mapping[str, Any] | None = None
     parent: int | None = None
     expect: int | None = None
+    text: bytes | None = None
+    merge: Callable[[bytes], bytes] | None = None  # an update: the text from what is there
+
+    @property
+    def wanted(self) -> bytes:
+        """What was passed, as text: a run that is replayed compares it."""
+        return encode(self.asked, self.ctx.codec) + (self.text or b"")
 
 
 class Journal(Protocol):
