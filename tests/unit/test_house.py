@@ -181,7 +181,7 @@ LINES_MAX = {
     # the drill, a pretend airline, a real PostgreSQL
     "testing": 1_465,
     # thread handles, retention, autosave
-    "threads": 3_920,
+    "threads": 3_760,
     # copies between stores
     "transfer": 2_235,
     # value to text, text to difference
