@@ -413,7 +413,7 @@ def _to_the_end(store: Store, function: Any, plan: dict[str, Any], stage: Stage)
 
 def family_of(store: Store, run_id: str) -> list[RunRow]:
     """A run with its children and theirs."""
-    return drive(store._context.driver, flows.family(store._context, run_id))
+    return drive(store._context.driver, flows.whole_family(store._context, run_id))
 
 
 def outcome(store: Store, run_id: str) -> dict[str, Any]:

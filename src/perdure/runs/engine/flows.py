@@ -18,6 +18,7 @@ from perdure.runs.functions.specs import DurableSpec, find_durable, said_version
 from perdure.runs.journal import control, families, rows
 from perdure.runs.journal.blobs import blob_sizes, read_blob
 from perdure.runs.journal.entries import Recorded, compress
+from perdure.runs.journal.families import family
 from perdure.runs.journal.journal import read_journal
 from perdure.runs.journal.rows import FINISHED, TASK, NewRun, RunRow
 from perdure.storage.program import Flow, read, write
@@ -143,7 +144,7 @@ def next_in_family(
             claimed = yield from try_claim(ctx, tenant, row, runtime, lease_us)
             if claimed is not None:
                 return claimed, spec
-        found = yield from read(partial(families.due_in_family, tenant, root, before, ctx.clock_us()))
+        found = yield from read(partial(family, families.DUE, tenant, root, before, ctx.clock_us()))
         if not found:
             return None
         before = found[-1].run
@@ -155,7 +156,9 @@ def tasks_of_people(ctx: Context, tenant: int, row: RunRow) -> Flow[list[Task]]:
     info = RunInfo.of(row)
     infos = [info]
     if waits_for_run(info):
-        infos = [RunInfo.of(found) for found in (yield from read(partial(families.parked_in_family, tenant, row.root)))]
+        infos = [
+            RunInfo.of(found) for found in (yield from read(partial(family, families.PARKED, tenant, row.root, -1)))
+        ]
     return [task for found in infos for task in tasks_in(ctx.driver, found)]
 
 
@@ -194,12 +197,12 @@ def request(ctx: Context, run_id: str, wish: str) -> Flow[str]:
     return status
 
 
-def family(ctx: Context, run_id: str) -> Flow[list[RunRow]]:
+def whole_family(ctx: Context, run_id: str) -> Flow[list[RunRow]]:
     """The family that a run belongs to, the oldest first."""
     tenant, row = yield from locate(ctx, run_id)
     found: list[RunRow] = []
     after = -1
-    while page := (yield from read(partial(families.whole_family, tenant, row.root, after))):
+    while page := (yield from read(partial(family, families.WHOLE, tenant, row.root, after))):
         found += page
         after = page[-1].run
     return found
@@ -209,10 +212,10 @@ def cancel_children(ctx: Context, tenant: int, row: RunRow, write: Callable[...,
     """Cancel what has not ended of a run's children, and of theirs. The run itself does so with its own `write`."""
     children: dict[int | None, list[int]] = {}
     after = -1
-    while found := (yield from read(partial(families.open_in_family, tenant, row.root, after))):
-        after = found[-1][0]
-        for run, parent in found:
-            children.setdefault(parent, []).append(run)
+    while found := (yield from read(partial(family, families.OPEN, tenant, row.root, after))):
+        after = found[-1].run
+        for one in found:
+            children.setdefault(one.parent, []).append(one.run)
     todo = [row.run]
     while todo:
         for run in children.get(todo.pop(), ()):

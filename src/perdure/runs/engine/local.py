@@ -8,25 +8,60 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from perdure.runs.engine.execute import execute_run
 from perdure.runs.engine.runtime import Runtime
 from perdure.runs.execution import hooks
 from perdure.runs.execution.execution import Execution
-from perdure.runs.execution.operation import arun_operation, run_operation
+from perdure.runs.execution.operation import Operation, arun_operation, run_operation
 from perdure.runs.execution.scope import current
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal.rows import RunRow
 from perdure.threads.context import Context
 
+T = TypeVar("T")
 _INTERRUPTED_S = 5.0  # for a run that was interrupted to be given back
 
 
-class Job:
-    """A claimed run, and what it takes to run it."""
+class LocalExecution(Generic[T]):
+    """One execution in this process, and the operation that it is for."""
+
+    def __init__(self, execution: Execution, spec: DurableSpec) -> None:
+        self.execution, self.spec = execution, spec
+
+    def run(self) -> T:
+        """Drive it to its end, blocking."""
+        if self.spec.is_async:
+            found: T = _on_a_loop(self.arun, self.execution.interrupt)
+            return found
+        with self._active():
+            # A run inside a run's process is not part of it: it has a scope of its own.
+            return run_operation(self.execution.root, self._operation())
+
+    async def arun(self) -> T:
+        """The same on the running loop."""
+        if not self.spec.is_async:
+            found: T = await _in_a_thread(self.run, self.execution.interrupt)
+            return found
+        from perdure.runs.execution.tasks import Supervisor
+
+        self.execution.supervisor = Supervisor(self.execution)
+        with self._active():
+            return await arun_operation(self.execution.root, self._operation())
+
+    def _operation(self) -> Operation[T]:
+        raise NotImplementedError
+
+    def _active(self) -> AbstractContextManager[None]:
+        raise NotImplementedError
+
+
+class Job(LocalExecution[str]):
+    """A claimed run: it is continued as far as it goes. Gives its status then."""
 
     def __init__(
         self,
@@ -40,56 +75,30 @@ class Job:
         args: bytes | None = None,
         keep_us: int | None = None,
     ) -> None:
-        self.spec = spec
-        self.args = args
-        self.keep_us = keep_us
-        self.runtime = runtime
-        self.execution = Execution(
-            ctx.seen_from(spec.fn.__module__), tenant, row, is_async=spec.is_async, lease_us=lease_us
-        )
-        self.execution.set_clock()
+        context = ctx.seen_from(spec.fn.__module__)
+        super().__init__(Execution(context, tenant, row, is_async=spec.is_async, lease_us=lease_us), spec)
+        self._args, self._keep_us, self._runtime = args, keep_us, runtime
+        if ctx.driver.dialect != "sqlite":
+            self.execution.skew_us = row.lease_until - lease_us - ctx.clock_us()
 
-    def run(self) -> str:
-        """Go on with it as far as it goes, blocking. Gives its status then."""
-        if self.spec.is_async:
-            status: str = _on_a_loop(self.arun, self.execution.interrupt)
-            return status
-        execution = self.execution
-        self._begin()
+    def _operation(self) -> Operation[str]:
+        return execute_run(self.execution, self.spec, self._args, self._keep_us)
+
+    @contextmanager
+    def _active(self) -> Iterator[None]:
+        self._runtime.add(self.execution)
         try:
-            # A run inside a run's process is not part of it: it has a scope of its own.
-            return run_operation(execution.root, execute_run(execution, self.spec, self.args, self.keep_us))
+            if hooks.hook is not None:
+                hooks.fault_point("claim", "", self.spec.name, self.execution.row.fence, "after")
+            yield
         finally:
-            self._end()
-
-    async def arun(self) -> str:
-        """The same on the running loop."""
-        if not self.spec.is_async:
-            status: str = await _in_a_thread(self.run, self.execution.interrupt)
-            return status
-        from perdure.runs.execution.tasks import Supervisor
-
-        execution = self.execution
-        execution.supervisor = Supervisor(execution)
-        self._begin()
-        try:
-            return await arun_operation(execution.root, execute_run(execution, self.spec, self.args, self.keep_us))
-        finally:
-            self._end()
-
-    def _begin(self) -> None:
-        self.runtime.add(self.execution)
-        if hooks.hook is not None:
-            hooks.fault_point("claim", "", self.spec.name, self.execution.row.fence, "after")
-
-    def _end(self) -> None:
-        self.execution.alive = False
-        self.runtime.remove(self.execution)
+            self.execution.alive = False
+            self._runtime.remove(self.execution)
 
 
-def _on_a_loop(call: Any, interrupt: Callable[[], None] | None = None) -> Any:
-    """Run a coroutine to its end for a blocking caller, who may himself be on a loop's thread. `interrupt` is called if
-    he is interrupted there."""
+def _on_a_loop(call: Any, interrupt: Callable[[], None]) -> Any:
+    """Run a coroutine to its end for a blocking caller, which may be on a loop's thread. `interrupt` is called if the
+    caller is interrupted there."""
     import asyncio
 
     try:
@@ -113,9 +122,8 @@ def _on_a_loop(call: Any, interrupt: Callable[[], None] | None = None) -> Any:
         thread.start()  # it waits too: for the thread's first breath
         ended.wait()  # not join: an interrupted one takes the thread for ended
     except BaseException:
-        if interrupt is not None:
-            interrupt()
-            ended.wait(_INTERRUPTED_S)
+        interrupt()
+        ended.wait(_INTERRUPTED_S)
         raise
     thread.join()
     if errors:
@@ -123,7 +131,7 @@ def _on_a_loop(call: Any, interrupt: Callable[[], None] | None = None) -> Any:
     return found[0]
 
 
-async def _in_a_thread(call: Any, interrupt: Callable[[], None] | None = None) -> Any:
+async def _in_a_thread(call: Any, interrupt: Callable[[], None]) -> Any:
     """Call a function on a thread. If the task is cancelled, `interrupt` is called: the thread cannot be stopped."""
     import asyncio
 
@@ -132,6 +140,5 @@ async def _in_a_thread(call: Any, interrupt: Callable[[], None] | None = None) -
     try:
         return await asyncio.get_running_loop().run_in_executor(None, partial(context.run, call))
     except asyncio.CancelledError:
-        if interrupt is not None:
-            interrupt()
+        interrupt()
         raise

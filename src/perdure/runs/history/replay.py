@@ -6,7 +6,8 @@ does for real: a durable function that touches the world outside of steps touche
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,11 +18,10 @@ from perdure.runs.calls import saga
 from perdure.runs.calls.failures import line_of
 from perdure.runs.engine.execute import _main as call_function
 from perdure.runs.engine.execute import prepare
-from perdure.runs.engine.local import _in_a_thread as in_a_thread
-from perdure.runs.engine.local import _on_a_loop as on_a_loop
+from perdure.runs.engine.local import LocalExecution
 from perdure.runs.execution import active_runs
 from perdure.runs.execution.execution import Execution
-from perdure.runs.execution.operation import Body, Operation, Parked, arun_operation, run_operation
+from perdure.runs.execution.operation import Body, Operation, Parked
 from perdure.runs.execution.unwinds import ContinueAsNew, RollBack
 from perdure.runs.functions.specs import DurableSpec, find_durable
 from perdure.runs.journal.rows import RunRow
@@ -61,42 +61,26 @@ def spec_for(row: RunRow, fn: Callable[..., Any] | None) -> DurableSpec:
     return known
 
 
-class ReplayRunner:
-    """One replay. Gives a `Replay`; raises NonDeterministic if the code does not go the way that the record says."""
+class ReplayRunner(LocalExecution[Replay]):
+    """One replay. Raises NonDeterministic if the code does not go the way that the record says."""
 
     def __init__(self, ctx: Context, tenant: int, row: RunRow, spec: DurableSpec, *, as_resumed: bool = False) -> None:
-        self._spec = spec
+        context = ctx.seen_from(spec.fn.__module__)
+        super().__init__(Execution(context, tenant, row, is_async=spec.is_async, replay=True), spec)
         self._as_resumed = as_resumed  # a run that is being undone does not call its function any more
-        self._execution = Execution(ctx.seen_from(spec.fn.__module__), tenant, row, is_async=spec.is_async, replay=True)
+        self.execution.on_replay_end = self._arm
 
-    def run(self) -> Replay:
-        if self._spec.is_async:
-            found: Replay = on_a_loop(self.arun)
-            return found
+    @contextmanager
+    def _active(self) -> Iterator[None]:
         active_runs.enter()  # a step in a raw thread must not pass for a plain call
         try:
-            return run_operation(self._execution.root, self._operation())
+            yield
         finally:
-            active_runs.leave()
-
-    async def arun(self) -> Replay:
-        if not self._spec.is_async:
-            found: Replay = await in_a_thread(self.run)
-            return found
-        from perdure.runs.execution.tasks import Supervisor
-
-        execution = self._execution
-        execution.supervisor = Supervisor(execution)
-        execution.on_replay_end = self._arm
-        active_runs.enter()
-        try:
-            return await arun_operation(execution.root, self._operation())
-        finally:
-            execution.alive = False
+            self.execution.alive = False
             active_runs.leave()
 
     def _operation(self) -> Operation[Replay]:
-        execution, spec = self._execution, self._spec
+        execution, spec = self.execution, self.spec
         arguments = yield from prepare(execution, None)
         args, kwargs = spec.binder.restore(arguments)
         if self._as_resumed and (saga.ending(execution) is not None or execution.row.request == "rollback"):
@@ -112,7 +96,7 @@ class ReplayRunner:
         return self._verdict(result, failure)
 
     def _verdict(self, result: Any, failure: BaseException | None) -> Replay:
-        execution = self._execution
+        execution = self.execution
         run, answered, end = execution.row.id, execution.index.answered, execution.replay_end
         for error in (execution.stop, failure):
             if isinstance(error, NonDeterministic):
@@ -145,7 +129,7 @@ class ReplayRunner:
         loop.call_later(_GRACE_S, self._give_up, loop)
 
     def _give_up(self, loop: Any) -> None:
-        execution = self._execution
+        execution = self.execution
         if not execution.alive:
             return
         execution.stop = execution.stop or Parked()

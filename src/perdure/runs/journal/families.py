@@ -1,54 +1,33 @@
-"""A run with its children and theirs: which of them are due, and which have not ended. In pages: there may be many."""
+"""A run with its children and theirs. In pages: there may be many."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from perdure.runs.journal.rows import COLUMNS, RUN_CELLS, RunRow
+from perdure.runs.journal.rows import COLUMNS, FINISHED, RUN_CELLS, RunRow
 from perdure.storage.program import Batch, Program, Sql
 
-PAGE: Final = 200
 NEWEST: Final = 2**62  # above the number of every run
-_DUE = Sql(
-    f"""SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND root = :root AND run < :before
-    AND status IN ('queued', 'waiting', 'running') AND (status = 'running' OR wake_at <= {{now}})
-    ORDER BY run DESC LIMIT {PAGE}""",
-    opens=RUN_CELLS,
-)
-_OPEN = Sql(
-    f"""SELECT run, parent FROM run WHERE tenant = :tenant AND root = :root AND run > :after
-    AND status NOT IN ('done', 'failed', 'cancelled', 'rolled_back', 'exported') ORDER BY run LIMIT {PAGE}"""
-)
-_PARKED = Sql(
-    f"""SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND root = :root AND status IN ('waiting', 'paused', 'stuck')
-    ORDER BY run LIMIT {PAGE}""",
-    opens=RUN_CELLS,
-)
-_WHOLE = Sql(
-    f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND root = :root AND run > :after ORDER BY run LIMIT {PAGE}",
-    opens=RUN_CELLS,
+PAGE = 200
+
+
+def _family(where: str, order: str = "run") -> Sql:
+    text = f"""SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND root = :root AND {where}
+    ORDER BY {order} LIMIT {PAGE}"""
+    return Sql(text, opens=RUN_CELLS)
+
+
+WHOLE = _family("run > :edge")
+OPEN = _family(f"run > :edge AND status NOT IN {FINISHED}")
+PARKED = _family("run > :edge AND status IN ('waiting', 'paused', 'stuck')")
+# Due, or running somewhere: the youngest first.
+DUE = _family(
+    """run < :edge AND status IN ('queued', 'waiting', 'running') AND (status = 'running' OR wake_at <= {now})""",
+    "run DESC",
 )
 
 
-def due_in_family(tenant: int, root: int, before: int, now: int) -> Program[list[RunRow]]:
-    """Runs of a family that are due, or running somewhere, the youngest first: a page of those older than `before`."""
-    [found] = yield Batch(_DUE(tenant=tenant, root=root, before=before, now=now), last=True)
-    return [RunRow._make(row) for row in found]
-
-
-def open_in_family(tenant: int, root: int, after: int) -> Program[list[tuple[int, int | None]]]:
-    """Runs of a family that have not ended, each with its parent, the oldest first: a page of those after `after`."""
-    [found] = yield Batch(_OPEN(tenant=tenant, root=root, after=after), last=True)
-    return [(int(run), None if parent is None else int(parent)) for run, parent in found]
-
-
-def parked_in_family(tenant: int, root: int) -> Program[list[RunRow]]:
-    """Runs of a family that wait, are paused or stuck: the oldest, a page of them."""
-    [found] = yield Batch(_PARKED(tenant=tenant, root=root), last=True)
-    return [RunRow._make(row) for row in found]
-
-
-def whole_family(tenant: int, root: int, after: int) -> Program[list[RunRow]]:
-    """All runs of a family, the oldest first: a page of those after `after`."""
-    [found] = yield Batch(_WHOLE(tenant=tenant, root=root, after=after), last=True)
+def family(which: Sql, tenant: int, root: int, edge: int, now: int = 0) -> Program[list[RunRow]]:
+    """A page of the runs of a family, after the number `edge` (DUE: before it)."""
+    [found] = yield Batch(which(tenant=tenant, root=root, edge=edge, now=now), last=True)
     return [RunRow._make(row) for row in found]

@@ -6,6 +6,7 @@ that was taken for dead and comes back finds no row to write to. Time is the dat
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
@@ -19,12 +20,6 @@ OPEN = ("queued", "running", "waiting", "paused", "stuck")
 FINISHED = ("done", "failed", "cancelled", "rolled_back", "exported")
 STATUSES = (*OPEN, *FINISHED)
 TASK = "task:"  # the function of a run that stands for a task of an adapter (adapter_tasks.py) begins so
-COLUMNS = (
-    "run, id, function, version, input, incarnation, parent, parent_path, root, origin, origin_seq, "
-    "status, queue, priority, owner, fence, lease_until, wake_at, "
-    "wakeup_pending, request, "
-    "waiting, entries, digest, seq, since, created_at, changed_at, keep_until"
-)
 
 
 class RunRow(NamedTuple):
@@ -58,6 +53,9 @@ class RunRow(NamedTuple):
     created_at: int
     changed_at: int
     keep_until: int | None
+
+
+COLUMNS = ", ".join(RunRow._fields)
 
 
 class NewRun(NamedTuple):
@@ -103,45 +101,38 @@ LOCK_WITH_PARENT = Sql(
     ORDER BY run {for_update}"""
 )
 NOW = Sql(sqlite="SELECT :now", postgres="SELECT {now}")
-_NEW_COLUMNS = """tenant, run, id, function, version, input, incarnation, parent, parent_path, root, origin,
-        origin_seq, status, queue, priority, owner, fence, lease_until,
-        wake_at,
-        wakeup_pending, request, waiting, entries, digest, seq, since, created_at, changed_at, keep_until"""
-# One statement for PostgreSQL, so that starting a run is one round trip. A SELECT list wants to be told the types.
 _NOT_ARCHIVED = "NOT EXISTS (SELECT 1 FROM archived WHERE tenant = :tenant AND kind = 'run' AND name = :id)"
+# A SELECT list of PostgreSQL wants to be told the types.
+_NEW = f"""INSERT INTO run (tenant, {COLUMNS})
+    SELECT :tenant::bigint, number, :id::text, :function::text, :version::text, :input::bytea, :incarnation::bytea,
+        :parent::bigint, :parent_path::text, coalesce(:root::bigint, number), :origin::bigint, :origin_seq::bigint,
+        :status::text, :queue::text, :priority::bigint, :owner::text, :fence::bigint, {{now}} + :lease::bigint,
+        :wake_at::bigint, 0, NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL
+    FROM counted WHERE {_NOT_ARCHIVED} ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}"""
+
+
+def _untyped(text: str) -> str:
+    """A statement of PostgreSQL as SQLite has it."""
+    return re.sub(r"::\w+", "", text)
+
+
 _INSERT = Sql(
     sqlite=(
         # Nothing is written, and no commit made, if the run is there: the same line again, mostly.
         """UPDATE counter SET number = number + 1
         WHERE NOT EXISTS (SELECT 1 FROM run WHERE tenant = :tenant AND id = :id)""",
-        f"""INSERT INTO run ({_NEW_COLUMNS})
-        SELECT :tenant, number, :id, :function, :version, :input, :incarnation, :parent, :parent_path,
-            coalesce(:root, number), :origin, :origin_seq, :status,
-            :queue, :priority, :owner, :fence, {{now}} + :lease, :wake_at, 0, NULL, NULL, 0, 0, :origin_seq, 0, {{now}},
-            {{now}}, NULL FROM counter WHERE {_NOT_ARCHIVED}
-        ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}""",
+        _untyped(_NEW).replace("FROM counted", "FROM counter"),
     ),
-    postgres=f"""WITH n AS (SELECT nextval('number') AS number)
-        INSERT INTO run ({_NEW_COLUMNS})
-        SELECT :tenant::bigint, number, :id::text, :function::text, :version::text, :input::bytea, :incarnation::bytea,
-            :parent::bigint, :parent_path::text, coalesce(:root::bigint, number), :origin::bigint,
-            :origin_seq::bigint, :status::text,
-            :queue::text, :priority::bigint, :owner::text, :fence::bigint, {{now}} + :lease::bigint, :wake_at::bigint,
-            0, NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL FROM n WHERE {_NOT_ARCHIVED}
-        ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}""",
+    # One statement, so that starting a run is one round trip.
+    postgres=f"WITH counted AS (SELECT nextval('number') AS number) {_NEW}",
     seals={"input": INPUT},
     opens=RUN_CELLS,
 )
 # The arguments of a run that was made a moment ago: a random incarnation is used once.
-_ADD_ARGS = Sql(
-    """INSERT INTO run_value (tenant, run, kind, value) SELECT tenant, run, 'args', CAST(:args AS bytea) FROM run
+_NEW_ARGS = """INSERT INTO run_value (tenant, run, kind, value) SELECT tenant, run, 'args', :args::bytea FROM run
     WHERE tenant = :tenant AND id = :id AND incarnation = :incarnation
-    ON CONFLICT (tenant, run, kind) DO NOTHING""",
-    sqlite="""INSERT INTO run_value (tenant, run, kind, value) SELECT tenant, run, 'args', :args FROM run
-    WHERE tenant = :tenant AND id = :id AND incarnation = :incarnation
-    ON CONFLICT (tenant, run, kind) DO NOTHING""",
-    seals={"args": ARGS},
-)
+    ON CONFLICT (tenant, run, kind) DO NOTHING"""
+_ADD_ARGS = Sql(_NEW_ARGS, sqlite=_untyped(_NEW_ARGS), seals={"args": ARGS})
 ADD_VALUE = Sql(
     """INSERT INTO run_value (tenant, run, kind, value) VALUES (:tenant, :run, :kind, :value)
     ON CONFLICT (tenant, run, kind) DO UPDATE SET value = excluded.value""",
@@ -183,18 +174,11 @@ _APPEND = Sql(
         SELECT request FROM held""",
     seals={"body": JOURNAL},
 )
-_APPEND_MORE = Sql(
-    sqlite=f"{_ROW} tenant, run, :seq, :kind, :body {_HELD}",
-    postgres=f"{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea {_HELD}",
-    seals={"body": JOURNAL},
-)
+_MORE = f"{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea {_HELD}"
+_APPEND_MORE = Sql(_MORE, sqlite=_untyped(_MORE), seals={"body": JOURNAL})
 # The same as a transaction of its own. It writes nothing if an operator asks for something either: `_APPEND` says what.
-APPEND_ALONE = Sql(
-    sqlite=f"{_ROW} tenant, run, :seq, :kind, :body {_HELD} AND request IS NULL",
-    postgres=f"""{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea {_HELD} AND request IS NULL
-    {{for_share}}""",
-    seals={"body": JOURNAL},
-)
+_ALONE = f"{_MORE} AND request IS NULL {{for_share}}"
+APPEND_ALONE = Sql(_ALONE, sqlite=_untyped(_ALONE), seals={"body": JOURNAL})
 # What the journal adds up to, written when a run leaves its process: not with every step. Missing where a write ended
 # in doubt: then what the row says of an earlier part of the journal stands.
 SUM = """entries = coalesce(CAST(:entries AS bigint), entries), digest = coalesce(CAST(:digest AS bigint), digest),
