@@ -25,7 +25,6 @@ from perdure.values.hashing import chunk_digests, content_digest
 from perdure.values.pause import collector_pause
 
 _THIS = "tenant = :tenant AND tree = :tree AND id = :id"
-_COST_MAX = 1 << 60
 _RECOVERED_MAX = 32  # damaged keyframes in a row that are worth rebuilding
 
 # What is listed to be swept is gone: it may already have lost its base, though it was not removed yet.
@@ -37,17 +36,17 @@ _LIVE = Sql(
     opens=RECORD_CELLS,
     tolerant=True,
 )
-# Searches by values that are known are twice as fast in SQLite as one statement that joins them all.
 _WITH_SALT = Sql(
-    f"""SELECT {COLUMNS}, (SELECT b.salt FROM body b WHERE b.tenant = r.tenant AND b.id = r.body)
+    f"""SELECT {COLUMNS}, (SELECT b.salt FROM body b WHERE b.tenant = r.tenant AND b.id = r.body),
+        (SELECT p.hash FROM record p WHERE p.tenant = r.tenant AND p.tree = r.tree AND p.id = r.parent)
     FROM record r WHERE {_THIS} AND {NOT_SWEPT}""",
     opens={**RECORD_CELLS, len(Record._fields): SALT},
     tolerant=True,
 )
-_HASH = Sql(f"SELECT hash FROM record WHERE {_THIS}")
+_KEY = f"(SELECT key FROM record WHERE {_THIS})"
 _KEYFRAME = Sql(
-    """SELECT k.base, k.size, b.full_text FROM record k JOIN body b ON b.tenant = k.tenant AND b.id = k.body
-    WHERE k.tenant = :tenant AND k.tree = :tree AND k.id = :id""",
+    f"""SELECT k.base, k.size, b.full_text FROM record k JOIN body b ON b.tenant = k.tenant AND b.id = k.body
+    WHERE k.tenant = :tenant AND k.tree = :tree AND k.id = {_KEY}""",
     opens={2: FULL_TEXT},
     tolerant=True,
 )
@@ -59,17 +58,19 @@ _DIFF = Sql(
 # Ids grow along a chain, so the chain lies in a range of ids, which is three times faster to read than following the
 # pointers. Other branches may lie in that range too: the limit is what the chain can have at most, with some room.
 # Most often nothing of it is packed, and only its differences are wanted.
+_LIMIT = f"""(SELECT 64 + CASE WHEN cost > 0 THEN cost / {RECORD_COST_BYTES // 2} ELSE 0 END
+    FROM record WHERE {_THIS})"""
 _LOOSE = Sql(
-    """SELECT r.id, r.base, b.diff FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
-    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id <= :id AND r.id > :key ORDER BY r.id DESC LIMIT :limit""",
+    f"""SELECT r.id, r.base, b.diff FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id <= :id AND r.id > {_KEY} ORDER BY r.id DESC LIMIT {_LIMIT}""",
     opens={2: DIFF},
     tolerant=True,
 )
 _RANGE = Sql(
-    """SELECT r.id, r.base, r.keyframe, b.diff, r.body
+    f"""SELECT r.id, r.base, r.keyframe, b.diff, r.body
     FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body AND r.body > 0
-    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id <= :id AND r.id > :key AND r.body IS NOT NULL
-    ORDER BY r.id DESC LIMIT :limit""",
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id <= :id AND r.id > {_KEY} AND r.body IS NOT NULL
+    ORDER BY r.id DESC LIMIT {_LIMIT}""",
     opens={3: DIFF},
     tolerant=True,
 )
@@ -157,42 +158,28 @@ def read_live(tenant: int, tree: int, record: int) -> Program[Record | None]:
 
 
 def read_chain(tenant: int, tree: int, record: int) -> Program[Chain | None]:
-    """Everything that the state of a record is made of: its row, then the rest in one batch, unless other branches lie
-    in between; then the packs, if some of it is packed."""
-    this = {"tenant": tenant, "tree": tree}
-    [rows] = yield Batch(_WITH_SALT(**this, id=record))
+    """Everything that the state of a record is made of, in one batch, unless other branches lie in between or some of
+    it is packed."""
+    this = {"tenant": tenant, "tree": tree, "id": record}
+    rows, keyframes, links = yield Batch(_WITH_SALT(**this), _KEYFRAME(**this), _LOOSE(**this))
     row = one_row(rows)
     if row is None:
         return None
-    found, salt = record_of(row[:-1]), row[-1]
-    packed = found.body is not None and found.body < 0
-    batch = [_KEYFRAME(**this, id=found.key)]
-    if found.parent is not None:
-        batch.append(_HASH(**this, id=found.parent))
-    if not found.keyframe:
-        links = _RANGE if packed else _LOOSE
-        batch.append(links(**this, id=record, key=found.key, limit=_limit(found)))
-    keyframes, *rest = yield Batch(*batch)
+    found, salt, parent_hash = record_of(row[:-2]), row[-2], row[-1]
     key_base, key_size, full = one_row(keyframes) or (None, 0, None)
-    parent_hash = NO_HASH
-    if found.parent is not None:
-        (parent_hash,) = one_row(rest[0]) or (None,)
+    if found.parent is None:
+        parent_hash = NO_HASH
     way = _Way()
     if not found.keyframe:
-        way = _follow(rest[-1], found) if packed else _follow_loose(rest[-1], found)
-        if packed or way.start is not None:
-            way = yield from _read_packed_way(tenant, found, way)
-        if packed:
+        way = _follow_loose(links, found)
+        if way.start is not None:
+            way = yield from _read_packed_way(tenant, found)
+        if found.body is not None and found.body < 0:
             salt = _packed_salt(way)
     # A damaged row may hold anything: what is no blob is as good as lost.
     salt, full = (part if type(part) is bytes else None for part in (salt, full))
     stored = way.stored if way.start is None else None
     return Chain(found, parent_hash, salt or b"", way.ids, stored, key_base, key_size, full, way.packs)
-
-
-def _limit(record: Record) -> int:
-    """How many records a chain can have at most, with some room. A damaged cost must not overflow."""
-    return 64 + 2 * min(max(record.cost, 0), _COST_MAX) // RECORD_COST_BYTES
 
 
 class _Way(NamedTuple):
@@ -223,12 +210,11 @@ def _follow_loose(links: Rows, record: Record) -> _Way:
     return _Way([link for link, _ in found], [diff for _, diff in found], start)
 
 
-def _read_packed_way(tenant: int, record: Record, way: _Way) -> Generator[Batch, list[Rows], _Way]:
+def _read_packed_way(tenant: int, record: Record) -> Generator[Batch, list[Rows], _Way]:
     """The way where some are packed, as far as it is known, with its packs."""
     this = {"tenant": tenant, "tree": record.tree, "id": record.id}
-    if way.start is not None:
-        [links] = yield Batch(_RANGE(**this, key=record.key, limit=_limit(record)))
-        way = _follow(links, record)
+    [links] = yield Batch(_RANGE(**this))
+    way = _follow(links, record)
     if way.start is not None:
         [links] = yield Batch(_FOLLOW(**this))
         way = _follow(links, record)
