@@ -58,8 +58,8 @@ _DIFF = Sql(
 # Ids grow along a chain, so the chain lies in a range of ids, which is three times faster to read than following the
 # pointers. Other branches may lie in that range too: the limit is what the chain can have at most, with some room.
 # Most often nothing of it is packed, and only its differences are wanted.
-_LIMIT = f"""(SELECT 64 + CASE WHEN cost > 0 THEN cost / {RECORD_COST_BYTES // 2} ELSE 0 END
-    FROM record WHERE {_THIS})"""
+_LIMIT = f"""coalesce((SELECT 64 + CASE WHEN cost > 0 THEN cost / {RECORD_COST_BYTES // 2} ELSE 0 END
+    FROM record WHERE {_THIS}), 0)"""
 _LOOSE = Sql(
     f"""SELECT r.id, r.base, b.diff FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id <= :id AND r.id > {_KEY} ORDER BY r.id DESC LIMIT {_LIMIT}""",
