@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Files with tests that measure a time (a test checks this list): they run first, and alone.
-ALONE := tests/crash/test_processes.py tests/unit/test_house.py tests/unit/test_sqlite_driver_process.py
+ALONE := tests/crash/test_processes.py
 
 # Hundreds of child processes import what is here: compiled once, not in each of them.
 unexport PYTHONDONTWRITEBYTECODE

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 from databases import make_template, new_database
+from hypothesis import HealthCheck, settings
 from selection import left_to_soak
+from soak import SOAK
 
 from perdure.testing.postgres import PostgresServer
 
@@ -18,6 +20,16 @@ from perdure.testing.postgres import PostgresServer
 pytest.register_assert_rewrite(
     *(f"contract_{part}" for part in ("arranging", "history", "placing", "saving", "sharing", "values")), "harness"
 )
+
+# The same examples every time, whatever the machine's speed; a soak draws others.
+settings.register_profile(
+    "tests",
+    deadline=None,
+    derandomize=not SOAK,
+    max_examples=100 if SOAK else 40,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+settings.load_profile("tests")
 
 # A shell without job control starts what runs in the background with Ctrl-C ignored; tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

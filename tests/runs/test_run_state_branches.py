@@ -114,7 +114,7 @@ _values = st.recursive(
 _states = st.dictionaries(st.text("abc", max_size=2), _values, max_size=5)
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 @given(_states, _states)
 def test_a_patch_leads_exactly_to_what_was_there(before: dict[str, Any], after: dict[str, Any]) -> None:
     codec = Codec()

@@ -235,6 +235,7 @@ class PruningContract:
         thread = harness.thread()
         early = await harness.save_all(thread, growing(5))
         old = await harness.save(harness.thread(), {"old": 1}, parent=early[2])
+        await asyncio.sleep(0.002)
         late = await harness.save_all(thread, growing(10)[5:])
         await asyncio.sleep(0.002)  # ids tell milliseconds apart, and "recent" goes by them
         recent = await harness.save(harness.thread(), {"recent": 1}, parent=early[3])

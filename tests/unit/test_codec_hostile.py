@@ -86,7 +86,7 @@ def survives(text: bytes) -> None:
             pass
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(st.binary() | st.text().map(str.encode))
 def test_any_bytes_give_a_value_or_the_error(text: bytes) -> None:
     survives(text)
@@ -130,7 +130,7 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=examples(1000), deadline=None)
+@settings(max_examples=examples(1000))
 @given(anything)
 def test_any_json_with_any_tags_gives_a_value_or_the_error(tree: Any) -> None:
     survives(json.dumps(tree).replace(": ", ":").replace(", ", ",").encode())

@@ -388,7 +388,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(values)
 def test_any_value_comes_back(value: Any) -> None:
     back = again(value)
@@ -406,7 +406,6 @@ def repr_of(value: Any) -> str:
     return f"Base{value.title!r}{repr_of(value.steps)}" if type(value) is Base else repr(value)
 
 
-@settings(deadline=None)
 @given(st.sets(st.text() | st.integers() | st.tuples(st.integers())))
 def test_equal_sets_have_equal_texts(value: set[Any]) -> None:
     other: set[Any] = set()
@@ -415,7 +414,6 @@ def test_equal_sets_have_equal_texts(value: set[Any]) -> None:
     assert encode(value, CODEC) == encode(other, CODEC)
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text() | st.integers() | st.just("^k"), st.none()))
 def test_a_plain_dict_is_one_that_json_holds_as_it_is(value: dict[Any, None]) -> None:
     expected = all(

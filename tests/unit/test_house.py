@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
 import re
 import subprocess
 import sys
@@ -242,23 +241,10 @@ def test_the_makefile_names_the_files_with_tests_that_run_alone() -> None:
     assert set(re.findall(r"^ALONE := (.*)$", (root / "Makefile").read_text(), re.MULTILINE)[0].split()) == files
 
 
-@pytest.mark.alone
-def test_import_is_under_100_ms_and_brings_no_face_or_extra(tmp_path: Path) -> None:
-    """The best of up to forty fresh interpreters, with compiled files as an installation has them. CPU time: a machine
-    may have other work."""
-    names = ("psycopg", "rich", "numpy", "pydantic", "langgraph", "opentelemetry")
-    code = (
-        "import sys, time; start = time.process_time(); import perdure; print(time.process_time() - start);"
-        f"print([name for name in {names} if name in sys.modules])"
-    )
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
-    best = float("inf")
-    for _ in range(40):  # a shared machine has slow moments: what it takes is the least of many, and one is enough
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-        seconds, extras = done.stdout.splitlines()
-        assert extras == "[]"
-        best = min(best, float(seconds))
-        if best < 0.1:
-            break
-    assert best < 0.1
+def test_import_brings_hardly_anything() -> None:
+    """What takes time is imported when it is used. The time itself is a benchmark."""
+    code = "import sys; before = set(sys.modules); import perdure; print(*(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = done.stdout.split()
+    assert not {"apsw", "msgspec", "asyncio", "psycopg", "rich", "numpy", "pydantic", "langgraph"} & set(imported)
+    assert len(imported) < 50

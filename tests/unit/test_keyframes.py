@@ -149,7 +149,7 @@ def test_many_forks_of_one_checkpoint_do_not_each_write_a_keyframe_at_once() -> 
         assert log.written - before < 1_000
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32),
     start=st.integers(0, 1_000_000),

@@ -298,7 +298,7 @@ def any_messages(draw: st.DrawFn) -> Any:
     return message
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 @given(st.lists(any_messages(), min_size=1, max_size=4))
 def test_any_messages_come_back(many: list[Any]) -> None:
     text = encode({"messages": many}, CODEC)

@@ -164,7 +164,7 @@ hostile = st.recursive(
 )
 
 
-@settings(max_examples=examples(1000), deadline=None)
+@settings(max_examples=examples(1000))
 @given(hostile)
 def test_any_json_with_message_tags_gives_a_value_or_the_error(tree: Any) -> None:
     text = orjson.dumps([tree, {"^msg.human": tree}], option=orjson.OPT_PASSTHROUGH_SUBCLASS)

@@ -125,6 +125,6 @@ def test_a_silent_server_is_given_up_on(empty_postgres_url: str, monkeypatch: py
     read(driver, once(asleep))
     start = time.monotonic()
     with pytest.raises(Unavailable, match="no answer"):
-        read(driver, once(SLOW, seconds=3, last=False))
-    assert time.monotonic() - start < 2
+        read(driver, once(SLOW, seconds=60, last=False))
+    assert time.monotonic() - start < 30
     driver.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -63,38 +62,6 @@ def line(process: subprocess.Popen[str]) -> str:
 
 def end(process: subprocess.Popen[str]) -> str:
     return process.communicate()[0]
-
-
-HAMMER = """
-driver = SqliteDriver(sys.argv[1], durability="normal")
-print("ready", flush=True)
-sys.stdin.readline()
-count, longest, now = 0, 0.0, time.monotonic()
-stop = now + 1
-while now < stop:
-    driver.run(write(f"{os.getpid()}-{count}"))
-    count, before, now = count + 1, now, time.monotonic()
-    longest = max(longest, now - before)
-print(json.dumps([count, longest]), flush=True)
-driver.close()
-"""
-
-
-@pytest.mark.alone
-def test_processes_take_turns(tmp_path: Path) -> None:
-    processes = [start(HAMMER, tmp_path / "a.db") for _ in range(3)]
-    assert [line(process) for process in processes] == ["ready"] * 3
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    results = [json.loads(end(process)) for process in processes]
-    counts = [count for count, _ in results]
-    assert min(counts) * 4 >= max(counts)
-    assert max(longest for _, longest in results) < 1
-    driver = SqliteDriver(tmp_path / "a.db")
-    assert len(driver.run(Transaction(keys))) == sum(counts)
-    driver.close()
 
 
 HOLDER = """
