@@ -363,12 +363,15 @@ def test_ids_and_pending_writes_of_langgraph(
     scene.execute("UPDATE write SET value = ? WHERE id = ?", (b"\0\0\0\0\0zz", rows[0][0]))
     done = scene.repair()
     assert done.report.ok, done.report.problems
-    assert any("id points at it again" in mend.what for mend in done.mended)
+    assert any("an id was set aside" in mend.what for mend in done.mended)
     assert any("pending write" in mend.what for mend in done.mended)
     target = done.place if scene.is_file else url
     with PerdureSaver(scene.open(done) if not scene.is_file else target) as saver:
         for number, each in enumerate(kept):
             found = saver.get_tuple(each)
+            if number in (1, 2, 3):  # nothing points at another checkpoint than its own
+                assert found is None
+                continue
             assert found is not None
             assert found.checkpoint["channel_values"]["n"] == number
             assert [write[2] for write in found.pending_writes or ()] == ([] if number == 0 else [number + 1])

@@ -11,7 +11,7 @@ Without keys a store is not wrapped at all: then nothing of this costs anything.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from functools import partial
 from typing import Any
 
@@ -76,9 +76,9 @@ def _unused_cipher(tenant: int, name: str) -> Cipher:
     return Cipher(tenant, name, os.urandom(DATA_KEY_BYTES))
 
 
-def encrypted_program(cache: KeyCache, op: Callable[[], Program[Any]], write: bool, asked: Asked) -> Program[Any]:
-    """The same program, as the database sees it."""
-    program = op()
+def encrypted_program(cache: KeyCache, transaction: Transaction, asked: Asked) -> Program[Any]:
+    """The program of a transaction, as the database sees it."""
+    program, write = transaction.op(), transaction.write
     ciphers: dict[int, Cipher] = {}  # for the whole transaction
     answers: Any = None
     try:
@@ -105,7 +105,7 @@ def encrypted_program(cache: KeyCache, op: Callable[[], Program[Any]], write: bo
                 statements.append(encrypted(ciphers, statement) if statement.sql.encrypted else statement)
             answers = yield Batch(*statements, last=batch.last)
             answers = [
-                _decrypted(ciphers, statement, rows) if rows and statement.sql.opens else rows
+                _decrypted(ciphers, statement, rows, transaction.checks) if rows and statement.sql.opens else rows
                 for statement, rows in zip(statements, answers, strict=True)
             ]
     except StopIteration as stop:
@@ -126,7 +126,7 @@ def encrypted(ciphers: dict[int, Cipher], statement: Statement) -> Statement:
     return Statement(sql.bare, params)
 
 
-def _decrypted(ciphers: dict[int, Cipher], statement: Statement, rows: Rows) -> Rows:
+def _decrypted(ciphers: dict[int, Cipher], statement: Statement, rows: Rows, checks: bool) -> Rows:
     sql, params = statement
     table = [list(row) for row in rows]
     cipher = ciphers.get(params.get("tenant", -1))
@@ -150,7 +150,7 @@ def _decrypted(ciphers: dict[int, Cipher], statement: Statement, rows: Rows) -> 
                     raise
                 row[index] = UNREADABLE
             except NotEncrypted:
-                if sql.tolerant != "all":
+                if not (sql.tolerant == "all" or (sql.tolerant and checks)):
                     raise
                 row[index] = UNREADABLE
     return [tuple(row) for row in table]
@@ -215,7 +215,7 @@ class EncryptingDriver(WrappingDriver):
         self.keys.close()
 
     def _wrapped(self, transaction: Transaction, asked: Asked) -> Transaction:
-        wrapped = partial(encrypted_program, self.keys, transaction.op, transaction.write, asked)
+        wrapped = partial(encrypted_program, self.keys, transaction, asked)
         return Transaction(wrapped, transaction.write, transaction.solo, transaction.checks)
 
 

@@ -34,7 +34,7 @@ from perdure.log.pack_release import drop_packs, release
 from perdure.log.pins import refuse_pinned
 from perdure.log.reading import NOT_SWEPT, RECORD, Loaded, read_chain, read_state
 from perdure.log.records import Record, record_of
-from perdure.log.thread_table import ThreadRow, find_thread, no_thread, threads_in_tree
+from perdure.log.thread_table import NEXT_GENERATION, ThreadRow, find_thread, no_thread, threads_in_tree
 from perdure.storage.columns import DIFF, FULL_TEXT
 from perdure.storage.domains import domains
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, read, write
@@ -45,7 +45,6 @@ from perdure.values.dictionary import Dictionary
 _BATCH = 500
 _SWEPT_AT_ONCE = 200  # others can write in between
 
-_NEXT_GENERATION = Sql("UPDATE thread SET generation = generation + 1 WHERE tenant = :tenant AND tree = :tree")
 _DIFF = Sql("SELECT diff FROM body WHERE tenant = :tenant AND id = :body", opens={0: DIFF}, tolerant=True)
 _SET_DIFF = Sql(
     "UPDATE body SET diff = :diff WHERE tenant = :tenant AND id = :body",
@@ -275,7 +274,7 @@ def _move_heads(tree: Tree, row: ThreadRow, gone: set[int], unlabelled: set[int]
 
 
 def rearrange(tenant: int, tree: int, nodes: dict[int, Node], plan: Plan) -> Generator[Batch, list[Rows], None]:
-    yield Batch(_NEXT_GENERATION(tenant=tenant, tree=tree))
+    yield Batch(NEXT_GENERATION(tenant=tenant, tree=tree))
     gone = {*plan.remove, *plan.entomb}
     moved = {nodes[record].key for record in plan.rebase}
     changed, drops = yield from release(tenant, tree, nodes.values(), gone, moved)

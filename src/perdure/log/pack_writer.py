@@ -27,7 +27,7 @@ from perdure.log.packs import (
 )
 from perdure.log.reading import NOT_SWEPT, read_chain, read_state
 from perdure.log.records import SALT_BYTES
-from perdure.log.thread_table import MINUTE_US, threads_in_tree
+from perdure.log.thread_table import MINUTE_US, NEXT_GENERATION, threads_in_tree
 from perdure.storage.columns import DIFF, PACK, SALT
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, aside, read, write
 from perdure.values.delta import Decoder, Encoder, goes_on, pack_splices
@@ -58,7 +58,6 @@ _SALTS = Sql(
     opens={1: SALT, 2: DIFF},
 )
 _KEPT_DIFF = Sql("SELECT salt, diff FROM body WHERE tenant = :tenant AND id = :body", opens={0: SALT, 1: DIFF})
-_NEXT_GENERATION = Sql("UPDATE thread SET generation = generation + 1 WHERE tenant = :tenant AND tree = :tree")
 _INSERT = Sql(
     """INSERT INTO pack (tenant, tree, key, first, last, data)
     VALUES (:tenant, :tree, :key, :first, :last, :data) RETURNING pack""",
@@ -270,7 +269,7 @@ def _tell_writers(tenant: int, tree: int) -> Program[int]:
     threads = yield from threads_in_tree(tenant, tree, lock=True)
     if not threads:
         raise _Moved
-    yield Batch(_NEXT_GENERATION(tenant=tenant, tree=tree))
+    yield Batch(NEXT_GENERATION(tenant=tenant, tree=tree))
     return threads[0].generation + 1
 
 

@@ -1,49 +1,47 @@
 """Repair of the log: what a record's hash proves stays, everything else becomes a tombstone and goes to quarantine.
 
 Tree by tree, each in one transaction: a kill leaves a tree as it was or repaired, and a second repair changes nothing.
-A keyframe's full text is rebuilt from the difference that it kept; a keyframe whose difference is damaged stands by its
-full text. A record that its hash refutes loses its content; its row stays as a tombstone, so that the hashes of what
-follows hold, and what was built on it gets its full text. What points at records is `repair_pointers.py`'s.
+Every proved record of a damaged chain gets its full text, so that it stands without the others. A record that its hash
+refutes loses its content; its row stays as a tombstone, so that the hashes of what follows hold. A name for a record
+that is gone (label, pin, pending write) goes to quarantine and is never pointed at another record; a head moves back to
+the newest checkpoint that is left.
 
 Must never happen here: content stays that no hash proves, or a row is removed that is not in quarantine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Container, Generator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from perdure.errors import Damaged, NotEncrypted, Undecodable
-from perdure.log.gc import rearrange, sweep
-from perdure.log.gc_plan import Node, Plan, nodes_of
-from perdure.log.ids import ID_MAX
-from perdure.log.packs import PACK, salts_in
+from perdure.log.domain import TABLES
+from perdure.log.envelopes import id_of
+from perdure.log.gc import sweep
+from perdure.log.gc_plan import Node, line_of, nodes_of
+from perdure.log.ids import ID_MAX, show_id
+from perdure.log.labels import LABELLED_KIND
+from perdure.log.pending import writes_of
 from perdure.log.quarantine import set_aside
-from perdure.log.reading import NOT_SWEPT, read_state
+from perdure.log.reading import NOT_SWEPT, Loaded, read_chain, read_state
 from perdure.log.records import ERASED, NUMBER_MAX, R_COLUMNS, RECORD_CELLS, RECORD_SEALS, Record, record_of
-from perdure.log.repair_pointers import (
-    Notes,
-    drop_orphans,
-    find_lost_threads,
-    loads,
-    place_packs,
-    repair_heads,
-    repair_labels,
-    repair_thread_rows,
-    repair_writes,
-)
-from perdure.log.thread_table import threads_in_tree
-from perdure.log.verify import Findings, check_tree
-from perdure.storage.columns import DIFF, FULL_TEXT, SALT
+from perdure.log.repair_threads import Notes, find_lost_threads, is_id, repair_thread_rows
+from perdure.log.thread_table import NEXT_GENERATION, ThreadRow, threads_in_tree
+from perdure.log.verify import CANNOT_READ, check_tree
+from perdure.storage.columns import FULL_TEXT, SALT, WRITE
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, mend, read, write
-from perdure.values.compress import compress_full, decompress_full
+from perdure.values.compress import compress_full
+
+Step = Generator[Batch, list[Rows], Notes]
 
 _PAGE = 200
 _ROUNDS_MAX = 8
 _LEAST = -(1 << 63)  # before every number, also a damaged one
+_LOST = "its checkpoint is lost"
+
 _ROWS = Sql(
     f"""SELECT {R_COLUMNS} FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after AND {NOT_SWEPT}
     ORDER BY r.id LIMIT :limit""",
@@ -55,25 +53,26 @@ _SET_ROW = Sql(
     WHERE tenant = :tenant AND tree = :tree AND id = :id""",
     seals=RECORD_SEALS,
 )
-_BODIES = Sql(
-    f"""SELECT r.id, b.id, b.salt, b.diff, b.full_text FROM record r
-    JOIN body b ON b.tenant = r.tenant AND b.id = r.body
-    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after AND {NOT_SWEPT} ORDER BY r.id LIMIT :limit""",
-    opens={2: SALT, 3: DIFF, 4: FULL_TEXT},
-    tolerant="all",
+_ALONE = "base = NULL, keyframe = 1, key = :id, cost = 0"
+_THIS = "tenant = :tenant AND tree = :tree AND record.id = :id"
+_STAND_ALONE = Sql(
+    sqlite=(
+        "UPDATE body SET diff = NULL, full_text = :full_text WHERE tenant = :tenant AND id = :body",
+        f"UPDATE record SET {_ALONE} WHERE {_THIS}",
+    ),
+    postgres=f"""WITH b AS (UPDATE body SET diff = NULL, full_text = :full_text WHERE tenant = :tenant AND id = :body)
+        UPDATE record SET {_ALONE} WHERE {_THIS}""",
+    seals={"full_text": FULL_TEXT},
 )
-_SET_BODY = Sql(
-    "UPDATE body SET salt = :salt, diff = :diff, full_text = :full_text WHERE tenant = :tenant AND id = :body",
-    seals={"salt": SALT, "diff": DIFF, "full_text": FULL_TEXT},
-)
-_FULL = Sql("SELECT full_text FROM body WHERE tenant = :tenant AND id = :body", opens={0: FULL_TEXT}, tolerant="all")
-_SET_FULL = Sql(
-    "UPDATE body SET full_text = :full_text WHERE tenant = :tenant AND id = :body", seals={"full_text": FULL_TEXT}
-)
-_DROP_DIFF = Sql("UPDATE body SET diff = NULL WHERE tenant = :tenant AND id = :body")
-_TO_KEYFRAME = Sql(
-    """UPDATE record SET keyframe = 1, key = id, cost = 0, base = CASE WHEN :linked = 1 THEN base END
-    WHERE tenant = :tenant AND tree = :tree AND id = :id"""
+_LEAVE_PACK = Sql(
+    sqlite=(
+        "INSERT INTO body (tenant, salt, full_text) VALUES (:tenant, :salt, :full_text)",
+        f"UPDATE record SET body = last_insert_rowid(), {_ALONE} WHERE {_THIS}",
+    ),
+    postgres=f"""WITH b AS (
+        INSERT INTO body (tenant, salt, full_text) VALUES (:tenant, :salt, :full_text) RETURNING id)
+        UPDATE record SET body = b.id, {_ALONE} FROM b WHERE {_THIS}""",
+    seals={"salt": SALT, "full_text": FULL_TEXT},
 )
 # The history continues behind it, as behind an erased one.
 _TO_TOMBSTONE = Sql(
@@ -81,18 +80,64 @@ _TO_TOMBSTONE = Sql(
         size = 0, cost = 0, parent = CASE WHEN parent >= 0 AND parent < id THEN parent END
     WHERE tenant = :tenant AND tree = :tree AND id = :id"""
 )
-_SHARING = Sql("SELECT id FROM record WHERE tenant = :tenant AND body = :body LIMIT 2")
-_HAS_BODY = Sql("SELECT 1 FROM body WHERE tenant = :tenant AND id = :body")
-_MEMBERS = Sql(
-    "SELECT tree, count(*) FROM record WHERE tenant = :tenant AND body = :body GROUP BY tree ORDER BY 2 DESC, 1"
-)
-_PLACE = Sql("SELECT first, last FROM pack WHERE tenant = :tenant AND pack = :pack")
 _TREES = Sql(
     "SELECT tree FROM thread WHERE tenant = :tenant AND tree > :after GROUP BY tree ORDER BY tree LIMIT :limit"
 )
-_SEALED = Sql("SELECT 1 FROM tenant_key WHERE tenant = :tenant LIMIT 1")
 _UNKNOWN = "NOT EXISTS (SELECT 1 FROM tenant t WHERE t.tenant = o.tenant)"
 _ADD_TENANT = Sql("INSERT INTO tenant (tenant, name) VALUES (:number, :name) ON CONFLICT DO NOTHING")
+_HASH = Sql("SELECT hash FROM record WHERE tenant = :tenant AND tree = :tree AND id = :id")
+_BY_HASH = Sql(
+    f"""SELECT id FROM record r WHERE tenant = :tenant AND tree = :tree AND hash = :hash AND body IS NOT NULL
+    AND {NOT_SWEPT}"""
+)
+# The newest of a thread's own line: what has an id in another namespace is not part of it.
+_NEWEST = Sql(
+    f"""SELECT r.id FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.thread = :thread
+    AND r.body IS NOT NULL AND {NOT_SWEPT} AND NOT EXISTS (SELECT 1 FROM label l WHERE l.tenant = r.tenant
+        AND l.thread = r.thread AND l.record = r.id AND l.space <> 0)
+    ORDER BY r.id DESC LIMIT 1"""
+)
+_SET_HEAD = Sql("UPDATE thread SET head = :head, head_hash = :hash WHERE tenant = :tenant AND thread = :thread")
+_LABELS = Sql("SELECT thread, space, id, record FROM label WHERE tenant = :tenant AND thread = :thread")
+_SPACES = Sql("SELECT name, space, head FROM space WHERE tenant = :tenant AND thread = :thread")
+_SET_SPACE = Sql(
+    """UPDATE space SET head = (SELECT max(l.record) FROM label l WHERE l.tenant = :tenant AND l.thread = :thread
+        AND l.space = :space)
+    WHERE tenant = :tenant AND thread = :thread AND name = :name"""
+)
+_PINS = Sql("SELECT name, record FROM pin WHERE tenant = :tenant AND thread = :thread")
+_WRITES = Sql(
+    """SELECT id, task, idx, key, path, base, value, space FROM write
+    WHERE tenant = :tenant AND thread = :thread ORDER BY space, id, task, idx""",
+    opens={6: WRITE.at(7, 0, 1, 2, 3, 4, 5)},
+    tolerant="all",
+)
+_PLACE_PACKS = Sql(
+    """UPDATE pack SET tree = m.tree, key = m.key, first = m.first, last = m.last FROM (
+        SELECT body, min(tree) AS tree, max(key) AS key, min(id) AS first, max(id) AS last
+        FROM record WHERE tenant = :tenant AND body < 0 GROUP BY body) AS m
+    WHERE pack.tenant = :tenant AND m.body = -pack.pack
+        AND (pack.tree <> m.tree OR pack.key <> m.key OR pack.first <> m.first OR pack.last <> m.last)
+    RETURNING pack.pack"""
+)
+_ORPHANS = {
+    "body": Sql(
+        """SELECT id FROM body WHERE tenant = :tenant
+        EXCEPT SELECT body FROM record WHERE tenant = :tenant LIMIT :limit"""
+    ),
+    "pack": Sql(
+        """SELECT pack FROM pack WHERE tenant = :tenant
+        EXCEPT SELECT -body FROM record WHERE tenant = :tenant AND body < 0 LIMIT :limit"""
+    ),
+    **{
+        table.name: Sql(
+            f"SELECT {', '.join(table.key)} FROM {table.name} o WHERE tenant = :tenant AND NOT EXISTS"
+            " (SELECT 1 FROM thread t WHERE t.tenant = o.tenant AND t.thread = o.thread) LIMIT :limit"
+        )
+        for table in TABLES
+        if "thread" in table.key and table.name != "thread"
+    },
+}
 
 
 @dataclass
@@ -128,22 +173,23 @@ def repair_unknown_tenants() -> Program[RepairReport]:
     return report
 
 
-def repair_log(tenant: int, *, rows_lost: bool, progress: Progress | None = None) -> Flow[RepairReport]:
-    """Repair all threads of a tenant. `rows_lost`: the database itself was damaged, so that rows may be missing."""
+def repair_log(tenant: int, progress: Progress | None = None) -> Flow[RepairReport]:
+    """Repair all threads of a tenant."""
     report = RepairReport()
     report.repaired += yield from repair_thread_rows(tenant)
     found, lost = yield from write(partial(find_lost_threads, tenant), solo=True)
     report.add(RepairReport(found, lost))
+    report.repaired += yield from _set_orphans_aside(tenant)  # a damaged number would be continued by new ones
     tree, done = _LEAST, 0
     while trees := (yield from read(partial(_page, tenant, tree))):
         for at, tree in enumerate(trees):
-            report.add((yield from _repair_if_damaged(tenant, tree, rows_lost or bool(found))))
+            report.add((yield from _repair_if_damaged(tenant, tree)))
             done += 1
             if progress is not None:
                 progress(done, done + len(trees) - at - 1)
     yield from sweep(tenant)
-    report.repaired += yield from write(partial(place_packs, tenant))
-    report.repaired += yield from drop_orphans(tenant)
+    report.repaired += yield from write(partial(_place_packs, tenant))
+    report.repaired += yield from _set_orphans_aside(tenant)
     return report
 
 
@@ -152,45 +198,75 @@ def _page(tenant: int, after: int) -> Program[list[int]]:
     return [tree for (tree,) in rows]
 
 
-def _repair_if_damaged(tenant: int, tree: int, rows_lost: bool) -> Flow[RepairReport]:
+def _place_packs(tenant: int) -> Program[Notes]:
+    """The records of a pack tell where it belongs."""
+    [rows] = yield Batch(_PLACE_PACKS(tenant=tenant))
+    return [("(store)", None, f"{len(rows)} packs are where their checkpoints look for them again")] if rows else []
+
+
+def _set_orphans_aside(tenant: int) -> Flow[Notes]:
+    """Bodies and packs that no record has, and rows of threads that are gone, go to quarantine."""
+    notes: Notes = []
+    for table in _ORPHANS:
+        removed = 0
+        while some := (yield from write(partial(_set_some_aside, tenant, table))):
+            removed += some
+        if removed:
+            notes.append(("(store)", None, f"{removed} rows of {table} that belong to nothing were set aside"))
+    return notes
+
+
+def _set_some_aside(tenant: int, table: str) -> Program[int]:
+    [rows] = yield Batch(_ORPHANS[table](tenant=tenant, limit=_PAGE))
+    for row in rows:
+        yield from set_aside(tenant, table, row, "it belongs to nothing", drop=True)
+    return len(rows)
+
+
+def _repair_if_damaged(tenant: int, tree: int) -> Flow[RepairReport]:
     try:
         findings = yield from check(partial(check_tree, tenant, tree))
-        sound = not findings.problems and not rows_lost
+        sound = not findings.problems
     except (Damaged, NotEncrypted):
         sound = False
-    return RepairReport() if sound else (yield from mend(partial(repair_tree, tenant, tree, rows_lost)))
+    return RepairReport() if sound else (yield from mend(partial(repair_tree, tenant, tree)))
 
 
-def repair_tree(tenant: int, tree: int, rows_lost: bool) -> Program[RepairReport]:
+def repair_tree(tenant: int, tree: int) -> Program[RepairReport]:
     """Repair one tree."""
     threads = yield from threads_in_tree(tenant, tree, lock=True)
     names = {thread.thread: thread.name for thread in threads}
     report = RepairReport()
-    # Labels that cannot be read stand in the way of checking the rest.
-    report.repaired += yield from repair_labels(tenant, tree, threads, relabel=False)
     yield from _repair_rows(tenant, tree, names, report)
-    if (yield Batch(_SEALED(tenant=tenant)))[0]:
-        yield from _empty_unopened(tenant, tree)
+    # Labels that cannot be read stand in the way of checking the rest.
+    report.repaired += yield from _repair_labels(tenant, tree, threads)
     for _ in range(_ROUNDS_MAX):
         findings = yield from check_tree(tenant, tree)
-        wrong = sorted({record for _, record, _ in findings.problems if record is not None})
-        if not wrong:
+        about = {record: (name, what) for name, record, what in reversed(findings.problems) if record is not None}
+        if not about:
             break
-        yield from _prove_or_tombstone(tenant, tree, wrong, findings, report)
-        report.repaired += yield from repair_heads(tenant, tree, threads)
+        wrong = {record: about[record] for record in findings.damaged}
+        if wrong:
+            yield from _prove_or_tombstone(tenant, tree, wrong, report)
+        report.repaired += yield from _repair_heads(tenant, tree, threads)
         threads = yield from threads_in_tree(tenant, tree)
-        report.repaired += yield from repair_writes(tenant, tree, threads)
-        report.repaired += yield from repair_labels(tenant, tree, threads, relabel=rows_lost)
+        report.repaired += yield from _repair_writes(tenant, tree, threads)
+        report.repaired += yield from _repair_labels(tenant, tree, threads)
     else:
         raise Damaged(
             f"the tree of thread {next(iter(names.values()), tree)!r} could not be repaired; please report it"
         )
-    if rows_lost:
-        report.repaired += yield from repair_writes(tenant, tree, threads)
-        report.repaired += yield from repair_labels(tenant, tree, threads, relabel=True)
     lost = {record for _, record, _ in report.lost if record is not None}
     report.repaired = list(dict.fromkeys(one for one in report.repaired if one[1] not in lost or "head" in one[2]))
     return report
+
+
+def _load(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], Loaded | None]:
+    """A record's state, if its hash holds."""
+    try:
+        return (yield from read_state(tenant, tree, record))
+    except CANNOT_READ:
+        return None
 
 
 # --- rows
@@ -224,142 +300,165 @@ def _repair_rows(
 def _readable(row: tuple[Any, ...]) -> Record | None:
     """A damaged row with a plain value in every column that is none. None: it cannot be told which record it was."""
     found = Record._make(row)
-    if type(found.id) is not int or not 0 <= found.id <= ID_MAX or type(found.hash) is not bytes:
+    if not is_id(found.id) or type(found.hash) is not bytes:
         return None
-    plain: dict[str, Any] = {
-        "thread": found.tree,
-        "key": found.id,
-        "kind": "",
-        "at": 0,
-        "step": 0,
-        "size": 0,
-        "cost": 0,
-    }
-    plain |= {"keyframe": 0, "parent": None, "base": None, "note": None, "metadata": None, "body": None}
-    for name, value in plain.items():
-        given = getattr(found, name)
+    plain: dict[str, Any] = {"thread": found.tree, "key": found.id, "kind": ""}
+    plain |= dict.fromkeys(("parent", "base", "note", "metadata", "body"))
+    for name, given in found._asdict().items():
+        if name in ("tree", "id", "hash"):
+            continue
         texts = name in ("kind", "note", "metadata")
         fits = type(given) is str if texts else type(given) is int and (name == "body" or 0 <= given <= NUMBER_MAX)
         if not fits:
-            found = found._replace(**{name: value})
+            found = found._replace(**{name: plain.get(name, 0)})
     try:
         return record_of(found)
     except Damaged:
         return None
 
 
-def _empty_unopened(tenant: int, tree: int) -> Generator[Batch, list[Rows], None]:
-    """Empty the cells of an encrypted store that do not open, or were never encrypted: a reader then finds them damaged
-    and is not refused."""
-    after = -1
-    while True:
-        [rows] = yield Batch(_BODIES(tenant=tenant, tree=tree, after=after, limit=_PAGE))
-        for number, body, *cells in rows:
-            after = number
-            if all(cell is None or type(cell) is bytes for cell in cells):
-                continue
-            yield from set_aside(tenant, "body", (body,), "it does not open with the key", drop=False)
-            salt, diff, full = (cell if type(cell) is bytes else None for cell in cells)
-            yield Batch(_SET_BODY(tenant=tenant, body=body, salt=salt or b"", diff=diff, full_text=full))
-        if len(rows) < _PAGE:
-            return
-
-
 # --- states
 
 
 def _prove_or_tombstone(
-    tenant: int, tree: int, wrong: list[int], findings: Findings, report: RepairReport
+    tenant: int, tree: int, wrong: dict[int, tuple[str, str]], report: RepairReport
 ) -> Generator[Batch, list[Rows], None]:
-    about = {record: (name, what) for name, record, what in reversed(findings.problems) if record is not None}
     nodes = yield from nodes_of(tenant, tree)
     lost: list[int] = []
-    for number in wrong:
+    for number in sorted(wrong):
         if number not in nodes or nodes[number].body is None:
             continue
-        repaired = yield from _prove(tenant, tree, number)
-        if repaired is None:
-            lost.append(number)
-        elif repaired:
-            report.repaired.append((about[number][0], number, repaired))
-    strays: list[int] = []
-    for number in lost:
-        strays += [number] if (yield from _has_body_of_another(tenant, tree, nodes[number])) else []
-    for number in strays or lost:  # without the strays, others may be read again
-        name, what = about[number]
-        yield from _keep(tenant, tree, nodes[number], what)
+        name, what = wrong[number]
+        if (yield from _load(tenant, tree, number)) is not None:
+            report.repaired.append((name, number, f"it was rebuilt, and stands by its full text: {what}"))
+            continue
+        lost.append(number)
         report.lost.append((name, number, what))
         parent = nodes[number].parent
         if parent is not None and 0 <= parent <= ID_MAX and parent not in nodes:
             report.lost.append((name, parent, "its row is gone"))
-    if not strays:
-        yield from _entomb(tenant, tree, nodes, lost)
-    for number in strays or lost:
+    yield Batch(NEXT_GENERATION(tenant=tenant, tree=tree))
+    for number in _to_rebuild(nodes, wrong.keys(), set(lost)):
+        yield from _stand_alone(tenant, tree, number)
+    for number in lost:
+        yield from set_aside(tenant, "record", (tree, number), wrong[number][1], drop=False)
         yield Batch(_TO_TOMBSTONE(tenant=tenant, tree=tree, id=number))
 
 
-def _prove(tenant: int, tree: int, number: int) -> Generator[Batch, list[Rows], str | None]:
-    """Rebuild what is damaged of a record that its hash proves. What was done ("": nothing); None: it is not proved."""
-    if not (yield from loads(tenant, tree, number)):
-        return None
-    loaded = yield from read_state(tenant, tree, number)
-    if loaded is None or not loaded.record.keyframe or (loaded.record.body or 0) < 0:
-        return ""
-    this = {"tenant": tenant, "body": loaded.record.body}
-    [rows] = yield Batch(_FULL(**this))
-    if _is_text(rows[0][0] if rows else None, loaded.data):
-        yield Batch(_DROP_DIFF(**this), _TO_KEYFRAME(tenant=tenant, tree=tree, id=number, linked=0))
-        return "its difference is damaged: it stands by its full text"
-    yield Batch(
-        _SET_FULL(**this, full_text=compress_full(loaded.data)),
-        _TO_KEYFRAME(tenant=tenant, tree=tree, id=number, linked=1),
-    )
-    return "its full text was rebuilt from the keyframe before it"
+def _to_rebuild(nodes: dict[int, Node], wrong: Container[int], lost: set[int]) -> list[int]:
+    """The records that need a full text: those in which something is wrong, and all that stand in a chain with one that
+    is lost or leaves it. Newest first: what is still to be read has not been moved yet."""
+    chains = {nodes[number].key for number in lost}
+    chains |= {node.key for node in nodes.values() if node.base in lost or (not node.keyframe and node.id in wrong)}
+
+    def leans(node: Node) -> bool:
+        base = nodes.get(node.base) if node.base is not None else None
+        missing = node.base is not None and (base is None or base.body is None)
+        return node.id in wrong or node.key in chains or missing or (base is not None and base.key in chains)
+
+    live = (node for node in nodes.values() if node.body is not None and node.id not in lost)
+    return sorted((node.id for node in live if leans(node)), reverse=True)
 
 
-def _is_text(full: object, text: bytes) -> bool:
-    try:
-        return type(full) is bytes and decompress_full(full, len(text)) == text
-    except Undecodable:
-        return False
+def _stand_alone(tenant: int, tree: int, number: int) -> Generator[Batch, list[Rows], None]:
+    """Give a record its full text, so that it needs no other."""
+    chain = yield from read_chain(tenant, tree, number)
+    loaded = yield from _load(tenant, tree, number)
+    if chain is None or loaded is None or loaded.record.body is None:
+        return  # the next round finds it lost
+    body, full = loaded.record.body, compress_full(loaded.data)
+    this = {"tenant": tenant, "tree": tree, "id": number, "full_text": full}
+    yield Batch(_STAND_ALONE(**this, body=body) if body > 0 else _LEAVE_PACK(**this, salt=chain.salt))
 
 
-def _has_body_of_another(tenant: int, tree: int, node: Node) -> Generator[Batch, list[Rows], bool]:
-    """Whether a record points at a body that is another's, or at none: then nothing must be removed there."""
-    body = node.body
-    assert body is not None
-    if body >= 0:
-        sharing, rows = yield Batch(_SHARING(tenant=tenant, body=body), _HAS_BODY(tenant=tenant, body=body))
-        return len(sharing) > 1 or not rows
-    members, packs, places = yield Batch(
-        _MEMBERS(tenant=tenant, body=body), PACK(tenant=tenant, pack=-body), _PLACE(tenant=tenant, pack=-body)
-    )
-    if members[0][0] != tree:
-        return True
-    try:
-        if not packs or type(packs[0][1]) is not bytes:
-            return False
-        first, last = places[0]
-        return len(salts_in(packs[0][1])) < sum(count for _, count in members) and not first <= node.id <= last
-    except Undecodable:
-        return False
+# --- what points at records
 
 
-def _keep(tenant: int, tree: int, node: Node, reason: str) -> Generator[Batch, list[Rows], None]:
-    yield from set_aside(tenant, "record", (tree, node.id), reason, drop=False)
-    if node.body is not None:
-        table, key = ("pack", -node.body) if node.body < 0 else ("body", node.body)
-        yield from set_aside(tenant, table, (key,), f"of a checkpoint that is lost: {reason}", drop=False)
-
-
-def _entomb(tenant: int, tree: int, nodes: dict[int, Node], lost: list[int]) -> Generator[Batch, list[Rows], None]:
-    """Remove the bodies of lost records. What was built on one gets its full text, or stands by the one it has."""
-    gone = set(lost)
-    plan = Plan(entomb=lost)
-    for node in nodes.values():
-        if node.body is None or node.id in gone or node.base is None:
+def _repair_heads(tenant: int, tree: int, threads: list[ThreadRow]) -> Step:
+    """Give every thread whose head is gone, or is not the one that was saved last, the newest that is left."""
+    notes: Notes = []
+    nodes = yield from nodes_of(tenant, tree)
+    for thread in threads:
+        if thread.head is None and thread.head_hash is None:
+            continue  # it waits for its first record
+        there = thread.head in nodes and nodes[thread.head].body is not None
+        hashes, named, newest = yield Batch(
+            _HASH(tenant=tenant, tree=tree, id=thread.head),
+            _BY_HASH(tenant=tenant, tree=tree, hash=thread.head_hash),
+            _NEWEST(tenant=tenant, tree=tree, thread=thread.thread),
+        )
+        if there and hashes[0][0] == thread.head_hash:
             continue
-        if node.base in gone or node.base not in nodes or nodes[node.base].body is None:
-            (plan.unlink if node.keyframe else plan.rebase).append(node.id)
-    if lost or plan.rebase or plan.unlink:
-        yield from rearrange(tenant, tree, nodes, plan)
+        line = [*line_of(nodes, thread.head), *(row[0] for row in newest), *line_of(nodes, thread.origin)]
+        head, what = (line[0] if line else None), "the newest checkpoint that is left is its head now"
+        if named:
+            head, what = named[0][0], "the head points again at the checkpoint that was saved last"
+        elif there:
+            head, what = thread.head, "the hash of the head was written again"
+        elif head is None:
+            what = "nothing is left of it"
+        was = show_id(thread.head) if thread.head else "unknown"
+        [found] = yield Batch(_HASH(tenant=tenant, tree=tree, id=-1 if head is None else head))
+        yield from set_aside(tenant, "thread", (thread.thread,), "its head was damaged or is lost", drop=False)
+        yield Batch(_SET_HEAD(tenant=tenant, thread=thread.thread, head=head, hash=found[0][0] if found else None))
+        notes.append((thread.name, head, f"{what}; its head was {was}"))
+    return notes
+
+
+def _repair_labels(tenant: int, tree: int, threads: list[ThreadRow]) -> Step:
+    """Set aside labels and pins that point at nothing or at another's checkpoint, and set the heads of namespaces."""
+    notes: Notes = []
+    nodes = yield from nodes_of(tenant, tree)
+    live = {node.id for node in nodes.values() if node.body is not None}
+    for thread in threads:
+        this = {"tenant": tenant, "thread": thread.thread}
+        labels, pins = yield Batch(_LABELS(**this), _PINS(**this))
+        for row in labels:
+            reason = yield from _wrong_label(tenant, tree, row)
+            if reason:
+                yield from set_aside(tenant, "label", row[:3], reason, drop=True)
+                notes.append((thread.name, row[3] if is_id(row[3]) else None, f"an id was set aside: {reason}"))
+        [spaces] = yield Batch(_SPACES(**this))
+        for name, space, head in spaces:
+            if head is not None and head not in live:
+                yield Batch(_SET_SPACE(**this, space=space, name=name))
+                notes.append((thread.name, None, f"namespace {name!r} continues from the newest that is left"))
+        for name, record in pins:
+            if record not in live:
+                yield from set_aside(tenant, "pin", (thread.thread, name), _LOST, drop=True)
+                notes.append((thread.name, record, f"pin {name!r} was set aside: its checkpoint is lost"))
+    return notes
+
+
+def _wrong_label(tenant: int, tree: int, row: tuple[Any, ...]) -> Generator[Batch, list[Rows], str]:
+    if tuple(map(type, row)) != (int, int, bytes, int) or not is_id(row[3]):
+        return "its row is damaged"
+    try:
+        loaded = yield from read_state(tenant, tree, row[3])
+        if loaded is None:
+            return _LOST
+        mine = loaded.record.kind != LABELLED_KIND or id_of(loaded.data) == row[2]
+        return "" if mine else "it is another checkpoint's"
+    except CANNOT_READ as problem:
+        return str(problem)
+
+
+def _repair_writes(tenant: int, tree: int, threads: list[ThreadRow]) -> Step:
+    """Set aside pending writes that cannot be read."""
+    notes: Notes = []
+    for thread in threads:
+        [rows] = yield Batch(_WRITES(tenant=tenant, thread=thread.thread))
+        texts: dict[int, bytes] = {}
+        for *row, space in rows:
+            base = row[5]
+            if type(base) is int and base not in texts:
+                texts.clear()  # one at a time: a text may be long
+                loaded = yield from _load(tenant, tree, base)
+                texts |= {base: loaded.data} if loaded is not None else {}
+            try:
+                writes_of([tuple(row)], texts)
+            except (Damaged, Undecodable) as problem:
+                key = (thread.thread, space, row[0], row[1], row[2])
+                yield from set_aside(tenant, "write", key, str(problem), drop=True)
+                notes.append((thread.name, None, f"a pending write was set aside: {problem}"))
+    return notes

@@ -63,6 +63,8 @@ _SET_METADATA = Sql(
     "UPDATE thread SET metadata = :metadata WHERE tenant = :tenant AND thread = :thread",
     seals={"metadata": THREAD_METADATA},
 )
+# Tells writers that bases have moved.
+NEXT_GENERATION = Sql("UPDATE thread SET generation = generation + 1 WHERE tenant = :tenant AND tree = :tree")
 _DROP_TAGS = Sql("DELETE FROM tag WHERE tenant = :tenant AND thread = :thread")
 _ADD_TAG = Sql(
     "INSERT INTO tag (tenant, key, value, thread) VALUES (:tenant, :key, :value, :thread)", seals={"value": TAG}

@@ -12,7 +12,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from perdure.errors import Damaged, Undecodable
+from perdure.errors import Damaged, NotEncrypted, Undecodable
 from perdure.log.envelopes import id_of
 from perdure.log.labels import LABELLED_KIND, LabelRow, labels_in_tree
 from perdure.log.packs import PACK, Packs
@@ -34,6 +34,7 @@ from perdure.values.delta import Decoder, apply_splices
 from perdure.values.dictionary import Dictionary
 from perdure.values.hashing import digest
 
+CANNOT_READ = (Damaged, Undecodable, NotEncrypted)
 _PAGE = 200
 _PLACES_MAX = 4  # bases kept in memory; other branches' are read again
 
@@ -78,6 +79,7 @@ class Findings:
     threads: int = 0
     records: int = 0
     problems: list[tuple[str, int | None, str]] = field(default_factory=list)
+    damaged: set[int] = field(default_factory=set)  # records whose content is wrong, not only what points at them
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ class _Walk:
     def wrong(self, record: Record, what: str) -> None:
         name = self.names.get(record.thread, f"(deleted thread {record.thread})")
         self.findings.problems.append((name, record.id, what))
+        self.findings.damaged.add(record.id)
 
     def keep(self, record: int, place: _Place) -> None:
         self.places[record] = place
@@ -134,7 +137,7 @@ def verify_tenant(tenant: int, progress: Progress | None = None) -> Flow[list[Fi
     for done, tree in enumerate(trees):
         try:
             findings.append((yield from verify_tree(tenant, tree)))
-        except (Damaged, Undecodable) as error:
+        except CANNOT_READ as error:
             findings.append(Findings(problems=[("(store)", None, str(error))]))
         if progress is not None:
             progress(done + 1, len(trees))
@@ -256,7 +259,7 @@ def _check(
     if record.body < 0:
         try:
             salt, diff = yield from _unpacked(walk, record)
-        except (Undecodable, Damaged) as problem:
+        except CANNOT_READ as problem:
             walk.wrong(record, str(problem))
             return
     if salt is None:
@@ -283,14 +286,17 @@ def _check(
 
 def _check_label(walk: _Walk, record: Record, label: LabelRow, data: bytes) -> Generator[Batch, list[Rows], None]:
     """Whether an id points at the record that has it, and what is pending on it can be read."""
+    problem = ""
     try:
         if record.kind == LABELLED_KIND and id_of(data) != label.id:
-            walk.wrong(record, "an id points at it that is another checkpoint's")
+            problem = "an id points at it that is another checkpoint's"
         [rows] = yield Batch(select_writes(walk.tenant, label.thread, label.space, label.id))
         bases = yield from odd_bases(walk.tenant, walk.tree, rows, [record.id])
         writes_of(rows, {record.id: data, **bases})
-    except (Damaged, Undecodable) as error:
-        walk.wrong(record, str(error))
+    except CANNOT_READ as error:
+        problem = str(error)
+    if problem:
+        walk.findings.problems.append((walk.names[label.thread], record.id, problem))
 
 
 def _unpacked(walk: _Walk, record: Record) -> Generator[Batch, list[Rows], tuple[bytes, bytes]]:
@@ -349,7 +355,7 @@ def _apply(walk: _Walk, record: Record, diff: bytes) -> Generator[Batch, list[Ro
         walk.keep(record.base, _Place(place.data, None))
         walk.keep(record.id, _Place(data, None if record.keyframe else place.decoder))
         return data
-    except (Undecodable, Damaged):
+    except CANNOT_READ:
         return None
 
 

@@ -114,7 +114,7 @@ def _repair_sqlite(
     lost_rows = _quarantine_file(target)
     with working_copy(path, target, _timeout(options)) as part:
         physical = mend_file(part.part, progress)
-        repaired = _mend(str(part.part), options, allowed, lost_rows, physical.rebuilt, progress, origin=str(path))
+        repaired = _mend(str(part.part), options, allowed, lost_rows, progress, origin=str(path))
         repaired = _with_physical(repaired, physical.mended, physical.lost)
         if not repaired.changed:
             return replace(repaired, place=str(path))
@@ -128,13 +128,13 @@ def _in_place(path: Path, progress: Progress | None, options: dict[str, Any], al
 
     lost_rows = _quarantine_file(path)
     if is_whole(path, _timeout(options)):
-        done = _mend(str(path), options, allowed, lost_rows, False, progress)
+        done = _mend(str(path), options, allowed, lost_rows, progress)
         return replace(done, in_place=True, place=str(path))
     answers: list[Repaired] = []
 
     def mend(work: Path) -> None:
         physical = mend_file(work, progress)
-        repaired = _mend(str(work), options, allowed, lost_rows, physical.rebuilt, progress)
+        repaired = _mend(str(work), options, allowed, lost_rows, progress)
         answers.append(_with_physical(repaired, physical.mended, physical.lost))
 
     kept = replace_content(path, _timeout(options), mend)
@@ -173,7 +173,7 @@ def _repair_postgres(
 
     here = target_of(url, options)
     if in_place:
-        done = _mend(url, options, allowed, _quarantine_file(Path(here.schema)), False, progress)
+        done = _mend(url, options, allowed, _quarantine_file(Path(here.schema)), progress)
         return replace(done, in_place=True, place=f'schema "{here.schema}" of {here}')
     new = str(to) if to is not None else f"{here.schema}_repair_{datetime.now(UTC):%Y%m%d%H%M%S}"
     target_of(url, options, new)  # a name that is none is refused before anything is made
@@ -182,7 +182,7 @@ def _repair_postgres(
     try:
         lost_rows = _quarantine_file(Path(new))
         inside = {**options, "schema": new}
-        repaired = _mend(url, inside, allowed, lost_rows, False, progress, origin=f'schema "{here.schema}" of {here}')
+        repaired = _mend(url, inside, allowed, lost_rows, progress, origin=f'schema "{here.schema}" of {here}')
     finally:
         if repaired is None or dry_run or not repaired.changed:
             drop_schema(url, options, new)
@@ -205,7 +205,6 @@ def _mend(
     options: dict[str, Any],
     allowed: Allowed,
     lost_rows: Path,
-    rows_lost: bool,
     progress: Progress | None,
     *,
     origin: str | None = None,
@@ -229,7 +228,7 @@ def _mend(
             tenant = drive(driver, read(partial(find_tenant, name)))
             if tenant is None:
                 continue
-            log = drive(driver, repair_log(tenant, rows_lost=rows_lost, progress=progress))
+            log = drive(driver, repair_log(tenant, progress))
             mended += _notes(name, log.repaired)
             lost += _notes(name, log.lost)
             runs = drive(driver, repair_runs(tenant, progress))

@@ -11,7 +11,7 @@ from functools import partial
 import orjson
 
 from perdure.log.quarantine import set_aside
-from perdure.log.repair_pointers import Notes
+from perdure.log.repair_threads import Notes
 from perdure.runs.journal.rows import FINISHED, NEVER
 from perdure.runs.maintenance.verify import PARTS, bad_blobs, check_run, page_of_runs
 from perdure.storage.columns import WAITING
