@@ -38,7 +38,7 @@ from perdure.runs.execution import hooks
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.hooks import Point
 from perdure.runs.journal import rows
-from perdure.storage.postgres import pool as postgres_pool
+from perdure.storage.postgres import connection as postgres_connection
 from perdure.storage.program import Driver, Transaction
 from perdure.storage.urls import open_driver
 from perdure.testing.postgres import PostgresServer
@@ -224,7 +224,7 @@ def test_a_network_that_comes_back_costs_nothing(
     proxied: tuple[WireProxy, perdure.Store, perdure.Store], tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a body gave is written down when the network is back, by the same owner; late arrivals are not doubled."""
-    monkeypatch.setattr(postgres_pool, "GRACE_S", 0.1)
+    monkeypatch.setattr(postgres_connection, "GRACE_S", 0.1)
     proxy, behind, direct = proxied
     behind._lease_us = 3_600_000_000
     run = direct.start(errand, str(tmp_path), id="a")

@@ -176,7 +176,7 @@ LINES_MAX = {
     # durable functions
     "runs": 13_270,
     # drivers, migrations, the object store
-    "storage": 5_650,
+    "storage": 5_125,
     # the drill, a pretend airline, a real PostgreSQL
     "testing": 1_465,
     # thread handles, retention, autosave

@@ -261,17 +261,6 @@ def test_an_exhausted_pool_is_busy(postgres_url: str) -> None:
 
     with pytest.raises(Busy, match="pool_size"):
         read(driver, nested)
-
-    async def two() -> None:
-        slow = driver.arun(Transaction(once(Sql("SELECT pg_sleep(0.09)"))))
-        first = asyncio.ensure_future(slow)
-        waiting = [asyncio.ensure_future(driver.arun(Transaction(once(SLOW, seconds=0.09)))) for _ in range(3)]
-        await first
-        with pytest.raises(Busy, match="pool_size"):
-            await asyncio.gather(*waiting)
-        await asyncio.gather(*waiting, return_exceptions=True)
-
-    asyncio.run(two())
     driver.close()
 
 
@@ -312,7 +301,6 @@ def test_one_driver_serves_one_loop_after_another_without_warnings(driver: Postg
             gc.collect()
     assert count(driver) == 80
     asyncio.run(puts(1000))
-    assert len(driver._loop_pools) <= 1
 
 
 async def test_a_blocking_call_on_the_loop_does_not_deadlock(driver: PostgresDriver) -> None:
@@ -325,7 +313,7 @@ async def test_a_blocking_call_on_the_loop_does_not_deadlock(driver: PostgresDri
 async def test_cancelling_a_waiter_leaves_the_pool_whole(postgres_url: str) -> None:
     driver = make_driver(postgres_url, pool_size=2)
     for _ in range(3):
-        tasks = [asyncio.create_task(driver.arun(Transaction(once(SLOW, seconds=5)))) for _ in range(5)]
+        tasks = [asyncio.create_task(driver.arun(Transaction(once(SLOW, seconds=0.3)))) for _ in range(5)]
         await asyncio.sleep(0.05)
         for task in tasks:
             task.cancel()

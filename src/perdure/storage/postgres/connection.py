@@ -1,19 +1,20 @@
 """One connection to PostgreSQL, spoken to in pipelines: statements out, one Sync, results in.
 
-Works on libpq's own calls as psycopg exposes them (`psycopg.pq`), not on cursors: the same state machine
-serves blocking and async callers, and a batch is one write and one wait.
+Works on libpq's own calls as psycopg exposes them (`psycopg.pq`), not on cursors: a batch is one write and one wait.
 
 Parameters are sent without a declared type: PostgreSQL takes it from the context, the same for every value,
 so one text is one prepared statement and an ambiguous statement fails in its first test, not on the first
 NULL in production (write `CAST(:name AS bigint)` where it cannot tell). Bytes go and come in binary; rows
 come in binary.
 
-Must never happen here: waiting, retrying, or deciding what an error means for the caller.
+Must never happen here: retrying, or deciding what an error means for the caller.
 """
 
 from __future__ import annotations
 
 import re
+import select
+import time
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
@@ -29,6 +30,8 @@ from perdure.storage.program import Rows, Sql, Statement
 # More distinct texts than this are not a program's own but made up on the fly; they go unprepared, so that
 # neither the cache here nor the server's memory grows without bound.
 PREPARED_MAX = 512
+# On top of the server's own timeouts, which answer first unless the server or the network hangs.
+GRACE_S = 5.0
 
 _TEXT, _BINARY = pq.Format.TEXT, pq.Format.BINARY
 _OK, _TUPLES = pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK
@@ -100,63 +103,82 @@ class ServerTimeout(ConnectionLost):
 
 
 class PipelinedConnection:
-    """A connection in pipeline mode. `send` starts an exchange, `receive` ends it, `take` gives its rows."""
+    """A connection in pipeline mode."""
 
-    def __init__(self, connection: psycopg.BaseConnection[Any], statements: Statements) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], statements: Statements, timeout_s: float) -> None:
         self._connection = connection
         self.pgconn = connection.pgconn
         self.pgconn.enter_pipeline_mode()
-        self.fileno = self.pgconn.socket
-        # An exchange is under way: the connection cannot be used for anything else until its Sync was
-        # answered.
-        self.pending = False
-        # The exchange under way commits a write: if its answer is lost, nobody knows.
+        # An exchange is under way: the connection cannot be used for anything else until its Sync was answered.
+        self._pending = False
+        # The exchange under way commits a write: if its answer is lost, the outcome is unknown.
         self.decisive = False
-        self.statements_sent = 0
         self._statements = statements
+        self._timeout_s = timeout_s
         self._prepared: set[bytes] = set()
         self._preparing: set[bytes] = set()  # by the exchange under way: a batch may repeat a statement
         self._transformer = Transformer()
         self._expected: list[bytes | bool] = []
         self._results: list[Any] = []
-        self._told: dict[str, Any] = {}  # whose rows the running transaction is about
+        self._tenant: dict[str, Any] = {}  # what the running transaction was told of its tenant
 
     @property
     def reusable(self) -> bool:
         """Nothing under way, no transaction open, still connected."""
-        return not self.pending and self.pgconn.transaction_status == _IDLE
+        return not self._pending and self.pgconn.transaction_status == _IDLE
 
-    def send(
+    @property
+    def is_quiet(self) -> bool:
+        """Whether an idle connection can be used: nothing to read, so that the server has not closed it."""
+        poll = select.poll()
+        poll.register(self.pgconn.socket, select.POLLIN)
+        return not poll.poll(0)
+
+    def exchange(
         self,
         statements: Sequence[Statement],
         *,
         begin: bytes | None = None,
         end: bytes | None = None,
         decisive: bool = False,
-    ) -> None:
-        """Hand everything to libpq with one Sync at its end. Whoever waits must flush."""
+    ) -> list[Any]:
+        """Send statements with one Sync at their end, and wait. The result of each. Raises the first error."""
+        self.decisive = False
         asides: set[int] = set()
         if self._statements.tenancy is not None:
             if self.pgconn.transaction_status == _IDLE:
-                self._told = {}
-            statements, asides = self._statements.tenancy.told(statements, self._told)
-        encoded = [(self._statements.compiled(sql), params) for sql, params in statements]
-        ready = [(compiled, *encode(compiled.names, params)) for compiled, params in encoded]
-        pgconn, self._expected, self._results = self.pgconn, [], []
+                self._tenant = {}
+            statements, asides = self._statements.tenancy.told(statements, self._tenant)
+        compiled = [(self._statements.compiled(sql), params) for sql, params in statements]
+        ready = [(each, *encode(each.names, params)) for each, params in compiled]
+        self._expected, self._results = [], []
         self._preparing.clear()
-        self.pending, self.decisive, self.statements_sent = True, decisive, len(ready)
+        self._pending, self.decisive = True, decisive
         try:
             if begin is not None:
                 self._control(begin)
-            for index, (compiled, values, formats) in enumerate(ready):
-                self._statement(compiled, values, formats)
+            for index, (each, values, formats) in enumerate(ready):
+                self._statement(each, values, formats)
                 if index in asides:
                     self._expected[-1] = False
             if end is not None:
                 self._control(end)
-            pgconn.pipeline_sync()
+            self.pgconn.pipeline_sync()
+            # The server's timeout counts per statement.
+            self._wait(self._timeout_s * max(1, len(ready)) + GRACE_S)
         except psycopg.OperationalError as error:
-            raise ConnectionLost(str(error)) from error
+            raise self._lost(error) from error
+        return self._take()
+
+    def rows(self, result: Any) -> Rows:
+        """The rows of one result; empty for a statement that gives none."""
+        if result.status != _TUPLES:
+            return []
+        self._transformer.set_pgresult(result)
+        return self._transformer.load_rows(0, result.ntuples, tuple)
+
+    def close(self) -> None:
+        self.pgconn.finish()
 
     def _control(self, command: bytes) -> None:
         self.pgconn.send_query_params(command, None)
@@ -174,80 +196,68 @@ class PipelinedConnection:
             self.pgconn.send_query_prepared(name, values, formats, _BINARY)
         self._expected.append(True)
 
-    def flush(self) -> bool:
-        """Write what the socket takes. True if something is left."""
-        try:
-            return self.pgconn.flush() != 0
-        except psycopg.OperationalError as error:
-            raise self._lost(error) from error
+    def _wait(self, patience_s: float) -> None:
+        """Block until the exchange under way is answered."""
+        deadline = time.monotonic() + patience_s
+        pgconn, poll = self.pgconn, select.poll()
+        writing = pgconn.flush() != 0
+        poll.register(pgconn.socket, select.POLLIN | (select.POLLOUT if writing else 0))
+        while True:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise ServerTimeout(f"no answer within {patience_s:g} s")
+            events = poll.poll(left_s * 1000)
+            if writing:
+                writing = pgconn.flush() != 0
+                if not writing:
+                    poll.modify(pgconn.socket, select.POLLIN)
+            if any(event & ~select.POLLOUT for _, event in events) and self._receive():
+                return
 
-    def receive(self) -> bool:
-        """Read what has arrived once the socket is readable. True when the exchange is answered in full."""
+    def _receive(self) -> bool:
+        """Read what has arrived. True when the exchange is answered in full."""
         pgconn = self.pgconn
-        try:
-            pgconn.consume_input()
+        pgconn.consume_input()
+        nothing = 0
+        while not pgconn.is_busy():
+            result = pgconn.get_result()
+            if result is None:
+                # One stands between two commands; two mean that nothing more will come.
+                nothing += 1
+                if nothing > 1:
+                    raise psycopg.OperationalError("the connection was closed")
+                continue
             nothing = 0
-            while not pgconn.is_busy():
-                result = pgconn.get_result()
-                if result is None:
-                    # One stands between two commands; two mean that nothing more will come.
-                    nothing += 1
-                    if nothing > 1:
-                        raise psycopg.OperationalError("the connection was closed")
-                    continue
-                nothing = 0
-                if result.status == _SYNC:
-                    self.pending = False
-                    return True
-                self._results.append(result)
-        except psycopg.OperationalError as error:
-            raise self._lost(error) from error
+            if result.status == _SYNC:
+                self._pending = False
+                return True
+            self._results.append(result)
         return False
 
     def _lost(self, error: psycopg.Error) -> ConnectionLost:
         """The reason that the server gave before it hung up says more than that it did."""
         for result in self._results:
             if result.status == _ERROR:
-                told = errors.error_from_result(result)
-                if told.sqlstate:
-                    return ConnectionLost(told.diag.message_primary or str(told))
+                found = errors.error_from_result(result)
+                if found.sqlstate:
+                    return ConnectionLost(found.diag.message_primary or str(found))
         return ConnectionLost(str(error).strip())
 
-    def take(self) -> list[Rows]:
-        """The rows of each statement. Raises the first error of the exchange."""
-        return [self.rows(result) for result in self.take_results()]
-
-    def take_counts(self) -> list[int]:
-        """How many rows each statement has changed. Raises the first error of the exchange."""
-        return [result.command_tuples or 0 for result in self.take_results()]
-
-    def take_results(self) -> list[Any]:
-        """What the server said of each statement. Raises the first error of the exchange."""
+    def _take(self) -> list[Any]:
         answers: list[Any] = []
         failed = None
         for index, result in enumerate(self._results):
             kind = self._expected[index] if index < len(self._expected) else False
-            status = result.status
-            if status == _ERROR:
+            if result.status == _ERROR:
                 failed = failed or result
             elif kind is True:
                 answers.append(result)
-            elif kind is not False and status == _OK:
+            elif kind is not False and result.status == _OK:
                 self._prepared.add(kind)
         self._results = []
         if failed is not None:
             raise errors.error_from_result(failed)
         return answers
-
-    def rows(self, result: Any) -> Rows:
-        """The rows of one result; empty for a statement that gives none."""
-        if result.status != _TUPLES:
-            return []
-        self._transformer.set_pgresult(result)
-        return self._transformer.load_rows(0, result.ntuples, tuple)
-
-    def close(self) -> None:
-        self.pgconn.finish()
 
 
 def encode(names: tuple[str, ...], params: dict[str, Any]) -> tuple[list[Any], list[int]]:

@@ -1,4 +1,4 @@
-"""The PostgreSQL driver: one transaction per program, blocking or async, in as few round trips as it allows.
+"""The PostgreSQL driver: one transaction per program, in as few round trips as it allows.
 
 A batch is one pipeline. A program whose only batch is `last` is one round trip: all statements up to the one
 Sync are one transaction of PostgreSQL's own, without BEGIN and COMMIT (reads of several statements get them,
@@ -11,21 +11,18 @@ Writes run READ COMMITTED, reads READ ONLY REPEATABLE READ. What is run again an
     connection lost before COMMIT        again, once, on a fresh connection
     connection lost after COMMIT went    never: OutcomeUnknown, and the caller looks the record up
 
-How to run it behind PgBouncer in transaction mode: see `opening.py`. The logic below is one generator
-that yields what it waits for; `run` and `arun` only differ in how they wait.
+Blocking callers work on their own thread, tasks have a thread of the driver do it (`group_commit.py`). How to run it
+behind PgBouncer in transaction mode: see `opening.py`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
-import threading
 import time
-import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from perdure.errors import ForkedProcess, OpenError, StoreClosed, UsageError
 from perdure.storage.program import (
@@ -49,17 +46,10 @@ from perdure.storage import metrics
 from perdure.storage.notifications import Notifications
 from perdure.storage.postgres import errors as meaning
 from perdure.storage.postgres.connection import ConnectionLost, PipelinedConnection, ServerTimeout, Statements
-from perdure.storage.postgres.gather import Again
+from perdure.storage.postgres.group_commit import Again, GroupCommit
 from perdure.storage.postgres.notifications import PostgresNotifications
-from perdure.storage.postgres.opening import (
-    AsyncConnection,
-    Connection,
-    Durability,
-    first_connection,
-    parsed,
-    prepare_store,
-)
-from perdure.storage.postgres.pool import BlockingPool, LoopConnection, LoopPool, wait
+from perdure.storage.postgres.opening import Connection, Durability, first_connection, parsed, prepare_store
+from perdure.storage.postgres.pool import ConnectionPool
 from perdure.storage.postgres.tenants import tenancy_of
 from perdure.storage.row_hashes import check_rows
 
@@ -68,8 +58,6 @@ _BEGIN_WRITE = b"BEGIN ISOLATION LEVEL READ COMMITTED"
 _ATTEMPTS_MAX = 12
 
 Hook = Callable[[str], None]
-# What an attempt waits for: None is a line, a number is that many seconds, a line is the answer on it.
-Wanted: TypeAlias = PipelinedConnection | float | None
 
 
 def backoff_s(attempt: int, chance: Callable[[], float] = random.random) -> float:
@@ -97,14 +85,10 @@ class PostgresDriver:
             raise UsageError(f"pool_size must be at least 1, not {pool_size}")
         self._target = parsed(url, schema=schema, timeout_s=timeout_s, durability=durability)
         self._timeout_s = timeout_s
-        self._pool_size = pool_size
         self._hook = hook
         self._pid = os.getpid()
         self._closed = False
         self._statements = Statements(prepare=prepare)
-        self._loop_pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopPool]
-        self._loop_pools = weakref.WeakKeyDictionary()
-        self._loop_pools_lock = threading.Lock()
         connection, self._startup_options = first_connection(self._target)
         try:
             self.store_id = prepare_store(connection, self._target, create=create, pooled=not self._startup_options)
@@ -114,8 +98,9 @@ class PostgresDriver:
             if isinstance(error, psycopg.Error):
                 raise meaning.translated(error, self._target, timeout_s) from error
             raise
-        self._pool = BlockingPool(self._connect, size=pool_size, timeout_s=timeout_s)
-        self._pool.add(PipelinedConnection(connection, self._statements))
+        self._pool = ConnectionPool(self._connect, size=pool_size, timeout_s=timeout_s)
+        self._pool.add(PipelinedConnection(connection, self._statements, timeout_s))
+        self._group = GroupCommit(self._pool, pool_size, partial(meaning.unknown, target=self._target))
 
     def __repr__(self) -> str:
         return f"PostgresDriver({self._target})"
@@ -130,124 +115,68 @@ class PostgresDriver:
 
     def run(self, transaction: Transaction) -> Any:
         """Run a program in one transaction."""
-        return self._drive(self._attempts(partial(self._attempt, transaction), write=transaction.write))
+        return self._run(transaction)
+
+    def _run(self, transaction: Transaction) -> Any:
+        return self._attempts(partial(self._transact, transaction), write=transaction.write)
 
     async def arun(self, transaction: Transaction) -> Any:
-        """`run`, awaited: concurrent writes of one batch share an exchange (`gather.py`)."""
-        steps = self._attempts(partial(self._attempt, transaction), write=transaction.write)
-        if not transaction.write or transaction.solo or self._hook is not None:
-            return await self._adrive(steps)
+        """`run`, awaited: concurrent writes of one batch share an exchange."""
         self._check()
-        gatherer = self._loop_pool().gatherer
-        if not gatherer.idle:
+        if transaction.write and not transaction.solo and self._gathers:
             program = transaction.op()
             step = _next(program, None)
             if not isinstance(step, Batch):
                 return _result(step)
             if step.last:
                 try:
-                    return _result(_next(program, _checked(step, await gatherer.run(step.statements))))
+                    return _result(_next(program, _checked(step, await self._group.run(step.statements))))
                 except Again:
                     pass  # from the start, alone
             program.close()
-        with gatherer.alone():
-            return await self._adrive(steps)
+        return await self._group.alone(partial(self._run, transaction), write=transaction.write)
 
     def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
         """Run statements in one round trip, which is one transaction (see `Driver`)."""
-        return bool(self._drive(self._attempts(partial(self._append, statements, counts), write=True)))
+        return _matches(counts, self._attempts(partial(self._append, statements), write=True))
 
     async def aappend(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
-        """`append`, awaited: concurrent ones share an exchange (`gather.py`)."""
+        """`append`, awaited: concurrent ones share an exchange."""
         self._check()
-        gatherer = self._loop_pool().gatherer
-        if self._hook is None and not gatherer.idle:
+        if self._gathers:
             try:
-                return _matches(counts, await gatherer.append(statements))
+                return _matches(counts, await self._group.append(statements))
             except Again:
                 pass  # alone
-        with gatherer.alone():
-            return bool(await self._adrive(self._attempts(partial(self._append, statements, counts), write=True)))
+        work = partial(self._attempts, partial(self._append, statements), write=True)
+        return _matches(counts, await self._group.alone(work, write=True))
 
     def maintain(self, kind: Maintenance, table: str = "") -> str:
         """Vacuum a table and take the planner's samples of it anew, which hold values in the clear. `scrub_full`
         rewrites the table, which locks it meanwhile. Space is reclaimed by the server itself."""
-        if not table:
-            return ""
-        vacuum = Sql(f"VACUUM ({'FULL, ' if kind == 'scrub_full' else ''}ANALYZE) {table}")
-        return str(self._drive(self._attempts(partial(self._vacuum, vacuum), write=True)))
+        if table:
+            vacuum = Sql(f"VACUUM ({'FULL, ' if kind == 'scrub_full' else ''}ANALYZE) {table}")
+            self._attempts(partial(self._append, [vacuum()], decisive=False), write=True)
+        return ""
 
-    def _drive(self, steps: Generator[Wanted, Any, Any]) -> Any:
+    def listen(self) -> Notifications:
+        """Hear that a run is due, on a connection of its own."""
         self._check()
-        pool = self._pool
-        line: PipelinedConnection | None = None
-        try:
-            wanted = next(steps)
-            while True:
-                try:
-                    answer: PipelinedConnection | None = None
-                    if wanted is None:
-                        if line is not None:
-                            held, line = line, None
-                            pool.release(held)
-                        answer = line = pool.acquire()
-                    elif isinstance(wanted, PipelinedConnection):
-                        wait(wanted, self._timeout_s)
-                    else:
-                        time.sleep(wanted)
-                except BaseException as error:
-                    wanted = steps.throw(error)
-                else:
-                    wanted = steps.send(answer)
-        except StopIteration as stop:
-            return stop.value
-        finally:
-            if line is not None:
-                pool.release(line)
-
-    async def _adrive(self, steps: Generator[Wanted, Any, Any]) -> Any:
-        self._check()
-        pool = self._loop_pool()
-        held: LoopConnection | None = None
-        try:
-            wanted = next(steps)
-            while True:
-                try:
-                    answer: PipelinedConnection | None = None
-                    if wanted is None:
-                        if held is not None:
-                            kept, held = held, None
-                            pool.release(kept)
-                        held = pool.acquire_now() or await pool.acquire()
-                        answer = held.line
-                    elif held is not None and wanted is held.line:
-                        await held.wait(self._timeout_s)
-                    else:
-                        await asyncio.sleep(float(wanted))  # type: ignore[arg-type]
-                except BaseException as error:
-                    wanted = steps.throw(error)
-                else:
-                    wanted = steps.send(answer)
-        except StopIteration as stop:
-            return stop.value
-        finally:
-            if held is not None:
-                pool.release(held)
+        return PostgresNotifications(self._connect_plain, self._target)
 
     def close(self) -> None:
         """Close every connection. Operations under way finish; later ones raise StoreClosed."""
         self._closed = True
-        if os.getpid() != self._pid:
-            return  # the sockets are the parent's: closing them here would end its sessions
-        self._pool.close()
-        with self._loop_pools_lock:
-            pools = list(self._loop_pools.values())
-            self._loop_pools.clear()
-        for pool in pools:
-            pool.close_from_anywhere()
+        if os.getpid() == self._pid:  # in a forked child the sockets are the parent's
+            self._pool.close()
+            self._group.close()
 
     async def aclose(self) -> None:
         self.close()
+
+    @property
+    def _gathers(self) -> bool:
+        return self._hook is None and not self._group.idle
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
@@ -255,31 +184,26 @@ class PostgresDriver:
         if self._closed:
             raise StoreClosed("the store was closed")
 
-    def listen(self) -> Notifications:
-        """Hear that a run is due, on a connection of its own."""
-        self._check()
-        return PostgresNotifications(self._connect_plain, self._target)
-
     # One operation, until it succeeds or fails for good.
 
-    def _attempts(
-        self, work: Callable[[PipelinedConnection], Generator[Wanted, Any, Any]], *, write: bool
-    ) -> Generator[Wanted, Any, Any]:
-        losses = 0
+    def _attempts(self, work: Callable[[PipelinedConnection], Any], *, write: bool) -> Any:
+        lost = False
         for attempt in range(_ATTEMPTS_MAX):
+            self._check()
             line: PipelinedConnection | None = None
             try:
-                line = yield None
-                if (sink := metrics.sink) is not None and write:
-                    return (yield from _timed(sink, work(line)))
-                return (yield from work(line))
+                with self._pool.connection() as line:
+                    began_s = time.perf_counter()
+                    answer = work(line)
+                if write and (sink := metrics.sink) is not None:
+                    sink.record(metrics.COMMIT, time.perf_counter() - began_s, "postgresql")
+                return answer
             except ConnectionLost as error:
                 if line is not None and line.decisive:
                     raise meaning.unknown(str(error), self._target) from error
-                losses += 1
-                if losses > 1 or isinstance(error, ServerTimeout):
+                if lost or isinstance(error, ServerTimeout):
                     raise meaning.lost(str(error), self._target) from error
-                reason = "lost"
+                lost, reason = True, "lost"
             except psycopg.Error as error:
                 if line is None:
                     raise meaning.not_connected(error, self._target) from error
@@ -288,38 +212,8 @@ class PostgresDriver:
                 reason = "conflict" if error.sqlstate in meaning.RETRIED else "plan"
             if (sink := metrics.sink) is not None:
                 sink.record(metrics.RETRIES, 1, "postgresql", reason)
-            yield backoff_s(attempt)
+            time.sleep(backoff_s(attempt))
         raise AssertionError("the last attempt returns or raises")
-
-    def _append(
-        self, statements: Sequence[Statement], counts: Sequence[int | None], line: PipelinedConnection
-    ) -> Generator[Wanted, Any, bool]:
-        hook = self._hook
-        if hook is not None:
-            hook("statement:0")
-        line.send(statements, decisive=True)
-        yield line
-        changed = line.take_counts()
-        if hook is not None:
-            hook("committed")
-        return _matches(counts, changed)
-
-    def _attempt(self, transaction: Transaction, line: PipelinedConnection) -> Generator[Wanted, Any, Any]:
-        if self._hook is None:
-            return self._transact(line, transaction)
-        return self._stepwise(line, transaction, self._hook)
-
-    def _vacuum(self, vacuum: Sql, line: PipelinedConnection) -> Generator[Wanted, Any, str]:
-        """What PostgreSQL refuses to do inside a transaction."""
-        hook = self._hook
-        if hook is not None:
-            hook("statement:0")
-        line.send([vacuum()])
-        yield line
-        line.take()
-        if hook is not None:
-            hook("committed")
-        return ""
 
     def _worth_another(self, error: psycopg.Error, attempt: int) -> bool:
         """Whether the statement, which was rolled back, may succeed if the operation is run again."""
@@ -336,107 +230,67 @@ class PostgresDriver:
             return True
         return False
 
-    def _transact(self, line: PipelinedConnection, transaction: Transaction) -> Generator[Wanted, Any, Any]:
+    def _append(
+        self, statements: Sequence[Statement], line: PipelinedConnection, *, decisive: bool = True
+    ) -> Sequence[int]:
+        """How many rows each statement changed."""
+        hook = self._hook
+        if hook is not None:
+            hook("statement:0")
+        changed = [result.command_tuples or 0 for result in line.exchange(statements, decisive=decisive)]
+        if hook is not None:
+            hook("committed")
+        return changed
+
+    def _transact(self, transaction: Transaction, line: PipelinedConnection) -> Any:
         """One attempt, in as few round trips as the program's batches allow."""
-        program, write = transaction.op(), transaction.write
-        first = True
+        program, write, hook = transaction.op(), transaction.write, self._hook
+        begin: bytes | None = _BEGIN_WRITE if write else _BEGIN_READ
+        number = 0
+        if hook is not None:
+            hook("begin")
+            line.exchange((), begin=begin)
+            begin = None
         step = _next(program, None)
         while isinstance(step, Batch):
-            last = step.last
-            # A pipeline is one transaction by itself; it is one snapshot only if it is one statement.
-            whole = last and first and (write or len(step.statements) == 1)
-            begin = (_BEGIN_WRITE if write else _BEGIN_READ) if first and not whole else None
-            line.send(
-                step.statements,
-                begin=begin,
-                end=b"COMMIT" if last and not whole else None,
-                decisive=last and write,
-            )
-            first = False
-            yield line
+            last, statements = step.last, step.statements
+            if hook is not None:
+                rows = []
+                for statement in statements:  # a round trip each, so that a fault can strike at every point
+                    hook(f"statement:{number}")
+                    number += 1
+                    rows += [line.rows(result) for result in line.exchange((statement,))]
+            else:
+                # A pipeline is one transaction by itself; it is one snapshot only if it is one statement.
+                whole = last and begin is not None and (write or len(statements) == 1)
+                end = b"COMMIT" if last and not whole else None
+                results = line.exchange(statements, begin=None if whole else begin, end=end, decisive=last and write)
+                begin, rows = None, [line.rows(result) for result in results]
             try:
-                step = _next(program, _checked(step, line.take()))
+                step = _next(program, _checked(step, rows))
             except Exception:
-                yield from _rollback(line)
+                _roll_back(line)
                 raise
-            if last:
+            if last and hook is None:
                 return _result(step)
-        if not first:
-            line.send((), end=b"COMMIT", decisive=write)
-            yield line
-            line.take()
-        return _result(step)
-
-    def _stepwise(self, line: PipelinedConnection, transaction: Transaction, hook: Hook) -> Generator[Wanted, Any, Any]:
-        """One attempt with a round trip for each statement, so that a fault can strike at every point.
-
-        What the hook raises leaves the transaction open, and a line with an open one is closed by its pool.
-        """
-        program, number = transaction.op(), 0
-        hook("begin")
-        line.send((), begin=_BEGIN_WRITE if transaction.write else _BEGIN_READ)
-        yield line
-        line.take()
-        step = _next(program, None)
-        while isinstance(step, Batch):
-            answers: list[Rows] = []
-            last = step.last
-            for statement in step.statements:
-                hook(f"statement:{number}")
-                number += 1
-                line.send((statement,))
-                yield line
-                answers += line.take()
-            step = _next(program, _checked(step, answers))
             if last:
                 break
-        hook("commit")
-        line.send((), end=b"COMMIT", decisive=transaction.write)
-        yield line
-        line.take()
-        hook("committed")
+        if hook is not None:
+            hook("commit")
+        if begin is None:
+            line.exchange((), end=b"COMMIT", decisive=write)
+        if hook is not None:
+            hook("committed")
         return _result(step)
 
     # Connections.
 
-    def _settings(self) -> dict[str, Any]:
-        return {"options": self._target.options} if self._startup_options else {}
-
     def _connect_plain(self) -> Connection:
-        return Connection.connect(self._target.conninfo, autocommit=True, **self._settings())
+        settings: dict[str, Any] = {"options": self._target.options} if self._startup_options else {}
+        return Connection.connect(self._target.conninfo, autocommit=True, **settings)
 
     def _connect(self) -> PipelinedConnection:
-        return PipelinedConnection(self._connect_plain(), self._statements)
-
-    async def _aconnect(self) -> PipelinedConnection:
-        made = await AsyncConnection.connect(self._target.conninfo, autocommit=True, **self._settings())
-        return PipelinedConnection(made, self._statements)
-
-    def _unknown(self, error: ConnectionLost) -> BaseException:
-        return meaning.unknown(str(error), self._target)
-
-    def _loop_pool(self) -> LoopPool:
-        loop = asyncio.get_running_loop()
-        pool = self._loop_pools.get(loop)
-        return pool if pool is not None else self._new_loop_pool(loop)
-
-    def _new_loop_pool(self, loop: asyncio.AbstractEventLoop) -> LoopPool:
-        pool = LoopPool(loop, self._aconnect, self._unknown, size=self._pool_size, timeout_s=self._timeout_s)
-        with self._loop_pools_lock:
-            # `asyncio.run` ends a loop without telling anybody; its connections are of no use to the next
-            # one.
-            for ended in [known for known in self._loop_pools if known.is_closed()]:
-                self._loop_pools.pop(ended).close()
-            self._loop_pools[loop] = pool
-        return pool
-
-
-def _timed(sink: metrics.Sink, attempt: Generator[Wanted, Any, Any]) -> Generator[Wanted, Any, Any]:
-    """An attempt to commit; what failed is not counted."""
-    begun_s = time.perf_counter()
-    answer = yield from attempt
-    sink.record(metrics.COMMIT, time.perf_counter() - begun_s, "postgresql")
-    return answer
+        return PipelinedConnection(self._connect_plain(), self._statements, self._timeout_s)
 
 
 class _Returned(NamedTuple):
@@ -469,13 +323,10 @@ def _result(step: Batch | _Returned) -> Any:
     return step.value
 
 
-def _rollback(line: PipelinedConnection) -> Generator[Wanted, Any, None]:
-    """Keep the connection after a failure, if possible; else its pool closes it, which rolls back too."""
-    if line.pending or line.reusable:
-        return
-    try:
-        line.send((), end=b"ROLLBACK")
-        yield line
-        line.take()
-    except (ConnectionLost, psycopg.Error):
-        return
+def _roll_back(line: PipelinedConnection) -> None:
+    """Keep the connection after a failure of the program, if possible; else its pool closes it."""
+    if not line.reusable:
+        try:
+            line.exchange((), end=b"ROLLBACK")
+        except (ConnectionLost, psycopg.Error):
+            pass

@@ -40,13 +40,6 @@ class Connection(psycopg.Connection[Any]):
         pass
 
 
-class AsyncConnection(psycopg.AsyncConnection[Any]):
-    """The same for an event loop. A loop may end without telling us; that is not worth a warning."""
-
-    def __del__(self, _warn: Any = None) -> None:
-        pass
-
-
 def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -> Target:
     """Where a URL leads, and each connection's settings. The URL may hold a password: never in a message."""
     if not _SCHEMA.fullmatch(schema):

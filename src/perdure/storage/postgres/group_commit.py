@@ -1,0 +1,165 @@
+"""Writes of concurrent tasks in one exchange: what the commit queue is for SQLite.
+
+A write whose statements are known at once (an append, a program of one batch) is one transaction in one exchange. While
+one is under way, those of other tasks gather, and the next exchange sends them together: one transaction, one commit,
+one answer, which costs server and client a fraction of as many. Each learns from its own results what it did, as if it
+were alone. If one of them fails, all are rolled back and each is done again by itself, so that the error reaches the
+task that caused it. Threads of the driver do the exchanges; the event loop never waits for a socket.
+
+Writes are sent in the order of the rows that they lock, so that two exchanges cannot wait for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import Any, TypeVar
+
+import psycopg
+
+from perdure.storage import metrics
+from perdure.storage.postgres.connection import ConnectionLost, PipelinedConnection
+from perdure.storage.postgres.pool import ConnectionPool
+from perdure.storage.program import Rows, Statement
+
+T = TypeVar("T")
+_EXCHANGES_MAX = 2  # one is answered while the next is prepared
+_LATE_S = 0.02  # an exchange that takes longer may wait for a row lock: the others do not wait for it
+_WRITES_MAX = 64
+
+
+class Again(Exception):
+    """Writes failed together: do each alone. Nothing was written."""
+
+
+class _Write:
+    __slots__ = ("answer", "error", "future", "statements", "wants_rows")
+
+    def __init__(self, statements: Sequence[Statement], wants_rows: bool, future: asyncio.Future[list[Any]]) -> None:
+        self.statements = statements
+        self.wants_rows = wants_rows
+        self.future = future
+        self.answer: list[Any] = []
+        self.error: BaseException | None = None
+
+
+class GroupCommit:
+    """The writes of all event loops, and the threads that do what a task awaits."""
+
+    def __init__(self, pool: ConnectionPool, threads: int, unknown: Callable[[str], BaseException]) -> None:
+        self._pool = pool
+        self._unknown = unknown
+        self._threads = ThreadPoolExecutor(threads, "perdure-postgres")
+        self._lock = Lock()
+        self._waiting: deque[_Write] = deque()
+        self._alone = 0
+        self._exchanges: dict[object, float] = {}  # since when each waits for the server
+
+    @property
+    def idle(self) -> bool:
+        return not self._alone and not self._exchanges and not self._waiting
+
+    async def alone(self, work: Callable[[], T], *, write: bool) -> T:
+        """Have a thread do something by itself; writes that come meanwhile gather."""
+        self._count(write)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._count(-write)
+
+    async def append(self, statements: Sequence[Statement]) -> list[int]:
+        """How many rows each statement has changed, committed. Raises Again if it must be done alone."""
+        return await self._write(statements, wants_rows=False)
+
+    async def run(self, statements: Sequence[Statement]) -> list[Rows]:
+        """The rows of each statement, committed. Raises Again if it must be done alone."""
+        return await self._write(statements, wants_rows=True)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
+    def _count(self, by: int) -> None:
+        with self._lock:
+            self._alone += by
+
+    async def _write(self, statements: Sequence[Statement], *, wants_rows: bool) -> list[Any]:
+        write = _Write(statements, wants_rows, asyncio.get_running_loop().create_future())
+        exchange = object()
+        now = time.monotonic()
+        with self._lock:
+            self._waiting.append(write)
+            starts = sum(since > now - _LATE_S for since in self._exchanges.values()) < _EXCHANGES_MAX
+            if starts:
+                self._exchanges[exchange] = now
+        if starts:
+            self._threads.submit(self._run, exchange)
+        return await write.future
+
+    def _run(self, exchange: object) -> None:
+        """Exchange what waits, until nothing does."""
+        while writes := self._take(exchange):
+            try:
+                with self._pool.connection() as line:
+                    self._exchange(line, writes)
+            except Exception:  # no connection: each tries alone, and gets the error
+                for write in writes:
+                    write.error = write.error or Again()
+            for loop in {write.future.get_loop() for write in writes}:
+                try:
+                    loop.call_soon_threadsafe(_resolve, [write for write in writes if write.future.get_loop() is loop])
+                except RuntimeError:
+                    pass  # the loop was closed
+
+    def _take(self, exchange: object) -> list[_Write]:
+        writes: list[_Write] = []
+        with self._lock:
+            while self._waiting and len(writes) < _WRITES_MAX:
+                write = self._waiting.popleft()
+                if not write.future.cancelled():
+                    writes.append(write)
+            if writes:
+                self._exchanges[exchange] = time.monotonic()
+            else:
+                del self._exchanges[exchange]
+        writes.sort(key=_locked_row)
+        return writes
+
+    def _exchange(self, line: PipelinedConnection, writes: list[_Write]) -> None:
+        began_s = time.monotonic()
+        try:
+            results = line.exchange([each for write in writes for each in write.statements], decisive=True)
+        except ConnectionLost as error:
+            for write in writes:
+                write.error = self._unknown(str(error))
+            return
+        except psycopg.Error:
+            for write in writes:
+                write.error = Again()
+            return
+        if (sink := metrics.sink) is not None:
+            sink.record(metrics.COMMIT, time.monotonic() - began_s, "postgresql")
+            sink.record(metrics.COMMIT_JOBS, len(writes), "postgresql")
+        at = iter(results)
+        for write in writes:
+            own = [next(at) for _ in write.statements]
+            write.answer = [line.rows(result) if write.wants_rows else result.command_tuples or 0 for result in own]
+
+
+def _resolve(writes: list[_Write]) -> None:
+    for write in writes:
+        if write.future.done():
+            continue  # cancelled
+        if write.error is not None:
+            write.future.set_exception(write.error)
+        else:
+            write.future.set_result(write.answer)
+
+
+def _locked_row(write: _Write) -> tuple[int, int]:
+    params = write.statements[0].params if write.statements else {}
+    tenant, row = params.get("tenant"), params.get("thread") or params.get("run")
+    return tenant if isinstance(tenant, int) else 0, row if isinstance(row, int) else 0
