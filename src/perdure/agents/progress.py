@@ -153,7 +153,7 @@ def _latest(ctx: Context, run_id: str) -> Flow[Progress | None]:
         return None
     text = reported.entry.value
     if text is None:
-        text = yield from read(partial(read_blob, tenant, (reported.entry.more or {})["blob"]))
+        text = yield from read(partial(read_blob, tenant, (reported.entry.extra or {})["blob"]))
     return _made(decode(decompress(text), ctx.codec))
 
 

@@ -284,7 +284,7 @@ class _Follower:
     def _event(self, recorded: Recorded, bodies: Mapping[bytes, bytes]) -> Event:
         entry = recorded.entry
         text = value_text(entry, bodies)
-        value = decode(text, self._run._ctx.codec, raw=True) if text is not None else noted(entry.more)
+        value = decode(text, self._run._ctx.codec, raw=True) if text is not None else noted(entry.extra)
         kind = "emit" if recorded.kind == NOTE else KIND_NAMES.get(recorded.kind, str(recorded.kind))
         return Event(kind, entry.path, entry.name, value, moment(entry.at), recorded.seq)
 

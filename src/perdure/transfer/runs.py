@@ -337,7 +337,7 @@ def _part(tenant: int, row: RunRow) -> Generator[Batch, list[Rows], _Part]:
     args, values, asks, answers, signals = yield Batch(
         ARGS_OF(**this), _VALUES(**this), _ASKS(**this), _ANSWERS(**this), _SIGNALS(**this)
     )
-    keys = ((recorded.entry.more or {}).get("blob") for recorded in journal.entries)
+    keys = ((recorded.entry.extra or {}).get("blob") for recorded in journal.entries)
     blobs = []
     for key in dict.fromkeys(key for key in keys if key is not None):
         [found] = yield Batch(_BLOB(tenant=tenant, hash=key))

@@ -179,28 +179,28 @@ def question_at(
     found = execution.recorded(path, name, None)
     ended = completion(found)
     if ended is not None:
-        if (ended.more or {}).get("late"):
+        if (ended.extra or {}).get("late"):
             return _late(question, on_timeout)
         return (yield from replayed(execution, ended))
     first = opening(found)
     if first is None:
         deadline = None if timeout_s is None else execution.shared_clock_us() + int(timeout_s * 1e6)
-        entry = Entry(path, name, execution.ctx.clock_us(), more={"question": question, "deadline": deadline})
+        entry = Entry(path, name, execution.ctx.clock_us(), extra={"question": question, "deadline": deadline})
         beside = partial(open_ask, execution, path, kind, question, terms, deadline)
         yield from execution.log.record((WAIT, entry), same_tx=beside)
     else:
-        deadline = (first.more or {}).get("deadline")
+        deadline = (first.extra or {}).get("deadline")
     what = {"for": kind, "step": path, "question": question}
     while not (answered := (yield from await_answer(execution, path, what, deadline))):
-        late = Entry(path, name, execution.ctx.clock_us(), more={"late": True})
+        late = Entry(path, name, execution.ctx.clock_us(), extra={"late": True})
         try:
             yield from execution.log.record((DONE, late), same_tx=partial(give_up_ask, execution, path))
         except Answered:
             continue
         return _late(question, on_timeout)
     value, now = answered["value"], execution.ctx.clock_us()
-    more = {"who": answered.get("who"), "answered_at": answered.get("at")}
-    yield from execution.log.record((DONE, Entry(path, name, now, value=execution.encoded(value), more=more)))
+    extra = {"who": answered.get("who"), "answered_at": answered.get("at")}
+    yield from execution.log.record((DONE, Entry(path, name, now, value=execution.encoded(value), extra=extra)))
     return value
 
 

@@ -101,9 +101,9 @@ def _sleep_operation(scope: Scope, path: str, due_at: Callable[[int], int]) -> O
     first = opening(found)
     if first is None:
         due = due_at(execution.shared_clock_us())
-        yield from execution.log.record((WAIT, Entry(path, name, execution.ctx.clock_us(), more={"due": due})))
+        yield from execution.log.record((WAIT, Entry(path, name, execution.ctx.clock_us(), extra={"due": due})))
     else:
-        due = int((first.more or {})["due"])
+        due = int((first.extra or {})["due"])
     yield from wait_until(execution, path, due, {"for": "sleep", "step": path})
     yield from execution.log.record((DONE, Entry(path, name, execution.ctx.clock_us())))
 

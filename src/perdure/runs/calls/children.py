@@ -43,11 +43,11 @@ def spawn_operation(
     execution = scope.execution
     yield from check_deadline(scope, path)
     text = spec.binder.text(spec.binder.bind(args, kwargs), execution.ctx.codec)
-    wanted = digest(text)
-    found = execution.recorded(path, f"{NAME}:{spec.name}", wanted)
+    args_hash = digest(text)
+    found = execution.recorded(path, f"{NAME}:{spec.name}", args_hash)
     first, ended = opening(found), completion(found)
     if first is not None:
-        return str((first.more or {})["child"])
+        return str((first.extra or {})["child"])
     if ended is not None:
         yield from answer(execution, ended)
     row = execution.row
@@ -58,7 +58,7 @@ def spawn_operation(
         spec.name,
         spec.version,
         compress(text),
-        wanted,
+        args_hash,
         # Made from the parent's: a fork that keeps its keys has children that keep theirs.
         blake3(row.incarnation + path.encode()).digest(16),
         queue or row.queue,
@@ -68,12 +68,12 @@ def spawn_operation(
         root=row.root,
     )
     now = execution.ctx.clock_us()
-    entry = Entry(path, f"{NAME}:{spec.name}", now, wanted, more={"child": run_id})
+    entry = Entry(path, f"{NAME}:{spec.name}", now, args_hash, extra={"child": run_id})
     try:
         yield from execution.log.record((SPAWN, entry), same_tx=partial(_insert, execution, new, now))
     except RunMismatch as error:  # recorded: that run may be gone when this is replayed
-        more = {"error": describe_error(error, execution.ctx.codec)}
-        yield from execution.log.record((DONE, Entry(path, f"{NAME}:{spec.name}", now, wanted, more=more)))
+        extra = {"error": describe_error(error, execution.ctx.codec)}
+        yield from execution.log.record((DONE, Entry(path, f"{NAME}:{spec.name}", now, args_hash, extra=extra)))
         raise
     return run_id
 
@@ -147,11 +147,11 @@ def result_operation(scope: Scope, path: str, run_id: str) -> Operation[Any]:
     outcome = yield from read(partial(outcome_of, execution.tenant, row))
     now = execution.ctx.clock_us()
     if row.status == "done":
-        yield from execution.log.record((DONE, Entry(path, name, now, value=outcome, more={"child": run_id})))
+        yield from execution.log.record((DONE, Entry(path, name, now, value=outcome, extra={"child": run_id})))
         return execution.decoded(decompress(outcome or b"null"))
     error = outcome_error(row.status, run_id, outcome, execution.ctx.codec)
-    more = {"error": describe_error(error, execution.ctx.codec), "child": run_id}
-    yield from execution.log.record((DONE, Entry(path, name, now, more=more)))
+    extra = {"error": describe_error(error, execution.ctx.codec), "child": run_id}
+    yield from execution.log.record((DONE, Entry(path, name, now, extra=extra)))
     raise error
 
 

@@ -51,11 +51,11 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     text: bytes  # of the arguments; none: the function has ended, and `kwargs` is what the journal has of them
-    wanted: bytes  # their digest
+    args_hash: bytes  # their digest
     key: IdempotencyKey
     attempt: int = 0
     deadline: int = 0
-    took: int = 0  # microseconds that the last body ran
+    duration_us: int = 0  # microseconds that the last body ran
     is_last: bool = False  # the run is ending: it is not run again
     is_unsettled: bool = False  # on_doubt="retry" came after an attempt that may have happened, and still may have
 
@@ -63,20 +63,20 @@ class Call:
     def execution(self) -> Execution:
         return self.scope.execution
 
-    def entry(self, value: bytes | None = None, more: dict[str, Any] | None = None) -> Entry:
+    def entry(self, value: bytes | None = None, extra: dict[str, Any] | None = None) -> Entry:
         at = self.execution.ctx.clock_us()
-        return Entry(self.path, self.spec.name, at, self.wanted, self.attempt, value, more, self.took)
+        return Entry(self.path, self.spec.name, at, self.args_hash, self.attempt, value, extra, self.duration_us)
 
 
 def effect_operation(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation[Any]:
     """Call an effect: from the journal, or for real, or settle what became of it."""
     scope.check()
     text = spec.binder.text(spec.binder.bind(args, kwargs), scope.execution.ctx.codec)
-    wanted = digest(text)
-    path = scope.take_for(spec.name, wanted)
+    args_hash = digest(text)
+    path = scope.take_for(spec.name, args_hash)
     if scope.deadlines:
         yield from check_deadline(scope, path)
-    return (yield from _effect(scope, spec, path, args, kwargs, text, wanted))
+    return (yield from _effect(scope, spec, path, args, kwargs, text, args_hash))
 
 
 def effect_at(scope: Scope, spec: StepSpec, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation[Any]:
@@ -92,27 +92,27 @@ def _effect(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     text: bytes,
-    wanted: bytes,
+    args_hash: bytes,
 ) -> Operation[Any]:
     execution = scope.execution
-    found = execution.recorded(path, spec.name, wanted)
+    found = execution.recorded(path, spec.name, args_hash)
     if found:
         ended = execution.final(found)
         if ended is not None:
             return (yield from answer(execution, ended, by_name=scope.by_name))
-    call = Call(scope, spec, path, args, kwargs, text, wanted, make_key(execution, path, spec.name, wanted))
+    call = Call(scope, spec, path, args, kwargs, text, args_hash, make_key(execution, path, spec.name, args_hash))
     intents = [recorded.entry for recorded in found if recorded.kind == INTENT]
     is_open = bool(intents) and found[-1].kind not in (FAILED, DONE)
     if intents and not is_open:  # it failed for certain, and is tried again: an undo, a node
-        call.key, call.attempt = IdempotencyKey((intents[-1].more or {})["key"]), intents[-1].attempt
-        yield from _wait_for_retry(call, int((found[-1].entry.more or {}).get("due", 0)))
+        call.key, call.attempt = IdempotencyKey((intents[-1].extra or {})["key"]), intents[-1].attempt
+        yield from _wait_for_retry(call, int((found[-1].entry.extra or {}).get("due", 0)))
         yield from check_again(scope, path)
     elif intents:
         # Never computed again: the key that went out is the one that was written down.
         last = intents[-1]
-        more = last.more or {}
-        call.key, call.attempt, call.deadline = IdempotencyKey(more["key"]), last.attempt, int(more["deadline"])
-        call.is_unsettled = "unsettled" in more
+        extra = last.extra or {}
+        call.key, call.attempt, call.deadline = IdempotencyKey(extra["key"]), last.attempt, int(extra["deadline"])
+        call.is_unsettled = "unsettled" in extra
         settled, result = yield from _settle(call)
         if settled:
             return result
@@ -122,11 +122,11 @@ def _effect(
     return (yield from attempts(call))
 
 
-def make_key(execution: Execution, path: str, name: str, wanted: bytes) -> IdempotencyKey:
+def make_key(execution: Execution, path: str, name: str, args_hash: bytes) -> IdempotencyKey:
     """What the receiver can tell a repeated request by: the same for every attempt, another one for every call."""
     if not execution.key_head:  # the same for all of a run
         execution.key_head = _framed(execution.row.incarnation, execution.ctx.tenant_name.encode())
-    framed = execution.key_head + _framed(path.encode(), name.encode(), wanted)
+    framed = execution.key_head + _framed(path.encode(), name.encode(), args_hash)
     return IdempotencyKey("pd_" + blake3(framed).hexdigest()[:29])  # 32 characters: some receivers take no more
 
 
@@ -136,14 +136,14 @@ def _framed(*parts: bytes) -> bytes:
 
 def intent(call: Call) -> tuple[int, Entry]:
     execution, spec = call.execution, call.spec
-    call.attempt, call.took = call.attempt + 1, 0
+    call.attempt, call.duration_us = call.attempt + 1, 0
     call.deadline = execution.shared_clock_us() + int(spec.deadline_s * 1e6)
-    more: dict[str, Any] = {"key": str(call.key), "deadline": call.deadline}
+    extra: dict[str, Any] = {"key": str(call.key), "deadline": call.deadline}
     if spec.undo is not None:
-        more["undo"] = plain_name(spec.undo)
+        extra["undo"] = plain_name(spec.undo)
     if call.is_unsettled:
-        more["unsettled"] = True
-    return INTENT, call.entry(compress(call.text), more)
+        extra["unsettled"] = True
+    return INTENT, call.entry(compress(call.text), extra)
 
 
 Ended = tuple[BodyFrame, Exception | None, Any]  # how a body ended: its error, or its result
@@ -155,7 +155,7 @@ def attempts(call: Call, first: Ended | None = None) -> Operation[Any]:
     drafts = [] if first is not None else [intent(call)]
     while True:
         frame, error, result = (yield from _attempt(call, drafts)) if first is None else first
-        first, call.took = None, frame.took
+        first, call.duration_us = None, frame.duration_us
         if error is None:
             return (yield from _succeed(call, result))
         if _is_definite(call, error, frame):
@@ -267,20 +267,20 @@ def _wait_for_retry(call: Call, due: int) -> Operation[None]:
     yield from wait_until(call.execution, call.path, due, what)
 
 
-def _succeed(call: Call, result: Any, more: dict[str, Any] | None = None) -> Operation[Any]:
+def _succeed(call: Call, result: Any, extra: dict[str, Any] | None = None) -> Operation[Any]:
     try:
         value = encode_result(call.execution, call.spec.name, call.path, result)
     except Unstorable as error:
         # It was done: that is what matters. The result is lost, and whoever asks for it is told.
         described = describe_error(error, call.execution.ctx.codec)
-        yield from ended(call, None, {"error": described, "done": True, **(more or {})})
+        yield from ended(call, None, {"error": described, "done": True, **(extra or {})})
         raise
-    yield from ended(call, value, more)
+    yield from ended(call, value, extra)
     return result
 
 
-def ended(call: Call, value: bytes | None, more: dict[str, Any] | None) -> Operation[None]:
-    yield from call.execution.log.record((DONE, call.entry(value, more)))
+def ended(call: Call, value: bytes | None, extra: dict[str, Any] | None) -> Operation[None]:
+    yield from call.execution.log.record((DONE, call.entry(value, extra)))
 
 
 # --- doubt
@@ -418,7 +418,7 @@ def _ask_person(call: Call, ask_path: str, *, only_if_asked: bool, reason: str =
     is_asked = state is not None and state.status != "closed"
     if only_if_asked and not is_asked:
         return None
-    known = (execution.index.at(call.path)[-1].entry.more or {}).get("reason", "")
+    known = (execution.index.at(call.path)[-1].entry.extra or {}).get("reason", "")
     reason = safe_text(reason) or known
     if only_if_asked and state is not None and state.status == "open" and call.spec.reconcile is not None:
         verdict = yield from _reconcile(call)  # while a person is being waited for, the receiver may know by now
@@ -464,7 +464,7 @@ def _approval(call: Call) -> Operation[None]:
     )
     if agreed is not True:
         error = NotApproved(f"{spec.name}{_shown(call)} was not approved; it did not run")
-        more = {"error": describe_error(error, call.execution.ctx.codec), "approved": False}
+        extra = {"error": describe_error(error, call.execution.ctx.codec), "approved": False}
         call.attempt = call.attempt or 1
-        yield from call.execution.log.record((DONE, call.entry(None, more)))
+        yield from call.execution.log.record((DONE, call.entry(None, extra)))
         raise error

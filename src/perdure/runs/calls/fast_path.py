@@ -42,17 +42,17 @@ def step(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, 
     """Call a step."""
     execution, binder = scope.execution, spec.binder
     text = binder.text(binder.bind(args, kwargs), execution.ctx.codec)
-    wanted = digest(text)
+    args_hash = digest(text)
     scope.count = number = scope.count + 1
     path = f"{scope.prefix}{number}"
     frame, error, result = _call(scope, spec, BodyFrame(scope, path, spec.name), args, kwargs)
     if error is not None:
-        return run_operation(scope, steps.attempts(scope, spec, args, kwargs, path, wanted, failed=(frame, error)))
+        return run_operation(scope, steps.attempts(scope, spec, args, kwargs, path, args_hash, failed=(frame, error)))
     try:
         value = compress(encode(result, execution.ctx.codec))
     except Unstorable:
-        return run_operation(scope, steps.completed(scope, spec, path, wanted, 1, result, frame.took))
-    entry = Entry(path, spec.name, execution.ctx.clock_us(), wanted, 1, value, None, frame.took)
+        return run_operation(scope, steps.completed(scope, spec, path, args_hash, 1, result, frame.duration_us))
+    entry = Entry(path, spec.name, execution.ctx.clock_us(), args_hash, 1, value, None, frame.duration_us)
     if execution.log.is_plain:
         execution.log.append(DONE, entry)
     else:
@@ -64,10 +64,10 @@ def effect(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str
     """Call an effect."""
     execution, binder = scope.execution, spec.binder
     text = binder.text(binder.bind(args, kwargs), execution.ctx.codec)
-    wanted = digest(text)
+    args_hash = digest(text)
     scope.count = number = scope.count + 1
     path = f"{scope.prefix}{number}"
-    call = Call(scope, spec, path, args, kwargs, text, wanted, make_key(execution, path, spec.name, wanted))
+    call = Call(scope, spec, path, args, kwargs, text, args_hash, make_key(execution, path, spec.name, args_hash))
     execution.log.append(*intent(call))
     if isinstance(execution.stop, Unwind):
         run_operation(scope, _stopped(call, execution.stop))
@@ -79,7 +79,7 @@ def effect(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str
             value = compress(encode(result, execution.ctx.codec))
         except Unstorable:
             return run_operation(scope, effects.attempts(call, ended))
-        call.took = frame.took
+        call.duration_us = frame.duration_us
         execution.log.append(DONE, call.entry(value))
         return result
     return run_operation(scope, effects.attempts(call, ended))
@@ -97,7 +97,7 @@ def _call(scope: Scope, spec: StepSpec, frame: BodyFrame, args: tuple[Any, ...],
     except Exception as error:
         return frame, error, None
     finally:
-        frame.took = (perf_counter_ns() - begun) // 1000
+        frame.duration_us = (perf_counter_ns() - begun) // 1000
         current.reset(token)
         if hooks.hook is not None:
             hooks.fault_point("body", frame.path, frame.name, 1, "after")

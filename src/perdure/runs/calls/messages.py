@@ -78,16 +78,16 @@ def receive_operation(scope: Scope, path: str, topic: str, timeout_s: float | No
     found = execution.recorded(path, NAME, None)
     ended = completion(found)
     if ended is not None:
-        return default if (ended.more or {}).get("late") else (yield from answer(execution, ended))
+        return default if (ended.extra or {}).get("late") else (yield from answer(execution, ended))
     first = opening(found)
-    deadline = None if first is None else (first.more or {}).get("deadline")
+    deadline = None if first is None else (first.extra or {}).get("deadline")
     yield from execution.log.flush()
     opened = first is not None
     while True:
         row, now = yield from read(partial(_look, execution.tenant, execution.row.run, topic, execution.ctx.clock_us()))
         at = execution.ctx.clock_us()
         if row is not None:
-            entry = Entry(path, NAME, at, value=row[1], more={"topic": topic})
+            entry = Entry(path, NAME, at, value=row[1], extra={"topic": topic})
             try:
                 yield from execution.log.record((DONE, entry), same_tx=partial(_take, execution, topic, row[0]))
             except _Taken:  # by another branch of this run, a moment ago
@@ -95,10 +95,10 @@ def receive_operation(scope: Scope, path: str, topic: str, timeout_s: float | No
             return execution.decoded(decompress(row[1]))
         if not opened:
             deadline = None if timeout_s is None else now + int(timeout_s * 1e6)
-            yield from execution.log.record((WAIT, Entry(path, NAME, at, more={"topic": topic, "deadline": deadline})))
+            yield from execution.log.record((WAIT, Entry(path, NAME, at, extra={"topic": topic, "deadline": deadline})))
             opened = True
         if deadline is not None and now >= deadline:
-            yield from execution.log.record((DONE, Entry(path, NAME, at, more={"late": True})))
+            yield from execution.log.record((DONE, Entry(path, NAME, at, extra={"late": True})))
             return default
         yield Wait(path, {"for": "signal", "step": path, "topic": topic}, deadline)
 
@@ -129,12 +129,12 @@ def send_operation(scope: Scope, path: str, run_id: str, value: Any, topic: str)
     text = execution.encoded(value)
     now = execution.ctx.clock_us()
     beside = partial(put_signal, execution.tenant, run_id, topic, key, text, now)
-    more: dict[str, Any] = {"to": run_id, "topic": topic}
+    extra: dict[str, Any] = {"to": run_id, "topic": topic}
     try:
         yield from execution.log.record(
-            (DONE, Entry(path, "perdure.send", now, more=more)), same_tx=beside, other=run_id
+            (DONE, Entry(path, "perdure.send", now, extra=extra)), same_tx=beside, other=run_id
         )
     except NotFound as error:  # recorded: such a run may be there when this is replayed
-        more["error"] = describe_error(error, execution.ctx.codec)
-        yield from execution.log.record((DONE, Entry(path, "perdure.send", now, more=more)))
+        extra["error"] = describe_error(error, execution.ctx.codec)
+        yield from execution.log.record((DONE, Entry(path, "perdure.send", now, extra=extra)))
         raise

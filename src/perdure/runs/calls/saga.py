@@ -33,7 +33,7 @@ _ASK_CHILD = Sql("UPDATE run SET request = 'rollback' WHERE tenant = :tenant AND
 def ending(execution: Execution) -> dict[str, Any] | None:
     """How the run was ending when it was last seen; None if it was not."""
     found = execution.index.at(END)
-    return found[-1].entry.more if found else None
+    return found[-1].entry.extra if found else None
 
 
 def has_something_to_undo(execution: Execution) -> bool:
@@ -45,8 +45,8 @@ def compensate(execution: Execution, status: str, error: dict[str, Any] | None) 
     if not has_something_to_undo(execution):
         return
     if ending(execution) is None:
-        more = {"as": status, "error": error}
-        yield from execution.log.record((VALUE, Entry(END, "perdure.rollback", execution.ctx.clock_us(), more=more)))
+        extra = {"as": status, "error": error}
+        yield from execution.log.record((VALUE, Entry(END, "perdure.rollback", execution.ctx.clock_us(), extra=extra)))
     yield from settle_open(execution)
     units = [*_undoable(execution), *_children(execution)]
     for done_at, recorded in sorted(units, key=lambda unit: -unit[0]):
@@ -62,10 +62,10 @@ def _undoable(execution: Execution) -> list[tuple[int, Recorded]]:
     found = []
     for path, entries in execution.index.calls():
         intents = [recorded for recorded in entries if recorded.kind == INTENT and recorded.own]
-        if not intents or path.startswith("undo:") or not (intents[-1].entry.more or {}).get("undo"):
+        if not intents or path.startswith("undo:") or not (intents[-1].entry.extra or {}).get("undo"):
             continue
         ends = [recorded for recorded in entries if recorded.kind == DONE]
-        if ends and ("error" not in (ends[-1].entry.more or {}) or (ends[-1].entry.more or {}).get("done")):
+        if ends and ("error" not in (ends[-1].entry.extra or {}) or (ends[-1].entry.extra or {}).get("done")):
             found.append((ends[-1].seq, intents[-1]))
     return found
 
@@ -73,9 +73,9 @@ def _undoable(execution: Execution) -> list[tuple[int, Recorded]]:
 def _children(execution: Execution) -> list[tuple[int, Recorded]]:
     """Children of this run's own, with the place where their end was seen, or else their start."""
     everything = [recorded for recorded in execution.index.rows() if recorded.own]
-    ends = {(one.entry.more or {}).get("child"): one.seq for one in everything if one.kind == DONE}
+    ends = {(one.entry.extra or {}).get("child"): one.seq for one in everything if one.kind == DONE}
     return [
-        (ends.get((recorded.entry.more or {})["child"], recorded.seq), recorded)
+        (ends.get((recorded.entry.extra or {})["child"], recorded.seq), recorded)
         for recorded in everything
         if recorded.kind == SPAWN
     ]
@@ -102,10 +102,10 @@ def settle_open(execution: Execution) -> Operation[None]:
         spec = _effect_named(entry.name)
         arguments = execution.decoded((yield from execution.text(entry)))
         arguments.pop(spec.binder.plan.receiver, None)
-        more = entry.more or {}
+        extra = entry.extra or {}
         call = Call(
-            execution.root, spec, entry.path, (), arguments, b"", entry.input or b"", IdempotencyKey(more["key"]),
-            entry.attempt, int(more["deadline"]), is_last=True,
+            execution.root, spec, entry.path, (), arguments, b"", entry.args_hash or b"", IdempotencyKey(extra["key"]),
+            entry.attempt, int(extra["deadline"]), is_last=True,
         )  # fmt: skip
         try:
             was_done, _ = yield from settle(call)
@@ -129,7 +129,7 @@ def _undo(execution: Execution, intent: Entry) -> Operation[None]:
     spec = _effect_named(intent.name)
     if spec.undo is None:
         raise RunStuck(f"effect {intent.name!r} had an undo when it ran, and has none now; give it one again")
-    then, now = (intent.more or {}).get("undo"), plain_name(spec.undo)
+    then, now = (intent.extra or {}).get("undo"), plain_name(spec.undo)
     if then != now:
         raise RunStuck(
             f"effect {intent.name!r} was to be undone by {then!r} when it ran, and is by {now!r} now: run it with the "
@@ -137,7 +137,7 @@ def _undo(execution: Execution, intent: Entry) -> Operation[None]:
         )
     path = f"undo:{intent.path}"
     known = completion(execution.index.at(path))
-    if known is not None and "error" not in (known.more or {}):
+    if known is not None and "error" not in (known.extra or {}):
         return
     arguments = execution.decoded((yield from execution.text(intent)))
     ended_as = completion(execution.index.at(intent.path))
@@ -149,7 +149,7 @@ def _undo(execution: Execution, intent: Entry) -> Operation[None]:
             f"await it: give effect {intent.name!r} a plain function as its undo, then `perdure run resume "
             f"{execution.row.id}`"
         )
-    given = {"result": result, "effect_key": str((intent.more or {})["key"])}
+    given = {"result": result, "effect_key": str((intent.extra or {})["key"])}
     kwargs = called_by_name(undo.fn, {**spec.binder.plan.defaults, **arguments}, given)
     try:
         yield from effect_at(execution.root, undo, path, (), kwargs)
@@ -181,7 +181,7 @@ def _doubt_of(given: StepSpec) -> Literal["ask", "retry", "fail"]:
 
 def _undo_child(execution: Execution, spawn: Entry) -> Operation[None]:
     """Roll a child back, as one unit: it undoes its own effects."""
-    run_id = str((spawn.more or {})["child"])
+    run_id = str((spawn.extra or {})["child"])
     path = f"undo:{spawn.path}"
     if completion(execution.index.at(path)) is not None:
         return
@@ -195,7 +195,7 @@ def _undo_child(execution: Execution, spawn: Entry) -> Operation[None]:
         yield from execution.log.write_fenced(partial(_roll_child, execution.tenant, run_id, now))
         yield Wait(path, {"for": "run", "step": spawn.path, "run": run_id, "undo": True}, None)
     now = execution.ctx.clock_us()
-    yield from execution.log.record((DONE, Entry(path, "undo " + spawn.name, now, more={"child": run_id})))
+    yield from execution.log.record((DONE, Entry(path, "undo " + spawn.name, now, extra={"child": run_id})))
 
 
 def _roll_child(tenant: int, run_id: str, now: int) -> Program[None]:

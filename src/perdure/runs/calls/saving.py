@@ -66,11 +66,11 @@ def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, b
     scope.check()
     execution = scope.execution
     yield from check_deadline(scope, path)
-    wanted = digest(save.cursor.name.encode() + b"\0" + save.wanted)
-    ended = completion(execution.recorded(path, NAME, wanted))
+    args_hash = digest(save.cursor.name.encode() + b"\0" + save.wanted)
+    ended = completion(execution.recorded(path, NAME, args_hash))
     line = save.cursor
     if ended is not None:
-        told: Told = (ended.more or {})["saved"]
+        told: Told = (ended.extra or {})["saved"]
         line.record, line.found_nothing = told[0], False
         line.own.append(told[0])
         execution.replayed_lines.add(id(line))
@@ -80,7 +80,7 @@ def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, b
     for _ in range(flows.ATTEMPTS):
         saving = yield from _prepared(save, after)
         foreseen = _guess(saving, told)
-        entry = Entry(path, NAME, execution.ctx.clock_us(), wanted, more={"thread": line.name, "saved": foreseen})
+        entry = Entry(path, NAME, execution.ctx.clock_us(), args_hash, extra={"thread": line.name, "saved": foreseen})
         value = execution.encoded(show_id(saving.record))
         try:
             yield from execution.log.record(
@@ -164,7 +164,7 @@ def _record(told: Told, save: Save) -> Record:
 
 
 def _with_value(entry: Entry, value: bytes) -> Entry:
-    return Entry(entry.path, entry.name, entry.at, entry.input, entry.attempt, value, entry.more)
+    return Entry(entry.path, entry.name, entry.at, entry.args_hash, entry.attempt, value, entry.extra)
 
 
 def _forget(line: Cursor) -> None:

@@ -338,13 +338,13 @@ def _owner() -> Scope | None:
 
 
 def _info(recorded: Recorded) -> dict[str, Any]:
-    more = recorded.entry.more
-    return more.get("state") or {} if more else {}
+    extra = recorded.entry.extra
+    return extra.get("state") or {} if extra else {}
 
 
 def _with(entry: Entry, info: dict[str, Any]) -> Entry:
-    more = {**(entry.more or {}), "state": {**(entry.more or {}).get("state", {}), **info}}
-    return msgspec.structs.replace(entry, more=more)
+    extra = {**(entry.extra or {}), "state": {**(entry.extra or {}).get("state", {}), **info}}
+    return msgspec.structs.replace(entry, extra=extra)
 
 
 def _both(same_tx: SameTx | None, saving: Saving) -> SameTx:

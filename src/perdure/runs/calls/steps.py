@@ -30,11 +30,11 @@ def step_operation(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: 
     scope.check()
     execution = scope.execution
     text = spec.binder.text(spec.binder.bind(args, kwargs), execution.ctx.codec)
-    wanted = digest(text)
-    path = scope.take_for(spec.name, wanted)
+    args_hash = digest(text)
+    path = scope.take_for(spec.name, args_hash)
     if scope.deadlines:
         yield from check_deadline(scope, path)
-    found, attempt = execution.recorded(path, spec.name, wanted), 1
+    found, attempt = execution.recorded(path, spec.name, args_hash), 1
     if found:
         ended = execution.final(found)
         if ended is not None:
@@ -45,7 +45,7 @@ def step_operation(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: 
     if found:
         yield from _rest_of_backoff(execution, path, found)
         yield from check_again(scope, path)
-    return (yield from attempts(scope, spec, args, kwargs, path, wanted, attempt))
+    return (yield from attempts(scope, spec, args, kwargs, path, args_hash, attempt))
 
 
 def attempts(
@@ -54,7 +54,7 @@ def attempts(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     path: str,
-    wanted: bytes,
+    args_hash: bytes,
     attempt: int = 1,
     failed: tuple[BodyFrame, Exception] | None = None,
 ) -> Operation[Any]:
@@ -68,25 +68,25 @@ def attempts(
             except Exception as error:
                 failed = (frame, error)
             else:
-                return (yield from completed(scope, spec, path, wanted, attempt, result, frame.took))
+                return (yield from completed(scope, spec, path, args_hash, attempt, result, frame.duration_us))
         (frame, raised), failed = failed, None
         if not spec.retry.wants(raised, attempt):
-            more = {"error": describe_error(raised, execution.ctx.codec)}
-            entry = _entry(execution, path, spec, wanted, attempt, None, more, frame.took)
+            extra = {"error": describe_error(raised, execution.ctx.codec)}
+            entry = _entry(execution, path, spec, args_hash, attempt, None, extra, frame.duration_us)
             yield from execution.log.record((DONE, entry))
             mark_recorded(raised)
             try:
                 raise raised
             finally:
                 del raised  # or its traceback keeps itself alive
-        yield from _try_again(execution, path, spec, wanted, attempt, raised, frame)
+        yield from _try_again(execution, path, spec, args_hash, attempt, raised, frame)
         attempt += 1
         scope.check()  # another attempt may not be wanted any more
         yield from check_again(scope, path)
 
 
 def completed(
-    scope: Scope, spec: StepSpec, path: str, wanted: bytes, attempt: int, result: Any, took: int
+    scope: Scope, spec: StepSpec, path: str, args_hash: bytes, attempt: int, result: Any, duration_us: int
 ) -> Operation[Any]:
     """Write down what the body of a step returned."""
     execution = scope.execution
@@ -95,7 +95,7 @@ def completed(
     except Unstorable as error:
         execution.stop = execution.stop or error  # no failure of the step: its code cannot catch it and go on
         raise
-    entry = _entry(execution, path, spec, wanted, attempt, value, None, took)
+    entry = _entry(execution, path, spec, args_hash, attempt, value, None, duration_us)
     if spec.lazy:
         execution.log.buffer(DONE, entry)
     else:
@@ -117,22 +117,22 @@ def _entry(
     execution: Execution,
     path: str,
     spec: StepSpec,
-    wanted: bytes,
+    args_hash: bytes,
     attempt: int,
     value: bytes | None,
-    more: Any,
-    took: int = 0,
+    extra: Any,
+    duration_us: int = 0,
 ) -> Entry:
-    return Entry(path, spec.name, execution.ctx.clock_us(), wanted, attempt, value, more, took)
+    return Entry(path, spec.name, execution.ctx.clock_us(), args_hash, attempt, value, extra, duration_us)
 
 
 def answer(execution: Execution, ended: Entry, *, by_name: bool = False) -> Operation[Any]:
     """The recorded end of a call: its result, or its error again. `by_name`: only the name and text of the error are
     looked at, so that its class need not be found."""
-    more = ended.more or {}
-    if "error" in more:
-        error = rebuilt(more["error"], execution.ctx.codec) if by_name else _error_of(execution, ended, more["error"])
-        if not more.get("done"):  # an effect that was done, but its result could not be kept: a person must look
+    extra = ended.extra or {}
+    if "error" in extra:
+        error = rebuilt(extra["error"], execution.ctx.codec) if by_name else _error_of(execution, ended, extra["error"])
+        if not extra.get("done"):  # an effect that was done, but its result could not be kept: a person must look
             mark_recorded(error)
         raise error
     return (yield from execution.value(ended))
@@ -199,7 +199,7 @@ def _run_body(
             hooks.fault_point("body", frame.path, spec.name, attempt, "after")
         raise
     finally:
-        frame.took = (perf_counter_ns() - begun) // 1000
+        frame.duration_us = (perf_counter_ns() - begun) // 1000
         if state is not None:
             state.after_body(scope, before)
     if hooks.hook is not None:
@@ -242,22 +242,24 @@ def _begin(inner: Scope) -> None:
 
 
 def _try_again(
-    execution: Execution, path: str, spec: StepSpec, wanted: bytes, attempt: int, error: Exception, frame: BodyFrame
+    execution: Execution, path: str, spec: StepSpec, args_hash: bytes, attempt: int, error: Exception, frame: BodyFrame
 ) -> Operation[None]:
     """Write down that an attempt failed and when the next one is due, and wait for it."""
     if (sink := metrics.sink) is not None:
         sink.record(metrics.STEP_RETRIES, 1)
     delay = spec.retry.delay_s(attempt, random.random())
     due = execution.shared_clock_us() + int(delay * 1e6)
-    more = {"error": describe_error(error, execution.ctx.codec), "due": due}
-    yield from execution.log.record((FAILED, _entry(execution, path, spec, wanted, attempt, None, more, frame.took)))
+    extra = {"error": describe_error(error, execution.ctx.codec), "due": due}
+    yield from execution.log.record(
+        (FAILED, _entry(execution, path, spec, args_hash, attempt, None, extra, frame.duration_us))
+    )
     yield from wait_until(execution, path, due, {"for": "retry", "step": path, "name": spec.name})
 
 
 def _rest_of_backoff(execution: Execution, path: str, found: Sequence[Recorded]) -> Operation[None]:
     failed = [recorded.entry for recorded in found if recorded.kind == FAILED]
-    if failed and failed[-1].more is not None:
-        yield from wait_until(execution, path, int(failed[-1].more.get("due", 0)), {"for": "retry", "step": path})
+    if failed and failed[-1].extra is not None:
+        yield from wait_until(execution, path, int(failed[-1].extra.get("due", 0)), {"for": "retry", "step": path})
 
 
 def wait_until(execution: Execution, path: str, due_us: int, what: dict[str, Any]) -> Operation[None]:

@@ -66,10 +66,10 @@ class timeout:
         execution, path = scope.execution, scope.take()
         found = execution.recorded(path, NAME, None)
         if found:
-            due = int((found[0].entry.more or {})["due"])
+            due = int((found[0].entry.extra or {})["due"])
         else:
             due = execution.shared_clock_us() + int(self._seconds * 1e6)
-            execution.log.buffer(VALUE, Entry(path, NAME, execution.ctx.clock_us(), more={"due": due}))
+            execution.log.buffer(VALUE, Entry(path, NAME, execution.ctx.clock_us(), extra={"due": due}))
         self._entered.append((scope, scope.deadlines))
         scope.deadlines = (*scope.deadlines, (path, due))
         return self
@@ -177,8 +177,8 @@ def _give_up(scope: Scope, wait: Wait) -> Operation[TimedOut | None]:
     found = execution.index.at(path)
     first = found[0].entry if found else Entry(path, _ENDED[kind], 0)
     error = _over(path)
-    more: dict[str, Any] = {"error": describe_error(error, execution.ctx.codec)}
-    entry = Entry(path, first.name, execution.ctx.clock_us(), first.input, first.attempt, more=more)
+    extra: dict[str, Any] = {"error": describe_error(error, execution.ctx.codec)}
+    entry = Entry(path, first.name, execution.ctx.clock_us(), first.args_hash, first.attempt, extra=extra)
     beside = None
     if kind in ("question", "approval"):
         beside = partial(give_up_ask, execution, path)  # it needs no answer any more

@@ -37,11 +37,11 @@ def moment(microseconds: int) -> datetime:
     return datetime.fromtimestamp(microseconds / 1e6, UTC)
 
 
-def noted(more: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def noted(extra: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """What else an entry says, with times as times."""
-    if more is None:
+    if extra is None:
         return None
-    return {name: moment(value) if name in _TIMES and type(value) is int else value for name, value in more.items()}
+    return {name: moment(value) if name in _TIMES and type(value) is int else value for name, value in extra.items()}
 
 
 @dataclass(frozen=True)
@@ -190,17 +190,17 @@ def _kind(entries: Sequence[Recorded]) -> str:
         return "spawn"
     if first.entry.name in _KINDS:
         return _KINDS[first.entry.name]
-    if any(recorded.kind == INTENT or "approved" in (recorded.entry.more or {}) for recorded in entries):
+    if any(recorded.kind == INTENT or "approved" in (recorded.entry.extra or {}) for recorded in entries):
         return "effect"
     return "value" if first.kind == VALUE else "step"
 
 
 def _status(entries: Sequence[Recorded]) -> str:
     last = entries[-1]
-    more = last.entry.more or {}
+    extra = last.entry.extra or {}
     if last.kind in (DONE, CHANGE):
-        return "failed" if "error" in more else "done"
-    if last.kind == INTENT or (last.kind == WAIT and "doubt" in more):
+        return "failed" if "error" in extra else "done"
+    if last.kind == INTENT or (last.kind == WAIT and "doubt" in extra):
         return "in doubt"
     return {FAILED: "retrying", WAIT: "waiting", SPAWN: "done", VALUE: "done", NOTE: "done"}.get(last.kind, "done")
 
@@ -213,7 +213,7 @@ def value_text(entry: Entry, bodies: Mapping[bytes, bytes]) -> bytes | None:
 
 def blob_in(entry: Entry) -> bytes | None:
     """The hash of an entry's large result."""
-    return entry.more.get("blob") if entry.more else None
+    return entry.extra.get("blob") if entry.extra else None
 
 
 def steps_of(
@@ -225,9 +225,11 @@ def steps_of(
         last, first = group[-1], group[0]
         ended = last.kind in (DONE, CHANGE, VALUE, NOTE, SPAWN)
         keys = [
-            recorded.entry.more["key"] for recorded in group if recorded.entry.more and "key" in recorded.entry.more
+            recorded.entry.extra["key"] for recorded in group if recorded.entry.extra and "key" in recorded.entry.extra
         ]
-        errors = [r.entry.more["error"] for r in group if r.entry.more and isinstance(r.entry.more.get("error"), dict)]
+        errors = [
+            r.entry.extra["error"] for r in group if r.entry.extra and isinstance(r.entry.extra.get("error"), dict)
+        ]
         text = value_text(last.entry, bodies) if ended else None
         found.append(
             Step(
@@ -237,16 +239,16 @@ def steps_of(
                 _kind(group),
                 _status(group),
                 max(recorded.entry.attempt for recorded in group),
-                moment(first.entry.at - (first.entry.took if first.kind in (DONE, FAILED) else 0)),
+                moment(first.entry.at - (first.entry.duration_us if first.kind in (DONE, FAILED) else 0)),
                 moment(last.entry.at) if ended else None,
                 None if text is None else decode(text, codec, raw=True),
                 error_text(errors[-1])
-                if errors and (last.kind not in (DONE, CHANGE) or "error" in (last.entry.more or {}))
+                if errors and (last.kind not in (DONE, CHANGE) or "error" in (last.entry.extra or {}))
                 else None,
                 keys[0] if keys else None,
                 not last.own,
                 last.seq,
-                {k: v for k, v in (noted(last.entry.more) or {}).items() if k not in ("error", "key", "blob")} or None,
+                {k: v for k, v in (noted(last.entry.extra) or {}).items() if k not in ("error", "key", "blob")} or None,
                 sizes.get(blob_in(last.entry) or b"") if ended else None,
             )
         )

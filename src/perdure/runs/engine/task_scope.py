@@ -105,8 +105,8 @@ class TaskScope(Scope):
         self._counts: dict[str, int] = {}
         self._opening = self._is_open = False
 
-    def take_for(self, name: str, wanted: bytes) -> str:
-        call = f"{name}-{wanted.hex()}"
+    def take_for(self, name: str, args_hash: bytes) -> str:
+        call = f"{name}-{args_hash.hex()}"
         with _lock:
             number = self._counts[call] = self._counts.get(call, 0) + 1
         return f"{call}-{number}"
@@ -264,7 +264,7 @@ def ending(ctx: Context, thread: str, task: str, is_over: bool, keep_us: int | N
             scope.execution.row.id,
             recorded.entry.name,
             recorded.entry.path,
-            (recorded.entry.more or {}).get("key"),
+            (recorded.entry.extra or {}).get("key"),
             extra=event("effect.forgotten", run=scope.execution.row.id, step=recorded.entry.path),
         )
     waiting = None

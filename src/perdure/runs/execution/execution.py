@@ -119,8 +119,8 @@ class Execution:
         entry = found[0].entry
         if entry.name != name:
             raise self._differs(path, f"{entry.name}()", f"{name}()")
-        if digest is not None and entry.input is not None and entry.input != digest:
-            raise self._differs(path, f"{name}() with arguments {entry.input.hex()}", f"arguments {digest.hex()}")
+        if digest is not None and entry.args_hash is not None and entry.args_hash != digest:
+            raise self._differs(path, f"{name}() with arguments {entry.args_hash.hex()}", f"arguments {digest.hex()}")
         if self.replay and not any(recorded.kind in _ANSWERS for recorded in found):
             raise self.end_of_replay(path, name)  # it began, and how it ended is not recorded
         self.index.read(path)
@@ -174,8 +174,13 @@ class Execution:
     def final(self, found: Sequence[Recorded]) -> Entry | None:
         """How a call ended, if that stands: where others run the code again after an error, an error does not."""
         ended = completion(found)
-        more = None if ended is None else ended.more
-        if more is not None and "error" in more and not self.can_park and not (more.get("done") or more.get("doubt")):
+        extra = None if ended is None else ended.extra
+        if (
+            extra is not None
+            and "error" in extra
+            and not self.can_park
+            and not (extra.get("done") or extra.get("doubt"))
+        ):
             return None
         return ended
 
@@ -186,8 +191,8 @@ class Execution:
     def text(self, entry: Entry) -> Operation[bytes]:
         if entry.value is not None:
             return decompress(entry.value)
-        if entry.more is not None and "blob" in entry.more:
-            body = yield from read(partial(read_blob, self.tenant, entry.more["blob"]))
+        if entry.extra is not None and "blob" in entry.extra:
+            body = yield from read(partial(read_blob, self.tenant, entry.extra["blob"]))
             return decompress(body)
         return b"null"
 

@@ -55,9 +55,9 @@ class Scope:
         self.count += 1
         return f"{self.prefix}{self.count}"
 
-    def take_for(self, name: str, wanted: bytes) -> str:
+    def take_for(self, name: str, args_hash: bytes) -> str:
         """The path of the next call, of this step with these arguments. Here the order of the calls is enough."""
-        del name, wanted
+        del name, args_hash
         return self.take()
 
     def around(self, operation: Any) -> Any:
@@ -97,7 +97,7 @@ class Scope:
 class BodyFrame:
     """What a running step's body may say: it has no scope of its own, journal calls in it are plain calls."""
 
-    __slots__ = ("begun", "is_effect", "key", "name", "outside", "path", "scope", "took")
+    __slots__ = ("begun", "duration_us", "is_effect", "key", "name", "outside", "path", "scope")
 
     def __init__(self, scope: Scope, path: str, name: str, *, key: str | None = None, is_effect: bool = False) -> None:
         self.scope = scope
@@ -105,7 +105,7 @@ class BodyFrame:
         self.name = name
         self.key = key
         self.is_effect = is_effect
-        self.took = 0  # microseconds that the body ran, once it has ended
+        self.duration_us = 0  # microseconds that the body ran, once it has ended
         self.begun = False
         self.outside: BaseException | None = None  # what the caller was handling when the body began
 

@@ -270,7 +270,7 @@ def _needs_keys(tenant: int, source: RunRow, plan: ForkPlan) -> Generator[Batch,
         return True
     for recorded in plan.after:
         if recorded.kind == SPAWN:
-            child = (recorded.entry.more or {}).get("child")
+            child = (recorded.entry.extra or {}).get("child")
             [found] = yield Batch(_CHILD_EFFECTS(tenant=tenant, child=child, root=source.root, intent=INTENT))
             if found:
                 return True
@@ -354,11 +354,11 @@ def _write(
     [found] = yield Batch(rows.BY_ID(tenant=tenant, id=new.id))
     run = RunRow._make(found[0]).run
     about = {"of": request.source, "at": plan.at, "keys": keys, "request": request.digest(), "shared": segments}
-    entries = [Entry(FORK, FORK_NAME, now, more=about), *(recorded.entry for recorded in plan.changed)]
+    entries = [Entry(FORK, FORK_NAME, now, extra=about), *(recorded.entry for recorded in plan.changed)]
     statements = [
-        refer_statement(tenant, run, recorded.entry.more["blob"])
+        refer_statement(tenant, run, recorded.entry.extra["blob"])
         for recorded in plan.changed
-        if recorded.entry.more and "blob" in recorded.entry.more
+        if recorded.entry.extra and "blob" in recorded.entry.extra
     ]
     for path, text in plan.changes.items():
         entry = _changed(plan.shared[path], text, now)
@@ -378,8 +378,8 @@ def _changed(group: list[Recorded], text: bytes, now: int) -> Entry:
     """Another result in place of a recorded one. What the body did besides (state) stays as it was."""
     first = group[0].entry
     last = next((recorded.entry for recorded in reversed(group) if recorded.kind in (DONE, CHANGE)), first)
-    kept = {name: value for name, value in (last.more or {}).items() if name == "state"}
-    return Entry(first.path, first.name, now, first.input, last.attempt, text, kept or None)
+    kept = {name: value for name, value in (last.extra or {}).items() if name == "state"}
+    return Entry(first.path, first.name, now, first.args_hash, last.attempt, text, kept or None)
 
 
 def _fork_states(
@@ -398,12 +398,12 @@ def _fork_states(
 
 
 def _checkpoint(recorded: Recorded) -> int | None:
-    return ((recorded.entry.more or {}).get("state") or {}).get("c")
+    return ((recorded.entry.extra or {}).get("state") or {}).get("c")
 
 
 def _check_same(tenant: int, row: RunRow, request: ForkRequest) -> Generator[Batch, list[Rows], None]:
     """The id is taken. Raises RunMismatch, unless this very fork has it."""
     entries = (yield from read_whole(tenant, row)).entries
     first = next((recorded for recorded in entries if recorded.own), None)
-    if first is None or first.entry.path != FORK or (first.entry.more or {}).get("request") != request.digest():
+    if first is None or first.entry.path != FORK or (first.entry.extra or {}).get("request") != request.digest():
         raise RunMismatch(f"there is a run {row.id!r} already, and it is not this fork; choose another id")

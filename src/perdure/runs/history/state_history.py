@@ -74,7 +74,7 @@ def checkpoint_at(row: RunRow, entries: list[Recorded], step: Step | str | int |
 
 def _newest(entries: list[Recorded]) -> int | None:
     for recorded in reversed(entries):
-        info = (recorded.entry.more or {}).get("state") or {}
+        info = (recorded.entry.extra or {}).get("state") or {}
         if "c" in info:
             return int(info["c"])
     return None

@@ -44,7 +44,7 @@ def blob_hash(body: bytes) -> bytes:
 def out_of_line(entry: Entry) -> Entry:
     """The entry with a reference in place of its value."""
     assert entry.value is not None
-    return msgspec.structs.replace(entry, value=None, more={**(entry.more or {}), "blob": blob_hash(entry.value)})
+    return msgspec.structs.replace(entry, value=None, extra={**(entry.extra or {}), "blob": blob_hash(entry.value)})
 
 
 def blob_statements(tenant: int, run: int, body: bytes) -> list[Statement]:

@@ -45,16 +45,16 @@ _head = struct.Struct(">QQH").pack
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One thing that happened. `value` is the text of a result, perhaps compressed; `more` what only some have."""
+    """One thing that happened. `value` is the text of a result, perhaps compressed; `extra` what only some have."""
 
     path: str
     name: str
     at: int  # microseconds since 1970
-    input: bytes | None = None  # digest of the arguments
+    args_hash: bytes | None = None
     attempt: int = 1
     value: bytes | None = None
-    more: dict[str, Any] | None = None
-    took: int = 0  # microseconds that the body ran
+    extra: dict[str, Any] | None = None
+    duration_us: int = 0  # of the body
 
 
 class Recorded(msgspec.Struct, frozen=True, gc=False):

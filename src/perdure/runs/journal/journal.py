@@ -63,8 +63,8 @@ def read_whole(tenant: int, row: RunRow, *, last: bool = False) -> Generator[Bat
     own = JournalSum(len(rows), digest, max(row.seq, rows[-1][0] if rows else 0))
     shared = _shared(entries) if row.origin is not None else []
     if shared:
-        wanted = (ROWS(tenant=tenant, run=part.run, since=part.since, last=part.last) for part in shared)
-        answers = yield Batch(*wanted, last=last)
+        args_hash = (ROWS(tenant=tenant, run=part.run, since=part.since, last=part.last) for part in shared)
+        answers = yield Batch(*args_hash, last=last)
         before: tuple[Rows, list[Recorded]] = ([], [])
         for part, found in zip(shared, answers, strict=True):
             skip = set(part.skip)
@@ -78,9 +78,9 @@ def read_whole(tenant: int, row: RunRow, *, last: bool = False) -> Generator[Bat
 
 def _shared(own: list[Recorded]) -> list[Segment]:
     first = own[0].entry if own else None
-    if first is None or first.path != FORK or first.more is None:
+    if first is None or first.path != FORK or first.extra is None:
         return []
-    return [Segment(*part) for part in first.more["shared"]]
+    return [Segment(*part) for part in first.extra["shared"]]
 
 
 def read_journal(tenant: int, row: RunRow) -> Program[list[Recorded]]:

@@ -74,5 +74,5 @@ def _saved(kind: int, body: bytes) -> tuple[str | None, int]:
         entry = unpack(body)
     except JournalDamaged:
         return None, 0  # that is verify's
-    more = entry.more or {}
-    return (str(more["thread"]), int(more["saved"][0])) if entry.name == NAME and "saved" in more else (None, 0)
+    extra = entry.extra or {}
+    return (str(extra["thread"]), int(extra["saved"][0])) if entry.name == NAME and "saved" in extra else (None, 0)

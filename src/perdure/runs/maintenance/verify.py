@@ -178,7 +178,7 @@ def _wrong_journal(tenant: int, row: RunRow, referred: set[bytes]) -> Generator[
     return [
         f"entry {recorded.seq} ({recorded.entry.name}): nothing keeps its large result"
         for recorded in entries
-        if recorded.own and (key := (recorded.entry.more or {}).get("blob")) is not None and key not in referred
+        if recorded.own and (key := (recorded.entry.extra or {}).get("blob")) is not None and key not in referred
     ]
 
 
