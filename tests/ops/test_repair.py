@@ -124,7 +124,7 @@ def test_what_can_be_proved_is_mended(scene: Scene, damage: Callable[[Scene], No
     before = scene.loadable()
     done = scene.repair()
     assert done.changed
-    assert not done.lost, [str(mend) for mend in done.lost]
+    assert not done.lost, [str(note) for note in done.lost]
     assert scene.check(done, before) == scene.states.keys()
     with scene.open(done) as store:
         for name, at in scene.heads.items():
@@ -250,13 +250,10 @@ def test_what_cannot_be_saved_is_named_and_kept(scene: Scene, damage: Callable[[
     assert not done.ok
     after = scene.check(done, before)
     assert len(scene.states) - len(after) <= most
-    assert done.quarantine is not None
-    kept = [json.loads(line) for line in Path(done.quarantine).read_text().splitlines()]
-    rows = {line["row"]["id"] for line in kept if line["table"] == "record"}
+    rows = {row["id"] for table, row in scene.quarantine(done) if table == "record"}
     for mend in done.lost:
         nothing_left = mend.checkpoint is None or mend.what == "its row is gone"
         assert nothing_left or parse_id(mend.checkpoint or "") in rows, mend
-    assert os.stat(done.quarantine).st_mode & 0o77 == 0, "others can read it"
     again = perdure.repair(
         done.place if scene.is_file else scene.url, to="again.db" if scene.is_file else "again", **schema_of(scene)
     )
@@ -316,48 +313,22 @@ def test_what_a_pin_holds_of_a_deleted_thread_does_not_bring_it_back(scene: Scen
             store.delete_thread("gone")
         assert store.ops.verify().ok
     done = scene.repair()
-    assert not done.changed, [str(mend) for mend in done.mended]
+    assert not done.changed, [str(note) for note in done.repaired]
     with scene.open(done) as store:
         assert {info.name for info in store.threads()} == {"a", "b", "c", "p", "fork"}
         assert store.thread("fork").load(saved[2], strict=True).state == {"n": 2}
 
 
-def test_a_sound_store_is_not_touched(scene: Scene, tmp_path: Path) -> None:
+def test_a_sound_store_gets_no_copy(scene: Scene, tmp_path: Path) -> None:
     before = Path(scene.url).read_bytes() if scene.is_file else b""
-    files = set(tmp_path.iterdir())
-    for options in ({}, {"in_place": True}, {"dry_run": True}):
-        done = perdure.repair(scene.url, **options)  # type: ignore[arg-type]
-        assert done.ok
-        assert not done.changed
-        assert done.quarantine is None
-        assert done.report.checkpoints == len(scene.states)
+    done = perdure.repair(scene.url)
+    assert (done.ok, done.changed, done.quarantined) == (True, False, 0)
+    assert done.report.checkpoints == len(scene.states)
     assert before == (Path(scene.url).read_bytes() if scene.is_file else b"")
-    assert {path for path in tmp_path.iterdir() if "-lock" not in path.name} == {
-        path for path in files if "-lock" not in path.name
-    }
-
-
-def test_a_dry_run_says_the_same_and_leaves_nothing(scene: Scene, tmp_path: Path) -> None:
-    a_body(scene)
-    files = {path.name for path in tmp_path.iterdir()}
-    tried = perdure.repair(scene.url, dry_run=True)
-    assert {path.name for path in tmp_path.iterdir() if "-lock" not in path.name} <= files
-    done = scene.repair()
-    assert (tried.mended, tried.lost) == (done.mended, done.lost)
+    assert {path.name for path in tmp_path.iterdir() if "-lock" not in path.name} <= {"a.db"}
     if not scene.is_file:
         schemas = scene.execute("SELECT nspname FROM pg_namespace WHERE starts_with(nspname::text, 'perdure')")
         assert schemas == [("perdure",)]
-
-
-def test_in_place_mends_the_store_itself(scene: Scene) -> None:
-    a_head(scene)
-    full_text(scene)
-    before = scene.loadable()
-    done = perdure.repair(scene.url, in_place=True)
-    assert done.in_place
-    assert done.damaged is None
-    scene.check(done, before)
-    assert not perdure.repair(scene.url, in_place=True).changed
 
 
 # --- runs
@@ -368,8 +339,8 @@ def test_a_run_whose_journal_does_not_add_up_is_stopped(scene: Scene) -> None:
     [(run,)] = scene.execute("SELECT run FROM run WHERE id = 'asks'")
     scene.execute("UPDATE run SET entries = entries + 1 WHERE run = ?", (run,))
     done = scene.repair()
-    assert {mend.run for mend in done.lost} == {"done", "asks"}
-    assert any("stuck" in mend.what for mend in done.mended if mend.run == "asks")
+    assert {note.run for note in done.lost} == {"done", "asks"}
+    assert any("stuck" in note.what for note in done.repaired if note.run == "asks")
     assert {problem.run for problem in done.report.problems} == {"done", "asks"}
     with scene.open(done) as store:
         assert store.get_run("asks").status == "stuck"
@@ -377,16 +348,14 @@ def test_a_run_whose_journal_does_not_add_up_is_stopped(scene: Scene) -> None:
             store.get_run("asks").result(timeout_s=0)
     place = done.place if scene.is_file else scene.url
     again = perdure.repair(place, to="again.db" if scene.is_file else "again", **schema_of(scene))
-    assert not again.mended
+    assert not again.repaired
 
 
 def test_rows_of_runs_that_are_gone_are_set_aside(scene: Scene) -> None:
     scene.execute("DELETE FROM run WHERE id = 'done'")
     done = scene.repair()
     assert done.report.ok
-    assert done.quarantine is not None
-    tables = {json.loads(line)["table"] for line in Path(done.quarantine).read_text().splitlines()}
-    assert tables == {"journal", "run_value"}
+    assert {table for table, _ in scene.quarantine(done)} == {"journal", "run_value"}
 
 
 # --- the command
@@ -397,26 +366,17 @@ def test_the_command(scene: Scene, capsys: pytest.CaptureFixture[str], tmp_path:
     assert "no damage" in capsys.readouterr().out
     a_body(scene)
     target = str(tmp_path / "to.db") if scene.is_file else "elsewhere"
-    assert main(["store", "repair", "--store", scene.url, "--dry-run"]) == 1
-    assert "would be lost" in capsys.readouterr().out
+    assert main(["store", "repair", "--store", scene.url]) == 1
+    assert "1 lost" in capsys.readouterr().out
     assert main(["store", "repair", "--store", scene.url, "--to", target, "--json"]) == 1
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert answer["report"]["problems"] == []
     assert len(answer["lost"]) == 1
-    assert main(["store", "repair", "--store", scene.url, "--in-place"]) == 2
-    assert "--yes" in capsys.readouterr().err
-    assert main(["store", "repair", "--store", scene.url, "--in-place", "--yes"]) == 1
-    assert "1 would" not in capsys.readouterr().out
-    assert main(["store", "verify", "--store", scene.url]) == 0
 
 
 def test_mistakes_are_said(tmp_path: Path) -> None:
     with pytest.raises(perdure.errors.OpenError, match="there is no store"):
         perdure.repair(str(tmp_path / "none.db"))
-    with pytest.raises(perdure.UsageError, match="in memory"):
-        perdure.repair(":memory:")
-    with pytest.raises(perdure.UsageError, match="goes with neither"):
-        perdure.repair("a.db", in_place=True, dry_run=True)
     scene = build(str(tmp_path / "a.db"), saves=8)
     (tmp_path / "there.db").write_text("mine")
     with pytest.raises(perdure.UsageError, match="exists already"):

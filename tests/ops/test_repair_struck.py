@@ -1,21 +1,18 @@
-"""Repair while others use the store, killed at every statement, of encrypted stores, of files with damaged pages."""
+"""Repair of files with damaged pages, of encrypted stores, of what is hardly a store any more."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import shutil
 import sqlite3
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from repair_kit import Scene, Scenes, build
-from striking import SOAK, points
 
 import perdure
 from perdure.storage import migrate
@@ -45,115 +42,26 @@ def damage(scene: Scene) -> None:
     scene.execute("INSERT INTO body (tenant, salt, diff) VALUES (1, ?, ?)", (b"s", b"d"))
 
 
-class Struck(Exception):
-    """A kill, as the driver sees it."""
-
-
-class Kill:
-    """Raises at the n-th step of the driver."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-        self.steps = 0
-
-    def __call__(self, _step: str) -> None:
-        self.steps += 1
-        if self.steps == self.left:
-            raise Struck
-
-
-KILLED = [*(("sqlite", part) for part in range(PARTS if SOAK else 1)), ("postgres", 0)]
-
-
-@pytest.mark.parametrize(("database", "part"), KILLED)
-def test_killed_at_every_statement(
-    scenes: Scenes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str, part: int
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    damaged = scenes.new(database)
-    damage(damaged)
-    before = damaged.loadable()
-    count = Kill(0)
-    whole = scenes.new(database)
-    damage(whole)
-    reference = perdure.repair(whole.url, in_place=True, hook=count)
-    wanted = whole.loadable()
-    assert before <= wanted
-    assert reference.lost
-    every = PARTS if database == "sqlite" else max(1, count.steps // (25 if SOAK else 4))
-    struck: Iterable[int] = range(1 + part, count.steps + 1, every)
-    if database == "sqlite" and not SOAK:
-        struck = itertools.takewhile(lambda at: at <= count.steps, points("repair"))
-    for at in struck:
-        scene = scenes.new(database)
-        damage(scene)
-        with pytest.raises((Struck, perdure.PerdureError)):
-            perdure.repair(scene.url, in_place=True, durability="normal", hook=Kill(at))
-        if at % 3 == 0:
-            assert before <= scene.loadable(), f"lost by a kill at step {at}"
-        done = perdure.repair(scene.url, in_place=True, durability="normal")
-        assert {problem.run for problem in done.report.problems} == {"asks"}
-        assert scene.loadable() == wanted, f"after a kill at step {at}"
-        if scene.is_file:
-            quarantined = Path(f"{scene.url}.quarantine.jsonl").read_text()
-            assert '"table":"body"' in quarantined
-            for path in Path(scene.url).parent.glob(Path(scene.url).name + "*"):
-                path.unlink()
-
-
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
-def test_in_place_while_others_read_and_write(
+def test_a_repair_that_ends_in_the_middle_leaves_no_copy(
     scenes: Scenes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     scene = scenes.new(database)
     damage(scene)
     before = scene.loadable()
-    ended = threading.Event()
-    failures: list[BaseException] = []
-    saved: dict[str, int] = {}
-    begun = threading.Barrier(3)
 
-    def write(name: str) -> None:
-        try:
-            with perdure.open(scene.url, **scene.options) as store:
-                thread = store.thread(name)
-                state = thread.load().state
-                number = 0
-                begun.wait()
-                while not ended.is_set() or number < 5:
-                    number += 1
-                    state["number"] = number
-                    saved[thread.save(state).id] = number
-                assert thread.load(strict=True).state["number"] == number
-        except BaseException as error:
-            failures.append(error)
+    def struck(*_: object) -> None:
+        raise KeyboardInterrupt
 
-    threads = [threading.Thread(target=write, args=(name,)) for name in ("a", "p")]
-    for each in threads:
-        each.start()
-    begun.wait()
-    done = perdure.repair(scene.url, in_place=True)
-    ended.set()
-    for each in threads:
-        each.join()
-    assert not failures, failures
+    with monkeypatch.context() as patch:
+        patch.setattr("perdure.ops.repair.repair.verify_all", struck)
+        with pytest.raises(KeyboardInterrupt):
+            scene.repair()
+    done = scene.repair()
     assert {problem.run for problem in done.report.problems} == {"asks"}
     assert before <= scene.loadable(done)
-    with scene.open() as store:
-        assert [problem for problem in store.ops.verify().problems if problem.run is None] == []
-        known = {at: name for name in ("a", "p") for at in saved if _has(store.thread(name), at)}
-        for at, name in known.items():
-            assert store.thread(name).load(at, strict=True).state["number"] == saved[at]
-        assert known.keys() == saved.keys()
-
-
-def _has(thread: perdure.Thread, at: str) -> bool:
-    try:
-        thread.load(at, strict=True)
-    except perdure.NotFound:
-        return False
-    return True
+    assert scene.loadable() == before
 
 
 # --- pages
@@ -168,34 +76,17 @@ def break_pages(scene: Scene) -> None:
     Path(scene.url).write_bytes(data)
 
 
-def test_a_file_in_place_is_replaced_only_while_nobody_has_it_open(scenes: Scenes, tmp_path: Path) -> None:
+def test_a_file_with_damaged_pages_is_rebuilt_while_another_has_it_open(scenes: Scenes) -> None:
     scene = scenes.new("sqlite")
     with perdure.open(scene.url) as store:
         store.thread("a").load()
         break_pages(scene)
-        with pytest.raises(perdure.UsageError, match="in use"):
-            perdure.repair(scene.url, in_place=True)
-    damaged = Path(scene.url).read_bytes()
-    done = perdure.repair(scene.url, in_place=True)
-    assert done.in_place
-    assert done.damaged is not None
-    assert Path(done.damaged).read_bytes() == damaged
-    assert any("rebuilt from its pages" in mend.what for mend in done.mended)
-    assert scene.loadable() == scene.states.keys()
-    assert not perdure.repair(scene.url, in_place=True).changed
-
-
-def test_a_file_that_sqlite_takes_for_none_is_repaired_to_a_copy(scenes: Scenes) -> None:
-    scene = scenes.new("sqlite")
-    data = Path(scene.url).read_bytes()
-    Path(scene.url).write_bytes(bytes(PAGE_BYTES) + data[PAGE_BYTES:])
-    with pytest.raises(perdure.errors.OpenError):
-        perdure.open(scene.url)
-    with pytest.raises(perdure.PerdureError):
-        perdure.repair(scene.url, in_place=True)
-    done = scene.repair()
-    assert done.report.ok
-    assert scene.loadable(done) == scene.states.keys()
+        damaged = Path(scene.url).read_bytes()
+        done = scene.repair()
+        assert any("rebuilt from its pages" in note.what for note in done.repaired)
+        assert scene.loadable(done) == scene.states.keys()
+        assert not perdure.repair(done.place).changed
+        assert Path(scene.url).read_bytes() == damaged
 
 
 def test_what_is_in_the_log_is_in_the_copy(scenes: Scenes, tmp_path: Path) -> None:
@@ -211,7 +102,7 @@ def test_what_is_in_the_log_is_in_the_copy(scenes: Scenes, tmp_path: Path) -> No
         with scene.open(done) as copy:
             assert copy.thread("a").load(strict=True).id == newest.id
         store.thread("a").save({"goes": "on"})
-    assert not list(tmp_path.glob("*.part*"))
+    assert not list(Path(scene.url).parent.glob(".*.part*"))
 
 
 def test_indexes_are_rebuilt(scenes: Scenes) -> None:
@@ -227,27 +118,11 @@ def test_indexes_are_rebuilt(scenes: Scenes) -> None:
     assert scene.loadable(done) == scene.states.keys()
 
 
-def test_in_place_after_a_copy_was_made(scenes: Scenes) -> None:
-    scene = scenes.new("sqlite")
-    with open(scene.url, "r+b") as file:
-        file.seek(PAGE_BYTES * 5)
-        file.write(bytes(PAGE_BYTES))
-    copy = Path(scene.repair().place)
-    before = copy.read_bytes()
-    done = perdure.repair(scene.url, in_place=True)
-    assert done.changed
-    assert done.damaged is not None  # its pages, not only rows
-    assert done.report.ok
-    assert copy.read_bytes() == before
-    assert not list(copy.parent.glob("*.mending*"))
-
-
 # --- not a store
 
 
 @pytest.mark.parametrize("kind", ["text", "our schema as text", "random", "empty", "zeros", "another's"])
-@pytest.mark.parametrize("way", [{}, {"dry_run": True}, {"in_place": True}], ids=["copy", "dry", "in place"])
-def test_what_never_was_a_store_is_left_alone(tmp_path: Path, kind: str, way: dict[str, Any]) -> None:
+def test_what_never_was_a_store_is_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "a.db"
     if kind == "another's":
         with closing(sqlite3.connect(path)) as connection:
@@ -260,8 +135,8 @@ def test_what_never_was_a_store_is_left_alone(tmp_path: Path, kind: str, way: di
         path.write_bytes(contents.get(kind, random.Random(7).randbytes(1 << 20)))
     before = path.read_bytes()
     with pytest.raises(perdure.errors.OpenError, match="not a Perdure store"):
-        perdure.repair(str(path), **way)
-    assert os.listdir(tmp_path) == ["a.db"]
+        perdure.repair(str(path))
+    assert {name for name in os.listdir(tmp_path) if "-lock" not in name} == {"a.db"}
     assert path.read_bytes() == before
 
 
@@ -317,18 +192,7 @@ def test_an_encrypted_store(
         done = scene.repair()
         scene.check(done, before)
         assert len(scene.loadable(done)) >= len(scene.states) - 1
-        assert done.quarantine is not None
-        text = Path(done.quarantine).read_text()
-        assert "content" not in text.replace('"content":', "")
-        assert not [line for line in text.splitlines() if '"table":"state"' in line]
-        names, bodies = sorted(os.listdir(tmp_path)), scene.execute("SELECT id, full_text, diff FROM body ORDER BY id")
-        target = str(tmp_path / "to.db") if scene.is_file else "to_schema"
-        ways: list[dict[str, Any]] = [{}, {"dry_run": True}, {"to": target}, {"in_place": True}]
-        for way in ways:
-            with pytest.raises(perdure.errors.KeyMissing, match="PERDURE_KEYS"):
-                perdure.repair(scene.url, **way)
-        assert sorted(os.listdir(tmp_path)) == names
-        assert scene.execute("SELECT id, full_text, diff FROM body ORDER BY id") == bodies
+        assert "content" not in str(scene.quarantine(done))
     finally:
         made.close()
 
@@ -363,8 +227,8 @@ def test_ids_and_pending_writes_of_langgraph(
     scene.execute("UPDATE write SET value = ? WHERE id = ?", (b"\0\0\0\0\0zz", rows[0][0]))
     done = scene.repair()
     assert done.report.ok, done.report.problems
-    assert any("an id was set aside" in mend.what for mend in done.mended)
-    assert any("pending write" in mend.what for mend in done.mended)
+    assert any("an id was set aside" in note.what for note in done.repaired)
+    assert any("pending write" in note.what for note in done.repaired)
     target = done.place if scene.is_file else url
     with PerdureSaver(scene.open(done) if not scene.is_file else target) as saver:
         for number, each in enumerate(kept):

@@ -113,7 +113,11 @@ def restore_and_die(say: Say, backup: str, target: str, at: int) -> None:
     steps = itertools.count(1)
 
     def audit(event: str, args: Any) -> None:
-        if event in ("open", "os.link", "os.remove", "os.rename") and target in str(args[0]) and next(steps) == at:
+        if (
+            event in ("open", "os.link", "os.remove", "os.rename")
+            and Path(target).name in str(args[0])
+            and next(steps) == at
+        ):
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(audit)

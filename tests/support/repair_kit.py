@@ -14,6 +14,7 @@ from typing import Any
 import apsw
 import psycopg
 import pytest
+from copy_kit import query
 
 import perdure
 from perdure.log import keyframes as policy
@@ -72,13 +73,13 @@ class Scene:
             return cursor.fetchall() if cursor.description else []
 
     def repair(self, **options: Any) -> perdure.ops.Repaired:
-        """Mend a copy."""
+        """Repair a copy."""
         to = options.pop("to", None) or (f"{self.url}-mended.db" if self.is_file else MENDED)
         return perdure.repair(self.url, to=to, **{**self.options, **options})
 
     def open(self, done: perdure.ops.Repaired | None = None) -> perdure.Store:
         """The store, or the copy that a repair made of it."""
-        if done is None or done.in_place or not done.changed:
+        if done is None or not done.changed:
             return perdure.open(self.url, **self.options)
         if self.is_file:
             return perdure.open(done.place, **self.options)
@@ -111,23 +112,24 @@ class Scene:
             for name in self.heads:
                 self._check_thread(store, name, done)
         missing = self.states.keys() - after
-        named = {mend.checkpoint for mend in done.lost}
-        wholesale = [mend for mend in (*done.lost, *done.mended) if mend.checkpoint is None]
+        named = {note.checkpoint for note in done.lost}
+        wholesale = [note for note in (*done.lost, *done.repaired) if note.checkpoint is None]
         for name, at in missing:
             assert at in named or wholesale, f"{name} {at} is gone, and nobody says so\n{done}"
-        if done.lost:
-            assert done.quarantine is not None
-            lines = [json.loads(line) for line in Path(done.quarantine).read_text().splitlines()]
-            assert len(lines) >= 1
-            assert all(line.keys() == {"tenant", "table", "reason", "key", "row"} for line in lines)
+        assert done.quarantined or not done.lost
         return after
+
+    def quarantine(self, done: perdure.ops.Repaired) -> list[tuple[str, dict[str, Any]]]:
+        """What the copy has set aside: tables and rows."""
+        with self.open(done) as store:
+            return [(table, json.loads(row)) for table, row in query(store, "SELECT kind, content FROM quarantine")]
 
     def _check_thread(self, store: perdure.Store, name: str, done: perdure.ops.Repaired) -> None:
         thread = store.thread(name)
         try:
             loaded = thread.load(strict=True)
         except perdure.NotFound:
-            assert any(mend.checkpoint is None or mend.thread == name for mend in (*done.mended, *done.lost))
+            assert any(note.checkpoint is None or note.thread == name for note in (*done.repaired, *done.lost))
             return
         assert loaded.state == self.states[name, loaded.id]
         assert [checkpoint.id for checkpoint in thread.history(limit=None)]

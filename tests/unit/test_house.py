@@ -164,7 +164,7 @@ LINES_MAX = {
     # tools, progress, teams
     "agents": 830,
     # the command
-    "cli": 4_140,
+    "cli": 4_070,
     # envelope keys and encrypted columns
     "encryption": 1_000,
     # the adapter
@@ -172,7 +172,7 @@ LINES_MAX = {
     # records, packs, garbage collection, repair
     "log": 5_750,
     # what an operator does
-    "ops": 4_000,
+    "ops": 2_865,
     # durable functions
     "runs": 13_270,
     # drivers, migrations, the object store
@@ -182,7 +182,7 @@ LINES_MAX = {
     # thread handles, retention, autosave
     "threads": 3_760,
     # copies between stores
-    "transfer": 2_235,
+    "transfer": 2_130,
     # value to text, text to difference
     "values": 3_400,
 }

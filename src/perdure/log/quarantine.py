@@ -1,7 +1,6 @@
 """Rows that repair takes out of use: kept as they are, in a table, by the transaction that removes or changes them.
 
-So no crash can lose them. When the repair is done they go to a file for people, and out of the table. What is encrypted
-stays so: a row is kept as it is stored.
+So no crash can lose them. What is encrypted stays so: a row is kept as it is stored.
 """
 
 from __future__ import annotations
@@ -9,33 +8,19 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Generator, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 from blake3 import blake3
 
 from perdure.storage.domains import owned_tables
-from perdure.storage.program import Batch, Program, Rows, Sql, Statement
+from perdure.storage.program import Batch, Rows, Sql, Statement
 
 _KEY_MAX = 400  # of a key as text; PostgreSQL's indexes have a limit
 _ADD = Sql(
     """INSERT INTO quarantine (tenant, kind, key, reason, content) VALUES (:tenant, :kind, :key, :reason, :content)
     ON CONFLICT (tenant, kind, key) DO NOTHING"""
 )
-_PAGE = Sql(
-    "SELECT tenant, kind, key, reason, content FROM quarantine ORDER BY tenant, kind, key LIMIT :limit",
-)
-_DROP = Sql("DELETE FROM quarantine WHERE tenant = :tenant AND kind = :kind AND key = :key")
-
-
-class Kept(NamedTuple):
-    """A row of the table."""
-
-    tenant: int
-    kind: str
-    key: str
-    reason: str
-    content: str
 
 
 def plain(value: Any) -> Any:
@@ -83,14 +68,3 @@ def set_aside(
         statements.append(delete(tenant=tenant, **params))
     yield Batch(*statements)
     return True
-
-
-def kept(limit: int) -> Program[list[Kept]]:
-    """Some rows of the table, in order."""
-    [rows] = yield Batch(_PAGE(limit=limit), last=True)
-    return [Kept._make(row) for row in rows]
-
-
-def drop(rows: list[Kept]) -> Program[None]:
-    """Take rows out of the table: they are in the file."""
-    yield Batch(*(_DROP(tenant=row.tenant, kind=row.kind, key=row.key) for row in rows), last=True)

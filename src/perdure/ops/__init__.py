@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from perdure.ops.health import Health
     from perdure.ops.keys import KeyInfo, Rotated
     from perdure.ops.maintenance.compaction import Compacted
-    from perdure.ops.repair.report import Mend, Repaired
+    from perdure.ops.repair.repair import Repaired, RepairNote
     from perdure.threads.models import Problem, Pruned, Report, Stats
     from perdure.threads.retention import Erased, Pin, Retention
     from perdure.transfer.archive import Archive
@@ -25,11 +25,11 @@ _LATE = {
     "Finding": "perdure.ops.doctor.checklist",
     "Health": "perdure.ops.health",
     "KeyInfo": "perdure.ops.keys",
-    "Mend": "perdure.ops.repair.report",
     "Pin": "perdure.threads.retention",
     "Problem": "perdure.threads.models",
     "Pruned": "perdure.threads.models",
-    "Repaired": "perdure.ops.repair.report",
+    "Repaired": "perdure.ops.repair.repair",
+    "RepairNote": "perdure.ops.repair.repair",
     "Report": "perdure.threads.models",
     "Restored": "perdure.transfer.catalogue",
     "Retention": "perdure.threads.retention",
@@ -46,11 +46,11 @@ __all__ = [
     "Finding",
     "Health",
     "KeyInfo",
-    "Mend",
     "Pin",
     "Problem",
     "Pruned",
     "Repaired",
+    "RepairNote",
     "Report",
     "Restored",
     "Retention",

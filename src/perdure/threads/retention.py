@@ -186,11 +186,11 @@ def remains(ctx: Context, tenant: int, full: bool) -> Flow[tuple[str, ...]]:
 
 
 def _set_aside(tenant: int) -> Program[list[str]]:
-    """What a repair has taken out of use, and not brought to its file yet."""
+    """What a repair has taken out of use."""
     [[(count,)]] = yield Batch(_QUARANTINE(tenant=tenant), last=True)
     if not count:
         return []
-    return [f"{count} rows that a repair has set aside: `perdure store repair --in-place` writes them to a file"]
+    return [f"{count} rows that a repair has set aside: delete them from the table `quarantine`"]
 
 
 def _copies(tenant: int) -> Program[Rows]:

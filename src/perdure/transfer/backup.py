@@ -29,7 +29,7 @@ from perdure.storage.sqlite.opening import APPLICATION_ID, connect
 from perdure.threads.context import Context
 from perdure.threads.models import moment
 from perdure.transfer.catalogue import Backup, BackupRow, add_backup
-from perdure.transfer.files import AtomicFile, atomic_file
+from perdure.transfer.files import AtomicFile
 from perdure.transfer.whole import copy_store
 
 _STEP_PAGES = 256  # 1 MB: progress is reported between two steps. A longer step is no faster
@@ -44,7 +44,7 @@ def backup(ctx: Context, place: str | os.PathLike[str], progress: Progress | Non
     driver: Any = ctx.driver.capabilities.base
     made, at = ctx.entropy(16).hex(), ctx.clock_us()
     replaces = not is_object_url(os.fspath(place)) and _may_replace(Path(place), driver)
-    with atomic_file(place, replaces=replaces) as file:
+    with AtomicFile(place, replaces=replaces) as file:
         if driver.dialect == "sqlite":
             _copy_file(driver, file, progress)
         copy = SqliteDriver(file.part, durability="normal")

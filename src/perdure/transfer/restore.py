@@ -120,12 +120,17 @@ def _temporary(driver: Any, backup: Path) -> Iterator[tuple[str, dict[str, Any]]
     try:
         yield driver._target.conninfo, {"schema": name}
     finally:
-        connection = driver._connect_plain()
-        try:
-            connection.execute("SET statement_timeout = 0")
-            connection.execute(_DROP_SCHEMA.format(name))
-        finally:
-            connection.close()
+        drop_schema(driver, name)
+
+
+def drop_schema(driver: Any, name: str) -> None:
+    """Remove a copy that is not wanted, from the database of a driver."""
+    connection = driver._connect_plain()
+    try:
+        connection.execute("SET statement_timeout = 0")
+        connection.execute(_DROP_SCHEMA.format(name))
+    finally:
+        connection.close()
 
 
 # --- into a file
@@ -149,7 +154,7 @@ def _new_file(backup: Path, target: Path, *, force: bool) -> Iterator[AtomicFile
             _check_empty(connection, target, force=force)
     elif not target.parent.is_dir():
         raise UsageError(f"the folder {target.parent} does not exist; create it first")
-    with AtomicFile(target, replaces=False) as file:
+    with AtomicFile(target, replaces=target.exists()) as file:
         yield file
 
 

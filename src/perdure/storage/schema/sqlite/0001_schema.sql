@@ -335,7 +335,7 @@ CREATE TABLE size_sample (
     free_bytes INTEGER NOT NULL     -- inside the store, to be used again
 );
 
--- What repair could not save, as it was: until it is written to a file for people.
+-- Rows that a repair took out of use, as they were.
 CREATE TABLE quarantine (
     tenant INTEGER NOT NULL,
     kind TEXT NOT NULL,             -- the table
