@@ -1,7 +1,7 @@
 """`thread.autosave(policy)`: a state that is changed like a dict, and saved when its policy says so and at the end.
 
 The values in the state are the caller's own, not copies and not proxies. Setting or deleting a key is a change. Reading
-a mutable value (`state["messages"]`) counts as a change of it, because such a line mostly is one; it counts at the next
+a mutable value (`state["messages"]`) counts as a change too, because such a line mostly is one; it counts at the next
 use of the state, when the change was made. If nothing changed after all, a save finds the same text and writes nothing.
 Changes through another reference (`messages.append(…)`) are in every save; `state.changed()` announces them.
 
@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from weakref import WeakValueDictionary
 
 from blake3 import blake3
@@ -36,13 +36,11 @@ from perdure.threads.transactional_save import journal_of
 from perdure.values.codec import decode, encode
 
 _IMMUTABLE = frozenset({type(None), bool, int, float, complex, str, bytes, datetime, date, timedelta})
-_ANY_KEY = object()  # a mutable value was handed out whose key is not known
-_COST_WEIGHT = 0.3  # of the newest save in the running average of what a save costs
 _log = logging.getLogger("perdure")
 
 
 class Unsaved(NamedTuple):
-    """What a crash now would lose: changes that are not durable, and for how long the oldest has not been."""
+    """What a crash now would lose: changes that are not durable, and the seconds since all of them were."""
 
     thread: str
     changes: int
@@ -51,79 +49,60 @@ class Unsaved(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Snapshot:
-    """The state at one use of it."""
+    """The state at one use of it: its text until that is written, how many changes it includes, and when it was."""
 
     text: bytes
     digest: bytes
-    upto: int  # how many changes it includes
-    later: float | None = None  # when the first change was made that it does not include
+    upto: int
+    at: float
 
 
 class AutoState(MutableMapping[str, Any]):
-    """The state of an autosave: a mapping that is changed freely. Its values are your own objects."""
+    """The state of an autosave: a mapping that is changed freely. Its values are your own objects.
 
-    def __init__(self, ctx: Context, cursor: Cursor, policy: Policy, note: str | None) -> None:
+    `with thread.autosave(policy) as state:` and `async with`. For one use."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        cursor: Cursor,
+        policy: Policy,
+        note: str | None,
+        initial: Mapping[str, Any] | None,
+        background: bool,
+    ) -> None:
         if not hasattr(policy, "due"):
             raise UsageError(f"autosave({policy!r}): expected a policy, such as perdure.autosave.every(5)")
+        if initial is not None and not isinstance(initial, Mapping):
+            raise UsageError(f"autosave(initial=…) takes a mapping, not {type(initial).__name__}")
         self._ctx, self._cursor, self._policy, self._note = ctx, cursor, policy, check_note(note)
+        self._initial, self._background = initial, background
         self._lock = threading.RLock()  # around every use of the state, and around encoding it
         self._data: dict[Any, Any] = {}
-        self._is_open = False
+        self._is_open = self._was_open = False
         self._together = 0  # how many `with state.together():` the code is in
         self._total = 0  # changes since the beginning
-        self._loose: Any = None  # the key of a mutable value that was handed out, and may have been changed since
-        self._loose_at = self._saved_at = self._cost_s = 0.0
-        self._newest = self._durable = _Snapshot(b"", b"", 0)
+        self._handed_out = False  # a mutable value was, and may have been changed since
+        self._cost_s = 0.0  # of the last save
+        self._newest = self._durable = _Snapshot(b"", b"", 0, 0.0)
         self._error: Exception | None = None  # of the background: raised at the next change
-        self._retry = False
         self._writer: _BackgroundWriter | None = None
-
-    def _begin(self, initial: Mapping[str, Any] | None) -> Flow[None]:
-        """Load the newest state, or take a copy of the initial one."""
-        if self._saved_at:
-            raise UsageError("an autosave is for one use: call thread.autosave(…) again")
-        if journal_of(self._ctx) is not None:
-            raise UsageError(
-                "autosave in a durable function would save at other points each time it is replayed: keep its state in "
-                "perdure.state(), or use autosave inside a step"
-            )
-        if any(state._cursor is self._cursor for state in _open_states()):
-            raise UsageError(
-                f"this handle of thread {self._cursor.name!r} is in an autosave already, and the two would undo each "
-                "other's changes: use its state"
-            )
-        codec = self._ctx.codec
-        try:
-            _, loaded, _ = yield from flows.load(self._ctx, self._cursor)
-        except ThreadDeleted:
-            raise
-        except NotFound:
-            self._data = decode(encode(dict(initial or {}), codec), codec)
-        else:
-            self._data = decode(loaded.data, codec)
-            if not isinstance(self._data, dict):
-                raise UsageError(
-                    f"the newest state of thread {self._cursor.name!r} is a {type(self._data).__name__}, and autosave "
-                    "keeps a mapping: use save(), or another thread"
-                )
-            self._newest.digest = _digest(loaded.data)
-        self._saved_at, self._is_open = self._ctx.ticks(), True
-        with _states_lock:
-            _states[id(self)] = self
 
     # --- the mapping
 
     def __getitem__(self, key: str) -> Any:
         with self._lock:
-            self._count_loose()
-            return self._hand_out(key, self._data[key])
+            self._count_handed_out()
+            value = self._data[key]
+            self._handed_out = self._is_open and type(value) not in _IMMUTABLE
+            return value
 
     def __setitem__(self, key: str, value: Any) -> None:
-        with self._changing(key):
+        with self._changing():
             self._data[key] = value
 
     def __delitem__(self, key: str) -> None:
-        with self._changing(key):
+        with self._changing():
             del self._data[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -137,16 +116,6 @@ class AutoState(MutableMapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"AutoState({self._data!r})"
-
-    def items(self) -> ItemsView[str, Any]:
-        with self._lock:
-            self._count_loose()
-            return self._hand_out(_ANY_KEY, self._data).items()  # type: ignore[no-any-return]
-
-    def values(self) -> ValuesView[Any]:
-        with self._lock:
-            self._count_loose()
-            return self._hand_out(_ANY_KEY, self._data).values()  # type: ignore[no-any-return]
 
     def setdefault(self, key: str, default: Any = None) -> Any:
         with self._lock:
@@ -172,20 +141,22 @@ class AutoState(MutableMapping[str, Any]):
     def changed(self, count: int = 1) -> None:
         """Announce changes that were made through another reference to a value of the state."""
         check_change_count(count, "state.changed")
-        with self._changing(self._loose, count):
-            pass
+        with self._lock:
+            self._handed_out = False
+            with self._changing(count):
+                pass
 
     @contextmanager
     def together(self) -> Iterator[None]:
         """`with state.together():` changes inside it are saved as a whole or not at all; other threads wait."""
-        with self._changing(count=0):
+        with self._changing(0):
             self._together += 1
             try:
                 yield
             finally:
                 self._together -= 1
-                self._total += self._loose is not None
-                self._loose = None
+                self._total += self._handed_out
+                self._handed_out = False
 
     def save(self) -> None:
         """Save now, whatever the policy says. Durable when this returns."""
@@ -201,52 +172,37 @@ class AutoState(MutableMapping[str, Any]):
 
     @property
     def unsaved(self) -> Unsaved:
-        """What a crash now would lose: `changes` that are not durable, and for how many `seconds`."""
-        durable, is_loose = self._durable, self._loose is not None
-        since = durable.later if durable.later is not None else self._loose_at if is_loose else None
-        if since is None:
-            return Unsaved(self._cursor.name, 0, 0.0)
-        seconds = max(0.0, self._ctx.ticks() - since)
-        return Unsaved(self._cursor.name, self._total - durable.upto + is_loose, seconds)
+        """What a crash now would lose: `changes` that are not durable, in the last `seconds`."""
+        durable = self._durable
+        changes = self._total - durable.upto + self._handed_out
+        return Unsaved(self._cursor.name, changes, max(0.0, self._ctx.ticks() - durable.at) if changes else 0.0)
 
     # --- noticing changes; with the lock
 
-    def _hand_out(self, key: Any, value: Any) -> Any:
-        if type(value) not in _IMMUTABLE and self._is_open:
-            self._loose, self._loose_at = key, self._ctx.ticks()
-        return value
-
-    def _count_loose(self) -> None:
+    def _count_handed_out(self) -> None:
         """A value that was handed out before may have been changed: that counts now."""
-        if self._loose is not None:
-            self._loose = None
+        if self._handed_out:
+            self._handed_out = False
             self._count(1)
 
     @contextmanager
-    def _changing(self, key: Any = None, count: int = 1) -> Iterator[None]:
+    def _changing(self, count: int = 1) -> Iterator[None]:
         with self._lock:
-            self._check_open()
-            if self._loose is not None:
-                self._total += self._loose != key  # read in order to be replaced: one change, not two
-                self._loose = None
+            if not self._is_open:
+                raise UsageError(f"this autosave of thread {self._cursor.name!r} has ended: changes would not be saved")
+            self._total += self._handed_out
+            self._handed_out = False
             yield
             self._count(count)
 
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise UsageError(f"this autosave of thread {self._cursor.name!r} has ended: changes would not be saved")
-
     def _count(self, count: int) -> None:
         """Count changes, and save if the policy says so."""
-        now = self._ctx.ticks()
         self._total += count
-        if self._newest.later is None and self._total > self._newest.upto:
-            self._newest.later = now
-        if self._together:
-            return
-        self._raise_error()
-        if self._retry or self._policy.due(self._total - self._newest.upto, now - self._saved_at, self._cost_s):
-            self._take(now)
+        if not self._together:
+            self._raise_error()
+            newest = self._newest
+            if self._policy.due(self._total - newest.upto, self._ctx.ticks() - newest.at, self._cost_s):
+                self._take()
 
     # --- saving; with the lock
 
@@ -254,29 +210,25 @@ class AutoState(MutableMapping[str, Any]):
         with self._lock:
             if self._together:
                 raise UsageError("nothing is saved inside state.together(): call save() after it")
-            with self._changing(self._loose, 0):
+            with self._changing(0):
                 self._raise_error()
-                self._take(self._ctx.ticks())
+                self._take()
 
-    def _take(self, now: float) -> None:
+    def _take(self) -> None:
         """Save the state as it is now, unless that is what was saved last."""
+        now = self._ctx.ticks()
         text = encode(self._data, self._ctx.codec, moving=True)
-        before, snapshot = self._newest, _Snapshot(text, _digest(text), self._total)
-        if snapshot.digest == before.digest and not self._retry:
-            before.upto, before.later = self._total, None
-        else:
+        snapshot = _Snapshot(text, blake3(text).digest(16), self._total, now)
+        if snapshot.digest == self._newest.digest:
+            self._newest.upto, self._newest.at = self._total, now
+            return
+        if self._writer is not None:
             self._newest = snapshot
-            try:
-                if self._writer is not None:
-                    self._writer.put(snapshot)
-                else:
-                    drive(self._ctx.driver, self._write(snapshot))
-            except BaseException:
-                before.later, self._newest = before.later or now, before
-                raise
-            cost_s = self._ctx.ticks() - now
-            self._cost_s = self._cost_s + _COST_WEIGHT * (cost_s - self._cost_s) if self._cost_s else cost_s
-        self._retry, self._saved_at = False, self._ctx.ticks()
+            self._writer.put(snapshot)
+        else:
+            drive(self._ctx.driver, self._write(snapshot))
+            self._newest = snapshot
+        self._cost_s = self._ctx.ticks() - now
 
     def _write(self, snapshot: _Snapshot) -> Flow[None]:
         yield from flows.save(self._ctx, self._cursor, snapshot.text, note=self._note)
@@ -284,17 +236,51 @@ class AutoState(MutableMapping[str, Any]):
         self._durable = snapshot
 
     def _failed(self, snapshot: _Snapshot, error: Exception) -> None:
-        """The background could not write a snapshot. The next change raises its error, the one after that retries."""
+        """The background could not write a snapshot. The next change raises its error; a later one saves again."""
         with self._lock:
             if snapshot is self._newest:  # else a newer one, which includes it, is written next
-                self._newest = self._durable
-                self._newest.later = self._newest.later or self._ctx.ticks()
-                self._error, self._retry = error, True
+                self._newest, self._error = self._durable, error
 
     def _raise_error(self) -> None:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+
+    # --- beginning and end
+
+    def _begin(self) -> Flow[None]:
+        """Load the newest state, or take a copy of the initial one."""
+        if self._was_open:
+            raise UsageError("an autosave is for one use: call thread.autosave(…) again")
+        if journal_of(self._ctx) is not None:
+            raise UsageError(
+                "autosave in a durable function would save at other points each time it is replayed: keep its state in "
+                "perdure.state(), or use autosave inside a step"
+            )
+        if any(state._cursor is self._cursor for state in _open_states()):
+            raise UsageError(
+                f"this handle of thread {self._cursor.name!r} is in an autosave already, and the two would undo each "
+                "other's changes: use its state"
+            )
+        codec = self._ctx.codec
+        try:
+            _, loaded, _ = yield from flows.load(self._ctx, self._cursor)
+        except ThreadDeleted:
+            raise
+        except NotFound:
+            self._data = decode(encode(dict(self._initial or {}), codec), codec)
+        else:
+            self._data = decode(loaded.data, codec)
+            if not isinstance(self._data, dict):
+                raise UsageError(
+                    f"the newest state of thread {self._cursor.name!r} is a {type(self._data).__name__}, and autosave "
+                    "keeps a mapping: use save(), or another thread"
+                )
+            self._newest.digest = blake3(loaded.data).digest(16)
+        self._newest.at = self._ctx.ticks()
+        self._is_open = self._was_open = True
+        with _states_lock:
+            _states[id(self)] = self
 
     def _finish(self) -> Exception | None:
         """The last save, if there is anything to save; what is changed from now on is refused. Returns what failed."""
@@ -319,6 +305,36 @@ class AutoState(MutableMapping[str, Any]):
         if self._writer is not None:
             self._writer.close()
         return self._error
+
+    def __enter__(self) -> Self:
+        drive(self._ctx.driver, self._begin())
+        self._writer = _BackgroundWriter(self) if self._background else None
+        return self
+
+    async def __aenter__(self) -> Self:
+        await adrive(self._ctx.driver, self._begin())
+        self._writer = _BackgroundWriter(self)  # a change cannot be awaited, so the event loop's thread never writes
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._raise_at_end(self._finish() or self._end(), error)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._raise_at_end(self._finish() or await asyncio.to_thread(self._end), error)
+
+    def _raise_at_end(self, problem: Exception | None, error: BaseException | None) -> None:
+        """Raise what went wrong with the last save; if the body raised, only note it on that error."""
+        if problem is None:
+            return
+        _log_failure(self._cursor.name, problem, "the last autosave failed")
+        if error is None:
+            raise problem
+        message = str(problem) if isinstance(problem, PerdureError) else type(problem).__name__
+        error.add_note(f"and the last autosave of thread {self._cursor.name!r} failed: {message}")
 
 
 class _BackgroundWriter:
@@ -367,57 +383,9 @@ class _BackgroundWriter:
                 self._state._failed(snapshot, error)
 
 
-class Autosave:
-    """`with thread.autosave(policy) as state:` and `async with`. For one use."""
-
-    def __init__(self, state: AutoState, initial: Mapping[str, Any] | None, background: bool) -> None:
-        if initial is not None and not isinstance(initial, Mapping):
-            raise UsageError(f"autosave(initial=…) takes a mapping, not {type(initial).__name__}")
-        self._state, self._initial, self._background = state, initial, background
-
-    def __enter__(self) -> AutoState:
-        state = self._state
-        drive(state._ctx.driver, state._begin(self._initial))
-        state._writer = _BackgroundWriter(state) if self._background else None
-        return state
-
-    async def __aenter__(self) -> AutoState:
-        state = self._state
-        await adrive(state._ctx.driver, state._begin(self._initial))
-        state._writer = _BackgroundWriter(state)  # a change cannot be awaited, so the event loop's thread never writes
-        return state
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        problem = self._state._finish() or self._state._end()
-        self._raise(problem, error)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        problem = self._state._finish() or await asyncio.to_thread(self._state._end)
-        self._raise(problem, error)
-
-    def _raise(self, problem: Exception | None, error: BaseException | None) -> None:
-        """Raise what went wrong with the last save; if the body raised, only note it on that error."""
-        if problem is None:
-            return
-        name = self._state._cursor.name
-        _log_failure(name, problem, "the last autosave failed")
-        if error is None:
-            raise problem
-        message = str(problem) if isinstance(problem, PerdureError) else type(problem).__name__
-        error.add_note(f"and the last autosave of thread {name!r} failed: {message}")
-
-
 def _log_failure(thread: str, problem: Exception, message: str) -> None:
     kind = type(problem).__name__
     _log.error("thread %r: %s (%s)", thread, message, kind, extra=event("autosave.failed", thread=thread, error=kind))
-
-
-def _digest(text: bytes) -> bytes:
-    return blake3(text).digest(16)
 
 
 _states: WeakValueDictionary[int, AutoState] = WeakValueDictionary()  # by id: a mapping has no hash

@@ -39,7 +39,7 @@ from perdure.threads.transactional_save import Save, journal_of
 from perdure.values.codec import decode, encode
 
 if TYPE_CHECKING:  # not every program keeps its states so
-    from perdure.threads.autosave import Autosave
+    from perdure.threads.autosave import AutoState
     from perdure.threads.autosave_policies import Policy
     from perdure.threads.line_reads import LineInfo
     from perdure.threads.lines import Line
@@ -142,7 +142,7 @@ class Thread(Keeping):
         background: bool = False,
         initial: Mapping[str, Any] | None = None,
         note: str | None = None,
-    ) -> Autosave:
+    ) -> AutoState:
         """`with thread.autosave(perdure.autosave.every(5)) as state:` and `async with`: a state changed like a dict,
         and saved when the policy says so and at the end, also when the body raises.
 
@@ -150,9 +150,9 @@ class Thread(Keeping):
         and the code waits only while the text is made; what is saved is the state at that call. In `async with` a
         thread always writes.
         """
-        from perdure.threads.autosave import Autosave, AutoState
+        from perdure.threads.autosave import AutoState
 
-        return Autosave(AutoState(self._context, self._cursor, policy, note), initial, background)
+        return AutoState(self._context, self._cursor, policy, note, initial, background)
 
     def line(self, namespace: str = "") -> Line:
         """A line of checkpoints whose ids the caller gives: what adapters of other frameworks are built on."""
