@@ -15,7 +15,7 @@ from sealed_kit import NEW, OLD
 import perdure
 from perdure import Store, UsageError
 from perdure.encryption import Keys
-from perdure.errors import KeyMissing, Unavailable
+from perdure.errors import Unavailable
 from perdure.storage.program import Transaction
 
 
@@ -164,36 +164,6 @@ async def test_a_task_that_is_cancelled_while_it_waits_for_keys_leaves_the_ask_t
         keys.go.set()
         await second
         assert (await thread.aload()).state == {"n": 2}
-
-
-class Async:
-    """Asks a service that speaks asyncio."""
-
-    def __init__(self) -> None:
-        self.loops: set[int] = set()
-
-    async def keys_for(self, tenant: str) -> Keys:
-        await asyncio.sleep(0)
-        if tenant == "nobody":
-            raise KeyMissing("no key for nobody", tenant=tenant)
-        return Keys(OLD)
-
-
-def test_an_async_provider_in_blocking_code(url: str) -> None:
-    with opened(url, Async()) as store:
-        store.thread("t").save({"n": 1})
-        assert store.thread("t").load().state == {"n": 1}
-        assert [info.given for info in store.ops.list_keys()] == [True]
-        with pytest.raises(KeyMissing, match="nobody"):
-            store.tenant("nobody").thread("t").save({})
-
-
-async def test_an_async_provider_in_async_code(url: str) -> None:
-    async with opened(url, Async()) as store:
-        await store.thread("t").asave({"n": 1})
-        assert (await store.thread("t").aload()).state == {"n": 1}
-        assert [info.given for info in await asyncio.to_thread(store.ops.list_keys)] == [True]
-        assert await asyncio.to_thread(store.ops.doctor)
 
 
 @pytest.mark.parametrize("given", [None, OLD, [OLD], "text"])

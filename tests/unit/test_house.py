@@ -166,7 +166,7 @@ LINES_MAX = {
     # the command
     "cli": 4_070,
     # envelope keys and encrypted columns
-    "encryption": 1_000,
+    "encryption": 960,
     # the adapter
     "langgraph": 1_670,
     # records, packs, garbage collection, repair

@@ -11,10 +11,9 @@ the driver asks when the transaction has been rolled back.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import NamedTuple, Protocol
@@ -59,11 +58,6 @@ class _Answer(NamedTuple):
     good_at: float
 
 
-class _Entry(NamedTuple):
-    cipher: Cipher
-    until: float
-
-
 class KeyCache:
     """The keys of a store: where they come from, and the ciphers of the tenants in use. For any thread."""
 
@@ -83,7 +77,7 @@ class KeyCache:
         self._lock = Lock()
         self._answers: dict[str, _Answer] = {}
         self._asking: dict[str, Future[None]] = {}
-        self._ciphers: dict[int, _Entry] = {}
+        self._ciphers: dict[int, tuple[Cipher, float]] = {}  # until when each may be used
         self._names: dict[int, str] = {}  # the tenants whose data may be readable in memory
         self._barred: dict[int, float] = {}
         self._listeners: WeakSet[Forgets] = WeakSet()
@@ -93,8 +87,8 @@ class KeyCache:
 
     def cipher(self, tenant: int) -> Cipher | None:
         """The cipher of a tenant, if it is known and its keys need not be asked for again."""
-        entry = self._ciphers.get(tenant)
-        return entry.cipher if entry is not None and self._monotonic() < entry.until else None
+        cipher, until = self._ciphers.get(tenant, (None, 0.0))
+        return cipher if self._monotonic() < until else None
 
     def keys(self, name: str, asked: Collection[str]) -> Keys:
         """The last answer of the provider. `asked`: whose keys were asked for by the operation that is running.
@@ -140,7 +134,7 @@ class KeyCache:
         if answer is None or answer.keys is None:
             return  # dropped meanwhile
         until = min(answer.asked_at + self.refresh_s, answer.good_at + 2 * self.refresh_s)
-        self._ciphers[tenant] = _Entry(cipher, until)
+        self._ciphers[tenant] = (cipher, until)
 
     def forget(self) -> None:
         """Ask the provider and read the store again."""
@@ -186,7 +180,7 @@ class KeyCache:
         except PerdureError as error:
             self._failed(name, error, at)
         except Exception as error:  # its text may hold anything
-            self._failed(name, self._unavailable(name, f"could not be asked for ({type(error).__name__})", error), at)
+            self._unanswered(name, f"could not be asked for ({type(error).__name__})", at, error)
         else:
             before = self._answers.get(name)
             if before is not None and at < before.asked_at:
@@ -196,16 +190,15 @@ class KeyCache:
             self._answers[name] = _Answer(keys, None, at, at)
 
     def _timed_out(self, name: str) -> None:
-        error = self._unavailable(name, f"were not given within {self.timeout_s:.4g} s", None)
-        self._failed(name, error, self._monotonic())
+        self._unanswered(name, f"were not given within {self.timeout_s:.4g} s", self._monotonic(), None)
 
-    def _unavailable(self, name: str, what: str, cause: Exception | None) -> Unavailable:
-        made = Unavailable(
+    def _unanswered(self, name: str, what: str, at: float, cause: Exception | None) -> None:
+        error = Unavailable(
             f"the keys of tenant {name!r} {what} by {type(self.provider).__name__}: nothing was read or written; "
             "try again"
         )
-        made.__cause__ = cause
-        return made
+        error.__cause__ = cause
+        self._failed(name, error, at)
 
     def _failed(self, name: str, error: PerdureError, at: float) -> None:
         before = self._answers.get(name)
@@ -268,19 +261,11 @@ def _seconds(provider: KeyProvider, name: str, default: float) -> float:
 
 def _asked(provider: KeyProvider, name: str) -> Keys:
     answer: object = provider.keys_for(name)
-    if inspect.isawaitable(answer):
-        from asyncio import run
-
-        answer = run(_awaited(answer))
     if not isinstance(answer, Keys):
         what = type(answer).__name__
         del answer  # it may be a key
         raise UsageError(f"{type(provider).__name__}.keys_for must give perdure.encryption.Keys, not a {what}")
     return answer
-
-
-async def _awaited(answer: Awaitable[object]) -> object:
-    return await answer
 
 
 def _cipher_of(tenant: int, name: str, keys: Keys, key: bytes, wrapped: bytes) -> Cipher | None:

@@ -11,10 +11,10 @@ import base64
 import math
 import os
 import time
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import orjson
 from blake3 import blake3
@@ -65,8 +65,8 @@ class KeyProvider(Protocol):
     `refresh_s` (an attribute it may have; 60 s) while the tenant is in use: never while a transaction is open, and on a
     thread of its own, so that it may take its time (`timeout_s`, another one; 30 s)."""
 
-    def keys_for(self, tenant: str) -> Keys | Awaitable[Keys]:
-        """The keys of a tenant. Raises KeyMissing if it has none. May be `async`: it gets an event loop of its own."""
+    def keys_for(self, tenant: str) -> Keys:
+        """The keys of a tenant. Raises KeyMissing if it has none."""
         ...
 
 
@@ -143,35 +143,31 @@ class KeyFile:
         self.refresh_s = refresh_s
         self._lock = Lock()
         self._state: tuple[int, ...] = ()
-        self._tenants: dict[str, Keys | None] = {}
-        self._made: dict[str, list[str]] = {}
+        self._tenants: dict[str, _Tenant] = {}
 
     def __repr__(self) -> str:
         return f"<KeyFile {self.path}>"
 
     def keys_for(self, tenant: str) -> Keys:
         """The tenant's keys. Raises KeyMissing."""
-        if tenant not in (found := self._found()):
+        found = self._found().get(tenant)
+        if found is None:
             raise no_key(tenant, str(self.path))
-        keys = found[tenant]
-        if keys is None:
-            raise UsageError(f"{self.path}: the keys of tenant {tenant!r} are damaged")
-        return keys
+        return found.keys
 
     def tenants(self) -> dict[str, list[tuple[str, str]]]:
         """Every tenant, with the ids of its keys and when each was made; the one in use first."""
-        found: dict[str, list[tuple[str, str]]] = {}
-        for tenant, keys in self._found().items():
-            ids = list((keys or self.keys_for(tenant)).by_id)
-            found[tenant] = [(number.hex(), made) for number, made in zip(ids, self._made[tenant], strict=True)]
-        return found
+        return {
+            tenant: [(number.hex(), made) for number, made in zip(keys.by_id, times, strict=True)]
+            for tenant, (keys, times) in self._found().items()
+        }
 
     def new(self, tenant: str) -> str:
         """Make a key that is the tenant's from now on, and keep the older ones. Its id. Makes the file."""
         key = os.urandom(KEY_BYTES)
         made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
-        def add(tenants: dict[str, list[dict[str, str]]]) -> None:
+        def add(tenants: _Entries) -> None:
             entry = {"key": base64.b64encode(key).decode(), "made": made}
             tenants[tenant] = [entry, *tenants.get(tenant, [])]
 
@@ -187,45 +183,45 @@ class KeyFile:
     def remove(self, tenant: str, key: str) -> None:
         """Remove one older key of a tenant. Raises UsageError for the one in use, KeyMissing for one it has not."""
         keys = self.keys_for(tenant)
-        wanted = [number for number in keys.by_id if number.hex() == key]
-        if not wanted:
+        if key not in [number.hex() for number in keys.by_id]:
             raise KeyMissing(f"tenant {tenant!r} has no key {key} in {self.path}", tenant=tenant, key=key)
-        if wanted[0] == keys.current:
+        if key == keys.current.hex():
             raise UsageError(f"key {key} is in use: make a new one and rotate first, or forget the whole tenant")
 
-        def drop(tenants: dict[str, list[dict[str, str]]]) -> None:
+        def drop(tenants: _Entries) -> None:
             tenants[tenant] = [
                 entry for entry in tenants[tenant] if key_id(base64.b64decode(entry["key"])).hex() != key
             ]
 
         self._change(drop)
 
-    def _found(self) -> dict[str, Keys | None]:
-        """The keys by tenant; None for those that are damaged."""
+    def _found(self) -> dict[str, _Tenant]:
         with self._lock:
             try:
                 found = os.stat(self.path)
+                state = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev, found.st_mode)
+                if os.name == "posix" and found.st_mode & 0o077:
+                    raise UsageError(
+                        f"others may read {self.path}: chmod 600 {self.path}, and make new keys if they did"
+                    )
+                if state != self._state:
+                    tenants, damaged = _read(self.path)
+                    if damaged:
+                        raise UsageError(f"{self.path} is not a key file of Perdure, or is damaged: {damaged}")
+                    self._tenants, self._state = tenants, state
             except FileNotFoundError:
                 raise KeyMissing(f"there is no key file {self.path}: make one with `perdure keys new`") from None
             except OSError as error:
-                raise _unreadable(self.path, error) from error
-            if os.name == "posix" and found.st_mode & 0o077:
-                raise UsageError(f"others may read {self.path}: chmod 600 {self.path}, and make new keys if they did")
-            state = _state_of(found)
-            if state != self._state:
-                self._tenants, self._made = _keys_in(self.path)
-                self._state = state
+                why = error.strerror or type(error).__name__
+                raise Unavailable(
+                    f"the key file {self.path} cannot be read: {why}. Nothing was read or written"
+                ) from error
             return self._tenants
 
-    def _stamp(self) -> tuple[int, ...] | None:
-        """What changes when the file does; None if it cannot be seen."""
-        try:
-            return _state_of(os.stat(self.path))
-        except OSError:
-            return None
-
-    def _change(self, change: Any, *, make: bool = False) -> None:
+    def _change(self, change: Callable[[_Entries], Any], *, make: bool = False) -> None:
         """Write the file anew, or leave it as it is. One at a time: a lost key is lost data."""
+        if not make or self.path.exists():
+            self._found()  # it can be read, and is a key file
         path = Path(os.path.realpath(self.path))  # not a link to it: what was forgotten would stay in the file
         fresh = path.with_name(path.name + ".new")
         try:
@@ -236,7 +232,7 @@ class KeyFile:
             ) from None
         try:
             with os.fdopen(handle, "wb") as file:
-                tenants = dict(_parse(path)) if path.exists() or not make else {}
+                tenants = (_entries(path) or {}) if path.exists() else {}
                 change(tenants)
                 file.write(orjson.dumps({"perdure_keys": _FORMAT, "tenants": tenants}, option=orjson.OPT_INDENT_2))
                 sync_file(file)
@@ -247,58 +243,42 @@ class KeyFile:
         sync_folder(path)
 
 
-def _state_of(found: os.stat_result) -> tuple[int, ...]:
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev, found.st_mode
+class _Tenant(NamedTuple):
+    keys: Keys
+    made: list[str]  # when each was
 
 
-def _unreadable(path: Path, error: OSError) -> Unavailable:
-    why = error.strerror or type(error).__name__
-    return Unavailable(f"the key file {path} cannot be read: {why}. Nothing was read or written")
+_Entries = dict[str, list[dict[str, str]]]
 
 
-Entries = dict[str, list[dict[str, str]]]
-
-
-def _parse(path: Path) -> Entries:
-    """What is in a key file, tenant by tenant. Raises KeyMissing, Unavailable, UsageError."""
+def _entries(path: Path) -> _Entries | None:
+    """What is in a key file, tenant by tenant; None: it is none."""
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise KeyMissing(f"there is no key file {path}: make one with `perdure keys new`") from None
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    tenants = _entries(data)
-    if tenants is None:
-        del data
-        raise UsageError(f"{path} is not a key file of Perdure, or it is damaged")
-    return tenants
-
-
-def _entries(data: bytes) -> Entries | None:
-    try:
-        found = orjson.loads(data)
-        tenants = found["tenants"] if found["perdure_keys"] == _FORMAT else None
-    except (ValueError, KeyError, TypeError):  # the reason may quote what is in the file
+        found = orjson.loads(path.read_bytes())
+        tenants: _Entries = {tenant: entries for tenant, entries in found["tenants"].items() if entries}
+        return tenants if found["perdure_keys"] == _FORMAT else None
+    except (ValueError, KeyError, TypeError, AttributeError):  # the reason may quote what is in the file
         return None
-    if not isinstance(tenants, dict) or not all(isinstance(entries, list) for entries in tenants.values()):
-        return None
-    return tenants
 
 
-def _keys_in(path: Path) -> tuple[dict[str, Keys | None], dict[str, list[str]]]:
-    """The keys of a file by tenant, None for those that are damaged, and when each was made."""
-    tenants = {tenant: entries for tenant, entries in _parse(path).items() if entries}
-    made = {
-        tenant: [str(entry.get("made", "")) if isinstance(entry, dict) else "" for entry in entries]
-        for tenant, entries in tenants.items()
-    }
-    return {tenant: _decoded(entries) for tenant, entries in tenants.items()}, made
+def _read(path: Path) -> tuple[dict[str, _Tenant], str]:
+    """The tenants of a key file, and what of it is damaged. Not an error: no frame that has keys in it raises one."""
+    tenants: dict[str, _Tenant] = {}
+    if (entries := _entries(path)) is None:
+        return tenants, "it cannot be read"
+    for tenant, some in entries.items():
+        decoded = _decoded(some)
+        if decoded is None:
+            return tenants, f"the keys of tenant {tenant!r}"
+        tenants[tenant] = decoded
+    return tenants, ""
 
 
-def _decoded(entries: list[dict[str, str]]) -> Keys | None:
+def _decoded(entries: list[dict[str, str]]) -> _Tenant | None:
     try:
-        return _keys([base64.b64decode(entry["key"], validate=True) for entry in entries])
-    except (KeyError, TypeError, ValueError):
+        keys = _keys([base64.b64decode(entry["key"], validate=True) for entry in entries])
+        return _Tenant(keys, [str(entry.get("made", "")) for entry in entries])
+    except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
 

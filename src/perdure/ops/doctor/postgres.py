@@ -97,9 +97,7 @@ def connections(context: CheckContext) -> Flow[list[Finding]]:
     most = int(limits["max_connections"]) - int(limits.get("superuser_reserved_connections", 3))
     used, ours = yield from query_one(context, _USED)
     pool = int(driver._pool_size)
-    message = (
-        f"{used} of {most} connections in use, {ours} by Perdure; this process may take {pool}, and as many per loop"
-    )
+    message = f"{used} of {most} connections in use, {ours} by Perdure; this process may take {pool}"
     if pool > most:
         hint = f"open the store with pool_size below {most}, or raise max_connections"
         return [Finding("connections", "problem", message, hint)]

@@ -85,6 +85,7 @@ class PostgresDriver:
             raise UsageError(f"pool_size must be at least 1, not {pool_size}")
         self._target = parsed(url, schema=schema, timeout_s=timeout_s, durability=durability)
         self._timeout_s = timeout_s
+        self._pool_size = pool_size
         self._hook = hook
         self._pid = os.getpid()
         self._closed = False
