@@ -23,7 +23,7 @@ linux_only = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="n
 PREAMBLE = """
 import os, sys
 from perdure.runs.engine.liveness import Owner
-owner = Owner.for_sqlite(sys.argv[1]) if sys.argv[1] != "place" else Owner.for_place()
+owner = Owner.for_sqlite(sys.argv[1]) if sys.argv[1] != "server" else Owner.for_server()
 print(owner.text, flush=True)
 """
 WAIT = "sys.stdin.readline()\n"
@@ -291,11 +291,8 @@ HOSTILE = [
     "f:" + "\uff10" * 32,
     "f:" + "0" * 10_000_000,
     "f:\0",
-    "p:" + "0" * 32,
-    f"p:{'0' * 32}:{'0' * 32}:1:1",
-    f"p:{'0' * 32}:{'0' * 32}:0:1",
-    f"p:{'0' * 32}:{'0' * 32}:-1:1",
-    f"p:{'0' * 32}:{'0' * 32}:99999999999999999999:1",
+    "p:" + "0" * 31,
+    "p:../" + "0" * 29,
     "m:",
     "m:" + "0" * 33,
 ]
@@ -305,20 +302,18 @@ HOSTILE = [
 def test_a_hostile_text_is_not_dead_and_no_file_is_touched(
     store: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owners = [Owner.for_sqlite(str(store)), Owner.for_place(), Owner.in_memory()]
-    liveness._here()
+    owners = [Owner.for_sqlite(str(store)), Owner.for_server(), Owner.in_memory()]
 
     def refuse(*arguments: object, **options: object) -> None:
         raise AssertionError(f"touched {arguments}")
 
-    for name in ("open", "unlink", "stat", "kill"):
+    for name in ("open", "unlink", "stat"):
         monkeypatch.setattr(os, name, refuse)
-    monkeypatch.setattr(liveness, "_here", lambda: "1" * 32)
     assert not any(owner.is_dead(text) for owner in owners)
 
 
 def test_a_text_of_another_kind_of_store_is_not_dead(store: Path) -> None:
-    owners = [Owner.for_sqlite(str(store)), Owner.for_place(), Owner.in_memory()]
+    owners = [Owner.for_sqlite(str(store)), Owner.for_server(), Owner.in_memory()]
     for owner in owners:
         assert not any(other.is_dead(owner.text) for other in owners)
 
@@ -332,9 +327,8 @@ def test_a_link_in_place_of_an_owners_file_is_not_followed(store: Path) -> None:
 # PostgreSQL
 
 
-@linux_only
-def test_a_process_in_the_same_place_is_dead_once_killed_also_before_it_is_reaped(start: Start) -> None:
-    process, observer = start("place"), Owner.for_place()
+def test_a_process_on_this_machine_is_dead_once_killed_also_before_it_is_reaped(start: Start) -> None:
+    process, observer = start("server"), Owner.for_server()
     text = line(process)
     assert not observer.is_dead(text)
     process.kill()
@@ -342,27 +336,10 @@ def test_a_process_in_the_same_place_is_dead_once_killed_also_before_it_is_reape
     assert observer.is_dead(text)
     process.wait()
     assert observer.is_dead(text)
+    assert Owner.for_server().text
+    assert observer.is_dead(text), "the next owner leaves the file to others"
 
 
-@linux_only
-def test_a_stopped_process_in_the_same_place_is_alive(start: Start) -> None:
-    process, observer = start("place"), Owner.for_place()
-    text = line(process)
-    process.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-    assert not observer.is_dead(text)
-    process.send_signal(signal.SIGCONT)
-
-
-@linux_only
-def test_a_number_that_another_process_has_now_is_dead() -> None:
-    owner = Owner.for_place()
-    before, _, started = owner.text.rpartition(":")
-    assert owner.is_dead(f"{before}:{int(started) - 1}")
-    assert not owner.is_dead(owner.text)
-
-
-@linux_only
 def test_a_forked_child_is_another_owner(start: Start) -> None:
     script = """
 child = os.fork()
@@ -373,55 +350,40 @@ os.waitpid(child, 0)
 print(owner.text, flush=True)
 sys.stdin.readline()
 """
-    process, observer = start("place", script), Owner.for_place()
+    process, observer = start("server", script), Owner.for_server()
     parent, child, again = line(process), line(process), line(process)
     assert parent == again
     assert observer.is_dead(child)
     assert not observer.is_dead(parent)
 
 
-@linux_only
-def test_from_another_place_nothing_is_certain(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = start("place")
+def test_from_another_machine_nothing_is_certain(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = start("server")
     text = line(process)
     kill(process)
-    with monkeypatch.context() as patch:
-        patch.setattr(liveness, "_here", lambda: "0" * 32)
-        assert not Owner.for_place().is_dead(text)
-    assert Owner.for_place().is_dead(text)
+    here = Owner.for_server()
+    monkeypatch.setattr(liveness, "_SHARED", str(tmp_path))
+    assert not Owner.for_server().is_dead(text)
+    assert here.is_dead(text)
 
 
-@linux_only
-def test_a_process_that_proc_hides_is_not_dead(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    process, observer = start("place"), Owner.for_place()
-    text = line(process)
-    monkeypatch.setattr(liveness, "_status", lambda pid: None)  # hidepid: as if it were gone
-    assert not observer.is_dead(text)
+def test_a_file_in_the_shared_folder_goes_a_day_after_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "_SHARED", str(tmp_path))
+    alive, gone = Owner.for_server(), Owner.for_server()
+    assert alive.text != gone.text
+    gone.close()
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0))
+    assert Owner.for_server().text
+    assert len(list(tmp_path.iterdir())) == 2
+    assert not Owner.for_server().is_dead(alive.text)
 
 
-def test_without_proc_an_owner_has_a_text_and_is_never_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "_here", lambda: "")
-    one, two = Owner.for_place(), Owner.for_place()
-    assert one.text != two.text
-    assert not two.is_dead(one.text)
-
-
-@linux_only
-def test_the_proc_of_another_pid_namespace_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert liveness._here()
-    monkeypatch.setattr(os, "getpid", lambda: 1)
-    assert liveness._here() == ""
-
-
-# In memory
-
-
-def test_in_memory_an_owner_lives_until_it_is_closed_or_dropped() -> None:
-    observer, one, two = Owner.in_memory(), Owner.in_memory(), Owner.in_memory()
-    first, second = one.text, two.text
-    assert not observer.is_dead(first)
-    one.close()
-    assert observer.is_dead(first)
-    assert not observer.is_dead(second)
-    del two
-    assert observer.is_dead(second)
+def test_where_no_file_can_be_made_an_owner_has_a_text_and_is_never_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/nowhere")
+    monkeypatch.setattr(liveness, "_SHARED", "/nowhere")
+    for one, two in ((Owner.for_server(), Owner.for_server()), (Owner.in_memory(), Owner.in_memory())):
+        assert one.text != two.text
+        assert not two.is_dead(one.text)

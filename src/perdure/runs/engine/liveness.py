@@ -4,13 +4,14 @@ A run's row names its owner. A lease says when others may take the run over anyw
 wait for it, because the process is gone. `is_dead` is True only if that is certain. It is never guessed: a process
 that is stopped, swapped out or slow is alive.
 
-    sqlite      `f:<id>`: the owner holds `flock` on `<store>-owner-<id>`. The kernel frees it when the process dies,
-                however it dies, and not before. Ids are random and never used twice, so a file that is missing
-                says dead, also in a copy of the store on another machine.
-    postgresql  `p:<id>:<place>:<pid>:<start>`: the owner may be on another machine, so only an observer in the same
-                place (boot, host name, pid namespace, time namespace) can be certain. Needs Linux's /proc. A virtual
-                machine that is cloned while it runs, and keeps its host name, is one place for us.
-    memory      `m:<id>`: alive while this process knows it.
+The owner holds `flock` on a file. The kernel frees it when the process dies, however it dies, and not before. Ids are
+random and never used twice.
+
+    sqlite      `f:<id>`: `<store>-owner-<id>`. A file that is missing says dead, also in a copy of the store.
+    postgresql  `p:<id>`: `perdure-owner-<id>` in /dev/shm, or in the folder for temporary files. The owner may be on
+                another machine, or in another container: only a file that is there and free says dead. It stays for a
+                day after its process.
+    memory      `m:<id>`: never certain.
 
 The text comes from a row, which others write: what is not of this very form is not dead, and no path is made of it.
 Nothing here waits, and a forked child is never its parent: it drops what it inherited (a native `fork` without
@@ -19,44 +20,32 @@ Nothing here waits, and a forked child is never its parent: it drops what it inh
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
+import tempfile
+import time
 import weakref
 from collections.abc import Callable
 from itertools import islice
 from threading import RLock
-from typing import Protocol
-
-from blake3 import blake3
 
 from perdure.errors import StoreClosed, StoreError
 from perdure.storage.files import share_like
 
-_ID = r"[0-9a-f]{32}"
-_FILE_TEXT = re.compile(rf"f:({_ID})")
-_PLACE_TEXT = re.compile(rf"p:{_ID}:({_ID}):([1-9][0-9]{{0,6}}):([0-9]{{1,20}})")
-_MEMORY_TEXT = re.compile(rf"m:{_ID}")
+_TEXT = re.compile(r"[fpm]:([0-9a-f]{32})")
 _TRIES = 5
 _SWEEP_MAX = 1000  # names looked at beside the store
-
-Claimed = tuple[str, Callable[[], None]]
-
-
-class _Kind(Protocol):
-    def claim(self) -> Claimed:
-        """Make a new owner: its text, and what ends it."""
-        ...
-
-    def is_dead(self, text: str) -> bool: ...
+_KEPT_S = 86_400.0  # how long the file of a dead process stays in the folder that stores share
+_SHARED = "/dev/shm"
 
 
 class Owner:
     """One process as the owner of one store's runs. Nothing is made before `text` is first asked for."""
 
-    def __init__(self, kind: _Kind) -> None:
+    def __init__(self, kind: str, files: _Files | None) -> None:
         self._kind = kind
+        self._files = files
         self._text = ""
         self._generation = -1
         self._closed = False
@@ -65,17 +54,19 @@ class Owner:
     @classmethod
     def for_sqlite(cls, path: str) -> Owner:
         """For a store in this file. All processes must see its folder, as SQLite needs anyway."""
-        return cls(_File(os.path.realpath(path)))
+        store = os.path.realpath(path)
+        return cls("f", _Files(store + "-owner-", store))
 
     @classmethod
-    def for_place(cls) -> Owner:
+    def for_server(cls) -> Owner:
         """For a store on a server, which processes of other machines use as well."""
-        return cls(_Place())
+        folder = _SHARED if os.access(_SHARED, os.W_OK) else tempfile.gettempdir()
+        return cls("p", _Files(os.path.join(folder, "perdure-owner-"), None))
 
     @classmethod
     def in_memory(cls) -> Owner:
         """For a store that lives in this process."""
-        return cls(_Memory())
+        return cls("m", None)
 
     @property
     def text(self) -> str:
@@ -89,7 +80,8 @@ class Owner:
                 return self._text
             if self._end is not None:
                 self._end.detach()  # the parent's: it ends that itself
-            self._text, release = self._kind.claim()
+            name, release = (os.urandom(16).hex(), _nothing) if self._files is None else self._files.claim()
+            self._text = f"{self._kind}:{name}"
             self._end = weakref.finalize(self, release)  # also at exit
             self._generation = _generation
             return self._text
@@ -101,9 +93,12 @@ class Owner:
             return self._text if self._end is not None and self._generation == _generation else ""
 
     def is_dead(self, other: str) -> bool:
-        """True only if that owner has certainly ended: its process died, or (except on a server) closed the store."""
+        """True only if that owner has certainly ended: its process died, or closed the store."""
+        found = _TEXT.fullmatch(other)
+        if found is None or self._files is None or other[0] != self._kind:
+            return False
         with _mutex:  # no fork meanwhile: a child would inherit the descriptor
-            return self._kind.is_dead(other)
+            return self._files.is_free(found[1])
 
     def close(self) -> None:
         """Stop being an owner; release the runs first, because others may take them from now on. Idempotent."""
@@ -113,23 +108,21 @@ class Owner:
                 self._end()
 
 
-# SQLite: a locked file
-
-
 class _Held:
     """A lock file that this process holds."""
 
-    def __init__(self, path: str, descriptor: int) -> None:
-        self._path, self._descriptor, self._pid = path, descriptor, os.getpid()
+    def __init__(self, path: str, descriptor: int, stays: bool) -> None:
+        self._path, self._descriptor, self._stays, self._pid = path, descriptor, stays, os.getpid()
         _held.add(self)
 
     def release(self) -> None:
-        """Remove the file, then unlock: whoever looks finds it locked or missing."""
+        """Remove the file, unless it says that the owner is gone, then unlock: observers find it locked or missing."""
         with _mutex:
             if self not in _held or self._pid != os.getpid():
                 return  # it is the parent's
             _held.discard(self)
-            _unlink(self._path)
+            if not self._stays:
+                _unlink(self._path)
             os.close(self._descriptor)
 
     def forget(self) -> None:
@@ -137,38 +130,40 @@ class _Held:
         os.close(self._descriptor)
 
 
-class _File:
-    def __init__(self, store: str) -> None:
-        self._prefix = store + "-owner-"
-        self._store = store
+class _Files:
+    """The files of a store's owners. `store`: they are beside it, and one that is missing says dead; None: they are in
+    a folder that is one machine's, or one container's."""
 
-    def claim(self) -> Claimed:
+    def __init__(self, prefix: str, store: str | None) -> None:
+        self._prefix, self._store = prefix, store
+
+    def claim(self) -> tuple[str, Callable[[], None]]:
+        """Make a new owner: its id, and what ends it."""
         self._sweep()
         try:
             for _ in range(_TRIES):
-                name = _new_id()
+                name = os.urandom(16).hex()
                 held = self._create(self._prefix + name)
                 if held is not None:
-                    return f"f:{name}", held.release
+                    return name, held.release
         except OSError as error:
+            if self._store is None:
+                return os.urandom(16).hex(), _nothing  # no process will be certain about this one
             raise StoreError(
                 f"cannot make and lock {self._prefix}…, which says that this process is alive: {error}; "
                 "the store's folder must be writable and on a local disk that can lock"
             ) from error
         raise StoreError(f"something removes {self._prefix}… as soon as it is made; leave these files alone")
 
-    def is_dead(self, text: str) -> bool:
-        found = _FILE_TEXT.fullmatch(text)
-        return found is not None and self._is_free(self._prefix + found[1])
-
     def _create(self, path: str) -> _Held | None:
         """None if a sweep of another process came between creating and locking."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600 if self._store else 0o644)
         try:
-            share_like(descriptor, self._store)
+            if self._store is not None:
+                share_like(descriptor, self._store)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(descriptor, path):
-                return _Held(path, descriptor)
+                return _Held(path, descriptor, self._store is None)
         except BlockingIOError:
             pass
         except BaseException:
@@ -179,27 +174,31 @@ class _File:
         _unlink(path)  # the sweeper may not be allowed to
         return None
 
-    def _is_free(self, path: str) -> bool:
+    def is_free(self, name: str) -> bool:
+        """Whether the process of that owner has certainly ended."""
+        path = self._prefix + name
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
-            return os.path.isdir(os.path.dirname(path))  # with the folder gone, nothing is known
+            # With the folder gone, nothing is known.
+            return self._store is not None and os.path.isdir(os.path.dirname(path))
         except OSError:
             return False
         try:
             # Shared: two observers must not take each other for the owner.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if _is_at(descriptor, path):
+            if not _is_at(descriptor, path):
+                return not os.path.lexists(path)  # another observer was faster
+            if self._store is not None or os.fstat(descriptor).st_mtime < time.time() - _KEPT_S:
                 _unlink(path)
-                return True
-            return not os.path.lexists(path)  # another observer was faster
+            return True
         except OSError:  # held, or this file system cannot lock
             return False
         finally:
             os.close(descriptor)
 
     def _sweep(self) -> None:
-        """Remove what killed processes left, which no row may name any more. A missing file says dead as well."""
+        """Remove what killed processes left, which no row may name any more."""
         folder, start = os.path.split(self._prefix)
         try:
             with os.scandir(folder or ".") as entries:
@@ -207,7 +206,8 @@ class _File:
         except OSError:
             return
         for name in names:
-            self.is_dead("f:" + name.removeprefix(start))
+            if _TEXT.fullmatch("f:" + name.removeprefix(start)):
+                self.is_free(name.removeprefix(start))
 
 
 def _is_at(descriptor: int, path: str) -> bool:
@@ -225,97 +225,14 @@ def _unlink(path: str) -> None:
         pass  # gone already, or not ours to remove: an unlocked file says dead as well
 
 
-# PostgreSQL: a process in a place
-
-
-class _Place:
-    def claim(self) -> Claimed:
-        pid, here = os.getpid(), _here()
-        status = _status(pid) if here else None
-        if status is None:
-            return f"p:{_new_id()}", _nothing  # nobody will be certain about this one
-        return f"p:{_new_id()}:{here}:{pid}:{status[1]}", _nothing
-
-    def is_dead(self, text: str) -> bool:
-        found = _PLACE_TEXT.fullmatch(text)
-        return found is not None and found[1] == _here() and _has_ended(int(found[2]), int(found[3]))
-
-
-def _here() -> str:
-    """What two processes must have in common so that one can look at the other; empty if that is not possible."""
-    try:
-        # With the /proc of another pid namespace (a container that was given the host's), pids mean nothing.
-        if os.readlink("/proc/self") != str(os.getpid()):
-            return ""
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read().strip()
-        # Start times are shown in the reader's time namespace.
-        parts = (boot, os.uname().nodename, os.readlink("/proc/self/ns/pid"), _link("/proc/self/ns/time"))
-    except OSError:
-        return ""
-    return blake3("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest(16)
-
-
-def _has_ended(pid: int, start: int) -> bool:
-    try:
-        os.kill(pid, 0)  # first: /proc may hide the processes of other users as if they were gone
-    except ProcessLookupError:
-        return True
-    except OSError:
-        pass
-    status = _status(pid)
-    if status is None:
-        return False  # hidden, or it went in this moment: the next look will be certain
-    dead, started = status
-    return dead or started != start
-
-
-def _status(pid: int) -> tuple[bool, int] | None:
-    """Whether it is only a zombie, and when it started (ticks since boot)."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()  # the name may contain anything, also ")"
-        # A zombie with threads is a process whose first thread has ended.
-        return fields[0] in (b"Z", b"X") and int(fields[17]) <= 1, int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            return ""  # an older kernel
-        raise
-
-
 def _nothing() -> None:
-    """A process's place ends with the process."""
-
-
-# In memory
-
-
-class _Memory:
-    def claim(self) -> Claimed:
-        text = f"m:{_new_id()}"
-        _living.add(text)
-        return text, lambda: _living.discard(text)
-
-    def is_dead(self, text: str) -> bool:
-        return _MEMORY_TEXT.fullmatch(text) is not None and text not in _living
-
-
-def _new_id() -> str:
-    return os.urandom(16).hex()
+    """There is no file to release."""
 
 
 # Held while a descriptor is open that a forked child must not keep unknowingly, and so by whoever forks. Reentrant,
 # because a signal handler or a finalizer may come in between.
 _mutex = RLock()
 _held: set[_Held] = set()
-_living: set[str] = set()
 _generation = 0  # how many forks this process is away from the first
 
 
@@ -332,7 +249,6 @@ def _after_fork_in_child() -> None:
     _generation += 1
     inherited = list(_held)
     _held.clear()  # first: from here on no finalizer can take them for its own
-    _living.clear()
     for held in inherited:
         held.forget()
     _mutex.release()  # the thread that forked is the one that is left

@@ -34,7 +34,7 @@ _REQUEST = Sql(
 def new_owner(driver: Driver) -> Owner:
     """An owner of runs in this database."""
     if driver.dialect != "sqlite":
-        return Owner.for_place()
+        return Owner.for_server()
     path = driver.capabilities.path
     return Owner.in_memory() if path == ":memory:" else Owner.for_sqlite(path)
 
