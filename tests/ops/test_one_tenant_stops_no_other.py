@@ -36,39 +36,32 @@ def test_a_run_whose_row_makes_no_sense_is_left_alone_and_the_others_run(url: st
         assert "its fence" in store.ops.verify().problems[0].what
 
 
-def upkeep_findings(store: perdure.Store) -> list[tuple[str, str]]:
-    return [(finding.level, finding.message) for finding in store.ops.doctor() if finding.check == "upkeep"]
-
-
-def test_the_daily_upkeep_of_one_tenant_fails_and_the_others_have_theirs(url: str) -> None:
+def test_the_daily_upkeep_of_one_tenant_fails_and_the_others_have_theirs(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     raw = Raw(url)
     with perdure.open(url, tenant="bad", keep_runs_s=0) as store:
         for one in (store, store.tenant("good")):
             one.ops.set_retention(keep_last=2)
             one.run(add, 1, 2, id="a").result()
         [(key,)] = raw("SELECT key FROM meta WHERE substr(key, 1, 10) = 'retention ' ORDER BY key LIMIT 1")
-        [(policy,)] = raw("SELECT value FROM meta WHERE key = ?", (key,))
         raw("UPDATE meta SET value = '{' WHERE key = ?", (key,))
         worker = perdure.Worker(store, [add], all_tenants=True)
         worker._upkeep()
-        [(level, says)] = upkeep_findings(store)
-        assert level == "warning"
-        assert "upkeep of tenant 'bad' failed: " in says
+        assert "upkeep of tenant 'bad' failed: " in caplog.text
         assert raw("SELECT count(*) FROM meta WHERE substr(key, 1, 7) = 'upkeep '") == [(2,)]
-        raw("UPDATE meta SET value = ? WHERE key = ?", (policy, key))
-        store.ops.compact()
-        assert upkeep_findings(store) == [("ok", "no tenant's upkeep has failed")]
 
 
-def test_a_forgotten_key_of_one_tenant_ends_no_other_tenants_upkeep(tmp_path: Path) -> None:
+def test_a_forgotten_key_of_one_tenant_ends_no_other_tenants_upkeep(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = str(tmp_path / "a.db")
     with perdure.open(path, tenant="bad", keys=os.urandom(32)) as store:
         store.thread("a").save({})
     with perdure.open(path, tenant="good", keys=os.urandom(32)) as store:
         store.thread("a").save({})
         perdure.Worker(store, [add], all_tenants=True)._upkeep()
-        [(level, says)] = upkeep_findings(store)
-        assert (level, "KeyMissing" in says) == ("warning", True), says
+        assert "KeyMissing" in caplog.text
         upkeeps = Raw(path)("SELECT count(*) FROM meta WHERE substr(key, 1, 7) = 'upkeep '")
         assert upkeeps == [(2,)]
 

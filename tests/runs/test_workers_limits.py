@@ -323,7 +323,7 @@ def test_a_run_that_a_lost_database_got_stuck_is_tried_again(
 ) -> None:
     """Nobody should have to resume every run after the database was restarted."""
     from perdure.errors import Unavailable
-    from perdure.runs.workers import worker as module
+    from perdure.runs.engine import execute as module
 
     monkeypatch.setattr(module, "_LATER_US", 0)
     tries: list[int] = []

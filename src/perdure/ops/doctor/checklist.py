@@ -10,8 +10,6 @@ from __future__ import annotations
 from datetime import date, timedelta
 from functools import partial
 
-import orjson
-
 from perdure.errors import PerdureError
 from perdure.log import store_size
 from perdure.ops.doctor.findings import (
@@ -25,7 +23,6 @@ from perdure.ops.doctor.findings import (
     Machine,
     looked,
     many,
-    query,
     query_one,
     span,
 )
@@ -57,10 +54,6 @@ _STUCK = Sql(
     (SELECT count(*) FROM run WHERE status = 'running' AND lease_until < {now} - :late),
     (SELECT count(*) FROM run WHERE status = 'queued' AND wake_at < {now} - :late AND changed_at < {now} - :late)"""
 )
-_TROUBLE = Sql(
-    """SELECT t.name, m.value FROM meta m JOIN tenant t ON m.key = 'trouble ' || CAST(t.tenant AS text)
-    ORDER BY t.tenant LIMIT 20"""
-)
 _SEALS = Sql("SELECT count(*), (SELECT count(*) FROM tenant) FROM tenant_key")
 _NEWEST = Sql("SELECT max(active) FROM thread")
 _APPLIED = Sql("SELECT max(version) FROM migration")
@@ -89,7 +82,6 @@ def _checks(context: CheckContext) -> list[tuple[str, Check]]:
         ("clock", clock),
         ("schema", schema),
         ("runs", runs),
-        ("upkeep", upkeep),
         ("encryption", encryption),
     ]
 
@@ -306,21 +298,6 @@ def runs(context: CheckContext) -> Flow[list[Finding]]:
     return found or [
         Finding("runs", "ok", f"no run is stuck or in doubt, and none has been due for more than {span(_LATE_S)}")
     ]
-
-
-def upkeep(context: CheckContext) -> Flow[list[Finding]]:
-    """Tenants for which a worker's daily upkeep failed the last time."""
-    rows = yield from query(context, _TROUBLE)
-    found = [
-        Finding(
-            "upkeep",
-            "warning",
-            f"upkeep of tenant {name!r} failed: {orjson.loads(value)['error']}",
-            f"see to that, then run `perdure store compact --tenant {name}`; a worker tries it again every day",
-        )
-        for name, value in rows
-    ]
-    return found or [Finding("upkeep", "ok", "no tenant's upkeep has failed")]
 
 
 def encryption(context: CheckContext) -> Flow[list[Finding]]:

@@ -16,7 +16,6 @@ from perdure.log.recompress import reclaim, recompress
 from perdure.log.store_size import size_and_samples
 from perdure.runs.journal import adapter_tasks
 from perdure.runs.maintenance import retention as runs
-from perdure.runs.maintenance.tenant_isolation import succeeded
 from perdure.storage import metrics
 from perdure.storage.program import Flow, Program, Progress, read
 from perdure.threads.context import Context
@@ -59,7 +58,6 @@ def compact(
         done = yield from _foresee(ctx, tenant, keep_us, progress)
     else:
         done = yield from compact_tenant(ctx, tenant, keep_us, progress)
-        yield from succeeded(tenant)
     if vacuum and not dry_run:
         yield from reclaim()
     return done

@@ -13,14 +13,18 @@ from typing import Any
 import orjson
 
 from perdure.errors import (
+    Busy,
     Damaged,
+    DiskFull,
     JournalDamaged,
     LeaseLost,
     NonDeterministic,
     NotInRun,
+    OutcomeUnknown,
     RunError,
     RunStuck,
     StoreError,
+    Unavailable,
     UsageError,
     ValueProblem,
 )
@@ -46,6 +50,9 @@ from perdure.values.codec import encode
 _log = logging.getLogger("perdure")
 # What leaves a run stuck, resumable and not undone: it is not the run's own failure.
 _STUCK = (NonDeterministic, Damaged, JournalDamaged, RunStuck, ValueProblem, StoreError, ImportError)
+# What passes: the run is queued again for a little later.
+PASSING = (Unavailable, Busy, OutcomeUnknown, DiskFull)
+_LATER_US = 5_000_000
 # Nor is a call of ours that cannot be right, also in a step that recorded it: a person corrects the code.
 _WRONG_CALLS = (UsageError, NotInRun)
 
@@ -309,16 +316,18 @@ def _stuck(execution: Execution, error: BaseException) -> Operation[str]:
     if (sink := metrics.sink) is not None and isinstance(error, JournalDamaged):
         sink.record(metrics.CORRUPTIONS, 1, "journal")
     execution.stop = None
-    execution.stuck_by = error
     described = {
         "for": "help",
         "error": describe_error(error, execution.ctx.codec)["text"],
         "type": type(error).__name__,
     }
     try:
+        if isinstance(error, PASSING):
+            later = execution.shared_clock_us() + _LATER_US
+            return (yield from _give_back(execution, "queued", later, {"for": "a worker"}))
         return (yield from _give_back(execution, "stuck", rows.NEVER, described))
     except (StoreError, RunError):
-        return "lost"  # the store is what failed: the lease runs out, and whoever comes next goes on
+        return "lost"  # the store is what failed: the lease runs out, and another process resumes the run
 
 
 def _start_over(execution: Execution, spec: DurableSpec, new: ContinueAsNew) -> Operation[str]:

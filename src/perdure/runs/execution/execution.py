@@ -86,7 +86,6 @@ class Execution:
         self.patches: dict[str, bool] = {}
         self.state: StateManager | None = None  # once the code has asked for it: perdure.state()
         self.replayed_lines: set[int] = set()  # handles of threads whose saves were answered from the journal
-        self.stuck_by: BaseException | None = None
         self.can_park = True  # False where only calls are ours, not the code around them: a task of an adapter
         self.unawaited: dict[object, Any] = {}  # coroutines of steps and effects that have not begun
         self.alive = True

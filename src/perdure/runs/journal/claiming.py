@@ -109,9 +109,9 @@ _OTHER_VERSIONS = _sql(
     GROUP BY r.function, r.version ORDER BY r.function, r.version LIMIT 100"""
 )
 _HAND_BACK = Sql(
-    """UPDATE run SET status = :status, owner = NULL, wake_at = :wake_at, wakeup_pending = 0, waiting = :waiting,
+    """UPDATE run SET status = 'queued', owner = NULL, wake_at = 0, wakeup_pending = 0, waiting = :waiting,
         changed_at = {now}
-    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = :before RETURNING run""",
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING run""",
     seals=WAITS,
 )
 _TENANTS = Sql("SELECT tenant, name FROM tenant WHERE tenant > :after ORDER BY tenant LIMIT :limit")
@@ -298,16 +298,9 @@ def other_versions(search: Search, now: int) -> Program[list[tuple[str, str, int
 
 def hand_back(holds: Sequence[FenceToken], now: int) -> Program[int]:
     """Give runs back that this process cannot stop in time: another worker resumes them at once. How many."""
-    parts = {"status": "queued", "before": "running", "wake_at": 0, "waiting": _FOR_WORKER, "now": now}
+    parts = {"waiting": _FOR_WORKER, "now": now}
     answers = yield Batch(*(_HAND_BACK(**hold._asdict(), **parts) for hold in holds), last=True)
     return sum(len(rows) for rows in answers)
-
-
-def try_later(hold: FenceToken, wake_at: int, now: int) -> Program[bool]:
-    """Queue a run again that got stuck only because the database was away."""
-    parts = {"status": "queued", "before": "stuck", "wake_at": wake_at, "waiting": _FOR_WORKER, "now": now}
-    [rows] = yield Batch(_HAND_BACK(**hold._asdict(), **parts), last=True)
-    return bool(rows)
 
 
 def tenants(after: int, limit: int) -> Program[list[tuple[int, str]]]:

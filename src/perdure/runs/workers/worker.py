@@ -21,17 +21,15 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.errors import (
-    Busy,
-    DiskFull,
     OutcomeUnknown,
     PerdureError,
     StoreClosed,
     StoreError,
-    Unavailable,
     UsageError,
 )
 from perdure.log.store_size import take_sample
 from perdure.runs.calls.decorators import durable_spec
+from perdure.runs.engine.execute import PASSING
 from perdure.runs.engine.local import Job
 from perdure.runs.engine.runtime import new_owner, runtime_of
 from perdure.runs.execution.metrics import tell_event
@@ -58,9 +56,6 @@ _TROUBLE_PAUSE_MAX_S = 5.0
 _LISTEN_S = 0.5
 _UPKEEP_FIRST_S, _UPKEEP_EVERY_S = 60.0, 3600.0  # when to see whether the day's work is still to be done
 _VERSIONS_EVERY_S = 60.0
-_LATER_US = 5_000_000
-# What passes: the worker waits and goes on.
-_PASSING = (Unavailable, Busy, OutcomeUnknown, DiskFull)
 _log = logging.getLogger("perdure")
 
 
@@ -179,7 +174,7 @@ class Worker:
             if not until_idle:
                 self._see_to_upkeep()
             pause_s = self.poll_s if most <= 0 else self._find_work(most, until_idle)
-        except _PASSING as error:
+        except PASSING as error:
             self._troubles += 1
             self._recover = self._recover or isinstance(error, OutcomeUnknown)
             self._eager = False
@@ -268,36 +263,12 @@ class Worker:
 
     def _job_ended(self, job: Job, status: str, error: BaseException | None) -> None:
         """On the run's thread, or on the loop."""
-        if error is not None or status == "stuck":
-            self._crew.call(partial(self._settle, job, status, error))
-        else:
-            # Perhaps only the store was away: if the run is still ours, it is claimed again.
-            self._recover = self._recover or status == "lost"
-            self._forget(job, status)
-
-    def _settle(self, job: Job, status: str, error: BaseException | None) -> None:
-        execution = job.execution
-        run_id, now = execution.row.id, self._ctx.clock_us()
-        try:
-            if error is not None:
-                _log.error(
-                    "run %s: %s came past everything; it goes on when its lease is over",
-                    run_id,
-                    _kind(error),
-                    extra=event("run.broken_off", run=run_id, error=_kind(error)),
-                )
-            elif isinstance(execution.stuck_by, _PASSING):
-                later = execution.shared_clock_us() + _LATER_US
-                status = (
-                    "queued" if self._do(write(partial(claiming.try_later, execution.hold, later, now))) else status
-                )
-        except PerdureError as problem:
-            found = event("run.not_settled", run=run_id, error=_kind(problem))
-            _log.warning("run %s: %s; it goes on when its lease is over", run_id, said(problem), extra=found)
-        finally:
-            self._forget(job, status)
-
-    def _forget(self, job: Job, status: str) -> None:
+        if error is not None:
+            run, kind = job.execution.row.id, _kind(error)
+            found = event("run.broken_off", run=run, error=kind)
+            _log.error("run %s: %s passed every handler; it is resumed when its lease is over", run, kind, extra=found)
+        # Perhaps only the store was away: if the run is still ours, it is claimed again.
+        self._recover = self._recover or (status == "lost" and error is None)
         number = job.execution.row.run
         if self._active.get(number) is job:  # it may have been claimed again already
             self._active.pop(number, None)
@@ -394,7 +365,7 @@ class Worker:
             for tenant, name in tenants or self._do(retention.all_tenants()):
                 store = self._store
                 work = retention.upkeep(tenant, store._keep_us, ctx.clock_us, store._days_work)
-                done = self._do(for_tenant(tenant, name, work, ctx.clock_us()))
+                done = self._do(for_tenant(name, work))
                 if done is not None:
                     _log.log(
                         logging.INFO if any(done) else logging.DEBUG,
