@@ -5,6 +5,7 @@ A server that cannot start fails the tests that need it, here and in CI. It neve
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 
@@ -41,6 +42,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left)
         gone = set(left)
         items[:] = [item for item in items if item not in gone]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()  # what was imported stays: collections of garbage need not look at it again
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from perdure.testing.postgres import PostgresServer
 from perdure.testing.processes import ForkServer
 
 SOAK = 20 if os.environ.get("PERDURE_SOAK") else 1
-KILLS_SQLITE, KILLS_POSTGRES = (30, 20) if SOAK == 1 else (2400, 1600)
+KILLS_SQLITE, KILLS_POSTGRES = (15, 10) if SOAK == 1 else (2400, 1600)
 VERIFY_EVERY = 20
 
 

@@ -271,9 +271,9 @@ def fingerprint(image: Image, marks: int) -> bytes:
 def test_full_durability_survives_a_power_loss_at_every_moment(folder: Path) -> None:
     """Nothing acknowledged is lost, whatever of the unsynced writes arrived."""
     vfs = run(folder, short_workload)
-    verdict = crash_everywhere(vfs, folder, tearings=2 * SOAK, moments=0.3 if SOAK == 1 else 1.0)
+    verdict = crash_everywhere(vfs, folder, tearings=2 * SOAK, moments=0.15 if SOAK == 1 else 1.0)
     print(f"\n{len(vfs.log)} events, {vfs.syncs} fsyncs, {verdict.images} crashes")
-    assert verdict.images > (50 if SOAK == 1 else 300)
+    assert verdict.images > (25 if SOAK == 1 else 300)
     assert not verdict.broken
     assert not verdict.lost
 
@@ -281,9 +281,9 @@ def test_full_durability_survives_a_power_loss_at_every_moment(folder: Path) -> 
 def test_packing_which_does_not_wait_for_the_disk_loses_nothing_that_did(folder: Path) -> None:
     """Its own commits may be undone; no save that was acknowledged before or after them is."""
     vfs = run(folder, packed_workload)
-    verdict = crash_everywhere(vfs, folder, tearings=SOAK, moments=0.1 if SOAK == 1 else 1.0)
+    verdict = crash_everywhere(vfs, folder, tearings=SOAK, moments=0.06 if SOAK == 1 else 1.0)
     print(f"\n{len(vfs.log)} events, {vfs.syncs} fsyncs, {verdict.images} crashes")
-    assert verdict.images > (20 if SOAK == 1 else 100)
+    assert verdict.images > (10 if SOAK == 1 else 100)
     assert not verdict.broken
     assert not verdict.lost
 
@@ -291,9 +291,9 @@ def test_packing_which_does_not_wait_for_the_disk_loses_nothing_that_did(folder:
 def test_normal_durability_loses_only_a_tail(folder: Path) -> None:
     """What survives is a prefix of what was acknowledged, and it is sound."""
     vfs = run(folder, short_workload, "normal")
-    verdict = crash_everywhere(vfs, folder, tearings=SOAK, prefix=True, moments=0.2 if SOAK == 1 else 1.0)
+    verdict = crash_everywhere(vfs, folder, tearings=SOAK, prefix=True, moments=0.1 if SOAK == 1 else 1.0)
     print(f"\n{len(vfs.log)} events, {vfs.syncs} fsyncs, {verdict.images} crashes")
-    assert verdict.images > (50 if SOAK == 1 else 300)
+    assert verdict.images > (25 if SOAK == 1 else 300)
     assert not verdict.broken
 
 
@@ -302,7 +302,7 @@ def test_random_workloads_survive_random_power_losses(folder: Path, durability: 
     for seed in range(SOAK):
         vfs = run(folder, lambda work: long_workload(work, random.Random(seed)), durability)  # noqa: B023
         verdict = crash_everywhere(
-            vfs, folder, tearings=1, moments=0.008 if SOAK == 1 else 0.02, prefix=durability == "normal"
+            vfs, folder, tearings=1, moments=0.004 if SOAK == 1 else 0.02, prefix=durability == "normal"
         )
         print(f"\n{len(vfs.log)} events, {vfs.syncs} fsyncs, {verdict.images} crashes")
         assert not verdict.broken

@@ -23,7 +23,7 @@ import perdure
 from perdure.langgraph import PerdureSaver
 from perdure.testing.processes import ForkServer
 
-TRIALS = 20 if SOAK else 4
+TRIALS = 20 if SOAK else 2
 POINTS_MAX = 1000 if SOAK else 2  # of an operation, at which it is killed, besides its last commit
 _numbers = itertools.count(1)
 

@@ -11,7 +11,7 @@ from striking import SOAK
 import perdure
 from perdure.testing.processes import ForkServer
 
-KILLS = 12 if SOAK else 3
+KILLS = 12 if SOAK else 2
 
 
 @pytest.mark.parametrize("mode", autosaver.POLICIES)

@@ -175,7 +175,7 @@ def test_readers_and_writers_go_on_beside_it(request: pytest.FixtureRequest, whe
         threads = [threading.Thread(target=work, args=(read,)) for read in (True, False)]
         for thread in threads:
             thread.start()
-        for number in range(5):
+        for number in range(2):
             saved = confide(store, f"alice {number}")
             store.thread(f"alice {number}").erase(saved[4])
             store.ops.erase(f"alice {number}")

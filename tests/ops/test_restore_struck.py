@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from backup_kit import fill
 from copy_kit import everything, query
+from soak import SOAK
 
 import perdure
 from perdure.testing.processes import ForkServer
@@ -32,7 +33,7 @@ def test_a_file_is_whole_or_as_it_was_after_a_kill(backup: str, there: str, tmp_
     with perdure.open(str(tmp_path / "source.db")) as store:
         expected = everything(store, "rich")
     with ForkServer("copy_kit:restore_and_die") as nursery:
-        for at in itertools.count(1):
+        for at in itertools.count(1, 1 if SOAK else 3):
             ended = list(nursery.start(backup, str(target), at).lines()) == ["done"]
             if target.exists():
                 with perdure.open(str(target)) as store:

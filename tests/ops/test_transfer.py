@@ -237,7 +237,7 @@ def query_open(target: str, options: dict[str, Any]) -> bool:
 @ways("sqlite-postgres", "postgres-sqlite")
 def test_a_transfer_that_is_killed_is_finished_by_the_same_call(urls: Urls, side: str) -> None:
     with perdure.open(urls[0]) as store:
-        make_thread(store, count=400)
+        make_thread(store, count=200)
         expected = everything(store, "rich")
     perdure.open(urls[1]).close()
     given = orjson.dumps({"threads": ["rich"]}).decode()

@@ -12,6 +12,7 @@ import pytest
 from databases import new_database
 from lab import PLACES, Lab
 from moving_kit import agent_of
+from soak import SOAK
 
 import perdure
 from perdure.runs.journal.blobs import BLOB_MIN_BYTES
@@ -120,7 +121,7 @@ def test_sigkill_at_any_step_leaves_the_run_in_one_place(urls: list[str], side: 
     perdure.open(urls[1]).close()
     given = orjson.dumps({"runs": ["trip"], "move": True}).decode()
     with ForkServer("copy_kit:transfer_and_die") as nursery:
-        for at in itertools.count(1, 3):
+        for at in itertools.count(1, 1 if SOAK else 7):
             ended = list(nursery.start(urls[0], urls[1], name, given, side, at).lines()) == ["done"]
             places = []
             for url in urls[:2]:

@@ -27,7 +27,7 @@ def test_a_kill_at_any_point_repeats_nothing_and_loses_nothing(
     place: str, mode: str, fork_server: ForkServer, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     url = str(tmp_path / "store.db") if place == "sqlite" else request.getfixturevalue("postgres_url")
-    kills, stride = 0, (1 if place == "sqlite" else 4) if SOAK else (3 if place == "sqlite" else 7)
+    kills, stride = 0, (1 if place == "sqlite" else 4) if SOAK else (5 if place == "sqlite" else 11)
     for deadly in range(1, POINTS_MAX, stride):
         folder = tmp_path / f"run-{deadly}"
         folder.mkdir()

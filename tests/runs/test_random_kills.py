@@ -29,7 +29,7 @@ from perdure.testing.processes import ForkServer
 
 SOAK = bool(os.environ.get("PERDURE_SOAK"))
 VARIANTS = ("honours", "reconciles", "neither")
-KILLS = 90 if SOAK else 5  # of each variant on each database
+KILLS = 90 if SOAK else 3  # of each variant on each database
 POINTS_MAX = 60  # a whole run has some two hundred
 MOMENT_S_MAX = 0.12
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from soak import SOAK
+from soak import SOAK, spread
 
 DATABASES = {"sqlite", "postgres"}
 MODES = ("mode", "way")
@@ -28,24 +28,38 @@ ABOVE_SQL = (
     "langgraph/test_effects_features",
     "langgraph/test_saver_values",
 )
+# Expensive tests with many cases of one mechanism: so many of them, at even distances, so that the first and the last
+# value of every parameter are among them.
+FEW = {
+    "test_a_fault_at_any_step_shows_all_or_nothing_and_the_next_call_finishes": 3,
+    "test_a_transfer_that_is_killed_is_finished_by_the_same_call": 2,
+    "test_sigkill_at_any_step_leaves_the_run_in_one_place": 2,
+}
 
 
 def left_to_soak(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     if SOAK:
         return []
     seen: set[tuple[Path, str]] = set()
-    left = []
+    left: list[pytest.Item] = []
+    few: dict[str, list[pytest.Item]] = {}
     for item in items:
         call = getattr(item, "callspec", None)
         if call is None:
             continue
         name = (item.path, str(getattr(item, "originalname", item.name)))
+        if name[1] in FEW:
+            few.setdefault(name[1], []).append(item)
+            continue
         place = f"{item.path.parent.name}/{item.path.name}"
         repeated = place.startswith(ABOVE_SQL) and databases_of(call.params) == {"postgres"} and name in seen
         if repeated or is_crossed(call.params) or (item.path.name in ONCE and name in seen):
             left.append(item)
         else:
             seen.add(name)
+    for test, cases in few.items():
+        taken = set(spread(cases, FEW[test]))
+        left += [case for case in cases if case not in taken]
     return left
 
 
