@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import orjson
@@ -29,7 +29,7 @@ from perdure.values.registry import Codec
 from perdure.values.showing import shown
 
 NAME = "perdure.ask"
-_OF_APPROVALS = ("question", "timeout_s", "on_timeout", "approvers", "quorum", "allow_self", "asker")
+MAY_IT_RUN = "May it run?"  # of an approval without a text: the effect says what
 _OPEN = Sql(
     """INSERT INTO ask (tenant, run, path, kind, question, terms, asked_at, deadline, status, answer)
     VALUES (:tenant, :run, :path, :kind, :question, :terms, {now}, :deadline, 'open', NULL)
@@ -153,75 +153,64 @@ def await_answer(
         yield Wait(path, what, wake_at)
 
 
+class Question(NamedTuple):
+    """What is asked, checked: `terms` is what the process that answers needs of it."""
+
+    text: str
+    terms: AskSpec
+    timeout_s: float | None
+    on_timeout: Any  # raised if it is an exception class, else the answer
+
+
 def question_at(
-    scope: Scope,
-    path: str,
-    question: str,
-    *,
-    name: str = NAME,
-    kind: str = "question",
-    options: list[Any] | None = None,
-    schema: Any = None,
-    timeout_s: float | None = None,
-    on_timeout: Any = TimeoutError,
-    approvers: list[str] | None = None,
-    quorum: int = 1,
-    allow_self: bool = True,
-    asker: str | None = None,
+    scope: Scope, path: str, asked: Question, *, name: str = NAME, kind: str = "question"
 ) -> Operation[Any]:
-    """Ask, and wait for the answer. `on_timeout` is raised if it is an exception class, else it is the answer."""
+    """Ask, and wait for the answer."""
     scope.check()
     execution = scope.execution
     yield from check_deadline(scope, path)
-    terms = _terms(question, options, schema, approvers, quorum, allow_self, asker)
-    if timeout_s is not None:
-        check_seconds(timeout_s, "perdure.ask(timeout_s=…)")
     found = execution.recorded(path, name, None)
     ended = completion(found)
     if ended is not None:
         if (ended.extra or {}).get("late"):
-            return _late(question, on_timeout)
+            return _late(asked)
         return (yield from replayed(execution, ended))
     first = opening(found)
     if first is None:
-        deadline = None if timeout_s is None else execution.shared_clock_us() + int(timeout_s * 1e6)
-        entry = Entry(path, name, execution.ctx.clock_us(), extra={"question": question, "deadline": deadline})
-        beside = partial(open_ask, execution, path, kind, question, terms, deadline)
-        yield from execution.log.record((WAIT, entry), same_tx=beside)
+        deadline = None if asked.timeout_s is None else execution.shared_clock_us() + int(asked.timeout_s * 1e6)
+        entry = Entry(path, name, execution.ctx.clock_us(), extra={"question": asked.text, "deadline": deadline})
+        opened = partial(open_ask, execution, path, kind, asked.text, asked.terms, deadline)
+        yield from execution.log.record((WAIT, entry), same_tx=opened)
     else:
         deadline = (first.extra or {}).get("deadline")
-    what = {"for": kind, "step": path, "question": question}
+    what = {"for": kind, "step": path, "question": asked.text}
     while not (answered := (yield from await_answer(execution, path, what, deadline))):
         late = Entry(path, name, execution.ctx.clock_us(), extra={"late": True})
         try:
             yield from execution.log.record((DONE, late), same_tx=partial(give_up_ask, execution, path))
         except Answered:
             continue
-        return _late(question, on_timeout)
+        return _late(asked)
     value, now = answered["value"], execution.ctx.clock_us()
     extra = {"who": answered.get("who"), "answered_at": answered.get("at")}
     yield from execution.log.record((DONE, Entry(path, name, now, value=execution.encoded(value), extra=extra)))
     return value
 
 
-def check_approve(approve: Any) -> None:
-    """What `approve=` of an effect may be, before any run meets it: True, a question, or the options of one."""
-    if not approve or isinstance(approve, bool | str):
-        return
-    if not isinstance(approve, dict):
-        raise UsageError(f"approve={approve!r}: True, a question, or options of perdure.ask as a dict")
-    unknown = [key for key in approve if key not in _OF_APPROVALS]
-    if unknown:
+def approval_of(approve: Any) -> Question | None:
+    """What `approve=` of an effect asks, checked before any run meets it: True, a question, or the options of one."""
+    if not approve:
+        return None
+    given: dict[str, Any] = (
+        dict(approve) if isinstance(approve, dict) else {"question": MAY_IT_RUN if approve is True else approve}
+    )
+    try:
+        return question(given.pop("question", MAY_IT_RUN), options=[True, False], **given)
+    except TypeError as error:
         raise UsageError(
-            f"approve={{{unknown[0]!r}: …}}: an approval has {', '.join(_OF_APPROVALS)}; its answer is True or False"
-        )
-    given = {"question": "May it run?", **approve}
-    timeout_s = given.pop("timeout_s", None)
-    given.pop("on_timeout", None)
-    if timeout_s is not None:
-        check_seconds(timeout_s, "approve={'timeout_s': …}")
-    defaults = {"approvers": None, "quorum": 1, "allow_self": True, "asker": None}
-    _terms(options=[True, False], schema=None, **{**defaults, **given})
+            f"approve={approve!r}: True, a question, or options of perdure.ask as a dict, whose answer is True or "
+            f"False ({error})"
+        ) from error
 
 
 def close_ask(execution: Execution, path: str) -> Generator[Batch, list[Rows], None]:
@@ -241,21 +230,25 @@ def give_up_ask(execution: Execution, path: str) -> Generator[Batch, list[Rows],
         raise Answered
 
 
-def _late(question: str, on_timeout: Any) -> Any:
-    if isinstance(on_timeout, type) and issubclass(on_timeout, BaseException):
-        raise on_timeout(f"no answer came in time: {question}")
-    return on_timeout
+def _late(asked: Question) -> Any:
+    if isinstance(asked.on_timeout, type) and issubclass(asked.on_timeout, BaseException):
+        raise asked.on_timeout(f"no answer came in time: {asked.text}")
+    return asked.on_timeout
 
 
-def _terms(
+def question(
     question: str,
-    options: list[Any] | None,
-    schema: Any,
-    approvers: list[str] | None,
-    quorum: int,
-    allow_self: bool,
-    asker: str | None,
-) -> AskSpec:
+    *,
+    options: list[Any] | None = None,
+    schema: Any = None,
+    timeout_s: float | None = None,
+    on_timeout: Any = TimeoutError,
+    approvers: list[str] | None = None,
+    quorum: int = 1,
+    allow_self: bool = True,
+    asker: str | None = None,
+) -> Question:
+    """A question. Raises UsageError."""
     if not isinstance(question, str) or not question:
         raise UsageError(f"perdure.ask() wants a question as text, not {shown(question)}")
     check_text(question, "the question of perdure.ask()")
@@ -280,7 +273,10 @@ def _terms(
     listed = None if options is None else list(options)
     if listed is not None:
         _check_options(listed)
-    return AskSpec(listed, shape, None if approvers is None else list(approvers), quorum, allow_self, asker)
+    if timeout_s is not None:
+        check_seconds(timeout_s, "perdure.ask(timeout_s=…)")
+    terms = AskSpec(listed, shape, None if approvers is None else list(approvers), quorum, allow_self, asker)
+    return Question(question, terms, timeout_s, on_timeout)
 
 
 def _check_options(options: list[Any]) -> None:

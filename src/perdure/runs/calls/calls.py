@@ -53,9 +53,7 @@ def ask(
     `asker` may not. After `timeout_s` the answer is `on_timeout`, or that is raised if it is an exception class.
     """
     scope, path = place("perdure.ask()")
-    operation = asks.question_at(
-        scope,
-        path,
+    asked = asks.question(
         question,
         options=options,
         schema=schema,
@@ -66,7 +64,7 @@ def ask(
         allow_self=allow_self,
         asker=asker,
     )
-    return do(scope, operation)
+    return do(scope, asks.question_at(scope, path, asked))
 
 
 def sleep(seconds: float) -> Any:

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from perdure.errors import NotInRun, UsageError
 from perdure.runs.calls import fast_path
-from perdure.runs.calls.asks import check_approve
+from perdure.runs.calls.asks import approval_of
 from perdure.runs.calls.effects import effect_operation
 from perdure.runs.calls.outcome import check_definite
 from perdure.runs.calls.steps import refuse_nested, step_operation
@@ -152,8 +152,7 @@ def _decorate_effect(fn: Callable[..., Any], **options: Unpack[EffectOptions]) -
         raise UsageError(f'on_doubt is "ask", "retry" or "fail", not {spec.on_doubt!r}')
     spec.reconcile, spec.undo = options.get("reconcile"), options.get("undo")
     check_callbacks(fn, spec.reconcile, spec.undo, spec.ignore)
-    spec.approve = options.get("approve") or None
-    check_approve(spec.approve)
+    spec.approve = approval_of(options.get("approve"))
     spec.deadline_s = 60.0 if spec.timeout_s is None else spec.timeout_s
     spec.definite = check_definite(options.get("definite", ()))
     add_step(spec)

@@ -455,13 +455,10 @@ def _shown(call: Call) -> str:
 def _approval(call: Call) -> Operation[None]:
     """Ask whether it may run; the answer is recorded beside the effect."""
     spec, path = call.spec, f"{call.path}~approve"
-    approve = spec.approve
-    question = approve if isinstance(approve, str) else f"May {spec.name}{_shown(call)} run?"
-    options = dict(approve) if isinstance(approve, dict) else {}
-    question = options.pop("question", question)
-    agreed = yield from asks.question_at(
-        call.scope, path, question, name="perdure.approve", kind="approval", options=[True, False], **options
-    )
+    asked: asks.Question = spec.approve
+    if asked.text == asks.MAY_IT_RUN:
+        asked = asked._replace(text=f"May {spec.name}{_shown(call)} run?")
+    agreed = yield from asks.question_at(call.scope, path, asked, name="perdure.approve", kind="approval")
     if agreed is not True:
         error = NotApproved(f"{spec.name}{_shown(call)} was not approved; it did not run")
         extra = {"error": describe_error(error, call.execution.ctx.codec), "approved": False}
