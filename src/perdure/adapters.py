@@ -18,8 +18,7 @@ from perdure.log.pending import Write
 from perdure.ops.store import Store
 from perdure.runs.engine import task_scope
 from perdure.runs.engine.task_scope import Task, TaskExecution
-from perdure.runs.execution.active_runs import add_provider
-from perdure.runs.execution.scope import Scope
+from perdure.runs.execution.scope import Scope, add_provider
 from perdure.runs.functions.specs import StepSpec
 from perdure.storage.program import adrive, drive
 from perdure.storage.urls import is_postgres, sqlite_path

@@ -324,11 +324,9 @@ def test_what_a_run_emits_is_recorded_and_never_read_by_it(lab: Lab) -> None:
 class Printer:
     """Something with methods that are steps."""
 
-    def __init__(self, lab: Lab, name: str, *, keyed: bool = False) -> None:
+    def __init__(self, lab: Lab, name: str) -> None:
         self.lab = lab
         self.name = name
-        if keyed:
-            self.perdure_key = name
 
     @perdure.step
     def prints(self, text: str) -> str:
@@ -345,32 +343,17 @@ class Printer:
         return self.aprints(text) if self.lab.is_async else self.prints(text)
 
 
-def test_methods_are_steps_and_self_counts_only_if_it_has_a_key(lab: Lab) -> None:
+def test_methods_are_steps_and_self_is_no_input(lab: Lab) -> None:
     once = Once()
 
     @lab.durable
-    async def agent() -> list[str]:
-        # Another object on every replay; without a key that does not matter.
-        name = "first" if not once.reached else "second"
-        found = [await lab(Printer(lab, name).do("a")), await lab(Printer(lab, "lobby", keyed=True).do("b"))]
+    async def agent() -> str:
+        found: str = await lab(Printer(lab, "first" if not once.reached else "second").do("a"))
         once.interrupt()
         return found
 
-    assert again(lab, agent, id="r").result() == ["first: a", "lobby: b"]
-    assert lab.ran == [("first", "a"), ("lobby", "b")]
-
-    changed = Once()
-
-    @lab.durable
-    async def other() -> Any:
-        found = await lab(Printer(lab, "lobby" if not changed.reached else "cellar", keyed=True).do("b"))
-        changed.interrupt()
-        return found
-
-    run = again(lab, other, id="s")
-    assert run.status == "stuck"  # the printer is an input now, and it is another one
-    with pytest.raises(perdure.RunStuck, match="arguments"):
-        run.result()
+    assert again(lab, agent, id="r").result() == "first: a"
+    assert lab.ran == [("first", "a")]
     assert Printer.prints.__doc__ == "What a page says."
     assert asyncio.iscoroutinefunction(Printer.aprints)
 

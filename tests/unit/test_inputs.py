@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial, wraps
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Optional
-from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -61,7 +60,7 @@ FUNCTIONS = [plain, strict, only_position, rest, everything, nothing]
 
 
 def arguments(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-    return Binder(fn).bind(args, kwargs).arguments
+    return Binder(fn).bind(args, kwargs)
 
 
 def refuses(call: Callable[[], Any]) -> bool:
@@ -87,7 +86,7 @@ def test_defaults_that_were_not_passed_are_no_input() -> None:
 @pytest.mark.parametrize("call", [((1, 2), {"c": 3}), ((1,), {"c": 3, "b": 2}), ((), {"c": 3, "b": 2, "a": 1})])
 def test_however_a_call_is_written_its_text_is_the_same(call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
     binder = Binder(plain)
-    assert binder.text(binder.bind(*call), CODEC) == b'{"a":1,"b":2,"c":3}'
+    assert binder.text(*call, CODEC) == b'{"a":1,"b":2,"c":3}'
 
 
 def test_more_positional_arguments_are_a_list_and_more_keywords_are_merged_by_name() -> None:
@@ -98,14 +97,14 @@ def test_more_positional_arguments_are_a_list_and_more_keywords_are_merged_by_na
 
 def test_an_ignored_argument_is_no_input_whether_it_is_passed_or_not() -> None:
     binder = Binder(plain, ignore=("b",))
-    assert binder.bind((1, object()), {}).arguments == binder.bind((1,), {}).arguments == {"a": 1}
-    assert binder.bind((1,), {"b": object()}).arguments == {"a": 1}
+    assert binder.bind((1, object()), {}) == binder.bind((1,), {}) == {"a": 1}
+    assert binder.bind((1,), {"b": object()}) == {"a": 1}
 
 
 def test_all_of_args_and_kwargs_can_be_ignored() -> None:
     binder = Binder(everything, ignore=("rest", "more"))
-    assert binder.bind((1, 2, 3), {"c": 4, "x": 5}).arguments == {"a": 1, "b": 2, "c": 4}
-    assert Binder(everything, ignore=("x",)).bind((1,), {"c": 4, "x": 5}).arguments == {"a": 1, "c": 4}
+    assert binder.bind((1, 2, 3), {"c": 4, "x": 5}) == {"a": 1, "b": 2, "c": 4}
+    assert Binder(everything, ignore=("x",)).bind((1,), {"c": 4, "x": 5}) == {"a": 1, "c": 4}
 
 
 @pytest.mark.parametrize("ignore", [("client",), "a"])
@@ -155,13 +154,13 @@ def test_what_python_refuses_is_refused_and_the_rest_is_restored(
     if expected:
         return
     bound = binder.bind(tuple(args), kwargs)
-    stored = decode(binder.text(bound, CODEC), CODEC)
-    assert stored == bound.arguments
+    stored = decode(binder.text(tuple(args), kwargs, CODEC), CODEC)
+    assert stored == bound
     again_args, again_kwargs = binder.restore(stored)
     assert fn(*again_args, **again_kwargs) == fn(*args, **kwargs)
     again = binder.bind(again_args, again_kwargs)
     # What a position needed in between is passed now though it was a default before.
-    assert bound.arguments.items() <= again.arguments.items()
+    assert bound.items() <= again.items()
 
 
 # ---- methods
@@ -176,33 +175,10 @@ class Agent:
         return text
 
 
-class Keyed(Agent):
-    @property
-    def perdure_key(self) -> str:
-        return "agent-1"
-
-
 def test_self_is_no_input() -> None:
     assert arguments(Agent.search, Agent(), "x") == {"text": "x"}
     assert arguments(Agent.search, Agent(), text="x") == {"text": "x"}
     assert arguments(Agent.make.__func__, Agent, "x") == {"text": "x"}  # type: ignore[attr-defined]
-
-
-def test_self_with_a_key_is_its_key_and_comes_first() -> None:
-    found = arguments(Agent.search, Keyed(), "x")
-    assert found == {"self": "agent-1", "text": "x"}
-    assert list(found) == ["self", "text"]
-    own = Agent()
-    own.perdure_key = "agent-2"  # type: ignore[attr-defined]
-    assert arguments(Agent.search, own, "x") == {"self": "agent-2", "text": "x"}
-
-
-def test_an_object_that_answers_to_every_name_has_no_key() -> None:
-    assert arguments(Agent.search, Mock(), "x") == {"text": "x"}
-
-
-def test_a_class_has_not_the_key_of_its_objects() -> None:
-    assert arguments(Agent.make.__func__, Keyed, "x") == {"text": "x"}  # type: ignore[attr-defined]
 
 
 def test_a_function_outside_of_a_class_may_have_an_argument_called_self() -> None:
@@ -231,7 +207,7 @@ def test_the_key_is_filled_in_and_is_no_input() -> None:
     for fn in (book, book_last):
         binder = Binder(fn)
         bound = binder.bind(("LH1",), {})
-        assert (bound.arguments, bound.key) == ({"flight": "LH1"}, None)
+        assert bound == {"flight": "LH1"}
         args, kwargs = binder.call_with(("LH1",), {}, IdempotencyKey("k"))
         assert fn(*args, **kwargs).endswith(" k")
 
@@ -241,7 +217,7 @@ def test_a_key_that_the_caller_gives_is_used_and_is_no_input() -> None:
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [(("LH1", "mine"), {}), (("LH1",), {"key": "mine"})]
     for args, kwargs in calls:
         bound = binder.bind(args, kwargs)
-        assert (bound.arguments, bound.key) == ({"flight": "LH1"}, "mine")
+        assert bound == {"flight": "LH1"}
         called_args, called_kwargs = binder.call_with(args, kwargs, "k")
         assert book_last(*called_args, **called_kwargs) == "LH1 mine"
 
@@ -261,7 +237,7 @@ def test_the_callers_keywords_are_not_changed() -> None:
 def test_a_function_without_a_key_is_called_as_it_was() -> None:
     args, kwargs = (1,), {"b": 2}
     assert Binder(plain).call_with(args, kwargs, "k") == (args, kwargs)
-    assert Binder(plain).key_parameter is None
+    assert Binder(plain).plan.key is None
 
 
 def test_a_missing_argument_is_named_and_a_missing_key_is_not() -> None:
@@ -280,11 +256,11 @@ def not_one(key: str, other: SimpleNamespace) -> None: ...
 
 @pytest.mark.parametrize("fn", [unresolvable, text_only, optional, annotated])
 def test_the_key_is_found_in_every_way_of_writing_it(fn: Callable[..., Any]) -> None:
-    assert Binder(fn).key_parameter == "key"
+    assert Binder(fn).plan.key == "key"
 
 
 def test_a_parameter_called_key_is_not_the_key_by_its_name() -> None:
-    assert Binder(not_one).key_parameter is None
+    assert Binder(not_one).plan.key is None
 
 
 def test_one_unknown_name_spoils_no_other_annotation() -> None:
@@ -326,9 +302,8 @@ def test_a_key_that_cannot_be_filled_in_is_refused(fn: Callable[..., Any]) -> No
 
 def test_an_unstorable_argument_is_named_with_its_step_and_its_path() -> None:
     binder = Binder(book)
-    bound = binder.bind(({"y": 1, "x": object()},), {})
     with pytest.raises(Unstorable) as refused:
-        binder.text(bound, CODEC)
+        binder.text(({"y": 1, "x": object()},), {}, CODEC)
     assert refused.value.path == 'book(flight=…)["x"]'
     assert str(refused.value).startswith('book(flight=…)["x"] cannot be saved: ')
     assert "state" not in str(refused.value).split("cannot be saved")[0]
@@ -337,27 +312,27 @@ def test_an_unstorable_argument_is_named_with_its_step_and_its_path() -> None:
 def test_a_client_as_an_argument_is_answered_with_how_to_leave_it_out() -> None:
     binder = Binder(plain, name="search")
     with pytest.raises(Unstorable, match=r'^search\(b=…\) cannot be saved: .*ignore=\("b",\)$') as refused:
-        binder.text(binder.bind((1, lambda: None), {}), CODEC)
+        binder.text((1, lambda: None), {}, CODEC)
     assert refused.value.path == "search(b=…)"
 
 
 def test_an_unstorable_one_of_many_is_named_by_its_position() -> None:
     binder = Binder(rest)
     with pytest.raises(Unstorable) as refused:
-        binder.text(binder.bind((1, 2, 3, object()), {}), CODEC)
+        binder.text((1, 2, 3, object()), {}, CODEC)
     assert refused.value.path == "rest(rest=…)[1]"
 
 
 def test_equal_dicts_in_another_order_are_another_input() -> None:
     binder = Binder(plain)
-    texts = {binder.text(binder.bind((value,), {}), CODEC) for value in ({"x": 1, "y": 2}, {"y": 2, "x": 1})}
+    texts = {binder.text((value,), {}, CODEC) for value in ({"x": 1, "y": 2}, {"y": 2, "x": 1})}
     assert len(texts) == 2
 
 
 def test_values_that_are_equal_to_python_and_of_other_types_are_other_inputs() -> None:
     binder = Binder(plain)
     values: list[Any] = [1, True, 1.0, "1", (1,), [1], b"1"]
-    assert len({digest(binder.text(binder.bind((value,), {}), CODEC)) for value in values}) == len(values)
+    assert len({digest(binder.text((value,), {}, CODEC)) for value in values}) == len(values)
 
 
 def test_a_digest_is_eight_bytes_that_never_change() -> None:
@@ -367,7 +342,7 @@ def test_a_digest_is_eight_bytes_that_never_change() -> None:
 
 def test_restoring_fails_when_what_a_position_needs_was_ignored() -> None:
     binder = Binder(rest, ignore=("a",))
-    stored = binder.bind((object(), 2, 3), {}).arguments
+    stored = binder.bind((object(), 2, 3), {})
     with pytest.raises(UsageError, match="'a' was not recorded"):
         binder.restore(stored)
 

@@ -179,7 +179,7 @@ class Stage:
         self._ledger.body(frame, spec.name)
         # An undo that is repeated without a key cancels twice, whatever the receiver honours.
         judged = self._real or frame.path.startswith("undo:")
-        key = spec.binder.key_parameter
+        key = spec.binder.plan.key
         protected = not judged or spec.reconcile is not None or _uses(body, () if key is None else (key,))
         repeat = protected and not self._real and self._ledger.operation(str(frame.key)) is not None
         what = {"effect": spec.name, "path": frame.path, "key": str(frame.key), "input": given}
@@ -320,7 +320,7 @@ def _frame() -> BodyFrame | None:
 
 def _input(spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     try:
-        return digest(spec.binder.text(spec.binder.bind(args, kwargs), Codec())).hex()
+        return digest(spec.binder.text(args, kwargs, Codec())).hex()
     except Exception:  # only a name for a pin
         return ""
 

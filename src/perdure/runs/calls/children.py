@@ -42,7 +42,7 @@ def spawn_operation(
     scope.check()
     execution = scope.execution
     yield from check_deadline(scope, path)
-    text = spec.binder.text(spec.binder.bind(args, kwargs), execution.ctx.codec)
+    text = spec.binder.text(args, kwargs, execution.ctx.codec)
     args_hash = digest(text)
     found = execution.recorded(path, f"{NAME}:{spec.name}", args_hash)
     first, ended = opening(found), completion(found)

@@ -7,11 +7,9 @@ calls the body without a run; `.perdure` is what Perdure knows of it.
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 from collections.abc import Callable
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
-from weakref import WeakSet
 
 from perdure.errors import NotInRun, UsageError
 from perdure.runs.calls import fast_path
@@ -20,15 +18,13 @@ from perdure.runs.calls.effects import effect_operation
 from perdure.runs.calls.outcome import check_definite
 from perdure.runs.calls.steps import refuse_nested, step_operation
 from perdure.runs.calls.timeouts import check_seconds, limited
-from perdure.runs.execution.active_runs import outside_scope, some_run_is_active
 from perdure.runs.execution.operation import Operation, arun_operation, run_operation
-from perdure.runs.execution.scope import Scope, current
+from perdure.runs.execution.scope import Scope, current, outside_scope
 from perdure.runs.functions.callbacks import check_callbacks
 from perdure.runs.functions.inputs import annotations_of, is_key, signature_of
 from perdure.runs.functions.retry import Retry
 from perdure.runs.functions.specs import CO_COROUTINE, DurableSpec, StepSpec, add_durable, add_step, plain_name
 from perdure.runs.journal.rows import TASK
-from perdure.storage.events import event
 from perdure.threads.checks import check_name
 
 P = ParamSpec("P")
@@ -74,7 +70,7 @@ class CallOptions(TypedDict, total=False):
     retries: int
     backoff_s: float
     backoff_max_s: float
-    jitter: bool | Literal["half", "full"]
+    jitter: bool
     retry_on: Any
     give_up_on: Any
     timeout_s: float | None
@@ -214,8 +210,6 @@ def durable_spec(fn: Callable[..., Any]) -> DurableSpec:
     raise UsageError(f"{getattr(fn, '__name__', fn)!r} is not durable: put @perdure.durable above it")
 
 
-_log = logging.getLogger("perdure")
-_warned: WeakSet[StepSpec] = WeakSet()  # once for each step
 Actor = Callable[[Scope, StepSpec, tuple[Any, ...], dict[str, Any]], Operation[Any]]
 
 
@@ -307,16 +301,6 @@ def _scope(spec: StepSpec) -> Scope | None:
                 f"effect {spec.name!r} was called without a run, so nothing would be written down: call it in a "
                 f"durable function that store.run(fn, …) runs, or say {spec.name}.direct(…) if you mean it. A thread "
                 "of your own loses the run: use perdure.gather or perdure.map"
-            )
-        if (
-            some_run_is_active() and spec not in _warned
-        ):  # it may be none of that run's: which thread is whose is not known
-            _warned.add(spec)
-            _log.warning(
-                "step %s was called outside of any run while one is active in this process, and is not recorded. If it "
-                "belongs to that run, a thread of your own has lost it: use perdure.gather or perdure.map",
-                spec.name,
-                extra=event("step.not_recorded", function=spec.name),
             )
         return None
     if scope.body is not None:

@@ -71,7 +71,7 @@ class Call:
 def effect_operation(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation[Any]:
     """Call an effect: from the journal, or for real, or settle what became of it."""
     scope.check()
-    text = spec.binder.text(spec.binder.bind(args, kwargs), scope.execution.ctx.codec)
+    text = spec.binder.text(args, kwargs, scope.execution.ctx.codec)
     args_hash = digest(text)
     path = scope.take_for(spec.name, args_hash)
     if scope.deadlines:
@@ -81,7 +81,7 @@ def effect_operation(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs
 
 def effect_at(scope: Scope, spec: StepSpec, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation[Any]:
     """The same at a path that was taken before."""
-    text = spec.binder.text(spec.binder.bind(args, kwargs), scope.execution.ctx.codec)
+    text = spec.binder.text(args, kwargs, scope.execution.ctx.codec)
     return (yield from _effect(scope, spec, path, args, kwargs, text, digest(text)))
 
 
@@ -400,9 +400,7 @@ def _values(call: Call) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arguments of the call by name, and the key by its names."""
     binder = call.spec.binder
     if call.text:  # as recorded: a body that has run may have changed them
-        recorded = call.execution.decoded(call.text)
-        recorded.pop(binder.plan.receiver, None)
-        arguments = {**binder.named(call.args, call.kwargs), **recorded}
+        arguments = {**binder.named(call.args, call.kwargs), **call.execution.decoded(call.text)}
     else:
         arguments = {**binder.plan.defaults, **call.kwargs}
     named = binder.plan.key
@@ -444,7 +442,7 @@ def _because(reason: str) -> dict[str, str]:
 
 
 def _shown(call: Call) -> str:
-    arguments = call.spec.binder.bind(call.args, call.kwargs).arguments if call.text else call.kwargs
+    arguments = call.spec.binder.bind(call.args, call.kwargs) if call.text else call.kwargs
     inside = ", ".join(f"{name}={shown(value, 40)}" for name, value in arguments.items())
     return f"({inside})"
 

@@ -11,13 +11,15 @@ import sys
 from time import perf_counter_ns
 from typing import Any
 
+from blake3 import blake3
+
 from perdure.errors import Unstorable
 from perdure.runs.calls import effects, steps
 from perdure.runs.calls.effects import Call, Ended, intent, make_key, not_begun
 from perdure.runs.execution import hooks
 from perdure.runs.execution.operation import Operation, run_operation
 from perdure.runs.execution.scope import BodyFrame, Scope, Unwind, current
-from perdure.runs.functions.inputs import digest
+from perdure.runs.functions.inputs import DIGEST_BYTES
 from perdure.runs.functions.specs import StepSpec
 from perdure.runs.journal.entries import DONE, Entry, compress
 from perdure.storage import metrics
@@ -41,8 +43,8 @@ def is_usual(scope: Scope, spec: StepSpec) -> bool:
 def step(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a step."""
     execution, binder = scope.execution, spec.binder
-    text = binder.text(binder.bind(args, kwargs), execution.ctx.codec)
-    args_hash = digest(text)
+    text = binder.text(args, kwargs, execution.ctx.codec)
+    args_hash = blake3(text).digest(DIGEST_BYTES)  # inline: `digest` is a call more
     scope.count = number = scope.count + 1
     path = f"{scope.prefix}{number}"
     frame, error, result = _call(scope, spec, BodyFrame(scope, path, spec.name), args, kwargs)
@@ -63,8 +65,8 @@ def step(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, 
 def effect(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call an effect."""
     execution, binder = scope.execution, spec.binder
-    text = binder.text(binder.bind(args, kwargs), execution.ctx.codec)
-    args_hash = digest(text)
+    text = binder.text(args, kwargs, execution.ctx.codec)
+    args_hash = blake3(text).digest(DIGEST_BYTES)  # inline: `digest` is a call more
     scope.count = number = scope.count + 1
     path = f"{scope.prefix}{number}"
     call = Call(scope, spec, path, args, kwargs, text, args_hash, make_key(execution, path, spec.name, args_hash))

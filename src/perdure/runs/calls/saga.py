@@ -101,7 +101,6 @@ def settle_open(execution: Execution) -> Operation[None]:
         entry = recorded.entry
         spec = _effect_named(entry.name)
         arguments = execution.decoded((yield from execution.text(entry)))
-        arguments.pop(spec.binder.plan.receiver, None)
         extra = entry.extra or {}
         call = Call(
             execution.root, spec, entry.path, (), arguments, b"", entry.args_hash or b"", IdempotencyKey(extra["key"]),

@@ -29,7 +29,7 @@ def step_operation(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: 
     """Call a step: from the journal if its end is recorded, else for real."""
     scope.check()
     execution = scope.execution
-    text = spec.binder.text(spec.binder.bind(args, kwargs), execution.ctx.codec)
+    text = spec.binder.text(args, kwargs, execution.ctx.codec)
     args_hash = digest(text)
     path = scope.take_for(spec.name, args_hash)
     if scope.deadlines:

@@ -333,8 +333,7 @@ def _stuck(execution: Execution, error: BaseException) -> Operation[str]:
 def _start_over(execution: Execution, spec: DurableSpec, new: ContinueAsNew) -> Operation[str]:
     execution.stop = execution.root.stop = None
     yield from saga.settle_open(execution)  # with the journal, what is in doubt would be forgotten
-    bound = spec.binder.bind(new.args_given, new.kwargs_given)
-    text = spec.binder.text(bound, execution.ctx.codec)
+    text = spec.binder.text(new.args_given, new.kwargs_given, execution.ctx.codec)
     incarnation = execution.ctx.entropy(16)
     # By `since` is known that it began anew: never 0, also if nothing was recorded before.
     since = max(1, execution.index.last)

@@ -60,7 +60,7 @@ def new_run(
     wake_at: int = 0,
 ) -> NewRun:
     """What a run is made of: the arguments are encoded here, on the caller's thread."""
-    text = spec.binder.text(spec.binder.bind(args, kwargs), ctx.codec)
+    text = spec.binder.text(args, kwargs, ctx.codec)
     name = check_name(run_id, "run") if run_id is not None else f"{spec.name}-{ctx.entropy(6).hex()}"
     return NewRun(
         name,

@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 
 from perdure.errors import LeaseLost
 from perdure.runs.engine.liveness import Owner
-from perdure.runs.execution import active_runs
 from perdure.runs.execution.execution import Execution
 from perdure.runs.journal import rows
 from perdure.runs.journal.rows import FenceToken
@@ -55,7 +54,6 @@ class Runtime:
         """A run begins here: its lease is kept from now on."""
         execution.on_chunk = partial(self._tell, (execution.tenant, execution.row.run))
         execution.renewed_us = execution.ctx.clock_us()
-        active_runs.enter()
         with self._lock:
             self._executions.add(execution)
             if self._thread is None:
@@ -63,7 +61,6 @@ class Runtime:
                 self._thread.start()
 
     def remove(self, execution: Execution) -> None:
-        active_runs.leave()
         with self._lock:
             self._executions.discard(execution)
             if not self._executions:

@@ -7,6 +7,7 @@ has no scope.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from perdure.errors import NotInRun, UsageError
 
 if TYPE_CHECKING:
     from perdure.runs.execution.execution import Execution
+    from perdure.runs.functions.specs import StepSpec
 
 current: ContextVar[Scope | None] = ContextVar("perdure_scope", default=None)
 
@@ -113,6 +115,20 @@ class BodyFrame:
 def in_body(scope: Scope, frame: BodyFrame) -> Scope:
     """The scope that a body sees: the same run, marked as being inside a step."""
     return Scope(scope.execution, scope.prefix, is_async=scope.is_async, deadlines=scope.deadlines, body=frame)
+
+
+Provider = Callable[["StepSpec"], Scope | None]
+_providers: list[Provider] = []
+
+
+def add_provider(provider: Provider) -> None:
+    """Let an adapter say what stands for the run of a step where there is none; it gives None where it does not know
+    either, and raises where an effect must not run."""
+    _providers.append(provider)
+
+
+def outside_scope(spec: StepSpec) -> Scope | None:
+    return next((scope for provider in _providers if (scope := provider(spec)) is not None), None)
 
 
 def need_scope(what: str) -> Scope:

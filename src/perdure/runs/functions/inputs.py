@@ -1,7 +1,7 @@
 """The arguments of a journaled call: bound to the signature, as text, as a digest, and back to a call.
 
 What counts as input is what the caller passed, by the names of the parameters: no defaults (so that a new default
-does not make old runs look different), no `self` unless it has a key, nothing that is ignored, no idempotency key.
+does not make old runs look different), no `self`, nothing that is ignored, no idempotency key.
 Arguments by position and by keyword give the same text, in the order of the signature; the extra ones of `**kwargs`
 follow in the order of their names. Inside a value nothing is rearranged: two dicts that are equal but ordered
 differently are different inputs, as they are to a body that goes through them.
@@ -28,16 +28,8 @@ if TYPE_CHECKING:
     from inspect import Signature
 
 DIGEST_BYTES: Final = 8
-KEY_ATTRIBUTE: Final = "perdure_key"
 
 _KEY_TEXTS: Final = frozenset({"IdempotencyKey", "perdure.IdempotencyKey"})
-
-
-class Bound(msgspec.Struct, frozen=True):
-    """What a call passed, by parameter. `key` is the idempotency key, if the caller gave one himself."""
-
-    arguments: dict[str, Any]
-    key: Any = None
 
 
 class SignaturePlan(msgspec.Struct, frozen=True):
@@ -52,7 +44,7 @@ class SignaturePlan(msgspec.Struct, frozen=True):
     receiver: str | None  # self or cls
     key: str | None
     key_at: int  # the key's position; beyond all of them if it goes by keyword only
-    dropped: frozenset[str]  # the ignored ones
+    dropped: frozenset[str]  # what is no input: self, the key, the ignored ones
     enough: int  # with so many positional arguments nothing is missing
     most: int  # more positional arguments need the general way
 
@@ -73,26 +65,16 @@ class Binder:
             self._known = _plan(self)
         return self._known
 
-    @property
-    def key_parameter(self) -> str | None:
-        """The name of the parameter that takes the idempotency key."""
-        return self.plan.key
-
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound:
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name, in the order of the signature. TypeError if they do not fit."""
         plan = self._known or self.plan
         if kwargs or not plan.enough <= len(args) <= plan.most:
             arguments = self._general(plan, args, kwargs)
         else:
             arguments = dict(zip(plan.positional, args, strict=False))
-        key = None if plan.key is None else arguments.pop(plan.key, None)
         for name in plan.dropped:
             arguments.pop(name, None)
-        if plan.receiver is not None:
-            own = key_of(arguments.pop(plan.receiver, None))
-            if own is not None:
-                arguments = {plan.receiver: own, **arguments}
-        return Bound(arguments, key)
+        return arguments
 
     def call_with(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], key: str
@@ -111,7 +93,7 @@ class Binder:
     def restore(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What to call the function with, so that it gets these arguments again.
 
-        The key of a `self` is left out: call the method of an object. So is what was ignored.
+        A `self` is left out: call the method of an object. So is what was ignored.
         """
         plan = self.plan
         kwargs = {name: value for name, value in arguments.items() if name not in (plan.receiver, plan.rest)}
@@ -136,12 +118,13 @@ class Binder:
         """Everything that a call gives the function, by name: a `self`, what is ignored, and defaults too."""
         return {**self.plan.defaults, **self._general(self.plan, args, kwargs)}
 
-    def text(self, bound: Bound, codec: Codec) -> bytes:
+    def text(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], codec: Codec) -> bytes:
         """The canonical text of the arguments. Unstorable names step, argument and path: `book(flight=…)["x"]`."""
+        arguments = self.bind(args, kwargs)
         try:
-            return encode(bound.arguments, codec)
+            return encode(arguments, codec)
         except Unstorable as error:
-            raise self._named(error, bound.arguments, codec) from error
+            raise self._named(error, arguments, codec) from error
 
     def _general(self, plan: SignaturePlan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Binding with keywords, with *args and **kwargs, and of calls that do not fit."""
@@ -185,16 +168,6 @@ class Binder:
 def digest(text: bytes) -> bytes:
     """The digest of a text of arguments, as journal entries have it."""
     return blake3(text).digest(length=DIGEST_BYTES)
-
-
-def key_of(receiver: object) -> Any:
-    """The key of the object that a method is called on; None if it has none."""
-    kind = type(receiver)
-    # Not a plain getattr: an object that answers to every name (a proxy, a mock) has no key.
-    if not hasattr(kind, KEY_ATTRIBUTE) and KEY_ATTRIBUTE not in getattr(receiver, "__dict__", ()):
-        return None
-    found = getattr(receiver, KEY_ATTRIBUTE, None)
-    return None if isinstance(found, property) else found  # of a class: the property is its objects'
 
 
 def receiver_of(fn: Callable[..., Any], signature: Signature) -> str | None:
@@ -280,7 +253,7 @@ def _plan(binder: Binder) -> SignaturePlan:
     positional = kinds.get("POSITIONAL_ONLY", []) + either
     [rest] = kinds.get("VAR_POSITIONAL", [None])
     [extra] = kinds.get("VAR_KEYWORD", [None])
-    key = _key_parameter(binder, kinds)
+    key, receiver = _key_parameter(binder, kinds), receiver_of(binder.fn, binder.signature)
     required = {
         p.name for p in parameters.values() if p.default is p.empty and p.name not in (rest, extra) and p.name != key
     }
@@ -292,10 +265,10 @@ def _plan(binder: Binder) -> SignaturePlan:
         rest=rest,
         extra=extra,
         defaults={p.name: p.default for p in parameters.values() if p.default is not p.empty},
-        receiver=receiver_of(binder.fn, binder.signature),
+        receiver=receiver,
         key=key,
         key_at=positional.index(key) if key in positional else sys.maxsize,
-        dropped=binder.ignore,
+        dropped=frozenset({*binder.ignore, *(name for name in (receiver, key) if name is not None)}),
         # A parameter that must be given by keyword is never there by position alone.
         enough=max(by_position, default=0) if required <= set(positional) else sys.maxsize,
         most=len(positional),

@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from perdure.errors import UsageError
 
@@ -22,14 +22,13 @@ class Retry:
     """The rule of one step or effect.
 
     `retry_on` and `give_up_on` are exception classes, or a function of the error that says yes or no; `give_up_on`
-    wins. `jitter`: "half" waits between half of the time and all of it, "full" between nothing and all of it; True
-    is "half", so that a backoff of one second is never no backoff.
+    wins. With `jitter` it waits between half of the time and all of it.
     """
 
     retries: int = 0
     backoff_s: float = 1.0
     backoff_max_s: float = 60.0
-    jitter: bool | Literal["half", "full"] = True
+    jitter: bool = True
     retry_on: Which = (Exception,)
     give_up_on: Which = ()
 
@@ -42,8 +41,6 @@ class Retry:
             raise UsageError(
                 f"backoff_s={self.backoff_s:g} is above backoff_max_s={self.backoff_max_s:g}; raise backoff_max_s too"
             )
-        if self.jitter not in (True, False, "half", "full"):
-            raise UsageError(f'jitter={self.jitter!r} must be True, False, "half" or "full"')
         object.__setattr__(self, "retry_on", _which("retry_on", self.retry_on))
         object.__setattr__(self, "give_up_on", _which("give_up_on", self.give_up_on))
 
@@ -51,8 +48,6 @@ class Retry:
         """How long to wait after this attempt failed; it doubles each time. `chance` is from 0 to 1."""
         # The bound on the exponent only keeps the power finite.
         full = min(self.backoff_max_s, self.backoff_s * 2.0 ** min(max(attempt, 1) - 1, 1000))
-        if self.jitter == "full":
-            return full * chance
         return full * (1 + chance) / 2 if self.jitter else full
 
     def wants(self, error: BaseException, attempt: int) -> bool:

@@ -19,7 +19,6 @@ from perdure.runs.calls.failures import line_of
 from perdure.runs.engine.execute import _main as call_function
 from perdure.runs.engine.execute import prepare
 from perdure.runs.engine.local import LocalExecution
-from perdure.runs.execution import active_runs
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Body, Operation, Parked
 from perdure.runs.execution.unwinds import ContinueAsNew, RollBack
@@ -72,12 +71,10 @@ class ReplayRunner(LocalExecution[Replay]):
 
     @contextmanager
     def _active(self) -> Iterator[None]:
-        active_runs.enter()  # a step in a raw thread must not pass for a plain call
         try:
             yield
         finally:
             self.execution.alive = False
-            active_runs.leave()
 
     def _operation(self) -> Operation[Replay]:
         execution, spec = self.execution, self.spec
