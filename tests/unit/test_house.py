@@ -170,7 +170,7 @@ LINES_MAX = {
     # the adapter
     "langgraph": 1_670,
     # records, packs, garbage collection, repair
-    "log": 5_750,
+    "log": 5_650,
     # what an operator does
     "ops": 2_865,
     # durable functions

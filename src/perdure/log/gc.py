@@ -33,7 +33,7 @@ from perdure.log.labels import MAIN, drop_labels, labels_of_runs, reset_space_he
 from perdure.log.pack_release import drop_packs, release
 from perdure.log.pins import refuse_pinned
 from perdure.log.reading import NOT_SWEPT, RECORD, Loaded, read_chain, read_state
-from perdure.log.records import Record, record_of
+from perdure.log.records import Record, each, record_of
 from perdure.log.thread_table import NEXT_GENERATION, ThreadRow, find_thread, no_thread, threads_in_tree
 from perdure.storage.columns import DIFF, FULL_TEXT
 from perdure.storage.domains import domains
@@ -84,14 +84,6 @@ _ANY_IN_TREE = Sql("SELECT id, body FROM record WHERE tenant = :tenant AND tree 
 _IS_ANY = Sql("SELECT count(*) FROM (SELECT 1 FROM sweep WHERE tenant = :tenant LIMIT 1) AS found")
 
 
-def _each(text: str) -> Sql:
-    """A statement on many records at once, given as JSON: one is faster than hundreds, and others wait for it."""
-    return Sql(
-        sqlite=text.format(ids="SELECT value FROM json_each(:ids)"),
-        postgres=text.format(ids="SELECT v::bigint FROM json_array_elements_text(:ids::json) v"),
-    )
-
-
 _LIST_MANY = Sql(
     sqlite="""INSERT INTO sweep (tenant, tree, id) SELECT :tenant, :tree, value FROM json_each(:ids) WHERE true
         ON CONFLICT DO NOTHING""",
@@ -99,10 +91,10 @@ _LIST_MANY = Sql(
         SELECT :tenant::bigint, :tree::bigint, v::bigint FROM json_array_elements_text(:ids::json) v
         ON CONFLICT DO NOTHING""",
 )
-_THESE = _each("SELECT id, body FROM record WHERE tenant = :tenant AND tree = :tree AND id IN ({ids})")
-_UNLIST = _each("DELETE FROM sweep WHERE tenant = :tenant AND tree = :tree AND id IN ({ids})")
-_REMOVE_BODIES = _each("DELETE FROM body WHERE tenant = :tenant AND id IN ({ids})")
-_REMOVE = _each("DELETE FROM record WHERE tenant = :tenant AND tree = :tree AND id IN ({ids})")
+_THESE = each("SELECT id, body FROM record WHERE tenant = :tenant AND tree = :tree AND id IN ({ids})")
+_UNLIST = each("DELETE FROM sweep WHERE tenant = :tenant AND tree = :tree AND id IN ({ids})")
+_REMOVE_BODIES = each("DELETE FROM body WHERE tenant = :tenant AND id IN ({ids})")
+_REMOVE = each("DELETE FROM record WHERE tenant = :tenant AND tree = :tree AND id IN ({ids})")
 
 
 class Collected(NamedTuple):

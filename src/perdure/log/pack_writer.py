@@ -1,14 +1,14 @@
 """Putting cold differences together: up to 64 of a chain in one row, compressed as one.
 
-The differences of a chain are one compressed stream, in which each needs those before it. So a chain is packed from its
-ends towards its keyframe, a group of records in each transaction: what is not packed yet never misses what it needs,
-a crash in between leaves a chain that is packed in part, and other writers wait for one group at most. Writers that
-hold a stream of the chain in memory are told first, by the tree's generation, to start a new one. No hash changes.
+The differences of a chain are one compressed stream, in which each needs those before it. So a chain is packed in one
+transaction: groups of its records become packs, and what stays in bodies of its own gets differences that need no
+stream. Writers that hold a stream of the chain in memory are told first, by the tree's generation, to start a new one.
+No hash changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -16,9 +16,8 @@ from typing import NamedTuple
 import orjson
 
 from perdure.errors import Damaged, Undecodable
-from perdure.log.pack_plan import Groups, Node, group
+from perdure.log.pack_plan import Node, group
 from perdure.log.packs import (
-    MEMBERS_MAX,
     Member,
     diffs_in,
     make_pack,
@@ -26,7 +25,7 @@ from perdure.log.packs import (
     salts_in,
 )
 from perdure.log.reading import NOT_SWEPT, read_chain, read_state
-from perdure.log.records import SALT_BYTES
+from perdure.log.records import SALT_BYTES, each
 from perdure.log.thread_table import MINUTE_US, NEXT_GENERATION, threads_in_tree
 from perdure.storage.columns import DIFF, PACK, SALT
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, aside, read, write
@@ -63,24 +62,11 @@ _INSERT = Sql(
     VALUES (:tenant, :tree, :key, :first, :last, :data) RETURNING pack""",
     seals={"data": PACK},
 )
-_POINT = Sql(
-    sqlite="""UPDATE record SET body = -:pack
-        WHERE tenant = :tenant AND tree = :tree AND id IN (SELECT value FROM json_each(:ids)) RETURNING id""",
-    postgres="""UPDATE record SET body = -:pack::bigint
-        WHERE tenant = :tenant AND tree = :tree
-        AND id IN (SELECT v::bigint FROM json_array_elements_text(:ids::json) v) RETURNING id""",
+_POINT = each(
+    """UPDATE record SET body = -CAST(:pack AS bigint)
+    WHERE tenant = :tenant AND tree = :tree AND id IN ({ids}) RETURNING id"""
 )
-_DROP_BODIES = Sql(
-    sqlite="DELETE FROM body WHERE tenant = :tenant AND id IN (SELECT value FROM json_each(:numbers))",
-    postgres="""DELETE FROM body WHERE tenant = :tenant
-        AND id IN (SELECT v::bigint FROM json_array_elements_text(:numbers::json) v)""",
-)
-_DROP_PACKS = Sql(
-    sqlite="""DELETE FROM pack WHERE tenant = :tenant AND pack IN (SELECT value FROM json_each(:numbers))
-        RETURNING length(data)""",
-    postgres="""DELETE FROM pack WHERE tenant = :tenant
-        AND pack IN (SELECT v::bigint FROM json_array_elements_text(:numbers::json) v) RETURNING length(data)""",
-)
+_DROP_BODIES = each("DELETE FROM body WHERE tenant = :tenant AND id IN ({ids})")
 _SET_DIFF = Sql(
     "UPDATE body SET diff = :diff WHERE tenant = :tenant AND id = :body RETURNING id",
     seals={"diff": DIFF},
@@ -161,64 +147,29 @@ def _pack_chain(tenant: int, tree: int, key: int) -> Flow[Packed]:
     chain = yield from read(partial(_read_chain, tenant, tree, key, generation))
     if [node.id for node in chain.nodes.values() if not node.keyframe] != before:
         return Packed()  # it was just written to: its stream may continue
-    found = group(chain.nodes, {record: len(member.diff) for record, member in chain.members.items()})
-    if not found.packs:
-        return Packed()
-    total = Packed()
-    ends = [node.id for node in chain.nodes.values() if node.keyframe]
-    for doing in _in_order(found, ends):
-        if isinstance(doing, list):
-            data = yield from aside(partial(_pack, chain, doing))
-            total = total.plus((yield from write(partial(_store, tenant, tree, chain, doing, data), solo=True)))
-        else:
-            detached = yield from aside(partial(_detached, tenant, chain, doing))
-            if detached:
-                yield from write(partial(_store_detached, tenant, tree, chain, detached), solo=True)
-    return total
+    packs, detached = yield from aside(partial(_pack, tenant, chain))
+    return (yield from write(partial(_store, tenant, tree, chain, packs, detached), solo=True))
 
 
-def _in_order(found: Groups, ends: list[int]) -> Iterator[list[int] | tuple[int, ...]]:
-    """What to do, one transaction each, so that nothing ever misses the start of its stream: the newest first, so that
-    what follows a group is packed or needs no stream. A list is packed; records in a tuple get differences of their
-    own. Keyframes at the ends first of all: nothing is built on their differences."""
-    for at in range(0, len(ends), MEMBERS_MAX):
-        yield tuple(ends[at : at + MEMBERS_MAX])
-    loose: list[int] = []
-    for doing in sorted([*found.packs, *([record] for record in found.rest)], reverse=True):
-        single = len(doing) == 1
-        if loose and (not single or len(loose) == MEMBERS_MAX):
-            yield tuple(loose)
-            loose = []
-        if single:
-            loose += doing
-        else:
-            yield doing
-    if loose:
-        yield tuple(loose)
-
-
-def _pack(chain: _Chain, group: list[int]) -> bytes:
-    """A pack, looked at before what it replaces goes."""
-    members = [chain.members[record] for record in group]
-    data = make_pack(members, chain.key_text)
-    if [*map(Member._make, zip(salts_in(data), diffs_in(data, chain.key_text), strict=True))] != members:
-        raise Damaged("a pack does not give back what was put into it")
-    return data
-
-
-def _detached(tenant: int, chain: _Chain, records: tuple[int, ...]) -> list[Statement]:
-    """What gives records that stay in bodies of their own differences that need no stream of the chain. Made before the
-    transaction: large differences are among them."""
+def _pack(tenant: int, chain: _Chain) -> tuple[list[tuple[list[int], bytes]], list[Statement]]:
+    """The packs of a chain, each looked at before what it replaces goes; and what gives the records that stay in bodies
+    of their own differences that need no stream."""
+    packs = []
+    for group_ in group(chain.nodes, {record: len(member.diff) for record, member in chain.members.items()}):
+        members = [chain.members[record] for record in group_]
+        data = make_pack(members, chain.key_text)
+        if [*map(Member._make, zip(salts_in(data), diffs_in(data, chain.key_text), strict=True))] != members:
+            raise Damaged("a pack does not give back what was put into it")
+        packs.append((group_, data))
+    packed = {record for group_, _ in packs for record in group_}
     dictionary = Dictionary(chain.key_text)
-    statements = []
-    for record in records:
-        old = chain.stored.get(record)
-        if old is None or not goes_on(old):
-            continue
-        [splices] = Decoder(dictionary).decode([chain.members[record].diff])
-        diff = Encoder(dictionary).encode_splices(splices)
-        statements.append(_SET_DIFF(tenant=tenant, body=chain.nodes[record].body, diff=diff))
-    return statements
+    detached = []
+    for record, old in chain.stored.items() if packs else ():
+        if record not in packed and goes_on(old):
+            [splices] = Decoder(dictionary).decode([chain.members[record].diff])
+            diff = Encoder(dictionary).encode_splices(splices)
+            detached.append(_SET_DIFF(tenant=tenant, body=chain.nodes[record].body, diff=diff))
+    return packs, detached
 
 
 # --- programs
@@ -254,7 +205,7 @@ def _worth_packing(tenant: int, tree: int, key: int) -> Program[tuple[list[int],
     [rows] = yield Batch(_NODES(tenant=tenant, tree=tree, key=key))
     nodes = _nodes(rows)
     sizes = {node.id: node.size or 0 for node in nodes.values()}
-    return [node.id for node in nodes.values() if not node.keyframe], bool(group(nodes, sizes).packs)
+    return [node.id for node in nodes.values() if not node.keyframe], bool(group(nodes, sizes))
 
 
 def _nodes(rows: Rows) -> dict[int, Node]:
@@ -318,31 +269,24 @@ def _unpack_line(
             chain.members[record] = Member(salts[record], pack_splices(splices))
 
 
-def _check_generation(tenant: int, tree: int, chain: _Chain) -> Generator[Batch, list[Rows], None]:
+def _store(
+    tenant: int, tree: int, chain: _Chain, packs: list[tuple[list[int], bytes]], detached: list[Statement]
+) -> Program[Packed]:
     threads = yield from threads_in_tree(tenant, tree, lock=True)
     if not threads or threads[0].generation != chain.generation:
         raise _Moved
-
-
-def _store_detached(tenant: int, tree: int, chain: _Chain, statements: list[Statement]) -> Program[None]:
-    yield from _check_generation(tenant, tree, chain)
-    done = yield Batch(*statements)
-    if not all(done):
+    if detached and not all((yield Batch(*detached))):
         raise _Moved
-
-
-def _store(tenant: int, tree: int, chain: _Chain, group: list[int], data: bytes) -> Program[Packed]:
-    yield from _check_generation(tenant, tree, chain)
-    this = {"tenant": tenant, "tree": tree}
-    [[(pack,)]] = yield Batch(_INSERT(**this, key=chain.key, first=group[0], last=group[-1], data=data))
-    bodies = {chain.nodes[record].body for record in group}
-    pointed, _, dropped = yield Batch(
-        _POINT(**this, pack=pack, ids=orjson.dumps(group).decode()),
-        _DROP_BODIES(tenant=tenant, numbers=orjson.dumps([body for body in bodies if body >= 0]).decode()),
-        _DROP_PACKS(tenant=tenant, numbers=orjson.dumps([-body for body in bodies if body < 0]).decode()),
-    )
-    if len(pointed) != len(group):
-        raise _Moved
-    before = sum((chain.nodes[record].size or 0) + SALT_BYTES for record in group if chain.nodes[record].body >= 0)
-    before += sum(size for (size,) in dropped)
-    return Packed(len(group), 1, before - len(data))
+    total = Packed()
+    for group_, data in packs:
+        this = {"tenant": tenant, "tree": tree}
+        [[(pack,)]] = yield Batch(_INSERT(**this, key=chain.key, first=group_[0], last=group_[-1], data=data))
+        pointed, _ = yield Batch(
+            _POINT(**this, pack=pack, ids=orjson.dumps(group_).decode()),
+            _DROP_BODIES(tenant=tenant, ids=orjson.dumps([chain.nodes[record].body for record in group_]).decode()),
+        )
+        if len(pointed) != len(group_):
+            raise _Moved
+        before = sum((chain.nodes[record].size or 0) + SALT_BYTES for record in group_)
+        total = total.plus(Packed(len(group_), 1, before - len(data)))
+    return total

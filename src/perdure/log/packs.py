@@ -19,8 +19,6 @@ from perdure.storage.program import Batch, Rows, Sql
 from perdure.values.compress import decompress_bounded, pack_against, zstd
 
 MEMBERS_MAX = 64
-# A pack in which so many are together is left alone; smaller ones are joined with what comes after them.
-MEMBERS_MIN = 32
 # What is kept in one row, before compression: a load of any member decompresses all of it.
 BYTES_MAX = 1 << 20
 PREFIX_BYTES = 128 * 1024  # of the keyframe's end; measured: 32 KiB give a tenth more bytes, all of it none less

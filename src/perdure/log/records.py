@@ -16,6 +16,7 @@ from blake3 import blake3
 from perdure.errors import Damaged
 from perdure.log.ids import ID_MAX, ROOM, show_id
 from perdure.storage.columns import DIFF, FULL_TEXT, NOTE, RECORD_METADATA, SALT
+from perdure.storage.program import Sql
 
 NO_HASH = bytes(32)  # the parent's hash of a first record
 SALT_BYTES = 16
@@ -95,3 +96,11 @@ def chain_hash(
     """The hash of a record: what it says and, through its parent's hash, everything before it."""
     meta = blake3(_pack((step, note, metadata))).digest()
     return blake3(parent_hash + _pack((record, kind, at)) + meta + content).digest()
+
+
+def each(text: str) -> Sql:
+    """A statement on many rows at once, whose numbers (`{ids}`) are given as JSON: one is faster than hundreds."""
+    return Sql(
+        sqlite=text.format(ids="SELECT value FROM json_each(:ids)"),
+        postgres=text.format(ids="SELECT v::bigint FROM json_array_elements_text(:ids::json) v"),
+    )
