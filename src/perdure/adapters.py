@@ -99,7 +99,7 @@ class Tasks:
     def scope(self, execution: TaskExecution, alive: Any, describe: Callable[[], dict[str, Any]]) -> Scope:
         """The scope of one execution of a task, which `alive` identifies. `describe`: the fields of `Task` but the
         first."""
-        return task_scope.find(execution) or task_scope.add(execution, Task(self._ctx, **describe()), alive)
+        return task_scope.scope_of(execution, lambda: Task(self._ctx, **describe()), alive)
 
     def ending(self, thread: str, task: str, *, is_over: bool) -> Ending | None:
         """The end of a task whose writes are about to be attached; None if it has called no step or effect."""

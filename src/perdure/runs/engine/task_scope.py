@@ -5,7 +5,7 @@ only for checkpoints that are stored: the first step or effect of a task waits u
 wait is waited for, and a doubt that a person must settle is raised as `InDoubt`. Calls are told apart by name and
 arguments, not by order, because frameworks run tools in parallel.
 
-An adapter finds the scope of a task by its execution (`find`, `add`), and finishes its run with what the task wrote
+An adapter finds the scope of a task by its execution (`scope_of`), and finishes its run with what the task wrote
 (`ending`). A task that left a person something to settle cannot be finished, whatever its code made of the
 error: else a model that reads of an unknown outcome would book again.
 
@@ -91,19 +91,21 @@ def is_run_elsewhere(name: str) -> LeaseLost:
 class TaskScope(Scope):
     """One execution of a task: paths are names and arguments, with a count for equal calls."""
 
-    __slots__ = ("_counts", "_is_open", "_opening", "alive", "busy", "definite", "task", "unsettled")
+    __slots__ = ("_counts", "_is_open", "_opening", "alive", "busy", "definite", "identity", "is_finished",
+                 "place", "task", "unsettled")  # fmt: skip
 
-    def __init__(self, task: Task, alive: Any) -> None:
+    def __init__(self, identity: TaskExecution, task: Task, alive: Any) -> None:
         execution = Execution(task.ctx, 0, _NOT_YET, is_async=False)
         execution.can_park = False
         super().__init__(execution, is_async=False)
-        self.task = task
+        self.identity, self.task = identity, task
+        self.place = (id(task.ctx.driver), task.ctx.tenant_name, task.thread)
         self.definite = task.definite
         self.alive = alive  # an object whose identity is the execution's: it must not be freed
         self.busy = 0  # calls under way
         self.unsettled: InDoubt | RunStuck | None = None
         self._counts: dict[str, int] = {}
-        self._opening = self._is_open = False
+        self._opening = self._is_open = self.is_finished = False
 
     def take_for(self, name: str, args_hash: bytes) -> str:
         call = f"{name}-{args_hash.hex()}"
@@ -120,7 +122,6 @@ class TaskScope(Scope):
         except (InDoubt, RunStuck) as error:
             if self.execution.waits:
                 self.unsettled = error
-                _leave_unsettled(self)
             raise
         finally:
             with _lock:
@@ -168,93 +169,78 @@ class Ending(NamedTuple):
     error: InDoubt | RunStuck | None = None
 
     def finish(self) -> None:
-        """The task's writes are stored: its scope is not needed any more."""
-        scope = self.scope
+        """The task's writes are stored: its scope is not needed any more, unless a person must settle something."""
         with _lock:
-            for execution in [known for known, other in _by_execution.items() if other is scope]:
-                del _by_execution[execution]
-            place = _place(scope.task.ctx, scope.task.thread, scope.task.id)
-            if _by_task.get(place) is scope:
-                del _by_task[place]
+            if self.scope.unsettled is None:
+                _forget(self.scope)
+            self.scope.is_finished = True
 
 
-_Place = tuple[int, str, str, str]  # the database, the tenant, the thread, and the task
 _lock = threading.Lock()
-_by_execution: OrderedDict[TaskExecution, TaskScope] = OrderedDict()
-_by_task: OrderedDict[_Place, TaskScope] = OrderedDict()  # the newest execution of each
-_unsettled: OrderedDict[_Place, TaskScope] = OrderedDict()
+_scopes: OrderedDict[TaskExecution, TaskScope] = OrderedDict()
+_threads: dict[tuple[int, str, str], list[TaskScope]] = {}  # by database, tenant and thread, the newest last
 
 
-def _place(ctx: Context, thread: str, task: str) -> _Place:
-    return id(ctx.driver), ctx.tenant_name, thread, task
-
-
-def find(execution: TaskExecution) -> TaskScope | None:
+def _in_thread(ctx: Context, thread: str) -> list[TaskScope]:
     with _lock:
-        return _by_execution.get(execution)
+        return list(_threads.get((id(ctx.driver), ctx.tenant_name, thread), ()))
 
 
-def add(execution: TaskExecution, task: Task, alive: Any) -> TaskScope:
-    """A scope for an execution, which `alive` identifies; another call's, if that was faster."""
-    scope = TaskScope(task, alive)
-    place = _place(scope.task.ctx, scope.task.thread, scope.task.id)
+def scope_of(execution: TaskExecution, describe: Callable[[], Task], alive: Any) -> TaskScope:
+    """The scope of an execution, which `alive` identifies; made by its first call."""
     with _lock:
-        known = _by_execution.setdefault(execution, scope)
-        if known is scope:
-            _by_task[place] = scope
-            _unsettled.pop(place, None)
-        for table in (_by_execution, _by_task):
-            while len(table) > _EXECUTIONS_MAX:
-                table.popitem(last=False)
-        return known
+        found = _scopes.get(execution)
+    if found is not None:
+        return found
+    scope = TaskScope(execution, describe(), alive)
+    with _lock:
+        found = _scopes.setdefault(execution, scope)
+        if found is scope:
+            beside = _threads.setdefault(scope.place, [])
+            for other in [other for other in beside if other.task.id == scope.task.id]:
+                other.unsettled = None  # the task runs again, and says itself what is to be settled
+                if other.is_finished:
+                    _forget(other)
+            _threads.setdefault(scope.place, beside).append(scope)
+        while len(_scopes) > _EXECUTIONS_MAX:
+            _forget(next(iter(_scopes.values())))
+        return found
+
+
+def _forget(scope: TaskScope) -> None:
+    """With the lock held."""
+    _scopes.pop(scope.identity, None)
+    beside = _threads.get(scope.place, [])
+    if scope in beside:
+        beside.remove(scope)
+    if not beside:
+        _threads.pop(scope.place, None)
 
 
 def is_busy_elsewhere(scope: TaskScope) -> bool:
     """Whether another execution of the same task is in the middle of a call, in this process."""
-    place = _place(scope.task.ctx, scope.task.thread, scope.task.id)
-    with _lock:
-        return any(
-            other is not scope and other.busy and _place(other.task.ctx, other.task.thread, other.task.id) == place
-            for other in _by_execution.values()
-        )
+    beside = _in_thread(scope.task.ctx, scope.task.thread)
+    return any(other is not scope and other.busy and other.task.id == scope.task.id for other in beside)
 
 
 def is_busy_on(ctx: Context, thread: str, checkpoint: tuple[str, str]) -> bool:
     """Whether a task of this checkpoint (namespace and id), or one nested in it, is in the middle of a call."""
-    place = _place(ctx, thread, "")[:3]
-    with _lock:
-        return any(
-            scope.busy
-            and checkpoint in scope.task.checkpoints
-            and _place(scope.task.ctx, scope.task.thread, "")[:3] == place
-            for scope in _by_execution.values()
-        )
-
-
-def _leave_unsettled(scope: TaskScope) -> None:
-    with _lock:
-        _unsettled[_place(scope.task.ctx, scope.task.thread, scope.task.id)] = scope
-        while len(_unsettled) > _EXECUTIONS_MAX:
-            _unsettled.popitem(last=False)
+    return any(scope.busy and checkpoint in scope.task.checkpoints for scope in _in_thread(ctx, thread))
 
 
 def unsettled_in(ctx: Context, thread: str, checkpoint: tuple[str, str] | None = None) -> InDoubt | RunStuck | None:
     """What keeps a thread from continuing: of the tasks of one checkpoint (namespace and id), or of all of it."""
-    if not _unsettled:
-        return None
-    with _lock:
-        for place, scope in _unsettled.items():
-            if place[:3] == _place(ctx, thread, "")[:3] and checkpoint in (None, scope.task.checkpoints[-1]):
-                return scope.unsettled
+    for scope in _in_thread(ctx, thread) if _threads else ():
+        if scope.unsettled is not None and checkpoint in (None, scope.task.checkpoints[-1]):
+            return scope.unsettled
     return None
 
 
 def ending(ctx: Context, thread: str, task: str, is_over: bool, keep_us: int | None) -> Ending | None:
     """The end of a task whose writes are about to be stored; None if it has called no step or effect. `is_over`: it
     has neither failed nor stopped for an answer."""
-    with _lock:
-        scope = _by_task.get(_place(ctx, thread, task))
-    if scope is None or not scope.has_run or scope.busy:
+    scope = next((one for one in reversed(_in_thread(ctx, thread)) if one.task.id == task), None)
+    if scope is None or scope.is_finished or not scope.has_run or scope.busy:
         return None
     waits = scope.execution.waits
     for recorded in scope.forgotten() if is_over and not waits else ():
