@@ -87,9 +87,23 @@ def _execute_run(
         except GeneratorExit:
             raise
         except BaseException as error:
-            failure = error
+            failure = _not_ending(execution, error)
     stop = execution.stop or execution.root.stop
     return (yield from _guarded(execution, _conclude(execution, spec, result, failure, stop, keep_us)))
+
+
+def _not_ending(execution: Execution, error: BaseException) -> BaseException:
+    """In a worker, code that would end the process gets its run stuck: given back, it would end the next worker."""
+    if not execution.in_worker or isinstance(error, Exception | Unwind):
+        return error
+    from asyncio import CancelledError
+
+    if isinstance(error, CancelledError):
+        return error
+    kind = type(error).__name__
+    return RunStuck(
+        f"its code raised {kind}, which would have ended the process; a run ends by returning or by an error"
+    )
 
 
 def prepare(execution: Execution, args_text: bytes | None) -> Operation[dict[str, Any]]:

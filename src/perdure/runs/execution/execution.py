@@ -88,6 +88,7 @@ class Execution:
         self.replayed_lines: set[int] = set()  # handles of threads whose saves were answered from the journal
         self.can_park = True  # False where only calls are ours, not the code around them: a task of an adapter
         self.unawaited: dict[object, Any] = {}  # coroutines of steps and effects that have not begun
+        self.in_worker = False  # code that would end the process gets its run stuck
         self.alive = True
         self.undoing = False
         self.skew_us = 0  # how far the database's clock is ahead of ours

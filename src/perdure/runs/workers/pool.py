@@ -6,18 +6,14 @@ All threads are daemons: a body that cannot be stopped must not keep the process
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from perdure.errors import RunStuck
 from perdure.runs.engine.local import Job
-from perdure.runs.execution.scope import Unwind
-from perdure.runs.functions.specs import DurableSpec
 from perdure.storage.events import event, where
 
 if TYPE_CHECKING:
@@ -26,46 +22,6 @@ if TYPE_CHECKING:
 Ended = Callable[[Job, str, BaseException | None], None]
 _JOIN_S = 2.0
 _log = logging.getLogger("perdure")
-
-
-def guarded(spec: DurableSpec) -> DurableSpec:
-    """The function as a worker runs it: code that would end the process gets its run stuck.
-
-    AnswerReceipt back, as an interrupted process gives its runs back, it would only do the same to the next worker.
-    """
-    import asyncio
-
-    fn = spec.fn
-    passes = (Exception, Unwind, asyncio.CancelledError, GeneratorExit)
-
-    @wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return fn(*args, **kwargs)
-        except passes:
-            raise
-        except BaseException as error:
-            raise _ended_by(error) from error
-
-    @wraps(fn)
-    async def acall(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return await fn(*args, **kwargs)
-        except passes:
-            raise
-        except BaseException as error:
-            raise _ended_by(error) from error
-
-    made = copy.copy(spec)
-    made.__dict__.update(fn=acall if spec.is_async else call, binder=spec.binder, is_async=spec.is_async)
-    return made
-
-
-def _ended_by(error: BaseException) -> RunStuck:
-    kind = type(error).__name__
-    return RunStuck(
-        f"its code raised {kind}, which would have ended the process; a run ends by returning or by an error"
-    )
 
 
 class WorkerPool:
@@ -100,7 +56,7 @@ class WorkerPool:
         self._calls.put(work)
 
     def close(self) -> None:
-        """Let everybody go who is idle; the others go when they are done."""
+        """Idle threads end now, the others when they are done."""
         for _ in self._threads:
             self._calls.put(None)
         if self._loop is not None and self._loop_thread is not None:
@@ -156,7 +112,7 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
             loop.run_forever()
             break
         except (SystemExit, KeyboardInterrupt):
-            # asyncio lets these through. They were meant for one run, whose job has them too; the others go on.
+            # asyncio lets these through. They were meant for one run, whose job has them too.
             found = event("run.tried_to_exit")
             _log.error("the code of a run tried to end the process; only the run was ended", extra=found)
     loop.run_until_complete(loop.shutdown_asyncgens())

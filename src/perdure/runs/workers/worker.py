@@ -39,7 +39,7 @@ from perdure.runs.journal.claiming import Known, Search, Taken, View
 from perdure.runs.journal.queues import Queue, declared, write_limits
 from perdure.runs.maintenance import retention
 from perdure.runs.maintenance.tenant_isolation import for_tenant
-from perdure.runs.workers.pool import WorkerPool, guarded
+from perdure.runs.workers.pool import WorkerPool
 from perdure.storage.events import event, said
 from perdure.storage.program import Flow, Program, drive, read, write
 from perdure.threads.checks import check_name
@@ -232,7 +232,7 @@ class Worker:
         return Search(self._owner.text, self.queues, self._known, self._tenant, active, barred, keys is not None)
 
     def _start(self, taken: Taken) -> None:
-        spec = guarded(self._specs[taken.row.function])
+        spec = self._specs[taken.row.function]
         ctx = self._contexts.get(taken.tenant)
         if ctx is None:
             ctx = replace(self._ctx, tenant_name=taken.tenant_name, known_tenant=taken.tenant)
@@ -248,6 +248,7 @@ class Worker:
             args=taken.args,
             keep_us=store._keep_us,
         )
+        job.execution.in_worker = True
         self._active[taken.row.run] = job
         self._crew.start(job)
 
