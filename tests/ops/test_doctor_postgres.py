@@ -7,14 +7,13 @@ import time
 
 import psycopg
 import pytest
-from doctor_kit import add_migration, said, text_of, worst
+from doctor_kit import said, text_of, worst
 from role_kit import Roles
 from tcp_proxy import WireProxy
 
 import perdure
 from perdure.cli import main
 from perdure.ops.doctor import postgres as doctor_postgres
-from perdure.storage.migrate import newest
 from perdure.testing.postgres import PostgresServer
 
 
@@ -33,8 +32,6 @@ def test_a_server_as_it_should_be_and_commits_that_are_not() -> None:
             assert worst(said(store)["durability"]) in ("ok", "note")  # note: pages without checksums
         with perdure.open(url, durability="normal") as store:
             assert "synchronous_commit is off" in text_of(said(store)["durability"])
-        with perdure.open(url, pool_size=100) as store:
-            assert worst(said(store)["connections"]) == "problem"
         others = [psycopg.connect(url) for _ in range(14)]
         with perdure.open(url) as store:
             assert worst(said(store)["connections"]) == "warning"
@@ -95,18 +92,6 @@ def test_a_clock_that_is_an_hour_off(postgres_url: str) -> None:
         assert worst(found) == "problem"
         found = said(store, clock_us=lambda: time.time_ns() // 1000 - 5_000_000)["clock"]
         assert worst(found) == "warning"
-
-
-def test_an_old_schema_is_said_and_left_as_it_is(
-    empty_postgres_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    perdure.open(empty_postgres_url).close()
-    held = newest("postgres")
-    add_migration(monkeypatch)
-    assert main(["doctor", "--store", empty_postgres_url]) == 1
-    assert "needs an update" in capsys.readouterr().out
-    with psycopg.connect(empty_postgres_url) as connection:
-        assert connection.execute("SELECT max(version) FROM perdure.migration").fetchone() == (held,)
 
 
 def test_a_server_that_is_not_there_and_no_password_in_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,15 +13,13 @@ import perdure
 from perdure.cli.app import main
 
 
-@perdure.durable(name="advice.plain")
-def plain() -> str:
-    return "done"
+@perdure.durable(name="advice.unstorable")
+def unstorable() -> object:
+    return object()
 
 
 def stick(store: perdure.Store) -> None:
-    store.start(plain, id="r")
-    raw(store, "UPDATE run SET fence = 9223372036854775807")
-    perdure.Worker(store, [plain]).run(until_idle=True)
+    assert store.run(unstorable, id="r").status == "stuck"
 
 
 def backed_up(store: perdure.Store, path: Path) -> None:

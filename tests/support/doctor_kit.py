@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Generator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import perdure
-from perdure.ops.doctor.checklist import Finding, Machine, examine
-from perdure.storage import migrate
-from perdure.storage.program import Batch, Dialect, Rows, Sql, Transaction, drive
+from perdure.ops.doctor.checklist import Finding, examine
+from perdure.storage.program import Batch, Rows, Sql, Transaction, drive
+from perdure.storage.sqlite import opening
 
 DAY_US = 86_400_000_000
 LEVELS = ("ok", "note", "warning", "problem")
-
-
-def add_migration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on this Perdure knows one migration more: stores that exist are older than it."""
-    real = migrate.migrations
-
-    def with_later(dialect: Dialect) -> tuple[migrate.Migration, ...]:
-        known = real(dialect)
-        later = migrate.Migration(len(known) + 1, "later", "CREATE TABLE later (tenant bigint)")
-        return (*known, later)
-
-    monkeypatch.setattr(migrate, "migrations", with_later)
 
 
 def now_us() -> int:
@@ -45,9 +36,17 @@ def raw(store: perdure.Store, text: str, **params: Any) -> Rows:
 
 
 def said(store: perdure.Store, **machine: Any) -> dict[str, list[Finding]]:
-    """What the doctor says, by check. Every line that is not fine says what to do."""
+    """What the doctor says, by check. Every line that is not fine says what to do. `machine`: what it finds there
+    instead: free_bytes, mounts, clock_us."""
+    context = replace(store._context, clock_us=machine.get("clock_us", store._context.clock_us))
+    with pytest.MonkeyPatch.context() as patch:
+        if "free_bytes" in machine:
+            patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=machine["free_bytes"]))
+        if "mounts" in machine:
+            patch.setattr(opening, "read_mountinfo", lambda: machine["mounts"])
+        findings = drive(context.driver, examine(context))
     found: dict[str, list[Finding]] = {}
-    for finding in drive(store._context.driver, examine(store._context, Machine(**machine))):
+    for finding in findings:
         assert finding.level in LEVELS
         assert finding.message
         assert finding.level in ("ok", "note") or finding.hint, finding

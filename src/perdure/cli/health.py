@@ -49,19 +49,16 @@ def doctor(cli: Invocation, strict: bool) -> int:
 
 
 def _examine(cli: Invocation) -> list[Finding]:
-    from perdure.ops.doctor.checklist import triage, would_change
+    from perdure.ops.doctor.findings import Finding
 
     cli.options(cli.url)
     try:
-        # Opening brings an old schema up to date, which is not the doctor's to do.
-        if (finding := would_change(cli.url)) is not None:
-            return [finding]
         with cli.open(create=False) as store:
             return store.ops.doctor()
     except UsageError:
         raise
     except PerdureError as error:
-        return triage(cli.url, error)
+        return [Finding("open", "problem", f"the store cannot be opened: {error}", "then run the doctor again")]
 
 
 @command("perdure store health\nperdure store health --json | jq .growth_bytes_per_day")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perdure.ops.doctor.checklist import Finding
+    from perdure.ops.doctor.findings import Finding
     from perdure.ops.health import Health
     from perdure.ops.keys import KeyInfo, Rotated
     from perdure.ops.maintenance.compaction import Compacted
@@ -22,7 +22,7 @@ _LATE = {
     "Backup": "perdure.transfer.catalogue",
     "Compacted": "perdure.ops.maintenance.compaction",
     "Erased": "perdure.threads.retention",
-    "Finding": "perdure.ops.doctor.checklist",
+    "Finding": "perdure.ops.doctor.findings",
     "Health": "perdure.ops.health",
     "KeyInfo": "perdure.ops.keys",
     "Pin": "perdure.threads.retention",

@@ -131,6 +131,12 @@ def health(ctx: Context) -> Flow[Health]:
     return _told(ctx, facts, now)
 
 
+def whole_store(ctx: Context) -> Flow[Health]:
+    """The part of it that is not of one tenant. Writes nothing."""
+    now = ctx.clock_us()
+    return _told(ctx, (yield from read(partial(_facts, None, now))), now)
+
+
 def _facts(tenant: int | None, now: int) -> Program[Facts]:
     size, samples = yield from store_size.size_and_samples(now)
     [[copies], [(file,)]] = yield Batch(_COPIES(), _FILE())

@@ -20,7 +20,7 @@ from perdure.threads.retention import Erased, Retention, Ttl, fields_from, reten
 from perdure.threads.thread import Thread
 
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
-    from perdure.ops.doctor.checklist import Finding
+    from perdure.ops.doctor.findings import Finding
     from perdure.ops.health import Health
     from perdure.ops.keys import KeyInfo, Rotated
     from perdure.ops.maintenance.compaction import Compacted
