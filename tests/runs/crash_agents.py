@@ -141,11 +141,6 @@ def steps_of(code: Code) -> list[Agent]:
             raise ValueError("not yet")
         return "flaky, but done"
 
-    @code.step(lazy=True)
-    def idle() -> str:
-        act("idle")
-        return "lazy"
-
     @code.step()
     def seen(chance: float) -> float:
         act("seen", value=chance)
@@ -157,13 +152,10 @@ def steps_of(code: Code) -> list[Agent]:
     async def retried() -> Any:
         return await code(flaky())
 
-    async def lazy() -> Any:
-        return await code(idle())
-
     async def values() -> Any:
         return await code(seen(perdure.random())) is not None
 
-    return [plain, retried, lazy, values]
+    return [plain, retried, values]
 
 
 def find(key: str, item: str) -> outcome.Done | outcome.NotDone:

@@ -86,10 +86,6 @@ def test_cancelled_while_it_is_written_a_step_is_recorded_and_nothing_is_lost(la
     once, drawn = Once(), list[float]()
     tasks: list[asyncio.Task[Any]] = []
 
-    @perdure.step(lazy=True)
-    async def lazy() -> str:
-        return "lazy"
-
     note = noting(lab)
 
     def hook(point: Point) -> None:
@@ -113,7 +109,6 @@ def test_cancelled_while_it_is_written_a_step_is_recorded_and_nothing_is_lost(la
     assert lab.ran == ["cancelled", "on"]
     lab.run(agent, id="r")
     assert drawn[0] == drawn[1]
-    del lazy
 
 
 def test_cancelling_a_run_stops_a_long_body(lab: Lab) -> None:

@@ -143,23 +143,6 @@ def values(code: Code) -> Any:
     return agent
 
 
-def lazy(code: Code) -> Any:
-    @code.step(lazy=True)
-    def parse(number: int) -> int:
-        return number
-
-    @code.step()
-    def work() -> None: ...
-
-    @code.durable(name="agent")
-    async def agent() -> None:
-        await code(parse(1))
-        await code(work())
-        await code(parse(2))
-
-    return agent
-
-
 def retried(code: Code) -> Any:
     failed: list[int] = []
 
@@ -211,7 +194,6 @@ def failing(code: Code) -> Any:
         (five_steps, 5),
         (four_effects, 8),
         (values, 2),  # the values before the step's body, and its end
-        (lazy, 2),  # likewise; the last one goes with the finish
         (retried, 3),  # two failures, one end
         (retried_effect, 4),  # intent, failure and intent, failure and intent, end
         (failing, 5),  # the effect, that it is being undone, the undo

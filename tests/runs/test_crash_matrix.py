@@ -183,11 +183,6 @@ MATRIX: dict[str, Kind] = {
         again_at(between(FLAKY, "after act of flaky #3", "before done of flaky #1"), flaky=3),
         ["first", "flaky, but done", "last"],
     ),
-    "lazy": Kind(
-        whole("lazy_agent", step("idle")),
-        again_at(between(step("idle"), "after act of idle #1", "before done of idle #1"), idle=1),
-        ["first", "lazy", "last"],
-    ),
     "values": Kind(
         whole("values_agent", [*commit("value", "perdure.random"), *step("seen")]),
         again_at(between(step("seen"), "after act of seen #1", "before done of seen #1"), seen=1),

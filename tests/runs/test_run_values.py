@@ -13,7 +13,7 @@ from lab import Flaky, Interrupt, Lab, Once, again
 
 import perdure
 
-# --- lazy ones and recorded values
+# --- recorded values
 
 
 def test_values_that_a_run_draws_are_the_same_on_every_replay(lab: Lab) -> None:
@@ -39,31 +39,6 @@ def test_values_that_a_run_draws_are_the_same_on_every_replay(lab: Lab) -> None:
     assert 0 <= chance < 1
     assert isinstance(number, UUID)
     assert other != chance
-
-
-def test_a_lazy_step_is_written_with_the_next_entry_before_a_body_runs(lab: Lab) -> None:
-    entries: list[int] = []
-
-    @lab.step(lazy=True)
-    def parse(text: str) -> str:
-        lab.ran.append(text)
-        return text.upper()
-
-    @lab.step()
-    def work() -> None:
-        entries.append(len(lab.store.get_run("r").steps()))
-
-    @lab.durable
-    async def agent() -> Any:
-        found = [await lab(parse("a")), await lab(parse("b"))]
-        entries.append(len(lab.store.get_run("r").steps()))
-        await lab(work())
-        return found
-
-    run = lab.run(agent, id="r")
-    assert run.result() == ["A", "B"]
-    assert entries == [1, 2]  # the second is a body too: the first was written before it ran
-    assert [step.name for step in run.steps()] == ["parse", "parse", "work"]
 
 
 def test_patched_sends_new_runs_the_new_way_and_old_runs_the_old_one(lab: Lab) -> None:

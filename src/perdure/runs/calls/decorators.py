@@ -77,10 +77,6 @@ class CallOptions(TypedDict, total=False):
     ignore: tuple[str, ...]
 
 
-class StepOptions(CallOptions, total=False):
-    lazy: bool
-
-
 class EffectOptions(CallOptions, total=False):
     reconcile: Callable[..., Any] | None
     undo: Callable[..., Any] | None
@@ -94,24 +90,22 @@ def step(fn: Callable[P, R], /) -> Journaled[P, R]: ...
 
 
 @overload
-def step(**options: Unpack[StepOptions]) -> Callable[[Callable[P, R]], Journaled[P, R]]: ...
+def step(**options: Unpack[CallOptions]) -> Callable[[Callable[P, R]], Journaled[P, R]]: ...
 
 
 def step(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """A step: recorded once; run again only if its completion was never recorded.
 
-    `retries` with `backoff_s`, `jitter`, `retry_on`; `timeout_s` for each attempt; `lazy=True` is written with the next
-    entry; `ignore` names arguments that are no input, such as clients. A generator streams its chunks to `run.stream()`
-    and is recorded once.
+    `retries` with `backoff_s`, `jitter`, `retry_on`; `timeout_s` for each attempt; `ignore` names arguments that are no
+    input, such as clients. A generator streams its chunks to `run.stream()` and is recorded once.
     """
     if fn is None:
         return functools.partial(_decorate_step, **options)
     return _decorate_step(fn, **options)
 
 
-def _decorate_step(fn: Callable[..., Any], **options: Unpack[StepOptions]) -> Any:
-    spec = _spec(fn, "step", options, StepOptions)
-    spec.lazy = options.get("lazy", False)
+def _decorate_step(fn: Callable[..., Any], **options: Unpack[CallOptions]) -> Any:
+    spec = _spec(fn, "step", options, CallOptions)
     add_step(spec)
     return _wrapped(spec, step_operation)
 

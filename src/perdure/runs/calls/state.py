@@ -185,14 +185,6 @@ class StateManager:
 
     # --- what is written
 
-    def delta_into(self, entry: Entry) -> Entry:
-        """An entry that is written later: what its body changed goes with it."""
-        scope = _owner()
-        if scope is None or scope.parent is not None or not self._pending:
-            return entry
-        pending, self._pending = self._pending, []
-        return _with(entry, {"d": compress(encode(pending, self._codec))})
-
     def recording(
         self,
         drafts: tuple[Draft, ...],

@@ -96,10 +96,7 @@ def completed(
         execution.stop = execution.stop or error  # no failure of the step: its code cannot catch it and go on
         raise
     entry = _entry(execution, path, spec, args_hash, attempt, value, None, duration_us)
-    if spec.lazy:
-        execution.log.buffer(DONE, entry)
-    else:
-        yield from execution.log.record((DONE, entry))
+    yield from execution.log.record((DONE, entry))
     return result
 
 

@@ -16,7 +16,7 @@ from perdure.runs.execution import hooks
 from perdure.runs.execution.operation import Operation, Pause, run_operation
 from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import BLOB_MIN_BYTES, blob_statements, out_of_line
-from perdure.runs.journal.entries import DONE, KIND_NAMES, NOTE, Entry, Recorded, entry_digest, pack
+from perdure.runs.journal.entries import KIND_NAMES, NOTE, Entry, Recorded, entry_digest, pack
 from perdure.runs.journal.rows import FenceToken, JournalRow
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.columns import JOURNAL
@@ -54,8 +54,6 @@ class JournalWriter:
         """Write an entry with the next one: for what no process outside can have seen yet."""
         if self._execution.replay:
             raise self._execution.end_of_replay(entry.path, entry.name)
-        if self._execution.state is not None and kind == DONE:
-            entry = self._execution.state.delta_into(entry)
         with self._lock:
             self._pending.append((kind, entry))
 

@@ -30,7 +30,6 @@ class StepSpec:
     ignore: tuple[str, ...] = ()
     retry: Retry = field(default_factory=Retry)
     timeout_s: float | None = None
-    lazy: bool = False
     reconcile: Callable[..., Any] | None = None
     undo: Callable[..., Any] | None = None
     on_doubt: Literal["ask", "retry", "fail"] = "ask"
@@ -58,7 +57,7 @@ class StepSpec:
     @cached_property
     def is_plain(self) -> bool:
         """Whether a first call of it is its body and its commits, and nothing else (calls/fast_path.py)."""
-        return not self.is_async and self.timeout_s is None and not self.lazy and self.approve is None
+        return not self.is_async and self.timeout_s is None and self.approve is None
 
     @property
     def is_async(self) -> bool:
