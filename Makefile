@@ -2,9 +2,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Files with tests that measure a time (a test checks this list): they run first, and alone.
-ALONE := tests/crash/test_processes.py
-
 # Hundreds of child processes import what is here: compiled once, not in each of them.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -42,11 +39,11 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 demo: $(VENV)/.base
 	@$(BIN)/python examples/demo.py
 
-# Most tests wait for disks and processes, so that four at a time take little more than a third of the time. Those that
-# measure a time come first and alone.
+# Most tests wait for disks and processes: four at a time on two cores. What needs the machine for itself comes first and
+# alone; its collecting compiles the tests, which four processes would each do.
 test: $(VENV)/.test
 	@$(BIN)/python -m compileall -q src
-	$(BIN)/python -m pytest -m alone $(ALONE)
+	$(BIN)/python -m pytest -m alone
 	$(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal
 
 lint: $(VENV)/.dev
@@ -63,7 +60,7 @@ bench: $(VENV)/.dev
 
 # Everything that `make test` runs a sample of, in full: all points, all pairs of a database and a mode, many more kills.
 soak: $(VENV)/.test
-	PERDURE_SOAK=1 $(BIN)/python -m pytest -m alone $(ALONE)
+	PERDURE_SOAK=1 $(BIN)/python -m pytest -m alone
 	PERDURE_SOAK=1 $(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal --timeout 7200
 
 clean:

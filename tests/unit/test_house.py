@@ -235,12 +235,6 @@ def test_every_operation_has_an_async_twin_with_the_same_signature(handle: type)
         assert str(twin.return_annotation) == expected, name
 
 
-def test_the_makefile_names_the_files_with_tests_that_run_alone() -> None:
-    root, mark = TESTS.parent, "@pytest.mark." + "alone"
-    files = {str(path.relative_to(root)) for path in TESTS.rglob("test_*.py") if mark in path.read_text()}
-    assert set(re.findall(r"^ALONE := (.*)$", (root / "Makefile").read_text(), re.MULTILINE)[0].split()) == files
-
-
 def test_import_brings_hardly_anything() -> None:
     """What takes time is imported when it is used. The time itself is a benchmark."""
     code = "import sys; before = set(sys.modules); import perdure; print(*(set(sys.modules) - before))"
