@@ -23,7 +23,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.base: pyproject.toml | $(BIN)/python
 	@echo "installing perdure into $(VENV) …"
-	@$(INSTALL) -e '.[cli]'
+	@$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(BIN)/python

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from perdure.cli.app import EXIT_CODES, root
-from perdure.cli.base import Command, CommonOption, command_names, common_options
+from perdure.cli.app import EXIT_CODES
+from perdure.cli.base import Command, command_names, common_options, root
 
 PAGE = Path(__file__).parent / "reference" / "cli.md"
 
@@ -19,12 +19,12 @@ INTRODUCTION = """\
 
 `perdure` inspects and operates a store: threads with their checkpoints, and runs of durable functions with their
 steps. It needs none of your classes, and only an import creates a store: a typo in a path is an error, not a new
-file. The extra `perdure[cli]` adds colours and progress bars.
+file.
 
 Results go to stdout; messages, questions and progress bars to stderr. Times in tables are local, in JSON UTC. On a
-terminal tables are coloured and fitted to its width; in a pipe they are plain text with nothing cut to fit. Control
+terminal some words are coloured. Control
 characters are shown as escapes, so that a stored text cannot steer your terminal. A command that removes something
-asks first on a terminal, and needs `--yes` elsewhere.
+asks first on a terminal, and needs `--yes` elsewhere. `NO_COLOR` turns colours off.
 
 With `--json` stdout has JSON and nothing else. Lists (`runs`, `steps`, `questions`, `threads`, `log`, `check`, `run
 tail`, `thread pins`) are a document per line, everything else is one document. Values that JSON cannot hold become
@@ -80,8 +80,10 @@ def _exit_codes() -> str:
 
 def _command(name: str, command: Command, parent: click.Context) -> str:
     with click.Context(command, info_name=name, parent=parent) as ctx:
-        own = [param for param in command.params if not isinstance(param, CommonOption)]
-        parts = [f"## `perdure {name}`\n", inspect.cleandoc(command.help or ""), "", *_parameters(own, ctx)]
+        own = command.own_params
+        usage = " ".join(["perdure", name, *command.collect_usage_pieces(ctx)])
+        parts = [f"## `perdure {name}`\n", f"`{usage}`\n", inspect.cleandoc(command.help or ""), ""]
+        parts += _parameters(own, ctx)
     return "\n".join([*parts, *([""] if own else []), "```sh", *command.examples, "```", ""])
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import click
 
-from perdure.cli.app import root
-from perdure.cli.base import Command, command_names
+from perdure.cli.base import Command, command_names, root
 
 
 def commands() -> dict[str, Command]:
@@ -30,6 +29,6 @@ def lines(values: Mapping[str, str]) -> dict[str, list[str]]:
         line = name.split()
         for argument in arguments(command):
             if argument.required or argument.nargs == -1:
-                line.append(values.get(str(argument.metavar), "x"))
+                line.append(values.get(str(argument.metavar or argument.name).upper(), "x"))
         found[name] = [*line, "--yes"] if any("--yes" in option.opts for option in options(command)) else line
     return found

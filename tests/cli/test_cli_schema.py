@@ -30,7 +30,7 @@ def url(empty_postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 COMMANDS = [
     (["threads"], "alice"),
     (["log", "alice"], "turn 2"),
-    (["show", "alice", "--path", "n"], "2"),
+    (["show", "alice"], '"n": 2'),
     (["diff", "alice", "@0"], "~ n: 0 -> 2"),
     (["thread", "fork", "alice", "--name", "bob"], "as bob"),
     (["store", "verify"], "no problems"),

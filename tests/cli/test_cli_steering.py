@@ -82,7 +82,7 @@ def test_with_several_questions_one_must_be_named_and_a_number_may_be_text(
     code, _, err = run("answer", "both", "x")
     assert code == 2
     steps = "(1.1, 2.1|2.1, 1.1)"  # branches ask at the same time
-    assert re.search(f"has 2 open questions, at steps {steps}: name one, `perdure answer both .* '<answer>'`", err)
+    assert re.search(f"has 2 open questions, at steps {steps}: name one; `perdure run show both`", err)
     assert run("answer", "both", "1.1", '{"a": [1]}')[0] == 0
     assert run("answer", "both", "2.1", "2")[0] == 0
     assert store.run(app.both, id="both").result() == [{"a": [1]}, "2"]
@@ -100,7 +100,7 @@ def test_with_several_questions_one_must_be_named_and_a_number_may_be_text(
 def test_a_doubt_is_settled_as_done(run: Run, doubt: perdure.Run, store: perdure.Store, app: ModuleType) -> None:
     code, _, err = run("answer", "doubt", "yes")
     assert code == 2
-    assert "asks only about the outcome of an effect: `perdure run show doubt`" in err
+    assert "has no open question; `perdure run show doubt`" in err
     assert run("run", "resolve", "doubt", "7", "--not-done")[0] == 3
     assert run("run", "resolve", "doubt", "1")[0] == 2
     assert run("run", "resolve", "doubt", "1", "--done", "B-7", "--who", "maria") == (
@@ -177,9 +177,8 @@ def test_a_run_that_is_running_is_told(run: Run, store: perdure.Store, app: Modu
 
     assert store.run(tells, id="told").status == "waiting"
     assert said == [
-        "told is running; if its process has died, a worker takes it over\n",
-        "told is running: its process will pause it\n",
-        "told is running; if its process has died, a worker takes it over\n",
+        f"told is running: its process will {command} it, or the worker that takes it over\n"
+        for command in ("resume", "pause", "resume")
     ]
     assert store.get_run("told").info().request is None
 

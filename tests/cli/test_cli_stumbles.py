@@ -12,7 +12,7 @@ import pytest
 
 import perdure
 from perdure.cli import main
-from perdure.cli.app import root
+from perdure.cli.base import root
 
 MODULE = [sys.executable, "-m", "perdure.cli"]
 APP = """
@@ -84,7 +84,7 @@ def test_roles_of_a_file_are_refused_before_anything_is_imported(
         (["stumble_app.py:greet"], 2, "missing a required argument: 'who': give its arguments"),
         (["stumble_app.py:greet", "--args", "[1, 2]"], 2, "too many positional arguments"),
         (["stumble_app.py:greet", "--kwargs", "[1]"], 2, "--kwargs is a JSON object"),
-        (["stumble_app.py:greet", "--kills", "-1"], 2, "'-1' is not a count"),
+        (["stumble_app.py:greet", "--kills", "-1"], 2, "-1 is not in the range"),
     ],
 )
 def test_a_drill_that_cannot_begin_is_one_line(
@@ -101,7 +101,7 @@ def test_a_drill_that_cannot_begin_is_one_line(
     [
         (["thread", "rollback", "zoe", "head"], 3, "there is no thread 'zoe'"),
         (["thread", "rollback", "alice"], 2, "Missing argument 'REF'; see `perdure thread rollback --help`"),
-        (["verify"], 2, "did you mean `perdure thread verify` or `perdure store verify`?"),
+        (["fork"], 2, "did you mean `perdure run fork` or `perdure thread fork`?"),
         (["thread", "pni"], 2, "there is no command 'pni'; did you mean `perdure thread pin`"),
         (["log", "alice", "--branch"], 2, "--branches"),
         (["log", "alice", "b"], 2, "unexpected extra argument (b); see `perdure log --help`"),
@@ -109,7 +109,7 @@ def test_a_drill_that_cannot_begin_is_one_line(
         (["thread", "unpin", "alice", "--name", "x"], 3, "`perdure thread pins alice` lists them"),
         (["run", "erase", "alice", "--yes"], 3, "there is no run 'alice', but a thread of that name"),
         (["store", "backup", "."], 2, "is a folder; name a file in it"),
-        (["store", "transfer", "other.db", "--move"], 2, "--move goes with --one-tenant"),
+        (["store", "transfer", "other.db", "--move"], 2, "--move needs --one-tenant"),
         (["keys", "new", "--keys", "none/keys.json"], 4, "the key file none/keys.json cannot be written: No such"),
     ],
 )
@@ -161,5 +161,5 @@ def test_what_an_app_prints_is_not_among_the_json(where: Path, command: list[str
 def test_help_lists_the_commands(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 0
     out = capsys.readouterr().out
-    assert all(f"\n{title}:\n" in out for title in root.sections)
-    assert all(f"\n  {name} " in out for name in root.places)
+    assert all(f"\n{title}:\n" in out for title in ("Runs", "Code", "Threads", "Stores"))
+    assert all(f"\n  {name} " in out for name in root.commands)

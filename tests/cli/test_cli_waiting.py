@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TypedDict
 
 from cli_runs_kit import Run, lines
-from langgraph.graph import START, StateGraph
 
 import perdure
-from perdure.langgraph import PerdureSaver
 
 
 def test_an_answered_run_is_shown_as_waiting_for_a_worker(run: Run, store: perdure.Store, app: ModuleType) -> None:
@@ -45,21 +42,3 @@ def test_why_reconcile_could_not_tell(run: Run, store: perdure.Store, app: Modul
     assert f"in doubt    step 1: cli.book, {key}: the airline is closed\n" in run("run", "show", "doubt")[1]
     assert run("steps", "doubt")[1].rstrip().endswith(f"{key}: the airline is closed")
     assert run("runs")[1].rstrip().endswith(f"(step 1, {key}): the airline is closed")
-
-
-class State(TypedDict):
-    n: int
-
-
-def test_runs_counts_the_tasks_of_graphs_that_it_does_not_list(run: Run, store: perdure.Store, app: ModuleType) -> None:
-    def node(state: State) -> State:
-        return {"n": len(app.search("NYC"))}
-
-    graph = StateGraph(State).add_node("node", node).add_edge(START, "node").compile(PerdureSaver(store))
-    for thread in ("a", "b"):
-        graph.invoke({"n": 0}, {"configurable": {"thread_id": thread}})
-    note = "perdure: not listed: 2 tasks of LangGraph graphs; --all lists them too\n"
-    assert run("runs") == (0, "", f"perdure: no runs in this store yet\n{note}")
-    assert run("runs", "--status", "failed") == (0, "", "perdure: no runs match\n")
-    code, out, err = run("runs", "--all")
-    assert (code, len(out.splitlines()), err) == (0, 3, "")

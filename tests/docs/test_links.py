@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from perdure.cli.app import root
-from perdure.cli.base import command_names
+from perdure.cli.base import command_names, root
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

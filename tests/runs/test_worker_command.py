@@ -140,7 +140,7 @@ def test_what_it_logs_is_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
         (["jobs_app.py:plain"], "jobs_app.py:plain is not a durable function: put @perdure.durable above it"),
         (["empty.py"], "empty.py has no durable function: put @perdure.durable above what runs are made of"),
         (["jobs_app.py", "--all-tenants", "--tenant", "a"], "--all-tenants and --tenant exclude each other"),
-        (["jobs_app.py", "--concurrency", "0"], "'0' is not a count of at least 1"),
+        (["jobs_app.py", "--concurrency", "0"], "0 is not in the range"),
         (["jobs_app.py", "--drain", "soon"], "'soon' is not a duration: write 45s, 30m, 2h, 30d or 8w"),
     ],
 )

@@ -164,7 +164,7 @@ LINES_MAX = {
     # tools, progress, teams
     "agents": 830,
     # the command
-    "cli": 4_075,
+    "cli": 3_238,
     # envelope keys and encrypted columns
     "encryption": 960,
     # the adapter

@@ -1,8 +1,7 @@
-"""The command line: `perdure COMMAND`; `cli/app.py` lists the commands.
+"""The command line: `perdure COMMAND`.
 
-A face over the library: it parses, asks, prints, and turns errors into one line and an exit code. No logic of stores,
-threads or runs lives here, and no class named in a store is ever needed: states are read in raw form. It is the top
-layer, and imports from any of those below.
+It parses, asks, prints, and turns errors into one line and an exit code. No logic of stores, threads or runs lives
+here, and no class named in a store is ever needed: states are read in raw form.
 """
 
 from __future__ import annotations

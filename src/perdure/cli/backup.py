@@ -1,66 +1,76 @@
-"""The commands about copies of a whole store: store backup, store restore."""
+"""The commands that copy or repair a store: backup, restore, repair, transfer, import-langgraph."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.base import DEFAULT_FILE, NO, OK, Invocation, argument, command, with_store
-from perdure.cli.parameters import no_verify_option
-from perdure.cli.text import fields, plural, size
+from perdure.cli.base import (
+    DEFAULT_FILE,
+    NO,
+    OK,
+    Invocation,
+    command,
+    run_group,
+    store_group,
+    thread_group,
+    with_store,
+)
+from perdure.cli.health import checked
+from perdure.cli.parameters import trust_option
+from perdure.cli.runs import existing_run
+from perdure.cli.text import plural, size
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
     from perdure import Store
-    from perdure.ops import Restored
 
-_SHOWN_MAX = 20
+_SHOWN_MAX = 200
+no_verify_option = click.option("--no-verify", is_flag=True, help="Skip the check of what was written.")
 
 
 @command(
+    store_group,
+    "Backup",
     "perdure store backup /backups/agent.db\n"
-    "perdure store backup /backups/app.db --store postgresql://app@db/app --json"
+    "perdure store backup s3://bucket/monday.db --store postgresql://app@db/app",
 )
-@argument("file", "FILE", "A file (an earlier backup there is replaced), or s3://bucket/name, gs://…, az://….")
+@click.argument("file")
 @with_store
 def backup(cli: Invocation, store: Store, file: str) -> None:
     """Copy the whole store while it is in use.
 
-    All tenants, as of one commit; writers do not wait for it. The copy is itself a store.
+    All tenants, as of one commit; writers do not wait for it. FILE is a path (an earlier backup there is replaced), or
+    s3://bucket/name, gs://…, az://…. The copy is itself a store.
     """
-    out = cli.out
-    with out.progress("backing up") as progress:
-        done = store.ops.backup(file, progress=progress)
-    if out.json:
-        out.document(fields(done))
-        return
-    out.line(
-        (f"the store is in {file}", "green"),
-        (f"{size(done.bytes)} in {done.seconds:.1f} s", ""),
-    )
-    out.message(f"Test this backup: `{_test_command(cli, file)}`")
-
-
-def _test_command(cli: Invocation, file: str) -> str:
-    """The command that tests a backup, such that it works where this one did."""
     from perdure.storage.urls import redacted
 
-    line = ["perdure", "store", "restore", file, "--test"]
+    with cli.progress("backing up") as progress:
+        done = store.ops.backup(file, progress=progress)
+    if cli.json:
+        return cli.document(done)
+    cli.line(f"the store is in {file}", f"{size(done.bytes)} in {done.seconds:.1f} s")
+    test = ["perdure", "store", "restore", file, "--test"]
     if cli.url != (os.environ.get("PERDURE_STORE") or DEFAULT_FILE):  # --store named it
-        line += ["--store", "URL" if redacted(cli.url) != cli.url else cli.url]
-    schema = cli.settings.schema
-    return shlex.join(line + (["--schema", schema] if schema else []))
+        test += ["--store", "URL" if redacted(cli.url) != cli.url else cli.url]
+    test += ["--schema", cli.schema] if cli.schema else []
+    cli.message(f"Test this backup: `{shlex.join(test)}`")
+    return None
 
 
 @command(
+    store_group,
+    "Backup",
     "perdure store restore /backups/agent.db --to agent.db\n"
     "perdure store restore /backups/app.db --to postgresql://app@db/app2\n"
-    "perdure store restore /backups/agent.db --test --store agent.db"
+    "perdure store restore /backups/agent.db --test --store agent.db",
 )
-@argument("file", "FILE", "What `perdure store backup` wrote: a file, or s3://bucket/name ….")
+@click.argument("file")
 @click.option("--to", metavar="URL", help="An empty place: a path, or postgresql://user@host/database (and --schema).")
 @click.option("--force", is_flag=True, help="Replace an SQLite store that no process has open.")
 @no_verify_option
@@ -78,35 +88,200 @@ def restore(cli: Invocation, file: str, to: str | None, force: bool, no_verify: 
         raise UsageError("--to and --test exclude each other: --test restores to a temporary place and removes it")
     if not test and to is None:
         raise UsageError("restore where? Give --to URL, or --test to test it in a temporary place")
-    with cli.out.progress("restoring") as progress:
+    with cli.progress("restoring") as progress:
         if to is None:
             with cli.open() as store:
                 done = store.ops.test_backup(file, progress=progress)
         else:
             options = cli.options(to)
             done = perdure.restore(file, to, force=force, verify=not no_verify, progress=progress, **options)
-    if cli.out.json:
-        place = {"to": None if test else done.url, "test": test, "verified": test or not no_verify, "ok": done.ok}
-        cli.out.document(fields(done, "url") | place)
-    else:
-        _print(cli, file, done, test=test, verified=not no_verify)
-    return OK if done.ok else NO
-
-
-def _print(cli: Invocation, file: str, done: Restored, *, test: bool, verified: bool) -> None:
-    out, report = cli.out, done.report
+    report, verified = done.report, test or not no_verify
+    if cli.json:
+        cli.document(done, to=None if test else done.url, test=test, verified=verified, ok=done.ok)
+        return OK if done.ok else NO
+    for problem in report.problems[:_SHOWN_MAX]:
+        cli.line(str(problem))
+    if not done.ok:
+        cli.line(f"{plural(len(report.problems), 'problem')} in {file}")
+        return NO
     counts = (
         f"{plural(report.threads, 'thread')}, {plural(report.checkpoints, 'checkpoint')}, {plural(report.runs, 'run')}"
     )
-    for problem in report.problems[:_SHOWN_MAX]:
-        out.line((str(problem), "red"))
-    if not done.ok:
-        out.line((f"{plural(len(report.problems), 'problem')} in {file}", "red"))
-    elif test:
-        out.line((f"{file} can be restored: {counts}, every hash correct", "green"))
-    elif verified:
-        out.line((f"{file} is restored to {done.url}: {counts}, every hash correct", "green"))
-    else:
-        out.line((f"{file} is restored to {done.url}; not checked: run `perdure store verify`", "green"))
+    what = f"{file} can be restored" if test else f"{file} is restored to {done.url}"
+    cli.line(
+        f"{what}: {counts}, every hash correct" if verified else f"{what}; not checked: run `perdure store verify`"
+    )
     if done.requeued and not test:
-        out.line((f"{plural(done.requeued, 'run')} that had been running will be resumed: start a worker", ""))
+        cli.line(f"{plural(done.requeued, 'run')} that had been running will be resumed: start a worker")
+    return OK
+
+
+@command(
+    store_group,
+    "Backup",
+    "perdure store repair --store agent.db\nperdure store repair --store postgresql://app@db/app --to repaired",
+)
+@click.option("--to", metavar="FILE", help="Where the repaired copy goes; on PostgreSQL, the name of a schema.")
+@click.pass_obj
+def repair(cli: Invocation, to: str | None) -> int:
+    """Make a repaired copy of a damaged store.
+
+    Keeps what hashes prove; rows that they refute go to the table `quarantine` of the copy. Then everything is
+    verified. The copy is agent.repaired.db beside the store (or --to), on PostgreSQL a new schema. A store without
+    damage gets no copy. Exits with 1 if something is lost. An encrypted store needs its keys ($PERDURE_KEYS).
+    """
+    import perdure
+
+    with cli.progress("repairing") as progress:
+        done = perdure.repair(cli.url, to=to, progress=progress, **cli.options(cli.url))
+    report, code = done.report, OK if done.ok else NO
+    if cli.json:
+        cli.document(done, ok=done.ok, changed=done.changed)
+        return code
+    for name in done.left:
+        cli.message(f"tenant {name} was not checked: its key is missing")
+    if not done.changed:
+        cli.line(f"no damage: {checked(report)} checked, no copy was made")
+        return code
+    for title, notes in (("repaired", done.repaired), ("lost", done.lost)):
+        rows = [
+            (note.tenant or "-", f"{note.thread or note.run or 'store'} {note.checkpoint or ''}", note.what)
+            for note in notes[:_SHOWN_MAX]
+        ]
+        if rows:
+            cli.table((title, "where", "what"), rows)
+    cli.line(f"{plural(len(done.repaired), 'thing')} repaired, {len(done.lost)} lost")
+    if done.quarantined:
+        cli.line(f"{plural(done.quarantined, 'row')} that could not be used: in its table quarantine")
+    for problem in report.problems[:_SHOWN_MAX]:
+        cli.line(str(problem))
+    problems = plural(len(report.problems), "problem") if report.problems else "no problems"
+    cli.line(f"{done.place}: {checked(report)} verified, {problems}")
+    cli.message("the store itself is unchanged: stop its users and put the copy in its place")
+    return code
+
+
+# --- transfer
+
+
+@command(
+    thread_group,
+    "Remove and move",
+    "perdure thread transfer alice-001 alice-001.db\nperdure thread transfer alice-001 postgresql://app@db/app",
+    name="transfer",
+)
+@click.argument("thread")
+@click.argument("target")
+@with_store
+def transfer_thread(cli: Invocation, store: Store, thread: str, target: str) -> None:
+    """Copy a thread into another store: a path, or postgresql://user@host/database.
+
+    With its branches, its metadata, its pins, LangGraph's ids and pending writes; every hash is verified. Creates the
+    target if there is none. Run again after an interruption, it continues.
+    """
+    _transfer(cli, store, target, threads=[thread])
+
+
+@command(
+    run_group,
+    "Remove and move",
+    "perdure run transfer trip-41 archive.db\nperdure run transfer trip-42 postgresql://app@db/app --move",
+    name="transfer",
+)
+@click.argument("run")
+@click.argument("target")
+@click.option("--move", is_flag=True, help="It continues there, and never again here; for runs that are not finished.")
+@with_store
+def transfer_run(cli: Invocation, store: Store, run: str, target: str, move: bool) -> None:
+    """Copy or move a run into another store.
+
+    With its history, its keys, and the runs that it has started. Run again after an interruption, it continues.
+    """
+    _transfer(cli, store, target, runs=[existing_run(store, run).id], move=move)
+
+
+@command(
+    store_group,
+    "Migration",
+    "perdure store transfer postgresql://app@db/app\n"
+    "perdure store transfer agent.db --store alice.db --one-tenant --move",
+    name="transfer",
+)
+@click.argument("target")
+@click.option("--one-tenant", is_flag=True, help="Only this tenant (--tenant), into a store that need not be empty.")
+@click.option("--move", is_flag=True, help="With --one-tenant: runs that are not finished continue there only.")
+@with_store
+def transfer_store(cli: Invocation, store: Store, target: str, one_tenant: bool, move: bool) -> None:
+    """Copy everything into another, empty store, SQLite or PostgreSQL.
+
+    All tenants; every row is copied as it is. Stop the processes that use this store first: the copy takes its place.
+    Run again after an interruption, it continues.
+    """
+    if move and not one_tenant:
+        raise UsageError("--move needs --one-tenant: a copy of everything takes the place of this store anyway")
+    _transfer(cli, store, target, tenant=store._context.tenant_name if one_tenant else None, move=move)
+
+
+def _transfer(cli: Invocation, store: Store, target: str, **what: Any) -> None:
+    from perdure.storage.urls import is_postgres, redacted
+
+    options = cli.options(target if is_postgres(target) else cli.url)
+    if not is_postgres(target):
+        options.pop("schema", None)  # --schema is the source's
+    with cli.progress("transferring") as progress:
+        done = store.ops.transfer(target, progress=progress, **what, **options)
+    copied = f"{plural(done.threads, 'thread')} with {plural(done.checkpoints, 'checkpoint')}"
+    text = f"transferred to {redacted(target)}: {copied}, {plural(done.runs, 'run')}"
+    cli.result(text, done, target=redacted(target))
+    for name in done.already:
+        cli.message(f"thread {name} was there already, with the same history")
+
+
+@command(
+    store_group,
+    "Migration",
+    "perdure store import-langgraph checkpoints.db --store agent.db\n"
+    "perdure store import-langgraph postgresql://app@db/old --store postgresql://app@db/app --trust myapp.",
+)
+@click.argument("source")
+@trust_option
+@click.option("--thread", "threads", metavar="ID", multiple=True, help="Only this thread (may be repeated).")
+@no_verify_option
+@click.pass_obj
+def import_langgraph(
+    cli: Invocation, source: str, trust: tuple[str, ...], threads: tuple[str, ...], no_verify: bool
+) -> int:
+    """Import the database of one of LangGraph's own checkpointers.
+
+    A file of SqliteSaver, or postgresql://user@host/database, also while it is in use: it is only read. Ids, parents,
+    metadata and pending writes stay as they are. Creates the store if there is none. Run again, it continues. Nothing
+    that is stored is executed.
+    """
+    from perdure.langgraph import PerdureSaver
+    from perdure.langgraph import import_langgraph as run_import
+    from perdure.langgraph.migration import check_apart, open_source
+
+    if re.search(r"[?&](schema|currentSchema)=", source):
+        raise UsageError("SOURCE: name its schema as ?options=-csearch_path%3DNAME; --schema is the store's")
+    check_apart(source, cli.url)
+    with open_source(source):
+        pass  # a source that cannot be read makes no store
+    if trust:
+        sys.path.insert(0, os.getcwd())  # the installed script does not look there for the user's modules
+    verify, options = not no_verify, cli.options(cli.url)
+    with (
+        PerdureSaver(cli.url, trust=trust, tenant=cli.tenant, **options) as saver,
+        cli.progress("importing") as progress,
+    ):
+        done = run_import(source, saver, threads=threads or None, verify=verify, progress=progress)
+    counts = f"imported {plural(done.checkpoints, 'checkpoint')} of {plural(done.threads, 'thread')}"
+    cli.result(f"{counts}, with {plural(done.writes, 'pending write')}", done, verified=verify)
+    if cli.json:
+        return OK if done.ok else NO
+    for thread in done.skipped:
+        cli.line(f"skipped thread {thread!r}: the store has a thread of that name with other checkpoints")
+    for difference in done.differences:
+        cli.line(difference)
+    if verify and not done.differences:
+        cli.line("verified: every imported checkpoint reads back as it is in the source")
+    return OK if done.ok else NO

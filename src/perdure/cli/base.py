@@ -1,78 +1,67 @@
-"""What every command is built from: lazy groups, commands with examples, the options common to all of them.
+"""What every command is built from: groups, commands with examples, the options common to all, the store they name.
 
-A command is a function with click's decorators, `@command(examples)` on top, and an exit code as its result (None is
-0). It gets the `Invocation`: what the common options say, where output goes, and `open`. Modules of commands must stay
-cheap to import, because `perdure --help` imports them all: they import the library inside their functions.
+A command is a function with `@command(group, section, examples)` on top and click's decorators below; its docstring is
+the help, its result the exit code (None is 0). It gets the `Invocation`. `perdure --help` imports every module of
+commands, so they import the library inside their functions.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
-import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
+from perdure.cli.text import complain, printable, readable, to_json
 from perdure.errors import OpenError, UsageError
 
 if TYPE_CHECKING:
     from perdure import Store
-    from perdure.cli.output import Output
 
 P = ParamSpec("P")
+T = TypeVar("T")
 OK, NO = 0, 1
 DEFAULT_FILE = "agent.db"
-COMMON = "Options of all commands"
-
-
-class CommonOption(click.Option):
-    """An option of all commands, listed apart from a command's own."""
-
-
-def common_options() -> list[click.Parameter]:
-    return [
-        CommonOption(["--store"], metavar="URL", help="The store (or $PERDURE_STORE, or ./agent.db)."),
-        CommonOption(["--schema"], metavar="NAME", help="PostgreSQL: its schema (or $PERDURE_SCHEMA, or perdure)."),
-        CommonOption(["--tenant"], metavar="NAME", help="Whose threads and runs (default: default)."),
-        CommonOption(["--json"], is_flag=True, help="Print JSON, and nothing else, to stdout."),
-        CommonOption(["--no-color"], is_flag=True, help="No colours (or set $NO_COLOR)."),
-    ]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the common options say. Those behind a command go before those in front of it."""
-
-    store: str | None = None
-    schema: str | None = None
-    tenant: str | None = None
-    json: bool = False
-    no_color: bool = False
-
-    def merged(self, given: Mapping[str, Any]) -> Settings:
-        return Settings(**{name: given.get(name) or getattr(self, name) for name in self.__dataclass_fields__})
+SECTIONS = (  # of the help, in this order
+    *("Runs", "Code", "Threads", "Stores", "Inspect", "Control", "State of the store", "Commands", "History"),
+    *("Retention", "Remove and move", "Backup", "Access", "Migration"),
+)
+_WORDS = {  # the colours of cells that hold nothing else
+    **dict.fromkeys(("done", "ok", "head"), "green"),
+    **dict.fromkeys(("waiting", "paused", "retrying", "warning", "branch"), "yellow"),
+    **dict.fromkeys(("stuck", "failed", "in doubt", "problem", "BAD", "differs"), "red"),
+}
 
 
 class Invocation:
-    """One call of a command: its settings and its output."""
+    """One call of a command: what the common options say, and where its output goes.
 
-    def __init__(self, settings: Settings, out: Output) -> None:
-        self.settings = settings
-        self.out = out
+    Results go to stdout, everything else to stderr. Text of a store never reaches a terminal with its control
+    characters.
+    """
+
+    def __init__(self) -> None:
+        self.store: str | None = None
+        self.schema: str | None = None
+        self.tenant: str | None = None
+        self.json = False
+        self._stdout = sys.stdout  # as it is now: with --json the output of an app is redirected
+        self._ascii = not (sys.stdout.encoding or "ascii").lower().startswith("utf")
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        self._colour = sys.stdout.isatty() and not plain
+
+    # --- the store
 
     @property
     def url(self) -> str:
-        """Which store the command is about. Raises UsageError."""
-        if self.settings.store is not None:
-            return self.settings.store
-        if named := os.environ.get("PERDURE_STORE"):
-            return named
+        """The store that the command is about. Raises UsageError."""
+        if found := self.store or os.environ.get("PERDURE_STORE"):
+            return found
         if os.path.exists(DEFAULT_FILE):
             return DEFAULT_FILE
         raise UsageError(
@@ -80,44 +69,130 @@ class Invocation:
         )
 
     def options(self, url: str) -> dict[str, Any]:
-        """What a store at this URL is opened with: its keys and its schema. Not the tenant."""
+        """The keys and the schema that a store at this URL is opened with."""
         keys: dict[str, Any] = {"keys": "env"} if os.environ.get("PERDURE_KEYS") else {}
-        return {**keys, **self.schema(url)}
+        return {**keys, **self.schema_of(url)}
 
-    def schema(self, url: str) -> dict[str, str]:
-        """The schema of PostgreSQL that the store is in: --schema, else $PERDURE_SCHEMA. A file has none."""
+    def schema_of(self, url: str) -> dict[str, str]:
+        """The schema of PostgreSQL: --schema, else $PERDURE_SCHEMA. A file has none."""
         from perdure.storage.urls import is_postgres
 
-        if self.settings.schema is not None and not is_postgres(url):
+        if self.schema is not None and not is_postgres(url):
             raise UsageError("--schema is for PostgreSQL, and this store is a file: leave it out")
-        name = self.settings.schema or os.environ.get("PERDURE_SCHEMA")
+        name = self.schema or os.environ.get("PERDURE_SCHEMA")
         return {"schema": name} if name and is_postgres(url) else {}
 
     def open(self, **more: Any) -> Store:
-        """Open the store. Never makes one, unless `create=True` says so: a typo must not make a file."""
+        """Open the store. Never creates one: a typo must not make a file."""
         import perdure
 
-        url = self.url
-        path = sqlite_file(url)
-        if path is not None and not os.path.exists(path) and not more.get("create"):
+        path = sqlite_file(self.url)
+        if path is not None and not os.path.exists(path):
             raise OpenError(f"there is no store at {path}; check --store or PERDURE_STORE")
-        tenant = {} if self.settings.tenant is None else {"tenant": self.settings.tenant}
-        return perdure.open(url, **{"create": False, **self.options(url), **tenant, **more})
+        tenant = {} if self.tenant is None else {"tenant": self.tenant}
+        return perdure.open(self.url, **{"create": False, **self.options(self.url), **tenant, **more})
 
-    def confirmed(self, question: str, *, yes: bool) -> bool:
-        """Ask before something is removed for good. Without a terminal `--yes` must say so."""
+    # --- stdout
+
+    def document(self, *parts: Any, **more: Any) -> None:
+        """The one JSON document of a command: the fields of all parts."""
+        merged: dict[str, Any] = {}
+        for part in (*parts, more):
+            merged |= readable(part)
+        self._write(to_json(merged, indent=2, ascii_only=self._ascii))
+
+    def result(self, text: str, *parts: Any, **more: Any) -> None:
+        """What a command did: a line of text, or its JSON document."""
+        if self.json:
+            self.document(*parts, **more)
+        else:
+            self.line(text)
+
+    def listing(
+        self,
+        found: Iterable[T],
+        headers: Sequence[str],
+        row: Callable[[T], Sequence[str]],
+        *,
+        empty: str,
+        right: Sequence[int] = (),
+        document: Callable[[T], Any] = readable,
+    ) -> None:
+        """Many results: a table, or a JSON document per line."""
+        if self.json:
+            for one in found:
+                self.json_line(document(one))
+        elif rows := [row(one) for one in found]:
+            self.table(headers, rows, right=right)
+        else:
+            self.message(empty)
+
+    def json_line(self, document: Any) -> None:
+        """One of many documents, now: the reader of a pipe must not wait for it."""
+        self._write(to_json(document, ascii_only=self._ascii))
+        self._stdout.flush()
+
+    def line(self, *cells: str) -> None:
+        """Cells side by side, two blanks between them."""
+        self._write("  ".join(self._cell(printable(cell)) for cell in cells if cell))
+
+    def state(self, value: Any) -> None:
+        """A readable value, pretty printed."""
+        self._write(to_json(value, indent=2, ascii_only=self._ascii))
+
+    def table(self, headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> None:
+        """Columns; those numbered in `right` are numbers."""
+        lines = [list(headers)] + [[printable(cell) for cell in row] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for number, line in enumerate(lines):
+            cells = [
+                " " * (width - len(cell)) + cell if at in right else self._cell(cell) + " " * (width - len(cell))
+                for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ]
+            text = "  ".join(cells).rstrip()
+            self._write(click.style(text, bold=True) if self._colour and number == 0 else text)
+
+    def _cell(self, text: str) -> str:
+        colour = _WORDS.get(text.strip()) if self._colour else None
+        return click.style(text, fg=colour) if colour else text
+
+    def _write(self, text: str) -> None:
+        self._stdout.write(text + "\n")
+
+    # --- stderr
+
+    def message(self, text: str) -> None:
+        complain(text)
+
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Ask before something is removed for good; a no ends the command. Without a terminal --yes is needed."""
         if yes:
-            return True
+            return
         if not sys.stdin.isatty():
             raise UsageError("this cannot be undone: give --yes when there is no terminal to ask on")
-        if self.out.confirm(f"{question} This cannot be undone."):
-            return True
-        self.out.message("nothing was changed")
-        return False
+        if not click.confirm(f"{printable(question)} This cannot be undone.", err=True):
+            self.message("nothing was changed")
+            raise click.exceptions.Exit(NO)
+
+    @contextmanager
+    def progress(self, label: str) -> Iterator[Callable[[int, int], None] | None]:
+        """A counter on stderr, if that is a terminal; yields what the operation calls with (done, total)."""
+        if not sys.stderr.isatty():
+            yield None
+            return
+
+        def show(done: int, total: int) -> None:
+            sys.stderr.write(f"\r{label} {done}/{total}")
+            sys.stderr.flush()
+
+        try:
+            yield show
+        finally:
+            sys.stderr.write("\n")
 
 
 def sqlite_file(url: str) -> str | None:
-    """The file behind a store's URL, if it is one."""
+    """The file of a store, if it is one."""
     from urllib.parse import unquote
 
     from perdure.storage.urls import is_postgres
@@ -127,28 +202,40 @@ def sqlite_file(url: str) -> str | None:
     return None if is_postgres(url) or "://" in url or url == ":memory:" or not url.strip() else url
 
 
+# --- click
+
+
+def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Common options may stand before or after the command: all contexts share one Invocation."""
+    found = ctx.ensure_object(Invocation)
+    if value:
+        setattr(found, str(param.name), value)
+
+
+def common_options() -> list[click.Parameter]:
+    rest: dict[str, Any] = {"expose_value": False, "callback": _remember}
+    return [
+        click.Option(["--store"], metavar="URL", help="The store (or $PERDURE_STORE, or ./agent.db).", **rest),
+        click.Option(["--schema"], metavar="NAME", help="PostgreSQL: its schema (or $PERDURE_SCHEMA).", **rest),
+        click.Option(["--tenant"], metavar="NAME", help="Whose threads and runs (default: default).", **rest),
+        click.Option(["--json"], is_flag=True, help="Print JSON, and nothing else, to stdout.", **rest),
+    ]
+
+
 class Command(click.Command):
     """A command with examples, which takes the common options too."""
 
-    def __init__(self, *args: Any, examples: str = "", **more: Any) -> None:
+    def __init__(self, *args: Any, section: str, examples: str, **more: Any) -> None:
         super().__init__(*args, **more)
+        self.own_params = list(self.params)
         self.params += common_options()
-        self.examples = [line for line in examples.splitlines() if line]
+        self.section = section
+        self.examples = examples.splitlines()
 
     def invoke(self, ctx: click.Context) -> Any:
-        from perdure.cli.output import Output
-
-        given = {name: ctx.params.pop(name) for name in Settings.__dataclass_fields__}
-        settings = (ctx.obj or Settings()).merged(given)
-        ctx.obj = Invocation(settings, Output(json=settings.json, color=not settings.no_color))
         # With --json nothing else may come out on stdout: what an app prints goes to stderr.
-        with redirect_stdout(sys.stderr) if settings.json else nullcontext():
+        with redirect_stdout(sys.stderr) if ctx.obj.json else nullcontext():
             return super().invoke(ctx)
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        own = [param for param in self.get_params(ctx) if not isinstance(param, CommonOption)]
-        _section(ctx, formatter, "Options", own)
-        _section(ctx, formatter, COMMON, common_options())
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Examples"):
@@ -156,42 +243,69 @@ class Command(click.Command):
                 formatter.write(f"  {line}\n")
 
 
-class Argument(click.Argument):
-    """An argument that says what it is in the help."""
+class Group(click.Group):
+    """A group whose help lists its commands in sections, and which suggests the command that was meant."""
 
-    def __init__(self, *args: Any, explained: str, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.explained = explained
+    section = ""
 
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
-        return self.make_metavar(ctx), self.explained
+    def __init__(self, name: str, help: str, **more: Any) -> None:
+        super().__init__(name, help=help, invoke_without_command=True, **more)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self.commands, key=lambda name: (SECTIONS.index(self.commands[name].section), name))  # type: ignore[attr-defined]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if not ctx._protected_args and not ctx.args:
+            click.echo(ctx.get_help())
+            return OK
+        return super().invoke(ctx)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            known = {name: name.split()[-1] for name in command_names(root)}
+            near = [args[0]] if args[0] in known.values() else difflib.get_close_matches(args[0], known.values(), n=1)
+            meant = [f"`perdure {name}`" for name, last in known.items() if last in near]
+            hint = f"did you mean {' or '.join(meant)}?" if meant else f"`{ctx.command_path} --help` lists them"
+            raise UsageError(f"there is no command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            made = self.commands[name]
+            sections.setdefault(made.section, []).append((name, made.get_short_help_str(100)))  # type: ignore[attr-defined]
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
-def _section(ctx: click.Context, formatter: click.HelpFormatter, title: str, params: list[click.Parameter]) -> None:
-    records = [record for param in params if (record := param.get_help_record(ctx)) is not None]
-    if records:
-        with formatter.section(title):
-            formatter.write_dl(records)
+def command_names(group: Group) -> dict[str, Command]:
+    """Every command below a group by its full name: `runs`, `run show`."""
+    found: dict[str, Command] = {}
+    for name in group.list_commands(click.Context(group)):
+        made = group.commands[name]
+        if isinstance(made, Group):
+            found |= {f"{name} {below}": one for below, one in command_names(made).items()}
+        elif isinstance(made, Command):
+            found[name] = made
+    return found
 
 
-def argument(name: str, metavar: str, help: str, **more: Any) -> Callable[[Any], Any]:
-    """An argument; required unless `required=False`."""
-    return click.argument(name, metavar=metavar, cls=Argument, explained=help, **more)
-
-
-def command(examples: str, name: str | None = None) -> Callable[[Callable[..., Any]], Command]:
-    """Make a command of a function; its docstring is the help."""
+def command(group: Group, section: str, examples: str, name: str | None = None) -> Callable[[Any], Command]:
+    """Add a command to a group."""
 
     def decorate(function: Callable[..., Any]) -> Command:
         made = (name or function.__name__).strip("_").replace("_", "-")
-        return click.command(made, cls=Command, examples=examples)(function)
+        added: Command = click.command(made, cls=Command, section=section, examples=examples)(function)
+        group.add_command(added)
+        return added
 
     return decorate
 
 
-def with_store(
-    function: Callable[Concatenate[Invocation, Store, P], int | None],
-) -> Callable[P, int | None]:
+def with_store(function: Callable[Concatenate[Invocation, Store, P], int | None]) -> Callable[P, int | None]:
     """Give a command its `Invocation` and the open store."""
 
     @click.pass_obj
@@ -203,66 +317,33 @@ def with_store(
     return call
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are imported when they are asked for. `sections`: title to name to `module:attribute`."""
+REF_HELP = "an id, a unique beginning of one, head, head~3 (3 back), @12 (step 12) or LangGraph's checkpoint_id"
 
-    def __init__(self, name: str, help: str, sections: Mapping[str, Mapping[str, str]], **more: Any) -> None:
-        super().__init__(name, help=help, invoke_without_command=True, **more)
-        self.sections = sections
-        self.places = {name: place for section in sections.values() for name, place in section.items()}
+root = Group(
+    "perdure",
+    f"""Inspect and operate the state of AI agents, in any Perdure store.
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.places)
+    The store is --store URL (a path, sqlite:///path, postgresql://user@host/database), else $PERDURE_STORE, else
+    ./agent.db. Every command has --help with examples, and --json.
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        place = self.places.get(cmd_name)
-        if place is None:
-            return None
-        module, _, attribute = place.partition(":")
-        found: click.Command = getattr(importlib.import_module(f"perdure.cli.{module}"), attribute)
-        return found
+    A checkpoint (REF) is {REF_HELP}. A VALUE is JSON if it can be, else text; one that begins with a dash goes after
+    --. APP is a file (app.py) or a module (myapp.agents) with durable functions.""",
+    params=common_options(),
+    context_settings={"help_option_names": ["--help"], "max_content_width": 110},
+)
+run_group = Group("run", "Inspect and control one run.")
+thread_group = Group("thread", "Change one thread.")
+store_group = Group("store", "Operate a whole store.")
+keys_group = Group(
+    "keys",
+    """Manage the keys of encryption.
 
-    def invoke(self, ctx: click.Context) -> Any:
-        given = {name: ctx.params.pop(name) for name in Settings.__dataclass_fields__ if name in ctx.params}
-        ctx.obj = (ctx.obj or Settings()).merged(given)
-        result = super().invoke(ctx)
-        if ctx.invoked_subcommand is None:
-            click.echo(ctx.get_help())
-            return OK
-        return result
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in self.places and not args[0].startswith("-"):
-            raise UsageError(f"there is no command {args[0]!r}; {self._meant(ctx, args[0])}")
-        return super().resolve_command(ctx, args)
-
-    def _meant(self, ctx: click.Context, text: str) -> str:
-        root = ctx.find_root().command
-        assert isinstance(root, LazyGroup)
-        known = {"perdure " + name: name.split()[-1] for name in command_names(root)}
-        same = [full for full, last in known.items() if last == text]
-        near = difflib.get_close_matches(text, known.values(), n=1, cutoff=0.6)
-        same = same or [full for full, last in known.items() if last in near]
-        return f"did you mean `{'` or `'.join(same)}`?" if same else f"`{ctx.command_path} --help` lists them"
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, names in self.sections.items():
-            commands = [(name, self.get_command(ctx, name)) for name in names]
-            with formatter.section(title):
-                formatter.write_dl([(name, made.get_short_help_str(100)) for name, made in commands if made])
-        _section(ctx, formatter, COMMON, self.get_params(ctx))
-
-
-def command_names(group: LazyGroup) -> dict[str, Command]:
-    """Every command below a group by its full name: `runs`, `run show`."""
-    found: dict[str, Command] = {}
-    with click.Context(group) as ctx:
-        for name in group.list_commands(ctx):
-            made = group.get_command(ctx, name)
-            if isinstance(made, LazyGroup):
-                found |= {f"{name} {below}": one for below, one in command_names(made).items()}
-            elif isinstance(made, Command):
-                found[name] = made
-    return found
+    A key file holds a key for each tenant, and only its owner may read it. Name it with --keys or $PERDURE_KEYS; with
+    the variable set, all commands open encrypted stores.""",
+)
+for _section, _group in {"Runs": run_group, "Threads": thread_group, "Stores": store_group}.items():
+    _group.section = _section
+    root.add_command(_group)
+keys_group.section = "Stores"
+root.add_command(keys_group)
+click.version_option(package_name="perdure", message="%(prog)s %(version)s")(root)

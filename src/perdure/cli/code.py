@@ -1,53 +1,191 @@
-"""The commands that try code against a store or against crashes: run replay, check, drill."""
+"""The commands that load an app: worker, start, check, drill, run replay."""
 
 from __future__ import annotations
 
 import json
+import logging
+import sys
+from contextlib import nullcontext
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.base import NO, OK, Invocation, command
-from perdure.cli.parameters import COUNT, Pair, app_argument, args_option, function_argument, run_argument, trust_option
-from perdure.cli.text import fields, plural, readable
+from perdure.cli.base import NO, OK, Invocation, command, root, run_group, sqlite_file, with_store
+from perdure.cli.parameters import COUNT, POSITIVE, args_option, duration, pair, trust_option
+from perdure.cli.runs import existing_run
+from perdure.cli.text import plural, printable, readable
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
-    from perdure.cli.output import Cell
+    from perdure import Store
+
+_SPARE_CONNECTIONS = 3  # for claiming, for leases, and for one more
+function_argument = click.argument("target", metavar="APP:FUNCTION")
 
 
-@command("perdure run replay app.py trip-42\nperdure run replay myapp.agents trip-42 --json | jq .stopped_at")
-@app_argument
-@run_argument
+@command(
+    root,
+    "Code",
+    "perdure worker app.py\n"
+    "perdure worker myapp.agents --queue search --queue default --concurrency 32\n"
+    "perdure worker app.py --once",
+)
+@click.argument("app")
 @trust_option
+@click.option(
+    "--queue", "queues", metavar="NAME", multiple=True, help="Serve this queue (may be repeated; default: default)."
+)
+@click.option("--concurrency", metavar="N", type=POSITIVE, default=8, help="Runs at once (default 8).")
+@click.option("--all-tenants", is_flag=True, help="Serve all tenants, not only --tenant's.")
+@click.option("--once", is_flag=True, help="End when nothing is due.")
+@click.option(
+    "--drain", metavar="TIME", type=duration, default="30s", help="How long runs may continue after SIGTERM (30s)."
+)
+@click.option(
+    "--metrics", metavar="PORT", type=COUNT, help="Serve metrics for Prometheus at http://127.0.0.1:PORT/metrics."
+)
+@click.option("--log-json", is_flag=True, help="Log as JSON, an object per line.")
+@click.option(
+    "--keep-runs", metavar="TIME", type=duration, help="How long finished runs keep their journals (default: for good)."
+)
 @click.pass_obj
-def replay(cli: Invocation, app: str, run: str, trust: tuple[str, ...]) -> None:
-    """Run a run's code with every step answered from its journal.
+def worker(
+    cli: Invocation,
+    app: str,
+    trust: tuple[str, ...],
+    queues: tuple[str, ...],
+    concurrency: int,
+    all_tenants: bool,
+    once: bool,
+    drain: timedelta,
+    metrics: int | None,
+    log_json: bool,
+    keep_runs: timedelta | None,
+) -> None:
+    """Run what is due, with the functions of an app, or with one of them (app.py:travel).
 
-    No body is run and nothing is written. Stops at the first step that is not recorded. Exits with 1 if the code
-    diverges from the journal: it was changed, or depends on something that is not recorded.
+    Until SIGTERM or Ctrl-C: then its runs finish, park, or are released for other workers; a second signal releases
+    them at once. Several workers may serve one store. Runs of a function with a version= are claimed only by code that
+    has the same version.
     """
-    from perdure.cli.runs import existing_run
-    from perdure.runs.workers.loading import load_app
+    import perdure
+    from perdure.runs.functions.specs import known_durables
+    from perdure.runs.workers.loading import load_named
 
-    load_app(app)
-    with cli.open(trust=trust) as store:
-        found = store.replay(existing_run(store, run))
-    answered = plural(found.answered, "step")
-    if cli.out.json:
-        stop = {"stopped_at": found.path, "next": found.name}
-        result = {"result": readable(found.result)} if found.is_complete else stop
-        cli.out.document({"run": run, "complete": found.is_complete, "steps": found.answered} | result)
-    elif found.is_complete:
-        cli.out.line((f"{run}: replayed to its end, {answered}, no body run", "green"))
-        cli.out.state(readable(found.result))
-    else:
-        where = f"stops before {found.name} at step {found.path}, which is not recorded"
-        cli.out.line((f"{run}: {answered} answered from the journal, no body run; {where}", "green"))
+    if all_tenants and cli.tenant is not None:
+        raise UsageError("--all-tenants and --tenant exclude each other")
+    named = load_named(app)
+    functions = [named] if hasattr(named, "perdure_durable") else None
+    if functions is None and callable(named):
+        raise UsageError(f"{app} is not a durable function: put @perdure.durable above it")
+    if functions is None and not known_durables():
+        raise UsageError(f"{app} has no durable function: put @perdure.durable above what runs are made of")
+    _log_to_stderr(as_json=log_json)
+    pool = {} if sqlite_file(cli.url) is not None else {"pool_size": concurrency + _SPARE_CONNECTIONS}
+    keep_runs_s = None if keep_runs is None else keep_runs.total_seconds()
+    served = nullcontext() if metrics is None else perdure.metrics.serve(metrics)
+    with cli.open(keep_runs_s=keep_runs_s, trust=trust, **pool) as store, served as endpoint:
+        if endpoint is not None:
+            cli.message(f"metrics at {endpoint.url}")
+        made = perdure.Worker(
+            store,
+            functions,
+            queues=queues or ("default",),
+            concurrency=concurrency,
+            all_tenants=all_tenants,
+            drain_s=drain.total_seconds(),
+        )
+        names = sorted(known_durables()) if functions is None else [named.perdure_durable.name]
+        cli.message(
+            f"serving {plural(len(names), 'function')} ({', '.join(names)}) of queue {', '.join(made.queues)}, "
+            f"{concurrency} at once; " + ("until nothing is due" if once else "Ctrl-C ends it")
+        )
+        made.run(until_idle=once)
+    counts = dict(sorted(made.counts.items()))
+    cli.result(", ".join(f"{count} {status}" for status, count in counts.items()) or "nothing was due", counts)
 
 
-@command("perdure check app.py\nperdure check myapp.agents --json")
-@app_argument
+class _Lines(logging.Handler):
+    """What a worker logs, a line each."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"perdure: {printable(record.getMessage())}\n")
+
+
+def _log_to_stderr(*, as_json: bool) -> None:
+    import perdure
+
+    log = logging.getLogger("perdure")
+    if as_json:
+        perdure.logs.json_lines()
+    elif not any(isinstance(handler, _Lines) for handler in log.handlers):
+        log.addHandler(_Lines())
+        log.setLevel(min(log.level or logging.INFO, logging.INFO))
+
+
+@command(
+    root,
+    "Code",
+    "perdure start app.py:travel --args '[\"Lisbon\"]' --id trip-42\n"
+    "perdure start myapp.agents:travel --args Lisbon --queue search",
+)
+@function_argument
+@args_option
+@click.option("--id", "run", metavar="ID", help="The run's id (default: the function's name and a random number).")
+@click.option("--queue", metavar="NAME", default="default", help="The queue it waits in (default: default).")
+@with_store
+def start(cli: Invocation, store: Store, target: str, arguments: str, run: str | None, queue: str) -> None:
+    """Queue a run of a function for any worker.
+
+    The same --id again gives the same run.
+    """
+    given = _parse_arguments(arguments)
+    made = store.start(_function(target, given, {}, "--args '[\"NYC\"]'"), *given, id=run, queue=queue)
+    status = made.status
+    later = ": a worker will run it" if status == "queued" else ""
+    cli.result(f"{made.id} is {status}{later}", run=made.id, status=status)
+
+
+def _parse_json(text: str, option: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{option} is not JSON: {error}; quote it for the shell: {option} '[\"NYC\"]'") from error
+
+
+def _parse_arguments(text: str) -> list[Any]:
+    """A JSON list is the arguments; anything else is the only one, as text if it is not JSON."""
+    if text.lstrip()[:1] in ("[", "{", '"'):
+        given = _parse_json(text, "--args")
+        return given if isinstance(given, list) else [given]
+    try:
+        return [json.loads(text)]
+    except ValueError:
+        return [text]
+
+
+def _function(target: str, given: list[Any], named: Any, options: str) -> Any:
+    """The durable function of a target, if it takes these arguments. Raises UsageError."""
+    from perdure.runs.calls.decorators import durable_spec
+    from perdure.runs.workers.loading import load_named, split_app
+
+    if split_app(target)[1] is None:
+        raise UsageError(f"which function? Give it as app.py:travel, not {target!r}")
+    if not isinstance(named, dict):
+        raise UsageError('--kwargs is a JSON object: --kwargs \'{"dest": "NYC"}\'')
+    function = load_named(target)
+    if not hasattr(function, "perdure_durable"):
+        raise UsageError(f"{target} is not a durable function: put @perdure.durable above it")
+    try:
+        durable_spec(function).binder.bind(tuple(given), named)
+    except TypeError as error:
+        raise UsageError(f"{error}: give its arguments with {options}") from error
+    return function
+
+
+@command(root, "Code", "perdure check app.py\nperdure check myapp.agents --json")
+@click.argument("app")
 @trust_option
 @click.pass_obj
 def check(cli: Invocation, app: str, trust: tuple[str, ...]) -> int:
@@ -64,69 +202,62 @@ def check(cli: Invocation, app: str, trust: tuple[str, ...]) -> int:
         findings = check_code(store, module)
     bad = [finding for finding in findings if not finding.is_ok]
     for finding in findings:
-        if cli.out.json:
-            cli.out.json_line(fields(finding) | {"ok": finding.is_ok, "problem": finding.problem})
+        if cli.json:
+            cli.json_line(readable(finding) | {"ok": finding.is_ok, "problem": finding.problem})
         else:
-            mark: Cell = (finding.verdict, "green" if finding.is_ok else "bold red")
-            cli.out.line(mark, (finding.run, "bold"), (finding.function, ""), (finding.problem or "", ""))
-    if not cli.out.json:
+            cli.line(finding.verdict, finding.run, finding.function, finding.problem or "")
+    if not cli.json:
         replayed = f"{plural(len(findings), 'open run')} replayed against {app}: {len(bad)} could not be resumed"
-        cli.out.message(replayed if findings else f"no open run of a function in {app}")
+        cli.message(replayed if findings else f"no open run of a function in {app}")
     return NO if bad else OK
 
 
-# --- drill
+@command(
+    run_group,
+    "Inspect",
+    "perdure run replay app.py trip-42\nperdure run replay myapp.agents trip-42 --json | jq .stopped_at",
+)
+@click.argument("app")
+@click.argument("run")
+@trust_option
+@click.pass_obj
+def replay(cli: Invocation, app: str, run: str, trust: tuple[str, ...]) -> None:
+    """Run a run's code with every step answered from its journal.
 
+    No body is run and nothing is written. Stops at the first step that is not recorded. Exits with 1 if the code
+    diverges from the journal: it was changed, or depends on something that is not recorded.
+    """
+    from perdure.runs.workers.loading import load_app
 
-def _parse_json(text: str, option: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{option} is not JSON: {error}; quote it for the shell: {option} '[\"NYC\"]'") from error
-
-
-def parse_arguments(text: str) -> list[Any]:
-    """A JSON list is the arguments; anything else is the only one, as text if it is not JSON."""
-    if text.lstrip()[:1] in ("[", "{", '"'):
-        given = _parse_json(text, "--args")
-        return given if isinstance(given, list) else [given]
-    try:
-        return [json.loads(text)]
-    except ValueError:
-        return [text]
-
-
-def check_call(target: str, given: list[Any], named: Any, options: str) -> None:
-    """Refuse a call that the function does not take here, before a child process does it in its own words."""
-    from perdure.runs.calls.decorators import durable_spec
-    from perdure.runs.workers.loading import load_named, split_app
-
-    if split_app(target)[1] is None:
-        raise UsageError(f"which function? Give it as app.py:travel, not {target!r}")
-    if not isinstance(named, dict):
-        raise UsageError('--kwargs is a JSON object: --kwargs \'{"dest": "NYC"}\'')
-    function = load_named(target)
-    if not hasattr(function, "perdure_durable"):
-        raise UsageError(f"{target} is not a durable function: put @perdure.durable above it")
-    try:
-        durable_spec(function).binder.bind(tuple(given), named)
-    except TypeError as error:
-        raise UsageError(f"{error}: give its arguments with {options}") from error
+    load_app(app)
+    with cli.open(trust=trust) as store:
+        found = store.replay(existing_run(store, run))
+    answered = plural(found.answered, "step")
+    if cli.json:
+        stop = {"stopped_at": found.path, "next": found.name}
+        result = {"result": found.result} if found.is_complete else stop
+        cli.document(result, run=run, complete=found.is_complete, steps=found.answered)
+    elif found.is_complete:
+        cli.line(f"{run}: replayed to its end, {answered}, no body run")
+        cli.state(readable(found.result))
+    else:
+        where = f"stops before {found.name} at step {found.path}, which is not recorded"
+        cli.line(f"{run}: {answered} answered from the journal, no body run; {where}")
 
 
 @command(
+    root,
+    "Code",
     "perdure drill app.py:travel --args '[\"NYC\"]'\n"
     'perdure drill app.py:travel --args NYC --answer "Which flight?=LH400" --effect book=B-1\n'
-    "perdure drill app.py:travel --args NYC --postgres --workers 3 --kills 100"
+    "perdure drill app.py:travel --args NYC --postgres --workers 3 --kills 100",
 )
 @function_argument
 @args_option
 @click.option("--kwargs", metavar="JSON", default="{}", help="Its keyword arguments, a JSON object.")
 @click.option("--kills", metavar="N", type=COUNT, default=20, help="Random kills beside the named points (20).")
-@click.option(
-    "--answer", "answers", metavar="QUESTION=VALUE", type=Pair(last=True), multiple=True, help="What people answer."
-)
-@click.option("--effect", "results", metavar="NAME=VALUE", type=Pair(), multiple=True, help="What an effect returns.")
+@click.option("--answer", "answers", metavar="QUESTION=VALUE", type=pair, multiple=True, help="What people answer.")
+@click.option("--effect", "results", metavar="NAME=VALUE", type=pair, multiple=True, help="What an effect returns.")
 @click.option("--real", is_flag=True, help="Run the real effects and steps, not the drill's own.")
 @click.option(
     "--postgres",
@@ -138,16 +269,14 @@ def check_call(target: str, given: list[Any], named: Any, options: str) -> None:
 @click.pass_obj
 def drill(
     cli: Invocation,
+    /,
     target: str,
     arguments: str,
     kwargs: str,
     kills: int,
     answers: tuple[tuple[str, Any], ...],
     results: tuple[tuple[str, Any], ...],
-    real: bool,
-    postgres: bool,
-    workers: int,
-    seed: int,
+    **more: Any,
 ) -> int:
     """Kill an agent at every point, resume it, compare.
 
@@ -157,28 +286,16 @@ def drill(
     """
     from perdure.testing.drill import drill as run_drill
 
-    settings = cli.settings
-    if any((settings.store, settings.schema, settings.tenant)):
+    if any((cli.store, cli.schema, cli.tenant)):
         raise UsageError("a drill makes a store of its own (--postgres: a server of its own) and takes no other")
-    given, named = parse_arguments(arguments), _parse_json(kwargs, "--kwargs")
-    check_call(target, given, named, "--args '[\"NYC\"]' or --kwargs")
-    with cli.out.progress("drilling") as progress:
-        report = run_drill(
-            target,
-            given,
-            named,
-            random_kills=kills,
-            real=real,
-            answers=dict(answers),
-            results=dict(results),
-            postgres=postgres,
-            workers=workers,
-            seed=seed,
-            progress=progress,
-        )
-    if cli.out.json:
-        cli.out.document({"ok": report.ok, **fields(report)})
+    given, named = _parse_arguments(arguments), _parse_json(kwargs, "--kwargs")
+    _function(target, given, named, "--args '[\"NYC\"]' or --kwargs")
+    more |= {"random_kills": kills, "answers": dict(answers), "results": dict(results)}
+    with cli.progress("drilling") as progress:
+        report = run_drill(target, given, named, progress=progress, **more)
+    if cli.json:
+        cli.document(report, ok=report.ok)
     else:
         for line in report.text().splitlines():
-            cli.out.line((line, "bold red" if line.startswith("  BAD") else ""))
+            cli.line(line)
     return OK if report.ok else NO

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perdure.cli.base import NO, OK, Invocation, argument, command
+from perdure.cli.base import Invocation, command, keys_group
 from perdure.cli.parameters import yes_option
-from perdure.cli.text import fields, local, plural
+from perdure.cli.text import local, plural
 from perdure.errors import NotFound, OpenError, UsageError
 
 if TYPE_CHECKING:
@@ -31,10 +31,6 @@ def _file(path: str | None) -> KeyFile:
     return KeyFile(path)
 
 
-def _tenant(cli: Invocation) -> str:
-    return cli.settings.tenant or DEFAULT_TENANT
-
-
 def _make(file: KeyFile, tenant: str) -> str:
     try:
         return file.new(tenant)
@@ -42,94 +38,78 @@ def _make(file: KeyFile, tenant: str) -> str:
         raise OpenError(f"the key file {file.path} cannot be written: {error.strerror}") from error
 
 
-@command("perdure keys new --keys ~/.config/agent-keys.json\nperdure keys new --tenant acme")
+@command(keys_group, "Commands", "perdure keys new --keys ~/.config/agent-keys.json\nperdure keys new --tenant acme")
 @keys_option
 @click.pass_obj
 def new(cli: Invocation, path: str | None) -> None:
-    """Create a key for a tenant.
-
-    The older ones stay in the file. --tenant names the tenant.
-    """
-    file, tenant = _file(path), _tenant(cli)
+    """Create a key for a tenant (--tenant). The older ones stay in the file."""
+    file, tenant = _file(path), cli.tenant or DEFAULT_TENANT
     made = _make(file, tenant)
-    if cli.out.json:
-        cli.out.document({"tenant": tenant, "key": made, "file": str(file.path)})
-        return
-    cli.out.line((f"key {made} of tenant {tenant} is in {file.path}", "green"))
-    cli.out.message("keep a copy of this file apart from the store's backups: without it the data cannot be read")
+    text = f"key {made} of tenant {tenant} is in {file.path}"
+    cli.result(text, tenant=tenant, key=made, file=str(file.path))
+    if not cli.json:
+        cli.message("keep a copy of this file apart from the store's backups: without it the data cannot be read")
 
 
-@command("perdure keys list\nperdure keys list --store agent.db --json", name="list")
+@command(keys_group, "Commands", "perdure keys list\nperdure keys list --store agent.db --json", name="list")
 @keys_option
 @click.pass_obj
 def list_(cli: Invocation, path: str | None) -> None:
     """List the keys in the file; with --store, those that the store uses."""
-    file, out = _file(path), cli.out
+    file = _file(path)
     rows = [
         {"tenant": tenant, "key": key, "made": made, "current": at == 0}
         for tenant, entries in sorted(file.tenants().items())
         for at, (key, made) in enumerate(entries)
-        if cli.settings.tenant in (None, tenant)
+        if cli.tenant in (None, tenant)
     ]
     used: list[KeyInfo] = []
-    if cli.settings.store is not None:
+    if cli.store is not None:
         with cli.open(keys=file) as store:
             used = store.ops.list_keys()
-    if out.json:
-        out.document({"file": str(file.path), "keys": rows, "store": [fields(info) for info in used]})
-        return
-    out.table(
-        ("tenant", "key", "made", ""),
-        [
-            [
-                (str(row["tenant"]), "bold"),
-                (str(row["key"]), ""),
-                (str(row["made"]), "dim"),
-                ("in use" if row["current"] else "", ""),
-            ]
-            for row in rows
-        ],
-    )
+    if cli.json:
+        return cli.document(file=str(file.path), keys=rows, store=used)
+    cells = [[*map(str, list(row.values())[:3]), "in use" if row["current"] else ""] for row in rows]
+    cli.table(("tenant", "key", "made", ""), cells)
     for info in used:
         state = "in use" if info.current else "older than the key in use: `perdure keys rotate`"
-        given = "" if info.given else "not in the key file"
-        out.line(("store", "dim"), (info.id, ""), (f"since {local(info.since)}", "dim"), (state, ""), (given, "red"))
+        cli.line("store", info.id, f"since {local(info.since)}", state, "" if info.given else "not in the key file")
+    return None
 
 
-@command("perdure keys rotate --store agent.db\nperdure keys rotate --new --store agent.db")
+@command(keys_group, "Commands", "perdure keys rotate --store agent.db\nperdure keys rotate --new --store agent.db")
 @keys_option
 @click.option("--new", "make", is_flag=True, help="Create a new key first.")
 @click.pass_obj
 def rotate(cli: Invocation, path: str | None, make: bool) -> None:
     """Wrap the tenant's data key with the newest key: at once, while others work."""
-    file, out = _file(path), cli.out
+    file = _file(path)
     if make:
-        _make(file, _tenant(cli))
+        _make(file, cli.tenant or DEFAULT_TENANT)
     with cli.open(keys=file) as store:
         done = store.ops.rotate_keys()
-    if out.json:
-        out.document(fields(done))
-    elif done.previous is None:
-        out.line((f"key {done.key} is in use already", "green"))
-    else:
-        out.line((f"the data key is wrapped with key {done.key} now", "green"))
-        out.message(
+    if done.previous is None:
+        return cli.result(f"key {done.key} is in use already", done)
+    cli.result(f"the data key is wrapped with key {done.key} now", done)
+    if not cli.json:
+        cli.message(
             f"the store does not need key {done.previous} any more, older backups do: "
             "`perdure keys remove ID` removes it"
         )
+    return None
 
 
-@command("perdure keys remove 3f2a9c0b1d4e5f60 --store agent.db")
-@argument("key", "KEY", "The key's id, as `perdure keys list` shows it.")
+@command(keys_group, "Commands", "perdure keys remove 3f2a9c0b1d4e5f60 --store agent.db")
+@click.argument("key")
 @keys_option
 @click.option("--force", is_flag=True, help="Also a key that the store needs, or without a store.")
 @click.pass_obj
 def remove(cli: Invocation, key: str, path: str | None, force: bool) -> None:
-    """Remove an old key.
+    """Remove an old key by its id.
 
     Refused while the store needs it: `perdure keys rotate` first, or --force.
     """
-    file, tenant = _file(path), _tenant(cli)
+    file, tenant = _file(path), cli.tenant or DEFAULT_TENANT
     if key not in [known for known, _ in file.tenants().get(tenant, [])]:
         raise NotFound(f"tenant {tenant!r} has no key {key} in {file.path}: `perdure keys list` shows them")
     if not force:
@@ -141,28 +121,20 @@ def remove(cli: Invocation, key: str, path: str | None, force: bool) -> None:
                 "`perdure keys rotate` first (--force removes it all the same)"
             )
     file.remove(tenant, key)
-    cli.out.result({"tenant": tenant, "removed": key}, f"key {key} of tenant {tenant} is removed from {file.path}")
+    cli.result(f"key {key} of tenant {tenant} is removed from {file.path}", tenant=tenant, removed=key)
 
 
-@command("perdure keys forget --tenant acme\nperdure keys forget --tenant acme --yes --json")
+@command(keys_group, "Commands", "perdure keys forget --tenant acme --yes")
 @keys_option
 @yes_option
 @click.pass_obj
-def forget(cli: Invocation, path: str | None, yes: bool) -> int:
-    """Remove all keys of a tenant: its data can never be read again.
-
-    --tenant names the tenant.
-    """
-    file, tenant = _file(path), _tenant(cli)
+def forget(cli: Invocation, path: str | None, yes: bool) -> None:
+    """Remove all keys of a tenant (--tenant): its data can never be read again."""
+    file, tenant = _file(path), cli.tenant or DEFAULT_TENANT
     if not file.tenants().get(tenant):
         raise NotFound(f"tenant {tenant!r} has no key in {file.path}: `perdure keys list` shows which tenants have")
     question = f"Forget all keys of tenant {tenant!r}? Its data can never be read again, not from a backup either."
-    if not cli.confirmed(question, yes=yes):
-        return NO
+    cli.confirm(question, yes=yes)
     gone = file.forget(tenant)
-    counted = f"{plural(len(gone), 'key')} forgotten"
-    cli.out.result({"tenant": tenant, "forgotten": gone}, f"tenant {tenant} is unreadable from now on: {counted}")
-    cli.out.message(
-        "processes that use this file stop within a second; copies of it still open the data: remove the keys there"
-    )
-    return OK
+    text = f"tenant {tenant} is unreadable from now on: {plural(len(gone), 'key')} forgotten"
+    cli.result(text, tenant=tenant, forgotten=gone)

@@ -17,7 +17,7 @@ from perdure.values.codec import Codec, decode
 
 if TYPE_CHECKING:
     from perdure import Checkpoint, Thread
-    from perdure.cli.output import Cell, Output
+    from perdure.cli.base import Invocation
     from perdure.log.pending import Write
 
 MESSAGES_SHOWN = 20
@@ -58,7 +58,7 @@ def newest_in(thread: Thread, name: str) -> Checkpoint:
 # --- as data
 
 
-def describe(thread: Thread, checkpoint: Checkpoint, out: Output) -> dict[str, Any]:
+def describe(thread: Thread, checkpoint: Checkpoint, cli: Invocation) -> dict[str, Any]:
     """All that is known of a LangGraph checkpoint but its values, as data for JSON."""
     book = checkpoint.state[ENVELOPE]
     lines = thread.lines()
@@ -69,7 +69,7 @@ def describe(thread: Thread, checkpoint: Checkpoint, out: Output) -> dict[str, A
         stored = thread.line(here.namespace).load(ids[0])
         writes = [_write_json(write) for write in (stored.writes if stored is not None else ())]
     except Damaged as error:
-        out.message(f"pending writes are left out: {error}")
+        cli.message(f"pending writes are left out: {error}")
         writes = []
     is_newest = here.newest == checkpoint.id
     metadata = book.get("metadata")
@@ -126,49 +126,49 @@ def _interrupts(writes: Iterable[dict[str, Any]], *, is_newest: bool) -> Iterato
 # --- as lines
 
 
-def value_lines(state: dict[str, Any], width: int) -> Iterator[Cell]:
+def value_lines(state: dict[str, Any], width: int) -> Iterator[str]:
     """The values, messages as messages."""
     for channel, value in values_of(state).items():
         yield from _channel_lines(str(channel), value, width, "")
 
 
-def _channel_lines(channel: str, value: Any, width: int, indent: str) -> Iterator[Cell]:
+def _channel_lines(channel: str, value: Any, width: int, indent: str) -> Iterator[str]:
     if kind_of(value):
-        yield f"{indent}{channel}: {shorten(as_line(value), width)}", ""
+        yield f"{indent}{channel}: {shorten(as_line(value), width)}"
     elif are_messages(value):
-        yield f"{indent}{channel}:", "bold"
+        yield f"{indent}{channel}:"
         if (hidden := len(value) - MESSAGES_SHOWN) > 0:
-            yield f"{indent}  … {plural(hidden, 'earlier message')}: --all shows them", "dim"
+            yield f"{indent}  … {plural(hidden, 'earlier message')}: --all shows them"
         for message in value[-MESSAGES_SHOWN:]:
-            yield f"{indent}  {shorten(as_line(message), width)}", ""
+            yield f"{indent}  {shorten(as_line(message), width)}"
     elif isinstance(value, dict) and any(map(are_messages, value.values())):
-        yield f"{indent}{channel}:", "bold"
+        yield f"{indent}{channel}:"
         for key, item in value.items():
             yield from _channel_lines(str(key), item, width, f"{indent}  ")
     else:
-        yield f"{indent}{channel}: {shorten(to_json(readable(value)), width)}", ""
+        yield f"{indent}{channel}: {shorten(to_json(readable(value)), width)}"
 
 
-def status_lines(found: dict[str, Any], width: int) -> Iterator[Cell]:
+def status_lines(found: dict[str, Any], width: int) -> Iterator[str]:
     """What `describe` found, for people."""
     if found["serializer"]:
-        yield "values are stored by a serializer that was assigned to the saver: only that can read them", "yellow"
+        yield "values are stored by a serializer that was assigned to the saver: only that can read them"
     if waiting := [one for one in found["interrupts"] if one["open"]]:
-        yield "open interrupts:", "bold"
+        yield "open interrupts:"
         for one in waiting:
-            yield f"  {one['id']}  {shorten(to_json(one['value']), width)}", "yellow"
+            yield f"  {one['id']}  {shorten(to_json(one['value']), width)}"
     if writes := found["pending_writes"]:
-        yield "pending writes:", "bold"
+        yield "pending writes:"
         for write in writes:
             yield from _channel_lines(write["channel"], write["value"], width, "  ")
-    yield f"checkpoint: {found['checkpoint_id']} (step {found['step']}, {found['source']})", ""
-    yield f"parent: {found['parent_id'] or '-'}", ""
+    yield f"checkpoint: {found['checkpoint_id']} (step {found['step']}, {found['source']})"
+    yield f"parent: {found['parent_id'] or '-'}"
     if found["namespace"]:
-        yield f"namespace: {found['namespace']}", ""
+        yield f"namespace: {found['namespace']}"
     spaces = found["namespaces"]
     if spaces:
-        yield "namespaces:", "bold"
+        yield "namespaces:"
         for space in spaces[:NAMESPACES_SHOWN]:
-            yield f"  {space['name']}  {plural(space['checkpoints'], 'checkpoint')}", ""
+            yield f"  {space['name']}  {plural(space['checkpoints'], 'checkpoint')}"
         if (hidden := len(spaces) - NAMESPACES_SHOWN) > 0:
-            yield f"  … {hidden} more: --json lists them", "dim"
+            yield f"  … {hidden} more: --json lists them"

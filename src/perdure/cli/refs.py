@@ -14,7 +14,7 @@ from itertools import islice
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from perdure.cli.parameters import REF_HELP
+from perdure.cli.base import REF_HELP
 from perdure.cli.runs import has_run
 from perdure.errors import NotFound, UsageError
 

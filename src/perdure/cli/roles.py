@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
-from perdure.cli.base import NO, OK, Invocation, argument, command
-from perdure.cli.text import fields
+from perdure.cli.base import NO, OK, Invocation, command, store_group
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,11 +15,13 @@ if TYPE_CHECKING:
 
 
 @command(
+    store_group,
+    "Access",
     "perdure store role app agents --store postgresql://owner@db/app --apply\n"
-    "perdure store role tenant acme_login --tenant acme --store postgresql://owner@db/app"
+    "perdure store role tenant acme_login --tenant acme --store postgresql://owner@db/app",
 )
-@argument("kind", "KIND", "app: chooses its tenant; tenant: bound to --tenant; operator: sees all.")
-@argument("name", "NAME", "The role; created if there is none.")
+@click.argument("kind")
+@click.argument("name")
 @click.option("--apply", is_flag=True, help="Run the SQL, as the store's owner, instead of printing it.")
 @click.option("--no-login", is_flag=True, help="A new role cannot log in: a group for other roles.")
 @click.option("--pooler", is_flag=True, help="Also set the role's search_path, which PgBouncer needs.")
@@ -31,14 +32,14 @@ def role(
 ) -> None:
     """Create a role that PostgreSQL confines to tenants.
 
-    Prints the SQL; --apply runs it. An app's role names its tenant in each transaction; a tenant's own role is bound
-    to it; operators see all (workers for all tenants, backups).
+    KIND is app (names its tenant in each transaction), tenant (bound to --tenant) or operator (sees all: workers for
+    all tenants, backups). Prints the SQL; --apply runs it.
     """
     from perdure.ops.roles import make_role
 
     if kind not in ("app", "tenant", "operator"):
         raise UsageError(f"{kind!r} is no kind of role: app, tenant or operator")
-    tenant = cli.settings.tenant
+    tenant = cli.tenant
     made = make_role(
         cli.url,
         cast("Literal['app', 'tenant', 'operator']", kind),
@@ -48,18 +49,17 @@ def role(
         pooled=pooler,
         secret=_secret(password_from_env),
         apply=apply,
-        **cli.schema(cli.url),
+        **cli.schema_of(cli.url),
     )
-    if cli.out.json:
-        names = {"role": name, "kind": kind, "tenant": tenant}
-        cli.out.document({**names, "applied": made.applied, "statements": made.statements})
+    if cli.json:
+        cli.document(role=name, kind=kind, tenant=tenant, applied=made.applied, statements=made.statements)
     elif made.applied:
         bound = f", bound to tenant {tenant}" if kind == "tenant" else ""
-        cli.out.line((f"role {name} is ready: {kind}{bound}", "green"))
+        cli.line(f"role {name} is ready: {kind}{bound}")
     else:
         for line in ("BEGIN", *made.statements, "COMMIT"):
-            cli.out.line((f"{line};", ""))
-        cli.out.message("nothing was changed: run this as the store's owner, or add --apply")
+            cli.line(f"{line};")
+        cli.message("nothing was changed: run this as the store's owner, or add --apply")
 
 
 def _secret(variable: str | None) -> str | None:
@@ -71,7 +71,7 @@ def _secret(variable: str | None) -> str | None:
     return found
 
 
-@command("perdure store check-role --store postgresql://agents@db/app")
+@command(store_group, "Access", "perdure store check-role --store postgresql://agents@db/app")
 @click.pass_obj
 def check_role(cli: Invocation) -> int:
     """Show which tenants the role of --store can see.
@@ -80,21 +80,21 @@ def check_role(cli: Invocation) -> int:
     """
     from perdure.ops.roles import look_at_role
 
-    out, found = cli.out, look_at_role(cli.url, **cli.schema(cli.url))
-    if out.json:
+    found = look_at_role(cli.url, **cli.schema_of(cli.url))
+    if cli.json:
         roles = [{"kind": kind, "role": name, "tenant": tenant} for kind, name, tenant in found.roles]
-        out.document({**fields(found), "held": found.held, "roles": roles})
+        cli.document(found, held=found.held, roles=roles)
         return OK if found.held else NO
-    out.line((f"role {found.role}", "bold"), (_meaning(found), "green" if found.held else "yellow"))
+    cli.line(f"role {found.role}", _meaning(found))
     if found.gaps:
-        out.line((f"no row-level security on {', '.join(found.gaps)}", "red"))
+        cli.line(f"no row-level security on {', '.join(found.gaps)}")
     else:
-        out.line(("row-level security: enabled and forced on every table that has a tenant", "green"))
+        cli.line("row-level security: enabled and forced on every table that has a tenant")
     for right in found.rights:
-        out.line((f"bypasses it: {right}", "red"))
+        cli.line(f"bypasses it: {right}")
     for kind, name, tenant in found.roles:
         what = {"gone": f"bound to {tenant}, but there is no such role", "tenant": f"tenant {tenant}"}.get(kind, kind)
-        out.line((f"  {name}", ""), (what, "red" if kind == "gone" else "dim"))
+        cli.line(f"  {name}", what)
     return OK if found.held else NO
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from perdure.cli.base import NO, OK, Invocation, argument, command, with_store
-from perdure.cli.parameters import Pair, parse_value, run_argument, text_option, who_option, yes_option
+from perdure.cli.base import Invocation, command, root, run_group, with_store
+from perdure.cli.parameters import full_option, pair, parse_value, text_option, who_option, yes_option
 from perdure.cli.retention import print_erased
-from perdure.cli.runs import existing_run, only_question
+from perdure.cli.runs import existing_run
 from perdure.cli.text import plural
 from perdure.errors import AnswerRefused, UsageError
 
@@ -20,18 +20,16 @@ if TYPE_CHECKING:
 _YES_OR_NO = {"yes": True, "y": True, "no": False, "n": False}
 
 
-@command("perdure answer trip-42 LH400\nperdure answer trip-42 4 true --who maria")
-@run_argument
-@argument(
-    "step_and_value", "[STEP] VALUE", "STEP: which question, if the run has several. VALUE: the answer.", nargs=-1
-)
+@command(root, "Runs", "perdure answer trip-42 LH400\nperdure answer trip-42 4 true --who maria")
+@click.argument("run")
+@click.argument("step_and_value", metavar="[STEP] VALUE", nargs=-1)
 @text_option
 @who_option
 @with_store
 def answer(
     cli: Invocation, store: Store, run: str, step_and_value: tuple[str, ...], text: bool, who: str | None
 ) -> None:
-    """Answer a question of a run.
+    """Answer a question of a run; STEP is needed if it has several.
 
     An answer that the question does not allow is refused with the reason (exit code 2). The journal records who
     answered. A worker resumes the run, or the process that waits for its result.
@@ -41,7 +39,7 @@ def answer(
     existing_run(store, run)
     *named, given = step_and_value
     _refuse_placeholder(given)
-    step, who = named[0] if named else only_question(store, run), who or _user()
+    step, who = named[0] if named else _only_question(store, run), who or _user()
     value = given if text else _yes_or_no(store, run, step, parse_value(given))
     try:
         answered = store.answer(run, value, step=step, who=who)
@@ -52,12 +50,22 @@ def answer(
             answered = store.answer(run, given, step=step, who=who)
         except AnswerRefused:
             raise refused from None
-    if cli.out.json:
-        cli.out.document({"run": run, "settled": answered.settled, "missing": answered.missing})
-    elif answered.settled:
-        cli.out.line((f"Answered. A worker will resume {run}.", "green"))
-    else:
-        cli.out.line((f"Noted. {plural(answered.missing, 'more answer')} of the same kind needed.", "green"))
+    noted = f"Noted. {plural(answered.missing, 'more answer')} of the same kind needed."
+    cli.result(
+        f"Answered. A worker will resume {run}." if answered.settled else noted,
+        run=run,
+        settled=answered.settled,
+        missing=answered.missing,
+    )
+
+
+def _only_question(store: Store, run: str) -> str:
+    """The step of the only question that is open. Raises UsageError."""
+    found = [ask.path for ask in store.asks(run) if ask.kind != "doubt"]
+    if len(found) == 1:
+        return found[0]
+    what = f"{len(found)} open questions, at steps {', '.join(found)}: name one" if found else "no open question"
+    raise UsageError(f"run {run!r} has {what}; `perdure run show {quote(run)}` shows what it waits for")
 
 
 def _yes_or_no(store: Store, run: str, step: str, value: Any) -> Any:
@@ -84,9 +92,13 @@ def _user() -> str:
         return "operator"
 
 
-@command("perdure run resolve trip-42 5 --done '\"B-1001\"'\nperdure run resolve trip-42 5 --not-done --who maria")
-@run_argument
-@argument("step", "STEP", "The step in doubt, as `perdure steps` shows it.")
+@command(
+    run_group,
+    "Control",
+    "perdure run resolve trip-42 5 --done '\"B-1001\"'\nperdure run resolve trip-42 5 --not-done --who maria",
+)
+@click.argument("run")
+@click.argument("step")
 @click.option("--done", metavar="VALUE", help="It happened, with this result.")
 @click.option("--not-done", is_flag=True, help="It did not happen, and no longer can.")
 @text_option
@@ -112,16 +124,17 @@ def resolve(
     else:
         handle.resolve(step, done=done if text else parse_value(done), who=who or _user())
     verdict = "not done" if not_done else "done"
-    if cli.out.json:
-        cli.out.document({"run": run, "step": step, "resolved": verdict})
-        return
     then = "run its graph again" if handle.info().function.startswith(TASK) else "a worker will resume the run"
-    cli.out.line((f"step {step} of {run} counts as {verdict}; {then}", "green"))
+    cli.result(f"step {step} of {run} counts as {verdict}; {then}", run=run, step=step, resolved=verdict)
 
 
-@command('perdure run send trip-42 \'{"gate": "B12"}\' --topic news\nperdure run send trip-42 stop --key order-7')
-@run_argument
-@argument("value", "VALUE", "The message.")
+@command(
+    run_group,
+    "Control",
+    'perdure run send trip-42 \'{"gate": "B12"}\' --topic news\nperdure run send trip-42 stop --key order-7',
+)
+@click.argument("run")
+@click.argument("value")
 @click.option("--topic", metavar="NAME", default="", help="Which perdure.receive() takes it.")
 @click.option("--key", metavar="KEY", help="The same message with the same key is sent once.")
 @with_store
@@ -136,11 +149,30 @@ def send(cli: Invocation, store: Store, run: str, value: str, topic: str, key: s
     if status in FINISHED:
         raise UsageError(f"run {run!r} is {status}: it receives nothing any more")
     store.send(run, parse_value(value), topic=topic, key=key)
-    cli.out.result({"run": run, "topic": topic, "sent": True}, f"sent to {run}")
+    cli.result(f"sent to {run}", run=run, topic=topic, sent=True)
 
 
-@command("perdure run cancel trip-42\nperdure run cancel trip-42 --json")
-@run_argument
+@command(run_group, "Control", "perdure run pause trip-42")
+@click.argument("run")
+@with_store
+def pause(cli: Invocation, store: Store, run: str) -> None:
+    """Stop a run at its next step, until it is resumed."""
+    _request(cli, existing_run(store, run), "pause")
+
+
+@command(run_group, "Control", "perdure run resume trip-42")
+@click.argument("run")
+@with_store
+def resume(cli: Invocation, store: Store, run: str) -> None:
+    """Resume a paused or stuck run.
+
+    A waiting run checks again whether what it waits for has come. A worker claims it.
+    """
+    _request(cli, existing_run(store, run), "resume")
+
+
+@command(run_group, "Control", "perdure run cancel trip-42")
+@click.argument("run")
 @with_store
 def cancel(cli: Invocation, store: Store, run: str) -> None:
     """Stop a run and its children for good.
@@ -150,75 +182,46 @@ def cancel(cli: Invocation, store: Store, run: str) -> None:
     _request(cli, existing_run(store, run), "cancel")
 
 
-@command("perdure run pause trip-42\nperdure run pause trip-42 --json")
-@run_argument
-@with_store
-def pause(cli: Invocation, store: Store, run: str) -> None:
-    """Stop a run at its next step, until it is resumed.
-
-    It needs no process meanwhile.
-    """
-    _request(cli, existing_run(store, run), "pause")
-
-
-@command("perdure run resume trip-42\nperdure run resume trip-42 --json")
-@run_argument
-@with_store
-def resume(cli: Invocation, store: Store, run: str) -> None:
-    """Resume a paused or stuck run.
-
-    A waiting run checks again whether what it waits for has come. A worker takes it.
-    """
-    _request(cli, existing_run(store, run), "resume")
-
-
-def _request(cli: Invocation, run: Run, name: str) -> None:
-    before = run.status
-    status = {"cancel": run.cancel, "pause": run.pause, "resume": run.resume}[name]()
-    if cli.out.json:
-        cli.out.document({"run": run.id, "before": before, "status": status})
-    elif status == "running" and name == "resume":
-        cli.out.line((f"{run.id} is running; if its process has died, a worker takes it over", "yellow"))
-    elif status == "running":
-        cli.out.line((f"{run.id} is running: its process will {name} it", "yellow"))
-    elif status == before:
-        cli.out.line((f"{run.id} is {status}: there is nothing to {name}", "yellow"))
-    else:
-        cli.out.line((f"{run.id} is {status} now", "green"))
-
-
-@command("perdure run rollback trip-42\nperdure run rollback trip-42 --json")
-@run_argument
+@command(run_group, "Control", "perdure run rollback trip-42")
+@click.argument("run")
 @with_store
 def rollback(cli: Invocation, store: Store, run: str) -> None:
     """Undo the effects of a run, the newest first.
 
     A worker does it. `perdure run fork` continues from an earlier step instead.
     """
-    handle = existing_run(store, run)
-    before, status = handle.status, handle.rollback()
-    if cli.out.json:
-        cli.out.document({"run": handle.id, "before": before, "status": status})
-    elif status == before and status != "running":
-        cli.out.line((f"{handle.id} is {status}: there is nothing to undo", "yellow"))
+    _request(cli, existing_run(store, run), "rollback")
+
+
+def _request(cli: Invocation, run: Run, name: str) -> None:
+    before, status = run.status, getattr(run, name)()
+    if status == "running":
+        text = f"{run.id} is running: its process will {name} it, or the worker that takes it over"
+    elif status == before:
+        text = f"{run.id} is {status}: there is nothing to {'undo' if name == 'rollback' else name}"
+    elif name == "rollback":
+        text = f"{run.id} will be undone by a worker, newest effect first"
     else:
-        cli.out.line((f"{handle.id} will be undone by a worker, newest effect first", "green"))
+        text = f"{run.id} is {status} now"
+    cli.result(text, run=run.id, before=before, status=status)
 
 
 @command(
+    run_group,
+    "Control",
     "perdure run fork trip-42 --name trip-43 --keys new\n"
-    "perdure run fork trip-42 4 --name trip-43 --keys new --set '4=\"UA88\"'"
+    "perdure run fork trip-42 4 --name trip-43 --keys new --set '4=\"UA88\"'",
 )
-@run_argument
-@argument("step", "[STEP]", "The last step that the fork shares (default: the run's last).", required=False)
+@click.argument("run")
+@click.argument("step", required=False)
 @click.option("--name", metavar="ID", required=True, help="The id of the new run.")
 @click.option(
     "--keys",
     type=click.Choice(("new", "same")),
-    help="Idempotency keys of effects that it does again: new ones, or the same, which receivers answer as before.",
+    help="Idempotency keys of effects that it performs again: new ones, or the same, which receivers answer as before.",
 )
 @click.option(
-    "--set", "changes", metavar="STEP=VALUE", type=Pair(), multiple=True, help="Another result for a shared step."
+    "--set", "changes", metavar="STEP=VALUE", type=pair, multiple=True, help="Another result for a shared step."
 )
 @with_store
 def fork(
@@ -230,44 +233,38 @@ def fork(
     keys: Literal["new", "same"] | None,
     changes: tuple[tuple[str, Any], ...],
 ) -> None:
-    """Continue from a step in a new run.
+    """Continue after a step in a new run; STEP is the run's last by default.
 
     Copies nothing, and leaves the old run as it is. A worker resumes the new one.
     """
     made = store.fork(existing_run(store, run), at=step, id=name, changes=dict(changes) or None, keys=keys)
-    if cli.out.json:
-        cli.out.document({"run": made.id, "from": run, "at": step, "status": made.status})
-    else:
-        at = f"at step {step}" if step is not None else "at its end"
-        cli.out.line((f"forked run {run} {at} as {made.id}; a worker will resume it", "green"))
+    at = f"at step {step}" if step is not None else "at its end"
+    text = f"forked run {run} {at} as {made.id}; a worker will resume it"
+    cli.result(text, {"from": run}, run=made.id, at=step, status=made.status)
 
 
-@command("perdure run delete trip-42\nperdure run delete trip-42 --yes --json")
-@run_argument
+@command(run_group, "Remove and move", "perdure run delete trip-42 --yes")
+@click.argument("run")
 @yes_option
 @with_store
-def delete(cli: Invocation, store: Store, run: str, yes: bool) -> int:
+def delete(cli: Invocation, store: Store, run: str, yes: bool) -> None:
     """Delete a finished run with its journal and its results."""
     existing_run(store, run)
-    if not cli.confirmed(f"Delete run {run!r} with its journal and its results?", yes=yes):
-        return NO
+    cli.confirm(f"Delete run {run!r} with its journal and its results?", yes=yes)
     store.delete_run(run)
-    cli.out.result({"run": run, "deleted": True}, f"deleted {run}")
-    return OK
+    cli.result(f"deleted {run}", run=run, deleted=True)
 
 
-@command("perdure run erase trip-42\nperdure run erase trip-42 --yes --json")
-@run_argument
-@click.option("--full", is_flag=True, help="PostgreSQL: rewrite the tables, which locks them meanwhile.")
+@command(run_group, "Remove and move", "perdure run erase trip-42 --yes")
+@click.argument("run")
+@full_option
 @yes_option
 @with_store
-def erase(cli: Invocation, store: Store, run: str, full: bool, yes: bool) -> int:
+def erase(cli: Invocation, store: Store, run: str, full: bool, yes: bool) -> None:
     """Erase every byte of a finished run.
 
     Prints which copies may still hold it, such as backups.
     """
     existing_run(store, run)
-    if not cli.confirmed(f"Erase run {run!r} with its journal and its results, and every byte of it?", yes=yes):
-        return NO
-    print_erased(store.ops.erase_run(run, full=full), cli.out)
-    return OK
+    cli.confirm(f"Erase run {run!r} with its journal and its results, and every byte of it?", yes=yes)
+    print_erased(store.ops.erase_run(run, full=full), cli)

@@ -1,19 +1,20 @@
-"""Values as people and JSON can see them: states, sizes, times.
+"""Values as people and JSON can read them: states, sizes, times.
 
-Pure functions. What JSON cannot hold becomes text or a list; nothing is ever called on a value of an unknown class
-but `str`, and no text leaves here that could steer a terminal (escape sequences, direction overrides).
+What JSON cannot hold becomes text or a list; nothing is ever called on a value of an unknown class but `str`, and no
+text leaves here that could steer a terminal (escape sequences, direction overrides).
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
+import sys
 from collections import deque
 from collections.abc import Mapping, Set
-from dataclasses import fields as dataclass_fields
-from dataclasses import is_dataclass
-from datetime import UTC, date, datetime, time, timedelta
+from dataclasses import fields, is_dataclass
+from datetime import date, datetime, time
 from typing import Any
 
 from perdure.values.amounts import size as size
@@ -27,13 +28,21 @@ _UNSAFE_TEXT = re.compile(rf"[\x00-\x1f{_STEERING}]")
 
 
 def readable(value: Any) -> Any:
-    """A value made of None, bool, int, float, str, list and dict with text keys, for any value of a raw state."""
+    """Any value of a raw state, or a result of the library, made of what JSON can hold."""
     if type(value) is int and value.bit_length() > _INT_BITS_MAX:
         return hex(value)  # Python refuses to write it in decimal
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if is_dataclass(value):  # a result of the library: states are raw and have none
+        return {field.name: readable(getattr(value, field.name)) for field in fields(value)}
+    if hasattr(value, "_asdict"):
+        return readable(value._asdict())
     if isinstance(value, Mapping):
         return _mapping(value)
     if isinstance(value, list | tuple | deque):
@@ -42,38 +51,12 @@ def readable(value: Any) -> Any:
         return sorted((readable(item) for item in value), key=lambda item: (type(item).__name__, str(item)))
     if isinstance(value, bytes | bytearray):
         return _octets(bytes(value))
-    if isinstance(value, datetime | date | time):
-        return value.isoformat()
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         return _array(value)
     try:
         return str(value)
     except Exception:  # a range of such ints
         return shown(value)
-
-
-def fields(result: Any, *left_out: str) -> dict[str, Any]:
-    """A result of the library as JSON: a dataclass by its fields, with times in UTC."""
-    return {
-        field.name: as_field(getattr(result, field.name))
-        for field in dataclass_fields(result)
-        if field.name not in left_out
-    }
-
-
-def as_field(value: Any) -> Any:
-    """A value of such a field."""
-    if isinstance(value, datetime):
-        return moment(value)
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if is_dataclass(value):
-        return fields(value)
-    if hasattr(value, "_asdict"):
-        return {name: as_field(item) for name, item in value._asdict().items()}
-    if isinstance(value, list | tuple):
-        return [as_field(item) for item in value]
-    return readable(value)
 
 
 def _mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
@@ -119,11 +102,6 @@ def shorten(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def moment(at: datetime) -> str:
-    """A stored time in JSON: UTC, exact."""
-    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
 def local(at: datetime) -> str:
     """A stored time for people: local, to the second."""
     return at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
@@ -148,3 +126,17 @@ def ago(at: datetime, now: datetime) -> str:
 
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
+
+
+def nearest(kind: str, name: str, known: list[str], command: str) -> str:
+    """The message about a name that does not exist."""
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"`{command}` lists what is there"
+    return f"there is no {kind} {name!r}; {hint}"
+
+
+def complain(text: str) -> None:
+    """One line on stderr, with our name in front. An argument that a message quotes may hold a password."""
+    from perdure.storage.urls import redacted
+
+    sys.stderr.write(f"perdure: {printable(redacted(' '.join(text.split())))}\n")

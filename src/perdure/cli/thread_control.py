@@ -1,8 +1,4 @@
-"""The commands that change or check one thread: fork, rollback, verify, pin, unpin, pins, prune, delete, erase.
-
-A command that removes something asks first on a terminal and wants `--yes` anywhere else. Nothing is removed before
-the answer.
-"""
+"""The commands that change one thread: fork, rollback, pin, unpin, pins, prune, delete, erase."""
 
 from __future__ import annotations
 
@@ -11,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perdure.cli.base import NO, OK, Invocation, argument, command, with_store
-from perdure.cli.health import print_report
-from perdure.cli.parameters import POSITIVE, REF_HELP, ref_argument, thread_argument, yes_option
+from perdure.cli.base import REF_HELP, Invocation, command, thread_group, with_store
+from perdure.cli.parameters import POSITIVE, full_option, yes_option
 from perdure.cli.refs import existing, resolve
 from perdure.cli.retention import print_erased
-from perdure.cli.text import fields, local, plural
+from perdure.cli.text import local, plural, readable
 from perdure.cli.threads import checkpoint_json
 from perdure.errors import NotFound
 
@@ -24,9 +19,13 @@ if TYPE_CHECKING:
     from perdure import Store
 
 
-@command("perdure thread fork alice-001 --name alice-try\nperdure thread fork alice-001 head~3 --name alice-retry")
-@thread_argument
-@ref_argument
+@command(
+    thread_group,
+    "History",
+    "perdure thread fork alice-001 --name alice-try\nperdure thread fork alice-001 head~3 --name alice-retry",
+)
+@click.argument("thread")
+@click.argument("ref", required=False)
 @click.option("--name", metavar="NEW", required=True, help="The name of the new thread.")
 @with_store
 def fork(cli: Invocation, store: Store, thread: str, ref: str | None, name: str) -> None:
@@ -37,18 +36,18 @@ def fork(cli: Invocation, store: Store, thread: str, ref: str | None, name: str)
     handle = existing(store, thread)
     at = resolve(handle, ref)
     made = handle.fork(at, name=name)
-    cli.out.result(
-        {"thread": made.name, "from": thread, "at": at.id, "step": at.step},
-        f"forked {thread} at {at.id} (step {at.step}) as {made.name}",
-    )
+    text = f"forked {thread} at {at.id} (step {at.step}) as {made.name}"
+    cli.result(text, {"from": thread}, thread=made.name, at=at.id, step=at.step)
 
 
 @command(
+    thread_group,
+    "History",
     "perdure thread rollback alice-001 head~1\n"
-    'perdure thread rollback alice-001 @12 --note "the tool returned stale prices"'
+    'perdure thread rollback alice-001 @12 --note "the tool returned stale prices"',
 )
-@thread_argument
-@argument("ref", "REF", f"Back to: {REF_HELP}.")
+@click.argument("thread")
+@click.argument("ref")
 @click.option("--note", metavar="TEXT", help="Why; shown in the log.")
 @with_store
 def rollback(cli: Invocation, store: Store, thread: str, ref: str, note: str | None) -> None:
@@ -59,28 +58,17 @@ def rollback(cli: Invocation, store: Store, thread: str, ref: str, note: str | N
     handle = existing(store, thread)
     to = resolve(handle, ref)
     head = handle.rollback(to, note=note)
-    cli.out.result(
-        checkpoint_json(head) | {"rolled_back_to": to.id},
-        f"{thread} is back at {to.id} (step {to.step}); the new head is {head.id}",
-    )
+    text = f"{thread} is back at {to.id} (step {to.step}); the new head is {head.id}"
+    cli.result(text, checkpoint_json(head), rolled_back_to=to.id)
 
 
-@command("perdure thread verify alice-001\nperdure thread verify alice-001 --json | jq .problems")
-@thread_argument
-@with_store
-def verify(cli: Invocation, store: Store, thread: str) -> int:
-    """Check every hash and every record of a thread.
-
-    Exits with 1 if there is a problem.
-    """
-    with cli.out.progress("verifying") as progress:
-        report = existing(store, thread).verify(progress=progress)
-    return print_report(report, cli.out)
-
-
-@command("perdure thread pin alice-001 --name before-the-move\nperdure thread pin alice-001 @12 --name good")
-@thread_argument
-@ref_argument
+@command(
+    thread_group,
+    "Retention",
+    "perdure thread pin alice-001 --name before-the-move\nperdure thread pin alice-001 @12 --name good",
+)
+@click.argument("thread")
+@click.argument("ref", required=False)
 @click.option("--name", metavar="NAME", required=True, help="What the pin is called.")
 @with_store
 def pin(cli: Invocation, store: Store, thread: str, ref: str | None, name: str) -> None:
@@ -90,18 +78,15 @@ def pin(cli: Invocation, store: Store, thread: str, ref: str | None, name: str) 
     """
     handle = existing(store, thread)
     made = handle.pin(resolve(handle, ref), name=name)
-    cli.out.result({"thread": thread, **fields(made)}, f"pinned {made.checkpoint} of {thread} as {made.name}")
+    cli.result(f"pinned {made.checkpoint} of {thread} as {made.name}", made, thread=thread)
 
 
-@command("perdure thread unpin alice-001 --name good\nperdure thread unpin alice-001 --name good --json")
-@thread_argument
+@command(thread_group, "Retention", "perdure thread unpin alice-001 --name good")
+@click.argument("thread")
 @click.option("--name", metavar="NAME", required=True, help="Which pin.")
 @with_store
 def unpin(cli: Invocation, store: Store, thread: str, name: str) -> None:
-    """Remove a pin.
-
-    Retention applies again to what it held.
-    """
+    """Remove a pin."""
     handle = existing(store, thread)
     try:
         handle.unpin(name)
@@ -109,93 +94,86 @@ def unpin(cli: Invocation, store: Store, thread: str, name: str) -> None:
         raise NotFound(
             f"thread {thread!r} has no pin {name!r}: `perdure thread pins {quote(thread)}` lists them"
         ) from None
-    cli.out.result({"thread": thread, "name": name}, f"unpinned {name} of {thread}")
+    cli.result(f"unpinned {name} of {thread}", thread=thread, name=name)
 
 
-@command("perdure thread pins alice-001\nperdure thread pins alice-001 --json")
-@thread_argument
+@command(thread_group, "Retention", "perdure thread pins alice-001")
+@click.argument("thread")
 @with_store
 def pins(cli: Invocation, store: Store, thread: str) -> None:
     """List the pins of a thread.
 
     --json prints a line per pin.
     """
-    found = existing(store, thread).pins()
-    if cli.out.json:
-        for one in found:
-            cli.out.json_line({"thread": thread, **fields(one)})
-    elif found:
-        rows = [[(one.name, "bold"), (one.checkpoint, ""), (local(one.at), "dim")] for one in found]
-        cli.out.table(("name", "checkpoint", "pinned"), rows)
-    else:
-        cli.out.message(f"{thread} has no pins")
+    cli.listing(
+        existing(store, thread).pins(),
+        ("name", "checkpoint", "pinned"),
+        lambda pin: [pin.name, pin.checkpoint, local(pin.at)],
+        empty=f"{thread} has no pins",
+        document=lambda pin: {"thread": thread, **readable(pin)},
+    )
 
 
-@command("perdure thread prune alice-001 --keep 100\nperdure thread prune alice-001 --keep 100 --yes --json")
-@thread_argument
+@command(thread_group, "Retention", "perdure thread prune alice-001 --keep 100 --yes")
+@click.argument("thread")
 @click.option("--keep", metavar="N", type=POSITIVE, required=True, help="How many of the newest to keep.")
 @yes_option
 @with_store
-def prune(cli: Invocation, store: Store, thread: str, keep: int, yes: bool) -> int:
+def prune(cli: Invocation, store: Store, thread: str, keep: int, yes: bool) -> None:
     """Remove all but the newest checkpoints of a thread.
 
     What a pin, a fork or a graph needs stays.
     """
-    out, handle = cli.out, existing(store, thread)
-    if not cli.confirmed(f"Remove all but the newest {plural(keep, 'checkpoint')} of {thread!r}?", yes=yes):
-        return NO
-    with out.progress("pruning") as progress:
+    handle = existing(store, thread)
+    cli.confirm(f"Remove all but the newest {plural(keep, 'checkpoint')} of {thread!r}?", yes=yes)
+    with cli.progress("pruning") as progress:
         pruned = handle.prune(keep=keep, progress=progress)
-    out.result({"thread": thread, **fields(pruned)}, f"{plural(pruned.removed, 'checkpoint')} of {thread} removed")
-    return OK
+    cli.result(f"{plural(pruned.removed, 'checkpoint')} of {thread} removed", pruned, thread=thread)
 
 
-@command("perdure thread delete alice-001\nperdure thread delete alice-001 --yes --json")
-@thread_argument
+@command(thread_group, "Remove and move", "perdure thread delete alice-001 --yes")
+@click.argument("thread")
 @click.option("--force", is_flag=True, help="Also if it has pinned checkpoints.")
 @yes_option
 @with_store
-def delete(cli: Invocation, store: Store, thread: str, force: bool, yes: bool) -> int:
+def delete(cli: Invocation, store: Store, thread: str, force: bool, yes: bool) -> None:
     """Delete a thread and its history.
 
     What a fork of it needs stays.
     """
     handle = existing(store, thread)
-    if not cli.confirmed(f"Delete thread {thread!r} and all its history?", yes=yes):
-        return NO
-    with cli.out.progress("deleting") as progress:
+    cli.confirm(f"Delete thread {thread!r} and all its history?", yes=yes)
+    with cli.progress("deleting") as progress:
         pruned = store.delete_thread(handle, force=force, progress=progress)
-    cli.out.result(
-        {"thread": thread, "removed": pruned.removed}, f"deleted {thread}: {plural(pruned.removed, 'record')} removed"
-    )
-    return OK
+    text = f"deleted {thread}: {plural(pruned.removed, 'record')} removed"
+    cli.result(text, thread=thread, removed=pruned.removed)
 
 
-@command("perdure thread erase alice-001\nperdure thread erase alice-001 --checkpoint @12 --yes --json")
-@thread_argument
+@command(
+    thread_group,
+    "Remove and move",
+    "perdure thread erase alice-001 --yes\nperdure thread erase alice-001 --checkpoint @12 --yes --json",
+)
+@click.argument("thread")
 @click.option("--checkpoint", metavar="REF", help=f"Only this checkpoint: {REF_HELP}.")
 @click.option("--forks", is_flag=True, help="The thread's forks too, which hold its history.")
-@click.option("--full", is_flag=True, help="PostgreSQL: rewrite the tables, which locks them meanwhile.")
+@full_option
 @yes_option
 @with_store
 def erase(
     cli: Invocation, store: Store, thread: str, checkpoint: str | None, forks: bool, full: bool, yes: bool
-) -> int:
+) -> None:
     """Erase every byte of a thread or a checkpoint.
 
-    Removes it from the store's files too, which SQLite rewrites for it; pins do not hold it. Prints which copies may
-    still hold it, such as backups.
+    Removes it from the store's files too, which SQLite rewrites for it, although it may be pinned. Prints which copies
+    may still hold it, such as backups.
     """
     handle = existing(store, thread)
-    if checkpoint is not None:
-        one = resolve(handle, checkpoint)
-        question = f"Erase checkpoint {one.id} (step {one.step}) of {thread!r}, and every byte of it?"
-        if not cli.confirmed(question, yes=yes):
-            return NO
-        erased = handle.erase(one, full=full)
-    elif cli.confirmed(f"Erase thread {thread!r} and all its history, and every byte of it?", yes=yes):
+    if checkpoint is None:
+        cli.confirm(f"Erase thread {thread!r} and all its history, and every byte of it?", yes=yes)
         erased = store.ops.erase(handle, forks=forks, full=full)
     else:
-        return NO
-    print_erased(erased, cli.out)
-    return OK
+        one = resolve(handle, checkpoint)
+        cli.confirm(f"Erase checkpoint {one.id} (step {one.step}) of {thread!r}, and every byte of it?", yes=yes)
+        erased = handle.erase(one, full=full)
+    print_erased(erased, cli)
