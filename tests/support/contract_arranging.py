@@ -228,7 +228,8 @@ class PruningContract:
         await harness.delete(old)
         await harness.prune(fork, keep=1)
         assert await harness.state(fork) == {"own": 2}
-        # Nobody needs now what the forks had kept: it went with them.
+        # What only the forks had kept goes with the next prune of the thread that wrote it.
+        await harness.prune(thread, keep=2)
         assert (await harness.stats()).checkpoints == 3
 
     async def test_recent_branches_are_kept_and_old_ones_go(self, harness: Harness) -> None:
