@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ class ObjectStore:
     """Files under names below one URL. Blocking; call it in a thread from an event loop."""
 
     def __init__(self, store: Any, url: str) -> None:
+        import obstore
+
+        self._api: Any = obstore
         self._store = store
         self._folder = Path(store.prefix) if type(store).__name__ == "LocalStore" else None
         self.url = url
@@ -43,65 +47,55 @@ class ObjectStore:
     def put_file(self, name: str, path: Path, *, create: bool = False) -> None:
         """Store a file, in parts. The object appears when it is complete. `create`: in one part, and only if there is
         none of that name. Raises UsageError."""
-        import obstore
-
-        try:
+        with self._translated(name):
             if create:
-                obstore.put(self._store, name, path, mode="create", use_multipart=False)
+                self._api.put(self._store, name, path, mode="create", use_multipart=False)
             else:
-                obstore.put(self._store, name, path)
+                self._api.put(self._store, name, path)
             self._sync(name)
-        except obstore.exceptions.AlreadyExistsError:
-            raise UsageError(f"there is an object {name!r} at {self.url} already: choose another name") from None
-        except Exception as error:
-            raise self._unavailable(error) from None
 
     def get_file(self, name: str, path: Path) -> None:
         """Copy an object to a file, in parts. Raises NotFound."""
-        import obstore
-
-        try:
-            with open(path, "wb") as file:
-                for part in obstore.get(self._store, name).stream(min_chunk_size=_CHUNK_BYTES):
-                    file.write(part)
-        except FileNotFoundError:
-            raise NotFound(f"there is no object {name!r} at {self.url}") from None
-        except OSError:
-            raise  # the local disk
-        except Exception as error:
-            raise self._unavailable(error) from None
+        with open(path, "wb") as file:
+            with self._translated(name):
+                parts = iter(self._api.get(self._store, name).stream(min_chunk_size=_CHUNK_BYTES))
+            while True:
+                with self._translated(name):
+                    part = next(parts, None)
+                if part is None:
+                    return
+                file.write(part)  # an error of the local disk stays what it is
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """The names of the objects below a prefix."""
-        import obstore
-
-        try:
-            for page in obstore.list(self._store, prefix or None):
+        with self._translated(prefix):
+            for page in self._api.list(self._store, prefix or None):
                 yield from (meta["path"] for meta in page)
-        except Exception as error:
-            raise self._unavailable(error) from None
 
     def exists(self, name: str) -> bool:
         """Whether there is an object of this name."""
-        import obstore
-
         try:
-            obstore.head(self._store, name)
-        except FileNotFoundError:
+            with self._translated(name):
+                self._api.head(self._store, name)
+        except NotFound:
             return False
-        except Exception as error:
-            raise self._unavailable(error) from None
         return True
 
     def delete(self, name: str) -> None:
         """Delete an object. A missing one is no error."""
-        import obstore
+        with suppress(NotFound), self._translated(name):
+            self._api.delete(self._store, name)
 
+    @contextmanager
+    def _translated(self, name: str) -> Iterator[None]:
+        """Raise what happens inside as an error of ours."""
         try:
-            obstore.delete(self._store, name)
+            yield
         except FileNotFoundError:
-            pass
+            raise NotFound(f"there is no object {name!r} at {self.url}") from None
         except Exception as error:
+            if type(error).__name__ == "AlreadyExistsError":
+                raise UsageError(f"there is an object {name!r} at {self.url} already: choose another name") from None
             raise self._unavailable(error) from None
 
     def _sync(self, name: str) -> None:

@@ -31,7 +31,7 @@ def place(ctx: Context) -> Flow[list[Finding]]:
         message = "the store is in memory: everything is gone when the process ends"
         return [Finding("place", "problem", message, 'open a file: perdure.open("agent.db"), or PostgreSQL')]
     kind = opening.file_system(path, opening.read_mountinfo())
-    if kind in opening.NETWORK_FILE_SYSTEMS:
+    if opening.network_file_system(path, opening.read_mountinfo()):
         message = f"{path} is on a network file system ({kind}), where SQLite's locks and log are not safe"
         return [Finding("place", "problem", message, "move it to a local disk, or use PostgreSQL")]
     if kind in _IN_MEMORY or kind in _LAYERS:

@@ -63,35 +63,29 @@ class Compiled:
 
 
 class Statements:
-    """Compiled statements by their `Sql`, each text compiled once."""
+    """Compiled statements by their text."""
 
     def __init__(self, *, prepare: bool) -> None:
         self.prepare = prepare
         self.tenancy: Tenancy | None = None  # of a role that must say whose rows a statement is about
-        self._by_sql: dict[Sql, Compiled] = {}
         self._by_text: dict[str, Compiled] = {}
         self._edition = 0
 
     def renew(self) -> None:
         """Prepare everything anew, under other names, on every connection: a table changed its columns."""
         self._edition += 1
-        self._by_sql, self._by_text = {}, {}
+        self._by_text = {}
 
     def compiled(self, sql: Sql) -> Compiled:
-        found = self._by_sql.get(sql)
+        text = sql.postgres
+        found = self._by_text.get(text)
         if found is None:
-            found = self._by_text.get(sql.postgres) or self._compile(sql.postgres)
-            if len(self._by_sql) >= 4 * PREPARED_MAX:
-                self._by_sql.clear()
-            self._by_sql[sql] = found
+            if len(self._by_text) >= PREPARED_MAX:
+                return Compiled(text, None)
+            # Named by its content: two threads that get here at once agree.
+            name = f"pd{self._edition}_{blake2b(text.encode(), digest_size=12).hexdigest()}"
+            found = self._by_text.setdefault(text, Compiled(text, name.encode()))
         return found
-
-    def _compile(self, text: str) -> Compiled:
-        if len(self._by_text) >= PREPARED_MAX:
-            return Compiled(text, None)
-        # Named by its content: two threads that get here at once agree.
-        name = f"pd{self._edition}_{blake2b(text.encode(), digest_size=12).hexdigest()}"
-        return self._by_text.setdefault(text, Compiled(text, name.encode()))
 
 
 class ConnectionLost(Exception):

@@ -25,7 +25,6 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from perdure.errors import OpenError, UsageError
 from perdure.storage.migrate import CREATE_TABLE, Migration, pending
 from perdure.storage.postgres.errors import Target, not_opened
-from perdure.storage.postgres.roles import place_of, renew_grants
 from perdure.storage.urls import is_postgres
 
 Durability = Literal["full", "normal"]
@@ -147,7 +146,6 @@ def prepare_store(connection: Connection, target: Target, *, create: bool, poole
 
 
 def _migrate(connection: Connection, target: Target, applied: list[int] | None, waiting: list[Migration]) -> None:
-    is_new = applied is None
     while waiting:
         # One transaction each; whoever waited for the lock finds it done and looks again.
         with connection.transaction():
@@ -157,8 +155,6 @@ def _migrate(connection: Connection, target: Target, applied: list[int] | None, 
             waiting = _pending(_applied(connection, target), target)
             if waiting:
                 _apply(connection, waiting.pop(0))
-                if not is_new and not waiting:
-                    renew_grants(connection, place_of(connection, target.schema))
         applied = _applied(connection, target)
 
 

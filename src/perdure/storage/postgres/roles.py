@@ -11,32 +11,43 @@ is to be held to a tenant.
 
 from __future__ import annotations
 
-import re
-from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from psycopg import sql
 
 from perdure.errors import UsageError
-from perdure.storage.migrate import migrations
 
 Kind = Literal["app", "tenant", "operator"]
 KINDS: tuple[Kind, ...] = ("app", "tenant", "operator")
 
-_ALL = "SELECT, INSERT, UPDATE, DELETE"
-# A tenant is made by its name, never changed; whom a role is bound to is the owner's business.
-_LESS = {"tenant": "SELECT, INSERT", "tenant_role": "SELECT", "migration": "SELECT"}
-_TYPES = {"app": "chooses_tenant", "operator": "sees_every_tenant"}
-_MAINTAIN_SINCE = 170000  # the version of PostgreSQL in which somebody else than the owner can be let VACUUM
-_MADE = re.compile(r"^CREATE (TABLE|SEQUENCE|FUNCTION) (\w+)", re.MULTILINE)
+_MAINTAIN_SINCE = 170000  # the version of PostgreSQL in which another role than the owner can be let VACUUM
+# A tenant is made by its name, never changed; which tenant a role is bound to is the owner's business.
+_GRANTS = (
+    "REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {role}",
+    "REVOKE ALL ON ALL SEQUENCES IN SCHEMA {schema} FROM {role}",
+    "REVOKE ALL ON SCHEMA {schema} FROM {role}",
+    "REVOKE USAGE ON TYPE {chooses}, {every} FROM {role}",
+    "GRANT USAGE ON SCHEMA {schema} TO {role}",
+    "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}",
+    "REVOKE INSERT, UPDATE, DELETE ON {migration}, {tenant_role} FROM {role}",
+    "REVOKE UPDATE, DELETE ON {tenant} FROM {role}",
+    "GRANT USAGE ON SEQUENCE {number} TO {role}",
+    "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role}",
+)
+_OF_KIND = {
+    "app": ("GRANT USAGE ON TYPE {chooses} TO {role}",),
+    "tenant": ("REVOKE INSERT ON {tenant} FROM {role}",),
+    "operator": (
+        "GRANT USAGE ON TYPE {every} TO {role}",
+        "GRANT SELECT ON ALL SEQUENCES IN SCHEMA {schema} TO {role}",  # a backup copies where they are
+    ),
+}
 
 # Whoever the role could become by SET ROLE counts too.
 _REACH = """SELECT x.rolname::text, x.rolsuper, x.rolbypassrls,
     EXISTS (SELECT 1 FROM pg_class c WHERE c.oid = to_regclass(%(table)s) AND pg_has_role(x.oid, c.relowner, 'USAGE')),
     has_type_privilege(x.oid, %(every)s, 'USAGE'), has_type_privilege(x.oid, %(chooses)s, 'USAGE')
     FROM pg_roles x WHERE pg_has_role(%(role)s, x.oid, 'MEMBER') ORDER BY x.rolname = %(role)s DESC, x.rolname"""
-_GRANTED = """SELECT pg_get_userbyid(a.grantee)::text FROM pg_type t, aclexplode(t.typacl) a
-    WHERE t.oid = to_regtype(%s) AND a.grantee <> t.typowner AND a.grantee <> 0"""
 
 
 class Place(NamedTuple):
@@ -54,55 +65,16 @@ def place_of(connection: Any, schema: str, role: str = "") -> Place:
     return Place(role, schema, str(info.dbname), int(info.server_version))
 
 
-@cache
-def _made(what: str) -> tuple[str, ...]:
-    """The names of the tables, sequences or functions that the migrations make."""
-    texts = [migration.text for migration in migrations("postgres")]
-    return tuple(dict.fromkeys(name for text in texts for kind, name in _MADE.findall(text) if kind == what))
-
-
-def tables() -> tuple[str, ...]:
-    """Every table of a store."""
-    return ("migration", *_made("TABLE"))
-
-
 def grants(kind: Kind, place: Place) -> list[sql.Composed]:
     """What gives an existing role the rights of its kind on the tables as they are now. Needs their owner."""
-    role, schema = sql.Identifier(place.role), sql.Identifier(place.schema)
-
-    def made(text: str, **names: sql.Composable) -> sql.Composed:
-        return sql.SQL(text).format(role=role, schema=schema, **names)
-
-    def several(names: list[str]) -> sql.Composed:
-        return sql.SQL(", ").join(sql.Identifier(place.schema, name) for name in names)
-
-    by_rights: dict[str, list[str]] = {}
-    for table in tables():
-        rights = _LESS.get(table, _ALL)
-        if kind == "tenant" and table == "tenant":
-            rights = "SELECT"
-        if kind == "operator" and place.server_version >= _MAINTAIN_SINCE:
-            rights += ", MAINTAIN"
-        by_rights.setdefault(rights, []).append(table)
-    functions = sql.SQL(", ").join(
-        sql.SQL("{}()").format(sql.Identifier(place.schema, name)) for name in _made("FUNCTION")
-    )
-    statements = [
-        made("REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {role}"),
-        made("REVOKE ALL ON ALL SEQUENCES IN SCHEMA {schema} FROM {role}"),
-        made("REVOKE ALL ON SCHEMA {schema} FROM {role}"),
-        made("REVOKE USAGE ON TYPE {types} FROM {role}", types=several(sorted(_TYPES.values()))),
-        made("GRANT USAGE ON SCHEMA {schema} TO {role}"),
-    ]
-    for rights, names in by_rights.items():
-        statements.append(made("GRANT {rights} ON {tables} TO {role}", rights=sql.SQL(rights), tables=several(names)))
-    statements.append(made("GRANT USAGE ON SEQUENCE {all} TO {role}", all=several(list(_made("SEQUENCE")))))
-    statements.append(made("GRANT EXECUTE ON FUNCTION {functions} TO {role}", functions=functions))
-    if kind == "operator":  # a backup copies where they are
-        statements.append(made("GRANT SELECT ON ALL SEQUENCES IN SCHEMA {schema} TO {role}"))
-    if kind in _TYPES:
-        statements.append(made("GRANT USAGE ON TYPE {type} TO {role}", type=several([_TYPES[kind]])))
-    return statements
+    own = {name: name for name in ("migration", "tenant", "tenant_role", "number")}
+    own |= {"chooses": "chooses_tenant", "every": "sees_every_tenant"}
+    names = {name: sql.Identifier(place.schema, known) for name, known in own.items()}
+    names |= {"role": sql.Identifier(place.role), "schema": sql.Identifier(place.schema)}
+    texts = [*_GRANTS, *_OF_KIND[kind]]
+    if kind == "operator" and place.server_version >= _MAINTAIN_SINCE:
+        texts.append("GRANT MAINTAIN ON ALL TABLES IN SCHEMA {schema} TO {role}")
+    return [sql.SQL(text).format(**names) for text in texts]
 
 
 def binding(kind: Kind, place: Place, tenant: str | None) -> list[sql.Composed]:
@@ -179,22 +151,3 @@ def check_reach(connection: Any, kind: Kind, place: Place) -> None:
             raise UsageError(
                 f"the role {whom} {why}: row-level security would not hold it. Nothing was changed; use another role"
             )
-
-
-def renew_grants(connection: Any, place: Place) -> None:
-    """Give the roles that a store has the rights on tables that a migration has made. As the owner."""
-    known: list[tuple[Kind, str]] = [("tenant", role) for role in _bound_roles(connection, place.schema)]
-    for kind, type_ in (("app", "chooses_tenant"), ("operator", "sees_every_tenant")):
-        rows = connection.execute(_GRANTED, (f"{place.schema}.{type_}",)).fetchall()
-        known += [(kind, str(role)) for (role,) in rows]  # type: ignore[misc]
-    for kind, role in known:
-        for statement in grants(kind, place._replace(role=role)):
-            connection.execute(statement)
-
-
-def _bound_roles(connection: Any, schema: str) -> list[str]:
-    table = sql.Identifier(schema, "tenant_role")
-    rows = connection.execute(
-        sql.SQL("SELECT b.role::text FROM {} b JOIN pg_roles r ON r.rolname = b.role").format(table)
-    )
-    return [str(role) for (role,) in rows]

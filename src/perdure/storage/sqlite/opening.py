@@ -37,39 +37,11 @@ Durability = Literal["full", "normal"]
 Access = Literal["write", "read", "immutable"]
 Role = Literal["writer", "reader"]
 
-# WAL keeps its index in shared memory, which does not reach another machine: two hosts would overwrite each
-# other. fmt: off
-NETWORK_FILE_SYSTEMS = frozenset(
-    (
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb2",
-        "smb3",
-        "smbfs",
-        "9p",
-        "afs",
-        "coda",
-        "ceph",
-        "glusterfs",
-        "lustre",
-        "beegfs",
-        "gpfs",
-        "pvfs2",
-        "orangefs",
-        "ncpfs",
-        "davfs",
-        "fuse.sshfs",
-        "fuse.glusterfs",
-        "fuse.ceph",
-        "fuse.s3fs",
-        "fuse.rclone",
-        "fuse.gcsfuse",
-        "fuse.davfs2",
-        "fuse.smbnetfs",
-    )
+# WAL keeps its index in shared memory, which does not reach another machine: two hosts would overwrite each other.
+_NETWORK = (
+    r"nfs4?|cifs|smb\w*|9p|afs|coda|ceph|glusterfs|lustre|beegfs|gpfs|pvfs2|orangefs|ncpfs|davfs"
+    r"|fuse\.(sshfs|glusterfs|ceph|s3fs|rclone|gcsfuse|davfs2|smbnetfs)"
 )
-# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +69,7 @@ def read_mountinfo() -> str:
 def network_file_system(path: str, mountinfo: str) -> str | None:
     """The type of the network file system that `path` lies on, or None for a local one."""
     kind = file_system(path, mountinfo)
-    return kind if kind in NETWORK_FILE_SYSTEMS else None
+    return kind if re.fullmatch(_NETWORK, kind) else None
 
 
 def file_system(path: str, mountinfo: str) -> str:
