@@ -124,7 +124,7 @@ def test_a_call_that_does_not_fit_the_run_is_explained(lab: Lab) -> None:
 
     assert lab.run(aagent if lab.is_async else agent, id="r").status == "done"
     assert lab.run(both, id="b").status == "done"
-    words = ("without the lambda", "make it async", "at least one") if lab.is_async else (
+    words = ("leave out the lambda", "make the step async", "at least one") if lab.is_async else (
         "async steps need an async durable function",
         "lambda: search",
         "async steps need an async durable function",

@@ -188,7 +188,7 @@ class Tools:
         # Of two calls with one id, a model's mistake, the later one has its position.
         places = [name if name not in labels[:at] else f"_{at + 1}" for at, name in enumerate(labels)]
         scopes = [scope.inside(f"{path}.{place}.") for place in places]
-        return [Branch(at, own, partial(run, own, calls[at]), None) for at, own in enumerate(scopes)]
+        return [Branch(at, own, partial(run, own, calls[at])) for at, own in enumerate(scopes)]
 
     # --- one call, in the context of its own scope
 

@@ -6,7 +6,7 @@ race is recorded, so that a replay decides the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,15 +22,14 @@ FIRST = "perdure.first"
 
 
 class Branch:
-    """One of several parallel calls. `drop` closes what it was given if it never begins."""
+    """One of several parallel calls. `work` is a function without arguments, or something to await."""
 
-    __slots__ = ("call", "drop", "ended", "error", "index", "scope", "value")
+    __slots__ = ("ended", "error", "index", "scope", "value", "work")
 
-    def __init__(self, index: int, scope: Scope, call: Callable[[], Any], drop: Callable[[], object] | None) -> None:
+    def __init__(self, index: int, scope: Scope, work: Any) -> None:
         self.index = index
         self.scope = scope
-        self.call = call
-        self.drop = drop
+        self.work = work
         self.ended = False
         self.value: Any = None
         self.error: BaseException | None = None
@@ -71,8 +70,16 @@ class Branch:
             self.error = None  # its traceback leads back here: no cycle
 
 
-def branches_of(scope: Scope, calls: Sequence[tuple[Callable[[], Any], Callable[[], object] | None]]) -> list[Branch]:
-    return [Branch(index, scope.branch(), call, drop) for index, (call, drop) in enumerate(calls)]
+def branches_of(scope: Scope, calls: Iterable[Any]) -> list[Branch]:
+    return [Branch(index, scope.branch(), work) for index, work in enumerate(calls)]
+
+
+def drop(work: Any) -> None:
+    """A coroutine that will not be awaited is closed, so that Python does not warn; a task is cancelled."""
+    if hasattr(work, "__await__"):
+        end = getattr(work, "close", None) or getattr(work, "cancel", None)
+        if end is not None:
+            end()
 
 
 def check(scope: Scope, branches: Sequence[Branch]) -> None:

@@ -13,13 +13,12 @@ from typing import Any, TypeVar, overload
 
 from perdure.errors import UsageError
 from perdure.runs.execution.scope import Scope, need_scope
-from perdure.runs.parallel.branches import branches_of
+from perdure.runs.parallel.branches import branches_of, drop
 from perdure.values.showing import shown
 
 A = TypeVar("A")
 T = TypeVar("T")
 _THREADS_MAX = 32
-_Calls = list[tuple[Callable[[], Any], Callable[[], object] | None]]
 
 
 @overload
@@ -35,8 +34,8 @@ def gather(*calls: Any) -> Any:
 
     All branches come to their end before the first error, by position, is raised: what they did is recorded.
     """
-    scope, checked = _checked("perdure.gather", calls)
-    branches = branches_of(scope, checked)
+    scope = _checked("perdure.gather", calls)
+    branches = branches_of(scope, calls)
     return _module(scope).gather(scope, branches, len(branches))
 
 
@@ -65,7 +64,7 @@ def map(fn: Callable[[Any], Any], items: Iterable[Any], *, concurrency: int | No
         raise UsageError("perdure.map() was given a set: its order differs from process to process. Sort it first")
     if not callable(fn) or not hasattr(items, "__iter__"):
         raise UsageError(f"perdure.map() wants a function and items: perdure.map(search, ['a', 'b']), not {shown(fn)}")
-    branches = branches_of(scope, [(partial(fn, item), None) for item in items])
+    branches = branches_of(scope, [partial(fn, item) for item in items])
     limit = concurrency or (len(branches) if scope.is_async else _THREADS_MAX)
     return _module(scope).gather(scope, branches, limit)
 
@@ -84,11 +83,11 @@ def first(*calls: Any) -> Any:
     The others are given up. In an async run they are cancelled; a thread comes to the end of the call that it is in.
     If all fail, the error of the first by position is raised.
     """
-    scope, checked = _checked("perdure.first", calls)
-    if not checked:
+    scope = _checked("perdure.first", calls)
+    if not calls:
         raise UsageError("perdure.first() wants at least one call")
     path = scope.take()
-    return _module(scope).first(scope, path, branches_of(scope, checked))
+    return _module(scope).first(scope, path, branches_of(scope, calls))
 
 
 def _module(scope: Scope) -> Any:
@@ -102,54 +101,25 @@ def _module(scope: Scope) -> Any:
     return threads
 
 
-def _checked(what: str, calls: Sequence[Any]) -> tuple[Scope, _Calls]:
-    """The running branch, and the calls if they fit it."""
+def _checked(what: str, calls: Sequence[Any]) -> Scope:
+    """The running branch, if the calls fit it: functions in a sync run, awaitables in an async one."""
     try:
         scope = need_scope(f"{what}()")
         scope.check()
-        _check_kinds(what, scope, calls)
+        for call in calls:
+            is_awaitable = hasattr(call, "__await__")
+            if scope.is_async and not is_awaitable:
+                raise UsageError(
+                    f'{what}() in an async durable function takes awaitables, {what}(search("a"), …), not a '
+                    f"{type(call).__name__}: leave out the lambda, make the step async, or use perdure.map"
+                )
+            if not scope.is_async and (is_awaitable or not callable(call)):
+                raise UsageError(
+                    f'{what}() in a sync durable function takes functions, {what}(lambda: search("a"), …), not a '
+                    f"{type(call).__name__}; async steps need an async durable function"
+                )
+        return scope
     except BaseException:
         for call in calls:
-            _drop(call)
+            drop(call)
         raise
-    if not scope.is_async:
-        return scope, [(call, None) for call in calls]
-    return scope, [(partial(_itself, call), partial(_drop, call)) for call in calls]
-
-
-def _check_kinds(what: str, scope: Scope, calls: Sequence[Any]) -> None:
-    """Functions in a sync run, awaitables in an async one."""
-    wrong = [call for call in calls if not _fits(scope, call)]
-    if not wrong:
-        return
-    kind = type(wrong[0]).__name__
-    if scope.is_async:
-        because = (
-            f'it was given a function: without the lambda, {what}(search("a"), …)'
-            if callable(wrong[0])
-            else f"it was given a {kind}: a sync step runs before {what}; make it async, or use perdure.map"
-        )
-        raise UsageError(f"{what}() in an async durable function takes awaitables, and {because}")
-    because = (
-        f"it was given a {kind}: async steps need an async durable function"
-        if hasattr(wrong[0], "__await__")
-        else f'it was given a {kind}: the step was called already; write {what}(lambda: search("a"), …)'
-    )
-    raise UsageError(f"{what}() in a sync durable function takes functions without arguments, and {because}")
-
-
-def _fits(scope: Scope, call: Any) -> bool:
-    is_awaitable = hasattr(call, "__await__")
-    return is_awaitable if scope.is_async else callable(call) and not is_awaitable
-
-
-def _itself(awaitable: Any) -> Any:
-    return awaitable
-
-
-def _drop(call: Any) -> None:
-    """A coroutine that will not be awaited is closed, so that Python does not warn; a task is cancelled."""
-    if hasattr(call, "__await__"):
-        end = getattr(call, "close", None) or getattr(call, "cancel", None)
-        if end is not None:
-            end()

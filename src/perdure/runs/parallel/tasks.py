@@ -17,6 +17,7 @@ from perdure.runs.execution.tasks import Supervisor
 from perdure.runs.execution.unwinds import Abandoned, Interrupted
 from perdure.runs.parallel.branches import (
     Branch,
+    drop,
     forget,
     is_decided,
     record_winner,
@@ -74,7 +75,7 @@ class TaskPool:
         """End the branches that have not ended; those that have not begun never do."""
         while self._todo:
             branch = self._todo.popleft()
-            _drop(branch)
+            drop(branch.work)
             branch.end(error=reason)
             self._ended.append(branch)
         for task, branch in self._tasks.items():
@@ -99,14 +100,8 @@ class TaskPool:
 
 
 async def _awaited(branch: Branch) -> Any:
-    found = branch.call()
+    found = branch.work if hasattr(branch.work, "__await__") else branch.work()
     return await found if hasattr(found, "__await__") else found
-
-
-def _drop(*branches: Branch) -> None:
-    for branch in branches:
-        if branch.drop is not None:
-            branch.drop()
 
 
 async def gather(scope: Scope, branches: Sequence[Branch], limit: int) -> list[Any]:
@@ -122,12 +117,14 @@ async def first(scope: Scope, path: str, branches: Sequence[Branch]) -> Any:
     try:
         recorded = recorded_winner(scope, path, len(branches))
     except BaseException:
-        _drop(*branches)
+        for branch in branches:
+            drop(branch.work)
         raise
     if recorded is not None:
         winner = branches[recorded]
         losers = [branch for branch in branches if branch is not winner]
-        _drop(*losers)
+        for loser in losers:
+            drop(loser.work)
         forget(scope, losers)
         return (await gather(scope, [winner], 1))[0]
     await arun_operation(scope, scope.execution.log.flush())

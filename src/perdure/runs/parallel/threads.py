@@ -22,6 +22,7 @@ from perdure.runs.execution.unwinds import Abandoned, Interrupted
 from perdure.runs.parallel.branches import (
     Branch,
     close_asks,
+    drop,
     forget,
     is_decided,
     open_asks,
@@ -117,10 +118,9 @@ def _context(branch: Branch) -> contextvars.Context:
 def call(branch: Branch) -> None:
     """Run a branch to its end, on this thread, in its own context."""
     try:
-        value = branch.call()
+        value = branch.work()
         if hasattr(value, "__await__"):
-            if hasattr(value, "close"):
-                value.close()
+            drop(value)
             raise UsageError(
                 "a branch of a sync durable function gave something to be awaited: the step is async, and so must the "
                 "durable function be"
