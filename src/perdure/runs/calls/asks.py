@@ -15,11 +15,11 @@ import orjson
 
 from perdure.errors import AnswerRefused, NotFound, UsageError
 from perdure.runs.calls.steps import answer as replayed
-from perdure.runs.calls.timeouts import check_deadline, check_seconds
+from perdure.runs.calls.timeouts import check_seconds, recorded_call
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.execution.scope import Scope
-from perdure.runs.journal.entries import DONE, WAIT, Entry, completion, decompress, opening
+from perdure.runs.journal.entries import DONE, WAIT, Entry, decompress, opening
 from perdure.runs.journal.rows import LOCK, WAKE
 from perdure.storage.columns import ANSWER, ASK_ANSWER, QUESTION, TERMS
 from perdure.storage.program import Batch, Program, Rows, Sql, read
@@ -166,11 +166,8 @@ def question_at(
     scope: Scope, path: str, asked: Question, *, name: str = NAME, kind: str = "question"
 ) -> Operation[Any]:
     """Ask, and wait for the answer."""
-    scope.check()
     execution = scope.execution
-    yield from check_deadline(scope, path)
-    found = execution.recorded(path, name, None)
-    ended = completion(found)
+    found, ended = yield from recorded_call(scope, path, name)
     if ended is not None:
         if (ended.extra or {}).get("late"):
             return _late(asked)

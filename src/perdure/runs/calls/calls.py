@@ -9,11 +9,11 @@ from typing import Any, NoReturn, TypeVar
 from perdure.errors import UsageError
 from perdure.runs.calls import asks, children, messages
 from perdure.runs.calls.steps import answer, wait_until
-from perdure.runs.calls.timeouts import check_deadline, check_seconds, limited
+from perdure.runs.calls.timeouts import check_seconds, limited, recorded_call
 from perdure.runs.execution.operation import Operation, arun_operation, run_operation
 from perdure.runs.execution.scope import Scope, current, need_scope
 from perdure.runs.execution.unwinds import ContinueAsNew, RollBack
-from perdure.runs.journal.entries import DONE, NOTE, WAIT, Entry, completion, opening
+from perdure.runs.journal.entries import DONE, NOTE, WAIT, Entry, opening
 from perdure.threads.checks import check_name
 
 T = TypeVar("T")
@@ -88,11 +88,8 @@ def sleep_until(when: datetime) -> Any:
 
 
 def _sleep_operation(scope: Scope, path: str, due_at: Callable[[int], int]) -> Operation[None]:
-    scope.check()
     execution, name = scope.execution, "perdure.sleep"
-    yield from check_deadline(scope, path)
-    found = execution.recorded(path, name, None)
-    ended = completion(found)
+    found, ended = yield from recorded_call(scope, path, name)
     if ended is not None:
         yield from answer(execution, ended)
         return

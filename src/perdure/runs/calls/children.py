@@ -11,13 +11,13 @@ from blake3 import blake3
 from perdure.errors import RolledBack, RunCancelled, RunFailed, RunMismatch, RunStuck
 from perdure.runs.calls.failures import describe_error, error_text, rebuilt
 from perdure.runs.calls.steps import answer
-from perdure.runs.calls.timeouts import check_deadline
+from perdure.runs.calls.timeouts import recorded_call
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.execution.scope import Scope
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import DurableSpec
-from perdure.runs.journal.entries import DONE, SPAWN, Entry, completion, compress, decompress, opening
+from perdure.runs.journal.entries import DONE, SPAWN, Entry, compress, decompress, opening
 from perdure.runs.journal.journal import outcome_of
 from perdure.runs.journal.rows import BY_ID, FINISHED, NewRun, RunRow, find, insert
 from perdure.storage.program import Batch, Rows, read
@@ -39,14 +39,11 @@ def spawn_operation(
     queue: str | None,
 ) -> Operation[str]:
     """Start a child run; gives its id."""
-    scope.check()
     execution = scope.execution
-    yield from check_deadline(scope, path)
     text = spec.binder.text(args, kwargs, execution.ctx.codec)
     args_hash = digest(text)
-    found = execution.recorded(path, f"{NAME}:{spec.name}", args_hash)
-    first, ended = opening(found), completion(found)
-    if first is not None:
+    found, ended = yield from recorded_call(scope, path, f"{NAME}:{spec.name}", args_hash)
+    if (first := opening(found)) is not None:
         return str((first.extra or {})["child"])
     if ended is not None:
         yield from answer(execution, ended)
@@ -125,12 +122,8 @@ class Child:
 
 def result_operation(scope: Scope, path: str, run_id: str) -> Operation[Any]:
     """Wait for a run's end and record it."""
-    scope.check()
-    execution = scope.execution
-    yield from check_deadline(scope, path)
-    name = "perdure.result"
-    found = execution.recorded(path, name, None)
-    ended = completion(found)
+    execution, name = scope.execution, "perdure.result"
+    _, ended = yield from recorded_call(scope, path, name)
     if ended is not None:
         return (yield from answer(execution, ended))
     yield from execution.log.flush()

@@ -68,33 +68,19 @@ class Call:
         return Entry(self.path, self.spec.name, at, self.args_hash, self.attempt, value, extra, self.duration_us)
 
 
-def effect_operation(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation[Any]:
-    """Call an effect: from the journal, or for real, or settle what became of it."""
-    scope.check()
-    text = spec.binder.text(args, kwargs, scope.execution.ctx.codec)
-    args_hash = digest(text)
-    path = scope.take_for(spec.name, args_hash)
-    if scope.deadlines:
-        yield from check_deadline(scope, path)
-    return (yield from _effect(scope, spec, path, args, kwargs, text, args_hash))
-
-
-def effect_at(scope: Scope, spec: StepSpec, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation[Any]:
-    """The same at a path that was taken before."""
-    text = spec.binder.text(args, kwargs, scope.execution.ctx.codec)
-    return (yield from _effect(scope, spec, path, args, kwargs, text, digest(text)))
-
-
-def _effect(
-    scope: Scope,
-    spec: StepSpec,
-    path: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    text: bytes,
-    args_hash: bytes,
+def effect_operation(
+    scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], path: str | None = None
 ) -> Operation[Any]:
+    """Call an effect: from the journal, or for real, or settle what became of it. `path`: where, if not at the next
+    place of its branch."""
+    scope.check()
     execution = scope.execution
+    text = spec.binder.text(args, kwargs, execution.ctx.codec)
+    args_hash = digest(text)
+    if path is None:
+        path = scope.take_for(spec.name, args_hash)
+        if scope.deadlines:
+            yield from check_deadline(scope, path)
     found = execution.recorded(path, spec.name, args_hash)
     if found:
         ended = execution.final(found)

@@ -9,11 +9,11 @@ from typing import Any
 from perdure.errors import NotFound
 from perdure.runs.calls.failures import describe_error
 from perdure.runs.calls.steps import answer
-from perdure.runs.calls.timeouts import check_deadline
+from perdure.runs.calls.timeouts import recorded_call
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.execution.scope import Scope
-from perdure.runs.journal.entries import DONE, WAIT, Entry, completion, decompress, opening
+from perdure.runs.journal.entries import DONE, WAIT, Entry, decompress, opening
 from perdure.runs.journal.rows import BY_ID, WAKE, RunRow
 from perdure.storage.columns import SIGNAL
 from perdure.storage.program import Batch, Program, Rows, Sql, read
@@ -72,11 +72,8 @@ class _Taken(Exception):
 
 def receive_operation(scope: Scope, path: str, topic: str, timeout_s: float | None, default: Any) -> Operation[Any]:
     """Take the oldest message of a topic; wait for one if there is none."""
-    scope.check()
     execution = scope.execution
-    yield from check_deadline(scope, path)
-    found = execution.recorded(path, NAME, None)
-    ended = completion(found)
+    found, ended = yield from recorded_call(scope, path, NAME)
     if ended is not None:
         return default if (ended.extra or {}).get("late") else (yield from answer(execution, ended))
     first = opening(found)
@@ -118,10 +115,8 @@ def _take(execution: Execution, topic: str, seq: int) -> Generator[Batch, list[R
 
 def send_operation(scope: Scope, path: str, run_id: str, value: Any, topic: str) -> Operation[None]:
     """Send from inside a run: the message and the journal entry are one commit, so it is sent once."""
-    scope.check()
     execution = scope.execution
-    yield from check_deadline(scope, path)
-    ended = completion(execution.recorded(path, "perdure.send", None))
+    _, ended = yield from recorded_call(scope, path, "perdure.send")
     if ended is not None:
         yield from answer(execution, ended)
         return

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from perdure.errors import InDoubt, RunError, RunStuck
-from perdure.runs.calls.effects import Call, effect_at, ended, settle
+from perdure.runs.calls.effects import Call, effect_operation, ended, settle
 from perdure.runs.calls.failures import describe_error, line_of
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, Wait
@@ -151,7 +151,7 @@ def _undo(execution: Execution, intent: Entry) -> Operation[None]:
     given = {"result": result, "effect_key": str((intent.extra or {})["key"])}
     kwargs = called_by_name(undo.fn, {**spec.binder.plan.defaults, **arguments}, given)
     try:
-        yield from effect_at(execution.root, undo, path, (), kwargs)
+        yield from effect_operation(execution.root, undo, (), kwargs, path)
     except Exception as error:
         raise RunStuck(
             f"run {execution.row.id!r} is being undone, and {undo.name} failed: {line_of(error)}. "

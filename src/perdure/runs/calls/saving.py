@@ -16,11 +16,11 @@ from perdure.errors import Conflict, NotFound
 from perdure.log.append import Appended
 from perdure.log.ids import show_id
 from perdure.log.records import Record
-from perdure.runs.calls.timeouts import check_deadline
+from perdure.runs.calls.timeouts import recorded_call
 from perdure.runs.execution.operation import Operation, arun_operation, run_operation
 from perdure.runs.execution.scope import Scope, current
 from perdure.runs.functions.inputs import digest
-from perdure.runs.journal.entries import DONE, Entry, completion
+from perdure.runs.journal.entries import DONE, Entry
 from perdure.storage.program import Flow
 from perdure.threads import flows, transactional_save
 from perdure.threads.context import Context, Cursor
@@ -63,11 +63,9 @@ class _Foreseen(Exception):
 
 
 def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, bool]]:
-    scope.check()
     execution = scope.execution
-    yield from check_deadline(scope, path)
     args_hash = digest(save.cursor.name.encode() + b"\0" + save.wanted)
-    ended = completion(execution.recorded(path, NAME, args_hash))
+    _, ended = yield from recorded_call(scope, path, NAME, args_hash)
     line = save.cursor
     if ended is not None:
         told: Told = (ended.extra or {})["saved"]

@@ -8,6 +8,7 @@ then.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -16,7 +17,7 @@ from perdure.errors import UsageError
 from perdure.runs.calls.failures import describe_error
 from perdure.runs.execution.operation import LINGER_S, Pause, Wait
 from perdure.runs.execution.scope import Scope, need_scope
-from perdure.runs.journal.entries import DONE, FAILED, INTENT, VALUE, Entry
+from perdure.runs.journal.entries import DONE, FAILED, INTENT, VALUE, Entry, Recorded, completion
 from perdure.values.showing import shown
 
 if TYPE_CHECKING:
@@ -105,6 +106,16 @@ def check_deadline(scope: Scope, path: str) -> Operation[None]:
     if _nearest(scope) <= execution.shared_clock_us():
         yield from execution.log.record((VALUE, Entry(path, NAME, execution.ctx.clock_us())))
         raise _over(path)
+
+
+def recorded_call(
+    scope: Scope, path: str, name: str, args_hash: bytes | None = None
+) -> Operation[tuple[Sequence[Recorded], Entry | None]]:
+    """What the journal has of a call that begins, and how it ended if it did. Raises what ended its branch."""
+    scope.check()
+    yield from check_deadline(scope, path)
+    found = scope.execution.recorded(path, name, args_hash)
+    return found, completion(found)
 
 
 def is_over(scope: Scope) -> bool:
