@@ -291,4 +291,4 @@ def test_yes_and_no_answer_a_question_of_true_or_false(run: Run, store: perdure.
     handle = store.run(agent, id="go")
     assert store.asks("go")[0].step == store.asks("go")[0].path  # what `answer` takes
     assert run("answer", "go", said)[0] == 0
-    assert handle.result(timeout_s=10) is meant
+    assert handle.result(timeout_s=60) is meant

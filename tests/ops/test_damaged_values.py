@@ -156,7 +156,7 @@ Reader = Callable[[perdure.Store], Any]
 # A column: what its row is found by (of two rows), and what reads the first of them.
 COLUMNS: dict[str, tuple[str, Reader]] = {
     "thread.metadata": ("name = 'thread{1}'", lambda store: store.threads(where={"user": 1})),
-    "run.input": ("id = 'done{1}'", lambda store: store.get_run("done1").result(timeout_s=5)),
+    "run.input": ("id = 'done{1}'", lambda store: store.get_run("done1").result(timeout_s=60)),
     "run.waiting": ("id = 'open{1}'", lambda store: store.get_run("open1").info()),
     "run.incarnation": ("id = 'queued{1}'", lambda store: work(store, "queued1")),
     "run_value.value": (
@@ -186,7 +186,7 @@ CHANGES_NOTHING += ["run.input", "run.waiting", "run_value.value", "ask.question
 
 def work(store: perdure.Store, run: str) -> Any:
     perdure.Worker(store, [pay, asks, receives]).run(until_idle=True)
-    return store.get_run(run).result(timeout_s=5)
+    return store.get_run(run).result(timeout_s=60)
 
 
 def writes_of(store: perdure.Store, n: int) -> Any:

@@ -91,7 +91,7 @@ def test_without_the_right_key_nothing_is_read_or_written(url: str, keys: Any) -
             lambda: store.thread("new").save({"n": 1}),
             lambda: store.threads(),
             lambda: store.run(travel, "x", id="new"),
-            lambda: store.get_run("trip").result(timeout_s=1),
+            lambda: store.get_run("trip").result(timeout_s=60),
             lambda: store.ops.verify(),
         ]
         for call in calls:
@@ -277,7 +277,7 @@ def looked(store: Store) -> None:
     """Everything that a finished run has to say."""
     run = store.get_run("trip")
     run.steps()
-    run.result(timeout_s=1)
+    run.result(timeout_s=60)
     store.replay("trip", travel)
 
 

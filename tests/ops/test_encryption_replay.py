@@ -320,6 +320,6 @@ def test_messages_and_answers_of_another_run_are_noticed(url: str) -> None:
         assert wrong == {"listening-a", "listening-b", "deciding-a", "deciding-b"}
         for name in ("a", "b"):
             with pytest.raises(PerdureError):
-                store.run(listening, id=f"listening-{name}").result(timeout_s=5)
+                store.run(listening, id=f"listening-{name}").result(timeout_s=60)
             with pytest.raises(Damaged):
                 store.answer(f"deciding-{name}", "yes", who="bob")

@@ -438,4 +438,4 @@ def _heard(store: perdure.Store, run_id: str) -> Any:
         store.get_run(f"{run_id}-listener")
     except perdure.NotFound:
         return None
-    return store.run(listener, id=f"{run_id}-listener").result(timeout_s=10)
+    return store.run(listener, id=f"{run_id}-listener").result(timeout_s=60)

@@ -81,7 +81,7 @@ def test_an_answer_between_the_look_and_the_giving_up_counts(sync_lab: Lab, monk
         return perdure.ask("ok?", timeout_s=600, on_timeout="late")
 
     monkeypatch.setattr(asks, "look", late_look)
-    assert sync_lab.run(agent, id="r").result(timeout_s=10) == "yes"
+    assert sync_lab.run(agent, id="r").result(timeout_s=60) == "yes"
 
 
 def test_an_approval_is_given_by_true_and_not_by_a_number(lab: Lab) -> None:
@@ -150,7 +150,7 @@ def test_what_cannot_be_meant_is_refused(local: perdure.Store, case: str) -> Non
         return made(lambda: None)() if case == "step inf" else made
 
     with pytest.raises(perdure.RunStuck, match=f"UsageError: .*{match}"):
-        local.run(agent, id="r").result(timeout_s=5)
+        local.run(agent, id="r").result(timeout_s=60)
 
 
 BAD = {"nul": "a\0b", "surrogate": "a\ud800b"}
@@ -177,7 +177,7 @@ def test_text_that_a_database_cannot_store_is_refused_in_a_run(sync_lab: Lab, pl
         return call(BAD[bad])
 
     with pytest.raises(perdure.RunStuck, match=f"UsageError: .*{named}.*(NUL|Unicode)"):
-        sync_lab.run(agent, id="r").result(timeout_s=5)
+        sync_lab.run(agent, id="r").result(timeout_s=60)
 
 
 @pytest.mark.parametrize("bad", [*BAD.values(), "x" * 70_000])

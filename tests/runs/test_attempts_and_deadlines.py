@@ -26,7 +26,7 @@ class Signal:
 
     async def seen(self, lab: Lab) -> None:
         if not lab.is_async:
-            assert self._given.wait(10)
+            assert self._given.wait(60)
         while not self._given.is_set():
             await asyncio.sleep(0)
 
@@ -163,12 +163,12 @@ def test_a_doubt_of_a_loser_is_named_and_settled(sync_lab: Lab, policy: Any) -> 
     @sync_lab.effect(name="loses", timeout_s=30, on_doubt=policy)
     def loses() -> None:
         lost.set()
-        won.wait(10)
+        won.wait(60)
         raise ConnectionResetError("no answer")
 
     @sync_lab.durable
     async def agent() -> Any:
-        return perdure.first(loses, lambda: lost.wait(10))
+        return perdure.first(loses, lambda: lost.wait(60))
 
     def hear(point: Point) -> None:
         if (point.kind, point.path, point.when) == ("value", "1", "after"):
@@ -185,7 +185,7 @@ def test_a_doubt_of_a_loser_is_named_and_settled(sync_lab: Lab, policy: Any) -> 
         run.resolve(loser, done="it was")
     else:  # nobody wants it any more: it is not run again, and nobody says that it did not happen
         assert "InDoubt" in str(loser.error)
-    assert run.result(timeout_s=10) is True
+    assert run.result(timeout_s=60) is True
 
 
 @pytest.mark.parametrize("policy", ["ask", "retry", "fail"])
@@ -204,7 +204,7 @@ def test_what_is_in_doubt_is_not_taken_for_not_done_when_a_run_is_undone(lab: La
     assert (run.status, undone) == ("waiting", [])
     run.resolve("1", done="booked")
     with pytest.raises(perdure.RolledBack):
-        run.result(timeout_s=10)
+        run.result(timeout_s=60)
     assert (undone, lab.count("book")) == (["booked"], 1)
 
 

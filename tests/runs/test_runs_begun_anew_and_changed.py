@@ -51,7 +51,7 @@ def test_a_run_begins_anew_once_also_if_the_answer_is_lost(outcome: str) -> None
         return number
 
     with perdure.Store(Context(driver, Codec(), BaseCache(1000), "default")) as store:
-        assert store.run(agent, 0, id="a").result(timeout_s=10) == 2
+        assert store.run(agent, 0, id="a").result(timeout_s=60) == 2
 
 
 def test_whoever_began_anew_is_not_taken_for_damaged(lab: Lab) -> None:
@@ -73,7 +73,7 @@ def test_whoever_began_anew_is_not_taken_for_damaged(lab: Lab) -> None:
     fork = lab.run(agent, 2, id="b")
     for handle in (run, fork):
         lab.store.answer(handle, "yes")
-        assert handle.result(timeout_s=10) == "yes"
+        assert handle.result(timeout_s=60) == "yes"
     assert lab.run(agent, 0, id="a").result() == "yes"  # the same line again
     assert lab.run(agent, 2, id="b").result() == "yes"
     assert lab.store.ops.verify().problems == ()
@@ -187,7 +187,7 @@ def test_a_child_that_is_gone_is_not_waited_for(lab: Lab) -> None:
     fork = lab.run(parent, id="b")
     lab.store.answer("b", True)
     with pytest.raises(perdure.RunStuck, match=r"'a/1'.*not in this store"):
-        fork.result(timeout_s=10)
+        fork.result(timeout_s=60)
 
 
 def test_whoever_answers_may_name_a_step_in_any_way(sync_lab: Lab) -> None:
@@ -202,7 +202,7 @@ def test_whoever_answers_may_name_a_step_in_any_way(sync_lab: Lab) -> None:
     with pytest.raises(perdure.NotFound, match="has no step 7"):
         sync_lab.store.answer(run, 3, step=7)
     sync_lab.store.answer(run, 3, step=asked[2].path)
-    assert run.result(timeout_s=10) == [1, 2, 3]
+    assert run.result(timeout_s=60) == [1, 2, 3]
 
 
 def test_a_family_of_more_than_a_page_is_gone_on_with_and_cancelled(tmp_path: Path) -> None:

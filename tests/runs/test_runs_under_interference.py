@@ -54,7 +54,7 @@ def test_an_effect_is_not_run_again_while_its_body_still_runs(store: perdure.Sto
         bodies.append(1)
         begun.set()
         threading.Timer(0.3, may_end.set).start()
-        may_end.wait(10)
+        may_end.wait(60)
         return "paid"
 
     @perdure.durable(name="attacked.slow_run")

@@ -236,7 +236,7 @@ def test_a_generator_streams_its_chunks_and_is_recorded_once(lab: Lab) -> None:
 
     listener = threading.Thread(target=listen)
     listener.start()
-    ready.wait(10)
+    ready.wait(60)
     assert lab.run(agent, id="r").result() == ["t0", "t1", "t2"]
     listener.join(30)
     assert lab.ran == [0, 1, 2]

@@ -242,7 +242,7 @@ def test_backoff_grows_is_capped_and_spread() -> None:
 
 
 def test_a_lock_that_is_held_too_long_is_busy(postgres_url: str) -> None:
-    driver = make_driver(postgres_url, timeout_s=0.1)
+    driver = make_driver(postgres_url, timeout_s=0.5)
     write(driver, once(PUT, id=1, body=b""))
     with psycopg.connect(postgres_url) as connection:
         connection.execute("SELECT 1 FROM perdure.note FOR UPDATE")
@@ -253,7 +253,7 @@ def test_a_lock_that_is_held_too_long_is_busy(postgres_url: str) -> None:
 
 
 def test_an_exhausted_pool_is_busy(postgres_url: str) -> None:
-    driver = make_driver(postgres_url, pool_size=1, timeout_s=0.1)
+    driver = make_driver(postgres_url, pool_size=1, timeout_s=0.5)
 
     def nested() -> Program[None]:
         yield Batch(COUNT())

@@ -120,7 +120,7 @@ def test_an_unknown_table_and_a_read_only_server(empty_postgres_url: str) -> Non
 def test_a_silent_server_is_given_up_on(empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that takes the statement and never answers: by our clock, since its own does not tick."""
     monkeypatch.setattr("perdure.storage.postgres.connection.GRACE_S", 0.1)
-    driver = PostgresDriver(empty_postgres_url, timeout_s=0.1)
+    driver = PostgresDriver(empty_postgres_url, timeout_s=0.5)
     asleep = Sql("SELECT set_config('statement_timeout', '0', false)")
     read(driver, once(asleep))
     start = time.monotonic()
