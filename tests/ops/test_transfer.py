@@ -18,7 +18,8 @@ from soak import of_each_kind
 
 import perdure
 from perdure import Store, UsageError
-from perdure.errors import Damaged
+from perdure.errors import Damaged, KeyMissing
+from perdure.storage.columns import MARK
 from perdure.testing.processes import ForkServer
 
 Urls = tuple[str, str]
@@ -166,6 +167,26 @@ def test_everything_is_transferred_into_an_empty_store(urls: Urls) -> None:
         for name in ("record", "body", "journal", "run_value", "tag", "tenant", "ask", "blob"):
             assert after[name] == before[name], name
         assert target.ops.verify().ok
+
+
+@ways("sqlite-sqlite", "postgres-postgres")
+def test_a_plain_store_is_encrypted_by_its_transfer_into_one_with_keys(urls: Urls, tmp_path: Path) -> None:
+    key = bytes(range(32))
+    with perdure.open(urls[0]) as store:
+        fill(store)
+        store.tenant("acme").thread("a").save({"word": "hush-hush"})
+        expected = everything(store, "rich")
+        done = store.ops.transfer(urls[1], keys=key)
+        assert done.runs
+    with perdure.open(urls[1], keys=key) as target:
+        assert everything(target, "rich") == expected
+        assert target.tenant("acme").thread("a").load().state == {"word": "hush-hush"}
+        assert target.get_run("done").result() is not None
+        assert target.ops.verify().ok
+        for column in ("salt FROM body", "body FROM journal"):
+            assert all(bytes(value).startswith(MARK) for (value,) in query(target, f"SELECT {column}"))
+    with perdure.open(urls[1]) as plain, pytest.raises(KeyMissing):
+        plain.thread("rich").load()
 
 
 # --- faults and kills

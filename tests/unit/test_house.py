@@ -182,7 +182,7 @@ LINES_MAX = {
     # thread handles, retention, autosave
     "threads": 3_705,
     # copies between stores
-    "transfer": 2_130,
+    "transfer": 2_115,
     # value to text, text to difference
     "values": 3_400,
 }

@@ -14,7 +14,7 @@ left out. A fork takes the part of the journal that it shares along, as rows of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,67 +24,31 @@ from blake3 import blake3
 from perdure.errors import Conflict, JournalDamaged, NotFound, UsageError
 from perdure.log.thread_table import next_number, thread_or_stub
 from perdure.runs.calls.state import thread_name
+from perdure.runs.domain import TABLES
 from perdure.runs.engine import flows
 from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import blob_hash, blob_statements
 from perdure.runs.journal.entries import DIGEST_MASK, entry_digest
 from perdure.runs.journal.journal import read_whole
 from perdure.runs.journal.rows import ARGS_OF, FINISHED, RUN_CELLS, WAITS, RunRow
-from perdure.storage.columns import (
-    ANSWER,
-    ASK_ANSWER,
-    BLOB,
-    INPUT,
-    JOURNAL,
-    QUESTION,
-    RUN_VALUE,
-    SIGNAL,
-    TERMS,
-    WAITING,
-)
+from perdure.storage.columns import BLOB, INPUT
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive, read, write
 from perdure.threads.context import Context
 from perdure.transfer.cursors import drop_cursor, read_cursor, save_cursor
+from perdure.transfer.tables import table_copy
 from perdure.transfer.threads import Advance, TreeTransfer, encode
 
 _ATTEMPTS = 8
 _PAGE = 200
-_FIELDS = RunRow._fields
 _FAMILY = Sql(
-    f"SELECT {', '.join(_FIELDS)} FROM run WHERE tenant = :tenant AND root = :root ORDER BY run", opens=RUN_CELLS
-)
-_VALUES = Sql(
-    "SELECT kind, value FROM run_value WHERE tenant = :tenant AND run = :run AND kind <> 'args' ORDER BY kind",
-    opens={1: RUN_VALUE.at("run", 0)},
+    f"SELECT {', '.join(RunRow._fields)} FROM run WHERE tenant = :tenant AND root = :root ORDER BY run", opens=RUN_CELLS
 )
 _BLOB = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", opens={0: BLOB})
-_ASK_COLUMNS = ("path", "kind", "question", "terms", "asked_at", "deadline", "status", "answer")
-_ANSWER_COLUMNS = ("path", "who", "value", "at")
-_SIGNAL_COLUMNS = ("topic", "seq", "key", "value", "at", "received")
-
-
-def _select(table: str, columns: Sequence[str], order: str, opens: dict[int, Any]) -> Sql:
-    return Sql(
-        f"SELECT {', '.join(columns)} FROM {table} WHERE tenant = :tenant AND run = :run ORDER BY {order}", opens=opens
-    )
-
-
-def _insert(table: str, columns: Sequence[str], seals: dict[str, Any]) -> Sql:
-    names = ", ".join(["tenant", *columns])
-    marks = ", ".join([":tenant", *(f":{name}" for name in columns)])
-    return Sql(f"INSERT INTO {table} ({names}) VALUES ({marks})", seals=seals)
-
-
-_ASKS = _select(
-    "ask", _ASK_COLUMNS, "path", {2: QUESTION.at("run", 0), 3: TERMS.at("run", 0), 7: ASK_ANSWER.at("run", 0)}
-)
-_ANSWERS = _select("answer", _ANSWER_COLUMNS, "path, who", {2: ANSWER.at("run", 0, 1)})
-_SIGNALS = _select("signal", _SIGNAL_COLUMNS, "topic, seq", {3: SIGNAL.at("run", 0, 2)})
-_ADD_RUN = _insert("run", _FIELDS, {"input": INPUT, "waiting": WAITING})
-_ADD_ENTRY = _insert("journal", ("run", "seq", "kind", "body"), {"body": JOURNAL})
-_ADD_ASK = _insert("ask", ("run", *_ASK_COLUMNS), {"question": QUESTION, "terms": TERMS, "answer": ASK_ANSWER})
-_ADD_ANSWER = _insert("answer", ("run", *_ANSWER_COLUMNS), {"value": ANSWER})
-_ADD_SIGNAL = _insert("signal", ("run", *_SIGNAL_COLUMNS), {"value": SIGNAL})
+_TABLES = {table.name: table for table in TABLES}
+_RUN, _JOURNAL = table_copy(_TABLES["run"], "run"), table_copy(_TABLES["journal"], "run")
+# Arguments are bound to the incarnation, journals may be shared with a fork, and blobs by many runs.
+_VALUES = table_copy(_TABLES["run_value"], "run", "kind <> 'args'")
+_COPIED = (_VALUES, *(table_copy(_TABLES[name], "run") for name in ("ask", "answer", "signal")))
 # Every writer locks a run before its questions, and runs in the order of their numbers.
 _LOCK_FAMILY = Sql("SELECT run FROM run WHERE tenant = :tenant AND root = :root ORDER BY run {for_update}")
 _LOCK_ASKS = Sql(
@@ -102,21 +66,16 @@ _PUBLISH = Sql(
 )
 _RENAME = Sql("UPDATE run SET id = :id, input = :input WHERE tenant = :tenant AND run = :run", seals={"input": INPUT})
 _RENAME_THREAD = Sql("UPDATE thread SET name = :name WHERE tenant = :tenant AND thread = :thread")
-_OF_RUN = tuple(
-    Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run")
-    for table in ("run_value", "journal", "ask", "answer", "signal", "run_blob", "run")
-)
+_DROPS = (*(copy.drop for copy in (_JOURNAL, *_COPIED)), table_copy(_TABLES["run_blob"], "run").drop, _RUN.drop)
 
 
 class _Part(NamedTuple):
     """What is stored of one run."""
 
     row: RunRow
-    values: Rows
-    journal: Rows
-    asks: Rows
-    answers: Rows
-    signals: Rows
+    args: bytes | None
+    journal: Rows  # seq, kind, body
+    copied: list[Rows]  # of each table in _COPIED
     blobs: list[bytes]
 
 
@@ -203,7 +162,7 @@ class RunTransfer:
             yield from self._make_room(part.row)
             number = numbers[part.row.run] = yield from next_number()
             statuses.append([number, part.row.status, part.row.wake_at])
-            yield Batch(_ADD_RUN(tenant=self._to, **_moved(part, numbers)._asdict()))
+            yield Batch(_RUN.insert(tenant=self._to, **_moved(part, numbers)._asdict()))
             statements = _statements(self._to, part, number)
             for start in range(0, len(statements), _PAGE):
                 yield Batch(*statements[start : start + _PAGE])
@@ -313,7 +272,7 @@ def _check(top: RunRow, family: list[RunRow], move: bool) -> None:
 
 def drop_run(tenant: int, run: int) -> list[Statement]:
     """All rows of a run."""
-    return [drop(tenant=tenant, run=run) for drop in _OF_RUN]
+    return [drop(tenant=tenant, number=run) for drop in _DROPS]
 
 
 def lock_family(tenant: int, run_id: str) -> Generator[Batch, list[Rows], None]:
@@ -327,16 +286,22 @@ def run_digest(tenant: int, run_id: str) -> Program[tuple[bytes, list[RunRow]]]:
     """A hash of all that a finished run and those it started hold, which a copy has too; and their rows."""
     [found] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
     parts = yield from _collect(tenant, found[0][0] if found else 0, move=False)
-    known = [(part.row.id, part.row.incarnation, part.row.status, *part[1:]) for part in parts]
+    known = [
+        (
+            part.row.id,
+            part.row.incarnation,
+            part.row.status,
+            *part[1:3],
+            [row[1:] for some in part.copied for row in some],
+        )
+        for part in parts
+    ]
     return blake3(encode(known)).digest(), [part.row for part in parts]
 
 
 def _part(tenant: int, row: RunRow) -> Generator[Batch, list[Rows], _Part]:
-    this = {"tenant": tenant, "run": row.run}
     journal = yield from read_whole(tenant, row)
-    args, values, asks, answers, signals = yield Batch(
-        ARGS_OF(**this), _VALUES(**this), _ASKS(**this), _ANSWERS(**this), _SIGNALS(**this)
-    )
+    args, *copied = yield Batch(ARGS_OF(tenant=tenant, run=row.run), *(copy.rows(tenant, row.run) for copy in _COPIED))
     keys = ((recorded.entry.extra or {}).get("blob") for recorded in journal.entries)
     blobs = []
     for key in dict.fromkeys(key for key in keys if key is not None):
@@ -344,8 +309,7 @@ def _part(tenant: int, row: RunRow) -> Generator[Batch, list[Rows], _Part]:
         if not found or blob_hash(found[0][0]) != key:
             raise JournalDamaged(f"a large result of run {row.id!r} is damaged or gone; restore it from a backup")
         blobs.append(found[0][0])
-    values = [*(("args", value) for value, _ in args), *values]
-    return _Part(row, values, journal.rows, asks, answers, signals, blobs)
+    return _Part(row, args[0][0] if args else None, journal.rows, copied, blobs)
 
 
 # --- writing it
@@ -374,20 +338,12 @@ def _moved(part: _Part, numbers: dict[int, int]) -> RunRow:
 
 
 def _statements(tenant: int, part: _Part, number: int) -> list[Statement]:
-    this = {"tenant": tenant, "run": number}
-    found = [
-        rows.SET_ARGS(**this, incarnation=part.row.incarnation, args=value)
-        if kind == "args"
-        else rows.ADD_VALUE(**this, kind=kind, value=value)
-        for kind, value in part.values
-    ]
-    found += [_ADD_ENTRY(**this, seq=seq, kind=kind, body=body) for seq, kind, body in part.journal]
+    found = _JOURNAL.inserts(tenant, [(number, *entry) for entry in part.journal])
+    if part.args is not None:
+        args = {"incarnation": part.row.incarnation, "args": part.args}
+        found.append(rows.SET_ARGS(tenant=tenant, run=number, **args))
     for blob in part.blobs:
         found += blob_statements(tenant, number, blob)
-    for insert, columns, lines in (
-        (_ADD_ASK, _ASK_COLUMNS, part.asks),
-        (_ADD_ANSWER, _ANSWER_COLUMNS, part.answers),
-        (_ADD_SIGNAL, _SIGNAL_COLUMNS, part.signals),
-    ):
-        found += [insert(**this, **dict(zip(columns, line, strict=True))) for line in lines]
+    for copy, some in zip(_COPIED, part.copied, strict=True):
+        found += copy.inserts(tenant, some, run=number)
     return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import orjson
@@ -18,6 +18,7 @@ from blake3 import blake3
 
 from perdure.errors import Damaged, UsageError
 from perdure.log.append import INSERT
+from perdure.log.domain import TABLES
 from perdure.log.packs import PACK, Packs
 from perdure.log.reading import NOT_SWEPT, read_state
 from perdure.log.records import R_COLUMNS, RECORD_CELLS, Record, record_of
@@ -31,10 +32,11 @@ from perdure.log.thread_table import (
     thread_or_stub,
 )
 from perdure.log.verify import Findings, verify_tree
-from perdure.storage.columns import DIFF, FULL_TEXT, NOTE, RECORD_METADATA, SALT, THREAD_METADATA, WRITE
+from perdure.storage.columns import DIFF, FULL_TEXT, SALT
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive, read, write
 from perdure.threads.context import Context
 from perdure.transfer.cursors import drop_cursor, read_cursor, save_cursor
+from perdure.transfer.tables import TableCopy, table_copy
 from perdure.values.delta import Decoder, Encoder
 from perdure.values.dictionary import Dictionary
 
@@ -65,78 +67,34 @@ _RECORDS = Sql(
     opens={**RECORD_CELLS, _WIDTH: SALT, _WIDTH + 1: DIFF, _WIDTH + 2: FULL_TEXT},
 )
 _PACKED = Sql("SELECT id FROM record WHERE tenant = :tenant AND tree = :tree AND body = :body ORDER BY id")
-_TOMBSTONE = Sql(
-    """INSERT INTO record (tenant, tree, id, thread, parent, base, keyframe, key, kind, at, step, note, metadata, size,
-        cost, hash, body)
-    VALUES (:tenant, :tree, :id, :thread, :parent, :base, :keyframe, :key, :kind, :at, :step, :note, :metadata, :size,
-        :cost, :hash, NULL)""",
-    seals={"note": NOTE, "metadata": RECORD_METADATA},
-)
 _RETENTION = Sql("SELECT retention FROM thread WHERE tenant = :tenant AND thread = :thread")
-_THREAD = Sql(
-    """INSERT INTO thread (tenant, thread, tree, name, metadata, origin, generation, head, head_hash, created_at,
-        updated_at, active, retention)
-    VALUES (:tenant, :thread, :tree, :name, :metadata, :origin, :generation, :head, :head_hash, :created_at,
-        :updated_at, :active, :retention)""",
-    seals={"metadata": THREAD_METADATA},
-)
 
 
-class _Table(NamedTuple):
-    """A table of what hangs on a thread, read in the order of its key."""
-
-    select: Sql
-    insert: Sql
-    columns: tuple[str, ...]
-
-
-def _table(name: str, key: str, *columns: str, secret: bool = False) -> _Table:
-    names = ", ".join(columns)
-    cell = {"value": WRITE} if secret else None
-    at = WRITE.at(*(columns.index(by) for by in WRITE.by)) if secret else None
-    return _Table(
-        Sql(
-            f"SELECT {names} FROM {name} WHERE tenant = :tenant AND thread = :thread ORDER BY {key} "
-            "LIMIT :limit OFFSET :offset",
-            opens=None if at is None else {columns.index("value"): at},
-        ),
-        Sql(
-            f"INSERT INTO {name} (tenant, thread, {names}) "
-            f"VALUES (:tenant, :thread, {', '.join(f':{column}' for column in columns)})",
-            seals=cell,
-        ),
-        columns,
-    )
-
-
-_TABLES = (
-    _table("space", "name", "name", "space", "head"),
-    _table("label", "space, id", "space", "id", "record", "run"),
-    _table("write", "space, id, task, idx", "space", "id", "task", "idx", "key", "path", "base", "value", secret=True),
-    _table("pin", "name", "name", "tree", "record", "at"),
-)
+_OWNED = {table.name: table for table in TABLES}
+_THREAD, _RECORD = (table_copy(_OWNED[name], name) for name in ("thread", "record"))
+_TABLES = tuple(table_copy(_OWNED[name], "thread") for name in ("space", "label", "write", "pin"))
 _DROP_BODIES = Sql(
     """DELETE FROM body WHERE tenant = :tenant AND id IN (
         SELECT body FROM record WHERE tenant = :tenant AND tree = :tree AND body IS NOT NULL)"""
 )
 _DROP_RECORDS = Sql("DELETE FROM record WHERE tenant = :tenant AND tree = :tree")
-_DROP_REST = tuple(
-    Sql(f"DELETE FROM {name} WHERE tenant = :tenant AND thread = :thread")
-    for name in ("space", "label", "write", "pin")
-)
 
 
 def thread_digest(tenant: int, name: str) -> Program[bytes]:
     """A hash of all that a thread holds. A copy of it has the same, because no number of the store is in it."""
     row = yield from find_thread(tenant, name)
     this = {"tenant": tenant, "thread": row.thread}
-    needed, *tables = yield Batch(
+    needed, retention, *tables = yield Batch(
         _NEEDED(**this, tree=row.tree),
         _RETENTION(**this),
-        *(table.select(**this, limit=2**62, offset=0) for table in _TABLES),
+        *(copy.rows(tenant, row.thread) for copy in _TABLES),
     )
-    pins = [(name, record, at) for name, _tree, record, at in tables.pop()]
-    return blake3(encode([row[2:5], row[6:], sorted(needed), tables, pins])).digest()
+    known = [
+        [value for name, value in zip(copy.table.columns, one, strict=True) if name not in ("thread", "tree")]
+        for copy, found in zip(_TABLES, tables, strict=True)
+        for one in found
+    ]
+    return blake3(encode([row[2:5], row[6:], sorted(needed), retention, known])).digest()
 
 
 class _SourceChanged(Exception):
@@ -224,22 +182,15 @@ class TreeTransfer:
             self._pack = pack, opened
         return self._pack[1][record.id]
 
-    def _copy_table(self, table: _Table, row: ThreadRow, state: dict[str, Any]) -> Generator[Batch, list[Rows], None]:
+    def _copy_table(self, copy: TableCopy, row: ThreadRow, state: dict[str, Any]) -> Generator[Batch, list[Rows], None]:
         key = str(row.thread)
         while True:
             offset = state["offset"].get(key, 0)
-            [rows] = yield Batch(table.select(tenant=self._from, thread=row.thread, limit=_PAGE, offset=offset))
+            [rows] = yield Batch(copy.rows(self._from, row.thread, _PAGE, offset))
             if not rows:
                 return
-            this = {"tenant": self._to, "thread": state["threads"][key]}
-            statements = []
-            for one in rows:
-                params = dict(zip(table.columns, one, strict=True))
-                if "tree" in params:
-                    params["tree"] = state["tree"]
-                statements.append(table.insert(**this, **params))
             state["offset"][key] = offset + len(rows)
-            self._save(statements, state)
+            self._save(copy.inserts(self._to, rows, thread=state["threads"][key], tree=state["tree"]), state)
 
     # --- the target
 
@@ -279,7 +230,7 @@ class TreeTransfer:
         params = columns._asdict() | {"tenant": self._to}
         del params["body"]
         if record.body is None:
-            return _TOMBSTONE(**params)
+            return _RECORD.insert(**params, body=None)
         salt, diff, full = body
         return INSERT(**params, salt=salt, diff=diff, full_text=full)
 
@@ -302,7 +253,7 @@ class TreeTransfer:
             thread = state["threads"][str(row.thread)]
             params = row._asdict() | {"thread": thread, "tree": state["tree"], "generation": 0}
             yield Batch(
-                _THREAD(tenant=self._to, **params, active=row.updated_at // MINUTE_US, retention=retention),
+                _THREAD.insert(tenant=self._to, **params, active=row.updated_at // MINUTE_US, retention=retention),
                 *add_tags(self._to, thread, metadata_of(row)),
             )
         yield Batch(drop_cursor(self._to, self._unit))
@@ -316,4 +267,4 @@ class TreeTransfer:
         yield Batch(_DROP_BODIES(**tree))
         yield Batch(_DROP_RECORDS(**tree), drop_cursor(self._to, self._unit))
         for thread in state["threads"].values():
-            yield Batch(*(drop(tenant=self._to, thread=thread) for drop in _DROP_REST))
+            yield Batch(*(copy.drop(tenant=self._to, number=thread) for copy in _TABLES))

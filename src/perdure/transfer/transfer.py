@@ -10,16 +10,23 @@ from functools import partial
 from perdure.errors import NotFound, UsageError
 from perdure.log.archived import Stub, add_stub, list_stubs
 from perdure.log.thread_table import thread_or_stub, try_thread
+from perdure.runs.journal.rows import FINISHED, TASK
 from perdure.storage.program import Batch, Program, Progress, Sql, drive, read, write
 from perdure.threads.checks import check_name
 from perdure.threads.context import Context
 from perdure.transfer.fencing import fence_old_processes
 from perdure.transfer.runs import RunTransfer
 from perdure.transfer.threads import TreeTransfer
+from perdure.transfer.verify import tenant_names
 from perdure.transfer.whole import copy_store
 
 _THREADS = Sql("SELECT name FROM thread WHERE tenant = :tenant AND head IS NOT NULL ORDER BY thread")
-_TOP_RUNS = Sql("SELECT id FROM run WHERE tenant = :tenant AND parent IS NULL AND status <> 'exported' ORDER BY run")
+# Not the finished tasks of graphs: their results are in the thread.
+_TOP_RUNS = Sql(
+    f"""SELECT id FROM run WHERE tenant = :tenant AND parent IS NULL AND status <> 'exported'
+    AND NOT (function LIKE '{TASK}%' AND status IN ({", ".join(f"'{status}'" for status in FINISHED)})) ORDER BY run"""
+)
+_KEYS = Sql("SELECT 1 FROM tenant_key LIMIT 1")
 _STATES = Sql(
     "SELECT DISTINCT t.name FROM thread t JOIN run r ON r.tenant = t.tenant AND t.name = 'run:' || r.id "
     "WHERE t.tenant = :tenant"
@@ -54,6 +61,8 @@ def transfer(
     if tenant is not None:
         return _transfer_tenant(source, target, tenant, where, progress, move=move)
     if threads is None and runs is None:
+        if target.driver.capabilities.keys is not None and not drive(source.driver, read(_is_encrypted)):
+            return _encrypt_all(source, target, where, progress)
         return _transfer_all(source, target, progress)
     return transfer_some(source, target, threads or (), runs or (), where, progress, move=move)
 
@@ -64,6 +73,22 @@ def _transfer_all(source: Context, target: Context, progress: Progress | None) -
     fence = partial(fence_old_processes, "", source.clock_us())
     done = copy_store(source.driver.capabilities.base, target.driver.capabilities.base, progress, last=fence)
     return TransferReport(done.rows["thread"], done.rows["record"], done.rows["run"], (), time.monotonic() - start)
+
+
+def _encrypt_all(source: Context, target: Context, where: str, progress: Progress | None) -> TransferReport:
+    """Everything of a plain store, tenant by tenant, so that the target encrypts it. Unfinished runs move."""
+    names = drive(source.driver, read(tenant_names))
+    done = [_transfer_tenant(source, target, name, where, progress, move=True) for name in names]
+    already = tuple(name for each in done for name in each.already)
+    threads, checkpoints, runs, seconds = (
+        sum(getattr(each, name) for each in done) for name in ("threads", "checkpoints", "runs", "seconds")
+    )
+    return TransferReport(threads, checkpoints, runs, already, seconds)
+
+
+def _is_encrypted() -> Program[bool]:
+    [rows] = yield Batch(_KEYS())
+    return bool(rows)
 
 
 def _transfer_tenant(
