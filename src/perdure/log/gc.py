@@ -1,9 +1,9 @@
 """Removing records: pruning a thread's line, deleting a thread. What lives never loses its base.
 
-One transaction decides and rearranges: a live record whose base is to go gets its full text, the differences after
-it are encoded anew (they shared the old keyframe's dictionary), records that are only parents of live ones become
-tombstones, and the rest is listed in `sweep`. From then on nothing builds on what is listed. The listed records are
-removed in bounded batches; a crash in between is taken up by the next prune or delete. No hash changes.
+One transaction decides and rearranges: chains that lose a base are encoded anew (`rechain.py`), records that are only
+parents of live ones become tombstones, and the rest is listed in `sweep`. From then on nothing builds on what is
+listed. The listed records are removed in bounded batches; a crash in between is taken up by the next prune or delete.
+No hash changes.
 """
 
 from __future__ import annotations
@@ -25,39 +25,36 @@ from perdure.log.gc_plan import (
     kept_without,
     line_of,
     make_plan,
-    nodes_of,
     read_tree,
 )
 from perdure.log.ids import show_id
 from perdure.log.labels import MAIN, drop_labels, labels_of_runs, reset_space_head
-from perdure.log.pack_release import drop_packs, release
+from perdure.log.packs import packed_mark
 from perdure.log.pins import refuse_pinned
-from perdure.log.reading import NOT_SWEPT, RECORD, Loaded, read_chain, read_state
+from perdure.log.reading import NOT_SWEPT, RECORD
+from perdure.log.rechain import rewrite_chain
 from perdure.log.records import Record, each, record_of
 from perdure.log.thread_table import NEXT_GENERATION, ThreadRow, find_thread, no_thread, threads_in_tree
-from perdure.storage.columns import DIFF, FULL_TEXT
 from perdure.storage.domains import domains
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, read, write
-from perdure.values.compress import compress_full
-from perdure.values.delta import Decoder, Encoder, Splices
-from perdure.values.dictionary import Dictionary
 
 _BATCH = 500
+_PACKS_AT_ONCE = 50
 _SWEPT_AT_ONCE = 200  # others can write in between
 
-_DIFF = Sql("SELECT diff FROM body WHERE tenant = :tenant AND id = :body", opens={0: DIFF}, tolerant=True)
-_SET_DIFF = Sql(
-    "UPDATE body SET diff = :diff WHERE tenant = :tenant AND id = :body",
-    seals={"diff": DIFF},
+_UNLINK = Sql(
+    sqlite=(
+        "UPDATE body SET diff = NULL WHERE tenant = :tenant AND id = :body",
+        "UPDATE record SET base = NULL WHERE tenant = :tenant AND tree = :tree AND id = :id",
+    ),
+    postgres="""WITH b AS (UPDATE body SET diff = NULL WHERE tenant = :tenant AND id = :body)
+        UPDATE record SET base = NULL WHERE tenant = :tenant AND tree = :tree AND id = :id""",
 )
-_SET_FULL = Sql(
-    "UPDATE body SET diff = NULL, full_text = :full_text WHERE tenant = :tenant AND id = :body",
-    seals={"full_text": FULL_TEXT},
-)
-_DROP_DIFF = Sql("UPDATE body SET diff = NULL WHERE tenant = :tenant AND id = :body")
-_SET_RECORD = Sql(
-    """UPDATE record SET thread = :thread, base = :base, keyframe = :keyframe, key = :key, cost = :cost
-    WHERE tenant = :tenant AND tree = :tree AND id = :id""",
+_DROP_PACK = Sql("DELETE FROM pack WHERE tenant = :tenant AND pack = :pack")
+_FORGET_MARK = Sql("DELETE FROM meta WHERE key = :key")
+_DROP_PACKS = Sql(
+    """DELETE FROM pack WHERE tenant = :tenant AND pack IN (
+        SELECT pack FROM pack WHERE tenant = :tenant AND tree = :tree LIMIT :limit) RETURNING pack"""
 )
 _LIST = Sql("INSERT INTO sweep (tenant, tree, id) VALUES (:tenant, :tree, :id) ON CONFLICT DO NOTHING")
 _ENTOMB = Sql(
@@ -266,27 +263,35 @@ def _move_heads(tree: Tree, row: ThreadRow, gone: set[int], unlabelled: set[int]
 
 
 def rearrange(tenant: int, tree: int, nodes: dict[int, Node], plan: Plan) -> Generator[Batch, list[Rows], None]:
-    yield Batch(NEXT_GENERATION(tenant=tenant, tree=tree))
-    gone = {*plan.remove, *plan.entomb}
-    moved = {nodes[record].key for record in plan.rebase}
-    changed, drops = yield from release(tenant, tree, nodes.values(), gone, moved)
-    if changed:
-        nodes = yield from nodes_of(tenant, tree)
-    dependants: dict[int, list[int]] = {}
+    """Let nothing that lives need what goes, then make tombstones, and list the rest to be swept."""
+    this = {"tenant": tenant, "tree": tree}
+    yield Batch(NEXT_GENERATION(**this))
+    gone = plan.gone
+    live = {node.id for node in nodes.values() if node.body is not None and node.id not in gone}
+    packs: dict[int, list[Node]] = {}
     for node in nodes.values():
-        if node.base is not None and node.body is not None and node.id not in gone:
-            dependants.setdefault(node.base, []).append(node.id)
-    # Newest first: a chain only reaches back, so what is still to be read has not been moved yet.
-    for record in sorted(plan.rebase, reverse=True):
-        yield from _rebase(tenant, tree, record, dependants)
-    for record in plan.unlink:
-        yield from _unlink(tenant, tree, record)
-    for record in plan.entomb:
-        yield Batch(_ENTOMB(tenant=tenant, tree=tree, id=record, body=nodes[record].body))
-    if drops:
-        yield Batch(*drops)
+        if node.body is not None and node.body < 0:
+            packs.setdefault(-node.body, []).append(node)
+    touched = {pack for pack, members in packs.items() if any(node.id in gone for node in members)}
+    keys = {nodes[record].key for record in plan.rebase}
+    keys |= {node.key for pack in touched for node in packs[pack] if node.id in live}
+    for key in sorted(keys):
+        yield from rewrite_chain(tenant, tree, key, nodes, live)
+    unlinked = set(plan.unlink) | {
+        node.id
+        for node in nodes.values()
+        if node.id in live and node.keyframe and node.base in nodes and nodes[node.base].key in keys
+    }
+    touched |= {pack for pack, members in packs.items() if any(node.key in keys for node in members)}
+    statements = [_UNLINK(**this, id=record, body=nodes[record].body) for record in sorted(unlinked)]
+    statements += [_ENTOMB(**this, id=record, body=nodes[record].body) for record in plan.entomb]
+    statements += [_DROP_PACK(tenant=tenant, pack=pack) for pack in sorted(touched)]
+    if touched and keys:  # what left its pack is to be packed again, even if its thread was not written to
+        statements.append(_FORGET_MARK(tenant=tenant, key=packed_mark(tenant)))
     if plan.remove:
-        yield Batch(_LIST_MANY(tenant=tenant, tree=tree, ids=_json(plan.remove)))
+        statements.append(_LIST_MANY(**this, ids=_json(plan.remove)))
+    for start in range(0, len(statements), _BATCH):
+        yield Batch(*statements[start : start + _BATCH])
 
 
 def record_in(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], Record]:
@@ -294,105 +299,6 @@ def record_in(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows
     if not rows:
         raise Damaged(f"checkpoint {show_id(record)} is missing; run `perdure store verify`")
     return record_of(rows[0])
-
-
-def _diff(tenant: int, record: Record) -> Generator[Batch, list[Rows], bytes]:
-    [rows] = yield Batch(_DIFF(tenant=tenant, body=record.body))
-    if not rows or type(rows[0][0]) is not bytes:
-        raise Damaged(f"checkpoint {show_id(record.id)} has lost its difference", checkpoints=(show_id(record.id),))
-    return rows[0][0]
-
-
-def _rebase(
-    tenant: int, tree: int, record: int, dependants: dict[int, list[int]]
-) -> Generator[Batch, list[Rows], None]:
-    """Give a record its full text, and encode the differences that build on it with its dictionary."""
-    loaded = yield from read_state(tenant, tree, record)
-    if loaded is None:
-        raise Damaged(f"checkpoint {show_id(record)} has lost its body", checkpoints=(show_id(record),))
-    lines = yield from _lines_after(tenant, tree, loaded, dependants)
-    dictionary = Dictionary(loaded.data)
-    old = loaded.record
-    full = compress_full(loaded.data)
-    yield Batch(
-        _SET_FULL(tenant=tenant, body=old.body, full_text=full),
-        _store(tenant, old._replace(base=None, keyframe=1, key=record, cost=0)),
-    )
-    before, after = {record: loaded.record.cost}, {record: 0}  # what reading costs, along the chain
-    for line in lines:
-        encoder = Encoder(dictionary)
-        for following, stored, splices in line:
-            assert following.base is not None
-            diff = encoder.encode_splices(splices)
-            moved = following
-            if not following.keyframe:  # a keyframe's difference is moved too, but the chain ends there
-                before[following.id] = following.cost
-                own = following.cost - before[following.base] + len(diff) - len(stored)
-                after[following.id] = after[following.base] + own
-                moved = following._replace(key=record, cost=after[following.id])
-            yield Batch(
-                _SET_DIFF(tenant=tenant, body=following.body, diff=diff),
-                _store(tenant, moved),
-            )
-
-
-def _lines_after(
-    tenant: int, tree: int, loaded: Loaded, dependants: dict[int, list[int]]
-) -> Generator[Batch, list[Rows], list[list[tuple[Record, bytes, Splices]]]]:
-    """The chains of differences that build on a record, up to and with the next keyframes: each as a line of records
-    that no other line has, with their differences as stored and as splices."""
-    lines: list[list[tuple[Record, bytes, Splices]]] = []
-    seen: set[int] = {loaded.record.id}
-    ends: list[Record] = []
-    waiting = list(dependants.get(loaded.record.id, ()))
-    while waiting:
-        following = yield from record_in(tenant, tree, waiting.pop())
-        after = [] if following.keyframe else dependants.get(following.id, ())
-        waiting.extend(after)
-        if not after:
-            ends.append(following)
-    # An older end first: a newer one then only adds what lies beyond the place where they part.
-    for end in sorted(ends):
-        chain = yield from read_chain(tenant, tree, end.base if end.keyframe and end.base else end.id)
-        found = chain.diffs(loaded.key_data) if chain is not None else None
-        if chain is None or found is None:
-            raise Damaged(f"checkpoint {show_id(end.id)} has lost its base", checkpoints=(show_id(end.id),))
-        ids, diffs = list(chain.ids), list(found)
-        if end.keyframe:
-            diff = yield from _diff(tenant, end)
-            ids.append(end.id)
-            diffs.append(diff)
-        batches = Decoder(Dictionary(loaded.key_data)).batches(diffs)
-        decoded = [splices for batch in batches for splices in batch]
-        start = ids.index(loaded.record.id) + 1 if loaded.record.id in ids else 0
-        line = []
-        for at in range(start, len(ids)):
-            if ids[at] not in seen:
-                seen.add(ids[at])
-                line.append(((yield from record_in(tenant, tree, ids[at])), diffs[at], decoded[at]))
-        lines.append(line)
-    return lines
-
-
-def _unlink(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], None]:
-    found = yield from record_in(tenant, tree, record)
-    yield Batch(
-        _DROP_DIFF(tenant=tenant, body=found.body),
-        _store(tenant, found._replace(base=None)),
-    )
-
-
-def _store(tenant: int, record: Record) -> Statement:
-    return _SET_RECORD(
-        thread=record.thread,
-        base=record.base,
-        keyframe=record.keyframe,
-        key=record.key,
-        cost=record.cost,
-        tenant=tenant,
-        tree=record.tree,
-        id=record.id,
-    )
 
 
 def _sweep_some(tenant: int, *, count: bool) -> Program[tuple[int, int]]:
@@ -403,7 +309,7 @@ def _sweep_some(tenant: int, *, count: bool) -> Program[tuple[int, int]]:
     tree = listed[0][0]
     if listed[0][1] == 0:  # the whole tree
         [found] = yield Batch(_ANY_IN_TREE(tenant=tenant, tree=tree, limit=_SWEPT_AT_ONCE))
-        packs = 0 if found else (yield from drop_packs(tenant, tree))
+        packs = [] if found else (yield Batch(_DROP_PACKS(tenant=tenant, tree=tree, limit=_PACKS_AT_ONCE)))[0]
         done = [] if found or packs else [0]
     else:
         done = [record for other, record in listed if other == tree]

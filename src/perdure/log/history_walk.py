@@ -7,7 +7,7 @@ Memory: one text and what the steps changed, however long the chain is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,8 +48,9 @@ class Stretch:
     chain: Chain
     links: dict[int, Link]
 
-    def states(self) -> Iterator[tuple[Record, bytes]]:
-        """The states from the record back to the keyframe, the newest first, each checked. Raises Damaged."""
+    def forward(self, wanted: Container[int] | None = None) -> Iterator[tuple[Link, bytes, Splices]]:
+        """The states from the keyframe to the record, oldest first, each checked, with what undoes the step to it.
+        `wanted`: only these are checked. Raises Damaged."""
         chain = self.chain
         key = self.links.get(chain.record.key)
         try:
@@ -57,36 +58,51 @@ class Stretch:
                 raise Undecodable("its chain is broken")
             text = decompress_full(chain.full, chain.key_size)
             diffs, salts = chain.diffs(text) or [], chain.packed_salts()
-            steps: list[tuple[Link, Splices]] = []
-            digests = self._check(key, text)
+            digests = self._check(key, text, wanted)
+            yield key, text, []
             decoder = Decoder(Dictionary(text))
             numbers = iter(chain.ids)
             for batch in decoder.batches(diffs):
                 for splices in batch:
                     common = splices[0] if splices else len(text)
                     text, before = apply_undoable(text, splices)
-                    link = self.links[next(numbers)]
+                    link = self.links[next(numbers, -1)]
                     if link.record.id in salts:
                         link = link._replace(salt=salts[link.record.id])
-                    digests = self._check(link, text, digests, common)  # type: ignore[arg-type]
-                    steps.append((link, before))
-        except (Undecodable, KeyError, StopIteration) as problem:
+                    digests = self._check(link, text, wanted, digests, common)  # type: ignore[arg-type]
+                    yield link, text, before
+        except (Undecodable, KeyError) as problem:
             raise Damaged(
                 f"checkpoint {show_id(chain.record.id)} is damaged, or one it is built on: {problem}",
                 checkpoints=(show_id(chain.record.id),),
             ) from problem
-        return self._back(key, text, steps)
 
-    def _back(self, key: Link, text: bytes, steps: list[tuple[Link, Splices]]) -> Iterator[tuple[Record, bytes]]:
+    def states(self) -> Iterator[tuple[Record, bytes]]:
+        """The states from the record back to the keyframe, the newest first, each checked. Raises Damaged."""
+        steps: list[tuple[Link, Splices]] = []
+        text = b""
+        for link, text, before in self.forward():  # noqa: B007 - the last one
+            steps.append((link, before))
+        return self._back(text, steps)
+
+    def _back(self, text: bytes, steps: list[tuple[Link, Splices]]) -> Iterator[tuple[Record, bytes]]:
         while steps:
             link, before = steps.pop()
             yield link.record, text
-            text, _ = apply_undoable(text, before)
-        yield key.record, text
+            text = apply_undoable(text, before)[0] if steps else text
 
-    def _check(self, link: Link, text: bytes, known: tuple[bytes, ...] = (), common_head: int = 0) -> tuple[bytes, ...]:
+    def _check(
+        self,
+        link: Link,
+        text: bytes,
+        wanted: Container[int] | None,
+        known: tuple[bytes, ...] = (),
+        common_head: int = 0,
+    ) -> tuple[bytes, ...]:
         record = link.record
         digests = chunk_digests(text, known, common_head)
+        if wanted is not None and record.id not in wanted:
+            return digests
         content = content_digest(link.salt, len(text), digests)
         meaning = (record.id, record.kind, record.at, record.step, record.note, record.metadata)
         if link.parent_hash is None or chain_hash(link.parent_hash, *meaning, content) != record.hash:

@@ -1,0 +1,115 @@
+"""Encoding a chain of differences anew when records of it go: what stays needs nothing of what went.
+
+Part of the transaction that removes records. A live record whose base goes becomes a keyframe; those that follow it are
+encoded with its text. All live records of the chain leave their packs, so that the packs can go. Every state is checked
+against its hash before its old encoding is replaced. No hash changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Mapping
+from typing import NamedTuple
+
+from perdure.errors import Damaged
+from perdure.log.append import as_subprogram
+from perdure.log.gc_plan import Node
+from perdure.log.history_walk import Stretch, read_stretch
+from perdure.log.ids import show_id
+from perdure.log.keyframes import difference_cost
+from perdure.storage.columns import DIFF, FULL_TEXT, SALT
+from perdure.storage.program import Batch, Rows, Sql, Statement
+from perdure.values.compress import compress_full
+from perdure.values.delta import Encoder, payload_bytes
+from perdure.values.dictionary import Dictionary
+from perdure.values.diff import find
+
+_BATCH = 50
+_RECORD = "base = :base, keyframe = :keyframe, key = :key, cost = :cost"
+_THIS = "record.tenant = :tenant AND record.tree = :tree AND record.id = :id"
+_SET = Sql(
+    sqlite=(
+        "UPDATE body SET diff = :diff, full_text = :full_text WHERE tenant = :tenant AND id = :body",
+        f"UPDATE record SET {_RECORD} WHERE {_THIS}",
+    ),
+    postgres=f"""WITH b AS (
+        UPDATE body SET diff = :diff, full_text = :full_text WHERE tenant = :tenant AND id = :body)
+        UPDATE record SET {_RECORD} WHERE {_THIS}""",
+    seals={"diff": DIFF, "full_text": FULL_TEXT},
+)
+_UNPACK = Sql(
+    sqlite=(
+        "INSERT INTO body (tenant, salt, diff, full_text) VALUES (:tenant, :salt, :diff, :full_text)",
+        f"UPDATE record SET body = last_insert_rowid(), {_RECORD} WHERE {_THIS}",
+    ),
+    postgres=f"""WITH b AS (INSERT INTO body (tenant, salt, diff, full_text)
+        VALUES (:tenant, :salt, :diff, :full_text) RETURNING id)
+        UPDATE record SET body = b.id, {_RECORD} FROM b WHERE {_THIS}""",
+    seals={"salt": SALT, "diff": DIFF, "full_text": FULL_TEXT},
+)
+
+
+class _Placed(NamedTuple):
+    """Where a record stands in its new chain."""
+
+    key: int
+    dictionary: Dictionary
+    cost: int
+
+
+def rewrite_chain(
+    tenant: int, tree: int, key: int, nodes: Mapping[int, Node], live: Collection[int]
+) -> Generator[Batch, list[Rows], None]:
+    """Encode the live records of a chain anew, each line from its keyframe on."""
+    members = {node.id for node in nodes.values() if node.key == key and node.id in live and not node.keyframe}
+    stretches: list[Stretch] = []
+    for leaf in sorted(members - {nodes[member].base for member in members}):
+        stretch = yield from as_subprogram(read_stretch(tenant, tree, leaf))
+        if stretch is None:
+            raise Damaged(f"checkpoint {show_id(leaf)} has lost its body", checkpoints=(show_id(leaf),))
+        stretches.append(stretch)
+    placed: dict[int, _Placed] = {}
+    for stretch in stretches:  # an older leaf first: a newer one then only adds what lies beyond their fork
+        statements = _rewrite_line(tenant, tree, stretch, nodes, members, live, placed)
+        for start in range(0, len(statements), _BATCH):
+            yield Batch(*statements[start : start + _BATCH])
+
+
+def _rewrite_line(
+    tenant: int,
+    tree: int,
+    stretch: Stretch,
+    nodes: Mapping[int, Node],
+    members: Collection[int],
+    live: Collection[int],
+    placed: dict[int, _Placed],
+) -> list[Statement]:
+    statements: list[Statement] = []
+    encoder: Encoder | None = None  # whose stream ends in the record before
+    before = b""
+    for link, text, _ in stretch.forward(members):
+        number, base = link.record.id, link.record.base
+        if number not in members:
+            if number in live:  # the keyframe, which stays as it is
+                placed[number] = _Placed(number, Dictionary(text), 0)
+            encoder = None
+        elif number not in placed:
+            diff, full = None, None
+            if base is not None and base in placed:
+                follows = placed[base]
+                encoder = encoder or Encoder(follows.dictionary)
+                ops = find(before, text)
+                diff = encoder.encode(ops)
+                cost = follows.cost + difference_cost(len(diff), payload_bytes(diff), len(ops.items))
+                placed[number] = follows._replace(cost=cost)
+            else:
+                full, encoder = compress_full(text), None
+                placed[number] = _Placed(number, Dictionary(text), 0)
+            params = {"tenant": tenant, "tree": tree, "id": number, "diff": diff, "full_text": full}
+            params |= {"base": base if full is None else None, "keyframe": int(full is not None)}
+            params |= {"key": placed[number].key, "cost": placed[number].cost}
+            body = nodes[number].body or 0
+            statements.append(_SET(**params, body=body) if body > 0 else _UNPACK(**params, salt=link.salt))
+        else:
+            encoder = None
+        before = text
+    return statements
