@@ -93,7 +93,7 @@ class Race:
 
     @property
     def collect(self) -> dict[str, Any]:
-        return {"sql": blobs._DROP_BLOB, "tenant": TENANT, "hash": KEY}
+        return {"sql": blobs._DROP_LOOSE, "tenant": TENANT, "limit": 100}
 
     def is_lost(self) -> bool:
         """Whether a run needs a result that is not there."""
@@ -199,8 +199,8 @@ def agent() -> int:
 
 
 def test_a_sweep_that_meets_a_run_gives_way_and_the_run_keeps_its_result(postgres_url: str) -> None:
-    """Between the sweep's look and its removal, a run takes the same result up: the sweep's own transaction runs into
-    the foreign key, leaves it, and goes on; the next sweep sees that it is needed."""
+    """Just before the removal, a run takes the same result up: the sweep sees that it is needed, or runs into
+    the foreign key and leaves it."""
     with perdure.open(postgres_url, keep_runs_s=0) as store, perdure.open(postgres_url) as other:
         store.run(agent, id="first").result()
         driver = store._context.driver
@@ -209,7 +209,7 @@ def test_a_sweep_that_meets_a_run_gives_way_and_the_run_keeps_its_result(postgre
 
         def meeting(transaction: Transaction) -> Any:
             name = getattr(getattr(transaction.op, "func", None), "__name__", "")
-            if name == "_drop_blobs" and not met:
+            if name == "_drop_loose" and not met:
                 met.append(name)
                 other.run(agent, id="second").result()
             return run(transaction)

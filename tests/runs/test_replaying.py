@@ -12,7 +12,7 @@ from replaying_kit import Broken, everything
 
 import perdure
 from perdure.runs.execution.hooks import Point
-from perdure.runs.history.code_check import acheck_code, check_code
+from perdure.runs.history.code_check import check_code
 
 
 class Stop(BaseException):
@@ -367,7 +367,7 @@ def test_new_code_is_checked_against_every_open_run(lab: Lab) -> None:
     assert (differs.old_version, differs.new_version) == ("1", "2")
     assert "at step 1: search() before, and now book()" in str(differs)
     assert everything(lab) == before
-    assert asyncio.run(acheck_code(lab.store, [changed, gone])) == list(later.values())
+    assert check_code(lab.store, [changed, gone]) == list(later.values())
 
 
 def test_a_patch_makes_changed_code_fit_the_runs_that_are_under_way(lab: Lab) -> None:

@@ -17,17 +17,13 @@ from perdure.errors import LeaseLost
 from perdure.runs.engine.liveness import Owner
 from perdure.runs.execution.execution import Execution
 from perdure.runs.journal import rows
-from perdure.runs.journal.rows import FenceToken
 from perdure.storage.events import event, said
-from perdure.storage.program import Batch, Driver, Program, Sql, Transaction
+from perdure.storage.program import Driver, Transaction
 from perdure.threads.context import Context
 
 TICK_S = 1.0
 Listener = Callable[[str, str, Any], None]
 _log = logging.getLogger("perdure")
-_REQUEST = Sql(
-    "SELECT request FROM run WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'"
-)
 
 
 def new_owner(driver: Driver) -> Owner:
@@ -114,24 +110,16 @@ class Runtime:
             return min([TICK_S, *(execution.lease_us / 6e6 for execution in self._executions)])
 
     def _look_after(self, executions: list[Execution]) -> None:
-        driver = executions[0].ctx.driver
-        late = [execution for execution in executions if _is_late(execution)]
-        others = [execution for execution in executions if execution not in late]
-        if late:
-            leases = [(execution.hold, execution.lease_us) for execution in late]
-            op = partial(rows.renew, leases, now=late[0].ctx.clock_us())
-            answers = driver.run(Transaction(op, write=True))
-            for execution, answer in zip(late, answers, strict=True):
-                execution.renewed_us = execution.ctx.clock_us()
-                _heed(execution, answer)
-        if others:
-            holds = [execution.hold for execution in others]
-            for execution, answer in zip(others, driver.run(Transaction(partial(_requests, holds))), strict=True):
-                _heed(execution, answer)
-
-
-def _is_late(execution: Execution) -> bool:
-    return execution.ctx.clock_us() - execution.renewed_us > execution.lease_us // 3
+        """Lengthen the leases of which a third is over; see what operators ask of the others."""
+        ctx = executions[0].ctx
+        now = ctx.clock_us()
+        late = {execution for execution in executions if now - execution.renewed_us > execution.lease_us // 3}
+        leases = [(execution.hold, execution.lease_us if execution in late else 0) for execution in executions]
+        answers = ctx.driver.run(Transaction(partial(rows.renew, leases, now=now), write=bool(late)))
+        for execution, answer in zip(executions, answers, strict=True):
+            if execution in late:
+                execution.renewed_us = now
+            _heed(execution, answer)
 
 
 def _heed(execution: Execution, answer: tuple[str | None] | None) -> None:
@@ -143,11 +131,6 @@ def _heed(execution: Execution, answer: tuple[str | None] | None) -> None:
             execution.lose()
     except LeaseLost:
         pass  # said to the code by its next journal call
-
-
-def _requests(holds: list[FenceToken]) -> Program[list[tuple[str | None] | None]]:
-    answers = yield Batch(*(_REQUEST(**hold._asdict()) for hold in holds), last=True)
-    return [rows_[0] if rows_ else None for rows_ in answers]
 
 
 _runtimes: WeakKeyDictionary[Any, Runtime] = WeakKeyDictionary()

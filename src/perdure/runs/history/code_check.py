@@ -66,13 +66,6 @@ def check_code(store: ThreadStore, functions: Functions = None) -> list[CodeFind
     return [_finding(ctx, tenant, row, specs.get(row.function)) for row in found]
 
 
-async def acheck_code(store: ThreadStore, functions: Functions = None) -> list[CodeFinding]:
-    """`check_code`, awaited."""
-    from asyncio import to_thread
-
-    return await to_thread(check_code, store, functions)
-
-
 def _specs(functions: Functions) -> dict[str, DurableSpec]:
     if functions is None:
         return known_durables()

@@ -14,12 +14,11 @@ from functools import partial
 from typing import NamedTuple
 
 from perdure.errors import ThreadDeleted
-from perdure.log.thread_table import thread_or_stub
 from perdure.log.turns import Held, Turn, take_turn
 from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.journal.rows import RUN_CELLS, TASK, WAITS, FenceToken, NewRun, RunRow
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, read, write
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, write
 
 QUEUE = "tasks"  # not one that workers serve, nor one whose limits count them
 _PAGE = 100
@@ -50,13 +49,10 @@ _OF_THREAD = Sql(
     f"""SELECT run FROM run WHERE tenant = :tenant AND root = :thread AND {IS_TASK}
     ORDER BY run LIMIT :limit {{for_update}}"""
 )
+# Kept long enough, or its thread is gone.
 _OVER = Sql(
-    f"""SELECT run FROM run WHERE tenant = :tenant AND keep_until <= {{now}} AND status = 'done' AND {IS_TASK}
-    ORDER BY run LIMIT :limit {{for_update}}"""
-)
-_STRAYS = Sql(
-    f"""SELECT run FROM run r WHERE tenant = :tenant AND {IS_TASK}
-    AND NOT EXISTS (SELECT 1 FROM thread t WHERE t.tenant = r.tenant AND t.thread = r.root)
+    f"""SELECT run FROM run r WHERE tenant = :tenant AND {IS_TASK} AND (keep_until <= {{now}} AND status = 'done'
+        OR NOT EXISTS (SELECT 1 FROM thread t WHERE t.tenant = r.tenant AND t.thread = r.root))
     ORDER BY run LIMIT :limit {{for_update}}"""
 )
 _DROP = [
@@ -134,31 +130,21 @@ def end(
     )
 
 
-def number_of(tenant: int, name: str) -> Flow[int | None]:
-    """A thread's number, to drop its tasks by when it is gone."""
-    row = yield from read(partial(thread_or_stub, tenant, name))
-    return None if row is None else row.thread
-
-
-def drop_of_thread(tenant: int, thread: int | None) -> Flow[int]:
+def drop_of_thread(tenant: int, thread: int) -> Flow[int]:
     """Remove the tasks of a thread that was deleted. How many."""
-    if thread is None:
-        return 0
-    return (yield from _drop_all(tenant, _OF_THREAD, thread=thread))
+    return _drop_all(tenant, _OF_THREAD, thread=thread)
 
 
 def sweep(tenant: int, now: int) -> Flow[int]:
     """Remove the tasks that were kept long enough, and those whose threads are gone. How many."""
-    over = yield from _drop_all(tenant, _OVER, now=now)
-    return over + (yield from _drop_all(tenant, _STRAYS))
+    return _drop_all(tenant, _OVER, now=now)
 
 
 def drop_due(tenant: int, now: int) -> Program[int]:
     """The same inside a transaction that is rolled back."""
     total = 0
-    for which, params in ((_OVER, {"now": now}), (_STRAYS, {})):
-        while gone := (yield from _drop_some(tenant, which, params)):
-            total += gone
+    while gone := (yield from _drop_some(tenant, _OVER, {"now": now})):
+        total += gone
     return total
 
 
@@ -166,8 +152,6 @@ def _drop_all(tenant: int, which: Sql, **params: int) -> Flow[int]:
     total = 0
     while gone := (yield from write(partial(_drop_some, tenant, which, params))):
         total += gone
-        if gone < _PAGE:
-            break
     if total:
         yield from drop_loose_blobs(tenant)
     return total

@@ -12,7 +12,7 @@ from perdure.errors import JournalDamaged
 from perdure.runs.journal.entries import Entry
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.columns import BLOB
-from perdure.storage.program import Batch, Flow, Program, Sql, Statement, read, write
+from perdure.storage.program import Batch, Flow, Program, Sql, Statement, write
 
 BLOB_MIN_BYTES = 64 * 1024
 _PAGE = 100
@@ -24,13 +24,10 @@ _REFER = Sql(
     """INSERT INTO run_blob (tenant, run, hash) VALUES (:tenant, :run, :hash)
     ON CONFLICT (tenant, run, hash) DO NOTHING"""
 )
-_LOOSE_BLOBS = Sql(
-    """SELECT b.hash FROM blob b WHERE b.tenant = :tenant AND NOT EXISTS (
-        SELECT 1 FROM run_blob u WHERE u.tenant = b.tenant AND u.hash = b.hash) LIMIT :limit"""
-)
-_DROP_BLOB = Sql(
-    """DELETE FROM blob WHERE tenant = :tenant AND hash = :hash AND NOT EXISTS (
-        SELECT 1 FROM run_blob u WHERE u.tenant = :tenant AND u.hash = :hash)"""
+_DROP_LOOSE = Sql(
+    """DELETE FROM blob WHERE tenant = :tenant AND hash IN (
+        SELECT b.hash FROM blob b WHERE b.tenant = :tenant AND NOT EXISTS (
+            SELECT 1 FROM run_blob u WHERE u.tenant = b.tenant AND u.hash = b.hash) LIMIT :limit) RETURNING hash"""
 )
 _SIZE = Sql("SELECT length(body) FROM blob WHERE tenant = :tenant AND hash = :hash")
 _READ = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", opens={0: BLOB}, tolerant=True)
@@ -80,19 +77,13 @@ def refer_statement(tenant: int, run: int, key: bytes) -> Statement:
 
 def drop_loose_blobs(tenant: int) -> Flow[None]:
     """Remove the blobs that no run needs any more."""
-    while page := (yield from read(partial(_loose_blobs, tenant))):
-        try:
-            yield from write(partial(_drop_blobs, tenant, page))
-        except ConstraintFailed:
-            return  # a run has just come to need one of them: the next sweep looks again
-        if len(page) < _PAGE:
-            return
+    try:
+        while (yield from write(partial(_drop_loose, tenant))) == _PAGE:
+            pass
+    except ConstraintFailed:
+        return  # a run has just come to need one of them: the next sweep looks again
 
 
-def _loose_blobs(tenant: int) -> Program[list[bytes]]:
-    [found] = yield Batch(_LOOSE_BLOBS(tenant=tenant, limit=_PAGE), last=True)
-    return [bytes(row[0]) for row in found]
-
-
-def _drop_blobs(tenant: int, hashes: list[bytes]) -> Program[None]:
-    yield Batch(*(_DROP_BLOB(tenant=tenant, hash=key) for key in hashes), last=True)
+def _drop_loose(tenant: int) -> Program[int]:
+    [rows] = yield Batch(_DROP_LOOSE(tenant=tenant, limit=_PAGE), last=True)
+    return len(rows)

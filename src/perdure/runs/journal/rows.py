@@ -183,6 +183,7 @@ APPEND_ALONE = Sql(_ALONE, sqlite=_untyped(_ALONE), seals={"body": JOURNAL})
 # in doubt: then what the row says of an earlier part of the journal stands.
 SUM = """entries = coalesce(CAST(:entries AS bigint), entries), digest = coalesce(CAST(:digest AS bigint), digest),
         seq = coalesce(CAST(:last AS bigint), seq)"""
+_REQUEST = Sql(f"SELECT request {_HELD}")
 _RENEW = Sql(
     sqlite="""UPDATE run SET lease_until = max(lease_until, {now} + :lease)
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING request""",
@@ -341,9 +342,13 @@ def append(hold: FenceToken, lines: Sequence[JournalRow]) -> Program[tuple[str |
 
 
 def renew(holds: Sequence[tuple[FenceToken, int]], *, now: int) -> Program[list[tuple[str | None] | None]]:
-    """Lengthen leases, each by its own: for each, what an operator asks for, or None if it is lost."""
+    """Lengthen leases, each by its own; 0: not. For each, what an operator asks for, or None if it is lost."""
     in_order = sorted(set(holds))
-    answers = yield Batch(*(_RENEW(**hold._asdict(), lease=lease, now=now) for hold, lease in in_order), last=True)
+    statements = (
+        _RENEW(**hold._asdict(), lease=lease, now=now) if lease else _REQUEST(**hold._asdict())
+        for hold, lease in in_order
+    )
+    answers = yield Batch(*statements, last=True)
     found = {hold: rows[0] if rows else None for (hold, _), rows in zip(in_order, answers, strict=True)}
     return [found[hold] for hold, _ in holds]
 
