@@ -331,13 +331,13 @@ async def test_an_effect_waits_until_its_checkpoint_is_stored(
             looked.set()
         return found
 
-    def held(ctx: Any, name: str, encoded: Any, mark: Any, kind: str, note: str, *more: Any) -> Any:
-        if note == "loop 0":  # the checkpoint of the first node
+    def held(ctx: Any, saving: Any) -> Any:
+        if saving.note == "loop 0":  # the checkpoint of the first node
             order.append("put begins")
             while not looked.is_set():  # a transaction that does nothing, until the effect has looked in vain
                 yield _nothing()
-        yield from save(ctx, name, encoded, mark, kind, note, *more)
-        order.append(note)
+        yield from save(ctx, saving)
+        order.append(saving.note)
 
     async def trip(state: Trip) -> Trip:
         booked = await office(office.book("a"))
@@ -346,6 +346,7 @@ async def test_an_effect_waits_until_its_checkpoint_is_stored(
 
     monkeypatch.setattr(task_scope, "_find", watched)
     monkeypatch.setattr(line_saves, "save", held)
+    monkeypatch.setattr(line_saves.LineSave, "straight", lambda saving: False)
     await office.line(saver, trip).invoke({}, at("t"))
     assert order.index("loop 0") < order.index("booked")
     assert looked.is_set()

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from blake3 import blake3
 
-from perdure.errors import Conflict, Damaged, NotFound, PerdureError, ThreadDeleted
+from perdure.errors import Conflict, Damaged, NotFound, OutcomeUnknown, PerdureError, ThreadDeleted
 from perdure.log import gc
 from perdure.log.append import (
     Appended,
@@ -23,11 +23,13 @@ from perdure.log.append import (
     append,
     append_to_head,
     base_after,
+    head_statement,
     prepare,
     seal,
     stored_as_drafted,
 )
 from perdure.log.cache import Base
+from perdure.log.ids import new_id
 from perdure.log.labels import Found, Mark, ParentChanged, find_label, find_space
 from perdure.log.pending import Against, Stored, Write, is_large, put_writes
 from perdure.log.reading import Loaded, read_state, read_thread_state
@@ -37,7 +39,7 @@ from perdure.log.turns import Held, Turn
 from perdure.storage import metrics
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.events import event
-from perdure.storage.program import Batch, Flow, Program, Statement, read, write
+from perdure.storage.program import Batch, Flow, Program, Statement, drive, read, write
 from perdure.threads.context import Context
 from perdure.threads.flows import ATTEMPTS, base_of, commit
 from perdure.threads.instrumentation import record_size
@@ -45,6 +47,7 @@ from perdure.threads.size_warning import warn_if_large
 from perdure.threads.thread_cache import CachedThread, Tip
 
 _log = logging.getLogger("perdure")
+_ONE = (1,)
 
 
 class Part(NamedTuple):
@@ -108,14 +111,13 @@ def parent_text(ctx: Context, name: str, namespace: str, parent: bytes) -> Encod
 
 
 @metrics.operation("save")
-def save(
-    ctx: Context, name: str, encoded: Encoded, mark: Mark, kind: str, note: str | None, tags: Mapping[str, Any]
-) -> Flow[None]:
+def save(ctx: Context, saving: LineSave) -> Flow[None]:
     """Save a state's text under its id, after its parent's."""
+    name, mark, encoded = saving.name, saving.mark, saving.encoded
     if len(encoded.text) > ctx.warn_bytes:
         warn_if_large(ctx, name, encoded.text)
-    tenant = yield from ctx.ensure_tenant()
-    saving = _LineSave(ctx, tenant, name, encoded, mark._replace(reused=encoded.record), kind, note, tags)
+    tenant = saving.tenant = yield from ctx.ensure_tenant()
+    saving.mark = mark._replace(reused=encoded.record)
     try:
         yield from saving.flow()
     except ParentChanged:
@@ -130,21 +132,57 @@ def save(
 
 
 @dataclass(slots=True, eq=False)
-class _LineSave:
+class LineSave:
     """One save, and what it knows of its thread."""
 
     ctx: Context
-    tenant: int
     name: str
     encoded: Encoded
     mark: Mark
     kind: str
     note: str | None
     tags: Mapping[str, Any]
+    tenant: int = 0
     thread: CachedThread | None = None
     merge: Mapping[str, Any] | None = None  # metadata that the thread does not have yet
     parent: int | None = None  # the parent's record
-    after: int = field(default=0)  # an id that the new one must be greater than
+    after: int = 0  # an id that the new one must be greater than
+
+    def straight(self) -> bool:
+        """Save in one statement what follows the head of a thread that is in memory: nearly every save does. False:
+        nothing was written, and `save` finds out what is the matter."""
+        ctx, mark, encoded, tenant = self.ctx, self.mark, self.encoded, self.ctx.known_tenant
+        if tenant is None or mark.space or metrics.sink is not None or len(encoded.text) > ctx.warn_bytes:
+            return False
+        thread = self.thread = ctx.threads.get((tenant, self.name))
+        tip = thread.tips.get("") if thread is not None else None
+        if thread is None or tip is None or tip.id != mark.parent or encoded.record not in (None, tip.record):
+            return False
+        base = ctx.cache.get((tenant, thread.tree, tip.record))
+        if base is None or not self.tags.items() <= thread.metadata.items():
+            return False
+        if ctx.threads.is_too_late((tenant, self.name), tip.id):
+            return False
+        self.tenant, chance = tenant, ctx.entropy(SALT_BYTES + 4)
+        draft = prepare(encoded.text, base, chance[:SALT_BYTES], kind=self.kind, note=self.note, metadata=None)
+        at = ctx.clock_us()
+        record = new_id(at, int.from_bytes(chance[SALT_BYTES:], "little"), tip.record)
+        sealed = seal(draft, thread.thread, thread.tree, record, at, base.record)
+        if turns is not None:
+            mark = mark._replace(turn=turns.of(ctx))
+        done: Appended | None = Appended(sealed, sealed.thread, sealed.tree, base.generation, on_head=True)
+        try:
+            if not ctx.driver.append((head_statement(draft, base, tenant, sealed, mark),), _ONE):
+                return False
+        except OutcomeUnknown as unknown:
+            place = Place(tenant, self.name, thread.thread)
+            done = drive(ctx.driver, commit(record, None, partial(append, draft, place, record, at, mark), unknown))
+        except ConstraintFailed:  # the id is taken, or damage
+            return False
+        if done is None or done.record is None:
+            return False
+        self._settle(draft, done)
+        return True
 
     def flow(self) -> Flow[None]:
         ctx, mark = self.ctx, self.mark
