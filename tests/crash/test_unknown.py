@@ -17,8 +17,8 @@ from perdure.errors import OutcomeUnknown, Unavailable
 from perdure.log.cache import BaseCache
 from perdure.storage.program import Driver, Flow
 from perdure.storage.urls import open_driver
-from perdure.threads import flows
 from perdure.threads.context import Context
+from perdure.threads.saves import Save, save
 from perdure.threads.store import CACHE_BYTES
 from perdure.values.codec import encode
 from perdure.values.registry import Codec
@@ -122,7 +122,8 @@ def test_a_lost_answer_and_a_prune_meanwhile(tmp_path: Path) -> None:
         for number in range(6):
             thread.save(state | {"number": number})
         text = encode(state | {"number": 6}, store._context.codec)
-        _lose_first_answer(store, flows.save(store._context, thread._cursor, text), other)
+        where = (store._context, thread._cursor)
+        _lose_first_answer(store, save(*where, Save(*where, text=text)), other)
         for number in range(7, 10):
             thread.save(state | {"number": number, "new": str(number) * 200})
         assert [checkpoint.state["number"] for checkpoint in thread.history(limit=4)] == [9, 8, 7, 6]

@@ -32,7 +32,7 @@ from perdure.threads import flows
 from perdure.threads.autosave_policies import Policy, check_change_count
 from perdure.threads.checks import check_note
 from perdure.threads.context import Context, Cursor
-from perdure.threads.transactional_save import journal_of
+from perdure.threads.saves import Save, journal_of, save
 from perdure.values.codec import decode, encode
 
 _IMMUTABLE = frozenset({type(None), bool, int, float, complex, str, bytes, datetime, date, timedelta})
@@ -231,7 +231,8 @@ class AutoState(MutableMapping[str, Any]):
         self._cost_s = self._ctx.ticks() - now
 
     def _write(self, snapshot: _Snapshot) -> Flow[None]:
-        yield from flows.save(self._ctx, self._cursor, snapshot.text, note=self._note)
+        wanted = Save(self._ctx, self._cursor, self._note, text=snapshot.text)
+        yield from save(self._ctx, self._cursor, wanted)
         snapshot.text = b""
         self._durable = snapshot
 

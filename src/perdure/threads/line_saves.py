@@ -29,7 +29,6 @@ from perdure.log.append import (
     stored_as_drafted,
 )
 from perdure.log.cache import Base
-from perdure.log.ids import new_id
 from perdure.log.labels import Found, Mark, ParentChanged, find_label, find_space
 from perdure.log.pending import Against, Stored, Write, is_large, put_writes
 from perdure.log.reading import Loaded, read_state, read_thread_state
@@ -39,15 +38,15 @@ from perdure.log.turns import Held, Turn
 from perdure.storage import metrics
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.events import event
-from perdure.storage.program import Batch, Flow, Program, Statement, drive, read, write
+from perdure.storage.program import Batch, Flow, Program, Statement, read, write
 from perdure.threads.context import Context
-from perdure.threads.flows import ATTEMPTS, base_of, commit
+from perdure.threads.flows import base_of
 from perdure.threads.instrumentation import record_size
+from perdure.threads.saves import ATTEMPTS, ONE, commit, look_for, on_head, straight_draft
 from perdure.threads.size_warning import warn_if_large
 from perdure.threads.thread_cache import CachedThread, Tip
 
 _log = logging.getLogger("perdure")
-_ONE = (1,)
 
 
 class Part(NamedTuple):
@@ -163,20 +162,16 @@ class LineSave:
             return False
         if ctx.threads.is_too_late((tenant, self.name), tip.id):
             return False
-        self.tenant, chance = tenant, ctx.entropy(SALT_BYTES + 4)
-        draft = prepare(encoded.text, base, chance[:SALT_BYTES], kind=self.kind, note=self.note, metadata=None)
-        at = ctx.clock_us()
-        record = new_id(at, int.from_bytes(chance[SALT_BYTES:], "little"), tip.record)
-        sealed = seal(draft, thread.thread, thread.tree, record, at, base.record)
+        self.tenant = tenant
+        draft, sealed = straight_draft(ctx, base, encoded.text, self.kind, self.note, thread.thread, thread.tree)
         if turns is not None:
             mark = mark._replace(turn=turns.of(ctx))
-        done: Appended | None = Appended(sealed, sealed.thread, sealed.tree, base.generation, on_head=True)
+        done: Appended | None = on_head(draft, sealed)
         try:
-            if not ctx.driver.append((head_statement(draft, base, tenant, sealed, mark),), _ONE):
+            if not ctx.driver.append((head_statement(draft, base, tenant, sealed, mark),), ONE):
                 return False
         except OutcomeUnknown as unknown:
-            place = Place(tenant, self.name, thread.thread)
-            done = drive(ctx.driver, commit(record, None, partial(append, draft, place, record, at, mark), unknown))
+            done = look_for(ctx, draft, Place(tenant, self.name, thread.thread), sealed, unknown, mark)
         except ConstraintFailed:  # the id is taken, or damage
             return False
         if done is None or done.record is None:
@@ -287,7 +282,7 @@ class LineSave:
         sealed = seal(draft, thread.thread, thread.tree, record, at, base.record)
         quick = partial(append_to_head, draft, base, self.tenant, sealed, mark)
         done = yield from commit(record, quick, careful)
-        return done or Appended(sealed, sealed.thread, sealed.tree, base.generation, on_head=True)
+        return done or on_head(draft, sealed)
 
     def _settle(self, draft: Draft, done: Appended) -> None:
         """Remember what the next save will build on."""

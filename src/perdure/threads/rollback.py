@@ -19,7 +19,8 @@ from perdure.log.records import SALT_BYTES, Record
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.program import Flow, read
 from perdure.threads.context import Context, Cursor
-from perdure.threads.flows import ATTEMPTS, base_of, commit, gone, locate, save
+from perdure.threads.flows import base_of, gone, locate
+from perdure.threads.saves import ATTEMPTS, Save, commit, save
 
 
 def rollback(ctx: Context, cursor: Cursor, to: int, note: str | None) -> Flow[tuple[Record, bool]]:
@@ -38,7 +39,8 @@ def rollback(ctx: Context, cursor: Cursor, to: int, note: str | None) -> Flow[tu
                 return made
             continue
         try:
-            return (yield from save(ctx, cursor, loaded.data, kind="rollback", note=reason, expect=row.head, base=to))
+            again = Save(ctx, cursor, reason, expect=row.head, text=loaded.data, kind="rollback", base=to)
+            return (yield from save(ctx, cursor, again))
         except Conflict:
             continue
     raise Conflict(f"thread {cursor.name!r} is saved to without pause: nothing was written; roll back again")

@@ -34,8 +34,7 @@ from perdure.threads.models import Change, Checkpoint, Pruned, Report, ThreadInf
 from perdure.threads.retention import Keeping
 from perdure.threads.retention import checkpoint_id as _id
 from perdure.threads.rollback import rollback
-from perdure.threads.straight_save import straight_save
-from perdure.threads.transactional_save import Save, journal_of
+from perdure.threads.saves import Save, journal_of, save, straight_save
 from perdure.values.codec import decode, encode
 
 if TYPE_CHECKING:  # not every program keeps its states so
@@ -84,9 +83,10 @@ class Thread(Keeping):
         if journal is None and metadata is None and parent is None and expect is None:
             text = encode(state, self._context.codec)
             done = straight_save(self._context, self._cursor, text, note and check_note(note))
-            return self._saved(done or self._run(flows.save(self._context, self._cursor, text, note=check_note(note))))
-        save = self._save(state, note, metadata, parent, expect)
-        return self._saved(journal.save(save) if journal is not None else self._run(_perform(save)))
+            if done is not None:
+                return Checkpoint(self._cursor.name, done[0], is_head=done[1], fetch=self._fetch_state)
+        wanted = self._save(state, note, metadata, parent, expect)
+        return self._saved(journal.save(wanted) if journal is not None else self._run(self._perform(wanted)))
 
     async def asave(
         self,
@@ -98,8 +98,8 @@ class Thread(Keeping):
         expect: Checkpoint | str | None = None,
     ) -> Checkpoint:
         """`save`, awaited."""
-        save, journal = self._save(state, note, metadata, parent, expect), journal_of(self._context)
-        return self._saved(await (journal.asave(save) if journal is not None else self._arun(_perform(save))))
+        wanted, journal = self._save(state, note, metadata, parent, expect), journal_of(self._context)
+        return self._saved(await (journal.asave(wanted) if journal else self._arun(self._perform(wanted))))
 
     def update(
         self,
@@ -113,8 +113,8 @@ class Thread(Keeping):
 
         If another writer saves in between, it starts again from the new head, so no change is lost.
         """
-        save, journal = self._update(patch, remove, note, metadata), journal_of(self._context)
-        return self._saved(journal.save(save) if journal is not None else self._run(_perform(save)))
+        wanted, journal = self._update(patch, remove, note, metadata), journal_of(self._context)
+        return self._saved(journal.save(wanted) if journal is not None else self._run(self._perform(wanted)))
 
     async def aupdate(
         self,
@@ -125,8 +125,8 @@ class Thread(Keeping):
         metadata: Mapping[str, Any] | None = None,
     ) -> Checkpoint:
         """`update`, awaited."""
-        save, journal = self._update(patch, remove, note, metadata), journal_of(self._context)
-        return self._saved(await (journal.asave(save) if journal is not None else self._arun(_perform(save))))
+        wanted, journal = self._update(patch, remove, note, metadata), journal_of(self._context)
+        return self._saved(await (journal.asave(wanted) if journal else self._arun(self._perform(wanted))))
 
     @blocking
     def rollback(self, to: Checkpoint | str, *, note: str | None = None) -> Flow[Checkpoint]:
@@ -319,7 +319,10 @@ class Thread(Keeping):
         expect: Checkpoint | str | None,
     ) -> Save:
         about = (check_note(note), check_metadata(metadata), _id(parent), _id(expect))
-        return Save(self._context, self._cursor, [*about], *about, text=encode(state, self._context.codec))
+        return Save(self._context, self._cursor, *about, encode(state, self._context.codec))
+
+    def _perform(self, wanted: Save) -> Flow[tuple[Record, bool]]:
+        return save(self._context, self._cursor, wanted)
 
     def _update(
         self,
@@ -334,7 +337,7 @@ class Thread(Keeping):
         def merge(data: bytes) -> bytes:
             return encode(merged(decode(data, codec), kept, paths), codec)
 
-        return Save(self._context, self._cursor, ["update", *about, kept, paths], *about, merge=merge)
+        return Save(self._context, self._cursor, *about, merge=merge, asked=("update", kept, paths))
 
     def _saved(self, done: tuple[Record, bool]) -> Checkpoint:
         return Checkpoint(self._cursor.name, done[0], is_head=done[1], fetch=self._fetch_state)
@@ -370,21 +373,6 @@ class _Pages:
             self._left -= len(records)
         self.wanted = len(records) == size and self._next is not None and self._left != 0
         return thread._checkpoints(head, records)
-
-
-def _perform(save: Save) -> Flow[tuple[Record, bool]]:
-    """A save or an update outside of any run."""
-    if save.merge is not None:
-        return flows.update(save.ctx, save.cursor, save.merge, save.note, save.metadata)
-    return flows.save(
-        save.ctx,
-        save.cursor,
-        save.text or b"",
-        note=save.note,
-        metadata=save.metadata,
-        parent=save.parent,
-        expect=save.expect,
-    )
 
 
 def _annotate(tenant: int, row: ThreadRow, metadata: Mapping[str, Any]) -> Program[None]:

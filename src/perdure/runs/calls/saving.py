@@ -21,10 +21,9 @@ from perdure.runs.execution.operation import Operation, arun_operation, run_oper
 from perdure.runs.execution.scope import Scope, current
 from perdure.runs.functions.inputs import digest
 from perdure.runs.journal.entries import DONE, Entry
-from perdure.storage.program import Flow
-from perdure.threads import flows, transactional_save
+from perdure.threads import saves
 from perdure.threads.context import Context, Cursor
-from perdure.threads.transactional_save import Moved, Save, Saving, prepare_saving
+from perdure.threads.saves import Moved, Save, Saving
 
 NAME = "thread.save"
 Told = list[Any]  # what an entry says of a checkpoint: id, parent, step, time, kind, size, whether it became the head
@@ -75,8 +74,8 @@ def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, b
         return _record(told, save), bool(told[6])
     told = []
     after = 0
-    for _ in range(flows.ATTEMPTS):
-        saving = yield from _prepared(save, after)
+    for _ in range(saves.ATTEMPTS):
+        saving = yield from save.prepare(after)
         foreseen = _guess(saving, told)
         entry = Entry(path, NAME, execution.ctx.clock_us(), args_hash, extra={"thread": line.name, "saved": foreseen})
         value = execution.encoded(show_id(saving.record))
@@ -107,27 +106,6 @@ def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, b
             saving.settle()
             return _record(foreseen, save), bool(foreseen[6])
     raise Conflict(f"thread {line.name!r} is saved to without pause: nothing was written; save again")
-
-
-def _prepared(save: Save, after: int) -> Flow[Saving]:
-    text, expect, kind = save.text, save.expect, "state"
-    if save.merge is not None:
-        row, loaded, _ = yield from flows.load(save.ctx, save.cursor)
-        text, expect, kind = save.merge(loaded.data), row.head, "update"
-    assert text is not None
-    return (
-        yield from prepare_saving(
-            save.ctx,
-            save.cursor,
-            text,
-            kind=kind,
-            note=save.note,
-            metadata=save.metadata,
-            parent=save.parent,
-            expect=expect,
-            after=after,
-        )
-    )
 
 
 def _write(saving: Saving, foreseen: Told) -> Any:
@@ -172,5 +150,5 @@ def _forget(line: Cursor) -> None:
 
 def install() -> None:
     """Let runs have the saves of their own code. The layer of threads knows nothing of runs."""
-    if transactional_save.journal is None:
-        transactional_save.journal = RunJournal()
+    if saves.journal is None:
+        saves.journal = RunJournal()

@@ -24,7 +24,7 @@ from perdure.storage.program import drive
 from perdure.threads import flows as thread_flows
 from perdure.threads.compare import compare
 from perdure.threads.context import Cursor
-from perdure.threads.transactional_save import Moved, Saving, prepare_saving
+from perdure.threads.saves import Moved, Save, Saving
 from perdure.values.codec import decode, encode
 from perdure.values.registry import Codec
 from perdure.values.showing import shown
@@ -222,7 +222,7 @@ class StateManager:
         kind, entry = drafts[-1]
         after = 0
         for _ in range(_ATTEMPTS):
-            saving = yield from prepare_saving(self._execution.ctx, self._cursor, text, kind="state", after=after)
+            saving = yield from Save(self._execution.ctx, self._cursor, text=text).prepare(after)
             last = (kind, _with(entry, {**info, "c": saving.record}))
             try:
                 yield from write(*drafts[:-1], last, same_tx=_both(same_tx, saving))

@@ -1,0 +1,378 @@
+"""Saving a state: prepared on the caller's thread, then written in one short transaction.
+
+`straight_save` is the line that nearly every save takes: the next state on the head of a thread whose newest state this
+process has in memory. There is nothing to read or to decide, so one statement moves the head from where it was and
+inserts the record, or changes nothing. `save` is the general way, which must write the same. A save that is part of
+another transaction is prepared and written there (`Saving.program`); `journal` is where the layer above says that saves
+made inside of it are its own (see `runs/calls/saving.py`); this layer knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+import orjson
+
+from perdure.errors import Conflict, Damaged, OutcomeUnknown, StoreError
+from perdure.log.append import (
+    Appended,
+    Draft,
+    Place,
+    append,
+    append_to_head,
+    as_subprogram,
+    base_after,
+    head_statement,
+    prepare,
+    seal,
+    stored_as_drafted,
+)
+from perdure.log.cache import Base
+from perdure.log.ids import new_id, show_id
+from perdure.log.labels import Mark
+from perdure.log.reading import read_thread_state
+from perdure.log.records import SALT_BYTES, Record
+from perdure.log.thread_table import try_thread
+from perdure.storage import metrics
+from perdure.storage.base import ConstraintFailed
+from perdure.storage.events import event
+from perdure.storage.program import Batch, Flow, Program, Rows, drive, read, write
+from perdure.threads import flows
+from perdure.threads.context import Context, Cursor
+from perdure.threads.instrumentation import record_size, warn_unknown
+from perdure.threads.size_warning import warn_if_large
+from perdure.values.codec import encode
+
+ATTEMPTS = 64  # another writer succeeds each time one of these fails
+ONE = (1,)
+_log = logging.getLogger("perdure")
+
+
+class Moved(Exception):
+    """What a save was prepared for is not there any more: prepare it again. `after`: the id that it must follow."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__("the base of a save has moved")
+        self.after = after
+
+
+class Save(msgspec.Struct, frozen=True):
+    """A save or an update, as a thread's handle was asked for it."""
+
+    ctx: Context
+    cursor: Cursor
+    note: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    parent: int | None = None
+    expect: int | None = None
+    text: bytes = b""
+    merge: Callable[[bytes], bytes] | None = None  # an update: the text from what is there
+    asked: tuple[Any, ...] = ()  # of an update: what is merged
+    kind: str = "state"
+    base: int | None = None  # what the difference is made against, where that is not the parent
+
+    @property
+    def wanted(self) -> bytes:
+        """What was passed, as text: a run that is replayed compares it."""
+        about = [*self.asked, self.note, self.metadata, self.parent, self.expect]
+        return encode(about, self.ctx.codec) + self.text
+
+    def prepare(self, after: int = 0) -> Flow[Saving]:
+        """Everything but the writing. `after`: an id that the new one must be greater than."""
+        if self.merge is None:
+            return (yield from self._prepared(self.text, self.expect, self.kind, after))
+        row, loaded, _ = yield from flows.load(self.ctx, self.cursor)
+        # Not what was loaded is expected: an ancestor stands in for a damaged head.
+        return (yield from self._prepared(self.merge(loaded.data), row.head, "update", after))
+
+    def _prepared(self, text: bytes, expect: int | None, kind: str, after: int) -> Flow[Saving]:
+        ctx, cursor, parent = self.ctx, self.cursor, self.parent
+        if len(text) > ctx.warn_bytes:
+            warn_if_large(ctx, cursor.name, text)
+        tenant = yield from ctx.ensure_tenant()
+        follows = yield from _follows(cursor, tenant, parent or expect or cursor.record)
+        anchor = self.base or follows
+        base = yield from _base(ctx, cursor, tenant, anchor)
+        branching = base is not None and (parent is not None or base.record.thread != cursor.thread)
+        about = orjson.dumps(self.metadata).decode() if self.metadata else None
+        salt = ctx.entropy(SALT_BYTES)
+        draft = prepare(text, base, salt, kind=kind, note=self.note, metadata=about, branching=branching)
+        at = ctx.clock_us()
+        record = ctx.new_record_id(at, max(after, follows or 0, anchor or 0))
+        cursor.own.append(record)
+        return Saving(ctx, cursor, tenant, draft, place_of(cursor, tenant, parent, expect), record, at, follows)
+
+
+class Saving(msgspec.Struct):
+    """A state that is ready to be written."""
+
+    ctx: Context
+    cursor: Cursor
+    tenant: int
+    draft: Draft
+    place: Place
+    record: int
+    at: int
+    follows: int | None
+    done: Appended | None = None  # by the last attempt of the transaction
+
+    def program(self) -> Generator[Batch, list[Rows], Appended]:
+        """Write the record in another transaction, which may continue after it. Safe to repeat. Raises Moved."""
+        sealed = self._sealed()
+        if sealed is not None and self.draft.base is not None:
+            quick = append_to_head(self.draft, self.draft.base, self.tenant, sealed)
+            if (yield from as_subprogram(quick)):
+                return self._note(on_head(self.draft, sealed))
+        try:
+            return self._note((yield from as_subprogram(self._append())))
+        except ConstraintFailed as error:
+            if error.kind != "unique":
+                raise  # damage, or a defect of ours: saving again would not help, and would hide it
+            raise Moved(self.record) from error
+
+    def flow(self) -> Flow[Appended]:
+        """Write the record in a transaction of its own. Raises Moved."""
+        sealed, base = self._sealed(), self.draft.base
+        quick: Callable[[], Program[bool]] | None = None
+        if sealed is not None and base is not None:
+            quick = partial(append_to_head, self.draft, base, self.tenant, sealed)
+        try:
+            done = yield from commit(self.record, quick, self._append)
+        except ConstraintFailed as error:
+            if error.kind != "unique":
+                raise  # damage, or a defect of ours: saving again would not help, and would hide it
+            raise Moved(self.record) from error
+        if done is None:
+            assert sealed is not None
+            done = on_head(self.draft, sealed)
+        return self._note(done)
+
+    def _append(self) -> Program[Appended]:
+        return append(self.draft, self.place, self.record, self.at)
+
+    def _sealed(self) -> Record | None:
+        """The record for the short path, where it applies."""
+        cursor, base, place = self.cursor, self.draft.base, self.place
+        expected = place.expect in (None, self.follows) and not cursor.merge  # what the short path does not look at
+        if not expected or base is None or base.record.id != self.follows or cursor.thread is None:
+            return None
+        return seal(self.draft, cursor.thread, cursor.tree, self.record, self.at, base.record)
+
+    def _note(self, done: Appended) -> Appended:
+        self.done = done
+        if done.record is None:
+            raise Moved(done.after)
+        return done
+
+    def settle(self) -> None:
+        """It is committed: the handle stands on it now."""
+        assert self.done is not None
+        advance_cursor(self.ctx, self.cursor, self.tenant, self.draft, self.done, asked=self.place.parent is not None)
+
+    def drop(self, moved: Moved | None = None) -> None:
+        """It was not written. What it was made against is not to be trusted any more if that has moved."""
+        self.cursor.disown(self.record)
+        if moved is not None and not moved.after and self.draft.base is not None:
+            self.ctx.cache.drop((self.tenant, self.cursor.tree, self.draft.base.record.id))
+
+
+@metrics.operation("save")
+def save(ctx: Context, cursor: Cursor, wanted: Save) -> Flow[tuple[Record, bool]]:
+    """Append a state. Its record, and whether that became the head. An update starts again from a head that moved."""
+    after = 0
+    for _ in range(ATTEMPTS):
+        saving = yield from wanted.prepare(after)
+        try:
+            done = yield from saving.flow()
+        except Moved as moved:
+            saving.drop(moved)
+            after = moved.after
+        except Conflict:
+            saving.drop()
+            if wanted.merge is None:
+                raise
+        else:
+            saving.settle()
+            assert done.record is not None
+            return done.record, done.on_head
+    raise Conflict(f"thread {cursor.name!r} is saved to without pause: nothing was written; save again")
+
+
+def _follows(cursor: Cursor, tenant: int, stands_on: int | None) -> Flow[int | None]:
+    """What a save follows: the checkpoint that the handle last loaded or saved; if there is none, the head."""
+    if cursor.thread is not None and stands_on is not None:
+        return stands_on
+    row = yield from read(partial(try_thread, tenant, cursor.name, cursor.thread))
+    if row is None:
+        return stands_on
+    cursor.resolve(row.thread, row.tree)
+    return row.head if stands_on is None and not cursor.found_nothing else stands_on
+
+
+def _base(ctx: Context, cursor: Cursor, tenant: int, anchor: int | None) -> Flow[Base | None]:
+    """What to make the difference against, from the cache or the store. None: nothing that can be read."""
+    if anchor is None or cursor.thread is None:
+        return None
+    if (cached := ctx.cache.get((tenant, cursor.tree, anchor))) is not None:
+        return cached
+    try:
+        row, loaded = yield from read(partial(read_thread_state, tenant, cursor.name, cursor.thread, anchor))
+    except Damaged:
+        return None  # the new record will carry its full text
+    return None if loaded is None else flows.base_of(loaded, row.generation)
+
+
+def place_of(cursor: Cursor, tenant: int, parent: int | None = None, expect: int | None = None) -> Place:
+    return Place(
+        tenant,
+        cursor.name,
+        cursor.thread,
+        cursor.merge,
+        parent,
+        expect,
+        cursor.record,
+        cursor.own,
+        cursor.lost_head,
+        cursor.found_nothing,
+    )
+
+
+def advance_cursor(ctx: Context, cursor: Cursor, tenant: int, draft: Draft, done: Appended, *, asked: bool) -> None:
+    """Move the cursor to a new record, and cache what the next save builds on. `asked`: the caller gave the parent."""
+    record = done.record
+    assert record is not None
+    if (sink := metrics.sink) is not None:
+        record_size(ctx, draft, sink)
+    cursor.resolve(done.thread, done.tree)
+    cursor.merge = None
+    if stored_as_drafted(draft, record):
+        before = draft.base.record.id if draft.base is not None else None
+        ctx.cache.put(
+            (tenant, done.tree, record.id),
+            base_after(draft, record, done.generation),
+            instead_of=(tenant, done.tree, before) if before is not None and before == cursor.record else None,
+        )
+    if not done.on_head:  # from here on the handle follows its branch: the head is no longer its own
+        cursor.own.clear()
+        cursor.own.append(record.id)
+        if not asked and not cursor.on_branch:
+            _log.warning(
+                "thread %r: another writer has saved since this handle loaded it, so that its saves are a branch from "
+                "here on (is_head is False): load() takes the handle back to the head, and expect= refuses such a "
+                "save; see docs/how-to/threads.md",
+                cursor.name,
+                extra=event("thread.branched", thread=cursor.name),
+            )
+        cursor.on_branch = True
+    cursor.record, cursor.found_nothing = record.id, False
+
+
+def commit(
+    record: int,
+    quick: Callable[[], Program[bool]] | None,
+    careful: Callable[[], Program[Appended]],
+    unknown: OutcomeUnknown | None = None,
+) -> Flow[Appended | None]:
+    """Write a record: by the quick program, else by the careful one, which first looks for a record whose COMMIT was
+    not acknowledged (`unknown`). None: the quick program wrote it."""
+    if quick is not None:
+        try:
+            if (yield from write(quick)):
+                return None
+        except OutcomeUnknown as error:
+            unknown = error
+    for _ in range(2):
+        if unknown is not None:
+            warn_unknown(show_id(record))
+        try:
+            # It looks for the record before it writes.
+            return (yield from write(careful))
+        except OutcomeUnknown as error:
+            unknown = error
+        except StoreError as error:
+            if unknown is None:
+                raise
+            # This error's "nothing was written" is true of the search, not of the commit before it.
+            raise OutcomeUnknown(f"{unknown} Looking for checkpoint {show_id(record)} failed: {error}") from unknown
+    assert unknown is not None
+    raise unknown
+
+
+# --- the straight line
+
+
+def straight_save(ctx: Context, cursor: Cursor, text: bytes, note: str | None) -> tuple[Record, bool] | None:
+    """Append a state to the head. Its record, and whether that is the head; None: it was not done."""
+    tenant, parent, thread = ctx.known_tenant, cursor.record, cursor.thread
+    if tenant is None or parent is None or thread is None or cursor.merge or cursor.on_branch:
+        return None
+    if len(text) > ctx.warn_bytes or metrics.sink is not None:
+        return None
+    base = ctx.cache.get((tenant, cursor.tree, parent))
+    if base is None or base.record.thread != thread:
+        return None
+    draft, sealed = straight_draft(ctx, base, text, "state", note, thread, cursor.tree)
+    cursor.own.append(sealed.id)
+    try:
+        if ctx.driver.append((head_statement(draft, base, tenant, sealed),), ONE):
+            cursor.record, after = sealed.id, base_after(draft, sealed, base.generation)
+            ctx.cache.put((tenant, cursor.tree, sealed.id), after, instead_of=(tenant, cursor.tree, parent))
+            return sealed, True
+    except OutcomeUnknown as unknown:
+        done = look_for(ctx, draft, place_of(cursor, tenant), sealed, unknown)
+        if done is not None and done.record is not None:
+            advance_cursor(ctx, cursor, tenant, draft, done, asked=False)
+            return done.record, done.on_head
+    except ConstraintFailed:
+        pass  # the id is taken, or damage: the general way finds out which
+    cursor.disown(sealed.id)
+    return None
+
+
+def straight_draft(
+    ctx: Context, base: Base, text: bytes, kind: str, note: str | None, thread: int, tree: int
+) -> tuple[Draft, Record]:
+    """The next state after a base, and its record."""
+    chance = ctx.entropy(SALT_BYTES + 4)
+    draft = prepare(text, base, chance[:SALT_BYTES], kind=kind, note=note, metadata=None)
+    at = ctx.clock_us()
+    record = new_id(at, int.from_bytes(chance[SALT_BYTES:], "little"), base.record.id)
+    return draft, seal(draft, thread, tree, record, at, base.record)
+
+
+def look_for(
+    ctx: Context, draft: Draft, place: Place, sealed: Record, unknown: OutcomeUnknown, mark: Mark | None = None
+) -> Appended | None:
+    """What became of a record whose COMMIT was not acknowledged: it is found, or written now."""
+    careful = partial(append, draft, place, sealed.id, sealed.at, mark)
+    return drive(ctx.driver, commit(sealed.id, None, careful, unknown))
+
+
+def on_head(draft: Draft, sealed: Record) -> Appended:
+    assert draft.base is not None
+    return Appended(sealed, sealed.thread, sealed.tree, draft.base.generation, on_head=True)
+
+
+# --- saves inside of something else
+
+
+class Journal(Protocol):
+    """What the layer above makes of a save inside of it. `wants` says whether it is its own."""
+
+    def wants(self, ctx: Context) -> bool: ...
+
+    def save(self, save: Save) -> tuple[Record, bool]: ...
+
+    async def asave(self, save: Save) -> tuple[Record, bool]: ...
+
+
+journal: Journal | None = None
+
+
+def journal_of(ctx: Context) -> Journal | None:
+    """The journal that records saves made here; None: it is a plain save."""
+    return journal if journal is not None and journal.wants(ctx) else None
