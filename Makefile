@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo test lint format bench soak clean
 
 help:
-	@echo "make demo    an agent is killed in the middle of a booking, goes on, asks, is undone; then the drill (under a minute)"
+	@echo "make demo    an agent is killed in the middle of a booking, resumes, asks, is undone; then the drill (under a minute)"
 	@echo "make test    install what the tests need, PostgreSQL included, and run them all"
 	@echo "make lint    ruff and mypy --strict"
 	@echo "make bench   speeds and sizes beside a peer and a floor measured in the same run"

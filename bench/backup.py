@@ -1,6 +1,6 @@
 """Backing up a store that is in use: how fast, against a plain copy of the same file, and what writers notice of it.
 
-The store has 300 MB. The floor is a copy of its file by the kernel, synced, while nobody writes; ours is measured in
+The store has 300 MB. The floor is a copy of its file by the kernel, synced, while no process writes; ours is measured in
 turns with it. Then two processes save 1 KB states with full durability, without pause, while backups come and go:
 their commits during a backup are held against those between two backups.
 

@@ -2,7 +2,7 @@
 
 A turn is one `invoke` with a question of 40 to 60 words, answered by as many; the words are drawn as in `Prose`, so
 no sentence ever comes again. LangGraph gives the messages their ids, keeps three checkpoints and two lots of writes
-for each turn, and writes as it does when nobody sets a durability. Rivals hold the same chat in blocks, in turns, and
+for each turn, and writes as it does when no durability is set. Rivals hold the same chat in blocks, in turns, and
 at the end they must all know the same messages. Closing counts: what a saver has put off is part of its time.
 
 What must never happen here: a rival that does less than the others. The saver that stores nothing still hands out its

@@ -1,8 +1,8 @@
-"""A process that reads a LangGraph thread somebody else wrote: its state, then all its history.
+"""A process that reads a LangGraph thread that another process wrote: its state, then all its history.
 
 The history is taken as a list, as LangGraph itself does before it gives out the first snapshot, and the newest message
-of each is read; then every message of every snapshot, because a saver may put off making what nobody looks at. Each
-snapshot's messages must be its own: whoever changes them must change no other. That is checked afterwards.
+of each is read; then every message of every snapshot, because a saver may defer what is not read. Each
+snapshot's messages must be its own: changing them must change no other. That is checked afterwards.
 Run as a module it is such a process: `python -m bench.langgraph_history KIND LOCATION`.
 """
 
@@ -83,7 +83,7 @@ def _read(kind: str, location: str) -> Reading:
 
 
 def _check_isolation(graph: Graph, newest: StateSnapshot, older: StateSnapshot) -> None:
-    """Whoever changes a message in one snapshot must not change it in another, nor in what is read later."""
+    """A change of a message in one snapshot must not change another, nor in what is read later."""
     before = older.values["messages"][0].content
     newest.values["messages"][0].content = "changed"
     newest.values["messages"].append("more")

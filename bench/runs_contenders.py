@@ -110,7 +110,7 @@ def stop_here() -> NoReturn:
     """From inside a body: tell the parent that the run is this far, and wait to be killed."""
     answer("here")
     time.sleep(ANSWER_TIMEOUT_S)
-    raise RuntimeError("nobody killed me")
+    raise RuntimeError("no kill came")
 
 
 def texts(count: int) -> list[str]:
@@ -122,7 +122,7 @@ def texts(count: int) -> list[str]:
 def stored_bytes(location: str) -> int:
     """What a database holds, without room that is free: a vacuumed copy of a file, the tables on PostgreSQL.
 
-    Whoever has it open may keep it open.
+    Other processes may keep it open.
     """
     if "://" in location:
         with psycopg.connect(location, autocommit=True) as connection:

@@ -165,7 +165,7 @@ def _texts(count: int, run: str) -> float:
 
 
 def _fork(run: str, kept: int) -> float:
-    """Fork with so many steps kept, onto a queue that nobody listens to: what is stored is the fork alone."""
+    """Fork with so many steps kept, onto a queue without a listener: what is stored is the fork alone."""
     start = time.perf_counter()
     DBOS.fork_workflow(run, kept + 1, queue_name="nobody")
     return time.perf_counter() - start

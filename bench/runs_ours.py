@@ -123,7 +123,7 @@ def _texts(store: perdure.Store, count: int, run: str) -> float:
 
 
 def _fork(store: perdure.Store, run: str, kept: int) -> float:
-    """Fork with so many steps kept; nobody runs it."""
+    """Fork with so many steps kept; it is not run."""
     start = time.perf_counter()
     store.fork(run, at=kept)
     return time.perf_counter() - start
@@ -144,7 +144,7 @@ def _build(store: perdure.Store, count: int, run: str) -> None:
 
 
 def _resume(store: perdure.Store, count: int, run: str) -> float:
-    """From the call that goes on with it to its first new step: the claim and the reading are in it."""
+    """From the call that resumes it to its first new step: the claim and the reading are in it."""
     child.began_at = time.perf_counter()
     assert store.run(long, count, id=run).result() == count
     return child.took_s

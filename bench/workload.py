@@ -52,7 +52,7 @@ class Writer:
 
 
 def steps(n: int = STEPS, *, seed: int = SEED) -> Iterator[dict[str, object]]:
-    """The state after each of `n` steps. It is one dict that goes on changing: encode it before the next."""
+    """The state after each of `n` steps. It is one dict that keeps changing: encode it before the next."""
     writer = Writer(seed)
     messages: list[dict[str, object]] = []
     scratch: dict[str, str] = {}

@@ -40,7 +40,7 @@ def initialize(task: str, file: str) -> None:
 
 @perdure.durable
 def session(file: str) -> str:
-    """The worker: it reads, does the next thing, and leaves the progress for whoever comes next."""
+    """The worker: it reads, does the next thing, and leaves the progress for the next session."""
     before = perdure.progress.read(file)
     if before.next is None:
         return "nothing is left to do"

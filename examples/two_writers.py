@@ -11,7 +11,7 @@ import perdure
 
 
 def branch(store: perdure.Store) -> None:
-    """The default: whoever comes second becomes a branch, and is told so."""
+    """The default: the second writer becomes a branch, and `is_head` says so."""
     store.thread("draft").save({"text": "Dear all"})
     ann, bob = store.thread("draft"), store.thread("draft")
     ann.load()
@@ -27,16 +27,16 @@ def refuse(store: perdure.Store) -> None:
     """`expect` refuses to save on anything but the checkpoint that was read."""
     thread = store.thread("budget")
     seen = thread.save({"left": 100})
-    store.thread("budget").save({"left": 60}, note="somebody else spent 40")
+    store.thread("budget").save({"left": 60}, note="another agent spent 40")
     try:
         thread.save({"left": 90}, expect=seen)
     except perdure.Conflict as conflict:
-        print("refuse: head was", "as expected" if conflict.actual == seen.id else "moved by somebody else")
+        print("refuse: head was", "as expected" if conflict.actual == seen.id else "moved by another writer")
     print("refuse: left is", store.thread("budget").load().state["left"])
 
 
 def merge(store: perdure.Store) -> None:
-    """`update` changes the newest state, and starts again if somebody was faster."""
+    """`update` changes the newest state, and retries if another writer was faster."""
     store.thread("board").save({"votes": {}})
 
     def vote(name: str) -> None:

@@ -10,7 +10,7 @@
         return book(perdure.ask("Which flight?", options=["LH400", "UA88"]))
 
     store = perdure.open("agent.db")
-    run = store.run(travel, "NYC tomorrow", id="trip-42")    # kill it anywhere, run the line again: it goes on
+    run = store.run(travel, "NYC tomorrow", id="trip-42")    # kill it anywhere, run the line again: it resumes
     store.thread("alice-001").save({"messages": ["hi"]})     # or keep states yourself
 
 Everything public is named here; what is not in `__all__` may change.

@@ -9,7 +9,7 @@ translated where they arise, in `perdure.storage`, and kept as `__cause__`.
     ├── NotFound               no such thread or checkpoint
     │   └── ThreadDeleted      it existed, was deleted, and this handle is late
     ├── Archived               the thread or run is in an archive; says where, and how to bring it back
-    ├── Conflict               somebody else moved the head that you expected
+    ├── Conflict               another writer moved the head that you expected
     ├── ValueProblem
     │   ├── Unstorable         a value that cannot be saved; names its path; nothing was written
     │   ├── UnknownType        a stored value of a class this process does not know or trust
@@ -23,7 +23,7 @@ translated where they arise, in `perdure.storage`, and kept as `__cause__`.
     │   ├── RunCancelled       it was cancelled
     │   ├── RolledBack         it was rolled back: its effects were undone
     │   ├── RunStuck           it cannot go on by itself; nothing was undone
-    │   ├── InDoubt            nobody knows whether an effect happened
+    │   ├── InDoubt            it is unknown whether an effect happened
     │   ├── NotApproved        a person said no to an effect; it did not run
     │   ├── StepFailed         stands for a recorded error whose class is not here, as a cause or in a text
     │   ├── LeaseLost          another process has taken the run over
@@ -203,7 +203,7 @@ class RunStuck(RunError):
 
 
 class InDoubt(RunError):
-    """Nobody knows whether an effect happened. `key` is its idempotency key."""
+    """It is unknown whether an effect happened. `key` is its idempotency key."""
 
     def __init__(self, message: str, *, run: str = "", step: str = "", key: str = "") -> None:
         super().__init__(message)

@@ -149,7 +149,7 @@ def test_two_writers_lose_nothing(tmp_path: Path) -> None:
     output = run("two_writers.py", tmp_path)
     assert "ann is the head: True; bob is the head: False" in output
     assert "['Dear all, hello', 'Dear friends']" in output
-    assert "moved by somebody else" in output
+    assert "moved by another writer" in output
     assert "left is 60" in output
     assert "votes counted: 8" in output
 

@@ -242,3 +242,15 @@ def test_import_brings_hardly_anything() -> None:
     imported = done.stdout.split()
     assert not {"apsw", "msgspec", "asyncio", "psycopg", "rich", "numpy", "pydantic", "langgraph"} & set(imported)
     assert len(imported) < 50
+
+
+FORBIDDEN = re.compile(r"(?<!\")\b(somebody|nobody|whoever|goes on|go on with|told of)\b", re.IGNORECASE)
+
+
+def test_prose_names_what_acts() -> None:
+    """A docstring, a message or a page says which process, run or person does something."""
+    root = TESTS.parent
+    files = [*SOURCE.rglob("*.py"), *SOURCE.rglob("*.sql"), *root.glob("docs/**/*.md"), *root.glob("examples/*.py")]
+    files += [root / "README.md", root / "ARCHITECTURE.md", root / "Makefile"]
+    lines = [(path, line) for path in files for line in path.read_text().splitlines()]
+    assert [f"{path.relative_to(root)}: {line.strip()}" for path, line in lines if FORBIDDEN.search(line)] == []

@@ -52,7 +52,7 @@ class Keys:
         return f"<Keys {', '.join(number.hex() for number in self.by_id)}>"
 
     def __eq__(self, other: object) -> bool:
-        # Ids, not keys: they say the same, and comparing them tells nobody anything.
+        # Ids, not keys: they say the same, and comparing them leaks nothing.
         return isinstance(other, Keys) and (self.current, [*self.by_id]) == (other.current, [*other.by_id])
 
     def __hash__(self) -> int:

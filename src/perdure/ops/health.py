@@ -95,7 +95,7 @@ class Health:
 
     @property
     def disk_full_at(self) -> datetime | None:
-        """When the disk is full if the store grows on like this; None: it does not, or nobody knows."""
+        """When the disk is full at this growth; None: it does not grow, or the growth is unknown."""
         if self.disk_free_bytes is None or self.growth_bytes_per_day is None or self.growth_bytes_per_day <= 0:
             return None
         days = (self.disk_free_bytes + self.free_bytes) / self.growth_bytes_per_day

@@ -60,7 +60,7 @@ class Operations:
         return self._run(health(self._context))
 
     def set_retention(self, *, ttl: Ttl = None, keep_last: int | None = None) -> Retention:
-        """How long threads stay that nobody writes to (`ttl`: seconds or a timedelta), and how many of their newest
+        """How long threads stay that are not written to (`ttl`: seconds or a timedelta), and how many of their newest
         checkpoints (`keep_last`). None: for good. Kept in the store, for this tenant; a thread's own
         `set_retention` goes before it. `compact` acts on it, which workers do daily."""
         return self._run(set_policy(self._context, fields_from(ttl, keep_last)))
@@ -88,7 +88,7 @@ class Operations:
         do not hold it. If it has forks, which hold its history, it raises and lists them; with `forks` they go too.
 
         SQLite rewrites its file and cuts off its log, and others wait meanwhile. PostgreSQL vacuums; `full` makes it
-        rewrite the tables, which nobody can use meanwhile. `may_remain` of the answer names what may still hold it.
+        rewrite the tables, which locks them meanwhile. `may_remain` of the answer names what may still hold it.
         """
         from perdure.ops.maintenance.erase import erase_thread
 

@@ -1,4 +1,4 @@
-"""The store with everything it offers: threads, runs, and what somebody who operates it needs."""
+"""The store with everything it offers: threads, runs, and what an operator needs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def open_store(
     `durability="normal"` may lose the last commits at a power loss, never more, and never corrupts. `timeout_s` is how
     long to wait for other writers. `create=False` refuses to make a new store. `lease_s` is how long a run stays with a
     process that says nothing; `keep_runs_s` how long finished runs keep their journals (None: until they are deleted).
-    A state whose text is longer than `warn_bytes` is told of in the log, with the path that makes it so. With `keys` (a
+    A state larger than `warn_bytes` logs a warning with the path of its largest value. With `keys` (a
     `KeyFile`, `StaticKeys`, 32 bytes, or "env" for the file that PERDURE_KEYS names) what is stored is encrypted, and
     what is not encrypted is refused. Further options go to the driver.
     """

@@ -14,7 +14,7 @@ _LOOK_S = 0.02
 
 
 class Notifications(Protocol):
-    """Somebody's ear at a store. It belongs to one thread."""
+    """A subscription to a store's notifications. It belongs to one thread."""
 
     def wait(self, timeout_s: float) -> bool:
         """Block until there may be something new, at most so long. Raises StoreError if it cannot hear."""

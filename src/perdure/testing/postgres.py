@@ -54,7 +54,7 @@ class PostgresServer:
         return self.url(name)
 
     def drop_database(self, name: str) -> None:
-        """Drop a database, and whoever is still connected to it."""
+        """Drop a database, and the connections to it."""
         self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
     def execute(self, sql: str, database: str = "postgres") -> None:

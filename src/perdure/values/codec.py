@@ -2,7 +2,7 @@
 
 The text is compact JSON in UTF-8, with tags for what JSON cannot hold; any JSON parser reads it. Plain
 values take the fast path of `plain`, others go through `tagged`; `revive` reads the tags. A value and its
-text share nothing, and nothing is cached by identity, so whoever changes a value after encoding it changes
+text share nothing, and nothing is cached by identity, so code that changes a value after encoding it changes
 nothing that was saved. A caller whose other threads may change it meanwhile must say so: `encode(…, moving=True)`.
 
 Decoding never executes what it reads, and raises only UnknownType or Undecodable, whatever the bytes are. A

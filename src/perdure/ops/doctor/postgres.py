@@ -1,6 +1,6 @@
 """The doctor's checks that only a store on PostgreSQL has: the server's settings, connections, transactions, roles.
 
-All from views that every role may read; what needs more rights says so and goes on. Settings are looked at as they are
+All from views that every role may read; what needs more rights says so. Settings are looked at as they are
 for this session, which is how the store uses them.
 """
 

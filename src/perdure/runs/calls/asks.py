@@ -215,7 +215,7 @@ def close_ask(execution: Execution, path: str) -> Generator[Batch, list[Rows], N
 
 
 class Answered(Exception):
-    """A question that is being given up was answered a moment ago: undoes the transaction. Whoever answered was told
+    """A question that is being given up was answered a moment ago: undoes the transaction. The answer was acknowledged
     that it counts, so it does."""
 
 

@@ -22,7 +22,7 @@ _YEAR_MAX = 9000
 
 def place(what: str) -> tuple[Scope, str]:
     """Where a call is made: its branch and its path, taken now. What is awaited later, perhaps in a task of its own,
-    has the number of the call, whoever runs first."""
+    has the number of the call, whichever runs first."""
     scope = need_scope(what)
     scope.check()
     return scope, scope.take()
@@ -104,7 +104,7 @@ def _sleep_operation(scope: Scope, path: str, due_at: Callable[[int], int]) -> O
 
 
 def receive(topic: str = "", *, timeout_s: float | None = None, default: Any = None) -> Any:
-    """The next message that somebody sent to this run, in the order sent; waits for one. Await it in an async run.
+    """The next message sent to this run, in the order sent; waits for one. Await it in an async run.
 
     After `timeout_s` it gives `default`.
     """
@@ -143,7 +143,7 @@ def _child_operation(scope: Scope, operation: Operation[str]) -> Operation[child
 
 
 def emit(value: Any) -> None:
-    """Say something to whoever watches the run (`run.stream()`, `perdure run tail`): progress, a message, a chunk.
+    """Emit a value to those who watch the run (`run.stream()`, `perdure run tail`): progress, a message, a chunk.
 
     Written with the next entry; also inside a step's body. The code never reads it back.
     """
@@ -153,7 +153,7 @@ def emit(value: Any) -> None:
         raise AssertionError
     execution = scope.execution
     if scope.body is not None:
-        if scope.stop is not None:  # its time is over, and it goes on on a thread that nobody waits for
+        if scope.stop is not None:  # its time is over, and it runs on a thread that is not waited for
             raise scope.stop
         if execution.on_chunk is not None:
             execution.on_chunk(scope.body.path, scope.body.name, value)

@@ -133,7 +133,7 @@ def result_operation(scope: Scope, path: str, run_id: str) -> Operation[Any]:
             raise _gone(execution, path, run_id)
         if row.status in FINISHED:
             break
-        # Nobody tells this run when another one's child ends: the origin's, or one that has the same id.
+        # This run is not notified when another one's child ends: the origin's, or one that has the same id.
         foreign = row.parent != execution.row.run
         wake_at = execution.shared_clock_us() + _LOOK_US if foreign else None
         yield Wait(path, {"for": "run", "step": path, "run": run_id}, wake_at)

@@ -176,7 +176,7 @@ def durable(*, name: str | None = None, version: str | None = None) -> Callable[
 
 
 def durable(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """A durable function: `store.run(fn, …)` runs it so that it goes on after a crash. Called directly it is itself.
+    """A durable function: `store.run(fn, …)` runs it so that it resumes after a crash. Called directly it is itself.
 
     `name` is what stored runs know it by (default: its own name). With a `version`, its runs are resumed only by code
     that gives the same one; without, by whatever code has its name, and a difference that matters is found by replay.

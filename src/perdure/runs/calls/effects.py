@@ -221,7 +221,7 @@ def _failed(call: Call, error: Exception) -> Operation[list[tuple[int, Entry]]]:
     execution, spec = call.execution, call.spec
     described = describe_error(error, execution.ctx.codec)
     if not spec.retry.wants(error, call.attempt):
-        if call.path.startswith("undo:"):  # must not stand for ever: whoever resumes the run tries again
+        if call.path.startswith("undo:"):  # must not stand for ever: a resume of the run tries again
             yield from execution.log.record((FAILED, call.entry(None, {"error": described})))
         else:
             yield from ended(call, None, {"error": described})
@@ -233,7 +233,7 @@ def _failed(call: Call, error: Exception) -> Operation[list[tuple[int, Entry]]]:
     if delay <= LINGER_S:
         try:
             yield from _wait_for_retry(call, due)
-            call.scope.check()  # nobody may want another attempt any more
+            call.scope.check()  # another attempt may not be wanted any more
         except GeneratorExit:
             raise
         except BaseException:  # the code ends here: that it failed is no doubt
@@ -257,7 +257,7 @@ def _succeed(call: Call, result: Any, extra: dict[str, Any] | None = None) -> Op
     try:
         value = encode_result(call.execution, call.spec.name, call.path, result)
     except Unstorable as error:
-        # It was done: that is what matters. The result is lost, and whoever asks for it is told.
+        # It was done: that is what matters. The result is lost, and a caller that asks for it gets an error.
         described = describe_error(error, call.execution.ctx.codec)
         yield from ended(call, None, {"error": described, "done": True, **(extra or {})})
         raise
@@ -345,7 +345,7 @@ def _by_policy(call: Call, ask_path: str, unknown: Unknown) -> Operation[Verdict
 def in_doubt(call: Call, reason: str = "") -> InDoubt:
     run = call.execution.row.id
     return InDoubt(
-        f"nobody knows whether {call.spec.name} at step {call.path} of run {run!r} happened (key {call.key})"
+        f"it is unknown whether {call.spec.name} at step {call.path} of run {run!r} happened (key {call.key})"
         f'{": " + reason if reason else ""}. on_doubt="fail" leaves that to the code that called it: look at the '
         "receiver for the key",
         run=run,
@@ -376,7 +376,9 @@ def _reconcile(call: Call) -> Operation[Verdict]:
         return Unknown(f"reconcile failed: {line_of(error)}")
     try:
         return check_verdict(found, getattr(fn, "__name__", "reconcile"))
-    except UsageError as error:  # a defect of the code, which says nothing about the effect: nobody may catch it away
+    except (
+        UsageError
+    ) as error:  # a defect of the code, which says nothing about the effect: user code must not catch it
         stuck = RunStuck(f"step {call.path} of run {call.execution.row.id!r} is in doubt, and {error}")
         call.execution.stop = call.execution.stop or stuck
         raise stuck from error

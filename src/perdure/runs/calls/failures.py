@@ -22,7 +22,7 @@ _MEMBERS_MAX = 100  # of a group; what comes after them is not kept
 
 
 def describe_error(error: BaseException, codec: Codec, depth: int = 0) -> dict[str, Any]:
-    """An error as plain data. Never raises: whatever a class of somebody else's does, its failure is kept."""
+    """An error as plain data. Never raises: whatever a foreign class does, its failure is kept."""
     name = ":".join(class_name(type(error))).encode("utf-8", "replace").decode()
     found: dict[str, Any] = {"type": name, "text": safe_text(error)}
     if (args := _kept(lambda: _arguments(error), codec)) is not None:

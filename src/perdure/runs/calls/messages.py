@@ -67,7 +67,7 @@ def put_signal(
 
 
 class _Taken(Exception):
-    """Somebody else has received the message: undoes the transaction that would have recorded it again."""
+    """Another execution has received the message: undoes the transaction that would have recorded it again."""
 
 
 def receive_operation(scope: Scope, path: str, topic: str, timeout_s: float | None, default: Any) -> Operation[Any]:

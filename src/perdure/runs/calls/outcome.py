@@ -70,7 +70,7 @@ def check_verdict(value: object, name: str = "reconcile") -> Verdict:
     elif isinstance(value, bool):
         slip = f"{value}, and a bool has no result and no third case"
     elif hasattr(value, "__await__"):
-        slip = "something to await, which nobody awaits: give an async function itself, not one that calls it"
+        slip = "something to await, which is never awaited: give an async function itself, not one that calls it"
         if isinstance(value, CoroutineType):
             value.close()  # so that Python does not warn beside the real error
     else:

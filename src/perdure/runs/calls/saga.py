@@ -1,6 +1,6 @@
 """Taking back what a run did: settle what is in doubt, then undo the effects, newest first, each a journaled effect.
 
-That the run is being undone is written down first, so that a crash in the middle goes on undoing. A fork undoes only
+That the run is being undone is written down first, so that undoing continues after a crash. A fork undoes only
 what it did itself.
 """
 
@@ -108,7 +108,7 @@ def settle_open(execution: Execution) -> Operation[None]:
         )  # fmt: skip
         try:
             was_done, _ = yield from settle(call)
-        except InDoubt:  # by the effect's policy, and on record: nobody is there to hear of it any more
+        except InDoubt:  # by the effect's policy, and on record: no code is left to catch it
             continue
         if not was_done:
             error = RunError(f"{spec.name} did not happen")
@@ -174,7 +174,7 @@ def _undo_spec(spec: StepSpec) -> StepSpec:
 
 
 def _doubt_of(given: StepSpec) -> Literal["ask", "retry", "fail"]:
-    """An undo whose outcome is open cannot just fail: somebody must say whether the effect still stands."""
+    """An undo whose outcome is unknown cannot just fail: a person must say whether the effect still stands."""
     return "ask" if given.on_doubt == "fail" else given.on_doubt
 
 
@@ -188,7 +188,7 @@ def _undo_child(execution: Execution, spawn: Entry) -> Operation[None]:
         row = yield from read(partial(rows.find, execution.tenant, run_id))
         if row is None or row.status in ("failed", "cancelled", "rolled_back", "exported"):
             break
-        if row.parent != execution.row.run:  # it was there already, and is somebody else's: not ours to undo
+        if row.parent != execution.row.run:  # it was there already, and is another run's: not ours to undo
             break
         now = execution.ctx.clock_us()
         yield from execution.log.write_fenced(partial(_roll_child, execution.tenant, run_id, now))

@@ -116,7 +116,7 @@ def _write(saving: Saving, foreseen: Told) -> Any:
 
 
 def _guess(saving: Saving, before: Told) -> Told:
-    """How it will be written: as the attempt before, or, if there was none, as if nobody else has moved the head."""
+    """How it will be written: as the attempt before, or, if there was none, as if the head has not moved."""
     draft, base = saving.draft, saving.draft.base
     parent, step, on_head = saving.follows, 0 if base is None else base.record.step + 1, True
     if before:

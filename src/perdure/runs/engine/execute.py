@@ -60,7 +60,7 @@ _WRONG_CALLS = (UsageError, NotInRun)
 def execute_run(
     execution: Execution, spec: DurableSpec, args_text: bytes | None = None, keep_us: int | None = None
 ) -> Operation[str]:
-    """Go on with a claimed run as far as it goes. Gives its status then; "lost" if it is another's now."""
+    """Execute a claimed run as far as it gets. Gives its status then; "lost" if it is another's now."""
     operation = _execute_run(execution, spec, args_text, keep_us)
     return operation if (sink := metrics.sink) is None else measured_run(sink, execution, operation)
 
@@ -169,7 +169,7 @@ def _guarded(execution: Execution, operation: Operation[str]) -> Operation[str]:
         raise
     except Exception as error:
         return (yield from _stuck(execution, error))
-    except BaseException:  # the process is being interrupted: whoever runs it next goes on at once
+    except BaseException:  # the process is being interrupted: its next owner resumes at once
         yield from _give_back(execution, "queued", 0, {"for": "a worker"})
         raise
 
@@ -188,9 +188,9 @@ def _conclude(
         return (yield from _park(execution))
     if isinstance(stop, Paused):
         return (yield from _give_back(execution, "paused", rows.NEVER, {"for": "resume"}))
-    if isinstance(stop, Interrupted):  # whoever runs it next goes on at once
+    if isinstance(stop, Interrupted):  # its next owner resumes at once
         if failure is not None and not isinstance(failure, Exception | Unwind):
-            raise failure  # Ctrl-C, which goes on to whoever called
+            raise failure  # Ctrl-C, which the caller must see
         return (yield from _give_back(execution, "queued", 0, {"for": "a worker"}))
     if isinstance(stop, Cancelled):
         yield from cancel_children(execution.ctx, execution.tenant, execution.row, execution.log.write_fenced)

@@ -132,8 +132,8 @@ def next_in_family(
     ctx: Context, tenant: int, root: int, runtime: Runtime, lease_us: int, due: list[RunRow]
 ) -> Flow[tuple[RunRow, DurableSpec] | None]:
     """Claim a run of a family that is due and whose function this process knows; children first. `due` is what was
-    found and not yet tried, the caller's to keep: thousands of children are not read again for each of them. Whoever
-    was taken up meanwhile has another fence, and is not claimed."""
+    found and not yet tried, the caller's to keep: thousands of children are not read again for each of them. A run
+    that was taken up meanwhile has another fence, and is not claimed."""
     before = families.NEWEST
     while True:
         while due:
@@ -180,7 +180,7 @@ def bodies_of(tenant: int, keys: Iterable[bytes]) -> Flow[dict[bytes, bytes]]:
 
 
 def check_no_task(row: RunRow) -> None:
-    """Raise UsageError for a run that only its graph can go on with."""
+    """Raise UsageError for a run that only its graph can resume."""
     if row.function.startswith(TASK):
         raise UsageError(
             f"run {row.id!r} stands for a task of a graph: it continues when the graph is run, and is deleted when "

@@ -229,7 +229,7 @@ def _nothing() -> None:
     """There is no file to release."""
 
 
-# Held while a descriptor is open that a forked child must not keep unknowingly, and so by whoever forks. Reentrant,
+# Held while a descriptor is open that a forked child must not keep unknowingly, and by a thread that forks. Reentrant,
 # because a signal handler or a finalizer may come in between.
 _mutex = RLock()
 _held: set[_Held] = set()

@@ -100,7 +100,7 @@ class Runtime:
                     return
             try:
                 self._look_after(executions)
-            except Exception as error:  # the database is away: the runs notice by themselves, and the thread goes on
+            except Exception as error:  # the database is away: the runs notice by themselves, and the thread continues
                 found = event("leases.not_lengthened", runs=len(executions), error=type(error).__name__)
                 _log.warning("leases could not be lengthened: %s", said(error), extra=found)
 

@@ -57,7 +57,7 @@ class ReplayEnd(Unwind):
 class Execution:
     """A claimed run in this process."""
 
-    ahead_us = 0  # a drill lets time pass faster: nobody wants to wait for a sleep of a day
+    ahead_us = 0  # a drill lets time pass faster, so that a sleep of a day takes no time
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class Execution:
             self.on_stop()
         raise self.stop
 
-    def interrupt(self, why: str = "whoever ran it was interrupted") -> None:
+    def interrupt(self, why: str = "its process was interrupted") -> None:
         """The run is given back: its code ends at its next journal call, async code at once."""
         if self.stop is None:
             self.stop = Interrupted(why)

@@ -61,7 +61,7 @@ class Parked(Unwind):
     """The run has nothing to do but wait: its code ends here and starts again from the top later."""
 
     def __init__(self) -> None:
-        super().__init__("the run is parked: it goes on when what it waits for has come")
+        super().__init__("the run is parked: it resumes when what it waits for has come")
 
 
 def run_operation(scope: Scope, operation: Operation[T]) -> T:
@@ -133,7 +133,7 @@ async def arun_operation(scope: Scope, operation: Operation[T]) -> T:
                 execution.busy -= 1
     except StopIteration as stop:
         if cancelled is not None:
-            raise cancelled from None  # it is recorded, and whoever wanted it does not any more
+            raise cancelled from None  # it is recorded, and its caller was cancelled
         return stop.value  # type: ignore[no-any-return]
     except Unwind as end:
         while end.waits:

@@ -52,18 +52,18 @@ class Supervisor:
     async def main(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Run the durable function to its end, or until the run parks."""
         execution = self._execution
-        execution.busy -= 1  # whoever drives us counts as busy, and only waits
+        execution.busy -= 1  # the thread that drives us counts as busy, and only waits
         _install(self._loop)
         task = self.start(call(), execution.root)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError as error:
-            if _is_cancelled():  # whoever waits for the run does not any more
+            if _is_cancelled():  # the caller stopped waiting for the run
                 execution.interrupt()
                 raise
             if execution.stop is not None:
                 raise execution.stop from None
-            raise RunError("the durable function ended by asyncio.CancelledError, and nobody cancelled it") from error
+            raise RunError("the durable function ended by asyncio.CancelledError, and was not cancelled") from error
         finally:
             await self._end()
             execution.busy += 1

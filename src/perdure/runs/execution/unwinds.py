@@ -12,15 +12,15 @@ class Cancelled(Unwind):
 
 
 class Paused(Unwind):
-    """The run was paused: it goes on when it is resumed."""
+    """The run was paused: it continues when it is resumed."""
 
 
 class Interrupted(Unwind):
-    """The process ends, or whoever waited for the run does not any more: the run is given back and can go on."""
+    """The process ends, or the caller stopped waiting: the run is released and can be resumed."""
 
 
 class Abandoned(Unwind):
-    """Nobody waits for this branch or body any more: another one was first, or its time is over."""
+    """The result of this branch or body is not wanted any more: another one was first, or its time is over."""
 
 
 class RollBack(Unwind):

@@ -250,7 +250,7 @@ def _within_limits(
     base: dict[str, Any],
     take: dict[str, Any],
 ) -> Generator[Batch, list[Rows], Claimed]:
-    [running] = yield Batch(_RUNNING(queues=base["queues"]))  # after the locks: nobody else can change it now
+    [running] = yield Batch(_RUNNING(queues=base["queues"]))  # after the locks: no other process can change it now
     room = QueueCapacity(limits, running)
     for _ in range(_ROUNDS_MAX):
         chosen: list[Found] = []

@@ -29,7 +29,7 @@ _LIST = Sql(
     ORDER BY run DESC LIMIT :limit""",
     opens=RUN_CELLS,
 )
-# What an operator asks for: at once where nobody runs it, else through `request`, which its owner sees.
+# What an operator asks for: at once where no process runs it, else through `request`, which its owner sees.
 _REQUEST = Sql(
     "UPDATE run SET request = :request WHERE tenant = :tenant AND run = :run AND status = 'running' RETURNING run"
 )
@@ -87,7 +87,7 @@ def _wish(request: str, before: str | None) -> str | None:
 
 
 def _after(request: str, row: RunRow) -> tuple[str | None, int, str | None]:
-    """What a request makes of a run that nobody runs: its status, when it is due, what its next owner is told."""
+    """What a request makes of a run that is not running: its status, when it is due, what its next owner is told."""
     if request == "rollback":
         undoable = row.status in ("queued", "waiting", "paused", "stuck", "done", "cancelled")
         if row.status in ("done", "cancelled") and row.entries == 0 and 0 < row.seq == row.since:

@@ -23,7 +23,7 @@ DONE: Final = 2  # a step, effect or wait has ended: its result, or its error
 FAILED: Final = 3  # an attempt failed, and another one follows
 VALUE: Final = 4  # a value that was drawn: time, chance, a winner, a patch
 WAIT: Final = 5  # a question, a sleep, a signal or a child is waited for
-NOTE: Final = 6  # emitted for whoever watches; the code never reads it
+NOTE: Final = 6  # emitted for those who watch; the code never reads it
 SPAWN: Final = 7  # a child run was started
 CHANGE: Final = 8  # a fork's own result in place of a recorded one
 

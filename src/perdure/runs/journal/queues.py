@@ -1,7 +1,7 @@
 """Queues and what they allow: how many runs at once, how many of one tenant, how many starts per second.
 
 A queue is declared in code, at module level; a worker that serves it writes its limits to the store when it begins, and
-they hold for all workers from then on. A queue that nobody declared has no limits. Only workers keep to limits:
+they hold for all workers from then on. A queue that was not declared has no limits. Only workers keep to limits:
 `store.run` runs at once, though what it runs counts.
 """
 
@@ -37,7 +37,7 @@ class Queue:
     """A queue: `search = perdure.Queue("search", concurrency=4)`, then `store.start(fn, queue="search")`.
 
     `concurrency` bounds the runs of the queue that run at once, `tenant_concurrency` those of one tenant, `rate` how
-    many runs begin per second (going on after a wait is no beginning), `burst` how many may begin at once after a quiet
+    many runs begin per second (a resume after a wait is not counted), `burst` how many may begin at once after a quiet
     time (default: one second's worth).
     """
 
@@ -178,7 +178,7 @@ class QueueCapacity:
         return found
 
     def wait_us(self) -> int | None:
-        """When the next token comes that somebody waits for."""
+        """When the next token comes that a run waits for."""
         waits = [
             int((1 - self._tokens[name]) * 1e6 / rate) + 1
             for name in self._held

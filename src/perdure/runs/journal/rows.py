@@ -1,6 +1,6 @@
 """The run table as programs: making a run, claiming it, what it waits for, ending it.
 
-Whoever runs a run holds its fence: every write says `fence = :fence`, and a claim makes the fence grow. So a process
+The owner of a run holds its fence: every write says `fence = :fence`, and a claim makes the fence grow. So a process
 that was taken for dead and comes back finds no row to write to. Time is the database's own (`{now}`).
 """
 
@@ -91,7 +91,7 @@ WAITS = {"waiting": WAITING}
 BY_ID = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND id = :id", opens=RUN_CELLS)
 BY_NUMBER = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run = :run", opens=RUN_CELLS)
 LOCK = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run = :run {{for_update}}", opens=RUN_CELLS)
-# Whoever writes to two runs locks both first, the one with the lower number first: so none waits for the other in turn.
+# Writers of two runs lock both first, the one with the lower number first: so none waits for the other in turn.
 LOCK_TWO = Sql(
     "SELECT run FROM run WHERE tenant = :tenant AND (run = :run OR id = :other) ORDER BY run {for_update}",
 )
@@ -211,7 +211,7 @@ _FINISH = Sql(
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING status""",
     seals=WAITS,
 )
-# What somebody may wait for has come. Also while the run is running: it may be about to wait.
+# What a run may wait for has come. Also while the run is running: it may be about to wait.
 WAKE = Sql(
     """UPDATE run SET wakeup_pending = 1, wake_at = CASE WHEN status = 'waiting' THEN 0 ELSE wake_at END
     WHERE tenant = :tenant AND run = :run"""
@@ -294,7 +294,7 @@ def insert(
 def claim(
     tenant: int, run: int, *, fence: int, owner: str, lease: int, now: int, early: bool = False, dead: bool = False
 ) -> Program[RunRow | None]:
-    """Take a run that is due, or whose owner is dead or late. None: it is not to be had, or somebody was faster.
+    """Take a run that is due, or whose owner is dead or late. None: another process has it, or was faster.
 
     `early` takes one that waits before its time, `dead` one whose owner is known to be gone.
     """

@@ -114,7 +114,7 @@ class PipelinedConnection:
         self._transformer = Transformer()
         self._expected: list[bytes | bool] = []
         self._results: list[Any] = []
-        self._tenant: dict[str, Any] = {}  # what the running transaction was told of its tenant
+        self._tenant: dict[str, Any] = {}  # the tenant that the running transaction was given
 
     @property
     def reusable(self) -> bool:

@@ -320,7 +320,7 @@ def _next(program: Program[Any], answers: list[Rows] | None) -> Batch | _Returne
 
 def _result(step: Batch | _Returned) -> Any:
     if isinstance(step, Batch):
-        raise UsageError("a program went on after the batch that it had called its last; that one was committed")
+        raise UsageError("a program continued after the batch that it had called its last; that one was committed")
     return step.value
 
 

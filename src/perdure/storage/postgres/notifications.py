@@ -1,6 +1,6 @@
 """LISTEN on a connection of its own: PostgreSQL tells as soon as a run is due (schema/postgres/0001_schema.sql).
 
-Behind a pooler in transaction mode nothing is heard, which is no error: whoever waits looks by itself now and then.
+Behind a pooler in transaction mode nothing is heard, which is no error: waiters also poll.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ a startup parameter (`options`), so they hold for the whole life of a connection
 PgBouncer refuses that parameter. Then the connection is made without it and must find the schema by itself,
 which is checked: set it once with `ALTER ROLE app SET search_path = perdure`. With `prepare=False` nothing
 else depends on the session. So behind a pooler a store works or refuses to open; it never writes into
-somebody else's schema.
+another application's schema.
 
 Migrations run under an advisory lock of their transaction (a pooler breaks locks of a session), each with
 its record.
@@ -147,7 +147,7 @@ def prepare_store(connection: Connection, target: Target, *, create: bool, poole
 
 def _migrate(connection: Connection, target: Target, applied: list[int] | None, waiting: list[Migration]) -> None:
     while waiting:
-        # One transaction each; whoever waited for the lock finds it done and looks again.
+        # One transaction each; a process that waited for the lock finds it done and checks again.
         with connection.transaction():
             _lock(connection, target)
             if applied is None:

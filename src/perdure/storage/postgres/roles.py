@@ -43,7 +43,7 @@ _OF_KIND = {
     ),
 }
 
-# Whoever the role could become by SET ROLE counts too.
+# Roles that this one could become by SET ROLE count too.
 _REACH = """SELECT x.rolname::text, x.rolsuper, x.rolbypassrls,
     EXISTS (SELECT 1 FROM pg_class c WHERE c.oid = to_regclass(%(table)s) AND pg_has_role(x.oid, c.relowner, 'USAGE')),
     has_type_privilege(x.oid, %(every)s, 'USAGE'), has_type_privilege(x.oid, %(chooses)s, 'USAGE')

@@ -55,7 +55,7 @@ _TABLES = Sql(
     AND EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'tenant' AND NOT a.attisdropped)
     ORDER BY c.relname"""
 )
-# Whoever the role could become by SET ROLE, and would then see more.
+# Roles that this one could become by SET ROLE, and would then see more.
 _BECOMES = Sql(
     postgres="""SELECT x.rolname::text FROM pg_roles x WHERE pg_has_role(x.oid, 'MEMBER') AND x.rolname <> current_user
     AND (x.rolsuper OR x.rolbypassrls OR has_type_privilege(x.oid, 'sees_every_tenant', 'USAGE')

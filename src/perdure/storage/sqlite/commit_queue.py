@@ -1,6 +1,6 @@
 """The commit queue: many callers, one writer, one fsync for all who wait.
 
-A write is a job. Who finds nobody at work becomes the leader, on its own thread, and commits its job together
+A write is a job. A caller that finds no leader becomes the leader, on its own thread, and commits its job together
 with those that queued up meanwhile; then it hands the lead to the next waiter. Jobs of event loops wait for a
 future, and are led by one background thread. A blocking caller on a loop's thread cannot deadlock: no leader
 ever needs a loop.
@@ -56,7 +56,7 @@ class Job:
         self.result: Any = None
         self.error: BaseException | None = None
         self.done = False  # result and error are final
-        self.dropped = False  # nobody waits for it any more: it need not be started
+        self.dropped = False  # no caller waits for it any more: it need not be started
         self.leads = False  # a blocking waiter that was woken to lead
         self.wake: Lock | None = None  # of a blocking waiter, held until it is done or leads
         self.loop: AbstractEventLoop | None = None
@@ -77,7 +77,7 @@ class Group:
         self.started = monotonic()
 
     def take(self) -> Job | None:
-        """The next job to join, or None: nobody waits, the group is full, or the next one must be alone."""
+        """The next job to join, or None: no job waits, the group is full, or the next one must be alone."""
         if not self._queue.waiting or self.jobs[0].solo or len(self.jobs) >= JOBS_MAX:
             return None
         if monotonic() - self.started > WORK_S_MAX:
@@ -90,7 +90,7 @@ class Group:
         return job
 
     def tell(self) -> None:
-        """Wake whoever waits for a finished job; safe to call again for those that finished later."""
+        """Wake the callers of finished jobs; safe to call again for those that finished later."""
         by_loop: dict[AbstractEventLoop, list[Job]] = {}
         for job in self.jobs:
             if not job.done:
@@ -105,7 +105,7 @@ class Group:
             try:
                 loop.call_soon_threadsafe(_resolve, jobs)  # one wake-up per loop and group: each costs a syscall
             except RuntimeError:
-                pass  # the loop was closed: nobody waits there
+                pass  # the loop was closed: no task waits there
 
 
 def _resolve(jobs: list[Job]) -> None:
@@ -193,7 +193,7 @@ class CommitQueue:
             job.dropped = True  # cancelled: if it was not started, it need not be
 
     def pop(self, *, joins: bool = False) -> Job | None:
-        """The next job that somebody still waits for; with `joins`, not one that must be alone."""
+        """The next job that a caller still waits for; with `joins`, not one that must be alone."""
         with self._mutex:
             while self.waiting:
                 if joins and self.waiting[0].solo:
@@ -283,7 +283,7 @@ class CommitQueue:
             if job is None:
                 with self._mutex:
                     if self.waiting:
-                        continue  # somebody came in between
+                        continue  # another job came in between
                     self._leading = False
                     if self._refusal is not None:
                         self._idle.notify_all()
@@ -293,7 +293,7 @@ class CommitQueue:
             group = Group(self, job)
             try:
                 self._commit(group)
-            except BaseException as error:  # nobody above this thread could take it
+            except BaseException as error:  # no caller above this thread could take it
                 for unfinished in group.jobs:
                     if not unfinished.done:
                         unfinished.fail(error)

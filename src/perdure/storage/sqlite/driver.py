@@ -382,7 +382,7 @@ class SqliteDriver:
         return StoreClosed(self._closed)
 
     def _lose(self, reason: str) -> None:
-        """After a failed fsync, in the leader's thread: no connection may go on with what it remembers."""
+        """After a failed fsync, in the leader's thread: no connection may keep what it has cached."""
         self._shut(reason)
         self._close_readers()
         if self._writer is not None:
@@ -429,7 +429,7 @@ _drivers: WeakSet[SqliteDriver] = WeakSet()
 
 
 # SQLite keeps its locks per file and process, and a forked child inherits the book-keeping without the locks: a store
-# opened there on the same file would believe itself protected, and lose what it saved when somebody else closes.
+# opened there on the same file would believe itself protected, and lose what it saved when the other one is closed.
 _AFTER_FORK = "open stores after forking, or start workers by spawning"
 _inherited: set[tuple[int, int]] = set()
 _opening = Lock()

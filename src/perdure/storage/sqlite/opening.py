@@ -1,7 +1,7 @@
 """Opening an SQLite store: is this a place and a file we may use, and is its schema the one we know?
 
 Everything is checked before anything is changed: a file that is not ours is never switched to WAL or written
-to. Python opens the store's file itself only while nobody in this process has it open: closing any descriptor of it
+to. Python opens the store's file itself only while this process does not have it open: closing any descriptor of it
 would drop the locks that SQLite holds here (POSIX locks belong to the process, not to the descriptor).
 """
 
@@ -128,7 +128,7 @@ def _header(path: str) -> bytes:
     """The start of a file that is there and whole. Looking at it first leaves no lock files beside a file that is not a
     store."""
     if any(os.path.exists(path + side) for side in ("-wal", "-journal")):
-        # Somebody has it open, maybe in this process; or a crash has torn the file's start, and SQLite mends it from
+        # A process has it open, maybe this one; or a crash has torn the file's start, and SQLite mends it from
         # these.
         return b""
     try:
@@ -149,7 +149,7 @@ def choose_access(path: str) -> Access:
     if not os.access(path, os.R_OK):
         raise OpenError(f"{path} cannot be read; check its permissions")
     # WAL needs its two side files even for reading. Where they neither exist nor can be made, SQLite must be
-    # told that nobody writes the file.
+    # told that no process writes the file.
     return "read" if os.path.exists(path + "-wal") else "immutable"
 
 

@@ -79,7 +79,7 @@ CREATE TABLE body (
     PRIMARY KEY (tenant, id)
 );
 
--- Deletions that are decided but not finished: a crash in the middle is taken up by whoever comes next.
+-- Deletions that are decided but not finished: after a crash the next removal finishes them.
 CREATE TABLE sweep (
     tenant bigint NOT NULL,
     tree bigint NOT NULL,
@@ -368,8 +368,8 @@ CREATE TABLE transfer (
 -- Tenants that the database keeps apart: row-level security on every table that has a tenant, and whom it lets see what.
 -- A new table needs the same three lines; a test looks for one that lacks them.
 --
--- Who sees what hangs on two types, which hold nothing: whoever may use the type has the right. Types, because GRANT …
--- ON ALL TABLES does not reach them, so that a broad grant gives nobody more than he should see; and because their
+-- Who sees what hangs on two types, which hold nothing: a role that may use the type has the right. Types, because GRANT …
+-- ON ALL TABLES does not reach them, so that a broad grant gives no role more than it should see; and because their
 -- owner has the right by itself, as the owner of a store always could see all of it. `perdure store role` makes the grants.
 --   sees_every_tenant     all tenants: the owner; workers, backups and upkeep for all tenants
 --   chooses_tenant        the tenant named by the setting perdure.tenant, for as long as a transaction

@@ -81,7 +81,7 @@ CREATE TABLE body (
     full_text BLOB
 );
 
--- Deletions that are decided but not finished: a crash in the middle is taken up by whoever comes next.
+-- Deletions that are decided but not finished: after a crash the next removal finishes them.
 CREATE TABLE sweep (
     tenant INTEGER NOT NULL,
     tree INTEGER NOT NULL,
