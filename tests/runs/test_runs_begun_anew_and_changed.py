@@ -150,7 +150,7 @@ def test_options_of_an_approval_are_checked_where_they_are_written() -> None:
         ({"quorum": 3, "approvers": ["ann"]}, "cannot be reached"),
         ({"allow_self": False}, "who asks"),
         ({"timeout_s": "a day"}, "a day"),
-        (["ann"], "options of perdure.ask as a dict"),
+        (["ann"], "a question as text"),
     ):
         with pytest.raises(perdure.UsageError, match=said):
             perdure.effect(approve=approve, name="attacked_again.pay")(pay)
