@@ -96,7 +96,7 @@ def test_a_place_to_write_to_that_is_no_file_is_refused(where: Path, capsys: pyt
         for line in (
             ["store", "backup", place],
             ["thread", "transfer", "x", place],
-            ["restore", "whole.backup", "--to", place, "--force"],
+            ["restore", "whole.backup", "--to", place],
         ):
             assert main(line) in (2, 4), line
             assert capsys.readouterr().err.count("\n") == 1, line

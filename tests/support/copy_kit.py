@@ -121,7 +121,7 @@ def restore_and_die(say: Say, backup: str, target: str, at: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(audit)
-    perdure.restore(backup, target, force=True)
+    perdure.restore(backup, target)
     say("done")
 
 

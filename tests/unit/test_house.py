@@ -182,7 +182,7 @@ LINES_MAX = {
     # thread handles, retention, autosave
     "threads": 3_690,
     # copies between stores
-    "transfer": 2_115,
+    "transfer": 1_990,
     # value to text, text to difference
     "values": 3_400,
 }

@@ -72,11 +72,10 @@ def backup(cli: Invocation, store: Store, file: str) -> None:
 )
 @click.argument("file")
 @click.option("--to", metavar="URL", help="An empty place: a path, or postgresql://user@host/database (and --schema).")
-@click.option("--force", is_flag=True, help="Replace an SQLite store that no process has open.")
 @no_verify_option
 @click.option("--test", is_flag=True, help="Restore to a temporary place, check it, remove it; needs --store.")
 @click.pass_obj
-def restore(cli: Invocation, file: str, to: str | None, force: bool, no_verify: bool, test: bool) -> int:
+def restore(cli: Invocation, file: str, to: str | None, no_verify: bool, test: bool) -> int:
     """Restore a backup, or test whether it can be restored.
 
     Into an empty place, and checks every hash there. Runs that were running are queued again. --test restores to a
@@ -94,7 +93,7 @@ def restore(cli: Invocation, file: str, to: str | None, force: bool, no_verify: 
                 done = store.ops.test_backup(file, progress=progress)
         else:
             options = cli.options(to)
-            done = perdure.restore(file, to, force=force, verify=not no_verify, progress=progress, **options)
+            done = perdure.restore(file, to, verify=not no_verify, progress=progress, **options)
     report, verified = done.report, test or not no_verify
     if cli.json:
         cli.document(done, to=None if test else done.url, test=test, verified=verified, ok=done.ok)

@@ -27,7 +27,6 @@ from perdure.storage.urls import is_postgres, need_postgres, redacted, sqlite_pa
 from perdure.threads.models import Report
 from perdure.transfer.catalogue import BackupRow, add_backup
 from perdure.transfer.files import AtomicFile
-from perdure.transfer.restore import drop_schema
 from perdure.transfer.verify import tenant_names, verify_all
 from perdure.transfer.whole import copy_store
 
@@ -143,8 +142,17 @@ def _repair_postgres(
             done = _repair_copy(url, inside, origin, False, progress)
         finally:
             if done is None or not done.changed:
-                drop_schema(driver, new)
+                _drop_schema(driver, new)
     return replace(done, place=f'schema "{new}" of {redacted(url)}' if done.changed else origin)
+
+
+def _drop_schema(driver: Any, name: str) -> None:
+    connection = driver._connect_plain()
+    try:
+        connection.execute("SET statement_timeout = 0")
+        connection.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
+    finally:
+        connection.close()
 
 
 def _repair_copy(url: str, options: dict[str, Any], origin: str, rebuilt: bool, progress: Progress | None) -> Repaired:
