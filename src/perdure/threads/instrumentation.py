@@ -11,6 +11,7 @@ from perdure.storage import metrics
 from perdure.storage.events import event
 from perdure.threads.context import Context
 
+_WARNED_MAX = 10_000  # threads that are remembered; beyond that some are warned about again
 _log = logging.getLogger("perdure")
 
 
@@ -44,3 +45,32 @@ def warn_unknown(checkpoint: str) -> None:
         checkpoint,
         extra=event("commit.unknown", checkpoint=checkpoint),
     )
+
+
+def warn_if_large(ctx: Context, thread: str, text: bytes) -> None:
+    """A text is longer than `ctx.warn_bytes`: name the path that makes it so, once, and again when it has doubled. Only
+    the path and the size are logged, never a value."""
+    key, size = (ctx.tenant_name, thread), len(text)
+    if size < ctx.large_warned.get(key, 0):
+        return
+    from perdure.values.sizing import culprit  # most programs never need it
+
+    if len(ctx.large_warned) >= _WARNED_MAX:
+        ctx.large_warned.clear()
+    ctx.large_warned[key] = 2 * size
+    try:
+        path, part = culprit(text)
+    except (ValueError, TypeError, LookupError, RecursionError):  # a warning must never cost a save
+        path, part = "state", size
+    _log.warning(
+        "thread %r: its state is %s; %s is %s of it. Keep large values elsewhere, and their name in the state",
+        thread,
+        _shown(size),
+        path,
+        _shown(part),
+        extra=event("state.large", thread=thread, bytes=size, path=path, path_bytes=part),
+    )
+
+
+def _shown(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size / 1e3:.1f} KB"

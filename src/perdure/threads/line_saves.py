@@ -41,9 +41,8 @@ from perdure.storage.events import event
 from perdure.storage.program import Batch, Flow, Program, Statement, read, write
 from perdure.threads.context import Context
 from perdure.threads.flows import base_of
-from perdure.threads.instrumentation import record_size
+from perdure.threads.instrumentation import record_size, warn_if_large
 from perdure.threads.saves import ATTEMPTS, ONE, commit, look_for, on_head, straight_draft
-from perdure.threads.size_warning import warn_if_large
 from perdure.threads.thread_cache import CachedThread, Tip
 
 _log = logging.getLogger("perdure")

@@ -100,20 +100,20 @@ def retention_of(tenants: Fields, own: Fields) -> Retention:
 # --- flows
 
 
-def pin(ctx: Context, line: Cursor, record: int | None, name: str) -> Flow[Pin]:
-    tenant, row = yield from flows.locate(ctx, line)
+def pin(ctx: Context, cursor: Cursor, record: int | None, name: str) -> Flow[Pin]:
+    tenant, row = yield from flows.locate(ctx, cursor)
     op = partial(pins.add_pin, tenant, row.name, row.thread, name, record, ctx.clock_us())
     return _pin((yield from write(op)))
 
 
-def unpin(ctx: Context, line: Cursor, name: str) -> Flow[None]:
-    tenant, row = yield from flows.locate(ctx, line)
+def unpin(ctx: Context, cursor: Cursor, name: str) -> Flow[None]:
+    tenant, row = yield from flows.locate(ctx, cursor)
     if not (yield from write(partial(pins.drop_pin, tenant, row.thread, name))):
-        raise NotFound(f"thread {line.name!r} has no pin {name!r}: thread.pins() lists them")
+        raise NotFound(f"thread {cursor.name!r} has no pin {name!r}: thread.pins() lists them")
 
 
-def list_pins(ctx: Context, line: Cursor) -> Flow[list[Pin]]:
-    tenant, row = yield from flows.locate(ctx, line)
+def list_pins(ctx: Context, cursor: Cursor) -> Flow[list[Pin]]:
+    tenant, row = yield from flows.locate(ctx, cursor)
     return [_pin(found) for found in (yield from read(partial(pins.pins_of, tenant, row.thread)))]
 
 
@@ -121,14 +121,14 @@ def _pin(row: PinRow) -> Pin:
     return Pin(row.name, show_id(row.record), moment(row.at))
 
 
-def set_retention(ctx: Context, line: Cursor, fields: Fields) -> Flow[Retention]:
-    tenant, row = yield from flows.locate(ctx, line)
+def set_retention(ctx: Context, cursor: Cursor, fields: Fields) -> Flow[Retention]:
+    tenant, row = yield from flows.locate(ctx, cursor)
     yield from write(partial(policies.write_own, tenant, row.name, row.thread, fields))
-    return (yield from retention(ctx, line))
+    return (yield from retention(ctx, cursor))
 
 
-def retention(ctx: Context, line: Cursor) -> Flow[Retention]:
-    tenant, row = yield from flows.locate(ctx, line)
+def retention(ctx: Context, cursor: Cursor) -> Flow[Retention]:
+    tenant, row = yield from flows.locate(ctx, cursor)
     return retention_of(*(yield from read(partial(policies.read_own, tenant, row.thread))))
 
 
@@ -138,15 +138,15 @@ def set_policy(ctx: Context, fields: Fields) -> Flow[Retention]:
     return retention_of((yield from write(partial(policies.write_policy, tenant, fields))), {})
 
 
-def erase_checkpoint(ctx: Context, line: Cursor, record: int | None, full: bool) -> Flow[Erased]:
+def erase_checkpoint(ctx: Context, cursor: Cursor, record: int | None, full: bool) -> Flow[Erased]:
     """Erase one checkpoint. What a killed process has decided before is finished."""
     if record is None:
         raise UsageError("erase(checkpoint): say which one; store.ops.erase(thread) erases all")
     at = ctx.clock_us()
-    tenant = yield from flows.tenant_of(ctx, line)
+    tenant = yield from flows.tenant_of(ctx, cursor)
     removed = 0
     try:
-        _, row = yield from flows.locate(ctx, line)
+        _, row = yield from flows.locate(ctx, cursor)
         op = partial(erase.wipe_record, tenant, row.name, row.thread, record, at)
         wiped = yield from write(op, solo=True)
         removed = wiped.records

@@ -43,8 +43,7 @@ from perdure.storage.events import event
 from perdure.storage.program import Batch, Flow, Program, Rows, drive, read, write
 from perdure.threads import flows
 from perdure.threads.context import Context, Cursor
-from perdure.threads.instrumentation import record_size, warn_unknown
-from perdure.threads.size_warning import warn_if_large
+from perdure.threads.instrumentation import record_size, warn_if_large, warn_unknown
 from perdure.values.codec import encode
 
 ATTEMPTS = 64  # another writer succeeds each time one of these fails

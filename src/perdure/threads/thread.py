@@ -29,7 +29,7 @@ from perdure.threads.checks import (
 )
 from perdure.threads.compare import compare
 from perdure.threads.context import Context, Cursor
-from perdure.threads.merging import merged
+from perdure.threads.merge import merged
 from perdure.threads.models import Change, Checkpoint, Pruned, Report, ThreadInfo
 from perdure.threads.retention import Keeping
 from perdure.threads.retention import checkpoint_id as _id
