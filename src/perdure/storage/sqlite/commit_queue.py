@@ -278,16 +278,8 @@ class CommitQueue:
             self._lead_in_background()
 
     def _lead_in_background(self) -> None:
-        while True:
-            job = self.pop()
-            if job is None:
-                with self._mutex:
-                    if self.waiting:
-                        continue  # another job came in between
-                    self._leading = False
-                    if self._refusal is not None:
-                        self._idle.notify_all()
-                    return
+        job = self.pop()
+        if job is not None:
             if (sink := metrics.sink) is not None:
                 self.tell_wait(job, sink)
             group = Group(self, job)
@@ -298,4 +290,4 @@ class CommitQueue:
                     if not unfinished.done:
                         unfinished.fail(error)
             group.tell()
-            del job, group
+        self._hand_over()

@@ -40,20 +40,6 @@ _TIMEOUT_S_MAX = 1_000_000  # SQLite counts milliseconds in 32 bits
 _READ_THREADS_MAX = 4  # for async reads; they share the interpreter's lock, so more would not be faster
 
 
-class _Reader:
-    """A connection for read transactions."""
-
-    __slots__ = ("connection", "cursor")
-
-    def __init__(self, connection: apsw.Connection) -> None:
-        self.connection = connection
-        self.cursor = connection.cursor()
-
-    def close(self) -> None:
-        self.cursor.close()
-        self.connection.close()
-
-
 class SqliteDriver:
     """Runs programs on an SQLite store at `path`, or in memory with ":memory:".
 
@@ -88,7 +74,7 @@ class SqliteDriver:
         self._given_back = False
         self._state = Condition()
         self._reading = 0
-        self._readers: list[_Reader] = []  # a stack: the one used last has the warmest cache
+        self._readers: list[apsw.Connection] = []  # a stack: the one used last has the warmest cache
         self._read_threads: ThreadPoolExecutor | None = None
         self._file_state: tuple[int, ...] = ()
         self._access: Access = "write"
@@ -242,7 +228,7 @@ class SqliteDriver:
             connection.close()
             raise
         if self._lock is None:
-            self._readers.append(_Reader(connection))
+            self._readers.append(connection)
             return
         self._writer = Writer(target, connection, self._lock, self._hook, self._lose)
         self._queue = CommitQueue(self._writer.commit, target.timeout_s)
@@ -252,10 +238,11 @@ class SqliteDriver:
     def _read(self, op: Callable[[], Program[Any]]) -> Any:
         if self._target.in_memory:
             return self._read_in_memory(op)
-        reader = self._borrow()
+        connection = self._enter()
         healthy = False
         try:
-            result = self._read_with(reader.cursor, op)
+            connection = connection or connect(self._target, self._access, "reader")
+            result = self._read_with(connection.cursor(), op)
             healthy = True
             return result
         except apsw.Error as error:
@@ -266,7 +253,31 @@ class SqliteDriver:
             healthy = True
             raise
         finally:
-            self._return(reader, healthy)
+            self._leave(connection, healthy)
+
+    def _enter(self) -> apsw.Connection | None:
+        """Begin to read. A connection, if one is idle."""
+        with self._state:
+            if self._closed:
+                raise StoreClosed(self._closed)
+            if self._access == "immutable" and self._stat() != self._file_state:
+                self._close_readers()  # SQLite was told the file never changes; it did, so start over
+                self._file_state = self._stat()
+            self._reading += 1
+            return self._readers.pop() if self._readers else None
+
+    def _leave(self, connection: apsw.Connection | None = None, healthy: bool = True) -> None:
+        """End reading, and keep the connection for the next reader if it can be used again."""
+        with self._state:
+            keep = healthy and not self._closed and len(self._readers) < _IDLE_READERS_MAX
+            if keep and connection is not None:
+                self._readers.append(connection)
+        if not keep and connection is not None:
+            self._quietly(connection.close)
+        with self._state:
+            self._reading -= 1
+            if self._closed:
+                self._state.notify_all()
 
     def _read_with(self, cursor: apsw.Cursor, op: Callable[[], Program[Any]]) -> Any:
         hook = self._hook
@@ -288,12 +299,8 @@ class SqliteDriver:
                 cursor.execute("ROLLBACK")  # nothing to keep; also ends it after an error
 
     def _read_in_memory(self, op: Callable[[], Program[Any]]) -> Any:
-        # The only connection is also the writer's, so the lock that a group of writes holds is ours
-        # meanwhile.
-        with self._state:
-            if self._closed:
-                raise StoreClosed(self._closed)
-            self._reading += 1
+        # The only connection is also the writer's, so the lock that a group of writes holds is ours meanwhile.
+        self._enter()
         assert self._writer is not None
         assert self._lock is not None
         connection = self._writer.connection
@@ -314,40 +321,6 @@ class SqliteDriver:
         if isinstance(error, apsw.ReadOnlyError) and not self.read_only:
             return UsageError("a read transaction tried to write; ask for it with write=True")
         return translate(error, self.path, self._target.timeout_s)
-
-    def _borrow(self) -> _Reader:
-        with self._state:
-            if self._closed:
-                raise StoreClosed(self._closed)
-            if self._access == "immutable" and self._stat() != self._file_state:
-                self._close_readers()  # SQLite was told the file never changes; it did, so start over
-                self._file_state = self._stat()
-            self._reading += 1
-            if self._readers:
-                return self._readers.pop()
-        try:
-            return _Reader(connect(self._target, self._access, "reader"))
-        except BaseException as error:
-            self._leave()
-            if isinstance(error, apsw.Error):
-                raise translate(error, self.path, self._target.timeout_s) from error
-            raise
-
-    def _return(self, reader: _Reader, healthy: bool) -> None:
-        keep = False
-        with self._state:
-            if healthy and not self._closed and len(self._readers) < _IDLE_READERS_MAX:
-                self._readers.append(reader)
-                keep = True
-        if not keep:
-            self._quietly(reader.close)
-        self._leave()
-
-    def _leave(self) -> None:
-        with self._state:
-            self._reading -= 1
-            if self._closed:
-                self._state.notify_all()
 
     def _stat(self) -> tuple[int, ...]:
         if self._access != "immutable":

@@ -27,10 +27,10 @@ from perdure.storage.sqlite.statements import prepare
 
 Hook = Callable[[str], None]
 
-# The log is copied into the store when it has this many pages (4 MB), which is what SQLite does by itself …
-_CHECKPOINT_PAGES = 1000
+# The log is copied into the store when it has this many pages (4 MB), as SQLite does by itself …
+_CHECKPOINT_PAGES = 2000
 # … but readers that always overlap keep it from being started over. From here on (64 MB) the writer waits for them.
-_RESTART_PAGES = 16_384
+_RESTART_PAGES = 32_768
 _RESTART_WAIT_MS = 200
 _SCRUB_WAIT_MS = 1000
 
