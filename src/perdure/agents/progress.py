@@ -1,6 +1,6 @@
 """`perdure.progress`: how far a run has come, in words, for its next session, another agent, a person.
 
-A report is a step: it merges what is said into the record, writes the Markdown file if one was named, and is recorded.
+A report is a step: it merges the report into the record, writes the Markdown file if one was named, and is recorded.
 After a crash in between, the resumed run does both again, with the same outcome.
 """
 

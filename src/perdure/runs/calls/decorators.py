@@ -64,7 +64,7 @@ class Effect(Protocol[R_co]):
 
 
 class CallOptions(TypedDict, total=False):
-    """What a step and an effect may be given; what each means is said at `step` and `effect`."""
+    """What a step and an effect may be given; `step` and `effect` say what each means."""
 
     name: str | None
     retries: int

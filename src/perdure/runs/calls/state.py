@@ -298,7 +298,7 @@ def _difference(before: bytes, after: dict[str, Any], codec: Codec) -> Patch:
     state = decode(before, codec)
     patch = [[change.kind, list(change.path), change.after] for change in compare(state, after)]
     _apply(state, patch)
-    # Not if a key was put back in another place, or something inside of a tuple changed: then all of it is said.
+    # Not if a key was put back elsewhere, or something inside a tuple changed: then the patch is the whole state.
     return patch if encode(state, codec) == text else [["changed", [], after]]
 
 

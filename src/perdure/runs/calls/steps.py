@@ -93,7 +93,7 @@ def completed(
     try:
         value = encode_result(execution, spec.name, path, result)
     except Unstorable as error:
-        execution.stop = execution.stop or error  # no failure of the step: its code cannot catch it and go on
+        execution.stop = execution.stop or error  # no failure of the step: its code cannot catch it and continue
         raise
     entry = _entry(execution, path, spec, args_hash, attempt, value, None, duration_us)
     yield from execution.log.record((DONE, entry))

@@ -73,7 +73,7 @@ def _execute_run(
         args, kwargs = spec.binder.restore(arguments)
     except _STUCK as error:
         return (yield from _stuck(execution, error))
-    execution.heed(execution.row.request)
+    execution.apply_request(execution.row.request)
     end = saga.ending(execution)
     if end is not None or isinstance(execution.stop, RollBack):
         status = "rolled_back" if end is None else str(end["as"])

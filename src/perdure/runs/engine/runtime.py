@@ -124,11 +124,11 @@ class Runtime:
 
 def _heed(execution: Execution, answer: tuple[str | None] | None) -> None:
     if answer is not None:
-        execution.heed(answer[0])
+        execution.apply_request(answer[0])
         return
     try:
         if execution.alive:
-            execution.lose()
+            execution.on_lease_lost()
     except LeaseLost:
         pass  # said to the code by its next journal call
 

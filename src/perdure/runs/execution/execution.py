@@ -1,6 +1,6 @@
 """One run while this process has it: its journal as it was read, what is being written, and why it must stop.
 
-A execution writes only with the fence that it claimed. If a write finds the fence moved, another process has the run:
+An execution writes only with the fence that it claimed. If a write finds the fence moved, another process has the run:
 `stop` is set, and every further journal call raises it.
 """
 
@@ -202,7 +202,7 @@ class Execution:
     def encoded(self, value: Any) -> bytes:
         return compress(encode(value, self.ctx.codec))
 
-    def lose(self) -> None:
+    def on_lease_lost(self) -> None:
         """Another process has the run."""
         self.stop = LeaseLost(
             f"run {self.row.id!r} was taken over by another process (or cancelled) while this one held it; this one "
@@ -219,7 +219,7 @@ class Execution:
             if self.on_stop is not None:
                 self.on_stop()
 
-    def heed(self, request: str | None) -> None:
+    def apply_request(self, request: str | None) -> None:
         """An operator asks for something: the next journal call ends the code."""
         if request is not None and self.stop is None and not (self.undoing and request == "rollback"):
             self.stop = stop_for(request)

@@ -167,11 +167,11 @@ class JournalWriter:
             self._execution.index.release(len(lines))  # what goes with it refused, and undid the transaction
             raise
         if answer is None:
-            self._execution.lose()
+            self._execution.on_lease_lost()
         assert answer is not None
         self._execution.index.add(recorded, digest)
         if answer[0] is not None:
-            self._execution.heed(answer[0])
+            self._execution.apply_request(answer[0])
 
     def _lines(self, taken: Sequence[Draft]) -> Drafted:
         """Drafts as rows, as what the index keeps of them, the statements that store large values apart, and the sum of
@@ -188,7 +188,7 @@ class JournalWriter:
         return lines, recorded, statements, digest
 
     def closing_lines(self) -> Operation[list[JournalRow]]:
-        """What was put off, for the transaction that ends the execution."""
+        """What is buffered, for the transaction that ends the execution."""
         if any(len(entry.value or b"") >= BLOB_MIN_BYTES for _, entry in self._pending):
             yield from self.flush()  # it is more than a line
         with self._lock:
@@ -200,7 +200,7 @@ class JournalWriter:
     def write_fenced(self, same_tx: SameTx) -> Operation[None]:
         """Write something for the run that is no entry of its journal, and may be written twice. Raises LeaseLost."""
         if not (yield from self.commit_with_retry(partial(_fenced, same_tx=same_tx), _unknown)):
-            self._execution.lose()
+            self._execution.on_lease_lost()
 
     def commit_with_retry(
         self, op: Fenced, happened: Callable[[], Operation[bool]], failed: StoreError | None = None

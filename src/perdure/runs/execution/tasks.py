@@ -73,7 +73,7 @@ class Supervisor:
         if self._timer is not None:
             self._timer.cancel()
         execution, loop = self._execution, self._loop
-        execution.closing = Parked()  # for branches that go on although they were cancelled
+        execution.closing = Parked()  # for branches that continue although they were cancelled
         until, cancelled = loop.time() + _END_S, None
         while left := set(self._tasks):
             self.cancel(left)

@@ -1,4 +1,4 @@
-"""What ends the code of a run from inside: an operator's wish, a rollback, a new beginning."""
+"""What ends the code of a run from inside: an operator's request, a rollback, a new beginning."""
 
 from __future__ import annotations
 
