@@ -19,7 +19,7 @@ from two_runners import Trip, bookings
 
 import perdure
 from perdure.langgraph import PerdureSaver
-from perdure.testing.processes import Child, ForkServer
+from perdure.testing.processes import ChildProcess, ForkServer
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ class Runner:
         for gate in gates.split(","):
             os.mkfifo(folder / f"{role} {gate}") if gate else None
         durability = "async" if role.endswith("async") else "sync"
-        self.child: Child = fork_server.start(url, str(folder), role, durability, *rounds)
+        self.child: ChildProcess = fork_server.start(url, str(folder), role, durability, *rounds)
         self._lines = self.child.lines()
 
     def says(self) -> Any:

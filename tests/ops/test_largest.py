@@ -16,7 +16,7 @@ import perdure
 from perdure.values import sizing
 from perdure.values.codec import encode
 from perdure.values.registry import Codec
-from perdure.values.sizing import Part, culprit, largest
+from perdure.values.sizing import SizedPart, culprit, largest
 
 SECRET = "4111-1111-1111-1111"
 
@@ -80,10 +80,10 @@ def test_a_long_key_is_cut() -> None:
 def test_the_largest_come_first_and_what_is_nearly_all_of_another_stands_for_it() -> None:
     text = text_of({"doc": {"pages": {"text": "d" * 5000}}, "log": ["l" * 1000, "m" * 1500, "n" * 10], "n": 1})
     assert largest(text, 4) == [
-        Part('state["doc"]["pages"]["text"]', 5002),
-        Part('state["log"]', 2520),
-        Part('state["log"][1]', 1502),
-        Part('state["log"][0]', 1002),
+        SizedPart('state["doc"]["pages"]["text"]', 5002),
+        SizedPart('state["log"]', 2520),
+        SizedPart('state["log"][1]', 1502),
+        SizedPart('state["log"][0]', 1002),
     ]
     assert largest(text, 0) == []
     assert len(largest(text, 100)) == 6
@@ -98,8 +98,8 @@ def test_largest_reads_any_checkpoint_of_a_thread(store: perdure.Store) -> None:
     thread = store.thread("a")
     old = thread.save({"a": "x" * 100})
     thread.save({"a": "x" * 100, "b": Note("t", "y" * 5000)})
-    assert thread.largest(1) == [Part('state["b"].content', 5002)]
-    assert thread.largest(1, at=old) == [Part('state["a"]', 102)]
+    assert thread.largest(1) == [SizedPart('state["b"].content', 5002)]
+    assert thread.largest(1, at=old) == [SizedPart('state["a"]', 102)]
     with pytest.raises(perdure.NotFound):
         store.thread("none").largest()
     with pytest.raises(perdure.UsageError):
@@ -109,7 +109,7 @@ def test_largest_reads_any_checkpoint_of_a_thread(store: perdure.Store) -> None:
 async def test_largest_has_an_async_twin(tmp_path: Path) -> None:
     async with perdure.open(str(tmp_path / "a.db")) as store:
         await store.thread("a").asave({"a": "x" * 100})
-        assert await store.thread("a").alargest(n=1) == [Part('state["a"]', 102)]
+        assert await store.thread("a").alargest(n=1) == [SizedPart('state["a"]', 102)]
 
 
 # --- the warning
@@ -185,7 +185,7 @@ builder.compile(checkpointer=PerdureSaver(store)).invoke({"doc": ""}, {"configur
 def test_a_warning_never_costs_a_save(
     store: perdure.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def lost(text: bytes) -> Part:
+    def lost(text: bytes) -> SizedPart:
         raise LookupError
 
     monkeypatch.setattr(sizing, "culprit", lost)
@@ -196,7 +196,7 @@ def test_a_warning_never_costs_a_save(
 
 
 def test_below_the_limit_nothing_is_looked_at(store: perdure.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(text: bytes) -> Part:
+    def never(text: bytes) -> SizedPart:
         raise AssertionError("looked into")
 
     monkeypatch.setattr(sizing, "culprit", never)

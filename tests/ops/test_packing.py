@@ -13,7 +13,7 @@ import pytest
 from packing_kit import ALL_COLD, check, grow, pack, prose, rows, scene
 
 import perdure
-from perdure.log.pack_writer import Packed, pack_tenant
+from perdure.log.pack_writer import PackResult, pack_tenant
 from perdure.storage.program import drive
 
 
@@ -54,7 +54,7 @@ def test_packing_again_changes_nothing(store: perdure.Store) -> None:
     branched(store)
     pack(store)
     dumped = rows(store, "SELECT * FROM pack ORDER BY pack")
-    assert pack(store) == Packed()
+    assert pack(store) == PackResult()
     assert rows(store, "SELECT * FROM pack ORDER BY pack") == dumped
 
 
@@ -162,7 +162,7 @@ def test_what_compresses_well_is_packed_too(store: perdure.Store) -> None:
         thread.save({"text": base, "n": number, "filler": "x" * (100_000 + number)})
     before = scene(store)
     pack(store)
-    assert pack(store) == Packed()
+    assert pack(store) == PackResult()
     assert scene(store) == before
     check(store)
 
@@ -212,7 +212,7 @@ def test_what_a_prune_took_apart_is_packed_the_next_time(store: perdure.Store) -
     assert tenant is not None
     later = tenant_of.clock_us() + 600_000_000
     assert drive(tenant_of.driver, pack_tenant(tenant, later)).records > 90
-    assert drive(tenant_of.driver, pack_tenant(tenant, later + 600_000_000)) == Packed()
+    assert drive(tenant_of.driver, pack_tenant(tenant, later + 600_000_000)) == PackResult()
     store.thread("a").prune(keep=50)
     assert drive(tenant_of.driver, pack_tenant(tenant, later + 1_200_000_000)).records > 8
     check(store)

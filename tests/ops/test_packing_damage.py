@@ -14,7 +14,7 @@ import striking
 from packing_kit import check, grow, pack, prose, rows, scene
 
 import perdure
-from perdure.log.pack_writer import Packed
+from perdure.log.pack_writer import PackResult
 
 
 def test_a_keyframe_is_still_rebuilt_from_the_one_before(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_readers_and_writers_beside_a_packing(url: str) -> None:
         readers = [threading.Thread(target=guarded, args=(reading, cold, n)) for n in range(2)]
         for thread in (*writers, *readers):
             thread.start()
-        packed = Packed()
+        packed = PackResult()
         while any(writer.is_alive() for writer in writers) and not stop.is_set():
             packed = packed.plus(pack(store))
         stop.set()

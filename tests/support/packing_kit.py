@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import perdure
-from perdure.log.pack_writer import Packed, pack_tree
+from perdure.log.pack_writer import PackResult, pack_tree
 from perdure.storage.program import Batch, Program, Sql, Transaction, drive
 
 ALL_COLD = 2**61
@@ -51,11 +51,11 @@ def rows(store: perdure.Store, text: str, **params: Any) -> list[Any]:
     return list(store._context.driver.run(Transaction(program)))
 
 
-def pack(store: perdure.Store) -> Packed:
+def pack(store: perdure.Store) -> PackResult:
     """Everything, however new it is, and whatever was looked at before."""
     tenant = store._context.known_tenant
     assert tenant is not None
-    driver, total = store._context.driver, Packed()
+    driver, total = store._context.driver, PackResult()
     for (tree,) in rows(store, "SELECT DISTINCT tree FROM thread WHERE tenant = :tenant", tenant=tenant):
         total = total.plus(drive(driver, pack_tree(tenant, tree, ALL_COLD))[0])
     return total

@@ -18,7 +18,7 @@ from typing import Any
 import perdure
 from perdure.runs.execution import hooks
 from perdure.runs.execution.hooks import Point
-from perdure.testing.processes import Child, ForkServer, Say
+from perdure.testing.processes import ChildProcess, ForkServer, Say
 
 PATIENCE_S = 30.0
 
@@ -165,7 +165,7 @@ class Hand:
     """A worker in a process of its own."""
 
     def __init__(self, fork_server: ForkServer, url: str, **options: Any) -> None:
-        self.child: Child = fork_server.start(url, options)
+        self.child: ChildProcess = fork_server.start(url, options)
         self._lines = self.child.lines()
         _living.append(self)
         self.wait_for("ready")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import itertools
 import random
 
-from perdure.log.pack_plan import GROUP_MIN, Node, group
+from perdure.log.pack_plan import GROUP_MIN, PackNode, group
 from perdure.log.packs import BYTES_MAX, MEMBERS_MAX
 
 
-def line(count: int, *, start: int = 1, base: int = 0, body: int | None = None) -> dict[int, Node]:
+def line(count: int, *, start: int = 1, base: int = 0, body: int | None = None) -> dict[int, PackNode]:
     nodes = {}
     for number in range(start, start + count):
-        nodes[number] = Node(number, base, 0, 1000 + number if body is None else body, 100)
+        nodes[number] = PackNode(number, base, 0, 1000 + number if body is None else body, 100)
         base = number
     return nodes
 
 
-def sized(nodes: dict[int, Node], size: int = 100) -> dict[int, int]:
+def sized(nodes: dict[int, PackNode], size: int = 100) -> dict[int, int]:
     return dict.fromkeys(nodes, size)
 
 
@@ -57,11 +57,11 @@ def test_a_group_is_a_piece_of_a_line_and_no_record_is_in_two() -> None:
     """Random trees, packed in part."""
     for seed in range(300):
         chance = random.Random(seed)
-        nodes: dict[int, Node] = {}
+        nodes: dict[int, PackNode] = {}
         for number in range(1, chance.randint(2, 200)):
             base = number - 1 if chance.random() < 0.9 else chance.randrange(number)
             body = -1 if chance.random() < 0.05 else 10_000 + number
-            nodes[number] = Node(number, base, 0, body, 100)
+            nodes[number] = PackNode(number, base, 0, body, 100)
         found = group(nodes, {number: chance.randint(1, 1000) for number in nodes})
         seen = [record for piece in found for record in piece]
         assert len(seen) == len(set(seen))

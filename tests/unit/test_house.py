@@ -254,3 +254,12 @@ def test_prose_names_what_acts() -> None:
     files += [root / "README.md", root / "ARCHITECTURE.md", root / "Makefile"]
     lines = [(path, line) for path in files for line in path.read_text().splitlines()]
     assert [f"{path.relative_to(root)}: {line.strip()}" for path, line in lines if FORBIDDEN.search(line)] == []
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for path, tree in modules().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

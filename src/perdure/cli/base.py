@@ -243,7 +243,7 @@ class Command(click.Command):
                 formatter.write(f"  {line}\n")
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group whose help lists its commands in sections, and which suggests the command that was meant."""
 
     section = ""
@@ -281,19 +281,19 @@ class Group(click.Group):
                 formatter.write_dl(rows)
 
 
-def command_names(group: Group) -> dict[str, Command]:
+def command_names(group: CommandGroup) -> dict[str, Command]:
     """Every command below a group by its full name: `runs`, `run show`."""
     found: dict[str, Command] = {}
     for name in group.list_commands(click.Context(group)):
         made = group.commands[name]
-        if isinstance(made, Group):
+        if isinstance(made, CommandGroup):
             found |= {f"{name} {below}": one for below, one in command_names(made).items()}
         elif isinstance(made, Command):
             found[name] = made
     return found
 
 
-def command(group: Group, section: str, examples: str, name: str | None = None) -> Callable[[Any], Command]:
+def command(group: CommandGroup, section: str, examples: str, name: str | None = None) -> Callable[[Any], Command]:
     """Add a command to a group."""
 
     def decorate(function: Callable[..., Any]) -> Command:
@@ -319,7 +319,7 @@ def with_store(function: Callable[Concatenate[Invocation, Store, P], int | None]
 
 REF_HELP = "an id, a unique beginning of one, head, head~3 (3 back), @12 (step 12) or LangGraph's checkpoint_id"
 
-root = Group(
+root = CommandGroup(
     "perdure",
     f"""Inspect and operate the state of AI agents, in any Perdure store.
 
@@ -331,10 +331,10 @@ root = Group(
     params=common_options(),
     context_settings={"help_option_names": ["--help"], "max_content_width": 110},
 )
-run_group = Group("run", "Inspect and control one run.")
-thread_group = Group("thread", "Change one thread.")
-store_group = Group("store", "Operate a whole store.")
-keys_group = Group(
+run_group = CommandGroup("run", "Inspect and control one run.")
+thread_group = CommandGroup("thread", "Change one thread.")
+store_group = CommandGroup("store", "Operate a whole store.")
+keys_group = CommandGroup(
     "keys",
     """Manage the keys of encryption.
 

@@ -16,7 +16,7 @@ GROUP_MIN = 8
 _DIFF_MAX = BYTES_MAX // 4  # a difference that is larger gains nothing from others
 
 
-class Node(NamedTuple):
+class PackNode(NamedTuple):
     """A record of a chain, or the keyframe that ends it."""
 
     id: int
@@ -26,7 +26,7 @@ class Node(NamedTuple):
     size: int | None  # of its difference as stored; None: in a pack, or it has none
 
 
-def group(nodes: Mapping[int, Node], sizes: Mapping[int, int]) -> list[list[int]]:
+def group(nodes: Mapping[int, PackNode], sizes: Mapping[int, int]) -> list[list[int]]:
     """Which of a chain's records, which come in the order of their ids, are to be packed together, oldest first.
     `sizes`: of their differences, as they would stand in a pack."""
     groups: list[list[int]] = []
@@ -46,7 +46,7 @@ def group(nodes: Mapping[int, Node], sizes: Mapping[int, int]) -> list[list[int]
     return [piece for piece in groups if len(piece) >= GROUP_MIN]
 
 
-def _lines(nodes: Iterable[Node]) -> list[list[int]]:
+def _lines(nodes: Iterable[PackNode]) -> list[list[int]]:
     """The chain cut where it branches."""
     followers: dict[int | None, int] = {}
     links = [node for node in nodes if not node.keyframe]

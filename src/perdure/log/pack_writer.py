@@ -16,7 +16,7 @@ from typing import NamedTuple
 import orjson
 
 from perdure.errors import Damaged, Undecodable
-from perdure.log.pack_plan import Node, group
+from perdure.log.pack_plan import PackNode, group
 from perdure.log.packs import (
     Member,
     diffs_in,
@@ -77,15 +77,15 @@ _MOVE_MARK = Sql("UPDATE meta SET value = :value WHERE key = :key AND value = :s
 COLD_US = MINUTE_US  # a chain not written to for so long: its writer has mostly let go of the stream
 
 
-class Packed(NamedTuple):
+class PackResult(NamedTuple):
     """What packing did."""
 
     records: int = 0
     packs: int = 0
     saved_bytes: int = 0
 
-    def plus(self, other: Packed) -> Packed:
-        return Packed(*(a + b for a, b in zip(self, other, strict=True)))
+    def plus(self, other: PackResult) -> PackResult:
+        return PackResult(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class _Chain:
     key: int
     key_text: bytes
     generation: int
-    nodes: dict[int, Node]
+    nodes: dict[int, PackNode]
     members: dict[int, Member]
     stored: dict[int, bytes]  # differences as they are stored, of what is not packed, and of the keyframes at its ends
 
@@ -104,12 +104,12 @@ class _Moved(Exception):
     """Another process rearranged the tree meanwhile: this chain is left for the next time."""
 
 
-def pack_tenant(tenant: int, cold_before: int, progress: Progress | None = None) -> Flow[Packed]:
+def pack_tenant(tenant: int, cold_before: int, progress: Progress | None = None) -> Flow[PackResult]:
     """Pack every chain that was not written to since `cold_before` (microseconds since 1970), among the threads that
     were active since the last time. `progress`: (done, of how many) trees of a page."""
     key = packed_mark(tenant)
     since = yield from write(partial(_mark, tenant, key, cold_before // MINUTE_US), solo=True)
-    total, after, whole = Packed(), 0, True
+    total, after, whole = PackResult(), 0, True
     while True:
         trees = yield from read(partial(_trees, tenant, since, after))
         for done, tree in enumerate(trees):
@@ -125,9 +125,9 @@ def pack_tenant(tenant: int, cold_before: int, progress: Progress | None = None)
     return total
 
 
-def pack_tree(tenant: int, tree: int, cold_before: int) -> Flow[tuple[Packed, bool]]:
+def pack_tree(tenant: int, tree: int, cold_before: int) -> Flow[tuple[PackResult, bool]]:
     """Pack the cold chains of one tree; and whether no writer got in the way."""
-    total, complete = Packed(), True
+    total, complete = PackResult(), True
     keys = yield from read(partial(_chains, tenant, tree, cold_before))
     for key in keys:
         try:
@@ -139,14 +139,14 @@ def pack_tree(tenant: int, tree: int, cold_before: int) -> Flow[tuple[Packed, bo
     return total, complete
 
 
-def _pack_chain(tenant: int, tree: int, key: int) -> Flow[Packed]:
+def _pack_chain(tenant: int, tree: int, key: int) -> Flow[PackResult]:
     before, worth = yield from read(partial(_worth_packing, tenant, tree, key))
     if not worth:
-        return Packed()
+        return PackResult()
     generation = yield from write(partial(_tell_writers, tenant, tree), solo=True)
     chain = yield from read(partial(_read_chain, tenant, tree, key, generation))
     if [node.id for node in chain.nodes.values() if not node.keyframe] != before:
-        return Packed()  # it was just written to: its stream may continue
+        return PackResult()  # it was just written to: its stream may continue
     packs, detached = yield from aside(partial(_pack, tenant, chain))
     return (yield from write(partial(_store, tenant, tree, chain, packs, detached), solo=True))
 
@@ -208,11 +208,11 @@ def _worth_packing(tenant: int, tree: int, key: int) -> Program[tuple[list[int],
     return [node.id for node in nodes.values() if not node.keyframe], bool(group(nodes, sizes))
 
 
-def _nodes(rows: Rows) -> dict[int, Node]:
+def _nodes(rows: Rows) -> dict[int, PackNode]:
     for row in rows:
         if not all(type(part) is int or (part is None and at in (1, 4)) for at, part in enumerate(row)):
             raise Damaged("the row of a record is damaged")
-    return {row[0]: Node._make(row) for row in rows}
+    return {row[0]: PackNode._make(row) for row in rows}
 
 
 def _tell_writers(tenant: int, tree: int) -> Program[int]:
@@ -246,7 +246,7 @@ def _read_chain(tenant: int, tree: int, key: int, generation: int) -> Program[_C
 
 
 def _unpack_line(
-    tenant: int, tree: int, end: Node, chain: _Chain, salts: dict[int, bytes]
+    tenant: int, tree: int, end: PackNode, chain: _Chain, salts: dict[int, bytes]
 ) -> Generator[Batch, list[Rows], None]:
     """The differences from the keyframe to the end of a line, each for itself."""
     tip = end.base if end.keyframe and end.base is not None else end.id
@@ -271,13 +271,13 @@ def _unpack_line(
 
 def _store(
     tenant: int, tree: int, chain: _Chain, packs: list[tuple[list[int], bytes]], detached: list[Statement]
-) -> Program[Packed]:
+) -> Program[PackResult]:
     threads = yield from threads_in_tree(tenant, tree, lock=True)
     if not threads or threads[0].generation != chain.generation:
         raise _Moved
     if detached and not all((yield Batch(*detached))):
         raise _Moved
-    total = Packed()
+    total = PackResult()
     for group_, data in packs:
         this = {"tenant": tenant, "tree": tree}
         [[(pack,)]] = yield Batch(_INSERT(**this, key=chain.key, first=group_[0], last=group_[-1], data=data))
@@ -288,5 +288,5 @@ def _store(
         if len(pointed) != len(group_):
             raise _Moved
         before = sum((chain.nodes[record].size or 0) + SALT_BYTES for record in group_)
-        total = total.plus(Packed(len(group_), 1, before - len(data)))
+        total = total.plus(PackResult(len(group_), 1, before - len(data)))
     return total

@@ -14,7 +14,7 @@ from perdure.runs.calls.children import outcome_error
 from perdure.runs.engine import flows
 from perdure.runs.engine.models import Event, RunInfo, Step, blob_in, moment, noted, value_text
 from perdure.runs.engine.runtime import runtime_of
-from perdure.runs.engine.waiting import Task, waits_for
+from perdure.runs.engine.waiting import PersonTask, waits_for
 from perdure.runs.journal import journal
 from perdure.runs.journal.entries import KIND_NAMES, NOTE, Recorded, decompress
 from perdure.runs.journal.rows import FINISHED, RunRow
@@ -24,7 +24,7 @@ from perdure.storage.twins import awaited, blocking
 from perdure.values.codec import decode
 
 if TYPE_CHECKING:
-    from perdure.runs.engine.local import Job
+    from perdure.runs.engine.local import RunExecution
     from perdure.threads.context import Context
     from perdure.threads.models import Change
 
@@ -44,7 +44,7 @@ class Run:
         self._lease_us = lease_us
         self._keep_us = keep_us
         self._due: list[RunRow] = []  # of its family: see next_in_family
-        self._warned: set[Task] = set()  # what a person has to do, and the log has it
+        self._warned: set[PersonTask] = set()  # what a person has to do, and the log has it
         self.id = run_id
 
     def __repr__(self) -> str:
@@ -181,20 +181,20 @@ class Run:
     def _locate(self) -> Flow[tuple[int, RunRow]]:
         return flows.locate(self._ctx, self.id)
 
-    def _next_job(self, tenant: int, row: RunRow) -> Flow[Job | None]:
+    def _next_job(self, tenant: int, row: RunRow) -> Flow[RunExecution | None]:
         """Something of this run's family to do here."""
-        from perdure.runs.engine.local import Job
+        from perdure.runs.engine.local import RunExecution
 
         runtime = runtime_of(self._ctx)
         found = yield from flows.next_in_family(self._ctx, tenant, row.root, runtime, self._lease_us, self._due)
         if found is None:
             return None
         claimed, spec = found
-        return Job(self._ctx, runtime, tenant, claimed, spec, lease_us=self._lease_us, keep_us=self._keep_us)
+        return RunExecution(self._ctx, runtime, tenant, claimed, spec, lease_us=self._lease_us, keep_us=self._keep_us)
 
-    def _drive_family(self, tenant: int, job: Job) -> Flow[None]:
+    def _drive_family(self, tenant: int, job: RunExecution) -> Flow[None]:
         """Run it, and what of its family is due then, until all is finished or parked."""
-        next_job: Job | None = job
+        next_job: RunExecution | None = job
         while next_job is not None:
             status = yield from either(next_job.run, next_job.arun)
             if status in FINISHED and next_job.execution.row.id == self.id:
@@ -213,7 +213,7 @@ class Run:
         """The result of a finished run, for tools."""
         return self._run(self._outcome(*self._run(self._locate()), raw=True))
 
-    def _check_waiting(self, row: RunRow, tasks: list[Task], deadline: float | None) -> None:
+    def _check_waiting(self, row: RunRow, tasks: list[PersonTask], deadline: float | None) -> None:
         info = RunInfo.of(row)
         if row.status == "stuck":
             what = info.waiting_for or {}
@@ -231,7 +231,7 @@ class Run:
             reason = "; ".join(asked) or f"is {row.status}, waiting for {waits_for(info) or 'a worker'}"
             raise TimeoutError(f"run {self.id!r} has no result yet: it {reason}")
 
-    def _asked_of(self, task: Task) -> str:
+    def _asked_of(self, task: PersonTask) -> str:
         via = "" if task.run == self.id else f"waits for run {task.run}, which "
         return f"{via}{task.text}. To continue: {task.command}"
 

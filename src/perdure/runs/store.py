@@ -17,7 +17,7 @@ from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.calls.timeouts import check_seconds
 from perdure.runs.domain import RUNS
 from perdure.runs.engine import flows
-from perdure.runs.engine.local import Job
+from perdure.runs.engine.local import RunExecution
 from perdure.runs.engine.models import Ask, RunInfo, Step, ask_of
 from perdure.runs.engine.runtime import close_runtime, runtime_of
 from perdure.runs.execution.execution import LEASE_US
@@ -242,7 +242,7 @@ class RunStore(ThreadStore):
     def _handle(self, run_id: str, *, drives: bool = False) -> Run:
         return Run(self._context, run_id, drives=drives, lease_us=self._lease_us, keep_us=self._keep_us)
 
-    def _begin(self, spec: DurableSpec, new: NewRun) -> Flow[tuple[int, Run, Job | None]]:
+    def _begin(self, spec: DurableSpec, new: NewRun) -> Flow[tuple[int, Run, RunExecution | None]]:
         ctx, runtime = self._context, runtime_of(self._context)
         tenant, row, made = yield from flows.begin(ctx, new, owner=runtime.owner.text, lease_us=self._lease_us)
         args: bytes | None = new.args
@@ -255,7 +255,7 @@ class RunStore(ThreadStore):
                 job = (yield from handle._next_job(tenant, row)) if row.status == "waiting" else None
                 return tenant, handle, job
             row, args = claimed, None
-        make = partial(Job, ctx, runtime, tenant, row, spec, lease_us=self._lease_us, keep_us=self._keep_us)
+        make = partial(RunExecution, ctx, runtime, tenant, row, spec, lease_us=self._lease_us, keep_us=self._keep_us)
         return tenant, handle, make(args=args)
 
     def _days_work(self, tenant: int) -> Flow[Upkeep]:

@@ -47,7 +47,7 @@ class Failure:
 
 
 @dataclass
-class Report:
+class DrillReport:
     """What a drill found."""
 
     function: str
@@ -108,7 +108,7 @@ def drill(
     workers: int = 0,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Report:
+) -> DrillReport:
     """Drill `app.py:function`. `answers` by question or step, `results` of effects by name, `real` runs real effects.
 
     `postgres` drills on a PostgreSQL server of its own that is restarted now and then; with `workers` so many worker
@@ -131,7 +131,7 @@ def drill(
             "answers": answers or {},
             "results": results or {},
         }
-        one = _Drill(folder, plan, Report(function), random.Random(seed), server, progress)
+        one = _Drill(folder, plan, DrillReport(function), random.Random(seed), server, progress)
         fork_servers = [stack.enter_context(ForkServer(PLAY)) for _ in range(max(1, workers))]
         trials = one.rehearse(fork_servers[0], random_kills)
         if workers:
@@ -147,7 +147,7 @@ class _Drill:
         self,
         folder: Path,
         plan: dict[str, Any],
-        report: Report,
+        report: DrillReport,
         chance: random.Random,
         server: PostgresServer | None,
         progress: Progress | None,

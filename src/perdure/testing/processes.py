@@ -25,7 +25,7 @@ Say = Callable[[Any], None]
 _START = "import json, sys; from perdure.testing.processes import serve; serve(*json.loads(sys.argv[1]))"
 
 
-class Child:
+class ChildProcess:
     """A running child of a fork server."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
@@ -75,12 +75,12 @@ class ForkServer:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def start(self, *arguments: Any) -> Child:
+    def start(self, *arguments: Any) -> ChildProcess:
         """Fork a child and call the target in it with these arguments (what JSON can carry)."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(arguments).encode() + b"\n")
         self._process.stdin.flush()
-        return Child(self, int(self._read()["started"]))
+        return ChildProcess(self, int(self._read()["started"]))
 
     def close(self) -> None:
         self._process.communicate(timeout=30)

@@ -78,7 +78,7 @@ class LineInfo(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Reader:
+class _LineReader:
     """A stretch that is being gone through."""
 
     ids: set[int]
@@ -106,7 +106,7 @@ class Texts:
     ctx: Context
     tenant: int
     _alone: int = 0
-    _readers: dict[int, list[_Reader]] = field(default_factory=dict)  # by tree
+    _readers: dict[int, list[_LineReader]] = field(default_factory=dict)  # by tree
 
     def of(self, tree: int, record: int) -> Flow[bytes]:
         """The text of one record. Raises Damaged."""
@@ -128,13 +128,13 @@ class Texts:
         return loaded.data
 
 
-def _begin(stretch: Stretch, readers: list[_Reader]) -> bytes | None:
+def _begin(stretch: Stretch, readers: list[_LineReader]) -> bytes | None:
     """Start with a stretch at its newest record. None: something in it is damaged; each must be read alone."""
     try:
         states = stretch.states()
     except Damaged:
         return None
-    readers.insert(0, _Reader(set(stretch.links), states))
+    readers.insert(0, _LineReader(set(stretch.links), states))
     del readers[_STRETCHES_MAX:]
     return readers[0].text(stretch.chain.record.id)
 

@@ -359,7 +359,7 @@ def on_head(draft: Draft, sealed: Record) -> Appended:
 # --- saves inside of something else
 
 
-class Journal(Protocol):
+class SaveJournal(Protocol):
     """What the layer above makes of a save inside of it. `wants` says whether it is its own."""
 
     def wants(self, ctx: Context) -> bool: ...
@@ -369,9 +369,9 @@ class Journal(Protocol):
     async def asave(self, save: Save) -> tuple[Record, bool]: ...
 
 
-journal: Journal | None = None
+journal: SaveJournal | None = None
 
 
-def journal_of(ctx: Context) -> Journal | None:
+def journal_of(ctx: Context) -> SaveJournal | None:
     """The journal that records saves made here; None: it is a plain save."""
     return journal if journal is not None and journal.wants(ctx) else None

@@ -21,37 +21,37 @@ _PAIRS: Final = frozenset({"^dict", "^odict", "^counter"})
 Inner = tuple[int, str, Any]  # the size of a part, the end of its path, its parsed text
 
 
-class Part(NamedTuple):
+class SizedPart(NamedTuple):
     """A part of a state: `state["messages"][17].content`, and how many bytes of its text it takes."""
 
     path: str
     bytes: int
 
 
-def largest(text: bytes, count: int) -> list[Part]:
+def largest(text: bytes, count: int) -> list[SizedPart]:
     """The largest parts, the largest first. Sizes count what lies inside, so they do not add up."""
     heap: list[tuple[int, int, str, Any]] = [(-len(text), 0, "state", orjson.loads(text))]
-    found: list[Part] = []
+    found: list[SizedPart] = []
     number = 0
     while heap and len(found) < count:
         negative, _, path, node = heapq.heappop(heap)
         # Of the parts of one value, those behind the largest `count` cannot be among the largest `count` of all.
         inner = heapq.nlargest(count, _parts(node), key=_size)
         if not inner or (path != "state" and inner[0][0] < _NEARLY_ALL * -negative):
-            found.append(Part(path, -negative))
+            found.append(SizedPart(path, -negative))
         for size, label, part in inner:
             number += 1
             heapq.heappush(heap, (-size, number, path + label, part))
     return found
 
 
-def culprit(text: bytes) -> Part:
+def culprit(text: bytes) -> SizedPart:
     """The smallest part that is most of the text; if there is none, the largest part of the state."""
     path, size, node = "state", len(text), orjson.loads(text)
     while True:
         inner = max(_parts(node), key=_size, default=None)
         if inner is None or (inner[0] < _MOST * len(text) and path != "state"):
-            return Part(path, size)
+            return SizedPart(path, size)
         size, path, node = inner[0], path + inner[1], inner[2]
 
 

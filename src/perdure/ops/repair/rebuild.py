@@ -22,7 +22,7 @@ from perdure.storage import migrate
 from perdure.storage.program import Progress
 from perdure.storage.sqlite.file_lock import FileQueue
 from perdure.storage.sqlite.opening import APPLICATION_ID, PAGE_BYTES, apply, make_file
-from perdure.storage.sqlite.salvage import Column, PageFile, Row, Salvage, Shape, lost_leaves, walk
+from perdure.storage.sqlite.salvage import Column, PageFile, Row, Salvage, TableShape, lost_leaves, walk
 
 _BATCH = 1000
 _CHUNK = 1 << 20
@@ -132,7 +132,7 @@ def _new_file(path: Path) -> apsw.Connection:
     return connection
 
 
-def _shapes(connection: apsw.Connection) -> dict[str, Shape]:
+def _shapes(connection: apsw.Connection) -> dict[str, TableShape]:
     """The tables of a store, as their rows are stored."""
     shapes = {}
     tables = "SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
@@ -148,7 +148,7 @@ def _shapes(connection: apsw.Connection) -> dict[str, Shape]:
             rowid = alias[0][0] if len([column for column in columns if column[3]]) == 1 and alias else ""
             stored = tuple(Column(n, kind, nullable) for n, kind, nullable, _ in columns)
         if name not in _OWN:
-            shapes[name] = Shape(name, stored, rowid)
+            shapes[name] = TableShape(name, stored, rowid)
     return shapes
 
 
@@ -158,7 +158,7 @@ def _rebuild(damaged: Path, fresh: Path, progress: Progress | None) -> Rebuilt:
     file, connection = PageFile(damaged), _new_file(fresh)
     refused = 0
 
-    def insert(shape: Shape, row: Row) -> None:
+    def insert(shape: TableShape, row: Row) -> None:
         nonlocal refused
         if _insert(connection, shape, row):
             result.rows += 1
@@ -204,7 +204,7 @@ def _roots(file: PageFile, salvage: Salvage, seen: set[int]) -> Iterator[tuple[s
             yield values[1], values[3]
 
 
-def _insert(connection: apsw.Connection, shape: Shape, row: Row) -> bool:
+def _insert(connection: apsw.Connection, shape: TableShape, row: Row) -> bool:
     """False: it does not fit. True also for one that is there already: a page that was met twice."""
     names = [column.name for column in shape.columns]
     if len(row.values) != len(names):

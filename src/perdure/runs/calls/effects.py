@@ -42,7 +42,7 @@ _log = logging.getLogger("perdure")
 
 
 @dataclass(slots=True, repr=False, eq=False)
-class Call:
+class EffectCall:
     """One call of an effect: where, with what, under which key."""
 
     scope: Scope
@@ -86,7 +86,7 @@ def effect_operation(
         ended = execution.final(found)
         if ended is not None:
             return (yield from answer(execution, ended, by_name=scope.by_name))
-    call = Call(scope, spec, path, args, kwargs, text, args_hash, make_key(execution, path, spec.name, args_hash))
+    call = EffectCall(scope, spec, path, args, kwargs, text, args_hash, make_key(execution, path, spec.name, args_hash))
     intents = [recorded.entry for recorded in found if recorded.kind == INTENT]
     is_open = bool(intents) and found[-1].kind not in (FAILED, DONE)
     if intents and not is_open:  # it failed for certain, and is tried again: an undo, a node
@@ -120,7 +120,7 @@ def _framed(*parts: bytes) -> bytes:
     return b"".join([len(part).to_bytes(4, "big") + part for part in parts])
 
 
-def intent(call: Call) -> tuple[int, Entry]:
+def intent(call: EffectCall) -> tuple[int, Entry]:
     execution, spec = call.execution, call.spec
     call.attempt, call.duration_us = call.attempt + 1, 0
     call.deadline = execution.shared_clock_us() + int(spec.deadline_s * 1e6)
@@ -135,7 +135,7 @@ def intent(call: Call) -> tuple[int, Entry]:
 Ended = tuple[BodyFrame, Exception | None, Any]  # how a body ended: its error, or its result
 
 
-def attempts(call: Call, first: Ended | None = None) -> Operation[Any]:
+def attempts(call: EffectCall, first: Ended | None = None) -> Operation[Any]:
     """Intent, body, completion; and again as the rules of the effect allow. `first`: the first attempt was made, and
     ended so."""
     drafts = [] if first is not None else [intent(call)]
@@ -161,7 +161,7 @@ def attempts(call: Call, first: Ended | None = None) -> Operation[Any]:
         drafts = [intent(call)]
 
 
-def _attempt(call: Call, drafts: list[tuple[int, Entry]]) -> Operation[Ended]:
+def _attempt(call: EffectCall, drafts: list[tuple[int, Entry]]) -> Operation[Ended]:
     """Write the intent, then call the body."""
     execution, spec, task = call.execution, call.spec, _task(call)
     execution.acting.add(task)
@@ -186,13 +186,13 @@ def _attempt(call: Call, drafts: list[tuple[int, Entry]]) -> Operation[Ended]:
         execution.acting.discard(task)
 
 
-def _is_definite(call: Call, error: Exception, frame: BodyFrame) -> bool:
+def _is_definite(call: EffectCall, error: Exception, frame: BodyFrame) -> bool:
     """Whether it says that the effect did not happen: this attempt, and those before it."""
     named = (*call.spec.definite, *call.scope.definite)
     return not call.is_unsettled and (not frame.begun or is_definite(error, named, call.spec.fn, frame.outside))
 
 
-def not_begun(call: Call) -> Operation[None]:
+def not_begun(call: EffectCall) -> Operation[None]:
     if not call.is_unsettled:  # else its intent stays open, for what was before it
         yield from call.execution.log.record((FAILED, call.entry(None, {"begun": False})))
 
@@ -207,7 +207,7 @@ def _ended_late(still: BodyThread[Any]) -> Operation[tuple[Exception | None, Any
         return error, None
 
 
-def _task(call: Call) -> Any:
+def _task(call: EffectCall) -> Any:
     """The task that an async effect runs in: it is not broken off because another branch has ended the run."""
     if not (call.spec.is_async and call.execution.is_async):
         return None
@@ -216,7 +216,7 @@ def _task(call: Call) -> Any:
     return asyncio.current_task()
 
 
-def _failed(call: Call, error: Exception) -> Operation[list[tuple[int, Entry]]]:
+def _failed(call: EffectCall, error: Exception) -> Operation[list[tuple[int, Entry]]]:
     """A definite failure: the end, or the entries that the next attempt begins with."""
     execution, spec = call.execution, call.spec
     described = describe_error(error, execution.ctx.codec)
@@ -248,12 +248,12 @@ def _failed(call: Call, error: Exception) -> Operation[list[tuple[int, Entry]]]:
     return [intent(call)]
 
 
-def _wait_for_retry(call: Call, due: int) -> Operation[None]:
+def _wait_for_retry(call: EffectCall, due: int) -> Operation[None]:
     what = {"for": "retry", "step": call.path, "name": call.spec.name}
     yield from wait_until(call.execution, call.path, due, what)
 
 
-def _succeed(call: Call, result: Any, extra: dict[str, Any] | None = None) -> Operation[Any]:
+def _succeed(call: EffectCall, result: Any, extra: dict[str, Any] | None = None) -> Operation[Any]:
     try:
         value = encode_result(call.execution, call.spec.name, call.path, result)
     except Unstorable as error:
@@ -265,14 +265,14 @@ def _succeed(call: Call, result: Any, extra: dict[str, Any] | None = None) -> Op
     return result
 
 
-def ended(call: Call, value: bytes | None, extra: dict[str, Any] | None) -> Operation[None]:
+def ended(call: EffectCall, value: bytes | None, extra: dict[str, Any] | None) -> Operation[None]:
     yield from call.execution.log.record((DONE, call.entry(value, extra)))
 
 
 # --- doubt
 
 
-def _settle_error(call: Call, error: Exception) -> Operation[tuple[bool, Any]]:
+def _settle_error(call: EffectCall, error: Exception) -> Operation[tuple[bool, Any]]:
     """`_settle`, after an error out of the body that leaves the outcome unknown."""
     run, kind = call.execution.row.id, type(error).__name__
     found = event("effect.unknown", run=run, step=call.path, function=call.spec.name, error=kind)
@@ -287,7 +287,7 @@ def _settle_error(call: Call, error: Exception) -> Operation[tuple[bool, Any]]:
         raise doubt from error
 
 
-def _settle(call: Call, error: Exception | None = None) -> Operation[tuple[bool, Any]]:
+def _settle(call: EffectCall, error: Exception | None = None) -> Operation[tuple[bool, Any]]:
     """`settle`, of a call that is run again if it may be: not for ever. After so many attempts a person is asked."""
     settled, result = yield from settle(call, error)
     if settled or call.attempt < call.spec.retry.retries + ATTEMPTS_MAX:
@@ -299,7 +299,7 @@ def _settle(call: Call, error: Exception | None = None) -> Operation[tuple[bool,
     return False, None
 
 
-def settle(call: Call, error: Exception | None = None) -> Operation[tuple[bool, Any]]:
+def settle(call: EffectCall, error: Exception | None = None) -> Operation[tuple[bool, Any]]:
     """Find out what became of an effect: (True, its result), or (False, None) if it may be run (again)."""
     execution, spec = call.execution, call.spec
     ask_path = f"{call.path}#{call.attempt}"
@@ -323,7 +323,7 @@ def settle(call: Call, error: Exception | None = None) -> Operation[tuple[bool, 
     return False, None
 
 
-def _by_policy(call: Call, ask_path: str, unknown: Unknown) -> Operation[Verdict]:
+def _by_policy(call: EffectCall, ask_path: str, unknown: Unknown) -> Operation[Verdict]:
     policy = call.spec.on_doubt
     if call.is_last and policy != "ask":  # nothing tells by running again: what may have to be undone, a person must
         policy = "fail" if call.spec.undo is None else "ask"
@@ -342,7 +342,7 @@ def _by_policy(call: Call, ask_path: str, unknown: Unknown) -> Operation[Verdict
     return verdict
 
 
-def in_doubt(call: Call, reason: str = "") -> InDoubt:
+def in_doubt(call: EffectCall, reason: str = "") -> InDoubt:
     run = call.execution.row.id
     return InDoubt(
         f"it is unknown whether {call.spec.name} at step {call.path} of run {run!r} happened (key {call.key})"
@@ -354,12 +354,12 @@ def in_doubt(call: Call, reason: str = "") -> InDoubt:
     )
 
 
-def _until_deadline(call: Call) -> Operation[None]:
+def _until_deadline(call: EffectCall) -> Operation[None]:
     what = {"for": "deadline", "step": call.path, "name": call.spec.name}
     yield from wait_until(call.execution, call.path, call.deadline, what)
 
 
-def _reconcile(call: Call) -> Operation[Verdict]:
+def _reconcile(call: EffectCall) -> Operation[Verdict]:
     spec = call.spec
     if spec.reconcile is None:
         return Unknown()
@@ -384,7 +384,7 @@ def _reconcile(call: Call) -> Operation[Verdict]:
         raise stuck from error
 
 
-def _values(call: Call) -> tuple[dict[str, Any], dict[str, Any]]:
+def _values(call: EffectCall) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arguments of the call by name, and the key by its names."""
     binder = call.spec.binder
     if call.text:  # as recorded: a body that has run may have changed them
@@ -397,7 +397,7 @@ def _values(call: Call) -> tuple[dict[str, Any], dict[str, Any]]:
     return arguments, {} if "key" in arguments and named != "key" else {"key": call.key, named or "key": call.key}
 
 
-def _ask_person(call: Call, ask_path: str, *, only_if_asked: bool, reason: str = "") -> Operation[Verdict | None]:
+def _ask_person(call: EffectCall, ask_path: str, *, only_if_asked: bool, reason: str = "") -> Operation[Verdict | None]:
     """A person's verdict. With `only_if_asked`, None if no person was asked yet. `reason`: why that is needed."""
     execution = call.execution
     state = yield from asks.look(execution, ask_path)
@@ -429,7 +429,7 @@ def _because(reason: str) -> dict[str, str]:
     return {"reason": reason} if reason else {}
 
 
-def _shown(call: Call) -> str:
+def _shown(call: EffectCall) -> str:
     arguments = call.spec.binder.bind(call.args, call.kwargs) if call.text else call.kwargs
     inside = ", ".join(f"{name}={shown(value, 40)}" for name, value in arguments.items())
     return f"({inside})"
@@ -438,7 +438,7 @@ def _shown(call: Call) -> str:
 # --- approval
 
 
-def _approval(call: Call) -> Operation[None]:
+def _approval(call: EffectCall) -> Operation[None]:
     """Ask whether it may run; the answer is recorded beside the effect."""
     spec, path = call.spec, f"{call.path}~approve"
     asked: asks.Question = spec.approve

@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from perdure.errors import Unstorable
 from perdure.runs.calls import effects, steps
-from perdure.runs.calls.effects import Call, Ended, intent, make_key, not_begun
+from perdure.runs.calls.effects import EffectCall, Ended, intent, make_key, not_begun
 from perdure.runs.execution import hooks
 from perdure.runs.execution.operation import Operation, run_operation
 from perdure.runs.execution.scope import BodyFrame, Scope, Unwind, current
@@ -69,7 +69,7 @@ def effect(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str
     args_hash = blake3(text).digest(DIGEST_BYTES)  # inline: `digest` is a call more
     scope.count = number = scope.count + 1
     path = f"{scope.prefix}{number}"
-    call = Call(scope, spec, path, args, kwargs, text, args_hash, make_key(execution, path, spec.name, args_hash))
+    call = EffectCall(scope, spec, path, args, kwargs, text, args_hash, make_key(execution, path, spec.name, args_hash))
     execution.log.append(*intent(call))
     if isinstance(execution.stop, Unwind):
         run_operation(scope, _stopped(call, execution.stop))
@@ -105,7 +105,7 @@ def _call(scope: Scope, spec: StepSpec, frame: BodyFrame, args: tuple[Any, ...],
             hooks.fault_point("body", frame.path, frame.name, 1, "after")
 
 
-def _stopped(call: Call, stop: Unwind) -> Operation[None]:
+def _stopped(call: EffectCall, stop: Unwind) -> Operation[None]:
     """An operator's request came with the intent: the body has not begun."""
     yield from not_begun(call)
     raise stop

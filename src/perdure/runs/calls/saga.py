@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from perdure.errors import InDoubt, RunError, RunStuck
-from perdure.runs.calls.effects import Call, effect_operation, ended, settle
+from perdure.runs.calls.effects import EffectCall, effect_operation, ended, settle
 from perdure.runs.calls.failures import describe_error, line_of
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, Wait
@@ -102,7 +102,7 @@ def settle_open(execution: Execution) -> Operation[None]:
         spec = _effect_named(entry.name)
         arguments = execution.decoded((yield from execution.text(entry)))
         extra = entry.extra or {}
-        call = Call(
+        call = EffectCall(
             execution.root, spec, entry.path, (), arguments, b"", entry.args_hash or b"", IdempotencyKey(extra["key"]),
             entry.attempt, int(extra["deadline"]), is_last=True,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from perdure.log.archived import check_archived
 from perdure.runs.calls import asks, messages
 from perdure.runs.engine.models import RunInfo, Step, blob_in, steps_of
 from perdure.runs.engine.runtime import Runtime
-from perdure.runs.engine.waiting import Task, tasks_in, waits_for_run
+from perdure.runs.engine.waiting import PersonTask, tasks_in, waits_for_run
 from perdure.runs.execution.metrics import tell_event
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import DurableSpec, find_durable, said_version
@@ -151,7 +151,7 @@ def next_in_family(
         due += reversed(found)
 
 
-def tasks_of_people(ctx: Context, tenant: int, row: RunRow) -> Flow[list[Task]]:
+def tasks_of_people(ctx: Context, tenant: int, row: RunRow) -> Flow[list[PersonTask]]:
     """What a person has to do before a run, or a run that it waits for, can continue."""
     info = RunInfo.of(row)
     infos = [info]

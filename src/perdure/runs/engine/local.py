@@ -60,7 +60,7 @@ class LocalExecution(Generic[T]):
         raise NotImplementedError
 
 
-class Job(LocalExecution[str]):
+class RunExecution(LocalExecution[str]):
     """A claimed run: it is continued as far as it goes. Gives its status then."""
 
     def __init__(

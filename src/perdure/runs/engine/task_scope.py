@@ -161,7 +161,7 @@ class TaskScope(Scope):
         return [recorded for recorded in begun if recorded.kind == INTENT]
 
 
-class Ending(NamedTuple):
+class TaskEnding(NamedTuple):
     """What becomes of a task's run when its writes are stored; `error`: they must not be."""
 
     scope: TaskScope
@@ -236,7 +236,7 @@ def unsettled_in(ctx: Context, thread: str, checkpoint: tuple[str, str] | None =
     return None
 
 
-def ending(ctx: Context, thread: str, task: str, is_over: bool, keep_us: int | None) -> Ending | None:
+def ending(ctx: Context, thread: str, task: str, is_over: bool, keep_us: int | None) -> TaskEnding | None:
     """The end of a task whose writes are about to be stored; None if it has called no step or effect. `is_over`: it
     has neither failed nor stopped for an answer."""
     scope = next((one for one in reversed(_in_thread(ctx, thread)) if one.task.id == task), None)
@@ -264,7 +264,7 @@ def ending(ctx: Context, thread: str, task: str, is_over: bool, keep_us: int | N
         keep_us=keep_us,
         now=ctx.clock_us(),
     )
-    return Ending(scope, statement, scope.unsettled if is_over else None)
+    return TaskEnding(scope, statement, scope.unsettled if is_over else None)
 
 
 # --- taking the run of a task

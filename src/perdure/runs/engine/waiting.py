@@ -19,7 +19,7 @@ RESULT, ANSWER = "<result as JSON>", "<answer>"  # in a command: to be replaced;
 _PEOPLE = ("question", "approval", "doubt")
 
 
-class Task(NamedTuple):
+class PersonTask(NamedTuple):
     """Something that a person has to do before a run can continue."""
 
     run: str
@@ -96,13 +96,15 @@ def _store_option(driver: Driver) -> list[str]:
     return [] if is_default or path == ":memory:" else ["--store", os.path.abspath(path)]
 
 
-def tasks_in(driver: Driver, info: RunInfo) -> Iterator[Task]:
+def tasks_in(driver: Driver, info: RunInfo) -> Iterator[PersonTask]:
     """What a person has to do before this run can continue."""
     resume = _command(driver, "run", "resume", info.id)
     if info.status == "paused":
-        yield Task(info.id, "paused", "", "is paused", resume)
+        yield PersonTask(info.id, "paused", "", "is paused", resume)
     elif info.status == "stuck":
-        yield Task(info.id, "stuck", "", f"is stuck (`{_command(driver, 'run', 'show', info.id)}` says why)", resume)
+        yield PersonTask(
+            info.id, "stuck", "", f"is stuck (`{_command(driver, 'run', 'show', info.id)}` says why)", resume
+        )
     elif info.status == "waiting" and not info.is_due:
         for what in _of_people(info.waiting_for or {}):
             step = str(what.get("step"))
@@ -112,4 +114,4 @@ def tasks_in(driver: Driver, info: RunInfo) -> Iterator[Task]:
             else:
                 text = f"waits for an answer: {what.get('question')} (step {step})"
                 command = how_to_answer(driver, info.id, step)
-            yield Task(info.id, what["for"], step, text, command, what.get("reason", ""))
+            yield PersonTask(info.id, what["for"], step, text, command, what.get("reason", ""))

@@ -161,7 +161,7 @@ class View(NamedTuple):
     owners: dict[str, int]  # how long the lease of each still lasts; not above 0: it is over
 
 
-class Found(NamedTuple):
+class ClaimableRun(NamedTuple):
     """A run that can be taken."""
 
     tenant: int
@@ -226,7 +226,7 @@ def claim(search: Search, most: int, *, lease: int, dead: Sequence[str], recover
         *(sql(**base, queue=queue) for queue in search.queues for sql in _DUE),
     )
     limits = {row[0]: Limits._make(row) for row in answers[0]}
-    chosen = [Found._make(row) for row in answers[1][:most]]
+    chosen = [ClaimableRun._make(row) for row in answers[1][:most]]
     left = len(chosen)
     due = _in_order(answers[2:])
     take = {"owner": search.owner, "lease": lease, "now": now}
@@ -245,7 +245,7 @@ def _within_limits(
     search: Search,
     limits: dict[str, Limits],
     taken: list[Taken],
-    due: list[Found],
+    due: list[ClaimableRun],
     most: int,
     base: dict[str, Any],
     take: dict[str, Any],
@@ -253,7 +253,7 @@ def _within_limits(
     [running] = yield Batch(_RUNNING(queues=base["queues"]))  # after the locks: no other process can change it now
     room = QueueCapacity(limits, running)
     for _ in range(_ROUNDS_MAX):
-        chosen: list[Found] = []
+        chosen: list[ClaimableRun] = []
         for found in due:
             if len(taken) + len(chosen) < most and room.enter(found.queue, found.tenant, starts=found.fence == 0):
                 chosen.append(found)
@@ -277,12 +277,12 @@ def _within_limits(
     return Claimed(taken, room.wait_us())
 
 
-def _in_order(pages: Sequence[Rows]) -> list[Found]:
-    found = [Found._make(row) for page in pages for row in page]
+def _in_order(pages: Sequence[Rows]) -> list[ClaimableRun]:
+    found = [ClaimableRun._make(row) for page in pages for row in page]
     return sorted(found, key=lambda one: (-one.priority, one.wake_at, one.run))
 
 
-def _take(found: Found, take: dict[str, Any]) -> Statement:
+def _take(found: ClaimableRun, take: dict[str, Any]) -> Statement:
     return _TAKE(**take, tenant=found.tenant, run=found.run, fence=found.fence, status=found.status)
 
 

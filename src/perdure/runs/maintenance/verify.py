@@ -84,14 +84,14 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 @dataclass
-class Findings:
+class RunFindings:
     """What was looked at, and what is wrong: with a run (None: with the store)."""
 
     runs: int = 0
     problems: list[tuple[str | None, str]] = field(default_factory=list)
 
 
-def verify_runs(tenant: int, progress: Progress | None = None) -> Flow[Findings]:
+def verify_runs(tenant: int, progress: Progress | None = None) -> Flow[RunFindings]:
     """Check every run of a tenant, and what belongs to runs."""
     total, findings = yield from read(partial(_overview, tenant))
     after = -1
@@ -118,14 +118,14 @@ def count_runs(tenant: int) -> Program[tuple[int, int]]:
     return int(runs), sum(int(rows[0][0]) for rows in parts)
 
 
-def _overview(tenant: int) -> Program[tuple[int, Findings]]:
+def _overview(tenant: int) -> Program[tuple[int, RunFindings]]:
     [total], *orphans = yield Batch(_COUNT(tenant=tenant), *(sql(tenant=tenant) for sql in _ORPHANS), last=True)
     problems = [
         (None, f"rows of {table.name} belong to {rows[0][0]} runs that are not there")
         for table, rows in zip(PARTS, orphans, strict=True)
         if rows[0][0]
     ]
-    return int(total[0]), Findings(0, [*problems])
+    return int(total[0]), RunFindings(0, [*problems])
 
 
 def page_of_runs(tenant: int, after: int) -> Program[list[int]]:

@@ -13,13 +13,13 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from perdure.runs.engine.local import Job
+from perdure.runs.engine.local import RunExecution
 from perdure.storage.events import event, where
 
 if TYPE_CHECKING:
     import asyncio
 
-Ended = Callable[[Job, str, BaseException | None], None]
+Ended = Callable[[RunExecution, str, BaseException | None], None]
 _JOIN_S = 2.0
 _log = logging.getLogger("perdure")
 
@@ -36,7 +36,7 @@ class WorkerPool:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
 
-    def start(self, job: Job) -> None:
+    def start(self, job: RunExecution) -> None:
         if not job.spec.is_async:
             self.call(partial(self._run, job))
             return
@@ -75,7 +75,7 @@ class WorkerPool:
             with self._lock:
                 self._idle += 1
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: RunExecution) -> None:
         error: BaseException | None
         try:
             status, error = job.run(), None
@@ -83,7 +83,7 @@ class WorkerPool:
             status, error = "lost", raised
         self._ended(job, status, error)
 
-    async def _arun(self, job: Job) -> None:
+    async def _arun(self, job: RunExecution) -> None:
         error: BaseException | None
         try:
             status, error = await job.arun(), None

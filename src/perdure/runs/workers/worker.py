@@ -30,7 +30,7 @@ from perdure.errors import (
 from perdure.log.store_size import take_sample
 from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.engine.execute import PASSING
-from perdure.runs.engine.local import Job
+from perdure.runs.engine.local import RunExecution
 from perdure.runs.engine.runtime import new_owner, runtime_of
 from perdure.runs.execution.metrics import tell_event
 from perdure.runs.functions.specs import DurableSpec, known_durables, said_version
@@ -97,7 +97,7 @@ class Worker:
         self._tenant: int | None = None
         self._specs: Mapping[str, DurableSpec] = {}
         self._known = Known("[]", "[]")
-        self._active: dict[int, Job] = {}
+        self._active: dict[int, RunExecution] = {}
         # put() may be called by a signal's handler while the same thread is inside of get().
         self._news: SimpleQueue[None] = SimpleQueue()
         self._working = threading.Lock()
@@ -238,7 +238,7 @@ class Worker:
             ctx = replace(self._ctx, tenant_name=taken.tenant_name, known_tenant=taken.tenant)
             self._contexts[taken.tenant] = ctx
         store = self._store
-        job = Job(
+        job = RunExecution(
             ctx,
             runtime_of(ctx),
             taken.tenant,
@@ -262,7 +262,7 @@ class Worker:
 
     # --- what becomes of runs
 
-    def _job_ended(self, job: Job, status: str, error: BaseException | None) -> None:
+    def _job_ended(self, job: RunExecution, status: str, error: BaseException | None) -> None:
         """On the run's thread, or on the loop."""
         if error is not None:
             run, kind = job.execution.row.id, _kind(error)

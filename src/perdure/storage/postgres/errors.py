@@ -39,7 +39,7 @@ _CONSTRAINTS: dict[str, ConstraintKind] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ConnectionTarget:
     """Where a store lives. `conninfo` may hold a password: it is in no message and no repr."""
 
     conninfo: str = field(repr=False)
@@ -54,7 +54,7 @@ class Target:
         return f'database "{self.database}" on {self.host}:{self.port} as user "{self.user}"'
 
 
-def translated(error: psycopg.Error, target: Target, timeout_s: float) -> PerdureError | ConstraintFailed:
+def translated(error: psycopg.Error, target: ConnectionTarget, timeout_s: float) -> PerdureError | ConstraintFailed:
     """The error to raise for one that the server gave in answer to a statement. Nothing was written."""
     state = error.sqlstate or ""
     said = error.diag.message_primary or type(error).__name__
@@ -84,12 +84,12 @@ def translated(error: psycopg.Error, target: Target, timeout_s: float) -> Perdur
     return StoreError(f"{target} refused a statement: {said} (SQLSTATE {state})")
 
 
-def lost(reason: str, target: Target) -> Unavailable:
+def lost(reason: str, target: ConnectionTarget) -> Unavailable:
     """The connection is gone, and nothing can have been committed."""
     return Unavailable(f"the connection to {target} was lost: {reason}. Nothing was written; try again later.")
 
 
-def unknown(reason: str, target: Target) -> OutcomeUnknown:
+def unknown(reason: str, target: ConnectionTarget) -> OutcomeUnknown:
     """The connection is gone after COMMIT was sent."""
     return OutcomeUnknown(
         f"the connection to {target} was lost while committing: {reason}. "
@@ -97,7 +97,7 @@ def unknown(reason: str, target: Target) -> OutcomeUnknown:
     )
 
 
-def not_opened(error: psycopg.Error, target: Target) -> StoreError:
+def not_opened(error: psycopg.Error, target: ConnectionTarget) -> StoreError:
     """The first connection failed. libpq's text names host, port and user, and holds no password."""
     said = " ".join(str(error).split())
     # A connection that is refused carries no SQLSTATE; these two texts are the server's, in English by
@@ -109,7 +109,7 @@ def not_opened(error: psycopg.Error, target: Target) -> StoreError:
     return OpenError(f"cannot open {target}: {said.rstrip('.')}. Check that the server runs and that the URL is right.")
 
 
-def not_connected(error: psycopg.Error, target: Target) -> Unavailable:
+def not_connected(error: psycopg.Error, target: ConnectionTarget) -> Unavailable:
     """A later connection failed: the server was there before."""
     said = " ".join(str(error).split())
     return Unavailable(f"cannot connect to {target}: {said}. Nothing was written; try again later.")

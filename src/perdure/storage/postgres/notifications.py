@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 
 from perdure.errors import Unavailable
-from perdure.storage.postgres.errors import Target, lost, not_connected
+from perdure.storage.postgres.errors import ConnectionTarget, lost, not_connected
 from perdure.storage.postgres.opening import Connection
 
 _CHANNEL_MAX = 63  # a name's length on the server
@@ -20,7 +20,7 @@ _CHANNEL_MAX = 63  # a name's length on the server
 class PostgresNotifications:
     """An ear at a store's schema. Connects when it is first waited on, and again after the connection broke."""
 
-    def __init__(self, connect: Callable[[], Connection], target: Target) -> None:
+    def __init__(self, connect: Callable[[], Connection], target: ConnectionTarget) -> None:
         self._connect = connect
         self._target = target
         self._channel = f"perdure_{target.schema}"[:_CHANNEL_MAX]

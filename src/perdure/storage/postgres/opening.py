@@ -24,7 +24,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from perdure.errors import OpenError, UsageError
 from perdure.storage.migrate import CREATE_TABLE, Migration, pending
-from perdure.storage.postgres.errors import Target, not_opened
+from perdure.storage.postgres.errors import ConnectionTarget, not_opened
 from perdure.storage.urls import is_postgres
 
 Durability = Literal["full", "normal"]
@@ -39,7 +39,7 @@ class Connection(psycopg.Connection[Any]):
         pass
 
 
-def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -> Target:
+def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -> ConnectionTarget:
     """Where a URL leads, and each connection's settings. The URL may hold a password: never in a message."""
     if not _SCHEMA.fullmatch(schema):
         raise UsageError(f"a schema's name is lower-case letters, digits and _, not starting with pg_: {schema!r}")
@@ -80,7 +80,7 @@ def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -
         "tcp_user_timeout": timeout_ms,
         "keepalives_idle": 30,
     }
-    return Target(
+    return ConnectionTarget(
         conninfo=make_conninfo("", **{**defaults, **given, "client_encoding": "utf8"}),
         options=options.strip(),
         host=str(given.get("host") or "the local socket"),
@@ -103,7 +103,7 @@ def refuses_options(error: psycopg.Error) -> bool:
     return "unsupported startup parameter" in str(error)
 
 
-def first_connection(target: Target) -> tuple[Connection, bool]:
+def first_connection(target: ConnectionTarget) -> tuple[Connection, bool]:
     """Connect, and say whether the server takes the session's settings at startup."""
     try:
         try:
@@ -116,7 +116,7 @@ def first_connection(target: Target) -> tuple[Connection, bool]:
         raise not_opened(error, target) from error
 
 
-def prepare_store(connection: Connection, target: Target, *, create: bool, pooled: bool) -> str:
+def prepare_store(connection: Connection, target: ConnectionTarget, *, create: bool, pooled: bool) -> str:
     """Check the server, bring the schema up to date, and return the store's id."""
     if connection.pgconn.server_version < SERVER_VERSION_MIN:
         found = connection.info.server_version // 10000
@@ -145,7 +145,9 @@ def prepare_store(connection: Connection, target: Target, *, create: bool, poole
     return _store_id(connection, target)
 
 
-def _migrate(connection: Connection, target: Target, applied: list[int] | None, waiting: list[Migration]) -> None:
+def _migrate(
+    connection: Connection, target: ConnectionTarget, applied: list[int] | None, waiting: list[Migration]
+) -> None:
     while waiting:
         # One transaction each; a process that waited for the lock finds it done and checks again.
         with connection.transaction():
@@ -158,7 +160,7 @@ def _migrate(connection: Connection, target: Target, applied: list[int] | None, 
         applied = _applied(connection, target)
 
 
-def _not_the_owner(error: psycopg.Error, target: Target, *, is_new: bool) -> OpenError:
+def _not_the_owner(error: psycopg.Error, target: ConnectionTarget, *, is_new: bool) -> OpenError:
     what = "is not there yet" if is_new else "needs an update"
     said = error.diag.message_primary or type(error).__name__
     return OpenError(
@@ -167,11 +169,11 @@ def _not_the_owner(error: psycopg.Error, target: Target, *, is_new: bool) -> Ope
     )
 
 
-def _table(target: Target, name: str) -> sql.Identifier:
+def _table(target: ConnectionTarget, name: str) -> sql.Identifier:
     return sql.Identifier(target.schema, name)
 
 
-def _applied(connection: Connection, target: Target) -> list[int] | None:
+def _applied(connection: Connection, target: ConnectionTarget) -> list[int] | None:
     """The versions applied, or None if there is no store."""
     [found] = connection.execute("SELECT to_regclass(%s)", (f"{target.schema}.migration",)).fetchone() or (None,)
     if found is None:
@@ -180,14 +182,14 @@ def _applied(connection: Connection, target: Target) -> list[int] | None:
     return [int(version) for (version,) in rows]
 
 
-def _pending(applied: list[int] | None, target: Target) -> list[Migration]:
+def _pending(applied: list[int] | None, target: ConnectionTarget) -> list[Migration]:
     try:
         return pending("postgres", applied or [])
     except OpenError as error:
         raise OpenError(f'the store in schema "{target.schema}" of {target}: {error}') from error
 
 
-def _lock(connection: Connection, target: Target) -> None:
+def _lock(connection: Connection, target: ConnectionTarget) -> None:
     key = int.from_bytes(blake2b(f"perdure {target.schema}".encode(), digest_size=8).digest(), signed=True)
     connection.execute("SELECT pg_advisory_xact_lock(%s)", (key,))
     # A long migration is not a hung statement.
@@ -195,7 +197,7 @@ def _lock(connection: Connection, target: Target) -> None:
     connection.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(target.schema)))
 
 
-def _create_schema(connection: Connection, target: Target) -> None:
+def _create_schema(connection: Connection, target: ConnectionTarget) -> None:
     # Looked up first: IF NOT EXISTS asks for the privilege even where there is nothing to create.
     [found] = connection.execute("SELECT to_regnamespace(%s)", (target.schema,)).fetchone() or (None,)
     if found is None:
@@ -213,7 +215,7 @@ def _apply(connection: Connection, migration: Migration) -> None:
     )
 
 
-def _check_search_path(connection: Connection, target: Target) -> None:
+def _check_search_path(connection: Connection, target: ConnectionTarget) -> None:
     [found] = connection.execute("SELECT current_schema()").fetchone() or (None,)
     if found != target.schema:
         raise OpenError(
@@ -222,7 +224,7 @@ def _check_search_path(connection: Connection, target: Target) -> None:
         )
 
 
-def _store_id(connection: Connection, target: Target) -> str:
+def _store_id(connection: Connection, target: ConnectionTarget) -> str:
     table = _table(target, "meta")
     look = sql.SQL("SELECT value FROM {} WHERE key = 'store'").format(table)
     row = connection.execute(look).fetchone()

@@ -50,7 +50,7 @@ _REACH = """SELECT x.rolname::text, x.rolsuper, x.rolbypassrls,
     FROM pg_roles x WHERE pg_has_role(%(role)s, x.oid, 'MEMBER') ORDER BY x.rolname = %(role)s DESC, x.rolname"""
 
 
-class Place(NamedTuple):
+class RoleGrant(NamedTuple):
     """Whose rights, and on what."""
 
     role: str
@@ -59,13 +59,13 @@ class Place(NamedTuple):
     server_version: int
 
 
-def place_of(connection: Any, schema: str, role: str = "") -> Place:
+def place_of(connection: Any, schema: str, role: str = "") -> RoleGrant:
     """A role's rights on the store of this connection's database."""
     info = connection.info
-    return Place(role, schema, str(info.dbname), int(info.server_version))
+    return RoleGrant(role, schema, str(info.dbname), int(info.server_version))
 
 
-def grants(kind: Kind, place: Place) -> list[sql.Composed]:
+def grants(kind: Kind, place: RoleGrant) -> list[sql.Composed]:
     """What gives an existing role the rights of its kind on the tables as they are now. Needs their owner."""
     own = {name: name for name in ("migration", "tenant", "tenant_role", "number")}
     own |= {"chooses": "chooses_tenant", "every": "sees_every_tenant"}
@@ -77,7 +77,7 @@ def grants(kind: Kind, place: Place) -> list[sql.Composed]:
     return [sql.SQL(text).format(**names) for text in texts]
 
 
-def binding(kind: Kind, place: Place, tenant: str | None) -> list[sql.Composed]:
+def binding(kind: Kind, place: RoleGrant, tenant: str | None) -> list[sql.Composed]:
     """What binds a role to a tenant, which is made if it is new; or frees it, if it is to be of another kind."""
     names: dict[str, sql.Composable] = {
         "bound": sql.Identifier(place.schema, "tenant_role"),
@@ -100,7 +100,7 @@ def binding(kind: Kind, place: Place, tenant: str | None) -> list[sql.Composed]:
     ]
 
 
-def making(place: Place, *, exists: bool, login: bool, pooled: bool) -> list[sql.Composed]:
+def making(place: RoleGrant, *, exists: bool, login: bool, pooled: bool) -> list[sql.Composed]:
     """What makes the role itself, and lets it connect. `pooled`: it must find the schema behind a pooler too."""
     names = {
         "role": sql.Identifier(place.role),
@@ -128,7 +128,7 @@ def role_exists(connection: Any, role: str) -> bool:
     return connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)).fetchone() is not None
 
 
-def check_reach(connection: Any, kind: Kind, place: Place) -> None:
+def check_reach(connection: Any, kind: Kind, place: RoleGrant) -> None:
     """Raise UsageError if a role can see more than its kind may: by itself, or as a role that it is a member of."""
     if kind == "operator":
         return

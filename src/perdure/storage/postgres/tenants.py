@@ -25,7 +25,7 @@ from typing import Any, Literal
 from psycopg import sql
 
 from perdure.errors import OpenError, UsageError
-from perdure.storage.postgres.errors import Target
+from perdure.storage.postgres.errors import ConnectionTarget
 from perdure.storage.program import Batch, Program, Sql, Statement
 
 Sees = Literal["everything", "chosen", "bound", "nothing"]
@@ -124,7 +124,7 @@ class Tenancy:
         )
 
 
-def tenancy_of(connection: Any, target: Target) -> Tenancy | None:
+def tenancy_of(connection: Any, target: ConnectionTarget) -> Tenancy | None:
     """What the connected role may touch; None: everything. Raises OpenError for a role that may see nothing."""
     names = {
         "table": sql.Literal(f"{target.schema}.thread"),

@@ -30,7 +30,7 @@ class Column(NamedTuple):
     nullable: bool
 
 
-class Shape(NamedTuple):
+class TableShape(NamedTuple):
     """A table: its columns in the order in which its rows store them."""
 
     name: str
@@ -259,8 +259,8 @@ def _told(file: PageFile, number: int, page: bytes, cells: _Cells, name: str, sa
 
 
 def lost_leaves(
-    file: PageFile, seen: set[int], shapes: Sequence[Shape], salvage: Salvage
-) -> Iterator[tuple[Shape, Row]]:
+    file: PageFile, seen: set[int], shapes: Sequence[TableShape], salvage: Salvage
+) -> Iterator[tuple[TableShape, Row]]:
     """Rows on pages that no tree reaches and that are not free, where it is clear which table they are of."""
     passed = seen | file.free_pages()
     for number in range(2, file.count + 1):
@@ -283,13 +283,13 @@ def lost_leaves(
 _KINDS: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "TEXT": (str,), "BLOB": (bytes,), "REAL": (float, int)}
 
 
-def _fit(shape: Shape, rows: list[Row]) -> bool:
+def _fit(shape: TableShape, rows: list[Row]) -> bool:
     """Whether most of a page's rows look like a table's."""
     good = sum(fits(shape, row) for row in rows)
     return good > 0 and 2 * good >= len(rows)
 
 
-def fits(shape: Shape, row: Row) -> bool:
+def fits(shape: TableShape, row: Row) -> bool:
     """Whether a row has the columns of a table, of the right types."""
     if len(row.values) != len(shape.columns):
         return False
