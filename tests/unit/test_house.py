@@ -170,7 +170,7 @@ LINES_MAX = {
     # the adapter
     "langgraph": 1_670,
     # records, packs, garbage collection, repair
-    "log": 5_540,
+    "log": 5_440,
     # what an operator does
     "ops": 2_440,
     # durable functions

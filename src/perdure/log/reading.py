@@ -262,7 +262,7 @@ def read_state(tenant: int, tree: int, record: int) -> Program[Loaded | None]:
     loaded = _rebuild(chain, key_data) if key_data is not None else None
     if loaded is None:
         # Either the keyframe's full text or something in between is damaged. The keyframe kept its difference.
-        key_data = yield from _recover_key(tenant, tree, chain)
+        key_data = yield from recover_key(tenant, tree, chain)
         loaded = _rebuild(chain, key_data) if key_data is not None else None
         if (sink := metrics.sink) is not None:
             sink.record(metrics.CORRUPTIONS, 1, "checkpoint")
@@ -313,7 +313,7 @@ def _rebuild(chain: Chain, key_data: bytes) -> Loaded | None:
     return Loaded(record, data, digests, key_data)
 
 
-def _recover_key(
+def recover_key(
     tenant: int, tree: int, chain: Chain, tries: int = _RECOVERED_MAX
 ) -> Generator[Batch, list[Rows], bytes | None]:
     """A keyframe's text from the keyframe before it and the difference that the keyframe kept."""
@@ -327,7 +327,7 @@ def _recover_key(
         return None
     key_data = _key_data(before)
     if key_data is None or _rebuild(before, key_data) is None:
-        key_data = yield from _recover_key(tenant, tree, before, tries - 1)
+        key_data = yield from recover_key(tenant, tree, before, tries - 1)
     if key_data is None:
         return None
     try:
