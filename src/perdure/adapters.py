@@ -33,7 +33,6 @@ __all__ = [
     "ENVELOPE",
     "Codec",
     "Encoded",
-    "Ending",
     "Line",
     "LineCheckpoint",
     "Lines",

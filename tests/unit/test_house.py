@@ -168,7 +168,7 @@ LINES_MAX = {
     # envelope keys and encrypted columns
     "encryption": 960,
     # the adapter
-    "langgraph": 1_670,
+    "langgraph": 1_667,
     # records, packs, garbage collection, repair
     "log": 5_440,
     # what an operator does

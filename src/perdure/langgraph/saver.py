@@ -24,7 +24,6 @@ import perdure.langgraph.types
 from perdure import Store
 from perdure.adapters import (
     Codec,
-    Ending,
     Line,
     LineCheckpoint,
     Lines,
@@ -161,7 +160,9 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             packed = writes_from(writes, task_id, task_path, self.serde)
             if any(len(write.text) >= _SHARES_BYTES for write in packed):
                 self._in_flight.wait(("put", *address))
-            self._line(address).attach_all(str(address.id), packed, self._ending(address, task_id, writes))
+            self._line(address).attach_all(
+                str(address.id), packed, self._tasks.ending(address.thread, task_id, is_over=_is_over(writes))
+            )
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread with all its checkpoints and writes. Late writes to it are dropped."""
@@ -246,7 +247,9 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             packed = writes_from(writes, task_id, task_path, self.serde)
             if any(len(write.text) >= _SHARES_BYTES for write in packed):
                 await self._in_flight.await_(("put", *address))
-            await self._line(address).aattach_all(str(address.id), packed, self._ending(address, task_id, writes))
+            await self._line(address).aattach_all(
+                str(address.id), packed, self._tasks.ending(address.thread, task_id, is_over=_is_over(writes))
+            )
 
     async def adelete_thread(self, thread_id: str) -> None:
         """`delete_thread`, awaited."""
@@ -357,10 +360,6 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             },
         )
 
-    def _ending(self, address: Address, task: str, writes: Sequence[tuple[str, Any]]) -> Ending | None:
-        is_over = not any(channel in _UNFINISHED for channel, _ in writes)
-        return self._tasks.ending(address.thread, task, is_over=is_over)
-
     @contextmanager
     def _putting(self, parent: Address, id_: str, metadata: CheckpointMetadata) -> Iterator[None]:
         """A checkpoint is being stored; if it is refused, the nodes that run on it get the reason."""
@@ -429,6 +428,11 @@ def _written(config: RunnableConfig) -> Address:
     if address.id is None:
         raise UsageError("put_writes needs the checkpoint_id that the writes belong to")
     return address
+
+
+def _is_over(writes: Sequence[tuple[str, Any]]) -> bool:
+    """Whether a task has neither failed nor stopped for an answer."""
+    return not any(channel in _UNFINISHED for channel, _ in writes)
 
 
 def _pruned(threads: Sequence[str], strategy: str) -> Sequence[str]:
