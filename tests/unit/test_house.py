@@ -182,7 +182,7 @@ LINES_MAX = {
     # thread handles, retention, autosave
     "threads": 3_675,
     # copies between stores
-    "transfer": 1_990,
+    "transfer": 1_965,
     # value to text, text to difference
     "values": 3_400,
 }

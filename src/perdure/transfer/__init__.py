@@ -16,10 +16,10 @@ SQLite or PostgreSQL. There are two kinds, because numbers (tenant, thread, tree
 Threads and runs are read and written through both stores' own drivers: the target encrypts with its own keys. So a
 tenant whose key leaked is transferred into a new store.
 
-All of a transfer is read from one snapshot of the source. Each batch commits with a row of the target's table
-`transfer` that says how far it is (`cursors.py`): a transfer that was killed is resumed by the same call. If the source
-changed in between, the part that was copied is dropped and copied again. Nothing is visible before it was verified:
-the rows that a thread or a run is found by are written last.
+All of a transfer is read from one snapshot of the source. A row of the target's table `transfer` says what is not
+finished (`cursors.py`), and how far threads are: the same call finishes what was killed. If the source changed in
+between, or everything is copied, the part that was copied is dropped and copied again. Nothing is visible before it was
+verified: the rows that a thread or a run is found by are written last.
 
 `fencing.py` is for copies that continue an earlier point in time: processes of the original must not fit in.
 `catalogue.py` remembers which copies exist, because erasing cannot reach them. `files.py` makes a copy appear under its

@@ -1,13 +1,12 @@
 """Copying everything into an empty store, between any two databases: every row as it is, table by table.
 
 Numbers stay, so nothing has to be made anew: hashes hold, and what is encrypted stays encrypted. Which tables there
-are, and their keys, is read from the source's catalogue. A resumed transfer continues behind the last row of the batch
-that committed last; if the source has changed since, it begins again.
+are, and their keys, is read from the source's catalogue. A copy that was killed is dropped and made again by the same
+call.
 """
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, NamedTuple
@@ -35,12 +34,8 @@ _TABLES = Sql(
         WHERE c.relnamespace = to_regnamespace(current_schema()) AND c.relkind = 'r' ORDER BY c.relname, a.attnum""",
 )
 _SOURCE = Sql(
-    # SQLite has no number that every commit moves; these times and the numbers of rows show what was written since.
-    sqlite="""SELECT (SELECT value FROM meta WHERE key = 'store'), number,
-        (SELECT coalesce(max(updated_at), 0) FROM thread) || ' ' || (SELECT coalesce(max(changed_at), 0) FROM run)
-        FROM counter""",
-    postgres="""SELECT (SELECT value FROM meta WHERE key = 'store'),
-        (SELECT last_value FROM number), pg_current_snapshot()::text""",
+    sqlite="SELECT (SELECT value FROM meta WHERE key = 'store'), number FROM counter",
+    postgres="SELECT (SELECT value FROM meta WHERE key = 'store'), (SELECT last_value FROM number)",
 )
 _SEES_ALL = Sql(sqlite="SELECT 1", postgres="SELECT CAST(may_see_every_tenant() AS int)")
 _PATIENCE = Sql(
@@ -94,9 +89,8 @@ def _names(columns: tuple[str, ...]) -> str:
 
 
 class Copied(NamedTuple):
-    """What was copied: the store's id and its rows."""
+    """What was copied."""
 
-    store: str
     rows: dict[str, int]  # by table
     last: Any  # what `last` returned
 
@@ -117,31 +111,26 @@ def _copy(target: Driver, progress: Progress | None, last: Callable[[], Program[
             "a copy of everything is made by a role that sees every tenant: the owner, or one that "
             "`perdure store role operator` made"
         )
-    [[(store, number, seen)], columns, _] = yield Batch(_SOURCE(tenant=None), _TABLES(), _PATIENCE())
+    [[(store, number)], columns, _] = yield Batch(_SOURCE(tenant=None), _TABLES(), _PATIENCE())
     tables = _tables(columns)
     counts = yield Batch(*(table.counted()(tenant=None) for table in tables))
-    sizes = [int(rows[0][0]) for rows in counts]
-    total = sum(sizes)
-    state = drive(target, write(partial(_begin, tables, str(store), f"{seen} {number} {sizes}"), solo=True))
-    for at, table in enumerate(tables[state["table"] :], state["table"]):
+    expected = {table.name: int(rows[0][0]) for table, rows in zip(tables, counts, strict=True)}
+    drive(target, write(partial(_begin, tables, str(store)), solo=True))
+    done = 0
+    for table in tables:
         insert = table.insert()
-        rows: Rows = [()]
-        while rows:
-            after = _decoded(state["after"])
-            behind = {f"key{place}": value for place, value in enumerate(after or ())}
-            [rows] = yield Batch(table.page(after=after is not None)(tenant=None, limit=_PAGE, **behind))
+        behind: dict[str, Any] = {}
+        while rows := (yield Batch(table.page(after=bool(behind))(tenant=None, limit=_PAGE, **behind)))[0]:
             for some in _parts(rows):
                 made = [insert(**dict(zip(table.columns, row, strict=True))) for row in some]
-                newest = dict(zip(table.columns, some[-1], strict=True))
-                state["after"] = _encoded([newest[column] for column in table.key])
-                state["rows"] += len(some)
-                drive(target, write(partial(_write, made, dict(state)), solo=True))
+                drive(target, write(partial(_write, made), solo=True))
+                done += len(some)
                 if progress is not None:
-                    progress(state["rows"], total)
-        state["table"], state["after"] = at + 1, None
-    expected = {table.name: int(rows[0][0]) for table, rows in zip(tables, counts, strict=True)}
+                    progress(done, sum(expected.values()))
+            newest = dict(zip(table.columns, rows[-1], strict=True))
+            behind = {f"key{place}": newest[column] for place, column in enumerate(table.key)}
     ended = drive(target, write(partial(_finish, tables, expected, int(number), last), solo=True))
-    return Copied(str(store), expected, ended)
+    return Copied(expected, ended)
 
 
 def _tables(columns: Rows) -> list[_Table]:
@@ -178,26 +167,21 @@ def _parts(rows: Rows) -> Generator[Rows, None, None]:
 # --- in the target
 
 
-def _begin(tables: list[_Table], store: str, seen: str) -> Program[dict[str, Any]]:
-    """The cursor: that of an earlier call, if the source is as it was then; else a new one in an empty store."""
+def _begin(tables: list[_Table], store: str) -> Program[None]:
+    """Mark the target as unfinished. It must be empty, or hold what an earlier call has copied, which is dropped."""
     found = yield from read_cursor(WHOLE_STORE, _UNIT)
-    if found is not None and (found["store"], found["seen"]) == (store, seen):
-        return found
-    if found is not None and found["store"] == store:
+    [used] = yield Batch(_USED(tenant=None))
+    if found == {"store": store}:
         yield Batch(*(Sql(f'DELETE FROM "{table.name}"')(tenant=None) for table in reversed(tables)))
-    else:
-        [used] = yield Batch(_USED(tenant=None))
-        if used or found is not None:
-            raise UsageError(
-                "the target is not empty: name another file or schema (schema=…, --schema), or drop what is there first"
-            )
-    state = {"store": store, "seen": seen, "table": 0, "after": None, "rows": 0}
-    yield Batch(save_cursor(WHOLE_STORE, _UNIT, state))
-    return state
+    elif used or found is not None:
+        raise UsageError(
+            "the target is not empty: name another file or schema (schema=…, --schema), or drop what is there first"
+        )
+    yield Batch(save_cursor(WHOLE_STORE, _UNIT, {"store": store}))
 
 
-def _write(statements: list[Statement], state: dict[str, Any]) -> Program[None]:
-    yield Batch(*statements, save_cursor(WHOLE_STORE, _UNIT, state), last=True)
+def _write(statements: list[Statement]) -> Program[None]:
+    yield Batch(*statements, last=True)
 
 
 def _finish(
@@ -216,14 +200,3 @@ def _finish(
             )
     yield Batch(_COUNTERS(tenant=None, number=number), drop_cursor(WHOLE_STORE, _UNIT))
     return (yield from last()) if last is not None else None
-
-
-# --- keys as JSON
-
-
-def _encoded(key: list[Any]) -> list[Any]:
-    return [{"b": b64encode(value).decode()} if isinstance(value, bytes) else value for value in key]
-
-
-def _decoded(key: list[Any] | None) -> list[Any] | None:
-    return key and [b64decode(value["b"]) if isinstance(value, dict) else value for value in key]
