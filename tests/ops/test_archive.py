@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from backup_kit import add
 from copy_kit import everything, make_thread, query
+from soak import SOAK
 
 import perdure
 from perdure import Archived, Conflict, Store, UsageError
@@ -184,7 +185,7 @@ def test_a_kill_at_any_statement_loses_nothing(tmp_path: Path, kind: str) -> Non
 
     with ForkServer("archive_kit:archive_and_die") as nursery:
         for back in (False, True):
-            for at in itertools.accumulate(itertools.count(1), lambda at, _: at + 1 + at // 3):
+            for at in itertools.accumulate(itertools.count(1), lambda at, _: at + 1 + at // (3 if SOAK else 1)):
                 ended = list(nursery.start(url, place, kind, back, at).lines())
                 seen = state()
                 assert seen in (expected, None)

@@ -33,6 +33,7 @@ ABOVE_SQL = (
 FEW = {
     "test_a_fault_at_any_step_shows_all_or_nothing_and_the_next_call_finishes": 3,
     "test_a_transfer_that_is_killed_is_finished_by_the_same_call": 2,
+    "test_pruning_takes_packs_apart": 2,
     "test_sigkill_at_any_step_leaves_the_run_in_one_place": 2,
 }
 
